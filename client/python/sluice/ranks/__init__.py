@@ -1,1 +1,1 @@
-"""The ranks of a job: groups, the board, deaths, progress."""
+"""The ranks of a job: sequence groups, agreement, failures, progress."""

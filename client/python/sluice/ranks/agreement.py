@@ -1,9 +1,9 @@
-"""Whether all ranks of a group were called with the same.
+"""Checks that all ranks of a group were called with the same arguments.
 
-Ranks that hold other rows, or cut them otherwise, would wait for each other
-in a collective until it times out, or exchange rows that do not belong
-together. So each step begins with one small all-reduce of hashes, and every
-rank raises the same error where they differ.
+Ranks with different rows or chunks would wait for each other in a collective
+until it times out, or exchange rows that do not belong together. So each step
+begins with one small all-reduce of hashes, and all ranks raise the same error
+if the hashes differ.
 """
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from sluice.base.hashing import of_tensor, of_values
 from sluice.base.randomness import RandomState
 from sluice.ranks.groups import Ranks
 
-# What is told apart in the error; all else is "another argument". Always as
-# many, because ranks that have other arguments must not reduce other shapes.
+# Settings and inputs that the error names; all others are "another argument".
+# Their number is fixed, so that ranks with different arguments reduce equal
+# shapes.
 SETTINGS = ("call", "chunk", "min_tokens", "length")
 INPUTS = tuple(argument_table.those("agreed"))
-# Random states, which come last, may differ.
+# The last hash, without a name, is the random state, which may differ.
 _NAMES = (*SETTINGS, *INPUTS, "another argument", "")
 
 
 class Asked(NamedTuple):
-    """What ranks are to be called with alike: `settings`, plain values of
-    SETTINGS, and in `hashes`, by _NAMES, also arguments."""
+    """What must be the same on all ranks: `settings`, plain values by
+    SETTINGS, and `hashes`, by _NAMES, of the settings and the arguments."""
 
     settings: Mapping[str, Any]
     hashes: Tensor
@@ -38,10 +39,11 @@ class Asked(NamedTuple):
 
 def asked(device: torch.device, settings: Mapping[str, Any],
           given: Mapping[str, Any]) -> Asked:
-    """
+    """Hashes the settings and arguments of a call.
+
     Args:
-      given: arguments of a forward; of tensors with fractions the shape
-        counts, but of hidden_states the bits.
+      given: arguments of a forward. The values of floating-point tensors do
+        not count, only shape and dtype; for hidden_states the bits count too.
     """
     hashes = [of_values(settings.get(name)) for name in SETTINGS]
     hashes += [_of(given.get(name), device, name == "hidden_states")
@@ -56,10 +58,10 @@ def asked(device: torch.device, settings: Mapping[str, Any],
 
 
 def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
-    """A seed that is the same on all ranks, made of one's random state.
-    Raises `Error` on all ranks where they differ; a collective. `outer` is what
-    the call around this one was called with, if there is one: a GPU is waited
-    for once."""
+    """Returns a seed that is the same on all ranks, made from the random state
+    of one. Raises `Error` on all ranks if they differ; a collective. `outer`
+    is what the enclosing call, if any, was called with: both are compared at
+    once, so that the host waits for a GPU once."""
     if outer is None:
         outer = Asked({}, torch.zeros_like(inner.hashes))
     own = torch.stack([outer.hashes, inner.hashes])
@@ -72,7 +74,7 @@ def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
     for (settings, _), differ in zip((outer, inner), found):
         wrong = [name for name, differs in zip(_NAMES, differ)
                  if differs and name]
-        if "call" in wrong:  # all else is another call's
+        if "call" in wrong:  # the rest belongs to different calls
             wrong = ["call"]
         if wrong:
             shown = {name: settings[name] for name in wrong
@@ -88,10 +90,10 @@ def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
 
 
 def _of(value: Any, device: torch.device, bits: bool = False) -> Tensor:
-    """int64 (): of a tensor's numbers and their places, on `device`; those
-    that may have fractions count with `bits` alone."""
+    """Returns an int64 () hash, on `device`. The values of floating-point and
+    complex tensors count only if `bits`."""
     if not isinstance(value, Tensor):
-        # Other objects count only as being there.
+        # For other objects only their presence counts.
         plain = isinstance(value, (type(None), bool, int, float, str))
         return _number(of_values(value if plain else "object"), device)
     shape = _number(of_values((tuple(value.shape), str(value.dtype))), device)
@@ -101,5 +103,5 @@ def _of(value: Any, device: torch.device, bits: bool = False) -> Tensor:
 
 
 def _number(value: int, device: torch.device) -> Tensor:
-    """Without a copy, for which the host would wait."""
+    """Returns `value` as int64 () without a copy that the host waits for."""
     return torch.full((), value, dtype=torch.int64, device=device)

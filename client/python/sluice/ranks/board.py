@@ -1,9 +1,9 @@
-"""What the ranks of a job tell each other beside their collectives.
+"""The board: messages among a job's ranks outside of collectives.
 
-A collective would have all ranks wait for each other in every step, only to
-hear that there is nothing new. So a rank that has something to say writes it
-into the store of torch.distributed, by which the processes found each other,
-and the others read it there when they look for it.
+A collective would make all ranks wait for each other in every step, mostly for
+no message. So a rank writes a message into the store of torch.distributed,
+through which the processes found each other, and the other ranks read it when
+they look there.
 """
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Value = dict[str, Any]
 
 
 class Board:
-    """Values of JSON by key, in a store that all ranks share.
+    """JSON values by key, in a store that all ranks share.
 
-    Every call is one or two round trips and never waits for another rank.
-    Raises `RuntimeError` where the store is gone. Thread safety: safe.
+    Calls take a few round trips and never wait for another rank. They raise
+    `RuntimeError` if the store is gone. Thread safety: safe.
     """
 
     def __init__(self, store: dist.Store):
@@ -33,23 +33,24 @@ class Board:
 
     @staticmethod
     def of_job() -> Board | None:
-        """None where torch.distributed is not initialised."""
+        """Returns the job's board; None if torch.distributed is not
+        initialised."""
         if not (dist.is_available() and dist.is_initialized()):
             return None
         return Board(dist.PrefixStore(
             "sluice", dist.distributed_c10d._get_default_store()))
 
     def read(self, key: str) -> Value | None:
-        """None where nothing was written; `get` would wait for it."""
+        """Returns the value of `key`, or None if none was written (`get` of
+        the store would wait for one)."""
         if not self._store.check([key]):
             return None
         return json.loads(self._store.get(key))
 
     def update(self, key: str, change: Callable[[Value | None], Value]
                ) -> Value:
-        """What is there after `change` of what was there: at once, as seen by
-        all ranks. `change` may be called again where another rank was
-        faster."""
+        """Replaces a value by `change(value)` atomically, and returns the new
+        value. `change` is called again if another rank was faster."""
         seen = self._store.get(key) if self._store.check([key]) else b""
         while True:
             wanted = json.dumps(change(json.loads(seen) if seen else None),
@@ -62,15 +63,15 @@ class Board:
 
 
 def check_daemon(socket: str) -> None:
-    """Raises `Error` where another rank of the job on this node has another
-    daemon: neither would know what the other one leases and copies."""
+    """Raises `Error` if another rank of the job on this node uses another
+    daemon: neither daemon would know of the other's leases and copies."""
     board = Board.of_job()
     if board is None:
         return
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         node = file.read().strip()
-    # Containers may mount one socket at several paths; a daemon that was
-    # started again has another file.
+    # Either one may differ: containers may mount one socket at several paths,
+    # and a restarted daemon has a new socket file.
     own = {"rank": dist.get_rank(), "socket": socket,
            "file": os.stat(socket).st_ino}
     told = board.update(f"daemon/{node}", lambda told: told or own)
@@ -81,33 +82,34 @@ def check_daemon(socket: str) -> None:
             "one of them to both by SLUICE_SOCKET"))
 
 
-FAILED = "failed"  # the key of what a rank raised in a streamed step
-# Seconds that ranks may be apart: in their steps, and by their nodes' clocks.
+FAILED = "failed"  # key of the error that a rank raised in a streamed step
+# Seconds by which ranks may differ in their steps and their nodes' clocks.
 APART_S = 60.0
 
 
 def _is_anothers(told: Value | None, since: float) -> bool:
-    """Whether another rank raised that, not long before the time `since`."""
+    """Returns whether another rank raised that, at most APART_S before the
+    time `since`."""
     return told is not None and told["rank"] != dist.get_rank() and (
         told["time"] >= since - APART_S)
 
 
 @contextlib.contextmanager
 def telling_job() -> Iterator[None]:
-    """What is raised within is written on the job's board: ranks that wait for
-    this one in a collective that is not ours, FSDP2's or DDP's, cannot be
-    called back (Gloo's `abort` ends no collective that has begun), but the
-    board can say what they wait for. What another rank has raised meanwhile
-    stays: this one is its victim."""
+    """Writes an error raised inside on the job's board. Ranks that wait for
+    this one in a collective of FSDP2 or DDP cannot be interrupted (Gloo's
+    `abort` ends no collective that has begun), but they can report what they
+    wait for. A recent error of another rank stays: this rank's error is its
+    consequence."""
     begun = time.time()
     try:
         yield
     except PeerFailed:
-        raise  # it was told, and where the store's node is lost no write ends
+        raise  # on the board already; a write to a lost node never returns
     except BaseException as error:
         board, what = Board.of_job(), f"{type(error).__name__}: {error}"
         if board is not None:
-            # Where there is no store any more no rank can be told.
+            # Without a store no rank can be told.
             with contextlib.suppress(RuntimeError):
                 own = {"rank": dist.get_rank(), "what": what[:500],
                        "time": time.time()}
@@ -117,7 +119,8 @@ def telling_job() -> Iterator[None]:
 
 
 def failed_rank(since: float) -> str:
-    """What another rank raised first, not long before `since`; "": nothing."""
+    """Returns a line about the error that another rank raised first, not long
+    before `since`; "" if there is none."""
     try:
         board = Board.of_job()
         told = None if board is None else board.read(FAILED)

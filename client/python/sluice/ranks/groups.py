@@ -1,22 +1,23 @@
-"""The ranks of a process group that share each sequence, and what each has.
+"""A process group that shares each sequence: rows, heads, failures.
 
 [Note: dealing]
 Every rank is given the same whole rows. In each chunk of the sequence, rank r
-of P has the r-th slice (FPDT, section 4.1), so the ranks' work is even under
-a causal mask, and what the exchange of one chunk puts together is contiguous:
-the chunk. A rank's own rows are its slices one after the other. Slices of a
-chunk differ by one row at most, and none is empty: what would be a last chunk
-of fewer rows than ranks belongs to the chunk before it, and a sequence of
-fewer rows than ranks is not dealt at all; each rank runs it whole.
+of P has the r-th slice (FPDT, section 4.1). So the ranks have even work under
+a causal mask, and the rows that the exchange of one chunk brings together are
+contiguous: the chunk. A rank's own rows are its slices one after the other.
+Slices of a chunk differ by one row at most, and none is empty: a last chunk
+with fewer rows than ranks is merged into the one before it, and a sequence
+with fewer rows than ranks is not dealt; each rank runs it whole.
 
 [Note: a failing rank]
-What fails on one rank alone leaves the others in a collective that it never
-joins. So it writes on the job's board why, and a rank that waits for long
-looks there and raises the same, with the rank's name. What all ranks raise
-alike in one call finds no rank waiting, and belongs to that call: the streams of
-a group and their calls are counted, the same on all ranks. A collective that was
-left is never over; the group is of no use then, as after a time-out. On a real
-GPU it is the GPU that waits, and another thread that looks (`peers`).
+A rank that fails alone leaves the others in a collective that it never joins.
+So it writes the reason on the job's board, and a rank that waits for long
+looks there and raises `PeerFailed` with that reason. The key on the board has
+the number of the group's stream and of its call, which are the same on all
+ranks: an error that all ranks raise in one call is not taken for one of a
+later call. A collective that was abandoned never ends, so the group is
+unusable afterwards, as after a time-out. On a real GPU the GPU waits, and
+another thread looks at the board (`peer_watch`).
 """
 from __future__ import annotations
 
@@ -36,15 +37,15 @@ from sluice.ranks.board import Board
 
 _made: collections.Counter[str] = collections.Counter()  # `Ranks`, by group
 
-LOOK_S = 1.0  # a collective may take before the board is looked at, and between
-# After a lost collective, for the news of the death: of 0.1 s, at most.
+LOOK_S = 1.0  # interval at which a waiting rank looks at the board
+# Waits of 0.1 s, at most, for the news of a death after a lost collective.
 NEWS_TICKS = 20
 
 
 class Ranks:
-    """A process group with more than one rank, seen from one of them.
+    """A process group of more than one rank, as seen by this rank.
 
-    Every method that says so is a collective: all ranks call it in the same
+    Methods documented as collectives must be called by all ranks in the same
     order.
     """
 
@@ -52,22 +53,23 @@ class Ranks:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         _made[group.group_name] += 1
-        # See [Note: a failing rank].
-        # A call counts from when all ranks are in it.
+        # See [Note: a failing rank]. `call` is incremented when all ranks are
+        # in the call.
         self._stream, self.call = _made[group.group_name], 0
-        self.failed: PeerFailed | None = None  # with a PeerWatch, from then on
-        # On other nodes, too: then it is the PeerWatch that looks at the board.
+        self.failed: PeerFailed | None = None  # set by a PeerWatch, for good
+        # Set if deaths on other nodes are reported too: then only the
+        # PeerWatch looks at the board.
         self.hears_deaths = False
-        self._raised = -1  # the last call in which this rank failed itself
-        self.within = 0  # what is running of a stream
-        # By heads of q, of k and v, and device: the k and v that this rank
-        # needs.
+        self._raised = -1  # last call in which this rank itself failed
+        self.within = 0  # number of `telling` contexts that are active
+        # By (heads of q, heads of k and v, device): heads of k and v that each
+        # rank needs.
         self._needed: dict[tuple[int, int, torch.device], Tensor] = {}
 
     @staticmethod
     def of(group: dist.ProcessGroup | None, chunk: int) -> Ranks | None:
-        """None where nothing is shared; `Invalid` where a chunk has no rows
-        for each rank."""
+        """Returns the group's `Ranks`, or None if it has only one rank. Raises
+        `Invalid` if a chunk has fewer rows than there are ranks."""
         if group is None or dist.get_world_size(group) == 1:
             return None
         ranks = Ranks(group)
@@ -79,7 +81,7 @@ class Ranks:
     # --- rows ---------------------------------------------------------------
 
     def slices(self, rows: range) -> list[range]:
-        """The rows of a chunk by rank."""
+        """Returns each rank's rows of a chunk."""
         least, more = divmod(len(rows), self.size)
         starts = [rows.start + r * least + min(r, more)
                   for r in range(self.size + 1)]
@@ -87,7 +89,7 @@ class Ranks:
 
     def own(self, chunks: Sequence[range], rank: int | None = None
             ) -> list[range]:
-        """This rank's (or another's) slice of each chunk."""
+        """Returns this rank's (or another's) slice of each chunk."""
         rank = self.rank if rank is None else rank
         return [self.slices(rows)[rank] for rows in chunks]
 
@@ -101,9 +103,10 @@ class Ranks:
                 "whose size divides the number of heads")
 
     def kv_heads(self, heads: int, kv_heads: int) -> list[int]:
-        """Which heads of k, v each rank needs, rank after rank; as many for
-        each. With fewer of them than ranks one goes to several; where a
-        rank's heads share k, v unevenly, it has one of them per head of q."""
+        """Returns the heads of k, v that each rank needs, rank after rank,
+        equally many for each. If there are fewer heads than ranks, several
+        ranks get the same one. If a rank's heads of q share k, v unevenly, it
+        gets one head of k, v per head of q."""
         per_rank, per_kv = heads // self.size, heads // kv_heads
         every = per_kv if per_rank % per_kv == 0 else (
             per_rank if per_kv % per_rank == 0 else 1)
@@ -111,7 +114,7 @@ class Ranks:
 
     def needed(self, heads: int, kv_heads: int, device: torch.device
                ) -> Tensor:
-        """`kv_heads` as an index on `device`, to which it is copied once."""
+        """Returns `kv_heads` as an index on `device`, copied there once."""
         key = heads, kv_heads, device
         if key not in self._needed:
             self._needed[key] = torch.tensor(self.kv_heads(heads, kv_heads),
@@ -122,10 +125,10 @@ class Ranks:
 
     def filled(self, parts: Sequence[Tensor | None], like: Sequence[Tensor]
                ) -> list[Tensor | None]:
-        """Gradients `parts` of the parameters `like`, zero where only other
-        ranks have one (of an expert that no row of this rank took): what
-        reduces them over ranks needs the same ones on each. A collective, but
-        only a rank that lacks one waits for the answer."""
+        """Returns the gradients `parts` of the parameters `like`, with zeros
+        for those that only other ranks have (of an expert that got no row of
+        this rank): a reduction over ranks needs the same ones on each. A
+        collective; only a rank that lacks a gradient waits for the answer."""
         if not parts:
             return []
         own, device = [p is not None for p in parts], like[0].device
@@ -142,18 +145,20 @@ class Ranks:
                 for part, p, needed in zip(parts, like, some)]
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of the ranks' parts, on each; a collective. Its gradient to
-        each part is multiplied by the number of ranks, so that an average of
-        parameters' gradients over all ranks is the whole sequence's."""
+        """Returns the sum of the ranks' parts on each rank; a collective. The
+        gradient to each part is multiplied by the number of ranks, so that the
+        average of a parameter's gradients over all ranks is that of the whole
+        sequence."""
         return _Sum.apply(self, part)
 
-    # --- what fails ----------------------------------------------------------
+    # --- failures ------------------------------------------------------------
 
     def wait(self, work: dist.Work, device: torch.device) -> None:
-        """Until a collective of this group is done; raises `PeerFailed` where
-        a rank has told that it will never take part.
+        """Waits until a collective of this group is done. Raises `PeerFailed`
+        if a rank has reported that it failed and will not take part.
 
-        On a device with streams it is only ordered before what comes after.
+        On a GPU the host does not wait; later compute is ordered after the
+        collective.
         """
         if device.type != "cpu":
             self.check()
@@ -165,7 +170,7 @@ class Ranks:
             self._look()
         try:
             work.wait()
-        except RuntimeError:  # the rank's process may have ended since
+        except RuntimeError:  # the process of a rank may have ended
             self._look()
             for _ in range(NEWS_TICKS if self.hears_deaths else 0):
                 time.sleep(0.1)
@@ -173,14 +178,14 @@ class Ranks:
             raise
 
     def check(self) -> None:
-        """Raises `PeerFailed` where collectives were aborted: what they would
-        have given is void."""
+        """Raises `PeerFailed` if collectives were aborted: their results are
+        void."""
         if self.failed is not None:
             raise self.failed
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """What is raised within is told to ranks that wait for this one."""
+        """Reports an error raised inside to ranks that wait for this one."""
         self.within += 1
         try:
             yield
@@ -195,13 +200,13 @@ class Ranks:
             self.within -= 1
 
     def told(self) -> str:
-        """Which rank failed in this call, and with what; "": none, or this
-        one too."""
+        """Returns which rank failed in this call and why; "" if none did, or
+        if this rank failed too."""
         board = Board.of_job()
         try:
             told = None if board is None or self._raised == self.call else (
                 board.read(self._key()))
-        except RuntimeError:  # no store any more: nothing can be told
+        except RuntimeError:  # the store is gone
             return ""
         return "" if told is None or told["rank"] == self.rank else (
             f"rank {told['rank']} of the {self.size} that share the sequence "
@@ -221,7 +226,7 @@ class Ranks:
         if board is None or isinstance(error, PeerFailed):
             return
         what = f"{type(error).__name__}: {error}"
-        # Where there is no store any more no rank can be told.
+        # Without a store no rank can be told.
         with contextlib.suppress(RuntimeError):
             board.update(self._key(), lambda told: told or {
                 "rank": self.rank, "what": what})
@@ -242,6 +247,6 @@ class _Sum(torch.autograd.Function):
 
 
 def indices(rows: Sequence[range], device: torch.device) -> Tensor:
-    """int64 [all rows]: the numbers in `rows`, in their order."""
+    """Returns the numbers in `rows`, in their order: int64 [all rows]."""
     return torch.cat([torch.arange(r.start, r.stop, device=device)
                       for r in rows])

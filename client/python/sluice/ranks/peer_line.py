@@ -1,8 +1,8 @@
-"""How the processes of a job on several nodes hear that one of them has died.
+"""Tells the processes of a job on several nodes that one of them has died.
 
 [Note: the line]
-What is said, and why, is client/train/launch/peer_line.h's, line for line: a
-death is a connection to rank 0 that ends without the word "end".
+The protocol and its reasons are those of client/train/launch/peer_line.h, line
+for line: a connection to rank 0 that ends without the word "end" is a death.
 """
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ import torch.distributed as dist
 from sluice.native import launcher
 from sluice.ranks.board import Board
 
-# Before rank 0 passes on that a connection was closed: the dead rank's
-# neighbours can tell what their daemon knows.
+# Delay before rank 0 passes on that a connection was closed: in that time the
+# dead rank's neighbours can report what their daemon knows of the death.
 NAMING_S = 0.5
 _TICK_MS = 100
 _LOOK_S = 0.2  # between two looks for rank 0's address
-_MOST_UNREAD = 256  # bytes of a connection that has not said its token
-# After two seconds of silence, four probes that are a second apart.
+_MOST_UNREAD = 256  # bytes buffered from a connection without a valid token
+# After two seconds of silence, four probes at intervals of one second.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1),
                (socket.TCP_KEEPCNT, 4))
 
@@ -39,7 +39,7 @@ class Hears(Protocol):
 
 
 def several_nodes() -> bool:
-    """Whether the launcher of this process says so."""
+    """Returns whether the job spans several nodes, as its launcher says."""
     place = launcher.place()
     return place.local_world is not None and place.local_world < place.world
 
@@ -54,14 +54,15 @@ class _Peer:
         self.unread, self.closed_at = b"", float("inf")
 
     def send(self, line: str) -> None:
-        # Lines are few and short: a buffer that is full is a dead node's.
+        # Lines are few and short: only a dead node's buffer is full.
         with contextlib.suppress(OSError):
             self.connection.send(f"{line}\n".encode())
 
     def lines(self) -> list[str]:
-        """What has come since; notes where the connection is closed."""
+        """Returns the lines that have arrived; notes if the connection is
+        closed."""
         with contextlib.suppress(BlockingIOError):
-            # Reset, or by keepalive.
+            # A reset, or a time-out of keepalive.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 while some := self.connection.recv(4096):
                     self.unread += some
@@ -71,7 +72,8 @@ class _Peer:
 
 
 class Line:
-    """This process's end. A thread waits for news until the process ends.
+    """This process's end of the line. A thread receives news until the process
+    ends.
 
     Thread safety: safe.
     """
@@ -81,7 +83,7 @@ class Line:
         self._hears: weakref.WeakSet[Hears] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None  # rank 0's
-        self._peers: list[_Peer] = []  # of rank 0 all others, of these rank 0
+        self._peers: list[_Peer] = []  # rank 0: all others; others: rank 0
         self._died, self._heard, self._ended = "", "", False
         self._token = ""
         if self.rank == 0:
@@ -96,26 +98,27 @@ class Line:
                 "host": host, "port": port, "token": self._token})
         threading.Thread(target=self._run, name="sluice line",
                          daemon=True).start()
-        # Not atexit, which processes of multiprocessing do not run.
+        # Not atexit: processes of multiprocessing do not run it.
         multiprocessing.util.Finalize(None, self.end, exitpriority=0)
-        # A worker of a DataLoader would keep a dead rank's connection open.
+        # A DataLoader's worker would keep a dead rank's connection open.
         os.register_at_fork(after_in_child=self._close)
 
     def heard_by(self, hears: Hears) -> None:
-        """`hears.peer_died` is called by a thread, as long as something refers
-        to it."""
+        """Calls `hears.peer_died` on a thread, while something refers to
+        `hears`."""
         self._hears.add(hears)
 
     def tell(self, what: str) -> None:
-        """All other ranks that a process has died, if none was told before."""
+        """Tells all other ranks that a process has died, unless a death was
+        told before."""
         with self._lock:
             if not self._died and not self._ended:
                 self._died = what.partition("\n")[0]
                 self._send(f"died {self._died}")
 
     def end(self) -> None:
-        """From now on this process's end is no death: unless an exception
-        ends it, which all are told."""
+        """Declares that the end of this process is not a death. If an
+        exception ends the process, tells that to all ranks instead."""
         error = getattr(sys, "last_value", None)
         if error is not None:
             self.tell(f"rank {self.rank} failed: {type(error).__name__}: "
@@ -155,17 +158,18 @@ class Line:
             for hears in [*self._hears] if heard else ():
                 hears.peer_died(heard)
             if self._listener is None and not self._peers:
-                return  # rank 0 has ended in an orderly way
+                return  # rank 0 has ended normally
 
     def _reach(self) -> bool:
-        """Rank 0, once it has said where it is."""
+        """Connects to rank 0; returns False if it has not published its
+        address yet or cannot be reached."""
         try:
             place = self._board.read("line")
             if place is None:
                 return False
             connection = socket.create_connection(
                 (place["host"], place["port"]), timeout=10)
-        except (OSError, RuntimeError):  # the store is gone, or no way there
+        except (OSError, RuntimeError):  # the store is gone, or no route
             return False
         with self._lock:
             peer = _Peer(connection, 0)
@@ -174,7 +178,7 @@ class Line:
         return True
 
     def _look(self) -> str:
-        """What this process has to be told; "": nothing."""
+        """Reads all connections; returns a death that is new, or ""."""
         self._peers = [peer for peer in self._peers if self._read(peer)]
         naming = 0.0 if self._listener is None else NAMING_S
         for peer in self._peers:
@@ -188,8 +192,8 @@ class Line:
         return heard
 
     def _read(self, peer: _Peer) -> bool:
-        """False: the connection is of no more use. Anything on the network may
-        have made it, and write what it likes."""
+        """Reads a connection; returns False if it is of no more use. It is not
+        trusted before its token: any host on the network may connect."""
         if not all(self._obey(peer, line) for line in peer.lines()):
             return False
         return peer.rank is not None or (
@@ -222,8 +226,8 @@ _lines: weakref.WeakKeyDictionary[dist.ProcessGroup, Line] = (
 
 
 def of_job() -> Line | None:
-    """The line of this process's job, made when it is first asked for; None
-    where the job is on one node, or torch.distributed is not initialised."""
+    """Returns the line of this process's job, made at the first call; None if
+    the job is on one node or torch.distributed is not initialised."""
     board = Board.of_job()
     if board is None or not several_nodes():
         return None

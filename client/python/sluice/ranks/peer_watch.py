@@ -1,19 +1,18 @@
-"""How a failed rank ends the others, where a real GPU computes or ranks are on
-several nodes.
+"""Ends this rank when another one fails, on real GPUs and on several nodes.
 
 [Note: waiting on a GPU]
-There a collective is only enqueued. The host waits wherever numbers are read,
-the user's code included, and NCCL's kernels wait for a rank that is gone until
-a time-out of minutes. So a thread looks whether a rank has told that it failed
-(`Ranks.told`), and the daemon, or another node (`line`), tells when a process
-of the job has died. Either aborts what this process has of NCCL, FSDP2's groups
-too. What waited goes on, with results that are void, so the stream raises
-wherever it runs; where the host had left it already and waits in the user's
-code, an exception is raised there, as Ctrl-C's is.
+On a GPU a collective is only enqueued. The host waits wherever numbers are
+read, the user's code included, and NCCL's kernels wait for a dead rank until a
+time-out of minutes. So a thread checks whether a rank has reported a failure
+(`Ranks.told`), and the daemon, or another node (`peer_line`), reports the
+death of a process. Either aborts all NCCL groups of this process, FSDP2's too.
+What was waiting goes on with void results, so the stream raises wherever it
+runs. If the host has left the stream already and waits in the user's code, an
+exception is raised there, as for Ctrl-C.
 
-Where the node with the store has lost its power a look into the store never
-ends. So a death is acted on by the thread that brings it, and on several nodes
-the thread that computes does not look.
+If the node with the store has lost power, a look into the store never returns.
+So the thread that receives a death acts on it, and on several nodes the thread
+that computes does not look.
 """
 from __future__ import annotations
 
@@ -32,15 +31,15 @@ from sluice.ranks.groups import LOOK_S, Ranks
 
 
 class PeerWatch:
-    """Watches the ranks that share sequences, in one of them, until one has
-    failed, `close` is called, or nothing refers to it.
+    """Watches the ranks that share this rank's sequences until one fails,
+    `close` is called, or nothing refers to this object.
 
     Thread safety: safe.
     """
 
     def __init__(self, ranks: Ranks, session: Session, device: torch.device):
         self._ranks, self._device = ranks, device
-        # The one that computes, on the stream that is current there.
+        # The thread that computes, and its current stream.
         self._thread = threading.get_ident()
         self._stream = _stream_of(device)
         self._ending = threading.Lock()
@@ -56,18 +55,20 @@ class PeerWatch:
     @staticmethod
     def of(ranks: Ranks | None, session: Session, device: torch.device
            ) -> PeerWatch | None:
-        """None where Gloo and the board tell all that there is to know."""
+        """Returns a watch; None if it is not needed, because Gloo and the
+        board report all failures."""
         if ranks is None or device.type == "cpu" and not peer_line.several_nodes():
             return None
         return PeerWatch(ranks, session, device)
 
     def computes(self) -> None:
-        """The calling thread begins a call of the model."""
+        """Notes that the calling thread begins a call of the model."""
         self._thread = threading.get_ident()
         self._stream = _stream_of(self._device)
 
     def peer_died(self, what: str) -> None:
-        """By the daemon: "rank 1 of job demo: killed by signal 9"."""
+        """Handles a death that the daemon or the line reports: "rank 1 of job
+        demo: killed by signal 9"."""
         if self._line is not None:
             self._line.tell(what)
         self._end(what)
@@ -93,8 +94,8 @@ class PeerWatch:
         self._ranks.failed = failed
         waits = self._stream is None or not self._stream.query()
         if not self._ranks.within and waits:
-            _raise_in(self._thread, failed)  # before what it waits for ends
-        # Gloo's collectives end with the connections of the dead rank.
+            _raise_in(self._thread, failed)  # before its wait ends
+        # Gloo's collectives end with the dead rank's connections.
         for group in [*dist.distributed_c10d._world.pg_map] if on_gpu else ():
             group.abort()
 
@@ -114,7 +115,8 @@ def _keep_looking(watch: weakref.ref[PeerWatch],
 
 
 def _raise_in(thread: int, error: PeerFailed) -> None:
-    """Between two lines of its Python, once its call of C has returned."""
+    """Raises `error` in another thread, between two lines of its Python, once
+    its call of C has returned."""
     kind = type("PeerFailed", (PeerFailed,), {
         "__init__": lambda self: PeerFailed.__init__(self, *error.args)})
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread),

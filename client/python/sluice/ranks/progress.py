@@ -1,11 +1,10 @@
-"""What a stream says on stderr: what it does, where a long step is, and that
-nothing moves.
+"""Reports a stream's progress on stderr: position in long steps, and stalls.
 
-A step over a million tokens takes minutes, and a rank waits in a collective for
-as long after its neighbour is gone. The thread that trains only notes where it
-is; a thread beside it looks there once a second. It says so in lines of its
-own: every few seconds in a step that takes long, and, on every rank, where
-nothing has moved for longer than a limit.
+A step over a million tokens takes minutes, and a rank may wait as long in a
+collective after another rank is gone. The training thread only notes its
+position; a second thread reads it once a second and prints lines: every few
+seconds in a long step, and, on every rank, if nothing has moved for longer
+than a limit.
 """
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from torch import nn
 
 from sluice.ranks.board import failed_rank
 
-LONG_S = 20.0  # a step is silent before
+LONG_S = 20.0  # of a step, before its first line
 EVERY_S = 10.0  # between two lines of a step
 LOOK_S = 1.0
 
@@ -29,26 +28,26 @@ Direction = Literal["forward", "backward"]
 
 
 class Walked(Protocol):
-    """What `Progress` needs of a step."""
+    """The part of a step that `Progress` uses."""
 
     @property
     def chunks(self) -> Sequence[range]: ...
 
 
 class Place(NamedTuple):
-    step: weakref.ref[Walked]  # dead where the step has ended, or failed
+    step: weakref.ref[Walked]  # dead if the step has ended or failed
     direction: Direction
     layer: int
     chunk: int
     chunks: int
-    began: float  # the step, in seconds of the clock
-    moved: float
+    began: float  # start of the step, in seconds of the clock
+    moved: float  # arrival at this place
 
 
 class Progress:
-    """The progress of one stream. `move`, `done` and `idle` are called by the
-    thread that trains, `look` by another: one reads whole what the other
-    replaces whole.
+    """The progress of one stream. The training thread calls `move`, `done` and
+    `idle`, another one `look`; the place is replaced and read as a whole, so
+    that no lock is needed.
     """
 
     def __init__(self, layers: Iterable[nn.Module], stalled_s: float,
@@ -60,13 +59,14 @@ class Progress:
         self._place: Place | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        # The looking thread's: when it last spoke, of which place it said
-        # that it does not move, and when it says so again.
+        # Used by the looking thread alone: time of its last line, the place
+        # last reported as stalled, and the stall after which it is reported
+        # again.
         self._said = float("-inf")
         self._stuck: Place | None = None
         self._again = 0.0
 
-    # --- the thread that trains ---------------------------------------------
+    # --- training thread ----------------------------------------------------
 
     def move(self, step: Walked, direction: Direction, layer: nn.Module,
              chunk: int) -> None:
@@ -83,19 +83,20 @@ class Progress:
             self._thread.start()
 
     def done(self, layer: nn.Module) -> None:
-        """A layer's backward is over; the first layer's is the last."""
+        """Notes that a layer's backward is over; the first layer's is the last
+        of a step."""
         if self._index.get(layer) == 0:
             self.idle()
 
     def idle(self) -> None:
-        """What comes now is the user's own time."""
+        """Notes that the user's own code runs from now on."""
         self._place = None
 
     def close(self) -> None:
         self.idle()
         self._ended.set()
 
-    # --- the other thread ---------------------------------------------------
+    # --- looking thread -----------------------------------------------------
 
     def look(self) -> None:
         place = self._place
@@ -109,8 +110,8 @@ class Progress:
         if still >= self._stalled_s:
             if self._stuck is not place or still >= self._again:
                 self._stuck, self._again = place, 2 * still
-                # A rank may fail long before this one waits for it, but not
-                # before the step.
+                # The other rank may have failed long before this one began to
+                # wait for it, but not before the step.
                 why = failed_rank(time.time() - (now - place.began))
                 self._say(f"sluice: rank {rank} of {world}: nothing has moved "
                           f"for {still:.0f} s: {where}"
@@ -123,7 +124,7 @@ class Progress:
 
 def _keep_looking(progress: weakref.ref[Progress],
                   ended: threading.Event) -> None:
-    """Ends with the stream, also one that is only forgotten."""
+    """Looks until the stream is closed or collected."""
     while not ended.wait(LOOK_S):
         alive = progress()
         if alive is None:

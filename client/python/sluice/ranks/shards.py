@@ -1,18 +1,18 @@
-"""What a rank has of sequences that the ranks of a group share: for a loss of
-one's own, and for loaders that deal other rows to each rank.
+"""A rank's rows of shared sequences for the user's own loss, and a loader that
+gives all ranks of a group the same batches.
 
 [Note: shared sequences]
 With a group of P ranks, `loss` is the mean over the labels of the whole
-sequences, the same on each of them. A parameter's gradient on one rank is P
-times the part of that rank's rows, so that the *average* over the ranks is
-the gradient of `loss`. DDP and FSDP2 average over all of their ranks, groups
-and data parallel ones alike, and nothing more is to be done. Without them:
+sequences, the same on each rank. A parameter's gradient on one rank is P times
+the part of that rank's rows, so that the *average* over the ranks is the
+gradient of `loss`. DDP and FSDP2 average over all of their ranks, those of
+groups and data parallel ones alike, so nothing more is needed. Without them:
 
     for p in model.parameters():
         torch.distributed.all_reduce(p.grad, group=group)
         p.grad /= P
 
-Without `labels` the model's output is that of this rank's own rows.
+Without `labels` the model returns the output of this rank's own rows.
 """
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ SHARDED = {"input_ids": rows_of_tokens(), "labels": rows_of_tokens() | NONE,
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's rows of whole sequences [B, S], in the order in which a
-    streamed model gives them. Without a group, or where the sequence is too
-    short to be dealt, that is all rows.
+    """One rank's rows of whole sequences [B, S], in the order of a streamed
+    model's output. All rows, without a group or if the sequence is too short
+    to be dealt.
 
-    `mean` makes the loss of the whole sequences.
+    `mean` computes the loss of the whole sequences.
     """
 
     input_ids: Tensor  # [B, own rows]
     position_ids: Tensor  # [1 or B, own rows], in the whole sequence
-    shift_labels: Tensor | None  # [B, own rows]; -100 counts nothing
-    count: Tensor | None  # (): labels that count in the whole sequences
+    shift_labels: Tensor | None  # [B, own rows]; -100: ignored
+    count: Tensor | None  # (): labels of the whole sequences, without -100
     _ranks: Ranks | None = field(repr=False)
 
     @takes("Shard.mean", total=Kind(
@@ -53,8 +53,9 @@ class Shard:
         and v.is_floating_point(), "the sum over this rank's rows, a tensor "
         "of one number"))
     def mean(self, total: Tensor) -> Tensor:
-        """The loss () of the whole sequences, of the sum () over this rank's
-        rows; gradients as of a streamed model's own loss. A collective."""
+        """Returns the loss () of the whole sequences, given the sum () over
+        this rank's rows. Its gradients are those of a streamed model's own
+        loss. A collective."""
         if self.count is None:
             raise invalid("Shard.mean: shard() was given no labels to count")
         if self._ranks is not None:
@@ -64,7 +65,7 @@ class Shard:
 
 def shard(ranks: Ranks | None, own: Tensor | None, input_ids: Tensor,
           labels: Tensor | None, position_ids: Tensor | None) -> Shard:
-    """The rows `own` (None: all) of whole rows [B, S]."""
+    """Returns the rows `own` (None: all) of whole sequences [B, S]."""
     _check_shapes(input_ids, labels, position_ids)
     if position_ids is None:
         position_ids = torch.arange(input_ids.shape[1],
@@ -94,9 +95,9 @@ def _check_shapes(input_ids: Tensor, labels: Tensor | None,
 class same_rows:
     """A loader that gives all ranks of a group the same batches.
 
-    Loaders of data parallel training give each rank other batches. This one
-    gives every rank of the group the batches of all of them in turn, so that
-    each is trained on once, by all:
+    Loaders of data parallel training give each rank different batches. This
+    one gives every rank of the group the batches of all its ranks in turn, so
+    that all ranks together train on each batch once:
 
         for batch in sluice.same_rows(loader, group): …
 
@@ -104,9 +105,9 @@ class same_rows:
             def get_train_dataloader(self):
                 return sluice.same_rows(super().get_train_dataloader(), group)
 
-    Batches travel between ranks as pickled objects: their tensors lie in CPU
-    memory. It is as long as the loader times the group, and has the loader's
-    other attributes. Iterating is a collective.
+    Batches are sent between ranks as pickled objects, so their tensors should
+    be on the CPU. The length is the loader's times the size of the group;
+    other attributes are the loader's. Iterating is a collective.
     """
 
     @takes("same_rows", loader=a(Iterable, "a loader of batches"),
@@ -131,7 +132,7 @@ class same_rows:
                     yield batch
 
     def __len__(self) -> int:
-        loader: Any = self._loader  # TypeError where it has no length
+        loader: Any = self._loader  # TypeError if it has no length
         return len(loader) * dist.get_world_size(self._group)
 
     def __getattr__(self, name: str) -> Any:
