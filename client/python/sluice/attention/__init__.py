@@ -1,1 +1,1 @@
-"""Attention over chunks: masks, blocks, kernels, the exchange."""
+"""Attention over chunks: masks, blocks, kernels, exchange between ranks."""

@@ -1,19 +1,20 @@
-"""One block of attention: some rows against some keys, and what joins blocks.
+"""Computes one block of attention (some rows against some keys) and merges
+blocks by their log-sum-exp.
 
 Shapes in this file: q [B, H, c, D]; k [B, Hkv, n, D]; v [B, Hkv, n, Dv];
 o [B, H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole`,
 `Window` or `Between`.
 
-`kernel_of` says what computes a block: ATen's flash kernel for CPUs, which
-reads grouped k, v as they are, one of those for CUDA (`gpu_blocks`), or, where
-no kernel takes it, `whole_scores`.
+`kernel_of` chooses what computes a block: ATen's flash kernel for CPUs, which
+reads grouped k, v without copies; a CUDA kernel of ATen (`gpu_blocks`); or
+`whole_scores`, if no kernel supports the block.
 
-[Note: strips] The kernel goes through whole tiles of 512 keys, also where it is
-causal: of a chunk of 512 rows it computes all that lies above the diagonal too.
-So such a block goes to it in strips of rows, each with the keys up to its last
-row. A row's o and lse are the same to the bit; of 512 rows the forward takes
-0.75 of the time, the backward 0.76. The kernel's own tiles of fewer rows than
-192 are half as high, so shorter strips compute less and take longer.
+[Note: strips] The CPU kernel walks whole tiles of 512 keys, also in a causal
+block: for a chunk of 512 rows it computes everything above the diagonal too.
+So such a block is computed in strips of rows, each with the keys up to its
+last row. Each row's o and lse are the same to the bit; for 512 rows the
+forward takes 0.75 of the time, the backward 0.76. Below 192 rows the kernel
+halves the height of its tiles, so shorter strips compute less but take longer.
 """
 from __future__ import annotations
 
@@ -30,18 +31,20 @@ from sluice.attention.whole_scores import Mask, Scores
 from sluice.base.precision import wide_dtype, widened
 from sluice.native import abi
 
-# A GPU's kernels read o as rounded to the dtype of q; these do not.
+# Kernels with a backward that reads o in fp32. A GPU's kernels read it rounded
+# to the dtype of q.
 READ_WIDE = {CPU, SCORES}
-_NOTHING = -math.inf  # lse of a row that saw no key yet
-# Rows of a strip, and of the causal blocks that are cut: of more rows the
-# kernel takes 256 at a time, and leaves out most tiles that no row sees.
+_NOTHING = -math.inf  # lse of a row that has seen no key
+# Rows of a strip, and most rows of a causal block that is cut: with more rows
+# the kernel takes 256 at a time and skips most tiles that no row sees.
 _STRIP, _CUT = 192, 512
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
             asked: Kernel = "auto", part: bool = False
             ) -> tuple[Tensor, Tensor]:
-    """(o, lse) of the block alone; rows that see nothing get 0 and -inf."""
+    """Returns (o, lse) of the block alone; 0 and -inf for rows that see
+    nothing."""
     kernel = kernel_of(q, k, v, mask, scores, asked, part)
     if kernel not in (SCORES, CPU):
         return gpu_blocks.forward(kernel, q, k, v, mask,  # type: ignore[arg-type]
@@ -57,8 +60,8 @@ def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
              lse: Tensor, mask: Mask, scores: Scores,
              asked: Kernel = "auto", part: bool = False
              ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients (dq, dk, dv) of one block, given the *whole* row's o and lse
-    (FlashAttention-2, algorithm 2: blocks need nothing of each other)."""
+    """Returns the gradients (dq, dk, dv) of one block, given o and lse of the
+    *whole* rows (FlashAttention-2, algorithm 2: blocks are independent)."""
     kernel = kernel_of(q, k, v, mask, scores, asked, part)
     if kernel not in (SCORES, CPU):
         return gpu_blocks.backward(
@@ -73,7 +76,7 @@ def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask | Tensor, scale: float
            ) -> tuple[Tensor, Tensor]:
-    """A tensor here is what is added to the scores, [c, n]."""
+    """Runs the CPU kernel. A tensor `mask` [c, n] is added to the scores."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, mask is Whole.CAUSAL, scale=scale,
         attn_mask=mask if isinstance(mask, Tensor) else None)
@@ -88,7 +91,7 @@ def _flash_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
 
 
 def _is_cut(q: Tensor, mask: Mask) -> bool:
-    """See [Note: strips]."""
+    """Whether the block is computed in strips; see [Note: strips]."""
     return mask is Whole.CAUSAL and _STRIP < q.shape[2] <= _CUT
 
 
@@ -96,7 +99,7 @@ def _strips(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
             ) -> tuple[Tensor, Tensor]:
     found = [_flash(q[:, :, rows], k[:, :, :rows.stop], v[:, :, :rows.stop],
                     mask, scale) for rows, mask in _cut(q)]
-    # The kernel's o is [B, c, H, Dv] in memory, and layers want it so.
+    # In memory o is [B, c, H, Dv], as from the kernel and as layers need it.
     return (torch.cat([o.transpose(1, 2) for o, _ in found], 1).transpose(
         1, 2), torch.cat([lse for _, lse in found], 2))
 
@@ -112,7 +115,7 @@ def _strips_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
             do[:, :, rows], q[:, :, rows], k[:, :, :rows.stop],
             v[:, :, :rows.stop], o[:, :, rows], lse[:, :, rows], mask, scale)
         dq.append(gq)
-        if dk is None or dv is None:  # the last strip's sees all keys
+        if dk is None or dv is None:  # the last strip sees all keys
             dk, dv = gk, gv
         else:
             dk[:, :, :rows.stop].add_(gk)
@@ -121,7 +124,7 @@ def _strips_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
 
 
 def _cut(q: Tensor) -> list[tuple[slice, Mask | Tensor]]:
-    """The strips of a causal block, and what each adds to its scores."""
+    """Returns the strips of a causal block, each with its mask."""
     count = q.shape[2]
     starts = range(0, count, _STRIP)
     last = starts[-1]
@@ -135,26 +138,27 @@ def _cut(q: Tensor) -> list[tuple[slice, Mask | Tensor]]:
 @functools.lru_cache(maxsize=1)
 def _of_last_strip(last: int, dtype: torch.dtype, device: torch.device
                    ) -> Tensor:
-    """What a whole strip of rows from `last` on adds to its scores, and, but
-    for keys from the left, each before it. All blocks of a step ask alike."""
+    """Returns the mask that is added to the scores of a whole strip of rows
+    from `last` on. Without its first columns it is that of an earlier strip.
+    Cached, because all blocks of a step use the same."""
     return torch.full((_STRIP, last + _STRIP), _NOTHING, dtype=dtype,
                       device=device).triu_(last + 1)
 
 
 def merge(o: Tensor, lse: Tensor, block_o: Tensor,
           block_lse: Tensor) -> Tensor:
-    """Joins a block to what its rows saw before; changes `o` in place and
-    returns the new lse. lse is in double: backward takes exp(s - lse), so each
-    rounding of it would scale a whole row of probabilities."""
-    # The block's part in what a row has seen by now; not a number where that
-    # is nothing.
+    """Merges a block into the result of the earlier blocks; changes `o` in
+    place and returns the new lse. lse is in double: backward computes
+    exp(s - lse), so each rounding of it would scale a whole row of
+    probabilities."""
+    # The block's weight in the merged row; NaN if the row has seen no key.
     part = torch.sigmoid(block_lse - lse).nan_to_num_(0.0)
     o.lerp_(block_o, part.to(o.dtype)[..., None])
     return torch.logaddexp(lse, block_lse.double())
 
 
 def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(o, lse) of rows that saw no key yet, for `merge`."""
+    """Returns (o, lse) of rows that have seen no key, for `merge`."""
     return (torch.zeros(*q.shape[:-1], v.shape[-1], dtype=wide_dtype(q),
                         device=q.device),
             torch.full(q.shape[:-1], _NOTHING, dtype=torch.float64,
@@ -162,8 +166,8 @@ def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sink(o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """Adds one column without a value to each row's softmax: sinks [H].
-    Changes `o` in place and returns the new lse."""
+    """Adds an attention sink, a score without a value, to each row's softmax:
+    sinks [H]. Changes `o` in place and returns the new lse."""
     column = sinks.to(lse.dtype)[None, :, None]
     total = torch.logaddexp(lse, column)
     o.mul_(torch.exp(lse - total)[..., None].to(o.dtype))
@@ -172,15 +176,15 @@ def sink(o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
 
 def sink_backward(do: Tensor, o: Tensor, lse: Tensor,
                   sinks: Tensor) -> Tensor:
-    """d sinks [H], given the o and lse that `sink` left."""
+    """Returns the gradient of sinks [H], given o and lse after `sink`."""
     share = torch.exp(sinks.to(lse.dtype)[None, :, None] - lse)
     return -(share * (do.to(o.dtype) * o).sum(dim=-1)).sum(dim=(0, 2))
 
 
 def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
               asked: Kernel = "auto", part: bool = False) -> str:
-    """What computes such a block, or such a `part` of one; raises as
-    `gpu_blocks.kernel_for`."""
+    """Returns the kernel that computes such a block, or such a `part` of one.
+    Raises as `gpu_blocks.kernel_for`."""
     traits = (abi.BLOCK_PART * part
               | abi.BLOCK_WINDOW * isinstance(mask, Window)
               | abi.BLOCK_INTERVALS * isinstance(mask, Between)
@@ -191,7 +195,7 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:
-    """In bf16 the kernel would round what it makes of each block, which then
-    are summed: an error more than attention over all keys at once has. A
-    chunk is small enough to be widened."""
+    """Widens the inputs of the CPU kernel. In bf16 it would round the result
+    of each block before the blocks are summed, an error that attention over
+    all keys at once does not have. A chunk is small enough to be widened."""
     return [widened(t) for t in tensors]

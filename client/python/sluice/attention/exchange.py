@@ -1,9 +1,9 @@
-"""One chunk's attention over the ranks of a group: rows come together, heads
-go apart (DeepSpeed-Ulysses, section 3.1).
+"""Attention of one chunk over the ranks of a group, by all-to-all exchanges of
+rows for heads (DeepSpeed-Ulysses, section 3.1).
 
-Each rank has its slice of the chunk with all heads; after `gather` it has
-the whole chunk with its part of the heads, and attention is as on one rank.
-`scatter` takes it back. Each is one all-to-all, and the gradient of the other.
+Each rank has its slice of the chunk with all heads. After `gather` it has the
+whole chunk with its share of the heads, and attention runs as on one rank.
+`scatter` undoes it. Each is one all-to-all and the gradient of the other.
 """
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from sluice.ranks.groups import Ranks
 
 def attend(ranks: Ranks | None, question: Question, q: Tensor, k: Tensor,
            v: Tensor, sinks: Tensor | None) -> Tensor:
-    """o [B, H, c, Dv] of this rank's rows of the question's chunk: q
-    [B, H, c, D]; k, v [B, Hkv, c, D or Dv]; sinks [H]. With ranks a
-    collective."""
+    """Returns o [B, H, c, Dv] of this rank's rows of the question's chunk,
+    given q [B, H, c, D]; k, v [B, Hkv, c, D or Dv]; sinks [H]. A collective,
+    if there are ranks."""
     if ranks is None:
         return Attend.apply(question, q, k, v, sinks)
     sizes = [len(s) for s in ranks.slices(
         question.site.chunks[question.chunk])]
     needed = ranks.needed(q.shape[1], k.shape[1], q.device)
     q, k, v = _Gather.apply(ranks, sizes, needed, q, k, v)
-    if sinks is not None:  # each rank those of its heads
+    if sinks is not None:  # those of this rank's heads
         sinks = sinks.chunk(ranks.size)[ranks.rank]
     return _Scatter.apply(ranks, sizes, Attend.apply(question, q, k, v, sinks))
 
@@ -67,8 +67,8 @@ class _Scatter(torch.autograd.Function):
 
 def gather(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
            ) -> list[Tensor]:
-    """[B, P * h, own rows, D] -> [B, h, all rows, D] of each part, where
-    `sizes` are the rows of each rank; a collective."""
+    """Exchanges each part [B, P * h, own rows, D] -> [B, h, all rows, D];
+    `sizes` are the rows of each rank. A collective."""
     batch, rows = parts[0].shape[0], parts[0].shape[2]
     send = torch.cat([p.unflatten(1, (ranks.size, -1)).transpose(0, 1)
                       .reshape(ranks.size, -1) for p in parts], dim=1)
@@ -78,7 +78,7 @@ def gather(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
         received, send.view(-1), [per_row * n for n in sizes],
         [per_row * rows] * ranks.size, group=ranks.group, async_op=True),
         send.device)
-    # By source: its rows of each part.
+    # Received in the order of source ranks: the rows of each part.
     pieces: list[list[Tensor]] = [[] for _ in parts]
     at = 0
     for n in sizes:
@@ -92,7 +92,7 @@ def gather(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
 
 def scatter(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
             ) -> list[Tensor]:
-    """[B, h, all rows, D] -> [B, P * h, own rows, D]: undoes `gather`; a
+    """Undoes `gather`: [B, h, all rows, D] -> [B, P * h, own rows, D]. A
     collective."""
     batch, own = parts[0].shape[0], sizes[ranks.rank]
     send = torch.cat([piece.reshape(-1) for rows in zip(*(
@@ -114,8 +114,8 @@ def scatter(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
 
 
 def _summed(parts: Tensor, of: Tensor, heads: int) -> Tensor:
-    """Gradients of copied heads [B, n, c, D], summed in fp32 over the copies:
-    copy i is of head of[i]."""
+    """Sums the gradients [B, n, c, D] of copied heads over the copies, in
+    fp32; copy i is of head of[i]."""
     if parts.shape[1] == heads:
         return parts
     wide = wide_dtype(parts)

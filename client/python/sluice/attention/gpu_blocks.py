@@ -1,23 +1,23 @@
-"""One block of attention on a CUDA device, by one of ATen's kernels. See
-`blocks`, which has shapes and joins.
+"""One block of attention on a CUDA device, by one of ATen's kernels. `blocks`
+describes the shapes and merges the blocks.
 
-Flash and cuDNN take and give o in the dtype of q: a block's o is rounded to that
-before it is joined, and so is the whole row's for backward, where the CPU's
-blocks have both in fp32. The joins themselves are in fp32 as there.
+Flash and cuDNN take and return o in the dtype of q: a block's o is rounded to
+it before the merge, and so is the whole row's o for backward. The CPU's blocks
+have both in fp32. The merge itself is in fp32, as on the CPU.
 
-[Note: efficient] In bf16 and fp16 its backward reads o itself, by a row stride
-of heads * width whatever the tensor's is (o_strideM in torch's mem_eff_attention/
-kernel_backward.h), and says nothing where o lies otherwise: an H100 gave a dq
-that was 5 times its norm off. In fp32 torch multiplies o and do before the
-kernel. So o comes in rows there, rows before heads; do is copied by torch, and
-the strides of q, k and v are read.
+[Note: efficient] In bf16 and fp16 the backward of the efficient kernel reads o
+with a row stride of heads * width, whatever the tensor's stride (o_strideM in
+torch's mem_eff_attention/kernel_backward.h), and does not check it: with
+another layout an H100 returned a dq that was 5 times its norm off. In fp32
+torch multiplies o and do before the kernel. So o is passed with rows before
+heads in memory; torch copies do, and the strides of q, k and v are read.
 
-[Note: cuDNN] Its operators do not look at what they are given: fp32 would be
-read as fp16 (the table refuses it), and a backward's plan is kept by the sizes
-and strides of q, k and v alone, so that another layout of o or do would be read
-by it wrongly. So everything comes in one layout, rows before heads. Seeds are
-not read without dropout, but Blackwell's path converts them, and fails where
-there are none.
+[Note: cuDNN] cuDNN's operators do not check their inputs: fp32 would be read
+as fp16 (the table refuses it), and plans of backward are cached by the sizes
+and strides of q, k and v alone, so that another layout of o or do would be
+misread. So all tensors are passed in one layout, rows before heads. Seeds are
+not read without dropout, but Blackwell's path converts them and fails if they
+are missing.
 """
 from __future__ import annotations
 
@@ -39,24 +39,25 @@ from sluice.native import abi, daemon
 Kernel = Literal["auto", "flash", "efficient", "cudnn"]
 
 CPU, SCORES = "flash on the CPU", "whole scores"
-_LSE_ROWS = 32  # the efficient kernel's log-sum-exp has a multiple of rows
+_LSE_ROWS = 32  # the efficient kernel pads lse to a multiple of these rows
 
 
 def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
                width: int, value_width: int, keys: int = 2, traits: int = 0
                ) -> str:
-    """What computes a block with so many keys: the rule and the names of
-    sluice_attention_kernel (client/sluice.h), which sluice-train has too.
+    """Returns the name of the kernel that computes a block, by the rule of
+    sluice_attention_kernel (client/sluice.h), which sluice-train uses too.
 
     Args:
-        element_bytes: of q, k and v; 0: their dtypes differ.
-        width, value_width: of the heads of q and k, of v.
+        element_bytes: size of an element of q, k and v; 0: their dtypes
+            differ.
+        width, value_width: head dimensions of q and k, and of v.
+        keys: number of keys of the block.
         traits: `abi.BLOCK_...`.
 
     Raises:
-        Unsupported: the kernel that was asked for by its name does not take
-            the dtype or the heads, or is cuDNN's in torch's deterministic
-            mode.
+        Unsupported: the kernel asked for by name does not support the dtype or
+            the heads, or is cuDNN's in torch's deterministic mode.
     """
     capability = -1 if device.type == "cpu" else _capability(device.index)
 
@@ -74,9 +75,9 @@ def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
 
 
 def _is_deterministic() -> bool:
-    """Whether the last bits have to be the same each time. Flash's and
-    efficient's backward look at that themselves; torch takes cuDNN's for none
-    that does (sdp_utils.cpp, check_cudnn_deterministic)."""
+    """Returns whether results must be the same to the bit each time. The
+    backwards of flash and efficient respect that mode themselves; torch counts
+    cuDNN's as nondeterministic (sdp_utils.cpp, check_cudnn_deterministic)."""
     return torch.are_deterministic_algorithms_enabled() and (
         not torch.is_deterministic_algorithms_warn_only_enabled())
 
@@ -104,15 +105,16 @@ def _capability(gpu: int) -> int:
 
 
 def _activated() -> int:
-    """Which FlashAttention the user has put in the place of torch's own flash
-    operators (torch.nn.attention.activate_flash_attention_impl); 0: none."""
+    """Returns the version of FlashAttention that the user has activated for
+    torch's flash operators (torch.nn.attention.activate_flash_attention_impl);
+    0: none."""
     active = getattr(attention, "current_flash_attention_impl", lambda: None)()
     return {"FA3": 3, "FA4": 4}.get(active or "", 0)
 
 
 def forward(kernel: str, q: Tensor, k: Tensor, v: Tensor,
             mask: Whole | Window, scale: float) -> tuple[Tensor, Tensor]:
-    """(o, lse) of the block alone, fp32."""
+    """Returns (o, lse) of the block alone, fp32."""
     causal = mask is Whole.CAUSAL
     if kernel.startswith("flash"):
         o, lse = torch.ops.aten._flash_attention_forward(
@@ -132,7 +134,7 @@ def forward(kernel: str, q: Tensor, k: Tensor, v: Tensor,
 def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
              o: Tensor, lse: Tensor, mask: Whole | Window, scale: float
              ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) of the block, given the whole row's o and lse."""
+    """Returns (dq, dk, dv) of the block, given the whole rows' o and lse."""
     causal, do, o = mask is Whole.CAUSAL, do.to(q.dtype), o.to(q.dtype)
     if kernel.startswith("flash"):
         found = torch.ops.aten._flash_attention_backward(
@@ -145,7 +147,7 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *_in_rows(do, q, k, v, o), lse.contiguous()[..., None], seed, seed,
             None, None, None, q.shape[2], k.shape[2], 0.0, causal, scale=scale)
-    # The rows that are not there are infinite, and rows are contiguous.
+    # Rows of padding have an infinite lse, and rows must be contiguous.
     padded = F.pad(lse, (0, -lse.shape[2] % _LSE_ROWS),
                    value=math.inf).contiguous()
     [o] = _in_rows(o)
@@ -157,7 +159,7 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
 
 
 def _window(mask: Whole | Window) -> dict[str, int]:
-    """As flash counts it; what is not said is without a bound."""
+    """Returns flash's arguments for a window; without them it has no bound."""
     if not isinstance(mask, Window):
         return {}
     return {"window_size_left": mask.left,
@@ -165,12 +167,12 @@ def _window(mask: Whole | Window) -> dict[str, int]:
 
 
 def _rows_first(*tensors: Tensor) -> list[Tensor]:
-    """[B, c, H, D], the last dimension contiguous."""
+    """Returns views [B, c, H, D] with a contiguous last dimension."""
     return [_contiguous_rows(t).transpose(1, 2) for t in tensors]
 
 
 def _in_rows(*tensors: Tensor) -> list[Tensor]:
-    """[B, H, c, D] that lie as [B, c, H, D]; see the notes."""
+    """Returns [B, H, c, D] that are [B, c, H, D] in memory; see the notes."""
     return [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
 
 
@@ -179,7 +181,7 @@ def _contiguous_rows(x: Tensor) -> Tensor:
 
 
 def _alike(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """As many heads everywhere: the kernel has no groups."""
+    """Repeats k and v to the heads of q: the kernel has no groups."""
     group = q.shape[1] // k.shape[1]
     return [_contiguous_rows(t) for t in (
         q, *(t if group == 1 else t.repeat_interleave(group, dim=1)

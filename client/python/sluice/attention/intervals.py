@@ -1,4 +1,4 @@
-"""Masks in which each row sees one interval of keys, cut into blocks."""
+"""Masks that let each row see one interval of keys, and their blocks."""
 from __future__ import annotations
 
 import enum
@@ -10,27 +10,28 @@ from torch import Tensor
 
 from sluice.base.errors import Unsupported
 
-# Documents of fewer rows than this on average cost more calls than a mask.
+# If documents have fewer rows on average, their calls cost more than a mask.
 LEAST_ROWS = 16
 
 
 class Whole(enum.Enum):
-    """What a rectangle of attention is where it needs no tensor to say it."""
+    """Masks of a rectangle that need no tensor."""
 
     FULL = 0  # every row sees every key
     CAUSAL = 1  # square, on the diagonal: row i sees keys 0 .. i
 
 
 class Window(NamedTuple):
-    """What each row of a rectangle sees to the left and to the right of its
-    own key, where the last row's own is the last key; None: all."""
+    """Sliding window: the number of keys that each row of a rectangle sees to
+    the left and to the right of its own key; None: all. The last row's own key
+    is the last key."""
 
     left: int
     right: int | None
 
     def reach(self, rows: range, keys: range, own: int) -> range:
-        """The keys that these rows see, of all `keys`, of which the first row
-        of the rectangle has number `own` as its own; one at least."""
+        """Returns the range of `keys` that `rows` see, one key at least; `own`
+        is the number of the own key of the rectangle's first row."""
         begin = min(max(rows.start + own - self.left, 0), keys.stop - 1)
         end = keys.stop if self.right is None else min(
             rows.stop + own + self.right, keys.stop)
@@ -38,7 +39,8 @@ class Window(NamedTuple):
 
     def seen(self, rows: range, keys: range, own: int, device: torch.device
              ) -> Tensor:
-        """bool [1, 1, rows, keys], True where a row sees a key."""
+        """Returns a bool mask [1, 1, rows, keys], True where a row sees a
+        key."""
         own += rows.start - keys.start
         seen = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool,
                           device=device).triu(own - self.left)
@@ -46,16 +48,18 @@ class Window(NamedTuple):
 
 
 class Between(NamedTuple):
-    """The interval of keys that each row of a block sees, the block's first key
-    being number `begin`. Both are [B, c], or [1, c] where all batch rows agree:
-    a mask of all rows and keys would be as large as scores are."""
+    """The interval of keys that each row of a block sees. `begin` is the
+    number of the block's first key. `first` and `last` are [B, c], or [1, c]
+    if they are the same in all batch rows. A mask of all rows and keys would
+    be as large as the scores."""
 
     first: Tensor
     last: Tensor
     begin: int
 
     def seen(self, batch: slice, rows: range, keys: range) -> Tensor:
-        """bool [B or 1, 1, rows, keys], True where a row sees a key."""
+        """Returns a bool mask [B or 1, 1, rows, keys], True where a row sees a
+        key."""
         key = torch.arange(self.begin + keys.start, self.begin + keys.stop,
                            device=self.first.device)
         first, last = (x[batch if len(x) > 1 else slice(None),
@@ -65,8 +69,8 @@ class Between(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A rectangle of a block in which something is seen; slices count from
-    the block's own first batch row, row and key."""
+    """A rectangle of a block and its mask; slices count from the first batch
+    row, row and key of the block."""
 
     batch: slice
     rows: slice
@@ -80,25 +84,26 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Intervals:
-    """Row q of batch row b attends to the keys first[b, q] .. last[b, q].
+    """A mask: row q of batch row b sees the keys first[b, q] .. last[b, q].
 
-    Both are int64 of shape [B, S], or [1, S] where all batch rows agree, and
-    are read only. Rows of padding may see nothing: their interval is S .. -1,
-    which lies in no block. `widest` is the longest reach of any row, in tokens
-    with itself.
+    Both are int64 [B, S], or [1, S] if all batch rows are the same, and are
+    read only. Rows of padding may see nothing: their interval is S .. -1,
+    which lies in no block. `widest` is the longest distance from a row to its
+    first key, in tokens, both included.
     """
 
     first: Tensor
     last: Tensor
     widest: int
     blind: Tensor | None = None  # bool [B or 1, S]: rows that see nothing
-    # What was found for a block before: all layers of a step ask the same.
+    # Pieces by block: all layers of a step ask for the same.
     _found: dict[tuple[range, range], list[Piece]] = field(
         default_factory=dict, repr=False, compare=False)
-    # By the list of chunks, which is kept for its address, and chunk.
+    # By (id of the list of chunks, chunk); the list is kept, so that its id
+    # stays unique.
     _seen_of: dict[tuple[int, int], tuple[list[range], list]] = field(
         default_factory=dict, repr=False, compare=False)
-    _causal: list[bool] = field(  # of one, once it was asked
+    _causal: list[bool] = field(  # cache: empty or one item
         default_factory=list, repr=False, compare=False)
     _within: dict[int, bool] = field(
         default_factory=dict, repr=False, compare=False)
@@ -109,7 +114,7 @@ class Intervals:
         return Intervals(rows.new_zeros(1, 1).expand_as(rows), rows, length)
 
     def within(self, documents: Tensor) -> bool:
-        """Whether no row sees a key before documents[b, q]."""
+        """Returns whether no row sees a key before documents[b, q]."""
         known = self._within.get(id(documents))
         if known is None:
             known = bool((self.first >= documents).all())
@@ -118,9 +123,9 @@ class Intervals:
 
     @staticmethod
     def of(first: Tensor, last: Tensor, padding: Tensor | None) -> Intervals:
-        """Intervals of first, last [B, S], where first > last says that a row
-        sees nothing; raises `Unsupported` where that is no row of `padding`
-        [B or 1, S], bool."""
+        """Makes intervals of first, last [B, S]; a row with first > last sees
+        nothing. Raises `Unsupported` if such a row is not in `padding`, bool
+        [B or 1, S]."""
         length, blind = first.shape[1], first > last
         if not bool(blind.any()):
             blind = None
@@ -137,19 +142,19 @@ class Intervals:
             first, last = first[:1], last[:1]
         widest = int((torch.arange(length, device=first.device) - first
                       ).max()) + 1
-        if bool((first == 0).all()):  # as it mostly is
+        if bool((first == 0).all()):  # the usual case
             first = first.new_zeros(1, 1).expand_as(first)
         return Intervals(first, last.contiguous(), widest, blind)
 
     def both(self, other: Intervals, padding: Tensor | None) -> Intervals:
-        """What rows see where this and the other are masks together."""
+        """Returns the intersection of this mask and another."""
         return Intervals.of(torch.maximum(self.first, other.first),
                             torch.minimum(self.last, other.last), padding)
 
     def seen(self, chunks: list[range], m: int
              ) -> list[tuple[int, list[Piece]]]:
-        """Those of the chunks 0 .. m that some row of chunk m sees, and what
-        its rows see of them."""
+        """Returns the chunks 0 .. m that some row of chunk m sees, each with
+        the pieces that its rows see."""
         _, found = self._seen_of.get((id(chunks), m), (None, None))
         if found is None:
             found = [(i, self.pieces(chunks[m], chunks[i]))
@@ -159,21 +164,20 @@ class Intervals:
         return found
 
     def pieces(self, rows: range, keys: range) -> list[Piece]:
-        """What rows `rows` see of keys `keys`, as rectangles; none where they
-        see nothing.
+        """Returns what `rows` see of `keys`, as rectangles; [] if nothing.
 
-        Documents are rectangles: beside the diagonal one document of the rows
-        sees one piece of the keys, all of it; on the diagonal each has a
-        causal square. A window is the rectangle of what is seen through it.
-        Where that does not do (documents in windows), the block is one piece
-        in which each row has its interval.
+        Documents are rectangles: off the diagonal a document's rows see one
+        whole range of the keys; on the diagonal each document has a causal
+        square. A window is the rectangle of the keys that it reaches. For
+        other masks (documents in windows) the block is one piece with an
+        interval for each row.
         """
         if (rows, keys) not in self._found:
             self._found[rows, keys] = self._cut(rows, keys)
         return self._found[rows, keys]
 
     def is_causal(self) -> bool:
-        """Whether each row sees itself and all before it."""
+        """Returns whether each row sees itself and all rows before it."""
         if not self._causal:
             rows = torch.arange(self.last.shape[1], device=self.last.device)
             self._causal.append(bool(
@@ -200,8 +204,8 @@ def _whole(mask: Whole) -> Piece:
 
 def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
             keys: range) -> list[Piece]:
-    """The pieces of one batch row: first, last [len(rows)]. Rows that see
-    none of the keys begin behind them."""
+    """Returns the pieces of one batch row: first, last [len(rows)]. The
+    interval of a row that sees none of the keys begins behind them."""
     starts, counts = (t.tolist() for t in torch.unique_consecutive(
         first.clamp(keys.start, keys.stop), return_counts=True))
     if len(counts) * LEAST_ROWS > len(rows) + LEAST_ROWS:
@@ -226,7 +230,8 @@ def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
 
 def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
             keys: range) -> Piece:
-    """What a batch row sees where rectangles do not say it."""
+    """Returns one piece for a batch row that is not made of rectangles: a
+    window if it is one, else an interval per row."""
     own = torch.arange(rows.start, rows.stop, device=last.device)
     width = int((own - first).max()) + 1
     diagonal = rows == keys
@@ -234,8 +239,8 @@ def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
             ((first == (own - width + 1).clamp(min=0)) & (last == own)).all()):
         return Piece(batch, slice(None), slice(None), Between(
             first[None], last[None], keys.start))
-    # From the first key that the first row sees to the last row that sees the
-    # last key.
+    # The rectangle begins at the first key that the first row sees and ends at
+    # the last row that sees the last key.
     apart = rows.start - keys.start
     begin = max(0, apart - width + 1)
     end = min(len(rows), len(keys) + width - 1 - apart)
@@ -246,7 +251,7 @@ def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
 
 
 def _widest(piece: Piece, rows: int, keys: int) -> Piece:
-    """A slice that is everything is said so."""
+    """Replaces slices of all rows or all keys by slice(None)."""
     return piece._replace(
         rows=slice(None) if piece.rows == slice(0, rows) else piece.rows,
         keys=slice(None) if piece.keys == slice(0, keys) else piece.keys)

@@ -1,14 +1,15 @@
-"""Which keys each row attends to, found from the model's own mask function.
+"""Finds the interval of keys that each row attends to, from the model's masks.
 
 [Note: interval masks]
-A causal mask, a sliding window, chunked attention, packed documents, right
-padding and any intersection of them have one thing in common: row q of batch
+Causal masks, sliding windows, chunked attention, packed documents, right
+padding and all their intersections have one property in common: row q of batch
 row b attends to one interval of keys, first[b, q] .. last[b, q], with
-last[b, q] <= q. So nothing is recognised by its name: the mask function of
-the model is asked, row by row, where its interval begins and ends (a binary
-search over all rows at once), and then asked again at random places whether
-there is anything outside or missing inside. What fails is no interval mask
-(a prefix that sees itself whole, image tokens, global tokens) and is refused.
+last[b, q] <= q. So no mask is recognised by its name. A binary search over all
+rows at once evaluates the model's mask function to find where each row's
+interval begins and ends; then random places are evaluated to check that
+nothing outside is seen and nothing inside is missing. A mask that fails (a
+prefix that sees itself whole, image tokens, global tokens) is not an interval
+mask and is refused.
 """
 from __future__ import annotations
 
@@ -20,33 +21,33 @@ from torch import Tensor
 from sluice.attention.intervals import Intervals
 from sluice.base.errors import Unsupported
 
-# Random keys that each row is asked about, beside both ends of its interval.
+# Random keys that are checked per row, besides the ends of its interval.
 SAMPLES = 16
-EVERYWHERE = 1 << 18  # questions that are few
-# A score that this was added to, or that was replaced by less, has no weight:
-# beside one of another key its exponential is 0 in fp32.
+EVERYWHERE = 1 << 18  # places, up to which a mask is checked at all of them
+# A bias of at most this masks a key: next to the score of another key, its
+# exponential is 0 in fp32.
 MASKED = -1e4
-ROWS = 8192  # asked about at a time: each question is some bytes per row
+ROWS = 8192  # evaluated at a time: each place takes some bytes per row
 
 
 def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
          batch: int, length: int, heads: int, device: torch.device,
          padding: Tensor | None = None) -> Intervals:
-    """The intervals of a mask function of transformers, which is called with
+    """Returns the intervals of a mask function of transformers, which takes
     index tensors (batch, head, query, key) that broadcast.
 
     Args:
-        padding: bool [batch or 1, length]: rows that may see nothing; None:
+        padding: bool [batch or 1, length], rows that may see nothing; None:
             no row may.
 
-    Raises `Unsupported` where the function's mask is not made of intervals
-    that end at or before the row itself, or leaves another row without any
-    key.
+    Raises:
+        Unsupported: the mask is not made of intervals that end at or before
+            the row itself, or a row that is not padding sees no key.
     """
     ask = _Asker(function, batch, heads, device)
     row = torch.arange(length, device=device).expand(batch, length)
-    # A row that does not see itself is padding: what it sees, if anything,
-    # ends where the padding begins.
+    # A row that does not see itself is padding: its interval, if any, ends
+    # where the padding begins.
     seed = torch.where(ask(row, row), row, -1).cummax(dim=1).values
     few = batch * length * length * heads <= EVERYWHERE
     edges = [_edges(ask, row[:, a:a + ROWS], seed[:, a:a + ROWS], length, few)
@@ -56,8 +57,8 @@ def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
 
 
 def is_pure(function: Callable) -> bool:
-    """Whether what it returns is made of its arguments and constants alone,
-    with no name of anything else: it is the same in each step."""
+    """Returns whether the function depends on its arguments and constants
+    alone, so that its result is the same in each step."""
     code = getattr(function, "__code__", None)
     return code is not None and not (
         code.co_names or code.co_freevars or function.__defaults__
@@ -66,8 +67,8 @@ def is_pure(function: Callable) -> bool:
 
 def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
            ) -> tuple[Tensor, Tensor]:
-    """(first, last) [B, n] of the rows `row` [B, n]; `seed` is a key that
-    each sees, as far as its mask is one of intervals and it sees any."""
+    """Returns (first, last) [B, n] of the rows `row` [B, n]. `seed` is a key
+    that each row sees, if its mask is an interval and not empty."""
     sees = (seed >= 0) & ask(seed.clamp(min=0), row)
     first = _edge(ask, row, low=torch.full_like(row, -1), high=seed)
     last = _edge(ask, row, low=row + 1, high=seed)
@@ -78,10 +79,9 @@ def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
 
 
 def dense(mask: Tensor, padding: Tensor | None = None) -> Intervals:
-    """The intervals of a mask [B, heads or 1, S, S] as models make it: bool,
-    True where seen, or added to the scores, 0 where seen and below `MASKED`
-    where not. Read whole; raises `Unsupported` as `find` does, and where it
-    is a bias."""
+    """Returns the intervals of a mask tensor [B, heads or 1, S, S], of bool
+    (True: seen) or added to the scores (0: seen; at most `MASKED`: not seen).
+    Reads all of it. Raises `Unsupported` as `find` does, and for a bias."""
     is_bool = mask.dtype == torch.bool
     seen = mask if is_bool else mask == 0
     if not is_bool and not bool((seen | (mask <= MASKED)).all()):
@@ -111,7 +111,8 @@ def _not_intervals() -> Unsupported:
 
 
 class _Asker:
-    """The mask function over [B, n] or [B, n, m] keys of rows [B, n]."""
+    """Evaluates a mask function for keys [B, n] or [B, n, m] of rows [B, n].
+    """
 
     def __init__(self, function, batch, heads, device):
         self.function = function
@@ -137,12 +138,12 @@ class _Asker:
 
 
 def _edge(ask: _Asker, row: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The last place seen on the way from `high`, which is seen, to `low`,
-    which counts as not seen; per row, by halving."""
+    """Returns, per row, the last key that is seen on the way from `high`,
+    which is seen, to `low`, which counts as not seen; by bisection."""
     unseen, seen = low.clone(), high.clone()
     while bool(((seen - unseen).abs() > 1).any()):
         middle = torch.div(seen + unseen, 2, rounding_mode="floor")
-        # Where they are neighbours already, the middle is one of the two.
+        # If they are neighbours already, the middle is one of the two.
         open_ = (seen - unseen).abs() > 1
         hit = ask(middle.clamp(min=0), row)
         seen = torch.where(open_ & hit, middle, seen)
@@ -152,8 +153,9 @@ def _edge(ask: _Asker, row: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor,
             length: int, few: bool) -> None:
-    """Asks everywhere where that is little, as in the probe of a model, else
-    at random keys, the same in every run, and at the key after the row."""
+    """Raises `Unsupported` if the mask differs from the intervals: checks all
+    places if they are `few`, as in the probe of a model, else the key after
+    each row and random keys, which are the same in every run."""
     shape = row.shape
     heads: Iterable[int] = range(ask.heads)
     if few:
@@ -163,7 +165,7 @@ def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor,
         generator = torch.Generator().manual_seed(length + int(row[0, 0]))
         anywhere = torch.randint(length, (*shape, SAMPLES),
                                  generator=generator).to(row.device)
-        # Long rows are mostly right by chance: half of the samples lie near.
+        # Far keys are mostly right by chance, so half of the samples are near.
         near = (row[..., None] + anywhere % 64 - 32).clamp(0, length - 1)
         after = (row[..., None] + 1).clamp(max=length - 1)
         keys = torch.cat([anywhere, near, after], dim=-1)

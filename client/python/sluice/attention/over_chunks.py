@@ -1,10 +1,10 @@
-"""A layer's attention over chunks: k, v, o and lse in host memory, blocks
-joined by their lse (FPDT, section 4; FlashAttention-2, section 3.1).
+"""A layer's attention over chunks: k, v, o and lse live in host memory, and
+blocks are merged by lse (FPDT, section 4; FlashAttention-2, section 3.1).
 
-Forward, for the chunk m of rows: k_m and v_m go to the host; q_m walks the
-chunks 0 .. m of k, v; o_m and lse_m go to the host. Backward comes from the
-last chunk to the first, so that when the walk of chunk m is over, dk_m and
-dv_m are whole: every later chunk has added its part already, in the host, in
+Forward of the rows of chunk m: k_m and v_m go to the host; q_m walks the
+chunks 0 .. m of k, v; o_m and lse_m go to the host. Backward runs from the
+last chunk to the first, so that dk_m and dv_m are complete when the walk of
+chunk m is over: every later chunk has added its part already, in the host, in
 fp32.
 """
 from __future__ import annotations
@@ -27,20 +27,19 @@ from sluice.memory.arena import HostArena, HostTensor
 
 @dataclass
 class Site:
-    """One place of a layer where it calls attention, during one forward of
-    the layer and its backward. What it keeps is by chunk; all of it is host
-    memory that `release` gives back."""
+    """One call site of attention in a layer, during one forward of the layer
+    and its backward. It keeps host tensors by chunk, which `release` frees."""
 
     arena: HostArena
     chunks: list[range]
-    kernel: Kernel = "auto"  # of a GPU's blocks, as it was asked for
+    kernel: Kernel = "auto"  # asked for, for a GPU's blocks
     blocks_run: int = 0
-    kernels: set[str] = field(default_factory=set)  # what computed them
-    heads: tuple[int, int] = (0, 0)  # of q, of k and v, on this rank
-    # k and v side by side, which are copied as one: [B, Hkv, c, D + Dv].
+    kernels: set[str] = field(default_factory=set)  # that computed the blocks
+    heads: tuple[int, int] = (0, 0)  # of q, and of k and v, on this rank
+    # k and v concatenated, to be copied at once: [B, Hkv, c, D + Dv].
     kv: dict[int, HostTensor] = field(default_factory=dict)
     widths: tuple[int, int] = (0, 0)  # D, Dv
-    # The bytes of lse [B, H, c] and then of o [B, c, H, Dv], as layers want it.
+    # The bytes of lse [B, H, c], then of o [B, c, H, Dv], as layers need it.
     o: dict[int, HostTensor] = field(default_factory=dict)
     dkv: dict[int, HostTensor] = field(default_factory=dict)  # fp32
 
@@ -50,7 +49,7 @@ class Site:
                 self.arena.drop(kept.popitem()[1])
 
     def forget(self, chunk: int) -> None:
-        """Gives back what attention left of a chunk."""
+        """Frees k, v, o and lse of a chunk."""
         for kept in (self.kv, self.o):
             self.arena.drop(kept.pop(chunk))
 
@@ -58,18 +57,18 @@ class Site:
         self.arena.prefetch(self.kv[chunk], device)
 
     def fetch(self, chunk: int, device: torch.device) -> tuple[Tensor, ...]:
-        """k, v of a chunk."""
+        """Returns k, v of a chunk."""
         return self.arena.get(self.kv[chunk], device).split_with_sizes(
             self.widths, -1)
 
     def keep_o(self, chunk: int, o: Tensor, lse: Tensor) -> None:
-        """o in the dtype of q, or as lse in one that is wide."""
+        """Keeps o, in the dtype of q or in lse's wide dtype, and lse."""
         self.o[chunk] = self.arena.put(torch.cat([
             part.reshape(-1).view(torch.uint8)
             for part in (lse, o.transpose(1, 2))]))
 
     def fetch_o(self, chunk: int, q: Tensor) -> tuple[Tensor, Tensor]:
-        """o, lse of a chunk that has queries `q`."""
+        """Returns o, lse of a chunk with queries `q`."""
         rows, wide = q.shape[:-1], wide_dtype(q)  # B, H, c
         both = self.arena.get(self.o[chunk], q.device)
         nbytes = rows.numel() * wide.itemsize
@@ -79,7 +78,7 @@ class Site:
             lse.view(wide).view(rows))
 
     def add(self, chunk: int, dk: Tensor, dv: Tensor) -> None:
-        """To the gradients of an earlier chunk's k and v."""
+        """Adds to the gradients of an earlier chunk's k and v."""
         if chunk not in self.dkv:
             both = torch.cat((widened(dk), widened(dv)), -1)
         else:
@@ -87,18 +86,19 @@ class Site:
         self.dkv[chunk] = self.arena.put(both)
 
     def prefetch_sums(self, chunk: int, device: torch.device) -> None:
-        """Starts to fetch what `add` or `whole` of the chunk will ask for."""
+        """Prefetches the sums that `add` or `whole` of the chunk will read."""
         if chunk in self.dkv:
             self.arena.prefetch(self.dkv[chunk], device)
 
     def whole(self, chunk: int, dk: Tensor, dv: Tensor) -> tuple[Tensor, ...]:
-        """What the later chunks left for this one, and its own part."""
+        """Returns the sum of this chunk's own gradients and those that later
+        chunks have added."""
         if chunk not in self.dkv:
             return dk, dv
         return self._with(chunk, dk, dv).split_with_sizes(self.widths, -1)
 
     def _with(self, chunk: int, dk: Tensor, dv: Tensor) -> Tensor:
-        """The sums so far, taken from the host, with one part more."""
+        """Takes the sums so far from the host, and adds one part."""
         both = self.arena.get(self.dkv[chunk], dk.device)
         for total, part in zip(both.split_with_sizes(self.widths, -1),
                                (dk, dv)):
@@ -109,27 +109,27 @@ class Site:
 
 @dataclass(frozen=True)
 class Question:
-    """What one call of attention asks for, beside its tensors."""
+    """The arguments of one attention call, except for its tensors."""
 
     site: Site
     chunk: int
-    replay: bool  # o and lse are kept already
+    replay: bool  # second forward: o and lse are kept already
     mask: Intervals
     scores: blocks.Scores
-    # In a replay: k and v were left out, and are the kept ones.
+    # In a replay: k and v were not computed again; the kept ones are used.
     without_kv: bool = False
 
     def walk(self, backwards: bool = False) -> list[tuple[int, list[Piece]]]:
-        """The chunks of k, v that some row of this chunk sees, and what its
-        rows see of them."""
+        """Returns the chunks of k, v that some row of this chunk sees, each
+        with the pieces that its rows see."""
         seen = self.mask.seen(self.site.chunks, self.chunk)
         return seen[::-1] if backwards else seen
 
 
 class Attend(torch.autograd.Function):
-    """o [B, H, c, Dv] of q [B, H, c, D] against all keys that its rows see.
+    """Computes o [B, H, c, Dv] of q [B, H, c, D] over all keys that it sees.
 
-    Forward keeps what backward needs in `question.site`; backward gives the
+    Forward keeps what backward needs in `question.site`. Backward returns the
     gradients of q, of this chunk's own k and v, and of the sinks [H].
     """
 
@@ -143,7 +143,7 @@ class Attend(torch.autograd.Function):
                 k, v = site.fetch(m, q.device)
             ctx.question = question
             ctx.save_for_backward(q, k, v, o, lse, sinks)
-            # The layer may write what it gets.
+            # A copy: the layer may write into its result.
             return o.to(q.dtype, copy=True)
         with _as_written(q):
             return _forward(question, q, k, v, sinks).to(q.dtype)
@@ -163,14 +163,16 @@ class Attend(torch.autograd.Function):
 
 
 def _as_written(q: Tensor) -> contextlib.AbstractContextManager:
-    """Autocast would take the products of a block's scores back to bf16."""
+    """Switches autocast off, which would compute the products of a block's
+    scores in bf16."""
     if not torch.is_autocast_enabled(q.device.type):
         return contextlib.nullcontext()
     return torch.autocast(q.device.type, enabled=False)
 
 
 def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast RoPE leaves q and k in fp32 and v in bf16."""
+    """Casts q, k and v to one dtype: under autocast RoPE returns q and k in
+    fp32, while v is in bf16."""
     kind = q.device.type
     if torch.is_autocast_enabled(kind):
         wanted = torch.get_autocast_dtype(kind)
@@ -183,12 +185,12 @@ def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
              sinks: Tensor | None) -> Tensor:
-    """o in fp32, the caller's own."""
+    """Returns o in fp32, which the caller owns."""
     site, m = question.site, question.chunk
     site.heads = q.shape[1], k.shape[1]
     site.widths = k.shape[-1], v.shape[-1]
     site.kv[m] = site.arena.put(torch.cat((k, v), -1))
-    seen = None  # o and, in double, lse of what the rows have seen so far
+    seen = None  # o and lse (in double) over the keys so far
     kernels: set[str] = set()
     walk = question.walk()
     for n, (i, pieces) in enumerate(walk):
@@ -199,7 +201,7 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
             seen = _with_piece(question, piece, seen, q, ki, vi, kernels)
     site.blocks_run += len(walk)
     site.kernels |= kernels
-    # Rows of padding may see nothing of any chunk.
+    # Rows of padding may see no key at all.
     o, lse = blocks.nothing(q, v) if seen is None else seen
     if sinks is not None:
         lse = blocks.sink(o, lse, sinks)
@@ -211,8 +213,8 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
 def _with_piece(question: Question, piece: Piece,
                 seen: tuple[Tensor, Tensor] | None, q: Tensor, k: Tensor,
                 v: Tensor, kernels: set[str]) -> tuple[Tensor, Tensor]:
-    """(o, lse) of what the rows have seen so far and of a piece. The piece's
-    kernel is added to `kernels`."""
+    """Returns (o, lse) over the keys so far and those of a piece. Adds the
+    piece's kernel to `kernels`."""
     b, r, c, mask = piece
     site = question.site
     kernels.add(blocks.kernel_of(q, k[b, :, c], v, mask, question.scores,
@@ -239,7 +241,7 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
             site.prefetch(walk[n + 1][0], q.device)
         else:
             site.prefetch_sums(m, q.device)
-        if i != m:  # beside the block that adds to them
+        if i != m:  # arrives while the block that adds to them is computed
             site.prefetch_sums(i, q.device)
         ki, vi = (k, v) if i == m else site.fetch(i, q.device)
         dq, gk, gv = _block_backward(question, pieces, dq, do, q, ki, vi, o,
@@ -261,7 +263,8 @@ def _block_backward(question: Question, pieces: list[Piece],
                     dq: Tensor | None, do: Tensor, q: Tensor, k: Tensor,
                     v: Tensor, o: Tensor, lse: Tensor
                     ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq so far and of this block, dk, dv of this block)."""
+    """Returns (dq so far plus this block's, dk of the block, dv of the block).
+    """
     if len(pieces) == 1 and pieces[0].is_whole_block:
         gq, gk, gv = blocks.backward(do, q, k, v, o, lse, pieces[0].mask,
                                      question.scores, question.site.kernel)
@@ -280,9 +283,9 @@ def _block_backward(question: Question, pieces: list[Piece],
 
 
 def refuse_dropout(module: nn.Module, p: float) -> NoReturn:
-    """Raises `Unsupported` for attention dropout in `module`, or in a module
-    of it, and names where it is set. A config is read when a model is made, so
-    the remedy for a model at hand is in its modules."""
+    """Raises `Unsupported` for attention dropout in `module` or in one of its
+    modules, and names where it is set. A config is read only when a model is
+    made, so the remedy for an existing model names its modules."""
     parts = list(module.modules())
     places = [(name, type(part).__name__) for part in parts for name, value in (
         *vars(part).items(), *((f"{n}.p", getattr(child, "p", None))
@@ -293,7 +296,8 @@ def refuse_dropout(module: nn.Module, p: float) -> NoReturn:
               if "drop" in name and value == p]
     remedies = []
     if places:
-        # Others may have the same number. Some modules have it twice.
+        # Other attributes may have the same value, so names with "att" come
+        # first. Some modules have the value twice.
         ranks = {place: ("att" in place[0], "att" in place[1].lower())
                  for place in places}
         best, (_, kind) = max((rank, place) for place, rank in ranks.items())

@@ -1,16 +1,15 @@
-"""One block of attention that no kernel takes: its scores are written out,
-those of all keys that a row sees at once. `blocks` has its shapes, and joins.
+"""Eager attention for blocks that no kernel supports: writes the scores of all
+keys of a row to memory. `blocks` describes the shapes and merges the blocks.
 
-[Note: strips of scores] All scores of a block are B * H * c * n numbers in
-fp32: of 8,192 rows and as many keys 256 MiB per head. So some rows of some
-heads are computed at a time, a strip, which has at most BYTES of scores,
-whatever the chunk. Forward has one tensor of that size, backward two, either
-one more for a softcap; beside them are the strip's own q, k and v in fp32, and
-what a row sees, a few bytes for each score of one head. A strip's rows meet the
-keys that its mask reaches and no others: half of a causal block is left out,
-and most of one with a narrow window. Heads that share k and v are rows of one
-product, so k and v are never repeated, and that product is the sum of their
-gradients.
+[Note: strips of scores] The scores of a block are B * H * c * n numbers in
+fp32: 256 MiB per head for 8,192 rows and keys. So some rows of some heads are
+computed at a time, a strip with at most BYTES of scores, whatever the chunk.
+Forward holds one tensor of that size, backward two, and a softcap needs one
+more; besides, both hold the strip's q, k and v in fp32 and its mask, a few
+bytes for each score of one head. A strip's rows are multiplied only with the
+keys that the mask reaches: half of a causal block is left out, and most of one
+with a narrow window. Heads that share k and v are rows of one product, so k
+and v are never repeated, and the product in backward sums their gradients.
 """
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from torch import Tensor
 from sluice.attention.intervals import Between, Whole, Window
 from sluice.base.precision import wide_dtype
 
-BYTES = 256 << 20  # of a strip's scores, of all its heads together
-# A strip has fewer heads before it has fewer rows than this, for which k and v
-# are read anew; more of them leave out less of what a mask does not reach. On a
-# CPU 256 of 1024 rows took a third of their time through a window of 256 keys,
-# and no more without one.
+BYTES = 256 << 20  # of a strip's scores, over all its heads
+# Most rows of a strip. A strip gets fewer heads before it gets fewer rows,
+# because fewer rows read k and v more often; more rows leave out less of what
+# a mask does not reach. On a CPU strips of 256 instead of 1024 rows took a
+# third of the time with a window of 256 keys, and no more time without one.
 _ROWS = 256
 _UNSEEN = -math.inf
 
@@ -39,33 +38,34 @@ Mask = Whole | Window | Between
 
 @dataclass(frozen=True)
 class Scores:
-    """How a product of q and k becomes a score."""
+    """How products of q and k become scores."""
 
     scale: float
     softcap: float | None = None  # tanh(score / softcap) * softcap
 
 
 class Strip(NamedTuple):
-    """Which rows of which heads; `groups` are heads of k and v."""
+    """Some rows of some heads; `groups` are heads of k and v."""
 
     batch: slice
     groups: slice
     rows: slice
 
     def of(self, x: Tensor, groups: int) -> Tensor:
-        """A view of x [B, H, c, d]: [b, g, heads that share k and v, r, d]."""
+        """Returns the strip's view of x [B, H, c, d]: [b, g, heads that share
+        k and v, r, d]."""
         return x.unflatten(1, (groups, -1))[self.batch, self.groups, :,
                                             self.rows]
 
 
 def strips(batch: int, groups: int, share: int, rows: int, keys: int,
            element: int) -> Iterator[Strip]:
-    """See [Note: strips of scores].
+    """Yields the strips of a block; see [Note: strips of scores].
 
     Args:
         groups: heads of k and v; share: heads of q for each of them.
-        element: bytes of a score. One row of a group is the least strip, and
-            takes more than BYTES where its share * keys scores do.
+        element: bytes of a score. The least strip is one row of a group; it
+            exceeds BYTES if its share * keys scores do.
     """
     room = max(1, BYTES // (element * share * keys))  # rows of one group
     tall = min(rows, _ROWS, room)
@@ -81,10 +81,11 @@ def strips(batch: int, groups: int, share: int, rows: int, keys: int,
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
             ) -> tuple[Tensor, Tensor]:
-    """(o, lse) of the block alone; rows that see nothing get 0 and -inf."""
+    """Returns (o, lse) of the block alone; 0 and -inf for rows that see
+    nothing."""
     batch, heads, rows, _ = q.shape
     wide, groups = wide_dtype(q), k.shape[1]
-    # As layers want it, [B, c, H, Dv] in memory.
+    # [B, c, H, Dv] in memory, as layers need it.
     o = q.new_empty(batch, rows, heads, v.shape[-1], dtype=wide).transpose(1, 2)
     lse = q.new_empty(batch, heads, rows, 1, dtype=wide)
     for strip in _strips_of(q, k):
@@ -92,21 +93,21 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
         s = _scores(_scaled(strip.of(q, groups), scores), k[at].to(wide),
                     seen, scores)[0]
         top = s.amax(-1, keepdim=True)
-        # exp(-inf - -inf) is not a number, so the empty row is taken from 0.
+        # exp(-inf - -inf) is NaN, so 0 is subtracted from an empty row.
         p = s.sub_(top.masked_fill(top == _UNSEEN, 0.0)).exp_()
         total = p.sum(-1, keepdim=True)
         strip.of(lse, groups).copy_(total.log() + top)
-        # A row that sees a key has the 1 of its largest score.
+        # The total of a row that sees a key is at least 1, of its top score.
         strip.of(o, groups).copy_(
             _product(p, v[at].to(wide)).div_(total.clamp_(min=1.0)))
-        del s, p  # before the next strip's are made
+        del s, p  # free them before the next strip
     return o, lse.squeeze(-1)
 
 
 def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
              lse: Tensor, mask: Mask, scores: Scores
              ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) of the block, given the whole row's o and lse."""
+    """Returns (dq, dk, dv) of the block, given the whole rows' o and lse."""
     wide, groups = wide_dtype(q), k.shape[1]
     dq = torch.empty_like(q, dtype=wide)
     dk, dv = (torch.zeros_like(x, dtype=wide) for x in (k, v))
@@ -123,7 +124,7 @@ def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
         del s, p
         if bent is not None:
             ds.mul_(bent.square_().neg_().add_(1.0))
-        dk[at].add_(_over_rows(ds, rows))  # the scale is in these rows
+        dk[at].add_(_over_rows(ds, rows))  # `rows` are scaled already
         strip.of(dq, groups).copy_(_product(ds, keys).mul_(scores.scale))
         del ds, bent
     return dq, dk, dv
@@ -137,15 +138,16 @@ def _strips_of(q: Tensor, k: Tensor) -> Iterator[Strip]:
 
 def _reached(mask: Mask, strip: Strip, q: Tensor, k: Tensor
              ) -> tuple[tuple[slice, ...], Tensor | None]:
-    """Which part of k [B, Hkv, n, D] the strip meets, and what its rows see of
-    that, bool [b or 1, 1, 1, r, n']; None: all."""
+    """Returns the index of the part of k [B, Hkv, n, D] that the strip's mask
+    reaches, and the mask of that part, bool [b or 1, 1, 1, r, n'], or None if
+    all of it is seen."""
     count, rows = k.shape[2], range(q.shape[2])[strip.rows]
     keys, seen = range(count), None
     if isinstance(mask, Between):
         seen = mask.seen(strip.batch, rows, keys)
     elif mask is not Whole.FULL:
         window = Window(count, 0) if mask is Whole.CAUSAL else mask
-        own = count - q.shape[2]  # the key that is the first row's own
+        own = count - q.shape[2]  # the first row's own key
         keys = window.reach(rows, keys, own)
         seen = window.seen(rows, keys, own, q.device)
     return ((strip.batch, strip.groups, slice(keys.start, keys.stop)),
@@ -158,8 +160,8 @@ def _scaled(rows: Tensor, scores: Scores) -> Tensor:
 
 def _scores(rows: Tensor, keys: Tensor, seen: Tensor | None, scores: Scores
             ) -> tuple[Tensor, Tensor | None]:
-    """[b, g, share, r, n'], -inf where a row does not see a key; and the tanh
-    that they are multiples of with a softcap."""
+    """Returns the scores [b, g, share, r, n'], -inf for keys that a row does
+    not see, and, with a softcap, the tanh that was multiplied by it."""
     s, bent = _product(rows, keys.transpose(-1, -2)), None
     if scores.softcap is not None:
         bent = s.div_(scores.softcap).tanh_()
