@@ -1,1 +1,1 @@
-"""What is kept, swapped and recomputed: policies, plans, chunk sizes."""
+"""Activation policies (keep, swap, recompute), plans and chunk sizes."""

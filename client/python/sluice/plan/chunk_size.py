@@ -1,16 +1,16 @@
-"""`chunk="auto"`: a chunk size found by measuring.
+"""Measures a chunk size for `chunk="auto"`.
 
-[Note: chunk size] Of a sequence of u chunks each layer runs u (u + 1) / 2
+[Note: chunk size] For a sequence of u chunks each layer runs u (u + 1) / 2
 blocks of attention, a chunk of queries against a chunk of keys, forward and
-backward; they are what a small chunk makes many of. A block costs the host
-the same whatever its size (Python, launches, copies that are enqueued), and
-the device by the square of it. So blocks are walked, by the code that a step
-walks them with: tiny ones, which cost the host alone, and larger and larger
-ones. A size is allowed where the host takes at most a third of a block's time;
-of those allowed, and nearly as fast as the fastest, the smallest is chosen, for
-a step's memory on the device grows with the chunk. What a chunk costs outside
-attention is by its rows alone, whichever way they are cut, and its host time is
-smaller beside it.
+backward; a smaller chunk means more blocks. A block costs the host the same
+time at any size (Python, launches, enqueued copies), and the device time that
+grows with the square of the size. So blocks are measured with the code of a
+step: tiny ones, which cost host time only, then larger and larger ones. A size
+is allowed if the host takes at most a third of a block's time. Among the
+allowed sizes that are nearly as fast as the fastest, the smallest is chosen,
+because a step's device memory grows with the chunk. The cost outside attention
+depends on the number of rows, not on how they are cut, and its host time is
+smaller in proportion.
 """
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from sluice.native import abi, daemon
 from sluice.ranks.board import Board
 
 SIZES = tuple(1 << k for k in range(7, 17))  # rows: 128 to 65,536
-NEAR = 0.05  # a smaller chunk may make a step slower by this part
+NEAR = 0.05  # fraction by which a smaller chunk may be slower
 TINY_ROWS, TINY_CHUNKS = 8, 8
 CHUNKS = 4  # of a walk
-BUDGET_S = 0.2  # no walk that would take the device longer is begun
-REPEATS = 2  # the faster one counts
+BUDGET_S = 0.2  # device time; no walk that is expected to take longer begins
+REPEATS = 2  # walks per size; the faster one counts
 
 
-_chosen = itertools.count()  # of this process
+_chosen = itertools.count()  # choices of this process
 
 
 class Heads(NamedTuple):
-    """What a call of attention has on one rank."""
+    """Heads and widths of an attention call on one rank."""
 
     queries: int
     keys: int
@@ -53,14 +53,14 @@ class Heads(NamedTuple):
 
     @property
     def work(self) -> int:
-        """The work of one row against one key, up to a factor."""
+        """Work of one row against one key, up to a factor."""
         return self.queries * (self.width + self.value_width)
 
 
 @dataclass(frozen=True)
 class ChunkChoice:
-    """A size of chunks, and why: seconds are of one block, forward and
-    backward, of `rows` queries and as many keys."""
+    """A chunk size and its reason: seconds of one block, forward and backward,
+    of `rows` queries and as many keys."""
 
     rows: int
     host_seconds: float
@@ -74,19 +74,19 @@ class ChunkChoice:
 
 
 def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
-    """Walks chunk sizes in the order that sluice_chunk_choice (client/sluice.h)
-    names, and takes what it takes; see [Note: chunk size].
+    """Measures chunk sizes in the order of sluice_chunk_choice
+    (client/sluice.h) and returns its choice; see [Note: chunk size].
 
     Args:
-        host: seconds per block of the host.
-        walk: seconds of a walk over CHUNKS chunks of so many rows.
+        host: host seconds per block.
+        walk: returns the seconds of a walk over CHUNKS chunks of so many rows.
     """
     library = daemon.load_library()
     of_host = host * CHUNKS * (CHUNKS + 1) / 2
     of_device: dict[int, float] = {}
     last, size, rows = 0.0, ctypes.c_uint64(), ctypes.c_uint64()
     while True:
-        # A walk is of rows ** 2 pairs, up to a factor.
+        # Per pair of rows, of which a walk has rows ** 2, up to a factor.
         trials = [abi.ChunkTrial(n, (of_host + seconds) / n ** 2,
                                      of_host / n ** 2)
                   for n, seconds in of_device.items()]
@@ -101,8 +101,8 @@ def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
 
 
 def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
-    """What the first rank of the job has chosen, on all of them: they make
-    their streams in one order, and none waits for another."""
+    """Returns on all ranks of the job the choice of the rank that was first.
+    Ranks make their streams in the same order, and none waits for another."""
     number = next(_chosen)
     return choice if board is None else ChunkChoice(**board.update(
         f"chunk/{number}", lambda told: told or asdict(choice)))
@@ -110,13 +110,14 @@ def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
 
 def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
              dtype: torch.dtype) -> ChunkChoice:
-    """By walks with host memory of `arena`, which is given back; of several
-    kinds of attention by the one with the cheapest blocks."""
+    """Chooses a chunk size by walks that use host memory of `arena` and free
+    it. With several kinds of attention, the one with the cheapest blocks
+    counts."""
     heads = min(kinds, key=lambda kind: kind.work)
 
-    # Where the host computes, its own time is the device's too; it is what no
-    # other process takes away. On a GPU backward is issued by a thread of
-    # autograd's, while this one waits for it.
+    # On a CPU this thread also computes, so its own CPU time counts, without
+    # that of other processes. On a GPU a thread of autograd issues the
+    # backward while this one waits, so wall time counts.
     waits = device.type == "cpu"
     clock = time.thread_time if waits else time.perf_counter
 
@@ -125,14 +126,14 @@ def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
                  for _ in range(repeats)]
         return _Walk(*map(min, zip(*walks)))
 
-    fastest(TINY_ROWS, TINY_CHUNKS, 1)  # whatever is made once
+    fastest(TINY_ROWS, TINY_CHUNKS, 1)  # warm up
     host = fastest(TINY_ROWS, TINY_CHUNKS).issued / (
         TINY_CHUNKS * (TINY_CHUNKS + 1) / 2)
     return choose(host, lambda rows: fastest(rows, CHUNKS).whole)
 
 
 class _Walk(NamedTuple):
-    """Seconds until the host had issued it, and until it was over."""
+    """Seconds until the host had issued a walk, and until it was done."""
 
     issued: float
     whole: float
@@ -141,7 +142,8 @@ class _Walk(NamedTuple):
 def _walk(arena: HostArena, heads: Heads, device: torch.device,
           dtype: torch.dtype, rows: int, chunks: int,
           clock: Callable[[], float]) -> _Walk:
-    """By `clock`, of a causal sequence's attention, forward and backward."""
+    """Times, by `clock`, a causal sequence's attention, forward and backward.
+    """
     def random(count: int, width: int) -> torch.Tensor:
         return torch.randn(heads.batch, count, rows, width, device=device,
                            dtype=dtype)

@@ -1,18 +1,18 @@
-"""Changed plans: which one the ranks of a job take, and at which step.
+"""Decides which changed plan the ranks of a job take, and at which step.
 
-The daemon of a node tells each rank of a job by itself, at slightly different
-moments, perhaps of different plans where one follows soon after another. The
-ranks of the node take a plan together, or none does (daemon/core/README.md).
+The daemon of a node tells each rank separately, at slightly different moments,
+perhaps of different plans if one follows soon after another. The ranks of the
+node must take a plan together, or not at all (daemon/core/planning/README.md).
 
-[Note: horizons] They agree without a collective. A rank that was offered a
-plan writes on the job's board, at the beginning of each of its steps, which
-one, whether it can take it, and its horizon: the next step, which it promises
-not to begin before it has looked at the board again. The rank that writes last
-so that all name the same plan decides in the same write: all take it at the
-largest of their horizons, or, where one cannot, no rank does. No rank is
-beyond its horizon, so each reads the decision in time; and none ever waits:
-while ranks were told of different plans, or one has not been told or has
-ended, every step runs as before. A job that is offered nothing writes nothing.
+[Note: horizons] The ranks agree without a collective. At the beginning of each
+step, a rank that was offered a plan writes on the job's board: the plan,
+whether it can take it, and its horizon, the next step, which it will not begin
+before it has looked at the board again. The write after which all ranks name
+the same plan also records the decision: all take the plan at the largest
+horizon, or none does if one of them cannot. No rank is beyond its horizon, so
+each reads the decision in time. No rank ever waits: while ranks name different
+plans, or one has not been told or has ended, every step runs as before. A job
+that is offered no plan writes nothing.
 """
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from dataclasses import dataclass
 
 from sluice.ranks.board import Board, Value
 
-# The board still has the decisions of a stream that was ended.
+# Numbers streams: the board still has the decisions of streams that ended.
 _streams = itertools.count()
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A plan that this rank was told of.
+    """A changed plan that the daemon offers to this rank.
 
     Attributes:
-        plan: the daemon's number of it.
-        ranks: of the job on this node, this one among them.
-        refusal: why this rank cannot take it, in a line; "": it can.
+        plan: the daemon's number of the plan.
+        ranks: the job's ranks on this node, this one included.
+        refusal: one line why this rank cannot take it; "": it can.
     """
 
     plan: int
@@ -44,30 +44,31 @@ class Offer:
 @dataclass(frozen=True)
 class Decision:
     plan: int
-    refusal: str  # "": it is taken
+    refusal: str  # "": the plan is taken
 
 
 class Changes:
-    """The changed plans of one stream and its job, decided on one after the
-    other. All ranks make their streams in one order.
+    """Decides on the changed plans of one stream, one after the other. All
+    ranks of the job must make their streams in the same order.
 
     Args:
-        job, rank: of the session.
-        board: asked when there is something to write; None: ranks of this job
-            cannot tell each other anything.
+        job, rank: those of the session.
+        board: called when there is something to write; returns None if the
+            ranks of the job cannot communicate.
     """
 
     def __init__(self, job: str, rank: int,
                  board: Callable[[], Board | None] = Board.of_job):
         self._job, self._rank, self._board = job, rank, board
         self._stream = next(_streams)
-        self._decided = 0  # so many, by all ranks alike
-        self._open: Offer | None = None  # written, not decided
+        self._decided = 0  # number of decisions, the same on all ranks
+        self._open: Offer | None = None  # written and not decided yet
 
     def step(self, number: int, offer: Offer | None) -> Decision | None:
-        """What this rank's step `number` begins with; steps are counted alike
-        on all ranks. `offer` is the newest; it stays until it is decided."""
-        # What this rank has written binds it until it wrote something newer.
+        """Returns the decision that takes effect at step `number`, or None. To
+        be called at the beginning of each step; steps have the same numbers on
+        all ranks. `offer` is the newest one; it stays until it is decided."""
+        # What this rank has written binds it until it writes a newer offer.
         offer = self._open = offer or self._open
         if offer is None:
             return None
@@ -81,7 +82,7 @@ class Changes:
                     "could agree on a step"))
             told = board.update(self._key(offer), lambda told: _written(
                 told, self._rank, offer, number + 1))
-        except RuntimeError as error:  # the store of a rank that has ended
+        except RuntimeError as error:  # the rank with the store has ended
             return self._over(offer.plan, f"the job's store fails: {error}")
         if told["step"] is None or number < told["step"]:
             return None
@@ -99,7 +100,7 @@ class Changes:
 
 def _written(told: Value | None, rank: int, offer: Offer, horizon: int
              ) -> Value:
-    """The board after `rank` wrote; see [Note: horizons]."""
+    """Returns the board's value after `rank` writes; see [Note: horizons]."""
     told = told or {"offers": {}, "step": None}
     if told["step"] is not None:  # decided
         return told

@@ -1,12 +1,13 @@
-"""A policy by the daemon's plan: what a step cost -> profile -> plan -> policy.
+"""Turns a step's measured costs into a profile, the daemon's plan for it into
+a policy.
 
-The daemon plans all ranks of its node together (planner/swap): what each swaps
-so that the copies hide behind its compute, the links and the host memory
-suffice, and the least is computed again. Layers that are alike (`captured`:
-same classes, shapes, settings, what is frozen) are a kind, with seconds, copies
-and fractions of its own; a weight's products are one class of its kind. Nothing
-is kept on the device: its memory is torch's, and the daemon cannot promise what
-it has not leased.
+The daemon plans all ranks of its node together (planner/swap): what each rank
+swaps so that copies hide behind its compute, links and host memory suffice,
+and the least is recomputed. Layers with the same classes, shapes, settings and
+frozen parameters (proof/captured_calls) are one kind, with its own seconds,
+copies and fractions; the products of a weight are one class of the kind. A
+plan keeps nothing on the device: that memory is torch's, and the daemon cannot
+promise memory that it has not leased.
 """
 from __future__ import annotations
 
@@ -25,33 +26,34 @@ from sluice.plan.policy import Policy, Share
 from sluice.plan.step_costs import FROZEN, Kind, Measured
 
 FORMAT, VERSION = "sluice.rank_profile", 2
-BASE = "streamed"  # the class of all that is in the host in any case
+BASE = "streamed"  # class of the data that is in host memory in any case
 
 
 class Planning:
-    """The planning of one stream: warm up for a step, measure the next, then
-    plan; after that, take the plans that the daemon changes it for.
+    """The planning of one stream: warms up for a step, measures the next, asks
+    for a plan, and afterwards takes the changed plans of the daemon.
 
-    Only the step in which a plan is taken asks the daemon for anything: what
-    a plan needs is leased before, and what it does not need goes back there.
+    A plan's memory is leased when the plan arrives; memory that a changed plan
+    does not need is given back when it is taken. Other steps ask the daemon
+    for nothing on behalf of plans.
 
-    A plan's fractions are parts of the chunks, so that it serves steps of
-    other lengths too, if less well.
+    A plan's fractions are fractions of the chunks, so that it also serves
+    steps of other lengths, if less well.
     """
 
     def __init__(self, session: Session, kinds: Mapping[nn.Module, str],
                  quiet: bool):
         self._session = session
-        self.kinds = kinds  # of each layer, by name
+        self.kinds = kinds  # layer -> name of its kind
         self._quiet, self._steps = quiet, 0
         self._measured: Measured | None = None
         self._held = 0
-        self.plan: dict[str, Any] | None = None  # this rank's, once there
-        self._profile: dict[str, Any] = {}  # that it answers
+        self.plan: dict[str, Any] | None = None  # this rank's part, if any
+        self._profile: dict[str, Any] = {}  # for which the plan was made
         self.over = False
         self._changes = Changes(session.job, session.rank)
-        # For each changed plan that is not decided on yet: this rank's part,
-        # and why it cannot take it.
+        # By the number of a changed plan that is not decided on yet: this
+        # rank's part, and why it cannot take it.
         self._offered: dict[int, tuple[dict[str, Any], str]] = {}
 
     def begin(self, arena: HostArena) -> Measured | None:
@@ -64,8 +66,9 @@ class Planning:
         self._held = host_bytes
 
     def policy(self, arena: HostArena) -> Policy | None:
-        """The plan's, once, after a step that was measured whole; a daemon
-        that has no plan leaves the stream as it is, and says why."""
+        """Returns the plan's policy, once, after a step that was measured
+        completely. Without a plan the stream stays as it is, and a line says
+        why."""
         if self._measured is None or not self._measured.whole:
             return None
         self._measured.read()
@@ -77,24 +80,24 @@ class Planning:
             self._measured, self.over = None, True
             self._say(f"no plan, all is computed again: {error}")
             return None
-        # Not where Ctrl-C ended the wait: then the next step asks again.
+        # Not reached if Ctrl-C ended the wait: then the next step asks again.
         self._measured, self.over = None, True
         if plan["infeasible"]:
             self._say(f"no plan, all is computed again: {plan['infeasible']}")
             return None
         own = self.plan = self._own(plan)
         if not arena.used_bytes:
-            # What cannot be leased now is leased when it is needed.
+            # Memory that cannot be leased now is leased when it is needed.
             _refusal(lambda: arena.fit(own["host_bytes"]))
         self._say(line(own, asked))
         return policy_of(own)
 
-    # --- plans that follow ---------------------------------------------------
+    # --- changed plans -------------------------------------------------------
 
     def changed(self, arena: HostArena) -> Policy | None:
-        """The policy of a changed plan, where the step that begins is the one
-        at which the ranks of the job take it; see `changes`. Not between a
-        forward and its backward."""
+        """Returns the policy of a changed plan, if the ranks of the job take
+        it at the step that begins now; see `plan_changes`. Does nothing
+        between a forward and its backward."""
         if self.plan is None or arena.used_bytes:
             return None
         decision = self._changes.step(self._steps, self._offer(arena))
@@ -113,15 +116,15 @@ class Planning:
             self.plan = part
             self._say(f"{step}: {line(part, self._profile)}")
         plan = self.plan
-        # The ranks have decided: that it cannot be given back, because there
-        # is no daemon any more, changes nothing.
+        # The ranks have decided. That memory cannot be given back, because the
+        # daemon is gone, changes nothing.
         _refusal(lambda: arena.fit(plan["host_bytes"]))
         self._answer(decision.plan, refusal)
         return None if refusal else policy_of(plan)
 
     def _offer(self, arena: HostArena) -> Offer | None:
-        """The newest changed plan, and whether this rank can take it: what it
-        grows by is leased before that is said."""
+        """Returns the newest changed plan and whether this rank can take it.
+        Leases the memory by which it grows first."""
         told = self._session.changed_plan()
         if told is None:
             return None
@@ -138,7 +141,7 @@ class Planning:
                     if r["rank"] == self._session.rank)
 
     def _answer(self, number: int, refusal: str) -> None:
-        """To a daemon that may be gone."""
+        """Answers the daemon, which may be gone."""
         _refusal(lambda: self._session.answer_change(
             number, not refusal, refusal or f"at step {self._steps + 1}"))
 
@@ -153,7 +156,7 @@ class Planning:
 
 
 def _refusal(act: Callable[[], object]) -> str:
-    """Why `act` could not be done, in one line; "": it is done."""
+    """Runs `act`; returns the line of its `Error`, or "" if it succeeds."""
     try:
         act()
     except Error as error:
@@ -163,13 +166,13 @@ def _refusal(act: Callable[[], object]) -> str:
 
 def profile(measured: Measured, held: int, peak: int, session: Session
             ) -> dict[str, Any]:
-    """The profile (proto/plan) of a step that computed everything again and
-    had `held` host bytes after its forward, `peak` at most."""
+    """Returns the profile (proto/plan) of a step that recomputed everything
+    and held `held` host bytes after its forward, `peak` at most."""
     kinds = measured.kinds
     several = len(kinds) > 1
     keeping = {name: kind for name, kind in kinds.items()
                if not name.endswith(FROZEN)}
-    # A plan needs only the total: it is spread evenly over the layers.
+    # A plan needs only the total, so it is spread evenly over the layers.
     each = _per(held, sum(kind.layers for kind in keeping.values()))
     classes = []
     for name, kind in keeping.items():
@@ -178,7 +181,7 @@ def profile(measured: Measured, held: int, peak: int, session: Session
                        cost.replayed_seconds / kind.layers)
                 for weight, cost in sorted(kind.products.items())]
         classes += [{**c, "kind": name} if several else c for c in own]
-    # What tells no kinds apart is written without names, as it always was.
+    # A profile with one kind has no names of kinds.
     fields = {"kinds": [{"name": name, **_layers(kind)}
                         for name, kind in kinds.items()]
               } if several else _layers(*kinds.values())
@@ -196,7 +199,7 @@ def _per(total: int, layers: int) -> int:
 
 
 def _layers(kind: Kind) -> dict[str, Any]:
-    """What one of the kind's layers takes and copies in any case."""
+    """Returns the seconds and fixed copies of one layer of the kind."""
     fields: dict[str, Any] = {"layers": kind.layers, "resident_layers": 0}
     for direction, seconds in kind.seconds.items():
         fields[f"{direction}_layer_seconds"] = seconds / kind.layers
@@ -221,12 +224,12 @@ def policy_of(plan: Mapping[str, Any]) -> Policy:
 
 
 def _full(planned: Mapping[str, Any], name: str) -> str:
-    """With its kind of layers, where the plan tells kinds apart."""
+    """Returns the name, after that of its kind if the plan names kinds."""
     return f"{planned['kind']}/{name}" if "kind" in planned else name
 
 
 def line(plan: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """This rank's part of a plan, and what it gives for memory."""
+    """Formats this rank's part of a plan and its cost in memory and time."""
     swapped = [f"{_full(c, c['name'])} {c['swap']:.2g}" for c in plan["classes"]
                if c["name"] != BASE and c["swap"] > 0]
     nbytes, seconds = recomputed(plan, asked)
@@ -238,8 +241,8 @@ def line(plan: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
 
 def recomputed(plan: Mapping[str, Any], asked: Mapping[str, Any]
                ) -> tuple[int, float]:
-    """Bytes of products that a step of this plan computes again in place of
-    holding them, and the seconds that this takes; `asked`: the profile."""
+    """Returns the bytes of products that a step of this plan recomputes
+    instead of holding them, and the seconds it takes; `asked`: the profile."""
     layers = {k["name"]: k["layers"] for k in asked.get("kinds", ())}
     costs = {(c.get("kind"), c["name"]): c for c in asked["classes"]}
     nbytes, seconds = 0.0, 0.0

@@ -1,10 +1,10 @@
-"""What of a layer's products is kept, swapped or computed again.
+"""Decides which products of a layer are kept, swapped or recomputed.
 
-MEMO (section 4.1) splits each layer's activations along the tokens: a part
-alpha is swapped to the host, the rest is computed again. Here tokens go by
-whole chunks: of each product of matrices the last chunks are kept on the
-device, where backward begins, those before them are swapped, the first ones
-are computed again.
+MEMO (section 4.1) splits each layer's activations along the tokens: a fraction
+alpha is swapped to the host, the rest is recomputed. Here whole chunks are
+split: for each matrix product, the last chunks, where backward begins, are
+kept on the device, those before them are swapped, and the first are
+recomputed.
 """
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _PARTS = mapping(
 
 
 class Action(enum.Enum):
-    """What happens to one product of one chunk between its two forwards."""
+    """What happens to a product of one chunk between the two forwards."""
 
     RECOMPUTE = 0
-    SWAP = 1  # in the host
+    SWAP = 1  # to the host
     KEEP = 2  # on the device
 
 
 @dataclass(frozen=True)
 class Share:
-    """Parts of the chunks: keep + swap <= 1, the rest is computed again.
-    A part that is no whole number of chunks is rounded down."""
+    """Fractions of the chunks: keep + swap <= 1, the rest is recomputed.
+    `keep` and `keep + swap` are rounded down to whole chunks."""
 
     keep: float = 0.0
     swap: float = 0.0
@@ -50,16 +50,16 @@ class Share:
 
 @dataclass(frozen=True)
 class Policy:
-    """Shares by the name of the weight within its layer, the first pattern
-    that fits (`fnmatch`: "mlp.*", "self_attn.?_proj"). A plan's patterns name
-    the kind of layers that they are for, where there are several:
+    """Shares by patterns of weight names within a layer (`fnmatch`: "mlp.*",
+    "self_attn.?_proj"); the first pattern that fits counts. If there are
+    several kinds of layers, a plan's patterns begin with the kind:
     "LlamaDecoderLayer.0/mlp.up_proj.weight"."""
 
     shares: tuple[tuple[str, Share], ...] = ()
 
     @staticmethod
     def of(given: str | Mapping[str, Mapping[str, float]]) -> Policy:
-        """The policy that a user gives as `stream(policy=)`, or `Invalid`."""
+        """Returns the policy given as `stream(policy=)`; raises `Invalid`."""
         if given == "recompute":
             return Policy()
         need("stream", "policy", given, _PARTS)
@@ -67,7 +67,7 @@ class Policy:
                             for pattern, parts in given.items()))
 
     def check(self, names: Iterable[str]) -> None:
-        """`Invalid` where a pattern fits none of the layers' weights."""
+        """Raises `Invalid` if a pattern fits none of the layers' weights."""
         names = sorted(set(names))
         for pattern, _ in self.shares:
             if not any(_fits(name, pattern) for name in names):
@@ -75,7 +75,7 @@ class Policy:
                               f"the layers; there are: {', '.join(names)}")
 
     def of_kind(self, kind: str) -> Policy:
-        """What it says of layers of that kind."""
+        """Returns the policy of the layers of one kind."""
         own = kind + "/"
         return Policy(tuple(
             (pattern.removeprefix(own), share)
@@ -88,8 +88,8 @@ class Policy:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """The weight's name, or that of a module it belongs to: PEFT makes
-    modules around the ones that a pattern was written for."""
+    """Returns whether the pattern fits the weight's name or that of a module
+    that contains it: PEFT wraps the modules that a pattern was written for."""
     while name and not fnmatch.fnmatchcase(name, pattern):
         name = name.rpartition(".")[0]
     return bool(name)

@@ -1,14 +1,15 @@
-"""The products of matrices of a layer, met below autograd.
+"""Intercepts the matrix products of a layer below autograd.
 
-A dispatch mode sees each product of a chunk, those of one weight in the same
-order in the first and in the second forward. Attention over chunks has
-products of its own, which are not the layer's: around it the mode is paused.
+A dispatch mode sees each product of a chunk; those of one weight come in the
+same order in the first and in the second forward. Products inside attention
+over chunks are not the layer's, so the mode is paused around it.
 
-[Note: storages] A weight is known by its storage, because a replay has aliases
-of it; and the storage by a weak reference, never by its address. FSDP2 frees a
-weight's memory between the two forwards and gets it anew elsewhere, perhaps
-where another weight was; copies that autocast made are freed, and what comes
-to lie there is no weight. As long as the reference is held, it is no other's.
+[Note: storages] A weight is identified by its storage, because a replay uses
+aliases of it, and the storage by a weak reference, never by its address. FSDP2
+frees a weight's memory between the two forwards and allocates it again
+elsewhere, perhaps where another weight was; copies made by autocast are freed,
+and their memory is used for other tensors. While the reference is held, no
+other storage equals it.
 """
 from __future__ import annotations
 
@@ -25,23 +26,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sluice.base import swapped
 
 _aten = torch.ops.aten
-# Products, and which of their arguments is the weight, if one is.
+# Operator -> index of the argument that may be a weight.
 _PRODUCTS = {_aten.mm.default: 1, _aten.addmm.default: 2, _aten.bmm.default: 1,
              _aten.baddbmm.default: 2, _aten._grouped_mm.default: 1,
              _aten.linear.default: 1}
 
 
-Place = tuple[str, int]  # a weight's name, which of its products in a chunk
+Place = tuple[str, int]  # weight's name, index among its products in a chunk
 
 
 class Product(NamedTuple):
     function: Callable
-    weight: str  # its name within the layer
+    weight: str  # the weight's name within the layer
     shapes: tuple[torch.Size, ...]
 
 
 class Products:
-    """What is a product of one layer's weights, during one call of it."""
+    """Recognizes products of one layer's weights, during one call of it."""
 
     def __init__(self, layer: nn.Module):
         # See [Note: storages].
@@ -50,7 +51,7 @@ class Products:
         self._paused = False
 
     def paused(self) -> contextlib.AbstractContextManager:
-        """Within, products are not the layer's own."""
+        """Ignores the products inside this context."""
         return swapped.attributes(self, _paused=True)
 
     def of(self, function: Callable, args: tuple) -> Product | None:
@@ -62,7 +63,7 @@ class Products:
                                   if isinstance(a, Tensor)))
 
     def follow_cast(self, function: Callable, args: tuple, out: Any) -> None:
-        """Autocast multiplies with copies of the weights."""
+        """Registers autocast's copies of weights, which it multiplies with."""
         if function is _aten._to_copy.default:
             name = self._names.get(storage(args[0]))
             if name is not None:
@@ -70,8 +71,8 @@ class Products:
 
 
 class Mode(TorchDispatchMode):
-    """Counts the products of one chunk. What the product at a place of it is,
-    `make` says, by the place, the product, args and kwargs, or a subclass."""
+    """Counts the products of one chunk and replaces each by the result of
+    `make(place, product, args, kwargs)`, or of a subclass's `met`."""
 
     def __init__(self, products: Products,
                  make: Callable[..., Any] | None = None):
@@ -97,5 +98,6 @@ class Mode(TorchDispatchMode):
 
 
 def storage(tensor: Tensor) -> StorageWeakRef:
-    """Equal for views of one tensor, and for no other's while it is held."""
+    """Returns a key that is equal for views of one tensor, and for no other
+    tensor while the key is held."""
     return StorageWeakRef(tensor.untyped_storage())

@@ -1,9 +1,9 @@
-"""What one step of a stream costs: its layers' seconds, bytes and copies, each
-kind of layers by itself.
+"""Measures the costs of one step: seconds, bytes and copies of its layers, by
+kind of layer.
 
-[Note: seconds] They are the device's. A simulated GPU's are the host's. The
-host only enqueues what a real one computes, so there two events are enqueued
-around it, and asked how far they were apart once the step is over.
+[Note: seconds] All seconds are device time. For a simulated GPU that is host
+time. For a real GPU, where the host only enqueues work, two events are
+recorded around it, and the time between them is read when the step is over.
 """
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from sluice.memory.compute_device import Moment
 from sluice.native.leases import CopyStats
 from sluice.plan.products import Mode, Place, Product, Products
 
-FROZEN = ".frozen"  # ends the name of a kind of layers without a backward
+FROZEN = ".frozen"  # suffix of a kind of layers without a backward
 
 
 @dataclass
 class Cost:
-    """The cost of one weight's products, summed over the layers."""
+    """Cost of one weight's products, summed over layers and chunks."""
 
     nbytes: int = 0
     seconds: float = 0.0
     count: int = 0
-    spared: int = 0  # of them, which replays leave out
+    spared: int = 0  # number of these that replays leave out
 
     @property
     def replayed_seconds(self) -> float:
-        """Seconds of those that are computed again; see `spared`."""
+        """Seconds of the products that replays compute; see `spared`."""
         return self.seconds * max(0, self.count - self.spared) / self.count
 
     def took(self, seconds: float) -> None:
@@ -45,13 +45,13 @@ class Cost:
 
 @dataclass
 class Kind:
-    layers: int = 0  # forwards, of which each may have a backward, or none
-    backwards: int = 0
+    layers: int = 0  # number of forwards
+    backwards: int = 0  # number of backwards
     products: dict[str, Cost] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {
         "forward": 0.0, "backward": 0.0})
     out: Counter[str] = field(default_factory=Counter)  # bytes to the host
-    back: Counter[str] = field(default_factory=Counter)
+    back: Counter[str] = field(default_factory=Counter)  # bytes to the device
 
     def took(self, direction: str, seconds: float) -> None:
         self.seconds[direction] += seconds
@@ -59,21 +59,21 @@ class Kind:
 
 @dataclass
 class Measured:
-    """A step that computes all of it again; see [Note: seconds]."""
+    """Costs of a step that recomputes everything; see [Note: seconds]."""
 
-    copied: Callable[[], CopyStats]  # so far, by all steps
+    copied: Callable[[], CopyStats]  # totals over all steps so far
     device: torch.device
-    # By name. Layers that are frozen, with all before them, are a kind of
-    # their own: they keep nothing, and only their forward takes time.
+    # By name. Layers that are frozen, and so are all layers before them, are a
+    # kind of their own: they keep nothing, and only their forward takes time.
     kinds: dict[str, Kind] = field(default_factory=dict)
-    # Spans that are not read yet: begin, end, what is told the seconds.
+    # Spans that are not read yet: begin, end, callback for the seconds.
     _spans: list[tuple[Event, Event,
                        Callable[[float], None]]] = field(default_factory=list)
 
     @contextlib.contextmanager
     def layer(self, kind: str, direction: str, keeps: bool) -> Iterator[None]:
-        """Around a layer's whole "forward" or "backward"; `keeps`: its
-        backward may come."""
+        """Measures a layer's whole "forward" or "backward" inside this
+        context; `keeps`: the layer may have a backward."""
         sums = self._kind(kind if keeps else kind + FROZEN)
         before, start = self.copied(), compute_device.now(self.device)
         yield
@@ -88,7 +88,8 @@ class Measured:
 
     def metering(self, kind: str, products: Products
                  ) -> contextlib.AbstractContextManager:
-        """Around the first forward of one chunk of a layer."""
+        """Measures the products of the first forward of one chunk of a layer.
+        """
         costs = self._kind(kind).products
 
         def met(place: Place, product: Product, args: tuple, kwargs: dict
@@ -104,14 +105,15 @@ class Measured:
         return Mode(products, met)
 
     def spared(self, kind: str, weights: Iterable[str]) -> None:
-        """A replay of one chunk of a layer leaves out the products of these
-        weights, one each."""
+        """Notes that a replay of one chunk of a layer leaves out one product
+        of each of these weights."""
         costs = self._kind(kind).products
         for weight in weights:
             costs[weight].spared += 1
 
     def since(self, start: Moment, told: Callable[[float], None]) -> None:
-        """`told` is given the seconds, on a real GPU by `read`."""
+        """Calls `told` with the seconds since `start`, on a real GPU from
+        `read`."""
         end = compute_device.now(self.device)
         if isinstance(start, float):
             told(end - start)
@@ -119,7 +121,7 @@ class Measured:
             self._spans.append((start, end, told))
 
     def read(self) -> None:
-        """Waits for the step on a real GPU; its seconds are there then."""
+        """Waits for the step on a real GPU, and delivers its seconds."""
         while self._spans:
             start, end, told = self._spans.pop()
             end.synchronize()
@@ -127,7 +129,7 @@ class Measured:
 
     @property
     def whole(self) -> bool:
-        """A backward of each layer that keeps something for it."""
+        """Whether each layer that is not frozen had a backward."""
         keeping = [kind for name, kind in self.kinds.items()
                    if not name.endswith(FROZEN)]
         return bool(keeping) and all(
