@@ -39,7 +39,7 @@ struct WatchedRank {
 
 struct WatchVerdict {
   std::vector<std::string> notes;  // to be printed now
-  std::string end;  // if not empty: the run must end, and why
+  std::string end;                 // if not empty: the run must end, and why
 };
 
 class Watchdog {
