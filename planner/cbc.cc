@@ -1,4 +1,4 @@
-// The one file that uses CBC (clp.cc is Clp's).
+// The only file that uses CBC (clp.cc is the only one that uses Clp).
 //
 // CBC is not re-entrant (two models solved in two threads fail at start-up,
 // coin-or/Cbc #332), so one lock covers all.
@@ -25,8 +25,8 @@ Mutex& SolverMutex() {
 
 // ---- The DSA program -------------------------------------------------------
 
-// Sizes are scaled so that the peak stays below this: with big-M rows of
-// 3e7, CBC's integrality tolerance of 1e-6 is worth 30 units.
+// Sizes are scaled so that the peak stays below this. With big-M rows of 3e7,
+// CBC's integrality tolerance of 1e-6 would be worth 30 units.
 constexpr double kScaledPeak = 8192;
 
 // min peak
@@ -61,8 +61,8 @@ class DsaMip {
     SetParameters(time_limit);
     Cbc_solve(model_);
     MipResult result{.bound = ProvedBound()};
-    // The objective of a solve without a solution is 1e50 or DBL_MAX; only
-    // the pointer tells.
+    // Without a solution the objective is 1e50 or DBL_MAX, so only the pointer
+    // shows whether there is one.
     const double* values = Cbc_bestSolution(model_);
     if (values == nullptr) return result;
     Offsets offsets = OffsetsFrom(values);
@@ -143,8 +143,8 @@ class DsaMip {
     }
   }
 
-  // Adds weight * [i lies below j] to the terms, and what is constant of it
-  // to `constant`.
+  // Adds weight * [i lies below j] to the terms, and its constant part to
+  // `constant`.
   void AddBelow(size_t i, size_t j, double weight,
                 std::vector<std::pair<int, double>>* terms,
                 double* constant) const {
@@ -178,7 +178,8 @@ class DsaMip {
     }
   }
 
-  // The start with equal items in the order that their fixed variables say.
+  // Returns `start` with equal items in the order that their fixed variables
+  // require.
   Offsets Canonical(Offsets start) const {
     for (size_t i = 0; i < n_; ++i) {
       for (size_t j = i + 1; j < n_; ++j) {
@@ -210,19 +211,19 @@ class DsaMip {
     Cbc_setLogLevel(model_, 0);
     Cbc_setParameter(model_, "log", "0");
     Cbc_setParameter(model_, "slog", "0");
-    // Otherwise the limit is CPU time.
+    // Without this the limit is CPU time.
     Cbc_setParameter(model_, "timeMode", "elapsed");
     Cbc_setParameter(model_, "seconds", fmt::format("{:.3f}", seconds).c_str());
     Cbc_setParameter(model_, "threads", "0");
-    // So that mostly not the clock but the work ends it.
+    // A limit on work, so that the clock rarely ends the solve.
     Cbc_setParameter(model_, "maxNodes", "20000");
     // 2.10.8 reads a null pointer in CglPreProcess::postProcess when the time
     // limit ends a solve that was preprocessed.
     Cbc_setParameter(model_, "preprocess", "off");
-    // Twice as fast without either on this program.
+    // This program is solved twice as fast without cuts and without heuristics.
     Cbc_setParameter(model_, "cuts", "off");
     Cbc_setParameter(model_, "heuristicsOnOff", "off");
-    // Peaks are whole units: less than one is no improvement.
+    // Peaks are whole units, so a gap below one unit is no improvement.
     Cbc_setAllowableGap(model_, 0.999 / scale_);
   }
 
@@ -237,7 +238,7 @@ class DsaMip {
   }
 
   // Drops the items one by one, in the order CBC stacked them, onto those
-  // below: longest paths in the order's graph, in whole numbers.
+  // below: longest paths in the order's graph, in integers.
   Offsets OffsetsFrom(const double* values) const {
     std::vector<size_t> order(n_);
     std::iota(order.begin(), order.end(), size_t{0});

@@ -1,4 +1,4 @@
-// The one file that uses Clp.
+// The only file that uses Clp.
 #include <coin/Clp_C_Interface.h>
 #include <fmt/format.h>
 
@@ -12,8 +12,8 @@
 namespace sluice::planner {
 namespace {
 
-// Clp's models are apart from each other, but that is not documented for all of
-// CoinUtils; plans take milliseconds, so one lock costs nothing.
+// Clp's models are independent of each other, but that is not documented for
+// all of CoinUtils. Plans take milliseconds, so one lock costs nothing.
 Mutex& ClpMutex() {
   static Mutex mutex;
   return mutex;
@@ -21,7 +21,7 @@ Mutex& ClpMutex() {
 
 constexpr double kTolerance = 1e-11;
 
-// Rows in the column-major form that Clp takes.
+// Rows in the column-major form that Clp expects.
 struct ColumnMajor {
   std::vector<CoinBigIndex> starts;
   std::vector<int> rows;
@@ -56,9 +56,10 @@ struct LinearSolver::Model {
   Clp_Simplex* clp = nullptr;
   std::vector<double> lower, upper, cost, row_lower, row_upper;
   std::vector<double> values;
-  bool dual = false;  // the next solution
+  bool dual = false;  // whether Solve uses the dual simplex next
 
-  // Every column at its lower bound, every row basic: where Clp starts.
+  // Resets the basis to Clp's start: every column at its lower bound, every row
+  // basic.
   void ForgetBasis() {
     constexpr unsigned char kBasic = 1, kAtLower = 3;
     std::vector<unsigned char> status(lower.size(), kAtLower);
@@ -66,12 +67,12 @@ struct LinearSolver::Model {
     Clp_copyinStatus(clp, status.data());
   }
 
-  // Clp's status: 0 optimal, 1 infeasible, 2 unbounded.
+  // Returns Clp's status: 0 optimal, 1 infeasible, 2 unbounded.
   int Solve() {
     std::exchange(dual, false) ? Clp_dual(clp, 0) : Clp_primal(clp, 0);
     if (Clp_status(clp) == 0) return 0;
-    // The basis of the last stage may lie at the edge of what the next one
-    // allows: once more, from nothing.
+    // The last stage's basis may lie at the edge of what this stage allows, so
+    // solve once more from the initial basis.
     ForgetBasis();
     Clp_dual(clp, 0);
     if (Clp_status(clp) != 0) Clp_primal(clp, 0);
@@ -101,7 +102,8 @@ LinearSolver::LinearSolver(const LinearProgram& program)
                   matrix.rows.data(), matrix.values.data(), m.lower.data(),
                   m.upper.data(), m.cost.data(), m.row_lower.data(),
                   m.row_upper.data());
-  // The caller scales; Clp's own scaling would make the tolerance another.
+  // The caller scales. Clp's own scaling would change the meaning of the
+  // tolerance.
   Clp_scaling(m.clp, 0);
   Clp_setPrimalTolerance(m.clp, kTolerance);
   Clp_setDualTolerance(m.clp, kTolerance);

@@ -1,5 +1,5 @@
-// PlanNode: memory for every rank, then one LP of what all of them keep, swap
-// and recompute.
+// PlanNode: plans memory for every rank, then solves one LP for what all ranks
+// keep, swap and recompute.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,8 @@
 namespace sluice::planner {
 namespace {
 
-// Tells `book` how far the plan of all ranks is, segment by segment.
+// Returns `options` with a progress callback that reports to `book`, segment by
+// segment.
 MemoryOptions Watched(MemoryOptions options, const NodeProgress& at,
                       const UnitBook& book) {
   if (!book.watch) return options;
@@ -32,7 +33,7 @@ MemoryOptions Watched(MemoryOptions options, const NodeProgress& at,
   return options;
 }
 
-// One line when the transient region does not fit; empty when it does.
+// Returns one line if the transient region does not fit, or "".
 std::string TooMuchTransient(const plan::RankProfile& profile,
                              const plan::RankPlan& rank) {
   if (profile.transient_capacity <= Bytes(0) ||
@@ -62,14 +63,15 @@ void FillFractions(RankFractions chosen, plan::RankPlan* rank) {
   rank->host_bytes = chosen.host_bytes;
 }
 
-// What a rank may keep on its GPU beside its transient buffers.
+// Returns the bytes that a rank can keep on its GPU in addition to its
+// transient buffers.
 Bytes RoomToKeep(const plan::RankProfile& profile, Bytes transient_peak) {
   const Bytes room =
       profile.transient_capacity - transient_peak - profile.keep_reserve;
   return std::max(room, Bytes(0));
 }
 
-// The time limit is for all of them.
+// Plans the memory of all ranks. The time limit covers all of them.
 absl::StatusOr<std::vector<plan::RankPlan>> PlanMemories(
     const std::vector<plan::RankProfile>& profiles,
     const MemoryOptions& options, absl::Time start, UnitBook* book) {
@@ -104,7 +106,7 @@ absl::StatusOr<plan::NodePlan> PlanNode(
     const NodeResources& resources, const MemoryOptions& options,
     UnitBook* book) {
   SLUICE_RETURN_IF_ERROR(CheckProfiles(profiles, resources));
-  UnitBook own;  // equal ranks are solved once in any case
+  UnitBook own;  // used without a given book: equal ranks are still solved once
   if (book == nullptr) book = &own;
   const absl::Time start = absl::Now();
   plan::NodePlan plan;

@@ -1,7 +1,7 @@
 // The planner: pure functions from traces and profiles to plans.
 //
-// No CUDA, gRPC, torch, or clocks beyond a deadline. The daemon (in a
-// worker process), sluicectl and the tests call the same functions.
+// It uses no CUDA, gRPC or torch, and no clock except for deadlines. The daemon
+// (in a worker process), sluicectl and the tests call the same functions.
 #pragma once
 
 #include <vector>
@@ -15,13 +15,14 @@
 
 namespace sluice::planner {
 
-// Both levels: every distinct segment kind once, then the step's sequence of
-// segments as pseudo requests.
+// The result of both levels: each distinct segment kind planned once, and the
+// step's sequence of segments as pseudo requests.
 struct SegmentLayout {
   std::vector<plan::SegmentPlan> segments;
   Bytes peak;
 };
-// `book` (may be null): units planned before, to which those solved are added.
+// Plans both levels. `book` (may be null) holds units planned before; newly
+// solved units are added to it.
 absl::StatusOr<SegmentLayout> PlanSegments(
     const std::vector<plan::SegmentKind>& segments,
     const MemoryOptions& options, UnitBook* book = nullptr);
@@ -29,9 +30,9 @@ absl::StatusOr<SegmentLayout> PlanSegments(
 using plan::LinkCapacity;
 using plan::NodeResources;
 
-// The whole plan of a node: memory a rank, swapping for all ranks (MEMO's LP
+// Plans a whole node: memory of each rank, and swapping of all ranks (MEMO's LP
 // for alpha, with re-reads and scratch counted). If no plan fits, the result
-// has `infeasible` with the reason.
+// has `infeasible` set to the reason.
 absl::StatusOr<plan::NodePlan> PlanNode(
     const std::vector<plan::RankProfile>& profiles,
     const NodeResources& resources, const MemoryOptions& options,

@@ -10,9 +10,9 @@
 namespace sluice::planner {
 namespace {
 
-// Level 2's trace: one pseudo request per segment kind, alive while it runs.
-// Segments run one after another, so none live together; what outlives a
-// segment would be a longer request here.
+// Returns level 2's trace: one pseudo request per segment kind, alive while it
+// runs. Segments run one after another, so no two are alive together. A buffer
+// that outlives its segment would be a longer request here.
 plan::Trace SequenceOf(const std::vector<plan::SegmentPlan>& segments,
                        Bytes alignment) {
   plan::Trace trace;
@@ -44,7 +44,7 @@ absl::StatusOr<SegmentLayout> PlanSegments(
       layout.segments.push_back({.name = kind.name, .placement = *known});
       continue;
     }
-    // A hard kind may use its share of what is left, not everything.
+    // A hard kind gets its share of the remaining time, not all of it.
     MemoryOptions share = options;
     share.time_limit = std::max(deadline - absl::Now(), absl::ZeroDuration()) /
                        static_cast<int64_t>(segments.size() - k);

@@ -11,7 +11,7 @@ UnitBook::UnitBook(const std::vector<plan::UnitPlan>& known) {
 const plan::Placement* UnitBook::Find(const plan::Trace& trace) {
   const std::string key = plan::UnitKey(trace);
   const auto found = entries_.find(key);
-  // A hash is no proof that two traces are one.
+  // Equal hashes do not prove equal traces.
   if (found == entries_.end() ||
       !plan::SameUnit(found->second.unit.trace, plan::Canonical(trace))) {
     return nullptr;

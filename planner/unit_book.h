@@ -1,5 +1,5 @@
-// Units with planned memory: a known unit is not solved again, whichever rank,
-// segment or daemon life it comes from.
+// Remembers planned units, so that a known unit is not solved again, whichever
+// rank, segment or daemon life it comes from.
 //
 // Thread safety: one owner.
 #pragma once
@@ -15,13 +15,13 @@
 
 namespace sluice::planner {
 
-// How far a node's plan is: told before each unit and while it is solved.
+// Progress of a node's plan. Reported before each unit and while it is solved.
 struct NodeProgress {
-  int64_t done = 0;  // segments of `all`
+  int64_t done = 0;  // segments planned, out of `all`
   int64_t all = 0;
-  std::string segment;  // that is being planned
-  std::string arm;      // of the solver
-  Bytes peak;           // of the best plan of it, and what is proved
+  std::string segment;  // now being planned
+  std::string arm;      // now running in the solver
+  Bytes peak;           // of the segment's best plan; lower_bound is proved
   Bytes lower_bound;
 };
 
@@ -30,15 +30,17 @@ class UnitBook {
   UnitBook() = default;
   explicit UnitBook(const std::vector<plan::UnitPlan>& known);
 
-  // The placement of an equal unit, valid for this trace; null: none.
+  // Returns the placement of an equal unit, valid for `trace`, or null.
   const plan::Placement* Find(const plan::Trace& trace);
-  // Keeps what was solved. A placement without a proof answers the rest of
-  // this plan only: with more time there may be a better one.
+  // Adds a solved unit. A placement without a proof is reused within this plan
+  // only, because a later plan with more time may find a better one.
   void Add(const plan::Trace& trace, const plan::Placement& placement);
-  // Forgets placements without a proof: before a run with better solvers.
+  // Forgets placements without a proof. Call it before a run with better
+  // solvers.
   void DropUnproved();
 
-  // Different units that were solved, and that were found as given.
+  // Number of distinct units that were solved, and that were found among the
+  // given ones.
   int64_t solved() const { return static_cast<int64_t>(solved_.size()); }
   int64_t known() const { return static_cast<int64_t>(known_.size()); }
 

@@ -12,7 +12,7 @@ struct ItemGroup {
   int64_t base;
 };
 
-// Groups that no item joins across a slot border.
+// Returns groups with no item that crosses from one to the other.
 std::vector<ItemGroup> Cut(const Problem& problem, const ItemGroup& group) {
   std::vector<ItemGroup> groups;
   int32_t end = -1;
@@ -25,7 +25,8 @@ std::vector<ItemGroup> Cut(const Problem& problem, const ItemGroup& group) {
   return groups;
 }
 
-// Gives those that live throughout the group an offset and takes them out.
+// Removes items that live throughout the group, and gives them offsets. Returns
+// whether there were any.
 bool Peel(const Problem& problem, ItemGroup* group, Offsets* offsets) {
   int32_t from = problem.items[group->items[0]].lower;
   int32_t to = 0;

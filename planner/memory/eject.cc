@@ -15,26 +15,28 @@
 namespace sluice::planner {
 namespace {
 
-// Moves of a chain before it is taken back.
+// Most moves in a chain before it is undone.
 constexpr int kChain = 50;
-// Places are looked for by address to this many buckets first.
+// Addresses are grouped into about this many buckets; the search chooses a
+// bucket, then a place in it.
 constexpr int64_t kBuckets = 512;
-// Exact places tried in the best bucket.
+// Most exact places tried in the best bucket.
 constexpr size_t kPlaces = 64;
-// A look at the place of an item costs as much as so many visits of the
+// Looking at one item for a place costs as much as this many visits of the
 // index.
 constexpr int64_t kLookVisits = 14;
-// Below this a step is over before a thread has started.
+// With fewer items a step ends before a thread has started.
 constexpr size_t kMinItemsToEjectInThreads = 2000;
 
-// What one thread has found must not show in another's outcome: the run that
-// took fewest visits wins, the first seed on ties.
+// State shared by the two runs of a step. One thread's timing must not change
+// the result, so the successful run with the fewest visits wins, the first seed
+// on ties.
 struct Shared {
   std::atomic<int64_t> least{std::numeric_limits<int64_t>::max()};
   const std::function<bool()>& expired;
 };
 
-// One step: all below one limit, or not.
+// One run of a step: tries to place all items below one limit.
 class Ejector {
  public:
   Ejector(const Problem& problem, const Offsets& offsets, int64_t limit,
@@ -61,7 +63,8 @@ class Ejector {
     }
   }
 
-  // Whether all got a place; until then, or `visits`, or another's win.
+  // Returns whether all items got a place. Gives up after `visits` visits, when
+  // the other run has won with fewer, or when the time is over.
   bool Run(int64_t visits, Shared* shared) {
     for (int chains = 1; !pool_.empty(); ++chains) {
       if (this->visits() > std::min(visits, shared->least.load()) ||
@@ -83,13 +86,13 @@ class Ejector {
  private:
   struct Move {
     uint32_t item;
-    int64_t from;  // -1: it had no place
+    int64_t from;  // -1: the item had no place before
   };
-  // Together, since a search for a place reads them of thousands.
+  // One struct, because a search for a place reads thousands of them.
   struct Seat {
-    float cost;      // of having to place it again, by what was seen so far
+    float cost;      // of placing the item again; grows with each failure
     uint16_t first;  // bucket of its first unit
-    uint16_t last;   // and of its last
+    uint16_t last;   // bucket of its last unit
   };
 
   size_t BucketOf(int64_t address) const {
@@ -106,7 +109,8 @@ class Ejector {
 
   void Drop(uint32_t k) { taken_.Remove(problem_.items[k], offsets_[k], k); }
 
-  // From one of the pool on, until less is missing than before.
+  // Moves items, starting with a random one of the pool, until less is missing
+  // than before; otherwise undoes the moves.
   void Chain() {
     const std::vector<uint32_t> pool = pool_;
     const double before = missing_;
@@ -144,7 +148,7 @@ class Ejector {
     moves_.push_back({k, -1});
   }
 
-  // Empties a cheap place for item k.
+  // Ejects the items from a cheap place for item k, and returns that place.
   int64_t MakeRoom(uint32_t k) {
     const Item& item = problem_.items[k];
     taken_.List(item.lower, item.upper, &together_);
@@ -158,7 +162,7 @@ class Ejector {
       missing_ += static_cast<double>(weight_[other]);
       pool_.push_back(other);
     }
-    // The hardest is placed next.
+    // The most expensive item is placed next.
     std::sort(pool_.begin() + static_cast<ptrdiff_t>(before), pool_.end(),
               [this](uint32_t a, uint32_t b) {
                 return std::pair(seats_[a].cost, a) <
@@ -167,19 +171,20 @@ class Ejector {
     return at;
   }
 
-  // The cost of all that begins, and that ends, in each bucket or below.
+  // Sums, for each bucket, the cost of items that begin in it or below
+  // (begun_), and of items that end in it or below (ended_).
   void SumCosts(size_t buckets) {
     begun_.assign(buckets, 0);
     ended_.assign(2 * buckets, 0);
-    // Neighbours mostly share a bucket: two sums a bucket wait less for each
-    // other.
+    // Neighbours often share a bucket. Two alternating sums per bucket shorten
+    // the chain of dependent additions.
     size_t odd = 0;
     size_t bucket = 0;
     double sum = 0;
     for (const uint32_t other : together_) {
       const Seat seat = seats_[other];
       if (seat.first != bucket) {
-        begun_[bucket] = sum;  // ascending
+        begun_[bucket] = sum;  // items are sorted by address
         bucket = seat.first;
         sum = 0;
       }
@@ -197,8 +202,9 @@ class Ejector {
     }
   }
 
-  // Where the cost of what is in the way is about least: what begins before
-  // the place's last bucket, less what ends before its first.
+  // Returns the bucket where the items in the way cost about least: the items
+  // that begin up to the place's last bucket, less those that end before its
+  // first.
   size_t CheapBucket(const Item& item) {
     const size_t buckets = BucketOf(limit_) + 1;
     SumCosts(buckets);
@@ -209,7 +215,7 @@ class Ejector {
       const int64_t at = std::min(static_cast<int64_t>(b) << shift_, highest);
       const double cost =
           begun_[BucketOf(at + item.size - 1)] - (b == 0 ? 0 : ended_[b - 1]);
-      // Now and then one up to a fifth dearer.
+      // Random noise: sometimes picks a place up to a fifth more expensive.
       const double noisy = cost * static_cast<double>(64 + random_() % 13);
       if (noisy >= best_cost) continue;
       best_cost = noisy;
@@ -223,8 +229,8 @@ class Ejector {
            offsets_[other] + problem_.items[other].size > at;
   }
 
-  // The cheapest place in a bucket, of those that touch another item; near_
-  // has what may be in the way there.
+  // Returns the cheapest place in a bucket, among those that touch another
+  // item. Fills near_ with the items that may be in the way there.
   int64_t BestPlace(const Item& item, size_t bucket) {
     const int64_t highest = limit_ - item.size;
     const int64_t from =
@@ -269,17 +275,17 @@ class Ejector {
 
   const Problem& problem_;
   const int64_t limit_;
-  const int shift_;  // of addresses to buckets
-  Offsets offsets_;  // of items not in the pool
+  const int shift_;  // address >> shift_ is the bucket
+  Offsets offsets_;  // valid for items not in pool_
   std::vector<Seat> seats_;
-  std::vector<float> weight_;  // how hard to place
+  std::vector<float> weight_;  // an item's difficulty, from size and lifetime
   Occupancy taken_;
-  std::vector<uint32_t> pool_;  // without a place; the last is next
-  double missing_ = 0;          // their weights
-  std::vector<Move> moves_;     // of the chain
+  std::vector<uint32_t> pool_;  // items without a place; the last is next
+  double missing_ = 0;          // sum of their weights
+  std::vector<Move> moves_;     // of the current chain
   std::mt19937 random_;
   int64_t looked_ = 0;
-  // Scratch of one move.
+  // Scratch buffers of one move.
   std::vector<uint32_t> together_;
   std::vector<uint32_t> near_;
   std::vector<int64_t> places_;
@@ -287,7 +293,7 @@ class Ejector {
   std::vector<double> ended_;
 };
 
-// What it took, and the placement if all got below `limit`.
+// The visits a step took, and the placement if all items got below `limit`.
 struct Step {
   int64_t visits = 0;
   std::optional<Offsets> offsets;
@@ -323,7 +329,8 @@ std::optional<Offsets> LowerByEjection(const Problem& problem, Offsets offsets,
                                        const std::function<bool()>& expired) {
   std::optional<Offsets> best;
   int64_t peak = PeakOf(problem, offsets);
-  double fraction = 0.05;  // of what is left, that a step goes lower
+  // of the gap to `target`, that a step lowers the limit by
+  double fraction = 0.05;
   int64_t share = visits / 16;
   for (uint32_t seed = 1; visits > 0 && peak > target && !expired(); ++seed) {
     const auto step =

@@ -1,5 +1,5 @@
-// Ejection search (internal to the planner): large-neighbourhood search on
-// what is above a limit, for traces of any size.
+// Ejection search (internal to the planner): a large-neighbourhood search that
+// moves the items above a limit, for traces of any size.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace sluice::planner {
 
-// Lowers `offsets`, a valid placement, towards `target` in steps, each a
-// little lower than the last. For a step, what ends above the limit is taken
-// out and placed below it: where it fits, or else where those in the way are
-// easiest to place again; they are next. A chain of such moves that leaves
-// more to be placed than it found is taken back, and what could not be placed
-// weighs more. Ends at `target` or after about `visits` looks at an item, in
-// two threads where there are two; the outcome is that of one. nullopt: none
-// better.
+// Lowers the peak of `offsets`, a valid placement, towards `target` in steps,
+// each with a slightly lower limit. A step takes out the items that end above
+// the limit and places them below it: in a free gap, or else where the items in
+// the way are easiest to place again; those are placed next. A chain of such
+// moves is undone if it leaves more to be placed than before, and items that
+// could not be placed get a higher cost. Ends at `target` or after about
+// `visits` visits of items. Large problems use two threads; the result is the
+// same with one. Returns nullopt if nothing better was found.
 std::optional<Offsets> LowerByEjection(const Problem& problem, Offsets offsets,
                                        int64_t target, int64_t visits,
                                        const std::function<bool()>& expired);

@@ -10,12 +10,12 @@
 namespace sluice::planner {
 namespace {
 
-// Below this a race is over before a thread has started.
+// With fewer items a race ends before a thread has started.
 constexpr size_t kMinItemsToPlaceInThreads = 4000;
 
-// Runs of all orders and both fits, handed out in listed order to any number
-// of threads. The outcome is that of one: the first run that meets the
-// target, or else the lowest peak, the first on ties.
+// Runs all orders with both fits, handed out in listed order to any number of
+// threads. The result is the same as with one thread: the first run that meets
+// the target, or else the lowest peak, the first on ties.
 class Race {
  public:
   Race(const Problem& problem, const std::vector<NamedOrder>& orders,
@@ -54,7 +54,7 @@ class Race {
  private:
   struct Heat {
     int index;
-    int64_t limit;  // what it has to reach to be of use
+    int64_t limit;  // a peak above this is useless
   };
 
   void AddFrozen(Occupancy* taken) const {
@@ -82,7 +82,7 @@ class Race {
     return Heat{next_++, best_.peak - 1};
   }
 
-  // An earlier run has met the target, or time is up.
+  // Returns whether an earlier run has met the target or the time is over.
   bool Over(const Heat& heat) {
     if (expired_()) return true;
     const MutexLock lock(mutex_);
@@ -112,7 +112,7 @@ class Race {
   const std::function<bool()>& expired_;
   Mutex mutex_;
   int next_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The heat of best_; -1: what was known before the race.
+  // Index of the run that found best_. -1: best_ was known before the race.
   int index_ ABSL_GUARDED_BY(mutex_) = -1;
   GreedyResult best_ ABSL_GUARDED_BY(mutex_);
 };
@@ -124,8 +124,8 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     const std::function<bool()>& expired) {
   Offsets offsets(problem.items.size());
   size_t placed = 0;
-  // Those that all live in one slot, as the first do where the peak goes
-  // first, just lie on each other.
+  // Items that all live in one slot are stacked without a search. In orders
+  // that put the peak first, these are the first items.
   bool stacked = taken->empty();
   int32_t from = 0;
   int32_t to = std::numeric_limits<int32_t>::max();

@@ -1,5 +1,5 @@
-// Greedy placement (internal to the planner): items one by one, each into a
-// gap left by those placed before it that live together with it.
+// Greedy placement (internal to the planner): places items one by one, each
+// into a gap between placed items that are alive at the same time.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace sluice::planner {
 
-// Places items of `order` into `taken`. Gives up (nullopt) as soon as an item
-// would end above `limit`, since the caller has something as good already, or
-// when `expired` says so. Offsets of items not in `order` are 0.
+// Places the items of `order` into `taken`. Returns nullopt as soon as an item
+// would end above `limit`, because the caller already has a plan that good, or
+// when `expired` returns true. Offsets of items not in `order` are 0.
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit, Occupancy* taken,
                                     const std::function<bool()>& expired);
 
-// The same on an empty memory, however long it takes.
+// The same, starting with empty memory and without a deadline.
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit);
 
@@ -31,22 +31,23 @@ struct GreedyResult {
   std::string method;  // "greedy:size:first"
 };
 
-// Items that stay where they are: items[i] at offsets[i].
+// Items that must not move: items[i] lies at offsets[i].
 struct Frozen {
   Order items;
   Offsets offsets;
 };
 
-// Runs every order with both fits, in listed order, around what is frozen,
-// and keeps the best below `peak`, which is known already; stops at the first
-// of at most `target`, or when `expired` says so. With none below, `offsets`
-// is empty. Orders have all items but the frozen.
+// Runs every order with both fits, in listed order, around the frozen items.
+// Keeps the best plan below `peak`, the known one; stops at the first with a
+// peak of at most `target`, or when `expired` returns true. `offsets` is empty
+// if no plan is below `peak`. Each order lists all items except the frozen
+// ones.
 GreedyResult RaceOrders(const Problem& problem,
                         const std::vector<NamedOrder>& orders,
                         const Frozen& frozen, int64_t peak, int64_t target,
                         const std::function<bool()>& expired);
 
-// The same of GreedyOrders, with nothing frozen.
+// RaceOrders with the orders of GreedyOrders and nothing frozen.
 GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
                         const std::function<bool()>& expired);
 

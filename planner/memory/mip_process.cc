@@ -20,13 +20,14 @@ namespace {
 
 // Question: kMagic, milliseconds, unit, bound, n, then lower, upper, size and
 // start of each item. Answer: kMagic, bound, n or 0, then offsets. Both sides
-// are one build; memfds, because a dead reader of a pipe sends signals.
+// come from one build. Memfds and not pipes, because writing to a pipe whose
+// reader died raises a signal.
 using Message = std::vector<int64_t>;
 constexpr int64_t kMagic = 0x736c7569636d6970;
 constexpr size_t kHead = 5;
 constexpr size_t kAnswerHead = 3;
 constexpr size_t kMaxWords = 1 << 16;
-// Start of a process, reading, writing.
+// Time to start the process, read and write.
 constexpr absl::Duration kSlack = absl::Milliseconds(50);
 
 std::string_view BytesOf(const Message& words) {
@@ -100,10 +101,10 @@ MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
 }
 
 int ServeMip(int in_fd, int out_fd) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // the parent alone reads the answer
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // only the parent reads the answer
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
-  // What CBC prints goes nowhere.
+  // Discards what CBC prints.
   const int secluded = fcntl(out_fd, F_DUPFD_CLOEXEC, 3);
   const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
   if (secluded < 0 || null < 0 || dup2(null, out_fd) < 0) return 1;

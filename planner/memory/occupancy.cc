@@ -10,15 +10,15 @@ namespace {
 
 constexpr int64_t kAny = Scan::kNone - 1;
 
-// Below this, a question about all items takes less than keeping windows.
+// With fewer items a scan of all of them is faster than maintaining windows.
 constexpr size_t kMinItemsInWindows = 8192;
-// Windows are as narrow as leaves an item in so many on average. It is in two
-// of any width.
+// The width of windows is chosen so that an item lies in at most this many on
+// average. It lies in two of any width or more.
 constexpr int64_t kMostWindowsAnItem = 4;
 constexpr int32_t kLeastWidth = 256;
-constexpr int32_t kWider = 8;  // than the windows of the level below
+constexpr int32_t kWider = 8;  // factor of the width from one level to the next
 
-// Those of [k width, (k + 2) width) that have a slot of [lower, upper).
+// First and last window that has a slot of [lower, upper).
 int32_t FirstWindow(int32_t lower, int32_t width) {
   return std::max(lower / width - 1, 0);
 }
@@ -34,7 +34,7 @@ bool AreFew(const Problem& problem, int32_t width) {
          kMostWindowsAnItem * static_cast<int64_t>(problem.items.size());
 }
 
-// Calls visit(array) for each of a block's.
+// Calls visit(array) for each array of a block.
 void ForEachArray(ScanBlock* block, auto visit) {
   visit(block->lower);
   visit(block->upper);
@@ -43,7 +43,7 @@ void ForEachArray(ScanBlock* block, auto visit) {
   visit(block->item);
 }
 
-// Items from `count` on live in no slot.
+// Marks places from `count` on as alive in no slot.
 void Truncate(ScanBlock* block, size_t count) {
   std::fill(block->lower + count, std::end(block->lower),
             std::numeric_limits<int32_t>::max());
@@ -66,7 +66,7 @@ void AddressList::Clear() {
   firsts_.assign(1, 0);
 }
 
-// The last that may hold an item at `begin`.
+// Returns the last block that may hold an item at `begin`.
 size_t AddressList::BlockOf(int64_t begin) const {
   const auto after =
       std::upper_bound(firsts_.begin() + 1, firsts_.end(), begin);
@@ -172,7 +172,7 @@ Occupancy::Occupancy(const Problem& problem) {
   const auto slots = static_cast<int32_t>(problem.live.size());
   int32_t width = kLeastWidth;
   while (width < slots && !AreFew(problem, width)) width *= 2;
-  // Two windows of half of all slots would hold everything.
+  // Wider windows would be useless: two of half of all slots hold every item.
   for (; width < slots / 4; width *= kWider) {
     levels_.push_back(
         {width, std::vector<AddressList>(
@@ -180,8 +180,8 @@ Occupancy::Occupancy(const Problem& problem) {
   }
 }
 
-// A lifetime of `width` slots lies in the window that it begins in the first
-// half of.
+// A lifetime of at most `width` slots lies inside the window whose first half
+// contains its begin.
 const AddressList& Occupancy::ListOf(int32_t lower, int32_t upper) const {
   for (const Windows& level : levels_) {
     if (upper - lower > level.width) continue;

@@ -1,16 +1,16 @@
-// Which addresses are taken in which slots (internal to the planner): the
-// index that makes a greedy placement of 60,000 buffers a second's work.
+// An index of which addresses are taken in which slots (internal to the
+// planner). With it a greedy placement of 60,000 buffers takes about a second.
 //
-// A list has items in blocks, ascending in address. A question goes through
-// all of them, sixteen lifetimes an instruction where the machine can, eight
-// where it has AVX2, and keeps the highest address reached by those that live
-// in the slots asked for. (A segment tree over the slots, which looks at fewer,
-// took 3 to 10 times as long on random lifetimes and as long on a training
-// run's.) 28 bytes per item; no pair of items is ever stored.
+// A list holds items in blocks, ascending in address. A query scans all of
+// them, sixteen lifetimes per instruction with AVX-512 and eight with AVX2, and
+// tracks the highest address reached by the items that live in the queried
+// slots. (A segment tree over the slots, which looks at fewer items, took 3 to
+// 10 times as long on random lifetimes and as long on a training run's.) An
+// item takes 28 bytes; no pair of items is ever stored.
 //
-// Where lifetimes are short beside the trace, items lie also in the lists of
-// windows of slots that overlap by half, of several widths; a question about a
-// short lifetime goes through one window alone, with the same answer.
+// If lifetimes are short compared with the trace, items are also kept in lists
+// of half-overlapping windows of slots, of several widths. A query about a
+// short lifetime then scans one window only, with the same answer.
 #pragma once
 
 #include <cstddef>
@@ -35,21 +35,21 @@ class AddressList {
   void Clear();
   bool empty() const { return blocks_.size() == 1 && blocks_[0]->count == 0; }
 
-  // `item` takes [begin, end) in slots [lower, upper).
+  // Marks [begin, end) as taken by `item` in slots [lower, upper).
   void Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
            uint32_t item);
 
-  // Frees what `item` takes at `begin`.
+  // Frees the range of `item` that begins at `begin`.
   void Remove(int64_t begin, uint32_t item);
 
-  // Returns where `size` units fit in all slots of [lower, upper). If a first
-  // fit would end above `limit`, returns any offset that does. Adds the items
-  // that it visits, the work done, to `visited`.
+  // Returns an offset where `size` units are free in all slots of [lower,
+  // upper). If even the first fit would end above `limit`, returns any offset
+  // that ends above it. Adds the number of visited items to `visited`.
   int64_t Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
                int64_t limit, int64_t* visited) const;
 
-  // Fills `items` with those that live in slots of [lower, upper), ascending
-  // in address.
+  // Fills `items` with the items that live in slots of [lower, upper),
+  // ascending in address.
   void List(int32_t lower, int32_t upper, std::vector<uint32_t>* items,
             int64_t* visited) const;
 
@@ -59,21 +59,21 @@ class AddressList {
 
   std::vector<std::unique_ptr<ScanBlock>> blocks_;  // at least one
   std::vector<std::unique_ptr<ScanBlock>> spare_;
-  std::vector<int64_t> firsts_;  // blocks_[k] holds begins from firsts_[k] on
+  std::vector<int64_t> firsts_;  // blocks_[k] begins at firsts_[k]
 };
 
 class Occupancy {
  public:
-  // One list.
+  // A single list, without windows.
   Occupancy() = default;
 
-  // With windows where the problem is large and its lifetimes are short.
+  // Adds windows if the problem is large and its lifetimes are short.
   explicit Occupancy(const Problem& problem);
 
   void Clear();
   bool empty() const { return whole_.empty(); }
 
-  // As of AddressList.
+  // See AddressList.
   void Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
            uint32_t item);
   void Remove(const Item& lifetime, int64_t begin, uint32_t item);
@@ -84,7 +84,7 @@ class Occupancy {
   int64_t visited() const { return visited_; }
 
  private:
-  // Window k has slots [k width, (k + 2) width).
+  // Window k covers slots [k width, (k + 2) width).
   struct Windows {
     int32_t width;
     std::vector<AddressList> lists;

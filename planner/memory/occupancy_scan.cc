@@ -9,7 +9,7 @@
 namespace sluice::planner {
 namespace {
 
-// True: it is the answer.
+// Considers a gap. Returns true if it ends the scan.
 bool Meet(int64_t gap, int64_t offset, Scan* scan) {
   if (gap < scan->size || gap >= scan->gap) return false;
   scan->gap = gap;
@@ -44,7 +44,8 @@ size_t ListPortable(const ScanBlock& block, int32_t lower, int32_t upper,
 
 #if defined(__x86_64__)
 
-// Which of eight items from `k` on live in slots of [lower, upper).
+// Returns a bit mask of which of eight items from `k` on live in slots of
+// [lower, upper).
 __attribute__((target("avx2"))) inline unsigned Together(const ScanBlock& block,
                                                          size_t k,
                                                          __m256i lower,
@@ -87,7 +88,7 @@ __attribute__((target("avx2"))) size_t ListAvx2(const ScanBlock& block,
   return count;
 }
 
-// Address ranges of the items that live in the slots asked for.
+// Address ranges of a block's items that live in the queried slots.
 struct Packed {
   alignas(64) int64_t begin[ScanBlock::kCapacity + 8];
   alignas(64) int64_t end[ScanBlock::kCapacity + 8];
@@ -105,7 +106,7 @@ __attribute__((target("avx512f"))) inline void Pack(const ScanBlock& block,
         _mm512_cmplt_epi32_mask(_mm512_load_si512(block.lower + k), upper) &
         _mm512_cmpgt_epi32_mask(_mm512_load_si512(block.upper + k), lower);
     if (together == 0) continue;
-    // No branch on either half: it would often be guessed wrong.
+    // No branch per half: it would often be mispredicted.
     for (size_t half = 0; half < 16; half += 8) {
       const auto mask = static_cast<__mmask8>(together >> half);
       const __m512i begins = _mm512_load_si512(block.begin + k + half);
@@ -117,13 +118,13 @@ __attribute__((target("avx512f"))) inline void Pack(const ScanBlock& block,
       count += static_cast<size_t>(__builtin_popcount(mask));
     }
   }
-  // What is left of the last eight.
+  // Clears the unused lanes of the last eight.
   _mm512_storeu_si512(packed->begin + count, _mm512_setzero_si512());
   _mm512_storeu_si512(packed->end + count, _mm512_setzero_si512());
   packed->count = count;
 }
 
-// The highest of lanes 0 to k in each lane k; `values` are not negative.
+// Returns in lane k the highest of lanes 0 to k. `values` are not negative.
 __attribute__((target("avx512f"))) inline __m512i RunningMax(__m512i values) {
   const __m512i zero = _mm512_setzero_si512();
   values = _mm512_max_epi64(values, _mm512_alignr_epi64(values, zero, 7));
@@ -140,7 +141,7 @@ __attribute__((target("avx512f"))) bool ScanAvx512(const ScanBlock& block,
   __m512i reach = _mm512_set1_epi64(scan->reach);
   __m512i least = _mm512_set1_epi64(scan->size);
   __m512i most = _mm512_set1_epi64(scan->gap);
-  // Lanes past the last are zero: no gap, no reach.
+  // Lanes past the last are zero, so they add no gap and no reach.
   for (size_t k = 0; k < packed.count; k += 8) {
     const __m512i begins = _mm512_load_si512(packed.begin + k);
     const __m512i tops = RunningMax(_mm512_load_si512(packed.end + k));

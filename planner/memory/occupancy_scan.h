@@ -9,7 +9,7 @@
 namespace sluice::planner {
 
 // Items ascending in `begin`. Places from `count` on are filled so that they
-// live in no slot.
+// are alive in no slot.
 struct ScanBlock {
   static constexpr size_t kCapacity = 256;
 
@@ -21,31 +21,32 @@ struct ScanBlock {
   alignas(64) uint32_t item[kCapacity];
 };
 
-// The state of one Find on its way up through the blocks.
+// The state of one Find while it goes up through the blocks.
 struct Scan {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
   int32_t lower;  // slots
   int32_t upper;
   int64_t size;
-  int64_t enough;       // a gap of no more ends it: the size, or any
-  int64_t reach = 0;    // the highest end of what was passed
-  int64_t gap = kNone;  // the smallest of `size` or more; lowest on ties
-  int64_t offset = 0;   // of it
+  int64_t enough;       // a gap this small ends the scan: the size, or any
+  int64_t reach = 0;    // the highest end of the scanned items
+  int64_t gap = kNone;  // the smallest gap of `size` or more, lowest on ties
+  int64_t offset = 0;   // of that gap
 };
 
 struct ScanFunctions {
   const char* name;
-  // Passes the items of a block. True: the answer is found.
+  // Scans the items of a block. Returns true if the answer is found.
   bool (*scan)(const ScanBlock& block, Scan* scan);
-  // Writes a block's items that live in slots of [lower, upper) to `items`, in
-  // the block's order. Returns how many. `items` has room for kCapacity + 16.
+  // Writes the items of a block that live in slots of [lower, upper) to
+  // `items`, in the block's order, and returns their number. `items` has room
+  // for kCapacity + 16.
   size_t (*list)(const ScanBlock& block, int32_t lower, int32_t upper,
                  uint32_t* items);
 };
 
-// The variants that this machine can run, the fastest first. All give the same
-// results.
+// Returns the variants that this machine can run, the fastest first. All give
+// the same results.
 const std::vector<ScanFunctions>& Scans();
 
 }  // namespace sluice::planner

@@ -9,7 +9,7 @@
 namespace sluice::planner {
 namespace {
 
-// What an item is sorted by: ascending, in turn.
+// Sort keys of an item: ascending, compared in turn.
 struct SortKey {
   double first = 0;
   double second = 0;
@@ -41,10 +41,11 @@ const char* const kOrderNames[] = {
     "death-lifetime", "neighbours"};
 
 // Each of the first kPairs orders follows its variant with the peak first. The
-// other variants come after all plain orders, so that none of those is missed.
+// other variants come after all plain orders, so that no plain order is missed.
 constexpr size_t kPairs = 3;
 
-// The items of the peak slot in the order of `inner`, then the rest by size.
+// Returns the items of the peak slot in the order of `inner`, then the rest by
+// size.
 NamedOrder PeakFirst(const Problem& problem, const NamedOrder& inner,
                      const Order& by_size) {
   const auto at_peak = [&](uint32_t k) {
@@ -65,7 +66,7 @@ NamedOrder PeakFirst(const Problem& problem, const NamedOrder& inner,
 }  // namespace
 
 std::vector<int64_t> NeighbourCounts(const Problem& problem) {
-  // Before each slot: how many were born, and how many are dead.
+  // For each slot: the number of items born before it, and dead before it.
   std::vector<int64_t> born(problem.live.size() + 1);
   std::vector<int64_t> dead(problem.live.size() + 1);
   for (const Item& item : problem.items) {
@@ -76,7 +77,7 @@ std::vector<int64_t> NeighbourCounts(const Problem& problem) {
   std::partial_sum(dead.begin(), dead.end(), dead.begin());
   std::vector<int64_t> counts;
   for (const Item& item : problem.items) {
-    // Born before its end, less those dead at its birth.
+    // Items born before its end, less those dead at its birth.
     counts.push_back(born[static_cast<size_t>(item.upper)] -
                      dead[static_cast<size_t>(item.lower)]);
   }

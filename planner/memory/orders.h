@@ -1,4 +1,4 @@
-// Orders in which greedy arms take items (internal to the planner).
+// Orders in which the greedy arms place items (internal to the planner).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace sluice::planner {
 // A permutation of item indices; the first is placed first.
 using Order = std::vector<uint32_t>;
 
-// How many items (itself too) each lives together with.
+// Returns for each item how many items, itself included, live together with it.
 std::vector<int64_t> NeighbourCounts(const Problem& problem);
 
 struct NamedOrder {
@@ -20,11 +20,11 @@ struct NamedOrder {
   Order order;
 };
 
-// Plain orders by one criterion each (size, lifetime, area, birth, …), each
-// led by its variant with the items alive at the peak slot first (they alone
-// decide whether the bound is met; where there is room, the rest fits around
-// them). The likely best come first. Ties go by the second criterion, then
-// by request.
+// Returns plain orders by one criterion each (size, lifetime, area, birth, …),
+// and for each a variant that begins with the items alive at the peak slot.
+// (Those alone decide whether the bound is met; the other items fit around them
+// where there is room.) The most promising orders come first. Ties go by the
+// second criterion, then by request.
 std::vector<NamedOrder> GreedyOrders(const Problem& problem);
 
 }  // namespace sluice::planner

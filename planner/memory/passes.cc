@@ -12,8 +12,8 @@
 namespace sluice::planner {
 namespace {
 
-// A request of the trace, in order: frees before allocations on ties, since
-// lifetimes are half-open.
+// A request of the trace, in order. Frees come before allocations on ties,
+// since lifetimes are half-open.
 struct Request {
   int64_t time = 0;
   bool allocates = false;
@@ -37,12 +37,13 @@ std::vector<Request> RequestsOf(const plan::Trace& trace) {
   return requests;
 }
 
-// Lifetimes of fewer requests are compared when periods are looked for: what
-// lives longer may outlive a pass, and its lifetime differs from pass to pass.
+// Period detection compares only lifetimes of fewer requests than this. A
+// buffer that lives longer may outlive its pass, and its lifetime then differs
+// from pass to pass.
 constexpr uint32_t kNear = 32;
-// A shorter pass is not worth a level, a longer one repeats too seldom.
+// A shorter pass is not worth a level; a longer one repeats too seldom.
 constexpr size_t kLeastPeriod = 8;
-constexpr size_t kMostPeriods = 24;  // that are looked at closely
+constexpr size_t kMostPeriods = 24;  // that are examined in detail
 constexpr size_t kMostRuns = 64;
 
 class Detector {
@@ -54,8 +55,8 @@ class Detector {
     if (!Tokenize(stopped)) return {};
     std::vector<Run> runs;
     for (const size_t period : Periods()) FindRuns(period, &runs);
-    // What covers most goes first; of two that cover the same, the pass that
-    // repeats more often is planned in less time.
+    // Runs that cover more go first. Of two with equal cover, the shorter
+    // period goes first, because it is planned in less time.
     std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
       return std::make_tuple(b.Length(), a.period, a.begin) <
              std::make_tuple(a.Length(), b.period, b.begin);
@@ -76,14 +77,14 @@ class Detector {
   }
 
  private:
-  // Requests [begin, end) in which each is like the one `period` later.
+  // Requests [begin, end), each equal to the one `period` later.
   struct Run {
     size_t begin = 0, end = 0, period = 0;
     size_t Length() const { return end - begin; }
   };
 
-  // Equal tokens: same direction, size and, where it is short, lifetime. False
-  // once `stopped`.
+  // Gives requests equal tokens if direction, size and, when short, lifetime
+  // are equal. Returns false once `stopped` returns true.
   bool Tokenize(const std::function<bool()>& stopped) {
     std::vector<uint32_t> born(trace_.buffers.size());
     std::vector<uint32_t> life(trace_.buffers.size());
@@ -109,15 +110,15 @@ class Detector {
     return true;
   }
 
-  // Requests k and k + period do the same; lifetimes count where they may end
-  // inside a pass of that period.
+  // Returns whether requests k and k + period are equal. Lifetimes count only
+  // if the buffer may die inside a pass of that period.
   bool Same(size_t k, size_t period) const {
     return tokens_[k] == tokens_[k + period] &&
            (lives_[k] == lives_[k + period] ||
             (lives_[k] >= period && lives_[k + period] >= period));
   }
 
-  // The commonest distances between a token and its next occurrence.
+  // Returns the commonest distances between a token and its next occurrence.
   std::vector<size_t> Periods() const {
     std::unordered_map<uint32_t, size_t> last;
     std::unordered_map<size_t, size_t> count;
@@ -129,7 +130,8 @@ class Detector {
     }
     std::vector<std::pair<size_t, size_t>> ranked;  // times, period
     for (const auto& [period, times] : count) {
-      // Tokens that occur once a pass vote for it at each repetition.
+      // A token that occurs once per pass counts once per repetition, so the
+      // count is weighted by the period.
       ranked.push_back({times * period, period});
     }
     std::sort(ranked.rbegin(), ranked.rend());
@@ -145,20 +147,22 @@ class Detector {
     size_t begin = 0;
     for (size_t k = 0; k + period <= tokens_.size(); ++k) {
       if (k + period < tokens_.size() && Same(k, period)) continue;
-      // [begin, k) repeat; with the last repetition, [begin, k + period).
+      // [begin, k) repeats; including the last repetition, the run is [begin, k
+      // + period).
       if (k >= begin + period) runs->push_back({begin, k + period, period});
       begin = k + 1;
     }
   }
 
-  // Cuts the run at the phase with least short-lived memory across it.
-  // False where there is no such cut.
+  // Cuts the run at the phase with the least short-lived memory across it.
+  // Returns false if no phase can be cut.
   bool AddPasses(const Run& run, std::vector<Pass>* passes) const {
     size_t best = SIZE_MAX;
     int64_t least = 0;
     int64_t alive = 0;  // short-lived bytes of this run before request k
     for (size_t k = run.begin; k <= run.end; ++k) {
-      // In the second period, where what was born in the first is counted.
+      // Measured in the second period, where buffers of the first are counted
+      // too.
       const size_t phase = k - run.period;
       if (k >= run.begin + run.period && run.end - phase >= 2 * run.period &&
           IsCut(phase) && (best == SIZE_MAX || alive < least)) {
@@ -174,7 +178,7 @@ class Detector {
     if (best == SIZE_MAX) return false;
     size_t from = best;
     for (size_t to = from + run.period; to <= run.end; to += run.period) {
-      if (!IsCut(to)) continue;  // and the next one is longer: left out
+      if (!IsCut(to)) continue;  // the longer span that follows is left out
       if (to - from == run.period)
         passes->push_back({TimeOf(from), TimeOf(to)});
       from = to;
@@ -182,7 +186,7 @@ class Detector {
     return true;
   }
 
-  // A time boundary lies between the requests k - 1 and k.
+  // Returns whether a time boundary lies between requests k - 1 and k.
   bool IsCut(size_t k) const {
     return k == 0 || k == requests_.size() ||
            requests_[k - 1].time < requests_[k].time;
@@ -194,14 +198,15 @@ class Detector {
   const plan::Trace& trace_;
   const std::vector<Request> requests_;
   std::vector<uint32_t> tokens_;
-  std::vector<uint32_t> lives_;  // of the request's buffer, in requests
+  // lifetime of the request's buffer, in requests
+  std::vector<uint32_t> lives_;
 };
 
 // ---- Two levels ------------------------------------------------------------
 
 constexpr size_t kCrosses = SIZE_MAX;
 
-// The pass that each buffer lives and dies in, or kCrosses.
+// Returns the pass in which each buffer lives and dies, or kCrosses.
 std::vector<size_t> PassOf(const plan::Trace& trace,
                            const std::vector<Pass>& passes) {
   std::vector<size_t> pass(trace.buffers.size(), kCrosses);
@@ -219,7 +224,7 @@ std::vector<size_t> PassOf(const plan::Trace& trace,
   return pass;
 }
 
-// A pass's own trace, its times from 0, and which buffers it is made of.
+// A pass's own trace, with times from 0, and its buffers in the whole trace.
 struct Unit {
   plan::Trace trace;
   std::vector<size_t> buffers;
@@ -248,8 +253,8 @@ std::vector<Unit> UnitsOf(const plan::Trace& trace,
 
 using Signature = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
 
-// Equal passes are planned once. In order of requests: the i-th buffer of one
-// is the i-th of the other.
+// Returns the key by which equal passes are planned once. Buffers are in the
+// order of requests, so the i-th buffers of two equal passes correspond.
 Signature SignatureOf(const Unit& unit) {
   Signature signature;
   for (const plan::Buffer& b : unit.trace.buffers) {
@@ -258,7 +263,7 @@ Signature SignatureOf(const Unit& unit) {
   return signature;
 }
 
-// The plan of each pass, nullptr where it holds too little to be planned.
+// The plan of each pass; nullptr if the pass is too small to be planned.
 class PassPlans {
  public:
   absl::Status Plan(const std::vector<Unit>& units, const FlatPlanner& flat) {
@@ -278,16 +283,17 @@ class PassPlans {
   const plan::Placement* of(size_t pass) const { return of_[pass]; }
 
  private:
-  std::map<Signature, plan::Placement> known_;  // a node stays where it is
+  // std::map keeps addresses stable
+  std::map<Signature, plan::Placement> known_;
   std::vector<const plan::Placement*> of_;
 };
 
-// Level 2's trace: what is in no planned pass, as it is, and a pseudo request
-// a planned pass.
+// Level 2's trace: the buffers outside planned passes, unchanged, and one
+// pseudo request per planned pass.
 struct UpperLevel {
   plan::Trace trace;
-  std::vector<std::pair<size_t, size_t>> own;     // buffer, its place in trace
-  std::vector<std::pair<size_t, size_t>> passes;  // pass, its place in trace
+  std::vector<std::pair<size_t, size_t>> own;     // buffer, its index in trace
+  std::vector<std::pair<size_t, size_t>> passes;  // pass, its index in trace
 
   size_t Add(int64_t lower, int64_t upper, Bytes size) {
     const size_t place = trace.buffers.size();

@@ -1,4 +1,4 @@
-// PlanMemory: the solvers in turn, stopping at the first proof.
+// PlanMemory: runs the solvers in turn and stops at the first proof.
 #include "planner/memory/plan_memory.h"
 
 #include <fmt/format.h>
@@ -16,10 +16,11 @@
 namespace sluice::planner {
 namespace {
 
-// Sums of sizes stay in 64 bits.
+// A limit that keeps sums of sizes in 64 bits.
 constexpr int64_t kMostBytes = int64_t{1} << 61;
 
-// What Decode checks too; a caller inside the process may not have decoded.
+// Makes the checks of Decode, because a caller inside the process may not have
+// decoded the trace.
 absl::Status CheckTrace(const plan::Trace& trace) {
   const int64_t alignment = trace.alignment.count();
   if (alignment < 1 || (alignment & (alignment - 1)) != 0) {
@@ -46,7 +47,7 @@ absl::Status CheckTrace(const plan::Trace& trace) {
   return absl::OkStatus();
 }
 
-// Where planning the repeated part once costs less than the race.
+// From this size, planning the repeated part once costs less than the race.
 constexpr size_t kMinLeveledItems = 1000;
 
 PortfolioOptions PortfolioOptionsOf(const MemoryOptions& options,
@@ -84,8 +85,8 @@ MemoryPlan PlanOf(const plan::Trace& trace, const Problem& problem,
   return plan;
 }
 
-// The two levels, each planned by greedy orders alone. The plan is taken over
-// where it is better than what is known; its proof is not the flat trace's.
+// Plans two levels, each by greedy orders alone. Adopts the plan if it is
+// better than `known`. A proof for a level is not one for the flat trace.
 bool RunLevels(const plan::Trace& trace, const Problem& problem,
                const std::vector<Pass>& passes, const PortfolioOptions& inner,
                Knowledge* known) {
@@ -113,8 +114,8 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
   return true;
 }
 
-// The two levels where at least half of a long trace is repetition, which is
-// then planned once; the race otherwise takes seconds.
+// Plans two levels if at least half of a long trace is repetition. The repeated
+// part is then planned once; racing the flat trace would take seconds.
 bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
                     const MemoryOptions& options, const PortfolioOptions& inner,
                     Knowledge* known) {
@@ -127,7 +128,7 @@ bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
          RunLevels(trace, problem, passes, inner, known);
 }
 
-// What one go through the arms found.
+// The result of one run through the arms.
 struct Found {
   Knowledge known;
   bool leveled = false;
@@ -156,7 +157,7 @@ Found SolveOnce(const plan::Trace& trace, const Problem& problem,
   return found;
 }
 
-// The better plan and the better bound of two goes.
+// Combines the better plan and the better bound of two runs.
 Found CombineFound(Found first, Found second) {
   const Knowledge& bound =
       first.known.bound > second.known.bound ? first.known : second.known;
@@ -169,15 +170,15 @@ Found CombineFound(Found first, Found second) {
   return std::move(best);
 }
 
-// With a capacity: asks for that, and where no plan is found for all that one
-// may do without.
+// With a capacity, first searches for a plan that fits it; if none is found,
+// searches for the smallest peak.
 Found Solve(const plan::Trace& trace, const Problem& problem,
             const MemoryOptions& options, absl::Time start) {
   if (!options.capacity) return SolveOnce(trace, problem, options, start);
   const int64_t units = options.capacity->count() / problem.unit;
   MemoryOptions free = options;
   free.capacity.reset();
-  // Nothing can fit, which max-live proves.
+  // max_live proves that nothing fits.
   if (units < problem.max_live) return SolveOnce(trace, problem, free, start);
   MemoryOptions asked = options;
   asked.time_limit = options.time_limit / 2;

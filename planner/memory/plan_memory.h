@@ -1,7 +1,8 @@
-// PlanMemory: where every buffer of a trace goes, with a proof (offline
-// dynamic storage allocation; MEMO section 4.2). README.md has the portfolio.
+// PlanMemory: places every buffer of a trace, with a proved lower bound
+// (offline dynamic storage allocation; MEMO section 4.2). README.md describes
+// the portfolio.
 //
-// Thread safety: pure functions; calls may run side by side.
+// Thread safety: pure functions; concurrent calls are allowed.
 #pragma once
 
 #include <atomic>
@@ -18,7 +19,7 @@
 
 namespace sluice::planner {
 
-// Told before each arm and after each better plan.
+// Reported before each arm and after each better plan.
 struct MemoryProgress {
   std::string arm;  // "greedy", "search", "window", "cbc", …
   Bytes peak;
@@ -27,36 +28,36 @@ struct MemoryProgress {
 };
 
 struct MemoryOptions {
-  // Wall time, checks of the input and the plan included.
+  // Wall time, including the checks of the input and the plan.
   absl::Duration time_limit = absl::Seconds(10);
-  // Set from a signal or another thread: the search ends with the best plan
-  // there is, as if time were up.
+  // Set from a signal handler or another thread: the search ends with the best
+  // plan so far, as if the time were over.
   const std::atomic<bool>* stop = nullptr;
   // Stops at the first plan with a peak of at most this. If no plan meets it
   // within half of the time limit, the rest is spent on the smallest peak.
   std::optional<Bytes> capacity;
-  // A multiple of the usual work, at least 1, spent where the usual work ends
-  // without a proof; it goes on from what `1` finds.
+  // A multiple of the usual work, at least 1. The additional work is spent if
+  // the usual work ends without a proof, and continues from its result.
   int64_t effort = 1;
-  // Called from the calling thread.
+  // Runs in the calling thread.
   std::function<void(const MemoryProgress&)> progress;
   bool use_search = true;  // canonical search: whole, windows, neighbourhoods
-  bool use_cbc = true;     // the MIP for what is left
-  // The program that answers `PROGRAM mip` (sluice-worker, planner/worker);
-  // empty: CBC runs in this process, where its crash is ours.
+  bool use_cbc = true;     // the MIP, for pieces that are still open
+  // The program that answers `PROGRAM mip` (sluice-worker, planner/worker).
+  // Empty: CBC runs in this process, and a crash of CBC ends it.
   std::string mip_program;
 };
 
-// A placement (what goes over the wire and into the plan file) and what else
-// there is to say about it.
+// A placement (the part that is sent and written to the plan file) and facts
+// about how it was found.
 struct MemoryPlan : plan::Placement {
   size_t buffers = 0;
-  Bytes max_live;  // most bytes alive at once, sizes rounded up
-  int levels = 1;  // 2: the best plan is that of the passes
-  // "proof": the peak is the bound; "capacity": a plan fits in it;
-  // "work": all arms did what they may; "time"; "stopped".
+  Bytes max_live;  // most bytes alive at once, with sizes rounded up
+  int levels = 1;  // 2: the best plan was made from passes
+  // "proof": the peak equals the bound; "capacity": the plan fits in it;
+  // "work": all arms used their budgets; "time"; "stopped".
   std::string stopped_by;
-  // With a capacity: whether a plan fits; nullopt: not known.
+  // With a capacity: whether a plan fits, nullopt if not known.
   std::optional<bool> fits;
   bool valid = false;  // passed ValidatePlacement
 
@@ -69,9 +70,9 @@ struct MemoryPlan : plan::Placement {
   }
 };
 
-// Always a valid plan for a valid trace; the same one every time unless
-// `stopped_by` is "time" or "stopped". InvalidArgument names the buffer that is
-// nonsense.
+// Plans the trace. For a valid trace the plan is always valid, and the same
+// every time unless `stopped_by` is "time" or "stopped". InvalidArgument: a
+// buffer is invalid; the message names it.
 absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
                                       const MemoryOptions& options);
 

@@ -17,13 +17,13 @@
 namespace sluice::planner {
 namespace {
 
-// A node takes half a microsecond to one.
+// A node takes 0.5 to 1 microsecond.
 constexpr int64_t kQuickNodes = 100'000;
 constexpr int64_t kSearchNodes = 4'000'000;
 constexpr int64_t kCoarseNodes = 60'000;
 constexpr int64_t kCapacityNodes = 6'000'000;
-// The search's lists grow with the pairs of items that live together, and so
-// does the time of a node: above so many items it has fewer.
+// The search's lists, and so the time per node, grow with the pairs of items
+// that live together. Above kFullSearchItems the search gets fewer nodes.
 constexpr size_t kMaxSearchItems = 4000;
 constexpr int64_t kFullSearchItems = 600;
 
@@ -33,16 +33,17 @@ int64_t NodesFor(size_t items, int64_t nodes) {
   return nodes * kFullSearchItems / n * kFullSearchItems / n;
 }
 
-// For what the race may not get through in its time; of more than so many items
-// it does not, and leaves ejection none.
+// From kMinSweepItems on, a problem is swept before the race, which may not end
+// in time. Above kMaxRacedItems the race does not end and would leave ejection
+// no time.
 constexpr size_t kMinSweepItems = 20'000;
 constexpr size_t kMaxRacedItems = 100'000;
-// A sweep that is so far above the bound leaves the race something to find.
+// If the sweep's gap is at least this, the race is run even for large problems.
 constexpr double kRacedGap = 0.02;
 
 constexpr size_t kMinWindowItems = 300;
-// Ejection is for what the search is too slow for. A visit takes half a
-// nanosecond; what the race took of larger traces, it has less.
+// Ejection runs where the search is too slow. A visit takes half a nanosecond.
+// On larger problems the race takes more time, so ejection gets less.
 constexpr size_t kMinEjectionItems = 1000;
 constexpr int64_t kEjectionVisits = 12'000'000'000;
 constexpr int64_t kEjectionVisitsAnItem = 1'000'000;
@@ -56,10 +57,11 @@ int64_t EjectionVisits(size_t items) {
       std::max(kEjectionVisits - 3 * n * (n / 2), kLeastEjectionVisits));
 }
 
-// CBC proves 40 to 60 buffers, erratically; beyond it only takes time.
+// CBC proves problems of 40 to 60 buffers, erratically; on larger ones it only
+// takes time.
 constexpr size_t kMaxCbcItems = 60;
 
-// The arms on one piece of the problem.
+// Runs the arms on one piece of the problem.
 class PieceSolver {
  public:
   PieceSolver(const Problem& problem, int64_t goal,
@@ -80,7 +82,7 @@ class PieceSolver {
     if (large && Open()) Eject(1);
     if (small && Open()) Search();
     if (options_.asked.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
-    // More effort goes on from what the usual found, so it is never worse.
+    // Additional effort continues from the usual result, so it is never worse.
     if (options_.asked.effort > 1) {
       const int64_t nodes = NodesFor(n, kCapacityNodes);
       if (small) Descend(nodes, nodes * (options_.asked.effort - 1));
@@ -118,7 +120,7 @@ class PieceSolver {
     if (result.verdict == Verdict::kFits) {
       Adopt(result.offsets, "search:" + result.order);
     } else if (result.verdict == Verdict::kImpossible) {
-      Raise(target + 1, "search");  // nor does any smaller capacity
+      Raise(target + 1, "search");  // smaller capacities are impossible too
     }
     return result;
   }
@@ -138,10 +140,10 @@ class PieceSolver {
     if (offsets) Adopt(*std::move(offsets), "ejection");
   }
 
-  // With a capacity: that once more. Else lower capacities, cheaply, so that a
-  // slow machine has a good plan soon; then the bound, which is worth most,
-  // with a budget that an open question (the bound of D and J is one) must not
-  // exceed; then lower capacities again.
+  // With a capacity, tries only that, with more nodes. Otherwise tries lower
+  // capacities with few nodes, so that a slow machine has a good plan soon;
+  // then the bound, which is worth most, with a limited budget because it may
+  // stay open (the bounds of D and J do); then lower capacities again.
   void Search() {
     const size_t n = problem_.items.size();
     if (options_.goal_is_capacity)
@@ -153,9 +155,9 @@ class PieceSolver {
     Descend(nodes / 12, nodes / 2);
   }
 
-  // A capacity a part of the gap below the best plan; what is found is where
-  // the next begins. The part halves with each failure; once it is small, all
-  // is asked again with twice the nodes. With a capacity, that alone.
+  // Asks for a capacity below the best plan by a part of the gap, and continues
+  // from each plan found. The part halves with each failure; when it is small,
+  // it is reset and the nodes are doubled. With a capacity, tries that alone.
   void Descend(int64_t nodes_each, int64_t nodes) {
     if (options_.goal_is_capacity && Open()) Ask("search", goal_, nodes);
     if (options_.goal_is_capacity) return;
@@ -193,7 +195,8 @@ class PieceSolver {
   std::unique_ptr<Restarts> restarts_;
 };
 
-// Greedy again: a piece has its own peak.
+// Plans a piece by replay, sweep and greedy race, because a piece has a peak of
+// its own.
 Knowledge KnownOf(const Piece& piece, int64_t goal,
                   const PortfolioOptions& options) {
   Knowledge known{.offsets = ReplayAllocator(
@@ -229,11 +232,11 @@ Knowledge KnownOf(const Piece& piece, int64_t goal,
   return known;
 }
 
-// A piece that is most of a large problem is not raced again.
+// From this size, a piece that is most of the problem is not raced again.
 constexpr size_t kMinItemsKept = 1000;
 
-// What the plan of the whole makes of a piece: those that were peeled off it
-// live throughout, so all above one of them drops by its size.
+// Derives a piece's plan from the plan of the whole. Peeled items live
+// throughout the piece, so every item above one drops by its size.
 Knowledge KnownOf(const Problem& problem, const Knowledge& whole,
                   const Piece& piece) {
   std::vector<uint8_t> inside(problem.items.size(), 0);
@@ -307,8 +310,8 @@ void RunPieces(const Problem& problem, const PortfolioOptions& options,
       bound = piece.base + solved.bound;
       proved_by = solved.proved_by;
     }
-    // The first piece is the one that decides; those that follow need not be
-    // lower than it came out.
+    // The first piece usually decides the peak. Later pieces need not be lower
+    // than that.
     if (piece.base + solved.peak > peak) {
       peak = piece.base + solved.peak;
       method = solved.method;

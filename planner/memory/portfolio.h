@@ -1,4 +1,4 @@
-// The arms of PlanMemory on a normalised problem, in order, each with a
+// Runs the arms of PlanMemory on a normalised problem, in order, each with a
 // budget in counted work (internal to the planner). README.md lists them.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace sluice::planner {
 
-// What is known of a problem: the best placement, and a lower bound.
+// The known facts about a problem: the best placement and a lower bound.
 struct Knowledge {
   Offsets offsets;
   int64_t peak = 0;
@@ -26,21 +26,22 @@ struct Knowledge {
 struct PortfolioOptions {
   const MemoryOptions& asked;
   absl::Time deadline;
-  // Plans at or below this are good enough; at least max_live.
+  // A plan with at most this peak is good enough; at least max_live.
   int64_t goal = 0;
-  // Whether a plan below the goal is of no use, so that arms only try the goal.
+  // The goal is a capacity: only a plan that meets it is useful, so arms try
+  // only the goal.
   bool goal_is_capacity = false;
-  // Told before each arm and after each better plan.
+  // Called before each arm and after each better plan.
   std::function<void(const std::string& arm, const Knowledge&)> progress;
 
   bool Stopped() const { return asked.stop != nullptr && asked.stop->load(); }
   bool Expired() const { return Stopped() || absl::Now() >= deadline; }
 };
 
-// The greedy race on the whole problem.
+// Runs the greedy race on the whole problem.
 Knowledge RunGreedy(const Problem& problem, const PortfolioOptions& options);
 
-// The other arms, piece by piece, starting from what is known.
+// Runs the other arms piece by piece, starting from `known`.
 void RunPieces(const Problem& problem, const PortfolioOptions& options,
                Knowledge* known);
 

@@ -19,8 +19,8 @@ struct LifetimeEvent {
   }
 };
 
-// Gives items their slots: a new one starts with each allocation that
-// follows a free.
+// Gives items their slots: a new slot starts with each allocation that follows
+// a free.
 void CompressTime(std::vector<LifetimeEvent> events, std::vector<Item>* items) {
   std::sort(events.begin(), events.end());
   int32_t slot = 0;

@@ -1,10 +1,10 @@
 // A trace, normalised for the solvers (internal to the planner).
 //
-// Lossless: an optimal placement of the problem is one of the trace. Sizes
-// are rounded up to the alignment and divided by their greatest common
-// divisor (some optimum lies on sums of sizes); time is compressed to the
-// slots between an allocation that follows a free and the next such one (the
-// maximal cliques of an interval graph); empty buffers are left out.
+// Lossless: an optimal placement of the problem is one of the trace. Sizes are
+// rounded up to the alignment and divided by their greatest common divisor
+// (some optimum lies on sums of sizes). Time is compressed to slots, each from
+// an allocation that follows a free to the next such allocation (the maximal
+// cliques of an interval graph). Empty buffers are left out.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct Item {
   int32_t lower = 0;
   int32_t upper = 0;
   int64_t size = 0;   // units, > 0
-  int64_t birth = 0;  // in the trace's time, which greedy orders go by
+  int64_t birth = 0;  // in the trace's time; greedy orders use it
   int64_t death = 0;
 
   int32_t lifetime() const { return upper - lower; }
@@ -33,9 +33,9 @@ struct Problem {
   std::vector<Item> items;
   std::vector<size_t> source;  // items[k] is the trace's buffers[source[k]]
   std::vector<int64_t> live;   // units alive in each slot
-  int64_t unit = 1;            // bytes
-  // Most units alive in a slot: no plan needs less. `peak_slot` is the first
-  // slot that has it.
+  int64_t unit = 1;            // bytes per unit
+  // The most units alive in a slot: a lower bound of any plan. `peak_slot` is
+  // the first slot that reaches it.
   int64_t max_live = 0;
   int32_t peak_slot = 0;
 };
@@ -45,27 +45,27 @@ using Offsets = std::vector<int64_t>;
 
 Problem Normalise(const plan::Trace& trace);
 
-// The greatest of any range of `values`; O(n log n) memory, O(1) a question.
+// Maximum over any range of `values`: O(n log n) memory, O(1) per query.
 class RangeMax {
  public:
   explicit RangeMax(const std::vector<int64_t>& values);
-  // The maximum over [from, to), which is not empty.
+  // Returns the maximum over [from, to), which must not be empty.
   int64_t Of(int32_t from, int32_t to) const;
 
  private:
-  std::vector<std::vector<int64_t>> levels_;  // [k][i]: of [i, i + 2^k)
+  std::vector<std::vector<int64_t>> levels_;  // [k][i]: maximum of [i, i + 2^k)
 };
 
 // Recomputes live, max_live and peak_slot from the items.
 void FinishProblem(Problem* problem);
 
-// Gives items new slots, as few as their old ones allow; then FinishProblem.
+// Gives items new slots, as few as the old ones allow, and calls FinishProblem.
 void CompressSlots(Problem* problem);
 
 int64_t PeakOf(const Problem& problem, const Offsets& offsets);
 
-// The placement in bytes and request order; proof and method are left to the
-// caller.
+// Returns the placement in bytes and request order. The caller sets proof and
+// method.
 plan::Placement ToPlacement(const Problem& problem, const Offsets& offsets,
                             const plan::Trace& trace);
 

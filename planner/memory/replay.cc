@@ -16,30 +16,29 @@
 namespace sluice::planner {
 namespace {
 
-// An item in a sweep's time, which runs backward from `start` in one half.
+// An item in a sweep's time, which runs backward in one of the halves.
 struct Stay {
   int32_t begin;
   int32_t end;
-  int64_t birth;  // in the trace's time: orders births of one slot
+  int64_t birth;  // in the trace's time: orders births within one slot
   uint32_t item;
 };
 
-// How a free range is chosen: of so many, the smallest that are large enough,
-// the one with the least sum of `left_over` x (what it leaves over, relative
-// to the size) and the mismatch of deaths. No candidates: best fit.
+// How a free range is chosen: among the `candidates` smallest ranges that are
+// large enough, the one with the least sum of `left_over` x (remainder / size)
+// and the mismatch of deaths. 0 candidates: best fit.
 struct Rule {
   int candidates = 0;
   double left_over = 0;
 };
-// More candidates do better where sizes are spread wide, fewer where they are
-// alike.
+// More candidates do better if sizes vary widely, fewer if they are alike.
 constexpr Rule kRules[] = {{8, 3}, {16, 3}, {32, 1}, {4, 1}, {2, 1}, {1, 1}};
 
 class FreeList {
  public:
   explicit FreeList(const Rule& rule) : rule_(rule) {}
 
-  // Takes [begin, begin + size) off the free end.
+  // Marks [begin, begin + size) as taken, at or above the free end.
   void Hold(int64_t begin, int64_t size, int32_t death) {
     top_ = std::max(top_, begin + size);
     Note(begin, size, death);
@@ -85,7 +84,8 @@ class FreeList {
   }
 
  private:
-  // A free range, and whether its high end is taken; length 0: the free end.
+  // A free range, and whether the item goes to its high end. Length 0: the free
+  // end.
   struct Choice {
     int64_t length = 0;
     int64_t begin;
@@ -95,7 +95,7 @@ class FreeList {
   Choice Choose(int64_t size, int32_t now, int32_t death) const {
     Choice best{.begin = top_};
     double least = std::numeric_limits<double>::infinity();
-    // In octaves of remaining lifetime, four at most.
+    // Difference of remaining lifetimes in octaves, at most four, scaled to 1.
     const auto mismatch = [&](const auto& neighbours, int64_t address) {
       const auto at = neighbours.find(address);
       if (at == neighbours.end()) return 1.0;
@@ -136,14 +136,15 @@ class FreeList {
   const Rule rule_;
   std::map<int64_t, int64_t> by_address_;  // begin to size
   std::set<std::pair<int64_t, int64_t>> by_size_;
-  // The deaths of what ends, and of what begins, at an address.
+  // Deaths of the items that end (below_) and begin (above_) at an address.
   std::unordered_map<int64_t, int32_t> below_;
   std::unordered_map<int64_t, int32_t> above_;
-  int64_t top_ = 0;  // free from here on
+  int64_t top_ = 0;  // everything from here on is free
 };
 
-// Gives offsets to what begins after `start`, around what lives in it, which
-// has its own. Returns the highest end; nullopt where that is above `limit`.
+// Gives offsets to items that begin after `start`, around the items alive in
+// it, which have theirs. Returns the highest end, or nullopt if that is above
+// `limit`.
 std::optional<int64_t> Sweep(const Problem& problem, bool backward,
                              int32_t start, const Rule& rule, int64_t limit,
                              const std::function<bool()>& expired,
@@ -242,7 +243,7 @@ std::optional<Offsets> SweepFromPeak(const Problem& problem, Stack stack,
   for (const uint32_t k : StackOf(problem, stack)) {
     stacked[k] = std::exchange(top, top + problem.items[k].size);
   }
-  // The stack is all that the halves share.
+  // The halves share only the stack.
   const auto best_half = [&](bool backward, Offsets* best) {
     int64_t least = limit;
     for (const Rule& rule : kRules) {

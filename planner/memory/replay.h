@@ -1,4 +1,4 @@
-// Plans in O(n log n) from sweeps over time, as an allocator makes them
+// Makes plans in O(n log n) by sweeping over time, as an allocator does
 // (internal to the planner).
 //
 // Thread safety: pure functions.
@@ -12,25 +12,27 @@
 
 namespace sluice::planner {
 
-// What an online allocator would do: best fit at every birth, merging free
-// neighbours at every death. When `expired` first: all on top of each other.
+// Simulates an online allocator: best fit at every birth, merging of free
+// neighbours at every death. If `expired` returns true, stacks all items on top
+// of each other instead.
 Offsets ReplayAllocator(const Problem& problem,
                         const std::function<bool()>& expired);
 
-// How the items of the peak slot lie on each other.
+// How the items of the peak slot are stacked.
 enum class Stack {
-  // Square root of n groups by birth, each by death: what dies together, in
-  // either direction of time, leaves one wide gap.
+  // By birth into sqrt(n) groups, each group by death: items that die together,
+  // in either direction of time, then leave one wide gap.
   kGroups,
   kBySize,
 };
 
 // Stacks the items of the peak slot and sweeps outward from there, forward for
-// those born later and backward for those that die before it, so that the plan
-// is without gaps where memory is scarcest. A free range is chosen by what it
-// would leave over and by how close the deaths of its neighbours are. Each
-// half, in a thread of its own, takes the best of several weights of the two.
-// nullopt: none below `limit`. Ends early at `target` and when `expired`.
+// items born later and backward for items that die before it, so that the plan
+// has no gaps where memory is scarcest. A free range is chosen by its remainder
+// and by how close its neighbours' deaths are to the item's. Each half takes
+// the best of several weights of the two; the halves run in parallel. Returns
+// nullopt if no plan is below `limit`. Ends early at `target` and when
+// `expired` returns true.
 std::optional<Offsets> SweepFromPeak(const Problem& problem, Stack stack,
                                      int64_t limit, int64_t target,
                                      const std::function<bool()>& expired);

@@ -9,7 +9,7 @@
 namespace sluice::planner {
 namespace {
 
-// Written as MiniMalloc writes them: the letters' criteria one after another,
+// MiniMalloc's notation: each letter is a criterion, applied one after another,
 // all descending.
 //   T  most units alive in a slot the item lives in
 //   W  lifetime     A  area         w, a  the same in slots
@@ -18,10 +18,11 @@ const char* const kOrders[] = {"TWA", "Twa", "WAT", "waT", "TAW", "Taw", "TOW",
                                "AWT", "awT", "OZW", "ZWT", "TZW", "OTA", "OWA"};
 
 constexpr int64_t kFirstBudget = 2000;
-// Runs of mixtures: most that ever end do so within this many nodes per item.
+// Budget of a mixture, in nodes per item: most mixtures that ever end do so
+// within it.
 constexpr int64_t kMixtureNodes = 2;
 
-// Uniform in [low, high), the same on every machine.
+// Returns a number uniform in [low, high), the same on every machine.
 double Uniform(std::mt19937* random, double low, double high) {
   return low + (high - low) * static_cast<double>((*random)() >> 8) / (1 << 24);
 }
@@ -82,8 +83,8 @@ Order Restarts::StaticOrder(const std::string& letters) const {
 }
 
 Order Restarts::Mixture(std::mt19937* random) const {
-  // Mostly size^a lifetime^b with b > a and little else: those end most
-  // often, nearly without a step back. The rest may be anything.
+  // Mostly size^a lifetime^b with b > a and little else: those end most often,
+  // nearly without backtracking. The rest are arbitrary.
   const bool near_area = Uniform(random, 0, 1) < 0.75;
   const auto pick = [&](double low, double high, double any_low,
                         double any_high) {
@@ -139,7 +140,7 @@ SearchResult Restarts::Ask(int64_t capacity, int64_t max_nodes,
         return result;
       }
     }
-    // Twice as many nodes again.
+    // Mixtures get twice the nodes that the static orders took.
     const int64_t until = 3 * result.nodes - 2 * before;
     while (result.nodes < until) {
       const int64_t left = max_nodes - result.nodes;

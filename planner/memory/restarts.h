@@ -1,9 +1,9 @@
 // Canonical search over many static orders (internal to the planner).
 //
-// How long a search takes for one order is heavy-tailed: most orders never
-// end, some end after a few hundred nodes. So orders get small budgets in
-// turn, the classic ones first and with growing budgets, between them random
-// mixtures of their criteria.
+// The time a search takes for one order is heavy-tailed: most orders never end,
+// some end after a few hundred nodes. So orders get small budgets in turn: the
+// classic ones with growing budgets, and between them random mixtures of their
+// criteria.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace sluice::planner {
 struct SearchResult {
   Verdict verdict = Verdict::kUnknown;
   Offsets offsets;
-  std::string order;  // of the run that decided
+  std::string order;  // of the deciding run
   int64_t nodes = 0;  // spent
 };
 
@@ -27,8 +27,8 @@ class Restarts {
  public:
   explicit Restarts(const Problem& problem);
 
-  // Whether the problem fits `capacity`, within `max_nodes` nodes in all. The
-  // answer does not depend on earlier calls.
+  // Decides whether the problem fits `capacity`, within `max_nodes` nodes in
+  // all. The answer does not depend on earlier calls.
   SearchResult Ask(int64_t capacity, int64_t max_nodes,
                    const std::function<bool()>& expired);
 
@@ -44,7 +44,7 @@ class Restarts {
   double Criterion(size_t k, char letter) const;
   Order StaticOrder(const std::string& letters) const;
   Order Mixture(std::mt19937* random) const;
-  // Runs one order; true when that decided.
+  // Runs one order. Returns true if it decided.
   bool Try(const Order& order, const std::string& name, int64_t capacity,
            int64_t budget, const std::function<bool()>& expired,
            SearchResult* result);

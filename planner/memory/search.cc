@@ -133,7 +133,8 @@ bool CanonicalSearch::Branch(Part part, Mark last) {
     solved = effect.fits && Continue(Without(part, next.item), next, effect);
     if (solved) break;
     Rewind(before);
-    // Nothing open lives together with it, so it blocked no item.
+    // No open item lives together with it, so it blocks none, and another
+    // choice cannot help.
     if (stopped_ || !effect.hat) break;
   }
   pool_.resize(first);
@@ -161,9 +162,10 @@ bool CanonicalSearch::PassedOver(uint32_t k, Mark last) const {
          (least_[k] == last.offset && rank_[k] < last.rank);
 }
 
-// An item was passed over if its own place lies before the mark: it will rest
-// on another open item that it lives with. Returns whether one is low enough
-// for the item to lie at `limit` or below. Tries the one found last first.
+// An item was passed over if its lowest place lies before the mark: it must
+// rest on another open item that lives together with it. Returns whether one of
+// those ends low enough for the item to lie at `limit` or below. Checks the one
+// found last first.
 bool CanonicalSearch::CanRest(uint32_t k, Mark last, int64_t limit) {
   const auto holds = [&](uint32_t other) {
     return !placed_[other] &&
@@ -188,8 +190,8 @@ bool CanonicalSearch::HasPlace(uint32_t k, Mark last) {
   return !PassedOver(k, last) || CanRest(k, last, capacity_ - items_[k].size);
 }
 
-// Whether the slot's open items fit above the lowest place that any of them
-// can get.
+// Returns whether the slot's open items fit above the lowest place that any of
+// them can get.
 bool CanonicalSearch::SlotFits(size_t slot, Mark last) {
   if (remaining_[slot] == 0) return true;
   const int64_t limit = capacity_ - remaining_[slot];
@@ -206,7 +208,7 @@ bool CanonicalSearch::SlotFits(size_t slot, Mark last) {
   return false;
 }
 
-// Lower bounds: every slot fits, and every open item has a place left.
+// Checks lower bounds: every slot fits, and every open item has a place.
 bool CanonicalSearch::Fits(Part part, Mark last) {
   const auto from = static_cast<size_t>(part.from);
   const auto to = static_cast<size_t>(part.to);
@@ -230,7 +232,8 @@ bool CanonicalSearch::Fits(Part part, Mark last) {
   return true;
 }
 
-// Groups that no open item joins across a slot border; sorts the range.
+// Splits a range into groups with no open item that crosses from one to
+// another. Sorts the range.
 std::vector<CanonicalSearch::Part> CanonicalSearch::Split(Part whole) {
   const auto begin = open_.begin() + static_cast<ptrdiff_t>(whole.begin);
   const auto end = open_.begin() + static_cast<ptrdiff_t>(whole.end);
@@ -250,10 +253,10 @@ std::vector<CanonicalSearch::Part> CanonicalSearch::Split(Part whole) {
   return parts;
 }
 
-// Those that may come next, in ascending (offset, rank).
+// Adds the items that may be placed next, in ascending (offset, rank).
 void CanonicalSearch::AddCandidates(Part part, Mark last) {
-  // If the lowest possible top is below a candidate, that item could drop
-  // under everything that is still open.
+  // An item whose lowest place is at or above the lowest possible top could be
+  // dropped below all open items, so it is no candidate.
   int64_t lowest_top = kNoTop;
   for (size_t i = part.begin; i < part.end; ++i) {
     const uint32_t k = open_[i];

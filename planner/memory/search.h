@@ -1,7 +1,6 @@
-// Canonical search (internal to the planner): decides whether a problem fits
-// a capacity. After MiniMalloc (Moffitt, ASPLOS'23, DOI
-// 10.1145/3623278.3624752), own code; README.md has the argument why
-// each cut is sound.
+// Canonical search (internal to the planner): decides whether a problem fits a
+// capacity. After MiniMalloc (Moffitt, ASPLOS'23, DOI 10.1145/3623278.3624752),
+// own code. README.md shows why each cut is sound.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +16,17 @@ namespace sluice::planner {
 enum class Verdict {
   kFits,        // offsets hold
   kImpossible,  // proved: no placement has a peak <= capacity
-  kUnknown,     // the budget ended
+  kUnknown,     // the budget was used up
 };
 
-// Depth first over canonical placements: items in ascending (offset, rank),
-// each resting on 0 or on one placed before it. Memory: an entry a pair of
-// items that live together, and one a slot an item lives in.
+// Searches depth first over canonical placements: items in ascending (offset,
+// rank), each resting on 0 or on one placed before it. Memory: one entry per
+// pair of items that live together, and one per slot that an item lives in.
 class CanonicalSearch {
  public:
   explicit CanonicalSearch(const Problem& problem);
 
-  // `order` ranks the items. `expired` is asked every few hundred nodes.
+  // `order` ranks the items. `expired` is checked every few hundred nodes.
   Verdict Run(const Order& order, int64_t capacity, int64_t max_nodes,
               const std::function<bool()>& expired);
 
@@ -35,7 +34,7 @@ class CanonicalSearch {
   int64_t nodes() const { return nodes_; }           // of the last run
 
  private:
-  // Where the last placement was; the next must not lie before it.
+  // The position of the last placement; the next must not lie before it.
   struct Mark {
     int64_t offset = 0;
     uint32_t rank = 0;
@@ -47,26 +46,26 @@ class CanonicalSearch {
   };
   struct Change {
     uint32_t item;
-    int64_t least;  // before
+    int64_t least;  // the item's least_ before the change
     bool placement;
   };
-  // What a placement did to the open items around it.
+  // The effect of a placement on the open items around it.
   struct Effect {
-    bool hat = false;  // one lives together with it
-    bool cut = false;  // two groups no longer touch
-    bool fits = true;  // none was pushed above the capacity
+    bool hat = false;  // an open item lives together with it
+    bool cut = false;  // two groups no longer touch in time
+    bool fits = true;  // no item was pushed above the capacity
   };
   // Open items that touch in time, directly or through others: a range of
-  // open_, and the slots they live in.
+  // open_, and their slots.
   struct Part {
     size_t begin;
     size_t end;
     int32_t from;
     int32_t to;
   };
-  // Lists of indices, one after another.
+  // Lists of indices, stored one after another.
   struct Lists {
-    std::vector<uint32_t> starts;  // one more than lists
+    std::vector<uint32_t> starts;  // one entry more than lists
     std::vector<uint32_t> values;
     const uint32_t* begin(size_t k) const { return values.data() + starts[k]; }
     const uint32_t* end(size_t k) const {
@@ -96,9 +95,10 @@ class CanonicalSearch {
 
   const Problem& problem_;
   const std::vector<Item>& items_;
-  Lists neighbours_;           // of an item: those that live together with it
-  Lists alive_;                // of a slot
-  std::vector<int32_t> twin_;  // the equal item to be placed before, or -1
+  Lists neighbours_;  // of an item: items that live together with it
+  Lists alive_;       // of a slot: items alive in it
+  // the equal item that must be placed first, or -1
+  std::vector<int32_t> twin_;
 
   // State of one run.
   int64_t capacity_ = 0;
@@ -107,18 +107,18 @@ class CanonicalSearch {
   int64_t nodes_ = 0;
   bool stopped_ = false;
   std::vector<uint32_t> rank_;
-  Offsets least_;  // lowest place left; the offset once placed
+  Offsets least_;  // an item's lowest possible offset; its offset once placed
   std::vector<uint8_t> placed_;
-  std::vector<int64_t> remaining_;  // open units a slot
+  std::vector<int64_t> remaining_;  // units of open items in a slot
   std::vector<int32_t> cover_;      // open items across a slot's first border
-  std::vector<uint32_t> support_;   // what CanRest found last
-  std::vector<uint32_t> witness_;   // what SlotFits found last
-  // What failed last is asked first: a dead end mostly has one reason.
+  std::vector<uint32_t> support_;   // an item's last result of CanRest
+  std::vector<uint32_t> witness_;   // a slot's last result of SlotFits
+  // The last failure is checked first: most dead ends have one reason.
   size_t bad_slot_ = 0;
   uint32_t bad_item_ = 0;
   std::vector<uint32_t> open_;
-  std::vector<uint32_t> position_;  // in open_
-  std::vector<Candidate> pool_;     // of all nodes on the way down
+  std::vector<uint32_t> position_;  // of an item in open_
+  std::vector<Candidate> pool_;  // candidates of all nodes on the current path
   std::vector<Change> trail_;
 };
 

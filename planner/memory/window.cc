@@ -15,15 +15,15 @@ namespace {
 // The public LLM trace needed 638 items around its peak.
 constexpr size_t kWindows[] = {250, 700, 1500};
 constexpr int64_t kNodes = 200'000;
-// No further window after so many placements around one: 60,000 items take
-// them long, and mostly in vain.
+// After this many placements around frozen windows no wider window is tried:
+// with 60,000 items they take long and rarely help.
 constexpr size_t kPlacements = 400'000;
 
-// Orders for the rest, of GreedyOrders.
+// The orders of GreedyOrders that are used for the rest.
 constexpr std::string_view kRestOrders[] = {"size", "lifetime", "area",
                                             "breadth"};
 
-// Items by how far from the peak slot they live; those alive at it first.
+// Returns items by distance from the peak slot, those alive at it first.
 Order ByDistance(const Problem& problem) {
   std::vector<std::pair<int32_t, uint32_t>> distance;
   for (uint32_t k = 0; k < problem.items.size(); ++k) {
@@ -57,7 +57,7 @@ std::vector<NamedOrder> RestOrders(const Problem& problem) {
   return orders;
 }
 
-// The others around the frozen ones; the best of the greedy orders.
+// Places the other items around the frozen ones by the best greedy order.
 GreedyResult PlaceRest(const Problem& problem, std::vector<NamedOrder> orders,
                        const Frozen& frozen, int64_t peak, int64_t target,
                        const std::function<bool()>& expired) {
