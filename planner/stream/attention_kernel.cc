@@ -13,9 +13,10 @@ constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 struct KernelTraits {
   const char* name;
-  int64_t most_bytes = 0;  // of an element; the least is 2
-  int64_t widest = 0;      // head
-  int64_t multiple = 8;    // of heads' width
+  // largest element size that it takes; the smallest is 2
+  int64_t most_bytes = 0;
+  int64_t widest = 0;    // widest head that it takes
+  int64_t multiple = 8;  // head widths must be a multiple of this
   int64_t least_keys = 1;
   bool window = false;
 };
@@ -26,8 +27,8 @@ constexpr KernelTraits kTraits[] = {
     {.name = "flash", .most_bytes = 2, .widest = 256, .window = true},
     {.name = "efficient", .most_bytes = 4, .widest = 256},
     // Its operators do not check the dtype and would read fp32 as fp16. torch's
-    // own check (sdp_utils.cpp) has heads of 128 for the cuDNN 9.19 of its
-    // wheels. cuDNN refuses one key, and torch hands it no windows.
+    // own check (sdp_utils.cpp) limits heads to 128 for the cuDNN 9.19 of its
+    // wheels. cuDNN refuses a single key, and torch passes it no windows.
     {.name = "cudnn", .most_bytes = 2, .widest = 128, .least_keys = 2},
     {.name = "flash (FA3)", .most_bytes = 2, .widest = 256, .window = true},
     // torch's backward by FA4 refuses windows (torch/nn/attention/_fa4.py).

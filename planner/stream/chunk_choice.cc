@@ -7,8 +7,8 @@
 namespace sluice::stream {
 namespace {
 
-// The search goes on past a size that is so little worse than the best: times
-// are measured, and a step may be flat here and fall later.
+// The search continues past a size that is at most this much slower than the
+// best: times are measured, and step time may be flat here and fall later.
 constexpr double kSlack = 1.03;
 constexpr double kHostShare = 1.0 / 3;
 
@@ -37,7 +37,8 @@ std::optional<int64_t> Next(const ChunkRange& range,
   return above.rows / 2;
 }
 
-// Where no size hides the host, the largest does best.
+// Returns the best measured size. If no size hides the host, that is the
+// largest.
 int64_t Best(const ChunkRange& range, std::span<const ChunkTrial> trials) {
   double least = std::numeric_limits<double>::infinity();
   int64_t rows = 0;

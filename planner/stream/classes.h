@@ -1,4 +1,4 @@
-// The classes of activations that a streamed step has between two chunks or
+// The classes of activations that a streamed step stores between two chunks or
 // two passes: one table, from which fractions, sizes, the host arena and the
 // profile follow.
 //
@@ -13,13 +13,14 @@
 
 namespace sluice::stream {
 
-// MEMO's skeletal tensors (section 3.1) and what FPDT keeps between blocks.
+// MEMO's skeletal tensors (section 3.1), and the tensors that FPDT keeps
+// between blocks.
 enum class Class {
   kNorm1,
   kQ,
   kK,
   kV,
-  kO,    // attention's output, merged
+  kO,    // attention's output, merged over blocks
   kLse,  // its log-sum-exp
   kX2,   // the residual after attention
   kNorm2,
@@ -28,7 +29,7 @@ enum class Class {
   kAct,
   kInput,           // hidden states: a layer's input, later its gradient
   kOutputGradient,  // dO
-  // The inner side's gradients, summed block by block: dq with keys outer, dk
+  // Gradients of the inner side, summed block by block: dq with keys outer, dk
   // and dv with queries outer.
   kQueryGradient,
   kKeyGradient,
@@ -36,48 +37,50 @@ enum class Class {
 };
 inline constexpr int kClassCount = 16;
 
-// Which rows a rank has: its own of each chunk; or, of its heads (Ulysses), its
-// part of the chunk's queries, or all of the chunk's keys (HeadLayout).
+// Which rows a rank holds: kTokens: its own rows of each chunk. In head layout
+// (HeadLayout): kQueries: its part of the chunk's queries; kKeys: all of the
+// chunk's keys.
 enum class Rows { kTokens, kQueries, kKeys };
-// Elements of a row: of the hidden state, of this rank's q heads, of its k (or
-// v) heads, of the FFN; or one for each q head.
+// Elements per row: the hidden state, this rank's q heads, its k (or v) heads,
+// the FFN, or one per q head.
 enum class Width { kHidden, kQuery, kKey, kFfn, kPerHead };
-// The dtype's; fp32 whatever the dtype; or as StreamOptions::round_output says.
+// The dtype; always fp32; or as StreamOptions::round_output decides.
 enum class Precision { kActivation, kFp32, kOutput };
-// How long rows live: from a layer's forward to its backward, of every layer
-// at once; over the whole step, one set per layer and one more; or within one
-// layer's backward, in scratch that the next layer overwrites.
+// How long rows live. kLayer: from a layer's forward to its backward, for every
+// layer at once. kStep: the whole step, in one set per layer and one more.
+// kScratch: one layer's backward; the next layer overwrites them.
 enum class Life { kLayer, kStep, kScratch };
 
-// What of a class can stay in HBM until it is needed again: the first of a
-// rank's rows of every chunk; or, used in place a whole chunk at a time, the
-// last chunks, which backward needs first, or all of them or none.
+// How a class can stay in HBM until its next use. kRows: the first of a rank's
+// rows of every chunk. kChunks and kWhole are used in place, a whole chunk at a
+// time. kChunks: the last chunks, which backward needs first. kWhole: all
+// chunks or none.
 enum class Keep { kRows, kChunks, kWhole };
 
 struct ClassTraits {
   Class which;
-  const char* name;  // as in profile and plan
+  const char* name;  // in profiles and plans
   Rows rows;
   Width width;
   Precision precision;
   Life life;
-  // What may become of rows until they are needed again: all may be swapped.
+  // Where rows can be until their next use. All classes can be swapped.
   Keep keep;           // in HBM
-  bool can_recompute;  // dropped, and made again from the layer's input
-  // All ranks must have the same fractions: rows lie in head layout, and come
+  bool can_recompute;  // dropped, and recomputed from the layer's input
+  // All ranks must have the same fractions, because rows in head layout come
   // from all of them.
   bool shared;
-  bool gated_only;  // SwiGLU's
-  Segment made_by;  // of a free class: the segment of forward that makes it
+  bool gated_only;  // for SwiGLU only
+  Segment made_by;  // of a free class: the forward segment that makes it
 
-  // With fractions to choose, class by class.
+  // A free class has fractions to choose.
   constexpr bool free() const { return can_recompute; }
   bool of(const ModelShape& model) const { return !gated_only || model.gated; }
 };
 
-// k and v that are not kept travel in any case, because later chunks read them:
-// their rows can be dropped, which only says that scratch holds them instead of
-// memory of the layer's own.
+// k and v that are not kept are always copied, because later chunks read them.
+// Their rows can be dropped, which means only that they lie in scratch and not
+// in the layer's own memory.
 // clang-format off
 inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
     // class, name,
@@ -138,13 +141,13 @@ constexpr const ClassTraits& Traits(Class which) {
   return kClasses[static_cast<size_t>(which)];
 }
 
-// What a layer's forward leaves for its backward, in the order of the arena.
+// The classes that a layer's forward leaves for its backward, in arena order.
 inline constexpr Class kLayerClasses[] = {
     Class::kNorm1, Class::kQ,    Class::kK,  Class::kV,
     Class::kO,     Class::kLse,  Class::kX2, Class::kNorm2,
     Class::kUp,    Class::kGate, Class::kAct};
-// The free ones in head layout; and those of a layer's second half, each made
-// from the ones before.
+// Free classes in head layout; free classes of a layer's second half, each made
+// from the ones before; and all free classes.
 inline constexpr Class kHeadClasses[] = {Class::kQ, Class::kK, Class::kV};
 inline constexpr Class kPostClasses[] = {Class::kX2, Class::kNorm2, Class::kUp,
                                          Class::kGate, Class::kAct};
@@ -152,7 +155,7 @@ inline constexpr Class kFreeClasses[] = {
     Class::kNorm1, Class::kQ,  Class::kK,    Class::kV,  Class::kX2,
     Class::kNorm2, Class::kUp, Class::kGate, Class::kAct};
 
-// The class of that name; null: there is none.
+// Returns the class of that name, or null.
 const ClassTraits* FindClass(std::string_view name);
 
 }  // namespace sluice::stream

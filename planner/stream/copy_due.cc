@@ -7,7 +7,8 @@
 namespace sluice::stream {
 namespace {
 
-// One execution on a full chunk; where a row has no full one, on its tail.
+// Seconds of one execution on a full chunk, or on the tail if only that was
+// recorded.
 double Once(const std::vector<plan::SegmentKind>& recorded, Segment which) {
   for (const bool full : {true, false}) {
     const auto found = std::ranges::find(recorded, KindOf(which, full),
@@ -22,11 +23,11 @@ double Once(const std::vector<plan::SegmentKind>& recorded, Segment which) {
 std::vector<CopyDue> CopiesDue(const StreamOptions& options,
                                const std::vector<plan::SegmentKind>& recorded) {
   const auto once = [&](Segment which) { return Once(recorded, which); };
-  // Rings of two: while a chunk is computed the next one comes, and the last
-  // one leaves. A layer of one chunk has nothing to compute meanwhile.
+  // Rings of two slots: while a chunk is computed, the next one is fetched and
+  // the last one is sent. A layer of one chunk has no compute to overlap with.
   const double next = options.layout.chunks() > 1 ? 1 : 0;
-  // The first chunk has no block but its diagonal, backward's last outer chunk
-  // neither.
+  // The first chunk has only its diagonal block, and so has backward's last
+  // outer chunk.
   const double forward =
       next * (once(Segment::kQkvForward) + once(Segment::kDiagonalForward) +
               once(Segment::kPostForward));
@@ -34,7 +35,8 @@ std::vector<CopyDue> CopiesDue(const StreamOptions& options,
       next * (once(Segment::kPostBackward) + once(Segment::kQkvRecompute));
   const double outer =
       next * (once(Segment::kDiagonalBackward) + once(Segment::kQkvBackward));
-  const double others = options.prefetch_depth - 1;  // slots of blocks
+  // slots of the block ring, except the one in use
+  const double others = options.prefetch_depth - 1;
   const double block = others * once(Segment::kOffdiagonalForward);
   const double inner = others * once(Segment::kOffdiagonalBackward);
   const double loss = next * once(Segment::kLoss);

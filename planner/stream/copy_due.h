@@ -1,9 +1,9 @@
-// By when the copies of a streamed step are needed.
+// Deadlines of a streamed step's copies.
 //
-// Rings decide that (client/torch/stream/chunk_io.h): a copy may start when the
-// slot before it is free, and compute comes to it when it is through with what
-// the other slots hold. So each kind of copy has a slack: the compute of all
-// slots but one. If copies of a kind differ, it is the shortest.
+// They follow from the rings (client/torch/stream/chunk_io.h): a copy may start
+// when the slot before it is free, and compute reaches it after it has used the
+// other slots. So the slack of each kind of copy is the compute of all slots
+// but one. If copies of a kind differ, it is the shortest.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -16,12 +16,12 @@
 namespace sluice::stream {
 
 struct CopyDue {
-  const char* label;  // the copies' own
+  const char* label;  // the label of the copies
   double slack_seconds = 0;
 };
 
-// Each label of a step's copies, once. `recorded`: segments of the plan, with
-// what each takes; one that was not recorded takes no time.
+// Returns each label of a step's copies once. `recorded`: the plan's segments
+// with their times; a segment that was not recorded takes no time.
 std::vector<CopyDue> CopiesDue(const StreamOptions& options,
                                const std::vector<plan::SegmentKind>& recorded);
 

@@ -7,7 +7,7 @@
 namespace sluice::stream {
 namespace {
 
-// Fractions are sums of decimals.
+// Tolerance: fractions are sums of decimals.
 constexpr double kDigits = 1e-9;
 
 std::string Names(const ModelShape& model) {

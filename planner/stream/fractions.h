@@ -1,5 +1,5 @@
-// What becomes of each class of a layer's activations between forward and
-// backward: kept in HBM, swapped to host memory, or computed again. No torch.
+// How each class of a layer's activations is divided between forward and
+// backward: kept in HBM, swapped to host memory, or recomputed. No torch.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -12,8 +12,8 @@
 
 namespace sluice::stream {
 
-// Token fractions of a class: of a rank's rows of a chunk the first `keep`
-// stay in HBM, the next `swap` in host memory; the rest is computed again. A
+// Token fractions of a class. Of a rank's rows of a chunk, the first `keep`
+// stay in HBM and the next `swap` in host memory; the rest is recomputed. A
 // class that is used in place stays by chunks, the last ones (Keep::kChunks),
 // or whole or not at all (Keep::kWhole).
 struct ClassFractions {
@@ -23,28 +23,29 @@ struct ClassFractions {
 };
 using FractionMap = std::map<std::string, ClassFractions>;  // by class
 
-// All of every class, scratch too: a step of these moves nothing.
+// Keeps all of every class, scratch included. Such a step copies nothing.
 FractionMap KeepEverything(const ModelShape& model);
 
-// `given`; other classes that are used in place by chunks keep their last part,
-// `keep`, in HBM.
+// Returns `given`, with `keep` in HBM (the last chunks) for every other class
+// that is used in place by chunks.
 FractionMap KeepLastChunks(FractionMap given, double keep);
 
-// `given`; other free classes are dropped after forward, as chunks that run
-// again require of all chunks.
+// Returns `given`, with every other free class dropped after forward. A step
+// with rerun chunks requires that of all its chunks.
 FractionMap DropFree(const ModelShape& model, FractionMap given);
 
-// Every class of the model: as given, else swapped; a free class swaps the
-// share `alpha`.
+// Returns every class of the model: as given, or else swapped. A free class
+// swaps the fraction `alpha`.
 FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
                           double alpha);
 
-// Nothing kept but what is given. What cannot be recomputed is swapped instead.
+// Returns `fractions` with `keep` 0 except where `given`. Rows that cannot be
+// recomputed are swapped instead.
 FractionMap WithoutKept(FractionMap fractions, const FractionMap& given);
 
-// InvalidArgument, one line: a class that the model has not, a fraction or sum
-// outside [0, 1], a part kept of what is whole, a part lost of what cannot be
-// computed again.
+// InvalidArgument, one line: a class that the model does not have; a fraction
+// or sum outside [0, 1]; a part of a class that is kept whole or not at all; a
+// dropped part of a class that cannot be recomputed.
 absl::Status CheckFractions(const FractionMap& fractions,
                             const ModelShape& model);
 

@@ -1,10 +1,10 @@
-// What a rank on a GPU holds of host memory beside its step's.
+// Host memory of a rank on a GPU in addition to its step's.
 //
-// The CPU touches no tensor of a GPU: ids, first weights and files go through a
-// stage of pinned memory (client/torch/run/host_stage.h). Where tensors are the
-// host's, as on a simulated GPU, there is none. A plan's host bytes have it,
-// and so has the desk's answer, for both say what a run takes of a node.
-// Plain data; thread safety: values.
+// The CPU reads no GPU tensor: ids, initial weights and files go through a
+// stage of pinned memory (client/torch/run/host_stage.h). A simulated GPU's
+// tensors lie in host memory, so it needs no stage. A plan's host bytes and the
+// desk's answer both include the stage, because both state what a run takes of
+// a node. Plain data; thread safety: values.
 #pragma once
 
 #include "proto/base/units.h"

@@ -12,11 +12,11 @@ double Over(int64_t bytes, double speed) {
   return speed > 0 ? static_cast<double>(bytes) / speed : 0;
 }
 
-// A phase as a pipeline of three: copies in, compute, copies out. Every path
-// through it that changes from one to the next once; with equal chunks the
-// longest is what the phase takes.
+// A phase as a three-stage pipeline: copies in, compute, copies out. The phase
+// takes the longest path that changes from each stage to the next once; exact
+// for equal chunks.
 struct Pipeline {
-  double in = 0, compute = 0, out = 0;  // of the phase
+  double in = 0, compute = 0, out = 0;  // of the whole phase
   double first_in = 0, first_compute = 0;
   double last_compute = 0, last_out = 0;
 
@@ -58,7 +58,7 @@ class LayerTime {
     }
     return bytes;
   }
-  // The part of a sequence's rows that chunk m is.
+  // Chunk m's fraction of the sequence's rows.
   double Share(int64_t m) const {
     return static_cast<double>(shape_.rows(m)) /
            static_cast<double>(last_ * shape_.rows(0) + shape_.rows(last_));
@@ -74,15 +74,15 @@ class LayerTime {
     }
     return bytes;
   }
-  // What qkv.backward fetches and sends.
+  // Bytes that qkv.backward fetches and sends.
   int64_t ProjectionsIn() const {
     return 2 * shape_.moved_bytes(Class::kInput) +
            shape_.swapped_bytes(Class::kNorm1);
   }
   int64_t ProjectionsOut() const { return shape_.moved_bytes(Class::kInput); }
-  // A phase of backward of which `all` seconds of copies, and `first` of its
-  // first_in, may come in the `window` in which the phase before computes its
-  // last chunk and sends what that leaves.
+  // Returns `phase` with copies that are fetched early: `all` seconds of
+  // copies, and `first` seconds of its first_in, may overlap the `window` in
+  // which the phase before computes its last chunk and sends the results.
   static Pipeline Early(Pipeline phase, double first, double all,
                         double window) {
     phase.in -= std::min(all, window);
@@ -96,13 +96,13 @@ class LayerTime {
   const LayerCompute& compute_;
   const LinkSpeeds& links_;
   const LayerTraffic traffic_;
-  const int64_t last_;  // chunk
+  const int64_t last_;  // the last chunk
 };
 
-// A ring of p slots brings p blocks in the time that one takes to come and to
-// be used; everything else has two slots, and hides behind compute or compute
-// behind it. The next layer's first chunk comes while this one's last chunk is
-// computed, where they are two.
+// A ring of p slots brings p blocks in the time in which one is fetched and
+// used. Everything else has two slots, and either hides behind compute or hides
+// compute. With at least two chunks, the next layer's first chunk is fetched
+// while this layer's last chunk is computed.
 double LayerTime::Forward() const {
   const double depth = shape_.prefetch_depth;
   const double keys =
@@ -132,8 +132,8 @@ double LayerTime::Tokens() const {
       .Seconds();
 }
 
-// So many first slots of either side. Where none come early, both of the outer
-// side and one of the inner come before the first block.
+// Bytes of the first `outer` and `inner` slots of the two sides. If no slot is
+// filled early, two outer slots and one inner slot come before the first block.
 int64_t LayerTime::FirstIn(int64_t outer, int64_t inner) const {
   const auto keys = [this](int64_t m) {
     return Moved({Class::kK, Class::kV}, m);
@@ -151,10 +151,10 @@ int64_t LayerTime::FirstIn(int64_t outer, int64_t inner) const {
   return bytes;
 }
 
-// The inner side's sums of an outer chunk's last block go out and come in again
-// before the next outer chunk's block of the same inner chunk. Near the end
-// there are too few blocks between the two. `blocks`: seconds of all of them,
-// as copies let them follow each other.
+// Seconds that blocks wait for sums. The inner side's sums of an outer chunk's
+// last block are sent and fetched again before the next outer chunk's block of
+// the same inner chunk; near the end too few blocks lie between the two.
+// `blocks`: seconds of all blocks at the rate that copies allow.
 double LayerTime::SumsWaited(double blocks) const {
   if (last_ == 0) return 0;
   const int64_t sums = Moved(
@@ -171,15 +171,16 @@ double LayerTime::SumsWaited(double blocks) const {
   return waited;
 }
 
-// When a block is computed its inner side's slot is free for the block that is
-// `depth` later, and once its sums are out theirs are: copies in go in order.
+// After a block is computed, its inner slot is free for the block `depth`
+// later; after its sums are sent, their slot is free too, because copies in go
+// in order.
 double LayerTime::Attention() const {
   const double depth = shape_.prefetch_depth;
   const double chunks = static_cast<double>(last_ + 1);
   const double diagonal = compute_.blocks / (chunks * chunks);
   const double projected = compute_.projections / chunks;
   const double both = In(FirstIn(2, 1));
-  // The last chunk's own is not there while that is computed.
+  // The last chunk's own copies cannot come while it is computed.
   const EarlySlots slots = shape_.early(Phase::kAttention);
   const int64_t early_outer = std::min(slots.outer, last_);
   const int64_t early_inner = std::min(slots.blocks, last_);
@@ -196,7 +197,8 @@ double LayerTime::Attention() const {
                 .out = out + Out(ProjectionsOut()),
                 .first_in = block_is_early ? early_first : both,
                 .first_compute = diagonal,
-                // One chunk's diagonal is its first compute, counted above.
+                // With one chunk, the diagonal is the first compute, counted
+                // above.
                 .last_compute = projected + (last_ > 0 ? diagonal : 0),
                 .last_out = Out(shape_.moved_bytes(Class::kInput, 0))},
                early_first, early,
@@ -230,8 +232,8 @@ double TimeRerun(const StreamOptions& options, double keys, double forward,
              .forward;
 }
 
-// The embedding's rows go out through two slots, and what the last layer left
-// goes out before the loss's rows come.
+// The embedding's rows are sent through two slots. The last layer's output is
+// sent before the loss fetches its rows.
 double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
                 const LinkSpeeds& links) {
   const int64_t last = shape.chunks() - 1;

@@ -1,7 +1,7 @@
-// How long a streamed layer takes, from what its compute takes and the links'
-// speeds: what hides behind what (FPDT section 4.2, MEMO section 4.1), and what
-// hides behind nothing. One source for the run's choice of settings (step_time)
-// and for the desk (planner/train).
+// Computes how long a streamed layer takes, from its compute times and the
+// links' speeds: which copies overlap with compute (FPDT section 4.2, MEMO
+// section 4.1), and which do not. Used by a run's choice of settings
+// (step_time) and by the desk (planner/train).
 //
 // Thread safety: pure functions.
 #pragma once
@@ -15,11 +15,11 @@ struct LinkSpeeds {
   double h2d = 0, d2h = 0;
 };
 
-// Seconds of one layer on a rank without its copies, piece by piece.
+// Seconds of one layer's compute on a rank, without copies, piece by piece.
 struct LayerCompute {
-  double keys = 0;         // forward's blocks off the diagonal
+  double keys = 0;         // forward's off-diagonal blocks
   double forward = 0;      // the rest of forward
-  double tokens = 0;       // backward up to dO, and all that is made again
+  double tokens = 0;       // backward up to dO, and all recomputation
   double blocks = 0;       // attention's backward, diagonal blocks included
   double projections = 0;  // qkv.backward
   double total() const {
@@ -27,7 +27,7 @@ struct LayerCompute {
   }
 };
 
-// The same with copies: what a layer adds to a step, phase by phase.
+// Seconds that a layer adds to a step, copies included, phase by phase.
 struct LayerSeconds {
   double forward = 0;
   double tokens = 0;     // Phase::kTokens
@@ -35,20 +35,21 @@ struct LayerSeconds {
   double total() const { return forward + tokens + attention; }
 };
 
-// Layers follow each other forward without a pause. In backward a layer has two
-// phases, and the rings are laid out again between phases: nothing is fetched
-// before the last phase's copies are out. So each phase begins with the first
-// chunk's copies in and ends with the last one's copies out, which no compute
-// hides.
+// Returns a layer's time. Forward runs layers without a pause. Backward has two
+// phases per layer, and the rings are laid out again between phases: except
+// into early slots (StreamShape::early), nothing is fetched before the last
+// phase's copies are out. So the first chunk's other copies in and the last
+// chunk's copies out overlap with no compute of their phase.
 LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
                        const LinkSpeeds& links);
 
-// Seconds of a step in which backward runs forward's layers over the first
-// chunks again. `keys`, `forward`: all of it without copies, as LayerCompute's.
+// Seconds per step in which backward reruns forward's layers over the first
+// chunks. `keys`, `forward`: their total compute, as in LayerCompute.
 double TimeRerun(const StreamOptions& options, double keys, double forward,
                  const LinkSpeeds& links);
 
-// Embedding, loss and the embedding's backward: without copies, and with.
+// Compute of the embedding, the loss and the embedding's backward. TimeEnds
+// returns their seconds with copies.
 struct EndsCompute {
   double embed = 0, loss = 0, embed_backward = 0;
   double total() const { return embed + loss + embed_backward; }

@@ -6,7 +6,7 @@
 namespace sluice::stream {
 namespace {
 
-// The q heads [first, first + count) mapped to kv heads, repeats dropped.
+// Maps q heads [first, first + count) to kv heads, without duplicates.
 std::vector<int64_t> KvHeadsUsed(int64_t first, int64_t count, int64_t group) {
   std::vector<int64_t> used;
   for (int64_t q = first; q < first + count; ++q) {
@@ -15,7 +15,7 @@ std::vector<int64_t> KvHeadsUsed(int64_t first, int64_t count, int64_t group) {
   return used;
 }
 
-// Does each kv head of `used` serve an equal run of these q heads?
+// Returns whether each kv head of `used` serves an equal run of these q heads.
 bool EqualRuns(const std::vector<int64_t>& used, int64_t first, int64_t count,
                int64_t group) {
   const int64_t kv_heads = static_cast<int64_t>(used.size());

@@ -1,4 +1,5 @@
-// How a sequence is cut and dealt, and which rank holds which heads.
+// How a sequence is cut into chunks and dealt to ranks, and which rank holds
+// which heads.
 //
 // Thread safety: values.
 #pragma once
@@ -8,10 +9,10 @@
 
 namespace sluice::stream {
 
-// How a global sequence is cut into chunks and each chunk dealt to ranks
-// (FPDT's rank-ordinal layout): global chunk m is contiguous, [begin, end);
-// rank r owns a contiguous run of its rows. The last chunk may be shorter and
-// is split unevenly; a rank may own no row of it.
+// Cuts a global sequence into chunks and deals each chunk to ranks (FPDT's
+// rank-ordinal layout): global chunk m is contiguous, [begin, end), and rank r
+// owns a contiguous run of its rows. The last chunk may be shorter and is split
+// unevenly; a rank may own none of its rows.
 class ChunkLayout {
  public:
   ChunkLayout(int64_t seq_len, int64_t chunk, int64_t ranks);
@@ -26,7 +27,7 @@ class ChunkLayout {
   // Rank r's rows of chunk m, and where they start inside the chunk.
   int64_t local_rows(int64_t m, int64_t rank) const;
   int64_t local_offset(int64_t m, int64_t rank) const;
-  // All rows of rank r over the whole sequence, and those before chunk m.
+  // Rank r's rows of the whole sequence, and of the chunks before m.
   int64_t total_local_rows(int64_t rank) const;
   int64_t local_rows_before(int64_t m, int64_t rank) const;
 
@@ -35,14 +36,14 @@ class ChunkLayout {
 };
 
 // Which heads a rank computes attention for (Ulysses), and for which queries.
-// `head_ranks`, the greatest common divisor of ranks and heads, ranks share out
-// the heads. The others hold the same heads: the queries of a chunk are cut
-// into `row_parts` parts, and k and v of the whole chunk are gathered to each
-// of them (context parallelism with gathered keys: Llama 3, arXiv 2407.21783,
+// The heads are divided among `head_ranks` ranks, the greatest common divisor
+// of ranks and heads. Further ranks hold the same heads: a chunk's queries are
+// cut into `row_parts` parts, and k and v of the whole chunk are gathered to
+// each part (context parallelism with gathered keys: Llama 3, arXiv 2407.21783,
 // section 3.3.2). A part's queries are the rows of `head_ranks` consecutive
-// ranks, which attend to them.
+// ranks, which compute attention for them.
 //
-// When the q heads of a rank do not use its kv heads in equal groups (12/3 on 4
+// If a rank's q heads do not use its kv heads in equal groups (12/3 on 4
 // ranks), kv heads are expanded, one per q head, and `grouped` is false.
 struct HeadLayout {
   HeadLayout(int64_t heads, int64_t kv_heads, int64_t ranks);
@@ -51,8 +52,8 @@ struct HeadLayout {
   int64_t first_head(int64_t rank) const {
     return rank % head_ranks * q_per_rank;
   }
-  // kv head numbers the rank holds, in local order; a number may repeat over
-  // ranks (replicas) and, expanded, within one.
+  // The rank's kv head numbers, in local order. A number may repeat over ranks
+  // (replicas) and, if expanded, within one.
   const std::vector<int64_t>& kv_of(int64_t rank) const {
     return kv_of_group_[rank % head_ranks];
   }

@@ -17,7 +17,8 @@ int64_t WantedRows(const StreamOptions& options) {
 int64_t LossRows(const ModelShape& model, int64_t element) {
   const double traffic =
       model.head_weights() * static_cast<double>(2 * 4 + 2 * element);
-  // Per row and parameter: two forward, four backward. Attention only adds.
+  // Per row and parameter: two forward, four backward. Attention is not
+  // counted; it would only add to the sum.
   const double operations = 6.0 * model.parameters();
   const double rows =
       traffic * kOperationsPerByte / (kHeadTrafficShare * operations);
@@ -31,7 +32,8 @@ LossCut CutLoss(int64_t rows, int64_t wanted) {
   const int64_t chunk = std::max<int64_t>(rows, 1);
   const int64_t chunks =
       std::clamp<int64_t>(wanted / chunk, 1, kMostLossChunks);
-  // Calls of about the same size: a short one costs as much as a whole one.
+  // Makes calls about equally large, because a short call costs as much as a
+  // full one.
   const int64_t all = chunks * chunk, calls = (all + wanted - 1) / wanted;
   return {chunks, (all + calls - 1) / calls};
 }
@@ -66,10 +68,11 @@ ChunkLayout CalibrationLayout(const StreamOptions& options) {
 
 StreamOptions CalibrationStep(StreamOptions options) {
   options.layout = CalibrationLayout(options);
-  // By cost it depends on the layers: as the whole model's.
+  // By cost it depends on the number of layers, so it is taken from the whole
+  // model.
   options.loss_chunk_rows = WantedRows(options);
   options.model.layers = 1;
-  options.rerun_chunks = 0;  // by the same segments
+  options.rerun_chunks = 0;  // a rerun uses the same segments
   options.rerun_layers = 1;
   return options;
 }

@@ -10,7 +10,7 @@
 namespace sluice::stream {
 namespace {
 
-// One named number with the least it may be.
+// A named number and its minimum.
 struct Minimum {
   const char* flag;
   int64_t value;
@@ -47,7 +47,7 @@ int64_t LayerParameters(const ModelShape& m) {
   return matrices + biases + 2 * NormParameters(m);
 }
 
-// What the streamed C++ layer has no code for.
+// Refuses traits that the streamed C++ layer does not implement.
 absl::Status CheckTraits(const ModelShape& m) {
   const std::pair<const char*, bool> missing[] = {
       {"norms of q and k (qk norm)", m.query_key_norm},
@@ -118,8 +118,8 @@ double ModelShape::skeletal_elements() const {
 }
 
 double ModelShape::skeletal_others() const {
-  // Two norms and the residual; q, k, v; up (and gate) and the activation; and
-  // of each expert that a token takes its input and output.
+  // Two norms and the residual; q, k, v; up (and gate) and the activation; and,
+  // for each expert of a token, its input and output.
   return 3 * double(hidden) + double(query_width()) + 2 * double(key_width()) +
          ffn_width() + active_ffn() + 2 * double(active_experts * hidden);
 }

@@ -12,7 +12,7 @@ StepPrice PriceOf(const StreamOptions& options,
                   const plan::RankProfile& profile) {
   const FractionMap fractions =
       FillFractions(options.model, options.fractions, options.alpha);
-  StreamOptions whole = options;  // nothing of it is computed again
+  StreamOptions whole = options;  // the same step without recomputation
   whole.rerun_chunks = 0;
   whole.fractions = fractions;
   for (auto& [name, f] : whole.fractions) f.swap = 1 - f.keep;

@@ -1,4 +1,4 @@
-// What a streamed step gives for the memory that it does without.
+// What a streamed step costs in recomputation for the memory that it saves.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -9,13 +9,13 @@
 
 namespace sluice::stream {
 
-// A rank's activations, and what is computed again in place of holding it.
+// A rank's activations, and the bytes that are recomputed and not held.
 struct StepPrice {
   Bytes hbm, host;
-  Bytes recomputed;        // that would be held beside them
-  double recompute_s = 0;  // in the step of one sequence
-  // How many times the tokens fit into hbm + host, as activations grow with
-  // the tokens.
+  Bytes recomputed;        // would be held in addition otherwise
+  double recompute_s = 0;  // per step of one sequence
+  // The factor by which the sequence can be longer for the same hbm + host,
+  // since activations grow with the tokens.
   double length_gain() const {
     const int64_t held = (hbm + host).count();
     if (held == 0) return 1;
@@ -24,8 +24,8 @@ struct StepPrice {
   }
 };
 
-// `options` with the fractions that the step runs with; `profile` is that of
-// the same step, with what its segments took.
+// `options` must have the fractions that the step runs with; `profile` is the
+// profile of the same step, with its segments' times.
 StepPrice PriceOf(const StreamOptions& options,
                   const plan::RankProfile& profile);
 

@@ -10,8 +10,8 @@
 namespace sluice::stream {
 namespace {
 
-// Operations of one row of a free class (elementwise work counted as eight
-// operations an element), over all heads: its share of the segment's time.
+// Operations per row of a free class over all heads; elementwise work counts as
+// eight operations per element. Gives its share of the segment's time.
 double RowOperations(const ModelShape& model, Class which) {
   const double h = double(model.hidden), f = double(model.ffn);
   const double q = double(model.query_width()), k = double(model.key_width());
@@ -33,13 +33,13 @@ double RowOperations(const ModelShape& model, Class which) {
     case Class::kAct:
       return 8 * f;
     default:
-      return 0;  // never made again
+      return 0;  // never recomputed
   }
 }
 
 // Operations per row of all classes that the segment makes.
 double RowOperations(const ModelShape& model, Segment segment) {
-  // post.forward also projects back down, which nothing recomputes.
+  // post.forward also has the down projection, which is never recomputed.
   double sum = segment == Segment::kPostForward
                    ? 2 * double(model.hidden) * double(model.ffn)
                    : 0;
@@ -69,7 +69,7 @@ class ProfileBuilder {
   }
 
  private:
-  // All layers are of one kind: a trainer's models have no other.
+  // A trainer's models have only one kind of layer.
   plan::LayerKind& layer() { return profile_.kinds[0]; }
 
   void AddSegments();
@@ -89,7 +89,7 @@ class ProfileBuilder {
   plan::RankProfile profile_;
 };
 
-// Seconds of these executions; a kind that was not recorded takes none.
+// Seconds of these executions. A kind that was not recorded takes none.
 double ProfileBuilder::Seconds(Segment which, const Executions& count) const {
   double sum = 0;
   for (const bool full : {true, false}) {
@@ -102,7 +102,7 @@ double ProfileBuilder::Seconds(Segment which, const Executions& count) const {
 }
 
 void ProfileBuilder::AddSegments() {
-  std::map<std::string, int64_t> executions;  // of a step, by kind
+  std::map<std::string, int64_t> executions;  // per step, by kind
   for (const SegmentTraits& segment : kSegments) {
     const Executions count = CountExecutions(shape_, segment.which);
     const int64_t times = segment.part == Part::kStep ? 1 : shape_.layers;
@@ -133,8 +133,8 @@ double ProfileBuilder::RecomputeSeconds(Class which) const {
          RowOperations(options_.model, segment);
 }
 
-// What a layer has of a class for itself: not what runs again, nor chunks that
-// stay in HBM where not all do.
+// A layer's own bytes of a class. Not counted: chunks that run again, and
+// resident chunks of a class that is resident in part.
 int64_t ProfileBuilder::OwnBytes(Class which) const {
   if (Traits(which).free() || shape_.resident(which)) {
     return shape_.class_bytes(which);
@@ -152,10 +152,10 @@ void ProfileBuilder::AddClasses() {
   for (const Class which : kLayerClasses) {
     if (shape_.row_bytes(which) == 0) continue;
     const ClassTraits& traits = Traits(which);
-    // q, k, v move the same bytes whatever stays: k and v go out for later
-    // chunks, and block by block all are fetched, kept or recomputed.
+    // q, k and v move the same bytes whatever stays: k and v are sent for later
+    // chunks, and all three are fetched block by block, kept or recomputed.
     const bool fixed_traffic = traits.free() && traits.shared;
-    // Kept whole or not at all, which was decided before.
+    // Kept whole or not at all; the options have decided that.
     const bool resident = shape_.resident(which);
     profile_.classes.push_back(
         {.name = traits.name,
@@ -168,8 +168,8 @@ void ProfileBuilder::AddClasses() {
   }
 }
 
-// Rows are rounded and buffers aligned a chunk at a time, which classes do not
-// tell.
+// Rows are rounded and buffers aligned per chunk, which the profile's classes
+// do not include.
 Bytes ProfileBuilder::Rounding() const {
   int64_t chunk = 0;
   for (const Class which : kLayerClasses) {
@@ -181,8 +181,8 @@ Bytes ProfileBuilder::Rounding() const {
                (chunk + kSlotAlignment));
 }
 
-// What resident classes take of HBM and no class of the profile tells: scratch,
-// the last layer's output, alignment.
+// HBM of resident classes that no class of the profile includes: scratch, the
+// last layer's output, alignment.
 int64_t ProfileBuilder::KeptBesideClasses() const {
   int64_t beside = shape_.resident_bytes();
   for (const ClassTraits& c : kClasses) {
@@ -192,9 +192,9 @@ int64_t ProfileBuilder::KeptBesideClasses() const {
   return beside;
 }
 
-// Kept rows are aligned a chunk at a time. Rings and transient buffers may be
-// larger than they were: rows that are fetched need places in rings, rows that
-// are computed again a block's transient places.
+// Kept rows are aligned per chunk. Rings and transient buffers may also grow:
+// fetched rows need ring slots, recomputed rows need transient memory for a
+// block.
 Bytes ProfileBuilder::KeepReserve() const {
   const auto rings = [this](double heads) {
     StreamOptions options = options_;

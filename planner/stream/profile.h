@@ -1,4 +1,4 @@
-// What the planner is told of a streamed step.
+// The planner's profile of a streamed step.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -10,10 +10,11 @@
 
 namespace sluice::stream {
 
-// Skeletal classes with bytes and recompute times, fixed traffic, host bytes,
-// windows. `recorded` are the segment kinds of a calibration run with the same
-// chunk size and ranks; executions are filled in for `options.layout`. job,
-// rank, gpu, numa, transient_capacity and what is asked for are the caller's.
+// Returns skeletal classes with bytes and recompute times, fixed traffic, host
+// bytes and windows. `recorded` holds the segment kinds of a calibration run
+// with the same chunk size and ranks; executions are filled in for
+// `options.layout`. The caller sets job, rank, gpu, numa, transient_capacity
+// and what the user requests.
 plan::RankProfile Profile(const StreamOptions& options,
                           const std::vector<plan::SegmentKind>& recorded);
 

@@ -36,8 +36,8 @@ std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
 
 namespace {
 
-// A block's kind is that of its query chunk, and no chunk is later than the
-// tail: closed forms of what ForwardBlocks and BackwardBlocks enumerate.
+// Closed forms of what ForwardBlocks and BackwardBlocks enumerate: a block's
+// kind is that of its query chunk, and no chunk is later than the tail.
 Executions OfChunks(int64_t full, int64_t tail, Segment which) {
   const bool pairs = which == Segment::kOffdiagonalForward ||
                      which == Segment::kOffdiagonalBackward;
@@ -58,7 +58,7 @@ Executions CountExecutions(const StreamShape& shape, Segment which) {
   return OfChunks(full, tail, which);
 }
 
-// A group's last layer runs up to what attention leaves.
+// A group's last layer runs only up to attention's output.
 Executions CountRerun(const StreamShape& shape, Segment which) {
   if (Traits(which).part != Part::kForward) return {};
   const int64_t layers = shape.layers_rerun();
@@ -74,14 +74,14 @@ Executions CountRerun(const StreamShape& shape, Segment which) {
 namespace {
 
 // Bytes of blocks. Forward fetches the k and v of earlier chunks. Backward
-// fetches the outer side once per chunk and the inner side once per block, and
-// the inner side's sums go out and come in between two of its blocks.
+// fetches the outer side once per chunk and the inner side once per block; the
+// inner side's sums are sent and fetched between two of its blocks.
 struct BlockTraffic {
   int64_t forward = 0, outer = 0, inner = 0, sums = 0;
 };
 
-// The sum over chunks of bytes_of(m), each of them times(m), which grows or
-// falls evenly.
+// Returns the sum over chunks of times(m) * bytes_of(m). times(m) must be
+// linear in m.
 int64_t SumTimes(const StreamShape& shape, auto times, auto bytes_of) {
   int64_t sum = 0;
   for (const auto& [first, end] : shape.runs()) {
@@ -111,8 +111,8 @@ BlockTraffic CountBlocks(const StreamShape& shape) {
     }
     return bytes;
   };
-  // Beside its diagonal a chunk has a block with each that is later (or
-  // earlier); its first block brings no sums.
+  // In addition to its diagonal, a chunk has a block with each later (or
+  // earlier) chunk. Its first block fetches no sums.
   BlockTraffic traffic{.forward = SumTimes(shape, after, keys)};
   if (shape.order == BackwardOrder::kQueriesOuter) {
     traffic.outer = shape.SumOverChunks(queries);
@@ -141,9 +141,9 @@ int64_t OfRerun(const StreamShape& shape,
   return sum;
 }
 
-// Over all layers: x and earlier k and v come; k, v, o and lse leave. q leaves
-// in a group's last layer only, because its backward is next, and the output in
-// the others.
+// Over all layers: x and earlier k and v are fetched; k, v, o and lse are sent.
+// q is sent only in a group's last layer, because its backward is next, and the
+// output only in the other layers.
 Traffic CountRerunTraffic(const StreamShape& shape) {
   const int64_t chunks = shape.rerun_chunks, layers = shape.layers_rerun();
   const int64_t groups = layers / shape.rerun_layers;
@@ -172,12 +172,12 @@ LayerTraffic CountTraffic(const StreamShape& shape) {
   const Traffic rerun = CountRerunTraffic(shape);
   LayerTraffic traffic;
   traffic.rerun = {rerun.in / shape.layers, rerun.out / shape.layers};
-  // The layer's input comes, its output leaves.
+  // The layer's input is fetched, its output sent.
   traffic.forward = {.in = x + blocks.forward,
                      .out = x + kv + shape.swapped_bytes(Class::kQ) + o +
                             shape.moved_bytes(Class::kLse) -
                             OfRerun(shape, {Class::kO, Class::kLse}) + local};
-  // Phase A fetches dY, x and o, phase C x and dX2; dO, dX2 and dX leave.
+  // Phase A fetches dY, x and o, phase C x and dX2; dO, dX2 and dX are sent.
   traffic.tokens = {
       .in = 4 * x + o + local,
       .out = shape.moved_bytes(Class::kOutputGradient) + 2 * x + dropped};
@@ -192,16 +192,16 @@ LayerTraffic FixedTraffic(const StreamShape& shape) {
   const int64_t kv =
       shape.moved_bytes(Class::kK) + shape.moved_bytes(Class::kV);
   const int64_t x = shape.moved_bytes(Class::kInput);
-  // A layer's own classes have no room for chunks that run again.
+  // A layer's own classes do not include chunks that run again.
   const int64_t again = OfRerun(shape, {Class::kInput});
   LayerTraffic traffic;
   traffic.rerun = CountTraffic(shape).rerun;
   traffic.forward = {.in = x + blocks.forward, .out = q + kv + again};
-  // x comes twice and once with its class.
+  // x is fetched twice here, and once with its class.
   traffic.tokens = {
       .in = 3 * x + again + OfRerun(shape, {Class::kO}),
       .out = q + shape.moved_bytes(Class::kOutputGradient) + 2 * x + kv};
-  // lse comes in only here, so once less than its class says.
+  // lse is fetched only here, so once less than its class counts.
   traffic.blocks = {.in = blocks.outer + blocks.inner + blocks.sums -
                           shape.moved_bytes(Class::kLse) +
                           OfRerun(shape, {Class::kLse}),

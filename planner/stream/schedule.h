@@ -1,5 +1,5 @@
-// What a streamed step runs and in which order: the blocks of attention with
-// their masks, how often each segment runs, and the bytes that a layer moves.
+// What a streamed step runs, and in which order: the blocks of attention with
+// their masks, how often each segment runs, and the bytes that a layer copies.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -21,47 +21,49 @@ struct Block {
   bool operator==(const Block&) const = default;
 };
 
-// In the order they run: forward with queries outer, each row up to its
-// diagonal. Backward begins each outer chunk at its diagonal, and takes outer
-// chunks in the order (OuterChunks) in which that diagonal is the last block
-// that adds to the inner side's gradients: all three gradients of a chunk are
-// whole when its turn as the outer one ends.
+// Blocks in the order they run. Forward has queries outer, each row up to its
+// diagonal. Backward begins each outer chunk at its diagonal. It takes outer
+// chunks in the order (OuterChunks) that makes that diagonal the last block to
+// add to the inner side's gradients, so all three gradients of a chunk are
+// complete when its turn as the outer one ends.
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks);
 std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
                                   BackwardOrder order);
 std::vector<int64_t> OuterChunks(const std::vector<int64_t>& chunks,
                                  BackwardOrder order);
 
-// How often one layer (of Part::kStep: one step) runs each kind.
+// How often one layer (for Part::kStep: one step) runs each kind.
 struct Executions {
   int64_t full = 0, tail = 0;
 };
 Executions CountExecutions(const StreamShape& shape, Segment which);
-// What a step adds to forward's kinds where chunks run again.
+// Returns the executions that a step adds to forward's kinds for chunks that
+// run again.
 Executions CountRerun(const StreamShape& shape, Segment which);
 
-// Bytes over the link to host memory, each way.
+// Bytes over the link to host memory, in each direction.
 struct Traffic {
   int64_t in = 0, out = 0;
 };
-// The traffic of one layer: its forward, and backward's two phases, token-local
-// work (post.backward, qkv.backward) and blocks of attention. Where chunks run
-// again, `forward` is that of a layer that reruns, and `rerun` the mean over
+// Traffic of one layer: its forward, and backward's two phases, token-local
+// work (post.backward, qkv.backward) and blocks of attention. If chunks run
+// again, `forward` is that of a layer that reruns, and `rerun` is the mean over
 // all layers.
 struct LayerTraffic {
   Traffic forward, rerun, tokens, blocks;
 };
-// What a layer moves with the fractions that `shape` has.
+// Returns a layer's traffic with the fractions of `shape`.
 LayerTraffic CountTraffic(const StreamShape& shape);
-// The part of CountTraffic that no choice of fractions changes; beside it the
-// swapped rows of each class travel out and in once. q, k and v count here as
-// if all rows were stored and all were recomputed: all of k and v travel, and
-// at most all of q.
+// Returns the part of CountTraffic that does not depend on fractions; in
+// addition, the swapped rows of each class are sent and fetched once. q, k and
+// v count here as if all rows were both stored and recomputed: all of k and v
+// are copied, and at most all of q.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
-// Bytes that one layer's blocks of attention move in backward, both ways.
+// Returns the bytes that one layer's attention blocks copy in backward, both
+// ways.
 int64_t BlockBytes(StreamOptions options, BackwardOrder order);
-// The order in which that is less; keys outer where both move as much.
+// Returns the order with the fewest such bytes, keys outer on ties.
 BackwardOrder OrderOfLeastBytes(const StreamOptions& options);
 
 }  // namespace sluice::stream

@@ -1,5 +1,5 @@
-// The pieces of compute of a streamed step, by the names that traces, plans
-// and profiles know them by.
+// The segments of compute of a streamed step, with the names used in traces,
+// plans and profiles.
 //
 // Thread safety: values.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace sluice::stream {
 
-// A piece of compute that the memory plan knows by name. Each runs on full
-// chunks and, under a name of its own, on the shorter last one.
+// A segment of compute, named in the memory plan. Each runs on full chunks and,
+// under another name, on the shorter last one.
 enum class Segment {
   kEmbedForward,
   kQkvForward,
@@ -20,7 +20,7 @@ enum class Segment {
   kPostForward,
   kLoss,
   kPostBackward,
-  kQkvRecompute,  // only where rows of q, k or v are dropped
+  kQkvRecompute,  // runs only if rows of q, k or v are dropped
   kDiagonalBackward,
   kOffdiagonalBackward,
   kQkvBackward,
@@ -28,8 +28,8 @@ enum class Segment {
 };
 inline constexpr int kSegmentCount = 12;
 
-// Where a segment's time counts: in each layer's forward or backward, or once
-// in the step.
+// Where a segment's time is counted: in each layer's forward or backward, or
+// once per step.
 enum class Part { kForward, kBackward, kStep };
 
 struct SegmentTraits {
@@ -56,7 +56,7 @@ constexpr const SegmentTraits& Traits(Segment which) {
   return kSegments[static_cast<size_t>(which)];
 }
 
-// "qkv.forward.full", "qkv.forward.tail": a kind, as plans name it.
+// Returns the name of a kind in plans: "qkv.forward.full", "qkv.forward.tail".
 std::string KindOf(Segment which, bool full);
 
 }  // namespace sluice::stream

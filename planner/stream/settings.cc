@@ -18,13 +18,14 @@ constexpr double kAlphas[] = {1, 0.75, 0.5, 0.25, 0};
 constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Rings and transient buffers, without what is kept.
+// Rings and transient buffers, without kept rows and chunks.
 int64_t WorkingBytes(const StreamOptions& options) {
   return (RingBytes(options) + TransientBytes(options)).count();
 }
 
-// The free classes that the question leaves open: of those that may be kept by
-// rows `keep` stays, and of what does not stay `alpha` is swapped.
+// Returns fractions for the free classes that the question leaves open: those
+// that can be kept by rows keep the fraction `keep`, and `alpha` of the rest is
+// swapped.
 FractionMap Share(const SettingsQuestion& q, double keep, double alpha) {
   FractionMap fractions = q.stream.fractions;
   for (const Class which : kFreeClasses) {
@@ -36,8 +37,9 @@ FractionMap Share(const SettingsQuestion& q, double keep, double alpha) {
   return fractions;
 }
 
-// As many rows kept as rings and transients leave room for. The planner shares
-// that room out by class; in time it comes to about the same.
+// Keeps as many rows as fit beside rings and transient buffers, evenly over
+// classes. The planner divides that room by class, which takes about the same
+// time.
 FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   const double alpha = options.alpha;
   options.fractions = Share(q, 0, alpha);
@@ -48,8 +50,8 @@ FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   return Share(q, all > 0 ? std::clamp(left / all, 0.0, 1.0) : 0, alpha);
 }
 
-// The last chunks of what is used in place, in the room that rings and
-// transients leave.
+// Keeps as many last chunks of the classes used in place as fit beside rings
+// and transient buffers.
 FractionMap KeepChunks(const SettingsQuestion& q, StreamOptions options) {
   if (!q.may_keep) return options.fractions;
   const auto left = static_cast<double>(q.hbm.count() - WorkingBytes(options));
@@ -71,8 +73,8 @@ bool Fits(const SettingsQuestion& q, const StreamOptions& options) {
              q.hbm.count();
 }
 
-// Nothing swapped but what must be, the last chunks kept, and the fewest of the
-// first that leave host memory enough run again; all, where that is too little.
+// Swaps only what must be swapped, keeps the last chunks, and reruns as few of
+// the first chunks as host memory requires, or all if it is still too small.
 StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   options.alpha = 0;
   options.fractions = DropFree(q.stream.model, q.stream.fractions);
@@ -91,7 +93,8 @@ StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   return options;
 }
 
-// Whether chunks may run again: no free class is to be kept or swapped.
+// Returns whether chunks may run again: no free class is asked to be kept or
+// swapped.
 bool MayRunAgain(const SettingsQuestion& q) {
   return q.rerun.value_or(1) > 0 && q.stream.alpha <= 0 &&
          std::ranges::none_of(q.stream.fractions, [](const auto& f) {

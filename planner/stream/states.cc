@@ -9,15 +9,15 @@ constexpr int64_t kLine = 64 / 4;  // in elements of fp32
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The size of equal buckets, of at most `most` and as many for each rank, that
-// `elements` are cut into; the last one may be smaller.
+// Returns the size of equal buckets into which `elements` are cut, at most
+// `most`, the same number for each rank. The last bucket may be smaller.
 int64_t BucketSize(int64_t elements, int ranks, int64_t most) {
   const int64_t rounds = std::max<int64_t>(DivideUp(elements, most * ranks), 1);
-  // Whole cache lines.
+  // Rounds up to whole cache lines.
   return DivideUp(DivideUp(elements, rounds * ranks), kLine) * kLine;
 }
 
-// Elements [offset, end), in buckets of `size`.
+// Cuts elements [offset, end) into buckets of `size`.
 std::vector<Bucket> Cut(int64_t offset, int64_t end, int64_t size, int ranks) {
   std::vector<Bucket> buckets;
   for (int64_t at = offset; at < end; at += size) {
@@ -35,7 +35,7 @@ int64_t OwnedOfPart(int64_t elements, int ranks, int rank) {
   return own * size - (last ? buckets * size - elements : 0);
 }
 
-// A tensor as the region allocator has it.
+// A tensor's bytes as the region allocator rounds them.
 Bytes Lines(int64_t bytes) { return Bytes(DivideUp(bytes, 64) * 64); }
 
 }  // namespace
@@ -141,7 +141,7 @@ StateBytes CountStates(const ModelShape& model, Dtype dtype, int ranks,
   StateBytes bytes{.weights = Lines(elements * ElementBytes(dtype)),
                    .gradients = Lines(elements * 4)};
   const Bytes all = states * Lines(owned * 4);
-  const Bytes count = Lines(4);  // of steps, the kernel's
+  const Bytes count = Lines(4);  // the kernel's step counter
   if (place == StatePlace::kHbm) {
     bytes.optimizer = all + count;
     return bytes;

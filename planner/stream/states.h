@@ -1,14 +1,14 @@
 // The states of a run: weights in the model's type, gradients in fp32, and
 // AdamW's states under ZeRO-1, dealt to the ranks in buckets.
 //
-// The flat buffer has parts, which forward reads one after the other: embedding
-// and learned positions, each layer, final norm and head. Each part is cut into
-// rounds, and a round into one bucket per rank, so a reduce-scatter sums a
-// round's gradients and an all-gather brings its weights.
+// The flat buffer has parts, in the order in which forward reads them:
+// embedding and learned positions, each layer, final norm and head. Each part
+// is cut into rounds, and a round into one bucket per rank, so a reduce-scatter
+// sums a round's gradients and an all-gather distributes its weights.
 //
-// AdamW's states lie in HBM, or in host memory. From there they come to HBM in
-// units, through a ring: a unit is consecutive elements of one rank within one
-// part.
+// AdamW's states lie in HBM or in host memory. From host memory they are copied
+// to HBM in units, through a ring: a unit is consecutive elements of one rank
+// within one part.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -21,10 +21,10 @@
 
 namespace sluice::stream {
 
-// Elements of the parts of the flat buffer, in its order.
+// Returns the elements of each part of the flat buffer, in order.
 std::vector<int64_t> PartSizes(const ModelShape& model);
 
-// A contiguous run of the flat buffer with one owner, in elements.
+// A contiguous run of the flat buffer, in elements, owned by one rank.
 struct Bucket {
   int64_t offset = 0;
   int64_t size = 0;
@@ -33,56 +33,59 @@ struct Bucket {
 
 inline constexpr int64_t kBucketElements = (64 << 20) / 4;
 
-// Consecutive buckets of one part, of ranks 0, 1, and so on.
+// Consecutive buckets of one part, for ranks 0, 1, and so on.
 struct Round {
   int64_t part = 0;
   std::vector<Bucket> buckets;
-  bool even = false;  // a bucket for each rank, all of one size
+  bool even = false;  // one bucket per rank, all of one size
 };
 
-// In the order of the flat buffer. Buckets have at most kBucketElements.
+// Returns the rounds in the order of the flat buffer. Buckets have at most
+// kBucketElements.
 std::vector<Round> CutRounds(const ModelShape& model, int ranks);
 std::vector<Bucket> CutBuckets(const ModelShape& model, int ranks);
 
-// How checkpoints were dealt before: in buckets of at most 1 MiB, bucket b of
-// rank b % ranks. Format 2: equal ones, as many for each rank, up to rounding.
-// Format 1: whole ones, which leave a small model to rank 0.
+// How older checkpoints deal buckets of at most 1 MiB; bucket b belongs to rank
+// b % ranks. kEven (format 2): equal buckets, the same number for each rank, up
+// to rounding. kMebibytes (format 1): full ones, which leave a small model to
+// rank 0.
 enum class FormerDealing { kEven, kMebibytes };
 std::vector<Bucket> CutFormerBuckets(int64_t elements, int ranks,
                                      FormerDealing dealing);
 
-// Elements of rank's buckets.
+// Returns the number of elements in the rank's buckets.
 int64_t OwnedElements(const ModelShape& model, int ranks, int rank);
 
-// Collectives of a step's optimizer: a reduce-scatter and an all-gather for
-// each even round, a reduce and a broadcast for each bucket of the others, and
-// the sum of the norm's squares.
+// Returns the number of collectives in a step's optimizer: a reduce-scatter and
+// an all-gather per even round, a reduce and a broadcast per bucket of the
+// others, and the sum of the norm's squares.
 int64_t OptimizerCollectives(const ModelShape& model, int ranks);
 
 enum class StatePlace { kHbm, kHost };
 const char* Name(StatePlace place);  // "hbm", "host"
 
-// AdamW's tensors in fp32: m and v, and of narrow weights a master copy.
+// Number of AdamW's fp32 tensors: m and v, and for narrow weights a master
+// copy.
 int StateTensors(Dtype dtype);
 
 inline constexpr Bytes kMostUnitBytes = MiB(64);
-inline constexpr int kStateSlots = 4;  // of the ring
+inline constexpr int kStateSlots = 4;  // slots of the ring
 
-// Elements of a slot of the ring, at most kMostUnitBytes of all tensors: no
-// unit of the rank has more.
+// Returns the elements of a ring slot, at most kMostUnitBytes over all tensors.
+// No unit of the rank is larger.
 int64_t SlotElements(const ModelShape& model, Dtype dtype, int ranks, int rank);
 
-// A run of a rank's own elements that is one copy.
+// A run of a rank's own elements that is copied at once.
 struct StateUnit {
   int64_t part = 0;
-  int64_t begin = 0, size = 0;  // in the rank's own elements
+  int64_t begin = 0, size = 0;  // indices among the rank's own elements
 };
 std::vector<StateUnit> CutStates(const ModelShape& model, Dtype dtype,
                                  int ranks, int rank);
 
 // One rank's bytes as the trainer allocates them, each a flat buffer of whole
-// lines: `optimizer` is what AdamW has in HBM, the ring where its states are in
-// host memory; `host` is leased there, in addition to a step's.
+// lines. `optimizer` is AdamW's part in HBM: the ring if its states are in host
+// memory. `host` is leased in host memory, in addition to a step's.
 struct StateBytes {
   Bytes weights, gradients, optimizer, host;
   Bytes hbm() const { return weights + gradients + optimizer; }

@@ -42,7 +42,8 @@ class SegmentSeconds {
   std::map<std::string, double> once_;  // of one execution, by kind
 };
 
-// Seconds that a layer takes to recompute the dropped part of each class.
+// Returns the seconds that a layer takes to recompute the dropped part of each
+// class.
 double RecomputeSeconds(const StreamOptions& options, const StreamShape& shape,
                         const std::vector<plan::SegmentKind>& recorded) {
   double recompute = 0;

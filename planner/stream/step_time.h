@@ -1,5 +1,5 @@
-// How long a streamed step takes, from what its segments took once and from
-// the links' speeds (layer_time.h).
+// Predicts how long a streamed step takes, from the measured time of each
+// segment and the links' speeds (layer_time.h).
 //
 // Thread safety: pure functions.
 #pragma once
@@ -12,9 +12,9 @@
 
 namespace sluice::stream {
 
-// Seconds of one sequence's step. `recorded`: segments of a step that dropped
-// nothing, of the same chunk size and any number of layers and chunks; what is
-// dropped costs its share of the segment that makes it.
+// Returns the seconds of one sequence's step. `recorded`: segments of a step
+// that dropped nothing, with the same chunk size and any number of layers and
+// chunks. A dropped class costs its share of the segment that makes it.
 double StepSeconds(const StreamOptions& options,
                    const std::vector<plan::SegmentKind>& recorded,
                    const LinkSpeeds& links);

@@ -47,8 +47,8 @@ StreamShape::StreamShape(const StreamOptions& options)
   CutRuns();
 }
 
-// Down: what is kept never takes more than its fraction. Hidden states stay by
-// whole groups of the loss, which takes their chunks as one.
+// Rounds down, so that the kept part never exceeds its fraction. Hidden states
+// stay by whole groups of the loss, which takes a group's chunks together.
 int64_t StreamShape::FirstResident(Class which) const {
   const double keep = fractions(which).keep;
   if (Traits(which).keep == Keep::kRows || keep == 0) return chunks();
@@ -69,7 +69,7 @@ void StreamShape::CutRuns() {
   }
 }
 
-// Down: what is kept never takes more than its fraction.
+// Rounds down, so that the kept part never exceeds its fraction.
 int64_t StreamShape::kept_of(Class which, int64_t m, int64_t p) const {
   if (Traits(which).keep != Keep::kRows) return 0;
   const double keep = fractions(which).keep;
@@ -77,8 +77,9 @@ int64_t StreamShape::kept_of(Class which, int64_t m, int64_t p) const {
   return static_cast<int64_t>(std::floor(keep * rows));
 }
 
-// Stored rows are rounded by themselves, so that host memory is known to half
-// a row whatever is kept; where the two do not add up a row is dropped.
+// Stored rows are rounded independently of kept rows, so that host memory is
+// known to half a row whatever is kept. If the two do not add up, a row is
+// dropped.
 int64_t StreamShape::present_of(Class which, int64_t m, int64_t p) const {
   const double swap = fractions(which).swap;
   const int64_t rows = layout.local_rows(m, p);
@@ -87,7 +88,7 @@ int64_t StreamShape::present_of(Class which, int64_t m, int64_t p) const {
   return std::min(kept_of(which, m, p) + stored, rows);
 }
 
-// The first ranks have one row more than the others. (A sum over hundreds of
+// The first ranks have one row more than the others. (Summing over hundreds of
 // ranks took most of the desk's time.)
 int64_t StreamShape::StoredOf(Class which, int64_t m, int64_t begin,
                               int64_t end) const {
@@ -134,7 +135,7 @@ int64_t StreamShape::loss_rows(const LossGroup& group) const {
          layout.local_rows_before(group.first, rank);
 }
 
-// A probe: the first two, and the first and the last group of the loss.
+// A probe runs the first two chunks, and the first and last group of the loss.
 std::vector<int64_t> StreamShape::active_chunks() const {
   const int64_t last = (chunks() - 1) / loss.chunks * loss.chunks;
   std::vector<int64_t> active;
@@ -175,8 +176,8 @@ int64_t StreamShape::stored(Class which, int64_t m) const {
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
-  // Slots fit the tallest chunk: all of it, its stored rows, its dropped rows.
-  // A resident class needs none.
+  // Slots fit the largest chunk: all of it, or its stored rows. A resident
+  // class needs none.
   const auto whole = [this](Class which) {
     return AlignSlot(moved_bytes(which, 0));
   };
@@ -186,14 +187,14 @@ RingSizes StreamShape::rings(Phase phase) const {
   const int64_t q = whole(Class::kQ), o = whole(Class::kO);
   const int64_t kv = whole(Class::kK) + whole(Class::kV);
   const int64_t lse = whole(Class::kLse), x = whole(Class::kInput);
-  // The last layer's output, as the loss takes it.
+  // The last layer's output, for the largest group of the loss.
   const LossGroup most{0, std::min(loss.chunks, chunks()), true};
   const int64_t y = resident(Class::kInput)
                         ? 0
                         : AlignSlot(loss_rows(most) * row_bytes(Class::kInput));
   const int64_t d_o = whole(Class::kOutputGradient);
   const int64_t queries = q + d_o + o + lse;
-  // A chunk's sums, unless they are summed where a resident class lies.
+  // A chunk's sums, unless they are summed in place in a resident class.
   const auto sum = [&](Class which, int64_t heads) {
     const bool in_place = resident(which) && row_bytes(which) > 0;
     return in_place ? 0 : AlignSlot(class_rows(which, 0) * heads * dim * 4);
@@ -237,7 +238,7 @@ EarlySlots StreamShape::early(Phase phase) const {
   if (chunks() == 1 || phase == Phase::kForward) return {};
   if (phase == Phase::kTokens) {
     const int64_t before = rings(Phase::kAttention).Front();
-    // The first slot of a ring is its last in memory.
+    // A ring's first slot is its last in memory.
     return {.inputs = 2 * sizes.staging + sizes.inputs >= before};
   }
   const int64_t before = rings(Phase::kTokens).Front();
@@ -287,8 +288,8 @@ int64_t StreamShape::kept_bytes() const {
          });
 }
 
-// Hidden states lie back to back, since the loss takes several chunks as one,
-// the others each at an aligned place.
+// Hidden states are contiguous, because the loss takes several chunks together;
+// other classes are aligned per chunk.
 int64_t StreamShape::resident_bytes() const {
   int64_t sum = 0;
   for (const ClassTraits& c : kClasses) {

@@ -1,10 +1,10 @@
-// The arithmetic of one rank's streamed step: of every class the rows kept in
-// HBM, stored in host memory and dropped (computed again), and the bytes of
-// every buffer in host memory and in HBM. No memory is touched here, so that
-// "how much would it need" and "allocate it" cannot disagree.
+// The arithmetic of one rank's streamed step: for every class the rows kept in
+// HBM, stored in host memory and dropped (recomputed), and the bytes of every
+// buffer in host memory and in HBM. Nothing is allocated here, so that "how
+// much would it need" and "allocate it" cannot disagree.
 //
-// A chunk of a class is resident where all of it stays in HBM and is used
-// there, in place: it has no room in host memory, and is never copied.
+// A chunk of a class is resident if all of it stays in HBM and is used there,
+// in place: it has no host memory and is never copied.
 //
 // Thread safety: values.
 #pragma once
@@ -26,10 +26,11 @@ namespace sluice::stream {
 struct RowPiece {
   bool stored;
   int64_t row, rows;  // in the chunk
-  int64_t place;      // the first, in the chunk's stored (or dropped) rows
+  // of the first row, among the chunk's stored (or dropped) rows
+  int64_t place;
 };
 
-// Every slot buffer begins at a multiple of this.
+// Alignment of every slot buffer.
 inline constexpr int64_t kSlotAlignment = 64;
 constexpr int64_t AlignSlot(int64_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
@@ -45,23 +46,25 @@ enum class Phase {
 inline constexpr Phase kPhases[] = {Phase::kForward, Phase::kTokens,
                                     Phase::kAttention};
 
-// Bytes of a slot (staging, inputs and outer have two slots, blocks and
-// gradients prefetch_depth), each large enough for the largest record of the
-// phase, and of the fp32 sums of a chunk: o where it is stored narrower, then
-// dq, dk and dv. Backward's blocks: `outer` brings the outer side, `blocks` the
-// inner side, `gradients` what the inner side sums.
+// Bytes of a slot, each large enough for the largest record of the phase
+// (staging, inputs and outer have two slots, blocks and gradients
+// prefetch_depth), and bytes of a chunk's fp32 sums: o if it is stored
+// narrower, then dq, dk and dv. In backward's blocks, `outer` holds the outer
+// side, `blocks` the inner side, and `gradients` the inner side's sums.
 struct RingSizes {
   int64_t staging = 0, inputs = 0, blocks = 0, gradients = 0, outer = 0;
-  int64_t query_sum = 0, key_sum = 0;  // one, and one each for k and v
-  // Staging, inputs and sums come first, the others last, blocks at the end.
+  // query_sum: one; key_sum: each of k and v
+  int64_t query_sum = 0, key_sum = 0;
+  // Staging, inputs and sums come first in memory, the other rings after them,
+  // blocks at the end.
   int64_t Front() const { return 2 * (staging + inputs + key_sum) + query_sum; }
   int64_t Total(int prefetch_depth) const {
     return Front() + 2 * outer + prefetch_depth * (blocks + gradients);
   }
 };
 
-// How many first slots of a phase of backward lie behind the Front of the phase
-// before, and so are filled while that computes its last chunk
+// The number of first slots of a backward phase that lie behind the previous
+// phase's Front, and so are filled while that phase computes its last chunk
 // (StreamState::Prepare in client/torch/stream).
 struct EarlySlots {
   int64_t inputs = 0, blocks = 0, outer = 0;
@@ -74,11 +77,12 @@ class StreamShape {
   int64_t chunks() const { return layout.chunks(); }
   bool has_tail() const { return !full(chunks() - 1); }
   bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
-  // Rows of chunk m over all ranks, and of this rank.
+  // Rows of chunk m over all ranks, and on this rank.
   int64_t rows(int64_t m) const { return layout.rows(m); }
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
-  // The queries of chunk m that this rank attends with its heads: the rows of
-  // its part's ranks, all of them with one part (HeadLayout).
+  // The queries of chunk m for which this rank computes attention with its
+  // heads: the rows of its part's ranks, or all of them with one part
+  // (HeadLayout).
   int64_t first_query(int64_t m) const {
     return layout.local_offset(m, part_begin);
   }
@@ -86,7 +90,7 @@ class StreamShape {
     return layout.local_offset(m, part_end) - first_query(m);
   }
   // Whether a class, or its chunk m, is used in place in HBM: a class that is
-  // kept whole, or its last chunks; never a chunk that runs again.
+  // kept whole, or its last chunks, but never a chunk that runs again.
   bool resident(Class which) const { return resident_from(which) == 0; }
   bool resident(Class which, int64_t m) const {
     return m >= resident_from(which);
@@ -95,24 +99,25 @@ class StreamShape {
     return resident_from_[static_cast<size_t>(which)];
   }
   // Whether chunk m, or a layer, runs again in backward
-  // (StreamOptions::rerun_chunks). The last group of layers does not: forward
-  // has just left what backward needs.
+  // (StreamOptions::rerun_chunks). The last group of layers does not, because
+  // forward has just left what backward needs.
   bool reruns(int64_t m) const { return m < rerun_chunks; }
   bool reruns_layer(int64_t layer) const {
     return rerun_chunks > 0 &&
            layer / rerun_layers < (layers - 1) / rerun_layers;
   }
-  // The last layer of a group that runs again: backward follows.
+  // Whether `layer` is the last of a group that runs again. Its backward
+  // follows.
   bool rerun_end(int64_t layer) const {
     return reruns_layer(layer) && (layer + 1) % rerun_layers == 0;
   }
   int64_t layers_rerun() const {
     return rerun_chunks > 0 ? (layers - 1) / rerun_layers * rerun_layers : 0;
   }
-  // How many sets of hidden states chunk m has: each layer's input and the last
-  // output; or, if it runs again, the groups' inputs, those inside one group,
-  // and the last output. hidden_set is the set of a layer's input (layer ==
-  // layers: of the last output).
+  // Number of sets of hidden states that chunk m has: each layer's input and
+  // the last output; or, if it runs again, the groups' inputs, the inputs
+  // inside one group, and the last output. hidden_set returns the set of a
+  // layer's input (layer == layers: of the last output).
   int64_t hidden_sets(int64_t m) const {
     if (!reruns(m)) return layers + 1;
     return groups() + std::min(rerun_layers, layers);
@@ -123,24 +128,25 @@ class StreamShape {
     const int64_t inside = layer % rerun_layers;
     return inside == 0 ? layer / rerun_layers : groups() + inside - 1;
   }
-  // The same for what layers save: one set per layer, or per layer of a group.
+  // The same for saved tensors: one set per layer, or per layer of a group.
   int64_t saved_sets(int64_t m) const {
     return reruns(m) ? std::min(rerun_layers, layers) : layers;
   }
   int64_t saved_set(int64_t layer, int64_t m) const {
     return reruns(m) ? layer % rerun_layers : layer;
   }
-  // The first `kept` rows that a rank has of chunk m stay in HBM; those up to
+  // The first `kept` rows that a rank has of chunk m stay in HBM; rows up to
   // `present` are stored in host memory; the rest is dropped. A resident class
-  // keeps none by rows, and all are present.
+  // keeps none by rows, and all its rows are present.
   int64_t kept(Class which, int64_t m) const { return kept_of(which, m, rank); }
   int64_t kept_of(Class which, int64_t m, int64_t p) const;
   int64_t present(Class which, int64_t m) const {
     return present_of(which, m, rank);
   }
   int64_t present_of(Class which, int64_t m, int64_t p) const;
-  // q, k, v in head layout: stored rows of all ranks that this one has rows of,
-  // and the others. Whether any rank has others: all answer alike.
+  // For q, k, v in head layout: stored rows of all ranks whose rows this rank
+  // has, and the dropped ones; and whether any rank dropped rows, the same
+  // answer on all ranks.
   int64_t head_stored(Class which, int64_t m) const;
   int64_t head_dropped(Class which, int64_t m) const {
     return class_rows(which, m) - head_stored(which, m);
@@ -148,19 +154,19 @@ class StreamShape {
   bool any_dropped(Class which, int64_t m) const {
     return StoredOf(which, m, 0, ranks) < rows(m);
   }
-  // The fractions of a class's rows: as asked for, or all in host memory.
+  // The fractions of a class's rows: as requested, or all in host memory.
   const ClassFractions& fractions(Class which) const {
     return fractions_[static_cast<size_t>(which)];
   }
-  // Chunk m of q, k or v in head layout, row by row, as pieces.
+  // Returns chunk m of q, k or v in head layout as pieces, in row order.
   std::vector<RowPiece> pieces(Class which, int64_t m) const;
 
   // The groups of the loss that a step runs: all of them, or the first and the
-  // last (`probe`). This rank's rows of one.
+  // last (`probe`). loss_rows returns this rank's rows of one.
   std::vector<LossGroup> loss_groups() const;
   int64_t loss_rows(const LossGroup& group) const;
 
-  // The chunks a step runs: all of them, or a probe's.
+  // The chunks that a step or a probe runs.
   std::vector<int64_t> active_chunks() const;
 
   int64_t element_of(Precision precision) const {
@@ -174,8 +180,8 @@ class StreamShape {
     }
     return 4;
   }
-  // Sums over chunks and over pairs of them are sums over runs of equal ones,
-  // so that a question costs the same for any length.
+  // Sums over chunks and pairs of chunks are computed over runs of equal ones,
+  // so the cost does not depend on the sequence length.
   struct Run {
     int64_t first, end;
   };
@@ -186,10 +192,10 @@ class StreamShape {
       sum += (run.end - run.first) * bytes_of(run.first);
     return sum;
   }
-  // Bytes of one row of a class; 0: this model or order has no such class.
+  // Bytes of one row of a class. 0: this model or order has no such class.
   int64_t row_bytes(Class which) const;
-  // Rows of chunk m that this rank has of a class, and their bytes; the bytes
-  // of all chunks.
+  // This rank's rows of a class in chunk m, and their bytes; the bytes of all
+  // chunks.
   int64_t class_rows(Class which, int64_t m) const {
     switch (Traits(which).rows) {
       case Rows::kTokens:
@@ -207,7 +213,7 @@ class StreamShape {
   int64_t class_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return chunk_bytes(which, m); });
   }
-  // The bytes that move whenever the class is brought or sent whole.
+  // Bytes copied whenever the class is fetched or sent whole.
   int64_t moved_bytes(Class which, int64_t m) const {
     return resident(which, m) ? 0 : chunk_bytes(which, m);
   }
@@ -231,36 +237,36 @@ class StreamShape {
 
   RingSizes rings(Phase phase) const;
   EarlySlots early(Phase phase) const;
-  // HBM that the rings and sums of the tallest phase take, the kept rows of
-  // all layers, and the resident classes.
+  // HBM of the rings and sums of the largest phase, of the kept rows of all
+  // layers, and of the resident classes.
   int64_t ring_bytes() const;
   int64_t kept_bytes() const;
   int64_t resident_bytes() const;
-  // Host memory of a whole training step: hidden states of every layer's
-  // input and the last output, every layer's saved rows, one layer's scratch.
-  // To the byte what the run carves (client/torch/stream/chunk_store.h).
+  // Host memory of a whole training step: hidden states of every layer's input
+  // and the last output, every layer's saved rows, one layer's scratch. Matches
+  // to the byte what the run carves (client/torch/stream/chunk_store.h).
   int64_t host_bytes() const;
 
   ChunkLayout layout;
   int64_t rank, ranks, layers;
   int64_t hidden, ffn, vocab, dim;
-  int64_t q_heads, kv_heads;     // this rank's, kv after expansion
-  int64_t part_begin, part_end;  // ranks with the queries this one attends
+  int64_t q_heads, kv_heads;     // on this rank, kv after expansion
+  int64_t part_begin, part_end;  // ranks whose queries this rank computes
   int64_t element;               // bytes of an activation
-  int64_t output_element;        // of attention's output, as it is stored
+  int64_t output_element;        // of attention's output as it is stored
   int prefetch_depth;
   BackwardOrder order;
   int64_t rerun_chunks, rerun_layers;
-  int64_t ffn_rows;  // of one call
+  int64_t ffn_rows;  // rows per FFN call
   LossCut loss;      // the same on all ranks
   bool gated;        // SwiGLU
   bool probe;
 
  private:
-  // Groups of layers that run again together.
+  // Number of groups of layers that run again together.
   int64_t groups() const { return (layers - 1) / rerun_layers + 1; }
   int64_t FirstResident(Class which) const;
-  // The ranks from which this one has rows of a class in head layout.
+  // The ranks whose rows of a class this rank has in head layout.
   std::pair<int64_t, int64_t> HeadRanks(Class which) const {
     if (Traits(which).rows == Rows::kQueries) return {part_begin, part_end};
     return {0, ranks};
@@ -274,7 +280,7 @@ class StreamShape {
   std::vector<Run> runs_;
 };
 
-// Sums over a whole step of one rank (StreamShape). Kept: by rows and whole.
+// Totals over a whole step of one rank (StreamShape). Kept: by rows and whole.
 Bytes HostBytes(const StreamOptions& options);
 Bytes RingBytes(const StreamOptions& options);
 Bytes KeptBytes(const StreamOptions& options);

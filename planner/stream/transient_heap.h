@@ -1,6 +1,5 @@
-// A heap that holds no memory: it only counts what is alive, and the most that
-// ever was. What takes tensors on it in the order in which the real code does
-// learns how tall the real heap gets.
+// A heap without memory: it counts live bytes and their peak. Code that makes
+// the real code's allocations in the same order learns the real heap's peak.
 //
 // Thread safety: none.
 #pragma once
@@ -11,13 +10,13 @@
 
 namespace sluice::stream {
 
-// The region allocator's blocks are whole lines.
+// The region allocator's blocks are whole lines of this size.
 inline constexpr int64_t kHeapLine = 64;
 
 class TransientHeap {
  public:
-  // A tensor's memory, given back when it is destroyed. Default constructed it
-  // is a view of something else.
+  // A tensor's memory, freed on destruction. A default-constructed Tensor is a
+  // view of other memory.
   class Tensor {
    public:
     Tensor() = default;
@@ -50,7 +49,7 @@ class TransientHeap {
     peak_ = std::max(peak_, alive_);
     return Tensor(this, whole);
   }
-  // Taken and given back before anything else is.
+  // Allocates and frees a temporary at once.
   void Pass(int64_t bytes) { const Tensor block = Take(bytes); }
 
   int64_t peak() const { return peak_; }

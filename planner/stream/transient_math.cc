@@ -10,22 +10,22 @@ namespace {
 using Tensor = TransientHeap::Tensor;
 
 constexpr int64_t kIndex = 8;   // bytes of an int64 or fp64 element
-constexpr int64_t kNumber = 8;  // a scalar on its own
+constexpr int64_t kNumber = 8;  // bytes of a scalar tensor
 
-// attention_blocks.cc cuts causal blocks so.
+// attention_blocks.cc cuts causal blocks down to this many rows.
 constexpr int64_t kCausalRows = 256;
 constexpr int64_t kTileRows = 64;
 
-// ATen's CPU attention goes through queries and keys in tiles.
+// ATen's CPU attention processes queries and keys in tiles.
 int64_t QueryTile(int64_t queries) {
   const int64_t tile = queries >= 768 ? 256 : queries >= 192 ? 64 : 32;
   return std::min(tile, queries);
 }
 int64_t KeyTile(int64_t keys) { return std::min<int64_t>(512, keys); }
 
-// ATen gives a product of bf16 to oneDNN if it has more operations than that.
+// ATen gives a bf16 product with more operations than this to oneDNN.
 constexpr int64_t kLeastPacked = 16 * 16 * 16;
-// A panel of 64 columns in whole tiles of 32 rows, and tiles of sums; rows that
+// A panel of 64 columns in whole tiles of 32 rows, and tiles of sums. Rows that
 // do not fill a tile are copied to one.
 int64_t PackedBytes(int64_t in) {
   const int64_t tiles = (in + 31) / 32;
@@ -47,7 +47,7 @@ Tensor TransientMath::NormForward(int64_t rows, Place place) const {
   return out;
 }
 
-// client/torch/math/token_math.cc cuts rows so.
+// client/torch/math/token_math.cc cuts rows in the same way.
 void TransientMath::RmsNormBackward(int64_t rows) const {
   const int64_t rows_in_part = std::max<int64_t>(16, (rows + 511) / 512);
   const int64_t parts = (rows + rows_in_part - 1) / rows_in_part;
@@ -64,7 +64,8 @@ Tensor TransientMath::LayerNormBackward(int64_t rows) const {
   Tensor dx = MakeFp32(size);
   const Tensor dweight = MakeFp32(model_.hidden),
                dbias = MakeFp32(model_.hidden);
-  heap_.Pass(2 * model_.hidden * 4 * kernels_.threads);  // sums by thread
+  // partial sums of each thread
+  heap_.Pass(2 * model_.hidden * 4 * kernels_.threads);
   return dx;
 }
 
@@ -112,7 +113,7 @@ Tensor TransientMath::ActivationBackward(int64_t rows) const {
 
 // --- rope
 
-// Angles in fp64.
+// Angles are in fp64.
 TransientMath::RopeTables TransientMath::MakeRopeTables(int64_t rows) const {
   RopeTables tables;
   if (!model_.rope) return tables;
@@ -148,7 +149,7 @@ void TransientMath::LossOfRows(int64_t rows) const {
   LinearBackwardInput(rows, model_.hidden, model_.vocab, Place::kGiven);
 }
 
-// The last rows are at most as many.
+// The last call has at most as many rows as the first, so one is enough.
 Tensor TransientMath::LossForwardBackward(int64_t rows,
                                           int64_t rows_at_once) const {
   Tensor gradient = Make(rows * model_.hidden);
@@ -163,7 +164,7 @@ void TransientMath::Attend(const BlockSize& b) const {
   const Tensor output = MakeFp32(b.queries * b.q_heads * dim),
                lse = MakeFp32(b.queries * b.q_heads);
   const int64_t tile = QueryTile(b.queries);
-  // Scores, their greatest and their sum, and the output of a tile.
+  // Scores, their maximum and their sum, and the output of a tile.
   heap_.Pass(4 * kernels_.threads * tile * (KeyTile(b.keys) + 2 + dim));
 }
 
@@ -173,13 +174,13 @@ void TransientMath::Backward(const BlockSize& b) const {
                dk = MakeFp32(b.keys * b.kv_heads * dim),
                dv = MakeFp32(b.keys * b.kv_heads * dim);
   const int64_t tile = QueryTile(b.queries);
-  // Scores and their gradients, and rowsum(dO o) of a tile.
+  // A tile's scores, their gradients, and rowsum(dO o).
   const Tensor scores = MakeFp32(2 * kernels_.threads * tile * KeyTile(b.keys));
   heap_.Pass(tile * 4);
 }
 
-// A causal block is cut in halves down to a few rows. One call per size is
-// enough, and there are few sizes: halves are of whole tiles.
+// A causal block is halved down to a few rows. Halves are whole tiles, so there
+// are few sizes, and one call per size is enough.
 void Causal(TransientMath::BlockSize b, auto call) {
   std::set<int64_t> sizes = {b.queries};
   while (!sizes.empty()) {
@@ -194,7 +195,7 @@ void Causal(TransientMath::BlockSize b, auto call) {
   }
 }
 
-// Keys before a causal block's queries are a block without a mask.
+// The keys before a causal block's queries form a block without a mask.
 void BeforeAndCausal(TransientMath::BlockSize b, auto call) {
   const int64_t before = b.keys - b.queries;
   if (before > 0) call({b.queries, before, b.q_heads, b.kv_heads});

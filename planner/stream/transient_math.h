@@ -1,9 +1,9 @@
-// The tensors that client/torch/math takes and gives back, function by
-// function under the same names: what these return is alive as long as what
-// those return. Sizes of operands come as rows and widths.
+// Simulates the tensors that client/torch/math allocates and frees, function by
+// function under the same names. A returned tensor lives as long as that of the
+// original. Operands are given as rows and widths.
 //
-// ATen's own temporaries are in it, as its CPU kernels have them: operands
-// turned to fp32 where types differ, statistics of norms, workspaces.
+// The temporaries of ATen's CPU kernels are included: operands converted to
+// fp32 where types differ, statistics of norms, workspaces.
 //
 // Thread safety: none.
 #pragma once
@@ -20,8 +20,8 @@ namespace sluice::stream {
 class TransientMath {
  public:
   using Tensor = TransientHeap::Tensor;
-  // What rows are made of: bytes of an element of weights and activations, and
-  // of attention's stored output.
+  // `element` and `output_element`: bytes of an element of weights and
+  // activations, and of attention's stored output.
   TransientMath(TransientHeap* heap, const ModelShape& model, int64_t element,
                 int64_t output_element, const Kernels& kernels)
       : heap_(*heap),
@@ -34,23 +34,23 @@ class TransientMath {
     return heap_.Take(elements * element_);
   }
   Tensor MakeFp32(int64_t elements) const { return heap_.Take(elements * 4); }
-  // tensor.to(float) and back: nothing in fp32.
+  // tensor.to(float) and back. In fp32 they allocate nothing.
   Tensor ToFp32(int64_t elements) const {
     return narrow() ? MakeFp32(elements) : Tensor();
   }
   Tensor FromFp32(int64_t elements) const {
     return narrow() ? Make(elements) : Tensor();
   }
-  // a.add_(b) and the like of an fp32 and a narrow tensor.
+  // a.add_(b) and similar operations on an fp32 and a narrow tensor.
   void Mixed(int64_t elements) const {
     if (narrow()) heap_.Pass(elements * 4);
   }
 
   // --- token_math.h; `rows` of hidden states --------------------------------
-  // Where a result is: in a tensor of its own, or where its caller has it.
+  // Where a result goes: to a new tensor, or to memory that the caller has.
   enum class Place { kNew, kGiven };
   Tensor NormForward(int64_t rows, Place place = Place::kNew) const;
-  // `gradients` is the number of parts that dY is summed from.
+  // `gradients`: the number of parts that dY is summed from.
   void NormBackward(int64_t rows, int gradients, bool residual) const;
   Tensor LinearForward(int64_t rows, int64_t in, int64_t out,
                        Place place = Place::kNew) const;
@@ -63,7 +63,7 @@ class TransientMath {
   Tensor LinearBackwardInput(int64_t rows, int64_t in, int64_t out,
                              Place place = Place::kNew) const;
   Tensor ActivationForward(int64_t rows, Place place = Place::kNew) const;
-  // The one that is not in the place of its output's gradient.
+  // Returns the gradient that is not written over its output's gradient.
   Tensor ActivationBackward(int64_t rows) const;
 
   // --- rope.h ---------------------------------------------------------------

@@ -11,7 +11,7 @@ void TransientSegments::Run(Segment which) {
   const int64_t seen = shape_.first_query(m_) + shape_.queries(m_);
   switch (which) {
     case Segment::kEmbedForward:
-      return;  // straight into the staging slot
+      return;  // written directly to the staging slot
     case Segment::kQkvForward:
       return QkvForward();
     case Segment::kDiagonalForward:
@@ -39,7 +39,7 @@ void TransientSegments::Run(Segment which) {
   }
 }
 
-// --- what several of them do
+// --- shared by several segments
 
 void TransientSegments::Exchange(const Travellers& what, Towards where) {
   if (shape_.ranks == 1) return;
@@ -63,8 +63,8 @@ void TransientSegments::ExchangeDropped(Class which, const Travellers& what) {
 void TransientSegments::ExchangeRows(const std::vector<int64_t>& rows,
                                      const Travellers& what, Towards where) {
   const int64_t mine = shape_.rank;
-  // Bytes of a row between this rank and p that is for the heads of `holder`,
-  // or comes from them. Replicas of a kv head travel once.
+  // Bytes per row between this rank and p that are for `holder`'s heads or come
+  // from them. Replicas of a kv head are sent once.
   const auto row_bytes = [&](int64_t p, int64_t holder) {
     const auto& kv = heads_.kv_of(holder);
     const int64_t keys = kv.back() - kv.front() + 1;
@@ -73,7 +73,7 @@ void TransientSegments::ExchangeRows(const std::vector<int64_t>& rows,
     return (queries * heads_.q_per_rank + what.keys * keys) * what.dim *
            what.element;
   };
-  int64_t tokens = 0, others = 0;  // bytes with this rank's rows, with others'
+  int64_t tokens = 0, others = 0;  // bytes of this rank's rows, of others' rows
   for (int64_t p = 0; p < shape_.ranks; ++p) {
     if (p == mine) continue;
     tokens += rows[mine] * row_bytes(p, p);
@@ -101,7 +101,7 @@ TransientMath::Place TransientSegments::PlaceOf(Class which, int64_t first,
   return whole ? Place::kGiven : Place::kNew;
 }
 
-// o in the activations' type, and in token layout.
+// Returns o in the activations' type (heads) and in token layout (tokens).
 TransientSegments::Output TransientSegments::OutputHome() {
   Output o;
   if (shape_.output_element != shape_.element) {
@@ -147,7 +147,7 @@ void TransientSegments::FeedForward(int64_t row, int64_t rows) {
 }
 
 void TransientSegments::Loss() {
-  // The first group has most rows.
+  // The first group has the most rows.
   const int64_t rows = shape_.loss_rows(
       {0, std::min(shape_.loss.chunks, shape_.chunks()), true});
   if (rows == 0) return;
@@ -169,8 +169,8 @@ void TransientSegments::PostBackward() {
   Exchange(Carry(1, 0, shape_.element), Towards::kHeads);
 }
 
-// What backward needs of some rows, made again where it is dropped, and their
-// backward.
+// Recomputes the dropped tensors that backward needs of some rows, and runs the
+// rows' backward.
 void TransientSegments::FeedForwardAgain(int64_t row, int64_t rows) {
   const Tensor x2 = Rows(Class::kX2, row, rows, [this](int64_t n) {
     return math_.LinearForward(n, query(), hidden());
@@ -208,7 +208,7 @@ void TransientSegments::FeedForwardBackward(int64_t rows, Tensor act) {
   math_.NormBackward(rows, model_.gated ? 2 : 1, /*residual=*/true);
 }
 
-// Classes that are cut at the same rows travel together.
+// Classes that are cut at the same rows are exchanged together.
 void TransientSegments::QkvRecompute() {
   std::vector<Class> again;
   int64_t first = local_;
@@ -238,7 +238,7 @@ void TransientSegments::QkvRecompute() {
 }
 
 void TransientSegments::QkvBackward() {
-  Tensor dq, dk, dv;  // sums lie in rings, and are turned there on one rank
+  Tensor dq, dk, dv;  // on one rank, sums stay in rings and are rotated there
   if (shape_.ranks > 1) {
     dq = math_.MakeFp32(local_ * query());
     dk = math_.MakeFp32(local_ * key());

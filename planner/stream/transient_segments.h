@@ -1,5 +1,5 @@
-// The transient tensors of each segment of a streamed step, chunk by chunk
-// (transients.h is the front).
+// Simulates the transient tensors of each segment of a streamed step, chunk by
+// chunk (interface: transients.h).
 //
 // Thread safety: none.
 #pragma once
@@ -17,20 +17,21 @@ namespace sluice::stream {
 
 enum class Towards { kHeads, kTokens };
 
-// What travels together: tensors with q's heads and with those of k and v.
+// Tensors that are exchanged together: `queries` with q's heads, `keys` with
+// those of k and v.
 struct Travellers {
   int queries = 0, keys = 0;
   int64_t dim = 0, element = 0;
 };
 
-// The segments of one chunk, as client/torch/stream runs them: streamed_forward
+// The segments of one chunk as client/torch/stream runs them: streamed_forward
 // and streamed_project, streamed_attention, streamed_backward, streamed_model.
-// What lies in rings, kept rows or states is not taken from this heap.
+// Tensors in rings, kept rows or states are not allocated from this heap.
 class TransientSegments {
  public:
   using Tensor = TransientHeap::Tensor;
   using Place = TransientMath::Place;
-  // All but `m` outlive it.
+  // All arguments but `m` must outlive the object.
   TransientSegments(const StreamShape& shape, const ModelShape& model,
                     const HeadLayout& heads, const Kernels& kernels, int64_t m)
       : model_(model),
@@ -40,7 +41,7 @@ class TransientSegments {
         local_(shape.local(m)),
         math_(&heap_, model_, shape.element, shape.output_element, kernels) {}
 
-  // The tallest heap of a segment of chunk m.
+  // Returns the peak of the heap in a segment of chunk m.
   int64_t Peak(Segment which) {
     heap_.ResetPeak();
     Run(which);
@@ -57,7 +58,7 @@ class TransientSegments {
   void Loss();
   void EmbedBackward();
 
-  // Parts of those.
+  // Parts of the segments above.
   Tensor Project(Class which, int64_t rows, Place place);
   struct Output {
     Tensor heads, tokens;
@@ -70,21 +71,22 @@ class TransientSegments {
     return math_.LinearBackwardInput(rows, hidden(), width);
   }
 
-  // All rows of the chunk, or those of a class that are dropped.
+  // Exchange: all rows of the chunk. ExchangeDropped: the dropped rows of a
+  // class.
   void Exchange(const Travellers& what, Towards where);
   void ExchangeDropped(Class which, const Travellers& what);
-  // The messages of a head exchange (client/torch/ranks/ulysses.h), in which
-  // `rows[p]` of rank p take part.
+  // Allocates the messages of a head exchange (client/torch/ranks/ulysses.h) of
+  // `rows[p]` rows of each rank p.
   void ExchangeRows(const std::vector<int64_t>& rows, const Travellers& what,
                     Towards where);
   Travellers Carry(int queries, int keys, int64_t element) const {
     return {queries, keys, shape_.dim, element};
   }
   Tensor Rows(Class which, int64_t first, int64_t count, auto again);
-  // RowWriter::PlaceOf.
+  // As RowWriter::PlaceOf.
   Place PlaceOf(Class which, int64_t first, int64_t count) const;
-  // One rank exchanges nothing: what goes to heads, or comes from them, is made
-  // there.
+  // One rank exchanges nothing: tensors for heads, or from them, are made in
+  // place.
   Place HeadSide() const {
     return shape_.ranks == 1 ? Place::kGiven : Place::kNew;
   }
@@ -106,8 +108,8 @@ class TransientSegments {
   const TransientMath math_;
 };
 
-// RowReader: a view where all rows are kept, or all are stored; else put
-// together.
+// As RowReader: a view if all rows are kept or all are stored; otherwise a new
+// tensor with the rows together.
 TransientHeap::Tensor TransientSegments::Rows(Class which, int64_t first,
                                               int64_t count, auto again) {
   const int64_t end = first + count;

@@ -9,8 +9,7 @@ namespace sluice::stream {
 namespace {
 
 // The segments of a whole step. The first chunk stands for all full ones,
-// except off the diagonal: the second is the first to see an earlier one's
-// keys.
+// except off the diagonal, where the second is the first with earlier keys.
 class Transients {
  public:
   Transients(const StreamOptions& options, const Kernels& kernels)
