@@ -1,5 +1,5 @@
-// What a problem may be (node_swap.h), and what profiles may ask for
-// (rank_fractions.h). Every complaint is one line with the path of the field.
+// Validates problems (node_swap.h) and the requests in profiles
+// (rank_fractions.h). Every error is one line with the path of the field.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ using plan::NodeResources;
 using plan::RankProfile;
 using plan::SkeletalClass;
 
-// Far above what there is, far below where doubles lose seconds and bytes.
+// Far above any machine, and far below where doubles lose seconds and bytes.
 constexpr double kMost = 1e18;
 
 template <typename... Args>
@@ -47,7 +47,7 @@ absl::Status Positive(const std::string& path, double value) {
   return absl::OkStatus();
 }
 
-// A name of its own among those before.
+// Checks that the name is non-empty and not among the earlier ones.
 absl::Status Unique(const std::string& path, const std::string& name,
                     std::set<std::string>* seen) {
   if (name.empty()) return WrongInput(path, "is empty");
@@ -143,7 +143,7 @@ absl::Status CheckTensor(const std::string& path,
   return CheckGiven(path, tensor);
 }
 
-// What may be chosen of a tensor.
+// Returns whether the same choices are open for both tensors.
 bool SameChoice(const SwapProblem::Tensor& a, const SwapProblem::Tensor& b) {
   return a.must == b.must && a.given == b.given && a.can_keep == b.can_keep &&
          a.recompute_s.has_value() == b.recompute_s.has_value();
@@ -198,7 +198,8 @@ absl::Status CheckLayers(const std::string& path,
   return absl::OkStatus();
 }
 
-// Frozen layers have no backward: then it copies nothing.
+// A backward window may be 0 only if backward copies nothing, as in frozen
+// layers.
 absl::Status CheckWindows(const std::string& path,
                           const SwapProblem::Rank& rank, size_t k) {
   const SwapProblem::Kind& kind = rank.kinds[k];
@@ -213,8 +214,8 @@ absl::Status CheckWindows(const std::string& path,
              : NotNegative(path + "backward_layer_s", kind.backward_layer_s);
 }
 
-// The path of kind k's fields. A rank that names no kinds has them beside its
-// own fields.
+// Returns the path of kind k's fields. A rank without named kinds has them
+// among its own fields.
 std::string KindPath(const std::string& path, const SwapProblem::Rank& rank,
                      size_t k) {
   const bool one = rank.kinds.size() == 1 && rank.kinds[0].name == kOneKind;
@@ -286,7 +287,7 @@ absl::Status CheckClass(const RankProfile& p, const SkeletalClass& c) {
   return absl::OkStatus();
 }
 
-// Every kind once, and every class of one of them.
+// Checks that every kind is listed once and every class belongs to one of them.
 absl::Status CheckKinds(const RankProfile& p) {
   std::set<std::string> names;
   for (const plan::LayerKind& kind : p.kinds) {

@@ -13,13 +13,13 @@ namespace {
 
 using RowKind = CapacityRow::Kind;
 
-// Full within the accuracy that is promised of a plan.
+// Full within a plan's promised accuracy.
 constexpr double kFills = 1e-6;
 
-// More than any machine has: stands for "no limit".
+// Stands for "no limit"; more than any machine has.
 constexpr double kNoLimit = 1e17;
 
-// Six digits: the last ones of an LP are not the same on every machine.
+// Rounds to six digits, because an LP's last digits differ between machines.
 double Rounded(double value) {
   return std::strtod(fmt::format("{:.5e}", value).c_str(), nullptr);
 }
@@ -40,9 +40,8 @@ bool Shown(const NodeSwapProblem& problem, const CapacityRow& row) {
          (row.capacity > 0 && Keeps(problem.ranks[row.index]));
 }
 
-// Whether the link is full while layers of kind k run: then the kind copies as
-// much a second as any of the rank, or as it was left beside what must be
-// copied.
+// Returns whether the link is full while layers of kind k run: with the kind's
+// own rate in place of the rank's highest, the link is still at its capacity.
 bool FillsIt(const NodeSwapProblem& problem, const NodeSwapResult& result,
              const CapacityRow& row, size_t rank, size_t k) {
   const NodeSwapProblem::Rank& r = problem.ranks[rank];
@@ -82,7 +81,7 @@ std::string Percent(double fraction) {
   return fmt::format("{:.1f} %", 100 * fraction);
 }
 
-// What all of a class costs to recompute, by which classes compete.
+// Returns the cost of recomputing all of a class. Classes compete by it.
 std::string Price(const plan::SkeletalClass& c) {
   if (c.recompute_seconds <= 0) return "recomputing it costs nothing";
   const auto bytes = static_cast<double>(c.bytes_per_layer.count());
@@ -188,7 +187,7 @@ std::string LimitedBy(const plan::RankProfile& profile,
                       const Fractions& fractions,
                       const std::vector<FullRows>& full) {
   bool given = false, chosen = false;
-  std::string own, shared;  // what classes of either sort are short of
+  std::string own, shared;  // what limits unshared and shared classes
   const auto first = [](std::string* kept, const FullRow& row) {
     if (kept->empty() || row.kind == "host") *kept = row.kind;
   };

@@ -1,5 +1,5 @@
-// A node's swap plan in words and numbers for people (internal to the
-// planner): `sluicectl plan show ID --explain` prints them.
+// Explains a node's swap plan in words and numbers (internal to the planner):
+// `sluicectl plan show ID --explain` prints them.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,38 +14,39 @@
 
 namespace sluice::planner {
 
-// "3", or "3 of job 1" where there are several jobs.
+// Returns "3", or "3 of job 1" if there are several jobs.
 std::string RankName(const std::vector<plan::RankProfile>& profiles,
                      size_t rank);
 
-// Links, host limits and the GPUs that keep something: what is used of them,
-// and what one more buys.
+// Returns the use of links, host limits and GPUs that keep something, and the
+// gain from one more unit of each.
 std::vector<plan::PlanLimit> LimitsOf(const NodeSwapProblem& problem,
                                       const NodeSwapResult& result);
 
-// What is full for layers of one kind: of host memory the first, else of links.
+// The full capacity that limits layers of one kind: the first full host limit,
+// or else a full link.
 struct FullRow {
-  std::string kind;  // "host", "bandwidth"; empty: nothing is
-  // "link pcie0 d2h is full", of several kinds "… while layers of kind 'dense'
-  // run".
+  std::string kind;  // "host", "bandwidth"; empty: nothing is full
+  // "link pcie0 d2h is full", with several kinds "… while layers of kind
+  // 'dense' run".
   std::string what;
 };
 struct FullRows {
-  FullRow own;  // of what the rank uses
-  FullRow job;  // of what its job does: shared classes follow it
+  FullRow own;  // among capacities that the rank uses
+  FullRow job;  // among those its job uses: shared classes follow the job
 };
-// By the kinds of the rank's profile.
+// One per kind of the rank's profile.
 std::vector<FullRows> FullRowsOf(const std::vector<plan::RankProfile>& profiles,
                                  const NodeSwapProblem& problem,
                                  const NodeSwapResult& result, size_t rank);
 
-// RankPlan::alpha_limited_by.
+// Returns RankPlan::alpha_limited_by.
 std::string LimitedBy(const plan::RankProfile& profile,
                       const Fractions& fractions,
                       const std::vector<FullRows>& full);
 
-// Why each class is kept, swapped or recomputed, one line each. `stalls`:
-// copies show by choice.
+// Returns why each class is kept, swapped or recomputed, one line each.
+// `stalls`: the plan exposes copies by choice.
 std::vector<std::string> WhyOf(const plan::RankProfile& profile,
                                const Fractions& fractions,
                                const std::vector<FullRows>& full, bool stalls);

@@ -8,15 +8,15 @@
 namespace sluice::planner {
 namespace {
 
-// Up, but for digits.
+// Rounds up, with a tolerance for rounding errors.
 Bytes Whole(double bytes) {
   return Bytes(static_cast<int64_t>(std::ceil(bytes - 1e-3)));
 }
 
-// Bytes of what becomes of all layers.
+// Returns the bytes of all layers that have the fate `part`.
 double SumOf(const plan::RankProfile& profile, const Fractions& fractions,
              double plan::TokenFractions::*part) {
-  std::map<std::string, double> layer;  // bytes of one, by kind
+  std::map<std::string, double> layer;  // bytes of one layer, by kind
   for (size_t i = 0; i < profile.classes.size(); ++i) {
     const plan::SkeletalClass& c = profile.classes[i];
     layer[c.kind] += fractions[i].*part * AsDouble(c.bytes_per_layer);

@@ -1,5 +1,5 @@
-// What a profile leaves the planner to choose, and what its fractions come to
-// in bytes (internal to the planner).
+// Separates a profile's given fractions from those that the planner chooses,
+// and computes the bytes of fractions (internal to the planner).
 //
 // Thread safety: pure functions.
 #pragma once
@@ -11,8 +11,8 @@
 
 namespace sluice::planner {
 
-// Fractions of a class that are given: by the class, by the user's alpha, or
-// since the runtime has no choice.
+// Returns the given fractions of a class: set by the class, by the user's
+// alpha, or because the runtime has no choice.
 plan::GivenFractions GivenOf(const plan::RankProfile& profile,
                              const plan::SkeletalClass& skeletal);
 
@@ -20,17 +20,18 @@ inline double AsDouble(Bytes bytes) {
   return static_cast<double>(bytes.count());
 }
 
-using Fractions = std::vector<plan::TokenFractions>;  // of a profile's classes
+// one per class of a profile
+using Fractions = std::vector<plan::TokenFractions>;
 
-// The given ones, and nothing kept or swapped beside them.
+// Returns the given fractions, with nothing else kept or swapped.
 Fractions GivenOnly(const plan::RankProfile& profile);
 
 // Bytes of all layers together.
 Bytes HostBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
 Bytes KeptBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
 
-// A pass of that kind of layers copies and has no measured window: no copy can
-// hide.
+// Returns whether a pass of that kind of layers copies but has no measured
+// window, so that no copy can overlap with it.
 bool HidesNothing(const plan::RankProfile& profile, size_t kind);
 
 }  // namespace sluice::planner

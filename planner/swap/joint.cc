@@ -14,12 +14,12 @@ namespace {
 
 using SwapProblem = NodeSwapProblem;
 
-// A stage's value is fixed within this, relative.
+// Relative tolerance within which a stage's value is fixed.
 constexpr double kFixed = 1e-9;
-// An excess below this, summed over all rows, is digits.
+// An excess below this, summed over all rows, is rounding.
 constexpr double kNoJointExcess = 1e-7;
 constexpr double kNoDigits = 1e-11;
-// Fractions this near to 0 or 1 are meant to be.
+// Fractions this close to 0 or 1 are rounded to it.
 constexpr double kSnap = 1e-9;
 
 double Snap(double fraction) {
@@ -46,9 +46,9 @@ JointProgram::JointProgram(const SwapProblem& problem,
 
 JointProgram::~JointProgram() = default;
 
-// One objective after the other, each kept at what it came to. Within that
-// 1e-9 a later objective may gain; never past `known`, a plan that is as good
-// so far, so that the answer is not behind it by a digit.
+// Minimises the objectives in turn and fixes each at its optimum, within 1e-9.
+// A later objective may use that tolerance, but never beyond `known`, a plan
+// that is as good so far, so that the answer is not worse than it by rounding.
 absl::Status JointProgram::Stages(const SwapObjective* known, size_t first) {
   JointRows& s = *rows_;
   const std::pair<int, double SwapObjective::*> objectives[] = {
@@ -103,10 +103,10 @@ absl::StatusOr<double> JointProgram::LeastExcess(Answer* answer) {
   return sum;
 }
 
-// What each kind must copy, of which some overload a link: there a kind may
-// add what the link has left beside the most of the other ranks. So no kinds
-// that run at one time come to more than the link, but where what they must
-// copy does.
+// Bounds the rates of kinds on links that mandatory copies overload: a kind may
+// add at most the capacity that the peaks of the other ranks leave. So
+// whichever kinds run together, they exceed the link only if their mandatory
+// copies do.
 absl::Status JointProgram::BoundKinds(const Answer& answer) {
   JointRows& s = *rows_;
   if (s.kinds_sum == 0) return absl::OkStatus();
@@ -156,8 +156,8 @@ absl::StatusOr<JointProgram::Answer> JointProgram::Solve(
   SLUICE_ASSIGN_OR_RETURN(const double sum, LeastExcess(&answer));
   answer.feasible = answer.in_time = sum <= kNoJointExcess;
   if (!answer.feasible) {
-    // Memory is a wall, a link is not: without an excess of memory, the least
-    // of the links is what must be copied.
+    // Memory is a hard limit, links are not: with no excess of memory, the
+    // least excess of links comes from the copies that must be made.
     answer.fractions = Fractions();
     for (size_t i = 0; i < s.excess.size(); ++i) {
       if (IsMemory(s.capacities[i])) s.solver->SetColumn(s.excess[i], 0, 0);
@@ -194,7 +194,7 @@ absl::StatusOr<NodeFractions> JointProgram::SolveWithStalls(
 absl::StatusOr<std::optional<NodeFractions>> JointProgram::SolveWithOneMore(
     size_t row) {
   JointRows& s = *rows_;
-  size_t first = 0;  // objective that may fall
+  size_t first = 0;  // the first objective that may fall
   while (first < solved_.size() && solved_[first].prices[row] < kNoDigits) {
     ++first;
   }
@@ -204,7 +204,7 @@ absl::StatusOr<std::optional<NodeFractions>> JointProgram::SolveWithOneMore(
   const double more = OneMore(s.capacities[row]) / s.row_scale[row];
   s.solver->SetRowUpper(index, upper + more);
   absl::Status solved = Stages(nullptr, first);
-  // The bounds of the objectives before `first` may leave no room for digits.
+  // The bounds of earlier objectives may be infeasible by rounding.
   if (!solved.ok() && first > 0) solved = Stages(nullptr);
   s.solver->SetRowUpper(index, upper);
   SLUICE_RETURN_IF_ERROR(solved);

@@ -1,4 +1,5 @@
-// The LP of README.md over all ranks of a node (internal to the planner).
+// Solves the LP of README.md over all ranks of a node (internal to the
+// planner).
 #pragma once
 
 #include <memory>
@@ -17,36 +18,38 @@ struct JointRows;
 // Thread safety: one owner.
 class JointProgram {
  public:
-  // `problem` has passed CheckNodeSwap and outlives the program. `hidden`: the
-  // solved program without stalls, for SolveWithStalls instead of Solve.
+  // `problem` must have passed CheckNodeSwap and outlive the program. `hidden`:
+  // the solved program without stalls, if SolveWithStalls and not Solve is
+  // called.
   explicit JointProgram(const NodeSwapProblem& problem,
                         const JointProgram* hidden = nullptr);
   ~JointProgram();
 
   struct Answer {
-    bool feasible = false;       // in memory
-    bool in_time = false;        // and on the links
-    NodeFractions fractions;     // those of the least excess where infeasible
+    bool feasible = false;       // memory suffices
+    bool in_time = false;        // and links suffice
+    NodeFractions fractions;     // with the least excess if infeasible
     std::vector<double> excess;  // of each row of CapacitiesOf, in its units
   };
-  // `known`: of a plan that fits, where there is one; the answer's objectives
-  // are not behind it by so much as a digit of the LP's.
+  // `known`: objectives of a plan that fits, if there is one. The answer's
+  // objectives are not worse than those, not even by rounding.
   absl::StatusOr<Answer> Solve(const SwapObjective* known);
 
-  // Lets copies take longer than the windows that hide them; the objectives
-  // count by how much. `hidden` is the answer of Solve, so its memory is
-  // feasible. NotFound: its digits leave no answer.
+  // Allows copies to take longer than their windows; the objectives count the
+  // excess. `hidden` is the answer of Solve, so its memory is feasible.
+  // NotFound: rounding in `hidden` leaves no solution.
   absl::StatusOr<NodeFractions> SolveWithStalls(const Answer& hidden);
 
-  // With one more unit (OneMore) of a row, solved again from the bases of the
-  // solution.
-  // Only after a solution; nullopt: no objective falls.
+  // Solves again with one more unit (OneMore) of a row, from the bases of the
+  // solution. Call it only after a solution. Returns nullopt if no objective
+  // falls.
   absl::StatusOr<std::optional<NodeFractions>> SolveWithOneMore(size_t row);
 
  private:
-  // The least excess of all rows; NotFound where held ones do not allow it.
+  // Minimises the excess of all rows. NotFound: the fixed excesses do not allow
+  // a solution.
   absl::StatusOr<double> LeastExcess(Answer* answer);
-  // Solves the objectives from `first` on; those before it stay at their bound.
+  // Minimises the objectives from `first` on; earlier ones stay at their bound.
   absl::Status Stages(const SwapObjective* known, size_t first = 0);
   absl::Status BoundKinds(const Answer& answer);
   NodeFractions Fractions() const;
@@ -54,7 +57,7 @@ class JointProgram {
   const NodeSwapProblem& problem_;
   const std::unique_ptr<JointRows> rows_;
   // An objective's bound in the solution, the price of each capacity row, and
-  // the basis that it ended with.
+  // the final basis.
   struct Stage {
     double most = 0;
     std::vector<double> prices;

@@ -10,7 +10,7 @@ namespace {
 
 using SwapProblem = NodeSwapProblem;
 using RowKind = CapacityRow::Kind;
-using Direction = CapacityRow::Kind;  // a link's
+using Direction = CapacityRow::Kind;  // of a link
 
 // Writes the rows.
 class RowWriter {
@@ -32,7 +32,8 @@ class RowWriter {
   }
 
  private:
-  // The three fractions of every tensor; what has no choice has no column.
+  // Adds the three fractions of every tensor. A fraction without a choice has
+  // no column.
   void AddTensors(const SwapProblem::Rank& rank) {
     std::vector<TensorForms> all;
     for (const SwapProblem::Tensor& tensor : rank.tensors) {
@@ -81,7 +82,8 @@ class RowWriter {
   }
 
   enum Counted { kCopied, kSwapped, kKept, kSeconds };
-  // The sum over all layers of rank r with tensors that move.
+  // Returns a sum over rank r's tensors, each times its layers that are not
+  // resident.
   Form RankForm(size_t r, Counted counted) const {
     Form sum;
     const SwapProblem::Rank& rank = problem_.ranks[r];
@@ -100,7 +102,7 @@ class RowWriter {
     return sum;
   }
 
-  // What one layer of kind k of rank r copies.
+  // Returns the bytes that one layer of kind k of rank r copies.
   Form CopiedForm(size_t r, size_t k) const {
     Form sum;
     const SwapProblem::Rank& rank = problem_.ranks[r];
@@ -112,9 +114,10 @@ class RowWriter {
     return sum;
   }
 
-  // The form as one column that is at least it, so that rows over many ranks
-  // have one term for each: factorising a basis takes the square of the longest
-  // row, as Clp searches a row for each of its columns that it eliminates.
+  // Returns one column that is at least `form`, so that rows over many ranks
+  // have one term per rank. (Factorising a basis takes time quadratic in the
+  // longest row, because Clp searches a row for each of its columns that it
+  // eliminates.)
   Form AsColumn(Form form) {
     double unit = std::fabs(form.constant);
     for (const auto& [column, value] : form.terms) unit += std::fabs(value);
@@ -122,7 +125,7 @@ class RowWriter {
     return {0, {{AddTotal(form, unit), unit}}};
   }
 
-  // lower <= form, of which the constant goes to the other side.
+  // Adds the row lower <= form, with the constant moved to the other side.
   void AtLeast(Form form, double lower) {
     program_.AddRow({.lower = lower - form.constant, .terms = Terms(form)});
   }
@@ -134,7 +137,7 @@ class RowWriter {
     return terms;
   }
 
-  // What either pass of a kind needs of each direction.
+  // The rates that the two passes of a kind need in each direction.
   using Passes = std::vector<Form>;
   static std::map<RowKind, Passes> PassesOf(const SwapProblem::Kind& kind,
                                             const Form& copied) {
@@ -157,7 +160,7 @@ class RowWriter {
         {Direction::kLinkTotal, {pass(1, ff + fh, tf), pass(1, bf + bh, tb)}}};
   }
 
-  // D_r, H_r and U_r: columns that are at least what each kind needs.
+  // Adds D_r, H_r and U_r: columns that are at least what each kind needs.
   void AddRates(size_t r) {
     const SwapProblem::Rank& rank = problem_.ranks[r];
     waits_.emplace_back();
@@ -183,8 +186,9 @@ class RowWriter {
     }
   }
 
-  // What rank r copies in a second of waiting: its part of its slowest link,
-  // by what the ranks there would copy if all were swapped.
+  // Returns the bytes that rank r copies per second of waiting: its share of
+  // its slowest link, in proportion to what the ranks there would copy if all
+  // were swapped.
   double WaitRate(size_t r, Direction direction) const {
     double rate = kUnbounded;
     for (const CapacityRow& row : s_.capacities) {
@@ -202,7 +206,8 @@ class RowWriter {
     return rate < kUnbounded ? rate : 0;
   }
 
-  // The unit of the slowest of the rank's links; 0 if none limits it.
+  // Returns the capacity of the rank's slowest link, the unit of its rates. 0:
+  // no link limits it.
   double RateUnit(size_t r, Direction direction) const {
     double unit = 0;
     for (const CapacityRow& row : s_.capacities) {
@@ -255,7 +260,7 @@ class RowWriter {
     return used;
   }
 
-  // used <= capacity + excess * unit
+  // Adds the row used <= capacity + excess * unit.
   void AddCapacity(const CapacityRow& row) {
     const double unit = UnitOf(row);
     Form form;
@@ -268,7 +273,7 @@ class RowWriter {
         {.upper = row.capacity / unit - form.constant, .terms = Terms(form)}));
   }
 
-  // The column that is at least a form in units of `unit`.
+  // Returns a new column that is at least `form` in units of `unit`.
   int AddTotal(const Form& form, double unit) {
     const int column = program_.AddColumn({});
     Form room = Form::Of(column);
@@ -320,9 +325,9 @@ class RowWriter {
   JointRows& s_;
   LinearProgram& program_;
   std::map<std::string, TensorForms> shared_;
-  std::vector<CopyRates> if_swapped_;  // of each rank
-  std::vector<Form> swapped_;          // of each rank, in bytes
-  std::vector<Form> waits_;            // of each rank, in seconds of a step
+  std::vector<CopyRates> if_swapped_;  // one per rank
+  std::vector<Form> swapped_;          // one per rank, in bytes
+  std::vector<Form> waits_;            // one per rank, in seconds of a step
 };
 
 }  // namespace

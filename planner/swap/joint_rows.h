@@ -46,35 +46,35 @@ struct TensorForms {
   }
 };
 
-// The LP, and which of its columns and rows mean what.
+// The LP, and the meaning of its columns and rows.
 struct JointRows {
   std::vector<CapacityRow> capacities;
   std::vector<std::vector<TensorForms>> tensors;  // rank, tensor
   LinearProgram program;
-  // Columns: the sum of excesses, and the three objectives, each in a unit
-  // that makes it about 1.
+  // Columns: the sum of excesses and the three objectives, each in a unit that
+  // makes it about 1.
   int excess_sum = 0, step = 0, recompute = 0, moved = 0;
-  std::vector<int> excess;        // column of each capacity
-  std::vector<int> capacity_row;  // row of each
-  std::vector<double> row_scale;  // bytes or bytes/s that are 1 in it
-  // A rank's copies per second on its links, in units of the slowest of them.
+  std::vector<int> excess;        // excess column of each capacity
+  std::vector<int> capacity_row;  // row of each capacity
+  std::vector<double> row_scale;  // bytes or bytes/s per unit of the row
+  // A rank's copy rate on its links, in units of the slowest link.
   struct Rate {
     int column = -1;
     double unit = 0;
-    // Columns of each kind of layers; `column` is at least each of them. Empty
+    // One column per kind of layers; `column` is at least each of them. Empty
     // for a rank with one kind.
     std::vector<int> kinds;
   };
   std::vector<std::map<CapacityRow::Kind, Rate>> rates;  // rank, direction
-  int kinds_sum = 0;  // of the kinds' columns
-  // What 1 is of step, recompute and moved.
+  int kinds_sum = 0;  // sum of the kinds' columns
+  // The units of the columns step, recompute and moved.
   SwapObjective unit;
   std::unique_ptr<LinearSolver> solver;
 };
 
-// `problem` has passed CheckNodeSwap. `stalls`: the passes may be longer than
-// their windows, and `step` and `recompute` count by how much; columns and rows
-// are the same with and without.
+// Makes the LP. `problem` must have passed CheckNodeSwap. `stalls`: passes may
+// be longer than their windows, and `step` and `recompute` count the excess;
+// columns and rows are the same with and without.
 JointRows MakeJointRows(const NodeSwapProblem& problem, bool stalls);
 
 }  // namespace sluice::planner

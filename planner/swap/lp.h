@@ -25,7 +25,7 @@ struct LinearProgram {
   std::vector<Column> columns;
   std::vector<Row> rows;
 
-  // Both return the new one's index.
+  // AddColumn and AddRow return the new index.
   int AddColumn(const Column& column) {
     columns.push_back(column);
     return static_cast<int>(columns.size()) - 1;
@@ -36,10 +36,10 @@ struct LinearProgram {
   }
 };
 
-// One program solved again and again, each time from the basis of the last:
-// what lexicographic stages and "one more" need. Rows and bounds hold within
-// 1e-9; scale them so that values and coefficients lie near 1.
-// Thread safety: one owner; different solvers may run at once.
+// Solves one program repeatedly, each time from the last basis, as
+// lexicographic stages and "one more" require. Rows and bounds hold within
+// 1e-9; scale them so that values and coefficients are near 1. Thread safety:
+// one owner; different solvers may run concurrently.
 class LinearSolver {
  public:
   explicit LinearSolver(const LinearProgram& program);
@@ -49,21 +49,22 @@ class LinearSolver {
   void SetColumn(int column, double lower, double upper);
   void SetRowUpper(int row, double upper);
 
-  // The least value of a column. NotFound when there is none (infeasible or
-  // unbounded), Internal when Clp gives up.
+  // Returns the least value of a column. NotFound: infeasible or unbounded.
+  // Internal: Clp failed.
   absl::StatusOr<double> Minimise(int column);
-  // At the last optimum.
+  // Value of a column at the last optimum.
   double Value(int column) const;
-  // By how much the last optimum falls per unit of the row's upper bound, at
-  // most; 0: the optimum does not fall, whatever the bound is raised to.
+  // Returns by how much, at most, the last optimum falls per unit of the row's
+  // upper bound. 0: the optimum does not fall, however far the bound is raised.
   double Price(int row) const;
 
-  // Columns and rows that are between their bounds at the last optimum.
+  // Status of columns and rows at the last optimum; basic ones are between
+  // their bounds.
   using Basis = std::vector<unsigned char>;
   Basis basis() const;
   // Starts the next solution from `basis`, of a program with the same columns
-  // and rows. After other bounds than it was optimal for, the dual simplex is
-  // the shorter way.
+  // and rows. `dual`: use the dual simplex, which is faster if bounds have
+  // changed since the basis was optimal.
   void StartFrom(const Basis& basis, bool dual);
 
  private:

@@ -11,16 +11,17 @@ namespace {
 using SwapProblem = NodeSwapProblem;
 using RowKind = CapacityRow::Kind;
 
-// What fits but for the last digits fits.
+// Tolerance for rounding of alpha.
 constexpr double kAlphaDigits = 1e-9;
 
-// Bytes: fixed + alpha * slope.
+// Bytes as a function of alpha: fixed + alpha * slope.
 struct Line {
   double fixed = 0;
   double slope = 0;
 };
 
-// Whether the tensor follows alpha. A given kept part recomputes the rest.
+// Returns whether the tensor follows alpha. If a kept part is given, the rest
+// is recomputed.
 bool IsFree(const SwapProblem::Tensor& tensor) {
   return tensor.must == SwapProblem::Must::kNothing && tensor.recompute_s &&
          !tensor.given.swap && tensor.given.keep.value_or(0) == 0;
@@ -39,7 +40,7 @@ plan::TokenFractions FractionsAtAlpha(const SwapProblem::Tensor& tensor,
   return f;
 }
 
-// `layers`: how many layers of a tensor count.
+// `layers`: returns how many layers of a tensor count.
 Line SwappedLine(const SwapProblem::Rank& rank, auto layers) {
   Line line;
   const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank, 0);
@@ -52,7 +53,7 @@ Line SwappedLine(const SwapProblem::Rank& rank, auto layers) {
   return line;
 }
 
-// The largest alpha of one rank alone, or which row it does not fit.
+// Finds the largest alpha of one rank, or the row that it does not fit.
 class OneRank {
  public:
   OneRank(const SwapProblem& problem, size_t rank)
@@ -68,7 +69,7 @@ class OneRank {
   }
 
  private:
-  // fixed + alpha * slope <= limit
+  // Requires fixed + alpha * slope <= limit.
   void AtMost(Line line, double limit, const std::string& row) {
     if (line.fixed > limit * (1 + kAlphaDigits)) {
       if (refusal_.empty()) {
@@ -165,7 +166,8 @@ class OneRank {
   std::string refusal_;
 };
 
-// The ranks that follow alpha in tensors that are shared by them, by name.
+// Returns, by shared name, the ranks with a tensor of that name that follows
+// alpha.
 std::map<std::string, std::vector<size_t>> SharedBy(
     const SwapProblem& problem) {
   std::map<std::string, std::vector<size_t>> sharing;
@@ -178,8 +180,8 @@ std::map<std::string, std::vector<size_t>> SharedBy(
   return sharing;
 }
 
-// Ranks that share a fraction take the least of their alphas; a rank's least
-// may reach others over another tensor.
+// Gives ranks that share a fraction the least of their alphas. Repeats, because
+// a lowered alpha may reach further ranks through another tensor.
 void MakeEqual(const SwapProblem& problem, std::vector<double>* alphas) {
   const auto sharing = SharedBy(problem);
   bool changed = true;

@@ -1,4 +1,5 @@
-// MEMO's policy: one alpha per rank, each for itself (internal to the planner).
+// MEMO's policy: one alpha per rank, each chosen independently (internal to the
+// planner).
 #pragma once
 
 #include <string>
@@ -10,16 +11,17 @@
 namespace sluice::planner {
 
 struct MemoPlan {
-  std::vector<double> alpha;  // of each rank
+  std::vector<double> alpha;  // one per rank
   NodeFractions fractions;
-  std::string refusal;  // one line where none fits; the rest is empty then
+  // one line if no alpha fits; the other fields are empty then
+  std::string refusal;
 };
 
-// Every shared capacity is divided by the ranks on it; of a rank's part, alpha
-// as large as possible. Nothing is kept but what must be.
+// Divides every shared capacity evenly among its ranks, and gives each rank the
+// largest alpha that fits its part. Keeps only what must be kept.
 MemoPlan PlanMemo(const NodeSwapProblem& problem);
 
-// A rank's fractions at an alpha.
+// Returns a rank's fractions at an alpha.
 std::vector<plan::TokenFractions> AtAlpha(const NodeSwapProblem::Rank& rank,
                                           double alpha);
 

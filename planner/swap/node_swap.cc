@@ -16,12 +16,12 @@ namespace {
 
 using SwapProblem = NodeSwapProblem;
 
-// An excess of digits.
+// An excess below this is rounding.
 constexpr double kNoNodeExcess = 1e-9;
-// Stalls are an estimate: by this part of the step they must be worth it.
+// Stalls are an estimate, so they must gain at least this part of the step.
 constexpr double kWorthStalling = 0.01;
 
-// Positions of `items` in the order of their keys.
+// Returns the indices of `items` in the order of their keys.
 template <typename Item, typename Key>
 std::vector<size_t> OrderOf(const std::vector<Item>& items, Key Item::*key) {
   std::vector<size_t> order(items.size());
@@ -39,10 +39,11 @@ std::vector<Item> Picked(const std::vector<Item>& items,
   return picked;
 }
 
-// An LP may have many optima, and which one Clp ends in depends on the order
-// of columns: solved in the order of names, the caller's order is none.
+// The problem in the order of names. An LP may have many optima, and the one
+// that Clp finds depends on the order of columns; this makes it independent of
+// the caller's order.
 struct Canonical {
-  // Positions in the caller's problem.
+  // Indices in the caller's problem.
   std::vector<size_t> links, numa, hosts, ranks;
   SwapProblem problem;
 
@@ -78,7 +79,7 @@ SwapObjective Fall(const SwapObjective& from, const SwapObjective& to) {
           from.moved_bytes - to.moved_bytes};
 }
 
-// No rank is behind, and the slowest is faster by what makes it worth it.
+// Returns whether no rank is slower and the slowest gains enough.
 bool IsWorthStalling(const SwapProblem& problem, const NodeFractions& hidden,
                      const NodeFractions& stalls) {
   const std::vector<RankSwap> before = RanksOf(problem, hidden);
@@ -93,7 +94,7 @@ bool IsWorthStalling(const SwapProblem& problem, const NodeFractions& hidden,
          StepWithStalls(problem, hidden) * (1 - kWorthStalling);
 }
 
-// With `stalls` in the step.
+// Returns the objective, with `stalls` including them in the step.
 SwapObjective PricedObjective(const SwapProblem& problem,
                               const NodeFractions& fractions, bool stalls) {
   SwapObjective objective = ObjectiveOf(problem, fractions);
@@ -101,8 +102,9 @@ SwapObjective PricedObjective(const SwapProblem& problem,
   return objective;
 }
 
-// A row with room left buys nothing: the optimum of an LP does not move with
-// a row that it does not touch. `stalls`: `program` counts them.
+// Sets one_more of full rows. A row with room left gains nothing, because an
+// LP's optimum does not move with a row that it does not touch. `stalls`:
+// `program` counts them.
 absl::Status BuyJoint(const SwapProblem& problem,
                       const NodeFractions& fractions, bool stalls,
                       JointProgram* program, std::vector<CapacityRow>* rows) {
@@ -111,7 +113,7 @@ absl::Status BuyJoint(const SwapProblem& problem,
     CapacityRow& row = (*rows)[i];
     if (!row.binds) continue;
     if (row.excess > 0) {
-      // More of an overloaded link only shortens what shows of its copies.
+      // More of an overloaded link only shortens exposed copies.
       const SwapProblem more = WithMore(problem, row, OneMore(row));
       row.one_more.step_s =
           StepWithStalls(problem, fractions) - StepWithStalls(more, fractions);
@@ -124,7 +126,8 @@ absl::Status BuyJoint(const SwapProblem& problem,
   return absl::OkStatus();
 }
 
-// An alpha stops at its rank's part, so any row may hold one.
+// Sets one_more of all rows: alpha is limited by a rank's part of a capacity,
+// so any row may limit one.
 void BuyMemo(const SwapProblem& problem, const SwapObjective& now,
              std::vector<CapacityRow>* rows) {
   for (CapacityRow& row : *rows) {
@@ -150,7 +153,7 @@ class Planner {
         program.Solve(result_.memo ? &result_.memo->objective : nullptr));
     if (joint.feasible) {
       result_.joint = ObjectiveOf(problem_, joint.fractions);
-      // Equal but for the last digits: then the plain one.
+      // If both are equal but for rounding, takes MEMO's plan, the simpler one.
       if (result_.memo && NotWorse(result_.memo->objective, *result_.joint)) {
         result_.joint = result_.memo->objective;
         joint.fractions = memo.fractions;
@@ -224,7 +227,7 @@ class Planner {
   NodeSwapResult result_;
 };
 
-// From the canonical order to the caller's.
+// Converts a result from the canonical order to the caller's.
 void PutBack(const Canonical& canonical, const SwapProblem& given,
              NodeSwapResult* result) {
   const auto put = [&canonical](auto* values) {

@@ -25,16 +25,16 @@ using plan::RankProfile;
 using plan::SkeletalClass;
 
 constexpr double kUnlimitedBytes = 1e18;
-// A forward that was not measured hides nothing: its seconds count for none.
+// Window of a forward that was not measured: it is no time, so it hides
+// nothing.
 constexpr double kUnmeasured = 1e-9;
 
-// The question, with what is given of its fractions. What it refers to is its
-// maker's.
+// The question, with its given fractions. References must outlive it.
 struct GivenNode {
   const std::vector<plan::RankProfile>& profiles;
   const plan::NodeResources& resources;
-  const std::vector<Bytes>& gpu_room;  // by rank: PlanFractions'
-  std::vector<Fractions> given_only;   // by rank: GivenOnly's
+  const std::vector<Bytes>& gpu_room;  // by rank, as in PlanFractions
+  std::vector<Fractions> given_only;   // by rank, from GivenOnly
 };
 
 // ---- The node as the LP takes it -------------------------------------------
@@ -51,7 +51,8 @@ class Node {
         hides_nothing_.back().push_back(HidesNothing(p, k));
       }
     }
-    // Host memory is limited by name; a rank of the LP wants a NUMA node.
+    // Host memory is limited by name, so all ranks get one NUMA node without a
+    // limit.
     problem_.numa.push_back({0, kUnlimitedBytes});
     for (size_t r = 0; r < profiles.size(); ++r) AddRank(r);
     for (const LinkCapacity& link : resources.links) AddLink(link);
@@ -93,7 +94,7 @@ NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
       .bytes = AsDouble(c.bytes_per_layer),
       .recompute_s = c.recompute_seconds,
       .must = c.must_swap ? Must::kSwap : Must::kNothing,
-      // Copies without a window show; no link counts them.
+      // Copies without a window are exposed; no link counts them.
       .traffic_in_fixed = c.traffic_in_fixed || hides_nothing_[r][kind],
       .can_keep = c.can_keep};
   if (c.must_swap) return tensor;
@@ -102,7 +103,7 @@ NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
     tensor.shared =
         fmt::format("{} of job {}", plan::FullName(c.kind, c.name), p.job);
   }
-  // Where a copy can't hide none is made that need not be.
+  // If copies cannot be hidden, only those that must be made are made.
   const bool no_copies =
       c.shared ? OneOfJobHidesNothing(p.job, c.kind) : hides_nothing_[r][kind];
   if (no_copies && !c.traffic_in_fixed && !tensor.given.swap) {
@@ -168,11 +169,11 @@ std::string Amount(double bytes) {
   return fmt::format("{} ({} bytes)", FormatBytes(whole), whole.count());
 }
 
-// One line on host memory that is too small for the least that its ranks need;
-// empty if they fit.
+// Returns one line if host memory is too small for its ranks' minimum, or "" if
+// they fit.
 std::string TooMuchHost(const GivenNode& node, const HostLimit& host) {
   Bytes need;
-  double fixed = 0, slope = 0;  // of what a user's alpha decides
+  double fixed = 0, slope = 0;  // bytes that follow the user's alpha
   std::optional<double> flag;
   bool asked = false;
   for (const size_t r : host.profiles) {
@@ -228,12 +229,12 @@ std::string TooMuchKept(const GivenNode& node, size_t r) {
 }
 
 struct Refusal {
-  std::string why;  // one line: what is needed, what there is, what to do
+  std::string why;         // one line: the need, the limit, what to do
   std::string limited_by;  // NodePlan::limited_by
 };
 
-// The first limit that what is given exceeds, host memory before GPUs; nothing:
-// it fits, whatever is chosen beside it.
+// Returns the first limit that the given fractions exceed, host memory before
+// GPUs, or nullopt if they fit.
 std::optional<Refusal> RefusalOf(const GivenNode& node) {
   for (const HostLimit& host : node.resources.hosts) {
     std::string why = TooMuchHost(node, host);
@@ -248,16 +249,16 @@ std::optional<Refusal> RefusalOf(const GivenNode& node) {
 
 // ---- From the LP's fractions to a plan's ----------------------------------
 
-// What is chosen is cut to multiples of this: no harm to a plan, and equal on
-// every machine whatever the last digits of an LP are.
+// Chosen fractions are cut to multiples of this. That does not harm a plan, and
+// makes it equal on every machine whatever an LP's last digits are.
 constexpr double kStep = 1.0 / 4096;
 constexpr double kUnlimitedRate = std::numeric_limits<double>::infinity();
-// A fraction of digits.
+// A smaller fraction is rounding.
 constexpr double kNothing = 1e-6;
-// Links are measured; digits of a rate are none of theirs.
+// Tolerance for link rates; links are measured less exactly.
 constexpr double kCutDigits = 1e-7;
 
-// Down to a step, but for what an LP's digits are short of one.
+// Rounds down to a step, with a tolerance for an LP's rounding.
 double CutDown(double fraction) {
   const double steps = std::floor(fraction / kStep + 1e-4);
   return std::clamp(steps * kStep, 0.0, 1.0);
@@ -269,8 +270,8 @@ double Most(const std::vector<CopyRates>& kinds, double CopyRates::*way) {
   return most;
 }
 
-// Whichever kinds the ranks run at one time: within the link, or within what
-// must be copied then.
+// Returns whether the ranks' rates stay within the link, or within their
+// mandatory copies, whichever kinds run at the same time.
 bool LinkHolds(const GivenNode& node, const NodeSwapProblem& problem,
                const LinkCapacity& link, const std::vector<Fractions>& all) {
   std::vector<std::vector<CopyRates>> used, least;  // rank of the link, kind
@@ -300,7 +301,7 @@ bool LinkHolds(const GivenNode& node, const NodeSwapProblem& problem,
                link.both_bytes_per_second.value_or(kUnlimitedRate));
 }
 
-// `stalls`: copies may show.
+// `stalls`: copies may be exposed, so links are not checked.
 bool FitsResources(const GivenNode& node, const NodeSwapProblem& problem,
                    const std::vector<Fractions>& all, bool stalls) {
   for (const HostLimit& host : node.resources.hosts) {
@@ -322,7 +323,8 @@ bool FitsResources(const GivenNode& node, const NodeSwapProblem& problem,
   return true;
 }
 
-// `fill`: what the LP recomputes nothing of is swapped up to the last row.
+// Cuts the LP's fractions to steps, `steps_back` steps lower. `fill`: classes
+// of which the LP recomputes nothing are swapped to the last row.
 std::vector<Fractions> CutAll(const GivenNode& node,
                               const NodeSwapProblem& problem,
                               const NodeSwapResult& result, bool fill,
@@ -348,16 +350,17 @@ std::vector<Fractions> CutAll(const GivenNode& node,
   return all;
 }
 
-// The LP's answer to `problem`, which is `node`'s, in multiples of 1/4096 and
-// within every limit to the byte; where no cut of it is, what is given alone.
-// What is given stays as it is. REQUIRES: RefusalOf has nothing.
+// Returns the LP's answer to `problem`, which is made from `node`, in multiples
+// of 1/4096 and within every limit to the byte; or only the given fractions if
+// no such cut fits. Given fractions are not changed. REQUIRES: RefusalOf
+// returns nullopt.
 std::vector<Fractions> CutFractions(const GivenNode& node,
                                     const NodeSwapProblem& problem,
                                     const NodeSwapResult& result) {
   std::vector<Fractions> all = CutAll(node, problem, result, /*fill=*/true, 0);
   const bool stalls = result.hidden_step_s.has_value();
   if (FitsResources(node, problem, all, stalls)) return all;
-  // Digits may be a step too many.
+  // Rounding may be a step too high, so lower all fractions step by step.
   for (int back = 0; back < 64; ++back) {
     all = CutAll(node, problem, result, /*fill=*/false, back);
     if (FitsResources(node, problem, all, stalls)) return all;
@@ -367,7 +370,7 @@ std::vector<Fractions> CutFractions(const GivenNode& node,
 
 // ---- The plan -------------------------------------------------------------
 
-// The swapped share of the free classes' bytes, of all layers.
+// Returns the swapped share of the free classes' bytes in all layers.
 double AlphaOf(const RankProfile& p, const Fractions& fractions) {
   double swapped = 0, bytes = 0;
   std::set<double> all;
@@ -380,7 +383,7 @@ double AlphaOf(const RankProfile& p, const Fractions& fractions) {
     bytes += size;
     if (size > 0) all.insert(fractions[i].swap);
   }
-  if (all.size() == 1) return *all.begin();  // to the digit
+  if (all.size() == 1) return *all.begin();  // exact
   return bytes > 0 ? std::clamp(swapped / bytes, 0.0, 1.0) : 1;
 }
 

@@ -1,5 +1,5 @@
-// What the ranks of a node keep, swap and recompute, class by class, as the
-// runtime can do it (internal to the planner).
+// Plans what the ranks of a node keep, swap and recompute, class by class, in
+// fractions that the runtime can use (internal to the planner).
 #pragma once
 
 #include <string>
@@ -12,33 +12,32 @@
 
 namespace sluice::planner {
 
-// What a rank's plan says of fractions, under the names of plan::RankPlan.
+// The fractions in a rank's plan, with the field names of plan::RankPlan.
 struct RankFractions {
-  std::vector<plan::ClassPlan> classes;  // as the profile's
+  std::vector<plan::ClassPlan> classes;  // in the profile's order
   double alpha = 0;
   std::string alpha_limited_by;
   Bytes host_bytes;
 };
 
 struct FractionsPlan {
-  std::vector<RankFractions> ranks;  // as the profiles
-  std::string infeasible;            // empty when feasible; else one line
+  std::vector<RankFractions> ranks;  // in the order of the profiles
+  std::string infeasible;            // empty if feasible, else one line
   std::string limited_by = "none";   // NodePlan::limited_by
   std::vector<plan::PlanLimit> limits;
 };
 
-// One LP (node_swap.h) over all profiles, of whichever jobs: shared classes of
-// a job have one fraction, what was asked for is kept to, settled ranks are
-// fixed. What is chosen is a multiple of 1/4096, and host limits and
-// `gpu_room` hold to the byte. `gpu_room` of a rank: what it may keep on its
-// GPU beside its transient buffers.
+// Solves one LP (node_swap.h) over all profiles, of all jobs: shared classes of
+// a job have one fraction, requested fractions are obeyed, settled ranks are
+// fixed. Chosen fractions are multiples of 1/4096, and host limits and
+// `gpu_room` hold to the byte. `gpu_room`: what each rank may keep on its GPU
+// in addition to its transient buffers.
 absl::StatusOr<FractionsPlan> PlanFractions(
     const std::vector<plan::RankProfile>& profiles,
     const plan::NodeResources& resources, const std::vector<Bytes>& gpu_room);
 
-// InvalidArgument, one line: a rank with two profiles, asks that contradict
-// each other, a settled profile with something left to choose, positions that
-// are none.
+// InvalidArgument, one line: a rank with two profiles, requests that contradict
+// each other, a settled profile with open choices, or indices out of range.
 absl::Status CheckProfiles(const std::vector<plan::RankProfile>& profiles,
                            const plan::NodeResources& resources);
 

@@ -10,15 +10,15 @@ namespace {
 using SwapProblem = NodeSwapProblem;
 using RowKind = CapacityRow::Kind;
 
-// Full within the accuracy that is promised of a plan.
+// Full within a plan's promised accuracy.
 constexpr double kBinds = 1e-6;
 constexpr double kSlowest = 1e-9;
 constexpr double kUnlimitedCapacity = 1e300;
 
-// Bytes of all layers by what happens to them.
+// Bytes of all layers, by place.
 struct Held {
   double kept = 0;
-  double swapped = 0;  // held in host memory
+  double swapped = 0;  // in host memory
 };
 
 Held HeldOf(const SwapProblem::Rank& rank,
@@ -33,7 +33,8 @@ Held HeldOf(const SwapProblem::Rank& rank,
   return sum;
 }
 
-// Bytes that one layer of kind k swaps beside the fixed ones.
+// Returns the bytes that one layer of kind k swaps in addition to the fixed
+// ones.
 double CopiedOf(const SwapProblem::Rank& rank, size_t k,
                 const std::vector<plan::TokenFractions>& fractions) {
   double sum = 0;
@@ -45,7 +46,7 @@ double CopiedOf(const SwapProblem::Rank& rank, size_t k,
   return sum;
 }
 
-// The rates of the kind that copies most.
+// Returns the maximum rates over all kinds.
 CopyRates PeakRates(const SwapProblem::Rank& rank,
                     const std::vector<plan::TokenFractions>& fractions) {
   CopyRates peak;
@@ -88,14 +89,15 @@ double UseOf(const SwapProblem& problem, const NodeFractions& fractions,
   return used;
 }
 
-// A link's use by all ranks, and its capacity, one of its three rows.
+// One of a link's three rows: the use by all ranks, and the capacity.
 struct LinkRow {
   double used = 0;
   double capacity = 0;
 };
 
-// Seconds of a pass of a layer: the window, or longer if its copies take more.
-// A rank gets the part of an overloaded link that it uses of it.
+// Returns the seconds of a layer's pass: the window, or longer if its copies
+// take more. A rank gets a share of an overloaded link in proportion to its
+// use.
 double PassSeconds(double window, double bytes, double rate,
                    const LinkRow& row) {
   if (row.used <= row.capacity || rate <= 0) return window;
@@ -104,7 +106,7 @@ double PassSeconds(double window, double bytes, double rate,
 
 struct NodeRates {
   std::vector<CopyRates> ranks;
-  std::vector<LinkRow> d2h, h2d, total;  // of each link
+  std::vector<LinkRow> d2h, h2d, total;  // one per link
 };
 
 NodeRates RatesOfNode(const SwapProblem& problem,
@@ -131,7 +133,8 @@ NodeRates RatesOfNode(const SwapProblem& problem,
   return all;
 }
 
-// What one layer of a kind takes beside its windows, `copied` bytes swapped.
+// Returns the seconds by which one layer of a kind exceeds its windows if it
+// swaps `copied` bytes.
 double LayerStall(const SwapProblem& problem, const NodeRates& all, size_t r,
                   const SwapProblem::Kind& kind, double copied) {
   const SwapProblem::Rank& rank = problem.ranks[r];

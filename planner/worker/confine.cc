@@ -22,7 +22,7 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-// A crash like any other: an exception would print a line of its own.
+// Crashes like any other fault; an exception would print a line of its own.
 void OutOfMemory() { raise(SIGABRT); }
 
 absl::Status LimitMemory(uint64_t bytes) {
@@ -37,7 +37,8 @@ absl::Status LimitMemory(uint64_t bytes) {
   return absl::OkStatus();
 }
 
-// A daemon that is not root may have some, and what it starts inherits them.
+// A daemon that is not root may have capabilities, and its children inherit
+// them.
 bool GiveUpCapabilities() {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {};
@@ -45,8 +46,8 @@ bool GiveUpCapabilities() {
          syscall(SYS_capset, &header, none) == 0;
 }
 
-// A daemon may have been given more than others for one of its threads, and
-// what it starts inherits the limit. Less may always be asked for.
+// A daemon may have raised a limit for one of its threads, and its children
+// inherit it. Lowering a limit is always allowed.
 void GiveUpPriority() {
   const rlimit none{0, 0};
   setrlimit(RLIMIT_NICE, &none);
@@ -69,13 +70,13 @@ absl::Status Confine(const Confinement& to) {
     if (setresgid(*to.gid, *to.gid, *to.gid) != 0) return refused();
   }
   if (to.uid && setresuid(*to.uid, *to.uid, *to.uid) != 0) return refused();
-  // Root stays root: an administrator that runs the daemon as root chose so.
+  // Root stays root: the administrator chose to run the daemon as root.
   if (geteuid() != 0 && !GiveUpCapabilities()) {
     return absl::PermissionDeniedError(fmt::format(
         "the worker cannot give up its capabilities: {}", strerror(errno)));
   }
-  // It starts itself for a mixed-integer program, nothing else, and nothing
-  // that it starts may gain anything.
+  // The worker only starts itself, for a mixed-integer program, and no child
+  // may gain privileges.
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return refused();
   return absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// What the worker gives up before it reads a request: a stranger's numbers go
-// through its solvers.
+// Drops the worker's privileges before it reads a request, because its solvers
+// process untrusted numbers.
 //
 // Thread safety: called before there are threads.
 #pragma once
@@ -12,18 +12,18 @@
 namespace sluice::planner {
 
 struct Confinement {
-  // Address space, in bytes; 0: no limit. Has no effect under a sanitizer: its
-  // shadow memory is address space too.
+  // Limit of the address space in bytes; 0: no limit. Has no effect under a
+  // sanitizer, whose shadow memory is address space too.
   uint64_t memory_bytes = 0;
-  // The user and group that it becomes, without any other group.
+  // The user and group to change to; all other groups are dropped.
   std::optional<uint32_t> uid, gid;
 };
 
-// PermissionDenied: it may not become that user (only root may).
+// PermissionDenied: the process may not change to that user (only root may).
 absl::Status Confine(const Confinement& to);
 
-// Ends this process with the thread that started it, which alone reads
-// `out_fd`. Call it after Confine, which would undo it.
+// Ends this process when the thread that started it ends, because only that
+// reads `out_fd`. Call it after Confine, which would undo it.
 void EndWithParent(int out_fd);
 
 }  // namespace sluice::planner

@@ -1,8 +1,7 @@
-// sluice-worker: one plan request in, one plan out, then it ends.
+// sluice-worker: reads one plan request, writes one plan, then exits.
 //
-// A process of its own, so that a solver that crashes, hangs or prints costs
-// its answer and nothing else. See README.md for the contract with the
-// daemon.
+// It is a process of its own, so that a solver that crashes, hangs or prints
+// costs only its answer. README.md has the contract with the daemon.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -33,22 +32,22 @@ constexpr int kFault = 1;
 constexpr int kBadInput = 2;
 constexpr int kDeadline = 4;
 
-// A plan that is valid but maybe not proved, ready before the solvers start;
-// written if they crash or run out of time.
+// A valid, perhaps unproved plan, made before the solvers start. Written if
+// they crash or run out of time.
 struct Fallback {
   const char* bytes = nullptr;
   size_t size = 0;
   int fd = -1;
 };
 volatile sig_atomic_t fallback_ready = 0;
-// Others wait: the first plan that there is will do.
+// Set when other requests wait: the first plan is enough.
 volatile sig_atomic_t hurried = 0;
 Fallback fallback;
 
 // Only async-signal-safe calls here and below.
 bool WriteFallback() {
   if (fallback_ready == 0) return false;
-  fallback_ready = 0;  // a signal in here must not write it again
+  fallback_ready = 0;  // a signal here must not write it again
   const char* at = fallback.bytes;
   size_t left = fallback.size;
   while (left > 0) {
@@ -74,15 +73,15 @@ void OnSignal(int signal) {
       "take\n";
   const std::string_view message = signal == SIGALRM ? kLate : kCrashed;
   if (write(STDERR_FILENO, message.data(), message.size()) < 0) {
-    // Nothing can be done; the exit status says it too.
+    // Nothing can be done here; the exit status reports it too.
   }
   _exit(signal == SIGALRM ? kDeadline : kFault);
 }
 
-// CBC is known to crash where its limits end it (a null pointer in 2.10.8's
-// postProcess); a solver's crash costs its proof, not the plan.
+// CBC is known to crash when its limits end it (a null pointer in 2.10.8's
+// postProcess). A solver's crash costs its proof, not the plan.
 void CatchSignals() {
-  static char stack[1 << 16];  // a crash may have used up the other one
+  static char stack[1 << 16];  // a crash may have exhausted the normal stack
   const stack_t alternate{
       .ss_sp = stack, .ss_flags = 0, .ss_size = sizeof(stack)};
   sigaltstack(&alternate, nullptr);
@@ -93,14 +92,14 @@ void CatchSignals() {
        {SIGALRM, SIGUSR1, SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) {
     sigaction(signal, &action, nullptr);
   }
-  // Blocked until here, where nothing would have caught it.
+  // Blocked until here, because there was no handler.
   sigset_t hurry{};
   sigaddset(&hurry, SIGUSR1);
   sigprocmask(SIG_UNBLOCK, &hurry, nullptr);
 }
 
-// The clock may be stopped (a suspended machine, a debugger): the CPU limit
-// ends the process all the same.
+// The CPU limit ends the process even if the clock is stopped (a suspended
+// machine, a debugger).
 void ArmDeadline(double seconds) {
   CatchSignals();
   itimerval timer{};
@@ -120,8 +119,8 @@ int Fail(int code, const absl::Status& status) {
   return code;
 }
 
-// Moves the output away from standard output and closes that, so that nothing
-// a solver prints gets into a plan.
+// Moves the output away from standard output and closes that, so that a
+// solver's prints never get into a plan.
 int SecludeOutput(int out_fd) {
   const int secluded = fcntl(out_fd, F_DUPFD_CLOEXEC, 3);
   const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
@@ -132,20 +131,21 @@ int SecludeOutput(int out_fd) {
   return secluded >= 0 ? secluded : out_fd;
 }
 
-// Overwrites the last line; a reader that finds half a line waits for the next
+// Overwrites the last line. A reader that finds half a line waits for the next
 // (plan::ReadProgress).
 void WriteProgress(int fd, const NodeProgress& progress) {
   const std::string line =
       plan::WriteProgress({progress.done, progress.all, progress.segment,
                            progress.arm, progress.peak, progress.lower_bound});
-  if (pwrite(fd, line.data(), line.size(), 0) < 0) return;  // not needed
+  // progress is optional
+  if (pwrite(fd, line.data(), line.size(), 0) < 0) return;
 }
 
 int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
   ArmDeadline(time_limit_s);
   const int secluded_fd = SecludeOutput(out_fd);
   // Everything from the start of a memfd or file, or the rest of a pipe.
-  lseek(in_fd, 0, SEEK_SET);  // ESPIPE on a pipe is fine
+  lseek(in_fd, 0, SEEK_SET);  // fails with ESPIPE on a pipe, which is fine
   auto bytes = ReadAll(in_fd, plan::kMaxEncodedBytes,
                        fmt::format("the request from fd {}", in_fd));
   if (!bytes.ok()) return Fail(kBadInput, bytes.status());
@@ -157,7 +157,8 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
       WriteProgress(progress_fd, progress);
     };
   }
-  // First what cannot go wrong, then what may crash or take too long.
+  // Makes the safe plan first, then runs solvers that may crash or take too
+  // long.
   auto greedy = PlanNode(request->profiles, request->resources,
                          {.time_limit = absl::Seconds(time_limit_s * 0.2),
                           .use_search = false,
@@ -186,7 +187,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
 }  // namespace sluice::planner
 
 int main(int argc, char** argv) {
-  // Spawned by PlanMemory (planner/memory/mip_process.h), not by people.
+  // Spawned by PlanMemory (planner/memory/mip_process.h), not by users.
   if (argc == 2 && std::string_view(argv[1]) == "mip") {
     return sluice::planner::ServeMip(STDIN_FILENO, STDOUT_FILENO);
   }
