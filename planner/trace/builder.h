@@ -1,4 +1,5 @@
-// Collects a trace's buffers within the limits (internal to planner/trace).
+// Collects the buffers of a trace and checks limits (internal to
+// planner/trace).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace sluice::planner {
 
-// One buffer's and a whole trace's: sums over a trace stay exact in int64.
+// Limit of one buffer and of a whole trace, so that sums over a trace stay
+// exact in int64.
 inline constexpr int64_t kMaxTraceBytes = int64_t{1} << 60;
 inline constexpr int64_t kMaxTraceTime = plan::kMaxTime;  // either sign
 
@@ -21,15 +23,16 @@ class TraceBuilder {
   size_t size() const { return out_.names.size(); }
   NamedTrace& out() { return out_; }
 
-  // InvalidArgument without a place: the reader knows it. Close may set `upper`
-  // later, for a buffer that is not freed yet.
+  // Adds a buffer. InvalidArgument without a place, which the reader adds.
+  // Close can set `upper` later, for a buffer that is not freed yet.
   absl::Status Add(std::string name, int64_t lower, int64_t upper,
                    int64_t bytes);
   void Close(size_t buffer, int64_t upper) {
     out_.trace.buffers[buffer].upper = upper;
   }
 
-  // Sets the end, and gives what was never freed the end as its upper.
+  // Sets the end, also as `upper` of buffers that were never freed, and returns
+  // the trace.
   NamedTrace Take(int64_t end);
 
  private:
@@ -37,13 +40,13 @@ class TraceBuilder {
   int64_t total_ = 0;
 };
 
-// Upper of a buffer that has not been freed yet.
+// `upper` of a buffer that has not been freed yet.
 inline constexpr int64_t kStillAlive = INT64_MIN;
 
-// For messages: control characters shown as '?', never long, in quotes.
+// Returns `text` for messages: in quotes, control characters as '?', shortened.
 std::string Quoted(std::string_view text);
 
-// InvalidArgument "FILE:LINE:COLUMN: text".
+// At returns InvalidArgument "FILE:LINE:COLUMN: text".
 struct Place {
   std::string file;
   int64_t line = 0;
@@ -51,7 +54,7 @@ struct Place {
 };
 absl::Status At(const Place& place, const std::string& text);
 
-// A decimal int64 and nothing else around it.
+// Parses a decimal int64 with nothing around it.
 bool ParseInt(std::string_view text, int64_t* value);
 
 }  // namespace sluice::planner

@@ -16,7 +16,8 @@ namespace {
 
 constexpr size_t kNoColumn = SIZE_MAX;
 
-// Where the columns we read are; `offset` is one an earlier plan added.
+// Indices of the columns that are read. `offset` is one that an earlier plan
+// added.
 struct Columns {
   size_t id = kNoColumn, lower = kNoColumn, upper = kNoColumn, size = kNoColumn;
   size_t offset = kNoColumn, alignment = kNoColumn, gaps = kNoColumn;
@@ -76,7 +77,7 @@ class CsvReader {
     return absl::OkStatus();
   }
 
-  // One alignment for all: the largest of the rows.
+  // Reads the alignment. A trace has one alignment: the largest of its rows.
   absl::Status ReadAlignment(const std::vector<std::string_view>& fields) {
     if (columns_.alignment == kNoColumn) return absl::OkStatus();
     const std::string_view field = fields[columns_.alignment];
@@ -199,7 +200,7 @@ class CsvReader {
   Columns columns_;
   std::unordered_set<std::string> ids_;
   int64_t end_ = 0;
-  int64_t largest_ = 0;  // alignment of a row
+  int64_t largest_ = 0;  // largest alignment of a row
   bool mixed_ = false;
 };
 

@@ -1,6 +1,6 @@
-// One function a format (internal to planner/trace); what they answer and
-// refuse is in read_trace.h and README.md. `alignment` rounds sizes; `in`
-// begins at the first byte of the input.
+// One reader function per format (internal to planner/trace). read_trace.h and
+// README.md specify results and errors. `alignment` rounds sizes; `in` begins
+// at the first byte of the input.
 #pragma once
 
 #include <istream>

@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-// Follows the parser through the document; values outside the array's records
-// are dropped as they come.
+// Follows the parser through the document. Values outside the array's records
+// are dropped at once.
 class RecordHandler : public nlohmann::json_sax<json> {
  public:
   RecordHandler(std::string file, const RecordQuery& query,
@@ -80,7 +80,8 @@ class RecordHandler : public nlohmann::json_sax<json> {
   }
   bool parse_error(std::size_t position, const std::string& last_token,
                    const json::exception& error) override {
-    // Its message repeats what was read; ours has the place and the end of it.
+    // nlohmann's message repeats the input; ours has the place and the
+    // message's end.
     const std::string what = error.what();
     const bool ended =
         what.find("unexpected end of input") != std::string::npos ||
@@ -113,7 +114,7 @@ class RecordHandler : public nlohmann::json_sax<json> {
   }
 
   bool Value(JsonField::Kind kind, auto text) {
-    // Inside arrays of a record there are no fields of it.
+    // Values inside arrays of a record are not fields of it.
     const int level = depth_ - array_depth_;
     if (depth_ == 1 && !root_is_array_ && query_.root_value != nullptr &&
         key_ == query_.root_field) {
@@ -154,15 +155,15 @@ class RecordHandler : public nlohmann::json_sax<json> {
   absl::Status status_;
   JsonRecord record_;
   std::string key_;
-  std::string outer_;  // key of the object inside the record; "": none
+  std::string outer_;  // key of the current object inside the record, or ""
   int depth_ = 0;
-  int array_depth_ = 0;  // of the array's elements; 0: outside
+  int array_depth_ = 0;  // depth of the array's elements; 0: outside the array
   bool in_record_ = false;
   bool root_is_array_ = false;
   bool found_ = false;
 };
 
-// Only the root's keys, until the prefix ends.
+// Collects the root's keys until the prefix ends.
 class KeyHandler : public nlohmann::json_sax<json> {
  public:
   std::vector<std::string> keys;

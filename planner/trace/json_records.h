@@ -1,5 +1,6 @@
 // Streams the objects of one array of a JSON document (internal to
-// planner/trace): a profiler's trace of hundreds of MB is never a DOM.
+// planner/trace), because a profiler's trace of hundreds of MB does not fit a
+// DOM.
 //
 // Thread safety: one owner.
 #pragma once
@@ -15,38 +16,41 @@
 
 namespace sluice::planner {
 
-// A field of a record as it was written.
+// A field of a record, as written in the file.
 struct JsonField {
   enum class Kind { kMissing, kInteger, kNumber, kText, kOther };
   Kind kind = Kind::kMissing;
-  std::string text;  // digits of a number, the characters of a text
+  std::string text;  // a number's digits or a string's characters
 };
 
-// One object: fields in the order they were asked for; unused ones missing.
+// One object: the requested fields, in the order of the request. Absent ones
+// are missing.
 struct JsonRecord {
-  int64_t index = 0;  // in the array, from 0
+  int64_t index = 0;  // index in the array, from 0
   std::vector<JsonField> fields;
 };
 
 struct RecordQuery {
-  // The array: a key of the root object, or (in addition) the root itself.
+  // The array: a key of the root object, or also the root itself.
   std::string array;
   bool root_array = false;
   // "name", or "args.Addr" for a field of an object inside the record.
   std::vector<std::string> fields;
   // A number of the root object, before or after the array, and where its text
-  // goes.
+  // is stored.
   std::string root_field;
   std::string* root_value = nullptr;
 };
 
 // Calls `take` for every object of the array until it fails. InvalidArgument:
-// no JSON (with line and column), no such array, or what `take` said.
+// invalid JSON (with line and column), or the array is missing. Returns errors
+// of `take` unchanged.
 absl::Status ReadJsonRecords(
     std::istream& in, const std::string& file, const RecordQuery& query,
     const std::function<absl::Status(const JsonRecord&)>& take);
 
-// Keys of the root object that begin in `prefix`, in order; "[" for an array.
+// Returns the keys of the root object that begin in `prefix`, in order; "[" for
+// an array.
 std::vector<std::string> RootKeys(std::string_view prefix);
 
 }  // namespace sluice::planner

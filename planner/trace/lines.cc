@@ -10,7 +10,7 @@ constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 }  // namespace
 
-// Not std::getline: that would take a line of any length.
+// Not std::getline, which would read a line of any length.
 bool Lines::Get() {
   line_.clear();
   std::streambuf& from = *in_.rdbuf();

@@ -1,4 +1,5 @@
-// Lines of a text input with their numbers (internal to planner/trace).
+// Reads a text input line by line, with line numbers (internal to
+// planner/trace).
 //
 // Thread safety: one owner.
 #pragma once
@@ -14,24 +15,25 @@
 
 namespace sluice::planner {
 
-// A longer line is none of ours, and must not fill the memory.
+// No supported format has longer lines; the limit bounds memory.
 inline constexpr size_t kMaxLineBytes = 64 << 10;
 
 class Lines {
  public:
-  // `in` outlives it.
+  // `in` must outlive the object.
   Lines(std::istream& in, std::string file) : in_(in) {
     place_.file = std::move(file);
   }
 
-  // The next line that is not blank, without its end, a trailing CR, or a
-  // byte order mark; false at the end or on a fault (status()).
+  // Reads the next line that is not blank, without its end, a trailing CR, or a
+  // byte order mark. Returns false at the end or on an error (status()).
   bool Next();
   const std::string& line() const { return line_; }
   int64_t number() const { return place_.line; }
   const absl::Status& status() const { return status_; }
 
-  // InvalidArgument at `part` of this line (a view into it), or at the line.
+  // Returns InvalidArgument at `part` of this line (a view into it), or at the
+  // line.
   absl::Status Wrong(const std::string& text) const;
   absl::Status Wrong(std::string_view part, const std::string& text) const;
 
@@ -45,9 +47,9 @@ class Lines {
 };
 
 std::string_view Trimmed(std::string_view text);
-// Fields between commas, trimmed; views into `line`.
+// Returns the fields between commas, trimmed, as views into `line`.
 std::vector<std::string_view> Fields(std::string_view line);
-// Words between blanks; views into `line`.
+// Returns the words between blanks, as views into `line`.
 std::vector<std::string_view> Words(std::string_view line);
 
 }  // namespace sluice::planner

@@ -1,4 +1,5 @@
-// A trace as it was read: what the planner plans, and what people call it.
+// A trace with the names from its file: the planner plans `trace`, and messages
+// and output use the names.
 //
 // Plain data; thread safety: values.
 #pragma once
@@ -13,18 +14,19 @@ namespace sluice::planner {
 
 struct NamedTrace {
   plan::Trace trace;
-  // names[k] of trace.buffers[k]: distinct where the format's are ("7", and
-  // "7#2" for an id that came back after its free), without control characters.
+  // names[k] is the name of trace.buffers[k], without control characters. Names
+  // are distinct if the format's are ("7", and "7#2" for an id that is
+  // allocated again after its free).
   std::vector<std::string> names;
-  // What trace time counts, for people: "requests", "lines", "time".
+  // The unit of trace time, for output: "requests", "lines", "time".
   std::string time_unit = "time";
-  // What was read, for people: "MiniMalloc CSV", "PyTorch trace, cuda:0".
+  // The source, for output: "MiniMalloc CSV", "PyTorch trace, cuda:0".
   std::string source;
-  // A CSV's header and rows as given, without line ends and without an `offset`
-  // column of its own; the plan repeats them.
+  // A CSV's header and rows as given, without line ends and without its own
+  // `offset` column. The plan repeats them.
   std::string csv_header;
   std::vector<std::string> csv_rows;
-  // Said to the user: what was assumed where the input leaves a choice.
+  // Notes for the user: assumptions made where the input is ambiguous.
   std::vector<std::string> notes;
 };
 

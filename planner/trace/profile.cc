@@ -1,4 +1,4 @@
-// Rank profiles (proto/plan/codec.h), as our own profiler writes them.
+// Reads rank profiles (proto/plan/codec.h), as Sluice's profiler writes them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace sluice::planner {
 namespace {
 
-// A name from a file, fit for a row of the plan.
+// Returns a name from a file in a form that fits a row of the plan.
 std::string CleanName(std::string name) {
   for (char& c : name) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == ',') c = '?';
@@ -28,7 +28,7 @@ absl::StatusOr<std::vector<plan::RankProfile>> Decode(std::istream& in) {
   char block[1 << 16];
   while (in.read(block, sizeof(block)) || in.gcount() > 0) {
     text.append(block, static_cast<size_t>(in.gcount()));
-    if (text.size() > plan::kMaxEncodedBytes) break;  // Decode says so
+    if (text.size() > plan::kMaxEncodedBytes) break;  // Decode reports it
   }
   const std::vector<std::string> keys = RootKeys(text);
   const auto has = [&](const char* key) {
@@ -62,15 +62,14 @@ absl::StatusOr<size_t> ChooseRank(
                               Quoted(options.device), fmt::join(ranks, ", ")));
 }
 
-// Segments run one after another: the trace of each follows that of the one
-// before.
+// Joins the segments' traces one after another, since segments run in turn.
 absl::StatusOr<NamedTrace> Join(const plan::RankProfile& profile,
                                 const TraceOptions& options, Bytes alignment) {
   TraceBuilder builder(alignment);
   int64_t start = 0;
   for (const plan::SegmentKind& segment : profile.segments) {
     const std::string name = CleanName(segment.name);
-    // Times of a trace may begin anywhere.
+    // A segment's trace may begin at any time.
     int64_t first = segment.trace.end;
     for (const plan::Buffer& b : segment.trace.buffers) {
       first = std::min(first, b.lower);

@@ -1,5 +1,5 @@
-// PyTorch profiler traces (profile_memory=True): Chrome JSON with an instant
-// event "[memory]" per allocation (Bytes > 0) and per free (Bytes < 0).
+// Reads PyTorch profiler traces (profile_memory=True): Chrome JSON with an
+// instant event "[memory]" per allocation (Bytes > 0) and per free (Bytes < 0).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ struct TraceEvent {
   int64_t nanoseconds = 0;
   uint64_t address = 0;
   int64_t bytes = 0;   // < 0: a free
-  int64_t index = 0;   // in the file, for messages
+  int64_t index = 0;   // index in the file, for messages
   int32_t device = 0;  // index into the reader's devices
 };
 
@@ -42,9 +42,9 @@ enum TraceField {
   kTotal,
 };
 
-// Hides what JSON forbids inside texts and PyTorch writes there all the same:
-// raw control characters, unknown escapes, bytes that are no UTF-8. Names of
-// operators do not matter to a plan. Places in the file stay as they are.
+// Masks text that is invalid in JSON strings but that PyTorch writes: raw
+// control characters, unknown escapes, bytes that are not UTF-8. The plan does
+// not use operators' names. Positions in the file do not change.
 class HiddenTexts : public std::streambuf {
  public:
   explicit HiddenTexts(std::streambuf* from) : from_(from) {}
@@ -60,7 +60,7 @@ class HiddenTexts : public std::streambuf {
   }
 
  private:
-  // A backslash and what it escapes become two characters of no meaning.
+  // Replaces a backslash and the escaped character by two neutral characters.
   char Hidden(char c) {
     if (escaped_) {
       escaped_ = false;
@@ -81,7 +81,7 @@ class HiddenTexts : public std::streambuf {
   std::array<char, 64 << 10> block_;
 };
 
-// torch's DeviceType by number; others are shown as such.
+// Returns the name of torch's DeviceType, or its number if it is unknown.
 std::string DeviceName(int64_t type, int64_t id) {
   static const std::map<int64_t, const char*> kTypes = {
       {1, "cuda"}, {6, "hip"},  {9, "xla"},  {12, "xpu"},
@@ -92,8 +92,9 @@ std::string DeviceName(int64_t type, int64_t id) {
                                : fmt::format("{}:{}", known->second, id);
 }
 
-// "1700000000000000.123" in microseconds to whole nanoseconds, exactly: a
-// double has 53 bits, too few for a time since 1970, and would make ties.
+// Converts "1700000000000000.123" in microseconds to whole nanoseconds,
+// exactly. A double's 53 bits are too few for a time since 1970 and would
+// create ties.
 bool ParseNanoseconds(const std::string& text, int64_t* value) {
   const size_t point = text.find('.');
   const bool plain = text.find_first_of("eE") == std::string::npos;
@@ -139,7 +140,7 @@ class PyTorchReader {
     SLUICE_ASSIGN_OR_RETURN(const int32_t device, Choose());
     std::erase_if(events_,
                   [&](const TraceEvent& e) { return e.device != device; });
-    // File order on ties.
+    // Stable: file order on ties.
     std::ranges::stable_sort(events_, {}, &TraceEvent::nanoseconds);
     SLUICE_RETURN_IF_ERROR(Pair(before_[static_cast<size_t>(device)].bytes));
     builder_.out().time_unit = "requests";
@@ -181,7 +182,7 @@ class PyTorchReader {
     event.device = DeviceIndexOf(DeviceName(type, id));
     Before& before = before_[static_cast<size_t>(event.device)];
     if (event.nanoseconds < before.nanoseconds) {
-      // `total` is what the device had after the event; absent: not known.
+      // `total` is the device's total after the event, if known.
       before = {event.nanoseconds,
                 std::clamp<int64_t>(total, 0, kMaxTraceBytes) -
                     std::min(event.bytes, kMaxTraceBytes)};
@@ -253,17 +254,18 @@ class PyTorchReader {
     return static_cast<int32_t>(found - names_.begin());
   }
 
-  // A buffer's life in requests of the device.
+  // A buffer's lifetime, in requests of the device.
   struct Life {
     int64_t lower = 0;
     int64_t upper = kStillAlive;
     int64_t bytes = 0;
-    int64_t index = 0;  // of the event that made it, in the file
+    int64_t index = 0;  // index in the file of the event that allocated it
   };
 
-  // Pairs by address; request k happens at time k + 1, and time 0 is the
-  // start, where what was freed without a malloc was born. Bytes alive `before`
-  // the first event and never freed are one buffer: weights do not move.
+  // Pairs allocations and frees by address. Request k is at time k + 1. Time 0
+  // is the start, where buffers freed without a malloc are born. Bytes alive
+  // `before` the first event and never freed become one buffer, since weights
+  // do not move.
   absl::Status Pair(int64_t before) {
     std::vector<Life> lives;
     std::unordered_map<uint64_t, size_t> alive;
@@ -306,7 +308,7 @@ class PyTorchReader {
     return AddAll(std::move(lives));
   }
 
-  // In request order: what was there at the start goes first.
+  // Adds buffers in request order; those alive at the start go first.
   absl::Status AddAll(std::vector<Life> lives) {
     std::ranges::stable_sort(lives, {}, &Life::lower);
     for (const Life& life : lives) {
@@ -330,7 +332,7 @@ class PyTorchReader {
                           event.index, -event.bytes, event.address, allocated));
   }
 
-  // A device's first event: when it was, and the bytes alive before it.
+  // Time of a device's first event, and the bytes alive before it.
   struct Before {
     int64_t nanoseconds = INT64_MAX;
     int64_t bytes = 0;
@@ -338,7 +340,7 @@ class PyTorchReader {
 
   const TraceOptions& options_;
   TraceBuilder builder_;
-  std::string profile_memory_;  // of the header; "": it has none
+  std::string profile_memory_;  // from the header; "" if absent
   std::vector<TraceEvent> events_;
   std::vector<Before> before_;  // by device
   std::vector<std::string> names_;

@@ -1,4 +1,4 @@
-// Chooses the reader by the content, and writes plans as CSV.
+// Selects the reader by the content, and writes plans as CSV.
 #include "planner/trace/read_trace.h"
 
 #include <fmt/format.h>
@@ -29,12 +29,12 @@ constexpr std::array<std::pair<std::string_view, TraceFormat>, 4> kFormatNames =
 
 constexpr size_t kPrefixBytes = 64 << 10;
 
-// An input that shows its first bytes without consuming them; it may be a pipe,
-// so nothing is read twice.
+// A stream buffer that shows the input's first bytes without consuming them.
+// The input may be a pipe, so nothing is read twice.
 class Sniffed : public std::streambuf {
  public:
   explicit Sniffed(std::streambuf* from) : from_(from) { Fill(); }
-  // Reading failed; what came before looks like a whole input.
+  // True if reading failed, even if the bytes so far look like a whole input.
   bool failed() const { return failed_; }
   std::string_view prefix() const {
     return {gptr(), static_cast<size_t>(egptr() - gptr())};
@@ -52,7 +52,7 @@ class Sniffed : public std::streambuf {
     std::streamsize got = 0;
     try {
       got = from_->sgetn(block_.data(), block_.size());
-    } catch (const std::exception&) {  // std::filebuf's word for EIO
+    } catch (const std::exception&) {  // std::filebuf throws on EIO
       failed_ = true;
     }
     setg(block_.data(), block_.data(), block_.data() + got);
@@ -63,7 +63,7 @@ class Sniffed : public std::streambuf {
   std::array<char, kPrefixBytes> block_;
 };
 
-// The first known key decides: ours are written in a fixed order.
+// Decides by the first known key. Sluice writes keys in a fixed order.
 TraceFormat JsonFormat(std::string_view prefix) {
   for (const std::string& key : RootKeys(prefix)) {
     if (key == "[" || key == "traceEvents") return TraceFormat::kPyTorch;
@@ -72,7 +72,7 @@ TraceFormat JsonFormat(std::string_view prefix) {
       if (key == ours) return TraceFormat::kProfile;
     }
   }
-  return TraceFormat::kPyTorch;  // its reader says what is missing
+  return TraceFormat::kPyTorch;  // the PyTorch reader reports what is missing
 }
 
 std::string_view FirstLineOf(std::string_view prefix) {

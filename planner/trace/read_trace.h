@@ -1,11 +1,10 @@
-// Traces from files: MiniMalloc CSV, the paper's request log, PyTorch profiler
-// traces and rank profiles. README.md has the formats.
+// Reads traces from files: MiniMalloc CSV, the paper's request log, PyTorch
+// profiler traces and rank profiles. README.md has the formats.
 //
-// A fault of the input is InvalidArgument in one line that starts with the
-// place: "FILE:LINE:COLUMN: what, value, limit, what to do". Nothing of the
-// input is believed: counts, sizes, times and their sums have limits, so that
-// every sum over a trace is exact in int64.
-// Thread safety: pure functions.
+// An error in the input is InvalidArgument in one line that starts with the
+// place: "FILE:LINE:COLUMN: what, value, limit, what to do". The input is not
+// trusted: counts, sizes, times and their sums have limits, so that every sum
+// over a trace is exact in int64. Thread safety: pure functions.
 #pragma once
 
 #include <istream>
@@ -26,26 +25,27 @@ enum class TraceFormat {
   kProfile,     // a rank's profile, proto/plan/codec.h
 };
 
-// "minimalloc", "log", "pytorch", "profile"; nullopt: no such name.
+// Returns the format of "minimalloc", "log", "pytorch" or "profile", or nullopt
+// for another name.
 std::optional<TraceFormat> TraceFormatOf(std::string_view name);
 std::string_view NameOf(TraceFormat format);
 
 struct TraceOptions {
   std::string file = "-";             // for messages
-  std::optional<TraceFormat> format;  // default: by the content
-  // Which device's (PyTorch: "cuda:0", "cpu") or rank's ("3") requests, where
-  // there are several; "": there is one.
+  std::optional<TraceFormat> format;  // default: detected from the content
+  // Reads the requests of this device (PyTorch: "cuda:0", "cpu") or rank ("3").
+  // "" if the input has only one.
   std::string device;
   std::optional<Bytes> alignment;  // default: 1 for CSV, else 512
 };
 
-// Read as a stream: memory grows with the requests kept, not with the file
-// (but for kProfile, which proto/plan decodes whole, up to 256 MiB).
+// Reads a stream: memory grows with the number of requests kept, not with the
+// file (except kProfile, which proto/plan decodes whole, up to 256 MiB).
 absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
                                      const TraceOptions& options);
 
-// The input's rows in input order, `offset` added; rows of our own
-// (id,lower,upper,size) where the input was no CSV. One offset a buffer.
+// Returns the input's rows in input order with an `offset` column, one offset
+// per buffer; or rows of id,lower,upper,size,offset if the input was not CSV.
 std::string PlanCsv(const NamedTrace& named, const std::vector<Bytes>& offsets);
 
 }  // namespace sluice::planner

@@ -1,5 +1,5 @@
-// The paper's request log: `malloc ID SIZE` and `free ID`, one line per
-// request; time is the line's number.
+// Reads the paper's request log: `malloc ID SIZE` and `free ID`, one request
+// per line. Time is the line number.
 #include <fmt/format.h>
 
 #include <string>
@@ -34,9 +34,9 @@ class LogReader {
  private:
   struct Known {
     size_t buffer = 0;
-    int64_t line = 0;  // of its malloc
+    int64_t line = 0;  // line of its malloc
     bool alive = false;
-    int times = 0;  // it was allocated
+    int times = 0;  // number of allocations so far
   };
 
   absl::Status ReadRequest() {
@@ -93,11 +93,12 @@ class LogReader {
     return absl::OkStatus();
   }
 
-  // Names are the plan's ids, so an id that returns gets a number, "7#2".
+  // Names are the ids in the plan, so an id that is allocated again gets a
+  // number, "7#2".
   std::string NameOfBuffer(std::string_view id, int times) {
     std::string name(id);
     for (char& c : name) {
-      // A comma would split the plan's row.
+      // A comma would split the row in the plan.
       if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == ',') {
         c = '?';
       }
