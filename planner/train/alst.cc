@@ -1,7 +1,7 @@
 // ALST as published (Arctic Long Sequence Training, arXiv 2506.13996, in
 // DeepSpeed and ArcticTraining): Ulysses with whole attention, ZeRO-3 with the
-// optimizer in host memory, whole layers computed again, their inputs in host
-// memory in between, MLP and loss over tiles of the sequence.
+// optimizer in host memory, whole layers recomputed with their inputs offloaded
+// to host memory, MLP and loss over tiles of the sequence.
 #include <algorithm>
 
 #include "planner/train/constants.h"
@@ -11,9 +11,10 @@
 namespace sluice::planner::train {
 namespace {
 
-// ZeRO-3's shard: weights and gradients on the GPU, or all of it in host memory
-// where the shard would leave little room (its one-GPU recipe does so), or too
-// little: a larger GPU must not have to keep what a smaller one may offload.
+// Places ZeRO-3's shard: weights and gradients on the GPU, or everything in
+// host memory if the shard would leave little room (as in ALST's one-GPU
+// recipe) or does not fit. (A larger GPU must not have to keep what a smaller
+// one may offload.)
 void PlaceStates(const Request& request, StepParts& parts) {
   const double share = request.model.parameters() / double(request.gpus);
   const double on_gpu = share * (kWeightBytes + kDeepSpeedGradient);
@@ -22,7 +23,7 @@ void PlaceStates(const Request& request, StepParts& parts) {
   const double room = parts.gpu_usable_bytes - parts.memory.total();
   if (on_gpu > std::min(room, kAlstStatesOnGpu * parts.gpu_usable_bytes)) {
     on_host += share * kWeightBytes;
-    // Weights come in for each of three passes, under compute.
+    // Weights are fetched for each of three passes, overlapping with compute.
     const double seconds =
         3 * share * kWeightBytes / double(request.model.layers) / link;
     PassTimes& backward = parts.layer.backward;
@@ -32,7 +33,7 @@ void PlaceStates(const Request& request, StepParts& parts) {
     parts.memory.states = on_gpu;
   }
   parts.host_bytes_per_node += on_host * GpusInNode(request);
-  // Gradients out, new weights in.
+  // Gradients are sent, new weights fetched.
   parts.optimizer_s += on_gpu / link;
 }
 

@@ -1,4 +1,4 @@
-// What the cost model says of one training step.
+// The cost model's estimate of one training step.
 //
 // Thread safety: values.
 #pragma once
@@ -14,15 +14,15 @@ struct PassTimes {
   double matmul = 0;
   double attention = 0;
   double elementwise = 0;
-  double network = 0;   // not hidden
-  double copy_out = 0;  // on the link to host memory, hidden or not
+  double network = 0;   // exposed part only
+  double copy_out = 0;  // total on the host link, hidden or exposed
   double copy_in = 0;
-  double exposed_copy = 0;  // of both
+  double exposed_copy = 0;  // in both directions
   double compute() const { return matmul + attention + elementwise; }
   double total() const { return compute() + network + exposed_copy; }
 };
 
-// What a layer costs. Recomputation comes before backward.
+// Seconds of a layer. Recomputation comes before backward.
 struct LayerTimes {
   PassTimes forward, recompute, backward;
   double total() const {
@@ -30,7 +30,7 @@ struct LayerTimes {
   }
 };
 
-// Parts of a step, in seconds; their sum is the step.
+// Parts of a step, in seconds. Their sum is the step.
 struct Breakdown {
   double attention = 0;
   double matmul = 0;
@@ -45,12 +45,12 @@ struct Breakdown {
   double total() const;
 };
 
-// Bytes of the GPU that needs most, at its peak, by class.
+// Peak bytes by class, on the GPU that needs the most.
 struct GpuMemory {
   double states = 0;     // weights, gradients, optimizer
-  double skeletal = 0;   // what backward needs of the forward
+  double skeletal = 0;   // tensors that backward needs of the forward
   double transient = 0;  // of one layer
-  double logits = 0;     // and what the loss makes of them
+  double logits = 0;     // logits and the loss's other tensors
   double buffers = 0;    // rings, gathered weights, ids
   double total() const {
     return states + skeletal + transient + logits + buffers;
@@ -58,14 +58,14 @@ struct GpuMemory {
 };
 
 enum class Reason { kOk, kGpuMemory, kHostMemory, kHeads, kStep };
-// "ok", "gpu_memory", "host_memory", "heads", "step_time".
+// Returns "ok", "gpu_memory", "host_memory", "heads" or "step_time".
 std::string_view ReasonName(Reason reason);
 
 struct Estimate {
   bool fits = false;
   Reason reason = Reason::kOk;
-  // If a step does not fit, the figures below only compare settings and are not
-  // an answer; with kHeads there is no such division at all.
+  // If a step does not fit, the figures below are only for comparing settings
+  // and are not an estimate. With kHeads, no such division exists.
   double mfu = 0;  // fraction, MEMO's definition
   double tokens_per_gpu_per_s = 0;
   double step_s = 0;
@@ -76,17 +76,18 @@ struct Estimate {
   Settings settings;
   Breakdown breakdown;
   GpuMemory memory;
-  LayerTimes layer;  // one layer, one sequence
-  // A caching allocator would reorganise here, as was measured on another
-  // machine. The cost on this machine is unknown and not charged.
+  LayerTimes layer;  // of one layer and one sequence
+  // A caching allocator would reorganise here, as measured on another machine.
+  // The cost on this machine is unknown and not charged.
   bool reorganisation_unknown = false;
 };
 
-// The model of one method with settings that are whole (alpha and chunk too).
+// Estimates a step of one method. `settings` must be complete (alpha and chunk
+// too).
 Estimate EstimateStep(const Request& request, const Settings& settings);
 
-// FLOPs that MFU counts, a sequence: 6 s P + 6 n w s^2, w the query width
-// (MEMO section 5.2: causal attention as half, no recomputation).
+// Returns the FLOPs that MFU counts for a sequence: 6 s P + 6 n w s^2, w the
+// query width (MEMO section 5.2: causal attention as half, no recomputation).
 double CountedFlops(const ModelShape& model, double seq_len);
 
 }  // namespace sluice::planner::train

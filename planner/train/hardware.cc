@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 
 #define TOML_EXCEPTIONS 0
-// toml++ 3.3 asserts where "[[[x" is a fault that it reports a line later.
+// toml++ 3.3 asserts if "[[[x" is an error that it reports one line later.
 #define TOML_ASSERT(expr) static_cast<void>(0)
 #include <toml++/toml.h>
 
@@ -15,13 +15,13 @@
 namespace sluice::planner::train {
 namespace {
 
-// The file's keys, in its order. `fraction`: of the peak, at most 1.
+// The file's keys, in its order. `fraction`: a fraction of the peak, at most 1.
 struct HardwareKey {
   const char* table;
   const char* name;
   double Hardware::*value;
   bool fraction = false;
-  bool optional = false;  // its default where it is left out
+  bool optional = false;  // may be absent and then has its default
 };
 constexpr HardwareKey kKeys[] = {
     {"gpu", "peak_flops", &Hardware::peak_flops},
@@ -47,10 +47,10 @@ constexpr HardwareKey kKeys[] = {
      &Hardware::reorganisation_s_per_byte, false, true},
 };
 
-constexpr std::string_view kHeadDim = "attention_head_dim";  // of kernels
+constexpr std::string_view kHeadDim = "attention_head_dim";  // in table kernels
 constexpr int64_t kMostHeadDim = 1024;
 
-// What is meant by names that are no profile's.
+// Aliases of profile names.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"a100-80g", "dgx-a100"}, {"a100-40g", "dgx-a100-40g"}};
 
@@ -66,7 +66,7 @@ const HardwareKey* Find(std::string_view table, std::string_view name) {
   return nullptr;
 }
 
-// Every key that is there is one of ours.
+// Checks that every key in the file is known.
 absl::Status CheckKeys(const toml::table& root, std::string_view source) {
   for (const auto& [name, node] : root) {
     const std::string_view table = name.str();
@@ -106,7 +106,7 @@ absl::Status ReadNumber(const toml::table& root, const HardwareKey& key,
   return absl::OkStatus();
 }
 
-// What kernels' keys that may be left out say of the others.
+// Sets absent optional keys of kernels from the others.
 absl::Status FinishKernels(const toml::table& root, std::string_view source,
                            Hardware& hardware) {
   if (const auto node = root["kernels"][kHeadDim]) {

@@ -1,4 +1,4 @@
-// Hugging Face's config.json: field names differ by family.
+// Reads Hugging Face's config.json. Field names differ by family.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,11 +15,11 @@ namespace {
 
 using plan::FieldReader;
 
-// Longer ones are none; `sluicectl` reads whole files.
+// Larger files are refused; `sluicectl` reads whole files.
 constexpr size_t kMostBytes = 16 << 20;
 
-// What a family's configuration class in transformers is and leaves to a
-// default; 0: as many kv heads as heads, heads of hidden / heads.
+// Traits and defaults of a family's configuration class in transformers. 0: as
+// many kv heads as heads, heads of hidden / heads.
 struct Family {
   std::string_view name, causal_model;
   int64_t kv_heads = 0, head_dim = 0;
@@ -32,13 +32,13 @@ constexpr Family kHfFamilies[] = {{"llama", "LlamaForCausalLM"},
                                   {"gpt_neox", "GPTNeoXForCausalLM"},
                                   {"mixtral", "MixtralForCausalLM", 8},
                                   {"qwen3_moe", "Qwen3MoeForCausalLM", 4}};
-// The field with the family's number of experts.
+// Returns the name of the family's field with the number of experts.
 std::string_view ExpertsField(std::string_view family) {
   if (family == "mixtral") return "num_local_experts";
   return family == "qwen3_moe" ? "num_experts" : "";
 }
 
-// Fields that change neither the bytes nor the FLOPs that are counted.
+// Fields that affect neither the counted bytes nor the counted FLOPs.
 constexpr std::string_view kNeutralFields[] = {"_attn_implementation",
                                                "_name_or_path",
                                                "activation_function",
@@ -76,7 +76,7 @@ bool IsNeutral(const std::string& field) {
          });
 }
 
-// Fields that are counted as something else.
+// Fields that are counted as another property.
 struct Special {
   std::string_view key, counted;
 };
@@ -89,7 +89,7 @@ constexpr Special kSpecial[] = {
     {"quantization_config", "as not quantised, all weights trained in bf16"},
     {"torch_dtype", "in bf16 with fp32 optimizer states"}};
 
-// A value as a note shows it: one line, never long.
+// Limit of a value in a note, which is one line.
 constexpr size_t kMostShown = 60;
 std::string ShownValue(const nlohmann::json& value) {
   const bool method = value.is_object() && value.contains("quant_method");
@@ -102,7 +102,7 @@ std::string ShownValue(const nlohmann::json& value) {
   return text;
 }
 
-// A field that is absent or null takes its family's default.
+// Reads fields. An absent or null field has its family's default.
 class Reader {
  public:
   Reader(const nlohmann::json& json, absl::Status* status)
@@ -114,14 +114,14 @@ class Reader {
   int64_t Whole(const char* key, int64_t otherwise) {
     return Given(key) ? Whole(key) : otherwise;
   }
-  // Null means `null_value`, which is no default of the family's.
+  // Null means `null_value`, which differs from the family's default.
   int64_t Whole(const char* key, int64_t absent, int64_t null_value) {
     return fields_.Has(key) ? Whole(key, null_value) : absent;
   }
   bool Flag(const char* key, bool otherwise) {
     return Given(key) ? fields_.Flag(key) : otherwise;
   }
-  // What the model has and the cost model does not know.
+  // Refuses properties of the model that the cost model does not support.
   void RefuseUnknown() {
     const std::string family = json_.is_object() && Given("model_type")
                                    ? fields_.Text("model_type", 64)
@@ -139,8 +139,8 @@ class Reader {
   // Refuses layers with attention that does not see all earlier tokens.
   void RefuseWindows(std::string_view family) {
     if (!fields_.ok()) return;
-    // qwen2 and qwen3 name a window that they do not use. Where the field is
-    // absent transformers takes 4,096; only null is none.
+    // qwen2 and qwen3 configs have a window that is not used. If the field is
+    // absent, transformers uses 4,096; only null means no window.
     const bool used = Flag("use_sliding_window", family == "mistral");
     const bool absent = !fields_.Has("sliding_window");
     if (fields_.ok() && used && (absent || Given("sliding_window"))) {
@@ -166,13 +166,13 @@ class Reader {
         "mlp_only_layers, decoder_sparse_step: layers without experts beside "
         "layers with them are not modelled");
   }
-  // Where the weights are from, if the file says so.
+  // Returns the origin of the weights, if the file has it.
   std::string Origin() {
     constexpr size_t kMost = 200;
     if (!Given("_name_or_path")) return "";
     return Printable(fields_.Text("_name_or_path", kMost));
   }
-  // The first one where the file names none that is known.
+  // Returns the file's family, or the first one if the family is unknown.
   const Family& ModelFamily() {
     const std::string name = fields_.Choice(
         "model_type", {"llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox",
@@ -180,8 +180,8 @@ class Reader {
     const auto* found = std::ranges::find(kHfFamilies, name, &Family::name);
     return found == std::end(kHfFamilies) ? kHfFamilies[0] : *found;
   }
-  // What the file says of the model that is not counted, a sentence each. Call
-  // it when all that is counted is read.
+  // Returns the model's properties that are not counted, one sentence each.
+  // Call it after all counted fields are read.
   std::vector<std::string> Notes(const Family& family) const {
     std::vector<std::string> notes;
     std::string others;
@@ -204,8 +204,8 @@ class Reader {
   }
 
  private:
-  // Whether a field that is refused by a message of its own has the value that
-  // the estimate counts with.
+  // Returns whether a field that has its own refusal message has the value that
+  // the estimate assumes.
   static bool IsAsCounted(const nlohmann::json& value, const Family& family) {
     return value == "bfloat16" ||
            value == nlohmann::json::array({family.causal_model});
@@ -218,7 +218,7 @@ class Reader {
     return fields_.Has(key) && !json_.at(key).is_null();
   }
 
-  // A field above `harmless` means what `what` says.
+  // A field above `harmless` has the meaning `what`.
   struct Unknown {
     const char* key;
     double harmless;
@@ -238,7 +238,7 @@ class Reader {
   FieldReader fields_;
 };
 
-// llama, mistral, qwen2, qwen3: one set of names.
+// llama, mistral, qwen2 and qwen3 use the same field names.
 ModelShape LlamaLike(Reader& in, const Family& family) {
   ModelShape model;
   model.layers = in.Whole("num_hidden_layers");

@@ -1,7 +1,7 @@
 // Megatron-LM (tensor with sequence parallelism, context parallelism,
-// pipelines, expert parallelism, caching allocator), MEMO on top of it
-// (token-wise recomputation and swapping, planned memory), and ring: FSDP2 with
-// tensor and ring context parallelism, as TorchTitan (arXiv 2410.06511) has it.
+// pipelines, expert parallelism, caching allocator); MEMO on top of it
+// (token-wise recomputation and swapping, planned memory); and ring: FSDP2 with
+// tensor and ring context parallelism, as in TorchTitan (arXiv 2410.06511).
 #include <algorithm>
 
 #include "planner/train/constants.h"
@@ -10,7 +10,7 @@
 namespace sluice::planner::train {
 namespace {
 
-// The parallel group's shape, in doubles.
+// The shape of the parallel group, as doubles.
 struct ParallelGroup {
   ParallelGroup(const Request& request, const Settings& settings)
       : tp(double(settings.tp)),
@@ -20,11 +20,11 @@ struct ParallelGroup {
         gpus(tp * cp),
         hidden(HiddenBytes(request, gpus)) {}
   double tp, cp, dp, pp;
-  double gpus;    // of one sequence, a stage
+  double gpus;    // GPUs that share a sequence in a stage
   double hidden;  // bytes of one local hidden state
 };
 
-// A gather (or scatter) of the hidden states of a context-parallel rank.
+// Seconds of a gather (or scatter) of a context-parallel rank's hidden states.
 double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
   if (group.tp == 1) return 0;
   const double bytes = HiddenBytes(request, group.cp);
@@ -32,7 +32,7 @@ double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
          CollectiveBandwidth(request.hardware, group.tp);
 }
 
-// k and v of every other context-parallel rank pass through this one.
+// Seconds in which k and v of every other context-parallel rank pass this one.
 double RingSeconds(const Request& request, const ParallelGroup& group) {
   const double heads_share =
       std::max(double(request.model.key_width()) / group.tp,
@@ -53,7 +53,8 @@ void AddNetwork(const Request& request, const ParallelGroup& group,
                            Exposed(2 * ring, layer.backward.attention);
 }
 
-// Parameters of the fullest stage, which is taken to have embedding and head.
+// Returns the parameters of the largest stage, assuming that it has embedding
+// and head.
 double ParametersPerGpu(const Request& request, const Settings& settings,
                         int64_t ep) {
   const ModelShape& model = request.model;
@@ -70,7 +71,7 @@ double MegatronStates(const Request& request, const ParallelGroup& group,
   const double sharded_gradient = settings.zero >= 2 ? shards : 1;
   const double sharded_weight = settings.zero >= 3 ? shards : 1;
   const double sharded_optimizer = settings.zero >= 1 ? shards : 1;
-  // Experts that are spread have as many fewer ranks to share their states.
+  // Experts spread over ranks have fewer ranks to share their states.
   const double all = ParametersPerGpu(request, settings, 1);
   if (request.method == Method::kRing) return all * kFsdpStates / shards;
   return ParametersPerGpu(request, settings, settings.ep) *
@@ -79,8 +80,8 @@ double MegatronStates(const Request& request, const ParallelGroup& group,
          all * kOptimizerBytes / sharded_optimizer;
 }
 
-// A layer's compute under which the network has nothing to do yet: the ring
-// hides under attention.
+// Returns the seconds of a layer's compute during which the network is idle.
+// The ring overlaps with attention.
 double ComputeBesideRing(const Request& request, const ParallelGroup& group,
                          const LayerTimes& layer) {
   const double ring = RingSeconds(request, group);
@@ -91,10 +92,10 @@ double ComputeBesideRing(const Request& request, const ParallelGroup& group,
          beside(layer.backward, 2 * ring);
 }
 
-// The optimizer, and what ZeRO sends among the `shards`: once a step what is
-// not sharded for every sequence; else under each layer's compute, gradients
-// from stage 2 on, weights before each of the `weight_passes` with stage 3.
-// Call it when the layer's passes are set.
+// Adds the optimizer and ZeRO's traffic among the shards: once per step what is
+// not sharded for every sequence; otherwise overlapping with each layer's
+// compute, gradients from stage 2 on, weights before each of the
+// `weight_passes` with stage 3. Call it after the layer's passes are set.
 void AddStep(const Request& request, const ParallelGroup& group,
              const Settings& settings, int weight_passes, StepParts& parts) {
   const double shards = group.dp * group.cp;
@@ -117,7 +118,8 @@ void AddStep(const Request& request, const ParallelGroup& group,
               ComputeBesideRing(request, group, parts.layer));
 }
 
-// With stage 3 two layers' weights and one's gradients, gathered.
+// Returns the bytes of gathered tensors in stage 3: two layers' weights and one
+// layer's gradients.
 double GatheredBytes(const Request& request, const ParallelGroup& group,
                      const Settings& settings) {
   if (settings.zero < 3 || group.dp * group.cp == 1) return 0;
@@ -140,9 +142,9 @@ double Logits(const Request& request, const ParallelGroup& group) {
          (fsdp ? kDeepSpeedLogit : kMegatronLogit);
 }
 
-// `transient` and `logits` live in different phases. A plan, and a caching
-// allocator with blocks of few sizes, let them share; context parallelism's
-// many sizes keep a caching allocator from it (inference: see README.md).
+// Adds transient bytes. `transient` and `logits` live in different phases. They
+// share memory under a plan, and in a caching allocator with few block sizes;
+// context parallelism's many sizes prevent that (inferred: see README.md).
 void AddTransients(bool share, double transient, double logits,
                    GpuMemory& memory) {
   if (!share) {
@@ -155,7 +157,8 @@ void AddTransients(bool share, double transient, double logits,
   }
 }
 
-// Whether a caching allocator would reorganise: 0 never, 1 at its full rate.
+// Returns how often a caching allocator would reorganise: 0 never, 1 at its
+// full rate.
 double ReorganisationRate(const Request& request, const GpuMemory& memory) {
   const double free = request.hardware.memory_bytes - memory.states;
   const double used = memory.total() - memory.states;
@@ -164,7 +167,8 @@ double ReorganisationRate(const Request& request, const GpuMemory& memory) {
                     0.0, 1.0);
 }
 
-// Charged where it was observed; elsewhere the estimate says that it is not.
+// Charges reorganisation on machines where it was measured; on others the
+// estimate says that it is not charged.
 void AddReorganisation(const Request& request, const Settings& settings,
                        double skeletal, StepParts& parts) {
   const double rate = ReorganisationRate(request, parts.memory);
@@ -174,7 +178,7 @@ void AddReorganisation(const Request& request, const Settings& settings,
   parts.reorganisation_unknown = rate > 0 && seconds == 0;
 }
 
-// Elements a token that a layer keeps for backward.
+// Returns the elements per token that a layer keeps for backward.
 double KeptElements(const Request& request, Recompute recompute) {
   const ModelShape& model = request.model;
   const double hidden = double(model.hidden);
@@ -183,11 +187,12 @@ double KeptElements(const Request& request, Recompute recompute) {
                              model.ffn_width();
   if (recompute == Recompute::kFull) return hidden;
   if (recompute == Recompute::kNone) return model.skeletal_elements();
-  // TorchTitan's policy: attention's output and every second matmul's.
+  // TorchTitan's policy: keeps the outputs of attention and of every second
+  // matmul.
   if (request.method == Method::kRing) {
     return hidden + double(model.query_width()) + projections / 2;
   }
-  // All but both norms' outputs and the FFN's activation.
+  // Keeps everything except both norms' outputs and the FFN's activation.
   return model.skeletal_elements() - 2 * hidden - model.active_ffn();
 }
 
@@ -204,8 +209,8 @@ PassTimes Recomputation(const Request& request, const ParallelGroup& group,
   return times;
 }
 
-// Seconds that a pass sends the tokens of every layer to the experts' ranks and
-// back.
+// Returns the seconds in which a pass sends the tokens of every layer to the
+// experts' ranks and back.
 double ExpertSeconds(const Request& request, const ParallelGroup& group,
                      double ep) {
   if (ep == 1) return 0;
@@ -234,8 +239,8 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
   layer.recompute = Recomputation(request, group, recompute, layer.forward);
   AddStep(request, group, settings, fsdp ? 2 : 3, parts);
 
-  // A stage keeps what its layers keep, of every sequence in flight: more of
-  // them where stages are interleaved (arXiv 2205.05198, section 4.2.3).
+  // A stage keeps its layers' tensors of every sequence in flight, more of them
+  // if stages are interleaved (arXiv 2205.05198, section 4.2.3).
   const double interleave = double(settings.interleave);
   const double in_flight =
       std::min(group.pp, double(request.global_batch) / group.dp) *
@@ -276,7 +281,7 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
       (1 - alpha) * kRecomputeCollectives * CollectiveSeconds(request, group);
   AddStep(request, group, settings, 2, parts);
 
-  // Input and attention output whole, alpha of the rest.
+  // Swaps input and attention output whole, and alpha of the rest.
   const double token = double(request.seq_len) / group.gpus * kElementBytes;
   const double always =
       token * (double(model.hidden) + double(model.query_width()));
@@ -289,7 +294,7 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
       Exposed(moved / link, layer.recompute.total() + layer.backward.total());
   parts.swapped_layers = std::max<double>(0, double(model.layers) - 2);
 
-  // Two rounding buffers; at alpha 0 what is not swapped needs only one.
+  // Two rounding buffers. At alpha 0 the other tensors need only one.
   GpuMemory& memory = parts.memory;
   memory.states = MegatronStates(request, group, settings);
   memory.buffers = GatheredBytes(request, group, settings);

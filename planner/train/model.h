@@ -1,4 +1,4 @@
-// The models that the desk knows by name, and those of a config.json.
+// The models that the desk knows by name, and models of a config.json.
 //
 // Thread safety: values.
 #pragma once
@@ -14,14 +14,14 @@ namespace sluice::planner::train {
 
 using stream::ModelShape;
 
-// A shipped shape; NotFound lists the names.
+// Returns a shipped shape. NotFound: the message lists the names.
 absl::StatusOr<ModelShape> FindModel(std::string_view name);
 std::vector<std::string> ModelNames();
 
-// A Hugging Face config.json (model_type llama, mistral, qwen2, qwen3, gpt2,
-// gpt_neox, mixtral, qwen3_moe). `source` names it in messages. `notes`, if
-// given, are set to what the file says that the shape does not hold, a sentence
-// each.
+// Reads a Hugging Face config.json (model_type llama, mistral, qwen2, qwen3,
+// gpt2, gpt_neox, mixtral, qwen3_moe). `source` names it in messages. `notes`,
+// if given, is set to the properties in the file that the shape does not have,
+// one sentence each.
 absl::StatusOr<ModelShape> ReadHuggingFaceConfig(
     std::string_view json, std::string_view source,
     std::vector<std::string>* notes = nullptr);

@@ -10,7 +10,7 @@ bool LayerNorms(const ModelShape& model) {
   return model.norm == NormKind::kLayerNorm;
 }
 
-// cos and sin by ATen in fp64 (16 of a head's dimensions), which q and k read.
+// cos and sin by ATen in fp64 (16 per dimension of a head), read for q and k.
 const Passes kTables = {.head = 16 + 2 + 2};
 const Passes kResidual = {.hidden = 3};
 
@@ -23,13 +23,13 @@ Passes Activation(const ModelShape& model) {
 }
 
 // RMSNorm reads x, each part of dY and the residual, and writes dX. LayerNorm
-// is ATen's operators in fp32.
+// uses ATen's operators in fp32.
 Passes NormBackward(const ModelShape& model, double gradients) {
   if (LayerNorms(model)) return {.hidden = 24 + 5 * (gradients - 1)};
   return {.hidden = 3 + gradients};
 }
 
-// Sums of a bias's gradient read all of its output's.
+// A bias's gradient reads the whole gradient of its output.
 Passes BiasSums(const stream::Biases& biases) {
   return {.hidden = double(biases.o) + double(biases.ffn),
           .query = double(biases.q),
@@ -51,9 +51,9 @@ double Passes::Elements(const ModelShape& model) const {
 }
 
 Passes ForwardPasses(const ModelShape& model, bool stored) {
-  // Norms; ATen's LayerNorm gives a tensor of its own, which is copied.
+  // ATen's LayerNorm returns a new tensor, which is copied.
   const Passes norms = {.hidden = stored && LayerNorms(model) ? 8.0 : 4.0};
-  const Passes rounded_output = {.query = 3};  // of a sum in fp32
+  const Passes rounded_output = {.query = 3};  // from a sum in fp32
   return norms + Turned(model) + rounded_output + kResidual +
          Activation(model) + kResidual;
 }
@@ -64,12 +64,12 @@ Passes RecomputedPasses(const ModelShape& model) {
 }
 
 Passes BackwardPasses(const ModelShape& model, stream::BackwardOrder order) {
-  // Sums of the inner side's gradients in fp32, moved when they are whole.
+  // The inner side's gradients, summed in fp32 and copied when complete.
   const Passes moved = order == stream::BackwardOrder::kKeysOuter
                            ? Passes{.query = 4}
                            : Passes{.key = 8};
   const Passes activation = {.wide = model.gated ? 5.0 : 3.0};
-  const Passes rounded = {.query = 3, .key = 6};  // dq, dk, dv, turned back
+  const Passes rounded = {.query = 3, .key = 6};  // dq, dk, dv, rotated back
   return moved + activation + NormBackward(model, model.gated ? 2 : 1) +
          rounded + (model.rope ? kTables : Passes()) + NormBackward(model, 3) +
          BiasSums(model.biases);

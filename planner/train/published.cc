@@ -21,7 +21,7 @@ std::vector<std::string> Split(std::string_view text, char at) {
   }
 }
 
-// Rows without comments and blank lines; the first is the header.
+// Returns rows without comments and blank lines. The first is the header.
 std::vector<std::vector<std::string>> TableRows(std::string_view table) {
   std::vector<std::vector<std::string>> rows;
   for (const ShippedFile& file : ShippedTables()) {
@@ -33,7 +33,7 @@ std::vector<std::vector<std::string>> TableRows(std::string_view table) {
   return rows;
 }
 
-// A row by its column's name.
+// A row with access by column name.
 class Row {
  public:
   Row(const std::vector<std::string>& header,
@@ -87,8 +87,8 @@ PublishedCell MainCell(Row row) {
   return cell;
 }
 
-// Table 4 names TP 4 and CP 2 for all; MEMO's alphas are table 5's of the same
-// lengths, and 0 where that row has another strategy.
+// Table 4 names TP 4 and CP 2 for all rows. MEMO's alphas are table 5's at the
+// same lengths, and 0 where that row has another strategy.
 PublishedCell AblationCell(const std::string& label, int64_t seq_len,
                            const std::string& value,
                            const std::vector<PublishedCell>& main) {
@@ -146,7 +146,7 @@ std::vector<PublishedCell> PublishedCells() {
 }
 
 std::vector<PublishedLength> PublishedLengths() {
-  // The table's 2.7B, 13B and 30B are GPT, its 8B and 70B Llama-3.
+  // In the table, 2.7B, 13B and 30B are GPT, 8B and 70B Llama-3.
   const std::map<std::string, std::string> models = {{"2.7B", "gpt-2.7b"},
                                                      {"13B", "gpt-13b"},
                                                      {"30B", "gpt-30b"},
@@ -194,7 +194,7 @@ std::vector<PublishedRow> PublishedRows() {
     one.settings.interleave = row.Whole("interleave");
     const auto recompute = FindRecompute(row.Text("recompute"));
     if (recompute.ok()) one.settings.recompute = *recompute;
-    // As the papers ran them: Megatron-LM's ZeRO, FPDT's chunk.
+    // The papers' settings: Megatron-LM's ZeRO, FPDT's chunk.
     if (one.method == Method::kMegatron) one.settings.zero = 1;
     if (one.method == Method::kFpdt) {
       one.settings.zero = 3;
@@ -215,7 +215,8 @@ Evidence EvidenceOf(const Request& request) {
     }
   }
   for (const PublishedRow& row : PublishedRows()) {
-    // ALST's rows were in view when its constants were fixed.
+    // ALST's constants were fitted with its rows known, so these validate
+    // nothing.
     if (!row.judged || row.method != request.method ||
         row.method == Method::kAlst ||
         !IsShipped(request.hardware, row.hardware)) {

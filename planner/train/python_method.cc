@@ -1,8 +1,8 @@
-// The Python package: layers of the user's model run chunk by chunk, hidden
-// states in the host, each layer a unit of FSDP2, states of sluice.AdamW in
-// host memory (client/python/DESIGN.md has the formula of host bytes). A
-// layer's backward goes from its last chunk to its first once: a chunk's
-// forward again, without attention, then all of its backward.
+// The Python package: layers of the user's model run chunk by chunk, with
+// hidden states in host memory, each layer a unit of FSDP2, and states of
+// sluice.AdamW in host memory (client/python/DESIGN.md has the formula of host
+// bytes). A layer's backward goes once from its last chunk to its first: for
+// each chunk it reruns the forward without attention, then the whole backward.
 #include <algorithm>
 #include <cmath>
 
@@ -17,17 +17,17 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr double kPythonBuckets = 2;  // of sluice.AdamW, in HBM
-// A chunk's gradients of weights: written and read in bf16, added in fp32.
-constexpr double kSumMoves = 12;  // bytes a parameter
+// A chunk's weight gradients: written and read in bf16, added in fp32.
+constexpr double kSumMoves = 12;  // bytes per parameter
 
-// The fullest rank's bytes of one layer for all tokens.
+// One layer's bytes for all tokens, on the rank with the most.
 struct Rank {
   Rank(const Request& request, const Settings& settings) {
     const ModelShape& model = request.model;
     const double tokens = double(request.seq_len);
     const stream::ChunkLayout layout(request.seq_len, settings.chunk,
                                      settings.sp);
-    // Heads that do not divide never run.
+    // Rounded up; heads that do not divide never run.
     const int64_t q = (model.heads + settings.sp - 1) / settings.sp;
     const int64_t group = model.heads / model.kv_heads;
     const int64_t kv = q % group == 0 ? q / group : group % q == 0 ? 1 : q;
@@ -49,9 +49,9 @@ struct Rank {
   double chunks, rows;
   double inputs;   // hidden states
   double queries;  // q, o, or their gradients
-  double keys;     // k and v; their sums are twice as wide
+  double keys;     // k and v; their gradient sums are twice as wide
   double saved;    // k, v, o and lse
-  double again;    // the part of the tokens that runs again
+  double again;    // fraction of the tokens that runs again
 };
 
 double StateBytes(const Request& request) {
@@ -70,8 +70,8 @@ double PinnableBytes(const Request& request) {
   return double(Pinnable(host).count());
 }
 
-// Both directions at once, behind compute and exchanges; before them comes the
-// first chunk.
+// Sets a pass's copies: both directions at once, overlapping with compute and
+// exchanges (`beside` seconds), after the first chunk's fetch.
 void AddCopies(const Request& request, double in, double out, double first,
                PassTimes& pass, double beside) {
   const double link = request.hardware.host_link_bytes_per_s;
@@ -82,7 +82,8 @@ void AddCopies(const Request& request, double in, double out, double first,
 
 void AddPythonCopies(const Request& request, const Rank& rank, double sp,
                      LayerTimes& layer) {
-  const double before = (rank.chunks - 1) / 2;  // chunks that one sees
+  // earlier chunks that a chunk sees, on average
+  const double before = (rank.chunks - 1) / 2;
   PassTimes& up = layer.forward;
   PassTimes& back = layer.backward;
   AddCopies(request, rank.inputs + rank.keys * before, rank.inputs + rank.saved,
@@ -97,7 +98,8 @@ void AddPythonCopies(const Request& request, const Rank& rank, double sp,
                      double(request.model.layers);
 }
 
-// The whole layer for the first tokens, attention among themselves.
+// Adds rerunning the whole layer for the first tokens, with attention among
+// these tokens.
 void AddPythonRerun(const Request& request, const Rank& rank,
                     LayerTimes& layer) {
   if (rank.again == 0) return;
@@ -124,14 +126,15 @@ GpuMemory PythonMemory(const Request& request, const Settings& settings,
   const ModelShape& model = request.model;
   const double share = model.parameters() / double(request.gpus);
   GpuMemory memory;
-  // In HBM fp32 parameters under torch's AdamW take the same 16 bytes each.
+  // In HBM, fp32 parameters under torch's AdamW also take 16 bytes per
+  // parameter.
   memory.states = share * (kWeightBytes + kDeepSpeedGradient);
   memory.states +=
       settings.states == stream::StatePlace::kHbm
           ? share * kOptimizerBytes
           : kPythonBuckets * double(stream::kMostUnitBytes.count());
-  // Sums of a layer's gradients and of the head's; two layers gathered and one
-  // scattered, and all that is in no layer.
+  // Summed gradients of a layer and of the head; two gathered layers, one
+  // scattered layer, and the parameters outside layers.
   memory.buffers = (model.layer_weights() + model.head_weights()) * kPythonSums;
   if (settings.zero >= 3) {
     memory.buffers +=
@@ -201,7 +204,7 @@ StepParts PythonStep(const Request& request, const Settings& settings) {
   parts.optimizer_s =
       OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
   if (settings.states == stream::StatePlace::kHost) {
-    // Both ways at once, in step() alone.
+    // Both ways at once, inside step() only.
     parts.states_copy_s =
         Exposed(StateBytes(request) / request.hardware.host_link_bytes_per_s,
                 parts.optimizer_s);

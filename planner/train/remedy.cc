@@ -62,7 +62,7 @@ std::optional<Remedy> Batch(Request request, const GivenSettings& given) {
   return Remedy{.flag = "--global-batch", .value = fmt::format("{}", *batch)};
 }
 
-// The fastest of the others that fits with what it finds itself.
+// Returns the fastest other method that fits with its own best settings.
 std::optional<Remedy> OtherMethod(Request request, const GivenSettings& given) {
   std::optional<Remedy> best;
   double best_s = 0;
@@ -81,9 +81,9 @@ std::optional<Remedy> OtherMethod(Request request, const GivenSettings& given) {
   return best;
 }
 
-// More than were asked for that no GPU of stays idle: a degree of heads times
-// one of sequences, with a context degree where the method has one; and powers
-// of two times what was asked for.
+// Returns larger numbers of GPUs that leave none idle: a degree of heads times
+// one of sequences (times a context degree if the method has one), and powers
+// of two times the request's number.
 std::vector<int64_t> NumbersOfGpus(const Request& request) {
   const int64_t most = std::min(request.gpus * kMostTimesGpus, kMostGpus);
   const bool context = TraitsOf(request.method).Has("--cp");
@@ -117,7 +117,8 @@ absl::StatusOr<std::optional<Remedy>> Shorter(Request request,
   return Remedy{.flag = "--seq-len", .value = TokensText(tokens)};
 }
 
-// The fewest that fit: what more GPUs can do includes what fewer can.
+// Returns the smallest number that fits. More GPUs can do whatever fewer can,
+// so a binary search finds it.
 std::optional<Remedy> MoreGpus(const Request& request,
                                const GivenSettings& given) {
   const std::vector<int64_t> numbers = NumbersOfGpus(request);
@@ -153,7 +154,7 @@ absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
   add(FreeSearch(request, given));
   add(Batch(request, given));
   add(OtherMethod(request, given));
-  // No length changes what the GPUs can share.
+  // With kHeads no length helps: it does not change what the GPUs can share.
   if (asked.reason != Reason::kHeads) {
     SLUICE_ASSIGN_OR_RETURN(auto shorter, Shorter(request, given));
     add(std::move(shorter));

@@ -11,7 +11,7 @@
 namespace sluice::planner::train {
 namespace {
 
-// Alphas and chunks to try where they are not given.
+// Number of alphas and chunk sizes to try if they are not given.
 constexpr int kAlphaSteps = 16;
 constexpr int64_t kSmallestChunk = 8 << 10;
 constexpr int64_t kLargestChunk = 1 << 20;
@@ -38,7 +38,7 @@ std::vector<int64_t> Chunks(const Request& request,
   return chunks;
 }
 
-// By how much the worse memory is overdrawn; 1 or less: it fits.
+// Returns the larger ratio of need to available memory; at most 1 if it fits.
 double Overdraft(const Estimate& estimate) {
   double worst = estimate.gpu_peak_bytes / estimate.gpu_usable_bytes;
   if (estimate.host_usable_bytes > 0) {
@@ -48,15 +48,16 @@ double Overdraft(const Estimate& estimate) {
   return worst;
 }
 
-// Prefers the faster of two that fit; if equally fast, the one that needs less.
+// Prefers the faster of two that fit, and on ties the one that needs less
+// memory.
 bool Better(const Estimate& a, const Estimate& b) {
   if (a.fits != b.fits) return a.fits;
   if (a.fits && a.step_s != b.step_s) return a.step_s < b.step_s;
   return Overdraft(a) < Overdraft(b);
 }
 
-// Seconds of a step on one GPU that no method does without: kernels of the
-// forward and backward, causal.
+// Returns a lower bound of a step's seconds on one GPU for all methods: kernels
+// of the forward and backward, causal.
 double LeastSeconds(const Request& request) {
   const PassTimes forward = ForwardKernels(request, 1, true);
   const PassTimes backward = BackwardKernels(request, 1, true);
@@ -67,7 +68,8 @@ double LeastSeconds(const Request& request) {
           HeadSeconds(request, 1));
 }
 
-// Tries all that a division of the GPUs leaves open, and keeps the best.
+// Tries all settings that a division of the GPUs leaves open, and keeps the
+// best.
 class Search {
  public:
   Search(const Request& request, const GivenSettings& given)
@@ -77,7 +79,7 @@ class Search {
 
   void Try(Settings settings) {
     request_.gpus = settings.gpus();
-    // So few GPUs have too much to compute, however it is done.
+    // With so few GPUs the compute alone takes longer than the best step.
     if (best_ && best_->fits &&
         least_seconds_ / double(settings.gpus()) > best_->step_s) {
       return;
@@ -94,7 +96,7 @@ class Search {
       }
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
-        // More alpha takes more of either memory.
+        // A larger alpha needs more of both memories.
         if (!TryRecomputes(settings)) break;
       }
     }
@@ -110,13 +112,13 @@ class Search {
     return estimate;
   }
 
-  Request request_;  // of as many GPUs as are tried
+  Request request_;  // with the number of GPUs being tried
   const GivenSettings& given_;
   const double least_seconds_;
   std::optional<Estimate> best_;
 };
 
-// Where alpha is open everything may also stay in HBM, as sluice-train tries it
+// If alpha is open, also tries to keep everything in HBM, as sluice-train does
 // (planner/stream/settings.h).
 void Search::TryPlacements(Settings settings) {
   if (settings.engine == Engine::kPython) {
@@ -135,7 +137,7 @@ void Search::TryPlacements(Settings settings) {
     for (const Settings& placed :
          PlaceChunks(request_, settings, given_.keep)) {
       const Estimate estimate = Judge(placed);
-      // More alpha takes more of either memory, but for rows that are rounded.
+      // A larger alpha needs more of both memories, except for rounded rows.
       full = placed.rerun_chunks > 0 || estimate.reason == Reason::kGpuMemory ||
              estimate.host_bytes_per_node > 1.01 * estimate.host_usable_bytes;
     }
@@ -143,8 +145,8 @@ void Search::TryPlacements(Settings settings) {
   }
 }
 
-// Whether any fits. The less is computed again and the smaller the bubble the
-// faster and the more memory it takes.
+// Returns whether any fits. Less recomputation and a smaller bubble are faster
+// and need more memory.
 bool Search::TryRecomputes(Settings settings) {
   bool fits = false;
   for (const Recompute recompute : Recomputes(request_, given_)) {
@@ -171,7 +173,7 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
       Candidates(request, given, &no_heads);
   if (!candidates.ok()) return candidates.status();
   if (no_heads) {
-    // One stands for all: there is no such division, whatever it would take.
+    // One represents all, because no division of the heads exists.
     Settings settings = candidates->front();
     settings.chunk = Chunks(request, given).front();
     Estimate estimate = EstimateStep(request, settings);
@@ -182,7 +184,7 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
   Search search(request, given);
   for (const Settings& settings : *candidates) search.Try(settings);
   Estimate best = std::move(search.best());
-  // Speeds are of all GPUs, idle ones too.
+  // Speeds are per GPU of the request, idle ones included.
   const double used = double(best.settings.gpus()) / double(request.gpus);
   best.mfu *= used;
   best.tokens_per_gpu_per_s *= used;
@@ -193,7 +195,7 @@ absl::StatusOr<LongestSequence> FindLongest(Request request,
                                             const GivenSettings& given,
                                             double max_step_s) {
   LongestSequence longest;
-  // Whether so many steps of length are within both limits.
+  // Returns whether a length of `steps` fits memory and the time limit.
   const auto fits_at = [&](int64_t steps) -> absl::StatusOr<bool> {
     request.seq_len = steps * kLengthStep;
     SLUICE_ASSIGN_OR_RETURN(const Estimate probe, BestEstimate(request, given));
@@ -210,8 +212,8 @@ absl::StatusOr<LongestSequence> FindLongest(Request request,
   SLUICE_ASSIGN_OR_RETURN(const bool any, fits_at(1));
   if (!any) return longest;
 
-  // Every setting needs more memory and time for more tokens, so what fits is
-  // a prefix.
+  // Every setting needs more memory and time for more tokens, so the lengths
+  // that fit form a prefix.
   int64_t fits = 1, fails = kLongest / kLengthStep + 1;
   for (int64_t next = 2; fits + 1 < fails;) {
     SLUICE_ASSIGN_OR_RETURN(const bool does, fits_at(next));

@@ -24,13 +24,14 @@ std::string AllNames() {
 
 bool TensorParallel(Method method) { return TraitsOf(method).Has("--tp"); }
 
-// Rows of the tables from the machine with a measured allocator: ZeRO 1, all of
-// a layer computed again, no interleaving.
+// Returns whether to use the tables' settings, on the machine with a measured
+// allocator: ZeRO 1, full recomputation, no interleaving.
 bool AsPublished(const Request& request) {
   return request.hardware.reorganisation_s_per_byte > 0;
 }
 
-// The ZeRO stages to try where none is given, of equal ones the first.
+// Returns the ZeRO stages to try if none is given, only the first of equal
+// ones.
 std::vector<int> Stages(const Request& request, const Settings& settings) {
   if (const int only = TraitsOf(request.method).zero; only > 0) return {only};
   const bool as_published =
@@ -53,15 +54,16 @@ bool Allows(const std::optional<int64_t>& given, int64_t value) {
   return !given || *given == value;
 }
 
-// sluice-train cuts rows where heads do not divide. FPDT's table has 40 and 56
-// heads at batch 1 on any number of GPUs, so its all-to-all takes uneven heads.
+// sluice-train cuts rows if heads do not divide. FPDT's table has 40 and 56
+// heads at batch 1 on any number of GPUs, so its all-to-all supports uneven
+// heads.
 bool HeadsDivide(const Request& request, const Settings& s) {
   if (Trainer(request, s)) return s.sp <= kMostRanks;
   if (request.method == Method::kFpdt) return s.sp <= request.model.heads;
   return request.model.heads % (s.tp * s.sp) == 0;
 }
 
-// What of `given` the engine does not have; empty: it has all of it.
+// Returns the part of `given` that the engine does not support, or "".
 std::string Lacks(Engine engine, const GivenSettings& given) {
   const bool trainer = engine == Engine::kTrainer;
   const int64_t zero = trainer ? 1 : 3;
@@ -96,14 +98,15 @@ class Enumeration {
                      });
     return std::move(found_);
   }
-  // A combination that does not divide the heads, if there was any.
+  // A combination that does not divide the heads, if there was one.
   const std::optional<Settings>& undivided() const { return undivided_; }
 
  private:
   static constexpr int64_t kFewGpus = 64;
 
-  // Divisors of the heads; of the numbers of ranks that cut rows into parts
-  // powers of two, those times the heads, and up to kFewGpus whole nodes of 8.
+  // Returns whether to try sp ranks: divisors of the heads; and, of the numbers
+  // that cut rows into parts, powers of two, heads times powers of two, and up
+  // to kFewGpus multiples of 8.
   bool IsTried(int64_t sp) const {
     const int64_t heads = request_.model.heads;
     return given_.sp || heads % sp == 0 || std::has_single_bit(uint64_t(sp)) ||
@@ -117,7 +120,8 @@ class Enumeration {
     if (!trainer) dps = Divisors(request_.global_batch);
     int64_t most =
         given_.sp.value_or(trainer ? kMostRanks : request_.model.heads);
-    // UPipe exchanges heads in a node, and has a ring between what fills nodes.
+    // UPipe exchanges heads inside a node and has a ring between groups that
+    // fill nodes.
     int64_t within = 0;
     if (request_.method == Method::kUpipe) {
       within = std::min(request_.hardware.gpus_per_node, request_.model.heads);
@@ -169,7 +173,7 @@ class Enumeration {
 
   void Try(Settings s) {
     if (s.pp > 1 && !TraitsOf(request_.method).Has("--pp")) return;
-    // Stages may be uneven (126 layers on 4: 32, 32, 31, 31); none is empty.
+    // Stages may be uneven (126 layers on 4: 32, 32, 31, 31), but not empty.
     if (s.pp > request_.model.layers) return;
     if (!Allows(given_.tp, s.tp) || !Allows(given_.cp, s.cp) ||
         !Allows(given_.sp, s.sp) || !Allows(given_.dp, s.dp) ||
@@ -178,7 +182,7 @@ class Enumeration {
     }
     s.alpha = given_.alpha.value_or(0);
     s.chunk = given_.chunk.value_or(0);
-    // A rank without a row of a chunk is none.
+    // Every rank needs at least one row of a chunk.
     if (s.chunk > 0 && s.chunk < s.sp) return;
     s.memory_plan =
         given_.memory_plan.value_or(TraitsOf(request_.method).memory_plan);
@@ -189,7 +193,7 @@ class Enumeration {
     std::vector<int> stages = Stages(request_, s);
     if (given_.zero) stages = {int(*given_.zero)};
     for (const int stage : stages) {
-      // Experts that are spread are sharded over other ranks than the rest.
+      // Spread experts are sharded over other ranks than the rest.
       if (s.ep > 1 && stage > 1) continue;
       s.zero = stage;
       found_.push_back(s);
@@ -241,7 +245,7 @@ absl::Status CheckKind(const Request& request, const GivenSettings& given) {
   return absl::OkStatus();
 }
 
-// Settings of an engine that there is.
+// Refuses settings that no engine, or not the given one, supports.
 absl::Status CheckEngine(const Request& request, const GivenSettings& given) {
   if (request.method != Method::kSluice) {
     if (!given.engine) return absl::OkStatus();
@@ -308,8 +312,8 @@ std::vector<Recompute> Recomputes(const Request& request,
   return {std::begin(kRecomputes), std::end(kRecomputes)};
 }
 
-// Every piece has as many layers, and sequences go around in rounds of a stage
-// each (Megatron-LM, interleaved 1F1B).
+// Every piece has the same number of layers, and sequences go around in rounds
+// of one per stage (Megatron-LM, interleaved 1F1B).
 std::vector<int64_t> Interleaves(const Request& request,
                                  const GivenSettings& given,
                                  const Settings& settings) {
@@ -345,7 +349,7 @@ absl::Status Validate(const Request& request, const GivenSettings& given) {
         "model; the other methods do",
         request.model.name, request.model.experts));
   }
-  // The kernels' efficiencies say nothing about shorter chunks.
+  // Kernel efficiencies are unknown for shorter chunks.
   constexpr int64_t kLeastChunk = 128;
   const std::tuple<const char*, int64_t, int64_t, int64_t> whole[] = {
       {"--gpus", request.gpus, 1, kMostGpus},

@@ -1,4 +1,4 @@
-// How a model is trained: the method and its parallel strategy.
+// How a model is trained: the method and its parallelism.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -34,8 +34,8 @@ struct Request;
 struct Settings;
 struct StepParts;
 
-// A method is its name above, its step here, defined in a source of its own,
-// its row below, and its row in README.md. Settings are whole.
+// A method has its name above, its step here, defined in its own source, its
+// row below, and its row in README.md. Settings must be complete.
 StepParts MegatronStep(const Request& request, const Settings& settings);
 StepParts MemoStep(const Request& request, const Settings& settings);
 StepParts UlyssesStep(const Request& request, const Settings& settings);
@@ -47,12 +47,12 @@ StepParts SluiceStep(const Request& request, const Settings& settings);
 struct MethodTraits {
   std::string_view name;
   std::string_view what = "";  // in parentheses behind the name, in help
-  std::string_view degrees;    // the flags that divide its GPUs, as messages
-  int zero = 0;                // the only ZeRO stage it has; 0: several
+  std::string_view degrees;    // the flags that divide its GPUs, for messages
+  int zero = 0;                // its only ZeRO stage; 0: several
   bool alpha = false;          // swaps a fraction of the tokens
   bool chunk = false;          // cuts sequences into chunks
-  bool recompute = false;      // has a choice of what backward computes again
-  bool memory_plan = false;    // by itself, not from a caching allocator
+  bool recompute = false;      // recomputation is a choice
+  bool memory_plan = false;    // plans memory, without a caching allocator
   StepParts (*step)(const Request&, const Settings&);
 
   bool Has(std::string_view degree) const {
@@ -104,8 +104,8 @@ inline constexpr auto kMethods = [] {
 std::string_view MethodName(Method method);
 absl::StatusOr<Method> FindMethod(std::string_view name);
 
-// What runs method sluice. kTrainer: sluice-train; its ranks share every
-// sequence and shard optimizer states alone (ZeRO-1). kPython: the Python
+// The program that runs method sluice. kTrainer: sluice-train; its ranks share
+// every sequence and shard only optimizer states (ZeRO-1). kPython: the Python
 // package, a model streamed under FSDP2 (ZeRO-3) with sluice.AdamW.
 enum class Engine { kTrainer, kPython };
 inline constexpr Engine kEngines[] = {Engine::kTrainer, Engine::kPython};
@@ -113,9 +113,9 @@ inline constexpr Engine kEngines[] = {Engine::kTrainer, Engine::kPython};
 std::string_view EngineName(Engine engine);  // "trainer", "python"
 absl::StatusOr<Engine> FindEngine(std::string_view name);
 
-// What backward computes again of a layer, in megatron and ring. kNone: all
-// that it needs is kept. kSelective: what elementwise kernels make again, in
-// ring also every second matmul. kFull: the layer, from its input.
+// What backward recomputes of a layer, in megatron and ring. kNone: nothing.
+// kSelective: what elementwise kernels make, and in ring every second matmul.
+// kFull: the layer, from its input.
 enum class Recompute { kNone, kSelective, kFull };
 inline constexpr Recompute kRecomputes[] = {
     Recompute::kNone, Recompute::kSelective, Recompute::kFull};
@@ -129,40 +129,40 @@ struct Settings {
   Engine engine = Engine::kTrainer;  // sluice
   int64_t tp = 1, cp = 1, sp = 1, dp = 1, pp = 1;
   int zero = 1;
-  // memo, sluice: fraction of the tokens that keep their other skeletal tensors
+  // memo, sluice: fraction of the tokens that have their other skeletal tensors
   // in host memory; the rest is recomputed.
   double alpha = 0;
-  bool resident = false;  // sluice: all of it stays in HBM, and nothing moves
-  stream::StatePlace states = stream::StatePlace::kHbm;  // sluice: AdamW's
+  bool resident = false;  // sluice: everything stays in HBM, nothing is copied
+  stream::StatePlace states = stream::StatePlace::kHbm;  // sluice: of AdamW
   int64_t chunk = 0;  // fpdt, sluice: tokens over all ranks
-  // sluice: the first chunks that backward runs again, so many layers together
-  // (kPython: one), and, kTrainer, the last part of the tokens, which keep
-  // layer inputs and attention output in HBM.
+  // sluice: the number of first chunks that backward runs again, in groups of
+  // so many layers (kPython: one), and, kTrainer, the last fraction of the
+  // tokens, which keep layer inputs and attention output in HBM.
   int64_t rerun_chunks = 0, rerun_layers = 1;
   double kept = 0;
-  // The fraction of a sequence's tokens that runs again.
+  // Returns the fraction of a sequence's tokens that runs again.
   double rerun_part(int64_t seq_len) const {
     return std::min(1.0, double(rerun_chunks * chunk) / double(seq_len));
   }
   Recompute recompute = Recompute::kFull;  // megatron, ring
-  // megatron: pieces of a pipeline stage, which alternate with pieces of other
+  // megatron: pieces of a pipeline stage, interleaved with pieces of other
   // stages; ranks over which a layer's experts are spread.
   int64_t interleave = 1, ep = 1;
-  // Transient addresses come from a memory plan rather than from a caching
-  // allocator. The method's own choice but for MEMO's ablation.
+  // Transient addresses come from a memory plan and not from a caching
+  // allocator. Always the method's own choice, except in MEMO's ablation.
   bool memory_plan = false;
-  // The method's states and activations of this many GPUs share one sequence.
+  // Number of GPUs that share one sequence's states and activations.
   int64_t sequence_gpus() const { return tp * cp * sp; }
   int64_t gpus() const { return tp * cp * sp * dp * pp; }
 };
 
-// What is given of the settings; the rest is searched.
+// The given settings; the others are searched.
 struct GivenSettings {
   std::optional<Engine> engine;
   std::optional<int64_t> tp, cp, sp, dp, pp;
   std::optional<int64_t> zero;
   std::optional<double> alpha;
-  bool keep = true;  // kTrainer; false: nothing but what is in use stays in HBM
+  bool keep = true;  // kTrainer; false: HBM holds only tensors in use
   std::optional<int64_t> chunk;
   std::optional<bool> memory_plan;
   std::optional<Recompute> recompute;
@@ -171,53 +171,55 @@ struct GivenSettings {
 
 struct Request {
   ModelShape model;
-  std::vector<std::string> model_notes;  // as ReadHuggingFaceConfig sets them
+  std::vector<std::string> model_notes;  // as set by ReadHuggingFaceConfig
   Hardware hardware;
   Method method = Method::kSluice;
-  int64_t gpus = 0;  // to EstimateStep: those that the settings use
+  int64_t gpus = 0;  // in EstimateStep: those that the settings use
   int64_t seq_len = 0;
   int64_t global_batch = 16;  // sequences per step
 };
 
-// Parts of a chunk's queries where ranks hold the same heads
+// Returns the number of parts of a chunk's queries if ranks hold the same heads
 // (stream::HeadLayout): sluice-train's, 1 elsewhere.
 int64_t RowParts(const Request& request, const Settings& settings);
 
-// Every combination that `given` allows, those of most GPUs first, alpha and
-// chunk aside (those are 0 unless given: the method chooses). GPUs may stay
-// idle: what more GPUs can do includes what fewer can, exactly up to 64 GPUs
-// and by powers of two beyond. Where no combination's heads divide, `*no_heads`
-// is set and one of them is returned. InvalidArgument where there is none at
-// all.
+// Returns every combination that `given` allows, those with the most GPUs
+// first, without alpha and chunk (which are 0 unless given: the method chooses
+// them). GPUs may stay idle, so more GPUs can do whatever fewer can, exactly up
+// to 64 GPUs and by powers of two beyond. If no combination divides the heads,
+// sets `*no_heads` and returns one of them. InvalidArgument: there is no
+// combination.
 absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
                                                  const GivenSettings& given,
                                                  bool* no_heads);
 
-// The fewest sequences per step, at least the request's, that all of these GPUs
-// can share with heads that divide; none where no number helps.
+// Returns the fewest sequences per step, at least the request's, that all of
+// these GPUs can share with heads that divide, or nullopt if no number helps.
 std::optional<int64_t> BatchUsingAll(const Request& request,
                                      const GivenSettings& given);
 
 inline constexpr int64_t kMostGpus = 1 << 16;
-// sluice-train's --ranks.
+// Limit of sluice-train's --ranks.
 inline constexpr int64_t kMostRanks = 1024;
 
-// What of these a method searches, of `settings` that are whole else.
+// Returns the values that a method searches, for `settings` that are otherwise
+// complete.
 std::vector<Recompute> Recomputes(const Request& request,
                                   const GivenSettings& given);
 std::vector<int64_t> Interleaves(const Request& request,
                                  const GivenSettings& given,
                                  const Settings& settings);
 
-// In ascending order.
+// Returns the divisors in ascending order.
 std::vector<int64_t> Divisors(int64_t n);
 
-// InvalidArgument: flag, value, limit.
+// InvalidArgument: the message has the flag, the value and the limit.
 absl::Status Validate(const Request& request, const GivenSettings& given);
 
-// ParseCount (proto/base/sizes.h) within what a sequence may have.
+// Parses with ParseCount (proto/base/sizes.h) and checks the limits of a
+// sequence.
 absl::StatusOr<int64_t> ParseTokens(std::string_view text);
-// "1M", "640K", "1000".
+// Returns "1M", "640K", "1000".
 std::string TokensText(int64_t tokens);
 
 }  // namespace sluice::planner::train

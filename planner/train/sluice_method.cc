@@ -1,7 +1,7 @@
-// sluice-train: a layer chunk by chunk, k and v in host memory, (o, lse) kept
-// there too, alpha of the rest; nothing in HBM grows with the sequence but ids
-// and labels. Bytes are those of planner/stream, by which the run itself
-// allocates and copies; only the times are modelled here.
+// sluice-train: runs a layer chunk by chunk, with k and v, (o, lse) and alpha
+// of the rest in host memory; only ids and labels in HBM grow with the
+// sequence. Bytes come from planner/stream, by which the run itself allocates
+// and copies; only times are modelled here.
 
 #include <algorithm>
 #include <limits>
@@ -34,8 +34,8 @@ void Place(const Settings& settings, stream::StreamOptions& options) {
   options.rerun_layers = settings.rerun_layers;
 }
 
-// Backward's blocks in the order that moves less, were nothing kept: what the
-// run chooses, too, where copies show (planner/stream/settings.h).
+// Uses the order of backward's blocks that copies less if nothing is kept. The
+// run chooses the same if copies are exposed (planner/stream/settings.h).
 stream::StreamOptions StreamOptionsOf(const Request& request,
                                       const Settings& settings) {
   stream::StreamOptions options = {
@@ -60,9 +60,9 @@ stream::StateBytes StatesOf(const Request& request, const Settings& settings) {
                              settings.states);
 }
 
-// States in host memory come and go once a step, both ways at once, while the
-// first sequence's forward computes and its own copies leave the link free;
-// those of the embedding before anything is computed.
+// Returns the exposed seconds of copying states in host memory. They are copied
+// once per step, both ways at once, while the first sequence's forward computes
+// and its own copies leave the link free; the embedding's before any compute.
 double ExposedStates(const Request& request, double bytes,
                      const LayerTimes& layer) {
   if (bytes == 0) return 0;
@@ -76,15 +76,15 @@ double ExposedStates(const Request& request, double bytes,
   return first * seconds + Exposed((1 - first) * seconds, window);
 }
 
-// Backward's kernels between hidden states and heads: of its matmuls those of
-// q, k and v, and as much of the rest.
+// Returns the share of backward's kernels between hidden states and heads: q's,
+// k's and v's share of the matmuls, used for the other kernels too.
 double ProjectionsShare(const ModelShape& model) {
   const double weights = double(model.hidden) *
                          double(model.query_width() + 2 * model.key_width());
   return weights / model.layer_weights();
 }
 
-// The layer's compute as the streamed step has it in pieces.
+// Splits the layer's compute into the pieces of the streamed step.
 stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
                                const LayerTimes& layer) {
   const PassTimes& up = layer.forward;
@@ -100,8 +100,8 @@ stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
           .projections = projections + back.network / 2};
 }
 
-// What copies add: to layers, and to embedding and loss, of which each layer
-// is given its part.
+// Adds the exposed copies of layers, and of embedding and loss, divided evenly
+// among the layers.
 void AddStreamCopies(const Request& request, const StreamShape& shape,
                      const Settings& settings, LayerTimes& layer) {
   const double link = request.hardware.host_link_bytes_per_s;
@@ -127,15 +127,17 @@ void AddStreamCopies(const Request& request, const StreamShape& shape,
       Exposed(seconds.attention, compute.blocks + compute.projections);
 }
 
-// The last part's queries see the most keys of their own chunk.
+// Factor of attention for the last part: its queries see the most keys of their
+// own chunk.
 double LastPart(const Request& request, const Settings& settings,
                 int64_t chunks) {
   return 1 + (1 - 1 / double(RowParts(request, settings))) / double(chunks);
 }
 
-// Where queries are cut into parts q and o travel inside each (of consecutive
-// ranks: of one node, where its GPUs hold whole parts), k and v from all ranks
-// to all, and in backward their gradients back, in fp32.
+// Sets the exchange. If queries are cut into parts, q and o are exchanged
+// inside each part (consecutive ranks: of one node, if its GPUs hold whole
+// parts); k and v go from all ranks to all, and in backward their gradients
+// return in fp32.
 void AddExchange(const Request& request, const Settings& settings,
                  const StreamShape& shape, LayerTimes& layer) {
   const double sp = double(settings.sp);
@@ -155,10 +157,9 @@ void AddExchange(const Request& request, const Settings& settings,
   layer.backward.network = inside + keys * 4 / double(shape.element);
 }
 
-// What backward runs again of a layer's forward (`tokens`: their part), the
-// mean of all layers: attention of the first chunks among themselves (causal),
-// and of their tokens all that is linear in them, up to attention in a group's
-// last layer.
+// Adds what backward reruns of a layer's forward, as the mean of all layers:
+// attention of the first chunks among themselves (causal), and everything
+// linear in their tokens, only up to attention in a group's last layer.
 void AddRerun(const Request& request, const Settings& settings,
               const stream::StreamOptions& options, const StreamShape& shape,
               LayerTimes& layer) {
@@ -192,7 +193,8 @@ void AddRerun(const Request& request, const Settings& settings,
   layer.recompute.network += again.network;
 }
 
-// q, k, v of dropped rows are exchanged again, of the q, k, v and o of all.
+// Returns the network seconds for dropped rows: their q, k and v are exchanged
+// again, as a share of the exchange of q, k, v and o.
 double RecomputedNetwork(const StreamShape& shape, double dropped,
                          double network) {
   const double q = double(shape.class_bytes(Class::kQ));
@@ -224,7 +226,7 @@ std::vector<Settings> PlaceChunks(const Request& request, Settings settings,
   const double all = double(shape().resident_bytes());
   settings.kept = keep ? std::clamp(left / all, 0.0, 1.0) : 0;
   if (settings.alpha > 0 || host_bytes() <= usable) return {settings};
-  // Chunks that are kept would take host memory if they ran again.
+  // Kept chunks would take host memory if they ran again.
   const int64_t most = shape().resident_from(Class::kInput);
   std::vector<Settings> placed;
   std::pair nearest(std::numeric_limits<double>::infinity(), settings);
@@ -285,7 +287,8 @@ StepParts TrainerStep(const Request& request, const Settings& settings) {
                  .count()) *
       GpusInNode(request);
   const Bytes host(static_cast<int64_t>(request.hardware.host_memory_bytes));
-  parts.host_usable_bytes = double(Pinnable(host).count());  // sluiced's own
+  // the daemon's own limit
+  parts.host_usable_bytes = double(Pinnable(host).count());
   return parts;
 }
 

@@ -18,7 +18,7 @@ double AllToAllSeconds(const Hardware& hardware, double bytes, double ranks) {
 double ExchangeSeconds(const Request& request, double sp) {
   if (sp == 1) return 0;
   const ModelShape& model = request.model;
-  // kv heads travel once per rank that uses them.
+  // A kv head is sent once per rank that uses it.
   const double key =
       std::max(double(model.key_width()), sp * double(model.head_dim()));
   const double bytes = double(request.seq_len) / sp *
@@ -46,7 +46,8 @@ double SyncSeconds(const Request& request, double bytes_per_parameter) {
 
 void AddZero(const Request& request, int zero, int weight_passes,
              double gradient_bytes, StepParts& parts, double busy_s) {
-  // Weights gathered before each pass, gradients scattered, under compute.
+  // Weights are gathered before each pass and gradients scattered, overlapping
+  // with compute.
   double a_step = zero >= 3 ? 0 : kWeightBytes;
   double a_sequence = zero >= 3 ? weight_passes * kWeightBytes : 0;
   (zero >= 2 ? a_sequence : a_step) += gradient_bytes;
@@ -63,7 +64,7 @@ StepParts UlyssesStep(const Request& request, const Settings& settings) {
   const double sp = double(settings.sp);
   StepParts parts;
   LayerTimes& layer = parts.layer;
-  // Its attention computes the whole square (README.md: the inference).
+  // Its attention computes the whole square (inferred: see README.md).
   layer.forward = ForwardKernels(request, sp, false);
   layer.backward = BackwardKernels(request, sp, false);
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);

@@ -1,7 +1,7 @@
 // UPipe as published (Untied Ulysses, arXiv 2602.21196, in TorchTitan): Ulysses
-// over sp GPUs in stages of as many heads, so that no more heads' q, k, v and
-// gradients are there at once; a ring over cp such groups; FSDP2 with its
-// states on the GPU; layers computed again whole, their inputs in host memory;
+// over sp GPUs in stages of as many heads, so that q, k, v and gradients of no
+// more heads exist at once; a ring over cp such groups; FSDP2 with its states
+// on the GPU; whole layers recomputed, their inputs offloaded to host memory;
 // MLP, norms and loss over tiles.
 #include <algorithm>
 
@@ -12,12 +12,13 @@
 namespace sluice::planner::train {
 namespace {
 
-// Every stage sends its q around in forward; in backward k and v, and fp32 dk
-// and dv, which go once more when nothing is left to compute. Returns the
-// seconds of a layer's compute beside which the ring has the link.
+// Adds the stages' traffic. In forward every stage sends its q around the ring;
+// in backward k and v, and fp32 dk and dv, which are sent once more after the
+// last compute. Returns the seconds of a layer's compute during which the ring
+// uses the link.
 double AddStages(const Request& request, double sp, double cp,
                  LayerTimes& layer) {
-  Request group = request;  // of the tokens of one group
+  Request group = request;  // with the tokens of one group
   group.seq_len = request.seq_len / int64_t(cp);
   const double exchange = ExchangeSeconds(group, sp);
   const double queries =
@@ -25,7 +26,7 @@ double AddStages(const Request& request, double sp, double cp,
       kElementBytes / LinkBandwidth(request.hardware, sp * cp);
   layer.forward.network =
       exchange + Exposed((cp - 1) * queries, layer.forward.attention);
-  // q, k, v again, o and dO there; dq, dk, dv back.
+  // q, k, v again, o and dO to heads; dq, dk, dv back.
   layer.backward.network =
       2 * exchange + (cp > 1 ? 4 * queries : 0) +
       Exposed((cp - 1) * 6 * queries, layer.backward.attention);
@@ -33,7 +34,8 @@ double AddStages(const Request& request, double sp, double cp,
          std::min((cp - 1) * 6 * queries, layer.backward.attention);
 }
 
-// Backward makes q, k and v from norm1's output once more.
+// Share of the matmuls that make q, k and v: backward repeats them from norm1's
+// output.
 double QkvShare(const ModelShape& model) {
   return double(model.hidden) *
          double(model.query_width() + 2 * model.key_width()) /

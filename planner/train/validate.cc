@@ -13,7 +13,7 @@
 namespace sluice::planner::train {
 namespace {
 
-// The summaries, and the limits in points of MFU.
+// A group of rows in the summary, and the limits in points of MFU.
 struct PublishedGroup {
   const char* name;
   double must;
@@ -31,7 +31,7 @@ absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
                         .method = cell.method,
                         .gpus = cell.gpus,
                         .seq_len = cell.seq_len};
-  // A degree that the table leaves empty is 1 where it names any.
+  // A degree that the table leaves empty is 1 if the row names any degree.
   GivenSettings given = cell.settings;
   const bool named = given.tp || given.sp || given.cp;
   if (named) {
@@ -40,7 +40,7 @@ absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
       *degree = degree->value_or(1);
     }
   }
-  // Nor did the papers search ZeRO: DeepSpeed's 3, Megatron's 1.
+  // The papers did not search ZeRO: DeepSpeed uses stage 3, Megatron stage 1.
   given.zero = given.zero.value_or(cell.method == Method::kUlysses ? 3 : 1);
   SLUICE_ASSIGN_OR_RETURN(const Estimate estimate,
                           BestEstimate(request, given));
@@ -66,7 +66,7 @@ absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
                         .gpus = row.gpus,
                         .seq_len = kLengthStep,
                         .global_batch = 1};
-  // Batch 1: all GPUs share the sequence; chunks as the paper's.
+  // Batch 1: all GPUs share the sequence. The chunk is the paper's.
   const GivenSettings given{.sp = row.gpus, .zero = 3, .chunk = kFpdtChunk};
   SLUICE_ASSIGN_OR_RETURN(const LongestSequence longest,
                           FindLongest(request, given));
