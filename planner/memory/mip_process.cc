@@ -20,8 +20,8 @@ namespace {
 
 // Question: kMagic, milliseconds, unit, bound, n, then lower, upper, size and
 // start of each item. Answer: kMagic, bound, n or 0, then offsets. Both sides
-// come from one build. Memfds and not pipes, because writing to a pipe whose
-// reader died raises a signal.
+// come from one build. Memfds and not pipes, because a write to a pipe without
+// a reader raises a signal.
 using Message = std::vector<int64_t>;
 constexpr int64_t kMagic = 0x736c7569636d6970;
 constexpr size_t kHead = 5;

@@ -180,8 +180,8 @@ Occupancy::Occupancy(const Problem& problem) {
   }
 }
 
-// A lifetime of at most `width` slots lies inside the window whose first half
-// contains its begin.
+// A lifetime of at most `width` slots lies inside the window that has its begin
+// in the first half.
 const AddressList& Occupancy::ListOf(int32_t lower, int32_t upper) const {
   for (const Windows& level : levels_) {
     if (upper - lower > level.width) continue;

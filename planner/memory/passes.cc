@@ -55,8 +55,8 @@ class Detector {
     if (!Tokenize(stopped)) return {};
     std::vector<Run> runs;
     for (const size_t period : Periods()) FindRuns(period, &runs);
-    // Runs that cover more go first. Of two with equal cover, the shorter
-    // period goes first, because it is planned in less time.
+    // Runs that cover more go first. With equal cover the shorter period goes
+    // first, because it is planned in less time.
     std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
       return std::make_tuple(b.Length(), a.period, a.begin) <
              std::make_tuple(a.Length(), b.period, b.begin);

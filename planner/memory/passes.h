@@ -14,7 +14,7 @@
 
 namespace sluice::planner {
 
-// A span of the trace's time whose requests repeat in another span, such as a
+// A span of the trace's time with the same requests as another span, such as a
 // layer or a micro batch: the repeated unit of the two-level plan.
 struct Pass {
   int64_t lower = 0;

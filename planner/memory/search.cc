@@ -255,7 +255,7 @@ std::vector<CanonicalSearch::Part> CanonicalSearch::Split(Part whole) {
 
 // Adds the items that may be placed next, in ascending (offset, rank).
 void CanonicalSearch::AddCandidates(Part part, Mark last) {
-  // An item whose lowest place is at or above the lowest possible top could be
+  // An item with its lowest place at or above the lowest possible top could be
   // dropped below all open items, so it is no candidate.
   int64_t lowest_top = kNoTop;
   for (size_t i = part.begin; i < part.end; ++i) {

@@ -12,10 +12,10 @@
 
 namespace sluice::stream {
 
-// Token fractions of a class. Of a rank's rows of a chunk, the first `keep`
-// stay in HBM and the next `swap` in host memory; the rest is recomputed. A
-// class that is used in place stays by chunks, the last ones (Keep::kChunks),
-// or whole or not at all (Keep::kWhole).
+// Token fractions of a class. The first `keep` of a rank's rows of a chunk stay
+// in HBM, the next `swap` in host memory; the rest is recomputed. A class that
+// is used in place stays by chunks, the last ones (Keep::kChunks), or whole or
+// not at all (Keep::kWhole).
 struct ClassFractions {
   double keep = 0;
   double swap = 0;

@@ -44,7 +44,7 @@ LossCut CutLoss(int64_t rows, int64_t wanted);
 // Returns how a step cuts the loss, the same on all ranks.
 LossCut CutLoss(const StreamOptions& options);
 
-// Chunks [first, first + chunks), whose losses are computed together.
+// Chunks [first, first + chunks). Their losses are computed together.
 struct LossGroup {
   int64_t first, chunks;
   bool full;  // only the last group may have fewer rows

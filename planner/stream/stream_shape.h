@@ -144,9 +144,9 @@ class StreamShape {
     return present_of(which, m, rank);
   }
   int64_t present_of(Class which, int64_t m, int64_t p) const;
-  // For q, k, v in head layout: stored rows of all ranks whose rows this rank
-  // has, and the dropped ones; and whether any rank dropped rows, the same
-  // answer on all ranks.
+  // For q, k, v in head layout: stored rows of all ranks that share rows with
+  // this rank, and the dropped ones; and whether any rank dropped rows, the
+  // same answer on all ranks.
   int64_t head_stored(Class which, int64_t m) const;
   int64_t head_dropped(Class which, int64_t m) const {
     return class_rows(which, m) - head_stored(which, m);
@@ -251,7 +251,7 @@ class StreamShape {
   int64_t rank, ranks, layers;
   int64_t hidden, ffn, vocab, dim;
   int64_t q_heads, kv_heads;     // on this rank, kv after expansion
-  int64_t part_begin, part_end;  // ranks whose queries this rank computes
+  int64_t part_begin, part_end;  // ranks that own this rank's queries
   int64_t element;               // bytes of an activation
   int64_t output_element;        // of attention's output as it is stored
   int prefetch_depth;
@@ -266,7 +266,7 @@ class StreamShape {
   // Number of groups of layers that run again together.
   int64_t groups() const { return (layers - 1) / rerun_layers + 1; }
   int64_t FirstResident(Class which) const;
-  // The ranks whose rows of a class this rank has in head layout.
+  // The ranks that own this rank's rows of a class in head layout.
   std::pair<int64_t, int64_t> HeadRanks(Class which) const {
     if (Traits(which).rows == Rows::kQueries) return {part_begin, part_end};
     return {0, ranks};

@@ -13,7 +13,7 @@ namespace sluice::planner {
 
 struct Confinement {
   // Limit of the address space in bytes; 0: no limit. Has no effect under a
-  // sanitizer, whose shadow memory is address space too.
+  // sanitizer: its shadow memory is address space too.
   uint64_t memory_bytes = 0;
   // The user and group to change to; all other groups are dropped.
   std::optional<uint32_t> uid, gid;
