@@ -30,18 +30,18 @@ SETTINGS = {
     # The node.
     "gpus": 2, "hbm_mib": 16, "extent_mib": 4, "host_mib": 128,
     "link_bytes_per_s": 2e9,
-    # The model and how it is trained: a narrow Llama on bytes. Its layers are
-    # many, so that what a method keeps of each outweighs what one works with.
+    # The model and its training: a narrow Llama on bytes. It has many layers,
+    # so that what a method keeps per layer outweighs its working memory.
     "arch": "llama", "layers": 16, "hidden": 64, "heads": 2, "kv-heads": 2,
     "ffn": 172, "dtype": "fp32", "ranks": 2, "chunk": 256, "seed": 1,
     "lr": 1e-3, "warmup": 10, "clip": 1, "beta1": 0.9, "beta2": 0.95,
     # What is measured.
     "parity_steps": 20,
-    # Sluice's step at its longest takes most of the demo's time.
+    # Sluice's step at its longest length takes most of the demo's time.
     "longest_steps": {"keep-all": 3, "recompute": 3, "alst": 3, "sluice": 1},
 }
 
-# Where doubling starts, so that little is probed twice.
+# First lengths of the search, chosen so that few are probed twice.
 SEARCH_FROM = {"keep-all": 128, "recompute": 1024, "alst": 4096,
                "sluice": 8192}
 
@@ -110,7 +110,8 @@ class Demo:
         return found
 
     def train_alike(self, lengths):
-        """All methods at the longest length that each of them reaches."""
+        """Trains all methods at the longest length that each of them
+        reaches."""
         length = min(lengths.values())
         if length == 0:
             raise RunFailed("a method fits no sequence at all")
@@ -157,7 +158,8 @@ class Demo:
         return {"result": result, "steps": lines, "trace": trace}
 
     def ask_prometheus(self):
-        """What Prometheus has of ours: proof that the scrape is real."""
+        """Returns Sluice's series in Prometheus, which proves that the scrape
+        is real."""
         ours = '{__name__=~"sluice_.+"}'
         names = self.prometheus.query(f"count by (__name__) ({ours})")
         target = self.prometheus.query('up{job="sluice"}')
@@ -273,7 +275,7 @@ class OneLine(argparse.ArgumentParser):
 
 def parse_arguments():
     parser = OneLine(prog="./dev demo", description=__doc__.splitlines()[0])
-    # ./dev gives these.
+    # ./dev passes these.
     for flag in ("--bin", "--prometheus", "--data", "--out"):
         parser.add_argument(flag, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--only-parse", action="store_true",
@@ -304,7 +306,7 @@ def main():
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGHUP, on_signal)
     screen = Screen()
-    # Short: a unix socket's path has room for 107 characters.
+    # A short path, because a unix socket's path is limited to 107 characters.
     folder = tempfile.mkdtemp(prefix="sluice-demo-")
     demo = Demo(arguments, screen, folder)
     try:

@@ -1,14 +1,14 @@
-"""What the cost model says of real GPUs: sluicectl plan train.
+"""The cost model's answers for real GPUs: sluicectl plan train.
 
-Nothing here is run: it is the desk's estimate. It stands beside the demo's
-measured lengths, so that those are not taken for a GPU's.
+Nothing is run here: these are estimates. The report shows them next to the
+demo's measured lengths, so that those are not taken for a GPU's.
 """
 
 import json
 import os
 import subprocess
 
-# "recompute" of the demo is the desk's ulysses: DeepSpeed-Ulysses with full
+# The demo's "recompute" is the desk's ulysses: DeepSpeed-Ulysses with full
 # recomputation.
 METHODS = ["ulysses", "alst", "sluice"]
 QUESTION = {"model": "llama-8b", "hardware": "h100-80g", "gpus": 8}
@@ -26,12 +26,13 @@ def ask(binaries):
             "verdict": verdict(methods)}
 
 
-# What a method is short of, as a sentence has it.
+# The memory that limits a method, in words.
 SHORT_OF = {"gpu_memory": "GPU memory", "host_memory": "host memory"}
 
 
 def verdict(methods):
-    """Compares Sluice and alst in a sentence or two, in either's favour."""
+    """Compares Sluice and alst in one or two sentences, whichever is
+    better."""
     ours, theirs = methods["sluice"], methods["alst"]
     further, other = (("sluice", "alst")
                       if ours["max_seq_len"] >= theirs["max_seq_len"] else
@@ -67,7 +68,7 @@ def _answer(binaries, method, more):
                method, "--json"] + more
     done = subprocess.run(command, capture_output=True, text=True, timeout=60,
                           check=False)
-    # 3: it does not fit, which is an answer.
+    # 3: the run does not fit, which is a valid answer.
     if done.returncode not in (0, 3):
         raise DeskFailed(f"sluicectl ended with status {done.returncode}: "
                          f"{done.stderr.strip()}\n  command: "

@@ -57,7 +57,7 @@ def answers(url):
 
 
 class Daemon:
-    """sluiced in `folder`; its socket, pid and HTTP address."""
+    """sluiced in `folder`, with its socket, pid and HTTP address."""
 
     def __init__(self, processes, binary, settings, folder):
         self.port = free_port()
@@ -85,7 +85,7 @@ class Daemon:
 
 
 class Prometheus:
-    """Debian's prometheus on a port and data folder of its own."""
+    """Debian's prometheus, with its own port and data folder."""
 
     def __init__(self, processes, binary, daemon_port, folder):
         self.port = free_port()
@@ -107,12 +107,13 @@ class Prometheus:
                 urllib.parse.urlencode(query))
 
     def query(self, expression):
-        """Result of an instant query: a list of {metric, value}."""
+        """Returns the result of an instant query: a list of {metric,
+        value}."""
         answer = json.loads(get(self._url("api/v1/query", query=expression)))
         return answer["data"]["result"]
 
     def query_range(self, expression, start_s, end_s, step_s=1):
-        """Series of a range query: a list of {metric, values}."""
+        """Returns the series of a range query: a list of {metric, values}."""
         answer = json.loads(get(self._url(
             "api/v1/query_range", query=expression, start=start_s, end=end_s,
             step=step_s)))

@@ -16,8 +16,9 @@ def _end_with_parent():
 
 
 class Processes:
-    """Starts processes, each in a process group of its own, and stops exactly
-    those: terminate, then kill what is still there after a grace time."""
+    """Starts processes, each in its own process group, and stops exactly
+    those: terminates them, and kills those still running after a grace
+    time."""
 
     GRACE_S = 8
 
@@ -49,8 +50,8 @@ class Processes:
 
     @staticmethod
     def _signal(process, number):
-        # The group lives as long as any of its members (ranks outlive a
-        # launcher that was killed), and its id is not used again until then.
+        # The group exists as long as any of its members (ranks outlive a
+        # killed launcher), and its id is not reused before that.
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -64,8 +65,8 @@ def free_port():
 
 
 def wait_until(ready, process, what, timeout_s=30):
-    """Polls ready() until it is true; an error when the process ended or the
-    time is over."""
+    """Polls ready() until it is true. Raises an error if the process ends or
+    the time is over."""
     end = time.monotonic() + timeout_s
     while not ready():
         if process.poll() is not None:

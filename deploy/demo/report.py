@@ -5,7 +5,7 @@ import os
 import re
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-MAX_BLOCKS = 60000  # what a browser draws at once without a pause
+MAX_BLOCKS = 60000  # a browser draws this many without a pause
 
 
 def write(out, facts, parity, best, scraped):
@@ -25,7 +25,7 @@ def read(name):
 
 
 def render(data):
-    """The page with its style, its scripts and its data inside."""
+    """Returns the page, with its style, scripts and data inside."""
     scripts = "\n".join(read(name) for name in
                         ("charts.js", "step.js", "page.js"))
     # "</" would end the script element that carries the data.
@@ -56,8 +56,8 @@ def page_data(facts, parity, best, scraped):
 
 
 def compact(trace):
-    """Rows of numbers, in microseconds since the step's first event; a part
-    of the blocks where there are too many to draw."""
+    """Returns rows of numbers, in microseconds since the step's first event,
+    for a part of the blocks if there are too many to draw."""
     names = {}
 
     def name_id(name):
@@ -73,7 +73,7 @@ def compact(trace):
     def micros(second):
         return round((min(max(second, begin), end) - begin) * 1e6)
 
-    # A block that outlives the trace says so by dying before it was born.
+    # A block that outlives the trace has a death before its birth.
     blocks = [dict(b, died_s=end) if b["died_s"] < b["born_s"] else b
               for b in trace["blocks"]]
     compute = trace["compute"] or segments_of(blocks)
@@ -98,8 +98,8 @@ def compact(trace):
 
 
 def segments_of(blocks):
-    """When which segment ran, read off its blocks: a segment lasts while any
-    of its blocks lives. What a trace without "compute" still shows."""
+    """Returns when each segment ran, derived from its blocks: a segment lasts
+    while any of its blocks lives. For traces without "compute"."""
     runs = []
     for block in sorted((b for b in blocks if b["segment"]),
                         key=lambda b: b["born_s"]):
@@ -114,8 +114,8 @@ def segments_of(blocks):
 
 
 def most_visible(blocks, compute, seconds):
-    """The largest blocks (bytes by time), and all of those around the window
-    that the page enlarges first (step.js: a fifth into the compute)."""
+    """Returns the largest blocks (bytes by time), and all blocks around the
+    window that the page enlarges first (step.js: a fifth into the compute)."""
     start = compute[len(compute) // 5]["start_s"] if compute else 0
 
     def rank(block):
@@ -133,14 +133,14 @@ def copy_row(event, micros, name_id):
             micros(event["issued_s"])]
 
 
-# Drawn on the page; every other one stays with Prometheus.
+# The series drawn on the page; all others stay in Prometheus.
 SHOWN = {"sluice_pool_bytes", "sluice_host_pool_bytes",
          "sluice_swap_bytes_total"}
 
 
 def chosen_series(series):
-    """Prometheus' series of bytes leased and bytes moved, thinned to what a
-    chart shows."""
+    """Returns Prometheus' series of bytes leased and bytes moved, thinned to
+    what a chart shows."""
     chosen = []
     for one in series:
         labels = {k: v for k, v in one["metric"].items()

@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs; plain lines where it is no tty."""
+"""The demo's output while it runs; plain lines if it is not a tty."""
 
 import os
 import sys
@@ -45,7 +45,8 @@ class Screen:
         self.line(f"{clock}  {self.bold(text)}")
 
     def live(self, text):
-        """A line that the next one replaces; nothing where there is no tty."""
+        """Prints a line that the next one replaces; prints nothing without a
+        tty."""
         if self._live:
             print("\r\033[K" + text, end="", file=self._out, flush=True)
 

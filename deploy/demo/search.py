@@ -1,15 +1,15 @@
-"""The longest length that fits: doubling, then bisecting to a sixteenth."""
+"""Finds the longest length that fits: doubles, then bisects to a sixteenth."""
 
-STEPS = 16  # bisect to 1/16 of the last length that doubling reached
+STEPS = 16  # bisects to 1/16 of the last length that doubling reached
 
 
 def longest(fits, start, limit=1 << 22):
-    """The longest length for which fits(length) holds.
+    """Returns the longest length for which fits(length) holds.
 
-    Doubles from `start` (halves, when even that does not fit) until a length
+    Doubles from `start` (or halves, if even that does not fit) until a length
     fits and its double does not; then bisects between them in sixteenths.
-    Returns (longest, shortest that was refused), with 0 and None where there
-    is no such. `fits` is asked about each length at most once.
+    Returns (longest, shortest that was refused), with 0 and None if there is
+    no such length. `fits` is called at most once for each length.
     """
     known = {}
 

@@ -11,7 +11,7 @@ class RunFailed(Exception):
 
 
 def flags_of(settings):
-    """The flags that make every run of the demo the same model."""
+    """Returns the flags that give every run of the demo the same model."""
     names = ["arch", "layers", "hidden", "heads", "kv-heads", "ffn", "dtype",
              "lr", "warmup", "clip", "beta1", "beta2", "seed", "ranks",
              "chunk"]
@@ -22,7 +22,7 @@ def flags_of(settings):
 
 
 class Trainer:
-    """`data` is what is trained on, `socket` the daemon's."""
+    """`data` is the training data, `socket` the daemon's socket."""
 
     FITS, DOES_NOT_FIT = 0, 3
 
@@ -36,13 +36,13 @@ class Trainer:
         self._runs = 0
 
     def probe(self, method, length, timeout_s=150):
-        """Whether the length fits: the object of --json."""
+        """Returns the object of --json, which says whether the length fits."""
         return self._run(method, length, ["--probe"], timeout_s)
 
     def train(self, method, length, steps, on_step=None, trace=None,
               timeout_s=900):
-        """(object of --json, lines of --log-jsonl); calls on_step(line) as
-        the steps end."""
+        """Returns (object of --json, lines of --log-jsonl); calls
+        on_step(line) after each step."""
         lines = []
         log = os.path.join(self._folder, f"steps-{self._runs}.jsonl")
         more = ["--steps", str(steps), "--log-jsonl", log]
@@ -89,7 +89,8 @@ class Trainer:
 
 
 def read_object(output, fits):
-    """The last line that is a JSON object; it must agree with the status."""
+    """Returns the last line that is a JSON object; it must agree with the
+    status."""
     for line in reversed(output.strip().splitlines()):
         if line.startswith("{"):
             result = json.loads(line)
@@ -108,7 +109,7 @@ def last_line(path):
 
 def follow_lines(path, on_object, done):
     """Calls on_object for each JSON line of a growing file, until `done` is
-    set and everything was read."""
+    set and the whole file is read."""
     position, rest = 0, ""
     while True:
         last = done.is_set()

@@ -23,8 +23,8 @@ def read(path):
 
 
 def entries(build):
-    """The compile commands of our own C++ sources and of batches of them
-    (SLUICE_UNITY), not of generated ones."""
+    """Yields the compile commands of the tree's own C++ sources and of
+    batches of them (SLUICE_UNITY), without generated ones."""
     batches = os.path.join(os.path.abspath(build), "unity") + os.sep
     for entry in json.loads(read(os.path.join(build, "compile_commands.json"))):
         path = os.path.relpath(entry["file"], ROOT)
@@ -35,7 +35,8 @@ def entries(build):
 
 
 def sources(entry):
-    """What is compiled, relative to the root: of a batch, what it includes."""
+    """Returns the compiled sources relative to the root; for a batch, the
+    files that it includes."""
     path = os.path.relpath(entry["file"], ROOT)
     if os.sep + "unity" + os.sep in path:
         return INCLUDE.findall(read(entry["file"]))
@@ -43,7 +44,7 @@ def sources(entry):
 
 
 def precompiled(words):
-    """The header that CMake precompiles for this command, or None."""
+    """Returns the header that CMake precompiles for this command, or None."""
     for i, word in enumerate(words):
         if word == "-include" and "cmake_pch" in words[i + 1]:
             return INCLUDE.findall(read(words[i + 1]))[0]
@@ -51,8 +52,8 @@ def precompiled(words):
 
 
 def arguments(entry):
-    """The compiler's arguments without launcher, outputs, warnings, source and
-    the precompiled header."""
+    """Returns the compiler's arguments without launcher, outputs, warnings,
+    source and the precompiled header."""
     words = shlex.split(entry["command"])
     words = words[next(i for i, word in enumerate(words) if os.path.basename(
         word).startswith(("c++", "g++", "clang++"))) + 1:]

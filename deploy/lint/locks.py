@@ -30,16 +30,17 @@ from commands import (
 
 MUTEX = "proto/base/mutex.h"
 CLANG = ["-Wthread-safety", "-Werror"]
-# So many compilations pay for a header that clang precompiles.
+# Number of sources for which a precompiled header pays.
 SHARED = 3
 
 
 def sees_mutex(path, known):
-    """`path` relative to the root; `known` is what was found before."""
+    """Returns whether `path`, relative to the root, includes the mutex header.
+    `known` caches results."""
     if path == MUTEX:
         return True
     if path not in known:
-        known[path] = False  # while it is being read: a circle
+        known[path] = False  # guards against include cycles while it is read
         full = os.path.join(ROOT, path)
         known[path] = os.path.exists(full) and any(
             sees_mutex(header, known) for header in INCLUDE.findall(read(full)))
@@ -47,7 +48,7 @@ def sees_mutex(path, known):
 
 
 def said(entry, *words, text=""):
-    """What clang complains of; `text` is its input, where it is called for
+    """Returns clang's warnings. `text` is its input, if it is called for
     one."""
     run = subprocess.run(["clang++", *words, *CLANG], input=text, text=True,
                          check=False, capture_output=True,
@@ -56,8 +57,8 @@ def said(entry, *words, text=""):
 
 
 def complaints(entry, paths, made):
-    """What clang says of `paths`, compiled together as the entry's file is.
-    `made`: see precompile()."""
+    """Returns clang's warnings for `paths`, compiled together like the entry's
+    file. `made`: see precompile()."""
     key = key_of(entry)
     header = made[key].result() if key in made else (
         ["-include", key[0]] if key[0] else [])
@@ -66,15 +67,16 @@ def complaints(entry, paths, made):
 
 
 def key_of(entry):
-    """(precompiled header or None, arguments)"""
+    """Returns (precompiled header or None, arguments)."""
     return (precompiled(shlex.split(entry["command"])),
             tuple(arguments(entry)))
 
 
 def precompile(chosen, folder, pool, shared=SHARED):
-    """{key: future arguments for clang} of the headers that enough of `chosen`
-    share: to read torch's takes longer than the rest of a source. One with
-    complaints is left to its sources, which have the same."""
+    """Returns {key: future arguments for clang} for the headers that enough of
+    `chosen` share, because reading torch's takes longer than the rest of a
+    source. A header with warnings is left to its sources, which report the
+    same."""
     count = collections.Counter(key_of(entry) for entry, _ in chosen)
 
     def make(entry, path):
@@ -105,8 +107,8 @@ def newest_header():
 
 
 def analysed(build, since):
-    """Sources that `build` has compiled after `since`, and after they changed
-    last, with this analysis."""
+    """Returns the sources that `build` has compiled with this analysis after
+    `since` and after their last change."""
     done = set()
     for entry in entries(build):
         words = shlex.split(entry["command"])
@@ -140,7 +142,8 @@ def main():
     with (tempfile.TemporaryDirectory() as folder,
           concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool):
         made = precompile(chosen, folder, pool)
-        chosen.sort(key=lambda one: key_of(one[0]) in made)  # those wait
+        # sources with a precompiled header wait for it
+        chosen.sort(key=lambda one: key_of(one[0]) in made)
         for (_, paths), text in zip(chosen, pool.map(
                 lambda one: complaints(*one, made), chosen)):
             if text:

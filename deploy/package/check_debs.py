@@ -1,7 +1,7 @@
-"""What Debian packages need of a machine: check_debs.py PACKAGE.deb…
+"""Checks what Debian packages need of a machine: check_debs.py PACKAGE.deb…
 
-They are for Debian and Ubuntu from glibc 2.35 on, so a package may depend on no
-library but glibc, and each program is held to what the wheel's are
+They are for Debian and Ubuntu from glibc 2.35 on, so a package may depend on
+no library but glibc, and each program must meet the wheel's limits
 (deploy/wheel/needs.py).
 """
 
@@ -23,7 +23,7 @@ _RELATION = re.compile(r"([\w.+-]+)(?: \(>?= ([\d.]+)\))?")
 
 
 def problems_of(depends: str) -> list[str]:
-    """What is too much in a package's field Depends."""
+    """Returns the disallowed entries in a package's field Depends."""
     found = []
     for package, version in _RELATION.findall(depends):
         if package == "libc6":

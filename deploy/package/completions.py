@@ -17,7 +17,7 @@ def quoted(text):
 
 
 def offered(command):
-    """(word, what it says)"""
+    """Yields (word, description)."""
     for child in command.children:
         yield child.words[-1], child.says
     for option in command.options:
@@ -30,7 +30,7 @@ def commands_below(command):
 
 
 def walk(command, words):
-    """Code for bash and zsh; nothing if there are no commands."""
+    """Returns code for bash and zsh, or "" if there are no commands."""
     below = commands_below(command)
     step = f"""    case "$at $word" in
       {below}) at="$at $word" ;;

@@ -30,7 +30,7 @@ principal_gpu_bytes = "40GiB"
 
 
 def plain(markdown):
-    """Without links, code marks and bold."""
+    """Returns the text without links, code marks and bold."""
     text = re.sub(r"\[([^][]*)\]\([^)]*\)", r"\1", markdown)
     return re.sub(r"`|\*\*", "", text).replace("…", "...").strip()
 
@@ -40,7 +40,8 @@ def section_of(readme):
 
 
 def keys_of(section):
-    """(key and table, default, description) of each row of the table."""
+    """Yields (key and table, default, description) of each row of the
+    table."""
     for line in section.splitlines():
         if line.startswith("| `["):
             yield [plain(cell) for cell in line[1:-1].split("|")]

@@ -1,5 +1,5 @@
-"""What a program's --help says, as data: so that its man page and completions
-say what is true of the program that is installed beside them."""
+"""Parses a program's --help into data, so that its man page and completions
+describe the installed program."""
 
 import dataclasses
 import re
@@ -41,7 +41,7 @@ class Command:
                 for entry in entries if entry.spec.startswith("-")]
 
     def everything(self):
-        """It and all below it."""
+        """Returns the command and all its subcommands."""
         found = [self]
         for child in self.children:
             found += child.everything()

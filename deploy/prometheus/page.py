@@ -46,7 +46,7 @@ class Failed(Exception):
 
 
 class Prometheus:
-    """What one answers about the last `minutes`."""
+    """Returns Prometheus's answers about the last `minutes`."""
 
     def __init__(self, url, minutes, instance, now=None):
         self._url = url.rstrip("/")
@@ -56,12 +56,13 @@ class Prometheus:
         self.step = max(LEAST_STEP_S, math.ceil(60 * minutes / POINTS))
 
     def expression(self, text):
-        """With Grafana's variables replaced."""
+        """Returns the query with Grafana's variables replaced."""
         return text.replace("$__rate_interval", f"{max(4 * self.step, 60)}s"
                             ).replace("$instance", self._instance)
 
     def series(self, text):
-        """[(labels, [(time, value)])] of a query; without what is no number."""
+        """Returns [(labels, [(time, value)])] of a query, without values that
+        are not numbers."""
         query = urllib.parse.urlencode(dict(
             query=self.expression(text), start=self.begin, end=self.end,
             step=self.step))
@@ -83,7 +84,8 @@ class Prometheus:
 
 
 def named(legend, labels, one_instance):
-    """Grafana's {{label}}; without the instance where there is only one."""
+    """Returns Grafana's {{label}}, without the instance if there is only
+    one."""
     text = re.sub(r"\{\{(\w+)\}\}", lambda m: (
         "" if one_instance and m[1] == "instance" else labels.get(m[1], "")),
         legend)
@@ -91,7 +93,7 @@ def named(legend, labels, one_instance):
 
 
 def lines_of(panel, prometheus):
-    """[(name, points)] of all targets of a panel."""
+    """Returns [(name, points)] of all targets of a panel."""
     found = [(target["legendFormat"], labels, points)
              for target in panel["targets"]
              for labels, points in prometheus.series(target["expr"])]
@@ -101,7 +103,8 @@ def lines_of(panel, prometheus):
 
 
 def stacked(lines):
-    """Each on top of those before it, at the times of all."""
+    """Returns each line stacked on those before it, at the times of all
+    lines."""
     total, found = {}, []
     for name, points in lines:
         for at, value in points:
@@ -111,7 +114,7 @@ def stacked(lines):
 
 
 def number(value, unit):
-    """As people read it."""
+    """Formats a number for reading."""
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
     if unit in ("bytes", "Bps"):
@@ -126,7 +129,7 @@ def number(value, unit):
 
 
 def drawn(lines, unit, stack, prometheus):
-    """The SVG of some lines."""
+    """Returns the SVG of some lines."""
     top = max(value for _, points in lines for _, value in points) or 1
     span = prometheus.end - prometheus.begin
 
@@ -179,7 +182,7 @@ def figure(panel, prometheus):
 
 
 def page(dashboard, prometheus):
-    """The HTML document."""
+    """Returns the HTML document."""
     parts = ['<!doctype html><html lang="en"><meta charset="utf-8">'
              f"<title>{dashboard['title']}</title><style>{STYLE}</style>"
              f"<h1>{dashboard['title']}</h1><p>"

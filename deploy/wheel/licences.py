@@ -32,9 +32,9 @@ _COMMON = re.compile(rf"{COMMON}/([\w.+-]*[\w+-])")
 
 def write(build: pathlib.Path, folder: pathlib.Path,
           carried: Iterable[pathlib.Path] = ()) -> list[str]:
-    """Writes THIRD_PARTY into `folder`; the packages in it.
+    """Writes THIRD_PARTY into `folder`, and returns the packages in it.
 
-    `carried` are Debian's own files, which are given away as they are.
+    `carried` are Debian's own files that are distributed unchanged.
 
     Raises:
         RuntimeError: a file of no package, or a package without a licence.
@@ -63,7 +63,8 @@ def _title(name: str) -> str:
 
 
 def _files(build: pathlib.Path) -> set[str]:
-    """Archives and headers outside the tree that are in the programs."""
+    """Returns the archives and headers outside the tree that are in the
+    programs."""
     found = set()
     for path in build.glob("*.map"):
         found |= set(_MEMBER.findall(path.read_text("utf-8", "replace")))

@@ -90,7 +90,8 @@ def pack(stage: pathlib.Path, out: pathlib.Path, python: str) -> pathlib.Path:
 
 
 def commit_time() -> str:
-    """The time of the wheel's files, so that two runs make the same bytes."""
+    """Returns the time for the wheel's files, so that two runs make the same
+    bytes."""
     asked = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=TREE,
                            capture_output=True, text=True)
     return asked.stdout.strip() or "1577836800"

@@ -46,7 +46,8 @@ def main() -> int:
 
 
 def _interpreter(python: str) -> str | None:
-    """One that runs: a shim of pyenv may be there without its Python."""
+    """Returns an interpreter that runs; a shim of pyenv may exist without its
+    Python."""
     versions = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv"))
     candidates = [shutil.which(f"python{python}"),
                   *sorted(versions.expanduser().glob(
@@ -60,7 +61,7 @@ def _interpreter(python: str) -> str | None:
 
 
 def _try(wheel: pathlib.Path, python: str, torch: str) -> str | None:
-    """What went wrong, or None."""
+    """Returns the error, or None."""
     interpreter = _interpreter(python)
     if interpreter is None:
         return "MISSING: this machine has no such Python with venv"

@@ -1,8 +1,8 @@
-"""What a binary needs of a machine, against what manylinux_2_28 promises.
+"""Checks what a binary needs of a machine against manylinux_2_28's promises.
 
 The promises are those of PyPA's policy (auditwheel's manylinux_2_28: RHEL 8,
-Debian 10), less libstdc++ and libgcc, which are linked in: symbols up to this
-version, of these libraries.
+Debian 10), without libstdc++ and libgcc, which are linked in: symbols up to
+this version, of these libraries.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _references(headers: str) -> str:
-    """What the binary asks for, without what it defines itself."""
+    """Returns the symbols that the binary imports and does not define
+    itself."""
     return headers.partition("Version References:")[2]
 
 
 def newest(binary: pathlib.Path) -> list[str]:
-    """The newest version needed of each kind: "GLIBC_2.34"."""
+    """Returns the newest version needed of each kind: "GLIBC_2.34"."""
     most: dict[str, str] = {}
     for kind, version in _VERSION.findall(_references(_headers(binary))):
         most[kind] = max(most.get(kind, version), version, key=_numbers)
@@ -50,7 +51,7 @@ def newest(binary: pathlib.Path) -> list[str]:
 
 
 def problems_of(name: str, headers: str) -> list[str]:
-    """Why a binary with such `objdump -p` cannot be in the wheel."""
+    """Returns why a binary with this `objdump -p` cannot be in the wheel."""
     found = [f"{name} needs {library}"
              for library in _NEEDED.findall(headers)
              if library not in LIBRARIES]

@@ -1,5 +1,5 @@
-"""A README's lines as a reader types them: what it says to install with pip,
-and its program."""
+"""Extracts the commands that a README's reader types: the pip installation,
+and the example program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pathlib
 
 
 def _blocks(page: pathlib.Path) -> list[list[str]]:
-    """The indented blocks; an empty line does not end one."""
+    """Returns the indented blocks; an empty line does not end one."""
     blocks: list[list[str]] = [[]]
     for line in page.read_text("utf-8").splitlines():
         if line.startswith("    "):
@@ -26,7 +26,7 @@ def install_lines(page: pathlib.Path) -> list[str]:
 
 
 def program(page: pathlib.Path) -> str:
-    """The block that streams a model and prints a loss."""
+    """Returns the block that streams a model and prints a loss."""
     [found] = [block for block in _blocks(page)
                if any("sluice.stream(" in line for line in block)
                and any("print(" in line for line in block)]

@@ -1,6 +1,6 @@
 """The verification kit's checks of torch: deploy/bundle/README.md.
 
-Each runs in a process of its own, in the user's own torch:
+Each check runs in its own process, with the user's own torch:
 
     python -m sluice_verify CHECK --socket SOCKET --result FILE
 """

@@ -1,5 +1,5 @@
-"""Runs one check and writes its result; ends with 0 where it could be written,
-whatever it is."""
+"""Runs one check and writes its result. Exits with 0 if the result could be
+written, whatever it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import traceback
 
 from sluice_verify.result import Failure, Result, in_one_line, say
 
-# The module of each check, with EXPECTED and check(result, socket).
+# The module of each check; it has EXPECTED and check(result, socket).
 CHECKS = {"torch": "found", "gradients": "gradients",
           "training": "training", "memory": "memory",
           "throughput": "throughput"}
@@ -19,7 +19,7 @@ PYTHON = (3, 10)
 
 
 def run(name: str, socket: str) -> tuple[Result, str | None]:
-    """The result, and why it failed."""
+    """Returns the result, and the reason if it failed."""
     result = Result("the check runs")
     try:
         if sys.version_info < PYTHON:
@@ -45,7 +45,8 @@ def main() -> int:
     parser.add_argument("--socket", required=True)
     parser.add_argument("--result", required=True)
     given = parser.parse_args()
-    # Products are compared with the CPU's: not rounded to TF32.
+    # Products are compared with the CPU's, so they must not be rounded to
+    # TF32.
     for name in "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE":
         os.environ.pop(name, None)
     result, reason = run(given.check, given.socket)

@@ -1,5 +1,5 @@
-"""A small decoder like Qwen3's in plain torch, so that nothing but torch has to
-be there: grouped heads, norms of q and k, RoPE, SwiGLU.
+"""A small decoder like Qwen3's in plain torch, which needs nothing but torch:
+grouped heads, norms of q and k, RoPE, SwiGLU.
 
 Shapes: B batch, S rows, H hidden, h heads, g heads of k and v, D head width.
 """
@@ -24,7 +24,7 @@ class Sizes:
     ffn: int = 96
     layers: int = 2
     vocabulary: int = 128
-    value_width: int | None = None  # None: as the keys
+    value_width: int | None = None  # None: the keys' width
 
     @property
     def of_values(self) -> int:
@@ -32,7 +32,7 @@ class Sizes:
 
 
 class Norm(nn.Module):
-    """RMSNorm, written out as transformers does."""
+    """RMSNorm in the operations that transformers uses."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Norm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, heads, S, D], by tables [1, S, D]."""
+    """Rotates x [B, heads, S, D] by tables [1, S, D]."""
     one, other = x.chunk(2, dim=-1)
     turned = torch.cat((-other, one), dim=-1)
     return x * cos[:, None] + turned * sin[:, None]
@@ -68,8 +68,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor],
                 attention_mask: Tensor | None = None) -> Tensor:
-        """x [B, S, H]; the mask bool [1, 1, S, S], True where a row sees a
-        key, or None: causal."""
+        """x [B, S, H]; the mask is bool [1, 1, S, S], True where a row sees a
+        key, or None for causal."""
         normed, sizes = self.attention_norm(x), self.sizes
         q, k, v = (project(normed).unflatten(-1, (-1, width)).transpose(1, 2)
                    for project, width in ((self.q, sizes.width),
@@ -103,7 +103,8 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
     def _tables(self, rows: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [S, D], on the CPU: the same bits everywhere."""
+        """Returns cos and sin [S, D], computed on the CPU: the same bits
+        everywhere."""
         width = self.sizes.width
         rate = 1e4 ** (-torch.arange(0, width, 2) / width)
         angle = torch.outer(torch.arange(rows), rate).repeat(1, 2)
@@ -111,7 +112,7 @@ class Decoder(nn.Module):
 
 
 def seeded(sizes: Sizes = Sizes()) -> Decoder:
-    """On the CPU, fp32, no weight of a norm at exactly 1."""
+    """Returns a model on the CPU in fp32, with no norm weight exactly 1."""
     generator = torch.Generator().manual_seed(0)
     model = Decoder(sizes).train()
     with torch.no_grad():
@@ -128,7 +129,8 @@ def twin(model: Decoder, dtype: torch.dtype) -> Decoder:
 
 def loss_of(model: Callable[..., Tensor], ids: Tensor,
             mask: Tensor | None = None) -> Tensor:
-    """The mean over all rows but the last, of the next row's id."""
+    """Returns the mean loss of predicting the next row's id, over all rows but
+    the last."""
     logits = model(ids, mask)
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float()
                            if logits.dtype != torch.float64 else

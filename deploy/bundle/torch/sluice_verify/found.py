@@ -1,5 +1,5 @@
-"""`torch`: what the user's torch has of what Sluice needs, a line each where
-something is missing."""
+"""`torch`: checks that the user's torch has what Sluice needs, and reports one
+line for each missing part."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from sluice_verify.result import Failure, Result, in_one_line, say
 
 EXPECTED = ("torch for CUDA that sees the GPU, with kernels for every operator "
             "of a streamed step")
-OLDEST = (2, 10)  # as the wheel says
-TRIED = (2, 11)  # what the tests run with
+OLDEST = (2, 10)  # as in the wheel's metadata
+TRIED = (2, 11)  # the version that the tests use
 
 
 def check(result: Result, socket: str) -> None:
@@ -62,7 +62,7 @@ def judge_version(torch) -> None:
 
 def find_gpu(torch, value: dict) -> None:
     try:
-        torch.cuda.init()  # is_available() knows, and does not say why not
+        torch.cuda.init()  # unlike is_available(), it says what is wrong
     except Exception as error:
         raise Failure(
             f"torch {torch.__version__} for CUDA {torch.version.cuda} sees no "
@@ -87,7 +87,7 @@ def find_gpu(torch, value: dict) -> None:
 
 
 def open_session(socket: str) -> None:
-    """Whether the package loads beside torch, and means the same GPU."""
+    """Checks that the package loads next to torch and uses the same GPU."""
     try:
         import sluice
         with sluice.Session(socket) as session:

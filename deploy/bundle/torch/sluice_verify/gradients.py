@@ -1,10 +1,10 @@
-"""`gradients`: a streamed step's loss and gradients on the GPU against plain
-torch's autograd over the whole sequence on the CPU.
+"""`gradients`: compares a streamed step's loss and gradients on the GPU with
+plain torch's autograd over the whole sequence on the CPU.
 
-fp32: each parameter's gradient within LIMIT of its norm. bf16: all gradients
-together at most TIMES as far from fp32's as those of the same plain model in
-bf16 on the CPU. A chunk that is left out, taken twice, or read too early is
-apart by far more.
+fp32: each parameter's gradient must be within LIMIT of its norm. bf16: all
+gradients together must be at most TIMES as far from fp32's as those of the
+same plain model in bf16 on the CPU. A chunk that is left out, used twice, or
+read too early differs by far more.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ CASES = (
     Case(masks.window, 107, 32, dtype=torch.bfloat16),  # flash's own windows
     Case(masks.documents, 107, 32),
     Case(masks.documents, 107, 32, "host", torch.bfloat16),
-    Case(masks.causal, 769, 256, sizes=WIDE),  # a last chunk of one row
-    Case(masks.causal, 107, 32, sizes=Sizes(value_width=8)),  # for no kernel
+    Case(masks.causal, 769, 256, sizes=WIDE),  # the last chunk has one row
+    # no kernel takes this
+    Case(masks.causal, 107, 32, sizes=Sizes(value_width=8)),
 )
 
 
@@ -76,9 +77,9 @@ def check(result: Result, socket: str) -> None:
 
 
 def compare(session: sluice.Session, case: Case) -> dict[str, object]:
-    """Two steps, the second over what the first has left and on another
-    stream. Raises `Failure`. How far they are apart, and which kernels computed
-    attention."""
+    """Compares two steps, the second over memory that the first has used and
+    on another stream. Returns the differences, and the kernels that computed
+    attention. Raises `Failure`."""
     model = seeded(case.sizes)
     ids = torch.randint(case.sizes.vocabulary, (2, case.rows),
                         generator=torch.Generator().manual_seed(1))
@@ -109,7 +110,7 @@ def compare(session: sluice.Session, case: Case) -> dict[str, object]:
 
 
 def gradients(model: Decoder, ids: Tensor, mask: Tensor | None) -> Gradients:
-    """On the CPU, "loss" among them."""
+    """Returns gradients on the CPU; "loss" is one of the keys."""
     model.zero_grad()
     loss = loss_of(model, ids, mask)
     loss.backward()
@@ -122,7 +123,7 @@ def _judge_fp32(case: Case, got: Gradients, exact: Gradients,
                 plain: Gradients | None) -> dict[str, float]:
     shares = {name: float((got[name] - wanted).norm() / wanted.norm())
               for name, wanted in exact.items()}
-    # NaN is no number's largest.
+    # max() would ignore NaN, so NaN sorts first.
     name = max(shares, key=lambda n: (shares[n] != shares[n], shares[n]))
     if not shares[name] <= LIMIT:
         raise Failure(f"{case}: {name} is {shares[name]:.2g} of its norm "

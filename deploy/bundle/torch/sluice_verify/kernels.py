@@ -1,5 +1,5 @@
-"""Which of torch's operators have CUDA kernels, and which kernels of attention
-run on this GPU."""
+"""Finds the torch operators that have CUDA kernels, and the attention kernels
+that run on this GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.attention.intervals import Between, Whole, Window
 from sluice_verify.decoder import loss_of, seeded
 from sluice_verify.result import Failure, in_one_line
 
-# What attention's blocks ask for on a GPU, instead of the CPU's kernels.
+# Operators of attention's blocks on a GPU, in place of the CPU's kernels.
 ON_GPU = ("aten::_flash_attention_forward", "aten::_flash_attention_backward",
           "aten::_scaled_dot_product_efficient_attention",
           "aten::_scaled_dot_product_efficient_attention_backward")
@@ -25,14 +25,14 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION,
             "cudnn": SDPBackend.CUDNN_ATTENTION}
 SHAPE = (1, 4, 64, 64)  # B, heads, rows, width
 CLOSE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
-# What blocks may be asked for, kernel and dtype; without the needed ones, which
-# kernel="auto" takes, nothing is streamed.
+# Kernels and dtypes that blocks may request. Streaming does not work without
+# the needed ones, which kernel="auto" uses.
 NEEDED = (("flash", torch.bfloat16), ("efficient", torch.float32))
 ASKED = (*NEEDED, ("cudnn", torch.bfloat16), ("efficient", torch.bfloat16))
 
 
 class _Names(TorchDispatchMode):
-    """Collects the names of the operators that run within."""
+    """Collects the names of the operators that run inside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Names(TorchDispatchMode):
 
 
 def without_cuda(value: dict) -> list[str]:
-    """The operators of a step on the CPU that have no kernel for CUDA."""
+    """Returns the operators of a step on the CPU that have no CUDA kernel."""
     with _Names() as names:
         loss_of(seeded(), torch.zeros(1, 40, dtype=torch.long)).backward()
         first = torch.zeros(1, SHAPE[2], dtype=torch.long)
@@ -61,9 +61,9 @@ def without_cuda(value: dict) -> list[str]:
 
 
 def attend(value: dict) -> None:
-    """Runs those that blocks may ask for against the CPU's, and says of each of
-    torch's own whether it runs here. Raises `Failure`: a needed one does not
-    run, or one gives other numbers."""
+    """Compares the kernels that blocks may request with the CPU's, and reports
+    for each of torch's own whether it runs here. Raises `Failure`: a needed
+    kernel does not run, or a kernel gives other numbers."""
     value["blocks"] = {}
     for kernel, dtype in ASKED:
         said = "yes"
@@ -81,8 +81,8 @@ def attend(value: dict) -> None:
 
 
 def compare(kernel: str, dtype: torch.dtype) -> None:
-    """One causal block by that kernel, against the CPU's. Raises `Failure`
-    where its numbers are others, RuntimeError where it does not run."""
+    """Compares one causal block by that kernel with the CPU's. Raises
+    `Failure` if its numbers differ, RuntimeError if it does not run."""
     q, k, v = _qkv("cuda:0", dtype)
     got = _block(q, k, v, Whole.CAUSAL, kernel)
     exact = _block(*(t.float().cpu() for t in (q, k, v)), Whole.CAUSAL)
@@ -107,7 +107,8 @@ def _qkv(device: str, dtype: torch.dtype) -> list[Tensor]:
 def _block(q: Tensor, k: Tensor, v: Tensor, mask: blocks.Mask,
            kernel: gpu_blocks.Kernel = "auto", softcap: float | None = None
            ) -> list[Tensor]:
-    """o, lse and the gradients of one block, joined to nothing."""
+    """Returns o, lse and the gradients of one block, merged into an empty
+    result."""
     scores = blocks.Scores(q.shape[-1] ** -0.5, softcap)
     part, part_lse = blocks.forward(q, k, v, mask, scores, kernel)
     o, lse = blocks.nothing(q, v)
@@ -117,7 +118,7 @@ def _block(q: Tensor, k: Tensor, v: Tensor, mask: blocks.Mask,
 
 
 def _runs(backend: SDPBackend) -> str:
-    """"yes", or why not, as torch warns of it."""
+    """Returns "yes", or the reason, from torch's warnings."""
     q, k, v = (t.requires_grad_() for t in _qkv("cuda:0", torch.bfloat16))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -132,6 +133,6 @@ def _runs(backend: SDPBackend) -> str:
 
 
 def why(error: RuntimeError, told: list[warnings.WarningMessage]) -> str:
-    """The error, and what torch warned of before it."""
+    """Returns the error, and torch's warnings before it."""
     return " ".join([in_one_line(error), *(
         str(each.message).split(" (Triggered")[0] for each in told)])

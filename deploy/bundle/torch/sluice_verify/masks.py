@@ -1,4 +1,4 @@
-"""Masks bool [1, 1, S, S], True where a row sees a key; None: causal."""
+"""Masks: bool [1, 1, S, S], True where a row sees a key; None for causal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def causal(rows: int) -> None:
-    """Which torch has a word of its own for."""
+    """The mask that torch has a flag for (is_causal)."""
 
 
 def window(rows: int) -> Tensor:
@@ -18,8 +18,8 @@ def window(rows: int) -> Tensor:
 
 
 def documents(rows: int) -> Tensor:
-    """Three packed ones, of unequal lengths, none as long as a chunk: a row
-    sees its own document's rows up to itself."""
+    """Three packed documents of unequal lengths, none as long as a chunk: a
+    row sees its own document's rows up to itself."""
     at = torch.arange(rows)
     document = (at >= rows // 5).int() + (at >= rows * 3 // 5).int()
     return ((at[:, None] >= at) & (document[:, None] == document))[None, None]

@@ -1,15 +1,16 @@
-"""`memory`: what a streamed step takes against what is promised of it.
+"""`memory`: compares the memory of a streamed step with the promise.
 
-The promise is the package's own (client/python/DESIGN.md, "A step"), for a
-policy of the daemon's plan is not there on a GPU yet:
-- the host holds so many bytes per token, to the byte;
-- with hidden="host" what torch's allocator hands out beside parameters and
-  gradients does not grow with the number of layers;
-- the GPU's memory, as the driver counts it, is taken by torch, by the lease and
-  by contexts, and by nothing else.
+The promise is the package's own (client/python/DESIGN.md, "A step"), because a
+policy of the daemon's plan does not exist on a GPU yet:
+- the host holds a fixed number of bytes per token, exact to the byte;
+- with hidden="host" the bytes that torch's allocator hands out, in
+  addition to parameters and gradients, do not grow with the number of
+  layers;
+- the GPU's memory, as the driver counts it, is used by torch, by the
+  lease and by contexts, and by nothing else.
 
-That all of the lease is the daemon's again when the process has ended is asked
-of the daemon after every check (verify/torch.cc).
+After every check the daemon is asked whether it has the whole lease back when
+the process has ended (verify/torch.cc).
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ LAYERS = (1, 6)
 FEWER = Sizes(hidden=256, heads=4, kv_heads=2, width=64, ffn=256,
               layers=LAYERS[0])
 MORE = dataclasses.replace(FEWER, layers=LAYERS[1])
-# What one more layer may add on the device, in hidden states of all rows,
-# beside what copies in flight keep alive. One kept tensor of them is 1; a
-# layer of plain torch keeps ten and more.
+# What one more layer may add on the device, in hidden states of all rows, in
+# addition to the tensors that copies in flight keep alive. One kept tensor of
+# that size is 1; a layer of plain torch keeps ten or more.
 LIMIT = 0.1
-IN_FLIGHT = 2 * (2 << 20)  # bytes, of both directions (client/python)
-NOISE = 16  # a part of the GPU: contexts, modules that are loaded
+IN_FLIGHT = 2 * (2 << 20)  # bytes of copies in both directions (client/python)
+NOISE = 16  # 1/NOISE of the GPU: contexts, loaded modules
 EXPECTED = ("host bytes as promised, to the byte; more layers take no more of "
             "the device; the GPU's memory is torch's and the lease's")
 
@@ -58,7 +59,8 @@ def check(result: Result, socket: str) -> None:
 
 
 def step(session: sluice.Session, sizes: Sizes) -> dict[str, int]:
-    """One step's bytes; the second of two, as all of a run but the first."""
+    """Returns the bytes of one step: the second of two, which is like all
+    later ones."""
     gpu = device_of(session)
     model = seeded(sizes).to(gpu)
     ids = torch.arange(BATCH * ROWS, device=gpu).view(BATCH, ROWS) % 128
@@ -86,7 +88,7 @@ def step(session: sluice.Session, sizes: Sizes) -> dict[str, int]:
 
 
 def session_leased(stream: sluice.Stream) -> int:
-    """GPU memory that its slots lie in."""
+    """Returns the GPU memory of the session's slots."""
     return stream.arena._slots.nbytes
 
 
@@ -102,7 +104,8 @@ def judge(run: dict[str, int]) -> None:
 
 
 def promised(sizes: Sizes) -> int:
-    """Host bytes in fp32, if all chunks are equally long."""
+    """Returns the promised host bytes in fp32, if all chunks are equally
+    long."""
     hidden, kv = sizes.hidden, sizes.kv_heads * sizes.width
     layer = 2 * 4 * kv + 4 * hidden + 4 * sizes.heads * sizes.width + (
         4 * sizes.heads)

@@ -1,5 +1,5 @@
-"""What a check says. It knows no torch: one of the checks is whether there is
-any."""
+"""The result of a check. It does not import torch, because one check finds out
+whether torch exists."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import os
 
 
 class Failure(Exception):
-    """A check's end; its text is the reason, one line for people."""
+    """Ends a check as failed; its text is the reason, one line for users."""
 
 
 class Result:
-    """The result of one check, in the form of the kit's programs: what was
-    found so far, also where it fails.
+    """The result of one check, in the form of the kit's programs. It has what
+    was found so far, also if the check fails.
 
     Attributes:
-        expected: what passing means, one line.
-        value: of the report; a check adds to it.
+        expected: the condition for passing, one line.
+        value: for the report; a check adds to it.
     """
 
     def __init__(self, expected: str) -> None:
@@ -25,7 +25,7 @@ class Result:
         self.value: dict = {}
 
     def write(self, path: str, reason: str | None) -> None:
-        """`reason` None: it passed. The file is there whole, or not."""
+        """Writes the file atomically. `reason` None: the check passed."""
         told = dict(status="passed" if reason is None else "failed",
                     value=self.value, expected=self.expected,
                     reason=reason or "")
@@ -35,11 +35,12 @@ class Result:
 
 
 def in_one_line(error: Exception) -> str:
-    """Torch's have many, of which the first says what it is."""
+    """Returns one line. torch's errors have many; the first says what
+    happened."""
     lines = filter(None, (line.strip() for line in str(error).splitlines()))
     return f"{type(error).__name__}: {next(lines, 'it says no more')}"
 
 
 def say(line: str) -> None:
-    """Prints the check's progress, which tells where an ended check was."""
+    """Prints the check's progress, which shows where a killed check was."""
     print(line, flush=True)

@@ -1,4 +1,4 @@
-"""A decoder of this kit streamed on the session's GPU."""
+"""Streams a decoder of this kit on the session's GPU."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from torch import Tensor
 import sluice
 from sluice_verify.decoder import Decoder
 
-PROBED = 70  # rows, as the package's own probe has them
+PROBED = 70  # rows, as in the package's own probe
 
 
 @contextlib.contextmanager
 def streamed(session: sluice.Session, model: Decoder, chunk: int, hidden: str,
              mask: Tensor | None = None, kernel: str = "auto") -> Iterator[sluice.Stream]:
-    """While it lasts the model, which is moved to the GPU, is streamed; its
-    mask, if any, is to be like `mask` [1, 1, S, S]; `kernel` as stream() has
-    it."""
+    """Context manager in which the model is on the GPU and streamed. Its mask,
+    if any, is like `mask` [1, 1, S, S]; `kernel` is stream()'s."""
     gpu = device_of(session)
     model.to(gpu)
     ids = torch.zeros(1, PROBED, dtype=torch.long, device=gpu)
@@ -35,5 +34,5 @@ def streamed(session: sluice.Session, model: Decoder, chunk: int, hidden: str,
 
 
 def device_of(session: sluice.Session) -> torch.device:
-    """The kit's daemon has real GPUs alone."""
+    """Returns the device. The kit's daemon has only real GPUs."""
     return torch.device("cuda", session.limits().device)

@@ -1,15 +1,16 @@
-"""`throughput`: how fast torch's attention kernels and a streamed step are, and
-by which kernel a step is the fastest (`fastest`, per dtype, with what to write
-for it). Figures are reported and not judged. The check fails if a kernel that a
-step needs does not run; for the other kernels it reports why they do not run.
+"""`throughput`: measures how fast torch's attention kernels and a streamed
+step are, and which kernel makes a step fastest (`fastest`, per dtype, with the
+argument that selects it). Figures are reported and not judged. The check fails
+if a kernel that a step needs does not run; for the other kernels it reports
+why they do not run.
 
 Floating point operations are counted as usual: causal attention by half; its
-backward as 2.5 forwards, since a kernel computes scores again. MFU is as in
-MEMO's and FPDT's tables: what is computed again does not count, so a backward is
-2 forwards; over the shipped profile's peak of this GPU, for bf16, and null
+backward as 2.5 forwards, since a kernel recomputes scores. MFU is defined as
+in MEMO's and FPDT's tables: recomputation does not count, so a backward is 2
+forwards; over the shipped profile's peak of this GPU, for bf16, and null
 without one. Kernels run on random data, since a GPU draws less power on
 constants; at its most rows a kernel is timed again after WARM_S seconds of it,
-when the GPU is at its limit of power.
+when the GPU is at its power limit.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from sluice_verify.streamed import device_of, streamed
 EXPECTED = "flash and efficient attention and streamed steps by them run"
 HEADS, WIDTH = 16, 128
 FEWEST_ROWS, MOST_ROWS = 256, 65536
-MOST_OF_A_STEP = 16384  # which the kit's host pool has room for
-CHUNK = 8192  # what stream() takes of a GPU
-SLOW_S = 0.2  # rows are doubled until one takes so long
+MOST_OF_A_STEP = 16384  # rows that fit the kit's host pool
+CHUNK = 8192  # stream()'s default on a GPU
+SLOW_S = 0.2  # rows are doubled until a run takes this long
 WARM_S = 3.0
-REPEATS = 3  # the least of them counts
-# Of a GPU with room for it, else the small one.
+REPEATS = 3  # the minimum is used
+# The model if the GPU has room for it; otherwise the small one.
 LARGE = Sizes(hidden=2048, heads=16, kv_heads=4, width=128, ffn=5632)
 SMALL = Sizes(hidden=256, heads=2, kv_heads=1, width=128, ffn=512)
 ROOM = 8 << 30
@@ -69,7 +70,7 @@ def check(result: Result, socket: str) -> None:
 
 def _attention(name: str, gpu: torch.device, peak: float | None
                ) -> Iterator[dict]:
-    """A row for each length, until it is slow or does not run."""
+    """Yields a row for each length, until it is slow or does not run."""
     rows = FEWEST_ROWS
     while rows <= MOST_ROWS:
         row: dict = {"kernel": name, "rows": rows}
@@ -100,8 +101,8 @@ def _attention(name: str, gpu: torch.device, peak: float | None
 
 def _kernel_seconds(name: str, gpu: torch.device, rows: int,
                     after_s: float = 0.0) -> tuple[float, float]:
-    """Seconds of one causal forward and of its backward, in bf16; after it has
-    run for `after_s` seconds."""
+    """Returns the seconds of one causal forward and of its backward, in bf16,
+    after the kernel has run for `after_s` seconds."""
     q, k, v, gradient = (torch.randn(1, HEADS, rows, WIDTH, device=gpu,
                                      dtype=torch.bfloat16) for _ in range(4))
     for each in q, k, v:
@@ -124,7 +125,7 @@ def _kernel_seconds(name: str, gpu: torch.device, rows: int,
 
 
 def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
-    """Seconds of each part by the GPU's clock, one after the other."""
+    """Returns the seconds of each part by the GPU's clock, run in sequence."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in (None, *parts)]
     stream = torch.cuda.current_stream(gpu)
     marks[0].record(stream)
@@ -137,8 +138,9 @@ def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
 
 
 def fastest(steps: list[dict]) -> dict[str, str]:
-    """Per dtype the fastest kernel, in words, with what asks for it: the one
-    with the shortest step at the most rows that all kernels ran at."""
+    """Returns per dtype the fastest kernel, in words, and the argument that
+    selects it: the kernel with the shortest step at the most rows that all
+    kernels ran at."""
     ran: dict[str, dict[str, dict[int, float]]] = {}
     for step in steps:
         if "why_not" not in step:
@@ -164,8 +166,8 @@ def fastest(steps: list[dict]) -> dict[str, str]:
 
 def _steps_or_why(session: sluice.Session, kernel: str, dtype: torch.dtype,
                   peak: float | None) -> Iterator[dict]:
-    """The steps of a kernel that gives the CPU's numbers, as far as it runs,
-    else why it does not."""
+    """Yields the steps of a kernel that gives the CPU's numbers, as far as it
+    runs, or the reason if it does not."""
     try:
         compare(kernel, dtype)
         yield from _steps(session, kernel, dtype,

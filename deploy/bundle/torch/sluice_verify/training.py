@@ -1,11 +1,11 @@
-"""`training`: 50 steps of AdamW, streamed on the GPU, against the same steps of
-plain torch on the CPU.
+"""`training`: compares 50 steps of AdamW, streamed on the GPU, with the same
+steps of plain torch on the CPU.
 
 The CPU's curve is made here, by the same torch in the same process, and not
-shipped: another torch draws and rounds otherwise, so that would compare two
-torches too. How far rounding alone takes a run is asked of the CPU as well,
-by the same steps in fp64: the GPU's losses are to be at most TIMES as far from
-fp32's as the furthest of those is.
+shipped: another torch draws and rounds differently, so that would compare two
+torches too. The effect of rounding alone is measured on the CPU by the same
+steps in fp64: the GPU's losses must be at most TIMES as far from fp32's as the
+furthest of those.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sluice_verify.streamed import device_of, streamed
 
 STEPS, BATCH, ROWS, CHUNK = 50, 2, 72, 40
 RATE = 3e-3
-TIMES = 100.0  # a GPU's sums are in another order, its exponentials others
-LEARNT = 0.7  # of the first loss, which the last is to be under
+TIMES = 100.0  # a GPU sums in another order and has other exponentials
+LEARNT = 0.7  # the last loss must be below this part of the first
 EXPECTED = (f"{STEPS} losses at most {TIMES:g} times as far from the CPU's as "
             f"its own in fp64; the last one under {LEARNT:g} of the first")
 
@@ -62,7 +62,7 @@ def judge(step: int, got: float, wanted: float, limit: float) -> None:
 
 
 def _apart(one: float, other: float) -> float:
-    """The difference as a part of the other."""
+    """Returns the difference relative to the other."""
     return abs(one - other) / other
 
 
@@ -75,7 +75,7 @@ def on_gpu(session: sluice.Session, model: Decoder) -> Iterator[float]:
 
 def trained(model: Decoder, device: torch.device | str = "cpu"
             ) -> Iterator[float]:
-    """The losses of all steps, each before its update."""
+    """Yields the losses of all steps, each before its update."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     for step in range(STEPS):
         loss = loss_of(model, text(step).to(device))
@@ -86,8 +86,8 @@ def trained(model: Decoder, device: torch.device | str = "cpu"
 
 
 def text(step: int) -> Tensor:
-    """ids [BATCH, ROWS] of a tongue with something to learn: each id follows
-    from the one before, up to one draw in eight."""
+    """Returns ids [BATCH, ROWS] with a pattern to learn: each id follows from
+    the one before, except for one draw in eight."""
     generator = torch.Generator().manual_seed(step)
     ids = torch.randint(128, (BATCH, ROWS), generator=generator)
     free = torch.rand(BATCH, ROWS, generator=generator) < 1 / 8
