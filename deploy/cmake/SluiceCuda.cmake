@@ -11,7 +11,7 @@ if(SLUICE_ENABLE_CUDA)
   endif()
 endif()
 
-# How all of it is compiled; tests/ops asks ptxas about the same.
+# Compiler options of all device code; tests/ops passes the same to ptxas.
 set(SLUICE_NVCC_FLAGS -std=c++20 -O3 -I${CMAKE_SOURCE_DIR})
 
 # sluice_fatbin(OUT source.cu): a .cc file, in OUT, that defines

@@ -1,5 +1,5 @@
-# Every third-party package, found once. What each is used for, and where, is
-# in the layer table (SluiceLayers.cmake) and tests/layers.
+# Finds every third-party package once. The layer table (SluiceLayers.cmake) and
+# tests/layers say what each is used for, and where.
 if(SLUICE_STATIC)
   set(Protobuf_USE_STATIC_LIBS ON)
   set(ZLIB_USE_STATIC_LIBS ON)

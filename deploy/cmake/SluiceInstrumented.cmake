@@ -1,17 +1,19 @@
 # SLUICE_SANITIZE=thread: Abseil and protobuf, compiled with the sanitizer from
-# the sources of Debian's packages. Debian's own are not, so what they order by
-# atomics (the last owner of a Status frees it) would be reported as a race.
-# gRPC stays Debian's: it takes its locks from pthread and from this Abseil.
+# the sources of Debian's packages. With Debian's own builds, order established
+# by their atomics (the last owner of a Status frees it) would be reported as a
+# race. gRPC stays Debian's: it takes its locks from pthread and from this
+# Abseil.
 set(sources ${SLUICE_DEBIAN_SOURCES})
 file(GLOB_RECURSE absl_sources ${sources}/absl/*.cc)
 file(GLOB protobuf_sources ${sources}/google/protobuf/*.cc
   ${sources}/google/protobuf/io/*.cc ${sources}/google/protobuf/stubs/*.cc)
-# By the file's own name: the folder is the user's.
+# Matches the file's own name only, because the folder is the user's.
 set(no_library "(test|benchmark|mock|print_hash_of)[^/]*$")
 list(FILTER absl_sources EXCLUDE REGEX "${no_library}")
 list(FILTER protobuf_sources EXCLUDE REGEX "${no_library}")
-# Nothing here has flags, JSON of messages or the messages that come with
-# protobuf: a fifth of the time. Code that uses them fails to link.
+# Leaves out flags, JSON of messages and the messages that come with protobuf,
+# which nothing here uses and which take a fifth of the time. Code that uses
+# them fails to link.
 list(FILTER absl_sources EXCLUDE REGEX "/absl/flags/")
 list(FILTER protobuf_sources EXCLUDE REGEX
   "/(any|api|duration|empty|field_mask|source_context|struct|timestamp|type|wrappers)\\.pb\\.cc$")

@@ -1,5 +1,5 @@
-# The layer table of the design: what each target is allowed to use. A link
-# that is not listed (itself or through what is listed) fails at configure.
+# The layer table of the design: what each target may use. A link that is not
+# listed (directly or through listed layers) fails at configure.
 set(SLUICE_LAYER_base "")
 set(SLUICE_LAYER_cli base)
 set(SLUICE_LAYER_plan_format base)
@@ -28,7 +28,7 @@ set(SLUICE_LAYER_torch_cuda torch)
 set(SLUICE_LAYER_train torch cli)
 set(SLUICE_LAYER_ctl client admin planner cli)
 
-# Everything `layer` may use, transitively, into `out`.
+# Sets `out` to everything that `layer` may use, transitively.
 function(sluice_layer_closure layer out)
   set(closure "")
   set(queue ${SLUICE_LAYER_${layer}})
@@ -55,10 +55,10 @@ function(sluice_check_layer layer)
   endforeach()
 endfunction()
 
-# sluice_precompiled(TARGET OWNER): reads the standard library, Abseil's status
-# and what else OWNER's header has as OWNER's build has compiled it. That is a
-# third of most sources' time. Nothing happens for OFF (for a target that links
-# no fmt), or for an owner without such a header.
+# sluice_precompiled(TARGET OWNER): reuses OWNER's precompiled header (the
+# standard library, Abseil's status and more), which saves a third of most
+# sources' time. Does nothing for OFF (for a target that does not link fmt), or
+# for an owner without such a header.
 function(sluice_precompiled target owner)
   if(TARGET "${owner}")
     get_target_property(header ${owner} PRECOMPILE_HEADERS)
@@ -68,10 +68,11 @@ function(sluice_precompiled target owner)
   endif()
 endfunction()
 
-# sluice_precompile(TARGET HEADER): makes TARGET such an owner.
+# sluice_precompile(TARGET HEADER): makes TARGET an owner of a precompiled
+# header.
 function(sluice_precompile target header)
   target_precompile_headers(${target} PRIVATE ${header})
-  # ccache compares clang's file by its bytes.
+  # ccache compares clang's precompiled file by its bytes.
   target_compile_options(${target} PRIVATE
     "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
 endfunction()
@@ -105,7 +106,7 @@ function(sluice_binary name)
   sluice_precompiled(${name} sluice_base)
 endfunction()
 
-# The layer of a source folder: the longest of these that it starts with.
+# Finds the layer of a source folder: the longest of these that it starts with.
 set(SLUICE_LAYER_FOLDERS
   proto/base=base proto/cli=cli proto/plan=plan_format proto/admin=admin proto=wire
   kernels/device=device kernels/ops=ops
@@ -121,8 +122,8 @@ function(sluice_layer_of_target target out)
   file(RELATIVE_PATH folder ${CMAKE_SOURCE_DIR} ${folder})
   set(best_length 0)
   set(layer "")
-  # A parent's CMakeLists.txt may define the targets of its subfolders, so
-  # the name goes before the folder.
+  # A parent's CMakeLists.txt may define the targets of its subfolders, so the
+  # name takes precedence over the folder.
   string(REGEX REPLACE "^sluice_" "" name ${target})
   if(DEFINED SLUICE_LAYER_${name})
     set(${out} ${name} PARENT_SCOPE)
@@ -141,9 +142,9 @@ function(sluice_layer_of_target target out)
   set(${out} "${layer}" PARENT_SCOPE)
 endfunction()
 
-# The functions above refuse an upward USES at once; this finds the links that
-# went around them (target_link_libraries, LINKS sluice_…). Called once, after
-# all folders but tests/, which may use everything.
+# Finds links that bypass the functions above, which refuse an upward USES at
+# once (target_link_libraries, LINKS sluice_…). Called once, after all folders
+# except tests/, which may use everything.
 function(sluice_check_links folder)
   get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
   foreach(target IN LISTS targets)

@@ -1,11 +1,11 @@
-# SLUICE_STATIC: the packages that SluiceDependencies.cmake found become
-# archives, so that a program needs glibc, libstdc++ and libgcc alone. Objects
-# are compiled with the same flags as without it: ccache has them already.
+# SLUICE_STATIC: replaces the packages that SluiceDependencies.cmake found by
+# archives, so that a program needs only glibc, libstdc++ and libgcc. Objects
+# are compiled with the same flags as without it, so ccache has them already.
 #
-# A map of each program, NAME.map, says what was linked: deploy/wheel reads it.
+# The linker writes a map of each program, NAME.map; deploy/wheel reads it.
 add_link_options("LINKER:-Map=$<TARGET_PROPERTY:NAME>.map")
 
-# Debian's packages name shared libraries; the archives lie beside them.
+# Debian's packages name shared libraries; the archives are in the same folder.
 function(sluice_archive_of shared out)
   string(REGEX REPLACE "\\.so[.0-9]*$" ".a" archive "${shared}")
   if(NOT EXISTS "${archive}")
@@ -27,20 +27,20 @@ foreach(target IN LISTS imported ITEMS gRPC::grpc++_unsecure
   endif()
 endforeach()
 
-# gRPC's targets name c-ares and re2, which Debian has without CMake files;
-# an archive has to be told what it needs.
+# gRPC's targets name c-ares and re2, which Debian ships without CMake files. An
+# archive does not record its dependencies, so they are listed here.
 find_library(SLUICE_CARES libcares.a REQUIRED)
 find_library(SLUICE_RE2 libre2.a REQUIRED)
 get_target_property(links gRPC::grpc_unsecure INTERFACE_LINK_LIBRARIES)
 list(TRANSFORM links REPLACE "^c-ares::cares$" "${SLUICE_CARES}")
 set_target_properties(gRPC::grpc_unsecure PROPERTIES
   INTERFACE_LINK_LIBRARIES "${links}")
-# Its compile options stay: other ones would be other objects for ccache.
+# Its compile options stay, because others would be other objects for ccache.
 set_target_properties(re2::re2 PROPERTIES
   INTERFACE_LINK_LIBRARIES "${SLUICE_RE2}")
 
-# Cbc and all that it is made of. What LAPACK says of a wrong argument is ours,
-# or libgfortran's whole input and output would be linked for it.
+# Cbc and its dependencies. LAPACK's error handler is replaced by ours, which
+# avoids linking libgfortran's whole input and output for it.
 add_library(sluice_archive_xerbla STATIC
   ${CMAKE_CURRENT_LIST_DIR}/archives/xerbla.cc)
 set(parts sluice_archive_xerbla)
@@ -54,8 +54,8 @@ execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libgfortran.a
 set_target_properties(PkgConfig::CBC PROPERTIES INTERFACE_LINK_LIBRARIES
   "${parts};${fortran};ZLIB::ZLIB;m;Threads::Threads")
 
-# Debian has these as shared libraries only. The whole source of the first two is
-# in the headers; of prometheus-cpp the daemon calls the text's writer alone.
+# Debian has these only as shared libraries. The whole source of the first two
+# is in the headers; from prometheus-cpp the daemon uses only the text writer.
 foreach(name fmt toml)
   add_library(sluice_archive_${name} STATIC
     ${CMAKE_CURRENT_LIST_DIR}/archives/${name}.cc)
@@ -75,11 +75,12 @@ foreach(pair fmt::fmt=fmt prometheus-cpp::core=prometheus)
   add_dependencies(${target} sluice_archive_${pair})
 endforeach()
 
-# Debian's archives of protobuf and Abseil are code for programs. In a shared
-# library, where it links at all, its thread-local variables lie in the block
-# that glibc sets aside, which is full once torch is loaded. libsluice.so takes
-# these files anew from the sources of Debian's package; the linker, or
-# deploy/wheel/needs.py (STATIC_TLS), refuses one that is missing here.
+# Debian's archives of protobuf and Abseil are compiled for programs. In a
+# shared library, if they link at all, their thread-local variables lie in the
+# block that glibc reserves, which is full once torch is loaded. So these files
+# are compiled for libsluice.so from the sources of Debian's package. The
+# linker, or deploy/wheel/needs.py (STATIC_TLS), refuses the library if one is
+# missing.
 set(again
   google/protobuf/arena.cc google/protobuf/repeated_field.cc
   google/protobuf/repeated_ptr_field.cc google/protobuf/stubs/common.cc
@@ -91,15 +92,16 @@ set(again
   absl/time/internal/cctz/src/time_zone_info.cc)
 list(TRANSFORM again PREPEND ${SLUICE_DEBIAN_SOURCES}/)
 add_library(sluice_archive_pic STATIC ${again})
-# After the system's headers: only what Debian does not install is from there.
+# After the system's headers, so that only headers that Debian does not install
+# come from there.
 target_compile_options(sluice_archive_pic PRIVATE
   -w "SHELL:-idirafter ${SLUICE_DEBIAN_SOURCES}")
 target_compile_definitions(sluice_archive_pic PRIVATE HAVE_PTHREAD=1)
 set_target_properties(sluice_archive_pic PROPERTIES CXX_STANDARD 17)
 
-# sluice_for_older_systems(TARGETS…): they need glibc 2.28 alone, as the wheels
-# of torch do. Symbols that are newer come from glibc_2_28.c, and libstdc++ is
-# linked in: of libsluice.so, none of it is to be seen.
+# sluice_for_older_systems(TARGETS…): makes them need only glibc 2.28, like
+# torch's wheels. Newer symbols come from glibc_2_28.c, and libstdc++ is linked
+# in; libsluice.so exports none of it.
 add_library(sluice_glibc OBJECT ${CMAKE_CURRENT_LIST_DIR}/archives/glibc_2_28.c)
 add_library(sluice_glibc_start OBJECT
   ${CMAKE_CURRENT_LIST_DIR}/archives/glibc_2_28_start.c)

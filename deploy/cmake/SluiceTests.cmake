@@ -99,7 +99,7 @@ function(sluice_test name)
       sluice_in_tier(${tier} ${name})
     endif()
   endforeach()
-  # `./dev sanitize` runs these, and builds no more than they need.
+  # `./dev sanitize` runs these, and builds only what they need.
   foreach(label sanitize races)
     if(label IN_LIST arg_LABELS)
       if(NOT TARGET ${label}_tests)
@@ -108,14 +108,14 @@ function(sluice_test name)
       add_dependencies(${label}_tests ${name})
     endif()
   endforeach()
-  # Processes and clocks: these take the machine for themselves.
+  # Tests with processes and clocks use all cores, so that no other test runs.
   if("${arg_LABELS}" MATCHES "integration|bench")
     cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
     set_tests_properties(${name} PROPERTIES PROCESSORS ${cores})
   endif()
 endfunction()
 
-# sluice_test_in_part(TEST FILTER): TEST runs the cases that FILTER leaves, and
+# sluice_test_in_part(TEST FILTER): TEST runs the cases that FILTER selects, and
 # TEST_whole runs all of them with --deep.
 function(sluice_test_in_part test filter)
   get_test_property(${test} ENVIRONMENT environment)
@@ -129,15 +129,15 @@ function(sluice_test_in_part test filter)
   set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT GTEST_FILTER=${filter})
 endfunction()
 
-# sluice_test_calls(TEST PROGRAMS…): programs that TEST starts and looks for
-# nothing in. Where SLUICE_TOOLS names the folder of another build, they are that
-# build's: what a sanitizer's build need not make.
+# sluice_test_calls(TEST PROGRAMS…): programs that TEST only starts. If
+# SLUICE_TOOLS names the folder of another build, they come from there, so that
+# a sanitizer's build does not make them.
 function(sluice_test_calls test)
   if(NOT SLUICE_TOOLS)
     add_dependencies(${test} ${ARGN})
     return()
   endif()
-  # Nothing is built yet when a build is configured.
+  # The folder does not exist yet when the build is configured.
   file(MAKE_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
   foreach(program IN LISTS ARGN)
     file(CREATE_LINK ${SLUICE_TOOLS}/${program}

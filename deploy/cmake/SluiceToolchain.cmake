@@ -1,4 +1,4 @@
-# Compiler, linker and warning settings of our own targets.
+# Compiler, linker and warning settings of the tree's own targets.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -22,21 +22,21 @@ if(SLUICE_LLD)
   add_link_options(-fuse-ld=lld)
 endif()
 
-# Own targets only; headers of others are SYSTEM.
+# For own targets only; headers of others are SYSTEM.
 add_library(sluice_options INTERFACE)
 target_compile_options(sluice_options INTERFACE
-  # For every source, those of programs too: a precompiled header serves only
-  # sources that are compiled as it was.
+  # For every source, programs included: a precompiled header serves only
+  # sources with the same options.
   -fPIC -pthread
-  # A test's own expressions are many and short: a quarter of their compilation.
+  # A test has many short expressions, which are a quarter of its compilation.
   $<$<AND:$<BOOL:$<TARGET_PROPERTY:SLUICE_TEST>>,$<CONFIG:RelWithDebInfo>>:-O1>
   -Wall -Wextra -Werror -Wno-missing-field-initializers
-  # deploy/lint/locks.py analyses what no build by clang has.
+  # deploy/lint/locks.py analyses sources that no clang build compiles.
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
-  # GCC 12 is wrong about moved-from std::optional.
+  # GCC 12 warns wrongly about moved-from std::optional.
   $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
-# ccache calls a folder that is not there yet by another relative name, and finds
-# nothing that was compiled when it was.
+# Made now, because ccache uses another relative name for a folder that does not
+# exist yet, and later would not find what was compiled then.
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/generated)
 target_include_directories(sluice_options INTERFACE
   ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/generated)
@@ -47,18 +47,18 @@ if(SLUICE_SANITIZE)
     message(FATAL_ERROR "SLUICE_SANITIZE is '${SLUICE_SANITIZE}', it must be "
       "empty, address or thread")
   endif()
-  # Without vptr, which costs a quarter of a source's compilation: an object
-  # that is gone or too small is ASan's to find.
+  # Without vptr, which takes a quarter of a source's compilation. ASan finds
+  # objects that are destroyed or too small.
   target_compile_options(sluice_options INTERFACE
     -fsanitize=${sanitizers_${SLUICE_SANITIZE}} -fno-sanitize-recover=all
     -fno-sanitize=vptr -fno-omit-frame-pointer
-    # A test's own expressions are half of what there is to compile, and -O1
-    # is half of the time that each of them takes.
+    # A test's own expressions are half of its compilation, and -O1 doubles the
+    # time of each.
     $<$<BOOL:$<TARGET_PROPERTY:SLUICE_TEST>>:-fno-sanitize=undefined>
     $<$<BOOL:$<TARGET_PROPERTY:SLUICE_TEST>>:-O0>)
   target_link_options(sluice_options INTERFACE
     -fsanitize=${sanitizers_${SLUICE_SANITIZE}})
-  # clang defines none of gcc's names.
+  # clang does not define gcc's names.
   target_compile_definitions(sluice_options INTERFACE SLUICE_SANITIZED=1)
 endif()
 if(SLUICE_FUZZ)

@@ -1,10 +1,9 @@
-# SLUICE_UNITY: a target's sources are compiled eight at a time (four where
-# they read torch's headers), as sources that include them. A third to a half
-# of a source's time is what it has in common with its neighbours.
-# Not CMAKE_UNITY_BUILD: CMake 3.25 includes by absolute paths, so ccache would
-# serve no other checkout.
-# A name that two anonymous namespaces of one target have is an error then:
-# rename it for its subject. Sources with properties of their own stay apart.
+# SLUICE_UNITY: compiles a target's sources eight at a time (four if they read
+# torch's headers), as sources that include them. A third to a half of a
+# source's time is shared with its neighbours. Not CMAKE_UNITY_BUILD: CMake 3.25
+# includes by absolute paths, so ccache could not serve another checkout. A name
+# in two anonymous namespaces of one target is then an error: rename it for its
+# subject. Sources with properties of their own are compiled separately.
 
 # Called once, after all folders.
 function(sluice_unite folder)
@@ -61,7 +60,8 @@ function(sluice_unite_target target)
   sluice_batches(${target}_plain 8 plain_batches ${united_plain})
   set_source_files_properties(${plain_batches} TARGET_DIRECTORY ${target}
     PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
-  # A class of one source is of no header, which GCC takes an included one for.
+  # GCC takes an included source for a header, and warns of classes that only
+  # one source has.
   set_property(SOURCE ${batches} ${plain_batches} TARGET_DIRECTORY ${target}
     APPEND PROPERTY COMPILE_OPTIONS
     $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
@@ -69,7 +69,7 @@ function(sluice_unite_target target)
     ${all} ${batches} ${plain_batches})
 endfunction()
 
-# sluice_batches(NAME SIZE OUT paths…): the sources that include them.
+# sluice_batches(NAME SIZE OUT paths…): makes the sources that include them.
 function(sluice_batches name size out)
   set(batches "")
   set(paths ${ARGN})

@@ -1,6 +1,6 @@
 #!/bin/sh
-# alerts.sh > alerts.yaml: the rules of deploy/prometheus/alerts.yaml as a
-# PrometheusRule, which kustomize cannot make of a file outside its folder.
+# alerts.sh > alerts.yaml: writes the rules of deploy/prometheus/alerts.yaml as
+# a PrometheusRule. kustomize cannot make one of a file outside its folder.
 set -eu
 cat <<'END'
 # Made by alerts.sh of ../prometheus/alerts.yaml. For the Prometheus operator;

@@ -1,9 +1,10 @@
 #!/bin/sh
-# upgrade.sh FROM TO ARGUMENTS...: puts the sluiced of FROM in the place of the
-# one that runs on this node from TO, and returns when it serves. ARGUMENTS are
-# the running one's. Its keeper hands it all that jobs hold, so none of them
-# notices. One that would not take over changes nothing: status 1, and why. So
-# it is where one runs that does not serve, such as a frozen one.
+# upgrade.sh FROM TO ARGUMENTS...: replaces the sluiced that runs on this node
+# from TO by the one in FROM, and returns when it serves. ARGUMENTS are those of
+# the running one. Its keeper passes all state of the jobs to the new one, so no
+# job is interrupted. If the new one would not take over, nothing changes, and
+# the script prints why and exits with 1. The same holds if the running one does
+# not serve, for example because it is frozen.
 set -eu
 from=$1 to=$2
 shift 2
@@ -14,7 +15,8 @@ for word in "$@"; do
   option=$word
 done
 
-# The process that runs from TO, if any, and not from a file that was replaced.
+# Prints the process that runs the current file in TO, if any; not one that runs
+# a replaced file.
 running() {
   for exe in /proc/[0-9]*/exe; do
     if [ "$(readlink "$exe")" = "$to/sluiced" ]; then
@@ -25,8 +27,8 @@ running() {
   done
 }
 
-# Whether a process runs from TO, not process $1, and serves within 30 s: `now`
-# is its id, else `why` says what is wrong. A frozen one answers
+# Returns whether a process other than $1 runs from TO and serves within 30 s:
+# sets `now` to its id, or `why` to the reason. A frozen daemon answers
 # --check-state too, and would not serve later either.
 serves() {
   why="none has started within 30 s: see its keeper's log"
@@ -43,7 +45,8 @@ serves() {
   return 1
 }
 
-# Beside what is there, and then by rename: a keeper may start it at any moment.
+# Copied next to the old files and then renamed, because a keeper may start them
+# at any moment.
 mkdir -p "$to"
 for program in sluice-worker sluiced; do
   cp "$from/$program" "$to/$program.next"
@@ -62,7 +65,7 @@ if [ -z "$earlier" ]; then
 fi
 if cmp -s "$to/sluiced" "$to/sluiced.next"; then
   rm "$to/sluiced.next" "$to/sluice-worker.next"
-  # The second time, perhaps, that an upgrade is tried which failed.
+  # A failed upgrade may be tried a second time.
   if ! serves ""; then
     echo "process $earlier is this sluiced already, and does not serve: $why" >&2
     exit 1
@@ -70,7 +73,7 @@ if cmp -s "$to/sluiced" "$to/sluiced.next"; then
   echo "process $earlier is this sluiced already"
   exit 0
 fi
-# A keeper without `--session-dir` would start it with other arguments.
+# A keeper without `--session-dir` would start the new one with other arguments.
 if ! [ -e "$admin" ]; then
   rm "$to/sluiced.next" "$to/sluice-worker.next"
   echo "sluiced was not replaced, and process $earlier goes on: it has no" \
@@ -78,7 +81,7 @@ if ! [ -e "$admin" ]; then
     "for its jobs, then delete the keeper's pod" >&2
   exit 1
 fi
-# With the libraries of the keeper's image, where it is to run.
+# Checked with the libraries of the keeper's image, where it will run.
 if ! said=$(chroot "/proc/$earlier/root" "$to/sluiced.next" "$@" \
     --check-state 2>&1); then
   rm "$to/sluiced.next" "$to/sluice-worker.next"
@@ -86,7 +89,7 @@ if ! said=$(chroot "/proc/$earlier/root" "$to/sluiced.next" "$@" \
   exit 1
 fi
 put_in_place
-# A daemon that its keeper did not end is started again.
+# The keeper restarts a daemon that it did not end itself.
 kill -TERM "$earlier"
 if ! serves "$earlier"; then
   echo "sluiced was replaced, and the new one does not serve: $why" >&2

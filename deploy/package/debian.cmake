@@ -1,5 +1,5 @@
-# Four Debian packages by `cpack`; names and relations as Debian would have
-# them. What they depend on is read from the programs by dpkg-shlibdeps.
+# Four Debian packages by `cpack`, with names and relations as in Debian.
+# dpkg-shlibdeps reads their dependencies from the programs.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME sluice)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
@@ -8,7 +8,7 @@ set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "GPU memory service for training")
 set(CPACK_COMPONENTS_ALL daemon ctl runtime dev)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_STRIP_FILES ON)
-# The unit names its paths, so it is installed to /usr below $DESTDIR.
+# The unit has absolute paths, so it is installed to /usr below $DESTDIR.
 set(CPACK_SET_DESTDIR ON)
 set(CPACK_INSTALL_PREFIX /usr)
 set(CPACK_RESOURCE_FILE_LICENSE ${CMAKE_SOURCE_DIR}/LICENSE)

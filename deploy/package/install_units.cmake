@@ -1,5 +1,5 @@
-# The unit and its configuration, for the prefix that is installed to; /usr has
-# its configuration in /etc. `source` and `work` are set by CMakeLists.txt.
+# Installs the unit and its configuration for the prefix; with /usr the
+# configuration is in /etc. CMakeLists.txt sets `source` and `work`.
 set(bin "${CMAKE_INSTALL_PREFIX}/bin")
 set(etc "${CMAKE_INSTALL_PREFIX}/etc")
 if(CMAKE_INSTALL_PREFIX MATCHES "^/usr/?$")
