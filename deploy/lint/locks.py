@@ -142,7 +142,7 @@ def main():
     with (tempfile.TemporaryDirectory() as folder,
           concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool):
         made = precompile(chosen, folder, pool)
-        # sources with a precompiled header wait for it
+        # Sources with a precompiled header come last, since they wait for it.
         chosen.sort(key=lambda one: key_of(one[0]) in made)
         for (_, paths), text in zip(chosen, pool.map(
                 lambda one: complaints(*one, made), chosen)):

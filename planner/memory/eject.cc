@@ -329,7 +329,7 @@ std::optional<Offsets> LowerByEjection(const Problem& problem, Offsets offsets,
                                        const std::function<bool()>& expired) {
   std::optional<Offsets> best;
   int64_t peak = PeakOf(problem, offsets);
-  // of the gap to `target`, that a step lowers the limit by
+  // The part of the gap to `target` by which a step lowers the limit.
   double fraction = 0.05;
   int64_t share = visits / 16;
   for (uint32_t seed = 1; visits > 0 && peak > target && !expired(); ++seed) {

@@ -198,7 +198,7 @@ class Detector {
   const plan::Trace& trace_;
   const std::vector<Request> requests_;
   std::vector<uint32_t> tokens_;
-  // lifetime of the request's buffer, in requests
+  // Lifetime of each request's buffer, in requests.
   std::vector<uint32_t> lives_;
 };
 
@@ -283,7 +283,7 @@ class PassPlans {
   const plan::Placement* of(size_t pass) const { return of_[pass]; }
 
  private:
-  // std::map keeps addresses stable
+  // A std::map, because it keeps addresses stable.
   std::map<Signature, plan::Placement> known_;
   std::vector<const plan::Placement*> of_;
 };

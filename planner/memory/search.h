@@ -97,7 +97,7 @@ class CanonicalSearch {
   const std::vector<Item>& items_;
   Lists neighbours_;  // of an item: items that live together with it
   Lists alive_;       // of a slot: items alive in it
-  // the equal item that must be placed first, or -1
+  // The equal item that must be placed before an item, or -1.
   std::vector<int32_t> twin_;
 
   // State of one run.

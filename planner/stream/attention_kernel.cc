@@ -13,7 +13,7 @@ constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 struct KernelTraits {
   const char* name;
-  // largest element size that it takes; the smallest is 2
+  // The largest element size that it takes; the smallest is 2.
   int64_t most_bytes = 0;
   int64_t widest = 0;    // widest head that it takes
   int64_t multiple = 8;  // head widths must be a multiple of this

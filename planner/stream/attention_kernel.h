@@ -42,7 +42,7 @@ struct AttentionBlock {
   int64_t head_dim = 0;       // of q and k
   int64_t value_dim = 0;      // of v
   int64_t keys = 2;
-  // a block cut at documents, with a shape that seldom repeats
+  // The block is cut at documents, so its shape seldom repeats.
   bool part = false;
   bool window = false;     // each row sees a window of keys
   bool intervals = false;  // each row sees its own interval of keys

@@ -35,7 +35,7 @@ std::vector<CopyDue> CopiesDue(const StreamOptions& options,
       next * (once(Segment::kPostBackward) + once(Segment::kQkvRecompute));
   const double outer =
       next * (once(Segment::kDiagonalBackward) + once(Segment::kQkvBackward));
-  // slots of the block ring, except the one in use
+  // Slots of the block ring, except the one in use.
   const double others = options.prefetch_depth - 1;
   const double block = others * once(Segment::kOffdiagonalForward);
   const double inner = others * once(Segment::kOffdiagonalBackward);

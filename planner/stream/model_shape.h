@@ -53,7 +53,7 @@ struct ModelShape {
   int64_t max_positions = 0;  // rows of a learned table; 0: no such table
   Biases biases;
   bool query_key_norm = false;  // norms of each head, before RoPE (Qwen 3)
-  // attention and FFN read the same input (NeoX)
+  // Attention and FFN read the same input (NeoX).
   bool parallel_residual = false;
   // Mixture of experts: FFNs per layer, and how many of them a token uses. 0:
   // one FFN, no router.

@@ -26,7 +26,7 @@ namespace sluice::stream {
 struct RowPiece {
   bool stored;
   int64_t row, rows;  // in the chunk
-  // of the first row, among the chunk's stored (or dropped) rows
+  // Index of the first row among the chunk's stored (or dropped) rows.
   int64_t place;
 };
 
@@ -53,7 +53,7 @@ inline constexpr Phase kPhases[] = {Phase::kForward, Phase::kTokens,
 // side, `blocks` the inner side, and `gradients` the inner side's sums.
 struct RingSizes {
   int64_t staging = 0, inputs = 0, blocks = 0, gradients = 0, outer = 0;
-  // query_sum: one; key_sum: each of k and v
+  // One query_sum, and one key_sum each for k and v.
   int64_t query_sum = 0, key_sum = 0;
   // Staging, inputs and sums come first in memory, the other rings after them,
   // blocks at the end.

@@ -64,7 +64,7 @@ Tensor TransientMath::LayerNormBackward(int64_t rows) const {
   Tensor dx = MakeFp32(size);
   const Tensor dweight = MakeFp32(model_.hidden),
                dbias = MakeFp32(model_.hidden);
-  // partial sums of each thread
+  // Partial sums of each thread.
   heap_.Pass(2 * model_.hidden * 4 * kernels_.threads);
   return dx;
 }

@@ -20,7 +20,7 @@ inline double AsDouble(Bytes bytes) {
   return static_cast<double>(bytes.count());
 }
 
-// one per class of a profile
+// One per class of a profile.
 using Fractions = std::vector<plan::TokenFractions>;
 
 // Returns the given fractions, with nothing else kept or swapped.

@@ -13,7 +13,7 @@ namespace sluice::planner {
 struct MemoPlan {
   std::vector<double> alpha;  // one per rank
   NodeFractions fractions;
-  // one line if no alpha fits; the other fields are empty then
+  // One line if no alpha fits; the other fields are empty then.
   std::string refusal;
 };
 

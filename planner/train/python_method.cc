@@ -82,7 +82,7 @@ void AddCopies(const Request& request, double in, double out, double first,
 
 void AddPythonCopies(const Request& request, const Rank& rank, double sp,
                      LayerTimes& layer) {
-  // earlier chunks that a chunk sees, on average
+  // Earlier chunks that a chunk sees, on average.
   const double before = (rank.chunks - 1) / 2;
   PassTimes& up = layer.forward;
   PassTimes& back = layer.backward;

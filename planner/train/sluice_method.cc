@@ -287,7 +287,7 @@ StepParts TrainerStep(const Request& request, const Settings& settings) {
                  .count()) *
       GpusInNode(request);
   const Bytes host(static_cast<int64_t>(request.hardware.host_memory_bytes));
-  // the daemon's own limit
+  // The daemon's own limit.
   parts.host_usable_bytes = double(Pinnable(host).count());
   return parts;
 }

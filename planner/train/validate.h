@@ -30,7 +30,7 @@ struct ValidatedCell : PublishedCell {
 // One row of FPDT's table 1; `tokens` is its longest context.
 struct ValidatedLength : PublishedLength {
   int64_t ours = 0;  // the model's result
-  // to a power of two, down, and to at most `tokens` if or_more
+  // `ours` rounded down to a power of two, and to at most `tokens` if or_more.
   int64_t rounded = 0;
   std::string stopped_by;
   int doublings() const;  // the model's minus the published; 0: exact

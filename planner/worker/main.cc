@@ -137,7 +137,7 @@ void WriteProgress(int fd, const NodeProgress& progress) {
   const std::string line =
       plan::WriteProgress({progress.done, progress.all, progress.segment,
                            progress.arm, progress.peak, progress.lower_bound});
-  // progress is optional
+  // Progress is optional, so an error is ignored.
   if (pwrite(fd, line.data(), line.size(), 0) < 0) return;
 }
 

@@ -58,7 +58,7 @@ CASES = (
     Case(masks.documents, 107, 32),
     Case(masks.documents, 107, 32, "host", torch.bfloat16),
     Case(masks.causal, 769, 256, sizes=WIDE),  # the last chunk has one row
-    # no kernel takes this
+    # No kernel takes these widths.
     Case(masks.causal, 107, 32, sizes=Sizes(value_width=8)),
 )
 
