@@ -38,8 +38,9 @@ struct LinearProgram {
 
 // Solves one program repeatedly, each time from the last basis, as
 // lexicographic stages and "one more" require. Rows and bounds hold within
-// 1e-9; scale them so that values and coefficients are near 1. Thread safety:
-// one owner; different solvers may run concurrently.
+// 1e-9; scale them so that values and coefficients are near 1.
+//
+// Thread safety: one owner; different solvers may run concurrently.
 class LinearSolver {
  public:
   explicit LinearSolver(const LinearProgram& program);

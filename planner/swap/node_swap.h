@@ -3,8 +3,9 @@
 // README.md has the rows.
 //
 // Bytes and seconds are doubles, because fractions of tensors are not whole
-// bytes and a problem is solved within 1e-9 relative. Thread safety: pure
-// functions; Clp runs under one lock.
+// bytes and a problem is solved within 1e-9 relative.
+//
+// Thread safety: pure functions; Clp runs under one lock.
 #pragma once
 
 #include <cstdint>

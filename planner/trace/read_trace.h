@@ -4,7 +4,9 @@
 // An error in the input is InvalidArgument in one line that starts with the
 // place: "FILE:LINE:COLUMN: what, value, limit, what to do". The input is not
 // trusted: counts, sizes, times and their sums have limits, so that every sum
-// over a trace is exact in int64. Thread safety: pure functions.
+// over a trace is exact in int64.
+//
+// Thread safety: pure functions.
 #pragma once
 
 #include <istream>
