@@ -1,5 +1,5 @@
-"""FSDP2 around a streamed model, one process per rank, each with sequences of
-its own.
+"""Trains a streamed model under FSDP2, one process per rank. Each rank has
+different sequences.
 
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       torchrun --standalone --nproc-per-node 2 client/python/examples/fsdp.py
@@ -25,7 +25,7 @@ def main() -> None:
         vocab_size=256, hidden_size=64, intermediate_size=128,
         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
     stream = sluice.stream(model, chunk=512, quiet=rank > 0)
-    for layer in model.model.layers:  # after stream, each layer as a whole
+    for layer in model.model.layers:  # after stream(); only whole layers
         fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -1,4 +1,4 @@
-"""LoRA by PEFT on a streamed model: only the adapters have gradients.
+"""Trains LoRA adapters and the head of a streamed model by PEFT.
 
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       python client/python/examples/lora.py

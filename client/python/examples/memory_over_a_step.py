@@ -3,10 +3,10 @@
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       python client/python/examples/memory_over_a_step.py OUT.svg
 
-Bytes are those that torch's allocator says it handed out since the step began
-(torch.profiler), so without the parameters; their gradients are in all three.
-Time is the share of the step that has passed, because seconds on a CPU with
-one thread say nothing about a GPU.
+Bytes are those that torch's allocator has handed out since the step began
+(torch.profiler). So no curve contains the parameters, and all three contain
+their gradients. Time is the fraction of the step that has passed, because
+seconds on a CPU with one thread say nothing about a GPU.
 """
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ COLOURS = {"plain": "#b3402f", "checkpointed": "#c98a1b", "streamed": "#23689b"}
 
 
 def one_step(way: str) -> tuple[list[tuple[float, float]], str]:
-    """[(share of the step, MiB)] and what to say beside it."""
+    """Runs a step; returns its curve [(fraction of the step, MiB)] and a
+    caption."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=2048, hidden_size=128, intermediate_size=352,
@@ -42,7 +43,7 @@ def one_step(way: str) -> tuple[list[tuple[float, float]], str]:
         model(input_ids=ids, labels=ids).loss.backward()
         model.zero_grad()
 
-    step()  # what is made once is not of the step
+    step()  # makes what later steps reuse, which should not count
     with profile(activities=[ProfilerActivity.CPU],
                  profile_memory=True) as profiled:
         step()
@@ -64,7 +65,8 @@ def one_step(way: str) -> tuple[list[tuple[float, float]], str]:
 
 def thinned(curve: list[tuple[float, float]],
             parts: int = 240) -> list[tuple[float, float]]:
-    """The most of every 1/parts of the step: no peak is lost."""
+    """Returns the maximum of each of `parts` equal parts of the step, so that
+    no peak is lost."""
     most: dict[int, float] = {}
     for share, mib in curve:
         part = min(int(share * parts), parts - 1)

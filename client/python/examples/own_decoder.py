@@ -1,5 +1,5 @@
-"""A decoder as in torchtitan, without transformers: its layers are streamed,
-embedding, head and loss are its own.
+"""Streams the layers of a decoder as in torchtitan, without transformers. The
+decoder's embedding, head and loss run unstreamed.
 
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       python client/python/examples/own_decoder.py
@@ -17,7 +17,7 @@ HIDDEN, HEADS, LONGEST = 64, 4, 4096
 
 
 def rotate(x: Tensor, freqs_cis: Tensor) -> Tensor:
-    """x [B, S, heads, D], turned by the first S rows of the table."""
+    """Returns x [B, S, heads, D] rotated by the first S rows of `freqs_cis`."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
     return torch.view_as_real(
         pairs * freqs_cis[:x.shape[1], None]).flatten(-2)
@@ -66,7 +66,7 @@ def main() -> None:
     model, ids = Decoder(), torch.tensor([list(TEXT)])
     stream = sluice.stream_layers(
         model.layers, chunk=512, rows={"freqs_cis": 0},  # one row per position
-        sample=lambda: model(ids[:, :128]))  # what the layers are probed on
+        sample=lambda: model(ids[:, :128]))  # stream() probes the layers on it
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(5):
         loss = F.cross_entropy(model(ids)[0, :-1], ids[0, 1:])

@@ -1,5 +1,5 @@
-"""TRL's SFTTrainer with packing: several documents in one row, which do not
-see each other, on a streamed model.
+"""Trains a streamed model by TRL's SFTTrainer with packing: one row has several
+documents, which do not attend to each other.
 
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       python client/python/examples/packed_sft.py
@@ -20,7 +20,8 @@ WORDS = "the quick brown fox jumps over a lazy dog".split()
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word: there may be no hub to load one from."""
+    """Returns a tokenizer with one token per word, made here because the hub
+    may be unreachable."""
     ids = {word: i for i, word in enumerate(["<pad>", "<end>", *WORDS])}
     made = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -1,4 +1,4 @@
-"""Trainer of transformers around a streamed model, evaluation included.
+"""Trains and evaluates a streamed model by transformers' Trainer.
 
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       python client/python/examples/trainer.py

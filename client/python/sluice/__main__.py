@@ -23,9 +23,10 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command and returns the exit status: 0; 1 if something is missing
-    or a model cannot be streamed; 2 for wrong arguments or a model shape that
-    the planner does not know; 3 if it does not fit; 130 after Ctrl-C."""
+    """Runs a command and returns the exit status: 0; 1 if a check or the
+    command fails or the model cannot be streamed; 2 for wrong arguments or a
+    model shape that the planner does not know; 3 if `plan` finds that training
+    does not fit; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -100,9 +101,9 @@ def _probe(given: argparse.Namespace) -> int:
 
 def _plan(given: argparse.Namespace) -> int:
     """Runs the planner, with the cost model of `stream(hidden="host")` under
-    FSDP2. It refuses shapes that it does not know (experts, latent keys and
-    values, windows), by the field of config.json; it never leaves one out
-    silently."""
+    FSDP2. The planner refuses model shapes that it does not know (experts,
+    latent keys and values, windows) and names the field of config.json; it
+    never ignores such a field."""
     from sluice.base.arguments import PATH, need
     from sluice.native.daemon import find_programs
     need("plan", "folder", given.model, PATH)
@@ -124,13 +125,13 @@ def _daemon(given: argparse.Namespace) -> int:
 
 
 def run_sluiced() -> None:
-    """Runs the wheel's `sluiced`."""
+    """Replaces this process by the wheel's `sluiced`."""
     _run("sluiced")
 
 
 def run_sluicectl() -> None:
-    """Runs the wheel's `sluicectl`, against the daemon that sessions would
-    use."""
+    """Replaces this process by the wheel's `sluicectl`, which talks to the
+    daemon that sessions would use."""
     from sluice.native import user_daemon
     os.environ.setdefault("SLUICE_SOCKET", user_daemon.known_socket())
     _run("sluicectl")
@@ -143,7 +144,8 @@ def _run(program: str) -> None:
 
 
 def _main() -> int:
-    """Runs `main`; returns 1 too if standard output cannot be written."""
+    """Returns the status of `main`, or 1 if standard output cannot be
+    written."""
     try:
         try:
             return main()
@@ -153,7 +155,8 @@ def _main() -> int:
         if error.errno != errno.EPIPE:
             print("error: cannot write to standard output: "
                   f"{error.strerror}", file=sys.stderr)
-        # Else the interpreter would flush it again and exit with 120.
+        # Without this the interpreter would flush stdout again and exit with
+        # 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -1,11 +1,11 @@
 """`sluice.AdamW`: torch's AdamW with its states in host memory.
 
-[Note: master weights] A parameter that is not fp32 has an fp32 master in the
-host, which is updated and rounded into the parameter. If the parameter's bits
-are not those that the master rounds to, something else has set the parameter
-(weights were loaded, merged or averaged), or it is new: its master is set to
-it before the update. So a master needs no initial value, and states of torch's
-AdamW, which has no masters, can be loaded.
+[Note: master weights] A bf16 or fp16 parameter has an fp32 master in host
+memory. A step updates the master and rounds it into the parameter. Where the
+parameter's bits differ from the rounded master, the parameter is new or other
+code has set it (weights were loaded, merged or averaged), and the step first
+sets the master to the parameter. So a master needs no initial value, and
+states of torch's AdamW, which has no masters, can be loaded.
 """
 from __future__ import annotations
 
@@ -39,29 +39,31 @@ class AdamW(torch.optim.AdamW):
     and temporaries of torch's foreach kernels; none between steps.
 
     `step()` gives fp32 parameters the bits of torch.optim.AdamW(foreach=True),
-    and others the rounded bits of the same update on fp32 masters. What
-    torch's current stream computes later comes after all of it. A parameter's
-    states are leased in the first step in which it has a gradient.
+    and others the rounded bits of the same update on fp32 masters. Work that
+    is enqueued later on torch's current stream runs after the whole update. A
+    parameter's states are leased in the first step in which the parameter has
+    a gradient.
 
-    `state`, and so `state_dict()`, waits for copies. Its tensors (CPU tensors,
-    or DTensors of such) are the leased memory and outlive the optimizer. They
-    have torch's names, and "master"; only `load_state_dict` sets them.
+    Reading `state` or calling `state_dict()` waits for copies. The states (CPU
+    tensors, or DTensors of CPU tensors) are the leased memory itself and stay
+    valid without the optimizer. Their names are torch's and "master". Set them
+    by `load_state_dict` only.
 
     Args:
-      params: parameters, named ones, or groups, as torch takes them: float32,
-        bfloat16 or float16, on the session's device. Of DTensors the local
-        shards are updated.
-      lr, betas, eps, weight_decay: as torch's, but only numbers.
+      params: parameters, named parameters or groups, as for torch's AdamW:
+        float32, bfloat16 or float16, on the session's device. The local shards
+        of DTensors are updated.
+      lr, betas, eps, weight_decay: as for torch's AdamW; numbers, no tensors.
       amsgrad, maximize: refused if True.
-      session: leases the host memory and computes on its GPU; must be open
-        as long as steps are made. None: a `Session` of the optimizer's own,
-        on the first parameter's device.
+      session: leases the host memory, and its GPU computes the updates; keep
+        it open while steps are made. None: the optimizer opens a `Session` on
+        the first parameter's device.
 
     Raises:
       ValueError: torch's AdamW refuses a number.
-      Unsupported: an option is not built; in `step()`: a parameter or gradient
-        is not supported, or DistributedDataParallel holds parameters (says
-        how many bytes their states would take).
+      Unsupported: an option is not implemented; in `step()`: a parameter or
+        gradient is not supported, or DistributedDataParallel replicates
+        parameters (the message says how many bytes their states would take).
       Error: no daemon; in `step()` and `load_state_dict()` RESOURCE_EXHAUSTED:
         the states do not fit into the host memory that can be leased, and no
         parameter was changed.
@@ -98,8 +100,8 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates the parameters that have gradients; see `AdamW`. Returns the
-        result of `closure`, which computes the loss again."""
+        """Updates the parameters that have gradients; see `AdamW`. First calls
+        `closure`, if given, to compute the loss, and returns its result."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -122,17 +124,17 @@ class AdamW(torch.optim.AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copies states of this class or of torch's AdamW into host memory.
-        Raises ValueError if they are of other groups, or of parameters of
-        other shapes: options of the groups may be loaded by then, states are
-        not."""
-        # Torch would cast tensors to the parameters' device and dtype.
+        Raises ValueError if the groups or the parameters' shapes differ; then
+        options of the groups may have been loaded, but no states."""
+        # torch would cast tensors to the parameters' device and dtype, but does
+        # not look into the functions that are passed here in place of states.
         with self.register_load_state_dict_pre_hook(lambda _, given: {
                 **given, "state": {key: functools.partial(dict, values) for
                                    key, values in given["state"].items()}}):
             super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Called by torch's load_state_dict with what it loads."""
+        """Loads groups and states; torch's load_state_dict calls it."""
         kept = {p: values() for p, values in state.pop("state").items()}
         given = {p: values for p, values in kept.items() if values}
         super().__setstate__(state)
@@ -174,8 +176,8 @@ class AdamW(torch.optim.AdamW):
         self._views.update((p, views) for (p, _, _), views in zip(new, leased))
 
     def _set(self, p: torch.Tensor, values: Mapping[str, Any]) -> None:
-        """Sets a parameter's states to `values`. States that are missing
-        become 0, also a master: see [Note: master weights]."""
+        """Sets a parameter's states to `values`, and states that `values`
+        lacks, such as the master, to 0: see [Note: master weights]."""
         self._states.settle()
         for name, view in zip(_STATES, self._views[p]):
             view.copy_(_local(values[name], p) if name in values else
@@ -197,7 +199,8 @@ class AdamW(torch.optim.AdamW):
             params.append(masters[0] if masters else values)
             grads.append(_gradient(p)[piece.start:piece.stop].float())
             step = self._state[p]["step"]
-            steps.append(step if piece.last else step.clone())  # counted once
+            # adamw increments each step: only the last piece's counts.
+            steps.append(step if piece.last else step.clone())
         beta1, beta2 = group["betas"]
         adamw(params, grads, [states[0] for _, states in updates],
               [states[1] for _, states in updates], [], steps, foreach=True,
@@ -223,8 +226,8 @@ def _count(p: torch.Tensor) -> int:
 
 
 def _follow(master: torch.Tensor, values: torch.Tensor) -> None:
-    """Sets `master` to `values` where it does not round to them; see
-    [Note: master weights]."""
+    """Sets the elements of `master` that do not round to `values` to those of
+    `values`; see [Note: master weights]."""
     same = master.to(values.dtype).view(torch.int16) == values.view(torch.int16)
     master.copy_(torch.where(same, master, values.float()))
 
@@ -240,7 +243,8 @@ def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 
 
 def _as_sharded(view: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Returns a state with its parameter's sharding; it stays in the host."""
+    """Returns the state `view` with the sharding of its parameter `p`; the
+    memory stays in the host."""
     if not isinstance(p, DTensor):
         return view
     meta = p._spec.tensor_meta._replace(dtype=view.dtype)
@@ -291,7 +295,8 @@ def _refuse_replicas(parameters: Iterable[torch.Tensor]) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         return
     ids = {id(p) for p in parameters}
-    # DDP leaves no mark on a parameter.
+    # A parameter does not show that DDP holds it, so all DDP modules of the
+    # process are searched.
     for ddp in [each for each in gc.get_objects()
                 if issubclass(type(each), DistributedDataParallel)]:
         ranks = dist.get_world_size(ddp.process_group)

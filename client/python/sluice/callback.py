@@ -17,13 +17,13 @@ class SluiceCallback(TrainerCallback):
 
         Trainer(model, args, callbacks=[sluice.SluiceCallback(config)], …)
 
-    A model that is not streamed yet is streamed when the Trainer is made:
-    later accelerate may have sharded it, or put a forward over its head's. The
-    next training streams it again; a training that raises leaves it streamed.
+    The Trainer's constructor streams the model if it is not streamed yet,
+    because accelerate may shard the model or wrap its forward later. The next
+    training streams it again. If training raises, the model stays streamed.
 
     Args:
-      config, fields: as of `stream`; the Trainer's constructor raises its
-        errors.
+      config, fields: arguments of `stream`; the Trainer's constructor raises
+        the errors of `stream`.
     """
 
     def __init__(self, config: StreamConfig | None = None, **fields: Any):

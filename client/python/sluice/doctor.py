@@ -29,9 +29,9 @@ class Finding:
 
 
 def examine(socket: str | None = None) -> Iterator[Finding]:
-    """Runs one check after the other and yields each finding at once. Opens
-    and ends a session, as `Session(socket)` does; sluicectl's findings come
-    last."""
+    """Runs the checks one after the other and yields each finding when its
+    check ends. One check opens and closes a `Session(socket)`; the findings of
+    sluicectl come last."""
     yield Finding("python", True, platform.python_version())
     for package in ("torch", "transformers"):
         yield _finding(
@@ -58,7 +58,7 @@ def _finding(what: str, look: Callable[[], str]) -> Finding:
 
 
 def _failed(what: str, error: Exception) -> Finding:
-    """Returns any error as the finding of a failed check."""
+    """Returns the finding of a check that raised `error`."""
     return Finding(what, False, str(error) or type(error).__name__)
 
 
@@ -84,8 +84,9 @@ def _library(programs) -> str:
 
 def _of_the_machine(programs: Programs, socket: str | None
                     ) -> Iterator[Finding]:
-    """Yields sluicectl's findings about the machine, and those that failed
-    about the daemon at `socket`; nothing if there is no sluicectl."""
+    """Yields the findings of `sluicectl doctor` about the machine and, if
+    `socket` is given, the failed ones about the daemon there. Yields nothing
+    if sluicectl is missing."""
     if programs.sluicectl is None:
         return
     asked = ["--socket", socket] if socket else []

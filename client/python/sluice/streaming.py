@@ -39,14 +39,14 @@ def stream(model: nn.Module | None = None,
     attention's results and the layers' inputs in host memory.
 
     Pass a model of transformers as `model`. Pass the layers of any other model
-    to `stream_layers`: each takes hidden states [B, S, H] first and returns
-    them, and asks torch for causal attention; embedding, head and loss stay as
-    they are.
+    to `stream_layers`: each layer takes hidden states [B, S, H] as its first
+    argument, calls causal attention and returns hidden states; embedding, head
+    and loss are not changed.
 
-    The model stays itself: its class, its parameters, `generate`, saving and
-    loading. Training forwards (and others without a cache) are streamed; with
-    `labels` the head and the loss run on chunks of rows too, and `logits` are
-    made when they are read.
+    The model's class, its parameters, `generate`, saving and loading stay the
+    same. Training forwards (and other forwards without a cache) are streamed;
+    with `labels` the head and the loss run on chunks of rows too, and `logits`
+    are computed when they are read.
 
     Streaming a streamed model again ends its former stream, as `unstream()`
     does.
@@ -54,79 +54,81 @@ def stream(model: nn.Module | None = None,
     Args:
       model: a decoder of transformers that calls attention through the
         attention registry (also as a PEFT model).
-      config: values of the fields below that are not passed themselves.
+      config: values of those fields below that are not passed as arguments.
       layers: instead of `model`: the decoder layers in order.
-      attention: "sdpa" with `layers`: their attention calls
-        F.scaled_dot_product_attention(is_causal=True), or is written out.
-      sample: with `layers`: runs the model on 64 tokens or more, such as
-        `lambda: model(ids)`; stream() probes the layers by it. Without it,
-        the first call with so many rows probes and may refuse them, and
-        shorter calls before it are not streamed. Required with a group and
-        with hidden="host".
+      attention: "sdpa" with `layers`: the layers call
+        F.scaled_dot_product_attention(is_causal=True) or write attention out
+        as products and a softmax.
+      sample: with `layers`: a function that runs the model on 64 tokens or
+        more, such as `lambda: model(ids)`; stream() probes the layers on that
+        call. Without a sample, the first call with at least 64 rows probes the
+        layers and may refuse them, and shorter calls before that are not
+        streamed. Required with a group and with hidden="host".
       session: a session with the node's daemon, which `unstream()` leaves
         open. None: `Session()` on the model's device, closed by `unstream()`.
       chunk: rows per chunk (None: 1024, on a real GPU 8192); "auto": measured
         in stream() (see [Note: chunk size] in chunk_size);
         `Stream.chunk_choice` and the line at attach say what was chosen and
-        why. All ranks of a job use what the first of them has found.
-      batch: with chunk="auto": the sequences per batch, of each rank, for
-        which it is measured; steps may have others.
-      rows: further layer arguments that have rows, name -> dimension; a
-        table with a row per position may have more rows than the sequence.
-        None as the dimension: each chunk gets the whole argument.
+        why. All ranks of a job use the choice of the rank that was first.
+      batch: with chunk="auto": the number of sequences per batch and rank for
+        which the chunk is measured; steps may have other batch sizes.
+      rows: further layer arguments that have rows: name -> dimension of the
+        rows. A table with a row per position may have more rows than the
+        sequence. Dimension None: each chunk gets the whole argument.
       policy: what backward does with a layer's matrix products:
-        "recompute", or by the name of a weight or a module in the layer
-        (`fnmatch`) the fraction of chunks kept on the device or swapped to
-        the host: {"mlp.*": {"keep": 0.25, "swap": 0.5}}; "plan": the second
-        training step is measured, and from the third on the daemon's plan
-        for this node applies (`Stream.plan`).
-      check: compares replayed chunks with their first forwards, bit by bit,
-        and with themselves in two parts: "first": all chunks in the first
+        "recompute", or a dict from names of weights or modules in the layer
+        (`fnmatch` patterns) to the fractions of chunks kept on the device and
+        swapped to the host: {"mlp.*": {"keep": 0.25, "swap": 0.5}}; "plan":
+        the second training step is measured, and from the third on the
+        daemon's plan for this node applies (`Stream.plan`).
+      check: compares a chunk's replay with its first forward, bit by bit, and
+        with a run of the chunk in two parts: "first": all chunks in the first
         step, then one of each kind of layer per step; "always": all chunks;
         "off": none.
       min_tokens: shorter sequences are not streamed.
-      head: "whole": with labels too, the model's own head and loss run over
+      head: "whole": also with labels, the model's own head and loss run over
         all rows at once, with logits [B, S, vocabulary]. Can be set later, as
         the attribute `head` of the returned stream.
-      group: its ranks share each sequence: every rank is given the same
-        whole rows, and works on its part of them; see
+      group: a process group of ranks that share each sequence: pass the same
+        whole rows to every rank, and each rank computes its part of them; see
         [Note: shared sequences] in shards.
       hidden: where the hidden states between layers and their gradients are:
-        "device", or "host", chunk by chunk, for sequences so long that not
-        even one [B, S, H] should be on the device.
-      rerun: the fraction of tokens, 0 to 1 and from the start, for which
-        backward computes k, v and attention's results again, a layer at a
-        time, instead of keeping them in the host. A fraction f costs f^2 of
-        attention's forward and f of the layers' own; see [Note: run again]
-        in layer.
+        "device" or "host". In the host they are read and written chunk by
+        chunk, for sequences so long that not even one [B, S, H] should be on
+        the device.
+      rerun: the fraction (0 to 1) of a sequence's tokens, counted from its
+        start, for which backward computes k, v and attention's results again,
+        a layer at a time, instead of keeping them in the host. A fraction f
+        costs f^2 of attention's forward and f of the rest of the layers'
+        forward; see [Note: run again] in layer.
       kernel: for attention's blocks on a real GPU: "flash" or "cudnn" (bf16
-        and fp16), "efficient", or "auto": efficient for fp32; for bf16 and
-        fp16 cuDNN's on GPUs of compute capability 9.0 (heads of at most 128),
-        else flash, and flash there too for documents and windows. Flash is
-        what torch runs under that name: after
+        and fp16), "efficient", or "auto". For fp32 "auto" is efficient. For
+        bf16 and fp16 it is cudnn on GPUs of compute capability 9.0 if heads
+        are at most 128 wide and there are no documents or windows, else flash.
+        Flash is what torch runs under that name: after
         torch.nn.attention.activate_flash_attention_impl("FA4") it is
-        "flash (FA4)". `Stats.kernels` names the kernels of a step. A kernel
-        chosen by name is refused if it does not take the model's heads, and
-        in a step of a dtype that it does not take. Blocks with an interval of
-        keys for each row, a softcap or values of another width use no kernel:
-        their scores are written out.
-      hbm: bytes of device memory for layers that fit there: these run plain,
-        as without a stream, and nothing of them is computed again or copied
-        (see [Note: plain layers] in plain_layers). None: on a real GPU what
-        the first step's peak leaves free, else 0. With a group or
-        hidden="host" all layers are streamed.
-      stalled_s: seconds without a next chunk of a layer after which each
-        rank reports on stderr where it is.
+        "flash (FA4)". `Stats.kernels` names the kernels of a step. stream()
+        refuses a kernel that does not support the model's heads; a step
+        refuses one that does not support its dtype. No kernel supports blocks
+        with an interval of keys for each row, a softcap, or a head width of v
+        that differs from that of k: their scores are written to memory.
+      hbm: bytes of device memory for the tensors of layers that run plain: as
+        without a stream, with nothing recomputed or copied (see
+        [Note: plain layers] in plain_layers). None: on a real GPU what the
+        first step's peak leaves free, else 0. With a group or hidden="host"
+        all layers are streamed.
+      stalled_s: seconds without progress to a next chunk after which each
+        rank reports its position on stderr.
       quiet: prints nothing on stderr: no line at attach, no progress of long
         steps, no report of a stall.
 
     Raises:
       Unsupported: the model, or how it is set up, cannot be streamed exactly;
-        names the module, the feature and the remedy. Nothing was changed,
-        except that a former stream of this model has ended.
+        the message names the module, the feature and the remedy. Nothing was
+        changed, except that a former stream of this model has ended.
       Invalid: an argument has an invalid value; nothing was changed.
-      Error: there is no daemon, it is not that of another rank of the node,
-        or there is not enough memory.
+      Error: there is no daemon, another rank of this node uses another
+        daemon, or there is not enough memory.
     """
     how = Fields.of(config, fields)
     planned = how.policy == "plan"
@@ -162,7 +164,7 @@ def stream(model: nn.Module | None = None,
         for _, _, width, _ in made.attended:
             gpu_blocks.kernel_for(how.kernel, made.arena.device, 2, width, width)
         made.kernel = how.kernel
-        made.reset_stats()  # removes those of the probe
+        made.reset_stats()  # drops what the probe has counted
         if planned:
             made.planning = Planning(made.session, kind_names(adapter.layers),
                                      how.quiet)
@@ -188,8 +190,8 @@ def stream(model: nn.Module | None = None,
 
 def stream_layers(layers: Layers, config: StreamConfig | None = None,
                   **fields: Any) -> Stream:
-    """`stream` for decoder layers that belong to no model of transformers: its
-    fields `layers` and `attention`."""
+    """Streams decoder layers that belong to no model of transformers: calls
+    `stream` with its fields `layers` and `attention`."""
     return stream(None, config, layers=layers, attention="sdpa", **fields)
 
 
@@ -210,8 +212,8 @@ def of(model: nn.Module) -> Stream | None:
 
 @takes("unstream", model=MODULE)
 def unstream(model: nn.Module) -> None:
-    """Calls `Stream.unstream()` for every stream that `of` looks for. A model
-    that is not streamed stays as it is."""
+    """Ends every stream of `model` or of models that it wraps or holds, by
+    `Stream.unstream()`. Does nothing to a model that is not streamed."""
     for found in _streams_in(model):
         found.unstream()
 

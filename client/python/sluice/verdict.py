@@ -70,9 +70,9 @@ def _config(folder: pathlib.Path) -> PretrainedConfig:
 
 @contextlib.contextmanager
 def _reading(folder: pathlib.Path) -> Iterator[None]:
-    """Turns any error of transformers about the config into one line."""
+    """Turns any exception raised inside into an `Invalid` of one line."""
     try:
         yield
-    except Exception as error:  # fields of a config may cause any
+    except Exception as error:  # a config's fields may raise anything
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise invalid(f"{folder}/config.json: {said[0]}") from error

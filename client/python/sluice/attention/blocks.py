@@ -35,16 +35,17 @@ from sluice.native import abi
 # to the dtype of q.
 READ_WIDE = {CPU, SCORES}
 _NOTHING = -math.inf  # lse of a row that has seen no key
-# Rows of a strip, and most rows of a causal block that is cut: with more rows
-# the kernel takes 256 at a time and skips most tiles that no row sees.
+# Rows of a strip, and the most rows of a causal block that is cut into strips.
+# With more rows the kernel's tiles have 256 rows, and it skips most tiles that
+# no row sees.
 _STRIP, _CUT = 192, 512
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
             asked: Kernel = "auto", part: bool = False
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) of the block alone; 0 and -inf for rows that see
-    nothing."""
+    """Returns (o, lse) over this block's keys alone; 0 and -inf for rows that
+    see none of them."""
     kernel = kernel_of(q, k, v, mask, scores, asked, part)
     if kernel not in (SCORES, CPU):
         return gpu_blocks.forward(kernel, q, k, v, mask,  # type: ignore[arg-type]
@@ -139,8 +140,8 @@ def _cut(q: Tensor) -> list[tuple[slice, Mask | Tensor]]:
 def _of_last_strip(last: int, dtype: torch.dtype, device: torch.device
                    ) -> Tensor:
     """Returns the mask that is added to the scores of a whole strip of rows
-    from `last` on. Without its first columns it is that of an earlier strip.
-    Cached, because all blocks of a step use the same."""
+    from `last` on. The mask of an earlier strip is a part of it, without its
+    first columns. Cached, because all blocks of a step use the same mask."""
     return torch.full((_STRIP, last + _STRIP), _NOTHING, dtype=dtype,
                       device=device).triu_(last + 1)
 
@@ -183,8 +184,8 @@ def sink_backward(do: Tensor, o: Tensor, lse: Tensor,
 
 def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
               asked: Kernel = "auto", part: bool = False) -> str:
-    """Returns the kernel that computes such a block, or such a `part` of one.
-    Raises as `gpu_blocks.kernel_for`."""
+    """Returns the kernel that computes a block of these tensors, or a `part`
+    of a block. Raises what `gpu_blocks.kernel_for` raises."""
     traits = (abi.BLOCK_PART * part
               | abi.BLOCK_WINDOW * isinstance(mask, Window)
               | abi.BLOCK_INTERVALS * isinstance(mask, Between)
@@ -195,7 +196,8 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:
-    """Widens the inputs of the CPU kernel. In bf16 it would round the result
-    of each block before the blocks are summed, an error that attention over
-    all keys at once does not have. A chunk is small enough to be widened."""
+    """Widens the inputs of the CPU kernel. With bf16 inputs the kernel would
+    round the result of each block before the blocks are summed, an error that
+    attention over all keys at once does not have. A chunk is small enough to
+    be widened."""
     return [widened(t) for t in tensors]

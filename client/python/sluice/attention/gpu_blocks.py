@@ -8,16 +8,17 @@ have both in fp32. The merge itself is in fp32, as on the CPU.
 [Note: efficient] In bf16 and fp16 the backward of the efficient kernel reads o
 with a row stride of heads * width, whatever the tensor's stride (o_strideM in
 torch's mem_eff_attention/kernel_backward.h), and does not check it: with
-another layout an H100 returned a dq that was 5 times its norm off. In fp32
+another layout an H100 returned a dq with an error of 5 times its norm. In fp32
 torch multiplies o and do before the kernel. So o is passed with rows before
-heads in memory; torch copies do, and the strides of q, k and v are read.
+heads in memory; torch copies do, and the kernel reads the strides of q, k and
+v.
 
 [Note: cuDNN] cuDNN's operators do not check their inputs: fp32 would be read
-as fp16 (the table refuses it), and plans of backward are cached by the sizes
-and strides of q, k and v alone, so that another layout of o or do would be
-misread. So all tensors are passed in one layout, rows before heads. Seeds are
-not read without dropout, but Blackwell's path converts them and fails if they
-are missing.
+as fp16 (`kernel_for` refuses it), and plans of backward are cached by the
+sizes and strides of q, k and v alone, so that another layout of o or do would
+be misread. So all tensors are passed in one layout, rows before heads. Seeds
+are not read without dropout, but Blackwell's path converts them and fails if
+they are missing.
 """
 from __future__ import annotations
 
@@ -75,9 +76,10 @@ def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
 
 
 def _is_deterministic() -> bool:
-    """Returns whether results must be the same to the bit each time. The
-    backwards of flash and efficient respect that mode themselves; torch counts
-    cuDNN's as nondeterministic (sdp_utils.cpp, check_cudnn_deterministic)."""
+    """Returns whether results must be the same to the bit each time. In
+    torch's deterministic mode the backwards of flash and efficient are
+    deterministic; torch counts cuDNN's as nondeterministic (sdp_utils.cpp,
+    check_cudnn_deterministic)."""
     return torch.are_deterministic_algorithms_enabled() and (
         not torch.is_deterministic_algorithms_warn_only_enabled())
 
@@ -159,7 +161,7 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
 
 
 def _window(mask: Whole | Window) -> dict[str, int]:
-    """Returns flash's arguments for a window; without them it has no bound."""
+    """Returns flash's arguments for a window; {} for other masks."""
     if not isinstance(mask, Window):
         return {}
     return {"window_size_left": mask.left,
@@ -172,7 +174,8 @@ def _rows_first(*tensors: Tensor) -> list[Tensor]:
 
 
 def _in_rows(*tensors: Tensor) -> list[Tensor]:
-    """Returns [B, H, c, D] that are [B, c, H, D] in memory; see the notes."""
+    """Returns [B, H, c, D] that are [B, c, H, D] in memory; see
+    [Note: efficient] and [Note: cuDNN]."""
     return [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
 
 
@@ -181,7 +184,8 @@ def _contiguous_rows(x: Tensor) -> Tensor:
 
 
 def _alike(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """Repeats k and v to the heads of q: the kernel has no groups."""
+    """Repeats k and v for each head of q: the efficient kernel has no grouped
+    heads."""
     group = q.shape[1] // k.shape[1]
     return [_contiguous_rows(t) for t in (
         q, *(t if group == 1 else t.repeat_interleave(group, dim=1)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sluice.base.errors import Unsupported
 
-# If documents have fewer rows on average, their calls cost more than a mask.
+# With fewer rows per document on average, one kernel call per document costs
+# more than one call with a mask.
 LEAST_ROWS = 16
 
 
@@ -30,8 +31,9 @@ class Window(NamedTuple):
     right: int | None
 
     def reach(self, rows: range, keys: range, own: int) -> range:
-        """Returns the range of `keys` that `rows` see, one key at least; `own`
-        is the number of the own key of the rectangle's first row."""
+        """Returns the range of `keys` that `rows` see, one key at least. `own`
+        is the number of the key that is the own key of the rectangle's first
+        row."""
         begin = min(max(rows.start + own - self.left, 0), keys.stop - 1)
         end = keys.stop if self.right is None else min(
             rows.stop + own + self.right, keys.stop)
@@ -50,8 +52,8 @@ class Window(NamedTuple):
 class Between(NamedTuple):
     """The interval of keys that each row of a block sees. `begin` is the
     number of the block's first key. `first` and `last` are [B, c], or [1, c]
-    if they are the same in all batch rows. A mask of all rows and keys would
-    be as large as the scores."""
+    if they are the same in all batch rows. (A mask tensor of all rows and keys
+    would be as large as the scores.)"""
 
     first: Tensor
     last: Tensor
@@ -86,17 +88,18 @@ class Piece(NamedTuple):
 class Intervals:
     """A mask: row q of batch row b sees the keys first[b, q] .. last[b, q].
 
-    Both are int64 [B, S], or [1, S] if all batch rows are the same, and are
-    read only. Rows of padding may see nothing: their interval is S .. -1,
-    which lies in no block. `widest` is the longest distance from a row to its
-    first key, in tokens, both included.
+    `first` and `last` are int64 [B, S], or [1, S] if all batch rows are the
+    same, and are never written. Rows of padding may see nothing: their
+    interval is S .. -1, which lies in no block. `widest` is the longest
+    distance from a row to its first key, in tokens, both included.
     """
 
     first: Tensor
     last: Tensor
     widest: int
     blind: Tensor | None = None  # bool [B or 1, S]: rows that see nothing
-    # Pieces by block: all layers of a step ask for the same.
+    # Pieces by block, cached because all layers of a step have the same
+    # blocks.
     _found: dict[tuple[range, range], list[Piece]] = field(
         default_factory=dict, repr=False, compare=False)
     # By (id of the list of chunks, chunk); the list is kept, so that its id
@@ -114,7 +117,8 @@ class Intervals:
         return Intervals(rows.new_zeros(1, 1).expand_as(rows), rows, length)
 
     def within(self, documents: Tensor) -> bool:
-        """Returns whether no row sees a key before documents[b, q]."""
+        """Returns whether each row's first key is documents[b, q] or a later
+        one."""
         known = self._within.get(id(documents))
         if known is None:
             known = bool((self.first >= documents).all())
@@ -164,7 +168,8 @@ class Intervals:
         return found
 
     def pieces(self, rows: range, keys: range) -> list[Piece]:
-        """Returns what `rows` see of `keys`, as rectangles; [] if nothing.
+        """Returns the rectangles of `keys` that `rows` see; [] if they see
+        none.
 
         Documents are rectangles: off the diagonal a document's rows see one
         whole range of the keys; on the diagonal each document has a causal
@@ -204,8 +209,8 @@ def _whole(mask: Whole) -> Piece:
 
 def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
             keys: range) -> list[Piece]:
-    """Returns the pieces of one batch row: first, last [len(rows)]. The
-    interval of a row that sees none of the keys begins behind them."""
+    """Returns the pieces of one batch row: first, last [len(rows)]. If a row
+    sees none of the keys, its interval begins behind them."""
     starts, counts = (t.tolist() for t in torch.unique_consecutive(
         first.clamp(keys.start, keys.stop), return_counts=True))
     if len(counts) * LEAST_ROWS > len(rows) + LEAST_ROWS:
@@ -230,8 +235,8 @@ def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
 
 def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
             keys: range) -> Piece:
-    """Returns one piece for a batch row that is not made of rectangles: a
-    window if it is one, else an interval per row."""
+    """Returns one piece for a batch row that is not made of rectangles: with a
+    window if the rows' intervals form one, else with an interval per row."""
     own = torch.arange(rows.start, rows.stop, device=last.device)
     width = int((own - first).max()) + 1
     diagonal = rows == keys

@@ -4,11 +4,11 @@
 Causal masks, sliding windows, chunked attention, packed documents, right
 padding and all their intersections have one property in common: row q of batch
 row b attends to one interval of keys, first[b, q] .. last[b, q], with
-last[b, q] <= q. So no mask is recognised by its name. A binary search over all
-rows at once evaluates the model's mask function to find where each row's
+last[b, q] <= q. So masks need not be recognised by name. A binary search over
+all rows at once evaluates the model's mask function to find where each row's
 interval begins and ends; then random places are evaluated to check that
 nothing outside is seen and nothing inside is missing. A mask that fails (a
-prefix that sees itself whole, image tokens, global tokens) is not an interval
+prefix that sees all of itself, image tokens, global tokens) is not an interval
 mask and is refused.
 """
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sluice.base.errors import Unsupported
 
 # Random keys that are checked per row, besides the ends of its interval.
 SAMPLES = 16
-EVERYWHERE = 1 << 18  # places, up to which a mask is checked at all of them
+EVERYWHERE = 1 << 18  # a mask with at most so many places is checked at each
 # A bias of at most this masks a key: next to the score of another key, its
 # exponential is 0 in fp32.
 MASKED = -1e4
-ROWS = 8192  # evaluated at a time: each place takes some bytes per row
+ROWS = 8192  # evaluated at a time, to limit the memory for it
 
 
 def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
@@ -81,7 +81,8 @@ def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
 def dense(mask: Tensor, padding: Tensor | None = None) -> Intervals:
     """Returns the intervals of a mask tensor [B, heads or 1, S, S], of bool
     (True: seen) or added to the scores (0: seen; at most `MASKED`: not seen).
-    Reads all of it. Raises `Unsupported` as `find` does, and for a bias."""
+    Reads the whole tensor. Raises `Unsupported` as `find` does, and for a
+    bias."""
     is_bool = mask.dtype == torch.bool
     seen = mask if is_bool else mask == 0
     if not is_bool and not bool((seen | (mask <= MASKED)).all()):
@@ -143,7 +144,7 @@ def _edge(ask: _Asker, row: Tensor, low: Tensor, high: Tensor) -> Tensor:
     unseen, seen = low.clone(), high.clone()
     while bool(((seen - unseen).abs() > 1).any()):
         middle = torch.div(seen + unseen, 2, rounding_mode="floor")
-        # If they are neighbours already, the middle is one of the two.
+        # For neighbours the middle is one of the two, which are known.
         open_ = (seen - unseen).abs() > 1
         hit = ask(middle.clamp(min=0), row)
         seen = torch.where(open_ & hit, middle, seen)

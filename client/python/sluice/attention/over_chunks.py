@@ -32,9 +32,9 @@ class Site:
 
     arena: HostArena
     chunks: list[range]
-    kernel: Kernel = "auto"  # asked for, for a GPU's blocks
+    kernel: Kernel = "auto"  # requested for blocks on a GPU
     blocks_run: int = 0
-    kernels: set[str] = field(default_factory=set)  # that computed the blocks
+    kernels: set[str] = field(default_factory=set)  # those that ran
     heads: tuple[int, int] = (0, 0)  # of q, and of k and v, on this rank
     # k and v concatenated, to be copied at once: [B, Hkv, c, D + Dv].
     kv: dict[int, HostTensor] = field(default_factory=dict)
@@ -98,7 +98,8 @@ class Site:
         return self._with(chunk, dk, dv).split_with_sizes(self.widths, -1)
 
     def _with(self, chunk: int, dk: Tensor, dv: Tensor) -> Tensor:
-        """Takes the sums so far from the host, and adds one part."""
+        """Removes the sums so far from the host, and returns them plus one
+        part."""
         both = self.arena.get(self.dkv[chunk], dk.device)
         for total, part in zip(both.split_with_sizes(self.widths, -1),
                                (dk, dv)):
@@ -143,7 +144,7 @@ class Attend(torch.autograd.Function):
                 k, v = site.fetch(m, q.device)
             ctx.question = question
             ctx.save_for_backward(q, k, v, o, lse, sinks)
-            # A copy: the layer may write into its result.
+            # A copy, because the layer may write into the result.
             return o.to(q.dtype, copy=True)
         with _as_written(q):
             return _forward(question, q, k, v, sinks).to(q.dtype)
@@ -241,7 +242,7 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
             site.prefetch(walk[n + 1][0], q.device)
         else:
             site.prefetch_sums(m, q.device)
-        if i != m:  # arrives while the block that adds to them is computed
+        if i != m:  # they arrive while the block that adds to them runs
             site.prefetch_sums(i, q.device)
         ki, vi = (k, v) if i == m else site.fetch(i, q.device)
         dq, gk, gv = _block_backward(question, pieces, dq, do, q, ki, vi, o,
@@ -284,8 +285,8 @@ def _block_backward(question: Question, pieces: list[Piece],
 
 def refuse_dropout(module: nn.Module, p: float) -> NoReturn:
     """Raises `Unsupported` for attention dropout in `module` or in one of its
-    modules, and names where it is set. A config is read only when a model is
-    made, so the remedy for an existing model names its modules."""
+    modules; the error names where it is set. A config is read only when a
+    model is made, so for an existing model the remedy names its modules."""
     parts = list(module.modules())
     places = [(name, type(part).__name__) for part in parts for name, value in (
         *vars(part).items(), *((f"{n}.p", getattr(child, "p", None))

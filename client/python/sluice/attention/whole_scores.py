@@ -26,10 +26,11 @@ from sluice.attention.intervals import Between, Whole, Window
 from sluice.base.precision import wide_dtype
 
 BYTES = 256 << 20  # of a strip's scores, over all its heads
-# Most rows of a strip. A strip gets fewer heads before it gets fewer rows,
-# because fewer rows read k and v more often; more rows leave out less of what
-# a mask does not reach. On a CPU strips of 256 instead of 1024 rows took a
-# third of the time with a window of 256 keys, and no more time without one.
+# Most rows of a strip. To fit into BYTES a strip first gets fewer heads and
+# only then fewer rows, because with fewer rows k and v are read more often.
+# With more rows, fewer keys are out of reach of all of a strip's rows, and so
+# fewer are left out. On a CPU strips of 256 instead of 1024 rows took a third
+# of the time with a window of 256 keys, and no more time without one.
 _ROWS = 256
 _UNSEEN = -math.inf
 
@@ -64,8 +65,8 @@ def strips(batch: int, groups: int, share: int, rows: int, keys: int,
 
     Args:
         groups: heads of k and v; share: heads of q for each of them.
-        element: bytes of a score. The least strip is one row of a group; it
-            exceeds BYTES if its share * keys scores do.
+        element: bytes of a score. The smallest strip is one row of one group;
+            that exceeds BYTES if its share * keys scores do.
     """
     room = max(1, BYTES // (element * share * keys))  # rows of one group
     tall = min(rows, _ROWS, room)
@@ -81,8 +82,8 @@ def strips(batch: int, groups: int, share: int, rows: int, keys: int,
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) of the block alone; 0 and -inf for rows that see
-    nothing."""
+    """Returns (o, lse) over this block's keys alone; 0 and -inf for rows that
+    see none of them."""
     batch, heads, rows, _ = q.shape
     wide, groups = wide_dtype(q), k.shape[1]
     # [B, c, H, Dv] in memory, as layers need it.
@@ -97,7 +98,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
         p = s.sub_(top.masked_fill(top == _UNSEEN, 0.0)).exp_()
         total = p.sum(-1, keepdim=True)
         strip.of(lse, groups).copy_(total.log() + top)
-        # The total of a row that sees a key is at least 1, of its top score.
+        # If a row sees a key, its total is at least 1: its top score adds
+        # exp(0).
         strip.of(o, groups).copy_(
             _product(p, v[at].to(wide)).div_(total.clamp_(min=1.0)))
         del s, p  # free them before the next strip
@@ -140,7 +142,7 @@ def _reached(mask: Mask, strip: Strip, q: Tensor, k: Tensor
              ) -> tuple[tuple[slice, ...], Tensor | None]:
     """Returns the index of the part of k [B, Hkv, n, D] that the strip's mask
     reaches, and the mask of that part, bool [b or 1, 1, 1, r, n'], or None if
-    all of it is seen."""
+    every row sees all of that part."""
     count, rows = k.shape[2], range(q.shape[2])[strip.rows]
     keys, seen = range(count), None
     if isinstance(mask, Between):

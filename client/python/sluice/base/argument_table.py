@@ -1,8 +1,8 @@
 """Table of the known arguments of models and layers, by name.
 
-The dimension that is split into chunks follows from the argument's name, not
-from a tensor's shape: a tensor that happens to be as long as the sequence
-would be split silently.
+The dimension that is split into chunks follows from the argument's name. If it
+followed from the tensor's shape, a tensor that happens to be as long as the
+sequence would be split by mistake.
 """
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 IGNORED = -100  # label of a row that is left out of the loss
-# Dictionary through which layers pass tensors [B, heads, S, D] to later ones.
+# Dictionary through which layers pass tensors [B, heads, S, D] to later
+# layers.
 HANDED = "shared_kv_states"
 
 
@@ -22,19 +23,21 @@ class Argument(NamedTuple):
     """Properties of one argument.
 
     Attributes:
-        rows: sequence dimension of a layer's argument: 1 for [B, S, ...],
-            counted from the end if the leading dimensions vary.
-        dealt: sequence dimension of a decoder's argument, which is split among
+        rows: the dimension along which a layer's argument has rows: 1 for
+            [B, S, ...]; negative if the number of leading dimensions varies.
+        dealt: the dimension along which a decoder's argument is split among
             the ranks that share a sequence.
-        cut: whether the decoder's code outside of its layers accepts one
-            chunk's rows of it.
+        cut: whether it may be cut to one chunk's rows for the decoder's code
+            outside of its layers.
         mask: whether it is an attention mask.
         cache: whether it is a cache, which streaming does not support.
-        packed: whether it describes packed documents, as position_ids do.
-        said: whether attention ignores it: it is meant for other kernels or
-            for caches, or repeats what the mask states.
+        packed: whether its only use is to describe packed documents; false for
+            position_ids, which have other uses, too.
+        said: whether attention may ignore it, because it is meant for other
+            kernels or for caches, or repeats the mask.
         loss: whether the chunked head and loss support it.
-        agreed: whether the error for ranks with different values names it.
+        agreed: whether the error names this argument if ranks pass different
+            values; it calls others "another argument".
     """
 
     rows: int | None = None
@@ -102,8 +105,8 @@ ARGUMENTS: dict[str, Argument] = {
 
 
 def those(what: str) -> dict[str, Any]:
-    """Maps names to the field `what` of the arguments for which it is set, in
-    the table's order."""
+    """Returns {name: value of the field `what`} for all arguments that set the
+    field, in the table's order."""
     said = {name: getattr(known, what) for name, known in ARGUMENTS.items()}
     return {name: value for name, value in said.items()
             if value is not None and value is not False}
@@ -111,13 +114,14 @@ def those(what: str) -> dict[str, Any]:
 
 def wants(module: nn.Module, given: dict[str, Any], name: str,
           default: bool = False) -> bool:
-    """Returns whether a call of a model switches `name` on: by the argument,
-    else by the config, as transformers resolves them."""
+    """Returns whether a call of a model switches `name` on: the argument
+    decides if it is given, else the config, as in transformers."""
     said = given.get(name)
     return bool(getattr(module.config, name, default) if said is None else
                 said)
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """Returns the label of each row [B, S]: the token that follows it."""
+    """Returns [B, S]: for each row the label of the next row; IGNORED for the
+    last."""
     return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]

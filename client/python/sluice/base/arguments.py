@@ -21,7 +21,8 @@ NAME_CHARACTERS = 60  # longest text of a value in a message
 
 
 class Kind(NamedTuple):
-    """A set of allowed values: the test for it and its text in messages."""
+    """A set of allowed values: `has` tests a value, `said` describes the set
+    in messages."""
 
     has: Callable[[Any], bool]
     said: str
@@ -32,14 +33,16 @@ class Kind(NamedTuple):
 
 
 def whole(least: int, said: str, most: int = 2**63 - 1) -> Kind:
-    """Integers from `least` to `most`; bools are refused."""
+    """Returns the kind of integers from `least` to `most`; bools are refused.
+    """
     return Kind(lambda v: isinstance(v, int) and not isinstance(v, bool)
                 and least <= v <= most, said)
 
 
 def number(said: str, above: float = float("-inf"),
            most: float = float("inf"), least: float = float("-inf")) -> Kind:
-    """Numbers greater than `above`, from `least` to `most`; not NaN."""
+    """Returns the kind of numbers greater than `above` and from `least` to
+    `most`; NaN is refused."""
     return Kind(lambda v: isinstance(v, (int, float))
                 and not isinstance(v, bool) and above < v <= most
                 and v >= least, said)
@@ -61,19 +64,20 @@ PATH = Kind(lambda v: isinstance(v, (str, os.PathLike)) and bool(os.fspath(v)),
 
 
 def short_text(most: int) -> Kind:
-    """Printable strings that the library accepts as a C string."""
+    """Returns the kind of printable strings that the library accepts as C
+    strings."""
     return Kind(lambda v: isinstance(v, str) and 0 < len(v) <= most
                 and v.isprintable(), f"1 to {most} printable characters")
 
 
 def some(kind: Kind, said: str) -> Kind:
-    """Non-empty lists of values of `kind`."""
+    """Returns the kind of non-empty lists of values of `kind`."""
     return Kind(lambda v: isinstance(v, list) and bool(v)
                 and all(map(kind.has, v)), said)
 
 
 def mapping(of: Kind, said: str) -> Kind:
-    """Mappings from strings to values of kind `of`."""
+    """Returns the kind of mappings from strings to values of kind `of`."""
     return Kind(lambda v: isinstance(v, Mapping) and all(
         isinstance(name, str) and of.has(value) for name, value in v.items()),
         said)
@@ -108,7 +112,8 @@ def invalid(line: str) -> Invalid:
 
 
 def shown(value: Any) -> str:
-    """Formats a value for a message; tensors and modules by their type."""
+    """Formats a value for a message; shows only the type of a tensor or
+    module."""
     torch = sys.modules.get("torch")  # a session does not need torch
     if torch is not None and isinstance(value, torch.Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape " \

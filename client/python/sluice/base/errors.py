@@ -103,7 +103,7 @@ class Unsupported(RuntimeError):
     """
 
     layer: int | None = None
-    vagueness = 0  # of several refusals the least vague one is reported
+    vagueness = 0  # the least vague of several refusals is reported
 
     def __init__(self, module: object, feature: str,
                  remedy: str = _NOTHING) -> None:
@@ -127,19 +127,21 @@ Error.__module__ = Invalid.__module__ = Unsupported.__module__ = "sluice"
 
 
 class NoAttention(Unsupported):
-    """A layer that never called attention; another layer may contain it."""
+    """A layer is refused because it never called attention."""
 
     vagueness = 2
 
 
 class Inexact(Unsupported):
-    """A layer with a different result by chunks, for an unknown reason."""
+    """A layer is refused because its result by chunks differs, for an unknown
+    reason."""
 
     vagueness = 1
 
 
 class UnknownRows(Unsupported):
-    """An unknown argument of a layer that may have a sequence dimension.
+    """A layer's argument is refused: it is unknown and may have a sequence
+    dimension.
 
     Attributes:
         argument: name of the argument.

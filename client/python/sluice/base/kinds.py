@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sluice.base.arguments import Kind, a
 
 MODULE = a(nn.Module, "a torch.nn.Module")
-# For a rank outside of a group torch returns an integer as its handle.
+# To a rank outside of a group torch gives an integer in place of the group.
 GROUP = Kind(lambda v: isinstance(v, dist.ProcessGroup),
              "a torch.distributed group that this rank is in, as "
              "mesh['sp'].get_group() is")

@@ -42,7 +42,8 @@ class WholeKind:
 
 
 class Engaging:
-    """Contexts that a step enters around a model's code; these do nothing."""
+    """Contexts that a step enters around a model's code; those of this base
+    class do nothing."""
 
     def engage(self) -> contextlib.AbstractContextManager:
         """Routes the model's masks and attention to the current step."""
@@ -59,7 +60,8 @@ class Engaging:
 
 
 class Layered(Engaging):
-    """The layers of a twin model, as trials use them."""
+    """The layers of a twin: a copy of a model on which trials run
+    (proof/twin)."""
 
     name: str
     layers: Sequence[nn.Module]

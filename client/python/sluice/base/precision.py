@@ -29,9 +29,9 @@ def autocast_now(device: torch.device) -> torch.autocast:
 
 def near(found: Tensor | None, wanted: Tensor | None, limit: float,
          least: float = 1e-12) -> bool:
-    """Returns whether the norm of the difference is at most `limit`, or the
-    precision of `wanted`'s dtype if larger, times the norm of `wanted`, or at
-    most `least`."""
+    """Returns whether two tensors are close: the norm of their difference is
+    at most `least`, or at most `limit` times the norm of `wanted`. A `limit`
+    below 4 eps of `wanted`'s dtype is raised to that."""
     if found is None or wanted is None or found.shape != wanted.shape:
         return found is wanted
     if wanted.is_floating_point():

@@ -1,4 +1,4 @@
-"""Saves and restores random states, so that a chunk's replay draws the same.
+"""Saves and restores random states, so that a replay draws the same numbers.
 
 A layer with dropout or sampling would draw other numbers when its forward runs
 a second time, and the gradient would be that of another function. So each
@@ -65,7 +65,8 @@ def apart(rank: int, device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def rejoined() -> Iterator[Callable[[int, torch.device], None]]:
     """Yields a function that reseeds: ranks that call it with the same seed
-    draw the same numbers from then on. The exit is that of `apart`."""
+    draw the same numbers from then on. On exit the random states are as after
+    `apart`."""
     left: list[tuple[RandomState, RandomState, torch.device]] = []
 
     def begin(seed: int, device: torch.device) -> None:

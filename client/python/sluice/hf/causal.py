@@ -1,4 +1,5 @@
-"""Runs head and loss of a causal model by rows, in calls that allow it."""
+"""Runs head and loss of a causal model on chunks of rows, in calls for which
+that is exact."""
 from __future__ import annotations
 
 import contextlib
@@ -29,7 +30,8 @@ _KNOWN = frozenset(argument_table.those("loss"))
 
 class Causal:
     """The streamed forward of a causal model. `renew` repeats the trials of
-    its layers if something in them is new, `renew_head` those of its head."""
+    the layers if modules or hooks in them have changed; `renew_head` repeats
+    the trials of the head."""
 
     def __init__(self, causal: nn.Module, ends: Ends,
                  renew: Callable[[], None], renew_head: Callable[[], None]):
@@ -37,8 +39,8 @@ class Causal:
         self._renew_layers, self._renew_head = renew, renew_head
         self.stream = ends.stream
         self.head = Head(causal, ends)
-        # A head that is not one of transformers' language models may use
-        # any row.
+        # Whether the head is not that of a transformers language model. Such a
+        # head may use any row.
         self._foreign = (not self.head.is_of_transformers()
                          or causal.get_output_embeddings() is None)
         self._loss_function = causal.loss_function
@@ -49,7 +51,8 @@ class Causal:
 
     @staticmethod
     def fits(causal: nn.Module, decoder: nn.Module) -> bool:
-        """Returns whether it has a loss, and a base model with the decoder."""
+        """Returns whether `causal` has a loss function, and a base model that
+        contains `decoder`."""
         base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
         return (base is not None and causal is not decoder
                 and any(m is decoder for m in base.modules())
@@ -114,7 +117,8 @@ class Causal:
         """Returns whether the call's loss is a sum over rows, as probed."""
         weight = self.causal.get_output_embeddings().weight
         kind = weight.device.type
-        # Gradients are made before the loss is scaled: in fp16 they underflow.
+        # Gradients are computed before the loss is scaled, so they would
+        # underflow in fp16.
         half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
             kind) if torch.is_autocast_enabled(kind) else None)
         return (given.get("labels") is not None and not half
@@ -122,9 +126,9 @@ class Causal:
                 and self._loss_adds_up())
 
     def _loss_adds_up(self) -> bool:
-        """Whether the loss function still is a sum over rows divided by a
-        given count. Tried again when a function that it calls was replaced,
-        which changes all models."""
+        """Returns whether the loss function is a sum over rows divided by a
+        given count. Tries that again if a function that it calls was replaced:
+        libraries replace such functions for all models."""
         calls = _calls(self.causal.loss_function)
         if not calls or list(map(id, calls)) != list(map(id, self._tried)):
             self._tried, self._adds_up = calls, self._sums_rows()
@@ -144,7 +148,7 @@ class Causal:
             with torch.no_grad():
                 whole = of(0, 4)
                 return abs(whole - of(0, 1) - of(1, 4)) <= 1e-4 * abs(whole)
-        except Exception:  # it needs more than these logits have
+        except Exception:  # unknown: the function needs other arguments
             return True
 
     def _chunked(self, call: Call, given: dict[str, Any],
@@ -179,10 +183,12 @@ class Causal:
 
     def _plain(self, plain: plain_layers.Forward, out: Any,
                own: Callable[[], Any]) -> Any:
-        """Returns the model's own output for `out`, its base model's output,
-        over all rows, or STREAMED if that does not fit too."""
+        """Runs the model's own head over all rows of `out`, the base model's
+        output. Returns the model's output, or STREAMED if the head does not
+        fit on the device in addition to the layers."""
         modules = list(self.head.modules())
-        # Bytes of a row's logits, and of their fp32 copies in the loss.
+        # A row's logits, and their fp32 copies in the loss, take
+        # vocabulary * (itemsize + 4) bytes.
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
 
         def known() -> list[Tensor]:
@@ -211,9 +217,9 @@ def _shifted(given: dict[str, Any]) -> Tensor | None:
 
 
 def _calls(function: Any, depth: int = 2) -> list[Any]:
-    """The functions that `function` finds by global names and as attributes of
-    modules, and those that they find, with their code; none for what has no
-    code of Python's."""
+    """Returns `function`, its code, the functions to which it refers by global
+    names or as attributes of modules, and so on to `depth` levels. Returns []
+    if `function` has no Python code."""
     code = getattr(function, "__code__", None)
     if code is None or depth == 0:
         return []

@@ -1,8 +1,9 @@
 """Twins of causal models (see [Note: twins] in twin).
 
-A small twin has only as many layers as show each kind, a vocabulary of only
-the tokens that trials use, and refuses to run modules outside the decoder and
-its head (an image tower). If its trials fail, a whole twin is tried.
+A small twin has only as many of the first layers as contain each kind, and a
+vocabulary of only the tokens that trials use. It refuses to run modules outside
+the decoder and the head (an image tower). If a small twin's trials fail, a
+whole twin is tried.
 """
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from sluice.node.setting import plain_class
 from sluice.proof.captured_calls import first_of_kind, refusing
 from sluice.proof.twin import Hollow, Twin, fit_vocabulary
 
-LEAST = 2  # layers, if the model has two: code between layers runs too
+LEAST = 2  # layers, if the model has two, so that code between them runs too
 TOKENS = 512  # in a small vocabulary; trials use ids below 500
 
 
@@ -33,7 +34,7 @@ class Parts(NamedTuple):
 
 
 class Twins:
-    """Twins of one model; `forwards` is that of `Twin`."""
+    """Makes twins of one model. `forwards` is the argument of `Twin`."""
 
     def __init__(self, causal: nn.Module, decoder: PreTrainedModel,
                  layers: nn.ModuleList, forwards: Mapping[nn.Module, Any]):
@@ -50,8 +51,8 @@ class Twins:
             LEAST, max(first_of_kind(layers)) + 1))
 
     def sizes(self) -> Iterator[bool]:
-        """Yields whether each twin to try is a small one: a small one comes
-        first if it would differ from a whole one."""
+        """Yields, for each twin to try, whether it is small: a small twin comes
+        first, if it would differ from a whole one, then a whole one."""
         if self._idle or self._tokens > TOKENS or (
                 self._fewest < len(self._model.layers)):
             yield True
@@ -60,7 +61,8 @@ class Twins:
     @contextlib.contextmanager
     def made(self, small: bool, device: torch.device) -> Iterator[Parts]:
         """Yields a twin in train mode; call it within `probe.trying`. Frees
-        its weights afterwards, which reference cycles would keep."""
+        the twin's weights at the end, because reference cycles would keep
+        them."""
         parts = refusing(self._model.causal, "its twin cannot be made",
                          lambda: self._made(small, device))
         try:
@@ -96,8 +98,8 @@ class Twins:
 
     @functools.cached_property
     def _constructed(self) -> Any:
-        """A function that returns a module as the model's constructor makes
-        it."""
+        """A function that returns, for a module of the model, the same module
+        of a newly constructed model; None if no buffer is on `meta`."""
         causal = self._model.causal
         if not any(b.is_meta for b in causal.buffers()):
             return None

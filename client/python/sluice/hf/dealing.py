@@ -1,17 +1,17 @@
 """Runs a decoder's forward on one rank's rows of a shared sequence.
 
 [Note: whole arguments]
-What a model passes to its layers beside the hidden states depends on the whole
-sequence: masks find documents where positions restart, rotary tables may
-depend on the greatest position. So the decoder's own forward runs twice. The
-first run takes the whole sequence, with one row of embeddings expanded to its
-length; each layer is replaced by a recorder of its arguments, and the run ends
-at the last layer. The second run takes this rank's rows, with their positions
-in the whole sequence; each layer gets its rows of the recorded arguments. Only
-hidden states, arguments that need a gradient, and those made of embeddings are
-those of the second run. `dealing_trial` finds them when the model is streamed,
-compares them with the whole sequence's, and refuses models that make positions
-of their own.
+The arguments that a model passes to its layers with the hidden states depend
+on the whole sequence: masks find documents where positions restart, rotary
+tables may depend on the greatest position. So the decoder's own forward runs
+twice. The first run takes the whole sequence, with zeros in place of its
+embeddings; each layer is replaced by a recorder of its arguments, and the run
+ends at the last layer. The second run takes this rank's rows, with their
+positions in the whole sequence; each layer gets its rows of the recorded
+arguments. Only hidden states, arguments that need a gradient, and arguments
+computed from embeddings are taken from the second run. When the model is
+streamed, `dealing_trial` finds these arguments, compares them with those of
+the whole sequence, and refuses models that compute positions themselves.
 """
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _INPUTS = argument_table.those("dealt")
 
 
 class Dealing:
-    """How one model's sequences are dealt to ranks; has no state of a call.
+    """Runs one model on a rank's rows; holds no state of a call.
 
     `dealing_trial` sets the attributes.
     """
@@ -51,9 +51,10 @@ class Dealing:
         self.layers = list(adapter.layers)  # before anything wraps them
         # Arguments of layers that come from the run on a rank's own rows.
         self.made_of_rows: set[Place] = set()
-        # Reasons, by argument, why it cannot be dealt if it has zeros.
+        # By argument of the model: why it cannot be dealt if it has zeros.
         self.undealt: dict[str, str] = {}
-        # Whether expanded zeros will do as embeddings of the whole sequence.
+        # Whether the zeros that replace the whole sequence's embeddings may be
+        # expanded from one number.
         self.expands = True
 
     def refuse(self, call: calls.Call, given: dict[str, Any]) -> None:
@@ -97,8 +98,8 @@ class Dealing:
 
     def whole(self, step: Step, given: dict[str, Any], own: Tensor
                ) -> dict[int, Call]:
-        """Returns by layer this rank's rows of its arguments for the whole
-        sequence."""
+        """Runs the model without its layers on the whole sequence, `given`.
+        Returns, by layer index, the rows `own` of the layer's arguments."""
         noted: dict[int, Call] = {}
         cuts: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -139,8 +140,8 @@ class Dealing:
     # --- the model without its layers ---------------------------------------
 
     def noting(self, note: Callable) -> contextlib.AbstractContextManager:
-        """Replaces layers by recorders that call `note` with index and
-        arguments."""
+        """Returns a context in which layers are replaced by recorders that call
+        `note` with the layer's index, input and arguments."""
         layers = self.adapter.layers
         return in_place_of_layers(layers, [
             Noted(layer, self.stream.returns_tuple[self.layers[index]],
@@ -148,7 +149,8 @@ class Dealing:
             for index, layer in enumerate(layers)])
 
     def _embedded(self) -> contextlib.AbstractContextManager:
-        """Makes the embedding return zeros, without memory if that works."""
+        """Returns a context in which the embedding returns zeros; see
+        `expands`."""
         return in_every_place(
             self.adapter.decoder.get_input_embeddings(),
             self.adapter.entry.modules(),

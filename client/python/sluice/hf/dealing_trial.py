@@ -17,7 +17,7 @@ from sluice.node.rows import leaf_of
 from sluice.node.step import chunks_of
 from sluice.ranks.groups import indices
 
-# Relative to a norm: products of matrices of other sizes round differently.
+# Relative to a norm: matrix products of different sizes round differently.
 LIMIT, HALF_LIMIT = 1e-5, 2e-2
 
 # Tensors from a run of the decoder without its layers, each with its dimension
@@ -26,8 +26,8 @@ Made = dict[Place | str, tuple[Tensor, int | None]]
 
 
 def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
-    """Raises `Unsupported` if the model makes positions of its own. Finds the
-    arguments of layers that must be made of a rank's own rows."""
+    """Raises `Unsupported` if the model computes positions itself. Sets
+    `dealing.made_of_rows` and `dealing.undealt`."""
     given = {"input_ids": ids}
     all_ = _made(dealing, given)
     noted = _noted(dealing, given)
@@ -54,8 +54,8 @@ def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
 
 def _different(dealing: Dealing, given: dict[str, Any], all_: Made,
                chunk: int) -> str | None:
-    """Returns what is made of a rank's rows and differs on some rank, or
-    None."""
+    """Returns a phrase such as "its output is" for the first result that
+    differs between a rank's rows alone and all rows; None if none differs."""
     ranks, length = dealing.stream.ranks, given["input_ids"].shape[1]
     chunks = chunks_of(length, chunk, ranks.size)
     for rank in range(ranks.size):
@@ -106,7 +106,7 @@ def _noted(dealing: Dealing, given: dict[str, Any]) -> dict[Place, Any]:
     with step.engaged():
         try:
             noted = dealing.whole(step, given, rows)
-        except RuntimeError as error:  # it writes into the embeddings
+        except RuntimeError as error:  # the model writes into the embeddings
             if isinstance(error, Unsupported):
                 raise
             dealing.expands = False

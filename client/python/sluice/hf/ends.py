@@ -5,10 +5,11 @@ The code there is the decoder's own and unknown: embeddings that are scaled,
 positions that are added, norms, dropout. So the decoder's own forward runs on
 the rows of one chunk, with stand-ins for its layers: the first one records its
 input, or the last one returns a chunk of the real last layer's output.
-`ends_trial` finds out by running whether a chunk may be computed by itself. In
+`ends_trial` finds out by trials whether chunks may be computed one by one. In
 the forward over all rows the layers are the real ones, and the embedding is a
 stand-in that only has shape and dtype. That forward ends after the last layer
-if hidden states are in the host, or if the head runs the rest too (`leaving`).
+if hidden states are in the host, or if the head runs the code after the layers
+(`leaving`).
 """
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ _DEVICE = 'stream it with hidden="device"'
 
 
 class Part:
-    """The modules that one end runs: `owners`, the decoder first. `others` run
-    with this end and in the forward over all rows."""
+    """The modules that one end runs: `owners`, the decoder first. `others` are
+    modules that run in this end and also in the forward over all rows."""
 
     def __init__(self, owners: Sequence[nn.Module],
                  others: Sequence[nn.Module]):
@@ -52,16 +53,18 @@ class Part:
         return iter(self._owners)
 
     def units(self) -> list[nn.Module]:
-        """Returns its modules that are FSDP2 units; see [Note: units]."""
+        """Returns the modules that are FSDP2 units, without the decoder; see
+        [Note: units] in fsdp_units."""
         return [m for m in self._owners[1:] if isinstance(m, FSDPModule)]
 
     def has_changed(self) -> bool:
-        """Returns whether a module has new hooks: these may count rows."""
+        """Returns whether a module has new hooks, which may count rows."""
         return self._inside.has_changed()
 
     def still(self) -> contextlib.AbstractContextManager:
-        """Restores what forwards on some rows leave in the modules: rotary
-        embeddings, for example, remember the longest sequence."""
+        """Returns a context that restores what forwards on some rows change in
+        the modules: rotary embeddings, for example, remember the longest
+        sequence."""
         return unchanged(self._others, contents=False)
 
 
@@ -78,8 +81,8 @@ class Ends:
         self.first = self.last = adapter.layers[0]
         # Whether position_ids 0, 1, … must be passed if the caller has none.
         self.says_positions = False
-        # Counts position_ids by a mask with zeros, if they must be passed and
-        # the caller has none.
+        # Computes the position_ids that must be passed with a mask with zeros
+        # if the caller has none; None if none must be passed.
         self.counts: Callable[[Tensor], Tensor] | None = None
         # Arguments that may be cut into chunks. Includes LEFT if a mask may
         # have left padding.
@@ -92,10 +95,10 @@ class Ends:
 
     def run(self, step: Step, own: Callable, all_given: dict[str, Any]
             ) -> Any:
-        """Returns the decoder's output; `own` is its forward, with the
-        arguments `all_given` by name. If exact, chunks run what comes before
-        the layers, and also what comes after them if the forward ends there
-        ([Note: ends])."""
+        """Runs the decoder's forward `own` with the arguments `all_given`, by
+        name, and returns its output. The code before the layers runs in chunks
+        if that is exact, and so does the code after them if the forward ends
+        after the last layer ([Note: ends])."""
         given = {name: value for name, value in all_given.items()
                  if value is not None and not (  # a mask without zeros
                      name == "attention_mask" and isinstance(value, Tensor)
@@ -125,8 +128,9 @@ class Ends:
         return out
 
     def with_positions(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Adds position_ids counted by the mask, of which a chunk has only a
-        part."""
+        """Returns `given` with position_ids computed from the mask, if they
+        must be passed. A chunk cannot compute them, because it has only a part
+        of the mask."""
         mask = given.get("attention_mask")
         if self.counts is None or mask is None or "position_ids" in given:
             return given
@@ -181,7 +185,8 @@ class Ends:
                 if part is not None for unit in part.units()]
 
     def outside(self) -> list[nn.Module]:
-        """Returns the decoder's modules but its layers, the decoder first."""
+        """Returns the decoder's modules except its layers, the decoder first.
+        """
         todo, found = [self.decoder], []
         while todo:
             module = todo.pop()
@@ -192,10 +197,10 @@ class Ends:
 
     @contextlib.contextmanager
     def leaving(self) -> Iterator[list[Left]]:
-        """Inside, the decoder may return its last layer's output, so that the
-        rest runs with the head on the same chunks; the list then has the rest.
-        Has no effect if a hook reads the decoder's output, or if FSDP2 gathers
-        the decoder's weights for it alone."""
+        """Inside the context, the decoder may return its last layer's output.
+        The list then has a `Left`, by which the head runs the code after the
+        layers on its own chunks. Has no effect if a hook reads the decoder's
+        output, or if the decoder is an FSDP2 unit."""
         left: list[Left] = []
         if not self.decoder._forward_hooks and not isinstance(
                 self.decoder, FSDPModule):
@@ -276,7 +281,7 @@ class Left(NamedTuple):
     """The rest of a decoder's forward, after its layers."""
 
     ends: Ends
-    step: Step  # finds the hidden states of stand-ins
+    step: Step  # has the hidden states for which stand-ins are passed
     given: dict[str, Any]
     as_tuple: bool
 
@@ -290,11 +295,11 @@ class Left(NamedTuple):
 
 
 class FirstCall(chunked_module.ChunkedCall):
-    """One run of what comes before the layers.
+    """One run of the code before the layers.
 
-    It holds far less per row than a layer does, and each forward of the
-    decoder costs host time. So it takes several chunks at once if its results
-    are on the device.
+    That code holds far less memory per row than a layer, and each forward of
+    the decoder costs host time. So it runs on several chunks at once if the
+    results are on the device.
     """
 
     def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
@@ -307,8 +312,8 @@ class FirstCall(chunked_module.ChunkedCall):
         self._ends, self._given = ends, given
 
     def settle(self) -> None:
-        """Takes the buffers as they are after the forward over all rows, which
-        runs these modules again."""
+        """Records the modules' buffers for the replay, after the forward over
+        all rows, which runs these modules again."""
         if self.keeps:
             self._setting.take_buffers()
 

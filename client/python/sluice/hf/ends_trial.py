@@ -1,11 +1,12 @@
-"""Checks that a decoder's two ends compute in chunks what they compute whole.
+"""Checks that a decoder's ends, its code before the first and after the last
+layer, give the same results in chunks as over all rows.
 
-The decoder runs once unchanged, in train mode. Chunks must give the same input
-of its first layer and the same output, with their gradients, and the streamed
-decoder must answer the same with its ends whole and in chunks. If not, the
-decoder runs its ends whole, and hidden states in the host are refused. A
-decoder that draws random numbers is tried with torch's random functions held
-still, which slows every call of torch.
+The decoder runs once unchanged, in train mode. In chunks the first layer's
+input, the decoder's output and the gradients must be the same. The streamed
+decoder's output must not depend on whether its ends run in chunks. If any of
+this fails, the decoder runs its ends whole, and hidden states in the host are
+refused. For a decoder that draws random numbers, torch's random functions are
+replaced by fixed values (Still), which slows every call of torch.
 """
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ from sluice.proof.captured_calls import probe_tokens
 from sluice.proof.trial import weights
 
 CHUNK = 24
-LIMIT = 2e-5  # of a norm in fp32; row-wise code gives the same bits
+LIMIT = 2e-5  # difference by norm in fp32; row-wise code differs by 0
 GRADIENT_LIMIT = 1e-4
 TOGETHER = 4
 
 
 def probe(ends: Ends) -> None:
     """Sets the attributes of `ends` by trials of its decoder. Raises
-    `Unsupported` if hidden states are to be in the host and cannot be."""
+    `Unsupported` if the stream has hidden="host" and chunks are not exact."""
     decoder, in_host = ends.decoder, ends.stream.hidden == "host"
     why = "what it computes before its first layer or after its last"
     try:
@@ -129,7 +130,8 @@ def _chunks_are_same(ends: Ends, ids: Tensor, seen: _Seen,
 
 
 def _with_parts(ends: Ends, called: list[nn.Module]) -> list[nn.Module]:
-    """Returns the called modules and those in them: these may hold weights."""
+    """Returns the called modules and the modules in them, which may hold
+    weights."""
     outside = set(ends.outside())
     return [part for part in dict.fromkeys(
         part for module in called for part in module.modules())
@@ -153,8 +155,8 @@ def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
 
 def _try_arguments(ends: Ends, ids: Tensor) -> None:
     """Finds which other arguments may be cut into chunks: positions of
-    documents, and masks with padding on the right or on the left, if need be
-    with positions counted by them."""
+    documents, and masks with padding on the right or on the left; if needed,
+    positions are computed from the mask."""
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     right, left = torch.ones_like(ids), torch.ones_like(ids)
     right[1, -9:] = left[1, :9] = 0
@@ -173,7 +175,8 @@ def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
     given = {"input_ids": ids, "use_cache": False, name: value}
     said = ends.says_positions
     try:
-        # The decoder by itself gets no positions.
+        # For comparison, the decoder runs without the positions that
+        # `says_positions` adds.
         ends.says_positions = False
         with torch.no_grad():
             plain = ends.x_of(given, range(ids.shape[1]))
@@ -186,7 +189,8 @@ def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
 
 def _gradients_are_same(ends: Ends, given: dict[str, Any],
                         seen: _Seen) -> bool:
-    """Compares autograd's gradients over all rows with those of the nodes."""
+    """Compares autograd's gradients over all rows with those of the chunked
+    autograd nodes."""
     rows = range(seen.x.shape[1])
     device = seen.x.device
 
@@ -208,7 +212,7 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any],
         wanted = [*inputs, *distinct(slots(part))]
         out = whole(*inputs)
         if not all(any(end is t for t in wanted) for end in leaves(out)):
-            return False  # a weight of an unknown module
+            return False  # it depends on a weight of an unknown module
         if not out.requires_grad:
             continue
         pairs = [torch.autograd.grad(o, wanted, weights(o), allow_unused=True)
@@ -225,7 +229,7 @@ def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
     settings = [((None, None), False), (parts, False)]
     settings += [(parts, True)] if stream.hidden == "host" else []
     for (before, after), in_host in settings:
-        # No collectives: the ends of a rank's own rows compute the same.
+        # Without collectives: one rank's rows are enough to compare the ends.
         with torch.no_grad(), swapped.attributes(
                 ends, before=before, after=after), swapped.attributes(
                 stream, chunk=CHUNK, in_host=in_host, ranks=None):

@@ -1,4 +1,4 @@
-"""Runs modules that are FSDP2 units of their own in chunks.
+"""Runs modules that are separate FSDP2 units in chunks.
 
 [Note: units] FSDP2 gathers a unit's weights in hooks around its forward and
 its backward, and reduces their gradients after backward. A forward that runs
@@ -41,7 +41,8 @@ def through(units: Sequence[nn.Module], run: Callable[[Any], Tensor], x: Any
 
 def unhooked(units: Sequence[nn.Module]
              ) -> contextlib.AbstractContextManager:
-    """Inside, the units have their own forwards and no hooks."""
+    """Returns a context in which the units have the forwards of their classes
+    and no hooks."""
     without = {"forward": swapped.ABSENT, "_forward_pre_hooks": OrderedDict(),
                "_forward_hooks": OrderedDict()}
     return swapped.items(*((vars(unit), name, value) for unit in units
@@ -49,17 +50,17 @@ def unhooked(units: Sequence[nn.Module]
 
 
 def refuse_compiled(index: int, layer: nn.Module) -> None:
-    """Raises `Unsupported` for a compiled layer: torch would compile the
-    probe."""
+    """Raises `Unsupported` for a compiled layer, because torch would compile
+    the probe's code."""
     if isinstance(layer, torch._dynamo.OptimizedModule):
         raise Unsupported(f"layer {index}", "it is compiled", "compile modules "
                           "inside of it instead, as layer.mlp.compile()")
 
 
 def refuse_within(layer: nn.Module) -> None:
-    """Raises `Unsupported` for units and checkpoints within a layer. A shard
-    inside would be gathered and freed for each chunk; a checkpointed part
-    would run again, and ask for attention, when no chunk runs."""
+    """Raises `Unsupported` for FSDP2 units and checkpointed modules within a
+    layer. A unit would be gathered and freed for each chunk; a checkpointed
+    module would run again, and call attention, when no chunk runs."""
     for name, module in layer.named_modules():
         if name and isinstance(module, FSDPModule):
             raise Unsupported(layer, f"'{name}' is an FSDP2 unit inside a "

@@ -1,4 +1,4 @@
-"""The own head and loss function of a causal model, run on some rows.
+"""Runs a causal model's own head and loss function on some rows.
 
 [Note: chunked head]
 Logits of a million tokens do not fit anywhere. With `labels`, the causal
@@ -6,7 +6,7 @@ model's own forward runs once per chunk of rows, with a stub in place of its
 base model that returns those rows of the real hidden states; so everything
 that the head does (caps, scales, biases) is done. The loss is the model's
 `loss_function` on labels shifted beforehand. Gradients are computed chunk by
-chunk in forward, so nothing of a chunk stays.
+chunk in forward, so that no tensor of a chunk is kept for backward.
 """
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ _NOT_CALLED = "the head does not call its base model"
 
 
 class Head:
-    """The modules of a causal model outside its base model. `ends` are those
+    """The modules of a causal model outside its base model. `ends` are the ends
     of the decoder in the base model."""
 
     def __init__(self, causal: nn.Module, ends: Ends):
         self.causal, self.ends, self.stream = causal, ends, ends.stream
         self.adds_routers = False  # whether `_try` of head_loss has passed
-        self.made: tuple[int, torch.dtype]  # its latest logits' width, dtype
+        self.made: tuple[int, torch.dtype]  # width, dtype of the latest logits
         # (parent, name) of modules that the head may call: the base model, or
         # directly the decoder in it.
         self.places = [(causal, causal.base_model_prefix), *(
             (parent, name) for parent in causal.modules()
             for name, child in parent._modules.items()
             if child is ends.decoder and parent is not causal)]
-        self.place = self.places[0]  # the one that it calls
-        # Includes a forward that the user or accelerate put over it.
+        self.place = self.places[0]  # the one that the head calls
+        # The model's forward, or one that the user or accelerate put over it.
         self.own = vars(causal).get("forward") or functools.partial(
             type(causal).forward, causal)
 
     def is_of_transformers(self) -> bool:
-        """Returns whether its forward is transformers': a user's may
-        distinguish calls in ways that no probe covers."""
+        """Returns whether the model's forward is one of transformers: a user's
+        forward may distinguish calls in ways that no probe covers."""
         own = type(self.causal).forward
         return getattr(self.own, "func", None) is own and (
             own.__module__.startswith("transformers."))
@@ -65,7 +65,7 @@ class Head:
 
     def rows(self, hidden: Tensor, shifted: Tensor,
              count: Tensor | int) -> Tensor:
-        """Returns what some rows add to the loss."""
+        """Returns the contribution () of some rows to the loss."""
         logits = self.logits(hidden)
         self.made = logits.shape[-1], logits.dtype
         return self.causal.loss_function(
@@ -82,8 +82,8 @@ class Head:
         return logits
 
     def of_base(self, given: dict[str, Any]) -> Any:
-        """Returns the base model's output for a call by the model's own
-        forward."""
+        """Runs the model's own forward until it has called its base model;
+        returns the base model's output."""
         base = self.base
 
         def record(*args: Any, **kwargs: Any) -> None:
@@ -97,21 +97,21 @@ class Head:
         raise RuntimeError(_NOT_CALLED)
 
     def after(self, answer: Any) -> contextlib.AbstractContextManager:
-        """Inside, the model's own forward runs only its head, on this output
-        of its base model."""
+        """Returns a context in which the model's own forward runs only its
+        head, on the base model's output `answer`."""
         return self._instead(lambda *_, **__: answer)
 
     @property
     def no_routers(self) -> dict[str, bool]:
-        """Switches router logits off if the config asks for them: rows that
-        the head runs on have none."""
+        """Arguments that switch router logits off if the config asks for them:
+        the stub of the base model returns none."""
         return {routers.ASKED: False} if routers.asked(self.causal, {}) else {}
 
     @contextlib.contextmanager
     def stub(self, hidden: Tensor, noted: Sequence[Tensor] | None = None
              ) -> Iterator[list[bool]]:
-        """Inside, the base model returns `hidden` and the router logits
-        `noted`; the list gets an entry for each call of it."""
+        """Inside the context, the base model returns `hidden` and the router
+        logits `noted`; the list gets an entry for each of its calls."""
         called: list[bool] = []
 
         def answer(*_: Any, **__: Any) -> Output:
@@ -123,7 +123,8 @@ class Head:
 
     def _instead(self, forward: Callable
                  ) -> contextlib.AbstractContextManager:
-        """Inside, `forward` runs in place of the base model's forward."""
+        """Returns a context in which `forward` runs in place of the base
+        model's forward."""
         parent, name = self.place
         return swapped.items((parent._modules, name, Instead(
             self.base, forward)))
@@ -138,7 +139,7 @@ class Head:
         return (m for m in self.causal.modules() if m not in base)
 
     def units(self) -> list[nn.Module]:
-        """Returns its modules that are FSDP2 units, without the causal
+        """Returns the head's modules that are FSDP2 units, without the causal
         model."""
         return [m for m in self.modules()
                 if isinstance(m, FSDPModule) and m is not self.causal]

@@ -1,10 +1,10 @@
 """The loss of chunks of rows, as one autograd node that computes its gradients
 in forward; see [Note: chunked head] in head.
 
-[Note: routers' loss] A causal model may add a loss of its router logits. The
-model's own forward computes that part: it is the whole loss if no row has a
-label. The first call that asks for it checks, on a few of its logits, that the
-two parts add up.
+[Note: routers' loss] A causal model may add a loss of its router logits to the
+loss of the labels. The model's own forward computes that part alone, in a call
+in which no row has a label. The first call with router logits checks, on a few
+of them, that the two parts add up to the model's loss.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIMIT = 1e-5  # of the loss, in fp32
 
 
 class Labels(NamedTuple):
-    """What hidden states are compared with, and how many rows at a time."""
+    """The labels of a call, and how many rows the head runs on at a time."""
 
     shifted: Tensor  # [B, S]
     count: Tensor | int  # type: ignore[assignment]  # hides tuple.count
@@ -68,8 +68,8 @@ class Loss(torch.autograd.Function):
         needs_h = needs and ctx.needs_input_grad[5]
         needs = needs_h or (needs and any(ctx.needs_input_grad[6:]))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        # The rest of the decoder holds little per row, and each forward of it
-        # costs host time, so it takes several chunks at once.
+        # The decoder's code after the layers holds little memory per row, and
+        # each run of it costs host time, so it runs on several chunks at once.
         at_once = labels.chunk * (1 if left is None else left.ends.together)
         in_host = left is not None and left.step.hidden.in_host
         place = left.step.hidden if in_host else OnDevice(
@@ -131,8 +131,9 @@ def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
 
 def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
            mask: Tensor | None) -> MoeCausalLMOutputWithPast:
-    """Returns the model's output. `loss` is that of its logits; `base` is the
-    base model's output for the mask [B, S]."""
+    """Returns the model's output, with the routers' loss added to `loss`, the
+    loss of the logits; see [Note: routers' loss]. `base` is the base model's
+    output for the mask [B, S]."""
     noted = base[routers.NAME]
     if not head.adds_routers:
         _try(head, noted)

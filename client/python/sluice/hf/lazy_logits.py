@@ -1,12 +1,12 @@
-"""Logits that are made when they are read, after the head ran in chunks; and
-the head's answer to `sluice.logprobs`.
+"""Logits that are computed when they are read, after the head ran in chunks;
+and log-probabilities for `sluice.logprobs`.
 
 [Note: lazy logits] With labels, most callers read only the loss, and logits of
-a long sequence fit nowhere. Others compute metrics, or a loss of their own,
+a long sequence fit nowhere. Other callers compute metrics, or their own loss,
 from `out.logits`. So these logits are a tensor without memory, and a node of
 the user's graph like any other; the first operation on their values runs the
 head on all rows. Until then the node holds the hidden states that the head
-needs, at most until backward of the loss, which needs the device's memory.
+needs. Backward of the loss frees them, because it needs the device's memory.
 """
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _aten = torch.ops.aten
 
 
 class LazyLogits(Tensor):
-    """Logits [B, S, V] that are made when read. Shape, dtype and device are
-    known. Copies and casts, as DDP and accelerate make them, are lazy too; any
-    other operation reads the values."""
+    """Logits [B, S, V] that are computed when they are read. Shape, dtype and
+    device are known. Copies and casts, as DDP and accelerate make them, are
+    lazy too; any other operation reads the values."""
 
     _make: Callable[[], Tensor] | None
     _value: Tensor | None = None
@@ -79,7 +79,7 @@ class LazyLogits(Tensor):
         return made
 
     def read(self) -> Tensor:
-        """Returns the values, without a graph."""
+        """Returns the values, computed in the first call, without a graph."""
         with torch.no_grad():
             if self._of is not None:
                 self._of.read()
@@ -88,8 +88,8 @@ class LazyLogits(Tensor):
         return self._value
 
     def _fill(self, value: Tensor) -> None:
-        """Sets the values. Makes copies now, as the values may be written
-        later."""
+        """Sets the values. Computes the lazy copies now, because the values
+        may be overwritten later."""
         for made, function in self._copies:
             copy = made()
             if copy is not None:
@@ -143,7 +143,8 @@ class _Call(chunked_module.ChunkedCall):
             x, self.chunks[m]))
 
     def make(self) -> Tensor:
-        """Computes the logits that `forward` has deferred."""
+        """Computes the logits that `forward` has deferred. Raises `Unsupported`
+        if what they are computed from was freed, sharded or changed."""
         if self._waiting is None:
             raise _refusal("after backward() of the loss, which frees what "
                            "they are made of", "read them before it")
@@ -176,9 +177,9 @@ class _Call(chunked_module.ChunkedCall):
 
 def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
            shape: tuple[int, ...]) -> Tensor:
-    """Returns logits of `shape` that are made of the hidden states
-    [B, rows, H] when read. `hidden` is what the decoder, or with `left` its
-    last layer, returned, and `loss` () was computed from it."""
+    """Returns logits of `shape` that are computed from `hidden` [B, rows, H]
+    when they are read. `hidden` is the output of the decoder or, with `left`,
+    of its last layer. `loss` () was computed from `hidden`."""
     if head.stream.ranks is not None or head.stream.in_host or (
             torch.is_grad_enabled() and head.is_sharded):
         def refuse() -> Tensor:
@@ -198,7 +199,8 @@ def _forget(of: weakref.ref[_Call], _: Tensor) -> None:
 
 
 class _Logprobs(chunked_module.ChunkedCall):
-    """Runs the head over all rows: [B, S, H] -> [B, S, 1 or 2]."""
+    """Computes log-probabilities, and entropies if requested, over all rows:
+    [B, S, H] -> [B, S, 1 or 2]."""
 
     def __init__(self, step: Step, head: Head, asked: Asked,
                  targets: Tensor):
@@ -213,7 +215,8 @@ class _Logprobs(chunked_module.ChunkedCall):
 
 def logprobs(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """Returns what `asked` wants of the base model's output, as logits."""
+    """Returns the log-probabilities that `asked` requests, in the field
+    `logits`. `base` is the base model's output."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

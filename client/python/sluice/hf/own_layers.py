@@ -1,6 +1,6 @@
-"""Streams decoder layers of the user's own, without transformers. The user
-passes them, and they call torch for attention. Embedding, head and loss are
-not touched.
+"""Streams the user's own decoder layers, without transformers. The user passes
+the layers, and the layers call torch for attention. Embedding, head and loss
+are not touched.
 
 [Note: between layers]
 With hidden states in the host, or with a group, the first layer splits its
@@ -9,8 +9,8 @@ layers the user's code gets stand-ins of the whole sequence (see
 [Note: stand-ins] in hidden_rows); before the first and after the last layer
 every rank has all rows.
 
-The model around the layers is unknown, so there is no forward that could be
-probed in advance: `sample` calls one, else the user's first call is probed.
+The model around the layers is unknown, so stream() can run it only by `sample`.
+Without a sample, the user's first call is probed.
 """
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class OwnLayers(Patched):
         self._probed: set[int] = set()  # kinds
         self._stale = False  # whether layers have changed since the probe
         self._whole = False  # whether layers run unstreamed, in a sample
-        self._step: tuple[Step, int] | None = None  # and its latest layer
+        # The current step, and the index of the layer that it has run last.
+        self._step: tuple[Step, int] | None = None
         # This rank's rows of the step's arguments; see `rows_of`.
         self._cuts: dict[int, tuple[Tensor, Tensor]] = {}
         self._refuse_setup()
@@ -152,7 +153,9 @@ class OwnLayers(Patched):
 
     def _begun(self, stream: Stream, index: int, x: Tensor
                ) -> tuple[Step, Tensor]:
-        """Returns the step of this call and the input of its layer."""
+        """Returns the step of a call of layer `index`, and the layer's input.
+        Begins a step if the layer or the length shows that a new forward has
+        begun."""
         step, last = self._step or (None, -1)
         if step is None or step.length != x.shape[1] or index <= last:
             self._end_step(stream)
@@ -217,8 +220,8 @@ class OwnLayers(Patched):
     # --- the probe ----------------------------------------------------------
 
     def _probe_all(self, stream: Stream) -> None:
-        """Probes a layer of each kind; without a sample its first call
-        does."""
+        """Probes a layer of each kind by the sample. Without a sample, the
+        first call of each kind is probed later."""
         warn_of_hooks(self.layers, stream.warn_once)
         stream.checks.kinds = by_kind(self.layers)
         if self._sample is not None:
@@ -259,7 +262,7 @@ class OwnLayers(Patched):
 
     def _probe(self, stream: Stream, kind: int, seen: Seen,
                index: int | None = None) -> None:
-        """Probes a kind of layer by the first rows of a call."""
+        """Probes a kind of layer on the first rows of the call `seen`."""
         at = kind if index is None else index
         seen = self._first_rows(stream, self.layers[at], seen)
         its, twin = probe.on_devices(
@@ -273,7 +276,8 @@ class OwnLayers(Patched):
 
     def _tried(self, stream: Stream, index: int, seen: Seen,
                device: torch.device) -> tuple[Stream, nn.Module]:
-        """Probes a twin of the layer, in a stream of its own; returns both."""
+        """Probes a twin of the layer in a separate stream; returns that stream
+        and the twin."""
         layer = self.layers[index]
         name = f"layer {index} ({self.name})"
         with probe.trying(device):
@@ -311,7 +315,8 @@ class OwnLayers(Patched):
         args, kwargs = arguments.chunk(few, [
             rows.cut(leaf, few).detach().requires_grad_()
             for leaf in arguments.differentiable()])
-        # Other steps do not know this step's markers: pass the mask itself.
+        # Other steps do not know this step's mask markers, so the mask itself
+        # is returned.
         args, kwargs = pytree.tree_map(
             lambda value, own: value[..., :len(few), :len(few)] if (
                 isinstance(own, Tensor) and step.is_marker(own)) else own,
@@ -357,6 +362,6 @@ def _there(name: str, seen: Seen, device: torch.device) -> Seen:
 
 
 def _first(layer: nn.Module) -> str:
-    """Returns the name of the argument that has the hidden states."""
+    """Returns the name of the layer's first argument, the hidden states."""
     names = list(inspect.signature(type(layer).forward).parameters)
     return names[1] if len(names) > 1 else ""

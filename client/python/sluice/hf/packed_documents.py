@@ -1,10 +1,12 @@
-"""Packed documents, as trainers describe them to kernels of variable length:
-`cu_seq_lens_q`, `cu_seq_lens_k`, `seq_idx`, beside position_ids that restart.
+"""Checks descriptions of packed documents. Trainers pass `cu_seq_lens_q`,
+`cu_seq_lens_k` and `seq_idx` for kernels of variable length, in addition to
+position_ids that restart.
 
-transformers finds documents in position_ids, so the mask has them. The other
-descriptions are accepted if they agree, and are then left out: a layer that
-runs on one chunk could not use them. position_ids that jump to a number other
-than 0 mark documents too, but only if no cache is made.
+transformers finds documents in position_ids, so the mask separates them. The
+other descriptions are accepted if they agree with position_ids, and are then
+removed from the call: a layer that runs on one chunk could not use them.
+position_ids that jump to a number other than 0 mark documents too, but only if
+no cache is made.
 """
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
 
 
 def take(module: str, given: dict[str, Any]) -> Tensor | None:
-    """Returns the first row [B, S] of each row's document if a call describes
-    documents beside position_ids, and removes that from `given`; else None.
+    """Removes the descriptions of documents other than position_ids from
+    `given`. Returns the first row [B, S] of each row's document, or None if
+    there were no such descriptions.
 
     Raises `Unsupported` if position_ids disagree or are missing, or if there
     is an attention_mask.
@@ -66,8 +69,8 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
     Without a cache transformers takes such parts for documents that do not see
     each other. With a cache, or with any attention_mask, it takes them for one
     sequence, as training on positions of longer sequences (PoSE) needs.
-    Positions that restart at 0 mean documents and are kept apart, but several
-    0 at a row's begin do not.
+    Positions that restart at 0 mean documents, which are kept apart. Several
+    zeros at the beginning of a row do not mean documents.
     """
     positions = given.get("position_ids")
     if given.get("attention_mask") is not None or not isinstance(
@@ -77,8 +80,8 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
     begins[:, 0] = False
     if not bool(begins.any()):
         return None
-    # Several 0 at a row's begin are no documents of one token: they are
-    # padding without a mask, or all positions of the row.
+    # Several zeros at the beginning of a row are no documents of one token:
+    # they are padding without a mask, or all positions of the row.
     begins &= (positions != 0) | (positions.cummax(-1).values <= 0)
     if not bool(begins.any()):
         stream.say_once(
@@ -92,9 +95,9 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
 
 def refuse(module: str, given: dict[str, Any],
            documents: Tensor | None) -> None:
-    """Raises `Unsupported` if rows are packed, by the `documents` of `take` or
-    by position_ids: a state does not end with a document, and layers that run
-    whole may carry one."""
+    """Raises `Unsupported` if rows are packed, according to the `documents` of
+    `take` or to position_ids: a state that layers carry along the sequence
+    does not end with a document, and layers that run whole may have one."""
     positions = given.get("position_ids")
     if documents is not None or (
             given.get("attention_mask") is None

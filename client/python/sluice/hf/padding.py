@@ -1,11 +1,11 @@
-"""Padding, by a call's 2-D attention_mask.
+"""Handles padding, which a call's 2-D attention_mask describes.
 
 [Note: blind rows]
 Left padding leaves rows that see no key. No row with keys sees them, so they
 matter only to a loss that counts their output; the last of them predicts the
 first token after the padding. Here their attention is 0, as in torch's SDPA.
 transformers' eager attention averages all values for them, also those of later
-tokens; if a label asks for that, it is refused.
+tokens; a call in which such a row has a label is refused.
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sluice.node.hidden_rows import is_stand_in
 from sluice.node.step import Step
 from sluice.node.streamed import Stream
 
-# How models count positions by a mask [B, S] if they are passed none.
-# `ends_trial` finds out which of these a model does.
+# Ways in which models compute positions from a mask [B, S] if they are passed
+# none. `ends_trial` finds out which one a model uses.
 COUNTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda mask: mask.cumsum(1) * mask - 1,
     lambda mask: (mask.cumsum(1) - 1).masked_fill(mask == 0, 1),
@@ -58,7 +58,7 @@ def check_labels(blind: Tensor | None, shifted: Tensor | None, adapter: Model
 def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
           ) -> None:
     """Makes backward raise `Unsupported` if a loss of the decoder's output
-    [B, S, …] counts blind rows: only the gradient shows that."""
+    [B, S, …] counts blind rows. Only the gradient shows which rows count."""
     if blind is None or not hidden.requires_grad or is_stand_in(hidden) or (
             hidden.shape[1] != blind.shape[-1]) or answers_as_torch(adapter):
         return
@@ -76,8 +76,8 @@ def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
 def check_whole(call: Call, stream: Stream, adapter: Model,
                 shifted: Tensor | None, foreign: bool) -> None:
     """Checks labels after a call in which head and loss ran whole. If the head
-    is not a language model's, the gradient shows which rows count
-    (`watch`)."""
+    is not a language model's (`foreign`), labels do not show which rows count:
+    `watch` checks the gradient, and without gradients a warning is printed."""
     if not foreign:
         check_labels(call.blind, shifted, adapter)
     elif call.blind is not None and not torch.is_grad_enabled() and (

@@ -1,9 +1,10 @@
-"""Router logits, of which a causal model makes the loss that balances its
-experts: `output_router_logits`, as an argument or in the config.
+"""Router logits, from which a causal model computes the loss that balances its
+experts. A call asks for them by `output_router_logits`, an argument or a field
+of the config.
 
-transformers declares for a decoder which outputs of which modules these are,
-or else (older models in 4.57) has the layers return them. See [Note: sides] in
-side_outputs for how they get out of a streamed layer.
+transformers declares for a decoder which outputs of which modules are router
+logits; in older models of 4.57 the layers return them instead. See
+[Note: sides] in side_outputs for how they get out of a streamed layer.
 """
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def asked(decoder: nn.Module, given: dict[str, Any]) -> bool:
 
 def answered_last(adapter: Model) -> bool:
     """Returns whether the decoder's router logits are the last outputs of its
-    layers. Runs it with stand-ins for them, before it is patched."""
+    layers. Runs the decoder, which must not be patched yet, with stand-ins for
+    its layers."""
     decoder, layers = adapter.decoder, adapter.layers
     if not all(ASKED in inspect.signature(type(layer).forward).parameters
                for layer in layers):
@@ -61,9 +63,9 @@ def _hand_on(more: Tensor, hidden_states: Tensor, *_: Any, **__: Any
 
 
 def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
-    """Returns, for each layer that has a router, the router and which of its
-    outputs the logits are; or the layer itself, if it returns them. Raises
-    `Unsupported` if that is not known."""
+    """Returns, for each layer with router logits, the module that returns them
+    (a router, or the layer itself) and the logits' index among its outputs.
+    Raises `Unsupported` if these modules are not known."""
     decoder, layers = adapter.entry, adapter.layers
     name, routers = type(decoder).__name__, {}
     if adapter.logits_last and decoder is adapter.decoder:
@@ -86,7 +88,8 @@ def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
 
 
 def note(step: Step, adapter: Model) -> None:
-    """Makes the step's layers note their router logits; raises as `find`."""
+    """Makes the step's layers record their router logits; raises the errors of
+    `find`."""
     for layer, (router, index) in find(adapter).items():
         step.sides[layer] = Side(layer, router, index,
                                  step.at_once(layer))
@@ -102,8 +105,8 @@ def asking(step: Step, layer: nn.Module, kwargs: dict[str, Any]
 
 
 def joined(step: Step, y: Tensor) -> Tensor:
-    """Joins the noted router logits to the graph behind y, the last layer's
-    output, and puts them into `step.noted`."""
+    """Puts the recorded router logits into `step.noted` and joins them to the
+    autograd graph of y, the last layer's output. Returns y."""
     sides = [side for side in step.sides.values() if not side.is_silent]
     y, *noted = Joined.apply(sides, y, *(side.whole() for side in sides))
     step.noted = tuple(noted)
@@ -112,8 +115,8 @@ def joined(step: Step, y: Tensor) -> Tensor:
 
 def answered(call: Call, step: Step, answer: Any, shape: torch.Size) -> Any:
     """Returns the decoder's output for [B, S, …], with router logits if they
-    were requested. They are of all rows: so is the loss made of them, on each
-    of the ranks that share a sequence."""
+    were requested. With a group, each rank gets the router logits of all rows,
+    because each computes their loss for the whole sequence."""
     if step.sides:
         noted, step.noted = step.noted, ()
         answer[NAME] = noted if call.own_rows is None or not noted else (

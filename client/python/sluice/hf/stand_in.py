@@ -1,5 +1,5 @@
-"""Stand-ins for a model's base model, layers or embedding, while another part
-of it runs by itself or only one input or output is wanted."""
+"""Stand-ins for a model's base model, layers or embedding. They let another
+part of the model run alone, or record one input or output."""
 from __future__ import annotations
 
 import contextlib
@@ -29,12 +29,13 @@ class Output(dict):
 
 
 class Recorded(BaseException):
-    """Ends a forward early; its args are (value,), all that is wanted of
-    it."""
+    """Raised to end a forward early. `args` is (value,), the only result that
+    is needed of that forward."""
 
 
 class Instead(nn.Module):
-    """Stands in for a module, with its other attributes; runs `forward`."""
+    """Stands in for the module `base`: runs `forward`, and has all other
+    attributes of `base`."""
 
     def __init__(self, base: nn.Module, forward: Callable | None = None):
         super().__init__()
@@ -65,7 +66,8 @@ def in_place_of_layers(layers: nn.ModuleList, others: Iterable[nn.Module]
 
 
 def record(hidden_states: Tensor, *_: Any, **__: Any) -> None:
-    """A layer's forward that ends the model's and hands out its own input."""
+    """Stands in for a layer's forward: ends the model's forward by a `Recorded`
+    with the layer's input."""
     raise Recorded(hidden_states)
 
 

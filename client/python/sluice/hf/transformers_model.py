@@ -73,14 +73,16 @@ class Adapter(Model):
         # The streamed module: the decoder, or a model around it that makes its
         # masks (one of text and images).
         self.entry = self.decoder
-        # Excludes a tower beside the decoder, which keeps its own attention.
+        # Configs of the decoder and its layers alone: an image tower, for
+        # example, keeps its own attention.
         self.configs = list({id(m.config): m.config for m in (
             self.decoder, *(m for layer in self.layers
                             for m in layer.modules()))
             if isinstance(getattr(m, "config", None),
                           PretrainedConfig)}.values())
         self.way = "registry"
-        self._own_attention: list[tuple] = []  # before a step was engaged
+        # Attention implementations of the configs before a step was engaged.
+        self._own_attention: list[tuple] = []
         self.logits_last = False  # whether layers return router logits last
         self.dealing: Dealing | None = None  # set with a group
         self._inside: Inside | None = None  # of the layers; None in a twin
@@ -90,8 +92,8 @@ class Adapter(Model):
     # --- attaching ----------------------------------------------------------
 
     def attach(self, stream: Stream) -> None:
-        """Patches the model as trials of a twin found, or raises
-        `Unsupported`."""
+        """Runs trials on a twin and patches the model by what they found.
+        Raises `Unsupported` if the model cannot be streamed exactly."""
         if len(set(self.layers)) < len(self.layers):
             raise Unsupported(self.decoder, "a layer that is run several times")
         tried = self._as_tried(stream)
@@ -108,8 +110,8 @@ class Adapter(Model):
             self._take_head(tried)
 
     def _as_tried(self, stream: Stream) -> Adapter:
-        """Returns a tried twin: of this model, or of one with the same
-        signature."""
+        """Returns a twin on which all trials passed, of this model or of a
+        former one with the same signature."""
         made = signature.of(self.causal)
         key = (made, frozenset(stream.rows.items()), stream.hidden,
                stream.ranks and stream.ranks.size)
@@ -120,8 +122,8 @@ class Adapter(Model):
 
     def _on_twins(self, stream: Stream,
                   try_: Callable[[Adapter, Stream], None]) -> Adapter:
-        """Returns a twin on which `try_` has found all that it looks for; a
-        small one if possible."""
+        """Runs `try_` on a small twin and, if that is refused, on a whole one.
+        Returns the twin on which `try_` passed."""
         twins = Twins(self.causal, self.decoder, self.layers, {
             module: patch.before for module, patch in self._patches.items()})
 
@@ -152,13 +154,14 @@ class Adapter(Model):
         return made
 
     def _here(self, other: Adapter, module: nn.Module) -> nn.Module:
-        """Returns this model's module at the path of `module` in the other."""
+        """Returns this model's module at the path that `module` has in `other`.
+        """
         return self.causal.get_submodule(next(
             path for path, m in other.causal.named_modules() if m is module))
 
     def _like(self, tried: Adapter) -> Callable[[int], int]:
-        """Returns a map from layer indices to those of their like in a
-        twin."""
+        """Returns a function from a layer's index to the index of a layer of
+        the same kind in the twin `tried`."""
         first, count = first_of_kind(self.layers), len(tried.layers)
         return lambda index: index if index < count else first[index]
 
@@ -221,7 +224,8 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def try_layers(self, stream: Stream) -> None:
-        """Tries the layers, with attention in the `way` found before."""
+        """Tries the layers, with attention intercepted in the `way` that was
+        found before."""
         self._patch_layers(stream)
         self._patch_entry(stream, self.entry)
         probe.probe(self, stream)
@@ -232,13 +236,14 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def _refuse_small(self, runs_whole: bool) -> None:
-        """Refuses a small twin that runs a part whole: a whole twin may run it
-        by rows."""
+        """Raises `Unsupported` if a small twin runs a part whole: a whole twin
+        may run that part by rows."""
         if self._is_small and runs_whole:
             raise Unsupported(self.name, "what is not the same by rows")
 
     def _try_all_layers(self, stream: Stream) -> None:
-        """Tries to run all layers in chunks, else lets some run whole."""
+        """Tries to run all layers in chunks; if that fails, lets some run
+        whole."""
         try:
             return self._try_ways(stream)
         except UnknownRows as unknown:
@@ -251,8 +256,9 @@ class Adapter(Model):
 
     def _tried_with_rows(self, stream: Stream,
                          unknown: UnknownRows) -> Unsupported:
-        """Returns the refusal of an argument that may have rows, with a remedy
-        that was tried; or the reason why there is none."""
+        """Tries the dimensions in which the unknown argument may have rows.
+        Returns the argument's refusal with the remedy that passed, or the
+        clearest refusal if none passed."""
         refusals: list[Unsupported] = []
         for dim in (*unknown.dims, None):
             with swapped.attributes(stream, rows={**stream.rows,
@@ -293,11 +299,12 @@ class Adapter(Model):
         in a model around it. If none works, raises the first of the refusals
         that are least vague about the cause.
 
-        The ways are transformers' registry, then attention that a layer writes
-        out, then, if the model was loaded with SDPA, its calls of torch's
-        attention with a mask of its own. With `may_be_whole`, ways in which no
-        layer runs in chunks and some have the model's own attention come last;
-        of these, the one with the fewest such layers is taken.
+        The ways are tried in this order: transformers' registry; attention
+        that a layer writes out; if the model was loaded with SDPA, its calls
+        of torch's attention with the model's own mask. With `may_be_whole`,
+        ways in which no layer runs in chunks and some have the model's own
+        attention come last; among these, the way with the fewest layers with
+        the model's own attention is chosen.
         """
         ways = ["registry", "written out"]
         if self.decoder.config._attn_implementation == "sdpa":
@@ -340,7 +347,8 @@ class Adapter(Model):
             raise
 
     def renew(self, stream: Stream) -> None:
-        """Tries the layers again if something in them (an adapter) is new."""
+        """Tries the layers again if modules or hooks in them have changed, as
+        by a new adapter."""
         if self._inside is None or not self._inside.has_changed():
             return
         with stream.probing_again():
@@ -360,8 +368,8 @@ class Adapter(Model):
         self._patches[module] = Patch(module, forward, self._warn, copied)
 
     def engage(self) -> contextlib.AbstractContextManager:
-        """Inside, attention and masks are Sluice's, and checkpointing is
-        off."""
+        """Returns a context in which attention and masks are Sluice's, and
+        activation checkpointing is off."""
         switched = [] if self.way in ("sdpa", "own") else self.configs
         own = [(vars(config), _ATTENTION, config._attn_implementation)
                for config in switched]
@@ -371,9 +379,9 @@ class Adapter(Model):
                                for config in switched), *self._checkpointing())
 
     def _checkpointing(self) -> list[tuple[dict[str, Any], str, bool]]:
-        """Returns places of `swapped.items` that switch checkpointing off:
-        Trainer switches it on, and layers that are streamed, or fit, need
-        none."""
+        """Returns items for `swapped.items` that switch checkpointing off:
+        Trainer switches it on, and neither streamed nor plain layers need it.
+        """
         return [(vars(module), "gradient_checkpointing", False)
                 for module in (self.entry, self.decoder, *self.layers)
                 if getattr(module, "gradient_checkpointing", False)]
@@ -421,9 +429,9 @@ class Adapter(Model):
 
     def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
                kwargs: dict[str, Any]) -> Any:
-        """Returns the layer's output if it runs plain, else STREAMED. A layer
-        that shares keys and values with others, which may be streamed, is
-        streamed."""
+        """Runs the layer plain if it fits and returns its output, else returns
+        STREAMED. A layer that shares keys and values with other layers is
+        streamed, because those may be streamed."""
         side = step.sides.get(layer)
         if step.plain is None or argument_table.HANDED in kwargs:
             return plain_layers.STREAMED
@@ -438,7 +446,7 @@ class Adapter(Model):
 
         ways = [value for _, _, value in self._own_attention] or [
             config._attn_implementation for config in self.configs]
-        if "eager" in ways:  # it writes all scores out
+        if "eager" in ways:  # eager attention writes all scores to memory
             step.plain.writes_scores()
         out = step.plain.layer(
             layer, x, (args, kwargs), own, step.written_by(layer),
@@ -458,8 +466,8 @@ class Adapter(Model):
             return own(**given)
 
     def _state(self, x: Tensor) -> Hashable:
-        """Returns a key that is equal for calls of which layers keep the same;
-        x is ids [B, S] or embeddings [B, S, H]."""
+        """Returns a key that is equal for calls in which layers keep the same
+        tensors for backward; x is ids [B, S] or embeddings [B, S, H]."""
         return (x.dtype, x.requires_grad, plain_layers.cast_of(x.device),
                 tuple(layer.training for layer in self.layers),
                 tuple((p.dtype, p.requires_grad)
@@ -510,8 +518,9 @@ class Adapter(Model):
                 plain = stream.plain(step, self.layers, x.shape)
             if plain is not None:
                 key = self._state(x)
-            # All ranks must gather FSDP2's units in the same order, and some
-            # may have longer rows.
+            # Not if an end is an FSDP2 unit: all ranks must gather units in the
+            # same order, and other ranks may have longer rows, which do not
+            # fit.
             if plain is not None and not self.ends.units():
                 out = plain.layers(
                     key, functools.partial(self._all_plain, own, given), [
@@ -522,7 +531,7 @@ class Adapter(Model):
                     return out
             if routers.asked(self_, given):
                 routers.note(step, self)
-                # The model's own recorder would record chunks.
+                # transformers' own recorder would record single chunks.
                 given[routers.ASKED] = False
             with step.engaged():
                 out = self.ends.run(step, own, given) if (
@@ -545,8 +554,8 @@ class Adapter(Model):
     # --- what cannot be streamed --------------------------------------------
 
     def _has_pictures_as_rows(self) -> bool:
-        """Returns whether images become rows of the decoder: a loss that fails
-        without them skips their rows (Git's)."""
+        """Returns whether images become rows of the decoder, as in Git: its
+        loss skips these rows, and so fails without images."""
         if "pixel_values" not in inspect.signature(
                 type(self.decoder).forward).parameters:
             return False
@@ -560,8 +569,8 @@ class Adapter(Model):
         return False
 
     def _run_all_whole(self, stream: Stream) -> None:
-        """Makes all layers run whole: rows without tokens have a mask of their
-        own."""
+        """Makes all layers run whole, because the rows of images have a
+        different mask."""
         what = "pictures that become rows of the decoder"
         if stream.ranks is not None:
             raise Unsupported(self.decoder, what)
@@ -572,9 +581,9 @@ class Adapter(Model):
         self._try_so(stream, self.decoder, "own", True, whole)
 
     def _refuse_foreign(self, stream: Stream) -> None:
-        """Raises `Unsupported`, with a group, if a forward was put over the
-        causal model's and calls the decoder: it counts on all rows and would
-        get some."""
+        """Raises `Unsupported` if a forward that was put over the causal
+        model's calls the decoder: with a group, it would get some rows where
+        it expects all."""
         patch = self._patches.get(self.causal)
         if patch is not None and stream.call is None and (
                 vars(self.causal).get("forward") is not patch):

@@ -1,5 +1,5 @@
-"""Transfers to a model what trials of its twin have found: by names and
-indices, so that it also holds for other models with the same signature."""
+"""Transfers the findings of a twin's trials to a model, by names and indices,
+so that they also apply to other models with the same signature."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,9 @@ WIDE = 4  # bytes of a number in trials, which are in fp32
 
 def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
               twins: Sequence[nn.Module], like: Callable[[int], int]) -> None:
-    """Takes what trials in `its` found for `layers`; `like` returns the index
-    in `twins` for that of a layer."""
+    """Copies to the stream `mine` what trials in the stream `its` found for
+    `layers`. `like` takes a layer's index and returns the index in `twins` of
+    a layer of the same kind."""
     mine.rows = dict(its.rows)
     mine.attended |= its.attended
     kinds: dict[WholeKind, WholeKind] = {}
@@ -40,8 +41,8 @@ def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
 
 def whole(mine: Stream, layers: Sequence[nn.Module],
           twins: Sequence[nn.Module]) -> dict[nn.Module, WholeKind]:
-    """Returns the twins that run whole, as earlier trials found for the
-    layers."""
+    """Returns the twins of the layers that run whole in the stream `mine`,
+    each with a copy of its kind."""
     kinds: dict[WholeKind, WholeKind] = {}
     return {twin: kinds.setdefault(kind, replace(kind))
             for layer, twin in zip(layers, twins)

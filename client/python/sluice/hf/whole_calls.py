@@ -1,5 +1,5 @@
-"""Records what layers are called with for a whole sequence, without running
-them, and cuts one rank's rows out of it."""
+"""Records the arguments of layers for a whole sequence, without running the
+layers, and cuts one rank's rows out of the arguments."""
 from __future__ import annotations
 
 import functools
@@ -25,8 +25,9 @@ class Call(NamedTuple):
 
 
 class Noted(Instead):
-    """Stands in for a layer: notes what it is called with, which the user's
-    hooks before its forward may change, and returns its input."""
+    """Stands in for a layer: runs the user's forward pre-hooks, which may
+    change the arguments, passes the arguments to `note`, and returns the
+    layer's input."""
 
     def __init__(self, layer: nn.Module, returns_tuple: bool,
                  note: Callable[[Tensor, Call], None]):
@@ -37,7 +38,7 @@ class Noted(Instead):
         for key, hook in self._base._forward_pre_hooks.items():
             function = getattr(hook, "func", hook)  # of a partial
             if function.__module__.startswith("torch.distributed"):
-                continue  # it gathers weights, which are not used here
+                continue  # FSDP2's gathers weights, which are not used here
             if key in self._base._forward_pre_hooks_with_kwargs:
                 args, kwargs = hook(self._base, args, kwargs) or (args, kwargs)
             else:
@@ -50,8 +51,8 @@ class Noted(Instead):
 
 
 def zeros(table: nn.Module, expand: bool) -> Instead:
-    """Returns a stand-in for the embedding: its rows are zeros, which share
-    one number in memory if they `expand`."""
+    """Returns a stand-in for the embedding that returns zeros, expanded from
+    one number in memory if `expand`."""
     def forward(ids: Tensor, *_: Any, **__: Any) -> Tensor:
         shape = (*ids.shape, table.weight.shape[-1])
         return torch.zeros(() if expand else shape, dtype=table.weight.dtype,
@@ -69,7 +70,7 @@ def rows_of(layer: nn.Module, step: Step, own: Tensor,
         leaf = leaf_of(layer, name, part, step, step.length, declared)
         if leaf.dim is None or part.shape[leaf.dim] == 1:
             return part
-        if id(part) not in cuts:  # which keeps `part`: its id stays unique
+        if id(part) not in cuts:  # cuts keeps `part`, so its id stays unique
             cuts[id(part)] = part, part.index_select(leaf.dim, own)
         return cuts[id(part)][1]
 
@@ -92,8 +93,9 @@ def leaves_of(index: int, layer: nn.Module, call: Call
 
 def merged(index: int, layer: nn.Module, whole: Call, local: Call,
            made_of_rows: Collection[Place]) -> Call:
-    """Returns the whole sequence's arguments of layer `index`, except those
-    that need a gradient or are in `made_of_rows`: these are `local`."""
+    """Returns the arguments of layer `index` for a rank's rows: those of
+    `whole`, except that arguments that need a gradient or are in
+    `made_of_rows` come from `local`."""
     known, own = dict(named(layer, whole)), dict(named(layer, local))
     if known.keys() != own.keys() or len(whole.args) != len(local.args):
         raise Unsupported(layer, "other arguments for some rows than for the "
@@ -118,8 +120,8 @@ def merged(index: int, layer: nn.Module, whole: Call, local: Call,
 
 
 def _typed(known: Any, own: Any) -> Any:
-    """Casts an argument, as zeros may have another dtype than real
-    embeddings."""
+    """Returns `known`, cast to the dtype of `own` if it is floating-point:
+    zeros may have led to another dtype than real embeddings."""
     if isinstance(known, Tensor) and isinstance(own, Tensor) and (
             known.is_floating_point()):
         return known.to(own.dtype)

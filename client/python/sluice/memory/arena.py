@@ -61,9 +61,9 @@ class HostArena:
 
     Every method raises `Error`: FAILED_PRECONDITION after `close`, for a
     tensor that was dropped or belongs to another arena, and in a forked child;
-    otherwise the error of a failed copy or lease. A refused call changes
-    nothing that is held. After an interrupt (Ctrl-C) in a call the next call
-    works, on the tensors that are still held.
+    otherwise the error of a failed copy or lease. A refused call changes no
+    tensor that the arena holds. After an interrupt (Ctrl-C) within a call,
+    later calls work on the tensors that the arena still holds.
 
     On a GPU all copies are ordered against torch's current stream of the
     calling thread ([Note: streams] in compute_device). A wait orders later
@@ -182,13 +182,14 @@ class HostArena:
         total = self._get(host, tensor.device)
         total += tensor.detach()
         if host.nbytes:
-            # No read of it is running: `_get` waited for the last one.
+            # No copy out of `host` is running: `_get` waited for the last.
             host._written = self._copies.start(GPU_TO_HOST, host._address,
                                                total, host.nbytes, 0)
 
     @_whole
     def settle(self, host: HostTensor) -> None:
-        """Waits for the copy into `host`, and lets go of its source."""
+        """Waits for the copy into `host`, and releases the tensor that it
+        copied."""
         self._check(host)
         self._copies.wait(GPU_TO_HOST, host._written)
 
@@ -205,7 +206,8 @@ class HostArena:
 
     @_whole
     def reserve(self, nbytes: int) -> None:
-        """Grows the leases to `nbytes`, or raises as a lease does."""
+        """Grows the leases to at least `nbytes`; raises the error of a refused
+        lease."""
         self._check_open()
         self._slabs.reserve(nbytes)
 
@@ -232,7 +234,7 @@ class HostArena:
 
     @_whole
     def drain(self) -> None:
-        """Waits for all copies and lets go of their tensors."""
+        """Waits for all copies and releases their tensors."""
         self._check_open()
         self._copies.drain()
 
@@ -284,14 +286,14 @@ class HostArena:
         tensor, host._ahead = host._ahead, None
         if host.nbytes:
             self._copies.wait(HOST_TO_GPU, host._read)
-            # This copy came after the one that filled the host's bytes.
+            # The copy into `host` is done, too: this one came after it.
             self._copies.settled(host._written)
             if host._stream != self._copies.stream and not (
                     self._slots is not None and self._slots.has(tensor)):
                 # Torch reuses memory in the order of the stream on which it
-                # was allocated. Not for slots: torch may refuse memory of
-                # another allocator, and a slot's next copy comes after all
-                # streams ([Note: slots] in slots).
+                # was allocated. Slots do not need it: torch may refuse memory
+                # of another allocator, and the next copy into a slot comes
+                # after the work of all streams ([Note: slots] in slots).
                 tensor.record_stream(torch.cuda.current_stream(self.device))
         return tensor
 
@@ -306,7 +308,8 @@ class HostArena:
         self._cut_short = False
 
     def _check_open(self) -> None:
-        # Also fails in a forked child and after the session's close.
+        # The handle is 0 after the session's close; a forked child has another
+        # pid.
         if self._pid != getpid() or not self._handle.value:
             raise self._copies.engine.error(Status.INVALID_ARGUMENT)
 

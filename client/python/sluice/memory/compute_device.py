@@ -8,10 +8,10 @@ enqueued on torch's current stream of the calling thread.
 because it may change: autograd runs a node's backward on a thread of its own,
 on the stream of the node's forward. If it has changed, the old stream first
 waits for all copies that hold memory, and the new stream waits for the old.
-So the new stream is ordered after everything that the old one waited for, it
-reads host bytes only after the old stream's gradients were written there, and
-memory that is let go is no longer in use, on whichever stream it was
-allocated. A step that stays on one stream waits for nothing extra.
+So the new stream is ordered after everything that the old one waited for, and
+reads host bytes only after the old stream's gradients were written there.
+Memory that is freed is no longer in use, on whichever stream it was allocated.
+A step that stays on one stream has no extra waits.
 """
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def current_stream(device: torch.device) -> int:
 
 
 def now(device: torch.device) -> Moment:
-    """The moment that this thread's compute has reached; on a real GPU a timed
-    event of the current stream."""
+    """Returns the moment that this thread's compute has reached: the host's
+    time or, on a real GPU, a timed event of the current stream."""
     if device.type == "cpu":
         return time.perf_counter()
     event = Event(enable_timing=True)
@@ -58,8 +58,8 @@ def now(device: torch.device) -> Moment:
 
 
 def await_compute(device: torch.device) -> None:
-    """Blocks the host until torch's current stream is done, as is needed
-    before a lease ends."""
+    """Blocks the host until torch's current stream has done its work. Must be
+    called before a lease ends that this work uses."""
     if device.type != "cpu":
         torch.cuda.current_stream(device).synchronize()
 

@@ -42,7 +42,8 @@ class Copies:
         self.device = compute_device.device_of(session)
         self.stream: int | None = None
         self._follows = self.device.type != "cpu"
-        # Ends before the tensors below are let go; [Note: ends] in handle.
+        # The engine ends before the tensors below are freed; see [Note: ends]
+        # in handle.
         self.engine = Engine(session)
         self._library = self.engine.library
         self._handle = self.engine.handle
@@ -55,8 +56,9 @@ class Copies:
         self._learns = max(limits.h2d_bytes_per_second,
                            limits.d2h_bytes_per_second) > 0
         self._slack = (Slack(), Slack())
-        # Buffers for starting one copy: its tensor, the tickets it comes after
-        # (the first is always the compute so far), and its own ticket.
+        # Buffers for starting one copy: its tensor, the tickets that it must
+        # wait for (the first is always the compute so far), and its own
+        # ticket.
         self._starting: torch.Tensor | None = None
         self._after = (ctypes.c_uint64 * 2)()
         self._after_ref = ctypes.byref(self._after)
@@ -142,12 +144,12 @@ class Copies:
         return held[-1][0] if held else 0
 
     def settled(self, written: int) -> None:
-        """Marks the copy to the host `written` as done: a copy that came after
-        it was waited for."""
+        """Marks the copy to the host with the ticket `written` as done. The
+        caller has waited for a copy that came after it."""
         self.in_flight[GPU_TO_HOST].settle(written)
 
     def drain(self) -> None:
-        """Waits for all copies and lets go of their tensors, also after an
+        """Waits for all copies and releases their tensors, even after an
         interrupt in the middle of `start`."""
         self.engine.drain()
         for direction in self.in_flight:
@@ -156,7 +158,7 @@ class Copies:
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of all tensors; no copy may be running."""
+        """Releases all tensors; no copy may be running."""
         self._starting = None
         for direction in self.in_flight:
             direction.held.clear()
@@ -178,7 +180,7 @@ class Copies:
         return status
 
     def _follow(self) -> None:
-        """Makes torch's current stream the one that computes; see
+        """Makes torch's current stream the engine's compute stream; see
         [Note: streams] in compute_device."""
         stream = compute_device.current_stream(self.device)
         if stream != self.stream:
@@ -188,7 +190,8 @@ class Copies:
         library, engine = self._library, self._handle.value
         before, status = 0, 0
         if self.stream is not None:
-            # The old stream waits: memory that is let go was last used there.
+            # The old stream waits: it was the last to use the memory that is
+            # freed.
             for flight in self.in_flight:
                 if flight.held and not status:
                     last = flight.held[-1][0]

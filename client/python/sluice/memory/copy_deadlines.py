@@ -1,4 +1,4 @@
-"""Learns from earlier copies by when compute needs the next one.
+"""Predicts from earlier copies when compute will need the next one.
 
 [Note: slack] While a copy waits for bandwidth, the daemon knows its deadline
 and lends first to copies that would be late. The slack of a copy is the
@@ -10,11 +10,11 @@ not lengthen it. For copies of one direction and size the least of the recent
 slacks counts: a deadline that is too early costs less than a late copy. A copy
 that starts only when it is needed has no slack, and is not learned from.
 
-On a simulated GPU the clock is the host's. The host runs ahead of a real GPU, so
-there timed events are enqueued where a copy starts, where compute asks for it and
-where compute has waited for it; a later mark reads them without waiting. If the
-speed of the link is unknown, nothing is learned or told, because then no copy
-waits for bandwidth.
+On a simulated GPU the clock is the host's. The host runs ahead of a real GPU,
+so on one the clock reads timed events: they are enqueued where a copy starts,
+where compute asks for it, and where compute has waited for it; a later mark
+reads them without waiting. If the speed of the link is unknown, no slack is
+learned, because then no copy waits for bandwidth.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNKNOWN = -1.0  # as sluice_engine_know_slack takes it
 RECENT = 64  # copies in a window; the least of two windows counts
 # Most entries kept: copies that were not asked for yet, and sizes.
 _MOST_STARTED, _MOST_SIZES = 128, 256
-_CLOSE = 0.1  # relative change below which a new slack is not told
+_CLOSE = 0.1  # relative change up to which the engine keeps the old slack
 
 
 class ComputeClock:
@@ -49,9 +49,10 @@ class ComputeClock:
         """Marks this moment of compute.
 
         Args:
-            read: called with the seconds so far once compute has reached the
-                moment: at a later mark, on a simulated GPU at once. None ends
-                a wait that began at the mark before.
+            read: called with the clock's seconds once compute has reached the
+                moment: at a later mark, or at once on a simulated GPU. None: a
+                wait for a copy ends here that began at the previous mark, so
+                the time between the two is not counted.
         """
         unread = self._unread
         unread.append((compute_device.now(self._device), read))
@@ -66,7 +67,7 @@ class ComputeClock:
             self._last = moment
 
     def forget(self) -> None:
-        """Drops what was marked."""
+        """Drops all marks; the time up to the next mark is not counted."""
         self._unread.clear()
         self._last = None
 
@@ -79,10 +80,10 @@ class ComputeClock:
 
 
 class Slack:
-    """The slack of one direction's copies; see [Note: slack]. All times are of
-    one clock.
+    """The slack of one direction's copies; see [Note: slack]. All times are
+    those of one `ComputeClock`.
 
-    Attributes: `told`, the slack that the engine has for copies that start.
+    Attributes: `told`, the slack that the engine got last.
     """
 
     __slots__ = ("_least", "_started", "told")
@@ -90,7 +91,8 @@ class Slack:
     def __init__(self) -> None:
         self.told = UNKNOWN
         self._started: dict[int, tuple[int, float]] = {}  # by ticket
-        # By size: least slack of this window, of the one before, and count.
+        # By size: least slack of this window and of the window before, and the
+        # number of copies in this window.
         self._least: dict[int, tuple[float, float, int]] = {}
 
     def of(self, nbytes: int) -> float:
@@ -99,7 +101,8 @@ class Slack:
         return min(lately, before)
 
     def is_told(self, slack: float) -> bool:
-        """Returns whether the told slack is close enough to `slack`."""
+        """Returns whether `slack` is so close to `told` that the engine need
+        not get it."""
         told = self.told
         return told == slack or (
             min(told, slack) >= 0 and abs(told - slack) <= _CLOSE * told)

@@ -27,7 +27,7 @@ from sluice.native.session import Session
 
 BUCKET_BYTES = 64 << 20
 ELEMENT_BYTES = 4  # fp32
-_ALIGNMENT = 32  # elements; a state begins at a multiple
+_ALIGNMENT = 32  # elements; each state begins at a multiple
 
 
 class Piece(NamedTuple):
@@ -42,8 +42,9 @@ class Piece(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Pieces, and the host addresses of their states: one range with all
-    states, or, for the only piece, one range of equal size per state."""
+    """Pieces, and the host addresses of their states: the address of one range
+    with all states or, if the bucket is a part of one large parameter, one
+    address per state."""
 
     pieces: list[Piece]
     addresses: list[int]
@@ -69,7 +70,8 @@ class HostStates:
 
     def add(self, parameters: Sequence[tuple[torch.Tensor, torch.Tensor, int]]
             ) -> list[list[torch.Tensor]]:
-        """Leases states that are 0, or raises and changes nothing.
+        """Leases memory for states and sets it to 0. Changes nothing if it
+        raises.
 
         Args:
             parameters: (parameter, its local values, number of its states).
@@ -99,8 +101,9 @@ class HostStates:
         """Passes over the buckets with a parameter that `takes` accepts.
 
         Yields: a bucket's pieces, and the states of each on the device, flat.
-            When the next bucket is asked for, the states as computed so far on
-            torch's current stream are copied back to the host.
+            When the caller asks for the next bucket, this bucket's states are
+            copied back to the host after the compute so far on torch's current
+            stream.
         """
         if not self._is_open():
             raise Error(Status.FAILED_PRECONDITION, "the session of these "
@@ -112,7 +115,7 @@ class HostStates:
         due = [bucket for bucket in self._buckets
                if any(takes(piece.parameter) for piece in bucket.pieces)]
         most = max((bucket.nbytes for bucket in due), default=0)
-        # Torch's memory, which is idle now that backward has freed its own.
+        # Allocated by torch, from the memory that backward has freed.
         buffers = [torch.empty(most // ELEMENT_BYTES, dtype=torch.float32,
                                device=self.device) for _ in due[:2]]
         written = [0, 0]  # the last ticket of a copy out of each buffer
@@ -131,7 +134,7 @@ class HostStates:
 
     def settle(self) -> None:
         """Blocks the host until all copies are done."""
-        if self._is_open():  # else the session's close has waited
+        if self._is_open():  # else the close has waited for them
             self._copies.drain()
 
     def _copy(self, direction: int, bucket: Bucket, buffer: torch.Tensor,

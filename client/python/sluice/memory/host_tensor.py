@@ -1,4 +1,5 @@
-"""Handle of a tensor's bytes in host memory, and what can be copied there."""
+"""Handle of a tensor's bytes in host memory; makes tensors ready for copies.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class HostTensor:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the values contiguous in memory, as `tensor` itself if it is."""
+    """Returns the values, detached and contiguous in memory; a copy only if
+    needed."""
     if tensor.requires_grad:
         tensor = tensor.detach()  # holding it must not hold its graph
     if tensor.is_conj() or tensor.is_neg():  # the bytes are not the values

@@ -2,14 +2,14 @@
 
 [Note: in flight] A copy reads or writes device memory until its ticket is
 reached, so the arena holds the tensor until then. Every new copy checks,
-without waiting, whether the oldest ones are reached, and lets go of their
-tensors; copies of one direction run in order. Only if too much is held is the
-oldest waited for. On a real GPU a wait returns before the ticket is reached,
-but later compute is ordered after it. That is enough for torch's allocator,
-which gives memory to later compute only.
+without waiting, whether the oldest ones are reached, and releases their
+tensors; copies of one direction run in order. Only if they keep too much
+memory alive does `Copies` wait for the oldest copy. On a real GPU a wait
+returns before the ticket is reached, but later compute is ordered after it.
+That is enough for torch's allocator, which gives memory to later compute only.
 
-A ticket is also reached if its copy has failed, so it does not replace a wait:
-`settled` counts waits alone.
+A ticket is also reached if its copy has failed, and only a wait reports that.
+So `settled` counts only tickets that were waited for.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class InFlight:
         self.settled = 0  # all tickets up to this one were waited for
 
     def settle(self, ticket: int) -> None:
-        """Notes that `ticket` was waited for, and lets go of the tensors of
-        all copies up to it."""
+        """Notes that `ticket` was waited for, and releases the tensors of all
+        copies up to it."""
         if ticket > self.settled:
             self.settled = ticket
         self._let_go(ticket)
 
     def let_go_of_reached(self, reached: Callable[[int], bool]) -> None:
-        """Lets go of the tensors of the oldest copies that are done."""
+        """Releases the tensors of the oldest copies if they are done."""
         for _ in range(ASKED_AT_ONCE):
             if not self.held or not reached(self.held[0][0]):
                 return

@@ -33,8 +33,8 @@ class Books:
         self.free = FreeRanges()
         # By address: the tensor and its bytes.
         self._held: dict[int, tuple[weakref.ref[HostTensor], int]] = {}
-        # References of tensors that died without `drop`, which removes the
-        # reference first.
+        # References to tensors that were collected without `drop`. (`drop`
+        # deletes the reference, so that it never gets here.)
         self._dead: deque[weakref.ref[HostTensor]] = deque()
 
     def keep(self, host: HostTensor) -> None:
@@ -63,7 +63,7 @@ class Books:
             slabs: (start, size) of each slab.
             mark: last ticket of a copy that may read any free range.
         """
-        self._dead.clear()  # first: a tensor that dies below is noted again
+        self._dead.clear()  # first: tensors that die below must stay noted
         held, taken = {}, []
         for address, (reference, nbytes) in self._held.items():
             host = reference()

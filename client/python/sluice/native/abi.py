@@ -146,8 +146,8 @@ _BRIEF_SIGNATURES = {
 
 
 def _check_version(path: str, version: int) -> None:
-    """Raises `Error` for an older library. To be called before the functions
-    are looked up: an older library lacks some."""
+    """Raises `Error` for an older library. Must be called before the functions
+    are looked up, because an older library lacks some."""
     if version < ABI_VERSION:
         raise Error(Status.FAILED_PRECONDITION,
                     f"{path} has C ABI {version}, this package needs "
@@ -191,6 +191,7 @@ class Library:
 
 @functools.cache
 def load(path: str) -> Library:
-    """Loads a library, once per path. Raises `Error`: NOT_FOUND;
-    FAILED_PRECONDITION if the library is older than this package."""
+    """Loads a library, once per path. Raises `Error`: NOT_FOUND if it cannot
+    be loaded; FAILED_PRECONDITION if the library is older than this package.
+    """
     return Library(path)

@@ -86,9 +86,9 @@ def _first_file(paths: Iterable[pathlib.Path]) -> str | None:
 
 
 def available_bytes(root: str = "/") -> int:
-    """Returns the bytes that this process can still allocate: the least of
-    what the machine and each of its cgroups, nested ones included, have left.
-    `root` holds /proc and /sys."""
+    """Returns the bytes that this process can still allocate: the least of the
+    bytes free on the machine and in each cgroup around the process. `root`
+    holds /proc and /sys."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # MemAvailable counts reclaimable caches; a /proc with subset=pid lacks it.
     meminfo = _numbers(pathlib.Path(root, "proc/meminfo"))
@@ -122,14 +122,15 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
         names = (("memory.limit_in_bytes", "memory.usage_in_bytes")
                  if controllers else ("memory.max", "memory.current"))
         parts = [part for part in path.split("/") if part]
-        # In a container the mount may begin at a group that the path names.
+        # In a container the mount may begin at a group within the path: the
+        # groups above that are dropped.
         while parts and not mounted.joinpath(*parts).is_dir():
             parts = parts[1:]
         for depth in range(len(parts) + 1):
             group = mounted.joinpath(*parts[:depth])
             limit, used = (_numbers(group / name).get("") for name in names)
             stat = _numbers(group / "memory.stat")
-            # The memory controller includes groups above the mount too.
+            # This limit also includes the limits of groups above the mount.
             limit = stat.get("hierarchical_memory_limit", limit)
             if limit is not None:
                 yield limit - (used or 0) + stat.get(
@@ -139,8 +140,8 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
 def config_text(driver: str, gpus: int, gpu_bytes: int, host_bytes: int,
                 link_bytes_per_second: float) -> str:
     """Returns the config.toml of a daemon that this package starts.
-    `host_bytes` is per NUMA node. All arguments but it and the driver describe
-    simulated GPUs."""
+    `host_bytes` is per NUMA node. The GPUs' number, bytes and link speed apply
+    to simulated GPUs only."""
     speed = f"{link_bytes_per_second:.1f}"
     links = ", ".join(
         f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
@@ -162,8 +163,8 @@ def log_path(folder: str) -> str:
 def await_ready(process: subprocess.Popen[bytes], folder: str,
                 timeout_s: float) -> None:
     """Waits until sluiced reports on `process.stdout` that it serves. Raises
-    `Error` with the last line of its log: INTERNAL if it ends before, else
-    DEADLINE_EXCEEDED."""
+    `Error` with the last line of its log: INTERNAL if sluiced ends before it
+    serves; DEADLINE_EXCEEDED after `timeout_s`."""
     deadline, text = time.monotonic() + timeout_s, b""
     assert process.stdout is not None
     while not _READY.search(text):

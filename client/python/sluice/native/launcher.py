@@ -10,7 +10,7 @@ from sluice.base.arguments import invalid
 
 
 class Place(NamedTuple):
-    """Place of a rank in its job; `job` is the same in all ranks."""
+    """Place of a rank in its job; all ranks of a job have the same `job`."""
 
     rank: int = 0
     world: int = 1
@@ -19,14 +19,14 @@ class Place(NamedTuple):
     job: str = ""
 
 
-# Per launcher, the variables of: the rank, the world size, the rank on this
-# node, the number of ranks on this node, and those that identify the job. The
-# first launcher with its first two set counts: torchrun may run in a Slurm
-# step.
+# For each launcher, the names of its variables: the rank, the world size, the
+# rank on this node, the number of ranks on this node, and those that identify
+# the job. `place` reads the first launcher that has set its first two
+# variables, because torchrun may run in a Slurm step.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
      "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
-    # A batch script is one process, and the variables of a step are not set.
+    # A Slurm batch script is one process and has no variables of a step.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
      "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID", "SLURM_STEP_ID"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -53,7 +53,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
 
 def _count(environment: Mapping[str, str], name: str) -> int:
     """Parses a count. For a list of nodes, as Slurm's "4(x2),1" (4, 4 and 1
-    tasks on three nodes), returns this node's."""
+    tasks on three nodes), returns this node's count."""
     text = environment[name]
     if not re.fullmatch(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*", text):
         raise invalid(f"Session: {name} = {text!r} in the environment: a "

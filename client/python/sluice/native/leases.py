@@ -57,7 +57,7 @@ class Region:
         self.nbytes: int = library.region_size(leased)
         self.handle = Handle(leased.value, functools.partial(
             _free_region, library, session._handle))
-        # Not at exit: the end of the process unmaps it.
+        # Does not run at exit: the end of the process unmaps the region.
         self._end = weakref.finalize(self, self.handle.end)
         self._end.atexit = False
 
@@ -99,7 +99,7 @@ class Engine:
         self.stopped = False  # by `stop`, not by the session's end
 
     def error(self, status: int) -> Error:
-        """Returns the error of a call with `handle.value` that failed with
+        """Returns the error for a library call on this engine that failed with
         `status`."""
         if not self.handle.ours():
             return forked("the copy engine")

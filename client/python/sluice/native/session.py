@@ -34,20 +34,21 @@ from sluice.native.waiting import Calls, waits_for
 
 __all__ = ["Limits", "Session"]
 
-_NO_PLAN = 2**64 - 1  # the number of no plan
+_NO_PLAN = 2**64 - 1  # a number that no plan has
 _MOST_RANKS = 1 << 20
-_LONGEST_LABEL = 60  # characters, without a number behind it
+_LONGEST_LABEL = 60  # characters, before a number is appended
 _COUNT = whole(0, "a whole number, 0 or more")
 _BYTES = whole(1, "bytes, a whole number from 1")
 _WAIT = number("seconds, 0 or more", least=0, most=1e6)
 
-_labels: set[str] = set()  # labels made here, of this process's open sessions
+_labels: set[str] = set()  # that _take_label made for open sessions
 _labels_lock = threading.Lock()
 
 
 def _take_label(told: launcher.Place) -> str:
-    """Takes the job's label, or the first free one with a number behind it:
-    ranks that open equally many sessions get equal labels."""
+    """Reserves and returns the job's label or, if it is in use, that label
+    with the lowest free number appended. So ranks that open equally many
+    sessions get equal labels."""
     label = (told.job or f"python-{os.getpid()}")[-_LONGEST_LABEL:]
     with _labels_lock:
         found = next(name for name in itertools.chain(
@@ -84,7 +85,7 @@ class Watch(Protocol):
 class Limits:
     """Memory and speeds of the session's GPU and of its NUMA node.
 
-    Free bytes are as of the opening of the session. Speeds are those of the
+    Free bytes are those at the opening of the session. Speeds are those of the
     GPU's link under contention; 0: unknown.
     """
 
@@ -109,9 +110,9 @@ class Session:
         job: label of the job, at most 64 characters, the same in all of its
             ranks. None: "python" with the launcher's job id, else with the
             process id; further open sessions of this process get a number
-            behind it.
-        rank, world: number of this rank, and of ranks in the job. None: as set
-            by torchrun, Slurm or MPI (launcher.py), else 0 of 1.
+            appended.
+        rank, world: this rank's number, and the number of ranks in the job.
+            None: as set by torchrun, Slurm or MPI (launcher.py), else 0 of 1.
         gpu: index of the GPU on the node, as the daemon counts. None: the
             rank's number on its node.
         local_world: ranks of the job on this node. None: as the launcher sets
@@ -246,7 +247,8 @@ class Session:
         until the job's other ranks on this node have submitted theirs and the
         daemon has planned, and returns the plan. A plan with a non-empty
         "infeasible" is an answer, not an error. After two seconds a line on
-        stderr names what it waits for, unless `quiet`; Ctrl-C ends the wait.
+        stderr names what the call waits for, unless `quiet`; Ctrl-C ends the
+        wait.
 
         Raises:
             Error: INVALID_ARGUMENT: not a valid profile; DEADLINE_EXCEEDED;
@@ -280,8 +282,8 @@ class Session:
     def changed_plan(self) -> tuple[int, dict[str, Any]] | None:
         """Returns (number, plan) of the newest changed plan that is not
         answered yet, or None. The daemon changes plans because jobs came or
-        went; only the plan's fractions count. Does not wait. A plan that has
-        arrived stays known if the daemon is killed."""
+        went; only the plan's fractions apply. Does not wait. A plan that has
+        arrived can still be read after the daemon was killed."""
         text, number = ctypes.c_void_p(), ctypes.c_uint64()
         self._library.check(self._library.session_changed_plan(
             self._value(), ctypes.byref(text), ctypes.byref(number)))
@@ -295,10 +297,11 @@ class Session:
     @takes("answer_change", number=whole(0, "a plan's number", _NO_PLAN),
            taken=FLAG, note=a(str, "a line of text"))
     def answer_change(self, number: int, taken: bool, note: str = "") -> None:
-        """Answers whether this rank takes a changed plan. Before it takes one
-        it gives back the host memory that the new plan lacks. If a rank that
-        called `plan` never answers, jobs that join wait for a minute. `note`:
-        one line for operators. Does not wait for the daemon.
+        """Tells the daemon whether this rank adopts a changed plan. Before
+        saying yes, the caller gives back the host memory that the new plan no
+        longer includes. If a rank that called `plan` never answers, jobs that
+        join wait for a minute. `note`: one line for operators. Does not wait
+        for the daemon.
 
         Raises:
             Error: UNAVAILABLE: the daemon is gone.
@@ -307,8 +310,8 @@ class Session:
             self._value(), number, int(taken), note.encode()))
 
     def _watched_by(self, watch: Watch) -> None:
-        """Tells `watch`, while something refers to it, of processes of the job
-        on this node that die."""
+        """Calls `watch.peer_died` for each process of the job that dies on
+        this node, as long as something refers to `watch`."""
         self._watches.add(watch)
         if self._calls.on_event is None:
             watches = self._watches  # not `self`, so that it can be collected
@@ -333,14 +336,15 @@ class Session:
 
         Raises:
             Error: RESOURCE_EXHAUSTED: the budget or the pool is exceeded;
-                DEADLINE_EXCEEDED: the same, after a wait; both with the
+                DEADLINE_EXCEEDED: it still is after the wait. Both have the
                 daemon's line. UNAVAILABLE: the daemon is gone.
         """
         return self._region(abi.HOST, nbytes, wait_s)
 
     @takes("lease_gpu", nbytes=_BYTES, wait_s=_WAIT | NONE)
     def lease_gpu(self, nbytes: int, *, wait_s: float | None = None) -> Region:
-        """Leases memory of the session's GPU; otherwise like `lease_host`."""
+        """Leases memory of the session's GPU; waits and raises like
+        `lease_host`."""
         return self._region(abi.GPU, nbytes, wait_s)
 
     def _region(self, kind: int, nbytes: int, wait_s: float | None) -> Region:

@@ -5,8 +5,8 @@ starts a daemon in a folder of that user; other ranks and later jobs join it.
 It serves the node's real GPUs, or simulated ones if there is no NVIDIA device,
 pins no more host memory than was free when it started, and ends some minutes
 after its last session. Each Slurm job has a daemon of its own, because the end
-of a job ends it. So has each MIG instance, because CUDA shows a process only
-one.
+of a job ends it. Each MIG instance has its own, too, because CUDA shows a
+process only one instance.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sluice.native.daemon import (
 )
 
 NODES_OWN = "/run/sluice/session.sock"
-IDLE_S = 600  # from its last session to its end; $SLUICE_DAEMON_IDLE_S
+IDLE_S = 600  # without sessions, then it ends; $SLUICE_DAEMON_IDLE_S
 _SIMULATED_GPUS = 8
 _GIB = 1 << 30
 
@@ -41,8 +41,9 @@ def socket_of_the_node() -> str:
 
     Raises:
         Error: NOT_FOUND: no sluiced to start; PERMISSION_DENIED: the user's
-            folder belongs to another user; INTERNAL, with the last line of its
-            log: sluiced did not start; DEADLINE_EXCEEDED.
+            folder belongs to another user, or others may write to it;
+            INTERNAL, with the last line of its log: sluiced did not start;
+            DEADLINE_EXCEEDED.
 
     Thread safety: safe, also among processes.
     """
@@ -58,7 +59,8 @@ def socket_of_the_node() -> str:
 
 
 def known_socket() -> str:
-    """Returns the same path, whether a daemon listens or not; starts none."""
+    """Returns the path that `socket_of_the_node` would return; starts no
+    daemon and does not check that one listens."""
     return NODES_OWN if os.path.exists(NODES_OWN) else os.path.join(
         _folder(), "session.sock")
 
@@ -101,8 +103,8 @@ def listens(path: str) -> bool:
 
 def command(folder: str) -> list[str]:
     free = available_bytes()
-    # The share of free memory that a node's own daemon takes of all memory
-    # (Pinnable, proto/base/cgroup.h).
+    # Pins the same share of the free memory as a node's own daemon pins of all
+    # memory (Pinnable, proto/base/cgroup.h).
     host = max(free // 2, min(free // 10 * 9, free - 64 * _GIB))
     config = pathlib.Path(folder, "config.toml")
     text = config_text("auto", _SIMULATED_GPUS, free // 4,
@@ -121,7 +123,8 @@ def _numa_nodes() -> int:
 
 def _start(folder: str) -> None:
     idle = os.environ.get("SLUICE_DAEMON_IDLE_S", str(IDLE_S))
-    # This process may see some GPUs only; processes that join may see others.
+    # The daemon must see all GPUs: this process may see only some of them, and
+    # processes that join may see others.
     seen = {name: value for name, value in os.environ.items()
             if name != "CUDA_VISIBLE_DEVICES" or _instance()}
     with open(log_path(folder), "wb") as log:
@@ -137,4 +140,4 @@ def _start(folder: str) -> None:
         raise
     finally:
         sluiced.stdout.close()
-    sluiced.returncode = 0  # it outlives this process: nothing to wait for
+    sluiced.returncode = 0  # marks it as waited for: it outlives this process

@@ -21,8 +21,8 @@ class Calls:
     Python handles Ctrl-C between two lines of Python only, never inside a call
     of the library. So a thread makes the call and the caller waits for that
     thread; an interrupt ends the wait but not the call. The session must not
-    end during a call: a close in that time takes effect when the last call
-    returns.
+    end during a call, so a close during calls takes effect when the last of
+    them returns.
 
     Thread safety: safe.
     """
@@ -36,7 +36,8 @@ class Calls:
 
     def interruptible(self, call: Callable[[], T], say: Callable[[], object]
                       ) -> T:
-        """Returns or raises what `call` does; calls `say` if it takes long."""
+        """Runs `call` on a thread; returns its result or raises its exception.
+        Calls `say` if `call` takes longer than SILENT_S."""
         answer: list[T] = []
         raised: list[BaseException] = []
         over = threading.Event()
@@ -55,7 +56,7 @@ class Calls:
         thread = threading.Thread(target=run, name="sluice waits", daemon=True)
         try:
             thread.start()
-        except Exception:  # no thread runs that would count the call as over
+        except Exception:  # no thread has started that would call `_end`
             self._end()
             raise
         if not over.wait(SILENT_S):

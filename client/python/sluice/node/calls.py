@@ -25,20 +25,20 @@ ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
 @dataclass(eq=False)
 class Call:
     """State of one call of a streamed model: of the causal model, or of its
-    decoder alone. Holds what the call asks for, and what the decoder's latest
-    forward in it returned.
+    decoder alone. Holds what the caller requested, and results of the
+    decoder's latest forward in the call.
 
     Attributes:
-        ranks: the ranks that share its sequences.
+        ranks: the ranks that share the call's sequences.
         makes_cache: whether the model would make a cache if it were not
             streamed.
         has_labels: whether the model computes a loss of all rows.
         needs_all: a requested output that needs more than a rank's own rows.
-        rejoin: set if the decoder must return the rows of all ranks: makes the
-            ranks draw the same random numbers from there on.
+        rejoin: reseeds, so that all ranks draw the same random numbers from
+            then on. Set only if the decoder must return the rows of all ranks.
         own_rows: int64, the rows that the decoder returned; None: all.
         blind: bool [B or 1, S], padding rows that saw no key.
-        plain: the decoder's forward, if all of its layers ran plain.
+        plain: see plain_layers; set if all layers of the decoder ran plain.
         outer: arguments of the causal model, if the ranks compare them
             together with the decoder's.
     """
@@ -55,10 +55,11 @@ class Call:
 
     def whole(self, given: dict[str, Any], own: Callable[[], Any],
               foreign: bool) -> Any:
-        """Runs the causal model's own forward where it does not run by rows.
-        With labels, or if the model is `foreign` (nothing is known about it),
-        the decoder returns all rows: the loss is then the same on every rank,
-        and ranks draw the same random numbers behind the decoder."""
+        """Runs the causal model's own forward, `own`, for calls with a head
+        that does not run by rows. With labels, or if the model is `foreign`
+        (nothing is known about it), the decoder returns all rows. The loss is
+        then the same on every rank, and ranks draw the same random numbers
+        after the decoder."""
         kept = given.get("logits_to_keep", 0)
         if not (isinstance(kept, int) and kept == 0):
             self.needs_all = "logits_to_keep"
@@ -74,14 +75,15 @@ class Call:
             1, self.own_rows.to(of_all.device))
 
     def sum(self, loss: Tensor) -> Tensor:
-        """Returns the loss () of the whole sequences, given that of the own
-        rows; a collective if rows were dealt to ranks."""
+        """Returns the loss () of the whole sequences, given the loss of this
+        rank's rows; a collective if rows were dealt to ranks."""
         return loss if self.own_rows is None else self.ranks.sum(loss)
 
     def all_rows(self, found: Tensor, length: int) -> Tensor:
         """Gathers [B, own rows, n] into [B, length, n], the same on each rank;
         a collective if rows were dealt to ranks. If each rank computes a loss
-        of it, the gradient's average over ranks is the whole sequence's."""
+        from the result, the average of the ranks' gradients is that of the
+        whole sequence."""
         if self.own_rows is None:
             return found
         whole = found.new_zeros(found.shape[0], length, found.shape[2])
@@ -97,8 +99,9 @@ class Call:
 
 
 def once(backward: Callable) -> Callable:
-    """Wraps the backward of a node that has no second gradients. Raises if
-    some are requested: torch would silently omit them if dy has none."""
+    """Wraps a node's backward so that it raises if second gradients are
+    requested (create_graph), which the node lacks. Torch would silently omit
+    them if dy needs no gradient."""
     inner = once_differentiable(backward)
 
     @functools.wraps(backward)
@@ -113,8 +116,8 @@ def once(backward: Callable) -> Callable:
 
 
 def refuse_transforms(module: str) -> None:
-    """Raises `Unsupported` within torch.func's grad, vjp, jvp and vmap: their
-    tensors wrap others, which chunks in host memory cannot do."""
+    """Raises `Unsupported` within torch.func's grad, vjp, jvp and vmap: these
+    wrap tensors in other tensors, which chunks in host memory cannot be."""
     if torch._C._are_functorch_transforms_active():
         raise Unsupported(module, "a call within torch.func (grad, vjp, jvp, "
                           "vmap)", "use loss.backward() or torch.autograd.grad"

@@ -4,17 +4,18 @@
 In a gated delta rule, in Mamba-2 and in a short convolution a row depends on
 earlier rows through a state of fixed size and through the last inputs of a
 convolution. In transformers such a layer reads both from the cache that
-`generate` passes, and writes there what the next rows start from. So each
-chunk runs with a cache of ours: it returns the states that the previous chunk
-left, and records those that this chunk leaves. The states that a chunk starts
-from stay in the host until backward. Its replay starts from leaves with these
-values, and the gradients of the leaves are those of the states that the
-previous chunk leaves.
+`generate` passes, and writes the states for the next rows there. So each chunk
+runs with a cache of ours. The cache returns the final states of the previous
+chunk, and records those of this chunk. The states that a chunk starts from
+stay in the host until backward. The chunk's replay starts from leaves with
+these values, and the gradients of the leaves are those of the previous chunk's
+final states.
 
 A layer that gets one row takes the code path for a generated token, which
 writes its states in place. So no chunk, and no part of one, has a single row,
-unless the sequence has only one. Chunks are whole blocks, as in the layers'
-own loops, so that rounding is the plain model's.
+unless the sequence has only one. A chunk is a number of whole blocks, by which
+the layers' own loops run too, so that results are rounded as in the plain
+model.
 """
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ def whole_blocks(rows: int) -> int:
 
 class Cache:
     """Stands in for transformers' `Cache` (5.23, cache_utils) during one
-    forward of a layer. It has only the methods that layers call; a layer that
-    needs others is refused.
+    forward of a layer. It has only the methods that streamed layers call; a
+    layer that calls others is refused.
 
     Attributes:
         after: states that the layer left.
@@ -79,7 +80,7 @@ class Cache:
                           conv_kernel_size: int | None = None) -> Tensor:
         """Records the new state. Returns [B, channels, width + c]: the earlier
         state, then the inputs of c rows [B, channels, c]; at the sequence's
-        start these alone."""
+        start the inputs alone."""
         key = "conv", layer_idx, state_idx
         before = self._before.get(key)
         width = conv_kernel_size or conv_states.shape[-1]
@@ -116,7 +117,7 @@ class Carried:
         # By chunk: the states that it started from.
         self._kept: list[dict[Key, HostTensor]] = []
         self._leaves: dict[Key, Tensor] = {}  # of the chunk replayed last
-        self._gradients: dict[Key, Tensor] = {}  # of states that it leaves
+        self._gradients: dict[Key, Tensor] = {}  # of its final states
 
     def first(self, m: int, keeps: bool) -> None:
         """Sets the cache for the first forward of chunk `m`."""

@@ -25,8 +25,9 @@ class StepChecks:
 
     Attributes:
         every: whether all chunks are compared.
-        sampled: otherwise, the modules of which one chunk is compared, each
-            with this chunk's number (modulo the number of its chunks).
+        sampled: if not `every`, the modules of which one chunk is compared,
+            each with the number of that chunk (modulo the module's number of
+            chunks).
         passed: called when a backward has found its replays equal.
         in_parts: whether compared chunks also run in two parts.
     """
@@ -50,13 +51,14 @@ class Checks:
 
     def __init__(self, how: Check):
         self._how = how
-        self.has_passed = False  # since the layers were probed
+        self.has_passed = False  # a backward, since the layers were probed
         self.kinds: Sequence[Sequence[nn.Module]] = ()  # layers by kind
         self._steps = 0
 
     def begin(self, of_layers: bool, samples: bool) -> StepChecks:
-        """Returns the checks of a step's layers (`of_layers`) or head.
-        `samples`: whether steps after the first pass compare a sample."""
+        """Returns the checks of a step's layers if `of_layers`, else of its
+        head. `samples`: whether steps after the first pass compare a sample.
+        """
         if self._how != "first" or not self.has_passed:
             every = self._how != "off"
             return StepChecks(every, passed=self._pass, in_parts=True) if (
@@ -64,7 +66,7 @@ class Checks:
         if not of_layers or not samples:
             return StepChecks(False)
         self._steps += 1
-        # Moves to the next chunk after each layer of the kind had its turn.
+        # Each layer of a kind has its turn before the next chunk is compared.
         return StepChecks(False, {
             kind[self._steps % len(kind)]: self._steps // len(kind)
             for kind in self.kinds}, in_parts=True)

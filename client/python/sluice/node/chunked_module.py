@@ -52,12 +52,12 @@ class ChunkedCall:
     def __init__(self, step: Step, module: Modules, name: str,
                  chunks: list[range] | None = None):
         self.step, self.module, self.name = step, module, name
-        # The step's chunks, or others of a tensor on the device.
+        # The step's chunks, or others if the hidden states are on the device.
         self.chunks = chunks or step.chunks
         self._places = step.hidden if chunks is None else OnDevice(
             step.arena, chunks)
         self.keeps = False  # whether a backward may come
-        self.replays = False  # whether it has begun
+        self.replays = False  # whether that backward has begun
         self._x: list[HostTensor] = []  # the input's chunks, in the host
         self._random: list[RandomState | None] = []
         self._buffers: list[Snapshot | None] = []
@@ -66,7 +66,7 @@ class ChunkedCall:
         self._autocast: Any = None
         self._setting: Setting | None = None
         self._owners: list[nn.Module] = []  # modules with buffers
-        # Whether forward, and then the replay too, may replace buffers.
+        # Whether forward may replace buffers; then the replay may, too.
         self.may_replace = False
         # Tensors that a whole module returns in addition to its hidden states,
         # and in backward their gradients.
@@ -85,22 +85,25 @@ class ChunkedCall:
         return []
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        """Returns other outputs of chunk `m`'s replay, with gradients."""
+        """Returns (output, gradient) of other outputs of chunk `m`'s replay.
+        """
         return []
 
     def run_again(self) -> None:
         """Called before the first replay."""
 
     def compares_parts(self, m: int) -> bool:
-        """Returns whether chunk `m` is also compared in two parts. Not if it
-        draws random numbers, which would differ in parts."""
+        """Returns whether chunk `m` is also compared in two parts. A chunk
+        that draws random numbers is not, because its parts would draw others.
+        """
         return self.is_compared(m) and self.step.checks.in_parts and (
             self._random[m] is None)
 
     def compare_parts(self, m: int, x: Tensor | None, y: Tensor, same: Tensor
                       ) -> bool:
-        """Returns `same`. Raises `Unsupported` if chunk `m`, replayed as y of
-        x, differs in two parts; see [Note: two parts] in halves."""
+        """Returns `same`. Raises `Unsupported` if chunk `m`, replayed with
+        input x and output y, gives other results in two parts; see
+        [Note: two parts] in halves."""
         return bool(same)
 
     def bits(self, y: Tensor) -> Tensor:
@@ -121,8 +124,8 @@ class ChunkedCall:
 
     def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        """Returns y [B, S, H'] of x [B, S, H]; x is None if the module makes
-        the first hidden states."""
+        """Runs all chunks. Returns y [B, S, H'] of x [B, S, H]; x is None if
+        the module makes the first hidden states."""
         self._autocast = autocast_now(self.step.device)
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(
@@ -143,7 +146,7 @@ class ChunkedCall:
                     source.drop(m)
             y.write(m, self._first_run(m, part, self._cut(extra, rows)))
         if self._x:
-            # Copies of its chunks in flight keep all of x alive.
+            # Until its chunks are copied, the copies keep all of x alive.
             self.step.arena.settle(self._x[-1])
         if self.keeps:
             self._setting.take_rewritten()
@@ -186,7 +189,8 @@ class ChunkedCall:
 
     def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:
-        """Returns dx and the gradients of the arguments and parameters."""
+        """Replays all chunks, the last one first. Returns dx and the gradients
+        of the arguments and parameters."""
         dy = self._places.reading(dy, self.name)
         dx = self._places.writing() if needs_x else None
         gradients, leaves = Gradients(found), self.arguments()
@@ -194,8 +198,8 @@ class ChunkedCall:
             leaf.value)) for leaf in leaves]
         self.replays = True
         try:
-            # Takes the turn: another thread's forward, which may have it, must
-            # not see the aliases.
+            # `engaged` waits for the stream's turn: a forward of another
+            # thread must not see the aliases.
             with self.step.engaged(), self._as_in_forward(), (
                     gradients.in_place()):
                 self.run_again()
@@ -216,8 +220,9 @@ class ChunkedCall:
 
     @contextlib.contextmanager
     def _as_in_forward(self) -> Iterator[None]:
-        """Restores the module's state of the forward within the block. Random
-        state and buffers that it writes are afterwards as before."""
+        """Within the block the module has the state that it had in its
+        forward. Afterwards random state and the buffers that it writes are as
+        before."""
         random = RandomState(self.step.device)
         now = Snapshot(self.step.written_by(self.module))
         try:
@@ -231,7 +236,8 @@ class ChunkedCall:
     def _backward_chunk(self, m: int, dy: DeviceRows | HostRows,
                         needs_x: bool, of_arguments: list[Tensor]
                         ) -> Tensor | None:
-        """Returns dx [B, c, H], or None if there is no input x."""
+        """Replays chunk `m` and runs its backward. Returns dx [B, c, H], or
+        None if there is no input x."""
         x, rows = self._input(m, needs_x), self.chunks[m]
         leaves = self.arguments()
         extra = [cut(leaf, rows).detach().requires_grad_() for leaf in leaves]
@@ -253,7 +259,7 @@ class ChunkedCall:
         dy.drop(m)
         if m:
             dy.prefetch(m - 1)
-        # y may depend on nothing that needs a gradient in this chunk.
+        # y has no graph if nothing that it depends on needs a gradient.
         roots = [(y, gradient)] if y.requires_grad else []
         roots += self.beside(m)
         if roots:

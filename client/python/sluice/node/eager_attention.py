@@ -1,14 +1,15 @@
-"""Answers attention that a layer computes itself (eager attention):
-softmax(q k^T * scale + mask) v.
+"""Replaces eager attention, which a layer computes itself as softmax(q k^T *
+scale + mask) v.
 
 [Note: scores that are not computed]
-Such a layer makes no attention call that could be answered, and its scores of
-all rows with all keys would not fit. So the product of a chunk's q and k is
-not computed: a `Scores` stands for it and records what the layer does with it
-(a scale, a mask, the softmax). When it is multiplied with v, all arguments of
-a call of attention are known. If the product turns out to be something else,
-it is computed then. Operations on scores that attention over chunks does not
-have (a bias, a mask of unknown origin) are refused.
+Such a layer makes no attention call that the stream could answer, and its
+scores of all rows with all keys would not fit into memory. So the product of a
+chunk's q and k is not computed: a `Scores` stands for the product and records
+what the layer does with it (a scale, a mask, the softmax). When the layer
+multiplies the `Scores` with v, all arguments of an attention call are known.
+If the layer uses the product for something else, the product is computed then.
+Operations on scores that attention over chunks does not support (a bias, a
+mask of unknown origin) are refused.
 """
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ from sluice.plan.products import storage
 @dataclass(frozen=True, eq=False)
 class Scores(Standing):
     """Placeholder for scores [B, H, c, c], or [B * H, c, c], of one chunk's
-    rows with its own keys, and after the softmax for their weights. Immutable.
+    rows with its own keys, and after the softmax for attention's weights.
+    Immutable.
 
     q is [B, H, c, D], or [B * H, c, D]; k like q, or with one head for all.
     """
@@ -45,7 +47,7 @@ class Scores(Standing):
     dtype: torch.dtype
     scale: float = 1.0
     heads: tuple[int, int] | None = None  # B and H of [B * H, ...], if known
-    seen: tuple[Intervals, ...] = ()  # a row sees keys that all of them show
+    seen: tuple[Intervals, ...] = ()  # a row sees the keys in all of them
     times: Tensor | None = None  # zeros and ones that multiply it
     weights: bool = False  # whether the softmax was applied
 
@@ -134,7 +136,7 @@ class Scores(Standing):
         return replace(self, shape=made, heads=heads)
 
     def matmul(self, v: Any) -> Any:
-        """Answers weights @ v with the result of attention."""
+        """Returns attention's result in place of weights @ v."""
         if not self.weights:
             return self.computed("matmul") @ v
         if not self.seen:
@@ -181,8 +183,8 @@ class Scores(Standing):
         return not self.seen and not self.weights and self.times is None
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """Returns x, if it is [B * H, c, D], as [B, H, c, D]; with one head
-        each if B and H are not known."""
+        """Returns x [B * H, c, D] as [B, H, c, D], or with one head per batch
+        row if B and H are not known; x itself if it is 4-D."""
         if x.dim() == 4:
             return x
         return x[:, None] if self.heads is None else x.view(
@@ -206,8 +208,8 @@ class Scores(Standing):
 
 def product(func: Callable, args: tuple, kwargs: dict[str, Any]
             ) -> Scores | None:
-    """Returns the scores that this call of torch would compute, or None if it
-    is not q k^T."""
+    """Returns a placeholder for the scores q k^T if this call of torch
+    computes them, else None."""
     scale, biased = 1.0, False
     args = (*args, *(kwargs[name] for name in ("batch1", "batch2")
                      if name in kwargs))
@@ -236,7 +238,8 @@ def product(func: Callable, args: tuple, kwargs: dict[str, Any]
 
 
 def apply(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Runs a function of torch that has `Scores` among its arguments."""
+    """Runs a torch function on arguments with `Scores` among them: by the
+    method of `Scores` if there is one, else on the computed scores."""
     name = getattr(func, "__name__", str(func))
     if name.endswith("_") and not name.endswith("__"):
         if isinstance(args[0], Scores):
@@ -294,7 +297,7 @@ def _number(value: Any) -> float | None:
 
 
 def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
-    """Returns the mask of keys that all of them show, found once in a step."""
+    """Returns the intersection of the masks, computed once per step."""
     whole = seen[0]
     for other in seen[1:]:
         if other is not whole:
@@ -327,8 +330,8 @@ def _is_complement(value: Any, times: Tensor) -> bool:
 
 
 def _intervals_of(view: Any) -> Intervals | None:
-    """Returns the mask of all rows, if `view` is the first rows and keys of a
-    buffer [..., M, M] of the running layer."""
+    """Returns the mask of all rows if `view` is a slice of a buffer
+    [..., M, M] of the running layer, of its first rows and keys; else None."""
     if not isinstance(view, Tensor) or view.dim() < 2:
         return None
     for buffer in running().module.buffers():

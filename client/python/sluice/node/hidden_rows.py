@@ -5,9 +5,9 @@ tensor on the device, or as chunks in host memory behind a stand-in.
 With hidden states in the host, the tensors that layers pass to each other in
 the user's graph, and their gradients, are stand-ins: tensors of the right
 shape, dtype and device with one element in memory. Our nodes find the chunks
-of a stand-in by its storage, and read them once. The element is NaN, so that
-no value computed from it passes for a result; such a value has other storage,
-and the next node refuses it.
+of a stand-in by its storage, and read each chunk once. The element is NaN, so
+that a value computed from a stand-in cannot be mistaken for a result. Such a
+value has other storage, so the next node refuses it.
 
 If the user passes layers and a group, the layers have stand-ins too, wherever
 the hidden states are: the user's code between them must see the shape of the
@@ -93,7 +93,7 @@ class StandingRows(DeviceRows):
 
 
 class HostRows:
-    """Chunks in the host; freed with this object, or before by `drop`."""
+    """Chunks in the host; freed with this object, or earlier by `drop`."""
 
     def __init__(self, place: InHost):
         self._place = place
@@ -106,7 +106,7 @@ class HostRows:
 
     def keep(self, m: int) -> HostTensor:
         kept, self._kept[m] = self._kept[m], None
-        return kept  # type: ignore[return-value]  # asked for once
+        return kept  # type: ignore[return-value]  # called once per chunk
 
     def write(self, m: int, part: Tensor) -> None:
         part = part.detach()
@@ -161,8 +161,8 @@ class Standing:
         self._standing: dict[int, tuple[Tensor, Rows]] = {}
 
     def reading(self, x: Tensor, name: str) -> Rows:
-        """Returns the rows behind the stand-in `x`, at most once. `name`: the
-        module that reads them."""
+        """Removes the rows behind the stand-in `x` and returns them, so each
+        stand-in can be read once. `name`: the module that reads them."""
         found = self._standing.pop(x.untyped_storage().data_ptr(), None)
         if found is None or found[0].shape != x.shape:
             raise Unsupported(

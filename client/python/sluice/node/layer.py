@@ -1,14 +1,15 @@
 """Runs a decoder layer as one autograd node: the user's own module, chunk by
-chunk (see [Note: chunked module]), with attention answered from host memory.
+chunk (see [Note: chunked module]), with attention over all chunks, which are
+in host memory.
 
-In forward its attention goes through `attention.Attend`; in the replay it is
-answered from the kept (o, lse).
+In forward the layer's attention goes through `over_chunks.Attend`; the replay
+gets attention's results from the kept (o, lse).
 
 [Note: run again]
 Attention's k, v, o and lse of the first chunks need not be kept until
 backward: causal rows see only earlier rows, so before its first replay a layer
 can run its own forward once more on these chunks, from their inputs, in the
-first forward's order. They are then kept for one layer at a time. For a
+first forward's order. So these tensors exist for one layer at a time. For a
 fraction f of the rows this costs f^2 of attention's forward and f of the rest.
 """
 from __future__ import annotations
@@ -65,13 +66,14 @@ class LayerCall(chunked_module.ChunkedCall):
                  arguments: Given):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
-        # Number of outputs besides the hidden states, all of them None; None
-        # if the layer returns no tuple.
+        # Number of outputs besides the hidden states, each of which is None;
+        # None if the layer returns no tuple.
         self._beside: int | None = None
         self._chunk = self._site = 0  # of the running forward
         self.biased = False  # a bias was added to possible scores
         self._rows = step.chunks[0]  # of the running forward
-        # Set in a replay that is compared; the second while a part of it runs.
+        # Set in a replay that is compared with its forward; `_compared` only
+        # while a part of the chunk runs.
         self._parts: TwoParts | None = None
         self._compared: tuple[TwoParts, range] | None = None
         self._batch = 0  # sequences
@@ -82,9 +84,9 @@ class LayerCall(chunked_module.ChunkedCall):
         watched = self._policy.shares or step.measured is not None
         self._products = Products(layer) if watched else None
         self._tape: Tape | None = None
-        # The products that its replays skip, once known.
+        # The products that the layer's replays skip, once known.
         self._spared: tuple[Spared, Products] | None = None
-        self._following: Following | None = None  # of this replay
+        self._following: Following | None = None  # the replay's tracking
         self._without_kv = False  # whether this replay skips k or v
         self._again = False  # see [Note: run again]
         self.rerun = step.rerun
@@ -256,8 +258,9 @@ class LayerCall(chunked_module.ChunkedCall):
 
     def _sparing(self, x: Tensor, extra: list[Tensor]
                  ) -> contextlib.AbstractContextManager:
-        """Skips products in a replay, or finds those that can be skipped; see
-        [Note: spared products] in skipped_products."""
+        """Skips products in a replay, or tracks the replay to find products
+        that later ones can skip; see [Note: spared products] in
+        skipped_products."""
         if not self.replays:
             return contextlib.nullcontext()
         if self._spared is None:
@@ -338,7 +341,7 @@ class LayerCall(chunked_module.ChunkedCall):
         return self._sites[self._site - 1]
 
     def answer(self, y: Tensor) -> Any:
-        """Returns hidden states y in the form that the layer returns them."""
+        """Returns hidden states y as the layer does: alone, or in a tuple."""
         return y if self._beside is None else (y, *[None] * self._beside)
 
     @property

@@ -1,4 +1,4 @@
-"""Puts a forward of ours in place of a module's own, on the instance."""
+"""Replaces the forward of one module instance by one of ours."""
 from __future__ import annotations
 
 import copy
@@ -20,13 +20,13 @@ _UNCOMPILED = (
 
 
 class Patch:
-    """Replaces `module.forward` until `undo`. `own` is the forward before it,
-    and `before` the instance attribute before it, if there was any.
+    """Replaces `module.forward` until `undo`. `own` is the module's former
+    forward; `before` is the former instance attribute `forward`, or None.
 
-    It is an object, not a method, because methods are copied with a module: a
-    copy of a streamed model has its own forwards back, and is not streamed.
-    For code that treats it as a method (accelerate wraps the function of a
-    method, and binds it again), it has `__func__`.
+    A patch is not a method, because methods are copied with a module, and a
+    copy of a streamed model must get its own forwards back: it is not
+    streamed. A patch has `__func__` for code that treats it as a method
+    (accelerate wraps the function of a method, and binds it again).
     """
 
     def __init__(self, module: nn.Module, forward: Callable,
@@ -57,8 +57,10 @@ class Patch:
 
     def _of(self, module: nn.Module) -> Callable:
         """Returns the forward of the module that the function is bound to.
-        That may be a copy with copies of the weights, or one that shares them,
-        as by compile_regions; modules of the latter would run unstreamed."""
+        That may be a copy with its own weights, which is not streamed, or one
+        that shares the weights (by compile_regions). The latter gets the
+        streamed module's forward, because its own modules would run
+        unstreamed."""
         if module is self.module:
             return self
         mine, others = (next(m.parameters(), None) for m in (

@@ -1,15 +1,16 @@
-"""Runs layers plain, as without a stream: autograd keeps their tensors, and
-nothing is replayed.
+"""Runs layers plain, that is as without a stream: autograd keeps their
+tensors, and nothing is replayed.
 
 [Note: plain layers]
 A layer need not be streamed if its tensors fit on the device. Its own forward
 then runs once, on all rows, with the model's own attention and mask; nothing
 is copied or recomputed. The first step is streamed, and so is each step of
 more tokens than any before it, because its peak is not known. In other steps a
-layer runs plain if there is room for what it and all later layers keep, plus
-once more the largest of these, because a layer's backward computes with about
-as much. The last layers come first, because their backward does: their memory
-is free again when the streamed layers' backward begins.
+layer runs plain if there is room for the bytes that it and all later layers
+keep, plus once more the largest of these, because a layer's backward needs
+about as much working memory. The last layers are preferred, because their
+backward runs first: their memory is free again when the streamed layers'
+backward begins.
 
 The first call of each kind of layer with a sequence of a new length measures
 what the layer keeps: it runs under saved_tensors_hooks, which drop all saved
@@ -38,20 +39,21 @@ from torch.utils import _pytree as pytree
 from sluice.base.randomness import RandomState
 from sluice.node.replay import Snapshot
 
-STREAMED = object()  # returned for what must be streamed
+STREAMED = object()  # returned if the layer, decoder or head must be streamed
 _UNBOUNDED = sys.maxsize
 _SPARE = 16  # 1 / _SPARE of a GPU's memory stays free
-# Room needed by a layer, by one that writes scores [S, S] out, and by a head,
-# as a multiple of what each keeps: the kept bytes, and working memory, which
-# is twice as much if scores, or logits, have their own softmax and gradient.
+# Room that a layer needs, a layer that writes out scores [S, S], and a head,
+# as multiples of the bytes that each keeps. Working memory is as much as the
+# kept bytes, or twice that if scores, or logits, have their own softmax and
+# gradient.
 _LAYER, _WRITES, _HEAD = 2, 3, 3
-_REPLAYED = 0.875  # a replay saves up to a tenth more: (o, lse) in fp32
+_REPLAYED = 0.875  # a replay saves (o, lse) in fp32: up to a tenth more
 
 Written = Sequence[tuple[nn.Module, str]]  # buffers: owner, name
 
 
 class Size(NamedTuple):
-    """Bytes kept for backward: `nbytes`, or at least these if not `exact`."""
+    """Bytes kept for backward: `nbytes`, or more than that if not `exact`."""
 
     nbytes: int
     exact: bool
@@ -59,7 +61,7 @@ class Size(NamedTuple):
 
 @dataclass(eq=False)
 class _Graph:
-    """Lives as long as the autograd graph of something that ran plain.
+    """Lives as long as the autograd graph of layers or a head that ran plain.
 
     Attributes:
         nbytes: bytes that the graph keeps; 0 once its backward has begun.
@@ -82,12 +84,12 @@ class _Noting:
     def __init__(self, known: Iterable[Tensor], limit: int):
         self._limit, self.size = limit, Size(0, True)
         self._seen = {t.untyped_storage().data_ptr() for t in known}
-        self._boxes: list[list[Tensor]] = []  # what the graph has saved
+        self._boxes: list[list[Tensor]] = []  # tensors that the graph saved
 
     def run(self, own: Callable[[], Any]) -> Any:
         """Returns the result of `own`, or STREAMED if it saves more than the
-        limit. It runs to its end even then: torch leaks the tensor for which a
-        hook raises an exception."""
+        limit. `own` runs to its end even then, because torch leaks the tensor
+        for which a hook raises an exception."""
         with saved_tensors_hooks(self._pack, lambda box: box[0]):
             out = own()
         self._boxes.clear()
@@ -112,7 +114,7 @@ class Room:
     Thread safety: used in the stream's turn.
 
     Args:
-        hbm: maximum bytes; None: what streamed steps leave of a GPU.
+        hbm: maximum bytes; None: what streamed steps leave free on a GPU.
         say: called with messages for the user.
     """
 
@@ -133,7 +135,7 @@ class Room:
         self.parts = _LAYER
         # By key of a plain run, then by (batch, length).
         self._sizes: dict[Hashable, dict[tuple[int, int], Size]] = {}
-        # By state of a decoder in which all layers ran plain: their keys.
+        # By key of a decoder in which all layers ran plain: the layers' keys.
         self.all: dict[Hashable, list[Hashable]] = {}
 
     @property
@@ -168,8 +170,8 @@ class Room:
         self._peak = max(self._peak, nbytes)
 
     def find(self, key: Hashable, shape: tuple[int, int]) -> Size | None:
-        """Returns the size noted for this shape, or else for the shortest
-        length that is up to an eighth more."""
+        """Returns the size noted for this shape or, failing that, for the
+        shortest length that is at most an eighth longer; else None."""
         batch, length = shape
         return min(((s, size) for (b, s), size in self._sizes.get(
             key, {}).items() if b == batch and length <= s <= length * 9 // 8),
@@ -246,8 +248,8 @@ class Forward:
               scores: Callable[[bool], int] = lambda _: 0) -> Any:
         """Returns the result of `own`, the layer's own forward of x [B, S, H]
         and other arguments `given`; STREAMED if there is no room for it.
-        `scores` returns the bytes of tensors [S, S] that its attention makes,
-        given whether it writes scores out."""
+        `scores` returns the bytes of tensors [S, S] that the layer's attention
+        makes, given whether that writes scores out."""
         if self._left <= 0:
             return STREAMED
         if not self._keys:
@@ -280,8 +282,8 @@ class Forward:
     def layers(self, key: Hashable, own: Callable[[], Any], written: Written
                ) -> Any:
         """Returns the result of `own`, the decoder's own forward, if all
-        layers fit; STREAMED if not, or before all of them have run plain in a
-        decoder of that `key`."""
+        layers fit. Returns STREAMED if not, or if they have not yet all run
+        plain under that `key`."""
         keys = self._room.all.get(key, ())
         known = self._known(keys)
         if not keys or len(known) < len(keys) or (
@@ -294,7 +296,8 @@ class Forward:
     def head(self, key: Hashable, own: Callable[[], Any],
              known: Callable[[], list], row: int) -> Any:
         """Returns the result of `own`, the head's own forward of all rows, if
-        that fits too, else STREAMED. `row`: minimum bytes kept per row."""
+        there is room for it, else STREAMED. `row`: minimum bytes kept per row.
+        """
         return self._tried(key, own, (), _HEAD, known,
                            row * math.prod(self._shape))
 
@@ -307,8 +310,9 @@ class Forward:
 
     def _tried(self, key: Hashable, own: Callable[[], Any], written: Written,
                parts: int, known: Callable[[], list], least: int) -> Any:
-        """Runs `own` if `parts` times the bytes that it keeps fit. Before they
-        are measured, these are at least `least`."""
+        """Runs `own` if there is room for `parts` times the bytes that it
+        keeps; else returns STREAMED. Until these bytes are measured, `least`
+        is a lower bound of them."""
         size = self._room.find(key, self._shape)
         if (least if size is None else size.nbytes) * parts > self._left:
             return STREAMED
@@ -320,7 +324,9 @@ class Forward:
 
     def _run(self, keys: Sequence[Hashable], own: Callable[[], Any],
              written: Written, kept: int | _Noting) -> Any:
-        """Runs `own`. `kept`: bytes that its graph keeps, or their meter."""
+        """Runs `own`; returns STREAMED, with random state and buffers
+        restored, if it ran out of memory. `kept`: bytes that its graph keeps,
+        or their meter."""
         random, before = RandomState(self._room.device), Snapshot(written)
         try:
             if isinstance(kept, _Noting):
@@ -343,8 +349,8 @@ class Forward:
 
 def _keys(layers: Iterable[nn.Module], kinds: dict[nn.Module, int], x: Tensor
           ) -> Iterator[tuple[nn.Module, Hashable]]:
-    """Yields a key for each layer, equal for layers that keep the same of rows
-    like x, the first layer's input."""
+    """Yields a key for each layer. Layers with equal keys keep the same number
+    of bytes for an input like x, that of the first layer."""
     needs, cast = x.requires_grad, cast_of(x.device)
     for layer in layers:
         trained = tuple(p.requires_grad for p in layer.parameters())

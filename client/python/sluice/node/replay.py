@@ -1,5 +1,5 @@
-"""Makes a layer's second forward (replay) bitwise equal to the first: puts
-leaves for parameters, and restores buffers (`setting`: its attributes).
+"""Makes a layer's second forward (replay) bitwise equal to the first: replaces
+parameters by leaves and restores buffers (`setting` restores attributes).
 
 [Note: aliases]
 The replay of a layer runs autograd once per chunk. On the real parameters this
@@ -24,8 +24,9 @@ from sluice.node import linears
 
 
 class Slot(NamedTuple):
-    """Where a module holds a parameter, and whether that was trained when the
-    slot was made, even if it is frozen before backward."""
+    """Where a module holds a parameter. `trained`: whether the parameter
+    needed a gradient when the slot was made; it may be frozen before backward.
+    """
 
     owner: nn.Module
     name: str
@@ -35,7 +36,8 @@ class Slot(NamedTuple):
 
 def slots(module: nn.Module) -> list[Slot]:
     """Returns every place under `module` that holds a parameter; a tied one
-    has several. Frozen ones too: functional_call may replace them."""
+    has several places. Includes frozen parameters, because functional_call may
+    replace them."""
     return [Slot(owner, name, parameter, parameter.requires_grad)
             for owner in module.modules()
             for name, parameter in owner._parameters.items()
@@ -66,9 +68,10 @@ def nodes(y: Tensor) -> Iterator[Any]:
 
 def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]
                     ) -> contextlib.AbstractContextManager:
-    """Makes the module compute with `others`, by the id of the parameter that
-    each replaces; a parameter without an entry is put back. All are
-    nn.Parameter: torch's parametrizations make a buffer of anything else."""
+    """Makes the module compute with `others`, which has tensors by the id of
+    the parameter that each replaces; a parameter without an entry is put back.
+    All of them are nn.Parameter, because torch's parametrizations would turn
+    anything else into a buffer."""
     return swapped.items(*(
         (s.owner._parameters, s.name, others.get(id(s.parameter), s.parameter))
         for s in found))
@@ -107,12 +110,13 @@ class Gradients:
             yield
 
     def take(self) -> list[Tensor | None]:
-        """Returns the sums, in the order of `distinct`; None if none came."""
+        """Returns the sums, in the order of `distinct`; None for a parameter
+        that got no gradient."""
         return [self._sums[id(p)].to(p.dtype) if id(p) in self._sums else
                 self._aliases[id(p)].grad for p in self._parameters]
 
 
-# Detects buffers that are written or replaced after it was made.
+# Detects buffers that were written or replaced since this object was made.
 class Buffers:
     def __init__(self, owners: Iterable[nn.Module]):
         self._held = [(owner, name, buffer, buffer._version)
@@ -137,7 +141,8 @@ class Snapshot:
 
     def restore(self, if_changed: bool = False) -> None:
         """Restores the same tensor objects with their former contents. With
-        `if_changed` only those that were written: a graph may need others."""
+        `if_changed` only buffers that were written are written back: a write
+        to another would break a graph that saved it."""
         for owner, name, buffer, value, version in self._kept:
             if not if_changed or buffer._version != version:
                 with torch.no_grad():

@@ -1,7 +1,7 @@
 """Finds which of a layer's arguments have rows, and along which dimension.
 
-A tensor of the sequence's length is refused, by its name, if the name is not
-known to have rows.
+An argument is refused if a dimension of it is as long as the sequence and its
+name is not known.
 """
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _MASKS, _CACHES = argument_table.those("mask"), argument_table.those("cache")
 
 
 class Markers(Protocol):
-    """What arguments need of a step; see [Note: mask markers] in step."""
+    """The part of a step that arguments use; see [Note: mask markers] in step.
+    """
 
     rows: int  # of this rank
 
@@ -87,7 +88,8 @@ class Arguments:
 
 
 def cut(leaf: Leaf, rows: range) -> Any:
-    """Returns the rows of a leaf; a single row that serves all is kept."""
+    """Returns the given rows of a leaf; all of it if it has one row for all,
+    or none."""
     if leaf.marker:
         return leaf.value[..., :len(rows), :len(rows)]
     if leaf.dim is None or leaf.value.shape[leaf.dim] == 1:
@@ -104,7 +106,8 @@ def check_hidden(layer: nn.Module, hidden: Any) -> None:
 
 
 def check_parameters(module: nn.Module) -> None:
-    """Raises `Unsupported` for weights that a replay cannot read as such."""
+    """Raises `Unsupported` for weights that a replay cannot read: split,
+    quantised or offloaded ones."""
     gathered = {id(p) for unit in module.modules()
                 if isinstance(unit, FSDPModule) for p in unit.parameters()}
     for name, parameter in module.named_parameters():

@@ -21,7 +21,7 @@ from sluice.base.errors import Invalid
 from sluice.base.kinds import MODULE, rows_of_tokens
 from sluice.base.precision import widened
 
-_asking = threading.local()  # .asked: the request of this thread to a head
+_asking = threading.local()  # .asked: this thread's request, which heads read
 
 
 # A request for log-probabilities in place of logits.
@@ -70,14 +70,14 @@ def logprobs(model: nn.Module, *, labels: Tensor | None = None,
              ) -> Tensor | tuple[Tensor, Tensor]:
     """Returns log p of one token per row [B, S], in fp32, with gradients.
 
-    Row i of the result belongs to row i of the inputs, and is about the token
-    after it. TRL's `selective_log_softmax(logits[:, :-1], ids[:, 1:])` is
+    Row i of the result scores the token after row i of the inputs. TRL's
+    `selective_log_softmax(logits[:, :-1], ids[:, 1:])` is
     `logprobs(model, input_ids=ids, labels=ids)[:, :-1]`.
 
     On a streamed model, also inside DDP, FSDP2 or PEFT, the head runs on
-    chunks of rows and its input lies in host memory until backward; otherwise,
-    and if the stream's head is "whole", it is computed from the model's
-    logits.
+    chunks of rows and its input lies in host memory until backward; on other
+    models, and if the stream's head is "whole", the result is computed from
+    the model's logits.
 
     Args:
       model: a causal language model; called once, with `inputs`.
@@ -92,7 +92,7 @@ def logprobs(model: nn.Module, *, labels: Tensor | None = None,
     Raises:
       Invalid: not exactly one of labels and targets, or a value that is no
         token.
-      Unsupported: as a call of the streamed model.
+      Unsupported: the call of the streamed model is refused.
     """
     if (labels is None) == (targets is None):
         raise invalid("logprobs: pass labels or targets, and not both")

@@ -1,9 +1,9 @@
-"""Answers attention that a layer requests from torch: by
-F.scaled_dot_product_attention, or as matrix products (`eager_attention`).
+"""Replaces attention that a layer computes with torch: by
+F.scaled_dot_product_attention, or by matrix products (`eager_attention`).
 
 Models that do not call attention through transformers' registry, or that make
 their own masks, still call torch for causal attention. Inside a streamed layer
-those calls are answered here.
+the stream computes the results of those calls here.
 """
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
                attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                is_causal: bool = False, scale: float | None = None,
                enable_gqa: bool = False) -> Tensor:
-    """Answers torch's function of that name for q [B, H, c, D], k
-    [B, Hkv, c, D], v [B, Hkv, c, Dv] of one chunk: [B, H, c, Dv]."""
+    """Stands in for torch's scaled_dot_product_attention, for q [B, H, c, D],
+    k [B, Hkv, c, D], v [B, Hkv, c, Dv] of one chunk: [B, H, c, Dv]."""
     call = running()
     name = type(call.module).__name__
     if dropout_p:

@@ -1,5 +1,5 @@
-"""Records the attributes that a layer's forward depends on. The second forward
-(replay) gets them restored; other changes are refused.
+"""Records the attributes that a layer's forward depends on, and restores them
+for the second forward (replay). Other changes are refused.
 
 [Note: setting] Between a forward and its backward the user may evaluate the
 model, choose or add another adapter of PEFT, add or remove a hook, or change a
@@ -8,10 +8,10 @@ past forward. So the replay sees the plain attributes (numbers, names, lists
 and dictionaries of them), the submodules and the hooks that the first forward
 saw. Parameters and buffers are not copied; they must still have the same
 contents. A buffer that was replaced, such as a rotary table that grows with a
-longer sequence, is restored like an attribute. Parameters that were written
-count as changed, and so does another class or forward of a module. Buffers may
-be written with equal contents, as DDP does before each forward; to detect
-this, a sum of each version's bytes is kept.
+longer sequence, is restored like an attribute. A parameter that was written
+counts as changed, and so does a module that got another class or forward.
+Buffers may be written with equal contents, as DDP does before each forward; to
+allow this, a hash of each buffer's contents is kept.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sluice.base.hashing import fingerprint
 from sluice.node.replay import Slot, Snapshot
 
 TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
-# Attributes with a module's submodules and hooks; hooks of all modules.
+# Attributes that hold a module's submodules and hooks; torch's global hooks.
 _HELD = [name for name, value in vars(nn.Module()).items() if isinstance(
     value, dict) and name not in ("_parameters", "_buffers")]
 _ALL = nn.modules.module
@@ -40,8 +40,9 @@ _OF_ALL = [name for name, value in vars(_ALL).items() if name.startswith(
 
 
 class Setting:
-    """What the replay of one call of a module must find unchanged. `written`:
-    buffers (owner, name) that the call writes; they are restored elsewhere."""
+    """The state that the replay of one call of a module must find unchanged.
+    `written`: buffers (owner, name) that the call writes; they are restored
+    elsewhere."""
 
     def __init__(self, module: nn.Module, found: Sequence[Slot],
                  written: Sequence[tuple[nn.Module, str]]):
@@ -51,8 +52,8 @@ class Setting:
         self.take()
 
     def take(self) -> None:
-        """Records attributes and buffers as they are now, without the hooks of
-        the module itself: these run around its forward, once."""
+        """Records attributes and buffers as they are now, except for the hooks
+        of the module itself, which run once, around its forward."""
         root, *inside = self._modules
         self.attributes = [
             {**_attributes(root), **_copies(root, ("_modules",))},
@@ -63,7 +64,7 @@ class Setting:
 
     def take_buffers(self) -> None:
         """Records the buffers as they are now. Called again if the rest of the
-        model's forward may have written some (a rotary table that grew)."""
+        model's forward may have replaced some (a rotary table that grew)."""
         self._buffers = [
             (owner, name, buffer, _Contents(buffer, _sum(buffer)))
             for owner in self._modules
@@ -72,7 +73,8 @@ class Setting:
 
     def check(self) -> None:
         """Raises RuntimeError if something that is not restored was changed.
-        Runs in the stream's turn: other threads' backwards set aliases."""
+        Must run in the stream's turn, because backwards of other threads put
+        aliases in place."""
         for owner, then in zip(self._modules[1:], self._forwards):
             if forward_of(owner) != then:
                 self._refuse(owner, "forward")
@@ -95,9 +97,9 @@ class Setting:
             "weights and buffers, after all backwards")
 
     def take_rewritten(self) -> None:
-        """Makes parameters that the call itself wrote compared by their
-        contents from now on. torch's parametrizations write a parameter with
-        itself when they are added, as PEFT does in each forward."""
+        """From now on compares parameters that the call itself has written by
+        their contents. torch's parametrizations write a parameter with itself
+        when they are added, as PEFT does in each forward."""
         self._parameters = [
             (slot, contents if contents.are_of(slot.parameter) else
              _Contents(slot.parameter, _sum(slot.parameter)))
@@ -157,7 +159,7 @@ def unchanged(modules: Iterable[nn.Module], contents: bool = True
 
 
 class _Contents:
-    """Identifies a tensor's contents: its storage, its version, and a sum of
+    """Identifies a tensor's contents: its storage, its version, and a hash of
     its bytes if one was made."""
 
     def __init__(self, tensor: Tensor, sum_: int | None = None):
@@ -165,20 +167,20 @@ class _Contents:
         self._version, self._sum = _version(tensor), sum_
 
     def are_of(self, tensor: Tensor) -> bool:
-        # FSDP2 gives the same storage other memory.
+        # The same storage may have other memory: FSDP2 frees and refills it.
         if self._storage != StorageWeakRef(tensor.untyped_storage()):
             return False
         return self._version == _version(tensor) or (
             self._sum is not None and self._sum == _sum(tensor))
 
 
-# By tensor: the version that was summed, and its sum.
+# By tensor: the version that was hashed, and its hash.
 _sums: MutableMapping[Tensor, tuple[int | None, int]] = WeakIdKeyDictionary()
 
 
 def _sum(tensor: Tensor) -> int | None:
-    """Returns a sum of the tensor's bytes and their order, made once per
-    version; None if the tensor cannot be read this way."""
+    """Returns a hash of the tensor's bytes, computed once per version; None if
+    the tensor cannot be read this way."""
     if tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
         return None
     version, known = _version(tensor), _sums.get(tensor)
@@ -200,8 +202,8 @@ def _attributes(module: Any) -> dict[str, Any]:
 
 
 def _elsewhere(modules: Iterable[nn.Module]) -> dict[tuple[str, int], str]:
-    """Returns what modules may read besides their own plain attributes,
-    parameters and buffers: by its name and the id of what holds it."""
+    """Returns, as text, the values that modules may read besides their own
+    plain attributes, parameters and buffers; by (name, id of the holder)."""
     found: dict[tuple[str, int], str] = {}
     holders: dict[int, tuple[str, Any]] = {}
     for module in modules:
@@ -228,8 +230,8 @@ def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:
 
 
 def hooks_of(module: nn.Module) -> tuple:
-    """Returns the user's hooks of a module. FSDP2's are left out: they come
-    with its class, and run around all rows."""
+    """Returns the user's hooks of a module. FSDP2's hooks are left out: they
+    come with its class, and run around all rows."""
     return tuple(hook for hooks in (
         module._forward_pre_hooks, module._forward_hooks,
         module._backward_pre_hooks, module._backward_hooks)
@@ -248,8 +250,9 @@ def plain_class(module: nn.Module) -> type:
 
 
 def forward_of(module: nn.Module) -> tuple[type, Any]:
-    """Returns what a call of the module runs. A forward of ours that is in
-    place temporarily (patch, linears, units) counts as the module's own."""
+    """Returns the class and the own forward, which decide what a call of the
+    module runs. A forward of ours that is in place temporarily (patch,
+    linears, units) counts as the module's own."""
     own = vars(module).get("forward")
     ours = str(getattr(own, "__module__", "")).startswith("sluice.")
     return plain_class(module), None if ours else own

@@ -24,9 +24,9 @@ from sluice.base.kinds import GROUP, MODULE
 from sluice.native.session import Session
 from sluice.node.checked_chunks import Check
 
-# Rows per chunk until measuring finds another size. A GPU finishes 1024 rows
-# before the host has issued the next chunk: a step of 8192 rows through one
-# layer of 2048 took an H100 0.249 s in chunks of 1024, 0.040 s in one
+# Rows per chunk until a measurement chooses another size. A GPU finishes 1024
+# rows before the host has issued the next chunk: a step of 8192 rows through
+# one layer of 2048 took an H100 0.249 s in chunks of 1024, 0.040 s in one
 # (`throughput` of deploy/bundle).
 AT_FIRST, AT_FIRST_ON_GPU = 1024, 8192
 
@@ -49,7 +49,7 @@ class StreamConfig:
     kernel: Kernel = "auto"
 
 
-# All arguments of `stream` but the model.
+# All arguments of `stream` except the model.
 @dataclass(frozen=True)
 class Fields(StreamConfig):
     layers: Iterable[nn.Module] | None = None

@@ -19,11 +19,12 @@ from sluice.base.precision import widened
 from sluice.memory.arena import HostArena
 from sluice.memory.host_tensor import HostTensor
 
-ROWS = -2  # their dimension: [B, heads, c, D]
+ROWS = -2  # dimension of the rows: [B, heads, c, D]
 
 
 class Handed:
-    """Tensors put by a step's layers, and gradients, by key and chunk."""
+    """Tensors that a step's layers have put, and their gradients, by key and
+    chunk."""
 
     def __init__(self, arena: HostArena, device: torch.device):
         self._arena, self._device = arena, device
@@ -47,8 +48,8 @@ class Handed:
                 self._arena.add(host, widened(gradient))
 
     def take(self, key: Hashable, m: int) -> list[Tensor]:
-        """Frees what was put, and returns its gradients, none if no layer took
-        it. Called once for each key and chunk."""
+        """Frees the tensors that were put, and returns their gradients; [] if
+        no layer took the tensors. Called once for each key and chunk."""
         self._drop(self._put.pop((key, m), []))
         hosts = self._sums.pop((key, m), [])
         found = self._fetched(hosts)
@@ -75,7 +76,7 @@ class Handed:
 
 class Handing:
     """The dictionary of one call of a layer, chunk by chunk. It has only the
-    operations that layers use; others are refused.
+    operations that known layers use; others fail.
 
     Attributes:
         part: the rows of the chunk that run; None: all.

@@ -1,13 +1,13 @@
-"""Records what a layer makes besides its hidden states, if the model asks for
-it.
+"""Records a layer's outputs besides its hidden states if the model uses them.
 
 [Note: sides]
-A router's logits, of which a loss is made that balances experts, come out of
-the middle of a layer. They are recorded chunk by chunk, and form one tensor on
-the device, with few numbers per row. The layers' nodes return only hidden
-states; so the recorded tensors join the user's graph behind the last layer, in
-a node that runs its backward before those of all layers. It stores the
-gradients here, and each layer's replay gets those of its chunk.
+A router's logits, from which the model computes a loss that balances experts,
+come out of the middle of a layer. They are recorded chunk by chunk and joined
+into one tensor on the device, with few numbers per row. The layers' nodes
+return only hidden states; so the recorded tensors join the user's graph behind
+the last layer, in a node that runs its backward before those of all layers.
+That node stores the gradients here, and the replay of each chunk gets its part
+of them.
 """
 from __future__ import annotations
 
@@ -125,6 +125,6 @@ class Joined(torch.autograd.Function):
         for side, gradient in zip(ctx.sides, gradients):
             side.gradient = gradient.reshape(ctx.batch, -1,
                                              gradient.shape[-1])
-        # Tensors of layers that run plain are part of the graph.
+        # Only tensors of layers that ran plain have a graph of their own.
         return None, dy, *(gradient if needed else None for gradient, needed in
                            zip(gradients, ctx.needs_input_grad[2:]))

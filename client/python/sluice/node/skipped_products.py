@@ -3,24 +3,26 @@
 [Note: spared products] A layer ends in a sum: the result of its last product,
 an MLP's down projection, is added to the hidden states, and the gradient of a
 sum needs none of its terms. The replay runs for the gradient alone, so it
-skips this product: the result is a stand-in, autograd has the factors, which
-are all that its backward needs, and the layer's output, which is not read, is
-NaN. The products that make attention's k and v are skipped too, because k and
-v are in the host. Replays that are compared with their first forwards skip
-nothing.
+skips this product. A stand-in takes the result's place, autograd keeps the two
+factors, which are all that the product's backward needs, and the layer's
+output is NaN but is not read. The products that make attention's k and v are
+skipped too, because k and v are in the host. Replays that are compared with
+their first forwards skip nothing.
 
 These products are found by running: one replay of a layer tracks everything
-that is made of a product's values. Later replays skip the product if that was
-sums, views, casts and products with what needs no gradient (RoPE), which save
-nothing of it for backward, until it was added up, or was k or v; and if the
-layer has no autograd function of the user's own, which may save anything.
-Hooks on saved tensors may save them in other storages, so nothing is skipped
-if any were in force.
+that is made of a product's values. Later replays skip the product if its
+values, and all values computed from them up to the layer's output or k and v,
+went only through operations that save none of them for backward: sums, views,
+casts, and products with tensors that need no gradient (RoPE). Nothing is
+skipped if the layer has an autograd function of the user's own, which may save
+anything, or if hooks on saved tensors were active, which may save tensors in
+other storages.
 
 The result holds for later replays under the same `conditions`: the layer's
 plain attributes (also whether it trains, which adapter is active), the hooks
-in it, and which of its parameters and inputs need a gradient. A frozen scale
-reads nothing of the product that it scales; a trained one does.
+in it, and which of its parameters and inputs need a gradient. For example, a
+trained scale needs the product that it scales for its own gradient; a frozen
+scale has none.
 """
 from __future__ import annotations
 
@@ -63,8 +65,7 @@ def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]
     parameters.
 
     Args:
-        attributes: the plain ones of its modules, and which modules and hooks
-            they have.
+        attributes: the plain attributes, submodules and hooks of its modules.
         inputs: the hidden states and the other arguments.
     """
     return attributes, tuple(t.requires_grad for t in (
@@ -111,7 +112,8 @@ class _Without:
 
 
 class _UnmadeLinear(_Without):
-    """The same for a linear layer, without the cost of a dispatch mode."""
+    """`_Without` for plain linear layers, without the cost of a dispatch mode.
+    """
 
     def __call__(self, input: Tensor) -> Tensor:
         layer = self._owner
@@ -170,7 +172,7 @@ class Following(Mode):
             if not node._forward_cls.__module__.startswith("sluice."):
                 self._needed |= set(self._count)
             saved = node.saved_tensors
-            if node._forward_cls is Attend:  # except k and v
+            if node._forward_cls is Attend:  # k, v are in the host
                 saved = saved[:1] + saved[3:]
             self._needed |= self._of(saved)
         weights = frozenset(

@@ -74,11 +74,11 @@ class Step:
     [Note: mask markers]
     transformers passes the mask from the model to each attention as a tensor.
     A [B, 1, S, S] mask of millions of tokens cannot exist, so the model gets a
-    marker: one element expanded to that shape. Layers may pass it on and take
-    views of it; a tensor computed from it has other storage, is unknown here,
-    and so is refused instead of ignored. Models that never ask for a mask make
-    the tensor themselves: it is read whole, and layers get a marker in its
-    place.
+    marker: one element expanded to that shape. Layers may pass the marker on
+    and take views of it. A tensor computed from it has other storage, so it is
+    unknown here and is refused instead of ignored. Models that never ask for a
+    mask make the tensor themselves: the step reads that whole, and layers get
+    a marker in its place.
     """
 
     def __init__(self, arena: HostArena, length: int, chunk: int,
@@ -90,7 +90,7 @@ class Step:
                  kinds: Mapping[nn.Module, str],
                  carriers: Collection[nn.Module]):
         self.arena, self.length, self.device = arena, length, device
-        self.ranks = ranks  # those that share the sequence's rows
+        self.ranks = ranks  # the ranks that share the sequence
         # Chunks of the whole sequence, which attention sees, and of this
         # rank's own rows, which everything else sees.
         self.whole = chunks_of(length, chunk, ranks.size if ranks else
@@ -108,12 +108,13 @@ class Step:
         # Kernels of attention on a GPU: the requested one, and those that ran.
         self.kernel: Kernel = "auto"
         self.kernels: set[str] = set()
-        self.turn = threading.RLock()  # of its stream: one thread at a time
+        self.turn = threading.RLock()  # its stream's lock
         # Where the hidden states between its layers are kept.
         self.hidden: Standing | OnDevice = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
         self._model, self._written = model, written
-        # By layer tracked in a replay: the products that later ones skip.
+        # By layer that was tracked in a replay: the products that later
+        # replays skip.
         self.spared: MutableMapping[nn.Module, Spared] = {}
         # Layers that number their rows; number of the sequence's first row.
         self.numbered: Container[nn.Module] = ()
@@ -132,13 +133,15 @@ class Step:
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals],
                                      Callable[[], Any]]] = {}
         # With packed rows: the first row [B, S] of each row's document. Layers
-        # do not get the arguments that describe it, so the mask must have it.
+        # do not get the arguments that describe documents, so the mask must
+        # keep documents apart.
         self.documents: Tensor | None = None
-        # The first row [B, S] of parts that a mask must not keep apart.
+        # The first row [B, S] of each row's part, if a mask that keeps the
+        # parts apart is an error.
         self.parts: Tensor | None = None
         # bool [B, S], from the caller's 2-D mask: rows that may see no key.
         self.padding: Tensor | None = None
-        self.blind: Tensor | None = None  # those that saw none, in some layer
+        self.blind: Tensor | None = None  # those blind in some layer
         self.progress: Progress | None = None  # None if progress output is off
         # By layer: its outputs besides hidden states; see [Note: sides].
         self.sides: dict[nn.Module, Side] = {}
@@ -180,7 +183,8 @@ class Step:
             self.chunks)
 
     def written_by(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
-        """Returns the buffers (owner, name) that its forward writes."""
+        """Returns the buffers (owner, name) that the layer's forward writes.
+        """
         return self._written.get(layer, [])
 
     def own_rows(self, m: int) -> range:
@@ -189,7 +193,8 @@ class Step:
             self.whole)[m]
 
     def forget_handed(self) -> None:
-        """Drops what its layers passed on; calls that use it keep it alive."""
+        """Drops the tensors that layers handed to later ones; calls that use
+        them keep them alive."""
         self.handed = Handed(self.arena, self.device)
 
     def forward_over(self) -> None:
@@ -206,8 +211,9 @@ class Step:
 
     def found_once(self, key: Hashable, find: Callable[[], Intervals]
                    ) -> Intervals:
-        """Returns the result of `find` for a pure mask function; known causal
-        ones are not searched."""
+        """Returns the intervals of a pure mask function: the result of `find`,
+        which is not called if the function of that `key` is known to be
+        causal."""
         if key in self.known_causal:
             return self.causal()
         found = find()
@@ -216,17 +222,18 @@ class Step:
         return found
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns the result of `make` for this key; all layers share it."""
+        """Returns the result of `make`, which is called once for each key of
+        the step."""
         if key not in self._once:
             self._once[key] = make()
         return self._once[key]
 
     def marker(self, batch: int, find: Callable[[], Intervals],
                own: Callable[[], Any]) -> Tensor:
-        """Returns what the model carries in place of a mask: bool, expanded to
-        [batch, 1, S, S]. `find` is called once, when a layer uses the mask:
-        models also make masks that none of their layers has. `own` makes the
-        model's own mask, within `own_attention`."""
+        """Returns a marker for the model to carry in place of a mask: bool,
+        expanded to [batch, 1, S, S]. `find` is called once, when a layer first
+        uses the mask, because models also make masks that no layer uses. `own`
+        makes the model's own mask, within `own_attention`."""
         one = torch.ones(1, dtype=torch.bool, device=self.device)
         self._masks[one.untyped_storage().data_ptr()] = (
             one, functools.cache(find), own)
@@ -239,12 +246,12 @@ class Step:
 
     def marker_of(self, mask: Tensor) -> Tensor | None:
         """Returns a marker for a mask [B or 1, heads or 1, S, S or more] that
-        the model made; None if it is none, or if some of it may have come from
-        markers, which have no values."""
+        the model made; None for other tensors, and if the mask may be computed
+        from markers, which have no values."""
         if self.asked or mask.dim() != 4 or mask.shape[-2] != self.length or (
                 mask.shape[-1] < self.length):
             return None
-        # Some have a column for one more token, which attention leaves out.
+        # Some masks have a column for one more token, which attention ignores.
         square = mask[..., :self.length]
         _, marker = self.once(("dense", mask.data_ptr()), lambda: (
             mask, self.marker(mask.shape[0], lambda: masks.dense(
@@ -256,7 +263,8 @@ class Step:
         return self._masks[marker.untyped_storage().data_ptr()][2]()
 
     def unmarked(self, tree: Any) -> Any:
-        """Replaces markers by the model's own masks, which layers share."""
+        """Replaces markers in `tree` by the model's own masks, each made once
+        per step."""
         return pytree.tree_map(lambda leaf: self.once(
             ("own mask", leaf.untyped_storage().data_ptr()),
             lambda: self.own_mask(leaf)) if isinstance(leaf, Tensor)
@@ -264,8 +272,8 @@ class Step:
 
     def scores_bytes(self, tree: Any, writes: bool, x: Tensor) -> int:
         """Returns the bytes of tensors [S, S] that the model's own attention
-        makes for x [B, S, H]: its probabilities, if it `writes` them, else
-        masks among its arguments that are not causal."""
+        makes for x [B, S, H]: its probabilities if it `writes` them, else the
+        masks in `tree`, its arguments, that are not causal."""
         if writes:
             heads = max((heads for heads, *_ in self.attended), default=1)
             each = heads * (4 if x.itemsize == 4 else 4 + x.itemsize)

@@ -46,7 +46,8 @@ from sluice.ranks.groups import Ranks, indices
 from sluice.ranks.peer_watch import PeerWatch
 from sluice.ranks.shards import SHARDED, Shard, shard
 
-# Blocks of attention, steps, and the kernels that computed the blocks.
+# Counters at 0: blocks of attention, steps, and the kernels that computed the
+# blocks.
 _NOTHING: tuple[int, int, frozenset[str]] = 0, 0, frozenset()
 
 
@@ -80,19 +81,20 @@ class Stream:
         self.chunk, self.min_tokens = rows_at_first(how.chunk), how.min_tokens
         self.checks = Checks(how.check)
         self.hidden = how.hidden
-        # Kernel of attention's blocks. "auto" in probes, which run in fp32
-        # too: not all kernels support it.
+        # Kernel of attention's blocks. "auto" in probes, which also run in
+        # fp32: not all kernels support that.
         self.kernel: Kernel = "auto"
         self.rerun = how.rerun  # fraction of each sequence that runs again
-        self.in_host = False  # whether hidden states are; not in a probe
+        self.in_host = False  # whether hidden states are; false in a probe
         self.policy = policy
         self.planning: Planning | None = None
         self.rows = {**ROWS, **(how.rows or {})}
-        self.ranks = ranks  # that share each sequence
+        self.ranks = ranks  # the ranks that share each sequence
         self.peers: PeerWatch | None = None  # on real GPUs or nodes
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
-        # The causal model's running call; the user's code does not pass it on.
+        # The causal model's running call. It is here because the user's code
+        # between model and decoder does not pass it on.
         self.call: Call | None = None
         self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
@@ -132,8 +134,9 @@ class Stream:
                     self.planning.kinds if self.planning else {},
                     self.carriers)
         if not check:
-            # Not for a trial: its thread has the turn while it waits for the
-            # layer's backward, which on a GPU runs in another thread.
+            # A trial's step keeps a lock of its own: the trial's thread holds
+            # the stream's turn while it waits for the layer's backward, which
+            # on a GPU runs in another thread.
             step.turn = self.turn
         step.progress = None if alone else self.progress
         step.spared, step.known_causal = self._spared, self._known_causal
@@ -145,7 +148,8 @@ class Stream:
 
     def plain(self, step: Step, layers: Sequence[nn.Module],
               shape: torch.Size) -> Forward | None:
-        """Returns what decides which layers run plain; None if none does."""
+        """Returns the object that decides which layers run plain, or None if
+        all are streamed."""
         if self.room is None or not torch.is_grad_enabled() or (
                 self.planning is not None and not self.planning.over):
             return None
@@ -153,7 +157,8 @@ class Stream:
         return step.plain
 
     def for_trials(self, device: torch.device) -> Stream:
-        """Returns a stream like this one, for a twin on `device`."""
+        """Returns a stream like this one, for the trials of a twin on
+        `device`."""
         made = Stream(self.session, Fields(
             chunk=self.chunk, rows=self.rows, hidden=self.hidden), Policy(),
                       self.ranks, ProcessMemory(device))
@@ -161,13 +166,15 @@ class Stream:
         return made
 
     def forget(self) -> None:
-        """Drops the session, which the findings of a trial outlive."""
+        """Drops the session, ranks, arena and lock: a trial's findings outlive
+        them."""
         self.session = self.ranks = None  # type: ignore[assignment]
         self.arena = self.turn = None  # type: ignore[assignment]
 
     def choose_chunk(self, like: Tensor, batch: int) -> None:
         """Sets `chunk` by measuring the attention that the probe has seen, for
-        `batch` sequences in the dtype of `like`; the same on all ranks."""
+        `batch` sequences in the dtype of `like`. All ranks get the same size.
+        """
         if not self.attended:
             raise invalid("stream: chunk = 'auto': it is found by measuring "
                           "attention, and no layer was seen to call it: pass "
@@ -184,7 +191,8 @@ class Stream:
     @property
     def head(self) -> Literal["rows", "whole", "none"]:
         """How the head runs with labels: "rows", "whole", or "none" if there
-        is none. May be set, to "rows" only if stream() found that exact."""
+        is none. The user may set it, to "rows" only if stream() found that
+        this is exact."""
         return self._head
 
     @head.setter
@@ -196,8 +204,8 @@ class Stream:
         self._head = how
 
     def found_head(self, how: Literal["rows", "whole", "none"]) -> None:
-        """Records a trial's result. A head that the user has chosen stays,
-        unless the result is "whole"."""
+        """Records how the head can run, as a trial found. The user's own
+        choice is kept, unless the trial found "whole"."""
         chosen = self._head != self._may_head
         self._may_head = how
         if not chosen or how == "whole":
@@ -205,8 +213,9 @@ class Stream:
 
     @contextlib.contextmanager
     def probing_again(self) -> Iterator[None]:
-        """Wraps a probe within a call, which goes on unchanged. Discards what
-        was found of the layers before."""
+        """Wraps a probe within a call, which continues with the same counters
+        and kernel. Discards what earlier probes and replays found about the
+        layers."""
         self._spared.clear()
         if self.room is not None:
             self.room.forget()
@@ -236,16 +245,15 @@ class Stream:
 
     @property
     def least_rows(self) -> int:
-        """Minimum rows of a streamed sequence; the model itself runs shorter
-        ones, whole."""
+        """Minimum rows of a streamed sequence; shorter ones run unstreamed."""
         return max(1, self.min_tokens, self.ranks.size if self.ranks else 1)
 
     def agree(self, call: str, x: Tensor, given: Mapping[str, Any],
               later: bool = False) -> int:
         """Returns a seed that all ranks of the group share. Raises `Error` if
         their rows `x` [B, S, ...], arguments or settings differ; a collective
-        with a group. `later`: compares together with the decoder's call, which
-        comes next, and returns 0."""
+        with a group. `later`: returns 0 and leaves the comparison to the
+        decoder's call, which follows."""
         if self.peers is not None:
             self.peers.computes()
         if self.ranks is None:
@@ -260,7 +268,8 @@ class Stream:
         return agreement.agree(self.ranks, outer, asked)
 
     def _plan(self) -> Measured | None:
-        """Adopts the measured step's plan, or a changed one."""
+        """Adopts a new or changed plan if there is one. Returns the meter of
+        the next step, or None if it is not measured."""
         self.policy = (self.planning.policy(self.arena)
                        or self.planning.changed(self.arena) or self.policy)
         return self.planning.begin(self.arena)
@@ -268,9 +277,9 @@ class Stream:
     @takes("shard", **SHARDED)
     def shard(self, input_ids: Tensor, labels: Tensor | None = None,
               position_ids: Tensor | None = None) -> Shard:
-        """Returns this rank's rows of whole rows [B, S], for the user's own
-        head or loss. The streamed model takes the whole rows, and returns the
-        hidden states of the shard's rows.
+        """Returns this rank's rows of whole sequences [B, S], for the user's
+        own head or loss. The streamed model takes the whole sequences, and
+        returns the hidden states of the shard's rows.
 
             local = st.shard(ids, labels)
             h = model.model(ids).last_hidden_state  # [B, own rows, H]

@@ -2,7 +2,7 @@
 
 [Note: tape]
 The first forward of a chunk stores its products as the policy says; the replay
-returns the stored products, bit for bit, which autograd above does not see.
+gets the stored products, bit for bit, in a way that autograd does not notice.
 Attention over chunks has its own store. A product that its layer changes in
 place afterwards is dropped from the store, and recomputed.
 """
@@ -22,7 +22,7 @@ from sluice.memory.host_tensor import HostTensor
 from sluice.plan.policy import Action, Policy
 from sluice.plan.products import Mode, Place, Product, Products, storage
 
-_COLLECTIVE = "c10d"  # schemas of these do not say what they write
+_COLLECTIVE = "c10d"  # schemas of collectives do not say what they write
 
 
 class Tape:
@@ -48,7 +48,8 @@ class Tape:
 
     @contextlib.contextmanager
     def answering(self, chunk: int, device: torch.device) -> Iterator[None]:
-        """Answers the replay's products; drops the chunk's afterwards."""
+        """Within the block the replay gets the stored products; afterwards the
+        chunk's products are dropped."""
         for _, value in self._stored[chunk - 1].values() if chunk else ():
             if isinstance(value, HostTensor):
                 self._arena.prefetch(value, device)
@@ -75,7 +76,8 @@ class Tape:
 
     def store(self, chunk: int, place: Place, product: Product, out: Tensor
               ) -> bool:
-        """Stores a product if the policy wants it; returns whether it does."""
+        """Stores a product if the policy wants it stored; returns whether it
+        was."""
         action = self.policy.share(product.weight).action(chunk, self.chunks)
         if action is not Action.RECOMPUTE:
             self._stored[chunk][place] = product, (
@@ -89,8 +91,9 @@ class Tape:
 
     def answer(self, chunk: int, place: Place, product: Product,
                device: torch.device) -> Tensor | None:
-        """Returns the stored product; None if it was not stored, or if torch
-        folds products otherwise in the replay."""
+        """Returns the stored product; None if none was stored at this place,
+        or one of other shapes or by another function: torch may fold
+        dimensions differently in the replay."""
         stored, value = self._stored[chunk].get(place, (None, None))
         if stored != product:
             return None

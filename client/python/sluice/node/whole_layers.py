@@ -2,16 +2,17 @@
 
 [Note: whole layers]
 Such a layer runs on all rows: in forward without autograd, and in backward
-once more with it, as activation checkpointing with inputs in host memory does
-(ALST, section 3.3). Between the two only its input is kept, in the host, in
-the same chunks as other layers' inputs. If its attention goes through
-transformers' registry or torch's function, the stream answers it: chunk by
-chunk, with k, v and results in the host. Otherwise it is the model's own, with
-the mask that the model would have made, made for this layer alone.
+once more with autograd, as activation checkpointing with inputs in host memory
+does (ALST, section 3.3). Between forward and backward only its input is kept,
+in the host, in the same chunks as other layers' inputs. If its attention goes
+through transformers' registry or torch's function, the stream computes it:
+chunk by chunk, with k, v and results in the host. Otherwise the model's own
+attention runs, with the model's own mask, which is made for this layer alone.
 
-Outputs besides its hidden states, and tensors that it puts into a dictionary
-that layers are called with, are further outputs of its autograd node, on the
-device; tensors that it finds in such a dictionary are further inputs.
+A layer may return more than hidden states, or put tensors into a dictionary
+that all layers are called with. These tensors are further outputs of its
+autograd node, on the device; tensors that it finds in such a dictionary are
+further inputs.
 """
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def run(call: LayerCall, x: Tensor) -> Tensor:
         call, Whole.apply(place, chunks, x)))
 
 
-# The arguments of a layer that runs whole, as `rows.Arguments`.
+# The arguments of a layer that runs whole, with the methods of
+# `rows.Arguments`.
 class _Given:
     hands = False
 
@@ -150,7 +152,8 @@ class WholeCall(LayerCall):
                 self.step, "backward" if self.replays else "forward",
                 self.module, m)
         # Torch's choice of an attention kernel depends on whether a gradient
-        # is needed: a forward that must have the replay's bits runs alike.
+        # is needed. So a forward that is compared with its replay bit by bit
+        # runs with gradients, too.
         compared = self.keeps and not self.replays and (
             self.step.checks.include(self.module, m, 1))
         with self._noting(), self._weighing(), torch.set_grad_enabled(
@@ -198,9 +201,9 @@ class WholeCall(LayerCall):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Intervals,
                scores: Scores, sinks: Tensor | None) -> Tensor:
-        """Runs attention chunk by chunk. Autograd runs the last chunk's
-        backward first, as `Attend` needs it: of the nodes that are ready it
-        takes the one that was made last."""
+        """Runs attention chunk by chunk. `Attend` needs the last chunk's
+        backward to run first. Autograd does that: of the nodes that are ready,
+        it runs the one that was made last."""
         if q.shape[2] != self.step.length:
             raise Unsupported(self.name, f"attention of {q.shape[2]} rows in "
                               f"a sequence of {self.step.length}")
@@ -215,7 +218,8 @@ class WholeCall(LayerCall):
             for m, rows in enumerate(self.step.whole)], 2)
 
     def answer(self, y: Tensor) -> Any:
-        """Returns the layer's output, and fills the dictionaries."""
+        """Returns the layer's output in its own form, and puts the layer's new
+        entries into the dictionaries."""
         assert self._tree is not None
         (spec, leaves), self._tree = self._tree, None
         tensors, self.more = iter([y, *self.more]), ()

@@ -3,9 +3,9 @@
 [Note: chunk size] For a sequence of u chunks each layer runs u (u + 1) / 2
 blocks of attention, a chunk of queries against a chunk of keys, forward and
 backward; a smaller chunk means more blocks. A block costs the host the same
-time at any size (Python, launches, enqueued copies), and the device time that
-grows with the square of the size. So blocks are measured with the code of a
-step: tiny ones, which cost host time only, then larger and larger ones. A size
+time at any size (Python, launches, enqueued copies). Its device time grows
+with the square of the size. So blocks are measured with the code of a step:
+tiny ones, which cost host time only, then larger and larger ones. A size
 is allowed if the host takes at most a third of a block's time. Among the
 allowed sizes that are nearly as fast as the fastest, the smallest is chosen,
 because a step's device memory grows with the chunk. The cost outside attention
@@ -32,14 +32,14 @@ from sluice.native import abi, daemon
 from sluice.ranks.board import Board
 
 SIZES = tuple(1 << k for k in range(7, 17))  # rows: 128 to 65,536
-NEAR = 0.05  # fraction by which a smaller chunk may be slower
+NEAR = 0.05  # fraction by which a smaller chunk may be slower than the fastest
 TINY_ROWS, TINY_CHUNKS = 8, 8
-CHUNKS = 4  # of a walk
+CHUNKS = 4  # per walk, which runs the attention of one sequence (_walk)
 BUDGET_S = 0.2  # device time; no walk that is expected to take longer begins
 REPEATS = 2  # walks per size; the faster one counts
 
 
-_chosen = itertools.count()  # choices of this process
+_chosen = itertools.count()  # numbers the choices of this process
 
 
 class Heads(NamedTuple):
@@ -74,19 +74,21 @@ class ChunkChoice:
 
 
 def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
-    """Measures chunk sizes in the order of sluice_chunk_choice
-    (client/sluice.h) and returns its choice; see [Note: chunk size].
+    """Measures the chunk sizes that sluice_chunk_choice (client/sluice.h) asks
+    for, and returns its choice; see [Note: chunk size].
 
     Args:
         host: host seconds per block.
-        walk: returns the seconds of a walk over CHUNKS chunks of so many rows.
+        walk: takes a number of rows and returns the seconds of a walk over
+            CHUNKS chunks of that size.
     """
     library = daemon.load_library()
     of_host = host * CHUNKS * (CHUNKS + 1) / 2
     of_device: dict[int, float] = {}
     last, size, rows = 0.0, ctypes.c_uint64(), ctypes.c_uint64()
     while True:
-        # Per pair of rows, of which a walk has rows ** 2, up to a factor.
+        # Seconds per pair of rows: a walk has rows ** 2 pairs, times a constant
+        # factor.
         trials = [abi.ChunkTrial(n, (of_host + seconds) / n ** 2,
                                      of_host / n ** 2)
                   for n, seconds in of_device.items()]
@@ -101,8 +103,9 @@ def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
 
 
 def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
-    """Returns on all ranks of the job the choice of the rank that was first.
-    Ranks make their streams in the same order, and none waits for another."""
+    """Returns the choice of the rank that was the first to write one on the
+    board, so that all ranks of the job use the same. Ranks make their streams
+    in the same order, and none waits for another."""
     number = next(_chosen)
     return choice if board is None else ChunkChoice(**board.update(
         f"chunk/{number}", lambda told: told or asdict(choice)))
@@ -111,8 +114,8 @@ def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
 def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
              dtype: torch.dtype) -> ChunkChoice:
     """Chooses a chunk size by walks that use host memory of `arena` and free
-    it. With several kinds of attention, the one with the cheapest blocks
-    counts."""
+    it. With several kinds of attention, measures the one with the cheapest
+    blocks."""
     heads = min(kinds, key=lambda kind: kind.work)
 
     # On a CPU this thread also computes, so its own CPU time counts, without
@@ -133,7 +136,8 @@ def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
 
 
 class _Walk(NamedTuple):
-    """Seconds until the host had issued a walk, and until it was done."""
+    """Seconds from a walk's start until the host had enqueued it (`issued`),
+    and until the device had computed it (`whole`)."""
 
     issued: float
     whole: float
@@ -142,8 +146,8 @@ class _Walk(NamedTuple):
 def _walk(arena: HostArena, heads: Heads, device: torch.device,
           dtype: torch.dtype, rows: int, chunks: int,
           clock: Callable[[], float]) -> _Walk:
-    """Times, by `clock`, a causal sequence's attention, forward and backward.
-    """
+    """Runs a causal sequence's attention, forward and backward; returns its
+    times by `clock`."""
     def random(count: int, width: int) -> torch.Tensor:
         return torch.randn(heads.batch, count, rows, width, device=device,
                            dtype=dtype)

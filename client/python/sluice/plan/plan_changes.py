@@ -1,18 +1,19 @@
-"""Decides which changed plan the ranks of a job take, and at which step.
+"""Decides which changed plan the ranks of a job adopt, and at which step.
 
-The daemon of a node tells each rank separately, at slightly different moments,
-perhaps of different plans if one follows soon after another. The ranks of the
-node must take a plan together, or not at all (daemon/core/planning/README.md).
+A node's daemon offers a changed plan to each rank separately, at slightly
+different times. If two changes follow closely, ranks may even have different
+offers. The ranks of the node must adopt a plan together, or not at all
+(daemon/core/planning/README.md).
 
 [Note: horizons] The ranks agree without a collective. At the beginning of each
 step, a rank that was offered a plan writes on the job's board: the plan,
-whether it can take it, and its horizon, the next step, which it will not begin
-before it has looked at the board again. The write after which all ranks name
-the same plan also records the decision: all take the plan at the largest
-horizon, or none does if one of them cannot. No rank is beyond its horizon, so
-each reads the decision in time. No rank ever waits: while ranks name different
-plans, or one has not been told or has ended, every step runs as before. A job
-that is offered no plan writes nothing.
+whether it can adopt the plan, and its horizon. The horizon is the number of the
+next step, which the rank does not begin before it has read the board again. The
+write after which all ranks name the same plan also records the decision: all
+adopt the plan at the largest horizon, or none does if one of them cannot. No
+rank is beyond its horizon, so each reads the decision in time. No rank ever
+waits: while ranks name different plans, or a rank has no offer yet or has
+ended, every step runs as before. A job that is offered no plan writes nothing.
 """
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 
 from sluice.ranks.board import Board, Value
 
-# Numbers streams: the board still has the decisions of streams that ended.
+# Numbers the process's streams, because the board keeps the decisions of
+# streams that have ended.
 _streams = itertools.count()
 
 
@@ -33,7 +35,7 @@ class Offer:
     Attributes:
         plan: the daemon's number of the plan.
         ranks: the job's ranks on this node, this one included.
-        refusal: one line why this rank cannot take it; "": it can.
+        refusal: why this rank cannot adopt it, in one line; "" if it can.
     """
 
     plan: int
@@ -44,7 +46,7 @@ class Offer:
 @dataclass(frozen=True)
 class Decision:
     plan: int
-    refusal: str  # "": the plan is taken
+    refusal: str  # "" if the plan is adopted
 
 
 class Changes:
@@ -52,9 +54,9 @@ class Changes:
     ranks of the job must make their streams in the same order.
 
     Args:
-        job, rank: those of the session.
-        board: called when there is something to write; returns None if the
-            ranks of the job cannot communicate.
+        job, rank: the session's.
+        board: returns the job's board, or None if the ranks of the job cannot
+            communicate; called only to write an offer.
     """
 
     def __init__(self, job: str, rank: int,
@@ -62,13 +64,14 @@ class Changes:
         self._job, self._rank, self._board = job, rank, board
         self._stream = next(_streams)
         self._decided = 0  # number of decisions, the same on all ranks
-        self._open: Offer | None = None  # written and not decided yet
+        self._open: Offer | None = None  # on the board and not decided yet
 
     def step(self, number: int, offer: Offer | None) -> Decision | None:
-        """Returns the decision that takes effect at step `number`, or None. To
-        be called at the beginning of each step; steps have the same numbers on
-        all ranks. `offer` is the newest one; it stays until it is decided."""
-        # What this rank has written binds it until it writes a newer offer.
+        """Returns the decision that takes effect at step `number`, or None.
+        Call it at the beginning of each step, with numbers that are equal on
+        all ranks. `offer` is the daemon's newest, or None; an offer stays open
+        until it is decided or a newer one is passed."""
+        # An offer on the board binds this rank until it writes a newer one.
         offer = self._open = offer or self._open
         if offer is None:
             return None
@@ -100,7 +103,8 @@ class Changes:
 
 def _written(told: Value | None, rank: int, offer: Offer, horizon: int
              ) -> Value:
-    """Returns the board's value after `rank` writes; see [Note: horizons]."""
+    """Returns the board's value `told` with the offer of `rank` and, if that
+    completes the offers, the decision; see [Note: horizons]."""
     told = told or {"offers": {}, "step": None}
     if told["step"] is not None:  # decided
         return told

@@ -1,13 +1,13 @@
-"""Turns a step's measured costs into a profile, the daemon's plan for it into
-a policy.
+"""Turns a step's measured costs into a profile, and the daemon's plan for that
+profile into a policy.
 
-The daemon plans all ranks of its node together (planner/swap): what each rank
-swaps so that copies hide behind its compute, links and host memory suffice,
-and the least is recomputed. Layers with the same classes, shapes, settings and
-frozen parameters (proof/captured_calls) are one kind, with its own seconds,
-copies and fractions; the products of a weight are one class of the kind. A
-plan keeps nothing on the device: that memory is torch's, and the daemon cannot
-promise memory that it has not leased.
+The daemon plans all ranks of its node together (planner/swap). It chooses what
+each rank swaps so that copies overlap with compute, links and host memory
+suffice, and as little as possible is recomputed. Layers with the same classes,
+shapes, settings and frozen parameters (proof/captured_calls) are one kind, with
+its own seconds, copies and fractions; the products of a weight are one class of
+the kind. A plan keeps nothing on the device: that memory is torch's, and the
+daemon cannot promise memory that it has not leased.
 """
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from sluice.plan.policy import Policy, Share
 from sluice.plan.step_costs import FROZEN, Kind, Measured
 
 FORMAT, VERSION = "sluice.rank_profile", 2
-BASE = "streamed"  # class of the data that is in host memory in any case
+BASE = "streamed"  # class of the data that every plan has in host memory
 
 
 class Planning:
-    """The planning of one stream: warms up for a step, measures the next, asks
-    for a plan, and afterwards takes the changed plans of the daemon.
+    """Plans one stream: lets one step warm up, measures the next, asks the
+    daemon for a plan, and afterwards adopts the daemon's changed plans.
 
     A plan's memory is leased when the plan arrives; memory that a changed plan
-    does not need is given back when it is taken. Other steps ask the daemon
-    for nothing on behalf of plans.
+    does not need is given back when that plan is adopted. In all other steps
+    planning requests nothing from the daemon.
 
     A plan's fractions are fractions of the chunks, so that it also serves
     steps of other lengths, if less well.
@@ -52,8 +52,8 @@ class Planning:
         self._profile: dict[str, Any] = {}  # for which the plan was made
         self.over = False
         self._changes = Changes(session.job, session.rank)
-        # By the number of a changed plan that is not decided on yet: this
-        # rank's part, and why it cannot take it.
+        # Changed plans that are not decided yet, by number: this rank's part,
+        # and why the rank cannot adopt it ("" if it can).
         self._offered: dict[int, tuple[dict[str, Any], str]] = {}
 
     def begin(self, arena: HostArena) -> Measured | None:
@@ -66,9 +66,9 @@ class Planning:
         self._held = host_bytes
 
     def policy(self, arena: HostArena) -> Policy | None:
-        """Returns the plan's policy, once, after a step that was measured
-        completely. Without a plan the stream stays as it is, and a line says
-        why."""
+        """Asks the daemon for a plan after the first step that was measured
+        completely, and returns its policy; else None. If there is no plan,
+        prints the reason, and the stream goes on recomputing."""
         if self._measured is None or not self._measured.whole:
             return None
         self._measured.read()
@@ -80,7 +80,8 @@ class Planning:
             self._measured, self.over = None, True
             self._say(f"no plan, all is computed again: {error}")
             return None
-        # Not reached if Ctrl-C ended the wait: then the next step asks again.
+        # Not reached if Ctrl-C ended the wait for the plan: then the next step
+        # asks again.
         self._measured, self.over = None, True
         if plan["infeasible"]:
             self._say(f"no plan, all is computed again: {plan['infeasible']}")
@@ -95,9 +96,10 @@ class Planning:
     # --- changed plans -------------------------------------------------------
 
     def changed(self, arena: HostArena) -> Policy | None:
-        """Returns the policy of a changed plan, if the ranks of the job take
-        it at the step that begins now; see `plan_changes`. Does nothing
-        between a forward and its backward."""
+        """Returns the policy of a changed plan if the ranks of the job adopt
+        the plan at the step that begins now (see `plan_changes`), else None.
+        Reports the ranks' decision to the daemon. Does nothing between a
+        forward and its backward."""
         if self.plan is None or arena.used_bytes:
             return None
         decision = self._changes.step(self._steps, self._offer(arena))
@@ -116,15 +118,16 @@ class Planning:
             self.plan = part
             self._say(f"{step}: {line(part, self._profile)}")
         plan = self.plan
-        # The ranks have decided. That memory cannot be given back, because the
-        # daemon is gone, changes nothing.
+        # The ranks have decided, so errors are ignored: memory cannot be given
+        # back if the daemon is gone.
         _refusal(lambda: arena.fit(plan["host_bytes"]))
         self._answer(decision.plan, refusal)
         return None if refusal else policy_of(plan)
 
     def _offer(self, arena: HostArena) -> Offer | None:
-        """Returns the newest changed plan and whether this rank can take it.
-        Leases the memory by which it grows first."""
+        """Returns the newest changed plan, and whether this rank can adopt it;
+        None if there is no changed plan. Leases the plan's additional host
+        memory to find that out."""
         told = self._session.changed_plan()
         if told is None:
             return None
@@ -141,7 +144,8 @@ class Planning:
                     if r["rank"] == self._session.rank)
 
     def _answer(self, number: int, refusal: str) -> None:
-        """Answers the daemon, which may be gone."""
+        """Reports to the daemon whether plan `number` was adopted; ignores
+        errors, because the daemon may be gone."""
         _refusal(lambda: self._session.answer_change(
             number, not refusal, refusal or f"at step {self._steps + 1}"))
 
@@ -166,13 +170,13 @@ def _refusal(act: Callable[[], object]) -> str:
 
 def profile(measured: Measured, held: int, peak: int, session: Session
             ) -> dict[str, Any]:
-    """Returns the profile (proto/plan) of a step that recomputed everything
-    and held `held` host bytes after its forward, `peak` at most."""
+    """Returns the profile (proto/plan) of a step that recomputed everything.
+    The step used `held` host bytes after its forward, and `peak` at most."""
     kinds = measured.kinds
     several = len(kinds) > 1
     keeping = {name: kind for name, kind in kinds.items()
                if not name.endswith(FROZEN)}
-    # A plan needs only the total, so it is spread evenly over the layers.
+    # A plan needs only the total, so `held` is spread evenly over the layers.
     each = _per(held, sum(kind.layers for kind in keeping.values()))
     classes = []
     for name, kind in keeping.items():
@@ -224,7 +228,7 @@ def policy_of(plan: Mapping[str, Any]) -> Policy:
 
 
 def _full(planned: Mapping[str, Any], name: str) -> str:
-    """Returns the name, after that of its kind if the plan names kinds."""
+    """Returns `name`, with the kind as prefix if the plan names kinds."""
     return f"{planned['kind']}/{name}" if "kind" in planned else name
 
 
@@ -241,8 +245,9 @@ def line(plan: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
 
 def recomputed(plan: Mapping[str, Any], asked: Mapping[str, Any]
                ) -> tuple[int, float]:
-    """Returns the bytes of products that a step of this plan recomputes
-    instead of holding them, and the seconds it takes; `asked`: the profile."""
+    """Returns the bytes of products that a step under this plan recomputes
+    instead of storing them, and the seconds that the recomputation takes.
+    `asked` is the profile for which the plan was made."""
     layers = {k["name"]: k["layers"] for k in asked.get("kinds", ())}
     costs = {(c.get("kind"), c["name"]): c for c in asked["classes"]}
     nbytes, seconds = 0.0, 0.0

@@ -25,7 +25,8 @@ _PARTS = mapping(
 
 
 class Action(enum.Enum):
-    """What happens to a product of one chunk between the two forwards."""
+    """What happens to a product of one chunk between the chunk's first forward
+    and its replay in backward."""
 
     RECOMPUTE = 0
     SWAP = 1  # to the host
@@ -34,7 +35,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Share:
-    """Fractions of the chunks: keep + swap <= 1, the rest is recomputed.
+    """Fractions of the chunks: keep + swap <= 1. The rest is recomputed.
     `keep` and `keep + swap` are rounded down to whole chunks."""
 
     keep: float = 0.0
@@ -88,8 +89,9 @@ class Policy:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Returns whether the pattern fits the weight's name or that of a module
-    that contains it: PEFT wraps the modules that a pattern was written for."""
+    """Returns whether the pattern fits the weight's name or the name of a
+    module that contains the weight: PEFT wraps modules, so that a weight's
+    name grows longer than the pattern."""
     while name and not fnmatch.fnmatchcase(name, pattern):
         name = name.rpartition(".")[0]
     return bool(name)

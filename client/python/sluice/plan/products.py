@@ -1,15 +1,15 @@
 """Intercepts the matrix products of a layer below autograd.
 
-A dispatch mode sees each product of a chunk; those of one weight come in the
-same order in the first and in the second forward. Products inside attention
-over chunks are not the layer's, so the mode is paused around it.
+A dispatch mode sees each product of a chunk. The products of one weight occur
+in the same order in a chunk's first forward and in its replay. Products inside
+attention over chunks do not belong to the layer, so the mode is paused there.
 
 [Note: storages] A weight is identified by its storage, because a replay uses
-aliases of it, and the storage by a weak reference, never by its address. FSDP2
-frees a weight's memory between the two forwards and allocates it again
-elsewhere, perhaps where another weight was; copies made by autocast are freed,
-and their memory is used for other tensors. While the reference is held, no
-other storage equals it.
+aliases of the weight. A storage is identified by a weak reference, never by its
+address: FSDP2 frees a weight's memory between forward and replay and allocates
+it again elsewhere, perhaps where another weight was; copies made by autocast
+are freed, and their memory is used for other tensors. While a weak reference
+to a storage exists, no reference to another storage equals it.
 """
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Product(NamedTuple):
 
 
 class Products:
-    """Recognizes products of one layer's weights, during one call of it."""
+    """Recognizes products of one layer's weights, during one call of the
+    layer."""
 
     def __init__(self, layer: nn.Module):
         # See [Note: storages].
@@ -51,7 +52,7 @@ class Products:
         self._paused = False
 
     def paused(self) -> contextlib.AbstractContextManager:
-        """Ignores the products inside this context."""
+        """Returns a context in which products are not recognized."""
         return swapped.attributes(self, _paused=True)
 
     def of(self, function: Callable, args: tuple) -> Product | None:
@@ -63,7 +64,8 @@ class Products:
                                   if isinstance(a, Tensor)))
 
     def follow_cast(self, function: Callable, args: tuple, out: Any) -> None:
-        """Registers autocast's copies of weights, which it multiplies with."""
+        """Registers `out` under a weight's name if it is a cast of the weight:
+        under autocast, products use such copies."""
         if function is _aten._to_copy.default:
             name = self._names.get(storage(args[0]))
             if name is not None:

@@ -3,7 +3,8 @@ kind of layer.
 
 [Note: seconds] All seconds are device time. For a simulated GPU that is host
 time. For a real GPU, where the host only enqueues work, two events are
-recorded around it, and the time between them is read when the step is over.
+recorded around the work, and the time between the events is read when the step
+is over.
 """
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Cost:
     nbytes: int = 0
     seconds: float = 0.0
     count: int = 0
-    spared: int = 0  # number of these that replays leave out
+    spared: int = 0  # number of products that replays leave out
 
     @property
     def replayed_seconds(self) -> float:
@@ -63,8 +64,8 @@ class Measured:
 
     copied: Callable[[], CopyStats]  # totals over all steps so far
     device: torch.device
-    # By name. Layers that are frozen, and so are all layers before them, are a
-    # kind of their own: they keep nothing, and only their forward takes time.
+    # By name. A layer that is frozen, as are all layers before it, belongs to
+    # a separate kind (FROZEN): it keeps nothing and has no backward.
     kinds: dict[str, Kind] = field(default_factory=dict)
     # Spans that are not read yet: begin, end, callback for the seconds.
     _spans: list[tuple[Event, Event,
@@ -72,8 +73,8 @@ class Measured:
 
     @contextlib.contextmanager
     def layer(self, kind: str, direction: str, keeps: bool) -> Iterator[None]:
-        """Measures a layer's whole "forward" or "backward" inside this
-        context; `keeps`: the layer may have a backward."""
+        """Context that measures a whole "forward" or "backward" of a layer.
+        `keeps` is whether the layer may have a backward."""
         sums = self._kind(kind if keeps else kind + FROZEN)
         before, start = self.copied(), compute_device.now(self.device)
         yield
@@ -88,8 +89,8 @@ class Measured:
 
     def metering(self, kind: str, products: Products
                  ) -> contextlib.AbstractContextManager:
-        """Measures the products of the first forward of one chunk of a layer.
-        """
+        """Returns a context that measures the products of a chunk's first
+        forward in a layer."""
         costs = self._kind(kind).products
 
         def met(place: Place, product: Product, args: tuple, kwargs: dict
@@ -112,8 +113,8 @@ class Measured:
             costs[weight].spared += 1
 
     def since(self, start: Moment, told: Callable[[float], None]) -> None:
-        """Calls `told` with the seconds since `start`, on a real GPU from
-        `read`."""
+        """Calls `told` with the seconds since `start`: at once for a simulated
+        GPU, in `read` for a real one."""
         end = compute_device.now(self.device)
         if isinstance(start, float):
             told(end - start)
@@ -121,7 +122,8 @@ class Measured:
             self._spans.append((start, end, told))
 
     def read(self) -> None:
-        """Waits for the step on a real GPU, and delivers its seconds."""
+        """Waits for a real GPU to reach the end of all open spans, and calls
+        their callbacks with their seconds."""
         while self._spans:
             start, end, told = self._spans.pop()
             end.synchronize()

@@ -1,1 +1,1 @@
-"""Trials on a copy of a model (a twin) of whether chunked layers are exact."""
+"""Trials on a copy of a model (a twin) that check whether chunks are exact."""

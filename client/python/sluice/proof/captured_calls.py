@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     x: Tensor
     args: tuple
     kwargs: dict[str, Any]
-    step: Step | None  # made the masks among the arguments
+    step: Step | None  # in which the masks among the arguments were made
 
 
 def probe_tokens(adapter: Model) -> Tensor:
@@ -48,8 +48,9 @@ def probe_tokens(adapter: Model) -> Tensor:
 def capture(adapter: Model, stream: Stream, ids: Tensor,
             between: Callable[[dict[int, Seen]], None]
             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
-    """Returns what each layer is called with in a plain and in a streamed
-    forward; passes the plain calls to `between` before the second."""
+    """Returns the arguments of each layer, by its index, in a plain and in a
+    streamed forward. Calls `between` with the plain ones before the streamed
+    forward. Sets `stream.written`."""
     accepts = inspect.signature(type(adapter.entry).forward).parameters
     given: dict[str, Any] = {"input_ids": ids}
     if "use_cache" in accepts or any(
@@ -87,7 +88,7 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
         if index not in plain or index not in chunked:
             raise Unsupported(f"layer {index}", "it is not called by the "
                               "decoder once per forward")
-        if HANDED in plain[index].kwargs:  # bitwise equal in both trials
+        if HANDED in plain[index].kwargs:  # both trials get the same bits
             chunked[index].kwargs[HANDED] = plain[index].kwargs[HANDED]
     return plain, chunked
 
@@ -96,9 +97,10 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
 def recorded(layers: Iterable[nn.Module], stream: Stream,
              into: dict[int, Seen], first: str = "hidden_states",
              inside: list[int] | None = None) -> Iterator[None]:
-    """Inside, records in `into` what the layers are called with. `first` is
-    the name of their first argument; `inside` holds the indices of layers that
-    have not returned."""
+    """Inside the context, records in `into` the arguments of each layer, by its
+    index, and in `stream.returns_tuple` whether it returns a tuple. `first` is
+    the name of the layers' first argument; `inside` holds the indices of
+    layers that have not returned."""
     inside = [] if inside is None else inside
 
     def hook(index: int):
@@ -169,8 +171,9 @@ def _kind(layer: nn.Module) -> str:
 
 
 def _setting(value: Any) -> Any:
-    """Returns what distinguishes how two modules with this attribute compute:
-    the value of a number or string, the code of a function, else the type."""
+    """Returns a key of an attribute that is equal if two modules compute alike
+    with it: the value of a number or string, the code of a function, else the
+    type."""
     if isinstance(value, (tuple, list)):
         return [_setting(v) for v in value]
     if isinstance(value, (bool, int, float, str)):
@@ -196,8 +199,8 @@ def _code(function: Any) -> Any:
 
 
 def refusing(name: Any, what: str, action: Callable[[], Any]) -> Any:
-    """Runs `action`. Any exception of it becomes a refusal, as user code may
-    fail on rows of a trial."""
+    """Returns the result of `action`. Raises any exception of `action` as
+    `Unsupported`, because user code may fail on a trial's rows."""
     try:
         return action()
     except Unsupported:

@@ -1,4 +1,4 @@
-"""Checks that a model's layers compute in chunks what they compute whole.
+"""Checks that a model's layers compute the same in chunks as on all rows.
 
 Each kind of layer of a twin runs twice on the same rows: as the model runs it,
 with the model's own attention and mask, and streamed, in three chunks or
@@ -7,9 +7,9 @@ agree. Without knowing the model, this finds layers that mix tokens outside
 attention, auxiliary losses of layers, routers with a capacity, and masks that
 differ from what they declare. Rows are also probed skewed (all of them near
 one direction), because a capacity shows only if one expert is crowded. Layers
-that draw random numbers are compared with torch's random functions held still.
-Their replay must also be bitwise, and their gradient must match finite
-differences of their output along it.
+that draw random numbers are compared while torch's random functions return
+fixed values (Still). Their replay must also be bitwise equal, and their
+gradient must match finite differences of the output along the gradient.
 """
 from __future__ import annotations
 
@@ -54,10 +54,12 @@ LIMIT = 1e-3
 # Relative to the output's norm: outputs are well-conditioned, gradients of
 # some models are not.
 OUTPUT_LIMIT = 2e-5
-LEAST = 1e-9  # absolute; for gradients at least 1e-5 of the norm of all
-MOVE = 1e-3  # of the rows' deviation; near ties of routers are about 1e-6
+LEAST = 1e-9  # absolute; for gradients 1e-5 of the norm of all, if that is more
+# Perturbation relative to the rows' deviation; near ties of routers are about
+# 1e-6.
+MOVE = 1e-3
 SLOPE_LIMIT = 5e-2  # relative, of a gradient to finite differences in fp32
-SQUARES = 1e-2  # of a layer's bytes; a smaller share of S^2 growth is noise
+SQUARES = 1e-2  # of a layer's bytes; less growth with S^2 is noise
 
 
 def probe(adapter: Model, stream: Stream, may_be_whole: bool = False) -> None:
@@ -79,7 +81,8 @@ def make_whole(adapter: Layered, stream: Stream, refused: Unsupported) -> bool:
     """Lets layers of the refused kind run whole, with Sluice's attention or,
     if that was tried, with the model's own. Returns False if nothing is left
     to try."""
-    # A whole layer takes all rows of its arguments, known as rows or not.
+    # A whole layer gets its arguments with all rows, so that unknown rows
+    # (UnknownRows) do not matter.
     if refused.layer is None or (refused.has_remedy and not isinstance(
             refused, UnknownRows)):
         return False
@@ -98,8 +101,9 @@ def make_whole(adapter: Layered, stream: Stream, refused: Unsupported) -> bool:
 
 def weigh_whole(adapter: Layered, stream: Stream, index: int,
                 trials: Sequence[Seen]) -> None:
-    """Measures what backward of a whole layer holds on the device. The second
-    of the two trials has more rows."""
+    """Measures how many bytes a layer that runs whole saves for backward on
+    the device, per token and per pair of tokens. The second of the two
+    `trials` has more rows."""
     held = []
     for seen in trials:
         saved: dict[int, int] = {}
@@ -148,7 +152,8 @@ def _probe(adapter: Model, stream: Stream, ids: Tensor) -> None:
 
 def on_devices(stream: Stream, name: str, own: torch.device,
                try_: Callable[[torch.device], T]) -> T:
-    """Returns `try_(device)` for the CPU, or for `own` if code fails there."""
+    """Returns `try_(device)` for the CPU, or for the device `own` if the
+    model's code fails on the CPU."""
     why = Unsupported("", "")
     for device in dict.fromkeys((torch.device("cpu"), own)):
         try:
@@ -166,8 +171,8 @@ def on_devices(stream: Stream, name: str, own: torch.device,
 
 @contextlib.contextmanager
 def trying(device: torch.device) -> Iterator[None]:
-    """Runs trials on a device: with a fixed seed and gradients, without
-    autocast. Restores the random state afterwards."""
+    """Context for trials on a device: with a fixed seed and gradients, without
+    autocast. Restores the random state at its end."""
     # Trials on the CPU ignore a default device that the user has set.
     default = device if device.type == "cpu" else contextlib.nullcontext()
     with undisturbed(device), default, torch.autocast(
@@ -178,7 +183,8 @@ def trying(device: torch.device) -> Iterator[None]:
 
 
 def _call_model(adapter: Model, stream: Stream, ids: Tensor) -> None:
-    """Calls the whole model: the decoder's arguments may be refused too."""
+    """Raises `Unsupported` if a call of the whole model fails only when it is
+    streamed, for example because its decoder gets unsupported arguments."""
     def call() -> None:
         with torch.no_grad():
             adapter.causal(input_ids=ids, use_cache=False)
@@ -192,7 +198,7 @@ def _call_model(adapter: Model, stream: Stream, ids: Tensor) -> None:
             try:
                 with swapped.attributes(stream, min_tokens=ids.shape[1] + 1):
                     call()  # runs unstreamed
-            except Exception:  # fails unstreamed too: it needs more than ids
+            except Exception:  # fails unstreamed too: ids are not enough for it
                 return
             raise refusal(adapter.causal, "its forward fails when streamed",
                           error) from error
@@ -259,8 +265,8 @@ def probe_layer(adapter: Layered, stream: Stream, index: int, plain: Seen,
 
 def _refuse_output(name: str, whole: Result, cut: Result,
                    nudged: Result) -> NoReturn:
-    """Raises the refusal of an output that differs. `nudged` is the result for
-    an input that differs by rounding."""
+    """Raises `Unsupported` for an output that differs in chunks. `nudged` is
+    the result for an input that was changed by about a rounding error."""
     apart, own = _apart(whole.y, cut.y), _apart(whole.y, nudged.y)
     if own > OUTPUT_LIMIT:
         raise Unsupported(
@@ -275,7 +281,7 @@ def _refuse_output(name: str, whole: Result, cut: Result,
 
 def _find_numbered(adapter: Layered, stream: Stream, index: int,
                    seen: Seen) -> None:
-    """Finds whether the layer's kind numbers its rows; see
+    """Adds the layer's kind to `stream.numbered` if it numbers its rows; see
     [Note: numbered rows] in row_numbers."""
     layer, numbered = adapter.layers[index], Numbered(seen.x.shape[1], 0)
     alike = next(kind for kind in stream.checks.kinds if layer in kind)
@@ -285,7 +291,7 @@ def _find_numbered(adapter: Layered, stream: Stream, index: int,
     if not numbered.met:
         return
     with contextlib.suppress(Exception), Numbered(seen.x.shape[1], FAR):
-        # An error shows that the numbers index the layer's own rows.
+        # If large numbers raise an error, they index the layer's own rows.
         if not near(forward_whole(adapter, index, seen), first, OUTPUT_LIMIT,
                     LEAST):
             stream.numbered.update(alike)
@@ -293,8 +299,8 @@ def _find_numbered(adapter: Layered, stream: Stream, index: int,
 
 def _find_carriers(adapter: Model, stream: Stream,
                    plain: dict[int, Seen]) -> None:
-    """Finds the layers that hand states on; see [Note: carried states] in
-    carried_state."""
+    """Sets `stream.carriers` to the layers that carry a state along the
+    sequence; see [Note: carried states] in carried_state."""
     stream.carriers.clear()
     layers = list(adapter.layers)
     if stream.ranks is not None and any(
@@ -337,7 +343,8 @@ def _compare(name: str, whole: Result, cut: Result) -> None:
 
 def _compare_slopes(adapter: Layered, stream: Stream, index: int, x: Tensor,
                     seen: Seen, name: str, cut: Result) -> None:
-    """Compares the input's gradient with finite differences of the output."""
+    """Raises `Unsupported` if the input's gradient does not match finite
+    differences of the output along it."""
     direction = cut.gradients["input"]
     assert direction is not None
     step = 1e-2 * float(x.norm()) / float(direction.norm())

@@ -1,12 +1,13 @@
-"""Signatures: trials of one model hold for others with the same signature.
+"""Signatures: trials of one model hold for all models with its signature.
 
 [Note: signatures]
 A signature covers everything that a model computes with except the values of
-weights: classes with their functions and those of their files, settings,
-configs, buffers, shapes, which weights are tied and which are trained. Only a
-model made entirely of torch's and transformers' classes has one, because what
-other objects hold, or functions read, is unknown. A model with hooks, adapters
-or modules of the user's is tried each time.
+weights: its classes, their functions and the functions of their files,
+settings, configs, buffers, shapes, which weights are tied and which are
+trained. Only a model made entirely of torch's and transformers' classes has a
+signature, because the state of other objects, and what their functions read,
+is unknown. A model with hooks, adapters or the user's modules is tried each
+time.
 """
 from __future__ import annotations
 

@@ -38,14 +38,15 @@ class Result(NamedTuple):
     y: Tensor
     gradients: dict[str, Tensor | None]  # by "input" and parameter names
     buffers: dict[str, Tensor]
-    drew: bool  # whether it drew random numbers
+    drew: bool  # whether the layer drew random numbers
 
 
 def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
               scale: float, numbered: Numbered | None = None) -> Result:
-    """Runs the layer with the model's own attention, on rows as `numbered`.
-    Raises `Unsupported` if it draws random numbers of Python, uses weights
-    that are no parameters, or keeps its graph."""
+    """Runs the layer with the model's own attention, on rows with the numbers
+    of `numbered`. Raises `Unsupported` if the layer draws random numbers of
+    Python or numpy, uses weights that are no parameters, or keeps a tensor
+    with its autograd graph."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     handed = kwargs.get(HANDED)
@@ -103,8 +104,9 @@ class _Marked(torch.autograd.Function):
 def run_chunked(adapter: Layered, stream: Stream, index: int, x: Tensor,
                 seen: Seen, scale: float = 1.0, first: int = 0,
                 saved: dict[int, int] | None = None) -> Result:
-    """Runs the layer streamed: in three chunks of rows numbered from `first`,
-    or whole, noting in `saved` the bytes that autograd saves."""
+    """Runs the layer streamed, in three chunks or, if the stream says so,
+    whole. Rows are numbered from `first`. A layer that runs whole notes the
+    bytes that autograd saves in `saved`."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     step = stream.begin(x.shape[1] if seen.step is None else seen.step.length,
                         x.device, adapter, chunk=CHUNK, check=True, alone=True)
@@ -153,13 +155,14 @@ def _weigh(step: Step, key: Hashable, scale: float) -> None:
 
 
 def forward_whole(adapter: Layered, index: int, seen: Seen) -> Tensor:
-    """Returns the layer's output, with random functions held still."""
+    """Returns the layer's output, with random functions that return fixed
+    values (Still)."""
     with Still(), _afresh(adapter.layers[index]):
         return _forward(adapter, index, seen)
 
 
 def carries(adapter: Layered, index: int, seen: Seen) -> bool:
-    """Returns whether the layer leaves a state in a cache."""
+    """Returns whether the layer leaves a state in a cache that it is passed."""
     argument, cache = argument_of(adapter.layers[index]), Cache({})
     if argument is None:
         return False
@@ -189,7 +192,8 @@ def _forward(adapter: Layered, index: int, seen: Seen) -> Tensor:
 
 @contextlib.contextmanager
 def _afresh(layer: nn.Module) -> Iterator[None]:
-    """Restores the layer afterwards, for its next run."""
+    """Restores the layer's state at the end of the context, for its next run.
+    """
     then = [(module, set(vars(module))) for module in layer.modules()]
     with unchanged(layer.modules()):
         yield
@@ -201,9 +205,10 @@ def _afresh(layer: nn.Module) -> Iterator[None]:
 def _result(layer: nn.Module, x: Tensor,
             forward: Callable[[Tensor], Tensor], scale: float,
             handed: Any = None) -> Result:
-    """Returns output and gradients: those of a sum, with fixed weights times
-    `scale`, of the output and of what the layer puts into `handed`. Every call
-    draws the same random numbers."""
+    """Runs `forward` on `x` and returns its output, and gradients of a weighted
+    sum of the output and of the tensors that the layer puts into `handed`. The
+    sum's weights are fixed random numbers times `scale`. Every call draws the
+    same random numbers."""
     torch.manual_seed(2)
     before = RandomState(x.device)
     leaf, taken = x.clone().requires_grad_(), _handed(handed)
@@ -227,7 +232,7 @@ def weights(y: Tensor) -> Tensor:
 
 
 def own_of(adapter: Layered, index: int) -> Callable:
-    """Returns the layer's forward from before streaming, bound to it."""
+    """Returns the layer's forward from before streaming, bound to the layer."""
     own = adapter.own_forward(adapter.layers[index])
     if getattr(own, "__func__", None) is None and getattr(
             own, "func", None) is None:

@@ -1,21 +1,21 @@
 """Twins: copies of a model's modules with weights of their own, for trials.
 
 [Note: twins]
-Trials run a model on rows of their own, whole and in chunks. They run on a
-twin in fp32, on the CPU if its code works there, so the user's model may be on
+Trials run a model on test rows, whole and in chunks. They run on a twin in
+fp32, on the CPU if the model's code works there, so the user's model may be on
 the `meta` device, may be sharded, and may fill its GPU. A twin has the model's
 classes, attributes, hooks, instance forwards, buffers and choice of trained
 parameters. It has no class or hook of FSDP2 and no forward of Sluice's.
 
-- Weights are copied if the model has them whole. On `meta`, or if sharded,
-  they are drawn such that none hides a fault: not 0, not 1, and not so small
-  that its effect is lost beside the residual stream.
+- Weights are copied if the model has them whole. If they are on `meta` or
+  sharded, the twin draws random weights that hide no fault: not 0, not 1, and
+  not so small that their effect is lost in the residual stream.
 - Parameters of layers with the same path and shape share memory: a twin of
   many layers holds one of each.
 - Buffers, and tensors in attributes, are copied. On `meta` they have no
-  values, and the twin takes those that the model's constructor makes.
-- Other objects in attributes are copied in layers. Elsewhere, like variables
-  of closures, they are the model's own.
+  values, and the twin takes the values that the model's constructor makes.
+- Other objects in attributes of layers are copied. Those in attributes of
+  other modules, and variables of closures, are shared with the model.
 """
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ class Twin:
         idle: modules that trials do not run; they get no memory.
         vocabulary: (tokens, fewer): outside the layers a dimension of size
             `tokens` shrinks to `fewer`; None: nothing shrinks.
-        constructed: returns a module like one, with values in its buffers.
-        forwards: by instances with a forward of Sluice's, their own, or None.
+        constructed: returns a module like the given one, with values in its
+            buffers.
+        forwards: for modules with a forward of Sluice's on the instance: the
+            instance's forward before that, or None.
     """
 
     def __init__(self, roots: Iterable[nn.Module], device: torch.device,
@@ -84,14 +86,15 @@ class Twin:
         return self._known[id(module)]
 
     def initialise(self, init: Callable[[nn.Module], object]) -> None:
-        """Applies `init` to drawn vectors and adds noise; redraws matrices
-        that keep a vector's norm. So no effect is too faint to show."""
+        """Initialises drawn weights such that each has a visible effect.
+        Applies `init` to the modules of drawn vectors and adds noise to the
+        vectors; draws matrices again that keep a vector's norm."""
         with torch.no_grad():
             for owner in dict.fromkeys(owner for owner, weight in self.drawn
                                        if weight.dim() < 2):
                 try:
                     init(owner)
-                except Exception:  # user code, or it expects other weights
+                except Exception:  # init may be the user's, or fail on a twin
                     continue
             for _, weight in self.drawn:
                 if weight.dim() < 2:
@@ -147,7 +150,7 @@ class Twin:
         if kind in (dict, OrderedDict):
             return kind((key, within(v)) for key, v in value.items())
         if owner in self._within:
-            with contextlib.suppress(Exception):  # what fails is shared
+            with contextlib.suppress(Exception):  # shared if a copy fails
                 return copy.deepcopy(value, self._known)
         return value
 
@@ -155,7 +158,7 @@ class Twin:
                    parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None:
             return None
-        if id(parameter) not in self._known:  # else it is tied
+        if id(parameter) not in self._known:  # known already if it is tied
             self._known[id(parameter)] = nn.Parameter(self._weight(
                 owner, name, parameter), parameter.requires_grad)
         return self._known[id(parameter)]
@@ -240,7 +243,8 @@ def wide(x: Tensor) -> Tensor:
 
 
 class Hollow(torch.overrides.TorchFunctionMode):
-    """Inside, constructors make buffers but allocate no memory for weights."""
+    """Inside this mode, constructors make buffers, but allocate no memory for
+    weights."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}

@@ -30,8 +30,9 @@ _NAMES = (*SETTINGS, *INPUTS, "another argument", "")
 
 
 class Asked(NamedTuple):
-    """What must be the same on all ranks: `settings`, plain values by
-    SETTINGS, and `hashes`, by _NAMES, of the settings and the arguments."""
+    """What must be the same on all ranks in a call: `settings`, plain values
+    by the names in SETTINGS, and `hashes` of settings and arguments, one for
+    each name in _NAMES."""
 
     settings: Mapping[str, Any]
     hashes: Tensor
@@ -58,10 +59,10 @@ def asked(device: torch.device, settings: Mapping[str, Any],
 
 
 def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
-    """Returns a seed that is the same on all ranks, made from the random state
-    of one. Raises `Error` on all ranks if they differ; a collective. `outer`
-    is what the enclosing call, if any, was called with: both are compared at
-    once, so that the host waits for a GPU once."""
+    """Compares the ranks' calls; a collective. Raises `Error` on all ranks if
+    they differ. Returns a seed that is the same on all ranks, made from the
+    random state of one rank. `outer` describes the enclosing call, if any: one
+    reduction compares both calls, so that the host waits for a GPU once."""
     if outer is None:
         outer = Asked({}, torch.zeros_like(inner.hashes))
     own = torch.stack([outer.hashes, inner.hashes])

@@ -1,9 +1,9 @@
 """The board: messages among a job's ranks outside of collectives.
 
-A collective would make all ranks wait for each other in every step, mostly for
-no message. So a rank writes a message into the store of torch.distributed,
-through which the processes found each other, and the other ranks read it when
-they look there.
+A collective would make all ranks wait for each other in every step, mostly
+without a message to send. So a rank writes its message into the store of
+torch.distributed, through which the processes found each other, and the other
+ranks read the store from time to time.
 """
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Board:
     def update(self, key: str, change: Callable[[Value | None], Value]
                ) -> Value:
         """Replaces a value by `change(value)` atomically, and returns the new
-        value. `change` is called again if another rank was faster."""
+        value. `change` is called again if another rank has replaced the value
+        in between."""
         seen = self._store.get(key) if self._store.check([key]) else b""
         while True:
             wanted = json.dumps(change(json.loads(seen) if seen else None),
@@ -70,8 +71,8 @@ def check_daemon(socket: str) -> None:
         return
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         node = file.read().strip()
-    # Either one may differ: containers may mount one socket at several paths,
-    # and a restarted daemon has a new socket file.
+    # For one daemon the path or the file may differ, not both: containers may
+    # mount a socket at several paths, and a restarted daemon makes a new file.
     own = {"rank": dist.get_rank(), "socket": socket,
            "file": os.stat(socket).st_ino}
     told = board.update(f"daemon/{node}", lambda told: told or own)
@@ -88,28 +89,30 @@ APART_S = 60.0
 
 
 def _is_anothers(told: Value | None, since: float) -> bool:
-    """Returns whether another rank raised that, at most APART_S before the
-    time `since`."""
+    """Returns whether `told` is an error that another rank raised after
+    `since`, or at most APART_S before."""
     return told is not None and told["rank"] != dist.get_rank() and (
         told["time"] >= since - APART_S)
 
 
 @contextlib.contextmanager
 def telling_job() -> Iterator[None]:
-    """Writes an error raised inside on the job's board. Ranks that wait for
-    this one in a collective of FSDP2 or DDP cannot be interrupted (Gloo's
-    `abort` ends no collective that has begun), but they can report what they
-    wait for. A recent error of another rank stays: this rank's error is its
-    consequence."""
+    """Writes an error raised inside the context to the job's board. Ranks that
+    wait for this one in a collective of FSDP2 or DDP cannot be interrupted
+    (Gloo's `abort` ends no collective that has begun), but they can report
+    what they wait for. A recent error of another rank is not overwritten: it
+    is taken as the cause of this rank's error."""
     begun = time.time()
     try:
         yield
     except PeerFailed:
-        raise  # on the board already; a write to a lost node never returns
+        # The error is on the board already, and a write to a lost node never
+        # returns.
+        raise
     except BaseException as error:
         board, what = Board.of_job(), f"{type(error).__name__}: {error}"
         if board is not None:
-            # Without a store no rank can be told.
+            # Ignore that the store is gone: no rank can be informed then.
             with contextlib.suppress(RuntimeError):
                 own = {"rank": dist.get_rank(), "what": what[:500],
                        "time": time.time()}
@@ -119,8 +122,8 @@ def telling_job() -> Iterator[None]:
 
 
 def failed_rank(since: float) -> str:
-    """Returns a line about the error that another rank raised first, not long
-    before `since`; "" if there is none."""
+    """Returns a line about the first error that another rank raised after
+    `since` or at most APART_S before; "" if there is none."""
     try:
         board = Board.of_job()
         told = None if board is None else board.read(FAILED)

@@ -1,23 +1,23 @@
-"""A process group that shares each sequence: rows, heads, failures.
+"""A process group of ranks that share each sequence: rows, heads, failures.
 
 [Note: dealing]
 Every rank is given the same whole rows. In each chunk of the sequence, rank r
 of P has the r-th slice (FPDT, section 4.1). So the ranks have even work under
-a causal mask, and the rows that the exchange of one chunk brings together are
-contiguous: the chunk. A rank's own rows are its slices one after the other.
-Slices of a chunk differ by one row at most, and none is empty: a last chunk
-with fewer rows than ranks is merged into the one before it, and a sequence
-with fewer rows than ranks is not dealt; each rank runs it whole.
+a causal mask, and the slices that the ranks exchange for one chunk add up to
+contiguous rows: the chunk. A rank's own rows are its slices one after the
+other. Slices of a chunk differ by one row at most, and none is empty: a last
+chunk with fewer rows than ranks is merged into the chunk before it, and a
+sequence with fewer rows than ranks is not dealt; each rank runs it whole.
 
 [Note: a failing rank]
-A rank that fails alone leaves the others in a collective that it never joins.
-So it writes the reason on the job's board, and a rank that waits for long
-looks there and raises `PeerFailed` with that reason. The key on the board has
-the number of the group's stream and of its call, which are the same on all
-ranks: an error that all ranks raise in one call is not taken for one of a
-later call. A collective that was abandoned never ends, so the group is
-unusable afterwards, as after a time-out. On a real GPU the GPU waits, and
-another thread looks at the board (`peer_watch`).
+A rank that fails alone leaves the other ranks in a collective that it never
+joins. So it writes the reason on the job's board. A rank that waits for long
+reads the board and raises `PeerFailed` with that reason. The key on the board
+contains the numbers of the group's stream and of its call, which are equal on
+all ranks, so that an error that all ranks raise in one call is not mistaken for
+an error of a later call. An abandoned collective never ends, so the group is
+unusable afterwards, as after a time-out. On a real GPU the GPU waits instead of
+the host, and another thread reads the board (`peer_watch`).
 """
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ from sluice.base.arguments import invalid
 from sluice.base.errors import PeerFailed, Status, Unsupported
 from sluice.ranks.board import Board
 
-_made: collections.Counter[str] = collections.Counter()  # `Ranks`, by group
+# Number of `Ranks` made, by group.
+_made: collections.Counter[str] = collections.Counter()
 
-LOOK_S = 1.0  # interval at which a waiting rank looks at the board
-# Waits of 0.1 s, at most, for the news of a death after a lost collective.
+LOOK_S = 1.0  # interval at which a waiting rank reads the board
+# After a collective has failed, a rank waits at most so many times 0.1 s for a
+# report of the death that caused it.
 NEWS_TICKS = 20
 
 
@@ -53,12 +55,12 @@ class Ranks:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         _made[group.group_name] += 1
-        # See [Note: a failing rank]. `call` is incremented when all ranks are
-        # in the call.
+        # See [Note: a failing rank]. `call` is incremented once all ranks have
+        # entered the call.
         self._stream, self.call = _made[group.group_name], 0
-        self.failed: PeerFailed | None = None  # set by a PeerWatch, for good
-        # Set if deaths on other nodes are reported too: then only the
-        # PeerWatch looks at the board.
+        self.failed: PeerFailed | None = None  # set by a PeerWatch, never reset
+        # Whether deaths on other nodes are reported too: then only the
+        # PeerWatch reads the board.
         self.hears_deaths = False
         self._raised = -1  # last call in which this rank itself failed
         self.within = 0  # number of `telling` contexts that are active
@@ -103,10 +105,10 @@ class Ranks:
                 "whose size divides the number of heads")
 
     def kv_heads(self, heads: int, kv_heads: int) -> list[int]:
-        """Returns the heads of k, v that each rank needs, rank after rank,
-        equally many for each. If there are fewer heads than ranks, several
-        ranks get the same one. If a rank's heads of q share k, v unevenly, it
-        gets one head of k, v per head of q."""
+        """Returns the heads of k, v that the ranks need, rank after rank,
+        equally many for each rank. If there are fewer heads than ranks,
+        several ranks get the same head. If a rank's heads of q share k, v
+        unevenly, the rank gets one head of k, v per head of q."""
         per_rank, per_kv = heads // self.size, heads // kv_heads
         every = per_kv if per_rank % per_kv == 0 else (
             per_rank if per_kv % per_rank == 0 else 1)
@@ -114,7 +116,8 @@ class Ranks:
 
     def needed(self, heads: int, kv_heads: int, device: torch.device
                ) -> Tensor:
-        """Returns `kv_heads` as an index on `device`, copied there once."""
+        """Returns the result of `kv_heads` as an index tensor on `device`. It
+        is copied there once."""
         key = heads, kv_heads, device
         if key not in self._needed:
             self._needed[key] = torch.tensor(self.kv_heads(heads, kv_heads),
@@ -125,10 +128,11 @@ class Ranks:
 
     def filled(self, parts: Sequence[Tensor | None], like: Sequence[Tensor]
                ) -> list[Tensor | None]:
-        """Returns the gradients `parts` of the parameters `like`, with zeros
-        for those that only other ranks have (of an expert that got no row of
-        this rank): a reduction over ranks needs the same ones on each. A
-        collective; only a rank that lacks a gradient waits for the answer."""
+        """Returns the gradients `parts` of the parameters `like`. Replaces None
+        by zeros where another rank has a gradient (an expert that got no row
+        of this rank), because a reduction needs the same gradients on each
+        rank. A collective; the host waits for its result only if this rank
+        lacks a gradient."""
         if not parts:
             return []
         own, device = [p is not None for p in parts], like[0].device
@@ -147,8 +151,8 @@ class Ranks:
     def sum(self, part: Tensor) -> Tensor:
         """Returns the sum of the ranks' parts on each rank; a collective. The
         gradient to each part is multiplied by the number of ranks, so that the
-        average of a parameter's gradients over all ranks is that of the whole
-        sequence."""
+        average of a parameter's gradients over all ranks is the gradient of
+        the whole sequence."""
         return _Sum.apply(self, part)
 
     # --- failures ------------------------------------------------------------
@@ -178,14 +182,15 @@ class Ranks:
             raise
 
     def check(self) -> None:
-        """Raises `PeerFailed` if collectives were aborted: their results are
-        void."""
+        """Raises `PeerFailed` if collectives were aborted, because their
+        results are void."""
         if self.failed is not None:
             raise self.failed
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Reports an error raised inside to ranks that wait for this one."""
+        """Reports an error raised inside the context to ranks that wait for
+        this one. If collectives were aborted, raises `PeerFailed` instead."""
         self.within += 1
         try:
             yield
@@ -200,8 +205,8 @@ class Ranks:
             self.within -= 1
 
     def told(self) -> str:
-        """Returns which rank failed in this call and why; "" if none did, or
-        if this rank failed too."""
+        """Returns a line that says which rank failed in this call and why; ""
+        if none did, or if this rank failed too."""
         board = Board.of_job()
         try:
             told = None if board is None or self._raised == self.call else (
@@ -226,7 +231,7 @@ class Ranks:
         if board is None or isinstance(error, PeerFailed):
             return
         what = f"{type(error).__name__}: {error}"
-        # Without a store no rank can be told.
+        # Ignore that the store is gone: no rank can be informed then.
         with contextlib.suppress(RuntimeError):
             board.update(self._key(), lambda told: told or {
                 "rank": self.rank, "what": what})

@@ -1,8 +1,9 @@
 """Tells the processes of a job on several nodes that one of them has died.
 
 [Note: the line]
-The protocol and its reasons are those of client/train/launch/peer_line.h, line
-for line: a connection to rank 0 that ends without the word "end" is a death.
+client/train/launch/peer_line.h describes the protocol and the reasons for it.
+Each rank has a connection to rank 0, the line; if a connection closes and the
+message "end" was not sent, a process has died.
 """
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ import torch.distributed as dist
 from sluice.native import launcher
 from sluice.ranks.board import Board
 
-# Delay before rank 0 passes on that a connection was closed: in that time the
-# dead rank's neighbours can report what their daemon knows of the death.
+# Delay before rank 0 reports a closed connection as a death: in that time ranks
+# on the dead rank's node can report what their daemon knows of the death.
 NAMING_S = 0.5
 _TICK_MS = 100
-_LOOK_S = 0.2  # between two looks for rank 0's address
+_LOOK_S = 0.2  # between two attempts to reach rank 0
 _MOST_UNREAD = 256  # bytes buffered from a connection without a valid token
 # After two seconds of silence, four probes at intervals of one second.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1),
@@ -54,15 +55,15 @@ class _Peer:
         self.unread, self.closed_at = b"", float("inf")
 
     def send(self, line: str) -> None:
-        # Lines are few and short: only a dead node's buffer is full.
+        # Messages are few and short: only the buffer to a dead node is full.
         with contextlib.suppress(OSError):
             self.connection.send(f"{line}\n".encode())
 
     def lines(self) -> list[str]:
-        """Returns the lines that have arrived; notes if the connection is
-        closed."""
+        """Returns the complete lines that have arrived. Sets `closed_at` if
+        the connection is closed."""
         with contextlib.suppress(BlockingIOError):
-            # A reset, or a time-out of keepalive.
+            # These report a reset, and that keepalive timed out.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 while some := self.connection.recv(4096):
                     self.unread += some
@@ -72,8 +73,8 @@ class _Peer:
 
 
 class Line:
-    """This process's end of the line. A thread receives news until the process
-    ends.
+    """This process's end of the line ([Note: the line]). A thread receives
+    reports of deaths until the process ends.
 
     Thread safety: safe.
     """
@@ -83,7 +84,7 @@ class Line:
         self._hears: weakref.WeakSet[Hears] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None  # rank 0's
-        self._peers: list[_Peer] = []  # rank 0: all others; others: rank 0
+        self._peers: list[_Peer] = []  # on rank 0 all others, else rank 0
         self._died, self._heard, self._ended = "", "", False
         self._token = ""
         if self.rank == 0:
@@ -100,17 +101,18 @@ class Line:
                          daemon=True).start()
         # Not atexit: processes of multiprocessing do not run it.
         multiprocessing.util.Finalize(None, self.end, exitpriority=0)
-        # A DataLoader's worker would keep a dead rank's connection open.
+        # A forked DataLoader worker must not keep a dead rank's connection
+        # open.
         os.register_at_fork(after_in_child=self._close)
 
     def heard_by(self, hears: Hears) -> None:
-        """Calls `hears.peer_died` on a thread, while something refers to
-        `hears`."""
+        """Registers `hears`, by a weak reference: the line's thread calls its
+        `peer_died` when it learns of a death."""
         self._hears.add(hears)
 
     def tell(self, what: str) -> None:
-        """Tells all other ranks that a process has died, unless a death was
-        told before."""
+        """Reports to all other ranks that a process has died, unless a death
+        was reported before or this process has ended its line."""
         with self._lock:
             if not self._died and not self._ended:
                 self._died = what.partition("\n")[0]
@@ -118,7 +120,8 @@ class Line:
 
     def end(self) -> None:
         """Declares that the end of this process is not a death. If an
-        exception ends the process, tells that to all ranks instead."""
+        exception ends the process, reports the exception to all ranks
+        instead."""
         error = getattr(sys, "last_value", None)
         if error is not None:
             self.tell(f"rank {self.rank} failed: {type(error).__name__}: "
@@ -178,7 +181,8 @@ class Line:
         return True
 
     def _look(self) -> str:
-        """Reads all connections; returns a death that is new, or ""."""
+        """Reads all connections and, on rank 0, accepts new ones. Returns a
+        death that was not returned before, or ""."""
         self._peers = [peer for peer in self._peers if self._read(peer)]
         naming = 0.0 if self._listener is None else NAMING_S
         for peer in self._peers:
@@ -192,8 +196,9 @@ class Line:
         return heard
 
     def _read(self, peer: _Peer) -> bool:
-        """Reads a connection; returns False if it is of no more use. It is not
-        trusted before its token: any host on the network may connect."""
+        """Handles the lines of a connection; returns False if the connection
+        is of no more use. A connection is trusted only after its token has
+        come, because any host on the network may connect."""
         if not all(self._obey(peer, line) for line in peer.lines()):
             return False
         return peer.rank is not None or (

@@ -1,4 +1,4 @@
-"""Ends this rank when another one fails, on real GPUs and on several nodes.
+"""Stops this rank when another one fails, on real GPUs and on several nodes.
 
 [Note: waiting on a GPU]
 On a GPU a collective is only enqueued. The host waits wherever numbers are
@@ -6,13 +6,13 @@ read, the user's code included, and NCCL's kernels wait for a dead rank until a
 time-out of minutes. So a thread checks whether a rank has reported a failure
 (`Ranks.told`), and the daemon, or another node (`peer_line`), reports the
 death of a process. Either aborts all NCCL groups of this process, FSDP2's too.
-What was waiting goes on with void results, so the stream raises wherever it
-runs. If the host has left the stream already and waits in the user's code, an
-exception is raised there, as for Ctrl-C.
+Work that was waiting continues with void results, so the stream raises
+`PeerFailed` at its next check. If the host has left the stream already and
+waits in the user's code, an exception is raised there, as for Ctrl-C.
 
-If the node with the store has lost power, a look into the store never returns.
-So the thread that receives a death acts on it, and on several nodes the thread
-that computes does not look.
+If the node with the store has lost power, a read of the store never returns.
+So the thread that receives a report of a death also handles it, and on several
+nodes the computing thread does not read the store.
 """
 from __future__ import annotations
 
@@ -94,8 +94,9 @@ class PeerWatch:
         self._ranks.failed = failed
         waits = self._stream is None or not self._stream.query()
         if not self._ranks.within and waits:
-            _raise_in(self._thread, failed)  # before its wait ends
-        # Gloo's collectives end with the dead rank's connections.
+            _raise_in(self._thread, failed)  # before abort() ends its wait
+        # Gloo's collectives fail by themselves when the dead rank's connections
+        # close.
         for group in [*dist.distributed_c10d._world.pg_map] if on_gpu else ():
             group.abort()
 
@@ -115,8 +116,8 @@ def _keep_looking(watch: weakref.ref[PeerWatch],
 
 
 def _raise_in(thread: int, error: PeerFailed) -> None:
-    """Raises `error` in another thread, between two lines of its Python, once
-    its call of C has returned."""
+    """Raises `error` in another thread, between two instructions of its Python
+    code; if the thread is in a C function, once that has returned."""
     kind = type("PeerFailed", (PeerFailed,), {
         "__init__": lambda self: PeerFailed.__init__(self, *error.args)})
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread),

@@ -20,9 +20,9 @@ from torch import nn
 
 from sluice.ranks.board import failed_rank
 
-LONG_S = 20.0  # of a step, before its first line
-EVERY_S = 10.0  # between two lines of a step
-LOOK_S = 1.0
+LONG_S = 20.0  # seconds of a step before its first line
+EVERY_S = 10.0  # seconds between two lines of a step
+LOOK_S = 1.0  # seconds between two reads of the position
 
 Direction = Literal["forward", "backward"]
 
@@ -41,13 +41,13 @@ class Place(NamedTuple):
     chunk: int
     chunks: int
     began: float  # start of the step, in seconds of the clock
-    moved: float  # arrival at this place
+    moved: float  # time of the move to this place
 
 
 class Progress:
     """The progress of one stream. The training thread calls `move`, `done` and
-    `idle`, another one `look`; the place is replaced and read as a whole, so
-    that no lock is needed.
+    `idle`; another thread calls `look`. Both replace or read `_place` as a
+    whole, so that no lock is needed.
     """
 
     def __init__(self, layers: Iterable[nn.Module], stalled_s: float,
@@ -60,8 +60,8 @@ class Progress:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         # Used by the looking thread alone: time of its last line, the place
-        # last reported as stalled, and the stall after which it is reported
-        # again.
+        # last reported as stalled, and the seconds of stall after which that
+        # place is reported again.
         self._said = float("-inf")
         self._stuck: Place | None = None
         self._again = 0.0
@@ -83,8 +83,8 @@ class Progress:
             self._thread.start()
 
     def done(self, layer: nn.Module) -> None:
-        """Notes that a layer's backward is over; the first layer's is the last
-        of a step."""
+        """Notes that a layer's backward is over. The backward of the first
+        layer ends the step."""
         if self._index.get(layer) == 0:
             self.idle()
 

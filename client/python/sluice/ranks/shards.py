@@ -4,9 +4,10 @@ gives all ranks of a group the same batches.
 [Note: shared sequences]
 With a group of P ranks, `loss` is the mean over the labels of the whole
 sequences, the same on each rank. A parameter's gradient on one rank is P times
-the part of that rank's rows, so that the *average* over the ranks is the
-gradient of `loss`. DDP and FSDP2 average over all of their ranks, those of
-groups and data parallel ones alike, so nothing more is needed. Without them:
+the contribution of that rank's rows, so that the *average* over the ranks is
+the gradient of `loss`. DDP and FSDP2 average over all of their ranks, those of
+one group and data parallel ones alike, so nothing more is needed. Without DDP
+and FSDP2, average the gradients over the group:
 
     for p in model.parameters():
         torch.distributed.all_reduce(p.grad, group=group)
@@ -36,14 +37,14 @@ SHARDED = {"input_ids": rows_of_tokens(), "labels": rows_of_tokens() | NONE,
 @dataclass(frozen=True)
 class Shard:
     """One rank's rows of whole sequences [B, S], in the order of a streamed
-    model's output. All rows, without a group or if the sequence is too short
-    to be dealt.
+    model's output. Without a group, or if the sequence is too short to be
+    dealt, these are all rows.
 
     `mean` computes the loss of the whole sequences.
     """
 
     input_ids: Tensor  # [B, own rows]
-    position_ids: Tensor  # [1 or B, own rows], in the whole sequence
+    position_ids: Tensor  # [1 or B, own rows], positions in the whole sequence
     shift_labels: Tensor | None  # [B, own rows]; -100: ignored
     count: Tensor | None  # (): labels of the whole sequences, without -100
     _ranks: Ranks | None = field(repr=False)
@@ -65,7 +66,8 @@ class Shard:
 
 def shard(ranks: Ranks | None, own: Tensor | None, input_ids: Tensor,
           labels: Tensor | None, position_ids: Tensor | None) -> Shard:
-    """Returns the rows `own` (None: all) of whole sequences [B, S]."""
+    """Returns the rows `own` (None: all) of whole sequences [B, S], with labels
+    shifted before they are cut."""
     _check_shapes(input_ids, labels, position_ids)
     if position_ids is None:
         position_ids = torch.arange(input_ids.shape[1],
@@ -96,8 +98,8 @@ class same_rows:
     """A loader that gives all ranks of a group the same batches.
 
     Loaders of data parallel training give each rank different batches. This
-    one gives every rank of the group the batches of all its ranks in turn, so
-    that all ranks together train on each batch once:
+    one gives every rank of the group the batches of all ranks' loaders in
+    turn, so that the ranks together train on each batch once:
 
         for batch in sluice.same_rows(loader, group): …
 
