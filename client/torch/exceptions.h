@@ -2,9 +2,10 @@
 // this target run their bodies inside CatchStatus.
 //
 // c10::OutOfMemoryError and std::bad_alloc become ResourceExhausted, marked
-// with the memory that ran out; the first has the allocator's own line (asked,
-// used, planned). A StatusException becomes its Status. Anything else becomes
-// Internal with the first line of the message (torch appends a stack trace).
+// with the memory that ran out; for c10::OutOfMemoryError the message has the
+// allocator's line (asked, used, planned). A StatusException becomes the Status
+// that it carries. Anything else becomes Internal with the first line of the
+// message (torch appends a stack trace).
 #pragma once
 
 #include <stdexcept>
@@ -37,7 +38,8 @@ inline void ThrowIfError(absl::Status status) {
 // Converts the current exception. Call it only inside a catch block.
 absl::Status CurrentExceptionAsStatus(std::string_view what);
 
-// `body` returns absl::Status or absl::StatusOr<T>.
+// Runs `body`, which returns absl::Status or absl::StatusOr<T>. Returns its
+// result, or the exception that it throws as a Status.
 template <typename Body>
 auto CatchStatus(std::string_view what, Body&& body)
     -> decltype(std::forward<Body>(body)()) {

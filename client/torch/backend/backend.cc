@@ -172,8 +172,8 @@ class Cpu final : public Backend {
         what);
   }
 
-  // ATen's products on the CPU round a sum to the operands' dtype, so the
-  // operands are widened, each once.
+  // The operands are widened, each once, because ATen's products on the CPU
+  // round a sum to the operands' dtype.
   void AddWeightGradients(
       const at::Tensor& x,
       std::initializer_list<LinearGradients> layers) const override {

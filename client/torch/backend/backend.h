@@ -87,7 +87,7 @@ class Backend {
     bool blocks_in_fp32;
     // A causal block of more rows is cut in halves, at multiples of
     // `tile_rows`, because the device would compute most of what is above the
-    // diagonal. 0: it does not.
+    // diagonal. 0: causal blocks are not cut.
     int64_t causal_rows, tile_rows;
   };
 
@@ -97,7 +97,8 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
   const Traits& traits() const { return traits_; }
 
-  // Unimplemented: no attention for this dtype or head size, in one line.
+  // Returns Unimplemented, in one line, if there is no attention for this dtype
+  // or head size.
   virtual absl::Status Check(at::ScalarType type, int64_t head_dim) const = 0;
 
   // Returns the name, for reports, of the kernel that computes attention of
@@ -120,8 +121,8 @@ class Backend {
   // Runs a function of kernels/ops/token_math on tensors of this device.
   virtual void Compute(const TokenMath& what) const = 0;
 
-  // Adds dY^T X and sum(dY) for linear layers with the same input [rows, in]:
-  // products in its dtype, summed in fp32.
+  // Adds dY^T X and sum(dY) for linear layers with the same input [rows, in].
+  // Products are computed in the input's dtype and summed in fp32.
   virtual void AddWeightGradients(
       const at::Tensor& x,
       std::initializer_list<LinearGradients> layers) const = 0;
@@ -133,7 +134,7 @@ class Backend {
 // Returns the device's backend. Unimplemented: this build or this process has
 // no attention on such a device, in one line.
 absl::StatusOr<const Backend*> FindBackend(at::Device device);
-// The same, and checks its dtype and head size.
+// Checks that the device has a backend which supports the dtype and head size.
 absl::Status CheckBackend(at::Device device, at::ScalarType type,
                           int64_t head_dim);
 // Returns the backend of the tensor's device, for code that can only throw

@@ -1,14 +1,14 @@
-// A GPU's attention by one of torch's kernels
-// (planner/stream/attention_kernel.h), merged by our kernel on torch's current
-// stream. bf16 and fp32.
+// Computes a GPU's attention with one of torch's kernels
+// (planner/stream/attention_kernel.h) and merges blocks with our kernel, on
+// torch's current stream. Supports bf16 and fp32.
 //
 // A block's gradients take the merged output rounded to the model's dtype,
-// which is all that these kernels take.
+// because these kernels take no wider one.
 //
 // Tested on the fakes (tests/fake_cuda); an H100 has run it
 // (deploy/bundle/measured).
 //
-// Thread safety: as Backend's; Open and the end by the thread that computes.
+// Thread safety: as Backend's. The compute thread opens and destroys it.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,12 +23,12 @@
 namespace sluice::runtime {
 
 // Loads torch's CUDA part (LoadTorchCuda) and our kernels, and installs the
-// GPU's backend until the result is destroyed. If torch's current stream of the
-// calling thread is CUDA's default one, which waits for all others, the
-// driver's compute stream replaces it for that time. The calling thread is on
-// that GPU from then on. `driver` outlives the result. Backend::Check refuses
-// what `asked` cannot compute.
-// Unavailable: as LoadTorchCuda. Unimplemented: a build without CUDA.
+// GPU's backend until the result is destroyed. CUDA's default stream waits for
+// all others. So if it is torch's current stream of the calling thread, the
+// driver's compute stream replaces it while the result lives. The GPU becomes
+// the calling thread's current one and stays it. `driver` outlives the result.
+// Backend::Check refuses what kernel `asked` cannot compute. Unavailable: as
+// LoadTorchCuda. Unimplemented: a build without CUDA.
 absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(
     device::Driver* driver, c10::Device gpu,
     stream::AttentionKernel asked = stream::AttentionKernel::kAuto);

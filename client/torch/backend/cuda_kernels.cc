@@ -18,7 +18,7 @@
 namespace sluice::runtime {
 namespace {
 
-// [1, heads, rows, dim], rows before heads in memory.
+// Returns [1, heads, rows, dim], stored with rows before heads.
 at::Tensor InRows(const at::Tensor& t) { return Batched(t.contiguous()); }
 
 // --- flash: [1, rows, heads, dim] --------------------------------------------

@@ -20,7 +20,7 @@ struct KernelCalls {
                                         const at::Tensor& v, bool causal);
 };
 
-// REQUIRES: kFlash, kEfficient or kCudnn.
+// Returns the calls of a kernel. REQUIRES: kFlash, kEfficient or kCudnn.
 KernelCalls CallsOf(stream::AttentionKernel kernel);
 
 }  // namespace sluice::runtime

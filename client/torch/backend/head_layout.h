@@ -7,7 +7,7 @@
 
 namespace sluice::runtime {
 
-// [rows, heads, dim] <-> [1, heads, rows, dim]
+// Batched views [rows, heads, dim] as [1, heads, rows, dim]; Flat reverses it.
 inline at::Tensor Batched(const at::Tensor& t) {
   return t.transpose(0, 1).unsqueeze(0);
 }

@@ -64,14 +64,15 @@ class AlstRun {
   void LayerForward(at::Tensor& x, int64_t layer);
   // Overwrites `gradient` with that of the layer's input.
   void LayerBackward(at::Tensor& gradient, int64_t layer);
-  // Backward from the layer's output to attention's. Overwrites `gradient` with
-  // that of the residual between the halves, and `o` (token layout) with its
-  // own gradient.
+  // Runs backward from the layer's output to attention's. Overwrites `gradient`
+  // with the gradient of the residual between the halves, and `o` (token
+  // layout) with its own gradient.
   void OutputBackward(const at::Tensor& x, at::Tensor& o, at::Tensor& gradient,
                       int64_t layer);
   void ProjectBackward(const at::Tensor& x, const Projected& d,
                        at::Tensor& gradient, int64_t layer);
-  // Final norm and loss, both directions: overwrites x with its own gradient.
+  // Runs the final norm and loss, both directions. Overwrites x with its own
+  // gradient.
   void Head(at::Tensor& x, const at::Tensor& labels, int64_t global_count);
 
   const BaselineOptions& options_;
@@ -169,7 +170,8 @@ void AlstRun::LayerBackward(at::Tensor& gradient, int64_t layer) {
   {
     const Projected heads = heads_.Project(x, weights_.layers[layer]);
     const auto [o, lse] = WholeAttention(heads);
-    // A copy of its own, since dO overwrites it.
+    // With one rank d_o is a copy: dO overwrites it, and attention's backward
+    // still needs o.
     at::Tensor d_o = heads_.local() ? o.clone() : o;
     d_o = heads_.ToTokens(HeadKind::kQuery, std::move(d_o));
     OutputBackward(x, d_o, gradient, layer);
@@ -181,7 +183,7 @@ void AlstRun::LayerBackward(at::Tensor& gradient, int64_t layer) {
   d.q = heads_.ToTokens(HeadKind::kQuery, std::move(d.q));
   d.k = heads_.ToTokens(HeadKind::kKeyValue, std::move(d.k));
   d.v = heads_.ToTokens(HeadKind::kKeyValue, std::move(d.v));
-  // Overlaps with the projections' backward, if there is room.
+  // The copy overlaps with the projections' backward, if there is room.
   if (layer > 0) inputs_.Fetch(layer - 1);
   ProjectBackward(x, d, gradient, layer);
 }

@@ -22,7 +22,8 @@ struct Tile {
   at::Tensor Of(const at::Tensor& t) const { return t.narrow(0, begin, count); }
 };
 
-// All heads on the token side, or all rows on the head side.
+// The projections, with all heads on the token side or all rows on the head
+// side.
 struct Projected {
   at::Tensor q, k, v;
 };
@@ -35,12 +36,13 @@ class AlstHeads {
   std::vector<Tile> Tiles() const;
   // Returns the first row's position in the sequence.
   int64_t first_position() const { return layout_.local_offset(0, rank_); }
-  // True with one rank: then both sides are the same tensor.
+  // Returns true with one rank, where both sides are the same tensor.
   bool local() const { return exchange_.local(); }
 
   at::Tensor ToHeads(HeadKind kind, at::Tensor token_side);
   at::Tensor ToTokens(HeadKind kind, at::Tensor head_side);
-  // Projects a tile's q, k and v, in token layout, before RoPE; applies RoPE.
+  // ProjectTile projects a tile's q, k and v, in token layout; RotateTile
+  // applies RoPE to them.
   Projected ProjectTile(const at::Tensor& x, const Tile& tile,
                         const LayerTensors& w) const;
   Projected RotateTile(Projected heads, const Tile& tile) const;

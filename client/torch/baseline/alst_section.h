@@ -18,17 +18,19 @@ using LayerMember = at::Tensor LayerTensors::*;
 class Section {
  public:
   Section() = default;
-  // Adds those of the given members that the layer has.
+  // Adds, as parameters, those of `members` that the layer has.
   Section(const LayerTensors& weights, const LayerTensors& gradients,
           std::span<const LayerMember> members);
 
-  // Adds a parameter and returns its leaf, undefined if the parameter is.
+  // Adds a parameter and returns its leaf, or an undefined tensor if the
+  // parameter is undefined.
   at::Tensor Add(const at::Tensor& weight, const at::Tensor& gradient);
   const LayerTensors& layer() const { return layer_; }
 
-  // Adds a bias that is in every row of `rows` (on the way to the outputs); its
-  // gradient is summed in fp32. Autograd would round each tile's sum to bf16,
-  // which shows if the exact sum is zero: k's bias without RoPE.
+  // Adds a bias that was added to every row of `rows`, which the outputs depend
+  // on. The bias gradient is summed in fp32, because autograd would round each
+  // tile's sum to bf16. That error shows if the exact sum is zero (k's bias
+  // without RoPE).
   void AddSummed(const at::Tensor& rows, const at::Tensor& gradient);
 
   // Differentiates `outputs` (made from leaf `x` and the parameters) with their

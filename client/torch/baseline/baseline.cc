@@ -78,7 +78,8 @@ class BaselineRun {
   // Runs all layers; `kept` gets each graph (keep-all) or input (recompute).
   at::Tensor LayersForward(at::Tensor x, std::vector<Graph>& kept);
   at::Tensor LayersBackward(at::Tensor gradient, std::vector<Graph> kept);
-  // Final norm and loss, both directions; returns the last layer's gradient.
+  // Runs the final norm and loss, both directions. Returns the last layer's
+  // gradient.
   at::Tensor Head(const at::Tensor& x, const at::Tensor& labels,
                   int64_t global_count);
 
@@ -213,9 +214,9 @@ StepResult BaselineRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
   return ReadResult(loss_sum_, labels);
 }
 
-// Runs backward on the caller's thread. Torch would run a GPU's on a thread of
-// its own, where cuBLAS has another workspace, and two threads would then issue
-// the ranks' exchange.
+// Runs backward on the caller's thread. Torch would run a GPU's backward on
+// another thread. cuBLAS has a separate workspace there, and the ranks'
+// exchange would then be issued by two threads.
 class OnOneThread {
  public:
   OnOneThread() : before_(State().get_multithreading_enabled()) {

@@ -8,13 +8,14 @@
 //   alst       layer inputs are in host memory; all but attention runs, and
 //              runs again, over tiles of rows (alst.h)
 //
-// All of them run backward one layer at a time and add weight gradients to the
+// All methods run backward one layer at a time and add weight gradients to the
 // caller's fp32 tensors on the way, so none holds a second copy of all
 // gradients. Besides weights and gradients, recompute's peak is at most (layers
-// + 32) x [local rows, hidden]; alst's is at most 14 and a tile's (tested).
+// + 32) x [local rows, hidden]; alst's is at most 14 x [local rows, hidden] and
+// one tile's tensors (tested).
 //
-// The sequence is one chunk: rank r has rows local_offset(0, r) and on of
-// ChunkLayout(seq_len, seq_len, ranks).
+// The sequence is one chunk: rank r has the rows of ChunkLayout(seq_len,
+// seq_len, ranks) from local_offset(0, r) on.
 //
 // Thread safety: one thread.
 #pragma once
@@ -48,13 +49,13 @@ struct BaselineOptions {
 };
 
 // Adds the gradients of (sum of this rank's losses / `global_count`) to
-// `gradients` (fp32; the trainer sums them over ranks).
+// `gradients` (fp32; the trainer sums them over ranks). Returns the sum of this
+// rank's losses and the number of its labels that count.
 //
 // `tokens` and `labels` are int64 [local rows]; labels are already shifted,
-// -100 is ignored. The result is this rank's: sum of its losses, labels
-// counted. InvalidArgument: a tensor on another device or with other rows;
-// Unimplemented: a device without attention; ResourceExhausted: out of memory,
-// with the allocator's line; Unavailable: a collective failed.
+// -100 is ignored. InvalidArgument: a tensor on another device or with other
+// rows; Unimplemented: a device without attention; ResourceExhausted: out of
+// memory, with the allocator's line; Unavailable: a collective failed.
 absl::StatusOr<StepResult> BaselineStep(const BaselineOptions& options,
                                         const ModelTensors& weights,
                                         ModelTensors& gradients,

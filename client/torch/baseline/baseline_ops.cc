@@ -47,7 +47,7 @@ struct RmsNormFunction : Function<RmsNormFunction> {
   }
 };
 
-// (a, b) -> (a cos - sign b sin, b cos + sign a sin).
+// Rotates pairs: (a, b) -> (a cos - sign b sin, b cos + sign a sin).
 at::Tensor Turn(const at::Tensor& x, const at::Tensor& cos,
                 const at::Tensor& sin, double sign) {
   const int64_t half = x.size(2) / 2;
@@ -72,7 +72,7 @@ struct RotateFunction : Function<RotateFunction> {
   }
 };
 
-// What backward needs of a head exchange. Not owned.
+// The parts of a head exchange that backward needs. Not owned.
 struct Route {
   HeadExchange* exchange;
   const RowRuns* runs;

@@ -36,8 +36,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> ToHeads(HeadExchange* exchange,
 at::Tensor ToTokens(HeadExchange* exchange, const RowRuns* runs,
                     const at::Tensor& o, int64_t rows, int64_t heads);
 
-// Causal attention of [rows, heads, dim] by the device's backend (backend.h);
-// autograd uses its backward.
+// Computes causal attention of [rows, heads, dim] by the device's backend
+// (backend.h); autograd uses the backend's backward.
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v);
 

@@ -14,15 +14,16 @@ namespace sluice::runtime::baseline {
 // Returns the same memory as a leaf of a new graph.
 at::Tensor Leaf(const at::Tensor& tensor);
 
-// LayerNorm (GPT) or RMSNorm (Llama, no bias).
+// Computes LayerNorm (GPT) or RMSNorm (Llama, no bias).
 at::Tensor Norm(const stream::ModelShape& model, const at::Tensor& x,
                 const at::Tensor& weight, const at::Tensor& bias);
 
-// GELU (GPT) or SwiGLU (Llama), applied to the norm's output.
+// Computes the feed-forward part with GELU (GPT) or SwiGLU (Llama) from the
+// norm's output.
 at::Tensor FeedForward(const stream::ModelShape& model, const at::Tensor& h,
                        const LayerTensors& w);
 
-// Embeds `tokens`, the first of which has this position in the sequence.
+// Embeds `tokens`; the first one has this position in the sequence.
 at::Tensor Embed(const ModelTensors& weights, const at::Tensor& tokens,
                  int64_t first_position);
 void EmbedBackward(ModelTensors& gradients, const at::Tensor& tokens,

@@ -5,8 +5,10 @@
 //   backward  Fetch(i) starts the copy in, as early as there is room for it;
 //             Take(i) waits and returns the tensor
 //
-// It holds each tensor that a copy still reads or writes, so that its memory is
-// not reused; after a failed step Settle waits for such copies.
+// HostInputs keeps every tensor alive that a copy still reads or writes, so
+// that the memory is not reused. After a failed step Settle waits for these
+// copies.
+//
 // Thread safety: the compute thread only.
 #pragma once
 
@@ -29,7 +31,7 @@ class HostInputs {
   struct Options {
     int64_t layers = 0, rows = 0, hidden = 0;  // rows: of this rank
     at::ScalarType dtype = at::kFloat;
-    at::Device device;                     // where inputs return to
+    at::Device device;                     // of the fetched inputs
     client::CopyEngine* copies = nullptr;  // outlives the inputs
     std::byte* host = nullptr;             // leased, HostBytes; outlives it
     Bytes host_size;
@@ -42,11 +44,11 @@ class HostInputs {
   ~HostInputs() { Settle(); }
   HostInputs(const HostInputs&) = delete;
 
-  // `x` is [rows, hidden], contiguous.
+  // Starts the copy out of `x`, which is [rows, hidden] and contiguous.
   void Save(int64_t layer, const at::Tensor& x);
   absl::Status AwaitSaved();
 
-  // No effect if the layer's fetch has already begun. May throw
+  // Starts the copy in, unless it has already begun. May throw
   // c10::OutOfMemoryError.
   void Fetch(int64_t layer);
   absl::StatusOr<at::Tensor> Take(int64_t layer);

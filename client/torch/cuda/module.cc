@@ -60,7 +60,7 @@ class Module final : public TorchCuda {
   }
 
  private:
-  // Torch reads its allocator in both places.
+  // Sets torch's allocator in both places from which torch reads it.
   static void Set(CUDAAllocator* allocator) {
     c10::cuda::CUDACachingAllocator::allocator.store(allocator);
     c10::SetAllocator(c10::kCUDA, allocator, kPriority);

@@ -80,9 +80,10 @@ absl::Status NcclRanks::CheckSendable(const char* what,
       fmt::format("{}: the tensor is not contiguous", what));
 }
 
-// Finds out which rank is at fault. For this rank's own lost GPU, NCCL says
-// only "unhandled cuda error"; any call to the driver shows it. If the GPU is
-// well, it is most likely another rank, which NCCL does not know.
+// Returns the error of a failed operation: this rank's, if its GPU is lost,
+// else marked as caused by a peer. NCCL reports a lost GPU only as "unhandled
+// cuda error", but any call to the driver shows the loss. If the GPU works,
+// most likely another rank failed, and NCCL does not know which one.
 absl::Status NcclRanks::Failed(const std::string& what,
                                const std::string& says) const {
   const absl::Status gpu = CatchStatus("this rank's GPU", [&] {
@@ -101,9 +102,9 @@ absl::Status NcclRanks::Failed(const std::string& what,
                   failed, says)));
 }
 
-// c10d's own destructor aborts, which may break messages that another rank is
-// still receiving. Either all ranks shut down or none does, because a
-// communicator that is finalized waits for the others.
+// Shuts down here, because c10d's own destructor aborts, which may break
+// messages that another rank is still receiving. Either all ranks shut down or
+// none does, because a communicator that is finalized waits for the others.
 NcclRanks::~NcclRanks() {
   {
     const MutexLock lock(mutex_);
@@ -127,8 +128,8 @@ absl::Status NcclRanks::Check() {
         reinterpret_cast<ncclComm_t>(group_->getCommPtr());
     ncclResult_t error = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(communicator, &error);
-    // In progress: a nonblocking communicator, which the user's environment may
-    // ask for (TORCH_NCCL_USE_COMM_NONBLOCKING).
+    // ncclInProgress comes from a nonblocking communicator, which the user's
+    // environment may request (TORCH_NCCL_USE_COMM_NONBLOCKING).
     if (asked == ncclSuccess &&
         (error == ncclSuccess || error == ncclInProgress)) {
       return absl::OkStatus();
@@ -207,7 +208,8 @@ at::Tensor NcclRanks::OwnPart(const at::Tensor& tensor) const {
   return tensor.narrow(0, options_.rank * size, size);
 }
 
-// In place, as NCCL defines it: the own part is where the result goes.
+// Works in place, as NCCL defines it: the result goes to this rank's part of
+// `tensor`.
 absl::Status NcclRanks::BeginSumScatter(at::Tensor& tensor) {
   if (tensor.is_cpu()) return host_->BeginSumScatter(tensor);
   at::Tensor own = OwnPart(tensor);

@@ -1,9 +1,9 @@
 // Makes a region torch's CUDA allocator.
 //
-// Torch asks its CUDA allocator for far more than memory. What a region
-// supports is passed on. Anything else throws an error that names it, because
-// ignoring it would be wrong silently: for example another stream's use of a
-// block that the plan reuses next.
+// Torch asks its CUDA allocator for far more than memory. Calls that a region
+// supports are passed on to it. Any other call throws an error that names the
+// call, because ignoring it would be silently wrong: for example another
+// stream's use of a block that the plan reuses next.
 //
 // Pinned to torch 2.11, since it extends torch's class.
 //
@@ -59,7 +59,7 @@ class RegionFront final
   getExpandableSegmentSizes(c10::DeviceIndex) override {
     return {};
   }
-  // RegionAllocator::stats() counts.
+  // Returns no numbers: RegionAllocator::stats() has them.
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(
       c10::DeviceIndex) override {
     return {};

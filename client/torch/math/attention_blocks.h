@@ -1,26 +1,28 @@
-// One block of chunked attention: a chunk of queries against a chunk of keys,
-// added to the result of earlier blocks. The kernels are those of the tensors'
-// device (backend.h). Attention returns the log-sum-exp; its backward takes the
-// *merged* output and log-sum-exp of the whole row, which makes block-wise
-// backward exact.
+// Computes one block of chunked attention: a chunk of queries against a chunk
+// of keys, added to the result of earlier blocks. The kernels are those of the
+// tensors' device (backend.h). Attention returns the log-sum-exp; its backward
+// takes the *merged* output and log-sum-exp of the whole row, which makes
+// block-wise backward exact.
 //
-// If the device needs it (the CPU: Backend::Traits::causal_rows), a causal
-// block is cut in halves until the pieces are small, and what is above its
-// diagonal is never computed. (ATen's CPU kernel would compute most of it: it
-// processes whole tiles of 512 keys, so an off-diagonal block of 512 x 512
-// costs as much as a causal one.)
+// Some devices need small causal blocks (the CPU:
+// Backend::Traits::causal_rows). There a causal block is cut in halves until
+// the pieces are small, and the part above its diagonal is not computed.
+// (ATen's CPU kernel would compute most of that part: it processes whole tiles
+// of 512 keys, so an off-diagonal block of 512 x 512 costs as much as a causal
+// one.)
 //
-// In bf16 the CPU's blocks are computed in fp32. Otherwise their outputs would
+// In bf16 the CPU's blocks are computed in fp32. Blocks computed in bf16 would
 // be rounded before they are merged, the known error of chunked attention (seen
 // in the gradient of GPT's k bias, a sum that cancels).
 //
 // Tensors are in head layout: q, o, dO [q rows, q heads, dim], k, v [k rows, kv
 // heads, dim] (q heads a multiple of kv heads), lse [q heads, q rows] fp32.
-// Strides are free except for the last dimension. A causal block's queries are
-// the last of its keys' rows; the keys before them form a block without a mask.
-// The number of queries may be 0.
+// Strides are free except for the last dimension. The queries of a causal block
+// are at the same positions as the last rows of its keys; the keys before these
+// rows form a block without a mask. The number of queries may be 0.
 //
 // Throws what ATen throws, and StatusException on a device without attention.
+//
 // Thread safety: pure functions.
 #pragma once
 

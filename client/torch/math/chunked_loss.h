@@ -1,5 +1,5 @@
-// Cross entropy over a few rows of logits at a time, since all logits would be
-// rows * vocabulary. The gradient overwrites the logits
+// Computes cross entropy over a few rows of logits at a time, because all
+// logits would be rows * vocabulary numbers. The gradient overwrites the logits
 // (kernels/ops/token_math), labels of -100 are ignored, losses are summed in
 // fp64.
 //

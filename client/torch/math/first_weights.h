@@ -19,11 +19,12 @@
 
 namespace sluice::runtime {
 
-// Receives the tensor of that index in NamedTensors() (model_tensors.h). It is
-// contiguous, and the receiver owns it.
+// Receives the weights with this index in NamedTensors() (model_tensors.h), as
+// a contiguous tensor that the receiver owns.
 using TakeDrawn = std::function<absl::Status(size_t index, at::Tensor drawn)>;
 
-// Calls `take` for each tensor. Returns its first error, after which it stops.
+// Calls `take` for each tensor. Stops at the first error of `take` and returns
+// it.
 absl::Status DrawWeights(const stream::ModelShape& config, uint64_t seed,
                          const TakeDrawn& take);
 

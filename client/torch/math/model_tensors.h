@@ -1,6 +1,6 @@
 // A model's tensors as plain structs: weights in the model's dtype, and
-// gradients of the same shape in fp32. Neither a module nor an owner: the
-// trainer owns the memory, so other owners (Python, FSDP2) are possible.
+// gradients of the same shape in fp32. The structs are no modules and own no
+// memory: the trainer owns it, so other owners (Python, FSDP2) are possible.
 //
 // Thread safety: values (tensors are reference counted).
 #pragma once
@@ -58,7 +58,7 @@ struct NamedTensor {
   at::Tensor* tensor;
 };
 
-// Returns every tensor that `config` has, in a fixed order: that in which
+// Returns every tensor that `config` has, in the fixed order in which
 // optimizers, checkpoints and reductions walk a model. Resizes `tensors.layers`
 // to the config's. Pointers are valid until `tensors` is resized.
 std::vector<NamedTensor> NamedTensors(const stream::ModelShape& config,
@@ -70,7 +70,8 @@ std::vector<NamedTensor> NamedTensors(const stream::ModelShape& config,
 std::vector<std::vector<int64_t>> TensorShapes(
     const stream::ModelShape& config);
 
-// Returns a model of zeros (gradients: kFloat). Allocates one tensor each.
+// Returns a model of zeros, with one allocation per tensor. Gradients take
+// kFloat.
 ModelTensors ZeroTensors(const stream::ModelShape& config, at::ScalarType dtype,
                          at::Device device);
 

@@ -9,8 +9,8 @@
 
 namespace sluice::runtime {
 
-// While it lives, torch's observers (its profiler, tests) see what runs as one
-// operator, with its name and the tensors that it reads and writes.
+// While an object lives, torch's observers (its profiler, tests) see the code
+// that runs as one operator with this name and these tensors.
 class ObservedCall {
  public:
   // Undefined tensors are ignored.

@@ -20,9 +20,10 @@ namespace {
 
 at::Tensor Float(const at::Tensor& t) { return t.to(at::kFloat); }
 
-// A norm's weight gradient is summed over parts of the rows, each by one block
-// of a GPU's threads, and then over the parts: enough parts to fill a GPU, with
-// enough rows each that their sums are small compared with what is read.
+// A norm's weight gradient is summed in two passes: first over each part of the
+// rows, by one block of a GPU's threads, then over the parts. There are enough
+// parts to fill a GPU. Each part has enough rows that writing its sum costs
+// little compared with reading the rows.
 constexpr int64_t kMostParts = 512;
 constexpr int64_t kLeastRowsInPart = 16;
 

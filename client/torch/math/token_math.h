@@ -1,12 +1,13 @@
 // The token-local parts of a layer, forward and backward, written by hand so
 // that only what the plan chose is saved.
 //
-// Tensors are [rows, width], contiguous; rows may be 0. `out` is where a result
-// is written (contiguous); undefined: a new tensor. Weight gradients are fp32
-// and are added to; sums over rows are taken in fp32 whatever the dtype.
+// Tensors are [rows, width], contiguous; rows may be 0. A result is written to
+// `out` (contiguous), or to a new tensor if `out` is undefined. Weight
+// gradients are fp32, and the functions add to them. Sums over rows are taken
+// in fp32 for every dtype.
 //
-// RMSNorm and SwiGLU are kernels/ops' (which read and write an element once),
-// LayerNorm and GELU are ATen's.
+// RMSNorm and SwiGLU use kernels/ops, which reads and writes each element once.
+// LayerNorm and GELU use ATen.
 //
 // Throws what ATen throws. Thread safety: pure functions.
 #pragma once
@@ -29,14 +30,15 @@ struct NormWeights {
 at::Tensor NormForward(const at::Tensor& x, const NormWeights& norm,
                        at::Tensor out = {});
 
-// The gradients of the norm's weights, fp32, added to.
+// The fp32 gradients of the norm's weights, to which NormBackward adds.
 struct NormGradients {
   at::Tensor& weight;
   at::Tensor& bias;
 };
-// Writes dX to `dx`, from x (statistics are computed again, which is cheaper
-// than keeping them) and up to three parts of dY, which are summed in fp32.
-// Adds `residual` if it is defined. dx may be x's or residual's memory.
+// Writes dX to `dx` and adds to `gradients`. Reads x (computing the statistics
+// again is cheaper than keeping them) and up to three parts of dY, which are
+// summed in fp32. Adds `residual` to dX if it is defined. dx may be x's or
+// residual's memory.
 void NormBackward(const at::Tensor& x, at::TensorList dy,
                   const at::Tensor& residual, const NormWeights& norm,
                   const NormGradients& gradients, const at::Tensor& dx);
@@ -44,7 +46,8 @@ void NormBackward(const at::Tensor& x, at::TensorList dy,
 // --- linears: weight [out, in], bias may be undefined -----------------------
 at::Tensor LinearForward(const at::Tensor& x, const at::Tensor& weight,
                          const at::Tensor& bias, at::Tensor out = {});
-// Adds dY^T X and sum(dY) for layers that have the same input.
+// Adds dY^T X to the weight gradients, and sum(dY) to the bias gradients, of
+// layers that have the same input.
 void LinearBackwardWeight(const at::Tensor& x,
                           std::initializer_list<LinearGradients> layers);
 // Returns dX; all tensors have one dtype.
@@ -58,7 +61,8 @@ at::Tensor ActivationForward(const at::Tensor& gate, const at::Tensor& up,
 struct ActivationGradients {
   at::Tensor gate, up;
 };
-// For SwiGLU, up's gradient overwrites `gradient`.
+// Returns the gradients of `gate` and `up`. For SwiGLU, up's gradient
+// overwrites `gradient`.
 ActivationGradients ActivationBackward(const at::Tensor& gradient,
                                        const at::Tensor& gate,
                                        const at::Tensor& up);

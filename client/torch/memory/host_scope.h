@@ -19,7 +19,8 @@ class HostScope {
   explicit HostScope(const char* what);
   ~HostScope();
   HostScope(const HostScope&) = delete;
-  // 16 MiB unless set; Bytes(0): no cap (check's reference).
+  // Sets the cap, which is 16 MiB by default. Bytes(0): no cap (check's
+  // reference).
   static void SetCap(Bytes cap);
 
  private:
@@ -29,7 +30,8 @@ class HostScope {
 // The counted memory, for the allocator.
 namespace host_memory {
 
-// Thrown over the cap: the GPU's memory is not what ran out.
+// Thrown beyond the cap. A type of its own, because it is not the GPU's memory
+// that ran out.
 struct OverCap final : c10::OutOfMemoryError {
   using OutOfMemoryError::OutOfMemoryError;
 };

@@ -65,7 +65,7 @@ struct RegionAllocator::Impl {
   std::unordered_map<int64_t, Block> blocks ABSL_GUARDED_BY(region_mutex);
   Bytes used ABSL_GUARDED_BY(region_mutex);
   Bytes peak ABSL_GUARDED_BY(region_mutex);
-  // Its allocator is gone.
+  // The allocator is destroyed.
   bool retired ABSL_GUARDED_BY(region_mutex) = false;
 
   // The planned area.

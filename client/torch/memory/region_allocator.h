@@ -1,30 +1,31 @@
 // The rank's HBM: every c10 allocation of the device comes from a leased
 // region. On sim the device is the CPU.
 //
-// Once armed, it serves every c10 allocation of the process on the device, on
-// any thread, from [base, base + size), aligned. When memory runs out, it
-// throws c10::OutOfMemoryError, which says asked, used and planned. Each block
-// knows its allocator and place, so late frees and frees from other threads are
-// right. Exempt are leased host regions (at::from_blob) and, on sim, a
-// HostScope. oneDNN, MKL and Gloo call malloc by themselves and are not counted
-// here.
+// Once armed, the allocator serves every c10 allocation of the process on the
+// device, on any thread, from [base, base + size), aligned. When memory runs
+// out, it throws c10::OutOfMemoryError with the bytes asked, used and planned.
+// Each block knows its allocator and place, so late frees and frees from other
+// threads are right. Exempt are leased host regions (at::from_blob) and, on
+// sim, a HostScope. oneDNN, MKL and Gloo call malloc by themselves and are not
+// counted here.
 //
 // On a GPU it is torch's CUDA allocator (torch_cuda.h). A freed block is reused
-// at once, which is right in the order of one stream: the current one of Arm.
-// Other streams are refused there.
+// at once, which is right in the order of one stream: the stream that is
+// current when Arm is called. Allocations on other streams are refused there.
 //
 // Planned segments. Between BeginSegment and EndSegment on the compute thread,
-// its k-th allocation goes to the plan's k-th offset. An allocation that does
-// not match the plan (another size, too many, or a living block still holds its
-// place) falls back to the pool. It is counted, logged once, and never corrupts
-// memory. Unplanned segments are recorded.
+// the k-th allocation of that thread goes to the plan's k-th offset. An
+// allocation that does not match the plan (another size, too many, or a living
+// block still holds its place) falls back to the pool. Such a mismatch is
+// counted, logged once, and never corrupts memory. Unplanned segments are
+// recorded.
 //
 // Layout of the region: [planned transient area | pool]. Until a plan is set,
 // the whole region is pool. The pool fills from the top, so the bottom stays
 // free for the planned area.
 //
-// Segments are timed by the stream that computes them if one was named
-// (TimeSegmentsOn), else by the calling thread.
+// Segments are timed by the stream that computes them if TimeSegmentsOn named
+// one, else by the calling thread.
 //
 // With SLUICE_POISON=1 it overwrites freed blocks with 0xFF: NaN in every
 // floating type.
@@ -108,10 +109,11 @@ class RegionAllocator final : public c10::Allocator {
   // them. Only recording and timelines ask for times, and only methods that say
   // so wait for the stream. `driver` outlives the allocator.
   void TimeSegmentsOn(device::Driver* driver, device::Stream stream);
-  // Why times are missing since then: the failure of the stream's clock.
+  // Returns the failure of the stream's clock, after which times are missing;
+  // OK if the clock works.
   absl::Status times_fault() const;
 
-  // A segment inside another one belongs to the outer one.
+  // Begins a segment. A segment inside another one belongs to the outer one.
   void BeginSegment(const std::string& kind);
   void EndSegment();
   // Returns the kinds recorded so far, with the seconds of their fastest

@@ -24,7 +24,7 @@ class RegionPool {
 
   // Returns the offset of `size` > 0 bytes, or nullopt.
   std::optional<Bytes> Allocate(Bytes size);
-  // The same, at the lowest place that fits.
+  // As Allocate, but returns the lowest place that fits.
   std::optional<Bytes> AllocateLow(Bytes size);
   // Frees exactly what one call allocated.
   void Free(Bytes offset, Bytes size);

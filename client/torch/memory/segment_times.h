@@ -24,23 +24,23 @@ struct SegmentTime {
 
 class SegmentTimes {
  public:
-  // From now on segments run on `stream`. `driver` outlives the result of
+  // Times segments on `stream` from now on. `driver` outlives the result of
   // timer().
   void UseStream(device::Driver* driver, device::Stream stream);
-  // Null: the calling thread computes. Align and Await wait: call them without
-  // a lock.
+  // Returns the stream's timer; null if the calling thread computes. Its Align
+  // and Await wait for the stream: call them without a lock.
   std::shared_ptr<device::StreamTimer> timer() const { return timer_; }
   device::Stream stream() const { return stream_; }
   // From now on no times are reported.
   void Close() { timer_.reset(); }
 
-  // `kind` lives until its time has been taken.
+  // Begins a segment. `kind` must live until Take has returned its time.
   void Begin(std::string_view kind, bool of_timeline);
   void End();
   // Returns the times that became known since the last call, in order.
   std::vector<SegmentTime> Take();
 
-  // The first failure of the stream's clock: later segments have no time.
+  // The first failure of the stream's clock; segments after it have no time.
   const absl::Status& fault() const { return fault_; }
   void Keep(const absl::Status& status) { fault_.Update(status); }
 

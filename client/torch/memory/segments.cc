@@ -27,7 +27,7 @@ void SegmentRecorder::Allocated(Bytes offset, Bytes size) {
 
 void SegmentRecorder::Freed(Bytes offset) {
   const auto found = alive_.find(offset.count());
-  if (found == alive_.end()) return;  // born before the segment
+  if (found == alive_.end()) return;  // allocated before the segment
   trace_.buffers[found->second].upper = trace_.end++;
   alive_.erase(found);
 }

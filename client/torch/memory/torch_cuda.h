@@ -1,13 +1,13 @@
 // The part of torch that exists only with NVIDIA's libraries: its CUDA
 // operators, its streams, its allocator's interface.
 //
-// Sluice's programs start without it. LoadTorchCuda opens torch's own
-// libtorch_cuda.so, which registers the operators, and then our module
+// Sluice's programs start without these libraries. LoadTorchCuda opens torch's
+// own libtorch_cuda.so, which registers the operators, and then our module
 // (client/torch/cuda), which implements this class. Both stay for the process's
 // life.
 //
-// Thread safety: LoadTorchCuda from any thread; what is installed is locked by
-// the allocator (RegionAllocator).
+// Thread safety: LoadTorchCuda from any thread; the installed allocator
+// (RegionAllocator) has its own lock.
 #pragma once
 
 #include <c10/core/Allocator.h>

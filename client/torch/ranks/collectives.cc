@@ -173,7 +173,7 @@ c10::intrusive_ptr<c10d::TCPStore> MakeStore(const Options& options) {
   store.port = static_cast<std::uint16_t>(options.master_port);
   store.isServer = options.rank == 0;
   store.numWorkers = options.world_size;
-  store.waitWorkers = false;  // the first collective waits as well
+  store.waitWorkers = false;  // the first collective waits for late ranks
   store.timeout = Milliseconds(ConnectTimeoutS(options));
   if (store.isServer && options.master_listen_fd >= 0) {
     store.masterListenFd = options.master_listen_fd;
@@ -192,7 +192,8 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> MakeGroup(
   gloo->threads = 1;  // one collective at a time
   auto group =
       c10::make_intrusive<Gloo>(store, options.rank, options.world_size, gloo);
-  group->setTimeout(Milliseconds(options.timeout_s));  // all have connected
+  // applies once all ranks have connected
+  group->setTimeout(Milliseconds(options.timeout_s));
   return group;
 }
 

@@ -20,18 +20,19 @@ namespace sluice::runtime {
 class Collectives {
  public:
   struct Options {
-    at::Device device;  // of tensors, besides the host's
+    at::Device device;  // of tensors that are not the host's
     int rank = 0;
     int world_size = 1;
     std::string master_addr = "127.0.0.1";
     int master_port = 29500;
     double timeout_s = 1800;
     // Rank 0 may take over a socket that already listens on master_port, so
-    // that a launcher can choose a free port without a race. -1: it binds one.
+    // that a launcher can choose a free port without a race. -1: rank 0 binds a
+    // new socket.
     int master_listen_fd = -1;
   };
-  // World size 1 needs no network and no store. Unimplemented: several ranks on
-  // a device that Gloo does not support.
+  // Connects the ranks. World size 1 needs no network and no store.
+  // Unimplemented: several ranks on a device that Gloo does not support.
   static absl::StatusOr<std::unique_ptr<Collectives>> Connect(
       const Options& options);
   virtual ~Collectives() = default;
@@ -42,26 +43,28 @@ class Collectives {
   // All tensors must be contiguous, and on the device or the host. Every rank
   // makes the same calls in the same order.
 
-  // Flat all-to-all. `send` and `receive` are contiguous 1-D tensors of one
-  // type. Counts are in elements, one per rank; uneven and empty are fine.
+  // Runs a flat all-to-all. `send` and `receive` are contiguous 1-D tensors of
+  // one type. Counts are in elements, one per rank; uneven and empty are fine.
   virtual absl::Status AllToAll(const at::Tensor& receive,
                                 const std::vector<int64_t>& receive_counts,
                                 const at::Tensor& send,
                                 const std::vector<int64_t>& send_counts) = 0;
   virtual absl::Status SumAll(at::Tensor& tensor) = 0;  // in place
-  // The sum arrives at root; elsewhere `tensor` is undefined afterwards.
+  // Sums into root's `tensor`; on other ranks `tensor` is undefined afterwards.
   virtual absl::Status SumTo(at::Tensor& tensor, int root) = 0;
   virtual absl::Status Broadcast(at::Tensor& tensor, int root) = 0;
 
-  // BeginSumScatter and BeginGather end with the next AwaitBegun; on a GPU they
-  // overlap with compute until then. `tensor` has a part of one size per rank,
-  // and outlives them. This default runs them at once, rank by rank.
+  // Operations of BeginSumScatter and BeginGather end with the next AwaitBegun;
+  // on a GPU they overlap with compute until then. `tensor` has one part per
+  // rank, all of one size, and outlives the operation. This default runs the
+  // operations at once, rank by rank.
   //
-  // Each rank gets the sum of its own part; the others are undefined.
+  // BeginSumScatter: each rank gets the sum of its own part; the other parts
+  // are undefined afterwards.
   virtual absl::Status BeginSumScatter(at::Tensor& tensor) {
     return EachPart(tensor, &Collectives::SumTo);
   }
-  // Each rank gets the own part of every rank.
+  // Sends each rank's own part to all ranks.
   virtual absl::Status BeginGather(at::Tensor& tensor) {
     return EachPart(tensor, &Collectives::Broadcast);
   }
@@ -69,13 +72,14 @@ class Collectives {
 
   virtual absl::Status Barrier() = 0;
 
-  // On a GPU operations are only issued: after a wait for their stream, Check
-  // says whether they succeeded. On other devices each operation has said so.
+  // Returns whether the operations so far succeeded. On a GPU an operation's
+  // own status only says that it was issued, so call Check after waiting for
+  // the stream. On other devices the operation's status is already final.
   virtual absl::Status Check() = 0;
-  // Call it when another rank has died. Ends operations that wait for that
-  // rank; later operations and Check return Unavailable with `why`, marked
-  // (proto/base/peer_fault.h). Thread-safe. Over Gloo it does nothing, because
-  // the closed connection of a dead peer ends them.
+  // Ends operations that wait for a dead rank; later operations and Check
+  // return Unavailable with `why`, marked (proto/base/peer_fault.h). Call it
+  // when another rank has died. Thread-safe. Over Gloo it does nothing, because
+  // the closed connection of a dead peer ends the operations.
   virtual void Abort(const std::string& why) = 0;
 
  private:

@@ -29,13 +29,14 @@ absl::StatusOr<decltype(&sluice_connect_nccl)> OpenNcclModule() {
       dlerror()));
 }
 
-// Joins the store of `host`, where the ranks have met; rank 0 is its server.
+// Connects to the c10d store of `host`, through which the ranks have already
+// met; rank 0 serves it.
 c10::intrusive_ptr<c10d::Store> JoinStore(const Collectives::Options& options) {
   c10d::TCPStoreOptions store;
   store.port = static_cast<std::uint16_t>(options.master_port);
   store.numWorkers = options.world_size;
   store.waitWorkers = false;
-  // Limits how long the first operation waits there for a late rank.
+  // Limits how long the first operation waits at the store for a late rank.
   store.timeout =
       std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1000));
   return c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);

@@ -93,8 +93,8 @@ int64_t HeadExchange::MessageSize(const std::vector<ExchangePart>& parts,
   return size;
 }
 
-// Copies; `from` has each of this rank's heads once, `to` one kv head per q
-// head if expanded.
+// Copies `from`, which has each of this rank's kv heads once, to `to`, which
+// has one kv head per q head if heads are expanded.
 void HeadExchange::Expand(HeadKind kind, const at::Tensor& from,
                           const at::Tensor& to) const {
   if (kind == HeadKind::kQuery || layout_.grouped) {
@@ -106,7 +106,7 @@ void HeadExchange::Expand(HeadKind kind, const at::Tensor& from,
   }
 }
 
-// The reverse of Expand; sums expanded heads.
+// Reverses Expand: sums the copies of each expanded head.
 void HeadExchange::Contract(HeadKind kind, const at::Tensor& from,
                             const at::Tensor& to) const {
   if (kind == HeadKind::kQuery || layout_.grouped) {
@@ -144,7 +144,7 @@ absl::Status HeadExchange::Exchange(const Messages& messages,
 absl::Status HeadExchange::ToHeads(const RowRuns& runs,
                                    const std::vector<ExchangePart>& parts) {
   const int64_t mine = runs.count[rank_];
-  for (const ExchangePart& part : parts) {  // own rows, own heads
+  for (const ExchangePart& part : parts) {  // this rank's rows and heads
     const Range range = HeadsOf(part.kind, rank_);
     Expand(part.kind, part.token_side.narrow(1, range.begin, range.count),
            RowsOf(part, runs, rank_));

@@ -1,25 +1,26 @@
 // Ulysses' head exchange: attention heads are distributed over ranks while
 // tokens are gathered, with one flat all-to-all per call.
 //
-// Token side: this rank's rows of a chunk, all heads: [rows, heads, dim]. Head
-// side: this rank's heads. k and v have the rows of all ranks, q and o those of
-// the rank's part (stream::HeadLayout): [rows, q_per_rank or kv_per_rank, dim].
+// The token side has this rank's rows of a chunk and all heads: [rows, heads,
+// dim]. The head side has this rank's heads: [rows, q_per_rank or kv_per_rank,
+// dim]. Its k and v have the rows of all ranks, its q and o those of the rank's
+// part (stream::HeadLayout).
 //
 //   forward   q, k, v  ToHeads     o           ToTokens
 //   backward  dO       ToHeads     dq, dk, dv  ToTokens
 //
-// Only the kv heads that a rank uses travel. Where groups do not align, they
-// are expanded per q head on arrival. ToTokens sums gradients over that
-// expansion and over the ranks that hold replicas, of another part or of the
-// same. A rank's own rows never pass through a message; with one rank nothing
-// is sent at all.
+// Only the kv heads that a rank uses are sent. Where groups of q heads do not
+// align with ranks, kv heads are expanded per q head on arrival. ToTokens sums
+// gradients over that expansion and over the ranks that hold replicas, in the
+// same part or another one. A rank's own rows never pass through a message;
+// with one rank nothing is sent at all.
 //
 // Strides are free on both sides (views into rings are fine). ToHeads copies
 // across types. ToTokens sends the head side's type and adds into the token
 // side's, so fp32 token tensors get exact sums of bf16 messages.
 //
-// Memory: two transient flat buffers, one sent and one received.
-// Throws what ATen throws (c10::Error). Thread safety: one thread.
+// Memory: two transient flat buffers, one sent and one received. Throws what
+// ATen throws (c10::Error). Thread safety: one thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,14 +34,14 @@
 
 namespace sluice::runtime {
 
-// The rows of a chunk that take part: `count[p]` rows of rank p, which begin at
-// row `begin[p]` of k's and v's head side; in q's and o's, the first row of the
-// part's first rank is row 0. A token-side tensor holds exactly this rank's
-// count.
+// The rows of a chunk that take part: `count[p]` rows of rank p. On the head
+// side of k and v they begin at row `begin[p]`; on that of q and o, row 0 is
+// the first row of the part's first rank. A token-side tensor holds exactly
+// this rank's count.
 struct RowRuns {
   std::vector<int64_t> begin, count;
 
-  // All rows of chunk m.
+  // Returns all rows of chunk m.
   static RowRuns Whole(const stream::ChunkLayout& layout, int64_t m);
 };
 
@@ -54,18 +55,20 @@ struct ExchangePart {
 
 class HeadExchange {
  public:
-  // `collectives` may be null with one rank, else outlives the exchange.
+  // `collectives` outlives the exchange; it may be null with one rank.
   HeadExchange(int64_t heads, int64_t kv_heads, int64_t ranks, int rank,
                Collectives* collectives);
 
   const stream::HeadLayout& heads() const { return layout_; }
-  // With one rank both sides of a part may be the same tensor: no copy.
+  // Returns true with one rank. Both sides of a part may then be the same
+  // tensor, and nothing is copied.
   bool local() const { return ranks_ == 1; }
 
-  // token_side -> head_side.
+  // Exchanges the token sides of `parts` into their head sides.
   absl::Status ToHeads(const RowRuns& runs,
                        const std::vector<ExchangePart>& parts);
-  // head_side -> token_side; kv parts are summed (see above).
+  // Exchanges the head sides of `parts` into their token sides; kv parts are
+  // summed (see the file comment).
   absl::Status ToTokens(const RowRuns& runs,
                         const std::vector<ExchangePart>& parts);
 

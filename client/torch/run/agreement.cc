@@ -32,7 +32,7 @@ absl::StatusOr<at::Tensor> OfEachRank(Collectives& all,
 
 absl::StatusOr<bool> AllAgree(Collectives* collectives, bool fine) {
   if (collectives == nullptr) return fine;
-  // Not in HBM, which may have just run out.
+  // The tensor is in host memory, because HBM may have just run out.
   const HostScope host("agreement of the ranks");
   at::Tensor failed = at::full({1}, fine ? 0.0 : 1.0, OnHost(at::kDouble));
   SLUICE_RETURN_IF_ERROR(collectives->SumAll(failed));

@@ -1,8 +1,10 @@
 // Decisions that the ranks of a run make together.
 //
-// Collective: all ranks make the same calls in the same order. `collectives`
-// null: one rank, which agrees with itself. An error is a lost peer
-// (proto/base/peer_fault.h), except for Agree's.
+// Collective: all ranks make the same calls in the same order. With null
+// `collectives` there is one rank, which agrees with itself. An error means a
+// lost peer (proto/base/peer_fault.h), except for Agree, which passes on errors
+// of ranks.
+//
 // Thread safety: one thread.
 #pragma once
 
@@ -14,14 +16,16 @@
 
 namespace sluice::runtime {
 
-// Returns whether all ranks are fine; they all go on after a refusal.
+// Returns, on every rank, whether `fine` is true on all ranks. The ranks go on
+// in either case.
 absl::StatusOr<bool> AllAgree(Collectives* collectives, bool fine);
 absl::StatusOr<bool> AnyRank(Collectives* collectives, bool own);
 
-// Tells all ranks whether every one of them is fine: the first collective after
-// work that may have failed on some. A failed rank gets its own status back,
-// the others CausedByPeer. Do not call it after a failure inside collectives:
-// the ranks are out of step then, and a rank's exit tells the others.
+// Returns OK if `status` is OK on all ranks. Otherwise a failed rank gets its
+// own status back, and the others get CausedByPeer. Call it as the first
+// collective after work that may have failed on some ranks. Do not call it
+// after a failure inside collectives: the ranks are out of step then, and the
+// other ranks notice when a failed rank exits.
 absl::Status Agree(Collectives* collectives, const absl::Status& status);
 
 absl::StatusOr<double> LeastOfRanks(Collectives* collectives, double own);

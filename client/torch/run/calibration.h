@@ -18,9 +18,9 @@ StreamContext::Options ContextOptions(const RunContext& context,
                                       const stream::StreamOptions& stream,
                                       client::CopyEngine* copies);
 
-// Runs `times` steps of `options` on zeros, in its host region. Segments get
-// the least seconds of all steps. Gradients are zero afterwards. A failure with
-// several ranks leaves them out of step.
+// Runs `times` steps on zeros, in the host region that `options` names. Returns
+// the segments, each with its least seconds over all steps. Gradients are zero
+// afterwards. A failure with several ranks leaves them out of step.
 absl::StatusOr<std::vector<plan::SegmentKind>> RunCalibration(
     const RunContext& context, const StreamContext::Options& options,
     int times);

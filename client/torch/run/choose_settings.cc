@@ -58,7 +58,7 @@ absl::Status Chooser::Open() {
 
 void Chooser::LookForRoom() {
   const RankMemory& memory = *context_.memory;
-  // 17 bytes per token: ids and labels (allocated before the plan) and a mask
+  // Per token 17 bytes: ids and labels (allocated before the plan) and a mask
   // of labels. 64 KiB for scalars.
   const int64_t ranks = question_.stream.layout.ranks();
   const Bytes text(17 * ((question_.seq_len - 1) / ranks + 1));

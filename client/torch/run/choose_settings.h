@@ -20,15 +20,16 @@ struct RatedSettings {
 
 struct ChosenSettings {
   stream::Settings settings;
-  // False if by the estimate nothing that was tried fits. Then this is the
-  // largest chunk with rings that fit, else the smallest; planning says what is
-  // short.
+  // False if the estimate says that no tried setting fits. The settings then
+  // have the largest chunk with rings that fit, else the smallest chunk, and
+  // planning reports what is short.
   bool fits = false;
   std::vector<RatedSettings> tried;  // the best of each chunk size
 };
 
-// Keeps what `question` fixes, and fills in the available memory. `threads` is
-// ATen's number of threads. Errors: a lost peer, a failed calibration.
+// Chooses what `question` leaves open, for the memory that is available.
+// `threads` is ATen's number of threads. Errors: a lost peer, a failed
+// calibration.
 absl::StatusOr<ChosenSettings> ChooseSettings(
     const RunContext& context, const stream::SettingsQuestion& question,
     int threads);

@@ -2,9 +2,11 @@
 //
 // NCCL allocates by itself, tens to hundreds of MiB per rank: its communicator
 // at the ranks' first sum, and connections between pairs at their first
-// exchange. What exists before a rank leases counts as held outside, so its
-// lease and its plans leave room for it. What NCCL allocated later would fail
-// if the pool has no spare memory. Thread safety: one thread.
+// exchange. Memory allocated before a rank leases counts as held outside the
+// lease, so the lease and the plans leave room for it. A later allocation by
+// NCCL would fail if the pool has no spare memory.
+//
+// Thread safety: one thread.
 #pragma once
 
 #include "absl/status/status.h"
@@ -13,11 +15,12 @@
 
 namespace sluice::runtime {
 
-// Makes NCCL allocate them, and tells the daemon. Collective over all ranks of
-// `gpus` (ConnectDevice's), before any of them leases. REQUIRES: after
+// Makes NCCL allocate its communicator and connections, and has the session
+// measure that memory for the daemon. Collective over all ranks of `gpus` (from
+// ConnectDevice), before any of them leases. While it runs, it holds a lease of
+// the least size for the numbers that are exchanged. REQUIRES: after
 // RankMemory::Open and before Lease. ResourceExhausted: not even a lease of the
-// least size is free, which holds the numbers that travel until this returns.
-// Unavailable: a collective failed.
+// least size is free. Unavailable: a collective failed.
 absl::Status WarmUpCommunicators(RankMemory& memory, Collectives& gpus);
 
 }  // namespace sluice::runtime

@@ -52,7 +52,7 @@ HostStage::HostStage(std::byte* pinned, Bytes size) : half_(size / 2) {
 HostStage::~HostStage() {
   for (const Half& half : halves_) {
     if (!half.sent.has_value()) continue;
-    // A lost GPU copies nothing more.
+    // Errors are ignored: a lost GPU copies nothing more.
     CatchStatus("", [&] {
       half.sent->synchronize();
       return absl::OkStatus();

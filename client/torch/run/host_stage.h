@@ -27,11 +27,13 @@ namespace sluice::runtime {
 
 class HostStage {
  public:
-  // A piece is half of it: one half is filled while the other is copied.
+  // The stage's size. A piece is half of it: one half is filled while the other
+  // is copied.
   static constexpr Bytes kSize = stream::kHostStageBytes;
 
   HostStage() = default;  // for tensors of the CPU
-  // For a GPU's tensors. `pinned` outlives it; `size` is a multiple of 128.
+  // Makes a stage for a GPU's tensors. `pinned` outlives it; `size` is a
+  // multiple of 128.
   HostStage(std::byte* pinned, Bytes size);
   // Waits for copies in flight.
   ~HostStage();

@@ -9,7 +9,7 @@
 namespace sluice::runtime {
 
 std::vector<bool> WhoTakes(const std::vector<PlanOffer>& offers) {
-  std::map<int64_t, uint64_t> of_node;  // 0: none, or not the same
+  std::map<int64_t, uint64_t> of_node;  // 0: no plan, or ranks differ
   for (const PlanOffer& offer : offers) {
     const auto [first, is_new] = of_node.try_emplace(offer.node, offer.plan);
     if (!is_new && first->second != offer.plan) first->second = 0;

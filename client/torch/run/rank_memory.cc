@@ -36,7 +36,8 @@ absl::StatusOr<std::unique_ptr<client::Region>> Leased(
 absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
   if (options.hbm.count() > 0) return options.hbm;
   const client::NodeLimits limits = options.session->limits();
-  // These lease one after the other, and must not count each other's leases.
+  // These ranks lease one after the other, and must not count each other's
+  // leases.
   const Bytes all = options.ranks_on_gpu > 1
                         ? limits.gpu_total
                         : limits.gpu_total - limits.gpu_leased;
@@ -62,8 +63,9 @@ absl::Status CheckKernel(at::Device device, stream::AttentionKernel asked) {
       stream::Name(asked)));
 }
 
-// A streamed step in bf16 has no fp32 products. For the fp32 products of other
-// bf16 runs (`profile`), TF32 loses less than bf16 would.
+// Lets torch use TF32 if the model's dtype is bf16. A streamed step in bf16 has
+// no fp32 products. For the fp32 products of other bf16 runs (`profile`), TF32
+// loses less than bf16 would.
 void AllowTf32ForBf16(stream::Dtype dtype) {
   at::globalContext().setAllowTF32CuBLAS(dtype == stream::Dtype::kBf16);
 }
@@ -105,7 +107,7 @@ absl::Status RankMemory::Lease() {
 
 RankMemory::~RankMemory() {
   if (allocator_ == nullptr) return;
-  // The last step's update may still run.
+  // Kernels of the last step's update may still run.
   AwaitStream(device());
   DropWorkspaces(device());
   allocator_->Disarm();

@@ -3,8 +3,9 @@
 //
 // The HBM is one leased region. On sim it is a hard limit for every tensor of
 // the process from Arm on (RegionAllocator). On a GPU the first part of a
-// rank's host memory is its stage (host_stage.h), so its limit must have room
-// for it.
+// rank's host memory is its stage (host_stage.h), so the rank's host limit must
+// include the stage.
+//
 // Thread safety: one thread.
 #pragma once
 
@@ -32,29 +33,32 @@ class RankMemory {
   struct Options {
     std::unique_ptr<client::Session> session;  // of this rank
     DeviceIndex gpu;                           // the daemon's index
-    // To lease. 0: what other jobs leave of the GPU; several ranks of this job
-    // on it take equal shares of all of it.
+    // HBM to lease. 0: what other jobs leave of the GPU; several ranks of this
+    // job on it take equal shares of all of it.
     Bytes hbm;
     int64_t ranks_on_gpu = 1;
-    int numa_ranks = 1;  // of this job, on the NUMA node
-    // This rank's. Unset: its share of what the budgets allow.
+    int numa_ranks = 1;  // ranks of this job on the NUMA node
+    // The limit of this rank's host memory. Unset: its share of the host
+    // budget.
     std::optional<Bytes> host_limit;
     // The kernel on a GPU; a simulated GPU has only auto.
     stream::AttentionKernel attention = stream::AttentionKernel::kAuto;
-    // The model's. On a GPU a bf16 model's fp32 products are rounded to TF32,
-    // for the whole process: see AllowTf32ForBf16.
+    // The model's dtype. On a GPU a bf16 model's fp32 products are rounded to
+    // TF32, for the whole process: see AllowTf32ForBf16.
     stream::Dtype dtype = stream::Dtype::kFp32;
-    // Returns what to do if a lease exceeds that limit, in the owner's terms.
+    // Returns the advice, in the owner's terms, for a lease that exceeds
+    // `host_limit`.
     std::function<std::string(Bytes needed)> beyond_limit;
   };
-  // On a GPU loads the kernels; leases nothing yet. Unimplemented: this build
-  // has no tensors on the GPU, or a simulated GPU was asked for a real one's
-  // kernel. Unavailable: a library is missing.
+  // Opens the GPU: on a real one, loads the kernels. Leases nothing yet.
+  // Unimplemented: this build does not support tensors on the GPU, or
+  // `attention` names a kernel that a simulated GPU lacks. Unavailable: a
+  // library is missing.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
-  // Leases the HBM, once. Before it only the session and the device exist.
-  // Libraries that allocate GPU memory outside a lease do so between Open and
-  // this (communicators.h). ResourceExhausted: no such memory, in one line that
-  // says what to do.
+  // Leases the HBM, once. Until then only the session and the device exist.
+  // Libraries that allocate GPU memory outside a lease must do so between Open
+  // and Lease (communicators.h). ResourceExhausted: the GPU has too little free
+  // memory; the message says what to do.
   absl::Status Lease();
   // Waits for the work on the calling thread's current stream of torch.
   ~RankMemory();
@@ -62,37 +66,40 @@ class RankMemory {
   client::Session& session() { return *options_.session; }
   RegionAllocator& allocator() { return *allocator_; }
   DeviceIndex gpu() const { return options_.gpu; }
-  // Torch's device of tensors in this memory.
+  // Returns torch's device of tensors in this memory.
   at::Device device() const { return device_; }
   Bytes size() const { return region_->size(); }
-  // The leased region itself. Once armed, torch's allocations use it; only an
-  // unarmed region may be used otherwise.
+  // Returns the start of the leased region. After Arm only torch's allocations
+  // may use it.
   std::byte* data() const { return region_->data(); }
   // Returns the name, for reports, of the kernel that computes attention of
   // this dtype and head size.
   std::string KernelName(at::ScalarType type, int64_t head_dim) const;
-  // Returns whether kernels read attention's output rounded to the dtype.
+  // Returns whether this device's kernels round attention's output to the
+  // model's dtype before they read it.
   bool rounds_output() const;
-  // From now on torch's allocations come from this memory. The first are what a
-  // GPU's libraries keep (workspaces.h); ResourceExhausted: no room for them.
-  // Called by the thread that will compute.
+  // Makes torch allocate from this memory from now on, and allocates the
+  // workspaces of the GPU's libraries (workspaces.h) before anything else.
+  // ResourceExhausted: the workspaces do not fit. Called by the thread that
+  // will compute.
   absl::Status Arm();
   // Returns the driver's handle of torch's current stream. REQUIRES: a GPU.
   absl::StatusOr<device::Stream> ComputeStream();
 
-  // The stage through which the host's bytes reach this memory.
+  // Returns the stage through which the host's bytes reach this memory.
   HostStage& stage() { return *stage_; }
   // Returns the host memory that the rank holds besides a step's: the stage
   // (none if the CPU has the tensors) and the leases of LeaseFixed.
   Bytes fixed_host() const;
   // Returns the host limit given to Open, less fixed_host.
   std::optional<Bytes> host_limit() const;
-  // Returns what all other leases of host memory may take, besides fixed_host.
+  // Returns how much host memory may be leased in addition to fixed_host.
   Bytes host_room() const;
-  // Leases host memory that this object holds until its end, besides every
-  // step's. Errors as LeaseHost.
+  // Leases host memory that this object keeps until it is destroyed, separate
+  // from the leases of steps. Errors are those of LeaseHost.
   absl::StatusOr<std::byte*> LeaseFixed(Bytes size);
-  // ResourceExhausted: `size` exceeds the limit, or what the daemon leases.
+  // Leases host memory. ResourceExhausted: `size` exceeds the limit, or what
+  // the daemon leases.
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
   // Starts copies between this HBM and host memory. `timeline`: records every
   // copy.
@@ -102,14 +109,15 @@ class RankMemory {
  private:
   RankMemory(Options options, at::Device device)
       : options_(std::move(options)), device_(device) {}
-  // Called if the device's tensors are not the CPU's.
+  // Leases the stage. Called only if the device is not the CPU.
   absl::Status LeaseStage();
 
   Options options_;
   const at::Device device_;
   std::unique_ptr<Backend> backend_;  // of a GPU
   std::unique_ptr<client::Region> region_;
-  std::unique_ptr<client::Region> pinned_;  // the stage's; null: it needs none
+  // The stage's memory; null: the stage needs none.
+  std::unique_ptr<client::Region> pinned_;
   std::vector<std::unique_ptr<client::Region>> fixed_;
   std::optional<HostStage> stage_;
   std::unique_ptr<RegionAllocator> allocator_;

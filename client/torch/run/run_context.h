@@ -15,7 +15,7 @@ namespace sluice::runtime {
 class WeightSource : public PendingWeights {
  public:
   virtual const ModelTensors& weights() = 0;
-  virtual ModelTensors& gradients() = 0;  // fp32, added to
+  virtual ModelTensors& gradients() = 0;  // fp32; steps add to them
   virtual void ZeroGradients() = 0;
 };
 

@@ -9,7 +9,8 @@ namespace sluice::runtime {
 class RunWatch {
  public:
   virtual ~RunWatch() = default;
-  // A step over a few chunks begins; its results are dropped.
+  // Called when a calibration begins: a step over a few chunks. Its results are
+  // dropped.
   virtual void BeginCalibration(int64_t layers, int64_t chunks) = 0;
   // Called when the daemon is asked for a plan, and when it has answered.
   virtual void BeginPlanning() = 0;

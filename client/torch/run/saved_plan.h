@@ -19,7 +19,7 @@ struct SavedPlan {
   const plan::RankPlan* own() const;
 };
 
-// Its transient buffers, for the report.
+// The transient buffers of a plan, for the report.
 struct PlanSummary {
   Bytes peak, lower_bound;
   std::string proved_by;

@@ -22,9 +22,9 @@
 namespace sluice::runtime {
 namespace {
 
-// A last resort: the daemon has its own limit, and may delay a plan until
-// running jobs have released memory. If the daemon is gone, the session reports
-// that.
+// Ends the wait for a plan as a last resort. The daemon has its own limit, and
+// may delay a plan until running jobs have released memory. If the daemon is
+// gone, the session reports that.
 constexpr absl::Duration kPlanTimeout = absl::Minutes(10);
 
 bool KeepsAll(const plan::RankPlan& plan) {
@@ -47,7 +47,7 @@ StreamedStepper::StreamedStepper(const RunContext& context,
 StreamContext::Options StreamedStepper::StreamOptions(
     const stream::FractionMap& fractions) const {
   stream::StreamOptions stream = options_.stream;
-  stream.alpha = 1;  // every class has fractions of its own
+  stream.alpha = 1;  // each class has fractions
   stream.fractions = fractions;
   stream.probe = false;
   return ContextOptions(context_, stream, copies_.get());
@@ -55,7 +55,7 @@ StreamContext::Options StreamedStepper::StreamOptions(
 
 namespace {
 
-// Returns the host memory that any fractions need at most.
+// Returns an upper bound of the host memory over all choices of fractions.
 Bytes MostBytes(stream::StreamOptions options) {
   Bytes most = stream::HostBytes(options);
   options.fractions.clear();
@@ -68,12 +68,12 @@ Bytes MostBytes(stream::StreamOptions options) {
 
 }  // namespace
 
-// Calibrations with different fractions lease the same size if there is room:
-// while this process lives, a freed extent is only leased again whole, so
-// another odd size would cost the node host memory that the plan has just given
-// to others. If room is tight, the lease is held (spare_) until the run has its
-// own, so that the plan may count on it. Returns null if the rank already has
-// enough.
+// Leases host memory for a calibration, the same size for all fractions if
+// there is room. While this process lives, a freed extent is reused only as a
+// whole, so a second size would take more of the node's host memory, which the
+// plan has just given to others. If room is tight, spare_ holds the lease until
+// the run has its own, so that the plan may count on it. Returns null if host_
+// or spare_ (which it may fill) is large enough.
 absl::StatusOr<std::unique_ptr<client::Region>>
 StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   const Bytes needed = stream::HostBytes(options);
@@ -83,7 +83,7 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   }
   spare_.reset();
   const Bytes most = MostBytes(options), room = context_.memory->host_room();
-  if (most > room) {  // the rest of `most` is other ranks' share
+  if (most > room) {  // the rest is the share of other ranks
     SLUICE_ASSIGN_OR_RETURN(spare_, context_.memory->LeaseHost(needed));
     return nullptr;
   }
@@ -122,24 +122,26 @@ plan::RankProfile StreamedStepper::Profile(
   profile.rank = Rank(static_cast<uint64_t>(options_.stream.rank));
   profile.gpu = context_.memory->gpu();
   profile.numa = context_.memory->session().limits().numa;
-  // A plan states what the rank takes of the node. Without the memory that it
-  // holds besides the step, the plan would promise that memory to other ranks.
+  // A plan states what the rank takes of the node. So the profile includes the
+  // host memory that the rank holds besides the step; otherwise the plan would
+  // promise that memory to other ranks.
   const Bytes fixed = context_.memory->fixed_host();
   profile.host_fixed += fixed;
   profile.host_limit = context_.memory->host_limit();
   if (profile.host_limit.has_value()) *profile.host_limit += fixed;
   Ask(round, &profile);
-  // What states and rings leave; ids and labels are already allocated.
+  // The HBM that states and rings leave free; ids and labels are already
+  // allocated.
   const Bytes used = context_.memory->allocator().stats().used;
   const Bytes kept = stream::KeptBytes(options);
-  // A mask of labels, and the scalars between segments.
+  // The mask of labels, and the scalars that live between segments.
   const Bytes outside =
       Bytes(layout().total_local_rows(options_.stream.rank)) + KiB(64);
   Bytes left = context_.memory->size() - used - stream::RingBytes(options);
   if (round.settled && kept > Bytes(0)) left -= kept + outside;
   // 0 would mean "not stated".
   profile.transient_capacity = Bytes(std::max<int64_t>(left.count(), 1));
-  double named = 0, stored = 0;  // what is kept and swapped, without alignment
+  double named = 0, stored = 0;  // bytes kept and swapped, without alignment
   bool free = false, settled = true;
   for (const plan::SkeletalClass& c : profile.classes) {
     free |= !c.must_swap && !c.given.swap && profile.alpha < 0;
@@ -149,7 +151,9 @@ plan::RankProfile StreamedStepper::Profile(
     named += c.given.keep.value_or(0) * all;
     stored += (c.must_swap ? 1 : c.given.swap.value_or(0)) * all;
   }
-  // The recording ran with the fractions that the step will use.
+  // Returns what `all` has in addition to the `told` bytes of the classes. This
+  // is exact, because the recording ran with the fractions that the step will
+  // use.
   const auto beside = [](Bytes all, double told) {
     const double more = static_cast<double>(all.count()) - std::floor(told);
     return Bytes(static_cast<int64_t>(std::max(more, 0.0)));
@@ -162,8 +166,8 @@ plan::RankProfile StreamedStepper::Profile(
   return profile;
 }
 
-// Fills in what the planner must keep to. A settled round keeps the reasons
-// that the last plan gave.
+// Sets the fractions that the planner must not change. A settled round keeps
+// the reasons that the last plan gave.
 void StreamedStepper::Ask(const Round& round,
                           plan::RankProfile* profile) const {
   for (plan::SkeletalClass& c : profile->classes) {
@@ -213,7 +217,7 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
 }
 
 // Returns whether everything should stay on the GPU: an estimate chose that,
-// and no plan since then had to do with less.
+// and no later plan kept less.
 bool StreamedStepper::MayKeepEverything() const {
   const plan::RankPlan* own = OwnPlan();
   return options_.keep_everything && (own == nullptr || KeepsAll(*own));
@@ -224,9 +228,9 @@ stream::FractionMap StreamedStepper::Given(bool everything) const {
                     : options_.stream.fractions;
 }
 
-// Returns the first calibration's fractions. The planner may choose to swap
-// less than everything, so the calibration needs no more than the available
-// host memory: the largest of a few fractions that fits on all ranks.
+// Returns the first calibration's fractions. If the planner may swap less than
+// everything, these are the largest of a few fractions with a calibration that
+// fits in the host memory of all ranks.
 absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
     bool everything) const {
   const stream::FractionMap given = Given(everything);
@@ -245,8 +249,9 @@ absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
   return Round{filled(most), given};
 }
 
-// A plan has no scratch classes and does not choose what must be kept or
-// swapped: these have the fractions that were given at planning.
+// Returns the fractions of all classes: the plan's for those that it chooses,
+// else those given before planning (scratch classes, and classes that must be
+// kept or swapped).
 stream::FractionMap StreamedStepper::PlannedFractions() const {
   const plan::RankPlan* own = OwnPlan();
   if (own == nullptr) return {};
@@ -260,7 +265,8 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
   return fractions;
 }
 
-// A rank stores the q, k and v of its heads for the rows of all ranks, so the
+// Returns PlannedFractions, with one value on all ranks for shared classes. A
+// rank stores the q, k and v of its heads for the rows of all ranks, so the
 // fraction stored is one number for the run. Plans of several nodes may differ;
 // the least fits everywhere.
 absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
@@ -288,11 +294,12 @@ absl::Status StreamedStepper::MakePlan() {
   return other ? Settle(chosen) : absl::OkStatus();
 }
 
-// A segment's requests depend on fractions, and fractions on the recording. So
-// if any rank's plan has other fractions than its recording, all ranks record
-// again with the planned ones, because the daemon plans them together. This
-// changes rings and transient buffers; if the kept rows then leave too little
-// room for them, nothing is kept.
+// Records again with the fractions that the first plan chose, and plans with
+// them, on all ranks. This is needed if any rank's plan differs from its
+// recording: a segment's requests depend on the fractions, and the daemon plans
+// all ranks together. Rings and transient buffers change with the fractions. If
+// the kept rows then leave too little room for them, only rows that the options
+// keep are kept.
 absl::Status StreamedStepper::Settle(const stream::FractionMap& chosen) {
   SLUICE_ASSIGN_OR_RETURN(bool fits,
                           PlanOnAll({chosen, chosen, /*settled=*/true}));
@@ -404,18 +411,19 @@ absl::StatusOr<std::unique_ptr<StreamedStepper>> StreamedStepper::Make(
 // --- a new plan between two steps of a running job
 //
 // The stream is rebuilt with the new fractions. The rank records with them, in
-// the host memory that it has, and has memory planned (a settled question).
-// Only then it gives the old host lease back and leases what the plan says.
-// Weights, gradients and the optimizer are not touched. A saved plan that has
-// become too large is replaced in the same way.
+// the host memory that it has, and asks for a plan in which all fractions are
+// given (Round::settled). Only then it gives the old host lease back and leases
+// what the plan says. Weights, gradients and the optimizer are not touched. A
+// saved plan that has become too large is replaced in the same way.
 
 namespace {
 
-// Other ranks release the memory that this rank is to get a little later, so a
-// lease is tried several times. Counted, not timed: all ranks must do the same.
+// Limits the tries of a lease. Other ranks may release the memory for this rank
+// only after a moment. The tries are counted and not timed, because all ranks
+// must make the same number.
 constexpr int kLeaseTries = 12;
 constexpr absl::Duration kLeasePause = absl::Milliseconds(250);
-// How often it tries again if even the old memory is gone.
+// Limits how often GoBack tries the old plan and then a new one.
 constexpr int kRounds = 40;
 
 }  // namespace
@@ -431,8 +439,8 @@ absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
   return AllAgree(context_.collectives, own.ok());
 }
 
-// Returns whether the rank can record with these fractions, as far as known:
-// transient buffers are assumed to be as large as before.
+// Checks whether the rank can record with these fractions. Assumes that
+// transient buffers are as large as before.
 absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
                                         const SavedPlan& before) const {
   const plan::RankPlan* own = plan::PartOf(before.plan, before.profile);
@@ -446,12 +454,14 @@ absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
        .transient = own != nullptr ? own->transient_peak : Bytes(0)});
 }
 
-// Records and plans with these fractions. The stream is gone, the lease stays.
+// Records with these fractions, plans, and adopts the plan. REQUIRES: the
+// stream is destroyed; the host lease stays.
 absl::StatusOr<bool> StreamedStepper::TakeFractions(
     const stream::FractionMap& chosen, const SavedPlan& before) {
   // Unsets the plan, so that every segment is recorded.
   absl::Status status = context_.memory->allocator().SetPlan({}, {}, Bytes(0));
-  // Checks first, since a rank that runs out while it records is out of step.
+  // Checks the room first: a rank that runs out of HBM during a calibration
+  // leaves the ranks out of step.
   if (status.ok()) status = CheckRoom(chosen, before);
   SLUICE_ASSIGN_OR_RETURN(const bool ready, AllFine(status));
   if (!ready) return false;
@@ -460,8 +470,8 @@ absl::StatusOr<bool> StreamedStepper::TakeFractions(
   return AllFine(AdoptPlan());
 }
 
-// Leases the host region (`release`: after giving the old one back) and makes
-// the stream.
+// Leases the host region and makes the stream, with several tries. `release`
+// gives the old host lease back before.
 absl::StatusOr<bool> StreamedStepper::Restart(bool release) {
   stream_.reset();
   if (release) host_.reset();
@@ -500,7 +510,8 @@ absl::StatusOr<bool> StreamedStepper::Replay(const SavedPlan& saved) {
   return absl::InternalError("a saved plan cannot be undone: " + why_);
 }
 
-// Plans with fractions that the daemon has room for now.
+// Makes and adopts a plan with fractions that the daemon has room for now, and
+// restarts with it.
 absl::StatusOr<bool> StreamedStepper::PlanAnew() {
   const absl::Status cleared =
       context_.memory->allocator().SetPlan({}, {}, Bytes(0));
@@ -512,14 +523,15 @@ absl::StatusOr<bool> StreamedStepper::PlanAnew() {
   return all ? Restart(/*release=*/true) : absl::StatusOr<bool>(false);
 }
 
-// Restarts with the plan before (returns true), or with one that fits now
-// (false). The plan before needs no calibration: it and its recording are kept.
+// Restarts with the previous plan and returns true, or with a new plan that
+// fits now and returns false. The previous plan needs no calibration: it and
+// its recording are kept.
 absl::StatusOr<bool> StreamedStepper::GoBack(const SavedPlan& before) {
   for (int round = 0; round < kRounds; ++round) {
     saved_ = before;
     SLUICE_ASSIGN_OR_RETURN(const bool adopted, AllFine(AdoptPlan()));
     if (adopted) {
-      // The rank may still have its old memory.
+      // The rank may still hold its old lease.
       SLUICE_ASSIGN_OR_RETURN(const bool old, Restart(/*release=*/false));
       if (old) return true;
     }

@@ -25,14 +25,14 @@ namespace sluice::runtime {
 class StreamedStepper {
  public:
   struct Options {
-    // Model, layout, rank, dtype, prefetch, order, probe. `fractions` has the
-    // classes that are given one by one. Negative `alpha`: the planner chooses
-    // the fractions of the others.
+    // Model, layout, rank, dtype, prefetch, order, probe. `fractions` fixes the
+    // fractions of single classes; if `alpha` is negative, the planner chooses
+    // all others.
     stream::StreamOptions stream;
-    // False: the planner keeps nothing in HBM besides what is given.
+    // False: the planner keeps only rows in HBM that `stream.fractions` keeps.
     bool may_keep = true;
-    // Everything stays in HBM if a plan shows that it fits, which an estimate
-    // predicted (choose_settings.h).
+    // Set if an estimate (choose_settings.h) predicts that everything fits in
+    // HBM. Everything stays there if the first plan confirms the estimate.
     bool keep_everything = false;
     bool record_copies = false;  // keep a timeline (TakeCopies)
   };
@@ -46,7 +46,7 @@ class StreamedStepper {
   ~StreamedStepper();
   StreamedStepper(const StreamedStepper&) = delete;
 
-  // Adds to the gradients; see StreamedStep.
+  // Runs one sequence and adds to the gradients; see StreamedStep.
   absl::StatusOr<StepResult> Run(const at::Tensor& tokens,
                                  const at::Tensor& labels,
                                  int64_t global_count) {
@@ -66,25 +66,26 @@ class StreamedStepper {
     return copies_->TakeTimeline();
   }
   double alpha() const;
-  // Returns the fractions of every class, scratch included, in use.
+  // Returns the fractions now in use, of all classes including scratch.
   stream::FractionMap fractions() const { return PlannedFractions(); }
   const SavedPlan& saved_plan() const { return saved_; }
   PlanSummary plan() const;
   // Returns one line on how the plan was obtained; empty: as usual.
   std::string note() const;
-  // Returns the plan that the daemon wants this rank to take next
-  // (plan_change.h); 0 if none. Refresh takes the one returned last.
+  // Returns the id of the plan that the daemon wants this rank to take next
+  // (plan_change.h), or 0 if none, and remembers the plan for Refresh.
   uint64_t OfferedPlan();
-  // Called on all ranks of the run, between steps. Ranks with `mine` take the
-  // plan that they offered; the others join in, because a calibration needs all
-  // ranks. If the plan does not fit, the run goes on with the former plan, or
-  // with one that fits now. An error ends the run: a lost peer, no memory at
-  // all, or, with several ranks, one that ran out of HBM inside the
-  // calibration.
+  // Changes the plan between two steps. All ranks of the run call it together.
+  // Ranks with `mine` take the plan that OfferedPlan returned last; the others
+  // join in, because a calibration needs all ranks. If the plan does not fit,
+  // the run goes on with the former plan, or with another one that fits now. An
+  // error ends the run: a lost peer, no memory at all, or, with several ranks,
+  // a rank that ran out of HBM during the calibration.
   absl::StatusOr<PlanChangeRecord> Refresh(bool mine);
 
  private:
-  // A calibration's fractions, and those that the planner must keep to.
+  // The fractions to calibrate with, and those that the planner must not
+  // change.
   struct Round {
     stream::FractionMap fractions;  // of every class
     stream::FractionMap given;
@@ -133,7 +134,7 @@ class StreamedStepper {
   const Options options_;
   std::unique_ptr<client::CopyEngine> copies_;
   std::unique_ptr<client::Region> host_;
-  // A calibration's, if host memory is tight.
+  // The calibration's host region, held for Start if host memory is tight.
   std::unique_ptr<client::Region> spare_;
   std::unique_ptr<StreamContext> stream_;
   SavedPlan saved_;

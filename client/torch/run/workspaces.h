@@ -2,8 +2,8 @@
 //
 // Torch has a workspace for cuBLAS, and one for cuBLASLt, for each thread and
 // stream. The first product allocates it through the current allocator, so from
-// the lease, and it stays. In whichever segment that happened, a calibration
-// would record memory that no other execution asks for.
+// the lease, and the workspace stays. If that happened inside a segment, a
+// calibration would record memory that no other execution asks for.
 //
 // Thread safety: of the thread that will compute, on its stream.
 #pragma once
@@ -13,18 +13,19 @@
 namespace sluice::runtime {
 
 // Sets the size of the workspace (CUBLAS_WORKSPACE_CONFIG), unless the
-// environment has one. Call it before torch's first product on a GPU, and
-// before the process has threads. 32 MiB, which NVIDIA recommends from Hopper
-// on, and with which results do not change from run to run; torch's own choice
-// would depend on the GPU.
+// environment has one. The size is 32 MiB: NVIDIA recommends it from Hopper on,
+// and results do not change from run to run with it. Torch's own choice would
+// depend on the GPU. Call it before torch's first product on a GPU, and before
+// the process has threads.
 void ChooseWorkspaceSize();
 
-// Runs a product of each kind that a step has; nothing on the CPU. Throws
-// c10::OutOfMemoryError if the lease has no room for a workspace.
+// Allocates the workspaces by running a product of each kind that a step has.
+// Does nothing on the CPU. Throws c10::OutOfMemoryError if the lease has no
+// room for a workspace.
 void TakeWorkspaces(c10::Device device);
 
 // Frees the workspaces. Call it before their lease ends, when no product runs
-// any more: the next one would use memory that is gone.
+// any more: a later product would use memory that is gone.
 void DropWorkspaces(c10::Device device);
 
 }  // namespace sluice::runtime

@@ -217,7 +217,7 @@ bool Fetches::IssueOne() {
   for (ChunkBuffer* from : fetch.buffers_) {
     request.after.push_back(from->written);
   }
-  // Nothing to copy: the slot is ready as soon as it may be written.
+  // Without a copy the slot is ready as soon as it may be written.
   slot.ready_ = request.pieces.empty()
                     ? slot.last_use_
                     : ring_->copies_->Enqueue(std::move(request));

@@ -68,7 +68,7 @@ struct RingMemory {
   int64_t slot_bytes = 0;
   int slots = 0;
   PendingWeights* pending = nullptr;     // advanced before each fetch is taken
-  const std::byte* in_use_to = nullptr;  // slots that begin before are blocked
+  const std::byte* in_use_to = nullptr;  // blocks slots that begin below it
 };
 
 class StagingRing {
@@ -76,7 +76,7 @@ class StagingRing {
   // `memory` outlives the ring and may be written once `free` is reached.
   StagingRing(client::CopyEngine* copies, const RingMemory& memory,
               const client::Ticket& free);
-  // Appends the last uses of its memory.
+  // Appends to `uses` the tickets of the last uses of the ring's memory.
   void AppendLastUses(std::vector<client::Ticket>& uses) const;
 
   // Moves on to the next slot, once its copies out have ended.
@@ -93,8 +93,8 @@ class StagingRing {
   void Send(const at::Tensor& from, ChunkBuffer& to, int64_t offset = 0);
   // Sends what is queued, after the compute enqueued so far.
   void Flush(const char* label);
-  // Sends memory outside this ring, after the compute enqueued so far. The
-  // ticket is its last use.
+  // Sends memory outside this ring, after the compute enqueued so far. Returns
+  // the copy's ticket: the last use of that memory.
   static client::Ticket SendNow(client::CopyEngine& copies,
                                 const at::Tensor& from, ChunkBuffer& to,
                                 const char* label);
@@ -138,7 +138,7 @@ class FetchRing {
   FetchRing(client::CopyEngine* copies, const RingMemory& memory,
             const client::Ticket& free);  // as a StagingRing
   void AppendLastUses(std::vector<client::Ticket>& uses) const;
-  // Blocked slots may be written once `free` is reached.
+  // Unblocks the blocked slots: they may be written once `free` is reached.
   void Unblock(const client::Ticket& free);
 
  private:

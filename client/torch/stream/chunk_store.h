@@ -50,19 +50,20 @@ class ChunkStore {
              std::byte* base);
   ChunkStore(const ChunkStore&) = delete;
 
-  Bytes size() const { return Bytes(host_.used); }  // what was carved
+  Bytes size() const { return Bytes(host_.used); }  // of the carved arena
 
-  // Unit n is the input of layer n; n = layers is the output of the last one.
+  // Returns hidden states: unit n is the input of layer n; n = layers is the
+  // output of the last one.
   ChunkBuffer& hidden(int64_t unit, int64_t m) {
     return hidden_[shape_.hidden_set(unit, m)][m];
   }
   ChunkBuffer& saved(int64_t layer, stream::Class which, int64_t m) {
     return saved_[shape_.saved_set(layer, m)][static_cast<int>(which)][m];
   }
-  // The rows of q, k or v that are not stored. Forward writes k and v for later
-  // chunks; backward writes them again once they are recomputed.
+  // Returns the rows of q, k or v that are not stored. Forward writes k and v
+  // for later chunks; backward writes them again once they are recomputed.
   ChunkBuffer& dropped(stream::Class which, int64_t m);
-  // dO, and the sums of backward's inner side.
+  // Returns the place of dO, or of the sums of backward's inner side.
   ChunkBuffer& scratch(stream::Class which, int64_t m) {
     return scratch_[static_cast<int>(which)][m];
   }
@@ -71,8 +72,8 @@ class ChunkStore {
   // taken.
   int64_t TakeHidden();
   void GiveHidden(int64_t unit);
-  // Call it when a layer's backward is over: its saved rows and scratch are not
-  // read any more (with SLUICE_POISON, resident ones are filled with NaN).
+  // Ends the use of a layer's saved rows and scratch (with SLUICE_POISON, fills
+  // resident ones with NaN). Call it when the layer's backward is over.
   void Dead(int64_t layer);
 
  private:

@@ -18,15 +18,15 @@
 
 namespace sluice::runtime {
 
-// The rows that stay in HBM, of all layers; carved once. A layer's rows are
-// written by its forward and dead after its backward (then filled with NaN,
-// with SLUICE_POISON). They need no tickets: only compute uses them, in its own
-// order.
+// The rows of all layers that stay in HBM; carved once. A layer's forward
+// writes its rows; after the layer's backward they are dead (then filled with
+// NaN, with SLUICE_POISON). These rows need no tickets: only compute uses them,
+// in its own order.
 class KeptStore {
  public:
   // Allocates StreamShape::kept_bytes.
   KeptStore(const stream::StreamShape& shape, at::Device device);
-  // [kept rows, width]
+  // Returns the kept rows of a chunk: [kept rows, width].
   at::Tensor rows(int64_t layer, stream::Class which, int64_t m, int64_t width,
                   at::ScalarType type) const;
   void Dead(int64_t layer);
@@ -42,13 +42,14 @@ class KeptStore {
 // Writes a class's rows in forward.
 class RowWriter {
  public:
-  // `stored` is the piece of the staging slot for the rows that go to `to`.
+  // `kept` are the rows in HBM; `stored` is the piece of the staging slot for
+  // the rows that are copied to `to`.
   RowWriter(at::Tensor kept, at::Tensor stored, ChunkBuffer& to)
       : kept_(std::move(kept)), stored_(std::move(stored)), to_(to) {}
 
-  // Returns the place where rows [first, first + count) of the class may be
-  // computed, before Store gets them; undefined if they have none, or not in
-  // one piece.
+  // Returns the memory of rows [first, first + count) of the class, so that
+  // they can be computed in place before Store gets them. Undefined if the rows
+  // are dropped or not in one piece.
   at::Tensor PlaceOf(int64_t first, int64_t count) const;
   // Stores `part`, which is rows [first, first + n) of the class.
   void Store(int64_t first, const at::Tensor& part);
@@ -63,12 +64,12 @@ class RowWriter {
 class RowReader {
  public:
   RowReader() = default;
-  // `stored` holds the fetched rows.
+  // `kept` are the rows in HBM; `stored` has the fetched rows.
   RowReader(at::Tensor kept, at::Tensor stored)
       : kept_(std::move(kept)), stored_(std::move(stored)) {}
 
-  // Returns rows [first, first + count); again(row, rows) computes dropped
-  // ones.
+  // Returns rows [first, first + count). Calls again(row, rows) to compute
+  // dropped ones.
   at::Tensor Rows(int64_t first, int64_t count, auto again) const {
     const int64_t end = first + count, begin = kept_.size(0);
     const int64_t kept = std::clamp(begin, first, end);

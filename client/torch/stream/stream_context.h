@@ -34,9 +34,9 @@ class StreamContext {
   };
   // Allocates the rings and the kept rows (in HBM) and lays out the host arena,
   // with exactly the sizes of planner/stream/stream_shape.h. InvalidArgument: a
-  // shape or option out of range. Unimplemented: a device that this build has
-  // no attention on. ResourceExhausted: the host region is too small: asked,
-  // given.
+  // shape or option out of range. Unimplemented: this build has no attention on
+  // the device. ResourceExhausted: the host region is too small; the message
+  // has the needed and the given size.
   static absl::StatusOr<std::unique_ptr<StreamContext>> Create(
       const Options& options);
   virtual ~StreamContext() = default;

@@ -102,7 +102,7 @@ absl::Status StreamState::AwaitUses(
 absl::Status StreamState::Enter(stream::Phase phase) {
   if (rings_ != nullptr && rings_->phase == phase) return absl::OkStatus();
   const bool failed = next_ != nullptr && next_->phase != phase;
-  // A failed step may have left them.
+  // A failed step may have left fetches.
   if (phase != stream::Phase::kTokens) saved_rows.reset();
   for (Rings* rings : {rings_.get(), failed ? next_.get() : nullptr}) {
     if (rings == nullptr) continue;
@@ -129,9 +129,10 @@ absl::Status StreamState::Prepare(stream::Phase next, int64_t unsent) {
   return absl::OkStatus();
 }
 
-// In backward the first fetches use memory that the former phase no longer
-// needs while its last chunk is computed: the attention phase's inner and outer
-// side at the end, the token phase's inputs behind its staging.
+// Lays out the rings of `phase`. In backward the first fetches use memory that
+// the former phase no longer needs while its last chunk is computed. That is
+// why the attention phase's inner and outer rings lie at the end, and the token
+// phase's inputs behind its staging ring.
 std::unique_ptr<StreamState::Rings> StreamState::Cut(
     stream::Phase phase, const client::Ticket& free,
     const std::byte* in_use_to) {

@@ -48,7 +48,8 @@ class StreamState final : public StreamContext {
   }
   // Returns the rows of whole chunk m, for exchanges between layouts.
   RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
-  // The dropped rows of q, k or v, contiguous.
+  // Returns the runs of the dropped rows of q, k or v, rank after rank without
+  // gaps.
   RowRuns Dropped(stream::Class which, int64_t m) const;
   // Returns tables for this rank's rows of chunk m from its `skip`-th on;
   // undefined except for Llama.
@@ -61,13 +62,14 @@ class StreamState final : public StreamContext {
   const stream::StreamShape shape;
   const at::ScalarType dtype;         // of weights and activations
   const std::vector<int64_t> active;  // chunks that a step runs
-  const std::vector<int64_t> rerun;   // the part of them that runs again
+  const std::vector<int64_t> rerun;   // chunks of `active` that run again
   ChunkStore store;
   KeptStore kept;
   HeadExchange exchange;
 
-  // A class's rows of chunk m: on their way out of forward (in the next piece
-  // of the staging slot), and back in backward (in the next piece of `slot`).
+  // Write and Read return access to a class's rows of chunk m: Write in
+  // forward, with the next piece of the staging slot; Read in backward, with
+  // the next piece of `slot`.
   RowWriter Write(int64_t layer, stream::Class which, int64_t m);
   RowReader Read(int64_t layer, stream::Class which, int64_t m, Slot& slot);
 
@@ -75,14 +77,16 @@ class StreamState final : public StreamContext {
   // ended; does nothing if it is already cut so. No fetch program of the former
   // phase may be alive.
   absl::Status Enter(stream::Phase phase);
-  // Lets the first fetches of phase `next` arrive while the last chunk of this
-  // phase, `unsent`, is computed. They use slots behind what that chunk still
-  // uses: staging, inputs and sums. Fetches of `unsent` wait for Enter.
+  // Prepares phase `next`: its first fetches may arrive while the last chunk of
+  // this phase, `unsent`, is computed. They use slots behind the memory that
+  // this chunk still uses (staging, inputs and sums). Fetches of `unsent` wait
+  // for Enter.
   absl::Status Prepare(stream::Phase next, int64_t unsent);
   // Returns the chunk that no fetch may read yet; -1 if there is none.
   int64_t unsent() const { return unsent_; }
   StagingRing& staging() { return rings_->staging; }
-  // The rings of the prepared phase, if there is one, else of this one.
+  // These return the rings of the prepared phase if there is one, else of the
+  // current phase.
   FetchRing& inputs() { return latest().inputs; }
   FetchRing& blocks() { return latest().blocks; }
   FetchRing& gradients() { return latest().gradients; }
@@ -94,13 +98,14 @@ class StreamState final : public StreamContext {
   at::ScalarType output_type() const {
     return shape.output_element == 4 ? at::kFloat : dtype;
   }
-  // Returns chunk m's fp32 output in forward, if it is stored narrower.
+  // Returns the fp32 sum of chunk m's attention output in forward, used if the
+  // output is stored in a narrower type.
   at::Tensor output_sum(int64_t m) {
     return rings_->query_sum.narrow(0, 0, shape.queries(m));
   }
-  // Return chunk m's fp32 gradients in the attention phase: dq, dk, dv. The
-  // outer side's are summed here; the inner side's are copied here once
-  // complete.
+  // These return chunk m's fp32 gradients in the attention phase: dq, dk, dv.
+  // The gradients of the outer side are summed there; those of the inner side
+  // are copied there once complete.
   at::Tensor query_sum(int64_t m) {
     return Sum(rings_->query_sum, stream::Class::kQueryGradient, m);
   }
@@ -117,7 +122,7 @@ class StreamState final : public StreamContext {
     StagingRing staging;
     FetchRing inputs;
     at::Tensor query_sum, key_sum, value_sum;
-    const std::byte* front_end;          // where the members above end
+    const std::byte* front_end;          // end of the members above
     FetchRing blocks, outer, gradients;  // cut from the end
   };
   Rings& latest() { return next_ != nullptr ? *next_ : *rings_; }
@@ -141,10 +146,11 @@ struct Heads {
 };
 
 // The attention of one layer's forward, chunk by chunk. Keys and values of
-// earlier chunks come from host memory, ahead of their use even across chunks.
+// earlier chunks are fetched from host memory ahead of their use, even across
+// chunks.
 class AttentionForward {
  public:
-  // `chunks` are those that run; they are the first ones.
+  // `chunks` are the chunks to run: the first ones of the step.
   AttentionForward(StreamState& state, int64_t layer,
                    const std::vector<int64_t>& chunks);
   // Attends chunk m to chunks 0..m; fills `output` (fp32) and heads.lse.
@@ -202,7 +208,7 @@ class AttentionBackward {
   const bool keys_outer_;
   const std::vector<int64_t> outer_;
   const std::vector<stream::Block> blocks_;
-  const std::vector<stream::Class> summed_;  // the inner side's
+  const std::vector<stream::Class> summed_;  // of the inner side
   size_t next_ = 0;                          // of blocks_
   // By inner chunk: the last outer chunk after which its gradients were sent.
   std::vector<int64_t> sent_;
@@ -227,7 +233,8 @@ at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
 // Adds the field of a q, k or v chunk in head layout to a fetch.
 void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
                 int64_t m, Fetch& fetch);
-// Queues a q, k or v chunk for host memory: stored rows, dropped to scratch.
+// Queues the copies of a q, k or v chunk to host memory: stored rows to their
+// place, dropped rows to scratch (`with_dropped`).
 void SendHeads(StreamState& state, int64_t layer, stream::Class which,
                int64_t m, const at::Tensor& heads, bool with_dropped);
 

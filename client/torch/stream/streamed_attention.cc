@@ -13,8 +13,9 @@ namespace {
 
 constexpr int64_t kNone = -1;
 
-// Removes the diagonal blocks: forward computes them from what it just
-// projected, and the others come from host memory.
+// Returns `blocks` without the diagonal ones. Forward computes diagonal blocks
+// from the keys and values that it just projected; those of other blocks come
+// from host memory.
 std::vector<stream::Block> FetchedBlocks(std::vector<stream::Block> blocks) {
   std::erase_if(blocks, [](const stream::Block& block) {
     return block.mask() == stream::Mask::kCausal;
@@ -128,8 +129,8 @@ AttentionBackward::Gradients AttentionBackward::TakeGradients(Slot& slot,
   return gradients;
 }
 
-// The first outer chunk begins an inner chunk's gradients; the diagonal block
-// begins an outer chunk's.
+// Computes a block's gradients. The first outer chunk begins an inner chunk's
+// gradients; the diagonal block begins an outer chunk's.
 void AttentionBackward::Compute(const stream::Block& block, const Keys& keys,
                                 const QueryRows& queries,
                                 const Gradients& inner) {

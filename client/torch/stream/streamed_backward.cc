@@ -182,7 +182,7 @@ Backward::PostRows Backward::RowsOf(const PostInputs& in,
   return out;
 }
 
-// Backward of FFN and norm2. dx2 may be dy's memory: a row is written only
+// Runs backward of FFN and norm2. dx2 may be dy's memory: a row is written only
 // after that row of dy has been read.
 void Backward::FeedForward(const at::Tensor& dy, PostRows saved,
                            const at::Tensor& dx2) {
@@ -317,7 +317,7 @@ absl::Status Backward::ProjectAgain(
 
 absl::Status Backward::PhasesBandC() {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
-  // Attention's fetches come first.
+  // Attention's fetches are issued before those of phase C.
   if (!attention_.has_value()) attention_.emplace(state_, layer_);
   attention_->Pump();
   Fetches inputs(&state_.inputs(), static_cast<int64_t>(order_.size()), "x, dX",

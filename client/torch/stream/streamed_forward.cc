@@ -14,7 +14,7 @@ namespace {
 
 class Forward {
  public:
-  // Without `output` it stops after attention.
+  // Without `output` the forward stops after attention.
   Forward(StreamState& state, const LayerTensors& weights, ChunkHandle& input,
           ChunkHandle* output, int64_t layer, bool again)
       : state_(state),
@@ -97,7 +97,8 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
       state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
                         {HeadKind::kKeyValue, local.k, heads.k},
                         {HeadKind::kKeyValue, local.v, heads.v}}));
-  // If this layer's backward is next, it need not project q again.
+  // Dropped rows of q are sent only if this layer's backward is next, which
+  // then need not project q again.
   SendHeads(state_, layer_, stream::Class::kQ, m, heads.q,
             /*with_dropped=*/again_ && output_ == nullptr);
   SendHeads(state_, layer_, stream::Class::kK, m, heads.k,

@@ -47,23 +47,22 @@ struct LayerOutput {
   ~LayerOutput();
 };
 
-// `layer` chooses the saved layer's place in the arena; one forward of a layer
-// may be waiting for its backward at a time.
+// Runs a layer's forward. `layer` chooses the saved layer's place in the arena;
+// one forward of a layer may be waiting for its backward at a time.
 absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
                                          const LayerTensors& weights,
                                          std::unique_ptr<ChunkHandle> input,
                                          int64_t layer);
 
-// Runs forward again for the chunks that run again
-// (StreamOptions::rerun_chunks): it makes what backward needs of them besides
-// the input. `output` (the next layer's input) may be null for the layer with
-// the next backward.
+// Runs forward a second time for the chunks of StreamOptions::rerun_chunks, to
+// make what backward needs of them besides the input. `output` (the next
+// layer's input) may be null if this layer's backward is next.
 absl::Status LayerRerun(StreamContext& context, const LayerTensors& weights,
                         SavedLayer& saved, ChunkHandle* output);
 
 // Consumes dY and what forward saved, adds to `gradients`, and returns dX (in
-// dY's memory). `next` is the layer of the next call, which gets that dX; its
-// first inputs are fetched while the last chunk is computed here.
+// dY's memory). `next` is the layer of the next call, which takes this dX; its
+// first inputs are fetched while this layer's last chunk is computed.
 absl::StatusOr<std::unique_ptr<ChunkHandle>> LayerBackward(
     StreamContext& context, const LayerTensors& weights,
     LayerTensors& gradients, std::unique_ptr<SavedLayer> saved,

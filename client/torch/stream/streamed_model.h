@@ -14,14 +14,14 @@ namespace sluice::runtime {
 
 // Adds the gradients of (sum of this rank's losses / `global_count`) to
 // `gradients` (fp32; the trainer zeroes them and sums them over the ranks).
+// Returns the sum of this rank's losses (in fp64) and the number of its labels
+// that count.
 //
 // `tokens` and `labels` are int64 [layout.total_local_rows(rank)] in HBM: this
-// rank's rows of chunk 0, then of chunk 1, ... Labels are already shifted;
-// -100 is ignored. `global_count` is the number of labels not ignored over all
-// ranks (and micro-batches, when gradients accumulate). InvalidArgument: a
-// tensor that is not on the context's device, or not of such rows.
-//
-// The result is this rank's: sum of its losses (in fp64), labels counted.
+// rank's rows of chunk 0, then of chunk 1, ... Labels are already shifted; -100
+// is ignored. `global_count` is the number of labels not ignored over all ranks
+// (and micro-batches, when gradients accumulate). InvalidArgument: a tensor on
+// another device than the context's, or with another number of rows.
 absl::StatusOr<StepResult> StreamedStep(StreamContext& context,
                                         const ModelTensors& weights,
                                         ModelTensors& gradients,
