@@ -12,7 +12,7 @@
 namespace sluice::train {
 namespace {
 
-// Expected seconds of a step; zeros if nothing was calibrated.
+// The expected seconds of a step; zeros if nothing was calibrated.
 struct Expected {
   double compute_s = 0, copy_s = 0;
   double seconds() const { return std::max(compute_s, copy_s); }

@@ -76,7 +76,7 @@ absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
   const Order least = stream::OrderOfLeastBytes(stream);
   options.order = least;
   if (const absl::Status refused = Validate(options); !refused.ok()) {
-    // A class of --fractions may exist with the other order alone.
+    // A class of --fractions may exist only with the other order.
     options.order =
         least == Order::kKeysOuter ? Order::kQueriesOuter : Order::kKeysOuter;
     if (!Validate(options).ok()) return refused;

@@ -16,20 +16,22 @@ struct ChosenSettings {
   std::string why;  // one line: what was chosen, and the alternatives
 };
 
-// runtime::ChooseSettings (client/torch/run) with the command line's options.
+// Calls runtime::ChooseSettings (client/torch/run) with the command line's
+// options.
 absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context);
 
-// The least HBM that a step needs besides the states: with the given chunks,
-// else the first that are tried, and nothing kept.
+// Returns the least HBM that a step needs besides the states, with nothing
+// kept: for the given chunk, else for the first one that is tried.
 Bytes LeastStepBytes(const StepperContext& context);
 
-// With --chunk nothing is measured: an order of backward's blocks that is not
-// given is the one in which less moves, or the only one that has the classes of
-// --fractions. The same on all ranks. InvalidArgument: no order has them.
+// Sets the order of backward's blocks if --chunk is given and the order is not.
+// Nothing is measured: it chooses the order that moves fewer bytes, or the only
+// one that has the classes of --fractions. All ranks choose the same.
+// InvalidArgument: no order has these classes.
 absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
                          std::string& why);
 
-// `options` with these settings.
+// Returns `options` with these settings.
 RunOptions With(RunOptions options, const stream::Settings& settings);
 
 }  // namespace sluice::train

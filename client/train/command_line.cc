@@ -283,7 +283,7 @@ absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-// Reads a number from 0 to `most`, or -1 for "auto"; `range` is for the error.
+// Reads a number from 0 to `most`, or -1 for "auto". The error quotes `range`.
 absl::Status ReadNumber(const char* flag, const std::string& text, double most,
                         const char* range, double& out) {
   if (text == "auto") {
@@ -348,7 +348,7 @@ absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
   return absl::OkStatus();
 }
 
-// With --chunk nothing is run again unless the flag asks for it.
+// Reads --rerun. With --chunk nothing is run again unless the flag asks for it.
 absl::Status ReadRerun(const RawFlags& raw, RunOptions& o) {
   const bool given = raw.chunk || o.command != Command::kTrain;
   const std::string text = !raw.rerun.empty() ? raw.rerun
@@ -361,8 +361,8 @@ absl::Status ReadRerun(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-// With --chunk a run is cut the same every time; without it, everything about
-// chunks is open and measured.
+// Reads the settings of chunks. With --chunk a run is cut the same every time;
+// without --chunk, the settings are chosen later by measurement.
 absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   if (raw.chunk && *raw.chunk < 1) {
     return BadInput(fmt::format(

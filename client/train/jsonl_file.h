@@ -1,8 +1,9 @@
 // A file of one JSON object per line that tolerates a full disk for a while.
 //
-// No line stays cut in two, and no line is lost while fewer than 1 MiB of them
-// wait: lines that a full disk refuses are written before the next one. A full
-// disk does not end a run.
+// Lines that a full disk refuses wait and are written before the next one, so
+// no line stays cut in two, and none is lost while fewer than 1 MiB of lines
+// wait. A full disk does not end a run.
+//
 // Thread safety: one thread.
 #pragma once
 
@@ -22,8 +23,8 @@ class JsonlFile {
       const std::string& path);
 
   void Append(const std::string& line);  // without its newline
-  // Returns news since the last call: writing has failed, or works again.
-  // Empty: no news.
+  // Returns a note if writing has failed, or works again, since the last call;
+  // else an empty text.
   std::string TakeNote();
   int64_t waiting() const { return waiting_; }  // lines
   int64_t lost() const { return lost_; }

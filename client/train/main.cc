@@ -49,8 +49,8 @@ int LaunchHere(const RunOptions& options,
     auto started = PrivateDaemon::Start(sizes);
     if (!started.ok()) return Fail(started.status());
     daemon = *std::move(started);
-    // Rank 0 prints it with the run's other facts, so that a refusal before
-    // that stays one line.
+    // Rank 0 prints the note with the run's other facts, so that a run that is
+    // refused before prints one line only.
     const std::string note = fmt::format(
         "note: simulated: a sluiced for this run with {} GPU{} of {} and {} of "
         "host memory, computed by the CPU",
@@ -89,8 +89,9 @@ int Main(const std::vector<std::string>& arguments) {
         parsed->options.command == Command::kCheck ? "check" : "--private")));
   }
   if (ours) DieWithParent(environment->launcher_pid);
-  // Writing to a peer that has died must be an error that names the peer and
-  // not this rank's death: Gloo writes to its sockets without MSG_NOSIGNAL.
+  // Gloo writes to its sockets without MSG_NOSIGNAL. Ignoring SIGPIPE makes a
+  // write to a dead peer an error that names the peer, and not this rank's
+  // death.
   std::signal(SIGPIPE, SIG_IGN);
   runtime::ChooseWorkspaceSize();
   runtime::DisableNcclWatchdog();

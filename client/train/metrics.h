@@ -1,8 +1,9 @@
-// What people and programs see of each step: the progress line and the JSONL
-// file.
+// Shows each step's figures: the progress line for people, the JSONL file for
+// programs.
 //
 // Rank 0 only. On a terminal one line is rewritten (console.h); elsewhere a
 // line is printed at most every two seconds, and the last one always.
+//
 // Thread safety: one thread.
 #pragma once
 
@@ -34,27 +35,28 @@ struct StepMetrics {
   double stall_seconds = 0;       // rank 0
   Bytes h2d, d2h;                 // rank 0
   int64_t plan_mismatches = 0;    // rank 0, since the start
-  int64_t plan_changes = 0;       // offered since the step before
+  int64_t plan_changes = 0;       // offered so far in this run
   double tokens_per_second() const {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
   }
 };
 
 std::string ToJsonLine(const StepMetrics& metrics);
-// "step 12/50 [====>     ] loss 3.21  12.3k tokens/s  HBM 30.1 MiB of 36 …"
+// Formats "step 12/50 [====>     ] loss 3.21  12.3k tokens/s  HBM 30.1 MiB of
+// 36 …".
 std::string ProgressLine(const StepMetrics& metrics, int64_t steps, bool bar);
 
 class StepLog {
  public:
-  // `jsonl` empty: no file. Appends to an existing file, because a resumed run
-  // goes on in the same log. The console outlives the log.
+  // An empty `jsonl` means no file. An existing file is appended to, because a
+  // resumed run goes on in the same log. The console outlives the log.
   static absl::StatusOr<std::unique_ptr<StepLog>> Open(const std::string& jsonl,
                                                        int64_t steps,
                                                        Console* console);
   ~StepLog();
   void Step(const StepMetrics& metrics);
   int64_t unwritten() const;  // lines that are not in the file
-  // Prints a line of its own, above the progress line.
+  // Prints a separate line, above the progress line.
   void Note(const std::string& text) { console_->Note(text); }
 
  private:

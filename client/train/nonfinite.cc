@@ -12,7 +12,8 @@
 namespace sluice::train {
 namespace {
 
-// Rows of a flat tensor at a time; their mask must fit into a HostScope.
+// The number of elements searched at a time; their mask must fit into a
+// HostScope.
 constexpr int64_t kPiece = 1 << 20;
 
 // Returns the first element that is not finite, or -1.

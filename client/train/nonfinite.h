@@ -14,7 +14,7 @@ namespace sluice::train {
 // index; empty if all are finite.
 std::string FirstNonFinite(const FlatModel& model);
 
-// What is known of such a step.
+// The known facts about a step that is not finite.
 struct NonFinite {
   int64_t step = 0;        // counts from 1
   int64_t first_step = 1;  // of this invocation
@@ -23,8 +23,8 @@ struct NonFinite {
   std::string gradient;  // of this rank's gradients
   bool resumed = false;
 };
-// "step 7: the loss is nan and the gradient norm nan (lr 0.001, fp32); …;
-// stopped before the update: …"
+// Formats "step 7: the loss is nan and the gradient norm nan (lr 0.001, fp32);
+// …; stopped before the update: …".
 std::string Explain(const NonFinite& what, const RunOptions& options);
 
 }  // namespace sluice::train

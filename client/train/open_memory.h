@@ -11,10 +11,11 @@
 
 namespace sluice::train {
 
-// Chooses this rank's GPU (gpu_choice.h). --hbm limits its lease there; without
-// it the rank shares what other jobs leave with the ranks of this job there.
-// --host limits all local ranks together, each by its share. Leases nothing
-// yet. InvalidArgument, NotFound: mistakes that the user can mend.
+// Opens this rank's session and memory on the GPU that it chooses
+// (gpu_choice.h). --hbm limits its lease there; without --hbm, the ranks of
+// this job on that GPU share what other jobs leave. --host limits all local
+// ranks together, each by its share. Leases nothing yet. InvalidArgument,
+// NotFound: mistakes that the user can fix.
 absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
     const RunOptions& options, const RankEnvironment& environment);
 

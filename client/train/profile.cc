@@ -18,10 +18,10 @@ namespace sluice::train {
 namespace {
 
 constexpr Bytes kCopied = MiB(16);       // a copy over a link
-constexpr int kInARow = 4;               // of them
+constexpr int kInARow = 4;               // copies in a row
 constexpr int64_t kExchanged = 1 << 20;  // elements per rank, all-to-all
 
-// In the order of the tensor that is summed over the ranks.
+// The fields in the order of the tensor that is summed over the ranks.
 constexpr double Measured::*kFields[] = {&Measured::matmul_flops,
                                          &Measured::matmul_fp32_flops,
                                          &Measured::forward_flops,
@@ -35,8 +35,8 @@ constexpr double Measured::*kFields[] = {&Measured::matmul_flops,
                                          &Measured::gpu_bytes,
                                          &Measured::host_bytes};
 
-// One size for all ranks, which measure together. GPUs copy more, because their
-// links are faster.
+// Returns the bytes to copy, one size for all ranks, because they measure
+// together. GPUs copy more, because their links are faster.
 Bytes CopiedBytes(Machine& machine) {
   runtime::RankMemory& memory = machine.memory();
   if (!machine.real()) return std::min(kCopied, memory.size());
@@ -44,10 +44,10 @@ Bytes CopiedBytes(Machine& machine) {
   return std::min({16 * kCopied, memory.size() / 4, share});
 }
 
-// Seconds of one of several copies in a row between host and GPU memory, from
-// when compute requests it until compute may go on. A step's copies come in
-// rows too; the time of a single copy is mostly the time until the host may
-// start it.
+// Returns the seconds per copy of several copies in a row between host and GPU
+// memory, from the moment when compute requests them until compute may go on. A
+// step's copies come in rows too; the time of a single copy would mostly be the
+// time until the host may start it.
 absl::StatusOr<double> MeasuredCopySeconds(Machine& machine,
                                            client::CopyEngine& engine,
                                            std::byte* host, std::byte* device,
@@ -82,7 +82,7 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   SLUICE_ASSIGN_OR_RETURN(const auto host, memory.LeaseHost(size));
   at::Tensor on_gpu;
   std::byte* device = memory.data();
-  if (machine.real()) {  // where the region is torch's
+  if (machine.real()) {  // torch allocates in the region
     on_gpu = at::empty({size.count()}, machine.On(at::kByte));
     device = static_cast<std::byte*>(on_gpu.data_ptr());
   }
@@ -100,8 +100,8 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   return absl::OkStatus();
 }
 
-// An all-to-all of `elements` per rank. The result counts the bytes that a rank
-// sends to others.
+// Runs an all-to-all of `elements` per rank. The result counts the bytes that a
+// rank sends to others.
 absl::StatusOr<Run> Exchange(Machine& machine,
                              runtime::Collectives& collectives,
                              int64_t elements) {
@@ -122,9 +122,9 @@ absl::StatusOr<Run> Exchange(Machine& machine,
   return Run{sent, seconds};
 }
 
-// The bytes per second that a rank sends to others, at the first size that
-// takes every rank long enough, or the last size that fits on all. All ranks
-// use one size, or they would wait for each other.
+// Measures the bytes per second that a rank sends to others, at the first size
+// that takes every rank long enough, or the last size that fits on all. All
+// ranks use one size, because otherwise they would wait for each other.
 absl::Status MeasureExchange(Machine& machine,
                              runtime::Collectives& collectives, Measured& m) {
   const auto element = static_cast<int64_t>(at::elementSize(machine.type()));
@@ -133,7 +133,8 @@ absl::Status MeasureExchange(Machine& machine,
                             Exchange(machine, collectives, elements));
     m.exchange = run.work / run.seconds;
     m.exchanged = Bytes(elements * element);
-    // Twice as much must fit, both sent and received.
+    // The next size is twice as large, and its sent and received tensors must
+    // fit.
     const double full = machine.HasRoom(4 * m.exchanged) ? 0 : 1;
     SLUICE_ASSIGN_OR_RETURN(
         const std::vector<double> worst,

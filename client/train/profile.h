@@ -17,8 +17,8 @@
 
 namespace sluice::train {
 
-// All ranks call it (`collectives` is null for one); `toml` is equal on all
-// ranks.
+// Measures and writes the profile to `toml`, equal on all ranks. All ranks call
+// it (`collectives` is null for one).
 absl::Status MeasureMachine(const RunOptions& options,
                             runtime::RankMemory& memory,
                             runtime::Collectives* collectives,

@@ -14,19 +14,19 @@
 namespace sluice::train {
 namespace {
 
-// The first sizes: large enough that no CPU kernel is dominated by its start,
-// and small enough that everything takes seconds on one core. Work that takes
-// less than kEnough is measured again with twice the size, if there is room,
-// because a GPU is faster.
+// The sizes measured first: large enough that no CPU kernel is dominated by its
+// start, and small enough that everything takes seconds on one core. Work that
+// takes less than kEnough is measured again with twice the size, if there is
+// room, because a GPU is faster.
 constexpr int64_t kSide = 1024;  // of the square matmul
-// The size of an attention block. A GPU gets as many heads as in a run; a few
-// would leave part of it idle.
+// The size of an attention block. A GPU gets as many heads as in a run, because
+// a few heads would leave part of it idle.
 constexpr int64_t kRows = 1024, kGpuRows = 256;
 constexpr int64_t kWidth = 256, kGpuWidth = 2048;  // heads times their size
 constexpr int64_t kStreamed = 16 << 20;            // elements through memory
 
-// The rate at the first size that takes long enough, or the last that fits;
-// `bytes` returns the operands' bytes for a size.
+// Returns the rate at the first size that takes long enough, or at the last
+// size that fits; `bytes` returns the operands' bytes for a size.
 absl::StatusOr<double> MeasuredRate(
     const Machine& machine, int64_t size,
     const std::function<Bytes(int64_t size)>& bytes,
@@ -108,7 +108,7 @@ absl::StatusOr<double> AttentionRate(Machine& machine, int64_t dim,
                                      bool backward) {
   const HeadsOf of{dim, machine.real() ? kGpuWidth : kWidth};
   const auto element = static_cast<int64_t>(at::elementSize(machine.type()));
-  // Four operands, and four sums in fp32.
+  // A block has four operands, and four sums in fp32.
   return MeasuredRate(
       machine, machine.real() ? kGpuRows : kRows,
       [&](int64_t rows) { return Bytes(4 * rows * of.width * (element + 4)); },

@@ -25,7 +25,7 @@ inline constexpr int64_t kHeadDim = 128, kNarrowDim = 64;
 // A rank's figures, or averages over ranks. All but bytes are per second.
 struct Measured {
   double matmul_flops = 0,
-         matmul_fp32_flops = 0;  // of the machine's type; fp32
+         matmul_fp32_flops = 0;  // in the machine's dtype; in fp32
   double forward_flops = 0, backward_flops = 0;
   double narrow_forward_flops = 0, narrow_backward_flops = 0;
   double memory = 0, h2d = 0, d2h = 0, exchange = 0;  // bytes per second
@@ -41,14 +41,14 @@ struct Run {
 // because a GPU is faster than a CPU.
 inline constexpr double kEnough = 2e-3;  // seconds
 
-// The device and type of measured kernels: the CPU's in fp32, a GPU's in the
-// type it trains in.
+// The device and the dtype of the measured kernels: the CPU in fp32, a GPU in
+// the dtype in which it trains.
 class Machine {
  public:
   explicit Machine(runtime::RankMemory& memory)
       : memory_(memory), timer_(&memory.session().driver()) {}
 
-  // On a GPU, its memory becomes torch's, and its stream the clock.
+  // Prepares a GPU: its memory becomes torch's, and its stream the clock.
   absl::Status Begin();
 
   bool real() const { return memory_.device().is_cuda(); }
@@ -58,15 +58,15 @@ class Machine {
   }
   at::ScalarType type() const { return real() ? at::kBFloat16 : at::kFloat; }
   std::string attention() const { return memory_.KernelName(type(), kHeadDim); }
-  // Half of the memory is reserved for what kernels need besides their
-  // operands.
+  // Returns whether operands of this size may be allocated. Half of the memory
+  // is reserved for what kernels need besides their operands.
   bool HasRoom(Bytes bytes) const { return bytes <= memory_.size() / 2; }
 
-  // Normally distributed: kDrawn numbers, repeated to a multiple of that.
+  // Returns kDrawn normally distributed numbers, repeated to fill the tensor.
   static constexpr int64_t kDrawn = 1 << 18;
   absl::StatusOr<at::Tensor> Drawn(at::IntArrayRef sizes);
-  // The median of several runs without the first, which warms up. On a GPU it
-  // is the time of its stream.
+  // Returns the median time of several runs, without the first, which warms up.
+  // On a GPU its stream measures the time.
   absl::StatusOr<double> Seconds(const std::function<void()>& work);
 
  private:
@@ -80,7 +80,7 @@ class Machine {
   device::Stream stream_;
 };
 
-// MeasureMachine's part that needs one rank: matmul, attention, memory.
+// Measures what needs one rank only: matmul, attention, memory.
 absl::Status MeasureKernels(Machine& machine, Measured& m);
 
 }  // namespace sluice::train

@@ -62,27 +62,32 @@ class RankRun {
  private:
   std::unique_ptr<RankWatch> MakeWatch();
   absl::Status Work();
-  // Opens the line between ranks that no launcher of ours watches, and that may
-  // be on several nodes.
+  // Opens the line that reports deaths to all ranks (PeerLine). Used without
+  // our launcher, when the ranks may be on several nodes.
   absl::Status OpenLine(runtime::Collectives& host);
-  // `host` has `ranks`; null for one rank.
+  // `ranks` are the options with which `host` was connected; `host` is null for
+  // one rank.
   absl::Status WithMemory(runtime::Collectives::Options ranks,
                           runtime::Collectives* host);
-  // `gpus` are the collectives of the ranks' GPUs; null without GPUs.
+  // Leases the GPU's memory, after NCCL has allocated its own. `gpus` are the
+  // collectives of the ranks' GPUs; null without GPUs.
   absl::Status Lease(runtime::RankMemory& memory, runtime::Collectives* host,
                      runtime::Collectives* gpus);
   absl::Status WithRanks(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
-  // The bytes of this rank's HBM for weights, gradients and, in HBM, states.
+  // Returns the bytes that weights, gradients and (if in HBM) optimizer states
+  // take in this rank's HBM.
   Bytes StatesIn(stream::StatePlace place) const;
-  // Checks, before allocating, what no length makes smaller.
+  // Checks, before allocating, that the states fit, because no shorter sequence
+  // makes them smaller.
   absl::Status CheckStates(Bytes memory) const;
   // Chooses the place of the optimizer's states and reports it. A collective.
   absl::Status PlaceStates(const StepperContext& context);
   absl::Status WithModel(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
-  // Called by the watches while the main thread is stuck or works, so it must
-  // not read what that thread writes (the reports).
+  // Writes `why` as the result and ends the process. The watches call it while
+  // the main thread is stuck or works, so it must not read what that thread
+  // writes (the reports).
   void GiveUp(const absl::Status& why);
   [[noreturn]] void Leave(const absl::Status& status);
   std::string Report(const absl::Status& status) const;
@@ -123,7 +128,7 @@ absl::Status RankRun::CheckStates(Bytes memory) const {
                   helps ? "--optimizer-states host, " : ""));
 }
 
-// One place for all ranks, because it decides the order of their collectives.
+// All ranks have one place, because it decides the order of their collectives.
 absl::Status RankRun::PlaceStates(const StepperContext& context) {
   const Bytes memory = context.memory->size();
   report_.states = options_.optimizer_states.value_or(stream::StatePlace::kHbm);
@@ -180,10 +185,11 @@ absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
           ? MeasureMachine(options_, memory, collectives, &machine_)
           : WithModel(memory, collectives));
   if (collectives == nullptr) return absl::OkStatus();
-  // Until now the last collectives of a GPU were only issued.
+  // The last collectives of a GPU may only be issued by now.
   runtime::AwaitStream(memory.device());
   SLUICE_RETURN_IF_ERROR(collectives->Check());
-  // No rank leaves before all are done: to the others it would look dead.
+  // No rank leaves before all are done, because the other ranks would take its
+  // end for a death.
   const absl::Status together = collectives->Barrier();
   watch_.Disarm();
   if (line_ != nullptr) line_->End();
@@ -203,8 +209,9 @@ absl::Status RankRun::Lease(runtime::RankMemory& memory,
   return absl::OkStatus();
 }
 
-// A rank that waits in NCCL for a dead peer is woken only by an abort. So is
-// this rank's own end, where NCCL would wait for the others.
+// A rank that waits in NCCL for a dead peer is woken only by an abort. An abort
+// is needed for this rank's own failure, too: NCCL's shutdown would wait for
+// the other ranks.
 absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
                                  runtime::Collectives* host) {
   auto memory = OpenMemory(options_, environment_);
@@ -249,8 +256,8 @@ absl::Status RankRun::Work() {
     c.master_addr = environment_.master_addr;
     c.master_port = environment_.master_port;
     c.master_listen_fd = environment_.master_listen_fd;
-    // The watchdog knows which rank is late and decides; this limit is for what
-    // the watchdog does not see.
+    // The watchdog finds the late rank and ends the run; this limit is for
+    // delays that the watchdog does not see.
     c.timeout_s = CollectiveTimeout(options_.end_after);
     SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
     host = Watched(std::move(host), progress_.get());
@@ -315,7 +322,8 @@ void RankRun::Tell(const absl::Status& status, const std::string& report,
                    bool interrupted) {
   RankResult result = MakeResult(status, report);
   result.interrupted = interrupted;
-  // If the file cannot be written either, the rank prints the result.
+  // Without a launcher, or if the file cannot be written, the rank prints the
+  // result.
   if (!environment_.result_file.empty() &&
       WriteResult(environment_.result_file, result).ok()) {
     return;
@@ -330,7 +338,8 @@ void RankRun::Tell(const absl::Status& status, const std::string& report,
 }
 
 void RankRun::GiveUp(const absl::Status& why) {
-  if (telling_.exchange(true)) return;  // the main thread ends by itself
+  // another thread already writes the result
+  if (telling_.exchange(true)) return;
   Leave(why);
 }
 
@@ -353,7 +362,7 @@ int RankRun::Run() {
     line_->Tell(fmt::format("rank {} ({})", environment_.rank,
                             std::string(status.message())));
   }
-  // A watch came first and ends the process.
+  // A watch was faster: it writes the result and ends the process.
   while (telling_.exchange(true)) pause();
   progress_->console().Close();
   const bool compared = !check_.worst_parameter.empty();  // true on rank 0
@@ -371,7 +380,7 @@ int RankRun::Run() {
   Tell(status, Report(status), report_.interrupted);
   std::fflush(nullptr);
   // A failed rank leaves at once: joining threads that wait for lost peers
-  // could take for ever, and the kernel frees everything anyway.
+  // could take forever, and the kernel frees everything anyway.
   if (!status.ok()) _exit(ExitCode(status));
   // Our launcher reads the result file.
   const bool told = !environment_.result_file.empty();

@@ -7,8 +7,8 @@
 namespace sluice::train {
 
 // Trains or checks, and writes the result file or, without our launcher,
-// prints. Returns the exit status. Under our launcher, which reads the file, an
-// interrupted rank returns 0.
+// prints. Returns the exit status. An interrupted rank returns 0 under our
+// launcher, which learns of the interruption from the result file.
 int RunRank(const RunOptions& options, const RankEnvironment& environment);
 
 }  // namespace sluice::train

@@ -20,7 +20,7 @@ Json Fractions(const std::vector<plan::ClassPlan>& classes) {
   return json;
 }
 
-// How a streamed step was cut, and why; null for a baseline.
+// Returns how a streamed step was cut, and why; null for a baseline.
 Json ReportSettings(const RunReport& r) {
   if (!r.settings.has_value()) return nullptr;
   Json json = {{"chunk", r.settings->chunk},

@@ -1,4 +1,5 @@
-// What a run prints at its end: the object of --json.
+// The object that a run prints at its end for --json.
+//
 // Thread safety: values and pure functions.
 #pragma once
 
@@ -21,8 +22,8 @@ namespace sluice::train {
 // The outcome of a run's saves.
 struct SaveReport {
   int64_t done = 0, failed = 0;
-  int64_t last_step = -1;                    // saved; negative: none
-  int64_t failed_step = -1;                  // the last that failed
+  int64_t last_step = -1;                    // saved; negative: none saved
+  int64_t failed_step = -1;                  // the last step with a failed save
   std::string limited_by = "none", failure;  // of the last failure
 };
 
@@ -37,7 +38,7 @@ struct ResumeReport {
 struct RunReport {
   std::string run;  // its id
   std::string method;
-  std::string attention;  // the kernel; empty if the run failed before
+  std::string attention;  // the kernel; empty if the run failed too early
   int64_t seq_len = 0;
   int ranks = 1;
   int64_t steps = 0;  // run by this invocation
@@ -57,7 +58,7 @@ struct RunReport {
   std::string states_why;  // empty: given, or in HBM
   runtime::PlanSummary plan;
   std::vector<runtime::PlanChangeRecord>
-      plan_changes;  // while it ran, rank 0's
+      plan_changes;  // during the run, on rank 0
   SaveReport saves;
   ResumeReport resumed;
   int64_t log_lines_unwritten = 0;  // of --log-jsonl
@@ -66,7 +67,7 @@ struct RunReport {
   bool interrupted = false;
 };
 
-// The object of --json; `status` gives fits, limited_by and message.
+// Returns the object of --json; `status` gives fits, limited_by and message.
 std::string ToJson(const RunReport& report, const absl::Status& status);
 
 }  // namespace sluice::train

@@ -34,7 +34,7 @@ absl::StatusOr<SharedFault> Saver::Try(const TrainingState& state,
     if (folder_ != nullptr) own = folder_->Commit(state.step);
     SLUICE_ASSIGN_OR_RETURN(fault, ShareFault(all, own));
   }
-  // Frees the room of a half written checkpoint.
+  // Removes a half written checkpoint, to free its disk space.
   if (!fault.status.ok() && folder_ != nullptr) folder_->Abandon(state.step);
   return fault;
 }

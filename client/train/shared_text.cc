@@ -22,7 +22,7 @@ constexpr int64_t kTextBytes = 1000;
 absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
                                       const std::string& text, int root) {
   if (collectives == nullptr) return text;
-  // Not in HBM, which may have run out.
+  // The text is in host memory, because HBM may have run out.
   const runtime::HostScope host("a text of the ranks");
   at::Tensor bytes = at::zeros({kTextBytes}, runtime::OnHost(at::kByte));
   char* const data = static_cast<char*>(bytes.data_ptr());
@@ -48,7 +48,7 @@ absl::StatusOr<SharedFault> ShareFault(runtime::Collectives* collectives,
     }
   }
   if (first == world) return SharedFault{};
-  // The code, the shortage, then the line.
+  // The shared text has the code, the shortage and the message.
   SLUICE_ASSIGN_OR_RETURN(
       const std::string text,
       ShareText(collectives,

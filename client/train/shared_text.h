@@ -1,7 +1,8 @@
 // Shares text, so that all ranks have the same.
 //
 // Collective: every rank of the run calls the same functions in the same order.
-// An error Status that they return is that of a lost peer.
+// The functions return an error only if a peer is lost.
+//
 // Thread safety: one thread.
 #pragma once
 

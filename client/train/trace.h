@@ -12,13 +12,13 @@ namespace sluice::train {
 
 class StepTrace {
  public:
-  // Records from here on if `on` and this is rank 0.
+  // Records from now on if `on` is true and this is rank 0.
   StepTrace(const StepperContext& context, bool on);
-  // Ends the record and takes the step's `copies`.
+  // Ends the recording and keeps the step's `copies`.
   void Stop(const std::vector<client::CopyRecord>& copies);
   // Writes {"compute", "h2d", "d2h", "blocks", "hbm_bytes", "planned_bytes"},
-  // with times in seconds of the monotonic clock. Does nothing if off. Call it
-  // after Stop.
+  // with times in seconds of the monotonic clock. Does nothing if nothing was
+  // recorded. Call it after Stop.
   absl::Status Write(const std::string& path);
 
  private:
@@ -27,7 +27,8 @@ class StepTrace {
   std::string text_;
 };
 
-// InvalidArgument: no file can be written there. Leaves nothing behind.
+// Checks that a file can be written there; else InvalidArgument. Leaves nothing
+// behind.
 absl::Status CheckTracePath(const std::string& path);
 
 }  // namespace sluice::train

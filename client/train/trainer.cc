@@ -34,7 +34,8 @@ AdamWOptions OptimizerOptions(const RunOptions& o) {
   return options;
 }
 
-// Reports what runs: keeping everything on the GPU was only estimated to fit.
+// Reports the settings that the step runs with. They may differ from the chosen
+// ones, because keeping everything on the GPU was only estimated to fit.
 void ReportChoice(const RunOptions& options, const Stepper& stepper,
                   RunReport* report) {
   report->alpha = stepper.alpha();
@@ -77,14 +78,16 @@ absl::Status Trainer::PrepareData() {
   SLUICE_ASSIGN_OR_RETURN(
       corpus_,
       Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
-  // Before anything is measured or planned for an impossible length.
+  // This check comes before anything is measured or planned for an impossible
+  // length.
   SLUICE_RETURN_IF_ERROR(CheckLength(*corpus_, o.seq_len));
   identity_.data_tokens = corpus_->tokens();
   SLUICE_ASSIGN_OR_RETURN(identity_.data, corpus_->Fingerprint());
   return absl::OkStatus();
 }
 
-// A resumed run is cut as before, if all ranks know how.
+// Chooses how a step is cut. A resumed run keeps the saved settings, if all
+// ranks have them.
 absl::Status Trainer::Choose() {
   const RunOptions& o = *context_.options;
   if (o.method != Method::kSluice) return absl::OkStatus();
@@ -112,7 +115,8 @@ absl::Status Trainer::PrepareStepper() {
   bool replay = false;
   if (context_.options->method == Method::kSluice && resumed_.has_value()) {
     saved = resumed_->LoadPlan(context_);
-    // All ranks replay their plans, or all plan anew: planning is collective.
+    // Planning is a collective, so either all ranks replay their saved plans or
+    // all plan.
     SLUICE_ASSIGN_OR_RETURN(
         replay, runtime::AllAgree(context_.collectives, saved.ok()));
     if (!replay) {
@@ -212,7 +216,8 @@ void Trainer::Note(const std::string& text) {
   if (log_ != nullptr && !text.empty()) log_->Note(text);
 }
 
-// Tries outputs at the start that are written at the end.
+// Checks, before the run, that the outputs which are written at its end can be
+// written.
 absl::Status Trainer::PrepareOutputs() {
   const RunOptions& o = *context_.options;
   if (context_.environment->rank != 0 || o.probe) return absl::OkStatus();
@@ -230,7 +235,8 @@ absl::Status Trainer::Prepare() {
   SLUICE_RETURN_IF_ERROR(runtime::Agree(context_.collectives, status));
   SLUICE_RETURN_IF_ERROR(PrepareSaver());
   SLUICE_RETURN_IF_ERROR(Choose());
-  // Before the plan, so that the room for transient buffers is right.
+  // Ids are allocated before the plan, so that the room for transient buffers
+  // is right.
   const int rank = context_.environment->rank;
   const stream::ChunkLayout layout(
       o.seq_len,
@@ -353,7 +359,8 @@ absl::Status Trainer::Step() {
     return absl::InternalError(WhatWentWrong(before.loss, *norm));
   }
   SLUICE_RETURN_IF_ERROR(optimizer_->Update(state_.step, *norm));
-  if (context_.options->method != Method::kSluice) {  // others await no part
+  // Baselines never await a part, so the update is finished here.
+  if (context_.options->method != Method::kSluice) {
     SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
   }
   ++state_.step;
@@ -425,7 +432,8 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   return absl::OkStatus();
 }
 
-// All ranks take it, or none: they decided from the same sum.
+// Changes the plan on all ranks if any rank takes a new one. All ranks decided
+// from the same sum, so all call Refresh or none does.
 absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
   if (std::count(takes.begin(), takes.end(), true) == 0) {
     return absl::OkStatus();
@@ -463,7 +471,8 @@ absl::Status Trainer::MaybeSave(bool last) {
   return absl::OkStatus();
 }
 
-// A run that could not save its last state has failed, after all its steps.
+// Returns the error of a failed last save: such a run has failed, though all
+// its steps ran.
 absl::Status Trainer::SaveFailure() const {
   if (saver_ == nullptr || saver_->failure().ok()) return absl::OkStatus();
   const absl::Status status =
@@ -486,7 +495,7 @@ absl::Status Trainer::Loop() {
   while (state_.step < o.steps && !stop_) {
     const bool last = state_.step + 1 == o.steps;
     const bool traced = last && !o.trace.empty();
-    if (traced) TakeCopies();  // drops those of earlier steps
+    if (traced) TakeCopies();  // drops copies of earlier steps
     StepTrace trace(context_, traced);
     SLUICE_RETURN_IF_ERROR(Step());
     if (traced) trace.Stop(TakeCopies());
@@ -509,7 +518,8 @@ absl::Status Trainer::Loop() {
   return saved ? SaveFailure() : absl::OkStatus();
 }
 
-// Everything is allocated by now; one pass shows whether the rest fits.
+// Runs one pass to see whether a step fits; everything else is allocated by
+// now.
 absl::Status Trainer::Probe() {
   SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
   auto norm = optimizer_->ReduceGradients();
@@ -534,7 +544,8 @@ void Trainer::FinishReport() {
       seconds_;
 }
 
-// The stop was requested during set-up: there is nothing to save.
+// Stops before the first step if a stop was requested during set-up. There is
+// nothing to save then.
 absl::Status Trainer::StopBeforeSteps() {
   const bool stop = context_.watch->HearStop(state_.step + 1);
   SLUICE_ASSIGN_OR_RETURN(const bool on,

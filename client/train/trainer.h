@@ -3,13 +3,15 @@
 // A step is batch x accumulate sequences, one after the other: a streamed
 // sequence fills the rings by itself, so batching rows of several would gain
 // nothing. Their gradients add up, divided by the number of labels of all of
-// them. Then gradients are summed on their owners, clipped, the weights updated
-// and broadcast. If the optimizer's states are in host memory, the next step's
-// forward updates and broadcasts (adamw.h); a save, a new plan and the run's
-// end wait for all of it.
+// them. Then gradients are summed on their owners and clipped, and the owners
+// update their weights and send them to all ranks. If the optimizer's states
+// are in host memory, the next step's forward updates and sends the weights
+// (adamw.h); a save, a new plan and the run's end wait until all weights are
+// updated.
 //
 // Every decision that all ranks must share (stop on NaN, stop on Ctrl-C) is
 // made from sums that all of them have.
+//
 // Thread safety: one thread.
 #pragma once
 
@@ -30,8 +32,8 @@ namespace sluice::train {
 
 class Trainer {
  public:
-  // Everything in `context` outlives the trainer. `report` is updated during
-  // the run, so that it is right however the run ends.
+  // All objects that `context` points to outlive the trainer. `report` is
+  // updated during the run, so that it is right however the run ends.
   Trainer(const StepperContext& context, RunReport* report)
       : context_(context), report_(report) {}
   ~Trainer();
@@ -56,7 +58,7 @@ class Trainer {
   absl::Status PrepareStepper();
   absl::Status PrepareOptimizer();
   absl::StatusOr<std::unique_ptr<HostStates>> LeaseStates();
-  // The copies of the step and of the optimizer's states.
+  // Returns the copies of the step and of the optimizer's states.
   client::CopyStats Copies() const;
   std::vector<client::CopyRecord> TakeCopies();
   absl::Status StopBeforeSteps();
@@ -89,7 +91,7 @@ class Trainer {
   std::unique_ptr<Saver> saver_;
   std::optional<Checkpoint> resumed_;
   at::Tensor tokens_, labels_;
-  std::vector<int64_t> dealt_, dealt_labels_;  // the same in CPU memory
+  std::vector<int64_t> dealt_, dealt_labels_;  // the same ids in CPU memory
   RunIdentity identity_;
   TrainingState state_;
   int64_t next_token_ = 0;           // after this step

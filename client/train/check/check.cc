@@ -16,8 +16,9 @@
 namespace sluice::train {
 namespace {
 
-// A text that is the same for every number of ranks. A label is ignored with a
-// chance of 1 in 16, but the last never, since one must count.
+// A random text that is the same for every number of ranks. Each label but the
+// last is ignored with a chance of 1 in 16; the last always counts, since one
+// must.
 struct Tokens {
   std::vector<int64_t> ids, labels;
   int64_t count = 0;
@@ -40,7 +41,7 @@ Tokens RandomText(int64_t length, int64_t vocab, uint64_t seed) {
   return text;
 }
 
-// Changes weights so that every path matters: no gradient hides behind a zero
+// Sets weights so that every path matters: no gradient hides behind a zero
 // bias, a unit norm, or attention that is flat because its scores are tiny.
 absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
                      runtime::HostStage& stage) {
@@ -161,7 +162,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
                           stepper->Run(tokens, labels, text.count));
   SLUICE_ASSIGN_OR_RETURN(const double loss, GatherStep(context, own));
   if (rank != 0) return absl::OkStatus();
-  watch.Disarm();  // the other ranks are done
+  watch.Disarm();  // the other ranks have done their part
   runtime::HostScope::SetCap(Bytes(0));
   SLUICE_RETURN_IF_ERROR(Judge(context, text, loss, report));
   report->attention = context.memory->KernelName(runtime::TorchType(o.dtype),

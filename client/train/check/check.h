@@ -1,7 +1,6 @@
 // `sluice-train check`: compares one step of the streamed path, on all ranks,
-// with the reference.
+// with the reference. judge.h defines which errors are ok.
 //
-// judge.h defines which errors are ok.
 // Thread safety: one thread.
 #pragma once
 
@@ -12,8 +11,8 @@
 
 namespace sluice::train {
 
-// All ranks call it; rank 0 compares and fills `report`. Returns an Internal
-// status with the reason if the step is not ok.
+// Runs the check. All ranks call it; rank 0 compares and fills `report`.
+// Returns an Internal status with the reason if the step is not ok.
 absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
                       CheckReport* report);
 

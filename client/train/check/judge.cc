@@ -17,12 +17,13 @@ constexpr double kFp32Loss = 1e-5;
 constexpr double kOverPlain = 1.5;
 constexpr double kBf16Loss = 1.0 / 256;
 constexpr double kScale = 0.02;
-// Parts of a group's largest norm: a gradient below kNoScale has no scale to
-// judge, and an error below kNoError does not count.
+// Both are fractions of a group's largest norm: a gradient below kNoScale has
+// no scale to judge, and an error below kNoError does not count.
 constexpr double kNoScale = 1e-3;
 constexpr double kNoError = 1e-5;
 
-// "layers.3." for that layer's parameters, "" for parameters of no layer.
+// Returns "layers.3." for that layer's parameters, "" for parameters of no
+// layer.
 std::string GroupOf(const std::string& name) {
   if (!name.starts_with("layers.")) return "";
   return name.substr(0, name.find('.', 7) + 1);
@@ -35,7 +36,7 @@ double NormOf(const at::Tensor& t) {
   return at::linalg_vector_norm(t).item().toDouble();
 }
 
-// The largest `size` of each group's gradients.
+// Returns each group's largest `size` of a gradient.
 std::map<std::string, double> Largest(const ReferenceResult& truth, auto size) {
   std::map<std::string, double> largest;
   for (const auto& [name, b] : truth.gradients) {
@@ -49,7 +50,8 @@ bool HasScale(const at::Tensor& gradient, double largest_of_group) {
   return NormOf(gradient) > kNoScale * largest_of_group;
 }
 
-// Keeps the larger error; NaN is the largest.
+// Sets `worst` and its parameter's name if `error` is larger; NaN is the
+// largest.
 void Worst(double error, const std::string& name, double& worst,
            std::string& whose) {
   if (std::isnan(worst) || (!whose.empty() && error <= worst)) return;
@@ -57,7 +59,7 @@ void Worst(double error, const std::string& name, double& worst,
   whose = name;
 }
 
-// The errors of the loss and of the gradients that `counts` selects.
+// Returns the errors of the loss and of the gradients that `counts` selects.
 CheckReport CompareThose(const ReferenceResult& result,
                          const ReferenceResult& truth, auto counts) {
   CheckReport report;

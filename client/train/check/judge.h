@@ -2,23 +2,24 @@
 // fp64.
 //
 // fp32. The error of a parameter is max|a-b| / max(max|b|, 0.01 x the largest
-// max|b| among its layer's parameters), with b from the reference. Some
-// gradients are zero in exact arithmetic (the bias of K without RoPE), and
-// there any rounding would be an error of 1. Parameters of no layer (embedding,
-// final norm, head) are a group of their own. Ok: at most 1e-4, and a loss
-// error of at most 1e-5.
+// max|b| among its layer's parameters), with b from the reference. The second
+// bound is needed because some gradients are zero in exact arithmetic (the bias
+// of K without RoPE), and there any rounding would be an error of 1. Parameters
+// of no layer (embedding, final norm, head) are one group. Ok: at most 1e-4,
+// and a loss error of at most 1e-5.
 //
-// bf16. Every parameter by itself, a compared with plain torch's p in bf16:
+// bf16. Each parameter is judged alone: its gradient a is compared with p, that
+// of plain torch in bf16:
 //   norm   |a-b| <= 1.5 |p-b|: no less exact than plain torch, as a whole;
 //   scale  |1 - <a,b>/<b,b>| <= 0.02: rounding goes both ways, so a factor or
 //          missing rows show here, however coarse bf16 is.
 // A norm error of 1e-5 of its group's largest norm does not count. A gradient
-// of less than 1/1000 of that has no scale (K's bias without RoPE is zero in
-// exact arithmetic, and only the kernels' rounding remains): its error may be
-// 1.5 times plain torch's or 1.5/1000 of that norm. The loss error may be 1.5
-// times plain torch's (at least 2^-8, because plain torch may be right to many
-// digits by chance). The largest fp32-like error of gradients with a scale may
-// be 1.5 times plain torch's too.
+// of less than 1/1000 of that norm has no scale (K's bias without RoPE is zero
+// in exact arithmetic, and only the kernels' rounding remains): its error may
+// be 1.5 times plain torch's or 1.5/1000 of that norm. The loss error may be
+// 1.5 times plain torch's (at least 2^-8, because plain torch may be right to
+// many digits by chance). The largest fp32-like error of gradients with a scale
+// may be 1.5 times plain torch's too.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -33,7 +34,7 @@ struct CheckReport {
   std::string attention;  // the kernel's name
   double loss_rel_error = 0;
   double grad_max_rel_error = 0;
-  std::string worst_parameter;  // that has grad_max_rel_error
+  std::string worst_parameter;  // the parameter with grad_max_rel_error
   bool ok = false;
   std::string why;  // what is too far off, if not ok
   // bf16 only: plain torch's errors, which are the measure for ours.
@@ -48,10 +49,10 @@ struct CheckReport {
 };
 
 std::string ToJson(const CheckReport& report);
-// The report in a few lines for people.
+// Formats the report in a few lines for people.
 std::string ToText(const CheckReport& report);
 
-// The errors of `result` against `truth`.
+// Returns the errors of `result` against `truth`, without a verdict.
 CheckReport Compare(const ReferenceResult& result,
                     const ReferenceResult& truth);
 

@@ -37,7 +37,7 @@ class Reference {
     }
     x = Norm(x, "final_norm");
     const Tensor logits = at::linear(x, W(m_.llama ? "head" : "embed"));
-    // In half precision every method computes the loss in fp32.
+    // For bf16 every method computes the loss in fp32.
     const bool half = logits.scalar_type() == at::kBFloat16;
     return at::cross_entropy_loss(half ? logits.to(at::kFloat) : logits, labels,
                                   {}, /*reduction=mean*/ 1,
@@ -60,15 +60,16 @@ class Reference {
     return at::linear(x, W(name + "_weight"), W(name + "_bias"));
   }
 
-  // [length, heads * d] -> [heads, length, d], with rotary positions if the
-  // model has them.
+  // Turns [length, heads * d] into [heads, length, d], with rotary positions if
+  // `turned` and the model has them.
   Tensor Heads(const Tensor& x, int64_t heads, bool turned) {
     const int64_t d = m_.hidden / m_.heads;
     const Tensor split = x.view({x.size(0), heads, d}).transpose(0, 1);
     return turned && m_.llama ? Turn(split, d) : split;
   }
 
-  // Applies rotary positions; the halves of a head are the pairs.
+  // Applies rotary positions. A pair is one element of a head's first half and
+  // the same one of its second half.
   Tensor Turn(const Tensor& x, int64_t d) {
     const auto wide = at::kDouble;
     const Tensor rate = at::pow(

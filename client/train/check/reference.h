@@ -27,8 +27,8 @@ struct ReferenceResult {
   std::map<std::string, at::Tensor> gradients;
 };
 
-// `ids` and `labels` are int64 [length]; label -100 is ignored. The loss is the
-// mean over the other labels.
+// Computes the loss, which is the mean over the labels that count, and its
+// gradients. `ids` and `labels` are int64 [length]; label -100 is ignored.
 ReferenceResult RunReference(const ReferenceModel& model,
                              const std::map<std::string, at::Tensor>& weights,
                              const at::Tensor& ids, const at::Tensor& labels,

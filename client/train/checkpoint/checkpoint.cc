@@ -59,7 +59,8 @@ absl::Status AppendTensor(const at::Tensor& tensor, runtime::HostStage& stage,
   });
 }
 
-// Reads from byte `offset` of the file's tensor on.
+// Reads the tensor's elements from the file, beginning at byte `offset` of its
+// data.
 absl::Status ReadTensor(const SafetensorsReader& reader,
                         const std::string& name, int64_t offset,
                         runtime::HostStage& stage, const at::Tensor& to) {
@@ -139,8 +140,9 @@ absl::Status ReadPlain(const SafetensorsReader& reader, const HfTensor& tensor,
   return absl::OkStatus();
 }
 
-// Nothing draws random numbers after the start yet. The state is saved so that
-// a later use, such as dropout, resumes correctly.
+// Returns the state of the random generator. Nothing draws random numbers after
+// the start yet; the state is saved so that a later use, such as dropout,
+// resumes correctly.
 at::Tensor RandomState() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
 }
@@ -164,8 +166,8 @@ std::vector<std::pair<const char*, at::Tensor>> NamedStates(AdamW& optimizer) {
   return named;
 }
 
-// A label with the shard's place, because shards of all ranks may have one
-// size.
+// Returns a shard's label: its rank, step and run. Sizes do not distinguish
+// shards, because those of all ranks may be equal.
 std::string ShardLabel(int rank, int ranks, int64_t step,
                        const std::string& run) {
   return fmt::format("rank {} of {}, step {} of run {}", rank, ranks, step,
@@ -212,7 +214,7 @@ absl::Status WritePlan(const std::string& path, const StepperContext& context,
   return WriteFile(path, json.dump() + "\n");
 }
 
-// Returns "" if there is no such text.
+// Returns the text with this name, or "" if there is none.
 std::string TextOf(const nlohmann::json& json, const char* name) {
   if (!json.is_object() || !json.contains(name)) return "";
   return json[name].is_string() ? json[name].get<std::string>() : "";
@@ -224,8 +226,9 @@ absl::Status IsBroken(const absl::Status& status) {
       fmt::format("it is broken: {}", std::string(status.message())));
 }
 
-// A plan that is missing, broken or of another run is made anew. It comes from
-// a file, so it is validated like a plan from the daemon.
+// Reads and validates a saved plan; a file can be wrong, so the plan is checked
+// like one from the daemon. NotFound: the plan is missing, broken or of another
+// run, so the caller makes a new one.
 absl::StatusOr<runtime::SavedPlan> ReadPlan(const std::string& path,
                                             const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
@@ -345,7 +348,7 @@ absl::Status Checkpoint::LoadWeights(FlatModel& weights,
   return absl::OkStatus();
 }
 
-// The buckets as they were cut when the checkpoint was written.
+// Returns the buckets as they were cut when the checkpoint was written.
 std::vector<stream::Bucket> BucketsOf(const Checkpoint& checkpoint,
                                       int64_t elements) {
   const int ranks = checkpoint.state.ranks;
@@ -446,8 +449,8 @@ absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer,
         shards.Read(bucket.offset, bucket.size, to, named, stage));
     to += bucket.size;
   }
-  // Another number of ranks has no random state of its own to restore. With the
-  // same number each rank opens a shard, even if it owns no bucket.
+  // A run with another number of ranks restores no random state. With the same
+  // number each rank opens its shard, even if it owns no bucket.
   if (world_size != state.ranks) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const SafetensorsReader* const own,
                           shards.Open(rank, named));

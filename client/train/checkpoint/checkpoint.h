@@ -1,5 +1,4 @@
-// Checkpoints: Hugging Face's files, and beside them what a run needs to
-// resume.
+// Checkpoints: Hugging Face's files, and the files that a run needs to resume.
 //
 //   checkpoint-120/
 //     config.json, model.safetensors     what other tools read
@@ -9,9 +8,9 @@
 //
 // A checkpoint is written under another name and renamed when all ranks have
 // written and synced their files (saver.h), so it is complete or does not
-// exist. Resumed on as many ranks and threads, a run goes on bit for bit; on
-// another number of ranks within rounding, because buckets change their owners
-// and the plan is made anew.
+// exist. A run that resumes on as many ranks and threads goes on bit for bit.
+// On another number of ranks it goes on within rounding, because buckets change
+// their owners and a new plan is made.
 //
 // Errors: InvalidArgument, one line: which file, and what is broken in it.
 // Thread safety: one thread per rank.
@@ -44,16 +43,17 @@ absl::Status WriteCheckpoint(const std::string& folder,
 
 struct Checkpoint {
   std::string path;
-  std::string passed_over;  // newer incomplete ones, on one line
+  std::string passed_over;  // newer incomplete checkpoints, on one line
   StateFile state;
   stream::ModelShape model;
   int rank = 0;  // this rank
   int world_size = 1;
 
-  // InvalidArgument: it was made from another text, without --allow-other-data.
+  // InvalidArgument: another text made the checkpoint, and --allow-other-data
+  // is not given.
   absl::Status CheckData(const RunOptions& options,
                          const RunIdentity& now) const;
-  // The checkpoint, its step and its run, on one line for people.
+  // Formats the checkpoint's path, step and run on one line for people.
   std::string Describe() const;
 
   absl::Status LoadWeights(FlatModel& weights, runtime::HostStage& stage) const;
@@ -63,15 +63,16 @@ struct Checkpoint {
   // and HBM. NotFound has the reason, for people.
   absl::StatusOr<runtime::SavedPlan> LoadPlan(
       const StepperContext& context) const;
-  // The settings of the saved plan's step, whatever the plan was made for.
+  // Returns the settings in the saved plan's key, even if the plan does not
+  // suit this run.
   std::optional<stream::Settings> LoadSettings() const;
 
  private:
   class Shards;
 };
 
-// `path` is a checkpoint, or a folder: then its newest complete one is opened.
-// Refuses one of another model or dtype and names the flag.
+// Opens the checkpoint `path`, or the newest complete checkpoint in the folder
+// `path`. Refuses a checkpoint of another model or dtype and names the flag.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,
                                           const RankEnvironment& environment);

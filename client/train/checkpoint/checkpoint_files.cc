@@ -27,7 +27,8 @@ namespace {
 
 constexpr char kPrefix[] = "checkpoint-";
 
-// The step in a checkpoint folder's name; negative if it is no such name.
+// Returns the step in a checkpoint folder's name; negative if the name is
+// another.
 int64_t StepOf(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!name.starts_with(kPrefix)) return -1;
@@ -37,8 +38,8 @@ int64_t StepOf(const fs::path& path) {
   return *digits != '\0' && *end == '\0' ? step : -1;
 }
 
-// InvalidArgument: the folder has complete checkpoints of more than one run.
-// Checkpoints from before runs had ids may belong to any run.
+// InvalidArgument: the folder has checkpoints of more than one run. Checkpoints
+// without an id (format 1) may belong to any run.
 absl::Status CheckOneRun(const std::string& folder,
                          const std::vector<int64_t>& steps) {
   std::map<std::string, int64_t> newest;

@@ -16,27 +16,27 @@ std::string WeightsFile(const std::string& folder);
 std::string OptimizerFile(const std::string& folder, int rank, int ranks);
 std::string PlanFile(const std::string& folder, int rank, int ranks);
 
-// folder/checkpoint-<step>
+// Returns folder/checkpoint-<step>.
 std::string CheckpointName(const std::string& folder, int64_t step);
-// The steps of a folder's checkpoints, newest first, complete or not.
+// Returns the steps of a folder's checkpoints, newest first, complete or not.
 std::vector<int64_t> StepsIn(const std::string& folder);
 
 // Checks that everything that a resumed run reads exists and has the size that
 // its header states. InvalidArgument or NotFound names what is wrong.
-// OutOfRange (a newer program's format) and a shortage (open files) say nothing
-// about that.
+// OutOfRange (a newer program's format) and a shortage (open files) do not mean
+// that the checkpoint is incomplete.
 absl::StatusOr<StateFile> ReadWhole(const std::string& folder);
 
 struct FoundCheckpoint {
   std::string path;
   StateFile state;
-  std::string passed_over;  // newer incomplete ones, on one line
+  std::string passed_over;  // newer incomplete checkpoints, on one line
 };
-// Returns `path` itself if it is a checkpoint, else its newest complete one.
-// Refuses a folder with checkpoints of several runs.
+// Returns the checkpoint `path`, or the newest complete checkpoint in the
+// folder `path`. Refuses a folder with checkpoints of several runs.
 absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path);
 
-// Writes and syncs.
+// Writes a file and syncs it.
 absl::Status WriteFile(const std::string& path, const std::string& text);
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 // Syncs the content of a file or a folder.

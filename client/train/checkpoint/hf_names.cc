@@ -116,7 +116,7 @@ Json LlamaConfig(const ModelShape& c, int64_t seq_len) {
           {"hidden_act", "silu"},
           {"attention_bias", false},
           {"mlp_bias", false},
-          {"bos_token_id", nullptr},  // text as bytes has none
+          {"bos_token_id", nullptr},  // bytes as text have no such token
           {"eos_token_id", nullptr},
           {"tie_word_embeddings", false}};
 }
@@ -139,7 +139,8 @@ Json GptConfig(const ModelShape& c) {
                {"bos_token_id", nullptr},
                {"eos_token_id", nullptr},
                {"tie_word_embeddings", true}};
-  // GPT-2 itself has no grouped queries, so the file says that it has.
+  // GPT-2 itself has no grouped queries, so the file has another model_type and
+  // the number of kv heads.
   if (c.kv_heads != c.heads) {
     json["model_type"] = "gpt2_grouped";
     json["num_key_value_heads"] = c.kv_heads;

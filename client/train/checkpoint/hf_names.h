@@ -15,8 +15,8 @@
 
 namespace sluice::train {
 
-// One tensor of the file and the flat entries it consists of (three for
-// c_attn), joined along their outputs.
+// One tensor of the file and its flat entries (three for c_attn), joined along
+// their outputs.
 struct HfTensor {
   std::string name;
   std::vector<FlatEntry> parts;
@@ -26,7 +26,7 @@ struct HfTensor {
 
 std::vector<HfTensor> HfTensors(const stream::ModelShape& config);
 
-// The text of config.json. `bf16`: of the weights.
+// Returns the text of config.json. `bf16` is true for bf16 weights.
 std::string HfConfig(const stream::ModelShape& config, int64_t seq_len,
                      bool bf16);
 

@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The reference implementation's limit.
+// The limit of the reference implementation.
 constexpr int64_t kMaxHeader = 100'000'000;
 
 constexpr std::pair<TensorType, const char*> kTypes[] = {

@@ -35,13 +35,13 @@ struct TensorInfo {
 
 class SafetensorsWriter {
  public:
-  // `label` tells readers what the file is.
+  // Creates the file. `label` tells readers what the file is.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& path, std::vector<TensorInfo> tensors,
       const std::string& label = "");
   // Appends the bytes of all tensors in Create's order, in pieces of any size.
   absl::Status Append(const void* data, int64_t bytes);
-  // Flushes to the disk. An error if bytes are missing.
+  // Flushes to the disk. Returns an error if bytes are missing.
   absl::Status Close();
 
  private:
@@ -59,8 +59,8 @@ class SafetensorsReader {
   const std::string& label() const { return label_; }  // empty: none
   // Returns null if there is no such tensor.
   const TensorInfo* Find(const std::string& name) const;
-  // Checks that the tensor exists with this type and shape; InvalidArgument has
-  // both shapes.
+  // Checks that the tensor exists with this type and shape; else
+  // InvalidArgument, with both shapes.
   absl::Status Expect(const TensorInfo& wanted) const;
   // Reads bytes [offset, offset + bytes) of the tensor's data.
   absl::Status Read(const std::string& name, int64_t offset, void* data,

@@ -20,8 +20,9 @@ namespace fs = std::filesystem;
 absl::Status CheckSaveFolder(const std::string& folder) {
   // Only making a folder shows whether it can be made: root may do everything,
   // and permissions say nothing about a full or virtual file system. The trial
-  // has a name of its own in the deepest existing folder, so it does not touch
-  // what other processes are making at this moment, such as our parent folders.
+  // folder has a unique name in the deepest existing folder, so it does not
+  // touch what other processes are making at this moment, such as our parent
+  // folders.
   std::error_code error;
   fs::path at = fs::absolute(folder, error);
   while (!fs::exists(at, error) && at != at.parent_path()) {
@@ -69,14 +70,15 @@ absl::Status SaveFolder::Lock() {
   lock_ = UniqueFd(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!lock_) return ErrnoStatus(errno, "--save " + folder_);
   if (flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
-    return absl::OkStatus();  // or the file system has no flock
+    return absl::OkStatus();  // locked, or the file system has no flock
   }
   return BadInput(fmt::format(
       "--save {}: another run is saving into it now: name another folder",
       folder_));
 }
 
-// Removes what processes left that died while they saved.
+// Removes the unfinished folders of processes that died while they saved, and
+// puts a replaced checkpoint back if the new one is missing.
 void SaveFolder::CleanUp() {
   std::error_code error;
   std::vector<fs::path> unfinished, replaced;
@@ -90,8 +92,8 @@ void SaveFolder::CleanUp() {
   for (const fs::path& path : replaced) {
     fs::path place = path;
     place.replace_extension();
-    // A process died after it moved the old checkpoint away and before it put
-    // the new one there.
+    // If the new checkpoint is missing, a process died between moving the old
+    // one away and renaming the new one.
     if (fs::exists(place, error)) {
       fs::remove_all(path, error);
     } else {
@@ -146,8 +148,8 @@ absl::Status SaveFolder::Commit(int64_t step) {
   const std::string old = place + ".old";
   std::error_code error, ignored;
   fs::remove_all(old, ignored);
-  // A folder cannot be renamed over one that is not empty, which moves away
-  // first.
+  // A folder cannot be renamed over one that is not empty, so an existing
+  // checkpoint is moved away first.
   const bool replaces = fs::exists(place, ignored);
   if (replaces) fs::rename(place, old, error);
   if (!error) {
@@ -175,7 +177,7 @@ void SaveFolder::Rotate(int64_t keep) {
     const auto state = ReadState(name);
     if (!state.ok() || state->identity.run != identity_.run) continue;
     if (ReadWhole(name).ok() && ++whole <= keep) continue;
-    if (whole == 0) continue;  // newer than every complete one
+    if (whole == 0) continue;  // incomplete, but newer than every complete one
     // Renamed first, because a half removed checkpoint must not have its name.
     std::error_code error;
     const std::string gone = Temporary(folder_, step);

@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kFormat = 3;
 
-// The flags that weights and states depend on.
+// Returns the flags that weights and states depend on.
 Json ModelFlags(const RunOptions& o) {
   const stream::ModelShape& m = o.model;
   Json flags = {{"--arch", m.name},         {"--layers", m.layers},
@@ -28,7 +28,8 @@ Json ModelFlags(const RunOptions& o) {
   return flags;
 }
 
-// Returns a negative number if there is no such whole number.
+// Returns the number with this name; negative if the JSON has no such whole
+// number.
 int64_t Number(const Json& json, const char* name) {
   if (!json.is_object() || !json.contains(name) ||
       !json[name].is_number_unsigned()) {
@@ -42,7 +43,7 @@ std::string TextField(const Json& json, const char* name) {
   return json[name].is_string() ? json[name].get<std::string>() : "";
 }
 
-// A setting of a plan's key as text.
+// Formats a setting of a plan's key as text.
 std::string InWords(const Json& key, const std::string& name) {
   if (name == "hbm" && key.contains(name)) {
     return FormatBytes(Bytes(Number(key, "hbm"))) + " of GPU memory per rank";
@@ -62,7 +63,7 @@ std::string InWords(const Json& key, const std::string& name) {
   return fmt::format("{} {}", name, key[name].dump());
 }
 
-// Refuses JSON that is no object.
+// Reads the file's JSON. Text that is not JSON gives a value that is no object.
 absl::Status ReadJson(const std::string& folder, Json* json) {
   SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(StatePath(folder)));
   *json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -175,7 +176,7 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm,
     key["--rerun-layers"] = o.rerun_layers;
   }
   if (o.kept > 0) key["kept"] = o.kept;
-  // Each kernel has its own buffers.
+  // A plan holds for one kernel, because each kernel has its own buffers.
   if (!attention.empty()) key["--attention"] = attention;
   if (rounds_output) key["--round-output"] = true;
   // The place of the states changes how much HBM is left.

@@ -24,7 +24,7 @@ struct RunIdentity {
   int64_t data_tokens = 0;
 };
 
-// The id of a new run. A run that resumes keeps the checkpoint's id.
+// Returns the id of a new run. A run that resumes keeps the checkpoint's id.
 std::string NewRunId();
 
 struct StateFile {
@@ -44,13 +44,14 @@ std::string StatePath(const std::string& folder);
 
 absl::Status WriteState(const std::string& folder, const RunOptions& options,
                         const StateFile& state);
-// InvalidArgument: incomplete. OutOfRange: a newer program's format.
+// InvalidArgument: the state is incomplete. OutOfRange: a newer program wrote
+// it.
 absl::StatusOr<StateFile> ReadState(const std::string& folder);
-// InvalidArgument names the flag if the options differ from those of the run
-// that wrote it.
+// Checks that the options are those of the run that wrote the state;
+// InvalidArgument names the flag that differs.
 absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
 
-// The key of a saved plan: two runs with the same text can use the same plan.
+// Returns the key of a saved plan: runs with equal keys can use the same plan.
 // `attention` is a GPU's kernel (RankMemory::KernelName), empty on a simulated
 // one; `rounds_output` is RoundsOutput of step/stepper.h; `states` is the place
 // of the optimizer's states.
@@ -59,7 +60,8 @@ std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm,
                     stream::StatePlace states);
 // Explains in words why a plan with the key `saved` does not suit `wanted`.
 std::string WhyAnotherKey(const std::string& saved, const std::string& wanted);
-// The settings in such a key; nullopt if the key is older, or no key.
+// Returns the settings in a key of PlanKey; nullopt if an older program made
+// the key, or if it is no key.
 std::optional<stream::Settings> SettingsOf(const std::string& key);
 
 }  // namespace sluice::train

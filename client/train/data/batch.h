@@ -1,10 +1,12 @@
-// Deals the corpus: a cursor over its tokens, and the rows of one sequence for
-// each rank.
+// Deals the corpus to the ranks: returns each rank's rows of the sequence at a
+// cursor.
 //
 // The cursor counts tokens of the corpus over all ranks, so it means the same
 // for every number of ranks and every length. Labels are the next tokens,
 // shifted before dealing: a rank's last row has its label though the token
-// itself belongs to another rank. Thread safety: one thread.
+// itself belongs to another rank.
+//
+// Thread safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +45,7 @@ class Dealer {
   Corpus* corpus_;
   stream::ChunkLayout layout_;
   int64_t rank_;
-  std::vector<int64_t> tokens_;  // of one chunk, and the next one
+  std::vector<int64_t> tokens_;  // of one chunk, and the token after it
 };
 
 }  // namespace sluice::train

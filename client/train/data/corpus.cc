@@ -22,16 +22,17 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kProbeBytes = 4096;
-// A fingerprint covers this many pieces.
+// The number of pieces that a fingerprint covers.
 constexpr int64_t kPieces = 64;
 constexpr int64_t kPieceTokens = 4096;
 
-// Judges as git does: text has no NUL in its first bytes.
+// Returns whether the file is binary, by git's rule: text has no NUL in its
+// first bytes.
 absl::StatusOr<bool> LooksBinary(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) {
-    // An unreadable file is no part of the text. But for lack of descriptors a
-    // file would be left out silently, so that is an error.
+    // An unreadable file is no part of the text. A lack of descriptors is an
+    // error, because otherwise a file would be left out silently.
     const absl::Status why = ErrnoStatus(errno, "open " + path);
     if (ShortageOf(why) != Shortage::kNone) return why;
     return true;

@@ -1,12 +1,13 @@
 // Training text as one long row of token ids.
 //
 // A text file or folder is bytes, one token per byte; a folder is its text
-// files in sorted order, joined. A `.bin` has uint16 or uint32 ids: llm.c's
-// header or a Megatron `.idx` beside it tells which, else --token-bytes.
-// Nothing is loaded: Read reads the requested tokens with pread, so even a long
-// corpus needs almost no memory.
+// files in sorted order, joined. A `.bin` has uint16 or uint32 ids; the width
+// comes from llm.c's header or from a Megatron `.idx` in the same folder, else
+// from --token-bytes. Nothing is loaded: Read reads the requested tokens with
+// pread, so even a long corpus needs almost no memory.
 //
 // Errors: InvalidArgument / NotFound, one line: what, value, what to do.
+//
 // Thread safety: none needed, one reader.
 #pragma once
 
@@ -36,9 +37,9 @@ class Corpus {
   // Reads tokens [first, first + out.size()). OutOfRange: beyond the end.
   // InvalidArgument: an id exceeds the vocabulary.
   absl::Status Read(int64_t first, std::span<int64_t> out);
-  // A fingerprint of the text, independent of its path: of its length and of 64
-  // pieces spread over it, or all of a short text. It misses a change between
-  // the pieces that keeps the length.
+  // Returns a fingerprint of the text, independent of its path. It covers the
+  // text's length and 64 pieces spread over the text (all of a short text), so
+  // it misses a change between the pieces that keeps the length.
   absl::StatusOr<std::string> Fingerprint();
 
  private:
@@ -64,8 +65,8 @@ class Corpus {
   std::vector<unsigned char> bytes_;  // of one read, reused
 };
 
-// The installed torch package, $SLUICE_PYTHON_PACKAGES/torch, or the one this
-// binary was configured with. Its Python sources are the demo's text.
+// Returns the installed torch package: $SLUICE_PYTHON_PACKAGES/torch, or the
+// one this binary was configured with. Its Python sources are the demo's text.
 std::string DefaultCorpusPath();
 
 }  // namespace sluice::train

@@ -29,7 +29,7 @@ int64_t Word(const std::string& bytes, size_t index) {
       reinterpret_cast<const unsigned char*>(bytes.data()) + 4 * index, 4);
 }
 
-// Returns 0 if it is no header of llm.c.
+// Returns the bytes per token; 0 if `head` is no header of llm.c.
 int LlmcWidth(const std::string& head) {
   if (head.size() < kLlmcHeaderBytes) return 0;
   if (Word(head, 0) == 20240520 && Word(head, 1) == 1) return 2;
@@ -37,8 +37,8 @@ int LlmcWidth(const std::string& head) {
   return 0;
 }
 
-// Reads the dtype code of Megatron's index: 8 is uint16, 4 is int32. Returns 0
-// if there is no index.
+// Returns the bytes per token by the dtype code in Megatron's index (8 is
+// uint16, 4 is int32); 0 if there is no index.
 int MegatronWidth(const std::string& path) {
   const std::string index =
       path.substr(0, path.size() - std::strlen(".bin")) + ".idx";

@@ -1,9 +1,10 @@
-// The layout of a `.bin` of token ids.
+// Reads the layout of a `.bin` file of token ids.
 //
 // Known layouts: llm.c's header (magic 20240520 version 1: uint16; 20240801
 // version 7: uint32), a Megatron dataset (raw ids; its `.idx` names their
-// type), and raw ids with a width that the user gives. Thread safety: pure
-// functions.
+// type), and raw ids with a width that the user gives.
+//
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ struct TokenFileLayout {
   int64_t tokens = 0;
 };
 
-// `token_bytes` 0: detect. InvalidArgument: the width is unknown, or the header
-// contradicts the file's size.
+// With `token_bytes` 0 the width is detected. InvalidArgument: the width is
+// unknown, or the header contradicts the file's size.
 absl::StatusOr<TokenFileLayout> ReadTokenFileLayout(const std::string& path,
                                                     int64_t file_bytes,
                                                     int token_bytes);

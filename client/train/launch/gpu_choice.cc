@@ -11,7 +11,7 @@
 namespace sluice::train {
 namespace {
 
-// "GPU 0 only", "GPUs 0 to 3", "GPUs 1, 3".
+// Formats "GPU 0 only", "GPUs 0 to 3", "GPUs 1, 3".
 std::string Words(const std::vector<client::GpuState>& gpus) {
   std::string list;
   for (const client::GpuState& gpu : gpus) {

@@ -24,11 +24,11 @@ struct GpuPlace {
   int64_t numa_ranks = 1;
 };
 
-// Returns the place of each local rank. `gpus` are those that may be used, by
-// index. If `spread` is false and none are named, rank r takes GPU r mod GPUs:
-// ranks that choose one by one must not depend on what is free at that moment.
-// InvalidArgument: a named GPU is not among them, or more are named than there
-// are ranks. NotFound: there are no GPUs.
+// Returns the place of each local rank. `gpus` are the GPUs that may be used,
+// by index. If `spread` is false and no GPU is named, rank r takes GPU r mod
+// GPUs, because the choice of ranks that choose one by one must not depend on
+// what is free at that moment. InvalidArgument: a named GPU is not among
+// `gpus`, or more are named than there are ranks. NotFound: there are no GPUs.
 absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
     const std::vector<client::GpuState>& gpus,
     const std::vector<int64_t>& named, int local_ranks, bool spread);

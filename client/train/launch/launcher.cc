@@ -53,14 +53,14 @@ struct RankProcess {
   std::string result_file, page_file;
   std::unique_ptr<RankPage> page;
   std::optional<int> status;  // wait status, once it ended
-  bool ended_by_us = false;   // by SIGKILL at the time limit
-  bool told_to_end = false;   // by SIGTERM, because another had failed
+  bool ended_by_us = false;   // killed by us, at a time limit
+  bool told_to_end = false;   // SIGTERM sent, because another rank failed
 };
 
 // The ranks of one run and how each ended.
 class Ranks {
  public:
-  // `gpus` holds a place per rank; empty: each rank chooses.
+  // `gpus` has a place per rank; empty: each rank chooses its GPU.
   absl::Status Start(const RunOptions& options, const std::string& binary,
                      const std::vector<std::string>& arguments,
                      const std::string& socket, const std::string& folder,
@@ -163,7 +163,8 @@ void Ranks::Reap() {
   }
 }
 
-// Ends the other ranks once one has failed.
+// Sends SIGTERM to the other ranks kGrace after one has failed, and SIGKILL
+// after kLimit.
 void Ranks::EndOthers() {
   if (!failed_at_.has_value()) return;
   const absl::Duration since = absl::Now() - *failed_at_;
@@ -197,13 +198,14 @@ void Ranks::Look(double now_s) {
   if (verdict.end.empty() || failed_at_.has_value()) return;
   late_ = verdict.end;
   if (*clear != '\0') std::fputc('\n', stderr);
-  // A stopped or hung rank handles no other signal, and the other ranks wait.
+  // SIGKILL, because a stopped or hung rank handles no other signal, and the
+  // other ranks wait for it.
   for (RankProcess& p : processes_) p.ended_by_us |= !p.status.has_value();
   Signal(SIGKILL);
 }
 
 void Ranks::Forward(int signal) {
-  // A closing terminal may send several.
+  // A closing terminal may send SIGHUP several times.
   if (signal == SIGHUP && forwarded_ > 0) return;
   Signal(++forwarded_ == 1 ? signal : SIGKILL);
 }
@@ -234,14 +236,14 @@ bool Ranks::Interrupted() const {
   for (const RankProcess& p : processes_) {
     const auto result = ReadResult(p.result_file);
     if (result.ok() && result->interrupted) return true;
-    // Killed before it could catch signals, or by a second signal.
+    // The rank was killed before it could catch signals, or by a second signal.
     if (!result.ok() && WIFSIGNALED(*p.status) && !p.ended_by_us) return true;
   }
   return false;
 }
 
-// Returns the first rank that failed by itself, else the first that failed;
-// null if none failed.
+// Returns the first rank that failed for its own reason, else the first that
+// failed; null if none failed.
 const RankProcess* Ranks::Cause() const {
   const RankProcess* first = nullptr;
   for (const size_t i : order_) {
@@ -301,7 +303,8 @@ int Ranks::Report(const RunOptions& options) const {
   }
   std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
   if (spoke) return result->exit;
-  // It could not write its result, but its exit status may be one of ours.
+  // The rank could not write its result, but its exit status may be one of
+  // ours.
   const int own =
       WIFEXITED(*cause->status) ? WEXITSTATUS(*cause->status) : kExitFault;
   return own <= kExitOpenFiles ? own : kExitFault;
@@ -313,7 +316,7 @@ sigset_t HeldSignals() {
   for (const int s : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&signals, s);
   struct sigaction hangup {};
   sigaction(SIGHUP, nullptr, &hangup);
-  // Under nohup SIGHUP is ignored; a blocked one would arrive all the same.
+  // Under nohup SIGHUP is ignored, but a blocked SIGHUP would still arrive.
   if (hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
   return signals;
 }

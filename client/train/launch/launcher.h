@@ -1,14 +1,15 @@
 // Starts the ranks of a run on this node and waits until all have ended.
 //
-// It reads the ranks' progress pages (watch/rank_page.h) twice a second, prints
-// which rank is late, and ends the run after --end-after.
+// The launcher reads the ranks' progress pages (watch/rank_page.h) twice a
+// second, prints which rank is late, and ends the run after --end-after.
 //
 // Each rank runs this binary with RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun sets them. If
-// one fails, the others get kGrace to notice by themselves, then SIGTERM, then
-// SIGKILL: all are gone kLimit after the first. SIGINT, SIGTERM and SIGHUP are
-// forwarded once, so that the ranks save and end. A second signal kills them
-// (except SIGHUP, of which a closing terminal may send several).
+// one fails, the others have kGrace to end by themselves; then they get
+// SIGTERM, then SIGKILL. All are gone kLimit after the first one failed.
+// SIGINT, SIGTERM and SIGHUP are forwarded once, so that the ranks save and
+// end. A second signal kills them (except SIGHUP, of which a closing terminal
+// may send several).
 //
 // Thread safety: one thread, which must be the process's first.
 #pragma once
@@ -33,12 +34,12 @@ struct RankEnvironment {
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
-  int node = 0;  // shared by the ranks of one node, and only by them
+  int node = 0;  // equal for the ranks of one node, different for others
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
-  int master_listen_fd = -1;    // rank 0 of our launcher: already listening
-  std::string result_file;      // empty: not started by our launcher
-  std::string page_file;        // progress (watch/rank_page.h); empty as above
+  int master_listen_fd = -1;  // rank 0 of our launcher: already listening
+  std::string result_file;    // empty: not started by our launcher
+  std::string page_file;  // progress page; empty: not started by our launcher
   std::optional<GpuPlace> gpu;  // chosen by the launcher
   int launcher_pid = 0;
 };
@@ -48,12 +49,12 @@ bool IsRank();
 absl::StatusOr<RankEnvironment> ReadRankEnvironment();
 
 // Blocks SIGINT, SIGTERM, SIGCHLD and, unless it is ignored, SIGHUP until
-// Launch handles them. Call it before anything that must be undone on Ctrl-C.
+// Launch handles them. Call it before actions that must be undone on Ctrl-C.
 void HoldSignals();
 
 // Runs `binary arguments` as options.ranks ranks on `gpus` (empty: each rank
-// chooses), prints the line or object that the user sees, and returns the exit
-// status.
+// chooses its GPU). Prints the line or object that the user sees, and returns
+// the exit status.
 int Launch(const RunOptions& options, const std::string& binary,
            const std::vector<std::string>& arguments, const std::string& socket,
            const std::vector<GpuPlace>& gpus = {});

@@ -83,7 +83,8 @@ absl::Status CheckNumbers(const RunOptions& o) {
   });
 }
 
-// Rejects flags that --rerun excludes: rerun chunks drop their free classes.
+// Rejects flags that --rerun excludes, because rerun chunks drop their free
+// classes.
 absl::Status CheckRerun(const RunOptions& o) {
   if (o.rerun.value_or(0) == 0) return absl::OkStatus();
   if (o.alpha > 0) {
@@ -102,7 +103,7 @@ absl::Status CheckRerun(const RunOptions& o) {
   return absl::OkStatus();
 }
 
-// Rejects what the kernel cannot do before a daemon is asked.
+// Rejects, before a daemon is asked, what the attention kernel cannot compute.
 absl::Status CheckAttention(const RunOptions& o) {
   if (o.attention == AttentionKernel::kAuto) return absl::OkStatus();
   const char* const name = stream::Name(o.attention);

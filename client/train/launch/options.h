@@ -35,12 +35,12 @@ struct RunOptions {
   Method method = Method::kSluice;
   stream::ModelShape model;
   int64_t seq_len = 1024;  // global tokens
-  // Settings of the streamed method. 0 or unset: chosen by predicted cost
-  // (choose_settings.h).
+  // Settings of the streamed method. If 0 or unset, they are chosen by
+  // predicted cost (choose_settings.h).
   int64_t chunk = 0;  // global tokens
   int prefetch = 0;
   std::optional<stream::BackwardOrder> order;
-  bool resident = false;          // by choice: all stays in HBM if it fits
+  bool resident = false;  // set by the choice: all stays in HBM if it fits
   std::optional<double> rerun;    // fraction of the chunks; unset: chosen
   int64_t rerun_layers = 0;       // 0: chosen, or 1 with --chunk
   int64_t rerun_chunks = 0;       // chosen, or from `rerun` with --chunk
@@ -48,7 +48,8 @@ struct RunOptions {
   double alpha = -1;              // negative: the planner chooses
   stream::FractionMap fractions;  // of the classes that are given
   bool keep = true;               // false: the planner keeps no rows on the GPU
-  // Where AdamW's states are. Unset: in HBM if they fit there.
+  // The place of AdamW's states. Unset: in HBM if they fit there, else host
+  // memory.
   std::optional<stream::StatePlace> optimizer_states;
   Dtype dtype = Dtype::kFp32;
   AttentionKernel attention = AttentionKernel::kAuto;
@@ -74,14 +75,15 @@ struct RunOptions {
   int64_t save_every = 0;
   int64_t keep_checkpoints = 0;  // number of newest ones to keep; 0: all
   std::string resume;
-  bool allow_other_data = false;  // the data may differ from before
+  bool allow_other_data = false;  // another text than the resumed run's
   std::string log_jsonl;
   std::string trace;
   // Seconds without progress of a rank. 0: never; negative: derived from the
   // step's expected time (watch/watchdog.h).
   double late_after = -1;
   double end_after = -1;
-  std::vector<int64_t> gpus;  // of the node, for ranks in turn; empty: spread
+  // GPUs of the node, given to ranks in turn; empty: spread.
+  std::vector<int64_t> gpus;
   bool probe = false;
   bool json = false;
 };
@@ -93,7 +95,8 @@ struct ParsedCommand {
   RunOptions options;
 };
 
-// InvalidArgument: one line that names the flag, its value and the limit.
+// Parses the command line. InvalidArgument: one line that names the flag, its
+// value and the limit.
 absl::StatusOr<ParsedCommand> ParseCommandLine(
     const std::vector<std::string>& arguments);
 

@@ -10,9 +10,9 @@
 namespace sluice::train {
 namespace {
 
-// A streamed step's GPU memory grows with its chunk size, and its host memory
-// with the sequence, as ALST's does. The other methods keep activations on the
-// GPU alone.
+// Returns what to do about a shortage. A streamed step's GPU memory grows with
+// its chunk size, and its host memory with the sequence, as ALST's does. The
+// other methods keep activations on the GPU only.
 const char* AdviceFor(Shortage shortage, std::optional<Method> method) {
   switch (shortage) {
     case Shortage::kGpuMemory:

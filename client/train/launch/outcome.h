@@ -34,15 +34,16 @@ inline constexpr char kHostMemory[] = "host_memory";
 absl::Status DoesNotFit(std::string_view limited_by, std::string_view message);
 // Returns InvalidArgument: the user can fix it.
 absl::Status BadInput(std::string_view message);
-// The same after a failed system call: marks what ran out if `error` says so.
+// Returns BadInput after a failed system call, marked with what ran out if
+// `error` says so.
 absl::Status BadInput(std::string_view message, int error);
-// Appends to the message what to do about a shortage, once. `method` is the
-// training's, if it was one: a shorter sequence is advised only if the memory
-// that ran out grows with it.
+// Appends to the message what to do about a shortage, unless it already says
+// so. `method` is the method of a training: a shorter sequence is advised only
+// if the memory that ran out grows with the sequence.
 absl::Status WithAdvice(const absl::Status& status,
                         std::optional<Method> method = std::nullopt);
-// Turns Unavailable (no daemon) into NotFound, which the user can fix. Keeps a
-// shortage as it is.
+// Turns Unavailable (no daemon) into NotFound, which the user can fix. Leaves a
+// shortage unchanged.
 absl::Status AsBadInput(const absl::Status& status);
 
 // Returns the name of what ran out, or "none".

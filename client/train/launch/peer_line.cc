@@ -22,7 +22,8 @@ namespace {
 
 constexpr int kTickMs = 100;
 
-// Sends four probes, one second apart, after two seconds of silence.
+// Sets TCP keepalive: four probes, one second apart, after two seconds of
+// silence.
 void KeepAlive(int fd) {
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
@@ -34,9 +35,10 @@ void KeepAlive(int fd) {
 
 // Listens on every address of this node, as c10d's store does.
 absl::StatusOr<UniqueFd> ListenAnywhere(int64_t& port) {
-  for (const int family : {AF_INET6, AF_INET}) {  // IPv6 takes both
+  // An IPv6 socket accepts IPv4, too.
+  for (const int family : {AF_INET6, AF_INET}) {
     UniqueFd fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_in6 address{};  // its port is where sockaddr_in's is
+    sockaddr_in6 address{};  // sockaddr_in has its port in the same place
     address.sin6_family = static_cast<sa_family_t>(family);
     socklen_t size =
         family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
@@ -76,7 +78,8 @@ absl::StatusOr<UniqueFd> ConnectTo(const std::string& host, int64_t port) {
 }
 
 void SendTo(int fd, const std::string& line) {
-  // Lines are few and short, so only a dead node's buffer is full.
+  // Lines are few and short, so a full buffer means that the node is dead; the
+  // line is dropped then.
   send(fd, line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
@@ -160,7 +163,8 @@ void PeerLine::Look() {
   std::erase_if(peers_, [this](Peer& peer) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return !Read(peer);
   });
-  // If rank 0 died, no message can name it, so the others do not wait for one.
+  // A closed connection to rank 0 means that rank 0 died. No message can name
+  // it, so the other ranks do not wait for one.
   const absl::Duration naming = listener_ ? kNaming : absl::ZeroDuration();
   for (const Peer& peer : peers_) {
     if (absl::Now() - peer.closed_at >= naming) {

@@ -1,17 +1,18 @@
 // Tells every rank of a run, on every node, that one of them has died.
 //
-// A daemon tells only the ranks of its own node, and NCCL's kernels wait for a
-// dead rank forever. So each rank keeps a TCP connection to rank 0, which
+// A daemon informs only the ranks of its own node, and NCCL's kernels wait for
+// a dead rank forever. So each rank keeps a TCP connection to rank 0, which
 // passes a death on to all. The kernel closes a dead process's connections, so
 // no rank sends anything in normal operation, and a rank that is stopped by a
-// signal does not count as dead. TCP's keepalive detects a node that loses
-// power after 6 s.
+// signal does not count as dead. TCP's keepalive detects within 6 s a node that
+// lost power.
 //
-// If a connection closes, rank 0 waits kNaming before it passes that on: until
-// then, another rank of that node may send what its daemon knows of the death.
-// Rank 0's own death closes all connections.
+// If a connection closes, rank 0 waits kNaming before it passes the death on:
+// until then, another rank of that node may send what its daemon knows of the
+// death. Rank 0's own death closes all connections.
 //
 // The connections carry lines: first "TOKEN RANK", then "died WHAT" or "end".
+//
 // Thread safety: safe.
 #pragma once
 
@@ -37,13 +38,15 @@ class PeerLine {
   struct Place {
     int64_t port = 0, token = 0;
   };
-  // `what`: "rank 1 of job demo: killed by signal 9". Runs on the line's
-  // thread, at most once, and may block.
+  // `what` is a text such as "rank 1 of job demo: killed by signal 9". The
+  // callback runs on the line's thread, at most once, and may block.
   using OnDeath = std::function<void(const std::string& what)>;
 
-  // Listens; for rank 0, on all its addresses. Unavailable: it cannot listen.
+  // Listens on all of this node's addresses; for rank 0. Unavailable: it cannot
+  // listen.
   static absl::StatusOr<std::unique_ptr<PeerLine>> Hold(OnDeath on_death);
-  // Connects; for other ranks. Unavailable: rank 0 is not reached within 10 s.
+  // Connects to rank 0; for other ranks. Unavailable: rank 0 is not reached
+  // within 10 s.
   static absl::StatusOr<std::unique_ptr<PeerLine>> Reach(
       const std::string& address, Place place, int rank, OnDeath on_death);
   ~PeerLine();
@@ -52,7 +55,8 @@ class PeerLine {
   // Sends a death, which may be this rank's own, to all other ranks, unless one
   // was sent or received before. Does not wait for them.
   void Tell(const std::string& what);
-  // From now on this rank's end is no death, and it reports no death.
+  // Declares this rank's coming end normal: others do not take it for a death,
+  // and this rank reports no death any more.
   void End();
 
  private:
@@ -77,7 +81,7 @@ class PeerLine {
   const UniqueFd listener_;  // rank 0 only
   const OnDeath on_death_;
   Mutex mutex_;
-  // On rank 0 all other ranks; on these only rank 0.
+  // All other ranks on rank 0; only rank 0 on other ranks.
   std::list<Peer> peers_ ABSL_GUARDED_BY(mutex_);
   std::string died_ ABSL_GUARDED_BY(mutex_);   // sent or received
   std::string heard_ ABSL_GUARDED_BY(mutex_);  // not yet passed to on_death_

@@ -43,7 +43,7 @@ absl::Status PeerWatch::why() const {
 void PeerWatch::OnEvent(const client::SessionEvent& event) {
   using Kind = client::SessionEvent::Kind;
   if (event.kind == Kind::kDisconnected) on_gone_(event.detail);
-  // A daemon that is gone or going slows no step: mappings stay.
+  // A lost or ending daemon slows no step, because mappings stay.
   if (event.kind == Kind::kEvicted &&
       Keep(absl::UnavailableError(
           fmt::format("the daemon evicted this rank: {}", event.detail)))) {

@@ -2,14 +2,15 @@
 //
 // News of a death comes from this node's daemon or from another rank
 // (PeerLine), while the main thread computes, or hangs in a collective that
-// will never end. The main thread usually notices by itself, because its
+// will never end. The main thread usually notices the death itself, because its
 // collective fails. If it has not ended the run after kGrace, the watch calls
 // `on_timeout`, which reports and leaves the process. NCCL's collectives do not
-// fail by themselves, so `on_peer_died` is called at once, to abort them.
+// fail by themselves, so the watch calls `on_peer_died` at once, to abort them.
 //
 // On an eviction the run ends in order: `on_evicted` is called at once, and the
 // run has kEvictedGrace to end its step and save. A lost daemon slows no step:
 // the watch only calls `on_gone`.
+//
 // Thread safety: safe.
 #pragma once
 
@@ -38,29 +39,32 @@ class PeerWatch {
             std::function<void(const std::string&)> on_gone);
   ~PeerWatch();
 
-  // `on_peer_died` gets the name of what died. It runs on the thread that
-  // brings the news, at most once, and may block: the timeout does not wait for
-  // it. It may be empty. When Attach returns, the callback of a former Attach
-  // is not running and never will.
+  // `on_peer_died` gets the name of the dead peer, and may be empty. It runs on
+  // the thread that receives the news, at most once, and may block: the timeout
+  // does not wait for it. When Attach returns, the callback of a former Attach
+  // is not running and will not run any more.
   using OnPeerDied = std::function<void(const std::string&)>;
   void Attach(client::Session& session, OnPeerDied on_peer_died);
-  // `what`: "rank 1 of job demo: killed by signal 9".
+  // Reports a death. `what`: "rank 1 of job demo: killed by signal 9".
   void PeerDied(const std::string& what);
-  // From now on a peer's end is its normal end, and an eviction stops nothing.
+  // Stops the watch: from now on the end of a peer is normal, and an eviction
+  // has no effect.
   void Disarm();
   // Returns why the run has to end: a peer's death, marked as one, or an
   // eviction. OK: it need not end.
   absl::Status why() const;
-  // Returns the Status that a rank ends with. A peer's death explains a
-  // lost collective (its news may take kNews to come); an eviction explains an
-  // end before the last step (`interrupted`, or a fault). Neither explains a
-  // shortage, and a death explains no fault of the rank's own: the peer may
-  // have died of it.
+  // Returns the Status with which the rank ends, given its own `status`. A
+  // peer's death replaces the error of a lost collective (the news may take
+  // kNews to arrive). An eviction replaces an end before the last step
+  // (`interrupted`, or an error). Neither replaces a shortage, and a death
+  // replaces no fault of the rank's own, because the peer may have died of that
+  // fault.
   absl::Status Explain(const absl::Status& status, bool interrupted);
 
  private:
   void OnEvent(const client::SessionEvent& event);
-  // Keeps the first reason. Returns false if the run ends already.
+  // Keeps the first reason. Returns false if there already was one, or if the
+  // watch is disarmed.
   bool Keep(const absl::Status& why);
   void Run();
 

@@ -1,9 +1,10 @@
 // A sluiced for one run only, with simulated GPUs of the requested size.
 //
-// Its runtime folder is temporary and is deleted with it. It is started through
-// this binary's hidden `guard` command, which asks the kernel to end the daemon
-// when the launcher ends, so that not even kill -9 of the launcher leaves it
-// running.
+// The daemon's runtime folder is temporary and is deleted with it. The daemon
+// is started through this binary's hidden `guard` command, which asks the
+// kernel to end the daemon when the launcher ends, so that not even kill -9 of
+// the launcher leaves the daemon running.
+//
 // Thread safety: one thread.
 #pragma once
 
@@ -30,8 +31,9 @@ class PrivateDaemon {
     Bytes host_memory;      // in total
     bool throttled = true;  // false: links without a speed limit
   };
-  // Waits until the daemon is ready. Internal: it did not start; the message is
-  // the last line of its log. DeadlineExceeded: not ready after 30 s.
+  // Starts the daemon and waits until it is ready. Internal: it did not start;
+  // the message is the last line of its log. DeadlineExceeded: not ready after
+  // 30 s.
   static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
       const Options& options);
   ~PrivateDaemon();
@@ -46,10 +48,10 @@ class PrivateDaemon {
   pid_t pid_;
 };
 
-// Returns the text of the config file, which defines a private daemon.
+// Returns the text of a private daemon's config file.
 std::string PrivateConfig(const PrivateDaemon::Options& options);
 
-// The hidden command: `guard PARENT BINARY ARGUMENTS…`. Does not return.
+// Runs the hidden command `guard PARENT BINARY ARGUMENTS…`. Does not return.
 [[noreturn]] void RunGuard(const std::vector<std::string>& arguments);
 
 }  // namespace sluice::train

@@ -91,7 +91,7 @@ std::string BinaryFolder() {
 
 void DieWithParent(pid_t launcher) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // The parent may have ended before the call above.
+  // The parent may have ended before prctl was called.
   if (getppid() != launcher) _exit(1);
 }
 

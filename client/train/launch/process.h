@@ -31,18 +31,19 @@ absl::StatusOr<pid_t> Spawn(const SpawnOptions& options);
 
 // Returns the wait status and reaps the process if it has ended; else nullopt.
 std::optional<int> TryWait(pid_t pid);
-// As TryWait, but waits up to `timeout`.
+// As TryWait, but waits up to `timeout` for the end.
 std::optional<int> WaitFor(pid_t pid, absl::Duration timeout);
 // Sends SIGTERM, and SIGKILL after `grace`; reaps the process.
 void EndProcess(pid_t pid, absl::Duration grace);
 
-// Returns whether a signal or a debugger has stopped it, and it has not ended.
+// Returns whether a signal or a debugger has stopped the process, and it has
+// not ended.
 bool IsStopped(pid_t pid);
 
-// Formats it as "exit status 3" or "signal 9 (Killed)".
+// Formats a wait status as "exit status 3" or "signal 9 (Killed)".
 std::string DescribeWaitStatus(int status);
 
-// Returns the folder of this process's binary, with the other binaries.
+// Returns the folder of this process's binary, where the other binaries are.
 std::string BinaryFolder();
 
 // Ends this process when its parent `launcher` ends, however that happens.

@@ -14,7 +14,8 @@
 
 namespace sluice::train {
 
-// How one rank ended. `report` is the object to print, of the run or the check.
+// How one rank ended. `report` is the object to print: the run's or the
+// check's.
 struct RankResult {
   int exit = 0;
   std::string message;

@@ -142,7 +142,7 @@ void AdamW::MakePieces() {
   }
 }
 
-// Reduces even rounds by one collective, others by one per bucket.
+// Reduces an even round by one collective, any other round by one per bucket.
 absl::Status AdamW::Reduce(int64_t part) {
   if (collectives_ == nullptr) return absl::OkStatus();
   for (const stream::Round& round : RoundsOf(rounds_, part)) {
@@ -204,7 +204,7 @@ absl::StatusOr<double> AdamW::ReduceGradients() {
   }
   double sum = squares.item<double>();
   if (collectives_ != nullptr) {
-    // An aborted collective has left the gradients unsummed.
+    // An aborted collective leaves gradients that are not summed.
     SLUICE_RETURN_IF_ERROR(collectives_->Check());
     at::Tensor all = at::full({1}, sum, runtime::OnHost(at::kDouble));
     SLUICE_RETURN_IF_ERROR(collectives_->SumAll(all));
@@ -238,7 +238,7 @@ void AdamW::UpdatePieces(std::span<Piece> pieces) {
 
 absl::Status AdamW::Update(int64_t step, double norm) {
   SLUICE_CHECK(next_part_ == parts_);
-  // As torch's clip_grad_norm_, so that curves can be compared.
+  // Clips as torch's clip_grad_norm_ does, so that curves can be compared.
   const bool clips = options_.clip > 0 && norm > options_.clip;
   scale_ = clips ? options_.clip / (norm + 1e-6) : 1;
   lr_ = LearningRate(options_, step);
@@ -283,7 +283,8 @@ absl::Status AdamW::UpdatePart(int64_t part) {
   return absl::OkStatus();
 }
 
-// The next part's weights are gathered while forward computes with this part's.
+// With the states in HBM, the next part's weights are gathered while forward
+// computes with this part's.
 absl::Status AdamW::AwaitPart(int64_t part) {
   for (; next_part_ <= part && next_part_ < parts_; ++next_part_) {
     for (; next_gathered_ <= next_part_; ++next_gathered_) {

@@ -8,8 +8,9 @@
 // m, v and, for bf16 weights, a master copy of them.
 //
 // The sums of a part of the model begin when backward has its gradients
-// (PartIsDone). Its weights are gathered when forward is about to read the part
-// before (AwaitPart). So on GPUs both overlap with compute.
+// (PartIsDone). With the states in HBM, a part's new weights are gathered while
+// forward computes with the part before it (AwaitPart). So on GPUs both overlap
+// with compute.
 //
 // The states are in HBM or in host memory (host_states.h). In host memory,
 // Update only records what is to be done: the next forward has each part of the
@@ -51,7 +52,8 @@ struct AdamWOptions {
   double epsilon = 1e-8;
 };
 
-// Linear warm-up to `lr`, then constant. `step` counts from 0.
+// Returns the rate of a step, counted from 0: linear warm-up to `lr`, then
+// constant.
 double LearningRate(const AdamWOptions& options, int64_t step);
 
 class AdamW final : public runtime::PendingWeights {
@@ -66,10 +68,12 @@ class AdamW final : public runtime::PendingWeights {
   // stage's.
   absl::Status ClearHost(runtime::HostStage& stage);
 
-  // From now on PartIsDone speaks of the step's last sequence, so sums begin.
+  // Lets PartIsDone begin sums: from now on it is called for the step's last
+  // sequence.
   void BeginLastSequence() { last_sequence_ = true; }
   // Sums gradients on their owners and returns the global norm, for which the
-  // host waits once. Gradients of other ranks' buckets are undefined then.
+  // host waits once. Afterwards the gradients of other ranks' buckets are
+  // undefined.
   absl::StatusOr<double> ReduceGradients();
   // Updates the weights on all ranks. `norm` is ReduceGradients()'s. The update
   // is pending: weights, gradients and states are complete after FinishUpdate.
@@ -77,21 +81,22 @@ class AdamW final : public runtime::PendingWeights {
   // Completes a pending update, on all ranks together. The host waits for the
   // states.
   absl::Status FinishUpdate();
-  // Called at a step's start. A pending update zeroes each part itself.
+  // Zeroes the gradients at a step's start. With `host` it does nothing,
+  // because a pending update zeroes the gradients of each part.
   void ZeroGradients();
   absl::Status AwaitPart(int64_t part) override;
   absl::Status Advance() override;
   absl::Status PartIsDone(int64_t part) override;
   HostStates* host() { return host_.get(); }  // null: the states are in HBM
 
-  // This rank's states, for checkpoints: one fp32 tensor each over its own
+  // This rank's states, for checkpoints: one fp32 tensor each over this rank's
   // buckets in order, on the CPU with `host`. `master` is undefined for fp32
   // weights.
   struct States {
     at::Tensor m, v, master;
   };
   States& states() { return states_; }
-  // The buckets of all ranks, in the order of the flat buffer.
+  // Returns the buckets of all ranks, in the order of the flat buffer.
   const std::vector<stream::Bucket>& buckets() const { return buckets_; }
 
  private:
@@ -101,16 +106,17 @@ class AdamW final : public runtime::PendingWeights {
     bool decays;
   };
   void MakePieces();
-  // Binds consecutive pieces to `states`, which begin at the own element
+  // Binds consecutive pieces to `states`, which begin at this rank's element
   // `begin`.
   static void Bind(std::span<Piece> pieces, const States& states,
                    int64_t begin);
-  // Bound to states in HBM.
+  // Updates the weights of `pieces`, which must be bound to states in HBM.
   void UpdatePieces(std::span<Piece> pieces);
   absl::Status UpdateUnit();
-  // With host_: updates the rest of a part, and zeroes its gradients.
+  // With host_ set, updates the rest of a part and zeroes its gradients.
   absl::Status UpdatePart(int64_t part);
-  // Begins the sums of a part's gradients, and the gathering of its weights.
+  // Reduce begins the sums of a part's gradients, Gather the gathering of its
+  // weights.
   absl::Status Reduce(int64_t part);
   absl::Status ReduceFrom(int64_t part);
   absl::Status Gather(int64_t part);

@@ -34,8 +34,8 @@ std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config);
 
 class FlatModel {
  public:
-  // Zero-filled. Allocates one tensor from c10's current allocator of the
-  // device.
+  // Makes a zero-filled model as one tensor, from c10's current allocator of
+  // the device.
   FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
             at::Device device);
 

@@ -33,7 +33,7 @@ HostStates::HostStates(Options options)
   }
   ring_ = at::empty({stream::kStateSlots * count * slot_elements_},
                     runtime::On(options_.device, at::kFloat));
-  // Compute may use this memory until now.
+  // Compute may have used this memory until now.
   for (Slot& slot : slots_) slot.free = options_.copies->MarkCompute();
 }
 

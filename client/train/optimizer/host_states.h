@@ -1,10 +1,10 @@
 // AdamW's states in leased host memory, and the ring in HBM in which they are
 // updated, one unit (planner/stream/states.h) after the other, round and round.
 //
-// A slot of the ring is arriving (its copy in follows the last copy out of slot
-// and unit), in use (between Take and GiveBack), or leaving. All slots but the
-// one in use arrive ahead of compute, so the first units of the next update
-// arrive while backward computes.
+// A slot of the ring is arriving, in use (between Take and GiveBack), or
+// leaving. A copy in waits for the last copy out of its slot and of its unit.
+// All slots but the one in use arrive ahead of compute, so the first units of
+// the next update arrive while backward computes.
 //
 // Errors: the copy engine's. Thread safety: the compute thread only.
 #pragma once
@@ -32,7 +32,7 @@ class HostStates {
     int ranks = 1, rank = 0;
     at::Device device;  // of the ring
     std::unique_ptr<client::CopyEngine> copies;
-    std::byte* host = nullptr;  // StateBytes::host of it; outlives this
+    std::byte* host = nullptr;  // StateBytes::host bytes, leased; outlives this
   };
   // Allocates the ring from c10's current allocator of the device.
   explicit HostStates(Options options);
@@ -43,16 +43,17 @@ class HostStates {
   const std::vector<stream::StateUnit>& units() const { return units_; }
   client::CopyEngine& copies() { return *options_.copies; }
 
-  // m, v and, for narrow weights, master: fp32 [own elements] each, on the CPU.
-  // May be written before the first Start only; may be read then, or after
-  // Settle.
+  // Returns m, v and, for bf16 weights, master: fp32 [this rank's elements]
+  // each, on the CPU. Write them only before the first Start; read them only
+  // then or after Settle.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
-  // Fetches as many units ahead as there are slots.
+  // Begins an update: fetches as many units ahead as there are slots.
   void Start();
   // Returns whether the next unit has arrived.
   bool Arrived() const;
-  // Returns the next unit in HBM, as `tensors`; compute waits for it.
+  // Returns the next unit's states in HBM, in the order of tensors(); compute
+  // waits for it.
   absl::StatusOr<std::vector<at::Tensor>> Take();
   // Copies the unit back to host memory once compute so far is done.
   void GiveBack();
@@ -69,7 +70,7 @@ class HostStates {
   const stream::StateUnit& UnitOf(int64_t count) const {
     return units_[static_cast<size_t>(count % std::ssize(units_))];
   }
-  // A tensor in the slot of the count-th unit.
+  // Returns a tensor in the slot of the count-th unit.
   at::Tensor InSlot(int64_t count, size_t tensor) const;
 
   Options options_;

@@ -40,8 +40,8 @@ class BaselineStepper final : public Stepper {
     if (copies_ != nullptr) copies_->Drain().IgnoreError();
   }
 
-  // For alst only. Leases host memory for this rank's layer inputs and starts a
-  // copy engine, as the sluice method does. A collective.
+  // Leases host memory for this rank's layer inputs and starts a copy engine,
+  // as the sluice method does. For alst only. A collective.
   absl::Status PrepareInputs() {
     return runtime::Agree(context_.collectives, MakeInputs());
   }
@@ -54,13 +54,14 @@ class BaselineStepper final : public Stepper {
                                  global_count);
   }
 
-  // The whole sequence is one chunk.
+  // Returns a layout in which the whole sequence is one chunk.
   stream::ChunkLayout layout() const override {
     return stream::ChunkLayout(options_.seq_len, options_.seq_len,
                                context_.environment->world_size);
   }
 
-  // Backward costs two forwards, and a third if each layer runs again.
+  // Returns ratios: backward costs two forwards, and a third if each layer runs
+  // again.
   SegmentCosts costs() const override {
     const int64_t layers = options_.model.layers;
     const bool again = options_.method != runtime::BaselineMethod::kKeepAll;
@@ -103,7 +104,7 @@ class BaselineStepper final : public Stepper {
 
   StepperContext context_;
   runtime::BaselineOptions options_;
-  std::unique_ptr<client::CopyEngine> copies_;  // this and below: alst's
+  std::unique_ptr<client::CopyEngine> copies_;  // these three are alst's
   std::unique_ptr<client::Region> host_;
   std::unique_ptr<runtime::HostInputs> inputs_;
 };

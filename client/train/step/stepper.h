@@ -32,7 +32,7 @@
 
 namespace sluice::train {
 
-// What a stepper works on. Everything pointed at outlives it.
+// The objects that a stepper works on. They outlive it.
 struct StepperContext {
   const RunOptions* options = nullptr;
   const RankEnvironment* environment = nullptr;
@@ -43,7 +43,7 @@ struct StepperContext {
   RankWatch* watch = nullptr;
   runtime::HostStage* stage = nullptr;  // to and from the device's tensors
   stream::StatePlace states = stream::StatePlace::kHbm;  // of the optimizer
-  runtime::PendingWeights* pending = nullptr;  // the optimizer, once made
+  runtime::PendingWeights* pending = nullptr;  // the optimizer, once it exists
 };
 
 // The context's weights and gradients, as a streamed run reads them.
@@ -79,15 +79,16 @@ class Stepper {
                                                   const at::Tensor& labels,
                                                   int64_t global_count) = 0;
   virtual stream::ChunkLayout layout() const = 0;
-  // Returns the cost of a sequence's segments: measured, or (baselines) ratios.
+  // Returns the cost of a sequence's segments, measured; for baselines, only
+  // the ratios between them.
   virtual SegmentCosts costs() const = 0;
   // Returns all host memory that the rank holds, as plans count it.
   virtual Bytes host_bytes() const = 0;
-  // Only sluice and alst copy.
+  // Returns the copies' statistics; only sluice and alst copy.
   virtual client::CopyStats copies() const { return {}; }
-  // Only sluice has a plan.
+  // Returns the plan's alpha; only sluice has a plan.
   virtual double alpha() const { return 0; }
-  // Returns the fractions of every class, scratch included, in use.
+  // Returns the fractions in use, of every class including scratch.
   virtual stream::FractionMap fractions() const { return {}; }
   virtual const plan::RankPlan* own_plan() const { return nullptr; }
   virtual std::optional<stream::StepPrice> price() const { return {}; }
@@ -103,14 +104,15 @@ class Stepper {
   }
 };
 
-// Makes the stepper of --method; a collective, except for keep-all and
-// recompute. `saved` (may be null) lets a streamed run skip calibration and
-// planning if it still fits. DoesNotFit: the message says what ran out.
+// Makes the stepper of --method. A collective, except for keep-all and
+// recompute. `saved` (may be null) is a plan that lets a streamed run skip
+// calibration and planning if the plan still fits. DoesNotFit: the message says
+// what ran out.
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
     const StepperContext& context, const runtime::SavedPlan* saved);
 
-// Returns whether attention's output is stored in the dtype: on GPUs, or by
-// --round-output; never for fp32.
+// Returns whether attention's output is stored in the model's dtype: on GPUs,
+// or with --round-output; never for fp32.
 bool RoundsOutput(const StepperContext& context);
 
 // Returns whether this rank records the timeline for --trace: rank 0 does.

@@ -75,7 +75,7 @@ std::string PlanLine(const BannerFacts& f) {
   return "plan    layer inputs kept on the GPU, layers recomputed";
 }
 
-// What the plan pays for less memory.
+// Formats what the plan costs in time, for using less memory.
 std::string PriceLine(const stream::StepPrice& p, const BannerFacts& f) {
   std::string text =
       fmt::format("price   activations: {} in HBM, {} in host memory, ",

@@ -21,7 +21,7 @@ struct BannerFacts {
   std::string dtype, method, attention;
   int ranks = 1;
   int64_t seq_len = 0, sequences = 1;  // of a step
-  int64_t chunk = 0;                   // 0: not cut
+  int64_t chunk = 0;                   // 0: the sequence is not cut
   int64_t rerun_chunks = 0, rerun_layers = 1;
   std::string cut;  // the reason; empty: the user gave the settings
   std::vector<plan::ClassPlan> classes;    // empty: a baseline
@@ -44,8 +44,9 @@ std::string Count(double number);
 std::string PlanInWords(const std::vector<plan::ClassPlan>& classes);
 std::vector<std::string> Banner(const BannerFacts& facts);
 
-// Seconds of a step's segments (one sequence), and of its longer copy stream at
-// these speeds (0: unlimited).
+// ComputeSeconds returns the seconds of a step's segments (one sequence).
+// CopySeconds returns those of the step's longer copy stream at these speeds
+// (0: unlimited).
 double ComputeSeconds(const plan::RankProfile& profile);
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
                    double h2d_bytes_per_second, double d2h_bytes_per_second);

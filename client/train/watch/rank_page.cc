@@ -90,8 +90,7 @@ std::string Where(const RankSample& s) {
 
 double SecondsLeft(const RankSample& s, double now_s) {
   const double elapsed = now_s - s.phase_began_s;
-  // The progress of this step predicts better than calibration, once there is
-  // some.
+  // Once there is some progress, it predicts better than the calibration.
   if (s.fraction > 0.05) return elapsed * (1 - s.fraction) / s.fraction;
   return s.expected_s > 0 ? std::max(s.expected_s - elapsed, 0.0) : -1;
 }

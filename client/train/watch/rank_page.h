@@ -1,9 +1,9 @@
-// A page in shared memory that says what a rank is doing. The rank writes it;
-// its own monitor thread and the launcher read it.
+// A page in shared memory that shows what a rank is doing. The rank writes the
+// page; its own monitor thread and the launcher read it.
 //
-// A rank that hangs or is stopped cannot answer a question, so it writes as it
-// goes along (a few relaxed stores per segment): the last values show where it
-// is.
+// A rank that hangs or is stopped cannot answer a question. So it writes as it
+// goes along (a few relaxed stores per segment), and the last values show where
+// it is.
 //
 // Thread safety: one writer (the compute thread; for Set... also the watch),
 // any number of readers, in this process or others. A reader may see fields of
@@ -36,7 +36,7 @@ struct RankSample {
   uint64_t collectives = 0;  // entered so far
   RankPhase phase = RankPhase::kStarting;
   int64_t step = 0;      // the current or last one; counts from 1
-  std::string segment;   // or other work; empty: between two
+  std::string segment;   // current segment or other work; empty: none
   std::string waits_in;  // the current collective; empty: none
   StepPlace place;
   int64_t layers = 0, chunks = 0;
@@ -61,9 +61,9 @@ class RankPage {
   void Enter(RankPhase phase, double now_s);
   void BeginStep(int64_t step, double expected_s);
   void SetExpected(double seconds);
-  // A piece of work begins; empty: it ended.
+  // Records that a piece of work begins; empty: it ended.
   void SetSegment(std::string_view kind, const StepTracker& tracker);
-  // A collective begins; empty: it ended.
+  // Records that a collective begins; empty: it ended.
   void SetCollective(std::string_view what);
 
   RankSample Read() const;

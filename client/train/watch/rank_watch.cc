@@ -13,11 +13,11 @@ namespace sluice::train {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
-// A shorter step reports itself at its end.
+// Shorter steps are not reported while they run, only at their end.
 constexpr double kQuietSeconds = 2;
 constexpr double kTerminalSeconds = 0.5;
 constexpr double kLogSeconds = 10;
-// The interval of checking for a lost daemon, and of checking this rank itself.
+// The interval between two checks whether a lost daemon is back.
 constexpr double kDaemonSeconds = 2;
 
 }  // namespace
@@ -156,7 +156,7 @@ void RankWatch::DaemonGone(const std::string& reason) {
       options_.daemon, reason));
 }
 
-// A restarted daemon knows nothing of this run.
+// Reports that a lost daemon is back. The new daemon knows nothing of this run.
 void RankWatch::SayDaemon(double now_s) {
   const double gone_s = daemon_gone_s_;
   if (gone_s == 0 || now_s - asked_daemon_s_ < kDaemonSeconds) return;

@@ -1,5 +1,5 @@
-// A rank's own watch: maintains its page, and reports the progress of a long
-// step and the effect of a signal.
+// A rank's own watch: maintains the rank's page, and reports the progress of a
+// long step and the effect of a signal.
 //
 // The compute thread records what it does (segments, collectives, phases) with
 // a few stores; a monitor thread reads the page and prints, so a rank that
@@ -38,13 +38,15 @@ class RankWatch final : public runtime::SegmentObserver,
     // daemon goes and comes back; null in other ranks.
     std::function<bool()> daemon_answers;
     std::string daemon;  // its socket, for people
-    // Without our launcher: the limits of this rank's own watchdog, and what
-    // ends the rank, called on the watch's thread. Null under our launcher.
+    // These three are set without our launcher: the limits of this rank's own
+    // watchdog, and a callback that ends the rank, run on the watch's thread.
+    // `end` is null under our launcher.
     WatchLimits limits;
     int rank = 0;
     std::function<void(const std::string&)> end;
   };
-  // If the page cannot be made, others cannot watch this rank, but it runs.
+  // Starts the watch. If the page cannot be made, other processes cannot watch
+  // this rank, but the rank runs.
   static std::unique_ptr<RankWatch> Start(const Options& options);
   ~RankWatch() override;
 
@@ -55,20 +57,21 @@ class RankWatch final : public runtime::SegmentObserver,
 
   // --- what the rank does ---
   void Enter(RankPhase phase);
-  // Tracks two chunks, without costs.
+  // The tracker of a calibration has no costs, so it shows no fraction.
   void BeginCalibration(int64_t layers, int64_t chunks) override;
   void BeginPlanning() override { Enter(RankPhase::kPlanning); }
   void EndPlanning() override { Enter(RankPhase::kStarting); }
-  // From now on steps have these parts and take `seconds`; 0: unknown.
+  // Sets the parts of the steps to come, and their expected duration; 0:
+  // unknown.
   void Expect(StepTracker tracker, double seconds);
   void BeginStep(int64_t step, int64_t sequences);
   void BeginSequence(int64_t index);
   void EndStep(double seconds);
-  // A piece of a step that is no segment; empty: it is over.
+  // Records a piece of a step that is no segment; empty: the piece ended.
   void At(std::string_view what);
-  // Returns whether a stop was requested, and says so if that was not said yet,
-  // so that no run ends unexplained. A later request ends the run after step
-  // `next`.
+  // Returns whether a stop was requested. Prints the request if that was not
+  // done yet, so that no run ends unexplained. A request that comes later ends
+  // the run after step `next`.
   bool HearStop(int64_t next);
   void SegmentBegan(std::string_view kind) override;
   void SegmentEnded(std::string_view kind) override;
@@ -96,13 +99,14 @@ class RankWatch final : public runtime::SegmentObserver,
   double asked_daemon_s_ = 0;
   Watchdog watchdog_;
 
-  std::atomic<double> daemon_gone_s_{0};  // 0: it answers
+  std::atomic<double> daemon_gone_s_{0};  // when it was lost; 0: it answers
   double measured_s_ = 0;                 // of the last step
 
-  // Both threads report a stop request; the mutex makes them agree.
+  // Both threads print a stop request; the mutex makes one of them do so.
   Mutex stop_mutex_;
   bool stop_said_ ABSL_GUARDED_BY(stop_mutex_) = false;
-  // The last step if the request came now; 0: before the first.
+  // The step after which the run would end if a stop were requested now; 0:
+  // before the first.
   int64_t last_step_ ABSL_GUARDED_BY(stop_mutex_) = 0;
 
   Mutex mutex_;

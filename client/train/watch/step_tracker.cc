@@ -9,7 +9,7 @@ bool Has(std::string_view kind, std::string_view part) {
   return kind.find(part) != std::string_view::npos;
 }
 
-// The kind without ".full" or ".tail".
+// Returns the kind without ".full" or ".tail".
 std::string_view Base(std::string_view kind) {
   if (kind.ends_with(".full") || kind.ends_with(".tail")) {
     kind.remove_suffix(5);
@@ -17,7 +17,7 @@ std::string_view Base(std::string_view kind) {
   return kind;
 }
 
-// Other kinds run several times per chunk or not at each; they belong to the
+// Returns whether the kind runs exactly once per chunk. Other kinds keep the
 // place of the kind before them.
 bool OncePerChunk(std::string_view kind) {
   return !Has(kind, "offdiagonal") && !Has(kind, "recompute");

@@ -29,7 +29,7 @@ struct SegmentCost {
 };
 using SegmentCosts = std::map<std::string, SegmentCost, std::less<>>;
 
-// Seconds of one sequence.
+// Returns the seconds of one sequence.
 double TotalSeconds(const SegmentCosts& costs);
 
 class StepTracker {
@@ -41,16 +41,17 @@ class StepTracker {
         costs_(std::move(costs)),
         total_(TotalSeconds(costs_)) {}
 
-  // Begins the first of `sequences` of a step.
+  // Begins a step with this many sequences, and its first one.
   void BeginStep(int64_t sequences);
   void BeginSequence(int64_t index);
   void Began(std::string_view kind);
   void Ended(std::string_view kind);
-  // The work goes on outside chunks.
+  // Records that the work goes on outside chunks.
   void LeaveChunks() { place_ = {}; }
 
   const StepPlace& place() const { return place_; }
-  // The completed fraction of the step's segments, 0 to 1, by their seconds.
+  // Returns the completed fraction of the step's segments, 0 to 1, by their
+  // seconds.
   double fraction() const;
   int64_t layers() const { return layers_; }
   int64_t chunks() const { return chunks_; }

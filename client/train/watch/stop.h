@@ -4,12 +4,12 @@
 
 namespace sluice::train {
 
-// Makes SIGINT, SIGTERM and SIGHUP (unless ignored) request a stop at the next
-// step's end, as RequestStop does.
+// Makes SIGINT, SIGTERM and SIGHUP (unless ignored) call RequestStop: the run
+// stops at the end of the step.
 void InstallStopSignals();
 void RequestStop();
 bool StopRequested();
-// The first signal that requested a stop; 0: none.
+// Returns the first signal that requested a stop; 0: none.
 int StopSignal();
 
 }  // namespace sluice::train

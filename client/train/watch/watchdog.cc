@@ -11,14 +11,16 @@ namespace sluice::train {
 namespace {
 
 constexpr double kStoppedSeconds = 2;
-// Segments are far shorter than steps, but a busy machine may delay one this
-// long.
+// The least time until a rank counts as late. Segments are far shorter, but a
+// busy machine may delay one this long.
 constexpr double kLeastLateSeconds = 30;
 constexpr double kLeastEndSeconds = 600;
-// Used until a step has shown its length: c10d's own limit.
+// The limit while the duration of a step is unknown; c10d uses the same.
 constexpr double kUnknownEndSeconds = 1800;
 
-// A rank that sets up or saves may read and write for long without a word.
+// Returns whether the rank may be judged late. A rank that sets up or saves is
+// not judged, because it may read and write for long without progress on its
+// page.
 bool Judged(const WatchedRank& r) {
   return r.stopped || r.sample.phase == RankPhase::kStep ||
          r.sample.phase == RankPhase::kCalibrating;
@@ -112,16 +114,16 @@ WatchVerdict Watchdog::Look(const std::vector<WatchedRank>& ranks,
     least = std::min(least, ranks[i].sample.collectives);
     any_stopped = any_stopped || ranks[i].stopped;
   }
-  // Collectives of GPUs are only issued: a rank that waits for one is in none,
-  // but has begun more than another. A stopped rank's own are not done either,
-  // however many it has begun.
+  // On GPUs collectives are only issued: a rank that waits for one is in none,
+  // but has begun more collectives than another rank. A stopped rank counts as
+  // late, however many collectives it has begun, and all others wait for it.
   const auto waits = [&](const WatchedRank& r) {
     if (r.stopped) return false;
     if (any_stopped) return true;
     return r.sample.collectives == furthest &&
            (!r.sample.waits_in.empty() || least < furthest);
   };
-  // If all ranks wait, they are named.
+  // If all ranks wait, only the first one is judged, and its message says so.
   const bool all_wait = std::all_of(ranks.begin(), ranks.end(), waits);
   for (size_t i = 0; i < ranks.size(); ++i) {
     const WatchedRank& r = ranks[i];

@@ -1,13 +1,15 @@
 // Finds the rank that is late, and where it is, from the pages of the ranks of
 // one node.
 //
-// A rank is quiet while its page does not change. One that hangs or is stopped
-// is quiet, and so is every other one, since they wait for it in a collective.
-// A quiet rank is late if it is stopped, or not in the collective that the
-// others have entered. Ranks that all wait in the same collective are not late.
+// A rank is quiet while its page does not change. A rank that hangs or is
+// stopped is quiet, and so are all others, because they wait for it in a
+// collective. A quiet rank is late if it is stopped, or not in the collective
+// that the others have entered. If all ranks wait in the same collective, the
+// first one is reported as waiting.
 //
 // Only time that the watchdog saw pass counts, at most a second between two
-// looks, so a suspended node or a stopped launcher makes no rank late.
+// calls of Look, so a suspended node or a stopped launcher makes no rank late.
+//
 // Thread safety: one thread.
 #pragma once
 
@@ -24,11 +26,11 @@ struct WatchLimits {
   double end_after_s = -1;
 };
 
-// The limits for steps of `expected_s` (0: unknown).
+// These return the limits for steps of `expected_s` (0: unknown).
 double LateAfter(const WatchLimits& limits, double expected_s);
 double EndAfter(const WatchLimits& limits, double expected_s);
 
-// One rank at one look.
+// The state of one rank at one call of Look.
 struct WatchedRank {
   int rank = 0;
   int pid = 0;
@@ -44,7 +46,8 @@ struct WatchVerdict {
 
 class Watchdog {
  public:
-  // `alone`: the late ranks may be others than the watched ones.
+  // `alone`: the watched rank is one of several, so an unwatched rank may be
+  // late.
   Watchdog(const WatchLimits& limits, bool alone)
       : limits_(limits), alone_(alone) {}
 

@@ -1,7 +1,8 @@
-// Collectives that tell the rank's watch when they begin and end, so that a
-// rank that waits is distinguished from the one it waits for. Collectives of
-// GPUs end when they are issued; there the counts of begun ones distinguish the
-// ranks.
+// Collectives that report to the rank's watch when they begin and end, so that
+// the watchdog can distinguish a waiting rank from the rank that it waits for.
+// Collectives of GPUs end when they are issued; there the counts of begun
+// collectives distinguish the ranks.
+//
 // Thread safety: as Collectives.
 #pragma once
 
@@ -12,8 +13,9 @@
 
 namespace sluice::train {
 
-// `watch` outlives the result. Collectives of tensors on `device` are watched
-// here; the others are passed on and watched there. Barriers are the CPU's.
+// Wraps `collectives`. `watch` outlives the result. Collectives of tensors on
+// `device` are watched here; those of other tensors are passed on to a watched
+// object inside. Barriers are the CPU's.
 std::unique_ptr<runtime::Collectives> Watched(
     std::unique_ptr<runtime::Collectives> collectives, RankWatch* watch,
     at::DeviceType device = at::kCPU);

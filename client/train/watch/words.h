@@ -17,9 +17,9 @@ std::string Duration(double seconds);
 std::string ProgressText(const RankSample& sample, int64_t steps, double now_s);
 
 struct StopWish {
-  int signal = 0;            // 0: evicted
-  int64_t last_step = 0;     // the last one to run; 0: none
-  std::string save;          // empty: nowhere
+  int signal = 0;            // 0: the job was evicted
+  int64_t last_step = 0;     // the last step to run; 0: none
+  std::string save;          // empty: nothing is saved
   bool second_kills = true;  // under our launcher
 };
 // Formats "Ctrl-C: finishing step 12 (about 34 s left), then saving to out/run;
