@@ -1,5 +1,5 @@
-// The C ABI over Session, Region and CopyEngine. No exception may cross it: the
-// layers below throw only std::bad_alloc.
+// The C ABI over Session, Region and CopyEngine. No exception may cross the
+// ABI. The layers below throw only std::bad_alloc.
 #include "client/sluice.h"
 
 #include <fmt/format.h>
@@ -44,7 +44,7 @@ struct sluice_region {
 struct sluice_engine {
   std::unique_ptr<CopyEngine> engine;
   TicketTable tickets;
-  // By direction, from sluice_engine_know_slack; negative if not known.
+  // Slack by direction, from sluice_engine_know_slack; negative if unknown.
   std::array<double, 2> slack_seconds = {-1, -1};
 };
 
@@ -62,7 +62,8 @@ static_assert(SLUICE_EVENT_DISCONNECTED ==
 static_assert(SLUICE_EVENT_PLAN_CHANGED ==
               static_cast<int>(SessionEvent::Kind::kPlanChanged));
 
-// The enum is absl's; its ends and one value between them would show a shift.
+// The values are those of absl::StatusCode. Comparing both ends and one value
+// between them would show a shift.
 static_assert(SLUICE_CANCELLED ==
               static_cast<int>(absl::StatusCode::kCancelled));
 static_assert(SLUICE_ALREADY_EXISTS ==
@@ -100,7 +101,7 @@ int Guard(const auto& body) {
   }
 }
 
-// Copies one of our structs to a caller's, which may have fewer fields.
+// Copies a struct to the caller's, which may have fewer fields.
 template <typename T>
 int FillVersioned(T value, T* out) {
   if (out == nullptr || out->size < sizeof(out->size)) {
@@ -111,7 +112,8 @@ int FillVersioned(T value, T* out) {
   return SLUICE_OK;
 }
 
-// The reverse: fields that an older caller does not have are 0.
+// Copies a caller's struct, which may have fewer fields; those it lacks keep
+// their value in `out`.
 template <typename T>
 int ReadVersioned(const T* in, T* out) {
   if (in == nullptr || in->size < sizeof(in->size)) {
@@ -131,10 +133,10 @@ int BadDirection(int direction) {
       direction, int{SLUICE_HOST_TO_GPU}, int{SLUICE_GPU_TO_HOST}));
 }
 
-// The label of each direction's copies.
+// The labels of copies, by direction.
 constexpr std::array kLabels = {"copy in", "copy out"};
 
-// The caller frees it with sluice_string_free.
+// Returns a copy of the text, which the caller frees with sluice_string_free.
 char* NewText(const std::string& text) {
   char* copy = new char[text.size() + 1];
   std::memcpy(copy, text.c_str(), text.size() + 1);

@@ -3,26 +3,27 @@
  * client/copy/copy_engine.h.)
  *
  * A session is a connection to the node's daemon. Through it a rank leases
- * GPU and pinned host memory, which is mapped into the process, and copies
- * between the two on copy streams of its own, as fast as the daemon's grants
- * let it. When the process ends, however it does, the daemon takes all back.
+ * GPU and pinned host memory, which is mapped into the process. The rank copies
+ * between the two on separate copy streams, as fast as the daemon's grants
+ * allow. When the process ends, in any way, the daemon reclaims all memory.
  *
- * Units        sizes and offsets are bytes, times seconds.
- * Ownership    what a function gives you in `*out` is yours: end it with the
- *              function named there. A region may outlive its session, for
- *              sluice_region_free alone. An engine may not: stop every engine
- *              before its session is closed.
- * Errors       functions return SLUICE_OK (0) or another sluice_status; then
- *              `*out` is NULL or untouched, and sluice_last_error() says in
- *              one line what, which value, which limit, what to do. Null
- *              handles are SLUICE_INVALID_ARGUMENT; end functions ignore NULL.
+ * Units        sizes and offsets are bytes, times are seconds.
+ * Ownership    the caller owns an object returned in `*out`: end it with the
+ *              function that the comment names. A region may outlive its
+ *              session, but only sluice_region_free may then be called on it.
+ *              An engine may not: stop every engine before its session closes.
+ * Errors       functions return SLUICE_OK (0) or another sluice_status. After
+ *              an error `*out` is NULL or untouched, and sluice_last_error()
+ *              states in one line what failed, the value, the limit and what
+ *              to do. A null handle gives SLUICE_INVALID_ARGUMENT; the
+ *              functions that end an object ignore NULL.
  * Threads      sessions and regions may be used from any thread. An engine
  *              belongs to one thread at a time: the one that computes.
- *              sluice_last_error() is the calling thread's.
- * Versions     a library serves callers built with its own SLUICE_ABI_VERSION
- *              or an older one; structs start with their size, so that fields
- *              can be added at the end. What is marked "since 2" is not in a
- *              library whose sluice_abi_version() is 1.
+ *              sluice_last_error() is separate for each thread.
+ * Versions     a library serves callers built with the same SLUICE_ABI_VERSION
+ *              or an older one. Structs start with their size, so that fields
+ *              can be added at the end. A function or field marked "since 2"
+ *              does not exist if sluice_abi_version() is 1.
  */
 #ifndef SLUICE_H_
 #define SLUICE_H_
@@ -56,7 +57,7 @@ typedef enum sluice_status {
   SLUICE_FAILED_PRECONDITION = 9,
   SLUICE_ABORTED = 10,
   SLUICE_OUT_OF_RANGE = 11,
-  SLUICE_UNIMPLEMENTED = 12, /* the daemon or the device cannot */
+  SLUICE_UNIMPLEMENTED = 12, /* not supported by the daemon or device */
   SLUICE_INTERNAL = 13,
   SLUICE_UNAVAILABLE = 14, /* daemon, peer or device is gone */
   SLUICE_DATA_LOSS = 15,
@@ -67,11 +68,11 @@ typedef struct sluice_session sluice_session;
 typedef struct sluice_region sluice_region;
 typedef struct sluice_engine sluice_engine;
 
-/* The last error of this thread's last failed call; "" before one. Valid until
- * this thread's next call. */
+/* Returns the error of this thread's last failed call, or "" if none has
+ * failed. Valid until this thread's next call. */
 SLUICE_API const char* sluice_last_error(void);
 
-/* SLUICE_ABI_VERSION of the library that is loaded. */
+/* Returns the SLUICE_ABI_VERSION of the loaded library. */
 SLUICE_API int sluice_abi_version(void);
 
 /* --- sessions -------------------------------------------------------------*/
@@ -82,16 +83,16 @@ typedef struct sluice_session_options {
   const char* job; /* label of the job, at most 64 characters; NULL: default */
   uint32_t rank;
   uint32_t world_size;                /* ranks of the job; 0: 1 */
-  uint32_t local_ranks;               /* of them on this node; 0: 1 */
+  uint32_t local_ranks;               /* ranks on this node; 0: 1 */
   uint32_t gpu;                       /* the node's GPU that this rank uses */
   double guaranteed_bytes_per_second; /* ignored since 5 */
-  /* Since 2. Not 0: this rank asks sluice_session_changed_plan between its
-   * steps, and answers; the daemon waits for the answer. 0: each changed plan
-   * is answered "not taken" for it. */
+  /* Since 2. Not 0: this rank calls sluice_session_changed_plan between its
+   * steps and answers each plan; the daemon waits for the answer. 0: the
+   * library answers each changed plan with "not taken". */
   uint32_t takes_changes;
   uint32_t reserved; /* 0 */
-  /* Since 4. The GPU by its UUID as the driver writes it ("GPU-…"), however
-   * CUDA_VISIBLE_DEVICES numbers it; NULL: `gpu`. */
+  /* Since 4. The GPU's UUID as the driver writes it ("GPU-…"). It does not
+   * depend on CUDA_VISIBLE_DEVICES. NULL: `gpu` is used. */
   const char* gpu_uuid;
 } sluice_session_options;
 
@@ -99,22 +100,23 @@ typedef struct sluice_session_options {
 SLUICE_API int sluice_session_open(const sluice_session_options* options,
                                    sluice_session** out);
 
-/* Gives everything back to the daemon. Calls no event handler any more. */
+/* Ends the session and returns its leases to the daemon. Calls no event handler
+ * afterwards. */
 SLUICE_API void sluice_session_close(sluice_session* session);
 
 typedef struct sluice_limits {
   size_t size;                 /* in: sizeof(sluice_limits) */
   uint64_t gpu_total;          /* the pool of the session's GPU */
-  uint64_t gpu_free;           /* when the session opened */
-  uint64_t host_total;         /* the pinned pool of its NUMA node */
-  uint64_t host_free;          /* when the session opened */
-  uint64_t granularity;        /* leases are rounded up to a multiple of it */
+  uint64_t gpu_free;           /* free bytes when the session opened */
+  uint64_t host_total;         /* the pinned pool of the GPU's NUMA node */
+  uint64_t host_free;          /* free bytes when the session opened */
+  uint64_t granularity;        /* leases are rounded up to its multiples */
   double h2d_bytes_per_second; /* of the GPU's link, contended; 0: unknown */
   double d2h_bytes_per_second;
   double guaranteed_bytes_per_second; /* since 2; since 5 always 0 */
-  /* Since 2. What the CUDA runtime of this process calls the session's GPU, by
-   * its UUID (CUDA_VISIBLE_DEVICES may renumber); -1: the GPU is simulated, and
-   * its memory is the process's own. */
+  /* Since 2. The session's GPU by the numbering of this process's CUDA runtime,
+   * which CUDA_VISIBLE_DEVICES may change. -1: the GPU is simulated, and its
+   * memory is ordinary memory of the process. */
   int32_t device;
   uint32_t reserved; /* 0 */
 } sluice_limits;
@@ -124,11 +126,11 @@ SLUICE_API int sluice_session_limits(const sluice_session* session,
 
 typedef enum sluice_event_kind {
   SLUICE_EVENT_PEER_DIED = 0, /* a rank of this job */
-  SLUICE_EVENT_EVICTED = 1,   /* by the operator: leases end now */
+  SLUICE_EVENT_EVICTED = 1,   /* an operator ended the session's leases */
   SLUICE_EVENT_SHUTTING_DOWN = 2,
-  SLUICE_EVENT_DISCONNECTED = 3, /* daemon gone: mappings and copies go on */
-  SLUICE_EVENT_PLAN_CHANGED = 4, /* sluice_session_changed_plan has one; only
-                                  * in a session that takes changes */
+  SLUICE_EVENT_DISCONNECTED = 3, /* daemon gone; mappings and copies work */
+  SLUICE_EVENT_PLAN_CHANGED = 4, /* sluice_session_changed_plan returns a plan;
+                                  * only in a session that takes changes */
   SLUICE_EVENT_GUARANTEE_LOWERED = 5 /* since 5 never sent */
 } sluice_event_kind;
 
@@ -136,9 +138,9 @@ typedef enum sluice_event_kind {
 typedef void (*sluice_event_handler)(void* context, int kind,
                                      const char* detail);
 
-/* Calls `handler` on the session's own thread, where it must not call any
- * function of this library. NULL: no handler. When this returns the former
- * handler is no longer running. */
+/* Sets the handler of events. The library calls it on the session's thread,
+ * where it must not call any function of this library. NULL: no handler. When
+ * this function returns, the previous handler is no longer running. */
 SLUICE_API int sluice_session_on_event(sluice_session* session,
                                        sluice_event_handler handler,
                                        void* context);
@@ -155,18 +157,19 @@ SLUICE_API int sluice_session_plan(sluice_session* session, const char* profile,
 
 SLUICE_API void sluice_string_free(char* text);
 
-/* Since 2. Jobs came or went on the node: the newest plan that this rank should
- * run by from its next step boundary on, until it is answered; `*plan` is NULL
- * where there is none. Only its fractions are meant, and only at a step that
- * all ranks of the job agree on. End `*plan` with sluice_string_free; `*id`
- * names it in the answer. Does not wait. */
+/* Since 2. Returns the newest unanswered plan that the daemon made because the
+ * node's set of jobs changed, or NULL in `*plan`. The rank should use the plan
+ * from its next step boundary on. Only the plan's fractions count, and all
+ * ranks of the job must agree on the step from which they apply. End `*plan`
+ * with sluice_string_free. `*id` is the plan's id, for the answer. Does not
+ * wait. */
 SLUICE_API int sluice_session_changed_plan(sluice_session* session, char** plan,
                                            uint64_t* id);
 
-/* Since 2. What became of it: taken (not 0), or the rank goes on with what it
- * had. A rank that took it records again and calls sluice_session_plan with a
- * settled profile. `note`: one line for people, may be NULL. Does not wait for
- * the daemon. */
+/* Since 2. Answers a changed plan. `taken`: not 0 if the rank takes the plan, 0
+ * if it continues with its current plan. A rank that takes it records again and
+ * calls sluice_session_plan with a settled profile. `note` is one line for
+ * people, or NULL. Does not wait for the daemon. */
 SLUICE_API int sluice_session_answer_change(sluice_session* session,
                                             uint64_t id, int taken,
                                             const char* note);
@@ -183,10 +186,10 @@ typedef struct sluice_step_report {
   uint64_t host_peak_bytes;
   uint64_t tokens;
   double loss;              /* may be NaN */
-  uint64_t plan_mismatches; /* of this step; the daemon adds up */
+  uint64_t plan_mismatches; /* in this step; the daemon adds them up */
 } sluice_step_report;
 
-/* One step's figures, for operators. Does not wait for the daemon. */
+/* Reports a step, for operators. Does not wait for the daemon. */
 SLUICE_API int sluice_session_report(sluice_session* session,
                                      const sluice_step_report* report);
 
@@ -197,20 +200,22 @@ typedef enum sluice_memory_kind {
   SLUICE_HOST = 1 /* pinned, on the GPU's NUMA node */
 } sluice_memory_kind;
 
-/* Leases `bytes`, rounded up to the granularity, and maps them as one range,
- * readable and writable by the GPU and, host memory, by the CPU. A forked
- * child does not get the range. End it with sluice_region_free. */
+/* Leases `bytes`, rounded up to the granularity, and maps them as one range.
+ * The GPU, and for host memory also the CPU, can read and write the range. A
+ * forked child does not inherit it. End it with sluice_region_free. */
 SLUICE_API int sluice_region_lease(sluice_session* session, int kind,
                                    uint64_t bytes, sluice_region** out);
 
-/* Since 5. The same; where it would be refused for lack of memory, it waits for
- * `wait` seconds at most, within the daemon's longest_wait_s. Then it is
- * SLUICE_DEADLINE_EXCEEDED, which says which lease was in front. */
+/* Since 5. Leases as sluice_region_lease does, but if memory is short, waits
+ * for it: at most `wait` seconds, and at most the daemon's longest_wait_s. Then
+ * returns SLUICE_DEADLINE_EXCEEDED; the error names the first lease in the
+ * queue. */
 SLUICE_API int sluice_region_lease_within(sluice_session* session, int kind,
                                           uint64_t bytes, double wait,
                                           sluice_region** out);
 
-/* Unmaps and gives back. No copy may use the range any more. */
+/* Unmaps the range and returns its memory to the daemon. No copy may still use
+ * the range. */
 SLUICE_API void sluice_region_free(sluice_region* region);
 
 SLUICE_API void* sluice_region_data(const sluice_region* region);
@@ -218,12 +223,13 @@ SLUICE_API uint64_t sluice_region_size(const sluice_region* region);
 
 /* --- copies ---------------------------------------------------------------*/
 
-/* Starts the two copy streams; end it with sluice_engine_stop. The session
- * must live as long. */
+/* Starts an engine with two copy streams; end it with sluice_engine_stop. The
+ * session must outlive the engine. */
 SLUICE_API int sluice_engine_start(sluice_session* session,
                                    sluice_engine** out);
 
-/* Waits for the copies in flight. Tickets of this engine end with it. */
+/* Waits for the copies in flight and ends the engine. Its tickets are invalid
+ * afterwards. */
 SLUICE_API void sluice_engine_stop(sluice_engine* engine);
 
 typedef enum sluice_direction {
@@ -231,11 +237,11 @@ typedef enum sluice_direction {
   SLUICE_GPU_TO_HOST = 1
 } sluice_direction;
 
-/* A point on a stream, of one engine; 0 is reached already. Tickets need not
- * be given back; a ticket that was reached and dropped costs nothing. */
+/* A point on a stream of one engine. Ticket 0 counts as reached. Tickets need
+ * not be freed; a reached ticket takes no memory. */
 typedef uint64_t sluice_ticket;
 
-/* Enqueues one copy, in order after the earlier ones of its direction and
+/* Enqueues one copy. It runs after the earlier copies of its direction and
  * after the `count` tickets in `after`. Both ranges must stay valid until
  * `*out` is reached. Does not wait. */
 SLUICE_API int sluice_engine_copy(sluice_engine* engine, int direction,
@@ -250,56 +256,57 @@ typedef struct sluice_piece {
   uint64_t bytes;
 } sluice_piece;
 
-/* Since 2. Like sluice_engine_copy, for `pieces` that lie apart: one ticket,
- * reached when all are done; small ones share a grant. */
+/* Since 2. Like sluice_engine_copy, for several separate `pieces`. Their one
+ * ticket is reached when all pieces are copied. Small pieces share a grant. */
 SLUICE_API int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
                                          const sluice_piece* pieces,
                                          size_t piece_count,
                                          const sluice_ticket* after,
                                          size_t count, sluice_ticket* out);
 
-/* Since 2. Compute is what is enqueued on `stream` from now on: a CUstream of
- * the session's GPU in its primary context (torch's current stream; NULL is the
- * default stream), which must live until the next such call or the engine's
- * end. Before the first call it is a stream of the library's own.
- * SLUICE_UNIMPLEMENTED on a simulated GPU, where the calling thread computes.
- */
+/* Since 2. Makes the engine treat the work on `stream` as compute from now on.
+ * `stream` is a CUstream of the session's GPU in its primary context (torch's
+ * current stream; NULL is the default stream). It must stay valid until the
+ * next such call or the engine's end. Before the first call, compute is a
+ * private stream of the library. SLUICE_UNIMPLEMENTED on a simulated GPU, where
+ * the calling thread computes. */
 SLUICE_API int sluice_engine_use_stream(sluice_engine* engine, void* stream);
 
-/* Since 3. Of copies of `direction` that are enqueued from now on: compute
- * comes to what such a copy brings, or to the memory that it leaves, `seconds`
- * after the copy could start; 0: at once. While one waits for bandwidth, the
- * daemon is told by when it is needed, lends first to copies that would be
- * late, and shows operators which were. Too short is said to be late, and too
- * long is not hurried. Below 0: not known, as it is at first. Does not wait. */
+/* Since 3. Sets the slack of copies of `direction` that are enqueued from now
+ * on: compute needs the data that such a copy brings, or the memory that it
+ * frees, `seconds` after the copy could start (0: at once). While such a copy
+ * waits for bandwidth, the daemon knows its deadline, lends bandwidth first to
+ * copies that would be late, and shows operators which copies were late. With
+ * too small a value copies are reported as late; with too large a value they
+ * are not given priority. Below 0 (the default): unknown. Does not wait. */
 SLUICE_API int sluice_engine_know_slack(sluice_engine* engine, int direction,
                                         double seconds);
 
-/* A ticket reached when all that was computed so far is done: put it into
- * `after` of the copy that takes results away. */
+/* Returns a ticket that is reached when all compute so far is done. Put it into
+ * `after` of the copy that moves the results. */
 SLUICE_API int sluice_engine_mark_compute(sluice_engine* engine,
                                           sluice_ticket* out);
 
-/* What is computed from now on comes after the ticket. On a simulated GPU
- * this waits; on a real one it enqueues the wait. Returns the first failure of
- * any copy of this engine. */
+/* Makes compute from now on run after the ticket is reached. On a simulated GPU
+ * this call waits; on a real one it enqueues the wait. Returns the first
+ * failure of any copy of this engine. */
 SLUICE_API int sluice_engine_wait(sluice_engine* engine, sluice_ticket ticket);
 
-/* Since 2. `*reached`: 1 when the ticket is reached, so that what its copy
- * reads and writes may be used otherwise, else 0. Never waits. A copy that
- * failed is reached too: sluice_engine_wait tells. */
+/* Since 2. Sets `*reached` to 1 if the ticket is reached, else to 0. The memory
+ * that its copy reads and writes may then be reused. Never waits. The ticket of
+ * a failed copy is reached too; sluice_engine_wait returns the failure. */
 SLUICE_API int sluice_engine_reached(sluice_engine* engine,
                                      sluice_ticket ticket, int* reached);
 
-/* Waits until all copies are done: for the end of a run. */
+/* Waits until all copies are done. For the end of a run. */
 SLUICE_API int sluice_engine_drain(sluice_engine* engine);
 
 typedef struct sluice_copy_stats {
   size_t size; /* in: sizeof(sluice_copy_stats) */
   uint64_t host_to_gpu_bytes;
   uint64_t gpu_to_host_bytes;
-  double grant_wait_seconds; /* copies waited for bandwidth */
-  double stall_seconds;      /* compute waited for copies */
+  double grant_wait_seconds; /* time that copies waited for bandwidth */
+  double stall_seconds;      /* time that compute waited for copies */
 } sluice_copy_stats;
 
 SLUICE_API int sluice_engine_stats(const sluice_engine* engine,
@@ -309,9 +316,9 @@ SLUICE_API int sluice_engine_stats(const sluice_engine* engine,
 /* Pure functions: no session, no daemon, any thread. */
 
 typedef enum sluice_block_trait {
-  SLUICE_BLOCK_PART = 1, /* of a block that documents cut: seldom seen again */
+  SLUICE_BLOCK_PART = 1, /* part of a block cut by documents: rarely repeats */
   SLUICE_BLOCK_WINDOW = 2,    /* each row sees a window of keys */
-  SLUICE_BLOCK_INTERVALS = 4, /* each row sees an interval of its own */
+  SLUICE_BLOCK_INTERVALS = 4, /* each row sees a different interval of keys */
   SLUICE_BLOCK_SOFTCAP = 8    /* scores are capped */
 } sluice_block_trait;
 
@@ -319,37 +326,36 @@ typedef struct sluice_attention_block {
   size_t size;        /* sizeof(sluice_attention_block) */
   const char* kernel; /* "flash", "efficient", "cudnn"; NULL, "auto": chosen */
   uint64_t keys;
-  int32_t capability;     /* of the GPU, 9.0 as 90; 0: not known; -1: a CPU */
+  int32_t capability;     /* of the GPU, 9.0 as 90; 0: unknown; -1: a CPU */
   uint32_t element_bytes; /* of q, k and v; 0: they differ */
   uint32_t head_dim;      /* of q and k */
   uint32_t value_dim;     /* of v */
-  uint32_t traits;        /* of sluice_block_trait, or-ed */
-  /* 3, 4: torch's flash operators run FlashAttention-3 or -4, as the user has
-   * activated it; 0: torch's own. */
+  uint32_t traits;        /* bitwise or of sluice_block_trait */
+  /* 3 or 4: the user activated FlashAttention-3 or -4 for torch's flash
+   * operators. 0: torch's built-in kernels run. */
   uint32_t flash;
 } sluice_attention_block;
 
-/* Since 6. `*kernel`: the name of the kernel that computes such a block, text
- * that is never freed: "flash", "flash (FA3)", "flash (FA4)", "efficient",
- * "cudnn", "flash on the CPU"; "whole scores": no kernel takes it.
- * SLUICE_UNIMPLEMENTED: the kernel that was asked for does not take the dtype
- * or the heads. SLUICE_INVALID_ARGUMENT: there is no such kernel. */
+/* Since 6. Sets `*kernel` to the name of the kernel that computes such a block:
+ * "flash", "flash (FA3)", "flash (FA4)", "efficient", "cudnn", "flash on the
+ * CPU", or "whole scores" if no kernel supports it. The text is never freed.
+ * SLUICE_UNIMPLEMENTED: the requested kernel does not support the dtype or the
+ * heads. SLUICE_INVALID_ARGUMENT: there is no such kernel. */
 SLUICE_API int sluice_attention_kernel(const sluice_attention_block* block,
                                        const char** kernel);
 
-/* Since 6. A size that was measured. This layout never changes. */
+/* Since 6. A measured chunk size. This layout never changes. */
 typedef struct sluice_chunk_trial {
   uint64_t rows;
-  double seconds;      /* of equal work at each size; infinite: does not fit */
-  double host_seconds; /* the host's own share of them; 0: not counted */
+  double seconds;      /* for equal work at each size; infinite: does not fit */
+  double host_seconds; /* the host's share of `seconds`; 0: not counted */
 } sluice_chunk_trial;
 
-/* Since 6. Which chunk size to measure next, doubled from `least` to `most`
- * rows
- * (`*next`; 0: none), and which of the `count` trials to take (`*rows`; 0
- * before the first): the smallest in which the host takes at most a third of
- * the time and which is slower than the fastest by the part `tolerance` at
- * most. `trials`: in the order in which `*next` named them. */
+/* Since 6. Sets `*next` to the chunk size to measure next (0: none); sizes
+ * double from `least` to `most` rows. Sets `*rows` to the best of the `count`
+ * trials (0 before the first): the smallest size in which the host takes at
+ * most a third of the time and which is at most the fraction `tolerance` slower
+ * than the fastest. `trials` are in the order in which `*next` named them. */
 SLUICE_API int sluice_chunk_choice(uint64_t least, uint64_t most,
                                    double tolerance,
                                    const sluice_chunk_trial* trials,

@@ -62,8 +62,8 @@ class Engine final : public CopyEngine {
   CopyLane& lane(CopyDirection direction) {
     return *lanes_[direction == CopyDirection::kHostToDevice ? 0 : 1];
   }
-  // Returns a new ticket; null (and the fault is kept) if there is no event for
-  // it.
+  // Returns a new ticket. Returns null, and keeps the fault, if no event is
+  // available for the ticket.
   std::shared_ptr<State> NewTicket(device::Stream stream);
   absl::Status WaitOnCompute(const State& state);
   std::optional<absl::Duration> SlackOf(std::string_view label) const;
@@ -74,7 +74,7 @@ class Engine final : public CopyEngine {
   std::unique_ptr<CopyTimeline> timeline_;
   device::Stream compute_;
   mutable StallClock stall_;
-  std::vector<CopySlack> slack_;  // few; each label once
+  std::vector<CopySlack> slack_;  // few entries, one per label
   std::array<device::Stream, 2> streams_;
   std::array<std::unique_ptr<CopyLane>, 2> lanes_;
 };
@@ -96,14 +96,15 @@ absl::Status Engine::StartLanes() {
 }
 
 Engine::~Engine() {
-  // Stop both before joining either: one may wait for a ticket of the other.
+  // Stop both lanes before joining either, because one may wait for a ticket of
+  // the other.
   for (auto& lane : lanes_) {
     if (lane) lane->Stop();
   }
   for (auto& lane : lanes_) lane.reset();
   for (const device::Stream stream : streams_) {
     if (stream.value() == 0) continue;
-    // Drain reports it
+    // Drain reports the error
     options_.driver->SynchronizeStream(stream).IgnoreError();
   }
   timeline_.reset();
@@ -160,14 +161,15 @@ absl::Status Engine::WaitOnCompute(const State& state) {
   if (state.pool->closed()) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(
       options_.driver->StreamWaitEvent(compute_, state.event));
-  // The call above returns compute's fault. The stream of a compute mark may
-  // belong to the caller and be destroyed by now.
+  // If compute failed, the call above has returned its fault. The stream of a
+  // compute mark may belong to the caller and be destroyed by now.
   if (std::find(streams_.begin(), streams_.end(), state.stream) ==
       streams_.end()) {
     return absl::OkStatus();
   }
-  // The event of a failed copy is reached too. The next call on a stream
-  // returns the stream's fault, so this makes one that does nothing.
+  // The event of a failed copy is reached too, so QueryEvent alone does not
+  // show the failure. StreamWaitEvent has no effect here, but returns the
+  // stream's fault.
   return options_.driver->StreamWaitEvent(state.stream, state.event);
 }
 

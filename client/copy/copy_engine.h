@@ -1,13 +1,13 @@
-// Copies between host and GPU memory. Each direction has a stream of its own,
-// is gated by grants, and is ordered by tickets only.
+// Copies between host and GPU memory. Each direction has its own stream. Grants
+// limit when copies start, and only tickets order them.
 //
 // How it works. A request is issued in four steps: the copy stream waits for
 // the events of the `after` tickets; a grant is taken (one atomic operation if
 // bandwidth is available); the copies are enqueued; the ticket's event is
-// recorded. Enqueue issues a request itself if nothing holds it back. Other
-// requests go to their direction's issuing thread, which takes them in order.
-// The compute thread waits for no grant and synchronises no stream; it waits on
-// tickets, through events. Such a wait blocks the thread until the ticket's
+// recorded. Enqueue issues a request itself if the request need not wait. Other
+// requests go to their direction's issuing thread, which issues them in order.
+// The compute thread waits for no grant and synchronises no stream; it waits
+// for tickets, through events. Such a wait blocks the thread until the ticket's
 // event is recorded, so a request that still waits for its grant also blocks
 // the thread that waits for its ticket; `stall` counts that time.
 //
@@ -16,11 +16,12 @@
 // ticket knows whether its event was recorded, and blocks the waiter until
 // then.
 //
-// Large pieces are cut into slices, each with a grant of its own, so that ranks
-// on one link take turns. Small pieces share a grant.
+// Large pieces are cut into slices, each with its own grant, so that ranks on
+// one link take turns. Small pieces share a grant.
 //
 // Errors: the first failure of a copy is kept. Every later wait returns it, and
 // later copies are not made.
+//
 // Thread safety: one compute thread per engine calls Enqueue, MarkCompute,
 // UseStream, KnowSlack and Wait; stats() is safe from any thread.
 #pragma once
@@ -38,8 +39,9 @@
 
 namespace sluice::client {
 
-// A point on a stream, reached when everything before it is done. Cheap to
-// copy. A default-constructed one is already reached. May outlive the engine.
+// A point on a stream, reached when all work enqueued before it is done. Cheap
+// to copy. A default-constructed ticket counts as reached. May outlive the
+// engine.
 class Ticket {
  public:
   Ticket() = default;
@@ -62,7 +64,7 @@ struct CopyRequest {
   device::CopyDirection direction = device::CopyDirection::kHostToDevice;
   std::vector<CopyPiece> pieces;  // the memory must outlive the ticket
   std::vector<Ticket> after;
-  const char* label = "";  // for the timeline; static storage
+  const char* label = "";  // name in the timeline; static storage
 };
 
 // One finished request, for the report's timeline. Times are seconds on the
@@ -75,8 +77,8 @@ struct CopyRecord {
   double issued_s, started_s, finished_s;
 };
 
-// The plan's time from when a copy with that label could start until compute
-// needs it, or needs the memory that it frees.
+// How long after its earliest start, according to the plan, compute needs the
+// copies with this label, or the memory that they free.
 struct CopySlack {
   std::string label;
   absl::Duration slack;
@@ -84,9 +86,10 @@ struct CopySlack {
 
 struct CopyStats {
   Bytes h2d, d2h;
-  absl::Duration grant_wait;  // of the issuing threads
-  // How long compute waited for tickets. If compute is a stream, its clock
-  // measures this, and a wait counts once the stream is past it.
+  absl::Duration grant_wait;  // waits of the issuing threads
+  // How long compute waited for tickets. If compute runs on a stream, the
+  // stream's clock measures the waits, and a wait counts once the stream has
+  // passed it.
   absl::Duration stall;
 };
 
@@ -103,26 +106,27 @@ class CopyEngine {
       const Options& options);
   virtual ~CopyEngine() = default;  // waits for copies in flight
 
-  // From now on, compute is what is enqueued on `native`: a stream of the
-  // caller on this device (a CUstream; null is the device's default stream). It
-  // must outlive the engine or stay valid until the next call. Unimplemented on
-  // sim, where the calling thread computes.
+  // Makes the engine treat the work on `native` as compute from now on.
+  // `native` is a stream of the caller on this device (a CUstream; null is the
+  // device's default stream). It must stay valid until the next call or outlive
+  // the engine. Unimplemented on sim, where the calling thread computes.
   virtual absl::Status UseStream(void* native) = 0;
 
   // Replaces the slacks of all labels, for copies that are enqueued from now
-  // on. While a copy waits for its grant, the daemon is told its deadline
-  // (GrantGate::TellDue). Copies with other labels have no deadline.
+  // on. While such a copy waits for its grant, the engine sends its deadline to
+  // the daemon (GrantGate::TellDue). Copies with other labels have no deadline.
   virtual void KnowSlack(std::vector<CopySlack> slack) = 0;
 
   // Returns a ticket that is reached when all compute enqueued so far is done.
   virtual Ticket MarkCompute() = 0;
   virtual Ticket Enqueue(CopyRequest request) = 0;
-  // Makes compute enqueued from now on run after the ticket. Blocks the caller
-  // until the ticket's event is recorded (see above), on sim until it is
-  // reached. The time that compute waits for the ticket counts as stall.
+  // Makes compute that is enqueued from now on run after the ticket is reached.
+  // Blocks the caller until the ticket's event is recorded (see the file
+  // comment), on sim until the ticket is reached. The time that compute waits
+  // for the ticket counts as stall.
   virtual absl::Status Wait(const Ticket& ticket) = 0;
-  // Blocks until everything enqueued has ended: the end of a run and tests
-  // only.
+  // Blocks until everything enqueued has ended. Only for the end of a run and
+  // for tests.
   virtual absl::Status Drain() = 0;
 
   virtual CopyStats stats() const = 0;

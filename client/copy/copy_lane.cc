@@ -15,11 +15,12 @@
 namespace sluice::client {
 namespace {
 
-// Naps last 5 us or more; the default timer slack would add 50 us to each.
+// The lane's naps are as short as 5 us; the default timer slack would add 50 us
+// to each.
 constexpr unsigned long kTimerSlackNs = 1'000;
-// How often the lane checks whether a copy can start: one that waits for
-// nothing else, and an issued one that owes its grant. The daemon refills every
-// 2 ms.
+// How often the lane checks whether a copy can start: kLook for a copy that is
+// not issued yet, kLookOfOwed for an issued copy that owes its grant. The
+// daemon refills grants every 2 ms.
 constexpr std::chrono::microseconds kLook{100};
 constexpr std::chrono::milliseconds kLookOfOwed{1};
 
@@ -113,7 +114,8 @@ std::optional<Bytes> CopyLane::GrantNow(const Item& item, Bytes size) {
       if (Owe(item.request, size)) return size;
       return std::nullopt;
     }
-    // A request larger than a slice takes turns with other ranks.
+    // A request larger than a slice goes through the queue, so that it takes
+    // turns with other ranks slice by slice.
     if (size > first || !ahead_.HasRoom()) return std::nullopt;
   }
   if (!options_.gate->TryAcquire(GrantDirection(), first)) return std::nullopt;
@@ -186,7 +188,8 @@ void CopyLane::Run() {
       }
     }
     if (queue_.empty()) return;
-    // A deque's front keeps its address while others are pushed.
+    // The reference stays valid without the lock, because push_back does not
+    // move the front of a deque.
     const Item& item = queue_.front();
     lock.Unlock();
     Issue(item, /*granted=*/Bytes(0));
@@ -210,7 +213,7 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   const Bytes size = SizeOf(item.request);
   const bool timed = timeline_ != nullptr && size > Bytes(0);
   if (granted == Bytes(0)) granted = AwaitTurn(item.request, size);
-  // A request that has its grant does not wait.
+  // A request that already has its grant does not wait.
   const bool waits = granted == Bytes(0);
   if (waits) TellDue(item, size);
   const absl::Status copied = CopyPieces(item.request, size, granted, timed);
@@ -230,14 +233,14 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
 absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
   for (const Ticket& ticket : request.after) {
     const auto& state = TicketAccess::StateOf(ticket);
-    // the stream keeps the order
+    // Work on the lane's own stream is in order already.
     if (!state || state->stream == stream_) continue;
     state->AwaitIssued();
     if (state->IsReached()) continue;
     SLUICE_RETURN_IF_ERROR(
         options_.driver->StreamWaitEvent(stream_, state->event));
   }
-  // A copy that follows a failed one would move bytes that never arrived.
+  // After a failed copy, later copies would move bytes that never arrived.
   return fault_->Get();
 }
 
@@ -282,7 +285,7 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       granted -= size;
       left -= size;
       copied_ += size.count();
-      // The request's own ticket marks its last slice.
+      // The request's own ticket marks the end of its last slice.
       if (granted == Bytes(0) && left > Bytes(0)) {
         SLUICE_RETURN_IF_ERROR(EndSlice());
       }
@@ -291,8 +294,8 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
   return absl::OkStatus();
 }
 
-// Fills the targets with bytes that read as NaN: a read that comes too early
-// fails loudly instead of training on the buffer's former contents.
+// Fills the targets with bytes that read as NaN. A read that comes too early
+// then fails loudly instead of training on the buffer's previous contents.
 absl::Status CopyLane::Poison(const CopyRequest& request) {
   for (const CopyPiece& piece : request.pieces) {
     if (piece.size <= Bytes(0)) continue;  // CopyAsync reports the error

@@ -1,10 +1,10 @@
-// One direction of the copy engine: a queue, the thread that issues its
-// requests and the stream that they go to. Internal to the copy engine.
+// One direction of the copy engine: its stream, a queue, and the thread that
+// issues queued requests. Internal to the copy engine.
 //
-// Push issues a request itself if nothing holds it back, because waking a
+// Push issues a request itself if the request need not wait, because waking a
 // thread costs more than issuing. A request goes through the queue only if it
 // has to wait (for a ticket that is not recorded yet, for a grant, or until it
-// may ask for one, see granted_ahead.h) or if the queue is not empty. So
+// may ask for a grant, see granted_ahead.h) or if the queue is not empty. So
 // requests are issued in the order of Push.
 //
 // [Note: owed grants] A host that runs ahead may enqueue a whole step behind
@@ -12,12 +12,12 @@
 // start would use up the rank's limit, while other ranks' copies could start.
 // So a copy that compute or the other direction still holds back is issued as
 // soon as the limit has room for it and for all such copies before it, but its
-// grant is taken only when it can start. If the limit has no room, the copy
-// waits for room, or until it can start.
+// grant is taken only when the copy can start. If the limit has no room, the
+// copy waits until the limit has room or the copy can start.
 //
-// Threads: Push runs on the compute thread. The issuing thread owns the lane's
-// state: that is the lane's thread while the queue is not empty, else the
-// pusher.
+// Threads: Push runs on the compute thread. The lane's state belongs to the
+// lane's thread while the queue is not empty, and to the thread that calls Push
+// while the queue is empty.
 #pragma once
 
 #include <atomic>
@@ -34,8 +34,8 @@
 
 namespace sluice::client {
 
-// The first fault of an engine; later ones are its consequences.
-// Thread safety: safe.
+// Keeps the first fault of an engine, because later faults are its
+// consequences. Thread safety: thread-safe.
 class Fault {
  public:
   void Keep(const absl::Status& status);
@@ -50,17 +50,19 @@ class Fault {
 
 class CopyLane {
  public:
-  // Everything pointed at outlives the lane; `timeline` may be null.
+  // All pointers must stay valid as long as the lane exists; `timeline` may be
+  // null.
   CopyLane(const CopyEngine::Options& options, device::CopyDirection direction,
            device::Stream stream, std::shared_ptr<EventPool> pool, Fault* fault,
            CopyTimeline* timeline);
   // Stops, issues the queued requests and ends the thread.
   ~CopyLane();
 
-  // From now on, queued requests are issued without waiting for grants.
+  // Makes the lane issue queued requests without waiting for grants from now
+  // on.
   void Stop();
 
-  // `slack` is the label's CopySlack, if known.
+  // `slack` is the CopySlack of the request's label, if known.
   void Push(CopyRequest request, std::shared_ptr<TicketAccess::State> ticket,
             std::optional<absl::Duration> slack = std::nullopt);
   // Blocks until everything pushed is issued.
@@ -78,7 +80,8 @@ class CopyLane {
     std::shared_ptr<TicketAccess::State> ticket;
     double issued_s;
     std::optional<absl::Duration> slack;
-    // When compute needs the copy; set if only grants held it back at Push.
+    // When compute needs the copy. Set if only grants held the copy back at
+    // Push.
     std::optional<absl::Time> due;
   };
 
@@ -86,29 +89,30 @@ class CopyLane {
   // Returns whether grants limit this direction.
   bool IsLimited() const;
   // Returns how many of the `size` bytes of `item` may be issued without
-  // waiting: one slice or all. Their grant is taken or owed. Returns nullopt if
-  // the item has to wait.
+  // waiting: one slice or all bytes. Takes the grant for these bytes or records
+  // it as owed. Returns nullopt if the item has to wait.
   std::optional<Bytes> GrantNow(const Item& item, Bytes size);
   // Records an owed grant; returns false if the limit has no room for it.
   bool Owe(const CopyRequest& request, Bytes size);
-  // Returns whether the link alone holds the request back.
+  // Returns whether the request waits for nothing but the link.
   bool CanStart(const CopyRequest& request);
   // Takes the grants of owed copies that can start.
   void TakeOwed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits until the request may owe its grant (returns `size`) or can start
-  // (0).
+  // (returns 0).
   Bytes AwaitTurn(const CopyRequest& request, Bytes size);
   // Issues the item and sets its ticket's phase. The first `granted` bytes
   // already have their grant.
   void Issue(const Item& item, Bytes granted);
   absl::Status TryIssue(const Item& item, Bytes granted);
   absl::Status AwaitTickets(const CopyRequest& request);
-  // Returns whether all tickets, except the lane's own stream's, are reached.
+  // Returns whether all tickets are reached, ignoring those of the lane's own
+  // stream.
   bool AreReached(const std::vector<Ticket>& after) const;
-  // Tells the daemon the deadline of `item`, which has `size` bytes.
+  // Sends the daemon the deadline of `item`, which has `size` bytes.
   void TellDue(const Item& item, Bytes size);
-  // Copies all pieces, `left` bytes. If `timed`, the timeline's span begins
-  // just before the first piece.
+  // Copies all pieces; `left` is the number of their bytes. If `timed`, the
+  // timeline's span begins just before the first piece.
   absl::Status CopyPieces(const CopyRequest& request, Bytes left, Bytes granted,
                           bool timed);
   int GrantDirection() const {
@@ -116,7 +120,8 @@ class CopyLane {
   }
   void TakeGrant(Bytes size);
   absl::Status EndSlice();
-  // Records `mark`, which is reached when the stream's work so far has ended.
+  // Records `mark`, which is reached when all work so far on the stream has
+  // ended.
   absl::Status Record(TicketAccess::State& mark);
   absl::Status Poison(const CopyRequest& request);
 
@@ -133,16 +138,17 @@ class CopyLane {
 
   Mutex mutex_;
   CondVar changed_;
-  // The front is the item that is being issued.
+  // The front is the item that is currently issued.
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
-  // See [Note: owed grants]. In the order of the stream.
+  // Copies that owe their grant, in the stream's order: see [Note: owed
+  // grants].
   struct Owed {
     std::vector<Ticket> after;
     Bytes size;
   };
   std::deque<Owed> owed_ ABSL_GUARDED_BY(mutex_);
   Bytes owed_bytes_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last, because it uses all members above
 };
 
 }  // namespace sluice::client

@@ -14,7 +14,7 @@ CopyTimeline::CopyTimeline(device::Driver* driver,
 absl::Status CopyTimeline::Align() {
   for (const auto& lane : lanes_) {
     {
-      // Copies that have ended are timed by the old origin.
+      // Collects the ended copies first, so that the old alignment dates them.
       const MutexLock lock(mutex_);
       TakeEnded(*lane);
     }

@@ -1,15 +1,16 @@
-// The times at which copies really started and ended, for reports and for plans
-// that depend on link speed. Internal to the copy engine.
+// Records when copies really started and ended, for reports and for plans that
+// depend on link speed. Internal to the copy engine.
 //
 // The copy streams' clocks measure the times (kernels/device/stream_timer.h).
 // Not the host's clock: to a host that polls, a short copy seems to take no
-// time, or as long as a nap. No call waits: copies that ended are collected
-// when the next copy is added and when the times are read.
+// time, or as long as a nap. No method except Align waits: ended copies are
+// collected when the next copy is added and when the times are read.
 //
 // Errors: the driver's. After an error in reading times, no more times are
 // reported; copies detect a lost device by themselves.
-// Thread safety: Begin and End of a direction from the thread that issues for
-// it; the others from any thread.
+//
+// Thread safety: Begin and End of a direction are called by the thread that
+// issues its copies; other methods by any thread.
 #pragma once
 
 #include <array>
@@ -26,19 +27,20 @@ namespace sluice::client {
 
 class CopyTimeline {
  public:
-  // `streams`: that of copies to the GPU, then that of copies to the host.
+  // `streams[0]` copies to the GPU, `streams[1]` to the host.
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
-  // Aligns the host's clock with those of the streams, for which it waits. Call
-  // it at the start, and wherever the host has waited for the streams anyway,
+  // Waits for both streams and aligns the host's clock with theirs. Call it at
+  // the start, and again wherever the host has waited for the streams anyway,
   // because a stream's clock drifts.
   absl::Status Align();
-  // Begin comes before the copies of a request, and End after them. The next
-  // Begin drops a span that has no End.
+  // Call Begin before the copies of a request are enqueued, and End after them.
+  // Begin drops a span that has begun and not ended.
   absl::Status Begin(device::CopyDirection direction);
-  // `record` holds the label, direction, size and issue time.
+  // `record` states the label, direction, size and issue time.
   absl::Status End(const CopyRecord& record);
-  // Returns copies that ended since the last call, each direction in its order.
+  // Returns the copies that ended since the last call; those of one direction
+  // are in order.
   std::vector<CopyRecord> Take();
 
  private:

@@ -26,7 +26,8 @@ void GrantGate::TellDue(int direction, Bytes size, absl::Time due) {
   GrantUseSlot& slot = use_->slot;
   const uint64_t used =
       slot.used_bytes[direction].load(std::memory_order_relaxed);
-  // A negative time would read as far in the future.
+  // The page's value is unsigned, so a negative time would read as one in the
+  // far future.
   const int64_t at = std::max<int64_t>(0, absl::ToUnixNanos(due));
   slot.due_ns[direction].store(static_cast<uint64_t>(at),
                                std::memory_order_relaxed);
@@ -81,7 +82,7 @@ absl::Duration GrantGate::AcquireSlow(int direction, uint64_t bytes,
                                       uint64_t end,
                                       const std::atomic<bool>* cancel) {
   const int64_t began = NowNs();
-  std::optional<int64_t> booked;  // start at the paced rate
+  std::optional<int64_t> booked;  // when the copy may start at the paced rate
   for (;;) {
     const int64_t now = NowNs();
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;

@@ -1,15 +1,16 @@
 // The rank's side of swap-bandwidth grants (proto/base/grant_page.h).
 //
-// How it works. `use` counts the bytes that this rank has started, `limit`
-// those that it may have started. A copy that ends at or below the limit starts
-// at once. Otherwise the caller sleeps in short naps until the daemon has
-// raised the limit. If the daemon's heartbeat is older than kGrantStaleAfter,
-// the rank does not wait for it: it keeps its last granted rate for
-// kGrantPacedFor, because the daemon may only be late, and then copies ungated.
-// Bytes copied over the limit in that time are forgiven.
+// How it works. `use` counts the bytes of all copies that this rank has
+// started, and `limit` the bytes of those that it may start. A copy that keeps
+// `use` within `limit` starts at once. Otherwise the caller sleeps in short
+// naps until the daemon has raised the limit. If the daemon's heartbeat is
+// older than kGrantStaleAfter, the daemon may only be late, so the rank keeps
+// its last granted rate for kGrantPacedFor. After that it copies ungated. Bytes
+// copied over the limit in that time are forgiven: they do not delay later
+// copies.
 //
-// Thread safety: all methods are thread-safe, except that TellDue and ForgetDue
-// of one direction need one thread. The fast path is one atomic operation:
+// Thread safety: all methods are thread-safe, except that one thread per
+// direction calls TellDue and ForgetDue. The fast path is one atomic operation:
 // TryAcquire compares and exchanges, Acquire adds.
 #pragma once
 
@@ -26,13 +27,13 @@ namespace sluice::client {
 
 class GrantGate {
  public:
-  // Pages outlive the gate.
+  // The pages outlive the gate.
   GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
             const Clock* clock);
 
   // Takes `size` bytes of direction kH2d or kD2h. Waits while the limit is too
-  // low and the daemon is alive. Returns the time waited. A true `*cancel` ends
-  // the wait; the bytes are taken all the same.
+  // low and the daemon is alive. Returns the time waited. Setting `*cancel`
+  // ends the wait; the bytes are taken nevertheless.
   absl::Duration Acquire(int direction, Bytes size,
                          const std::atomic<bool>* cancel = nullptr) {
     const auto bytes = static_cast<uint64_t>(size.count());
@@ -46,7 +47,8 @@ class GrantGate {
     return AcquireSlow(direction, bytes, end, cancel);
   }
 
-  // As Acquire, but returns false and takes nothing if it would have to wait.
+  // Takes the bytes as Acquire does, but returns false and takes nothing if
+  // Acquire would have to wait.
   bool TryAcquire(int direction, Bytes size) {
     const auto bytes = static_cast<uint64_t>(size.count());
     auto& used = use_->slot.used_bytes[direction];
@@ -59,7 +61,7 @@ class GrantGate {
     return true;
   }
 
-  // Takes the bytes at once, whatever the limit.
+  // Takes the bytes at once, whether or not the limit has room.
   void Take(int direction, Bytes size) {
     use_->slot.used_bytes[direction].fetch_add(
         static_cast<uint64_t>(size.count()), std::memory_order_relaxed);
@@ -71,7 +73,8 @@ class GrantGate {
            granted(direction);
   }
 
-  // Returns false if the daemon sets no limit (a link of unknown speed).
+  // Returns false if the daemon sets no limit, because the link's speed is
+  // unknown.
   bool Limits(int direction) const {
     const uint64_t limit = granted(direction);
     const uint64_t used =
@@ -80,17 +83,17 @@ class GrantGate {
   }
 
   // States that the next `size` bytes taken of `direction` are one copy, which
-  // compute needs at `due` (of this gate's clock). The daemon lends bandwidth
-  // first to copies that a fair share would make late. Replaces the former
-  // deadline and holds until ForgetDue. Two stores; one thread per direction.
+  // compute needs at `due` (by this gate's clock). The daemon first lends
+  // bandwidth to copies that would be late with a fair share. The deadline
+  // replaces the previous one and holds until ForgetDue. Costs two stores; one
+  // thread per direction.
   void TellDue(int direction, Bytes size, absl::Time due);
   // States that the next copy has no known deadline.
   void ForgetDue(int direction);
   absl::Time now() const { return clock_->Now(); }
 
-  // Call it when the session is over (disconnected, evicted, closing): the
-  // limits are not raised any more. Copies then behave as with a stale
-  // heartbeat.
+  // Call it when the session is over (disconnected, evicted, closing), because
+  // the limits are no longer raised then. Copies then run ungated.
   void Detach() { detached_.store(true, std::memory_order_relaxed); }
 
  private:
@@ -101,12 +104,13 @@ class GrantGate {
     int64_t free_at_ns ABSL_GUARDED_BY(mutex) = 0;
   };
 
-  // The cumulative bytes up to which the daemon lets this rank start copies.
+  // Returns the cumulative bytes up to which the daemon lets this rank start
+  // copies.
   uint64_t granted(int direction) const {
     return limits_->slots[slot_].limit_bytes[direction].load(
         std::memory_order_relaxed);
   }
-  // Drops the forgiven bytes. Call it once the limit has caught up with them.
+  // Drops the forgiven bytes. Call it once the limit has reached the use.
   void ForgetForgiven(int direction) {
     if (forgiven_[direction].load(std::memory_order_relaxed) != 0) {
       forgiven_[direction].store(0, std::memory_order_relaxed);
@@ -115,12 +119,15 @@ class GrantGate {
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);
   bool Stale(int64_t now_ns) const;
-  // The rate while the daemon grants nothing, in bytes per second; 0: ungated.
+  // Returns the rate in bytes per second while the daemon grants nothing, or 0
+  // if copies are ungated.
   double PacedRate(int direction, int64_t now_ns) const;
-  // Lets a copy that ends at `end` start although it is over the limit.
+  // Forgives the bytes by which a copy that ends at `end` exceeds the limit, so
+  // that the copy may start.
   void Forgive(int direction, uint64_t end);
   int64_t NowNs() const;
-  // Reserves time for `bytes` at that rate; returns their start in nanoseconds.
+  // Reserves time for `bytes` at that rate; returns when they may start, in
+  // nanoseconds.
   int64_t Book(int direction, uint64_t bytes, double bytes_per_second);
 
   const GrantLimits* limits_;

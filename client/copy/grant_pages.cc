@@ -14,7 +14,7 @@ namespace {
 absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size, int protection) {
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "a grant page");
-  // Beyond the end of the file a load would be a SIGBUS.
+  // Reading beyond the end of the file would raise SIGBUS.
   if (static_cast<size_t>(info.st_size) < size) {
     return absl::InvalidArgumentError(fmt::format(
         "a grant page of {} bytes, it needs {}: install the same version of "

@@ -12,7 +12,7 @@ namespace sluice::client {
 // Unmaps on destruction. A forked child does not inherit the pages.
 class GrantPages {
  public:
-  // `limits` is mapped read-only. InvalidArgument: a page is too small.
+  // Maps `limits` read-only. InvalidArgument: a page is too small.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Map(const UniqueFd& limits,
                                                          const UniqueFd& use);
   ~GrantPages();

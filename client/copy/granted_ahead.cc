@@ -6,8 +6,9 @@
 namespace sluice::client {
 namespace {
 
-// Naps double, so a waiting lane is late by at most the time it has waited, and
-// by at most kLastNap, while the copies behind the one that ended are running.
+// Each nap is twice as long as the previous one, up to kLastNap. So a waiting
+// lane notices the end of a copy late by at most the time that it has waited,
+// and by at most kLastNap; the next granted copies run in that time.
 constexpr std::chrono::microseconds kFirstNap{5};
 constexpr std::chrono::microseconds kLastNap{100};
 

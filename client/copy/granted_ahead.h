@@ -1,14 +1,14 @@
-// Limits how many granted copies of a lane may be in flight, counting those
-// that only the link holds back. Internal to the copy engine.
+// Limits how many granted copies of a lane are in flight. Copies that only the
+// link holds back count too. Internal to the copy engine.
 //
-// The least is two: one runs and one follows it. Two are too few if they end
-// before the host looks again: a nap lasts as long as the machine makes it, and
-// on an H100 with slices of 83 us, two at a time reached half of the link's
-// speed. So a nap in which all granted copies ended doubles the number, and
-// kCalm waits without such a nap halve it. The number follows the machine's
+// The number is at least two: one copy runs and one follows it. Two are too few
+// if both end before the host looks again. A nap lasts as long as the machine
+// makes it: on an H100 with slices of 83 us, two at a time reached half of the
+// link's speed. So a nap in which all granted copies ended doubles the number,
+// and kCalm waits without such a nap halve it. The number follows the machine's
 // naps, and stays at two on a slow link.
 //
-// A lane that is not limited (GrantGate::Limits) does not ask.
+// A lane without a limit (GrantGate::Limits) does not use this class.
 //
 // Thread safety: one thread at a time, the one that issues for the lane.
 #pragma once
@@ -36,7 +36,7 @@ class GrantedAhead {
 
   // Returns whether a grant may be taken now. Never waits.
   bool HasRoom();
-  // Naps until a grant may be taken; a true `cancel` ends the wait.
+  // Naps until a grant may be taken. Setting `cancel` ends the wait.
   void AwaitRoom(const std::atomic<bool>& cancel);
   // Adds a granted copy; `end` is reached when it has ended.
   void Add(Ticket end) { running_.push_back(std::move(end)); }
@@ -45,7 +45,7 @@ class GrantedAhead {
   void Learn(bool ran_dry);
 
   const Nap nap_;
-  std::deque<Ticket> running_;  // of one stream, which is in order
+  std::deque<Ticket> running_;  // all on one stream, so they end in order
   size_t most_ = kLeast;
   int calm_ = 0;
 };

@@ -10,7 +10,8 @@ void StallClock::UseStream(device::Stream stream) {
   on_stream_ = true;
 }
 
-// Without native streams, the calling thread computes.
+// Returns whether compute runs on a stream. Without native streams (sim), the
+// calling thread computes.
 bool StallClock::OnStream() {
   if (!on_stream_.has_value()) {
     on_stream_ = driver_->NativeStream(compute_).ok();
@@ -34,7 +35,8 @@ absl::Status StallClock::End() {
   return absl::OkStatus();
 }
 
-// A lost device reports no more spans; waits on it return the fault.
+// Adds the completed spans to the total. A lost device reports no more spans;
+// waits on it return the fault.
 void StallClock::TakeEnded() {
   for (;;) {
     const auto span = timer_.Next();

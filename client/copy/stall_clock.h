@@ -1,7 +1,7 @@
-// Measures how long compute waited for tickets, by the clock of what computes.
-// On sim that is the calling thread. On a GPU it is a stream, which the host
-// runs ahead of, so a wait counts once the stream is past it. Internal to the
-// copy engine.
+// Measures how long compute waited for tickets, by compute's own clock. On sim
+// that is the host's clock, because the calling thread computes. On a GPU it is
+// the clock of the compute stream; the host runs ahead of the stream, so a wait
+// counts once the stream has passed it. Internal to the copy engine.
 //
 // Thread safety: Begin, End and UseStream by the compute thread; total by any.
 #pragma once
@@ -21,9 +21,10 @@ class StallClock {
   StallClock(device::Driver* driver, device::Stream compute)
       : driver_(driver), compute_(compute), timer_(driver) {}
 
-  // From now on, compute runs on an adopted stream.
+  // Measures waits on this adopted stream from now on.
   void UseStream(device::Stream stream);
-  // Call them around a wait, whether it is enqueued or blocks.
+  // Call Begin before a wait and End after it, whether the wait is enqueued or
+  // blocks.
   absl::Status Begin();
   absl::Status End();
   // Returns the sum of all waits that have ended. Does not wait for the device.

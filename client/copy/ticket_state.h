@@ -10,22 +10,23 @@
 
 namespace sluice::client {
 
-// A pool of events. An event is reused once its ticket is destroyed. CUDA lets
-// an event be recorded again while earlier waits for it are still queued,
-// because a wait refers to the record that it saw.
+// A pool of events. An event is reused once its ticket is destroyed. CUDA
+// allows recording an event again while earlier waits for it are still queued,
+// because a wait refers to the recording that preceded it.
 //
-// Thread safety: safe.
+// Thread safety: thread-safe.
 class EventPool {
  public:
   explicit EventPool(device::Driver* driver) : driver_(driver) {}
 
   absl::StatusOr<device::Event> Take();
   void Return(device::Event event);
-  // Returns whether the last record of `event` is reached. True once closed.
+  // Returns whether the last recording of `event` is reached. After Close,
+  // returns true for every event.
   absl::StatusOr<bool> Reached(device::Event event);
   bool closed();
-  // Destroys all events. Call it when everything recorded has been reached.
-  // Tickets that live longer count as reached.
+  // Destroys all events. Call it when all recordings have been reached. Tickets
+  // that outlive the pool's events count as reached.
   void Close();
 
  private:
@@ -53,14 +54,15 @@ struct Ticket::State {
   bool issued() const {
     return phase.load(std::memory_order_acquire) != kPending;
   }
-  // Like Ticket::done(), but false if the device's state is unknown: then the
-  // caller waits all the same, and the wait returns the fault.
+  // Returns whether the point is reached or has failed. If the device's state
+  // is unknown, returns false, unlike Ticket::done(): the caller then waits,
+  // and the wait returns the fault.
   bool IsReached() const {
     const int now = phase.load(std::memory_order_acquire);
     return now == kFailed ||
            (now == kRecorded && pool->Reached(event).value_or(false));
   }
-  // Blocks until the event was recorded, or recording it has failed.
+  // Blocks until the event was recorded or recording it has failed.
   Phase AwaitIssued() const {
     phase.wait(kPending, std::memory_order_acquire);
     return static_cast<Phase>(phase.load(std::memory_order_acquire));
@@ -68,7 +70,7 @@ struct Ticket::State {
 
   const std::shared_ptr<EventPool> pool;
   const device::Event event;
-  const device::Stream stream;  // on which the event is recorded
+  const device::Stream stream;  // the stream on which the event is recorded
   std::atomic<int> phase{kPending};
 };
 
@@ -77,7 +79,7 @@ struct TicketAccess {
   static const std::shared_ptr<State>& StateOf(const Ticket& ticket) {
     return ticket.state_;
   }
-  // Returns the state of an event that is not recorded yet.
+  // Makes a state with an event of the pool, not recorded yet.
   static absl::StatusOr<std::shared_ptr<State>> New(
       const std::shared_ptr<EventPool>& pool, device::Stream stream);
   static Ticket Make(std::shared_ptr<State> state) {

@@ -34,7 +34,7 @@ namespace {
 using nlohmann::json;
 using Renderer = absl::StatusOr<std::string> (*)(const std::string&);
 
-// Prints the answer or the error.
+// Prints the answer or the error, and returns the exit status.
 int Print(const absl::StatusOr<std::string>& text) {
   if (text.ok()) {
     std::fputs(text->c_str(), stdout);
@@ -62,8 +62,9 @@ absl::StatusOr<std::string> SnapshotJson(const Flags& flags) {
   return std::move(status.json);
 }
 
-// Tells an administrator without --admin that there may be more to see. The
-// daemon's own user is shown everything, unless that is root.
+// Prints a note if this user may use admin.sock but did not pass --admin,
+// because more would be shown with it. The daemon's own user sees everything
+// without --admin, unless that user is root.
 void NoteWhatIsHidden(const Flags& flags) {
   const std::string admin = AdminSocket(flags);
   struct stat info;
@@ -78,7 +79,7 @@ void NoteWhatIsHidden(const Flags& flags) {
       stderr);
 }
 
-// Shows the snapshot by `render`, or its parts `keys` as JSON.
+// Formats the snapshot by `render`, or with --json its parts `keys`.
 absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
                                      const std::vector<std::string>& keys) {
   SLUICE_ASSIGN_OR_RETURN(const std::string json, SnapshotJson(flags));
@@ -97,7 +98,7 @@ absl::StatusOr<uint32_t> UserId(const std::string& user) {
       fmt::format("there is no user '{}': give a user's name or number", user));
 }
 
-// "" leaves the limit unchanged; "unlimited" is 0 on the wire.
+// Parses a limit. "" leaves the limit unchanged; "unlimited" is 0 on the wire.
 absl::StatusOr<std::optional<Bytes>> Limit(const char* flag,
                                            const std::string& text) {
   if (text.empty()) return std::nullopt;
@@ -115,7 +116,7 @@ absl::StatusOr<std::optional<Bytes>> Limit(const char* flag,
   return *size;
 }
 
-// As in the snapshot, null is unlimited.
+// Formats an unlimited limit as null, as the snapshot does.
 json LimitJson(const std::optional<Bytes>& limit) {
   return !limit || *limit == Bytes(0) ? json() : json(limit->count());
 }
@@ -197,7 +198,7 @@ absl::StatusOr<std::string> DoReserve(const Flags& flags) {
 }
 
 // Lists processes without a session that still have memory, one per line. Waits
-// for at most a second until memory of ended processes is back.
+// up to a second for the memory of ended processes to be returned.
 std::string StillHeld(const Flags& flags) {
   constexpr absl::Duration kPause = absl::Milliseconds(100);
   for (int i = 0; i < 10; ++i) {

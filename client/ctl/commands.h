@@ -1,5 +1,5 @@
-// sluicectl's commands. They print to stdout, or one `error:` line to stderr,
-// and return the exit status.
+// The commands of sluicectl. They print to stdout, or one `error:` line to
+// stderr, and return the exit status.
 //
 // Exit status: 0 done; 2 a mistake of the caller (no such socket, plan, user,
 // size); 1 any other failure.
@@ -18,24 +18,24 @@ struct Flags {
   bool json = false;
   std::string plan;
   bool explain = false;
-  // top, events
+  // Flags of top and events.
   bool follow = false;
   bool once = false;
   double interval_s = 1;
-  // support-bundle, bandwidth measure
+  // Flags of support-bundle and bandwidth measure.
   std::string out;
   int64_t journal_lines = 2000;
-  // bandwidth measure
+  // Flags of bandwidth measure.
   double seconds = 1;
   bool beside_jobs = false;
   bool keep = false;
-  // budget set, reserve, evict, drain
+  // Flags of budget set, reserve, evict and drain.
   std::string user;
   std::string cgroup;
   std::string job;
   std::string gpu;
   std::string host;
-  // reserve
+  // Flags of reserve.
   std::optional<uint32_t> pool_gpu, pool_numa;
   std::string memory;
   bool kill = false;
@@ -44,10 +44,10 @@ struct Flags {
 
 int ShowStatus(const Flags& flags);
 int ShowJobs(const Flags& flags);
-// Both run until Ctrl-C.
+// ShowTop and ShowEvents run until Ctrl-C.
 int ShowTop(const Flags& flags);
 int ShowEvents(const Flags& flags);
-// Exit status 1 if there is a problem.
+// Returns exit status 1 if the doctor found a problem.
 int ShowDoctor(const Flags& flags);
 int WriteBundle(const Flags& flags);
 int ShowBandwidth(const Flags& flags);

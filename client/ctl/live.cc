@@ -30,10 +30,10 @@ constexpr const char* kHome = "\x1b[H";
 constexpr const char* kClearLine = "\x1b[K";
 constexpr const char* kClearRest = "\x1b[J";
 
-// While it lives, SIGINT and SIGTERM end waits instead of the process, even if
-// they reach a thread that was started since, such as gRPC's. With `q_ends` the
-// key q ends waits too, if standard input is a terminal; the terminal then does
-// not echo and passes on single characters.
+// While an object exists, SIGINT and SIGTERM end waits instead of the process,
+// even if they reach a thread that was started later, such as gRPC's. With
+// `q_ends` the key q ends waits too, if standard input is a terminal. The
+// terminal then does not echo and passes on single characters.
 class Interrupts {
  public:
   explicit Interrupts(bool q_ends = false) {
@@ -56,8 +56,8 @@ class Interrupts {
   }
   Interrupts(const Interrupts&) = delete;
 
-  // Returns false if a signal or q came. Returns true early if another key was
-  // pressed.
+  // Waits for `time`. Returns false if a signal or q came. Returns true early
+  // if another key was pressed.
   bool Wait(absl::Duration time) {
     pollfd readable[] = {{.fd = fd_.get(), .events = POLLIN, .revents = 0},
                          {.fd = reads_keys_ ? STDIN_FILENO : -1,
@@ -71,18 +71,18 @@ class Interrupts {
       char key = 'q';  // a closed terminal counts as q
       return read(STDIN_FILENO, &key, 1) == 1 && key != 'q' && key != 'Q';
     }
-    signalfd_siginfo taken;  // consumed, or it would arrive once unblocked
+    signalfd_siginfo taken;  // consumed, because it would arrive once unblocked
     return read(fd_.get(), &taken, sizeof(taken)) < 0;
   }
 
  private:
   bool reads_keys_ = false;
-  termios terminal_ = {};  // its former settings
+  termios terminal_ = {};  // restored at the end
   sigset_t before_ = {};
   UniqueFd fd_;
 };
 
-// The size of stdout's terminal, or a common size if it is not known.
+// Returns the size of stdout's terminal, or a common size if it is unknown.
 winsize SizeOfTerminal() {
   winsize size = {};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) {
@@ -92,7 +92,7 @@ winsize SizeOfTerminal() {
   return size;
 }
 
-// Draws as much of the text as fits over the former picture.
+// Draws as much of the text as fits, over the previous picture.
 void Show(const std::string& text) {
   const winsize size = SizeOfTerminal();
   std::string out = kHome;
@@ -148,7 +148,7 @@ absl::Status PrintEvents(const Ask& ask, const Following& following) {
           const EventLines lines,
           RenderEventLines(snapshot, seen, following.as_json, absl::Now()));
       std::fputs(lines.text.c_str(), stdout);
-      // A closed pipe ends it, as it ends any program.
+      // A closed pipe ends the command, as it ends any program.
       if (std::fflush(stdout) != 0) return absl::OkStatus();
       seen = lines.seen;
     }

@@ -20,12 +20,12 @@ struct Screen {
   absl::Duration interval;
   std::function<absl::StatusOr<std::string>(const std::string&)> draw;
 };
-// Draws the answers. If a daemon disappears, the last line says so and the
+// Draws the answers. If a daemon disappears, the last line states it and the
 // query is repeated. Returns an error only if the first query failed.
 absl::Status Draw(const Ask& ask, const Screen& screen);
 
 struct Following {
-  bool follow = false;  // false: print what there is, then end
+  bool follow = false;  // false: print the events so far, then end
   bool as_json = false;
   absl::Duration interval;
 };

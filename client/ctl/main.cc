@@ -150,7 +150,7 @@ constexpr const char* kEvictExamples = R"(Examples:
   sluicectl evict tune --reason "the node is drained"
   sluicectl evict tune --user alice --kill)";
 
-// The commands of `plan`, one line each.
+// The commands of `plan` that need no daemon, one line each.
 const std::vector<AddDeskCommand> kDeskCommands = {
     AddPlanMemory,
     AddPlanSwap,
@@ -193,7 +193,7 @@ class CommandLine {
   int Run(int argc, char** argv) {
     std::vector<std::string> words(argv + 1, argv + argc);
     auto done = cli::Parse(app_, words);
-    // each command has its own --json behind it
+    // --json before the command: pass it to the command, which defines it
     if (done.ok() && json_is_first_) {
       words.erase(std::ranges::find(words, "--json"));
       words.push_back("--json");
@@ -219,8 +219,8 @@ class CommandLine {
 
   void Choose(CLI::App* command, Runner run) {
     command->fallthrough();
-    // The parent's callback runs last and must not override the subcommand's
-    // choice.
+    // The callback of the parent command runs last and must not override the
+    // subcommand's choice.
     command->callback([this, run = std::move(run)] {
       if (!chosen_) chosen_ = run;
     });

@@ -22,7 +22,8 @@ namespace {
 constexpr absl::Duration kBetweenGreetings = absl::Milliseconds(20);
 
 absl::Status FaultOf(const wire::Error& error) {
-  // An unknown code (0, or one of a newer Abseil) is still an error.
+  // A code that this Abseil does not know (0, or one of a newer version) must
+  // still become an error.
   const auto code = error.code() >= 1 && error.code() <= 16
                         ? static_cast<absl::StatusCode>(error.code())
                         : absl::StatusCode::kUnknown;
@@ -35,7 +36,8 @@ absl::Status FromDaemon(const absl::Status& fault,
                         const std::string& shortage) {
   const absl::Status marked =
       Mark(fault, ShortageNamed(shortage).value_or(Shortage::kNone));
-  // The daemon reached the limit, not this process.
+  // If something other than memory ran out, it ran out in the daemon's process
+  // and not in this one.
   const bool of_process =
       ShortageOf(marked) != Shortage::kNone && !IsOutOfMemory(marked);
   return of_process ? Annotate(marked, "in sluiced") : marked;
@@ -57,8 +59,8 @@ absl::StatusOr<Connection::Greeted> Connection::Greet(
   absl::Status before;
   for (;; absl::SleepFor(kBetweenGreetings)) {
     auto connection = Open(socket, on_event, on_gone);
-    // No daemon listens now. The error of the lost Hello says more than this
-    // one.
+    // No daemon listens now. If an earlier Hello was lost, its error explains
+    // more than this one.
     if (!connection.ok()) return before.ok() ? connection.status() : before;
     auto answer = (*connection)->Call(hello, fds(), timeout);
     if (answer.ok()) return Greeted{*std::move(connection), *std::move(answer)};
@@ -90,7 +92,7 @@ void Connection::Close() {
     const MutexLock lock(mutex_);
     closing_ = true;
   }
-  // Wakes the receiver, whatever it waits for. The daemon sees the end of the
+  // Wakes the receiving thread from any wait. The daemon sees the end of the
   // session even if a forked child still holds the socket.
   shutdown(socket_.get(), SHUT_RDWR);
   if (thread_.joinable()) thread_.join();
@@ -112,8 +114,8 @@ absl::Status Connection::TrySend(const wire::Packet& packet,
   return wire::Send(socket_.get(), packet, fds);
 }
 
-// Waits for room without the lock, so that Post, which the receiving thread
-// calls too, is not delayed by a caller that can wait.
+// Sends, and waits for room until `deadline`. Waits without send_mutex_, so
+// that Post, which the receiving thread calls too, is not delayed.
 absl::Status Connection::SendPacket(const wire::Packet& packet,
                                     std::span<const int> fds,
                                     absl::Time deadline) {
@@ -130,8 +132,9 @@ absl::Status Connection::SendPacket(const wire::Packet& packet,
   }
 }
 
-// Most answers come within a fraction of a millisecond; putting this thread to
-// sleep and waking it would be a good part of that.
+// Polls for the answer for 500 us. Most answers arrive within a fraction of a
+// millisecond, and putting this thread to sleep and waking it would take a good
+// part of that.
 void Connection::AwaitBriefly(uint64_t id) {
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::microseconds(500);
@@ -143,8 +146,8 @@ void Connection::AwaitBriefly(uint64_t id) {
   }
 }
 
-// Waits until `end`, or as long as the daemon reports progress at least once
-// per `timeout`.
+// Waits for the answer until `end`, but longer while the daemon reports
+// progress at least once per `timeout`.
 void Connection::AwaitAnswer(uint64_t id, absl::Time end,
                              absl::Duration timeout) {
   const MonotonicClock clock;
@@ -172,11 +175,11 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
   }
   if (!packet.ok()) return packet.status();
   const uint64_t id = packet->id();
-  // One deadline for sending and for the answer.
+  // One deadline covers sending and the answer.
   const absl::Time end = clock.Now() + timeout;
   const absl::Status sent = SendPacket(*packet, sent_fds, end);
   MutexLock lock(mutex_);
-  // A session that is closed already may still say why.
+  // If the daemon has closed the session, its reason may still be unread.
   if (sent.ok() || absl::IsUnavailable(sent)) {
     AwaitBriefly(id);
     AwaitAnswer(id, end, timeout);
@@ -250,8 +253,8 @@ void Connection::OnReply(wire::Message message) {
 void Connection::OnGeneration(const wire::Packet& packet) {
   const MutexLock lock(mutex_);
   const uint64_t generation = packet.generation();
-  // True also for the first daemon that answers: another one may have received
-  // the Hello and died before it answered.
+  // True also for the first daemon that answers, if another one received the
+  // Hello and died before it answered.
   const bool taken_over = packet.event().has_taken_over();
   if (generation != 0 && generation != generation_) {
     if (generation_ != 0 || taken_over) calls_.Restart();
@@ -260,8 +263,9 @@ void Connection::OnGeneration(const wire::Packet& packet) {
   ResendLocked();
 }
 
-// Does not block: the daemon answers what it has read, and each answer is an
-// occasion to send the rest.
+// Sends marked requests again. Does not block: if the socket is full, the
+// daemon still has requests to answer, and each answer calls this function
+// again.
 void Connection::ResendLocked() {
   calls_.SendUnsent([&](const wire::Packet& packet, std::span<const int> fds) {
     return TrySend(packet, fds);
@@ -275,7 +279,7 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
     gone_ = true;
     gone_reason_ = reason;
     gone_shortage_ = shortage;
-    // We closed it, or there was no session yet: nothing to report.
+    // Nothing to report if we closed the session or none was open yet.
     told = closing_ || generation_ == 0;
   }
   changed_.NotifyAll();
@@ -314,7 +318,7 @@ void Connection::Run() {
       }
       on_event_(std::move(message));
     }
-    // Any other body comes from a newer daemon.
+    // Other bodies, from a newer daemon, are ignored.
   }
 }
 

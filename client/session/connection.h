@@ -1,13 +1,13 @@
 // Requests, replies and events over one session socket. Internal to client.
 //
-// How it works. A thread of its own receives; Call sends one request and
-// sleeps until its reply (all parts of it) has come. Events go to the handler
-// on the receiving thread. When the daemon closes the socket every waiting and
-// later Call is Unavailable.
+// How it works. A dedicated thread receives. Call sends one request and sleeps
+// until its whole reply (all parts) has arrived. The receiving thread passes
+// events to the handler. When the daemon closes the socket, every waiting and
+// later Call returns Unavailable.
 //
-// A packet of another generation comes from a daemon that took over the socket
-// of one that died. Requests without a whole answer are then sent again, under
-// the same ids, and each is executed once (pending_calls.h).
+// If a daemon dies, the next one may take over its socket. Its packets have
+// another generation. The connection then sends requests without a whole answer
+// again, under the same ids; each is executed once (pending_calls.h).
 //
 // Thread safety: safe. The handlers run on the receiving thread and must not
 // call back.
@@ -40,9 +40,9 @@ class Connection {
 
   static absl::StatusOr<std::unique_ptr<Connection>> Open(
       const std::string& socket, EventHandler on_event, GoneHandler on_gone);
-  // Connects, and sends the first request, which opens the session. A daemon
-  // that dies before it answers never knew of the session, so the next daemon
-  // is asked, for at most kGreeting. `fds` makes the descriptors of each try.
+  // Connects, and sends the first request, which opens the session. If the
+  // daemon dies before it answers, no session exists, so Greet asks the next
+  // daemon, for at most kGreeting. `fds` makes the descriptors of each try.
   struct Greeted {
     std::unique_ptr<Connection> connection;
     std::vector<wire::Message> answer;
@@ -53,27 +53,28 @@ class Connection {
       GoneHandler on_gone, absl::Duration timeout = kCallTimeout);
   ~Connection();
 
-  // Sends a request and waits for the reply; a reply in parts is returned as
-  // all its parts. The daemon's Error becomes the Status that it stands for,
-  // including an Error that answers no request but says, before the socket
-  // closes, why the daemon takes no session. `timeout` covers sending and the
-  // answer; DeadlineExceeded after it. It begins again whenever the daemon says
-  // that it makes the memory of the lease.
+  // Sends a request and waits for the reply; returns all its parts. The
+  // daemon's Error becomes a Status. That includes an Error that answers no
+  // request but states, before the socket closes, why the daemon refuses the
+  // session. `timeout` covers sending and the answer; DeadlineExceeded after
+  // it. It starts again whenever the daemon reports that it is making the
+  // lease's memory.
   absl::StatusOr<std::vector<wire::Message>> Call(
       const wire::Request& request, std::vector<UniqueFd> fds = {},
       absl::Duration timeout = kCallTimeout);
 
-  // Sends without waiting; the reply is dropped. ResourceExhausted: the daemon
-  // does not read or answer, and nothing was sent.
+  // Sends without waiting; the reply is dropped. ResourceExhausted: nothing was
+  // sent, because the daemon does not read or answer.
   absl::Status Post(const wire::Request& request);
 
-  // From now on the daemon's death alone does not close the socket.
+  // States that a service keeps the socket open, so that only a stopped service
+  // and not the daemon's death closes it.
   void SetKept() { kept_ = true; }
 
   // Returns whether a request of this kind has no answer yet.
   bool Awaits(wire::Request::BodyCase kind);
 
-  // Ends the session; the daemon takes back what it holds.
+  // Ends the session; the daemon reclaims its leases.
   void Close();
 
   static constexpr absl::Duration kCallTimeout = absl::Seconds(60);
@@ -81,21 +82,23 @@ class Connection {
 
  private:
   Connection(UniqueFd socket, EventHandler on_event, GoneHandler on_gone);
-  // Returns whether the daemon closed the socket before its first packet.
+  // Returns whether the daemon closed the socket without sending a packet.
   bool IsUnheard();
   void Run();
-  // The peer closed the socket. `said` is the reason, or empty if it gave none.
+  // Called when the peer closed the socket. `said` is the reason that it sent,
+  // or empty.
   void OnClosed(const std::string& said);
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);
   void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells the daemon that the caller no longer waits for that request.
+  // Tells the daemon that the caller no longer waits for this Lease, so that
+  // the daemon removes it from the queue.
   void GiveUp(uint64_t id);
-  // Returns a lease that was granted after its caller gave up.
+  // Frees a lease that was granted after its caller had given up.
   void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);
-  // Does not wait. ResourceExhausted: there is no room.
+  // Sends without waiting. ResourceExhausted: the socket has no room.
   absl::Status TrySend(const wire::Packet& packet, std::span<const int> fds);
   absl::Status SendPacket(const wire::Packet& packet, std::span<const int> fds,
                           absl::Time deadline);
@@ -119,11 +122,11 @@ class Connection {
   std::string gone_reason_ ABSL_GUARDED_BY(mutex_);
   Shortage gone_shortage_ ABSL_GUARDED_BY(mutex_) = Shortage::kNone;
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);  // OK: not refused
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last, because it uses all members above
 };
 
-// A fault that the daemon reported. `shortage` names what ran out (empty:
-// nothing).
+// Returns a fault that the daemon reported. `shortage` names the resource that
+// ran out (empty: none).
 absl::Status FromDaemon(const absl::Status& fault, const std::string& shortage);
 
 }  // namespace sluice::client

@@ -1,4 +1,4 @@
-// Passes session events to the one handler. Internal to client.
+// Passes session events to the session's only handler. Internal to client.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,9 @@
 
 namespace sluice::client {
 
-// Keeps events that come before there is a handler. Thread safety: safe; the
-// handler is called under the lock, so that replacing it waits for it.
+// Delivers events to the handler, and keeps events that arrive before there is
+// one. Thread safety: safe. The handler is called under the lock, so a call
+// that replaces it waits until it has returned.
 class EventRelay {
  public:
   void Set(Session::EventHandler handler);

@@ -18,8 +18,9 @@ absl::StatusOr<std::unique_ptr<Mapping>> Mapping::Make(
     SLUICE_RETURN_IF_ERROR(mapping->MapExtent(extent));
   }
   SLUICE_RETURN_IF_ERROR(driver->SetAccess(base, size, device));
-  // A forked child would keep the memory alive after this process. The kernel
-  // may refuse for memory of a real GPU, which it cannot copy.
+  // A forked child would keep the memory alive after this process ends. The
+  // kernel may refuse this for memory of a real GPU, which a fork cannot copy
+  // anyway.
   madvise(base, size.size(), MADV_DONTFORK);
   // A core dump would write gigabytes of activations to a disk.
   madvise(base, size.size(), MADV_DONTDUMP);

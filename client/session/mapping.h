@@ -1,4 +1,4 @@
-// Extents of a region, mapped side by side as one range. Internal to client.
+// Maps the extents of a region side by side as one range. Internal to client.
 #pragma once
 
 #include <memory>
@@ -19,10 +19,10 @@ struct Extent {
 // Unmaps on destruction. Thread safety: one owner.
 class Mapping {
  public:
-  // Imports and maps every extent, and lets `device` (and the CPU where it
-  // can) read and write the range. A forked child does not get it. On an error
-  // nothing stays mapped. `driver` outlives the mapping. REQUIRES: an extent,
-  // and all of one kind.
+  // Imports and maps every extent, and lets `device` (and the CPU, where it
+  // can) read and write the range. A forked child does not inherit it. After an
+  // error nothing is mapped. `driver` outlives the mapping. REQUIRES: at least
+  // one extent, and all of one kind.
   static absl::StatusOr<std::unique_ptr<Mapping>> Make(
       device::Driver* driver, DeviceIndex device,
       const std::vector<Extent>& extents);
@@ -41,7 +41,7 @@ class Mapping {
   device::Driver* const driver_;
   std::byte* const base_;
   const Bytes size_;
-  Bytes mapped_;  // from base_
+  Bytes mapped_;  // mapped bytes, from base_ on
 };
 
 }  // namespace sluice::client

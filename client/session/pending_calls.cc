@@ -44,7 +44,8 @@ size_t PendingCalls::Posted() const {
       [](const auto& each) { return each.second.waits == Waits::kNobody; }));
 }
 
-// Makes room for one more report.
+// If kMostReports step reports are kept, forgets the oldest, so that one more
+// fits.
 void PendingCalls::ForgetOldReports() {
   const auto is_report = [](const auto& each) {
     return each.second.packet.request().has_step_report();
@@ -117,7 +118,7 @@ std::vector<wire::Message> PendingCalls::Take(uint64_t id) {
 
 void PendingCalls::Restart() {
   for (auto& [id, call] : calls_) {
-    if (IsWhole(call)) continue;  // its caller is about to take it
+    if (IsWhole(call)) continue;  // complete: its caller is about to take it
     call.parts.clear();
     call.unsent = true;
   }

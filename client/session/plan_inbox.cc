@@ -29,7 +29,8 @@ void PlanInbox::AskAgain() {
 void PlanInbox::Put(absl::StatusOr<plan::NodePlan> plan) {
   {
     const MutexLock lock(mutex_);
-    // The first answer counts: a peer's death after it changes nothing.
+    // The first answer counts: if a peer dies after the plan, the plan stays
+    // valid.
     if (!plan_) plan_ = std::move(plan);
   }
   changed_.NotifyAll();

@@ -12,20 +12,22 @@
 
 namespace sluice::client {
 
-// Thread safety: one thread waits; any thread may put.
+// Thread safety: one thread waits; any thread may call the other methods.
 class PlanInbox {
  public:
-  // Forgets earlier answers: the next Put answers the next profile.
+  // Forgets earlier answers, so that the next Put answers the next profile.
   void Clear();
   void Put(absl::StatusOr<plan::NodePlan> plan);
-  // Makes Await return Aborted: a daemon that took over has no plan for the
-  // profile.
+  // Makes Await return Aborted, because a daemon that took over has no plan for
+  // the profile.
   void AskAgain();
-  // DeadlineExceeded: `timeout` passed. Aborted: submit the profile again.
+  // Waits for the plan. DeadlineExceeded: `timeout` passed. Aborted: submit the
+  // profile again.
   absl::StatusOr<plan::NodePlan> Await(absl::Duration timeout);
 
-  // Keeps the newest changed plan of a running rank; null if there is none.
-  // Drop forgets that plan, even if it comes again, but not a newer one.
+  // These keep the newest changed plan for a running rank (null if there is
+  // none). DropChanged forgets that plan, even if it arrives again, but not a
+  // newer one.
   void PutChanged(plan::NodePlan plan);
   std::shared_ptr<const plan::NodePlan> changed() const;
   void DropChanged(PlanId plan);

@@ -17,7 +17,8 @@ namespace sluice::client {
 
 namespace {
 
-// The daemon answers an observer within milliseconds, and a person waits.
+// The daemon answers an observer within milliseconds, and a person waits for
+// the result.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 constexpr int kRepeats = 3;
 
@@ -27,7 +28,7 @@ struct Observer {
   wire::Message welcome;
 };
 
-// Returns `reply`, with the socket's path in its error.
+// Returns `reply`, and adds the socket's path to its error.
 template <typename Reply>
 Reply NameSocket(Reply reply, const std::string& socket) {
   if (!absl::IsDeadlineExceeded(reply.status())) return reply;
@@ -81,8 +82,8 @@ absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
                                      const std::string& plan_id) {
   wire::Request request;
   request.mutable_query()->set_plan_id(plan_id);
-  // A name that is not UTF-8 would end the session instead of getting an
-  // answer.
+  // The daemon would end the session, without an answer, if a name were not
+  // UTF-8.
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
   SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
   SLUICE_ASSIGN_OR_RETURN(
@@ -109,7 +110,8 @@ absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
 
 }  // namespace
 
-// A query may be repeated, and a daemon that dies loses its observers.
+// Asks again if a daemon dies: it loses its observers, and a query may be
+// repeated.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id) {
   auto status = QueryOnce(socket, plan_id);

@@ -1,6 +1,8 @@
-// Queries the daemon as an observer: no rank, no lease, no grant pages.
+// Queries the daemon as an observer, which has no rank, no lease and no grant
+// pages.
 //
-// An ordinary user sees what belongs to it, the daemon's own user everything.
+// The daemon's own user sees everything, an ordinary user only what belongs to
+// it.
 #pragma once
 
 #include <optional>
@@ -13,12 +15,12 @@ namespace sluice::client {
 
 struct NodeStatus {
   std::string json;                    // keys: daemon/README.md
-  std::optional<plan::NodePlan> plan;  // if one was asked for
+  std::optional<plan::NodePlan> plan;  // set if a plan was asked for
 };
 
-// `socket` empty: DefaultSocket(). `plan_id` empty: no plan. Errors are those
-// of Session::Open; NotFound also if the plan does not exist or is another
-// user's. Thread safety: safe.
+// An empty `socket` means DefaultSocket(); an empty `plan_id` asks for no plan.
+// Errors are those of Session::Open; NotFound also if the plan does not exist
+// or belongs to another user. Thread safety: safe.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id = "");
 

@@ -36,9 +36,10 @@ namespace {
 
 using Kind = SessionEvent::Kind;
 
-// A short wait, so that the next lease finds the freed memory.
+// Waits shortly for the answer to Free, so that the next lease finds the freed
+// memory.
 constexpr absl::Duration kFreeTimeout = absl::Seconds(5);
-// The field has milliseconds in 32 bits.
+// The wire's field has 32 bits of milliseconds.
 constexpr absl::Duration kMostLeaseWait = absl::Hours(24 * 40);
 constexpr size_t kMaxNoteBytes = 512;  // PlanTaken's
 
@@ -58,12 +59,13 @@ class LeasedRegion final : public Region {
     for (const LeaseId lease : leases_) {
       wire::Request request;
       request.mutable_free()->set_lease_id(lease.value());
-      // Without a daemon the lease has ended anyway.
+      // Without a daemon the lease has ended, so an error does not matter.
       connection_->Call(request, {}, kFreeTimeout).status().IgnoreError();
     }
   }
 
-  // From here on the region frees the lease, whatever goes wrong.
+  // Makes the region own the lease: from here on it frees the lease, also after
+  // errors.
   void Add(LeaseId lease, std::vector<Extent> extents) {
     leases_.push_back(lease);
     std::move(extents.begin(), extents.end(), std::back_inserter(extents_));
@@ -83,7 +85,7 @@ class LeasedRegion final : public Region {
   const std::shared_ptr<Connection> connection_;
   const std::shared_ptr<device::Driver> driver_;
   std::vector<LeaseId> leases_;
-  std::vector<Extent> extents_;  // until they are mapped
+  std::vector<Extent> extents_;  // kept until they are mapped
   std::unique_ptr<Mapping> mapping_;
 };
 
@@ -139,12 +141,14 @@ class SessionImpl final : public Session {
                                                 Bytes size, Wait wait);
   absl::Status LeaseInto(LeasedRegion& region, device::Placement where,
                          Bytes size, absl::Duration wait);
-  // In pieces, of the GPU's NUMA node first; `refused` where others lend none.
+  // Leases pieces from all NUMA nodes, from the GPU's node first. Returns
+  // `refused` if they do not have `size` together.
   absl::Status LeaseOfAllNodes(LeasedRegion& region, Bytes size,
                                const absl::Status& refused);
   absl::StatusOr<wire::Request> UseOfGpu();
   absl::Status Submit(const plan::RankProfile& profile);
-  // Submits the profile again if the daemon that had it is gone.
+  // Submits the profile and waits for its plan. Submits it again if another
+  // daemon took over and has no plan.
   absl::StatusOr<plan::NodePlan> AskForPlan(const plan::RankProfile& profile,
                                             absl::Duration timeout);
   void OnTakenOver(const wire::Message& message);
@@ -154,22 +158,23 @@ class SessionImpl final : public Session {
 
   const SessionOptions options_;
   const MonotonicClock clock_;
-  Welcome welcome_;  // the GPU's limits as after Start
+  Welcome welcome_;  // Start fills it; later only the GPU's limits change
   std::shared_ptr<device::Driver> driver_;
   std::unique_ptr<GrantPages> pages_;
   std::unique_ptr<GrantGate> gate_;
-  // The gate, for the receiving thread, which may run before the gate exists.
+  // The gate as seen by the receiving thread, which may run before the gate
+  // exists.
   std::atomic<GrantGate*> shared_gate_{nullptr};
   std::atomic<bool> gone_{false};
   EventRelay relay_;
   PlanInbox inbox_;
-  // Guards what changes after Start, which includes the GPU's limits.
+  // Guards the GPU's limits, which change after Start.
   mutable Mutex limits_mutex_;
   Mutex report_mutex_;
   StepTotals totals_ ABSL_GUARDED_BY(report_mutex_);
-  // Durations of mapping the leases since the last report.
+  // How long each lease since the last report took to map.
   std::vector<double> map_seconds_ ABSL_GUARDED_BY(report_mutex_);
-  Mutex plan_mutex_;  // one Plan at a time: the inbox holds one
+  Mutex plan_mutex_;  // admits one Plan at a time, as the inbox holds one
   std::shared_ptr<Connection> connection_;
 };
 
@@ -193,7 +198,8 @@ absl::Status SessionImpl::Start() {
   const std::vector<wire::Message>& reply = greeted.answer;
   SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
   if (welcome_.kept) connection_->SetKept();
-  // A rank that may still attach would need it, or count it as well.
+  // With several local ranks, another rank may need this memory, or count it
+  // too.
   if (options_.local_ranks == 1) {
     welcome_.limits.host_free += welcome_.borrowable;
   }
@@ -244,7 +250,7 @@ absl::Status SessionImpl::LeaseInto(LeasedRegion& region,
   lease->set_kind(gpu ? wire::Lease::GPU : wire::Lease::HOST);
   lease->set_ordinal(static_cast<uint32_t>(where.ordinal));
   lease->set_bytes(size.size());
-  // Less than a millisecond is a wait too.
+  // Round up, because a wait of less than a millisecond is still a wait.
   lease->set_wait_ms(static_cast<uint32_t>(
       absl::ToInt64Milliseconds(absl::Ceil(most, absl::Milliseconds(1)))));
   SLUICE_ASSIGN_OR_RETURN(
@@ -267,7 +273,8 @@ absl::Status SessionImpl::LeaseInto(LeasedRegion& region,
 
 absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
                                           const absl::Status& refused) {
-  // A refusal does not say how much there is: halves, down to a few percent.
+  // A refusal does not state how much memory there is, so try halves, down to a
+  // few percent of the size.
   const Bytes unit = welcome_.limits.granularity;
   const Bytes least = RoundUp(size / 32, unit);
   for (uint64_t i = 0; i < welcome_.numa_nodes; ++i) {
@@ -291,8 +298,8 @@ absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
   return refused;
 }
 
-// Reads what all processes use of the session's GPU. Makes this process's
-// context there.
+// Reads how much of the session's GPU all processes use. This creates a CUDA
+// context of this process on the GPU.
 absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
   SLUICE_ASSIGN_OR_RETURN(
       const device::MemoryUse seen,
@@ -302,14 +309,15 @@ absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
   return request;
 }
 
-// When the daemon last looked at the GPU, this process had no context there; no
-// lease may take the context's place. On sim a rank holds nothing outside its
-// lease.
+// When the daemon last measured the GPU, this process had no context there, so
+// without this message a lease could take the context's memory. On sim a rank
+// holds nothing outside its lease.
 absl::Status SessionImpl::MeasureOutside() {
   if (IsSimulated(welcome_.limits.driver)) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const wire::Request request, UseOfGpu());
   const auto reply = connection_->Call(request);
-  // An older daemon finds the bytes by itself, half a second later.
+  // An older daemon notices the bytes without this message, half a second
+  // later.
   if (absl::IsUnimplemented(reply.status())) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(reply.status());
   const wire::Noted& noted = reply->front().packet.reply().noted();
@@ -319,7 +327,8 @@ absl::Status SessionImpl::MeasureOutside() {
 }
 
 absl::Status SessionImpl::Submit(const plan::RankProfile& given) {
-  // The daemon's index, which a caller that named a UUID does not know.
+  // Sets the daemon's index of the GPU, which a caller that named a UUID does
+  // not know.
   plan::RankProfile profile = given;
   profile.gpu = options_.gpu;
   SLUICE_ASSIGN_OR_RETURN(
@@ -365,7 +374,7 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
   wire::PlanTaken* out = request.mutable_plan_taken();
   out->set_plan_id(plan.value());
   out->set_taken(taken);
-  // The daemon ends a session that sends text that is not UTF-8.
+  // The daemon would end a session that sends text that is not UTF-8.
   out->set_note(Printable(note.substr(0, kMaxNoteBytes)));
   return connection_->Post(request);
 }
@@ -373,24 +382,26 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
 absl::Status SessionImpl::Report(const StepReport& report) {
   StepReport numbered = report;
   numbered.totals = {};
-  // A bad figure would stay in the sums of every later report.
+  // Checks the figures before they are added, because a bad one would stay in
+  // the sums of every later report.
   wire::Request request;
   wire::StepReport* out = request.mutable_step_report();
   wire::ToWire(numbered, out);
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
-  // Held until the report is sent, so that sums grow from report to report.
+  // Held until the report is sent, so that the sums grow from one report to the
+  // next.
   const MutexLock lock(report_mutex_);
   numbered.totals = Plus(totals_, report);
   wire::ToWire(numbered, out);
   out->mutable_map_seconds()->Add(map_seconds_.begin(), map_seconds_.end());
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
   totals_ = numbered.totals;
-  // The daemon's answer is not awaited: no step waits for the daemon.
+  // Does not wait for the daemon's answer: no step waits for the daemon.
   const absl::Status sent = connection_->Post(request);
   if (sent.ok()) map_seconds_.clear();
-  // By now communicators and other objects of first use exist. Without this
-  // message the daemon would still see their bytes, but not which process holds
-  // them.
+  // After the first step, communicators and other objects of first use exist.
+  // Without this message the daemon would see their bytes, but not which
+  // process holds them.
   if (totals_.reports == 1 && !IsSimulated(welcome_.limits.driver)) {
     const auto use = UseOfGpu();
     if (use.ok()) connection_->Post(*use).IgnoreError();
@@ -424,16 +435,17 @@ void SessionImpl::OnWireEvent(wire::Message message) {
     case wire::Event::kShuttingDown:
       return relay_.Deliver(
           {Kind::kShuttingDown, event.shutting_down().reason()});
-    case wire::Event::kLeaseProgress:  // the connection's own
+    case wire::Event::kLeaseProgress:  // handled by Connection
     case wire::Event::BODY_NOT_SET:
-      return;  // from a newer daemon
+      return;  // an unknown event of a newer daemon
   }
 }
 
-// The daemon waits for an answer, so a plan that this rank does not take is
-// refused here.
+// Offers the changed plan to the rank. If the plan is unreadable or the rank
+// takes no changes, refuses it here, because the daemon waits for an answer.
 void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
-  if (shared_gate_ == nullptr) return;  // still in Start, without a plan
+  // Start has not returned, so no plan yet
+  if (shared_gate_ == nullptr) return;
   auto plan = ReadPlan(message.fds[0]);
   if (!plan.ok() || !options_.takes_changes) {
     const std::string why =
@@ -446,11 +458,13 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
 }
 
-// A profile without a reply is repeated anyway; what the daemon then says of a
-// plan belongs to an earlier profile.
+// Handles the plan that the new daemon states. If the profile has no reply, it
+// is sent again and the stated plan belongs to an earlier profile, so it is
+// ignored.
 void SessionImpl::OnTakenOver(const wire::Message& message) {
   const wire::TakenOver& told = message.packet.event().taken_over();
-  if (shared_gate_ == nullptr) return;  // still in Start, without a plan
+  // Start has not returned, so no plan yet
+  if (shared_gate_ == nullptr) return;
   if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
   if (told.plan_id() != 0) {
     return inbox_.Put(ReadPlan(message.fds[0]));
@@ -480,8 +494,8 @@ std::string DefaultSocket() {
 
 namespace {
 
-// Finds the daemon's GPU with the UUID of `options`, or else with its number,
-// and sets both.
+// Finds the daemon's GPU with the UUID of `options`, or with its number if no
+// UUID is set, and sets both.
 absl::Status FindGpu(SessionOptions& options) {
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(options.socket));
   const std::string uuid = options.gpu_uuid;
@@ -494,7 +508,8 @@ absl::Status FindGpu(SessionOptions& options) {
     }
     has += (has.empty() ? "" : ", ") + gpu.uuid;
   }
-  if (uuid.empty()) return absl::OkStatus();  // the daemon refuses the number
+  // The daemon will refuse the number.
+  if (uuid.empty()) return absl::OkStatus();
   return absl::NotFoundError(fmt::format(
       "{} is not among the {} GPUs of the daemon at {} ({}): start that one "
       "where this GPU is visible, or use a daemon that serves it",
@@ -502,7 +517,7 @@ absl::Status FindGpu(SessionOptions& options) {
       options.socket.empty() ? DefaultSocket() : options.socket, has));
 }
 
-// Returns whether NVIDIA's driver tells which device node belongs to which GPU.
+// Returns whether NVIDIA's driver shows which device node belongs to which GPU.
 bool DriverTellsNodes() {
   return access("/proc/driver/nvidia/gpus", R_OK) == 0;
 }

@@ -49,7 +49,7 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
       in.protocol() > wire::kProtocols.newest) {
     return Unusable(fmt::format("in protocol {}", in.protocol()));
   }
-  // The third descriptor has the clocks of simulated links.
+  // A third descriptor carries the clocks of simulated links.
   if (message.fds.size() < 2 || message.fds.size() > 3) {
     return Unusable("without grant pages");
   }
@@ -107,7 +107,7 @@ absl::Status CheckHostMemory(const device::Driver& driver,
                              const Welcome& welcome) {
   const device::HostMemoryKind here = driver.HostMemory();
   const device::HostMemoryKind& daemon = welcome.host_memory;
-  // A daemon of an earlier version does not tell.
+  // A daemon of an earlier version does not state its kind.
   if (daemon.name.empty() || daemon.name == here.name) return absl::OkStatus();
   return absl::FailedPreconditionError(fmt::format(
       "sluiced has host memory of kind {}, and this process could map only {}: "

@@ -1,4 +1,4 @@
-// The daemon's answer to Hello. Internal to client.
+// Reads the daemon's answer to Hello. Internal to client.
 #pragma once
 
 #include <memory>
@@ -11,38 +11,38 @@
 namespace sluice::client {
 
 struct Welcome {
-  bool kept = false;  // the daemon's death does not close the socket
+  bool kept = false;  // if true, the socket stays open when the daemon dies
   SessionId session;
   NodeLimits limits;
-  uint64_t numa_nodes = 0;  // with host memory
-  Bytes borrowable;         // of those that are not the GPU's
+  uint64_t numa_nodes = 0;  // number of NUMA nodes with host memory
+  Bytes borrowable;         // free host memory of the other NUMA nodes
   std::string sim_directory;
   std::string gpu_uuid;                // of the session's GPU
-  device::HostMemoryKind host_memory;  // the daemon's
+  device::HostMemoryKind host_memory;  // kind of the daemon's host memory
   int grant_slot = 0;
 };
 
-// The most that leases may have of a GPU's pool.
+// Returns the most bytes of a GPU's pool that leases may have in total.
 Bytes LeasableOf(const wire::Pool& pool);
 void SetGpuPool(const wire::Pool& pool, NodeLimits& limits);
 
-// Checks and translates the reply to a rank's Hello. The wire layer has checked
-// its form; this checks its meaning.
+// Checks and converts the reply to a rank's Hello. The wire layer has checked
+// the reply's form; this function checks its meaning.
 absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
                                     DeviceIndex gpu);
 
-// Opens the driver that the daemon uses. `message` is the one that ReadWelcome
-// read.
+// Opens the driver that the daemon uses. `message` is the one passed to
+// ReadWelcome.
 absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
     const Welcome& welcome, const wire::Message& message);
 
 // FailedPrecondition: the driver here makes another kind of host memory than
-// the daemon's, so no host lease could be mapped. The message has both kinds
-// and the reasons.
+// the daemon's, so this process could map no host lease. The message has both
+// kinds and the reasons.
 absl::Status CheckHostMemory(const device::Driver& driver,
                              const Welcome& welcome);
 
-// Returns the session's GPU by this process's numbering; found by its UUID.
+// Finds the session's GPU by its UUID and returns its number in this process.
 absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,
                                        const Welcome& welcome);
 

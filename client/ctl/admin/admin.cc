@@ -21,7 +21,8 @@ namespace {
 constexpr std::chrono::seconds kDeadline{5};
 constexpr std::chrono::milliseconds kPause{20};
 
-// gRPC would say "failed to connect to all addresses".
+// Reports a missing socket clearly; gRPC would report "failed to connect to all
+// addresses".
 absl::Status CheckSocket(const std::string& path) {
   if (access(path.c_str(), R_OK | W_OK) == 0) return absl::OkStatus();
   if (errno == EACCES) {
@@ -36,8 +37,8 @@ absl::Status CheckSocket(const std::string& path) {
                   path));
 }
 
-// gRPC's message when all threads of the server are busy: the call was not
-// made.
+// gRPC's message when all threads of the server are busy. The call was then not
+// executed.
 constexpr const char* kServerIsBusy = "Server Threadpool Exhausted";
 
 // Whether making a call twice has the same effect as making it once.
@@ -51,7 +52,7 @@ grpc::ChannelArguments QuickReconnects() {
   return arguments;
 }
 
-// gRPC and Abseil use the same numbers for their codes.
+// Converts gRPC's status; gRPC and Abseil use the same numbers for their codes.
 absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
   if (status.ok()) return absl::OkStatus();
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
@@ -63,9 +64,9 @@ absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
                       status.error_message());
 }
 
-// Makes one call, even if a daemon dies and the next one follows. A call that
-// was not sent waits for the next daemon; a call that was sent is sent again if
-// it may be repeated. A call for which the daemon has no thread is sent again.
+// Makes one call, even across daemons: if a daemon dies, a call that was not
+// sent waits for the next one, and a call that was sent is sent again if it may
+// be repeated. A call that the daemon had no free thread for is sent again.
 template <typename Request, typename Reply>
 absl::Status Call(const std::string& path, Repeat repeat,
                   grpc::Status (admin::Admin::Stub::*method)(
@@ -80,7 +81,8 @@ absl::Status Call(const std::string& path, Repeat repeat,
   while (true) {
     grpc::ClientContext context;
     context.set_deadline(deadline);
-    context.set_wait_for_ready(true);  // Unavailable then means: sent
+    // So Unavailable means that the call was sent.
+    context.set_wait_for_ready(true);
     const grpc::Status status = (stub.*method)(&context, request, &reply);
     const bool busy =
         status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
@@ -97,7 +99,8 @@ absl::Status Call(const std::string& path, Repeat repeat,
   }
 }
 
-// This user's name; under sudo also the name of the user that called sudo.
+// Returns this user's name, and under sudo also the name of the user that
+// called sudo.
 std::string OwnName() {
   const passwd* entry = getpwuid(getuid());
   const std::string name =
@@ -169,7 +172,8 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
 
 absl::Status Undrain(const std::string& admin_socket) {
   admin::UndrainReply reply;
-  // A second call would be refused, because nothing is drained any more.
+  // Not repeated: a second call would be refused, because the node is no longer
+  // drained.
   return Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::Undrain,
               admin::UndrainRequest(), reply);
 }
@@ -194,7 +198,8 @@ absl::StatusOr<bool> KeepLinks(
 
 absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket) {
   admin::ForgetLinksReply reply;
-  // A second call would be refused, because nothing is kept any more.
+  // Not repeated: a second call would be refused, because no speeds are stored
+  // any more.
   SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
                               &admin::Admin::Stub::ForgetLinks,
                               admin::ForgetLinksRequest(), reply));

@@ -2,10 +2,12 @@
 //
 // A user that may open the socket is an administrator; others get
 // PermissionDenied. NotFound: no such socket. DeadlineExceeded: the daemon did
-// not answer within 5 s. If a daemon dies, a call waits as long for the next
-// one and is sent to it again, except Undrain, ForgetLinks and Evict: once
-// sent, they return Unavailable, and their outcome is unknown. Thread safety:
-// safe.
+// not answer within 5 s. If a daemon dies, a call waits up to 5 s for the next
+// daemon and is sent again. Undrain, ForgetLinks and Evict are not sent twice:
+// if the daemon dies after they were sent, they return Unavailable, and their
+// outcome is unknown.
+//
+// Thread safety: safe.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +20,18 @@
 
 namespace sluice::ctl {
 
-// admin.sock beside the session socket.
+// Returns the path of admin.sock in the session socket's folder.
 std::string AdminSocketOf(const std::string& session_socket);
 
-// The owner of a budget: a user (in one cgroup, or in all), or a job label.
+// The owner of a budget: a user (in one cgroup, or in all if empty), or a job
+// label.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
   std::string cgroup;
   std::string job;
 };
 
-// An unset limit does not change; Bytes(0) is unlimited.
+// An unset limit stays unchanged; Bytes(0) means unlimited.
 struct BudgetLimits {
   std::optional<Bytes> gpu;
   std::optional<Bytes> host;
@@ -37,32 +40,35 @@ struct BudgetLimits {
 // Returns the snapshot of all users as JSON.
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket);
 
-// Returns the new limits. The daemon records that this process's user set them.
+// Sets limits and returns the new ones. The daemon records this process's user
+// as the one that set them.
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits);
 
-// Memory of one pool for a user (in one cgroup, or in all); 0 ends it.
+// Memory of one pool that is reserved for a user (in one cgroup, or in all if
+// empty). Bytes(0) ends the reservation.
 struct Reservation {
   uint32_t uid = 0;
   std::string cgroup;
-  std::optional<uint32_t> gpu, numa;  // one of them
+  std::optional<uint32_t> gpu, numa;  // exactly one is set
   Bytes bytes;
 };
 absl::Status Reserve(const std::string& admin_socket,
                      const Reservation& reservation);
 
-// Returns how many ranks are still attached.
+// Refuses new ranks and leases. Returns how many ranks are still attached.
 absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
                                const std::string& reason);
 absl::Status Undrain(const std::string& admin_socket);
 
-// The measured speed of a link in bytes per second, by name. 0: no limit.
+// A link's measured speeds in bytes per second, by its name. 0: no limit.
 struct MeasuredLink {
   double h2d = 0, d2h = 0, both = 0;
 };
-// Returns whether the daemon uses the speeds now. If not, ranks are attached,
-// and it will use them when none is, or when it is started again.
+// Stores the speeds in the daemon. Returns whether the daemon uses them now. If
+// not, ranks are attached; the daemon will use the speeds once no rank is
+// attached or after a restart.
 absl::StatusOr<bool> KeepLinks(
     const std::string& admin_socket,
     const std::map<std::string, MeasuredLink>& links);
@@ -76,10 +82,11 @@ struct Eviction {
 };
 
 struct Evicted {
-  uint32_t sessions = 0;              // ended
-  std::optional<uint32_t> processes;  // killed; unset by an older daemon
+  uint32_t sessions = 0;  // number of ended sessions
+  // Number of killed processes; unset by an older daemon.
+  std::optional<uint32_t> processes;
 };
-// NotFound: the job had no session and no process.
+// Ends a job's sessions. NotFound: the job had no session and no process.
 absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
                               const Eviction& eviction);
 

@@ -10,7 +10,7 @@ namespace {
 
 using device::CopyDirection;
 
-constexpr int kLeastCopies = 8;  // per number
+constexpr int kLeastCopies = 8;  // copies per measured number
 constexpr absl::Duration kNap = absl::Microseconds(50);
 
 }  // namespace
@@ -48,7 +48,7 @@ absl::StatusOr<bool> CopyFlow::Go(const Window& window) {
   return any;
 }
 
-// Enqueues a copy in the place of the oldest one, which is done.
+// Enqueues a copy and reuses the event of the oldest one, which is done.
 absl::Status CopyFlow::Enqueue() {
   const bool to_gpu = range_.direction == CopyDirection::kHostToDevice;
   SLUICE_RETURN_IF_ERROR(driver_.CopyAsync(

@@ -16,10 +16,10 @@ namespace {
 
 using device::CopyDirection;
 
-// Large enough that the fixed cost of a copy does not show, and small enough
+// The copy size: large enough to hide a copy's fixed cost, and small enough
 // that slow links complete several.
 constexpr Bytes kMostCopy = MiB(4);
-constexpr Bytes kMostMemory = MiB(32);  // of each GPU, and of host memory
+constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
 
 }  // namespace
 
@@ -52,7 +52,7 @@ absl::Status CopyMeter::Attach(size_t gpu) {
       std::max(unit, std::min(kMostMemory, Bytes(options_.gpu_free[gpu] / 2)));
   SLUICE_ASSIGN_OR_RETURN(made.device, made.session->LeaseGpu(memory));
   SLUICE_ASSIGN_OR_RETURN(made.host, made.session->LeaseHost(memory));
-  // Makes the kernel allocate the pages now and not during the first copies.
+  // Makes the kernel allocate the pages now, so that the first copies do not.
   std::memset(made.host->data(), 1, made.host->size().size());
   gpus_.push_back(std::move(made));
   return absl::OkStatus();
@@ -71,8 +71,8 @@ absl::StatusOr<CopyMeter::Rates> CopyMeter::CopyAtOnce(
   std::vector<std::unique_ptr<CopyFlow>> flows;
   for (const size_t at : gpus) {
     Gpu& gpu = gpus_.at(at);
-    // Each direction has half of the memory, so neither writes what the other
-    // reads.
+    // Each direction uses one half of the memory, so that neither writes what
+    // the other reads.
     const Bytes half = Bytes(
         std::min(gpu.device->size().count(), gpu.host->size().count()) / 2);
     const auto add = [&](CopyDirection direction, Bytes from) {

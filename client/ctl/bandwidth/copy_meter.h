@@ -1,6 +1,6 @@
-// Measures how fast copies of several GPUs go at the same time, as an ordinary
-// rank makes them: in leased memory, through the device seam. The copies do not
-// wait for grants.
+// Measures how fast several GPUs copy at the same time. It copies as an
+// ordinary rank does, in leased memory and through the device seam, but does
+// not wait for grants.
 //
 // Thread safety: one owner.
 #pragma once
@@ -21,20 +21,21 @@ class CopyMeter {
  public:
   struct Options {
     std::string socket;
-    std::vector<int64_t> gpu_free;  // bytes, by GPU
-    // over which a number is averaged
+    std::vector<int64_t> gpu_free;  // free bytes of each GPU
+    // The time over which each number is averaged.
     absl::Duration window = absl::Seconds(1);
   };
 
-  // Attaches as one rank per GPU, and leases a little of each GPU and of the
-  // host memory near it until it is destroyed. Errors are those of
-  // Session::Open and of leases, with the GPU.
+  // Attaches one rank per GPU. Each leases a little memory of its GPU and of
+  // the host near it until the meter is destroyed. Errors are those of
+  // Session::Open and of leases; they name the GPU.
   static absl::StatusOr<std::unique_ptr<CopyMeter>> Open(Options options);
 
-  // Returns sums over `gpus`, which all copy as fast as they can.
+  // Makes all `gpus` copy as fast as they can, and returns the sums of their
+  // speeds.
   absl::StatusOr<MeasuredSpeeds> Measure(const std::vector<size_t>& gpus);
 
-  // The job name of its ranks, unique to this process.
+  // Returns the job name of the meter's ranks, which is unique to this process.
   static std::string Job();
 
  private:

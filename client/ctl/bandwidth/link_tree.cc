@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-// A link is a limit if it carries less than this part of the sum of the links
-// below it, or of its own two directions.
+// A link is a limit if it carries less than this part of what the links below
+// it carry together, or, for both directions, of its two single directions.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {
@@ -37,7 +37,7 @@ class LimitFinder {
   const LinkLimits& of(size_t link) const { return limits_[link]; }
 
  private:
-  // The nearest measured links below.
+  // Returns the nearest links below that were measured.
   std::vector<size_t> Below(size_t link) const {
     std::vector<size_t> below;
     for (size_t i = 0; i < links_.size(); ++i) {
@@ -70,8 +70,8 @@ class LimitFinder {
     double apart = own.h2d + own.d2h;
     if (!lowest) apart = std::min(apart, Sum(rest));
     if (Sum(own) < kLimited * apart) limits.both = Sum(own);
-    // Above a link that limits both directions together, single directions are
-    // no limits.
+    // If a link below limits both directions together, a limit of a single
+    // direction here means nothing.
     if (shared) limits.h2d = limits.d2h = 0;
     if (shared || limits.both > 0) shared_.insert(link);
   }
@@ -224,7 +224,8 @@ std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node) {
 
 std::string ConfigurationOf(const MeasurableNode& node) {
   const LimitFinder limits(node);
-  // A simulated node is made from the configuration, so it needs all links.
+  // The configuration of a simulated node defines its links, so all are
+  // printed.
   const bool sim = IsSimulated(node.driver);
   std::string links;
   for (size_t i = 0; i < node.links.size(); ++i) {

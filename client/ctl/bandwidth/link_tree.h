@@ -1,8 +1,8 @@
-// A node's links as its daemon describes them, the measurement of each, and
-// which measurements are worth keeping.
+// A node's links as its daemon describes them, their measured speeds, and the
+// choice of measurements that are worth keeping.
 //
-// A link with several links below it is measured by all GPUs below it at once.
-// It is a limit if it carries less than the sum of those links.
+// A link above several links is measured by all GPUs below it at once. It is a
+// limit if it carries less than the sum of the links below.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -18,15 +18,15 @@
 
 namespace sluice::ctl {
 
-// Bytes per second.
+// Speeds in bytes per second.
 struct MeasuredSpeeds {
-  double h2d = 0;  // while nothing goes the other way
+  double h2d = 0;  // while the other direction is idle
   double d2h = 0;
   double both_h2d = 0;  // while both directions are busy
   double both_d2h = 0;
 };
 
-// The limits that the daemon uses, in bytes per second; 0: no limit.
+// The limits that the daemon uses, in bytes per second. 0: no limit.
 struct LinkLimits {
   double h2d = 0;
   double d2h = 0;
@@ -37,38 +37,38 @@ struct LinkLimits {
 struct MeasurableLink {
   std::string name;
   std::optional<size_t> parent;  // index in the same list
-  std::vector<size_t> gpus;      // those that copy over it
-  // False if all its GPUs are also behind one link below, because that link's
-  // measurement would be the same.
+  std::vector<size_t> gpus;      // the GPUs that copy over this link
+  // False if all GPUs of this link are also behind one link below it, because
+  // both links would measure the same.
   bool measurable = false;
   std::optional<MeasuredSpeeds> measured;
-  LinkLimits set;        // before measuring
-  std::string set_from;  // "configuration", "measured"; empty: not set
+  LinkLimits set;        // the limits before measuring
+  std::string set_from;  // "configuration", "measured"; empty: no limits
 };
 
 struct MeasurableNode {
   std::string driver;
-  std::vector<std::string> gpu_links;  // by GPU
-  std::vector<int64_t> gpu_free;       // bytes
+  std::vector<std::string> gpu_links;  // the link of each GPU
+  std::vector<int64_t> gpu_free;       // free bytes of each GPU
   std::vector<MeasurableLink> links;
-  std::vector<std::string> jobs;   // those with ranks here
-  std::set<std::string> attached;  // those of them with an open session
-  bool keeps = false;              // the daemon can keep measurements
+  std::vector<std::string> jobs;   // jobs with ranks on this node
+  std::set<std::string> attached;  // jobs among them with an open session
+  bool keeps = false;              // whether the daemon can keep measurements
 };
 
-// Reads a snapshot (daemon/README.md). InvalidArgument: it has no links, which
-// means an older daemon.
+// Reads a snapshot (daemon/README.md). InvalidArgument: the snapshot has no
+// links, because its daemon is older.
 absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot);
 
-// Returns the measured limits by link, which are worth keeping.
+// Returns the measured limits that are worth keeping, by link.
 std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node);
 // Formats the limits as TOML for the daemon's configuration.
 std::string ConfigurationOf(const MeasurableNode& node);
 
-// A table of measured and configured speeds.
+// Formats a table of measured and configured speeds.
 std::string RenderMeasured(const MeasurableNode& node);
-// One line of JSON. `kept` says whether the daemon uses the speeds; nullopt if
-// it was not asked to.
+// Formats one line of JSON. `kept` is whether the daemon uses the speeds now,
+// or nullopt if the daemon did not store them.
 std::string MeasuredJson(const MeasurableNode& node, double seconds,
                          std::optional<bool> kept = std::nullopt);
 

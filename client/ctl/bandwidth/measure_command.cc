@@ -20,8 +20,8 @@
 namespace sluice::ctl {
 namespace {
 
-// Progress on stderr: one line that is overwritten on a terminal, else a line
-// per link.
+// Reports progress on stderr. On a terminal it overwrites one line; elsewhere
+// it prints a line per link.
 class Progress {
  public:
   ~Progress() {
@@ -91,7 +91,8 @@ absl::Status WaitUntilLeft(const std::string& admin_socket) {
   return absl::OkStatus();
 }
 
-// Returns whether the daemon uses the speeds now.
+// Stores the measured speeds in the daemon. Returns whether the daemon uses
+// them already; if not, it will once no rank is attached.
 absl::StatusOr<bool> Keep(const MeasureOptions& options,
                           const MeasurableNode& node) {
   std::map<std::string, MeasuredLink> links;

@@ -1,6 +1,6 @@
 // `sluicectl bandwidth measure`: measures copies between each GPU and host
-// memory, alone and together, and writes the part of the daemon's configuration
-// that follows.
+// memory, alone and together, and writes the links section of the daemon's
+// configuration from the results.
 //
 // Thread safety: one call at a time; it handles SIGINT, SIGTERM and SIGHUP
 // while it runs.
@@ -14,20 +14,21 @@ namespace sluice::ctl {
 
 struct MeasureOptions {
   std::string socket, admin_socket;
-  double seconds = 1;  // over which each number is averaged
+  double seconds = 1;  // averaging time of each number
   bool beside_jobs = false;
   bool json = false;
-  std::string out;    // the configuration's file; empty: stdout
-  bool keep = false;  // the daemon uses the speeds from now on
+  std::string out;    // file for the configuration; empty: stdout
+  bool keep = false;  // store the speeds in the daemon
 };
 
-// Returns the text to print. FailedPrecondition: jobs have ranks here, or the
-// daemon cannot keep the speeds. Cancelled: Ctrl-C, after which the process
-// ends. PermissionDenied, NotFound and others are those of admin.h, sessions
-// and leases.
+// Measures and returns the text to print. FailedPrecondition: jobs have ranks
+// on this node, or the daemon cannot keep the speeds. Cancelled: Ctrl-C was
+// pressed, and the process should end. PermissionDenied, NotFound and others
+// are those of admin.h, sessions and leases.
 absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options);
 
-// Makes the daemon use only its configuration again. Returns the text to print.
+// Deletes the stored speeds, so that the daemon uses only its configuration.
+// Returns the text to print.
 absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket,
                                            bool as_json);
 

@@ -8,8 +8,8 @@
 namespace sluice::ctl {
 namespace {
 
-// A member of a tar archive in POSIX's ustar format: a header of 512 bytes, and
-// the text in blocks of 512.
+// Returns a member of a tar archive in POSIX's ustar format: a header of 512
+// bytes, and the text in blocks of 512 bytes.
 std::string TarMember(const std::string& folder, const std::string& name,
                       const std::string& text) {
   std::string header(512, '\0');

@@ -41,7 +41,8 @@ struct StatusSnapshot {
   TextOr json;
   std::string what = "what the daemon knows";
 };
-// Skips a daemon that did not answer the doctor.
+// Asks the daemon for its snapshot, unless it did not answer the doctor either
+// (`reached`).
 StatusSnapshot AskDaemon(const SocketPaths& sockets,
                          const absl::Status& reached) {
   if (!reached.ok()) return {reached};
@@ -85,7 +86,7 @@ absl::StatusOr<UniqueFd> ConnectStream(const std::string& path) {
   return fd;
 }
 
-// Returns the body of a page of sluiced, over its unix socket.
+// Requests `path` from sluiced over its unix socket and returns the body.
 TextOr HttpGet(const std::string& socket, const std::string& path) {
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd fd, ConnectStream(socket));
   const std::string request =
@@ -110,15 +111,17 @@ TextOr HttpGet(const std::string& socket, const std::string& path) {
   return answer.substr(body + 4);
 }
 
-// Returns `path` as that process would open it. A relative path goes through
-// the process's working folder; a user that may not trace the process cannot
-// resolve it, and the file then counts as unreadable.
+// Returns a path by which this process can open the file that process `pid`
+// means by `path`. A relative path goes through that process's working folder.
+// A user that may not trace the process cannot resolve it; the file then counts
+// as unreadable.
 std::string SeenBy(int64_t pid, const std::string& path) {
   if (path.starts_with('/')) return path;
   return fmt::format("/proc/{}/cwd/{}", pid, path);
 }
 
-// Read from the daemon's command line, which every user may see.
+// Returns the configuration's path from the daemon's command line, which every
+// user may see.
 TextOr ConfigPath(const Facts& facts) {
   if (facts.process.pid) {
     const StartedWith with = ReadStartedWith(facts.process.command);
@@ -190,7 +193,8 @@ TextOr Journal(const Facts& facts, int64_t lines) {
   return text;
 }
 
-// Removes secrets, and adds their number to the description.
+// Removes secrets from the item's text, and adds the number of removed secrets
+// to its description.
 Item Cleaned(Item item) {
   if (!item.text.ok()) return item;
   WithoutSecrets clean = RemoveSecrets(*item.text);

@@ -16,7 +16,7 @@ namespace sluice::ctl {
 // One file of a support bundle.
 struct Item {
   std::string name;                  // "status.json"
-  std::string what;                  // for people
+  std::string what;                  // description for people
   absl::StatusOr<std::string> text;  // or the reason why it is missing
 };
 

@@ -1,6 +1,6 @@
 // Removes secrets from text that is sent to others.
 //
-// Sluice has no secrets of its own, but people write theirs into comments of a
+// Sluice has no secrets, but people write theirs into comments of a
 // configuration, and programs write theirs into a journal.
 //
 // Thread safety: pure functions.
@@ -15,9 +15,10 @@ struct WithoutSecrets {
   int removed = 0;
 };
 
-// Replaces each secret by "(removed)": the value of a key called password,
-// token, secret, credential, key or the like; what follows "Bearer" or "Basic";
-// user and password in an address; PEM blocks. Cuts lines after 4,096 bytes.
+// Replaces each secret by "(removed)": the value of a key named password,
+// token, secret, credential, key or the like; the text after "Bearer" or
+// "Basic"; user and password in an address; PEM blocks. Cuts lines after 4,096
+// bytes.
 WithoutSecrets RemoveSecrets(const std::string& text);
 
 }  // namespace sluice::ctl

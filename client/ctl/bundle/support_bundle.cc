@@ -28,7 +28,7 @@ std::string ItemReason(const Item& item) {
   return Printable(std::string(item.text.status().message()));
 }
 
-// "sluice-support-node1-20260102T030405Z".
+// Formats "sluice-support-node1-20260102T030405Z".
 std::string NameNow() {
   std::array<char, 256> host = {};
   gethostname(host.data(), host.size() - 1);

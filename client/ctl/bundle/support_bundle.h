@@ -11,15 +11,16 @@
 namespace sluice::ctl {
 
 struct BundleOptions {
-  std::string out;  // a file or "-"; empty: a name with host and time
+  std::string out;  // a file or "-"; empty: a name made of host and time
   int64_t journal_lines = 2000;
   bool json = false;
 };
 
-// contents.txt of each bundle: what it has, what is missing, and why.
+// Formats contents.txt of a bundle: what the bundle contains, what is missing,
+// and why.
 std::string RenderContents(const std::vector<Item>& items);
 
-// One line: {"file", "bytes", "contents": [{"name", "what"}],
+// Formats one line: {"file", "bytes", "contents": [{"name", "what"}],
 // "left_out": [{"name", "what", "why"}]}.
 std::string RenderBundleJson(const std::string& file, size_t bytes,
                              const std::vector<Item>& items);

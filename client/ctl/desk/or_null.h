@@ -1,4 +1,4 @@
-// A value of --json that is null if it is not set.
+// Converts an optional value to JSON: null if it is not set.
 #pragma once
 
 #include <nlohmann/json.hpp>

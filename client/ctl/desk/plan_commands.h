@@ -1,8 +1,8 @@
-// The commands of `sluicectl plan` that answer at a desk, without a daemon.
+// The commands of `sluicectl plan` that need no daemon ("desk" commands).
 //
-// Each command has a file of its own (plan_memory.cc, …) with its flags, and
-// prints and returns the exit status. A new command needs its file, its line
-// here and a line in main.cc's kDeskCommands.
+// Each command has its own file (plan_memory.cc, …) with its flags, prints its
+// answer and returns the exit status. A new command needs its file, a line here
+// and a line in main.cc's kDeskCommands.
 //
 // Exit status: 0 done; 2 bad input, one `error:` line; 3 does not fit or
 // infeasible (the answer is printed all the same); 1 any other failure.
@@ -13,8 +13,8 @@
 
 namespace sluice::ctl {
 
-// `app` is the subcommand that was added to `plan`. `run` is called if it was
-// chosen, after its flags were parsed, and returns the exit status. `run` owns
+// `app` is the subcommand that was added to `plan`. If the user chose it, `run`
+// is called after its flags were parsed and returns the exit status. `run` owns
 // the parsed values.
 struct DeskCommand {
   CLI::App* app = nullptr;

@@ -1,4 +1,5 @@
-// sluicectl plan memory: an address for every tensor of a trace, with a proof.
+// sluicectl plan memory: finds an address for every tensor of a trace, and
+// proves how good the plan is.
 #include "planner/memory/plan_memory.h"
 
 #include <fmt/format.h>
@@ -62,7 +63,7 @@ struct MemoryFlags {
   double time_limit = 60;
   std::optional<Bytes> capacity;
   int64_t effort = 1;
-  std::optional<Bytes> align;  // default: by the format
+  std::optional<Bytes> align;  // unset: the trace format's default
   std::string plan;
   std::string svg;
   bool json = false;
@@ -94,7 +95,7 @@ absl::Status CheckFlags(const MemoryFlags& flags) {
     return absl::InvalidArgumentError(fmt::format(
         "-o and --svg both name '{}': give each its own file", flags.plan));
   }
-  // Checked now and not after a minute of solving.
+  // Checked before solving, which may take a minute.
   for (const std::string& path : {flags.plan, flags.svg}) {
     if (!path.empty()) SLUICE_RETURN_IF_ERROR(CheckOutput(path));
   }
@@ -142,13 +143,14 @@ absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
   return planner::ReadTrace(in, options);
 }
 
-// Progress: one line that is overwritten on a terminal, else an occasional line
-// once the search takes long. A thread of its own writes it, so that its clock
-// goes on between two better plans.
+// Prints progress: on a terminal one line that it overwrites, elsewhere an
+// occasional line once the search takes long. It uses a separate thread, so
+// that the shown time advances between two better plans.
 class ProgressLine {
  public:
   ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {
-    // Ctrl-C must interrupt the waits of the search and not this thread's.
+    // Blocks signals in the writer thread, because Ctrl-C must interrupt the
+    // search's waits and not the writer's.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -207,12 +209,12 @@ class ProgressLine {
   std::optional<planner::MemoryProgress> known_ ABSL_GUARDED_BY(mutex_);
   double better_at_ ABSL_GUARDED_BY(mutex_) = 0;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool shown_ = false;  // only the writer's until it has ended
+  bool shown_ = false;  // only the writer uses it until it has ended
   std::thread writer_;
 };
 
-// While it lives, the first Ctrl-C only stops the search; the second one ends
-// the process.
+// While an object exists, the first Ctrl-C only stops the search; the second
+// one ends the process.
 class Interrupt {
  public:
   Interrupt() {
@@ -231,9 +233,9 @@ class Interrupt {
   struct sigaction before_;
 };
 
-// CBC runs in a program of its own, sluice-worker, which lies beside this one,
-// so that a crash of CBC does not end this process. Without it CBC's
-// certificates are missing.
+// Returns the path of sluice-worker in this program's folder, or "" if it is
+// missing. CBC runs in it, so that a crash of CBC does not end this process.
+// Without it, plans lack CBC's certificates.
 std::string MipProgram() {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -253,7 +255,8 @@ absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
   options.stop = Interrupt::came();
   ProgressLine line;
   options.progress = [&](const auto& progress) { line.Show(progress); };
-  // The limit is for the whole command, and reading has used a part of it.
+  // The time limit covers the whole command, and reading the trace has used a
+  // part of it.
   options.time_limit =
       absl::Seconds(std::max(flags.time_limit - SecondsSince(start), 0.01));
   return planner::PlanMemory(named.trace, options);
@@ -286,8 +289,8 @@ std::string Exact(Bytes size) {
                      Count(static_cast<double>(size.count())));
 }
 
-// Notes that the bound is one of rounded sizes: the last buffer's padding may
-// lie beyond the end of a region.
+// Returns a note that the bound is for rounded sizes, because the last buffer's
+// padding may lie beyond the end of a region.
 std::string OfRounded(const NamedTrace& named) {
   const int64_t align = named.trace.alignment.count();
   return align > 1 ? fmt::format(", of sizes rounded up to {}", align) : "";

@@ -20,12 +20,12 @@ namespace {
 using planner::MemoryPlan;
 using planner::NamedTrace;
 
-// The drawing, in its own pixels.
+// The size of the drawing in its coordinates.
 constexpr int kWidth = 1280, kHeight = 800;
 constexpr int kLeft = 92, kRight = 28, kTop = 160, kBottom = 92;
 constexpr int kPlotWidth = kWidth - kLeft - kRight;
 constexpr int kPlotHeight = kHeight - kTop - kBottom;
-// The strip above the plot that shows the live bytes.
+// The strip above the plot, which shows the live bytes.
 constexpr int kLiveTop = 84, kLiveBottom = 128;
 // Room above the peak for its label.
 constexpr double kHeadroom = 1.045;
@@ -53,21 +53,22 @@ rect:hover{stroke:var(--ink)}
 </style>
 )";
 
-// One decimal of a pixel is fine enough. Writes "12" and not "12.0".
+// Formats a coordinate with one decimal, which is fine enough; "12" and not
+// "12.0".
 std::string Pixels(double value) {
   std::string text = fmt::format("{:.1f}", value);
   if (text.ends_with(".0")) text.resize(text.size() - 2);
   return text;
 }
 
-// Formats "99.8 %"; only exact shares are "0 %" or "100 %".
+// Formats "99.8 %". Only an exact share is formatted as "0 %" or "100 %".
 std::string SvgPercent(double share) {
   if (share <= 0) return "0 %";
   return share < 0.0001 ? "below 0.01 %" : fmt::format("{:.2g} %", 100 * share);
 }
 
-// Classes of lifetimes, with limits that grow by a constant factor from the
-// shortest lifetime of the trace to the longest, so that every picture uses all
+// Classes of lifetimes. Their limits grow by a constant factor from the
+// shortest to the longest lifetime of the trace, so that every picture uses all
 // colours.
 class Lifetimes {
  public:
@@ -93,7 +94,7 @@ class Lifetimes {
     for (const int64_t limit : limits_) colour += b.upper - b.lower > limit;
     return colour;
   }
-  // The longest lifetime of a class.
+  // Returns the longest lifetime of a class.
   int64_t Limit(int colour) const {
     return colour + 1 < kColours ? limits_[static_cast<size_t>(colour)]
                                  : longest_;
@@ -104,8 +105,8 @@ class Lifetimes {
   int64_t longest_ = 0;
 };
 
-// Returns the step of an axis with about `wanted` marks up to `most`, in base
-// `base`: 1, 2, 5 times a power of ten for 10, powers of two for 2.
+// Returns the step of an axis that has about `wanted` marks up to `most`. In
+// base 10 it is 1, 2 or 5 times a power of ten, in base 2 a power of two.
 double Step(double most, int wanted, int base) {
   const double raw = std::max(most / wanted, 1.0);
   if (base == 2) return std::exp2(std::ceil(std::log2(raw)));
@@ -255,7 +256,7 @@ class Picture {
     }
   }
 
-  // Draws the runs of one colour in each column.
+  // Draws each column's runs of equal colour.
   void PutPixels(const std::vector<int8_t>& pixels) {
     std::array<std::string, kColours> runs;
     for (int x = 0; x < kPlotWidth; ++x) {
@@ -273,7 +274,7 @@ class Picture {
     }
   }
 
-  // Live bytes over time: the maximum in each pixel.
+  // Draws the live bytes over time; each pixel shows their maximum.
   void Live() {
     std::map<int64_t, int64_t> change;
     const Bytes unit = named_.trace.alignment;

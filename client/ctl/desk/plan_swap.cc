@@ -1,4 +1,5 @@
-// sluicectl plan swap: what each rank of a node keeps, swaps and recomputes.
+// sluicectl plan swap: what each rank of a node keeps on the GPU, swaps and
+// recomputes.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>

@@ -1,5 +1,5 @@
-// sluicectl plan train: whether it fits, how fast, with which settings, and the
-// longest sequence.
+// sluicectl plan train: estimates whether a training run fits, how fast it is,
+// with which settings, and its longest sequence.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -59,7 +59,8 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   }
   SLUICE_ASSIGN_OR_RETURN(answer.remedies,
                           planner::train::FindRemedies(answer.request, given));
-  // --batch and --accumulate would contradict another --global-batch.
+  // An explicit --batch or --accumulate would contradict another
+  // --global-batch.
   const std::vector<std::string> batch = flags.batch_flags();
   for (auto& remedy : answer.remedies) {
     if (remedy.flag == "--global-batch") remedy.without = batch;
@@ -71,7 +72,8 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   return answer;
 }
 
-// The MFU of a method up to its longest sequence; empty if none fits.
+// Returns the MFU of a method at lengths up to its longest sequence; no points
+// if none fits.
 absl::StatusOr<MfuCurve> CurveOf(Request request,
                                  const planner::train::GivenSettings& given) {
   MfuCurve curve;

@@ -34,8 +34,8 @@ std::string SharePercent(double part) {
   return fmt::format("{:.1f} %", 100 * part);
 }
 
-// Formats "KKKKKSSSSSSSSSSrrrrr": 20 characters, at least one for any fraction
-// above 0.
+// Formats "KKKKKSSSSSSSSSSrrrrr": 20 characters for the kept, swapped and
+// recomputed fractions, and at least one for any fraction above 0.
 std::string FractionBar(const TokenFractions& f) {
   constexpr int kWide = 20;
   const std::pair<double, char> parts[] = {
@@ -86,7 +86,7 @@ bool Alike(const NodeSwapProblem& problem, const NodeSwapResult& result,
   return true;
 }
 
-// One table for all ranks with equal fractions.
+// Formats one table for all ranks with equal fractions.
 std::string Fractions(const NodeSwapProblem& problem,
                       const NodeSwapResult& result) {
   std::string text;
@@ -158,7 +158,8 @@ std::string Use(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   return "\n" + table.Text();
 }
 
-// A decrease as it is shown; rounding errors of the LP are shown as none.
+// Formats a decrease as `shown`. A decrease within the LP's rounding error
+// counts as none.
 std::string Less(double fall, double of, std::string shown) {
   if (std::fabs(fall) <= 1e-9 * of) return "-";
   return (fall > 0 ? "-" : "+") + shown;
@@ -235,8 +236,8 @@ std::string Infeasible(const NodeSwapProblem& problem,
       sum, ExcessText(problem, result));
 }
 
-// An overloaded link is no refusal; the table says by how much the step is
-// longer.
+// Formats by how much overloaded links lengthen the step; empty if all copies
+// hide. An overloaded link does not make the plan infeasible.
 std::string Overload(const NodeSwapProblem& problem,
                      const NodeSwapResult& result) {
   if (result.in_time) return "";

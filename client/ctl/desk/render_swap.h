@@ -1,4 +1,4 @@
-// A node's swap plan as text for people and as JSON.
+// Formats a node's swap plan as text for people and as JSON.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -12,9 +12,10 @@ namespace sluice::ctl {
 std::string RenderSwap(const planner::NodeSwapProblem& problem,
                        const planner::NodeSwapResult& result,
                        planner::SwapPolicy policy);
-// Returns whether `row` belongs to a link and not to memory or a limit.
+// Returns whether `row` is the capacity of a link. Other rows are memory or
+// limits.
 bool IsLink(const planner::CapacityRow& row);
-// One object on one line.
+// Formats one JSON object on one line.
 std::string SwapJson(const planner::NodeSwapProblem& problem,
                      const planner::NodeSwapResult& result,
                      planner::SwapPolicy policy);

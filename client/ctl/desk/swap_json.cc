@@ -42,8 +42,8 @@ Json RanksJson(const NodeSwapProblem& problem, const NodeSwapResult& result) {
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
       const NodeSwapProblem::Kind& kind = rank.kinds[rank.tensors[t].kind];
       const int64_t moving = kind.layers - kind.resident_layers;
-      // Layers that stay on the GPU swap nothing, whatever their kind's
-      // fractions are.
+      // If all layers of a kind stay on the GPU, they swap nothing, whatever
+      // the kind's fractions are.
       const plan::TokenFractions f = moving > 0
                                          ? result.ranks[r].tensors[t]
                                          : plan::TokenFractions{.keep = 1};

@@ -15,7 +15,7 @@ using SwapProblem = planner::NodeSwapProblem;
 constexpr size_t kMostBytes = 16 << 20;
 constexpr size_t kMostLinks = 1024;
 constexpr size_t kMostRanks = 256;
-constexpr size_t kMostTensors = 1024;  // of a kind
+constexpr size_t kMostTensors = 1024;  // per kind
 constexpr size_t kMostKinds = 64;
 constexpr size_t kLongestName = 256;
 constexpr double kMaxNumber = 1e18;
@@ -89,8 +89,8 @@ SwapProblem::Rank ReadRank(FieldReader in) {
   });
   rank.gpu_budget_bytes = ReadAmount(in, "gpu_budget_bytes");
   rank.host_fixed_bytes = OptionalAmount(in, "host_fixed_bytes");
-  // A rank with one unnamed kind of layers has that kind's fields among its
-  // own.
+  // If a rank has one unnamed kind of layers, that kind's fields are among the
+  // rank's fields.
   if (!in.Has("kinds")) {
     rank.kinds = {ReadKind(in)};
     ReadTensors(in, 0, &rank);

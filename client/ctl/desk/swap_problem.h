@@ -10,8 +10,8 @@
 
 namespace sluice::ctl {
 
-// InvalidArgument, in one line with the path: a key is unknown or missing, or a
-// value has the wrong type or is negative.
+// InvalidArgument: a key is unknown or missing, or a value has the wrong type
+// or is negative. The message is one line with the key's path.
 absl::StatusOr<planner::NodeSwapProblem> ReadSwapProblem(std::string_view json);
 
 }  // namespace sluice::ctl

@@ -19,7 +19,8 @@ namespace {
 
 using planner::train::ModelShape;
 
-// A file exists or has a slash or an ending; any other word is a name.
+// Returns whether `name` means a file: it exists or has a slash or the ending.
+// Any other word is the name of a preset.
 bool IsFile(const std::string& name, const char* ending) {
   std::error_code error;
   return name.find('/') != std::string::npos ||

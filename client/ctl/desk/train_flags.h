@@ -1,4 +1,4 @@
-// The flags of `sluicectl plan train`, and the request that they make.
+// The flags of `sluicectl plan train`, and their conversion to a request.
 //
 // Thread safety: pure functions, except that they read the files named by
 // flags.
@@ -20,7 +20,7 @@ namespace sluice::ctl {
 struct TrainFlags {
   std::string model;
   std::optional<int64_t> layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
-  std::string arch;  // gpt, llama; empty: gpt, or llama with swiglu
+  std::string arch;  // gpt, llama; empty: llama with --swiglu, else gpt
   bool swiglu = false;
   std::string hardware;
   int64_t gpus = 0;
@@ -30,9 +30,9 @@ struct TrainFlags {
   planner::train::GivenSettings given;
   std::string alpha = "auto";
   std::string recompute;  // empty: the fastest that fits
-  // Sequences per step, as one number or as micro-batches.
+  // Sequences per step: either their total, or the batch and its accumulation.
   std::optional<int64_t> global_batch, batch, accumulate;
-  // The given ones of "--batch" and "--accumulate".
+  // Returns those of "--batch" and "--accumulate" that were given.
   std::vector<std::string> batch_flags() const;
   bool max_seq_len = false;
   double max_step_s = std::numeric_limits<double>::infinity();
@@ -46,7 +46,7 @@ struct TrainFlags {
 void AddTrainFlags(CLI::App& app, TrainFlags& flags);
 
 // Makes the request. An error names the flag, its value and the allowed values.
-// seq_len is 0 if only the longest sequence is asked for.
+// seq_len is 0 if the user asks only for the longest sequence.
 absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags);
 absl::StatusOr<planner::train::GivenSettings> TrainSettings(
     const TrainFlags& flags);

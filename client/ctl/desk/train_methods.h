@@ -1,5 +1,5 @@
-// Answers one request for every method: how long a sequence each reaches on the
-// same GPUs and how fast, with the best settings of each.
+// Estimates one request with every method: the longest sequence that each
+// reaches on the same GPUs, and its speed, with the best settings of each.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,15 +14,16 @@
 namespace sluice::ctl {
 
 struct MethodAnswer {
-  planner::train::Request request;  // with the method that answers
+  planner::train::Request request;  // the request with this answer's method
   planner::train::Estimate estimate;
   planner::train::LongestSequence longest;
 };
 
-// Answers in the order of kMethods; each longest sequence has a step of at most
-// `max_step_s`. The given settings are used for the requested method; those of
-// other methods are searched. A method that cannot use these GPUs is left out,
-// unless it is the requested one, which is an error.
+// Returns the answers in the order of kMethods. A step with the longest
+// sequence takes at most `max_step_s`. The given settings apply to the
+// requested method; settings of other methods are searched. A method that
+// cannot use these GPUs is left out; if it is the requested one, this is an
+// error.
 absl::StatusOr<std::vector<MethodAnswer>> AnswerEveryMethod(
     const planner::train::Request& asked,
     const planner::train::GivenSettings& given, double max_step_s);

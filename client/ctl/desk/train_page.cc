@@ -9,7 +9,7 @@
 namespace sluice::ctl {
 namespace {
 
-// Keeps the order in which the page draws.
+// Keeps the order of keys, in which the page draws.
 using Json = nlohmann::ordered_json;
 using planner::train::PassTimes;
 
@@ -80,7 +80,8 @@ std::string TrainPage(const TrainAnswer& answer,
                        {"recompute", PassJson(estimate.layer.recompute)},
                        {"backward", PassJson(estimate.layer.backward)}}},
                      {"curves", std::move(drawn)}};
-  // A name with "</script>" must not end the element that holds the JSON.
+  // Escaped, so that a name with "</script>" does not end the element that
+  // holds the JSON.
   const std::string text = absl::StrReplaceAll(
       data.dump(-1, ' ', false, Json::error_handler_t::replace),
       {{"<", "\\u003c"}});

@@ -1,6 +1,7 @@
-// The page of `sluicectl plan train --html`: memory by class, the step, one
-// layer's timeline, MFU over length. train_page.html draws the JSON that this
-// writes into it. One file without network access, light and dark.
+// Makes the page of `sluicectl plan train --html`: memory by class, the step,
+// one layer's timeline, MFU over length. The template train_page.html draws the
+// JSON that is inserted into it. The page is one file without network access,
+// light and dark.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,11 +15,11 @@
 
 namespace sluice::ctl {
 
-// train_page.html, with @DATA@ in the place of the JSON.
+// The text of train_page.html, with @DATA@ where the JSON belongs.
 extern const char* const kTrainPage;
 
-// A method's MFU at growing lengths up to its longest sequence, with its best
-// settings.
+// A method's MFU with its best settings, at growing lengths up to its longest
+// sequence.
 struct MfuCurve {
   std::string method;
   bool chosen = false;     // the requested method, with the given settings

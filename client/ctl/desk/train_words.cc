@@ -23,7 +23,8 @@ using planner::train::TokensText;
 
 std::string Sized(double bytes) { return Size(int64_t(bytes)); }
 
-// sluice's engine python has no alpha.
+// Returns whether alpha applies: the method must have an alpha, and sluice has
+// one only with the trainer's engine.
 bool Swapped(Method method, const Settings& settings) {
   return planner::train::TraitsOf(method).alpha &&
          settings.engine == Engine::kTrainer;
@@ -367,8 +368,8 @@ nlohmann::ordered_json TrainObject(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
   const auto evidence = planner::train::EvidenceOf(answer.request);
   const bool memory = HasMemory(estimate);
-  // What does not fit has no speed, and an impossible division of the GPUs has
-  // no memory.
+  // Speeds are null if the request does not fit. Memory is null if the GPUs
+  // cannot be divided as requested.
   nlohmann::ordered_json json = {
       {"fits", estimate.fits},
       {"reason", ReasonName(estimate.reason)},

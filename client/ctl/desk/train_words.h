@@ -18,22 +18,22 @@ struct TrainAnswer {
   planner::train::Request request;
   planner::train::Estimate estimate;
   std::optional<planner::train::LongestSequence> longest;
-  // If it does not fit: the changes that help, the smallest first.
+  // Changes that would make it fit, the smallest first. Empty if it fits.
   std::vector<planner::train::Remedy> remedies;
   planner::train::IdleGpus idle;
   std::string batch_source;  // the flags that state the sequences per step
-  // With --compare: every method, including the requested one.
+  // With --compare: the answers of all methods, including the requested one.
   std::vector<MethodAnswer> methods;
 };
 
-// Named parts of a sum: of the step in seconds, of the GPU in bytes. Parts that
+// Named parts of a sum: of the step's seconds or of the GPU's bytes. Parts that
 // are 0 are included.
 using NamedParts = std::vector<std::pair<const char*, double>>;
 NamedParts StepParts(const planner::train::Breakdown& breakdown);
 NamedParts MemoryParts(const planner::train::GpuMemory& memory);
 
-// Formats "TP 4, CP 2, ZeRO 1, alpha 0.5": settings other than 1, and the
-// number of idle GPUs.
+// Formats "TP 4, CP 2, ZeRO 1, alpha 0.5": the settings that differ from 1, and
+// the number of idle GPUs.
 std::string SettingsText(const planner::train::Request& request,
                          const planner::train::Settings& settings);
 nlohmann::ordered_json SettingsJson(const planner::train::Request& request,
@@ -43,14 +43,15 @@ std::string ReasonText(const TrainAnswer& answer);
 // Formats "not validated: no published table has sluice on h100-80g".
 std::string SpeedEvidence(const planner::train::Request& request);
 std::string MemoryEvidence(const planner::train::Request& request);
-// Returns whether the estimate has memory, which needs a possible division of
-// the GPUs.
+// Returns whether the estimate has memory, which it lacks if the GPUs cannot be
+// divided as requested.
 bool HasMemory(const planner::train::Estimate& estimate);
-// What people should know besides the figures, a sentence each.
+// Returns one sentence for each fact that people should know besides the
+// figures.
 std::vector<std::string> NotesOf(const TrainAnswer& answer);
 
 std::string TrainWords(const TrainAnswer& answer);
-// The object that --json prints.
+// Returns the object that --json prints.
 nlohmann::ordered_json TrainObject(const TrainAnswer& answer);
 
 }  // namespace sluice::ctl

@@ -13,7 +13,8 @@ struct Check {
   const char* what;
   Finding (*look)(const Facts&);
 };
-// The checks of the daemon, its files and its keeper, and of the machine.
+// Return the checks of the daemon, its files and its keeper, and those of the
+// machine.
 std::span<const Check> ServiceChecks();
 std::span<const Check> MachineChecks();
 
@@ -28,15 +29,16 @@ inline Finding Problem(std::string said, std::string fix) {
 }
 
 inline bool Reached(const Facts& facts) { return facts.daemon.reached.ok(); }
-// Returns a command that starts a daemon here as the folder's owner, or
-// restarts it under systemd.
+// Returns a command that starts the daemon as the folder's owner, or restarts
+// it under systemd.
 std::string Start(const Facts& facts);
-// Returns a command that ends a running daemon and starts it below a keeper.
-// Without systemd this ends the sessions.
+// Returns a command that ends a running daemon and starts a new one below a
+// keeper. Without systemd this ends the sessions.
 std::string EndAndStart(const Facts& facts);
 // Returns a command that makes a running daemon read its configuration again.
 std::string Reload(const Facts& facts);
-// A command that restores the unit as shipped, whatever was changed in /etc.
+// A command that removes all changes to the unit in /etc and restarts it as
+// shipped.
 inline constexpr const char* kShippedUnit =
     "sudo systemctl revert sluiced && sudo systemctl restart sluiced";
 

@@ -12,7 +12,7 @@ void Add(std::span<const Check> checks, const Facts& facts,
   for (const Check& check : checks) {
     findings.push_back(check.look(facts));
     findings.back().what = check.what;
-    if (facts.user == "root") {  // needs no sudo, which may be missing
+    if (facts.user == "root") {  // root needs no sudo, which may be missing
       absl::StrReplaceAll({{"sudo ", ""}}, &findings.back().fix);
     }
   }

@@ -1,4 +1,5 @@
-// Finds problems and the command that mends each: one pure function per check.
+// Finds problems and the command that solves each. Each check is a pure
+// function.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -15,13 +16,13 @@ enum class Health { kOk, kWarning, kProblem };
 struct Finding {
   std::string what;  // "open files"
   Health health = Health::kOk;
-  std::string said;  // one line
-  std::string fix;   // a command; may be empty
+  std::string said;  // the finding in one line
+  std::string fix;   // a command that solves it; may be empty
 };
 
-// One finding per check, always in the same order.
+// Runs all checks. Returns one finding per check, always in the same order.
 std::vector<Finding> Examine(const Facts& facts);
-// The machine's checks alone, which need no daemon.
+// Runs only the machine's checks, which need no daemon.
 std::vector<Finding> ExamineMachine(const Facts& facts);
 
 // Parses "0-2,5" to {0, 1, 2, 5}; returns an empty list for any other text.

@@ -13,8 +13,9 @@
 namespace sluice::ctl {
 namespace {
 
-// With fewer files a node of eight GPUs has too few extents: each takes one
-// descriptor, and one more that is kept for the next daemon (daemon/quota).
+// With fewer files a node of eight GPUs has too few extents: each extent takes
+// one descriptor, and a second one that is kept for the next daemon
+// (daemon/quota).
 constexpr int64_t kEnoughFiles = 8192;
 
 Finding CheckDriver(const Facts& facts) {
@@ -23,7 +24,7 @@ Finding CheckDriver(const Facts& facts) {
     return Ok("no NVIDIA GPU here: GPUs are simulated");
   }
   if (!driver.fault.empty()) {
-    // The fault of a single GPU ends with its remedy.
+    // A fault of a single GPU ends with its remedy (DeviceInfo::fault).
     const size_t remedy = driver.fault.rfind(": sudo ");
     return Problem(
         fmt::format("this machine has an NVIDIA GPU ({}), but its driver "
@@ -73,7 +74,7 @@ Finding CheckPersistence(const Facts& facts) {
       "sudo nvidia-smi -pm 1");
 }
 
-// Tells people if the limits are not those of the daemon's process.
+// Returns a remark if the cgroup limits are not those of the daemon's process.
 std::string CgroupOwner(const Facts& facts) {
   if (facts.process.hidden) return "here, as hidepid hides sluiced in /proc: ";
   return facts.process.pid ? "" : "here, where no sluiced is seen: ";
@@ -98,7 +99,8 @@ Finding CheckLockedMemory(const Facts& facts) {
 Finding CheckOpenFiles(const Facts& facts) {
   if (!facts.process.open_files) return Ok(CgroupOwner(facts) + "unlimited");
   const int64_t most = *facts.process.open_files;
-  // A keeper passes its own limit on to the next daemon.
+  // A keeper passes its own limit on to the next daemon, so the command raises
+  // the keeper's limit.
   const std::string fix =
       facts.unit ? kShippedUnit
       : facts.keeper && facts.process.pid
@@ -125,7 +127,9 @@ Finding CheckOpenFiles(const Facts& facts) {
   return Ok(said);
 }
 
-// memory.stat may show the limit of a group that only the host sees.
+// Returns a command that raises the limit in `file`. For memory.stat the
+// command only shows the limit, which may be that of a group that only the host
+// sees.
 std::string RaiseLimit(const std::string& file) {
   const std::string path = ShellWord(file);
   if (file.ends_with("/memory.stat")) {

@@ -27,7 +27,7 @@ namespace {
 
 constexpr char kUnitsPolicy[] = "/var/lib/sluice";
 
-// Returns the program's output; empty if it does not exist or failed.
+// Returns the program's output, or "" if the program does not exist or failed.
 std::string ToldBy(const std::vector<std::string>& words) {
   return OutputOf(words).value_or("");
 }
@@ -66,7 +66,8 @@ std::string ProgramsFolder() {
   return folder == "/usr/bin/" || folder == "/usr/local/bin/" ? "" : folder;
 }
 
-// Asks the group database, which may list groups that this process lacks.
+// Returns whether the group database lists `user` in `group`. This process may
+// not have that group yet.
 bool Joins(const std::string& user, const std::string& group) {
   const ::group* const entry = getgrnam(group.c_str());
   if (entry == nullptr) return false;
@@ -76,7 +77,8 @@ bool Joins(const std::string& user, const std::string& group) {
   return false;
 }
 
-// An administrator sees the processes of every user.
+// Reads the snapshot of all users if this user is an administrator, because it
+// lists the processes of every user; else the user's own.
 DaemonFacts ReadDaemon(const SocketPaths& sockets) {
   const auto fault = [](const absl::Status& why) {
     DaemonFacts facts;
@@ -158,7 +160,8 @@ MachineFacts ReadMachine() {
   return facts;
 }
 
-// Only checks that it is JSON; the daemon checks the rest when it starts.
+// Returns a fault if the policy is not JSON. The daemon checks the rest when it
+// starts.
 std::string PolicyFault(const FileFacts& file) {
   if (access(file.path.c_str(), R_OK) != 0) return "";
   const bool whole = nlohmann::json::accept(TextOf(file.path));
@@ -175,7 +178,8 @@ int FindHolder(const std::string& lock) {
 
 Facts ReadFacts(const SocketPaths& sockets) {
   Facts facts;
-  // The runtime folder, even if session.sock is elsewhere (--session-dir).
+  // admin.sock is always in the runtime folder; session.sock may be elsewhere
+  // (--session-dir).
   const std::string folder =
       std::filesystem::path(sockets.admin).parent_path().string();
   facts.version = cli::Version();

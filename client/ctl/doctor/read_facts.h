@@ -1,4 +1,5 @@
-// Reads facts from this machine and its daemon. The rest of the doctor is pure.
+// Reads facts from this machine and its daemon. The rest of the doctor has pure
+// functions.
 //
 // Thread safety: one call at a time.
 #pragma once
@@ -13,12 +14,12 @@ struct SocketPaths {
   std::string session, admin;
 };
 
-// Changes nothing. Facts that cannot be read are unset.
+// Reads all facts and changes nothing. Facts that cannot be read are unset.
 Facts ReadFacts(const SocketPaths& sockets);
 
-// Returns the process that holds `lock`, or 0 if none is visible. In a runtime
-// folder the daemon holds `lock` and the keeper `keeper.lock`. Works for every
-// user.
+// Returns the process that holds the file lock `lock`, or 0 if none is visible.
+// In a runtime folder the daemon holds `lock` and the keeper `keeper.lock`.
+// Works for every user.
 int FindHolder(const std::string& lock);
 
 }  // namespace sluice::ctl

@@ -1,4 +1,4 @@
-// The doctor's findings as text.
+// Formats the doctor's findings as text.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -13,11 +13,11 @@ namespace sluice::ctl {
 // Returns whether there is no problem; warnings are allowed.
 bool IsWell(const std::vector<Finding>& findings);
 
-// One line per finding, and one per command that mends it.
+// Formats one line per finding, and one per command that solves it.
 std::string RenderDoctor(const std::vector<Finding>& findings);
 
-// One line: {"ok", "findings": [{"what", "ok", "health", "said", "fix"}]}, a
-// superset of `python -m sluice doctor --json`.
+// Formats one line: {"ok", "findings": [{"what", "ok", "health", "said",
+// "fix"}]}, a superset of `python -m sluice doctor --json`.
 std::string RenderDoctorJson(const std::vector<Finding>& findings);
 
 }  // namespace sluice::ctl

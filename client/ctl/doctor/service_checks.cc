@@ -19,12 +19,13 @@ std::string FolderOf(const Facts& facts) {
   return std::filesystem::path(facts.admin.path).parent_path().string();
 }
 
-// The daemon's arguments for a keeper, which knows the folder itself.
+// Returns the daemon's arguments for the command line of a keeper. Omits the
+// folder, which the keeper passes.
 std::string ItsArguments(const ProcessFacts& process) {
   const StartedWith with = ReadStartedWith(process.command);
   std::string words;
   if (with.config) {
-    // Absolute, because the shell that runs the command is elsewhere.
+    // Absolute, because the shell that runs the command is in another folder.
     const std::string whole =
         std::filesystem::path(process.folder) / *with.config;
     words += " --config " + ShellWord(whole);
@@ -33,7 +34,8 @@ std::string ItsArguments(const ProcessFacts& process) {
   return words.empty() ? "" : " --" + words;
 }
 
-// There is no package archive, so an upgrade installs package files.
+// Returns a command that upgrades the daemon. It installs package files,
+// because there is no package archive.
 std::string Upgrade(const Facts& facts) {
   if (facts.unit || facts.programs.empty()) {
     return "sudo apt install ./sluice-daemon_*.deb ./sluicectl_*.deb";
@@ -41,12 +43,13 @@ std::string Upgrade(const Facts& facts) {
   return facts.keeper ? Reload(facts) : EndAndStart(facts);
 }
 
-// "sudo " unless this user may do what the daemon's user may.
+// Returns "sudo ", or "" if this user may do what the daemon's user may.
 std::string Sudo(const Facts& facts) {
   return facts.folder.owner == facts.user ? "" : "sudo ";
 }
 
-// The prefix of a command that must run as the user of this folder's daemon.
+// Returns the prefix of a command that must run as the user of the runtime
+// folder's daemon.
 std::string AsOwner(const Facts& facts) {
   const bool is_there = facts.folder.seen == Seen::kThere;
   const std::string& owner = facts.folder.owner;
@@ -56,7 +59,8 @@ std::string AsOwner(const Facts& facts) {
          ShellWord(owner) + " -- ";
 }
 
-// A command of this sluicectl for this daemon, run as an administrator.
+// Returns a command that runs this sluicectl for this daemon as an
+// administrator.
 std::string AsAdministrator(const Facts& facts, const std::string& command) {
   std::string words = facts.admin.usable ? "" : "sudo ";
   words += ShellWord(facts.programs + "sluicectl");
@@ -67,7 +71,8 @@ std::string AsAdministrator(const Facts& facts, const std::string& command) {
   return words + " " + command;
 }
 
-// FileDescriptorStoreMax= cannot be set while the unit runs.
+// Returns a command that enlarges systemd's descriptor store and restarts the
+// unit, because FileDescriptorStoreMax= cannot be set while the unit runs.
 std::string LargerStore(int64_t most) {
   return fmt::format(
       "sudo mkdir -p /etc/systemd/system/sluiced.service.d && printf "
@@ -78,8 +83,8 @@ std::string LargerStore(int64_t most) {
       most, std::max<int64_t>(65536, 4 * most));
 }
 
-// A command that lets every user connect to a socket; empty if this user
-// already may.
+// Returns a command that lets every user connect to the session socket, or ""
+// if this user already may.
 std::string PathRemedy(const Facts& facts) {
   if (facts.session.seen == Seen::kHidden) {
     return "sudo chmod a+x " + ShellWord(facts.folder.path);
@@ -96,12 +101,13 @@ Finding CheckDaemon(const Facts& facts) {
   const std::string why(reached.message());
   switch (reached.code()) {
     case absl::StatusCode::kFailedPrecondition:
-      // The daemon is frozen, or the two have no protocol version in common.
+      // The daemon is frozen, or daemon and sluicectl have no protocol version
+      // in common.
       if (!why.starts_with(wire::kFrozen)) return Problem(why, Upgrade(facts));
       return Problem(why, facts.unit ? Start(facts) : Reload(facts));
     case absl::StatusCode::kPermissionDenied:
-      // The path forbids it, or sluiced cannot identify its peer; `why` says
-      // which.
+      // The path forbids access, or sluiced cannot identify its peer; `why`
+      // states which.
       return Problem(why, PathRemedy(facts));
     case absl::StatusCode::kDeadlineExceeded:
       if (!facts.unit && facts.process.pid) {
@@ -111,7 +117,8 @@ Finding CheckDaemon(const Facts& facts) {
       [[fallthrough]];
     default:
       if (facts.unit || !facts.keeper) return Problem(why, EndAndStart(facts));
-      // Its keeper starts another daemon.
+      // The command only ends the daemon, because its keeper then starts
+      // another one.
       return Problem(
           why, facts.process.pid
                    ? fmt::format("{}kill {}", Sudo(facts), *facts.process.pid)
@@ -230,7 +237,7 @@ Finding CheckAdminSocket(const Facts& facts) {
                    "newgrp " + ShellWord(socket.group));
   }
   return Ok(Rights(socket) + ": you are no administrator; to become one",
-            // members of group root may do more than that
+            // Members of group root may do more than administer the daemon.
             socket.group == "root"
                 ? AsAdministrator(facts, "--admin status")
                 : fmt::format("sudo usermod -aG {} {}", ShellWord(socket.group),

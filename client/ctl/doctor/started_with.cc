@@ -3,9 +3,9 @@
 namespace sluice::ctl {
 namespace {
 
-// Returns the value of `flag` at words[i]: the next word, to which `i`
-// advances, or what follows "=" in the same word. Returns nullopt for another
-// flag or a missing value.
+// Returns the value of `flag` if words[i] is that flag: the text after "=" in
+// the same word, or the next word, to which `i` then advances. Returns nullopt
+// for another flag or a missing value.
 std::optional<std::string> ValueOf(const std::string& flag,
                                    const std::vector<std::string>& words,
                                    size_t& i) {

@@ -1,4 +1,4 @@
-// What a daemon was started with, as its command line says.
+// Reads a daemon's arguments from its command line.
 //
 // Thread safety: pure function.
 #pragma once
@@ -10,13 +10,13 @@
 namespace sluice::ctl {
 
 struct StartedWith {
-  std::optional<std::string> config;  // as given: it may be relative
-  // Neither its program, nor its configuration, nor its folder.
+  std::optional<std::string> config;  // as given, possibly a relative path
+  // All words except the program, the configuration and the folder.
   std::vector<std::string> others;
 };
 
-// `words`: the program first, as /proc/PID/cmdline has them; none: nothing is
-// known.
+// `words` are the program and its arguments, as in /proc/PID/cmdline; empty if
+// the command line is unknown.
 StartedWith ReadStartedWith(const std::vector<std::string>& words);
 
 }  // namespace sluice::ctl

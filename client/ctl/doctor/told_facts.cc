@@ -65,7 +65,7 @@ int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode) {
   const std::string file =
       fmt::format("{:02x}:{:02x}:{}", major(device), minor(device), inode);
   for (const std::string& line : Lines(locks)) {
-    // "1: FLOCK  ADVISORY  WRITE 4242 00:1a:99 0 EOF"
+    // A line is "1: FLOCK  ADVISORY  WRITE 4242 00:1a:99 0 EOF".
     const auto words = SplitWords(line);
     if (words.size() < 6 || words[5] != file) continue;
     if (const auto pid = ParsedNumber(words[4]); pid && *pid > 0) {
@@ -87,7 +87,8 @@ std::optional<uid_t> ToldListener(const std::string& sockets,
   const std::string exact = fmt::format("{:08X}{}", ip.s_addr, port);
   std::optional<uid_t> found;
   for (const std::string& line : Lines(sockets)) {
-    // "0: 0100007F:24DB 00000000:0000 0A 00000000:00000000 00:0 0 1001 …"
+    // A line is "0: 0100007F:24DB 00000000:0000 0A 00000000:00000000 00:0 0
+    // 1001 …".
     const auto words = SplitWords(line);
     constexpr const char* kListens = "0A";
     if (words.size() < 8 || words[3] != kListens || !words[1].ends_with(port)) {

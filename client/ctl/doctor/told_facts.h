@@ -1,4 +1,5 @@
-// Extracts facts from the texts of the kernel, systemd, nvidia-smi and sluiced.
+// Extracts facts from the output of the kernel, systemd, nvidia-smi and
+// sluiced.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -15,8 +16,8 @@
 
 namespace sluice::ctl {
 
-// Returns a column of /proc/PID/limits in its units; unset if unlimited or
-// missing.
+// Returns a limit from the text of /proc/PID/limits, in the units used there;
+// unset if unlimited or missing.
 enum class LimitKind { kSoft, kHard };
 std::optional<int64_t> ToldLimit(const std::string& limits,
                                  const std::string& name, LimitKind kind);
@@ -26,12 +27,13 @@ std::optional<int64_t> ToldLimit(const std::string& limits,
 std::string ToldValue(const std::string& text, const std::string& key,
                       char separator = ':');
 
-// Returns the process that holds a lock of this file, from /proc/locks; 0 if
-// none is listed.
+// Returns the process that holds a lock of the file with this device and inode,
+// from the text of /proc/locks; 0 if none is listed.
 int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode);
 
-// Returns the user that listens at `address` ("127.0.0.1:9435"), or else at its
-// port, from /proc/net/tcp and tcp6; unset if there is none.
+// Returns the user that listens at `address` ("127.0.0.1:9435"), or if there is
+// none, at the same port of any address. `sockets` is the text of /proc/net/tcp
+// and tcp6. Unset if no user listens there.
 std::optional<uid_t> ToldListener(const std::string& sockets,
                                   const std::string& address);
 
@@ -42,7 +44,8 @@ std::optional<UnitFacts> ToldUnit(const std::string& shown);
 // --format=csv,noheader`.
 std::optional<std::vector<bool>> ToldPersistence(const std::string& csv);
 
-// Reads a snapshot (daemon/README.md). Internal: it is not a snapshot.
+// Reads facts from a snapshot (daemon/README.md). Internal: the text is no
+// snapshot.
 absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot);
 
 }  // namespace sluice::ctl

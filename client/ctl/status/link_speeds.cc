@@ -41,7 +41,8 @@ std::string FromText(const json& link, const json& measured, bool is_measured) {
          (is_measured ? ", not what was measured" : "");
 }
 
-// Lists kept speeds that are not in use, on one line; empty if all are.
+// Lists stored speeds that are not in use, on one line; empty if all are in
+// use.
 std::string NotHeld(const json& node, const json& measured) {
   if (measured.is_null()) return "";
   if (measured.at("waits").get<bool>()) {

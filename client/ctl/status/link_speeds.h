@@ -1,4 +1,4 @@
-// The speed of each link that the daemon uses, and its source.
+// Formats the speed that the daemon uses for each link, and the speed's source.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -13,10 +13,11 @@ namespace sluice::ctl {
 // Formats "24.00 GB/s", or "-" for 0.
 std::string Speed(double bytes_per_second);
 
-// One line per link of the snapshot `node` (daemon/README.md), with notes. Both
-// functions throw nlohmann::json::exception if `node` has another form.
+// Formats one line per link of the snapshot `node` (daemon/README.md), with
+// notes. This function and RenderMeasuredLinks throw nlohmann::json::exception
+// if `node` has another form.
 std::string RenderLinks(const nlohmann::json& node);
-// The kept measurement; empty if there is none.
+// Formats the stored measurement; empty if there is none.
 std::string RenderMeasuredLinks(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

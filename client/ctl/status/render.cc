@@ -33,7 +33,8 @@ std::string RenderHeader(const json& node) {
       Number(node, "sessions") == 1 ? "" : "s");
 }
 
-// Empty if the node is not drained, or the daemon is too old to tell.
+// Formats the drain; empty if the node is not drained, or its daemon is too old
+// to report it.
 std::string RenderDrain(const json& node) {
   const auto drained = node.find("drained");
   if (drained == node.end() || drained->is_null()) return "";
@@ -47,7 +48,8 @@ std::string RenderDrain(const json& node) {
       reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
-// Empty if metrics are served over TCP or switched off.
+// Formats a problem of the metrics port; empty if metrics are served over TCP
+// or switched off.
 std::string RenderHttp(const json& node) {
   const json http = node.value("http", json());
   if (http.is_null() || http.at("fault").is_null()) return "";
@@ -149,7 +151,8 @@ std::string RenderPlans(const json& node) {
     table.Add({fmt::format("{}", Number(plan, "id")), Text(plan, "job"),
                fmt::format("{}", plan.at("ranks").size()),
                feasible ? fmt::format("{:.3f}", least) : "-",
-               // The reason is a sentence, which would widen the column.
+               // The reason is a sentence, which would make the column too
+               // wide.
                feasible ? limit
                         : fmt::format("does not fit: sluicectl plan show {}",
                                       Number(plan, "id")),
@@ -204,7 +207,7 @@ std::string RenderPlanning(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// Leases that wait in the queue.
+// Formats the leases that wait in the queue.
 std::string RenderWaiting(const json& node) {
   Table table({{"WAITING"},
                {"RANK", Align::kRight},
@@ -242,7 +245,8 @@ std::string RenderEvents(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// Parses and renders. A missing field or one of another type is an error.
+// Parses the snapshot and formats it by `render`. A missing field, or one of
+// another type, is an error.
 absl::StatusOr<std::string> Render(
     const std::string& text,
     const std::function<std::string(const json&)>& render) {
@@ -256,7 +260,7 @@ absl::StatusOr<std::string> Render(
   }
 }
 
-// The same, in lines that fit a terminal.
+// Does the same, and breaks lines to fit a terminal.
 absl::StatusOr<std::string> RenderLines(
     const std::string& text,
     const std::function<std::string(const json&)>& render) {

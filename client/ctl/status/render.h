@@ -1,4 +1,4 @@
-// The daemon's snapshot and plans as text for people.
+// Formats the daemon's snapshot and plans as text for people.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -11,22 +11,22 @@
 
 namespace sluice::ctl {
 
-// Internal: this version does not know the snapshot's form.
+// Internal: this version cannot read the snapshot's form.
 absl::StatusOr<std::string> RenderStatus(const std::string& json);
 absl::StatusOr<std::string> RenderJobs(const std::string& json);
 absl::StatusOr<std::string> RenderBandwidth(const std::string& json);
 absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 
-// A line for each process without a session that has memory. `returning` says
-// whether memory of ended sessions has not come back yet.
+// Formats a line for each process without a session that has memory. Sets
+// `returning` to whether some memory of ended sessions is not free yet.
 absl::StatusOr<std::string> RenderHolders(const std::string& json,
                                           bool& returning);
 
-// `explain` adds the reasons, the binding limits, what is proved, and what more
-// of a resource would gain.
+// Formats a plan. `explain` adds the reasons, the binding limits, what is
+// proved, and what more of a resource would gain.
 std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 
-// For --json, on one line: the whole snapshot (no key), one part of it
+// Formats the snapshot for --json on one line: all of it (no key), one part
 // ("jobs"), or an object of several parts.
 absl::StatusOr<std::string> JsonPart(const std::string& json,
                                      const std::vector<std::string>& keys);

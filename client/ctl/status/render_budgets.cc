@@ -51,7 +51,8 @@ std::string UserText(const json& user) {
                      cgroup.empty() ? "" : " in ", cgroup);
 }
 
-// Empty if nothing is reserved, or the daemon is too old to tell.
+// Formats the reservations; empty if there are none, or the daemon is too old
+// to report them.
 std::string ReservationLines(const json& node) {
   Table table({{"RESERVED FOR"},
                {"POOL"},
@@ -71,7 +72,8 @@ std::string ReservationLines(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// A line for all users together, then one for each user with a quota in use.
+// Formats a line for all users together, then one for each user with a quota in
+// use.
 std::string QuotaLines(const json& node) {
   Table table({{"QUOTA"},
                {"USER"},

@@ -1,7 +1,8 @@
-// The output of `budget`.
+// Formats the output of `budget`.
 //
 // Errors: json::exception if the snapshot has another form; render.cc catches
 // it.
+//
 // Thread safety: pure functions.
 #pragma once
 
@@ -10,8 +11,8 @@
 
 namespace sluice::ctl {
 
-// Limits, reservations, what each user, cgroup or job holds of its limit, what
-// is held outside leases, and quotas.
+// Formats limits, reservations, how much of its limit each user, cgroup or job
+// holds, memory held outside leases, and quotas.
 std::string BudgetLines(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

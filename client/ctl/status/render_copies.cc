@@ -30,7 +30,7 @@ std::string CopiesText(const json& copies, const std::string& direction) {
 
 // Formats "12 to, 3 from: 0.41 s".
 std::string LateText(const json& late) {
-  if (late.is_null()) return "-";  // an older daemon
+  if (late.is_null()) return "-";  // the daemon is older
   const auto h2d = late.at("h2d_copies").get<uint64_t>();
   const auto d2h = late.at("d2h_copies").get<uint64_t>();
   if (h2d + d2h == 0) return "-";

@@ -1,4 +1,4 @@
-// The daemon's events, one per line.
+// Formats the daemon's events, one per line.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -11,20 +11,20 @@
 
 namespace sluice::ctl {
 
-// Events that were shown. Each daemon numbers its events from 1.
+// The events that were shown already. Each daemon numbers its events from 1.
 struct SeenEvents {
-  uint64_t generation = 0;  // the daemon's; 0: none shown yet
+  uint64_t generation = 0;  // of the daemon; 0: no event shown yet
   uint64_t last = 0;
 };
 struct EventLines {
   std::string text;  // whole lines
-  SeenEvents seen;   // including these
+  SeenEvents seen;   // includes the events in `text`
 };
 
-// The events of a snapshot, taken at `now`, that are not in `seen`. A line
-// before them says how many events in between were dropped. `as_json`: an
+// Formats the events of a snapshot, taken at `now`, that are not in `seen`. If
+// events in between were dropped, a first line states how many. `as_json`: one
 // object per line, as in the snapshot, but with the time of day instead of the
-// age. Internal: this version does not know the snapshot's form.
+// age. Internal: this version cannot read the snapshot's form.
 absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
                                             SeenEvents seen, bool as_json,
                                             absl::Time now);

@@ -1,7 +1,8 @@
-// The output of `jobs`.
+// Formats the output of `jobs`.
 //
 // Errors: json::exception if the snapshot has another form; render.cc catches
 // it.
+//
 // Thread safety: pure functions.
 #pragma once
 
@@ -10,7 +11,8 @@
 
 namespace sluice::ctl {
 
-// A line per job, for all its ranks together; or a line that there is none.
+// Formats a line per job, for all its ranks together, or a line that no job
+// runs.
 std::string JobLines(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

@@ -11,8 +11,9 @@ namespace {
 
 using nlohmann::json;
 
-// A line for each rank that reported memory outside its lease. That memory may
-// exceed what is missing from the pool, because the pool's spare is used first.
+// Formats a line for each rank that reported memory outside its lease. Such
+// memory may be more than the pool lacks, because the pool's spare memory is
+// used first.
 std::string RanksOutside(const json& node) {
   std::string text;
   for (const json& job : node.at("jobs")) {
@@ -29,8 +30,8 @@ std::string RanksOutside(const json& node) {
 
 }  // namespace
 
-// A line for each pool with memory held outside leases; empty from a daemon
-// that does not tell.
+// Formats a line for each pool with memory held outside leases; empty from a
+// daemon that does not report it.
 std::string RenderOutside(const json& node) {
   std::string text;
   const std::string holders =
@@ -45,7 +46,7 @@ std::string RenderOutside(const json& node) {
     text +=
         fmt::format("{}: {} are held outside leases, by {}: free when they end",
                     name, Size(held->get<int64_t>()), holders);
-    // A lost GPU no longer answers.
+    // A lost GPU no longer answers, so its figure is older than the others.
     const json seen = pool.value("held_outside_age_s", json());
     const bool silent = !seen.is_null() && seen.get<double>() > age;
     text += silent ? fmt::format(" (it does not answer; seen {} ago)\n",

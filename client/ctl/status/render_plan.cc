@@ -92,7 +92,7 @@ bool SameText(const plan::RankPlan& a, const plan::RankPlan& b) {
   return RankReason(a) + Proofs(a) == RankReason(b) + Proofs(b);
 }
 
-// Equal ranks are described once.
+// Describes equal ranks once.
 std::string Reasons(const plan::NodePlan& plan) {
   std::string text;
   std::vector<bool> told(plan.ranks.size(), false);
@@ -138,7 +138,7 @@ std::string PlanLimits(const plan::NodePlan& plan) {
   return table.empty() ? "" : "\n" + table.Text();
 }
 
-// A changed plan has only fractions.
+// Formats the peak, or "-" for a changed plan, which has only fractions.
 std::string Peak(const plan::RankPlan& rank) {
   return rank.segments.empty() ? "-" : Size(rank.transient_peak.count());
 }

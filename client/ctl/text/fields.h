@@ -1,6 +1,6 @@
 // Reads fields of the daemon's snapshot. All functions throw
-// nlohmann::json::exception if it has another form. Thread safety: pure
-// functions.
+// nlohmann::json::exception if the snapshot has another form. Thread safety:
+// pure functions.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace sluice::ctl {
 
-// Returns -1 for null, which Size formats as "-".
+// Returns the number, or -1 for null, which Size formats as "-".
 inline int64_t Number(const nlohmann::json& from, const char* key) {
   return from.at(key).is_null() ? -1 : from.at(key).get<int64_t>();
 }

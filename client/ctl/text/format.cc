@@ -30,7 +30,7 @@ std::string Loss(double value) { return fmt::format("{:.4f}", value); }
 
 std::string Bar(double part, double whole) {
   const double share = whole > 0 ? std::clamp(part / whole, 0.0, 1.0) : 0;
-  // A small share is never drawn as nothing, nor a nearly full one as full.
+  // A share above 0 is never drawn as empty, nor a share below 1 as full.
   const int full = share > 0 && share < 1
                        ? std::clamp(static_cast<int>(share * 10), 1, 9)
                        : static_cast<int>(share * 10);

@@ -6,15 +6,15 @@
 
 namespace sluice::ctl {
 
-// "36 MiB"; "-" for a negative amount (unknown, unlimited).
+// Formats "36 MiB", or "-" for a negative amount (unknown, unlimited).
 std::string Size(int64_t bytes);
-// FormatSpan of a number of seconds.
+// Formats seconds as FormatSpan does.
 std::string Span(double seconds);
-// "12,345".
+// Formats "12,345".
 std::string Count(double value);
-// "2.3026".
+// Formats "2.3026".
 std::string Loss(double value);
-// "#####.....  50 %" of ten characters.
+// Formats "#####.....  50 %" with ten characters for the bar.
 std::string Bar(double part, double whole);
 
 }  // namespace sluice::ctl

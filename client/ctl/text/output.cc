@@ -19,8 +19,8 @@
 namespace sluice::ctl {
 namespace {
 
-// Defers Ctrl-C and its kind while a temporary file exists, so that none is
-// left behind; writing one takes milliseconds.
+// Defers Ctrl-C and similar signals while a temporary file exists, so that the
+// file is always removed or renamed. Writing it takes milliseconds.
 class SignalsHeld {
  public:
   SignalsHeld() {
@@ -36,7 +36,7 @@ class SignalsHeld {
   sigset_t before_;
 };
 
-// A bad path is the caller's mistake: InvalidArgument.
+// Returns InvalidArgument, because a bad path is the caller's mistake.
 absl::Status CannotWrite(const std::string& path, int error) {
   return absl::InvalidArgumentError(
       fmt::format("cannot write '{}': {}; name a file in a folder you may "
@@ -49,15 +49,15 @@ bool IsSpecial(const std::string& path) {
   return stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode);
 }
 
-// /dev/null or a pipe: there is nothing to rename over.
+// Writes to a device or a pipe (/dev/null), which a rename must not replace.
 absl::Status WriteSpecial(const std::string& path, std::string_view text) {
   const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
   if (!fd) return CannotWrite(path, errno);
   return WriteAll(fd.get(), text, path);
 }
 
-// mkstemp makes private files, but an output gets the mode that the umask
-// allows.
+// Returns the mode that the umask allows; mkstemp would make the output
+// private.
 mode_t PlainMode() {
   const mode_t mask = umask(0);
   umask(mask);
@@ -83,8 +83,8 @@ absl::Status CheckOutput(const std::string& path) {
   }
   const std::string folder = std::filesystem::path(path).parent_path();
   const char* where = folder.empty() ? "." : folder.c_str();
-  // The output is renamed from a file beside it, so the folder must be
-  // writable.
+  // The output is first written to another file in the same folder, so the
+  // folder must be writable.
   return access(where, W_OK | X_OK) == 0 ? absl::OkStatus()
                                          : CannotWrite(path, errno);
 }

@@ -1,4 +1,4 @@
-// Reports errors and writes output files, which are complete or not there.
+// Reports errors, and writes output files so that they are complete or absent.
 //
 // Thread safety: pure functions, except for the files they write.
 #pragma once
@@ -12,18 +12,18 @@ namespace sluice::ctl {
 
 inline constexpr int kBadInput = 2;
 inline constexpr int kDoesNotFit = 3;
-inline constexpr int kInterrupted = 130;  // as shells count SIGINT
+inline constexpr int kInterrupted = 130;  // 128 + SIGINT, as shells report it
 
 // Prints one `error:` line to stderr. Returns 2 for mistakes of the caller
 // (InvalidArgument, NotFound), else 1.
 int ReportError(const absl::Status& status);
 
-// Checks, before long work, that `path` can be written later.
+// Checks whether `path` can be written. Call it before long work.
 absl::Status CheckOutput(const std::string& path);
 
-// Writes `text` to a temporary file beside `path` and renames it: a reader sees
-// the old file or the whole new one, also after Ctrl-C or on a full disk. "-"
-// is stdout. Errors have the path and the reason.
+// Writes `text` to a temporary file in the folder of `path` and renames it: a
+// reader sees the old file or the whole new one, also after Ctrl-C or on a full
+// disk. "-" means stdout. Errors have the path and the reason.
 absl::Status WriteOutput(const std::string& path, std::string_view text);
 
 }  // namespace sluice::ctl

@@ -10,7 +10,8 @@
 
 namespace sluice::ctl {
 
-// The least width of a last column of text beside others.
+// The least width of the last column if it holds text and follows other
+// columns.
 constexpr size_t kLeastText = 24;
 
 std::string_view FirstOf(std::string_view line, size_t columns) {
@@ -45,7 +46,7 @@ std::string Wrapped(const std::string& text, size_t columns) {
 }
 
 size_t Width(const std::string& text) {
-  // Counts bytes that do not continue a character.
+  // Counts the bytes that begin a UTF-8 character.
   return static_cast<size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }

@@ -1,5 +1,5 @@
-// Text tables with columns as wide as their widest cell and two blanks between;
-// and lines that fit a terminal.
+// Formats text tables, with columns as wide as their widest cell and two blanks
+// between, and lines that fit a terminal.
 //
 // Thread safety: one owner.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace sluice::ctl {
 
-// The width that `status` and other output about a running daemon fits.
+// The most columns of `status` and other output about a running daemon.
 inline constexpr size_t kTerminalColumns = 80;
 
 class Table {
@@ -24,14 +24,15 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // One cell per column. Control characters become '?', because a name must not
-  // steer the operator's terminal.
+  // Adds a row with one cell per column. Replaces control characters by '?',
+  // because a name must not control the operator's terminal.
   void Add(std::vector<std::string> cells);
   bool empty() const { return rows_.empty(); }
   std::string Text() const { return Text(SIZE_MAX, 1); }
-  // Columns that do not fit into `columns` characters follow in further tables,
-  // which begin with the first `keys` columns again. Text in the last column,
-  // and a cell that alone is too wide, are left to Wrapped.
+  // Formats the table. Columns that do not fit into `columns` characters follow
+  // in further tables, which begin with the first `keys` columns again. Does
+  // not break the last column's text or a cell wider than `columns`: the caller
+  // uses Wrapped for that.
   std::string Text(size_t columns, size_t keys) const;
 
  private:
@@ -43,15 +44,15 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// The visible characters of UTF-8 text.
+// Returns the number of visible characters of UTF-8 text.
 size_t Width(const std::string& text);
-// The first `columns` characters; none is cut.
+// Returns the first `columns` characters; never splits a UTF-8 character.
 std::string_view FirstOf(std::string_view line, size_t columns);
 // Breaks `text` into lines of at most `columns` characters, between words where
 // possible; continued lines are indented.
 std::string Wrapped(const std::string& text, size_t columns = kTerminalColumns);
 
-// Printable text, escaped for HTML and SVG, attributes included.
+// Returns printable text, escaped for HTML and SVG, attributes included.
 std::string EscapeHtml(const std::string& text);
 
 }  // namespace sluice::ctl
