@@ -20,8 +20,9 @@ struct Arguments {
   std::string config;
   std::string runtime_dir = kRuntimeDir;
   std::string session_dir;  // for session.sock and sim/; empty: runtime_dir
-  std::string driver;       // empty: as configured
-  // The daemon ends this many seconds after its last rank; unset: never.
+  std::string driver;       // empty: the configured one
+  // The daemon ends when no rank has been attached for this many seconds;
+  // unset: it never ends for this reason.
   std::optional<int> end_after_idle_s;
   bool check = false;
   bool check_state = false;
@@ -31,14 +32,16 @@ struct Arguments {
   }
 };
 
-// Returns the settings of the file, or the defaults, overridden by the flags.
+// Returns the settings of the configuration file, or the defaults if none is
+// named, overridden by the flags.
 absl::StatusOr<Config> ConfigOf(const Arguments& arguments);
 
-// The file of administrators' settings. The node's own daemon uses one in the
-// system's folder, which other daemons, such as those of tests, must not share.
+// Returns the file of administrators' settings. The node's own daemon uses a
+// file in the system's folder, which other daemons, such as those of tests,
+// must not share.
 PolicyFile PolicyFileOf(const Config& config, const Arguments& arguments);
 
-// The clocks for a policy file's times.
+// Returns the present times that PolicyFile needs.
 Clocks ClocksNow(const Clock& clock);
 
 }  // namespace sluice::daemon

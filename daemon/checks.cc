@@ -33,15 +33,15 @@
 namespace sluice::daemon {
 namespace {
 
-// Checks everything that a start would refuse, except ports and sockets, which
-// the running daemon may hold.
+// Returns the error with which a start would fail. Does not try ports and
+// sockets, because the running daemon may hold them.
 absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
   SLUICE_RETURN_IF_ERROR(CheckHttp({.listen = config.http_listen.value_or(""),
                                     .socket = {},
                                     .socket_group = config.http_socket_group}));
   const Clocks now = ClocksNow(MonotonicClock());
   const PolicyFile file = PolicyFileOf(config, arguments);
-  // Checked before the slow parts.
+  // The policy is checked before the slow parts.
   SLUICE_RETURN_IF_ERROR(file.Read(now, file.owner()).status());
   SLUICE_RETURN_IF_ERROR(FindWorkerUser(config.worker_user).status());
   SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
@@ -52,7 +52,7 @@ absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
       fmt::format("{}: good: {}\n",
                   arguments.config.empty() ? "defaults" : arguments.config,
                   node.description);
-  std::fputs(good.c_str(), stdout);  // fmt::print throws on a full disk
+  std::fputs(good.c_str(), stdout);  // fmt::print would throw on a full disk
   for (const std::string& warning : node.config.warnings) {
     fmt::print(stderr, "warning: {}\n", warning);
   }
@@ -60,7 +60,7 @@ absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
 }
 
 constexpr std::chrono::seconds kDeadline{5};
-// A supervisor starts a daemon that died again within this time.
+// A supervisor restarts a daemon that died within this time.
 constexpr absl::Duration kStartedAgain = absl::Seconds(1);
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 
@@ -80,7 +80,8 @@ Socket SocketAt(const std::string& path) {
   return errno == ECONNREFUSED ? Socket::kNobodyListens : Socket::kServed;
 }
 
-// A connection is tried, because a killed daemon leaves its socket behind.
+// Connects to the socket, because a killed daemon leaves its socket file
+// behind.
 bool DaemonRuns(const std::string& admin_socket) {
   const absl::Time end = absl::Now() + kStartedAgain;
   Socket found = SocketAt(admin_socket);
@@ -112,8 +113,8 @@ absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
                                   status.error_message()));
 }
 
-// Returns the state that the daemon would save, or that a frozen one keeps;
-// nullopt if it is void.
+// Returns the state that the running daemon would save, or the state that a
+// frozen daemon keeps; nullopt if that state is void.
 absl::StatusOr<std::optional<StateFile::Contents>> ContentsOf(
     const admin::ShowStateReply& reply) {
   if (reply.file().empty()) {
@@ -131,9 +132,9 @@ absl::StatusOr<std::optional<StateFile::Contents>> ContentsOf(
 }
 
 // Asks the daemon on `admin_socket` for its state, and reads it as a daemon of
-// `node` would. Returns one line that describes it. Unimplemented (another
-// version), FailedPrecondition or InvalidArgument says why this binary would
-// not go on from it. If no daemon runs, nothing is refused.
+// `node` would. Returns one line that describes the state. The errors
+// Unimplemented (another version), FailedPrecondition and InvalidArgument say
+// why this binary could not take over. If no daemon runs, the check passes.
 absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
                                        const NodeConfig& node) {
   if (!DaemonRuns(admin_socket)) {
@@ -147,7 +148,8 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(*contents, fresh));
   const std::set<std::string> kept(reply.kept().begin(), reply.kept().end());
-  // A daemon that serves has its memory, so only a frozen one's is checked.
+  // A serving daemon has its memory, so memory is checked only for a frozen
+  // one.
   if (!kept.empty()) SLUICE_RETURN_IF_ERROR(CheckLeft(saved, kept));
   return fmt::format(
       "{} sessions, {} leases{}", saved.sessions.size(),

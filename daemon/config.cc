@@ -54,8 +54,8 @@ class ConfigReader {
   TableReader Table(const std::string& name) const {
     return TableReader(path_, name);
   }
-  // Reads `what`_memory (the name in flags of other programs) or `what`_bytes,
-  // but not both.
+  // Reads the key `what`_memory (the name that other programs' flags have) or
+  // `what`_bytes. Giving both is an error.
   static void Memory(TableReader& table, const std::string& what, auto* to) {
     const auto given = std::make_shared<bool>(false);
     for (const char* ending : {"_bytes", "_memory"}) {
@@ -387,7 +387,7 @@ absl::StatusOr<Config> ReadConfig(const std::string& path) {
   const std::string what = fmt::format("read the configuration {}", path);
   std::error_code error;
   const auto kind = std::filesystem::status(path, error).type();
-  // A folder can be opened and reads as an empty file.
+  // A folder can be opened too, but would read as an empty file.
   if (kind != std::filesystem::file_type::regular &&
       kind != std::filesystem::file_type::not_found) {
     return absl::InvalidArgumentError(

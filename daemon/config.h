@@ -1,5 +1,5 @@
-// The daemon's settings: every default built in, all of them optional in a
-// TOML file.
+// The daemon's settings. Each has a built-in default and may be set in a TOML
+// file.
 //
 // Thread safety: pure.
 #pragma once
@@ -46,24 +46,26 @@ struct Config {
   SimSettings sim;
   CudaSettings cuda;
   std::optional<Bytes> gpu_pool;   // per GPU; unset: see node.h
-  std::optional<Bytes> host_pool;  // per NUMA node; default: see node.h
-  Bytes host_ready;                // part of it that is made ahead of leases
-  std::optional<Bytes> extent;     // unset: a 128th of a pool; see node.cc
-  // If true, a rank must prove that it may use its GPU; else it may use all.
+  std::optional<Bytes> host_pool;  // per NUMA node; unset: see node.h
+  Bytes host_ready;  // part of host_pool that is made before leases need it
+  std::optional<Bytes> extent;  // unset: a 128th of a pool; see node.cc
+  // If true, a rank may use a GPU only after it proves its access to the GPU's
+  // device file; if false, every rank may use every GPU.
   bool gpus_are_shown = true;
   QuotaSettings quota;
   CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();
   Limits principal_limits, job_limits;
   std::map<std::string, Limits> named_job_limits;
-  std::map<uint32_t, double> user_weights;  // NodeConfig's
+  std::map<uint32_t, double> user_weights;  // NodeConfig::user_weights
   // Empty: off. Unset: the default port if it is free.
   std::optional<std::string> http_listen;
   // The group that may open the unix socket; empty: only the daemon's user.
   std::string http_socket_group;
-  // The folder of administrators' settings; empty: they are not kept. Unset:
-  // PolicyFileOf (arguments.h) chooses.
+  // The folder of administrators' settings. Empty: settings are not kept.
+  // Unset: PolicyFileOf (arguments.h) chooses.
   std::optional<std::string> policy_folder;
-  absl::Duration longest_wait = absl::Minutes(10);  // of a lease
+  // The longest that a lease may wait.
+  absl::Duration longest_wait = absl::Minutes(10);
   absl::Duration plan_time_limit = absl::Seconds(20);
   Bytes worker_memory = GiB(4);  // address space of one plan worker
   std::string worker_user;       // empty: the daemon's

@@ -15,8 +15,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Adds the links of a node on cuda, without speeds. Returns, on one line, what
-// lies above each GPU.
+// Adds the links of a node on cuda, without speeds. Returns one line that names
+// the links above each GPU.
 std::string AddPciLinks(const std::string& root, Node& node) {
   std::vector<std::string> addresses;
   for (const GpuConfig& gpu : node.config.gpus) {
@@ -60,7 +60,7 @@ absl::StatusOr<LinkSpeed*> FindLink(std::vector<LinkSpeed>& links,
                   name, has));
 }
 
-// Sets the configured speeds. Returns the limits on one line.
+// Sets the configured speeds. Returns one line that names the limits.
 absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
                                           Node& node) {
   std::string text;
@@ -69,7 +69,9 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
       [](const GpuConfig& gpu) { return !gpu.fault.empty(); });
   for (const LinkSpeed& each : given) {
     const auto found = FindLink(node.config.links, each.name);
-    if (!found.ok() && lacks_gpus) {  // of one of these, which does not tell
+    // It may be a link of a faulty GPU, since the path of such a GPU is
+    // unknown.
+    if (!found.ok() && lacks_gpus) {
       node.config.warnings.push_back(std::string(found.status().message()));
       continue;
     }

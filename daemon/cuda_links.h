@@ -11,11 +11,10 @@
 
 namespace sluice::daemon {
 
-// Adds the links that sysfs below `root` lists (pci_links.h), with the speeds
-// that [cuda] gives them; a link that [cuda] does not name has no speed. Each
-// GPU's path and the limits are added to the node's description.
-// InvalidArgument: [cuda] names a link that does not exist, or its speeds make
-// no tree of links.
+// Adds the links that sysfs below `root` lists (pci_links.h). A link has the
+// speeds that [cuda] gives it, or none if [cuda] does not name it. Adds each
+// GPU's path and the limits to the node's description. InvalidArgument: [cuda]
+// names a link that does not exist, or its speeds make no tree of links.
 absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
                           Node& node);
 

@@ -25,7 +25,8 @@ namespace {
 
 Bytes RoundDown(Bytes size, Bytes unit) { return (size / unit) * unit; }
 
-// Memory of nodes without cores, such as CXL's, where CUDA pins nothing.
+// Returns the memory of NUMA nodes without cores, such as CXL's, in which CUDA
+// cannot pin, and adds a warning for each such node.
 Bytes MemoryWithoutCores(const std::string& root, Node& node) {
   Bytes sum;
   for (const NumaNode& each : ReadNumaNodes(root)) {
@@ -39,8 +40,8 @@ Bytes MemoryWithoutCores(const std::string& root, Node& node) {
   return sum;
 }
 
-// What is there, not what is free: pinned memory of jobs is not, and a daemon
-// that takes over has a pool of the same size as the one before.
+// Returns the total memory, not the free memory: what jobs have pinned is not
+// free, and the pool of a daemon that takes over must be as large as before.
 Bytes MemoryOfMachine(const std::string& root, Bytes without_cores) {
   const Bytes all = MachineMemory::Read(root).total - without_cores;
   const auto limit = CgroupMemoryLimit("self", root);
@@ -61,7 +62,8 @@ absl::Status MakeDeviceNode(const std::string& path) {
   const UniqueFd fd(open(
       path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd && errno == EEXIST) return absl::OkStatus();
-  // Like /dev/nvidia0: open to all, unless an administrator changes it.
+  // Every user may open it, as /dev/nvidia0, unless an administrator changes
+  // it.
   if (!fd || fchmod(fd.get(), 0666) != 0) {
     return ErrnoStatus(errno, "make " + path);
   }
@@ -92,7 +94,8 @@ absl::Status AddGpus(const Config& config, const std::string& root,
     largest = std::max(largest, device.total_memory);
   }
   for (const auto& device : devices) {
-    // A pool for what jobs hold of a GPU that was lost since.
+    // The size of a faulty GPU is unknown. Jobs may still hold memory of it,
+    // which needs a pool: the size of the largest GPU is used.
     const Bytes memory = device.fault.empty() ? device.total_memory : largest;
     const Bytes spare = sim ? Bytes(0) : std::max(GiB(1), memory * 6 / 100);
     const Bytes pool = config.gpu_pool.value_or(memory - spare);
@@ -128,10 +131,10 @@ absl::Status AddGpus(const Config& config, const std::string& root,
   return absl::OkStatus();
 }
 
-// Each extent is a descriptor of the daemon, and one more that is kept for the
-// next. Eight GPUs have at most 1,024. Pinning takes a quarter of a second a
-// GiB and more: no call for host memory is for more than one, since other
-// leases wait for it.
+// Returns the size of extents. Each extent costs the daemon a descriptor, and a
+// second one that is kept for the next daemon; eight GPUs have at most 1,024
+// extents. Pinning takes at least a quarter of a second per GiB and delays
+// other leases, so the caller limits extents of host memory to 1 GiB.
 template <typename Owner>  // GpuConfig or HostConfig
 Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
                Bytes unit, Bytes largest) {
@@ -145,8 +148,8 @@ Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
   return RoundUp(config.extent.value_or(std::min(chosen, largest)), unit);
 }
 
-// What every size is a multiple of: the driver may want another one of each
-// kind of memory, and a rank is told one.
+// Returns the unit of all sizes: the least common multiple of the granularities
+// that the driver has for each kind of memory. Ranks get this one number.
 absl::StatusOr<Bytes> GranularityOf(const Node& node) {
   std::vector<device::Placement> all;
   for (const GpuConfig& gpu : node.config.gpus) {
@@ -232,7 +235,7 @@ void WarnOfMemfds(Node& node) {
 std::string Describe(const Node& node, const std::string& root) {
   std::string gpus;
   for (const GpuConfig& gpu : node.config.gpus) {
-    if (!gpu.fault.empty()) continue;  // a warning says it
+    if (!gpu.fault.empty()) continue;  // a warning names it
     gpus += fmt::format("{}GPU {} {} ({} of pool, link {}, NUMA {})",
                         gpus.empty() ? "" : ", ", gpu.index.value(), gpu.name,
                         FormatBytes(gpu.pool), gpu.link, gpu.numa.value());
@@ -250,7 +253,8 @@ std::string Describe(const Node& node, const std::string& root) {
       FormatBytes(node.config.granularity));
 }
 
-// A driver that is broken must not become simulated GPUs in silence.
+// Returns OK if GPUs may be simulated: a broken driver must not be replaced by
+// simulated GPUs without notice.
 absl::Status MaySimulate(Config::DriverChoice driver, const absl::Status& why,
                          const std::string& root) {
   if (driver == Config::DriverChoice::kCuda) return why;

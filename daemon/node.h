@@ -1,12 +1,13 @@
-// What this machine has, and what the daemon takes of it.
+// Detects what this machine has, and how much of it the daemon uses.
 //
-// Defaults where the configuration says nothing:
-//   sim    made in `runtime_dir`/sim from [sim]; all of it goes to the pools
-//   cuda   a GPU's pool is its memory but the larger of 1 GiB and 6 %, which
-//          contexts and libraries need; the host pools are what may be
-//          pinned of the machine's memory, or of its cgroup's limit (Pinnable,
-//          proto/base/cgroup.h); its links are what sysfs tells (pci_links.h);
-//          their speeds are not known but where [cuda] says
+// Defaults for what the configuration leaves open:
+//   sim    The node is made in `runtime_dir`/sim from [sim]; the pools have all
+//          of its memory.
+//   cuda   A GPU's pool is its memory less the larger of 1 GiB and 6 %, which
+//          contexts and libraries need. The host pools share what may be pinned
+//          of the machine's memory or its cgroup's limit (Pinnable,
+//          proto/base/cgroup.h). Links are read from sysfs (pci_links.h); their
+//          speeds are unknown unless [cuda] gives them.
 #pragma once
 
 #include <functional>
@@ -24,23 +25,25 @@
 namespace sluice::daemon {
 
 struct Node {
-  // The simulated node's, unless ranks of an earlier daemon use it: then a
-  // start that fails leaves it to them. Goes after the driver.
+  // The folder of the simulated node. Empty if ranks of an earlier daemon use
+  // the node: a failed start then leaves it to them. Destroyed after the
+  // driver.
   OwnedFolder own_sim;
   std::unique_ptr<device::Driver> driver;
   NodeConfig config;
   std::string sim_directory;  // empty on cuda
-  UniqueFd sim_clocks;        // of its links, for every session; none on cuda
+  UniqueFd sim_clocks;  // of simulated links, for every session; empty on cuda
   std::function<std::vector<HolderSnapshot>()> find_holders;  // null on cuda
-  // Per GPU, the file that its users must be able to open; empty: not known.
+  // For each GPU, the device file that its users must be able to open; empty:
+  // unknown.
   std::vector<std::string> gpu_nodes;
-  // One line for the log: what was detected.
+  // One line for the log that says what was detected.
   std::string description;
 };
 
-// Driver `auto` simulates GPUs only where there is no NVIDIA device at all: a
-// device with a driver that does not work is FailedPrecondition. `root` has the
-// /dev, /proc and /sys that are looked at (nvidia.h).
+// Opens the driver and detects the node. Driver `auto` simulates GPUs only if
+// the machine has no NVIDIA device. FailedPrecondition: it has one, but the
+// driver does not work. `root` is prefixed to /dev, /proc and /sys (nvidia.h).
 absl::StatusOr<Node> OpenNode(const Config& config,
                               const std::string& runtime_dir,
                               const std::string& root = "");

@@ -79,12 +79,12 @@ class PciReader {
  private:
   void Add(const Chain& chain) {
     if (chain.devices.empty()) return;
-    // Goes up from the GPU until a link is known; then its parents are known
-    // too.
+    // Adds links from the GPU upwards until one is known already: the links
+    // above that one are known too.
     std::string below;
     const auto gpu = std::ssize(chain.devices) - 1;
     for (auto at = gpu; at >= 0; at -= 2) {
-      // A bridge of the root complex itself has no link above it.
+      // A bridge that is a device of the root complex has no link above it.
       if (at == 0 && at != gpu) break;
       if (!Hang("pci-" + chain.devices[at].filename().string(), below)) return;
     }
@@ -96,8 +96,8 @@ class PciReader {
     }
   }
 
-  // Makes the link `name` the parent of `below`, and sets `below` to it.
-  // Returns false if the link was known already.
+  // Adds the link `name` if it is new, makes it the parent of `below`, and sets
+  // `below` to it. Returns whether it was new.
   bool Hang(std::string name, std::string& below) {
     const auto find = [this](const std::string& of) {
       return std::ranges::find(made_, of, &LinkSpeed::name);

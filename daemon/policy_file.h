@@ -1,14 +1,16 @@
 // Administrators' settings on disk: one JSON file that people can read.
 //
-// How it works. The file is replaced as a whole: written beside the old one,
-// synced, renamed, and the folder synced, so whenever the machine stops it is
-// the old or the new one. Reading checks it strictly. A file that this daemon
-// would not write ends the daemon's start, because limits that bind less than
-// an administrator set are worse than no daemon; if jobs hold what an earlier
-// daemon left, the daemon is frozen instead (daemon/frozen). So a new section
-// needs no version: a daemon that does not know it does not misread it.
+// How it works. The file is replaced as a whole: the new one is written in the
+// same folder, synced and renamed, and the folder is synced. So after a crash
+// of the machine there is either the old file or the new one. Reading checks
+// the file strictly. A file that this daemon would not have written ends the
+// daemon's start, because limits looser than those that an administrator set
+// are worse than no daemon. If jobs hold what an earlier daemon left, the
+// daemon is frozen instead (daemon/frozen). So a new section needs no version
+// number: a daemon that does not know it refuses the file.
 //
-// Times are wall-clock times, because monotonic ones end with the machine.
+// Times are wall-clock times, because a monotonic clock restarts with the
+// machine.
 //
 // Thread safety: pure; Write by one thread at a time.
 #pragma once
@@ -32,7 +34,7 @@ std::string EncodePolicy(const Policy& policy, const Clocks& now);
 // InvalidArgument in one line: which entry is wrong, and how.
 absl::StatusOr<Policy> DecodePolicy(const std::string& text, const Clocks& now);
 
-// The file `folder`/policy; without a folder nothing is read.
+// The file `folder`/policy. If `folder` is empty, Read returns an empty policy.
 class PolicyFile {
  public:
   explicit PolicyFile(std::string folder) : folder_(std::move(folder)) {}
@@ -42,7 +44,7 @@ class PolicyFile {
   // `daemon`, the daemon's user, may write to it. PermissionDenied: this
   // process may not read it.
   absl::StatusOr<Policy> Read(const Clocks& now, uid_t daemon) const;
-  // this process is the daemon
+  // Assumes that this process is the daemon.
   absl::StatusOr<Policy> Read(const Clocks& now) const;
   // The owner of the folder, or this process's user if there is none.
   uid_t owner() const;

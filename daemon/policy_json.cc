@@ -17,8 +17,8 @@ using nlohmann::json;
 
 constexpr int kVersion = 1;
 
-// Rounded to a millisecond, here and when it is read: a time that lost less
-// than the last digit at each start would drift.
+// Rounds to a millisecond, here and when a time is read: otherwise a time would
+// drift by rounding at each start.
 double Unix(absl::Time at, const Clocks& now) {
   const absl::Duration since =
       now.wall - (now.monotonic - at) - absl::UnixEpoch();
@@ -118,8 +118,8 @@ json EntryOf(PoolId pool, const Principal& whose, const Reservation& given,
 }
 
 absl::Time TimeOf(PolicyReader& entry, const Clocks& now) {
-  // Later dates are not ours. Much later ones would be infinite, which cannot
-  // be written.
+  // This daemon writes no later dates. Much later ones would be read as
+  // infinite, which JSON cannot express.
   constexpr double kMost = 1e12;
   const double unix_s = entry.Number("at_unix_s");
   if (!(unix_s > -kMost && unix_s < kMost)) {
@@ -190,7 +190,8 @@ json EntryOf(const MeasuredLinks& measured, const Clocks& now) {
           {"links", std::move(links)}};
 }
 
-// The node may have changed since, so the links need not exist.
+// The links may not exist on this node, which may have changed since the file
+// was written.
 absl::StatusOr<MeasuredLinks> ReadMeasured(const json& from,
                                            const Clocks& now) {
   PolicyReader entry(from, "'measured_links'");
@@ -232,7 +233,8 @@ std::string EncodePolicy(const Policy& policy, const Clocks& now) {
   json to = {{"sluice_policy", kVersion},
              {"limits", std::move(limits)},
              {"drained", nullptr}};
-  // Written only if there are any, because an older daemon does not know them.
+  // The section is written only if it is not empty, because an older daemon
+  // refuses it.
   for (const auto& [pool, users] : policy.reservations) {
     for (const auto& [whose, given] : users) {
       to["reservations"].push_back(EntryOf(pool, whose, given, now));

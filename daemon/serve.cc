@@ -34,12 +34,13 @@
 namespace sluice::daemon {
 namespace {
 
-// How long an end waits for what runs beside the loop.
+// The time that the end of a daemon waits for calls on other threads.
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
-// While another program has the TCP port, only the unix socket is served.
-// `kept` is what an earlier daemon left; where its ranks wait to be served
-// (`takes_over`), no fault of HTTP ends the start: null.
+// Starts the server of metrics. While another program has the TCP port, only
+// the unix socket is served. `kept` is what an earlier daemon left. If ranks of
+// that daemon wait to be served (`takes_over`), a fault of HTTP does not end
+// the start: the fault is logged and null is returned.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
     const Config& config, const std::string& runtime_dir,
     const std::map<std::string, UniqueFd>& kept, bool takes_over) {
@@ -66,7 +67,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
   return http;
 }
 
-// Where journald reads stderr, so that its entries have fields.
+// Logs to journald's own socket if journald reads stderr, so that log entries
+// have fields.
 void LogToJournal() {
   if (!JournalSocket::ReadsStderr(std::getenv("JOURNAL_STREAM"))) return;
   auto journal = JournalSocket::Make();
@@ -74,7 +76,8 @@ void LogToJournal() {
   WriteLog(LogLevel::kWarning, std::string(journal.status().message()));
 }
 
-// Why a start goes no further than to keep what was left; empty: it goes on.
+// Returns why the start may only keep what was left (frozen), or "" if it may
+// take over.
 std::string DiesTooOften(int freeze_after, const Starter& starter,
                          const DeathRecord& deaths) {
   const int died = deaths.Recent(MonotonicClock().Now());
@@ -90,15 +93,15 @@ std::string DiesTooOften(int freeze_after, const Starter& starter,
                    : fmt::format(", and the last that said why: {}", last));
 }
 
-// Whether anything was left beside the listening sockets, which an idle daemon
-// leaves too.
+// Returns whether the earlier daemon left anything but its listening sockets,
+// which an idle daemon leaves too.
 bool IsLeftRanks(const Starter& starter) {
   return std::ranges::any_of(starter.stored, [](const auto& each) {
     return each.first != Handover::kListener && each.first != Handover::kHttp;
   });
 }
 
-// To standard output. A line that is lost there is no reason not to serve.
+// Writes to standard output. The daemon serves even if the write fails.
 void Print(const std::string& line) {
   std::fputs(line.c_str(), stdout);
   if (std::fflush(stdout) == 0) return;
@@ -106,7 +109,7 @@ void Print(const std::string& line) {
   std::clearerr(stdout);
 }
 
-// Serves frozen until a signal.
+// Runs as a frozen daemon until a signal.
 absl::Status Freeze(const Arguments& arguments, const std::string& why,
                     Starter starter, UniqueFd listener, DeathRecord& deaths,
                     HttpServer* http) {
@@ -134,8 +137,8 @@ absl::Status Freeze(const Arguments& arguments, const std::string& why,
   return absl::OkStatus();
 }
 
-// What a start has opened by the time that it may serve, in the order in which
-// it opens it: what it leaves goes the other way round.
+// What a start has opened before it serves, in that order. It is destroyed in
+// the reverse order.
 struct Opened {
   std::optional<LogThread> log;
   std::optional<RuntimeLock> lock;
@@ -153,8 +156,9 @@ void SayServing(const Arguments& arguments, const NodeConfig& node,
                     on_tcp ? tcp.address : "off"));
 }
 
-// A call that does not come back holds what would be destroyed. The kernel
-// takes it all; only the files are ours to remove.
+// Ends the process while a call on another thread still uses objects, so that
+// they cannot be destroyed. The kernel frees memory and descriptors; only the
+// files must be removed here.
 [[noreturn]] void ExitNow(Service& service, Opened& opened) {
   WriteLog(LogLevel::kWarning,
            "stopped, though a device call or a profile was not finished");
@@ -165,7 +169,8 @@ void SayServing(const Arguments& arguments, const NodeConfig& node,
   _exit(0);
 }
 
-// Until it is stopped, or makes room for the next daemon.
+// Serves until the service is stopped, or ends to let the next daemon take
+// over.
 absl::Status RunService(const Arguments& arguments, ServiceOptions options,
                         bool takes_over, Opened& opened, DeathRecord& deaths) {
   Node& node = *opened.node;
@@ -189,7 +194,8 @@ absl::Status RunService(const Arguments& arguments, ServiceOptions options,
   }
   SayServing(arguments, node.config, opened.http.get());
   service->SayReady();
-  // It serves: from here on its end removes the node, whatever still uses it.
+  // From here on this daemon removes the simulated node when it ends, even if
+  // ranks use it, unless it hands over to a next daemon.
   if (!node.sim_directory.empty()) node.own_sim.Own(node.sim_directory);
   service->Run();
   deaths.EndInOrder();
@@ -212,7 +218,8 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   const MonotonicClock clock;
   Opened opened;
   opened.log.emplace();
-  // First, so that it goes last: what the rest leaves is gone by then.
+  // The lock is taken first and so is released last, when all other files are
+  // removed.
   SLUICE_ASSIGN_OR_RETURN(RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
   opened.lock.emplace(std::move(lock));
@@ -222,9 +229,10 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
                                    arguments.SessionDir() + "/session.sock");
   if (dies.empty()) SLUICE_RETURN_IF_ERROR(handed.status());
   UniqueFd listener = handed.ok() ? *std::move(handed) : UniqueFd();
-  // Sessions go before metrics, which must not end a takeover.
+  // Serving the left sessions matters more than metrics: a fault of metrics
+  // must not end a takeover.
   const bool takes_over = IsLeftRanks(starter);
-  // Before what takes long, so that /readyz says that it starts.
+  // HTTP is started before the slow parts, so that /readyz reports the start.
   SLUICE_ASSIGN_OR_RETURN(opened.http, StartHttp(config, arguments.runtime_dir,
                                                  starter.stored, takes_over));
   const auto freeze = [&](const std::string& why) {
@@ -234,8 +242,8 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   if (!dies.empty()) return freeze(dies);
   SLUICE_ASSIGN_OR_RETURN(Node found, OpenNode(config, arguments.SessionDir()));
   Node& node = opened.node.emplace(std::move(found));
-  // Until it serves: memory that was left is of this simulated node, which
-  // stays for the next one where this start fails.
+  // The left memory is of this simulated node, so the node must stay for the
+  // next daemon if this start fails.
   if (takes_over) node.own_sim.Own("");
   WriteLog(LogLevel::kInfo, node.description);
   if (const auto may = MayTakeOver(starter.stored, node.config); !may.ok()) {

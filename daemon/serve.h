@@ -9,9 +9,10 @@
 
 namespace sluice::daemon {
 
-// Serves until a signal ends it. If a start cannot go on from what an earlier
-// daemon left, or too many died recently, it is frozen until then. The error of
-// a failed start is kept for the next one, which may have to report it.
+// Serves until a signal ends it. If the daemon cannot go on from what an
+// earlier daemon left, or too many daemons died recently, it is frozen until
+// the signal. Records the error of a failed start for the next daemon, which
+// may report it.
 absl::Status ServeOrSayWhy(const Arguments& arguments, Starter starter);
 
 }  // namespace sluice::daemon

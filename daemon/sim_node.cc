@@ -48,7 +48,7 @@ std::vector<HolderSnapshot> FindHolders(const std::string& directory) {
   std::vector<HolderSnapshot> holders;
   if (!found.ok()) return holders;
   for (const device::SimHolder& each : *found) {
-    // These have duplicates of all descriptors for the next daemon.
+    // These programs keep duplicates of all descriptors for the next daemon.
     const bool keeps =
         (each.uid == 0 || each.uid == geteuid()) &&
         (each.command == "systemd" || each.command == "sluiced-keeper");
@@ -63,8 +63,9 @@ std::vector<HolderSnapshot> FindHolders(const std::string& directory) {
   return holders;
 }
 
-// The device knows of a link how fast each direction is. Grants alone keep to
-// what a parent carries, or both directions together.
+// Returns the link `of` with its settings. The simulated device limits only
+// each direction of a link. Limits of a parent link, or of both directions
+// together, hold only through grants.
 LinkSpeed SimLinkOf(const SimSettings& sim, const device::SimLink& of) {
   LinkSpeed link;
   for (const LinkSpeed& each : sim.links) {
@@ -81,10 +82,11 @@ LinkSpeed SimLinkOf(const SimSettings& sim, const device::SimLink& of) {
 absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
                      Node& node) {
   const absl::Status made = device::CreateSimNode(directory, ToSim(sim));
-  // Ranks of an earlier daemon still use the node: it stays as it is.
+  // FailedPrecondition: ranks of an earlier daemon use the node, which stays as
+  // it is.
   if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
   if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
-  // Every user's ranks open what is in it, whatever the umask is.
+  // Ranks of every user open the files in it, whatever the umask is.
   if (chmod(directory.c_str(), 0755) != 0) {
     return ErrnoStatus(errno, "chmod " + directory);
   }
@@ -94,7 +96,8 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   for (const device::SimLink& link : config.links) {
     node.config.links.push_back(SimLinkOf(sim, link));
   }
-  // A node that was there before has the speeds of an earlier configuration.
+  // Checked again, because a node that was there before has the speeds of an
+  // earlier configuration.
   SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
   for (int i = 0; i < config.numa_nodes; ++i) {
     node.config.hosts.push_back(

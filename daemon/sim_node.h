@@ -1,4 +1,4 @@
-// The simulated node that a daemon makes, or finds in use.
+// The simulated node, which the daemon makes or finds in use.
 //
 // Thread safety: one thread.
 #pragma once
@@ -11,10 +11,11 @@
 
 namespace sluice::daemon {
 
-// Makes the node in `directory`; `node` owns it. A node that ranks of an
-// earlier daemon use stays as it is, and is not owned. Opens its driver, and
-// adds its links and NUMA nodes. InvalidArgument: the links of [sim] make no
-// tree; other errors are device::CreateSimNode's.
+// Makes the node in `directory`, which `node` then owns. If ranks of an earlier
+// daemon use a node there, that node stays as it is and is not owned. Opens the
+// node's driver, and adds its links and NUMA nodes to `node`. InvalidArgument:
+// the links of [sim] make no tree. Other errors are those of
+// device::CreateSimNode.
 absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
                      Node& node);
 

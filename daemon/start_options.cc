@@ -21,8 +21,9 @@
 namespace sluice::daemon {
 namespace {
 
-// The command by which the daemon asks, on SIGHUP, whether it would start again
-// and take over: the program that lies at its path by then, with its own flags.
+// Returns the command that the daemon runs on SIGHUP to check whether its
+// program file, which may be a new version, would start with the same flags and
+// take over.
 std::vector<std::string> CheckOf(const Arguments& arguments) {
   std::vector<std::string> words = {ThisProgram(), "--check-config",
                                     "--check-state", "--runtime-dir",
@@ -36,7 +37,7 @@ std::vector<std::string> CheckOf(const Arguments& arguments) {
   return words;
 }
 
-// How many whole extents the pools have together.
+// Returns the number of whole extents that all pools have together.
 int64_t ExtentsOfPools(const NodeConfig& node) {
   int64_t all = 0;
   for (const GpuConfig& gpu : node.gpus) all += gpu.pool / node.extent.gpu;
@@ -46,10 +47,10 @@ int64_t ExtentsOfPools(const NodeConfig& node) {
   return all;
 }
 
-// Each extent is kept for the next daemon, beside what ranks have
-// (Service::MayBeKept) and some processes of ended sessions, so there may be no
-// more extents than the store has room for. One user may have half of them, as
-// without a store, or what the configuration says.
+// Reduces `extents` to what the descriptor store has room for. The store keeps
+// each extent for the next daemon, and also the descriptors of ranks
+// (Service::MayBeKept) and of some processes of ended sessions. One user may
+// have half of the extents, as without a store, or the configured number.
 Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
                   const Starter& starter) {
   const int64_t capacity = Handover::CapacityOf(starter);
@@ -58,7 +59,7 @@ Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
       Handover::kOfRank * kGrantSlots + Handover::kOwn + ended, capacity / 2);
   const int64_t most = capacity - ranks;
   if (capacity == 0 || most >= extents.all) return extents;
-  // Leases of odd sizes make more of them than the pools have whole ones.
+  // Leases of odd sizes make more extents than the number of whole ones.
   if (most < 2 * ExtentsOfPools(node)) {
     WriteLog(
         LogLevel::kWarning,
@@ -72,7 +73,8 @@ Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
   return {std::clamp<int64_t>(each, 1, most), most};
 }
 
-// Without what depends on the descriptor store (ShareOut).
+// Returns all options except those that depend on the descriptor store
+// (ShareOut).
 absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
                                          const Config& config, Node& node,
                                          const Clock& clock) {
@@ -107,8 +109,9 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
   return options;
 }
 
-// A daemon's generation is the time of its start, so that no two have the same.
-// If the clock was set back, it is one more than the last one's.
+// Returns this daemon's generation: the time of its start, so that no two
+// daemons have the same. If the clock was set back, it is one more than the
+// last daemon's.
 uint64_t GenerationBehind(const Starter& starter) {
   const auto now = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   const auto kept = starter.stored.find(Handover::kLimits);
@@ -116,7 +119,8 @@ uint64_t GenerationBehind(const Starter& starter) {
   return std::max(now, GrantPages::GenerationOf(kept->second) + 1);
 }
 
-// What there is for clients, beside what `starter` keeps.
+// Sets the limits of clients' descriptors and extents, and moves `starter` into
+// the options.
 void ShareOut(const Config& config, Starter starter, ServiceOptions& options) {
   const int64_t open_files = RaiseDescriptorLimit();
   options.shares = SharesOf(config.quota, open_files);

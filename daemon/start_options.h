@@ -1,5 +1,5 @@
-// What a service is started with: from the configuration, the node, and the
-// starter of the process.
+// The options of a service, from the configuration, the node and the starter of
+// the process.
 //
 // Thread safety: one thread.
 #pragma once
@@ -14,12 +14,12 @@
 
 namespace sluice::daemon {
 
-// Everything but `policy`, `listener` and `deaths`, which the caller fills in.
-// `node` and `clock` outlive the service; the clocks of simulated links are
-// moved out of `node`. Raises the limit of open files, and shares out to
-// clients what the descriptor store leaves of it. NotFound: there is no such
-// plan workers' user, or no device node of a GPU. PermissionDenied: only root
-// may choose that user.
+// Returns all options but `policy`, `listener` and `deaths`, which the caller
+// fills in. `node` and `clock` outlive the service; the clocks of simulated
+// links are moved out of `node`. Raises the limit of open files, and lets
+// clients have the descriptors that the store leaves free. NotFound: the user
+// of plan workers or the device file of a GPU does not exist. PermissionDenied:
+// only root may choose that user.
 absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
                                             const Config& config, Node& node,
                                             Starter starter,

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-// toml++ 3.3 asserts where "[[[x" is a fault that it reports a line later.
+// Without this, toml++ 3.3 aborts at "[[[x" instead of reporting the fault.
 #define TOML_ASSERT(expr) static_cast<void>(0)
 #include <toml++/toml.h>
 
@@ -23,8 +23,8 @@
 
 namespace sluice::daemon {
 
-// One table of the file being read: each known key has a reader, every other
-// key is an error that lists them.
+// One table of the file being read. Each known key has a reader. Every other
+// key is an error; its message lists the known keys.
 class TableReader {
  public:
   using Reader = std::function<absl::Status(const toml::node&)>;
@@ -51,7 +51,7 @@ class TableReader {
     return absl::OkStatus();
   }
 
-  // Names the key that is being read, if one is.
+  // Returns an error at `at` that names the key being read, if there is one.
   absl::Status Error(const toml::node& at, std::string_view what) const {
     return absl::InvalidArgumentError(
         fmt::format("{}:{}: {}{}", path_, at.source().begin.line, key_, what));

@@ -1,5 +1,5 @@
-// The user of the plan worker, if the daemon may set it: a solver that another
-// user's numbers broke into is then not the daemon's user.
+// The user that plan workers run as. If the daemon may set it, a solver that
+// malicious profiles have taken over does not run as the daemon's user.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,12 @@
 namespace sluice::daemon {
 
 struct WorkerUser {
-  std::optional<uint32_t> uid, gid;  // none: the daemon's own
+  std::optional<uint32_t> uid, gid;  // unset: the daemon's own
 };
 
-// Looks up `name`, as [worker] user has it; empty: none. NotFound: there is no
-// such user; PermissionDenied: the daemon is not root, and it is another user.
+// Looks up `name`, the value of [worker] user. Returns no user if it is empty.
+// NotFound: there is no such user. PermissionDenied: it is another user, and
+// the daemon does not run as root.
 absl::StatusOr<WorkerUser> FindWorkerUser(const std::string& name);
 
 }  // namespace sluice::daemon

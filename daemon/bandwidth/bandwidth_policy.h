@@ -4,20 +4,22 @@
 // A *flow* is what one rank copies in one direction. A refill distributes what
 // the links carry in a window, in three rounds:
 //
-//   1. Promised flows get what they want up to their floor: what their rate
-//      brings in the window, plus what they left of it in the last kPeriod.
+//   1. A promised flow gets what it wants up to its floor: the bytes of its
+//      rate in the window, plus those of the last kPeriod that it did not use.
 //   2. The rest is lent, first to copies that a fair share would make late
 //      (due_first.h), in the order of their deadlines,
 //   3. and then in weighted max-min shares (fair_shares.h).
 //
-// Round 1 keeps every promise over spans of kPeriod. Its shares rise by rate,
-// and the caller promises less than a channel carries, so in every window each
-// flow that lacks something gets at least what its rate brings. What a flow got
-// in rounds 1 and 2 counts in round 3, so both are a part of its fair share.
-// The excess over that share is remembered: at most what a period brings for
-// promises, and at most what the path carries in `ahead` for deadlines. In
-// round 3 a prefetch weighs `prefetch_first` times an offload, which matters if
-// both load one channel: prefetches go first, but no offload starves.
+// Round 1 keeps every promise over spans of kPeriod. In it the shares of
+// promised flows rise in proportion to their rates, and the caller promises
+// less than a channel carries. So in every window each flow that is below its
+// floor gets at least the bytes of its rate. What a flow got in rounds 1 and 2
+// counts in round 3, so both are a part of its fair share. The excess over the
+// fair share is remembered and counts in later windows, up to a limit: for
+// promises the bytes of the rate in one kPeriod, for deadlines what the path
+// carries in `ahead`. In round 3 a prefetch weighs `prefetch_first` times an
+// offload, which matters if both load one channel: prefetches go first, but no
+// offload starves.
 //
 // Not earliest deadline first with servers: that is exact for copies that are
 // due before their period ends, but every promise here is a rate.
@@ -40,7 +42,8 @@ namespace sluice::daemon::bandwidth {
 
 struct BandwidthOptions {
   double prefetch_first = 8;
-  // A flow may be lent as much in advance as its path carries in this time.
+  // The limit of a flow's loans by deadline: what its path carries in this
+  // time.
   absl::Duration ahead = absl::Milliseconds(200);
 };
 
@@ -51,27 +54,29 @@ class BandwidthPolicy {
 
   explicit BandwidthPolicy(Topology topology, BandwidthOptions options = {});
 
-  // `flow` is the caller's number. The flow copies over `link` and all links
-  // above it. All flows of one `owner` on one link together may be ahead by
-  // deadlines as much as one flow; without an owner the flow counts alone.
+  // Adds a flow with the caller's number `flow`, which copies over `link` and
+  // all links above it. All flows of one `owner` on one link share one limit of
+  // loans by deadline; a flow without an owner has its own limit.
   void Open(int flow, int link, int direction, double weight = 1,
             std::optional<int> owner = std::nullopt);
-  // Forgets what the flow asked for and did not get.
+  // Removes the flow and drops its ungranted requests.
   void Close(int flow);
   // Changes the flow's weight from now on.
   void Reweigh(int flow, double weight);
 
-  // From now on `flow` gets at least `rate` bytes per second of what it wants;
-  // 0 ends the promise. The promises of a channel together must be less than it
-  // carries (planning/demands.h admits them); otherwise they are kept in part.
+  // Promises `flow`, from now on, at least `rate` bytes per second of what it
+  // wants; 0 ends the promise. The promises of a channel together must be less
+  // than its capacity (planning/demands.h admits them). If they are more, they
+  // are kept in part.
   void Promise(int flow, double rate);
 
-  // Sets all that the flow wants and has not been granted.
+  // Sets how many bytes the flow wants that it was not granted yet.
   void SetWanted(int flow, double bytes);
 
-  // Replaces what is known of the flow's first copy: `bytes` of it are not
-  // granted yet, and compute needs them at `due`. 0 bytes: nothing is known. It
-  // is the rank's own unchecked statement, so it promises nothing.
+  // Sets the deadline of the flow's first copy: `bytes` of the copy are not
+  // granted yet, and compute needs them at `due`. 0 bytes: no deadline is
+  // known. The deadline is the rank's own unchecked statement, so it promises
+  // nothing.
   void Need(int flow, double bytes, absl::Time due);
 
   // Returns what each flow may copy in the `window` from `now` on. Flows that
@@ -88,12 +93,12 @@ class BandwidthPolicy {
     std::vector<int> path;
     double wanted = 0;
     double rate = 0;  // promised
-    // The part of the last kPeriod for which the flow has not had its promised
-    // bytes. It is a time and not bytes, so that a promise that comes and goes
-    // brings no more.
+    // The part of the last kPeriod for which the flow has not used its promise.
+    // A time and not bytes, so that ending and renewing a promise gains
+    // nothing.
     absl::Duration unused = kPeriod;
-    double ahead = 0;  // recent bytes by promise beyond a fair share
-    double lead = 0;   // the same by deadlines
+    double ahead = 0;  // recent bytes beyond a fair share, by promise
+    double lead = 0;   // recent bytes beyond a fair share, by deadlines
     double most_lead = 0;
     // Owner and channel: flows with the same pair have one `lead`.
     std::pair<int, int> leader;
@@ -107,7 +112,8 @@ class BandwidthPolicy {
   void LendToLate(absl::Time now, absl::Duration window,
                   std::vector<double>& room, std::map<int, double>& given);
   double LentWeight(const Flow& flow) const;
-  // Called when shares have risen to `full_at` (by channel).
+  // Updates what flows are ahead, after fair shares have risen to `full_at` (by
+  // channel).
   void Remember(const std::vector<double>& full_at);
 
   const Topology topology_;

@@ -5,7 +5,7 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// Returns the sum of weights of all copies that need each channel.
+// Returns, for each channel, the sum of weights of the copies that load it.
 std::vector<double> Weights(const std::vector<LentCopy>& copies,
                             size_t channels) {
   std::vector<double> weights(channels, 0);
@@ -37,7 +37,7 @@ std::vector<double> ShareToLate(const std::vector<LentCopy>& copies,
       rate = std::min(rate, room[channel] * copy.weight / weights[channel]);
     }
     rate = std::max(rate / window, copy.promised_rate);
-    // The time left if the copy got nothing in this window.
+    // The time until the deadline if the copy got nothing in this window.
     const double left = std::max(0.0, copy.due - window);
     if (copy.needed > rate * left) late.push_back(i);
   }

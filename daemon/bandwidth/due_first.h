@@ -1,12 +1,12 @@
 // Lends bandwidth to copies that a fair share would make late.
 //
 // A rank states when compute needs the first copy of its queue. Most copies are
-// in time by a fair share, and nothing changes for them. Late ones are served
-// before fair shares, in the order of their deadlines. A late copy borrows what
-// its own fair share brings later: a flow that is ahead waits until the others
-// have caught up (fair_shares.h), and it is ahead by a bounded number of bytes.
-// So a rank that lies about its deadlines shifts its share in time, but does
-// not enlarge it, and promises, which are distributed before, are not affected.
+// in time by a fair share and get nothing here. Late ones are served before
+// fair shares, in the order of their deadlines. A late copy borrows from its
+// own later fair share: a flow that is ahead waits until the others have caught
+// up (fair_shares.h), and it may be ahead by a bounded number of bytes only. So
+// a rank that states false deadlines gets its share earlier, but no more of it.
+// Promises are not affected, because they are distributed before.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -26,12 +26,12 @@ struct LentCopy {
   double needed = 0;
   double due = std::numeric_limits<double>::infinity();
   double promised_rate = 0;  // bytes per second from its promise
-  double may = 0;            // limit of bytes before fair shares
+  double may = 0;            // most bytes that it may be lent
 };
 
-// Returns bytes by copy, and subtracts them from `room` (bytes by channel in
-// `window` seconds). A copy that is in time by its fair share of all `copies`
-// gets nothing here.
+// Returns the bytes lent to each copy, and subtracts them from `room` (bytes by
+// channel in `window` seconds). A copy that is in time by its fair share of all
+// `copies` is lent nothing.
 std::vector<double> ShareToLate(const std::vector<LentCopy>& copies,
                                 double window, std::vector<double>& room);
 

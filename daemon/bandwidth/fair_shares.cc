@@ -7,8 +7,8 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// A channel with less room than this is full, and a want that lacks less than
-// this is met, because sums of shares are not exact.
+// Sums of shares are not exact. So a channel with less room than this counts as
+// full, and a want that lacks less than this counts as met.
 constexpr double kNone = 1e-3;
 
 class Filling {
@@ -18,7 +18,7 @@ class Filling {
     shares_.bytes.resize(wants.size(), 0);
     shares_.full_at.resize(room.size(), kUnlimited);
     for (size_t i = 0; i < wants.size(); ++i) later_.push_back(i);
-    // Sorted so that the next share to rise is the last.
+    // Sorted so that the next share to start rising is the last.
     std::sort(later_.begin(), later_.end(), [this](size_t a, size_t b) {
       return Start(a) != Start(b) ? Start(a) > Start(b) : a > b;
     });
@@ -26,9 +26,9 @@ class Filling {
 
   FairShares Run() {
     MarkFull();
-    // Each round starts at least one share, stops one, or fills a channel. The
-    // rounds are counted, because a share too large to grow by a rounded step
-    // would never stop.
+    // Each round starts a share, stops a share or fills a channel. The number
+    // of rounds is limited, because a share that is too large to grow by a
+    // rounded step would never stop.
     for (size_t left = 2 * wants_.size() + room_.size() + 1; left > 0; --left) {
       StartSome();
       Settle();
@@ -53,7 +53,7 @@ class Filling {
     }
   }
 
-  // Stops the shares that are met or have a full channel.
+  // Stops each rising share that is met or has a full channel.
   void Settle() {
     std::erase_if(rising_, [&](size_t i) {
       const std::vector<int>& path = *wants_[i].path;
@@ -63,8 +63,8 @@ class Filling {
     });
   }
 
-  // How far all shares may rise, per weight, until another one starts or one
-  // stops.
+  // Returns how far all rising shares may rise, per weight, until another share
+  // starts or one stops.
   double Step() {
     if (rising_.empty()) return 0;
     double step = later_.empty() ? kUnlimited : Start(later_.back()) - level_;

@@ -24,13 +24,13 @@ struct Want {
 
 struct FairShares {
   std::vector<double> bytes;  // by want
-  // By channel: the level of shares, per weight and including what they had, at
-  // which it was full. kUnlimited if it is not full.
+  // By channel: the level at which it was full, kUnlimited if it is not. A
+  // level is bytes per weight, including what flows had.
   std::vector<double> full_at;
 };
 
-// `room` has the bytes of each channel (kUnlimited: no limit), and what remains
-// of them on return.
+// Returns the fair shares of `wants`. `room` has the bytes of each channel
+// (kUnlimited: no limit); on return, the bytes that remain.
 FairShares ShareFairly(const std::vector<Want>& wants,
                        std::vector<double>& room);
 

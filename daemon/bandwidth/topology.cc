@@ -10,7 +10,7 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// The channels of a link are neighbours: h2d, d2h, both.
+// Each link has three channels with consecutive numbers: h2d, d2h, both.
 constexpr int kBoth = 2;
 constexpr int kPerLink = 3;
 
@@ -61,7 +61,8 @@ absl::Status CheckStaysShared(const std::vector<Link>& links,
   return absl::OkStatus();
 }
 
-// Returns whether both directions share this link or one above it.
+// Returns whether both directions share the capacity of this link or of a link
+// above it.
 bool IsShared(const std::vector<Link>& links, const Link& link) {
   for (const Link* at = &link;; at = &links[*at->parent]) {
     if (at->both > 0) return true;

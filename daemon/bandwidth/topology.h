@@ -1,11 +1,12 @@
 // The links of a node, as a forest: GPU, PCIe switch, root port, NUMA node.
 //
 // A copy loads every link from its GPU up to the root at the same time. Most
-// links carry their two directions independently; in some, such as the memory
+// links carry their two directions independently. In others, such as the memory
 // of a NUMA node, both directions share one capacity, so a prefetch and an
 // offload slow each other. So bandwidth is distributed by *channel*: one
-// direction of a link, or both directions of one. Each channel has at most one
-// above it, which is why a link above a shared one must be shared too.
+// direction of a link, or both directions of a link together. Each channel has
+// at most one channel above it, so a link above a shared link must be shared
+// too.
 //
 // Thread safety: immutable.
 #pragma once
@@ -22,13 +23,13 @@ namespace sluice::daemon::bandwidth {
 // The capacity of a channel without a limit.
 inline constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
-// Bytes per second; 0: not limited.
+// The speed of one link in bytes per second; 0: not limited.
 struct Link {
   std::string name;
   std::optional<int> parent;  // index in the same list
   double h2d = 0;
   double d2h = 0;
-  double both = 0;  // of both directions together
+  double both = 0;  // limit of both directions together
 };
 
 struct Channel {
@@ -39,8 +40,8 @@ struct Channel {
 
 class Topology {
  public:
-  // InvalidArgument: a parent that does not exist, a circle, a negative speed,
-  // or a link with independent directions above a shared one.
+  // InvalidArgument: a parent does not exist, the links form a cycle, a speed
+  // is negative, or a link with independent directions is above a shared one.
   static absl::StatusOr<Topology> Make(const std::vector<Link>& links);
 
   const std::vector<Channel>& channels() const { return channels_; }

@@ -12,14 +12,15 @@
 namespace sluice::daemon {
 
 // Returns how much host memory `rank` may lease now on a NUMA node other than
-// its GPU's. It is 0 unless all ranks of the machine belong to its job, all of
-// the job's local ranks are attached, and none is on that node; then half of
-// the node's pool is left to the next job.
+// its GPU's. The result is 0 unless all ranks of the machine belong to the
+// rank's job, all local ranks of the job are attached, and no rank is on that
+// node. Half of the node's pool stays free for the next job.
 Bytes Borrowable(const NodeConfig& config, const SessionTable& sessions,
                  const Ledger& ledger, const Session& rank, PoolId pool);
 
-// Returns ok if `asked` is on the NUMA node of the session's GPU, or small
-// enough to be borrowed. ResourceExhausted, marked as host memory, otherwise.
+// Returns OK if `asked` is on the NUMA node of the session's GPU, or small
+// enough to be borrowed; otherwise ResourceExhausted, marked as a shortage of
+// host memory.
 absl::Status CheckBorrowing(const NodeConfig& config,
                             const SessionTable& sessions, const Ledger& ledger,
                             const Session& session, const LeaseRequest& asked);

@@ -16,8 +16,8 @@ std::string_view KindName(PoolKind kind) {
   return kind == PoolKind::kGpu ? "GPU" : "host";
 }
 
-// The command at the end of the message works as printed: it raises the limit
-// enough for this request.
+// Returns the refusal. Its message ends with a command that works as printed:
+// it raises the limit enough for this request.
 absl::Status OverBudget(const std::string& who, const std::string& flags,
                         PoolKind kind, Bytes asked, Bytes used, Bytes limit) {
   return ShortOf(

@@ -1,4 +1,4 @@
-// Budgets: how much memory a principal may hold, and each of its jobs.
+// Budgets: how much memory a principal, and each of its jobs, may hold.
 //
 // A limit is a sum over the node (all GPUs, or all NUMA nodes). Leased and
 // quarantined memory counts; idle extents kept for a principal do not. Limits
@@ -29,17 +29,17 @@ struct BudgetTarget {
   std::string job;
 };
 
-// The origin of a limit: the configuration, or an administrator while the
-// daemon ran.
+// The origin of a limit: the configuration, or an administrator (a *live*
+// limit).
 struct SetBy {
   bool live = false;
   std::string who;  // the name that the caller gave; may be empty
-  absl::Time at;    // monotonic; only for live limits
+  absl::Time at;    // monotonic; set for live limits only
   bool operator==(const SetBy&) const = default;
 };
 
-// A limit that is set, used or not. Neither uid nor job: the default of every
-// user, or of every job.
+// A limit that is set, even if no target has memory. Without a uid and a job,
+// it is the default of every user, or of every job.
 struct LimitLine {
   enum class Of { kEveryUser, kUser, kEveryJob, kJob };
   Of of = Of::kEveryUser;
@@ -57,7 +57,7 @@ struct EnumNames<LimitLine::Of> {
 // The memory that a principal or one of its jobs holds, and its binding limit.
 struct BudgetLine {
   Principal principal;
-  std::string job;  // empty: the whole principal
+  std::string job;  // empty: the line is of the whole principal
   Bytes gpu_used, host_used;
   Limits limits;
 };
@@ -69,7 +69,7 @@ class Budgets {
     SetBy by;
     bool operator==(const Given&) const = default;
   };
-  // The limits that are set besides the defaults. The ledger saves the usage.
+  // The live limits. Usage is not included, because the ledger saves it.
   struct Saved {
     std::map<std::string, Given> named_jobs;
     std::map<uint32_t, Given> uids;
@@ -80,8 +80,8 @@ class Budgets {
   Budgets(Limits principal_default, Limits job_default,
           std::map<std::string, Limits> named_jobs);
 
-  // ResourceExhausted names the request, the use, the limit, and how to raise
-  // it.
+  // Returns OK if the job may be charged `size` more. ResourceExhausted names
+  // the request, the use, the limit, and how to raise it.
   absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const;
   // Returns what Admit would return if the job and its principal held nothing.
   absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const;
@@ -94,19 +94,20 @@ class Budgets {
   // Returns the limits in force. InvalidArgument: neither a user nor a job.
   absl::StatusOr<Limits> Get(const BudgetTarget& target) const;
 
-  // Returns how much more `job` may hold.
+  // Returns how much more `job` may hold by its own limit and its principal's.
   Bytes Left(const JobKey& job, PoolKind kind) const;
-  // Returns the same by one limit alone; kUnlimited if it is not set.
+  // Returns how much more may be held by one of these limits alone; kUnlimited
+  // if it is not set.
   Bytes LeftOfPrincipal(const Principal& principal, PoolKind kind) const;
   Bytes LeftOfJob(const JobKey& job, PoolKind kind) const;
   // Returns a line for every principal and job that holds memory.
   std::vector<BudgetLine> Lines() const;
-  // Returns every limit that is set, used or not.
+  // Returns every limit that is set, even if no target has memory.
   std::vector<LimitLine> SetLimits() const;
 
   Saved Save() const { return {named_jobs_, uids_, principals_}; }
   void Load(const Saved& saved);
-  // Returns the limits that were set while the daemon ran.
+  // Returns the live limits.
   Saved Live() const;
   // Adds these limits to those that are set. REQUIRES: Set succeeded for each
   // of them on a copy, or nothing is charged yet.

@@ -20,11 +20,10 @@ bool IsGated(const std::vector<LinkSpeed>& links, const std::string& link,
   });
 }
 
-// A rank's report is capped at the bytes that its link can carry plus some
-// slack: a sum that one false report has inflated stays wrong until the daemon
-// ends.
+// The limit of reported bytes is what this link would carry, plus kReportSlack:
+// a sum that one false report inflated would stay wrong until the daemon ends.
 constexpr double kFastestLink = 1e12;
-// Bytes; a report may come long after its copies.
+// Bytes, because a report may come long after its copies.
 constexpr double kReportSlack = 64.0 * (1 << 30);
 
 uint64_t MostCopied(double bytes_per_second, absl::Duration since) {
@@ -63,7 +62,7 @@ void Copies::Promise(absl::Time now, Effects& effects) {
   version_ = joint_.demands_version();
   const std::map<SessionId, PlanCopies> before =
       std::exchange(promised_, CopiesOfPlans());
-  // Promises that end are released before new ones are made.
+  // Ends old promises before it makes new ones.
   for (const auto& [id, copies] : before) {
     const Session* const session = sessions_.Find(id);
     if (promised_.contains(id) || !session || !session->is_rank()) continue;
@@ -162,7 +161,7 @@ void Copies::Count(Session& session) {
     const uint64_t now =
         std::max(session.copies_reported[d], session.copies_seen[d]);
     uint64_t& counted = session.copies_counted[d];
-    if (now <= counted) continue;  // counters never fall
+    if (now <= counted) continue;  // counters never decrease
     Bytes& sum = d == kH2d ? gpu.h2d : gpu.d2h;
     uint64_t bytes = sum.size();
     AddUpTo(INT64_MAX, now - counted, bytes);

@@ -1,9 +1,10 @@
-// The copies of ranks: the bandwidth that their plans need and how much of it
-// is promised (planning/demands.h), the bytes that ranks report with their
-// steps, and the copies that were late. Sums are counted per job and per GPU.
+// The copies of ranks. Keeps the bandwidth that their plans need and how much
+// of it is promised (planning/demands.h), the bytes that ranks report with
+// their steps, and late copies. Sums are counted per job and per GPU.
 //
-// Promises are not saved: they follow from members and sessions. Neither are
-// late copies, since the next daemon's grants count them from zero.
+// Promises are not saved, because they can be computed from members and
+// sessions. Late copies are not saved either: the next daemon's grants count
+// from zero.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -39,12 +40,12 @@ class Copies {
     const auto found = promised_.find(session);
     return found != promised_.end() ? &found->second : nullptr;
   }
-  // Updates promises after an event that may have changed plans or ranks.
+  // Recomputes promises, after an event that may have changed plans or ranks.
   void Promise(absl::Time now, Effects& effects);
-  // Computes promises after sessions and plans were loaded; has no effects.
+  // Computes promises after sessions and plans were loaded, without effects.
   void Load();
-  // Sends the promises to grants, computed for the current links. `replanned`:
-  // the links differ from those that plans were made for.
+  // Recomputes promises for the current links and sends all of them to grants.
+  // `replanned`: the links differ from those that plans were made for.
   void TakeOver(bool replanned, absl::Time now, Effects& effects);
 
   // --- what was copied -----------------------------------------------------
@@ -69,9 +70,11 @@ class Copies {
   SessionTable& sessions_;
   const JointPlanning& joint_;
   Journal& journal_;
-  std::map<SessionId, PlanCopies> promised_;  // for this version of demands
+  // The promises as of the last version of demands.
+  std::map<SessionId, PlanCopies> promised_;
   uint64_t version_ = 0;
-  std::map<SessionId, LateDirections> late_;  // already counted
+  // Late copies that are counted already.
+  std::map<SessionId, LateDirections> late_;
 };
 
 }  // namespace sluice::daemon

@@ -127,7 +127,7 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
   if (session == nullptr) return effects;
   switch (session->history.Begin(request)) {
     case RequestHistory::Seen::kRunning:
-      return effects;  // its answer is on the way
+      return effects;  // a repeated request, which will be answered
     case RequestHistory::Seen::kAnswered:
       effects.push_back(
           SendReply{id, request, leases_.Repeat(*session, request)});

@@ -1,15 +1,15 @@
 // The daemon's policy: events in, effects out.
 //
 // How it works. Each method is one event: a connection, a request, the end of a
-// process, an extent that was made, a plan that was solved, a tick of time. It
-// changes the state at once and returns the effects to execute, in order. Core
-// has no threads, no clock, no sockets and no device: the service executes the
-// effects and reports their outcomes as further events. So every decision can
-// be tested without a process, and replayed.
+// process, an extent that was made, a plan that was solved, a tick of time. The
+// method changes the state at once and returns the effects to execute, in
+// order. Core has no threads, no clock, no sockets and no device: the service
+// executes the effects and reports their outcomes as further events. So every
+// decision can be tested without a process, and replayed.
 //
 // Core only routes: it gives each event to the parts that it concerns, in
-// order, and joins their effects. Each part keeps its own invariants and knows
-// only the parts that precede it among Core's members.
+// order, and joins their effects. Each part keeps its own invariants and uses
+// only parts that are declared before it among Core's members.
 //
 // Errors. A client's error becomes a reply with an absl::Status, or ends its
 // session. Methods for the service CHECK: an impossible event (such as a made
@@ -49,15 +49,16 @@ class Core {
   Core(NodeConfig config, absl::Time now);
 
   // --- connections ---------------------------------------------------------
-  // Adds a session; `id` is new. If there are too many sessions, it ends the
-  // oldest half-open one, or else this one.
+  // --- connections ---------------------------------------------------------
+  // Adds a session; `id` is new. If there are too many sessions, ends the
+  // oldest half-open one, or else the new one.
   Effects Connect(SessionId id, const Peer& peer, absl::Time now);
   Effects Receive(SessionId id, RequestId request, const Request& body,
                   absl::Time now);
   // The client will not repeat any request up to `up_to` (RequestHistory).
   void Acknowledge(SessionId id, RequestId up_to);
-  // Closes the session because its socket ended, or because a packet broke the
-  // protocol (`reason` says how).
+  // The session's socket ended (SocketEnded), or a packet broke the protocol in
+  // the way that `reason` says. Closes the session.
   Effects SocketEnded(SessionId id, absl::Time now);
   Effects ProtocolBroken(SessionId id, const std::string& reason,
                          absl::Time now);
@@ -71,12 +72,13 @@ class Core {
 
   // --- outcomes of effects -------------------------------------------------
   using ExtentOutcome = Leases::ExtentOutcome;
-  // Takes all outcomes that are known at this time: a lease may have thousands
-  // of extents, and the state is saved after each event.
+  // Handles all outcomes that are known at this time. They are one event,
+  // because the state is saved after each event and a lease may have thousands
+  // of extents.
   Effects ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                       absl::Time now);
-  // Refuses a granted lease after all and uncharges it: its descriptors could
-  // not be sent.
+  // The descriptors of a granted lease could not be sent. Refuses the lease
+  // after all, and refunds it.
   Effects GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
                        absl::Time now);
   struct HolderAnswer {
@@ -85,29 +87,31 @@ class Core {
   };
   Effects HoldersKnown(const std::vector<HolderAnswer>& answers,
                        absl::Time now);
-  // Takes what is held outside leases; the device is asked again while that is
-  // not zero.
+  // Handles a report of the memory that is held outside leases. While there is
+  // any, the device is asked again.
   Effects OutsideKnown(HeldOutside said, absl::Time now);
   Effects ProfileRead(SessionId id, RequestId request,
                       absl::StatusOr<ProfileWithHash> profile, absl::Time now);
-  // `units` are those that were solved for this plan.
+  // The worker has solved a round. `units` are those that it solved for this
+  // plan.
   Effects PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
                      absl::Time now, std::vector<KeyedUnit> units = {});
   // A PlanChangedNotice could not be sent: the rank counts as refusing it.
   Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now);
-  // The bytes that ranks have copied, by grant slot, from their use pages; and
-  // their late copies, as GrantPolicy::late.
+  // Counts what ranks have copied: bytes by grant slot, from their use pages,
+  // and late copies, from GrantPolicy::late.
   void CopiesSeen(const std::map<int, Directions>& used) { copies_.Seen(used); }
   void LateSeen(const std::map<int, LateDirections>& late) {
     copies_.LateSeen(late);
   }
-  // Updates a worker's progress. Ignored if the round is over.
+  // Updates a round's progress, which its worker reports. Ignored if the round
+  // is over.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress) {
     joint_.Progressed(round, progress);
   }
 
-  // Gives up `bytes` of idle host memory, by which the machine has less
-  // available memory than it should.
+  // Releases `bytes` of idle host memory, because the machine has that much
+  // less available memory than it should.
   Effects MachineNeeds(Bytes bytes) {
     Effects effects;
     ledger_.GiveUpIdleHost(bytes, effects);
@@ -119,19 +123,20 @@ class Core {
   absl::Time NextDeadline() const;
 
   // --- administration ------------------------------------------------------
-  // Calls LivePolicy::Apply. A drained node grants nothing new.
+  // Applies a change with LivePolicy::Apply. A drained node grants nothing new.
   absl::StatusOr<Effects> Apply(const PolicyChange& change, absl::Time now);
-  // Calls LivePolicy::Start.
+  // Applies what an earlier daemon kept, with LivePolicy::Start.
   absl::Status SetPolicy(const Policy& policy, absl::Time now) {
     return policy_.Start(policy, now);
   }
-  // Ends every session of a job (in every principal, or only of `uid`) and
-  // returns how many. Their memory is quarantined until the processes end;
-  // `kill` ends those too, also those of sessions that ended before.
+  // Ends every session of a job (of every principal, or only of `uid`) and
+  // returns how many. Their memory is quarantined until the processes end. With
+  // `kill` these processes are killed, and also the processes of the job's
+  // sessions that ended before.
   struct Evicted {
     Effects effects;
     int sessions = 0;
-    int processes = 0;  // to kill
+    int processes = 0;  // how many are killed
   };
   Evicted Evict(const std::string& job, std::optional<uint32_t> uid, bool kill,
                 const std::string& reason, absl::Time now);
@@ -161,16 +166,17 @@ class Core {
             last_session_,  policy_.drain(), line_.Save(),
             NamesOfGpus()};
   }
-  // REQUIRES: a Core of the same node without sessions.
+  // Replaces the state by `saved`. REQUIRES: a Core of the same node without
+  // sessions.
   void Load(CoreState saved);
-  // Resumes after Load of what an earlier daemon saved. Sessions in `reached`
-  // kept their sockets; the others have ended. The device gets its pending
-  // questions again, ranks get the notices that they may have missed, and an
-  // interrupted planning of running jobs starts again. Interrupted requests,
-  // and rounds that jobs asked for, are dropped: clients repeat them.
+  // Continues from what Load loaded. Sessions in `reached` kept their sockets;
+  // the others have ended. The device is asked again what it had not answered,
+  // ranks get the notices that they may have missed, and an interrupted
+  // planning of running jobs starts again. Interrupted requests, and rounds
+  // that jobs asked for, are dropped, because clients repeat them.
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
-  // All notices so far have been sent: a daemon that takes over need not repeat
-  // them. Returns false if nothing changed.
+  // Notes that all notices so far were sent, so that a daemon that takes over
+  // need not repeat them. Returns false if nothing changed.
   bool NoticesSent() { return sessions_.NoticesSent(); }
   // Saves row by row: calls visit(kind, key, row) for each row that changed
   // since the last call (state.h). Not included: what administrators set (a
@@ -178,7 +184,8 @@ class Core {
   // rank's.
   template <typename Visit>
   void TakeChanged(Visit visit);
-  // The next TakeChanged visits all rows; no change is tracked until then.
+  // Makes the next TakeChanged visit all rows. Until then changes are not
+  // tracked.
   void TouchAll();
   LooseState Loose() const;
 
@@ -197,14 +204,14 @@ class Core {
   // still map is quarantined. The session stays until its process is gone.
   void Close(Session& session, absl::Time now, Effects& effects);
   void Drop(SessionId id, absl::Time now, Effects& effects);
-  // Closes a session while its process lives. Drops sessions that are not
-  // needed any more, so that a process that opens and closes sessions for ever
-  // costs no more than one.
+  // Closes a session while its process lives. Drops ended sessions of the same
+  // process that are not needed any more, so that a process that opens and
+  // closes sessions for ever costs no more than one.
   void CloseAlone(Session& session, absl::Time now, Effects& effects);
   // Runs after each event: continues work that need not wait any more.
   void Settle(absl::Time now, Effects& effects);
-  // Calls `each` for every saved table except those of the sessions, which own
-  // several tables.
+  // Calls `each` for every saved table except those of the sessions, because a
+  // session has several tables.
   template <typename Each>
   void EachTable(Each each);
 

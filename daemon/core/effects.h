@@ -1,4 +1,5 @@
-// Effects: what policy wants done. The service executes a list in its order.
+// Effects: what policy tells the service to do. The service executes a list in
+// its order.
 //
 // Plain data. Thread safety: values.
 #pragma once
@@ -25,7 +26,8 @@ struct MakeExtent {
 struct DestroyExtent {
   ExtentId id;
 };
-// Asks which of these extents a process still reaches; ends in HoldersKnown.
+// Asks the device which of these extents a process can still reach; ends in
+// HoldersKnown.
 struct AskHolders {
   std::vector<ExtentId> extents;
 };
@@ -45,8 +47,8 @@ struct SendNotice {
 struct CloseSocket {
   SessionId session;
 };
-// Stops watching the process, which is gone or never mattered, and drops its
-// state.
+// Stops watching the process, which has ended or is not needed, and drops its
+// session.
 struct Forget {
   SessionId session;
 };
@@ -64,19 +66,19 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
-// Whether the rank has a lease, or one is being made; initially false. Sent at
-// each change.
+// Sets whether the rank has a lease, or one that is being made. Initially
+// false; sent at each change.
 struct HoldsMemory {
   int slot = 0;
   bool holds = false;
 };
-// From now on this rate of its links is promised to the rank's copies.
+// Sets the rate that is promised to the rank's copies.
 struct PromiseCopies {
   int slot = 0;
   CopyRates rates = {0, 0};
 };
 
-// Grants use these links from now on. REQUIRES: no slot has a rank.
+// Replaces the links that grants use. REQUIRES: no slot has a rank.
 struct UseLinks {
   std::vector<LinkSpeed> links;
 };
@@ -93,14 +95,14 @@ struct SolvePlan {
   std::vector<int64_t> jobs;  // RankProfile::job of each profile
   plan::NodeResources resources;
   absl::Duration time_limit;
-  UnitCache::Units known;  // known ones of the profiles
+  UnitCache::Units known;  // solved units that the profiles have
   Principal who;           // the user that asks
 };
 struct StopSolving {
   PlanRoundId round;
 };
-// Another user waits for the round: after a short turn its worker returns the
-// first plan that it finds.
+// Another user waits for the round, so its worker returns the first plan that
+// it finds after a short turn.
 struct HurrySolving {
   PlanRoundId round;
 };

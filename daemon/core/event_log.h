@@ -59,13 +59,14 @@ struct LoggedEvent {
   absl::Time at;        // monotonic
   EventKind kind = EventKind::kStart;
   std::string text;  // one line
-  // The principal that may see it; the daemon's own events have uid 0, "".
+  // The principal that may see the event; uid 0 and "" for the daemon's own
+  // events.
   Principal principal;
   Cause cause;
 };
 
-// If there are too many events, the user with the most loses its oldest, so a
-// flood of one user pushes out no other user's events.
+// Keeps the latest events. If there are too many, the user with the most loses
+// its oldest one, so a flood of one user drops no other user's events.
 class EventLog {
  public:
   explicit EventLog(size_t capacity = 256) : capacity_(capacity) {}

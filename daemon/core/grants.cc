@@ -109,8 +109,8 @@ GrantPolicy::Grant GrantPolicy::GrantOf(const RankShare& rank) const {
   Grant grant{rank.limit, {0, 0}};
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d)) continue;
-    // A rank that copies little is told its even share, which it would get if
-    // it asked.
+    // A rank that copies little gets the rate that it would have if it copied
+    // all the time: its even share.
     grant.rate[d] = static_cast<uint64_t>(
         std::max({EvenRate(rank, d, holders_), rank.demand[d], rank.rate[d]}));
   }
@@ -129,7 +129,8 @@ GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
   rank.user = user;
   if (sharer.holds) Count(holders_, rank, true);
   for (int d : {kH2d, kD2h}) {
-    // The first window is free, so that a rank starts without waiting.
+    // A rank with memory gets its first window at once, so that it starts
+    // without waiting.
     const bool gift = sharer.holds || !Gated(rank, d);
     rank.limit[d] = gift ? Window(link, d) : 0;
     if (Gated(rank, d)) {
@@ -213,8 +214,8 @@ void GrantPolicy::Believe(RankShare& rank, const Directions& said,
   const double seconds = std::max(0.0, absl::ToDoubleSeconds(elapsed));
   for (int d : {kH2d, kD2h}) {
     uint64_t most = rank.limit[d] + kOneCopy;
-    // Without a known speed nothing is gated, so a false report takes nothing
-    // from other ranks.
+    // Without a known speed no rank waits for grants, so a false report takes
+    // nothing from other ranks, and is not checked.
     if (const double rate = Rate(rank.link, d); rate > 0) {
       const auto carried = static_cast<uint64_t>(rate * seconds);
       most = std::min(most, rank.used[d] + kOneCopy + carried);

@@ -1,25 +1,25 @@
 // Bandwidth policy: how far each rank's limit moves at a refill.
 //
 // Each refill distributes the bytes that the links carried since the last one,
-// by daemon/bandwidth. Every rank's limit should be one window ahead of its
-// use, each direction by itself. The rates that its plan needs are promised to
-// it (planning/demands.h admits them), over spans of 20 ms. The rest goes to
-// users by weight, and evenly to the ranks of one user; the promised bytes are
-// a part of that share, and what one rank does not use goes to the others. A
-// rank that holds no memory is promised nothing, and gets only what no other
-// rank wants. Where both directions load a link together, a prefetch there
-// weighs 8 times as much as an offload. A rank alone on its link has a wide
-// window, because the link itself is the only limit.
+// by daemon/bandwidth. In each direction, a rank's limit should be one window
+// ahead of its use. The rates that its plan needs are promised to it
+// (planning/demands.h admits them), over spans of 20 ms. The rest goes to users
+// by weight, and evenly to the ranks of one user. Promised bytes are a part of
+// that share, and what one rank does not use goes to the others. A rank without
+// memory is promised nothing, and gets only what no other rank wants. If both
+// directions load a link together, a prefetch weighs 8 times as much as an
+// offload there. A rank alone on its link has a wide window, because the link
+// itself is the only limit.
 //
 // A rank may state when compute needs the copy at the front of its queue
 // (`needs`). Bandwidth is lent first to copies that a fair share would make
 // late, earliest deadline first, as far ahead of the others as
-// bandwidth_policy.h allows: a rank with false deadlines gets its share
+// bandwidth_policy.h allows: a rank that states false deadlines gets its share
 // earlier, but no more of it.
 //
-// A rank's reported use is believed up to what its link carries in the time,
-// and one copy ahead of the limit. So a rank that claims more than it copies
-// has the share of one that copies all the time, and no more.
+// A rank's reported use is believed only up to what its link carries in the
+// time, and up to one copy beyond its limit. So a rank that reports more than
+// it copies gets the share of a rank that copies all the time, and no more.
 //
 // Thread safety: none; one thread owns a GrantPolicy (the refill thread).
 #pragma once
@@ -44,25 +44,25 @@ using Directions = std::array<uint64_t, 2>;
 struct GrantSharer {
   Principal who;
   double weight = 1;  // of its user (WeightOf)
-  bool holds = true;  // has memory to copy to or from
+  bool holds = true;  // the rank has memory to copy to or from
 };
 
 class GrantPolicy {
  public:
-  // The windows with others on the link, and alone.
+  // The window of a rank that shares its link, and of a rank alone on its link.
   static constexpr absl::Duration kWindow = absl::Milliseconds(20);
   static constexpr absl::Duration kWindowAlone = absl::Milliseconds(250);
   // The smallest window: a copy larger than its window waits for several
   // refills.
   static constexpr uint64_t kMinWindow = 1 << 20;
-  // The bytes that a rank may have started beyond its limit, since a copy is
-  // counted before it waits. A larger copy is believed in steps of this size.
+  // How far a rank's use may exceed its limit, since a copy is counted before
+  // it waits for the limit. A larger copy is believed in steps of this size.
   static constexpr uint64_t kOneCopy = 64 << 20;
   // The time over which the granted rate is averaged.
   static constexpr absl::Duration kRateOver = absl::Milliseconds(100);
 
-  // `rate`: bytes per second that the rank is granted, or would be if it wanted
-  // all the time; 0: not limited.
+  // A rank's limits. `rate` is the bytes per second that the rank is granted,
+  // or would be if it copied all the time; 0: not limited.
   struct Grant {
     Directions limit = {0, 0};
     Directions rate = {0, 0};
@@ -74,8 +74,8 @@ class GrantPolicy {
   // Adds a rank and returns its first limits. `link` is an index into the
   // links; -1: unknown, so the rank is not limited.
   Grant Attach(int slot, int link, const GrantSharer& sharer = {});
-  // Adds a rank that an earlier daemon attached: its limits continue from what
-  // it was granted and its use, as far as that can be believed.
+  // Adds a rank that an earlier daemon attached. Its limits continue from what
+  // it was granted and its use, as far as the use can be believed.
   Grant Resume(int slot, int link, const GrantSharer& sharer,
                const Directions& limit, const Directions& used);
   void Detach(int slot);
@@ -100,16 +100,16 @@ class GrantPolicy {
   };
   using Needs = std::array<Need, 2>;
 
-  // Computes new limits from the current use of every attached slot and its
-  // stated `needs`. A new limit is never below the old one.
+  // Returns new limits, from the current use and the stated `needs` of every
+  // attached slot. A new limit is never below the old one.
   std::map<int, Grant> Refill(const std::map<int, Directions>& used,
                               absl::Duration elapsed,
                               const std::map<int, Needs>& needs = {});
 
   // Returns true if a refill with this use would change nothing, as the last
-  // one did: no rank wants anything, and all averages have settled. The caller
-  // may then call Pass instead, so a node where all ranks compute costs next to
-  // nothing.
+  // refill changed nothing: no rank wants more, and all averages are constant.
+  // The caller may then call Pass instead, so that a node on which all ranks
+  // compute costs next to nothing.
   bool IsSettled(const std::map<int, Directions>& used) const;
   void Pass(absl::Duration elapsed);
 
@@ -125,21 +125,23 @@ class GrantPolicy {
     Directions limit = {0, 0};
     Directions used = {0, 0};             // as far as believed
     std::array<double, 2> rate = {0, 0};  // granted, averaged
-    std::array<double, 2> rest = {0, 0};  // granted, less than a byte
+    // Fractions of a byte that are still to be granted.
+    std::array<double, 2> rest = {0, 0};
     std::array<LateCounter, 2> late;
   };
-  // Returns what the narrowest link of the path carries; 0 if none is limited.
+  // Returns the lowest speed on the path from `link` up; 0 if no link there is
+  // limited.
   double Rate(int link, int direction) const;
-  // Returns the rate that the rank would have if all `sharers` wanted all they
-  // get: the smallest of its shares of the links on its path.
+  // Returns the rate that the rank would have if all `sharers` copied all the
+  // time: the smallest of its shares of the links on its path.
   double EvenRate(const RankShare& rank, int direction,
                   const LinkSharers& sharers) const;
   int UserOf(const Principal& who) const;
-  // Adds the rank to, or removes it from, the sharers of its path.
+  // Adds the rank to the sharers of its path (`more`), or removes it.
   void Count(LinkSharers& sharers, const RankShare& rank, bool more);
-  // Sets whether the rank wants more of that direction, and counts it.
+  // Sets whether the rank wants more in that direction, and updates wanting_.
   void Want(RankShare& rank, int direction, bool wants);
-  // Recomputes the rank's weight among those that want more.
+  // Sets the rank's weight, given the ranks that want more now.
   void Reweigh(int slot, int direction);
   uint64_t Window(int link, int direction) const;
   // Returns the number of flows on the busiest limited link of the path: its
@@ -149,13 +151,13 @@ class GrantPolicy {
   bool Gated(const RankShare& rank, int direction) const {
     return Rate(rank.link, direction) > 0;
   }
-  // Returns how far the limit must rise to be a window ahead of the use.
+  // Returns by how much the limit must rise to be one window ahead of the use.
   uint64_t Wanted(const RankShare& rank, int direction) const;
-  // Passes on the bytes of that copy beyond the limit and their deadline;
-  // counts the copy if it is late.
+  // Passes the deadline of the copy at the front, and its bytes beyond the
+  // limit, to BandwidthPolicy::Need. Counts the copy if it is late.
   void TellNeed(int slot, int direction, const Need& need,
                 absl::Duration elapsed);
-  // Ends the promise if the rank holds no memory.
+  // Updates the promise, which ends while the rank has no memory.
   void KeepPromise(int slot, int direction);
   static void Raise(RankShare& rank, int direction, double bytes,
                     absl::Duration elapsed);

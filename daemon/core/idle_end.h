@@ -1,5 +1,5 @@
-// Decides when a daemon started by one user ends: some time after its last
-// rank.
+// Decides when a daemon that was started for one user ends: some time after its
+// last rank.
 //
 // Thread safety: none.
 #pragma once
@@ -13,15 +13,15 @@ namespace sluice::daemon {
 
 class IdleEnd {
  public:
-  // Wait for the first rank: the program that started the daemon may need this
-  // long to load its libraries.
+  // The wait for the first rank: the program that started the daemon may need
+  // this long to load its libraries.
   static constexpr absl::Duration kFirst = absl::Minutes(1);
 
   IdleEnd(absl::Duration after, absl::Time start)
       : after_(after),
         unused_since_(start + std::max(absl::ZeroDuration(), kFirst - after)) {}
 
-  // Returns when the daemon ends if from `now` on it stays `used`, or unused.
+  // Returns when the daemon ends if it stays `used`, or unused, from `now` on.
   absl::Time At(bool used, absl::Time now) {
     if (used) {
       unused_since_.reset();

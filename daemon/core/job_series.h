@@ -1,9 +1,9 @@
-// Counters of each job, for metrics. Their number is limited, since each job is
-// a series, and users name jobs freely.
+// Counters of each job, for metrics. The number of jobs is limited, because
+// each is a series and users choose the names of jobs freely.
 //
-// A job is kept while it has a session, and kKept longer, so that its last
+// A job is kept while it has a session, and for kKept longer, so that its last
 // values are still scraped. If kMost are kept, a new job replaces the one that
-// ended first; if all of them live, the new job is counted in `other`.
+// ended first; if all of them still have sessions, it is counted in `other`.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -39,11 +39,11 @@ class JobSeries {
   static constexpr size_t kMost = 256;
   static constexpr absl::Duration kKept = absl::Minutes(5);
 
-  // Call when a session of the job begins, the first or a further one.
+  // Called when a session of the job begins, the first or a further one.
   void Began(const JobKey& job, absl::Time now);
-  // Call when the job's last session has ended.
+  // Called when the job's last session has ended.
   void Ended(const JobKey& job, absl::Time now);
-  // Returns the job's own counters, or those of `other`.
+  // Returns the job's own counters, or `other` if it has none.
   JobStats& Of(const JobKey& job);
 
   // Returns a copy without the jobs that ended more than kKept before `now`.
@@ -60,7 +60,8 @@ class JobSeries {
 
  private:
   void ForgetEnded(absl::Time now);
-  // Returns false if all kept jobs live.
+  // Drops the job that ended first. Returns false if all kept jobs still have
+  // sessions.
   bool MakeRoom();
 
   std::map<JobKey, Series> jobs_;

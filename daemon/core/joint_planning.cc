@@ -49,8 +49,9 @@ size_t BuffersOf(const Asking& asking) {
   return buffers;
 }
 
-// The speed of an unlimited direction of a link that limits the other one:
-// faster than any link, and within what a plan request may name (proto/plan).
+// Stands for the speed of a link's unlimited direction if the other one is
+// limited: more than any link carries, and a value that a plan
+// request may have (proto/plan).
 constexpr double kOpenBytesPerSecond = 1e12;
 
 // Returns the indexes of the positions for which `chosen` holds.
@@ -64,8 +65,9 @@ std::vector<size_t> Where(const std::vector<Position>& positions,
   return found;
 }
 
-// Returns `part` of a link's speed; nullopt if the link limits no rank. A link
-// that is limited in one direction only still limits that one.
+// Returns the fraction `part` of a link's speed; nullopt if the link limits no
+// rank. A link that is limited in only one direction still limits that
+// direction.
 std::optional<plan::LinkCapacity> CapacityOf(const LinkSpeed& link,
                                              double part) {
   const auto share = [part](double speed) {
@@ -116,8 +118,8 @@ size_t SizeOf(const plan::NodePlan& plan) {
 }
 
 // Returns the most bytes that are saved for a rank with this profile: the
-// profile, its parts of three plans (current, former and settled; see Member),
-// and of two future plans, one of which has segments.
+// profile, the rank's parts of three plans (current, former and settled; see
+// Member) and of two future plans, one of which has segments.
 size_t MostSaved(const plan::RankProfile& profile) {
   constexpr size_t kLimits = 8192;  // of two plans, with names
   constexpr size_t kReason = 512;   // the planner's text for a class
@@ -165,7 +167,8 @@ void JointPlanning::RankLeft(SessionId session, absl::Time now,
   if (members_.empty() && !rounds_.solving_together()) {
     next_.at = absl::InfiniteFuture();
   } else {
-    // A job without a plan of its own also used a part of links and memory.
+    // The job may have had no plan from this planner, but it used a part of
+    // links and memory too.
     PlanAgain(now + config_.leave_delay, "a job left");
   }
   attached_.erase(session);
@@ -179,7 +182,8 @@ void JointPlanning::AbandonPlans(const AttachedRank& left, Effects& effects) {
   for (PlanRoundId round : abandoned.solving) {
     effects.push_back(StopSolving{round});
   }
-  // A plan that is made but held back is useless without this rank.
+  // All peers of this rank that wait for a plan get none, even if a plan is
+  // made and only held back.
   const auto add = [&](const Asking& asking) {
     for (const auto& [rank, read] : asking.profiles) {
       if (rank != left.rank) abandoned.ranks.push_back(rank);
@@ -234,7 +238,8 @@ void JointPlanning::MemoryCameBack(absl::Time now) {
 
 absl::Time JointPlanning::NextDeadline() const {
   absl::Time next = rounds_.NextDeadline();
-  // While a joint question is being solved, its answer starts the next round.
+  // While a joint question is solved, no other can start: the next one starts
+  // when its answer arrives.
   if (!rounds_.solving_together()) next = std::min(next, next_.at);
   for (const auto& [job, held] : held_) next = std::min(next, held.deadline);
   for (const auto& [job, member] : members_) {
@@ -411,7 +416,7 @@ void JointPlanning::Ask(const JobKey& job, absl::Time now, Effects& effects) {
   Asking asking = rounds_.Take(job);
   held_.erase(job);
   if (IsSettled(asking)) return StartAlone(std::move(asking), now, effects);
-  // A member that asks again joins as a new job.
+  // A member that asks again is treated as a new job that joins.
   members_.erase(job);
   std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
   joining_.push_back(std::move(asking));
@@ -422,7 +427,7 @@ void JointPlanning::Ask(const JobKey& job, absl::Time now, Effects& effects) {
 void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
   for (const auto& [id, round] : rounds_.solving()) {
     if (!round.together) continue;
-    // Other users' jobs come before further jobs of this round's users.
+    // Moves other users' jobs in front of further jobs of this round's users.
     const auto its = std::stable_partition(
         joining_.begin(), joining_.end(),
         [&asking = round.asking](const Asking& waits) {
@@ -432,7 +437,8 @@ void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
         });
     if (its == joining_.begin()) continue;  // no other user waits
     effects.push_back(HurrySolving{id});
-    // The worker has half a share to return its best plan so far.
+    // The worker gets at least half a share from now on to return its best plan
+    // so far.
     rounds_.EndBy(id, std::max(round.started + kShare, now + kShare / 2));
   }
 }
@@ -506,7 +512,7 @@ void JointPlanning::PlanSolved(PlanRoundId id,
                                absl::StatusOr<plan::NodePlan> solved,
                                std::vector<KeyedUnit> units, absl::Time now,
                                Effects& effects) {
-  // Keeps solved units even if the round was given up.
+  // Solved units are kept even if the round was given up.
   for (KeyedUnit& unit : units) units_.Add(std::move(unit));
   auto round = rounds_.Finish(id);
   if (!round) return;
@@ -516,9 +522,9 @@ void JointPlanning::PlanSolved(PlanRoundId id,
     return RoundFailed(*std::move(round), PlanOutcome::kFailed, solved.status(),
                        now, effects);
   }
-  // Infeasible is an answer, not an error: each rank gets the plan, and its
-  // `infeasible` says what to do. This does not hold for several jobs together:
-  // each of them is then planned alone.
+  // An infeasible plan is an answer and not an error: each rank gets the plan,
+  // and its `infeasible` says what to do. But if several jobs were planned
+  // together, each of them is then planned alone.
   const bool feasible = solved->infeasible.empty();
   ++journal_.stats
         .plans[feasible ? PlanOutcome::kSolved : PlanOutcome::kInfeasible];
@@ -552,7 +558,8 @@ void JointPlanning::AloneSolved(PlanRounds::Round round,
   if (!IsSettled(asking)) {
     members_.Put(job) = MemberOf(asking, *plan, config_.links);
   } else if (Member* member = members_.Find(job)) {
-    // All nodes of a run may have agreed on less than this node's plan.
+    // The answer to a settled question is what all nodes of the run agreed on,
+    // which may be less than this node's earlier plan.
     member->settled = PlansOf(*plan);
     if (!member->change) member->ranks = member->settled;
   }
@@ -562,14 +569,16 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                                 const absl::Status& why, absl::Time now,
                                 Effects& effects) {
   const bool cut_off = round.deadline < round.started + TimeForRound();
-  // The worker's text is not trusted: the worker computes on client data.
+  // The text is made printable, because the worker computes on client data and
+  // so is not trusted.
   const std::string reason =
       cut_off && absl::IsDeadlineExceeded(why)
           ? "not planned together with others, because that took longer than "
             "its share while another user's job waits"
           : Printable(std::string(why.message()));
   if (outcome == PlanOutcome::kFailed) ++journal_.stats.plans[outcome];
-  // If several jobs asked, the message may name another principal's job.
+  // If there were several jobs, only the daemon's user may see the message,
+  // because it may name another principal's job.
   journal_.Log(
       now, EventKind::kPlan,
       round.jobs.size() == 1
@@ -582,7 +591,8 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
   }
   for (Asking& asking : round.asking) {
     if (round.jobs.size() > 1 || cut_off) {
-      // Alone, the job gets only free memory, so no running plan is harmed.
+      // Planned alone, the job gets only free memory, so running plans stay
+      // valid.
       StartAlone(std::move(asking), now, effects);
       continue;
     }
@@ -649,7 +659,7 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   std::map<JobKey, const std::map<Rank, ProfileWithHash>*> jobs;
   for (const auto& [job, member] : members_) jobs[job] = &member.profiles;
   for (const Asking& asking : round.asking) {
-    // A member may have asked again; it then counts only as asking.
+    // A member that asks again is counted only as an asking job.
     members_.erase(asking.job);
     held_.erase(asking.job);
     jobs[asking.job] = &asking.profiles;
@@ -673,7 +683,7 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round,
                                    absl::Time now, Effects& effects) {
   const std::set<JobKey> changed = WhoChanges(
       members_.rows(), positions_, resources_.hosts, round.jobs, *plan);
-  // Only these jobs receive their parts of the plan.
+  // The jobs that receive their parts of the plan.
   std::set<JobKey> told = changed;
   for (const Asking& asking : round.asking) told.insert(asking.job);
   std::map<JobKey, std::shared_ptr<const plan::NodePlan>> parts;
@@ -688,11 +698,13 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round,
                           PartOf(*plan, static_cast<int64_t>(number),
                                  positions_, job, resources_));
     }
-    // Promised at once: the next Keep may drop a plan that is not promised.
+    // Promised at once, because the next Keep may drop a plan that is neither
+    // used nor promised.
     rounds_.Promise(job, part->id);
     parts[job] = std::move(part);
   }
-  // Running jobs come first: joining jobs may have to wait for their memory.
+  // Changes of running jobs are proposed first, because joining jobs may have
+  // to wait for memory that these changes free.
   for (const JobKey& job : changed) {
     const std::string joins =
         round.asking.empty()
@@ -742,8 +754,8 @@ void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
         !Shrinking().empty() || ledger_.IsReturning(entry.first.principal);
     const bool fits = FitsNow(entry.first);
     if (!fits && comes && now < entry.second.deadline) return false;
-    // If no memory will come back, the plan may still fit: its bytes are an
-    // upper bound.
+    // A plan's bytes are an upper bound, so the plan may fit even if no more
+    // memory comes back.
     const bool give = fits || (!comes && !ShrinksLate());
     (give ? free : late).push_back(std::move(entry.second));
     return true;
@@ -792,7 +804,8 @@ void JointPlanning::Settle(absl::Time now, Effects& effects) {
   }
   StartTogether(now, effects);
   if (!rounds_.solving_together()) {
-    // Releases the traces of profiles: users are charged for their memory.
+    // Drops the positions with their profiles' traces, which are charged to
+    // users.
     positions_.clear();
     resources_ = {};
   }
@@ -807,7 +820,8 @@ void JointPlanning::ProposeChange(
   Member& member = members_.Edit(job);
   std::map<Rank, plan::RankPlan> ranks = PlansOf(*plan);
   if (const auto held = held_.find(job); held != held_.end()) {
-    // The job's ranks have not seen the former plan, so this one replaces it.
+    // The job's ranks have not received the former plan, so this one replaces
+    // it.
     held->second.plan = plan->id;
     member.ranks = std::move(ranks);
     return;
@@ -832,9 +846,9 @@ void JointPlanning::ProposeChange(
 }
 
 void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
-  // First announces to jobs that do not grow, or that grow by memory that is
-  // free already; then to jobs that shrink in sum, together because two of them
-  // may wait for each other; then to the others.
+  // Changes are announced in this order: to jobs that do not grow, or grow by
+  // memory that is already free; to jobs that shrink in total, all at once,
+  // because two of them may wait for each other; to all others.
   for (const auto chosen : {+[](bool fits, bool) { return fits; },
                             +[](bool, bool shrinks) { return shrinks; },
                             +[](bool, bool) { return true; }}) {
@@ -859,8 +873,8 @@ void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
   }
 }
 
-// Returns whether another job was told of a change that frees memory. Such a
-// job answers by its deadline.
+// Returns whether another job has received, but not yet answered, a change that
+// frees memory. It answers by the deadline of the change.
 bool JointPlanning::AwaitsTold(const JobKey& job) const {
   return std::any_of(members_.begin(), members_.end(), [&](const auto& each) {
     const Member& other = each.second;
@@ -932,8 +946,9 @@ void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
   Member& member = *found;
   PlanChange& change = *member.change;
   if (change.plan != taken.plan) {
-    // This answers a superseded change. Only the newer one counts; if the newer
-    // one is refused, the job runs by this one.
+    // This is an answer to a superseded change, so the newer one stays open.
+    // But if the ranks took this plan, the job falls back to it if the newer
+    // one is refused.
     if (taken.taken && !member.settled.empty()) change.before = member.settled;
     return;
   }
@@ -973,7 +988,8 @@ void JointPlanning::EndChange(const JobKey& job, Member& member,
     if (!member.settled.empty()) member.ranks = member.settled;
   } else {
     member.ranks = std::move(change.before);
-    next_.owed = NextRound::Owed::kNothing;  // a retry would be refused too
+    // The same change would be refused again.
+    next_.owed = NextRound::Owed::kNothing;
   }
   member.change.reset();
   member.state = Member::State::kTrains;
@@ -987,12 +1003,12 @@ bool JointPlanning::AwaitRoom(SessionId session, const LeaseRequest& asked,
   if (asked.pool.kind != PoolKind::kHost || !MayEverFit(job, asked)) {
     return false;
   }
-  // At most one lease per session waits, so they are few, and their sum is at
-  // most the size of the pools.
+  // A session waits with at most one such lease, so they are few, and together
+  // not larger than the pools.
   for (const PlaceInLine& place : line_.for_plans()) {
     if (line_.waiters().at(place).session == session) return false;
   }
-  // Memory that a job frees can only go to its own principal.
+  // Memory that a job frees goes only to its own principal.
   bool could_shrink = false;
   for (const auto& [other, member] : members_) {
     could_shrink |= other != job && other.principal == job.principal &&
@@ -1013,7 +1029,7 @@ bool JointPlanning::AwaitRoom(SessionId session, const LeaseRequest& asked,
 }
 
 // Returns whether the lease would fit if all other members of its principal
-// freed everything.
+// freed all their memory.
 bool JointPlanning::MayEverFit(const JobKey& job,
                                const LeaseRequest& asked) const {
   const Bytes left = ledger_.HostLeft(job.principal);
@@ -1051,7 +1067,7 @@ plan::NodeResources JointPlanning::ResourcesFor(
                    link.name);
     });
     if (over.empty()) continue;
-    // The part of these ranks of a link that other ranks use too.
+    // These ranks get a fraction of a link that other ranks use too.
     const double part = static_cast<double>(over.size()) /
                         std::max<double>(on_link[link.name], over.size());
     auto capacity = CapacityOf(link, part);
@@ -1072,7 +1088,8 @@ plan::NodeResources JointPlanning::ResourcesFor(
          *profile.host_limit,
          {i}});
   }
-  // Jobs of two principals, or cgroups of one user, may have the same name.
+  // Jobs of two principals may have the same name, as may those of two cgroups
+  // of one user.
   std::map<std::string, int> names;
   for (plan::HostLimit& limit : resources.hosts) {
     const int n = ++names[limit.name];
@@ -1137,8 +1154,8 @@ Bytes JointPlanning::MemberGrowth(std::optional<uint64_t> numa,
                                   const std::set<JobKey>& except) const {
   Bytes growth;
   for (const auto& [job, member] : members_) {
-    // A training rank has leased all it needs: a plan's host bytes are an upper
-    // bound.
+    // A training job has leased all that it needs, even if that is less than
+    // its plan's host bytes, which are an upper bound.
     if (member.state == Member::State::kTrains || except.contains(job))
       continue;
     if (of && job.principal != *of) continue;
@@ -1154,7 +1171,8 @@ Bytes JointPlanning::LeaseGrowth(std::optional<uint64_t> numa,
   for (const PlaceInLine& place : line_.for_plans()) {
     const Waiter& lease = line_.waiters().at(place);
     const JobKey& job = lease.job;
-    // MemberGrowth counts what a member's plan promises.
+    // Skips leases of a member that is not in state kTrains, because
+    // MemberGrowth counts what the member's plan promises.
     const auto member = members_.find(job);
     if ((member != members_.end() &&
          member->second.state != Member::State::kTrains) ||
@@ -1167,10 +1185,10 @@ Bytes JointPlanning::LeaseGrowth(std::optional<uint64_t> numa,
   return growth;
 }
 
-// Returns limits of the memory that jobs of a question may hold on each NUMA
-// node: what they hold plus what is free. Memory that a living process frees
-// goes to no other principal, so each principal has its own limit besides that
-// of all, and frees memory only for its own leases.
+// Returns the limits of host memory on each NUMA node for the jobs of a
+// question: what they hold there plus what is free. Memory that a living
+// process frees stays with its principal. So each principal also has its own
+// limit, which its own waiting leases reduce.
 std::vector<plan::HostLimit> JointPlanning::NumaLimits(
     const std::vector<Position>& positions,
     const std::set<JobKey>& jobs) const {
@@ -1183,8 +1201,9 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
       return config_.gpus[each.profile->gpu.value()].numa == numa &&
              (!of || each.job.principal == *of);
     });
-    // If the leases of several jobs are cut again, the tails of extents and the
-    // memory of a calibration cannot be predicted.
+    // If several jobs get new plans, or leases wait, it cannot be predicted how
+    // leases will be cut into extents, or how much memory a calibration needs.
+    // So an extent per rank is kept in reserve.
     if (jobs.size() > 1 || !line_.for_plans().empty()) {
       bytes -= config_.extent.host * std::ssize(ranks);
     }
@@ -1214,14 +1233,15 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
   return limits;
 }
 
-// Returns the limits that follow from budgets.
+// Returns the limits of host memory that follow from budgets.
 std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
     const std::vector<Position>& positions,
     const std::set<JobKey>& jobs) const {
   std::vector<plan::HostLimit> limits;
-  // Leases are rounded up, plans are not. If the device never reports that a
-  // process released memory, freed memory stays charged and is leased again in
-  // the same pieces: up to an extent more than a plan says.
+  // How much more than its plan a rank may lease, because leases are rounded
+  // up. If the device cannot report that a process released memory, freed
+  // memory stays charged and is leased again in the same pieces, so it may be
+  // an extent more.
   const Bytes tail = IsSimulated(config_.driver)
                          ? config_.granularity
                          : std::max(config_.extent.host, config_.granularity);
@@ -1244,7 +1264,7 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
   for (const Principal& principal : principals) {
     Bytes left = ledger_.HostLeft(principal);
     if (left < Limits::kUnlimited && !IsSettled(positions)) {
-      // Negative if jobs of the question must give memory back.
+      // May become negative: then jobs of the question must free memory.
       left -= HostGrowth(std::nullopt, &principal, jobs);
     }
     add(fmt::format("host budget of user {}", principal.uid), left,
@@ -1259,9 +1279,9 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
 
 // --- The size of profiles and plans in the saved state (daemon/state)
 
-// A rank counts with the larger of the profile that it asks with and the one
-// that it runs by, since an answer replaces one by the other. Plans in use may
-// belong to earlier profiles, or to ranks that have left.
+// For a rank, counts the larger of the profile with which it asks and the one
+// by which it runs, since the answer replaces one by the other. Also counts
+// plans in use that belong to earlier profiles or to ranks that have left.
 JointPlanning::KeptSizes JointPlanning::SizesOfKept() const {
   KeptSizes sizes;
   const auto add = [&](const JobKey& job,

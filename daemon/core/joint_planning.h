@@ -1,10 +1,10 @@
-// Joint planning of all jobs of the node: which jobs ask, the fractions by
-// which jobs run, the plans and leases that wait for memory, and when running
-// jobs are planned again.
+// Joint planning of all jobs of the node. It keeps the jobs that ask for plans,
+// the fractions by which jobs run, and the plans and leases that wait for
+// memory, and decides when running jobs are planned again.
 //
-// Core reports attached ranks and their requests; this class reads the ledger
-// for free memory and returns effects. README.md has the rules; a job's states
-// are drawn there and in replan.h (`Member`).
+// Core reports attached ranks and their requests. This class reads the ledger
+// for free memory and returns effects. README.md has the rules; README.md and
+// replan.h (`Member`) draw the states of a job.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -39,10 +39,10 @@ namespace sluice::daemon {
 
 class JointPlanning {
  public:
-  // The time limit of a joint question while another user's job asks.
+  // The time limit of a joint question if another user's job waits meanwhile.
   static constexpr absl::Duration kShare = absl::Milliseconds(800);
-  // The limit of buffers in the traces of one joint question: encoding it
-  // delays other profiles.
+  // The limit of buffers in all traces of one joint question, because encoding
+  // them delays other profiles.
   static constexpr size_t kMostBuffers = 50'000;
 
   // All arguments must outlive this object.
@@ -52,21 +52,23 @@ class JointPlanning {
   // --- ranks ---------------------------------------------------------------
   void RankAttached(SessionId session, AttachedRank rank);
   // Drops the rank's profiles, abandons its peers' plans, and plans the
-  // remaining jobs again. REQUIRES: its leases have ended, also those that
-  // wait.
+  // remaining jobs again. REQUIRES: all leases of the rank have ended, also
+  // waiting ones.
   void RankLeft(SessionId session, absl::Time now, Effects& effects);
-  // A rank reported a step, so it holds all the memory that its plan needs.
+  // A rank has reported a step, so its job has all the memory that its plan
+  // needs.
   void StepReported(SessionId session);
-  // Memory of dead processes is free again.
+  // Memory of ended processes has become free.
   void MemoryCameBack(absl::Time now);
 
   // --- plans ---------------------------------------------------------------
-  // Checks a profile. InvalidArgument: it belongs to another rank.
-  // ResourceExhausted: the saved state has no room for it and its plans.
+  // Checks whether a profile may be submitted. InvalidArgument: it belongs to
+  // another rank. ResourceExhausted: the saved state has no room for it and its
+  // plans.
   absl::Status MaySubmit(SessionId session,
                          const plan::RankProfile& profile) const;
-  // Returns how many of the rank's peers have not submitted; if 0, call Ask
-  // next.
+  // Stores the rank's profile. Returns how many ranks of its job have not
+  // submitted yet; if none, call Ask next.
   int Submit(SessionId session, ProfileWithHash profile);
   void Ask(const JobKey& job, absl::Time now, Effects& effects);
   void PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
@@ -84,37 +86,39 @@ class JointPlanning {
   }
 
   // --- leases that wait ----------------------------------------------------
-  // Returns whether running jobs may free what a refused lease needs. If so,
-  // they are planned again, and the lease must wait for that
-  // (Waiter::for_plan).
+  // Returns whether running jobs may free the memory that a refused lease
+  // needs. If so, the lease must wait (Waiter::for_plan): for a new plan of the
+  // running jobs, or if its own job is a member already, for changes of other
+  // jobs that are under way.
   bool AwaitRoom(SessionId session, const LeaseRequest& asked, absl::Time now);
-  // Returns whether a plan that is being made or taken may still free memory
-  // for `job`.
+  // Returns whether a plan that is being made, or a change that is not
+  // complete, may still free memory for `job`.
   bool MakesRoom(const JobKey& job) const;
-  // Marks jobs that have not freed memory in time: later joins and leases do
+  // Marks changes that have not freed memory in time: later joins and leases do
   // not wait for them.
   void MarkShrinkersLate();
 
-  // Runs after each event: continues work that need not wait any more.
+  // Runs after each event: continues work that needs to wait no longer.
   void Settle(absl::Time now, Effects& effects);
   absl::Time NextDeadline() const;
 
   // --- reading -------------------------------------------------------------
   // Returns the bandwidth needed by each attached rank that runs by the
-  // planner's fractions; during a change, by the former ones. Jobs with a plan
-  // that is held back are not included.
+  // planner's fractions; during a change, by the former ones. Omits jobs with a
+  // plan that is held back.
   std::map<SessionId, PlanDemand> Demands() const;
-  // Grows whenever Demands() or the attached ranks may have changed.
+  // A number that grows whenever Demands() or the attached ranks may have
+  // changed.
   uint64_t demands_version() const {
     return members_.changes() + demands_changes_;
   }
-  // Returns the memory of a pool that is promised to plans and leases of other
+  // Returns how much of a pool is promised to plans and leases of other
   // principals; 0 for a GPU.
   Bytes PromisedBeside(PoolId pool, const Principal& whose) const;
-  // Returns the same for all jobs but `job`.
+  // Returns how much of a pool is promised to all jobs but `job`.
   Bytes PromisedToOthers(PoolId pool, const JobKey& job) const;
-  // Returns the memory there that the plan of `job` promises and the job does
-  // not hold.
+  // Returns how much of a pool the plan of `job` promises beyond what the job
+  // holds.
   Bytes DueOf(PoolId pool, const JobKey& job) const;
   PlanId CurrentPlan(const JobKey& job) const { return rounds_.current(job); }
   // Returns a plan if `viewer` may see it (null: all); null otherwise.
@@ -130,8 +134,8 @@ class JointPlanning {
   JointPlanningState Save() const;
   // REQUIRES: no rank has attached.
   void Load(JointPlanningState saved);
-  // Visits its tables row by row (SavedAs); AddLoose adds the rest. Rounds that
-  // are asked or solved are not included (DueWithout).
+  // Visits its tables row by row (SavedAs); AddLoose adds the other state.
+  // Rounds that are asked or solved are not saved (DueWithout).
   template <typename Each>
   void EachTable(Each each) {
     const auto plans = [this](RowKind kind) {
@@ -144,16 +148,16 @@ class JointPlanning {
     each(rounds_.promised(), plans(RowKind::kPlanPromised));
   }
   void AddLoose(LooseState& loose) const;
-  // Returns `next` for a daemon in which these rounds do not exist. Jobs that
-  // asked for a round ask the next daemon again. A round of running jobs alone
-  // has no job that asks, and a waiting lease is refused if no round is due: so
-  // such a round is due at once.
+  // Returns `next` for a daemon that takes over without these rounds. Jobs that
+  // asked for a round ask the next daemon again. But no job asks for a round of
+  // running jobs alone, and waiting leases are refused if no round is due. So a
+  // round without asking jobs, or any round while leases wait, is due at once.
   static NextRound DueWithout(
       const std::map<PlanRoundId, PlanRounds::Round>& solving, bool leases_wait,
       NextRound next);
-  // Call after Load. Repeats unanswered changes to ranks, and plans running
-  // jobs again if links differ from those that their plans were made for;
-  // returns whether they differ.
+  // Call after Load. Repeats unanswered changes to ranks. If the links differ
+  // from those that plans were made for, plans running jobs again and returns
+  // true.
   bool TakeOver(absl::Time now, Effects& effects);
 
   void CheckInvariants() const;
@@ -167,7 +171,7 @@ class JointPlanning {
 
   // Rounds.
   void StartAlone(Asking asking, absl::Time now, Effects& effects);
-  // Asks the worker, or answers from the cache.
+  // Sends the question to the worker, or answers it from the cache.
   void StartRound(PlanRounds::Round round, std::vector<Position> positions,
                   plan::NodeResources resources, absl::Time now,
                   Effects& effects);
@@ -177,18 +181,18 @@ class JointPlanning {
   void RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                    const absl::Status& why, absl::Time now, Effects& effects);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
-  // All jobs are planned together, one round at a time. If another user waits,
-  // the round ends after kShare, so that no user waits for another's hard
-  // profile; its jobs are then planned alone.
+  // Limits the time of the joint round that is being solved to kShare if
+  // another user's job waits, so that no user waits for another's hard profile.
+  // The round's jobs are then planned alone.
   void CutOffAtShare(absl::Time now, Effects& effects);
-  // The worker has the configured time; policy gives up a little later, so that
-  // the worker's own error arrives before.
+  // Returns how long policy waits for a round: a little longer than the worker
+  // may run, so that the worker's own error arrives before.
   absl::Duration TimeForRound() const {
     return config_.plan_time_limit * 1.25 + absl::Seconds(1);
   }
   void GivePlan(const Asking& asking, PlanId plan, Effects& effects) const;
-  // Bytes of each rank's profile with its plans; without a rank, of the plans
-  // that the job uses.
+  // The bytes of each rank's profile and its plans. A row without a rank has
+  // the plans that the job uses.
   using KeptSizes = std::map<std::pair<JobKey, std::optional<Rank>>, size_t>;
   KeptSizes SizesOfKept() const;
   void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
@@ -202,38 +206,39 @@ class JointPlanning {
   void TogetherSolved(PlanRounds::Round round,
                       std::shared_ptr<const plan::NodePlan> plan,
                       absl::Time now, Effects& effects);
-  // Gives a joining job its part of the plan, or holds it back until there is
-  // memory for it.
+  // Gives a joining job its part of the plan, or holds the part back until
+  // there is memory for it.
   void AdmitJoin(Asking asking,
                  const std::shared_ptr<const plan::NodePlan>& plan,
                  absl::Time now, Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
-  // Schedules a new plan for running jobs at `at`. The reason is "NAME WHY",
-  // with the name of a job if it is given.
+  // Schedules a new plan for running jobs at `at`, or earlier if one is due.
+  // The reason is `why`, preceded by the job's name if it is given.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
-  // Returns the reason as the ranks of `to` may read it.
+  // Returns the reason for a new plan in the form that the ranks of `to` may
+  // read.
   std::string WhyReplanned(const JobKey& to) const;
 
   // Changes of running plans.
   void ProposeChange(const JobKey& job,
                      const std::shared_ptr<const plan::NodePlan>& plan,
                      const std::string& why, absl::Time now);
-  // Announces changes to members' ranks, once the memory by which they grow is
-  // there, or no announced change frees it.
+  // Announces changes to the ranks of members when the memory by which they
+  // grow is free, or when no announced change will free it.
   void AnnounceChanges(absl::Time now, Effects& effects);
   bool AwaitsTold(const JobKey& job) const;
-  // Ends a change that all ranks have answered; it is taken if `refused` is
-  // empty.
+  // Ends a change after all answers. The change is taken if no rank has refused
+  // it.
   void EndChange(const JobKey& job, Member& member, const std::string& note,
                  absl::Time now);
   void EndOverdueChanges(absl::Time now);
   // Returns whether the memory that `job`'s plan needs is free now.
   bool FitsNow(const JobKey& job) const;
-  // Returns the members that free host memory by their change.
+  // Returns the members with a change that frees host memory.
   std::vector<JobKey> Shrinking() const;
   bool Shrinks(const Member& member) const;
-  // Returns whether any of these frees memory that `job` may have.
+  // Returns whether another member's change frees memory that `job` may have.
   bool OthersShrink(const JobKey& job) const;
   bool ShrinksLate() const;
 
@@ -250,14 +255,15 @@ class JointPlanning {
   std::vector<plan::HostLimit> BudgetLimits(
       const std::vector<Position>& positions,
       const std::set<JobKey>& jobs) const;
-  // Returns the host memory that these plans of a member need.
+  // Returns the host memory that `plans` of a member need.
   Bytes HostPromised(const Member& member,
                      const std::map<Rank, plan::RankPlan>& plans,
                      std::optional<uint64_t> numa) const;
   Bytes HostDue(std::optional<uint64_t> numa, const JobKey& job,
                 const Member& member) const;
-  // Returns the memory that members will still lease and waiting leases ask
-  // for, of one principal or of all, except for the jobs in `except`.
+  // Returns the memory that members will still lease plus what waiting leases
+  // ask for: on one NUMA node or all, of one principal or all, without jobs in
+  // `except`.
   Bytes HostGrowth(std::optional<uint64_t> numa, const Principal* of,
                    const std::set<JobKey>& except) const;
   Bytes MemberGrowth(std::optional<uint64_t> numa, const Principal* of,
@@ -270,12 +276,12 @@ class JointPlanning {
   const WaitingQueue& line_;
   Journal& journal_;
   std::map<SessionId, AttachedRank> attached_;
-  uint64_t demands_changes_ = 0;  // except those of members_
+  uint64_t demands_changes_ = 0;  // counts all changes except those of members_
   PlanRounds rounds_;
-  std::vector<Asking> joining_;      // jobs that ask, in the order of turns
+  std::vector<Asking> joining_;      // asking jobs, in the order of their turns
   Table<JobKey, Member> members_;    // jobs that run by the planner's fractions
   std::map<JobKey, HeldJoin> held_;  // members with a plan that is held back
-  // The resources of the joint question that is being solved.
+  // The question that is being solved for all jobs together.
   std::vector<Position> positions_;
   plan::NodeResources resources_;
   NextRound next_;

@@ -1,4 +1,5 @@
-// The daemon's events and counters for people. The parts of policy share one.
+// The daemon's events and counters, for people. All parts of policy share one
+// journal.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once

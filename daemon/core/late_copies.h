@@ -1,11 +1,11 @@
-// Copies that were granted after compute needed them: an operator sees from
-// them whether a job waits for its link.
+// Copies that were granted after compute needed them. They show an operator
+// whether a job waits for its link.
 //
 // A rank states when compute needs the copy at the front of its queue
 // (proto/base/grant_page.h). The copy is late if that time has passed and the
-// daemon has not granted its last byte. The daemon observes this itself, but
-// the time is the rank's statement: a rank that names past times makes its own
-// copies late, at most one per refill.
+// daemon has not granted the copy's last byte. The daemon observes this itself,
+// but the time is the rank's statement: a rank that states past times makes its
+// own copies late, at most one per refill.
 //
 // Thread safety: values.
 #pragma once
@@ -34,9 +34,9 @@ using LateDirections = std::array<LateCopies, 2>;
 // Counts the late copies of one rank in one direction.
 class LateCounter {
  public:
-  // Records what a refill finds, `since_last` after the one before: the copy at
-  // the front ends at byte `up_to` (0: not stated), is needed `in` from now
-  // (negative: in the past), and bytes are granted up to `granted`.
+  // Records what a refill finds, `since_last` after the previous one. The copy
+  // at the front ends at byte `up_to` (0: not stated) and is needed `in` from
+  // now (negative: in the past); bytes are granted up to `granted`.
   void See(uint64_t up_to, absl::Duration in, uint64_t granted,
            absl::Duration since_last) {
     if (up_to <= granted || in >= absl::ZeroDuration()) return;

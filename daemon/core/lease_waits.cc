@@ -13,7 +13,7 @@
 namespace sluice::daemon {
 namespace {
 
-// Retry interval of leases that wait for their allowance of new extents.
+// Retry interval of leases that wait until the principal may make more extents.
 constexpr absl::Duration kTryEvery = absl::Milliseconds(250);
 
 std::string Text(absl::Duration time) {
@@ -90,7 +90,7 @@ Refusal LeaseWaits::StandInLine(Waiter lease, const Refusal& refusal,
   const LeaseRequest& asked = lease.asked;
   const Session& session = sessions_.at(lease.session);
   lease.deadline = lease.since + asked.wait;
-  // No wait helps if the ledger refuses for another reason.
+  // If the ledger refuses for another reason, waiting cannot help.
   if (asked.wait <= absl::ZeroDuration() || lease.deadline <= now ||
       !session.is_rank() || !absl::IsResourceExhausted(refusal.why)) {
     return refusal;
@@ -152,7 +152,7 @@ WaitingQueue::Turn LeaseWaits::TakeTurn(const Waiter& waiter, absl::Time now,
   }
   if (!absl::IsResourceExhausted(refusal.why)) return refuse(refusal);
   switch (refusal.by) {
-    case RefusedBy::kPool:  // free, but not in usable sizes
+    case RefusedBy::kPool:  // memory is free, but not in usable sizes
       return {Result::kStays, Waiter::Lacks::kPool};
     case RefusedBy::kBudget: {
       const bool users = asked.size > ledger_.budgets().LeftOfPrincipal(
@@ -160,7 +160,7 @@ WaitingQueue::Turn LeaseWaits::TakeTurn(const Waiter& waiter, absl::Time now,
       return {Result::kStays,
               users ? Waiter::Lacks::kUser : Waiter::Lacks::kJob};
     }
-    default:  // extents: its allowance grows every second
+    default:  // kExtents: the allowance grows every second
       return {Result::kStays, Waiter::Lacks::kUser, now + kTryEvery};
   }
 }
@@ -208,7 +208,8 @@ Woken LeaseWaits::TakeWoken() {
               .all = line_.TakeWakeAll()};
   for (const auto& [id, pool] : ledger_.pools()) {
     uint64_t changes = pool.changes();
-    // Promises of host memory to plans count as changes too.
+    // A change of the host memory promised to plans counts as a change of the
+    // pool.
     if (id.kind == PoolKind::kHost) changes += joint_.demands_version();
     if (std::exchange(changes_seen_[id], changes) == changes) continue;
     woken.pools.insert(id);

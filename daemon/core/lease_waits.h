@@ -1,5 +1,5 @@
-// Lease requests: which are refused at once, which join the queue (waiting.h),
-// when they have their turn, and how the wait ends.
+// Handles lease requests: which are refused at once, which join the queue
+// (waiting.h), when they get a turn, and how their wait ends.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -51,23 +51,23 @@ class LeaseWaits {
 
  private:
   Rights RightsOf(const Waiter& lease) const;
-  // Returns why a new request must stay behind a waiting one; ok if it need
-  // not.
+  // Returns OK if a new request may pass all waiting leases; else why it must
+  // stay behind one, or why it can never be granted.
   Refusal StaysBehind(const Waiter& lease, absl::Time now) const;
   Woken TakeWoken();
-  // Gives leases that wait for plans their turn. A lease for which no memory
-  // will come any more joins the queue or is refused.
+  // Gives a turn to leases that wait for plans. If no plan will free memory for
+  // a lease, the lease joins the queue or is refused.
   void ReleaseForPlans(const Woken& woken, absl::Time now, Effects& effects);
   // Queues the lease if it may wait; refuses it otherwise.
   void WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
                     Effects& effects);
-  // Queues the lease and returns ok, or returns why it may not wait.
+  // Queues the lease and returns OK, or returns why the lease may not wait.
   Refusal StandInLine(Waiter lease, const Refusal& refusal, absl::Time now);
   WaitingQueue::Turn TakeTurn(const Waiter& waiter, absl::Time now,
                               Effects& effects);
   void TimeOut(const PlaceInLine& place, const Waiter& waiter, absl::Time now,
                Effects& effects);
-  // Returns what is in front or missing, as its job may read it.
+  // Returns what the lease waits for, in words that its job may read.
   std::string WhyItWaits(const Waiter& lease,
                          const WaitingQueue::InFront& front,
                          absl::Time now) const;
@@ -80,7 +80,7 @@ class LeaseWaits {
   Leases& leases_;
   WaitingQueue& line_;
   Journal& journal_;
-  // Each pool's changes at the last TakeWoken.
+  // Number of changes of each pool at the last TakeWoken.
   std::map<PoolId, uint64_t> changes_seen_;
 };
 

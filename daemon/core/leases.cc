@@ -68,7 +68,7 @@ void Leases::Decide(const Ledger::Decided& decided, absl::Time now,
 }
 
 void Leases::TellHolding(const Session& session, Effects& effects) const {
-  if (!session.is_rank()) return;  // another rank may have its slot
+  if (!session.is_rank()) return;  // its former slot may be another rank's now
   effects.push_back(
       HoldsMemory{session.grant_slot, ledger_.HasLease(session.id)});
 }
@@ -83,8 +83,8 @@ void Leases::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                              : ledger_.ExtentFailed(extent, made, now, effects);
     if (decided) Decide(*decided, now, effects);
   }
-  // Includes leases that wait behind these in the same pool: making progresses
-  // for them too.
+  // Includes leases behind these in the pool's queue, because they progress
+  // too.
   for (const Ledger::Progress& each :
        ledger_.Making(pools, now - kTellProgressAfter)) {
     effects.push_back(SendNotice{

@@ -1,4 +1,4 @@
-// Leases of sessions: answers, counts and logs the ledger's decisions.
+// The leases of sessions. Answers, counts and logs what the ledger decides.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -27,8 +27,9 @@ class Leases {
         policy_(policy),
         journal_(journal) {}
 
-  // Leases from the ledger. Ok: the lease is granted or being made, and its
-  // request is answered then. The caller answers a refusal.
+  // Takes a lease from the ledger. OK: the lease is granted or being made, and
+  // its request is answered when that is done. The caller must answer a
+  // refusal.
   Refusal Take(const Waiter& lease, absl::Time now, Effects& effects);
   void Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
               Effects& effects);
@@ -45,11 +46,11 @@ class Leases {
                absl::Time now, Effects& effects);
   // Returns the answer to a repeated request.
   Reply Repeat(const Session& session, RequestId request) const;
-  // Logs what jobs hold of GPUs that cannot be used any more.
+  // Logs which memory jobs hold of GPUs that cannot be used any more.
   void NameHeldOfFaulty(const NodeConfig& config, absl::Time now);
 
  private:
-  // Answers a lease that is granted or could not be made.
+  // Answers a lease that is now granted, or that could not be made.
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
   // Tells grants whether the session holds memory, after one of its leases
   // began, ended or failed.

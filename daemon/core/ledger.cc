@@ -141,7 +141,7 @@ absl::Status Ledger::CheckAsked(const LeaseRequest& asked) const {
 Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
                             const LeaseRequest& asked, absl::Time now,
                             Effects& effects) {
-  // Not Edit: a refusal changes nothing, so the row needs no saving.
+  // at(), not Edit(): a refusal changes nothing, so the row need not be saved.
   const HolderState& holder = holders_.at(session);
   SLUICE_CHECK(holder.state == HolderState::State::kOpen);
   if (absl::Status wrong = CheckAsked(asked); !wrong.ok()) {
@@ -213,7 +213,7 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
   Bytes refund;
   for (const Slice& slice : lease.slices) {
     if (MakingState* making = making_.Find(slice.id)) {
-      making->lease.reset();  // returned once it is made
+      making->lease.reset();  // the extent is returned when it is made
       refund += slice.size;
     } else if (hold) {
       pool.Quarantine(slice.id, lease.session);
@@ -223,7 +223,7 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
       refund += slice.size;
     }
   }
-  // A failing lease was also charged for what could not be made.
+  // A failing lease was also charged for the extents that could not be made.
   if (lease.state == LeaseState::State::kFailing) {
     Bytes there;
     for (const Slice& slice : lease.slices) there += slice.size;
@@ -268,7 +268,7 @@ std::optional<Ledger::Decided> Ledger::ExtentFailed(ExtentId id,
                                                     Effects& effects) {
   const MakingState making = TakeMaking(id);
   pools_.at(making.pool).Failed(id);
-  ForgetPrincipals();  // this may have been its principal's last extent
+  ForgetPrincipals();  // this may have been the last extent of its principal
   if (!making.lease) return std::nullopt;
   LeaseState& lease = leases_.Edit(*making.lease);
   std::erase_if(lease.slices, [&](const Slice& s) { return s.id == id; });
@@ -284,7 +284,7 @@ std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
   for (const auto& [id, making] : making_) {
     if (!making.lease) continue;
     const LeaseState& lease = leases_.at(*making.lease);
-    if (lease.asked_at > then) break;  // later ones were asked later
+    if (lease.asked_at > then) break;  // later extents are of later requests
     if (!pools.contains(making.pool)) continue;
     Progress& progress =
         found
@@ -320,7 +320,7 @@ void Ledger::Linger(ExtentId id, PoolId pool, const JobKey& job,
 
 void Ledger::AskNow(absl::Time now, Effects& effects) {
   if (to_ask_.empty()) return;
-  // AskAgain asks about the rest.
+  // AskAgain will ask about the other extents.
   for (size_t i = kAskAtOnce; i < to_ask_.size(); ++i) {
     lingering_.Edit(to_ask_[i]).answer = LingeringState::Answer::kHeld;
     rest_.ask_again_at = std::min(rest_.ask_again_at, now + kAskEvery);
@@ -388,23 +388,25 @@ Bytes Ledger::SetOutside(HeldOutside held) {
 
 absl::Status Ledger::Admit(const JobKey& job, PoolId pool, Bytes size,
                            const Pool::Parts& parts) {
-  // Lingering memory is charged already, perhaps to another job.
+  // Lingering memory is charged already, perhaps to another job, so it is
+  // refunded before the lease is charged.
   ChargeLingering(parts.reuse, false);
   absl::Status admitted = budgets_.Admit(job, pool.kind, size);
   if (!admitted.ok()) ChargeLingering(parts.reuse, true);
   return admitted;
 }
 
-// Chooses the extents of a lease. If new extents exceed the budget, it prefers
-// the principal's own lingering ones, as in a full pool: they are charged
-// already, so leasing them again costs nothing.
+// Chooses the extents of a lease. If new extents would exceed the budget,
+// chooses again as in a full pool, which prefers lingering extents of the
+// principal: these are charged already, so leasing them again costs nothing.
 Ledger::Chosen Ledger::Choose(const HolderState& holder,
                               const LeaseRequest& asked) {
   const JobKey& job = holder.job;
   const Pool& pool = pools_.at(asked.pool);
   const PoolKind kind = asked.pool.kind;
   const Bytes withheld = Withheld(asked.pool, &job.principal);
-  // A rank's GPU memory is a hard limit; a host lease may be a little larger.
+  // A GPU lease must not exceed the request, since a rank's GPU memory is a
+  // hard limit; a host lease may be a little larger.
   const bool exact = kind == PoolKind::kGpu;
   auto parts =
       pool.Choose(holder.principal, asked.size,
@@ -459,8 +461,8 @@ Bytes Ledger::HostLeft(const JobKey& job) const {
   return left + LingeringHost([&](const JobKey& each) { return each == job; });
 }
 
-// Checks that lingering extents of pools are those that are asked about, and
-// that each has holders if the device cannot tell.
+// Checks that the lingering extents of pools are those about which the device
+// is asked, and that each has holders if the device cannot report them.
 void Ledger::CheckLingering() const {
   std::map<PoolId, Bytes> sums;
   for (const auto& [id, each] : lingering_) {
@@ -476,8 +478,9 @@ void Ledger::CheckLingering() const {
   SLUICE_CHECK(to_ask_.empty());
 }
 
-// --- The number of extents and how often they change: each has a descriptor of
-// the daemon's, and the device takes time to make and to destroy one
+// --- The limits of extents and of their changes: each extent has a descriptor
+// in
+// --- the daemon, and the device takes time to make and to destroy it
 
 size_t Ledger::Extents() const {
   size_t sum = 0;
@@ -491,8 +494,8 @@ size_t Ledger::Owned(PrincipalId principal) const {
   return sum;
 }
 
-// Returns how many extents are held back for attached ranks of other principals
-// that do not have that many yet.
+// Returns how many extents are reserved for attached ranks of principals other
+// than `from` and not made yet.
 size_t Ledger::HeldBack(PrincipalId from) const {
   size_t sum = 0;
   for (const auto& [principal, known] : principals_) {
@@ -547,7 +550,7 @@ absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
         --count;
       }
     };
-    from(asked);  // before other pools: this pool may need the room
+    from(asked);  // the pool of the lease first, which may need the room
     for (const auto& [id, each] : pools_) {
       if (id != asked && count > 0) from(id);
     }
@@ -599,8 +602,8 @@ absl::Duration Ledger::OrphansKeptFor(PoolId pool, const Principal& who) const {
              : limits_.orphans_kept_for;
 }
 
-// Destroys idle extents that their principal, which alone could use them, is
-// unlikely to lease again.
+// Destroys idle extents that their principal is unlikely to lease again; no
+// other principal could lease them.
 void Ledger::Trim(absl::Time now, Effects& effects) {
   Idle idle;
   const auto add = [&](PoolId pool, const std::vector<ExtentId>& extents) {
@@ -713,7 +716,7 @@ absl::Status Ledger::MayReserve(PoolId id, const Principal& whose, Bytes bytes,
   Reservations tried = reservations_;
   SetReservation(tried, id, whose, {bytes, {}});
   const Bytes withheld = Withheld(tried, id, nullptr);
-  // A smaller reservation breaks nothing, whatever is free now.
+  // Reserving less needs no free memory.
   if (withheld <= Withheld(reservations_, id, nullptr)) return absl::OkStatus();
   const Bytes room = pool.free() - promised;
   if (withheld <= room) return absl::OkStatus();
@@ -758,8 +761,8 @@ std::vector<ReservationLine> Ledger::ReservationLines() const {
   return lines;
 }
 
-// Checks that the unused part of all reservations of a pool is not held by
-// other principals.
+// Checks that no other principal holds the unused part of a pool's
+// reservations.
 void Ledger::CheckReservations() const {
   for (const auto& [id, users] : reservations_) {
     SLUICE_CHECK(!users.empty());
@@ -813,8 +816,8 @@ std::optional<Waiter::Lacks> Ledger::Lacks(const JobKey& job,
   const auto known = principals_.find(job.principal);
   const PrincipalId id =
       known != principals_.end() ? known->second.id : PrincipalId();
-  // The principal's own lingering memory is charged already, and leased again
-  // as it is.
+  // The principal's own lingering memory is charged already, and can be leased
+  // again as it is.
   const Bytes withheld = Withheld(asked.pool, &job.principal);
   const Bytes own = pool.MostFor(id, pool.total());
   const Bytes charged_anew = asked.size - own;
@@ -956,7 +959,7 @@ void Ledger::TakeOver(absl::Time now, Effects& effects) {
     effects.push_back(
         MakeExtent{id, making.pool, pool.SizeOf(id), pool.OwnerOf(id)});
   }
-  // Answers that were on their way are lost: asks again.
+  // The earlier daemon's pending answers are lost, so asks again.
   for (const auto& [id, each] : lingering_) {
     if (each.answer != LingeringState::Answer::kNotYet) continue;
     lingering_.Edit(id).answer = LingeringState::Answer::kHeld;
@@ -992,8 +995,8 @@ void Ledger::CheckInvariants() const {
   CheckReservations();
 }
 
-// Checks that what pools count as leased is the sum of the leases and of what
-// is still being made for ended leases.
+// Checks that pools count as leased exactly the extents of leases and those
+// still being made for ended leases.
 void Ledger::CheckLeases() const {
   std::map<PoolId, Bytes> by_pool;
   int making = 0;

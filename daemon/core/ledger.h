@@ -1,9 +1,9 @@
 // The ledger: which session holds which memory, and how much each may have.
 //
-// It owns the pools, the budgets, the leases with the extents that are being
-// made for them, and the account of each session that may lease (a *holder*).
-// Core calls it and reports the outcomes of effects; a lease's outcome is
-// returned (`Decided`) for Core to answer.
+// The ledger owns the pools, the budgets, the leases with the extents that are
+// being made for them, and the account of each session that may lease (a
+// *holder*). Core calls it and reports the outcomes of effects. The outcome of
+// a lease is returned (`Decided`), and Core answers the client.
 //
 // States of a lease:
 //   making   extents are requested from the device
@@ -15,16 +15,17 @@
 //   closed   its session ended, its process lives: has quarantined memory
 //   (gone)   its process ended
 //
-// Memory that is returned while a process may still reach it *lingers*: it
-// stays charged to its job, and no other principal may have it. The device is
-// asked which extents are held (AskHolders): at once, then every kAskEvery
-// while some are, a few at a time. If the device does not know, the extent is
-// free when all processes that received a descriptor have ended.
+// Memory that is returned while a process can still reach it *lingers*: it
+// stays charged to its job, and no other principal gets it. The device is asked
+// which extents processes still reach (AskHolders): at once, and then every
+// kAskEvery while any linger, a few at a time. If the device cannot tell, an
+// extent becomes free when all processes that received a descriptor of it have
+// ended.
 //
-// Each extent has a descriptor. So their number is limited, per principal and
-// in all, with some held back for attached ranks (ExtentLimits). Idle extents
-// are destroyed if there are too many, after some time, and some time after
-// their principal's last process has ended.
+// Each extent has a descriptor, so the number of extents is limited, per
+// principal and in total, and some are reserved for attached ranks
+// (ExtentLimits). Idle extents are destroyed if there are too many, after some
+// time, and some time after their principal's last process has ended.
 //
 // Errors: ExtentMade or ExtentFailed for an extent that was not requested, and
 // a session that is not a holder, are bugs (CHECK).
@@ -56,7 +57,7 @@
 
 namespace sluice::daemon {
 
-// Why a lease is refused; ok if it is not.
+// The reason for refusing a lease; `why` is OK if it is not refused.
 struct Refusal {
   absl::Status why;
   RefusedBy by = RefusedBy::kBudget;
@@ -69,7 +70,7 @@ class Ledger {
   // --- holders -------------------------------------------------------------
   void Open(SessionId session, const JobKey& job);
   // Ends the session's leases; memory that its process may still map is
-  // quarantined. Returns whether it had any leases.
+  // quarantined. Returns whether the session had any leases.
   bool Close(SessionId session, absl::Time now, Effects& effects);
   // The holder's process is gone: its quarantined memory lingers.
   void Gone(SessionId session, absl::Time now, Effects& effects);
@@ -101,8 +102,8 @@ class Ledger {
                                       absl::Time now, Effects& effects);
   // REQUIRES: the extent is being made.
   PoolId PoolOfMaking(ExtentId id) const { return making_.at(id).pool; }
-  // Returns the leases of `pools` that were requested by `then` and still wait
-  // for extents.
+  // The leases of `pools` that were requested by `then` and still wait for
+  // extents.
   struct Progress {
     SessionId session;
     RequestId request;
@@ -110,18 +111,18 @@ class Ledger {
   };
   std::vector<Progress> Making(const std::set<PoolId>& pools,
                                absl::Time then) const;
-  // Frees a lease. Returns the request that had asked for it; nullopt if the
-  // session has no such lease.
+  // Frees a lease. Returns the id of the request that asked for it; nullopt if
+  // the session has no such lease.
   std::optional<RequestId> Free(SessionId session, LeaseId lease,
                                 absl::Time now, Effects& effects);
 
   // --- what lingers --------------------------------------------------------
   static constexpr absl::Duration kAskEvery = absl::Milliseconds(250);
   static constexpr size_t kAskAtOnce = 256;
-  // Takes the device's answer for an extent; ignored if it lingers no more.
-  // Returns how much host memory of dead processes became free.
+  // Handles the device's answer about an extent; ignored if the extent no
+  // longer lingers. Returns how much host memory of dead processes became free.
   Bytes HolderKnown(ExtentId id, Held held, absl::Time now);
-  // Asks the device again if it is time.
+  // Asks the device again about lingering extents, if kAskEvery has passed.
   void AskAgain(absl::Time now, Effects& effects);
 
   // --- what is idle --------------------------------------------------------
@@ -130,17 +131,19 @@ class Ledger {
   // without processes.
   void Trim(absl::Time now, Effects& effects);
 
-  // Returns the idle host memory, kept for the next process of its principal.
+  // Returns how much idle host memory is kept for the next processes of
+  // principals.
   Bytes IdleHost() const;
-  // Destroys extents of it until `bytes` are freed: each pool's oldest first,
-  // and at most kTrimAtOnce per pool.
+  // Destroys idle host memory until `bytes` are free: the oldest extents of
+  // each pool, at most kTrimAtOnce per pool.
   void GiveUpIdleHost(Bytes bytes, Effects& effects);
 
   // --- what is held outside ------------------------------------------------
-  // Sets what is held outside leases. Returns how much host memory became free.
+  // Sets how much memory is held outside leases. Returns how much host memory
+  // became free.
   Bytes SetOutside(HeldOutside held);
   const HeldOutside& outside() const { return rest_.outside; }
-  // Returns what `held` would give for the pool.
+  // Returns how much of the pool would be held outside, given `held`.
   Bytes OutsideIn(PoolId pool, const HeldOutside& held) const {
     return OutsideOf(held, pool, spare_.at(pool));
   }
@@ -158,18 +161,18 @@ class Ledger {
 
   // --- reservations --------------------------------------------------------
   // Checks a reservation. FailedPrecondition: the memory is not available;
-  // `promised` is what others are to get of the pool besides. NotFound: no such
-  // pool.
+  // `promised` is how much of the pool other principals will get besides.
+  // NotFound: no such pool.
   absl::Status MayReserve(PoolId pool, const Principal& whose, Bytes bytes,
                           Bytes promised) const;
-  // InvalidArgument if a pool has less than is reserved of it.
+  // InvalidArgument: the reservations of a pool exceed its size.
   absl::Status CheckSums(const Reservations& given) const;
-  // REQUIRES: MayReserve accepted each new one, or CheckSums all before the
-  // first session.
+  // REQUIRES: MayReserve accepted each new reservation, or, before the first
+  // session, CheckSums accepted all.
   void SetReservations(Reservations given) { reservations_ = std::move(given); }
   const Reservations& reservations() const { return reservations_; }
-  // Returns the free memory of a pool that `from` may not have; null: all
-  // memory that some principal may not have.
+  // Returns how much free memory of a pool `from` may not have. Null: how much
+  // free memory some principal may not have.
   Bytes Withheld(PoolId pool, const Principal* from) const {
     return Withheld(reservations_, pool, from);
   }
@@ -177,11 +180,11 @@ class Ledger {
 
   // --- leases that wait ----------------------------------------------------
   // Returns an error if the lease could not be granted even if all memory were
-  // free: the request is invalid, or larger than a limit or than the pool
-  // without others' reservations, or needs too many extents.
+  // free: the request is invalid, exceeds a limit or the part of the pool that
+  // is not reserved for others, or needs too many extents.
   absl::Status MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
-  // Returns what such a lease lacks, computed from sums alone; nullopt if
-  // nothing. `promised` is the part of the pool's free memory promised to
+  // Returns what the lease lacks, computed from sums alone; nullopt if nothing.
+  // `promised` is the part of the pool's free memory that is promised to
   // others. REQUIRES: the pool exists.
   std::optional<Waiter::Lacks> Lacks(const JobKey& job,
                                      const LeaseRequest& asked,
@@ -192,27 +195,27 @@ class Ledger {
   // --- reading -------------------------------------------------------------
   const std::map<PoolId, Pool>& pools() const { return pools_; }
   const Pool* FindPool(PoolId id) const;
-  // Returns what `principal` can certainly get of a pool in one lease.
+  // Returns how much `principal` can certainly get of a pool in one lease.
   Bytes UsableBy(PoolId pool, const Principal& principal) const;
-  // Returns the same for a principal that never had a lease.
+  // Returns how much a principal that never had a lease can certainly get.
   Bytes UsableByAnyone(PoolId pool) const;
-  // Returns what a principal, or a job, may still lease of host memory within
+  // Returns how much host memory a principal (or a job) may still lease within
   // its budget, including its own lingering memory. kUnlimited: no limit.
   Bytes HostLeft(const Principal& principal) const;
   Bytes HostLeft(const JobKey& job) const;
-  // Returns the host memory leased by a job's ranks on NUMA node `numa`, or on
-  // all.
+  // Returns how much host memory the ranks of a job have leased on NUMA node
+  // `numa`, or on all nodes.
   Bytes HostHeld(const JobKey& job, std::optional<uint64_t> numa) const;
-  // Returns what a session has leased.
+  // Returns how much a session has leased.
   Bytes Leased(SessionId session, PoolKind kind) const;
   std::set<LeaseId> LeasesOf(SessionId session) const;
   // Returns whether the session has a lease, or one is being made for it.
   bool HasLease(SessionId id) const { return !LeasesOf(id).empty(); }
   bool IsHolder(SessionId session) const { return holders_.contains(session); }
-  // Returns whether nothing of a closed session waits for its process to end.
+  // Returns whether a closed session has neither leases nor quarantined memory.
   bool HoldsNothing(SessionId session) const;
-  // Returns whether there is host memory of sessions that ended before their
-  // processes, or that such processes left lingering.
+  // Returns whether host memory of this principal will become free: quarantined
+  // memory of ended sessions, or memory that ended processes left lingering.
   bool IsReturning(const Principal& principal) const;
   // Returns how many principals have a holder or an extent.
   size_t principals() const { return principals_.size(); }
@@ -224,12 +227,12 @@ class Ledger {
   // Visits its tables row by row (SavedAs).
   template <typename Each>
   void EachTable(Each each);
-  // Call after Load: repeats to the device the questions that were pending when
-  // the earlier daemon ended.
+  // Call after Load: asks the device again what it had not answered when the
+  // earlier daemon ended.
   void TakeOver(absl::Time now, Effects& effects);
   // Returns the requests of leases that are not granted yet.
   std::map<SessionId, std::set<RequestId>> Asking() const;
-  // Adds its state that is in no table.
+  // Adds the state that is in no table.
   void AddLoose(LooseState& loose) const;
 
   void CheckInvariants() const;
@@ -237,16 +240,18 @@ class Ledger {
  private:
   absl::Status CheckPool(PoolId pool) const;
   absl::Status CheckAsked(const LeaseRequest& asked) const;
-  // Returns what the principals of the reservation hold of the pool.
+  // Returns how much of the pool the principals that the reservation is for
+  // hold.
   Bytes HeldBy(const Reservations& reserved, PoolId pool,
                const Principal& reserver) const;
   Bytes Withheld(const Reservations& reserved, PoolId pool,
                  const Principal* from) const;
   Decided Finish(LeaseId id, absl::Time now, Effects& effects);
-  // Returns the slices: to quarantine if the holder is closed and they were
-  // granted, else to the pool. Erases the lease.
+  // Erases the lease. Its slices are quarantined if the holder is closed and
+  // they were granted; otherwise they return to the pool.
   RequestId End(LeaseId id, absl::Time now);
-  // Lists an extent that `job` returned as lingering, to be asked about.
+  // Adds an extent that `job` returned to the lingering ones, about which the
+  // device is asked.
   void Linger(ExtentId id, PoolId pool, const JobKey& job,
               LingeringState::Origin origin);
   // The number of extents.
@@ -255,16 +260,16 @@ class Ledger {
   size_t Owned(PrincipalId principal) const;
   absl::Status TooMany(const Principal& who, size_t has, size_t more) const;
   size_t HeldBack(PrincipalId from) const;
-  // Returns idle extents to destroy so that the parts of a lease do not make
-  // too many extents; charges the changes to its principal's allowance.
+  // Returns idle extents to destroy, so that the parts of a lease do not make
+  // too many extents. Charges these changes to the principal's allowance.
   absl::StatusOr<Idle> MakeRoom(const HolderState& holder, PoolId asked,
                                 const Pool::Parts& parts, absl::Time now);
   void Destroy(const Idle& idle, Effects& effects);
   absl::Time NextTrim() const;
-  // Asks the device about the extents returned in this event, in one question.
+  // Asks the device, in one question, about the extents returned in this event.
   void AskNow(absl::Time now, Effects& effects);
-  // The parts of a lease. Its principal is charged for them, and no longer for
-  // those of them that lingered.
+  // The parts of a lease, charged to its principal. Parts that lingered are no
+  // longer charged as lingering.
   struct Chosen {
     absl::StatusOr<Pool::Parts> parts;
     RefusedBy by = RefusedBy::kPool;  // if there are no parts
@@ -280,8 +285,8 @@ class Ledger {
   PrincipalId Intern(const Principal& principal);
   // Moves idle host memory to the heir, up to its limit of extents.
   void GiveIdleHost(PrincipalId from, PrincipalId heir);
-  // Returns how long idle extents of a pool are kept, and how long after the
-  // end of their principal's last process.
+  // Returns how long idle extents of a pool are kept; OrphansKeptFor, how long
+  // after the end of their principal's last process.
   absl::Duration KeptFor(PoolId pool) const;
   absl::Duration OrphansKeptFor(PoolId pool, const Principal& who) const;
   // Forgets principals that have neither a holder nor an extent.
@@ -312,7 +317,7 @@ class Ledger {
   struct KnownPrincipal {
     PrincipalId id;
     int holders = 0;
-    int open = 0;  // of those
+    int open = 0;  // number of open holders
     // When its last process ended; InfiniteFuture while it has one.
     absl::Time alone_since = absl::InfiniteFuture();
   };

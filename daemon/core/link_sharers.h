@@ -1,5 +1,5 @@
-// How each link is shared: by users' weights, and evenly among a user's ranks,
-// so that more ranks give a user no larger share.
+// Shares of each link: by users' weights, and evenly among a user's ranks, so
+// that more ranks give a user no larger share.
 //
 // Thread safety: none needed; values.
 #pragma once
@@ -13,15 +13,15 @@ namespace sluice::daemon {
 
 inline constexpr double kLeastWeight = 0.01;
 inline constexpr double kMostWeight = 100;
-// Returns the weight of a principal's ranks in fair shares.
+// Returns the weight of a principal in fair shares.
 double WeightOf(const NodeConfig& config, const Principal& who);
 
 class LinkSharers {
  public:
   explicit LinkSharers(size_t links) : links_(links) {}
 
-  // Adds `more` (1 or -1) ranks of `user`, a small number, on each link of
-  // `path`. The weight is the same for all ranks of a user.
+  // Adds `more` (1 or -1) ranks of `user` to each link of `path`. `user` is a
+  // small number. The weight is the same for all ranks of a user.
   void Count(const std::vector<size_t>& path, int user, double weight,
              int more);
   int ranks(size_t link) const { return links_[link].ranks; }

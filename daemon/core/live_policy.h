@@ -1,8 +1,8 @@
-// Applies what administrators set while the daemon runs (policy.h): budgets and
-// reservations in the ledger, the drain, measured speeds of links.
+// Applies what administrators set while the daemon runs (policy.h): budgets,
+// reservations, the drain, and measured speeds of links.
 //
-// Measured links apply at once if no rank is attached, else as soon as none is,
-// since promises and plans of ranks were made for the former links.
+// Measured links apply at once if no rank is attached, otherwise as soon as
+// none is, because ranks' promises and plans were made for the former links.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -25,8 +25,8 @@ namespace sluice::daemon {
 
 class LivePolicy {
  public:
-  // All arguments must outlive this object. It replaces the links in `config`
-  // by measured ones.
+  // All arguments must outlive this object, which replaces the links in
+  // `config` by measured ones.
   LivePolicy(NodeConfig& config, const SessionTable& sessions, Ledger& ledger,
              const JointPlanning& joint, Journal& journal)
       : config_(config),
@@ -46,7 +46,7 @@ class LivePolicy {
   absl::StatusOr<Policy> With(const PolicyChange& change, absl::Time now) const;
   // Applies the change; errors as in With.
   absl::Status Apply(const PolicyChange& change, absl::Time now);
-  // Applies what an earlier daemon kept. REQUIRES: no session yet.
+  // Applies the policy that an earlier daemon kept. REQUIRES: no session yet.
   // InvalidArgument: it reserves more than this node has.
   absl::Status Start(const Policy& policy, absl::Time now);
   // Runs after each event: applies measured links as soon as that is allowed.
@@ -54,7 +54,7 @@ class LivePolicy {
 
   const std::optional<Drain>& drain() const { return drain_; }
   void Load(std::optional<Drain> drain) { drain_ = std::move(drain); }
-  // Returns why nothing is granted; ok if the node is not drained.
+  // Returns the reason for granting nothing; OK if the node is not drained.
   absl::Status CheckDrain() const;
   const std::optional<MeasuredLinks>& measured() const { return measured_; }
   // Returns whether measured links are not applied yet.

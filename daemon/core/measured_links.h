@@ -1,8 +1,8 @@
-// Measured speeds of links that an administrator has the daemon keep.
+// Measured speeds of links, which an administrator told the daemon to keep.
 //
 // The configuration takes precedence, link by link: a link with a configured
-// speed keeps it. Apart from such links, a measurement is used as a whole or
-// not at all.
+// speed keeps it. For all other links, a measurement is used as a whole or not
+// at all.
 //
 // Thread safety: pure functions, values.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace sluice::daemon {
 
-// Bytes per second; 0: no limit was found.
+// Bytes per second; 0: the measurement found no limit.
 struct MeasuredLink {
   double h2d = 0;
   double d2h = 0;

@@ -38,8 +38,8 @@ Bytes OutsideMemory::Known(HeldOutside said, absl::Time now) {
   }
   const Bytes came_back =
       Set(Follow(ledger_.outside(), std::move(said), with_ranks), now);
-  // A rank reports when it takes more; only the device reports that it has
-  // less.
+  // A rank reports only an increase of its use; a decrease is known from the
+  // device.
   const HeldOutside& held = ledger_.outside();
   for (const auto& [id, session] : sessions_) {
     const PoolId gpu = session.gpu();

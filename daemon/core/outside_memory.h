@@ -1,5 +1,5 @@
-// Memory that is held outside leases (held_outside.h): combines what the device
-// and ranks report, and tracks each rank's part of it.
+// Memory that is held outside leases (held_outside.h). Combines the reports of
+// the device and of ranks, and computes each rank's part.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -23,13 +23,13 @@ class OutsideMemory {
         ledger_(ledger),
         journal_(journal) {}
 
-  // Takes the device's report. Returns how much host memory became free.
+  // Handles the device's report. Returns how much host memory became free.
   Bytes Known(HeldOutside said, absl::Time now);
-  // Takes a rank's report of how much of its GPU is in use.
+  // Handles a rank's report of how much of its GPU is in use.
   void Told(Session& session, const GpuUseRequest& use, absl::Time now);
 
  private:
-  // Applies `held`, and logs pools where outside memory appears or ends.
+  // Sets `held`, and logs each pool in which outside memory appears or ends.
   Bytes Set(HeldOutside held, absl::Time now);
 
   const NodeConfig& config_;

@@ -1,5 +1,5 @@
-// Decisions of administrators while the daemon runs. They are saved, so that
-// they survive a restart.
+// What administrators decide while the daemon runs. It is saved, so that it
+// survives a restart.
 //
 // Plain data. Thread safety: values.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace sluice::daemon {
 
-// While set, the node grants nothing new: no session of a rank, no lease.
+// While it is set, the node accepts no session of a rank and grants no lease.
 struct Drain {
   std::string who;     // the name that the caller gave; may be empty
   std::string reason;  // may be empty
@@ -24,7 +24,7 @@ struct Drain {
 };
 
 struct Policy {
-  Budgets::Saved limits;  // set while a daemon ran
+  Budgets::Saved limits;  // limits that an administrator has set
   Reservations reservations;
   std::optional<Drain> drain;
   std::optional<MeasuredLinks> measured;
@@ -37,8 +37,8 @@ struct BudgetChange {
   std::optional<Bytes> gpu, host;  // unset: the limit stays
   std::string who;
 };
-// Reserves `bytes` of a pool for a user (cgroup empty: for all its cgroups); 0
-// ends the reservation.
+// Reserves `bytes` of a pool for a user, or ends the reservation if 0. With an
+// empty cgroup, the reservation is for all cgroups of the user.
 struct ReservationChange {
   PoolId pool;
   Principal whose;

@@ -1,5 +1,5 @@
-// The requests of clients, already checked for form (wire::CheckRequest), and
-// the replies and notices to them: the protocol's messages without protobuf.
+// Requests of clients, with a checked form (wire::CheckRequest), and the
+// replies and notices to clients: the protocol's messages without protobuf.
 //
 // Plain data. Thread safety: values.
 #pragma once
@@ -30,14 +30,15 @@ struct HelloRequest {
   int local_ranks = 1;
   DeviceIndex gpu;
   uint32_t protocol = 1;  // agreed by both sides
-  // The GPUs of the device nodes that came with the request.
+  // The GPUs for which the client sent device nodes with the request.
   std::set<DeviceIndex> shown;
   bool operator==(const HelloRequest&) const = default;
 };
 struct LeaseRequest {
   PoolId pool;
   Bytes size;
-  // The longest wait before the request is refused; 0: it does not wait.
+  // How long the request may wait before it is refused; 0: it is refused at
+  // once.
   absl::Duration wait = absl::ZeroDuration();
   bool operator==(const LeaseRequest&) const = default;
 };
@@ -48,27 +49,28 @@ struct FreeRequest {
 struct GiveUpRequest {
   RequestId request;
 };
-// The profile itself follows with Core::ProfileRead.
+// Asks for a plan. The profile itself follows with Core::ProfileRead.
 struct ProfileRequest {};
 struct StepReportRequest {
-  // Implicit: a report alone is a request.
+  // Implicit, so that a report can be used as a request.
   StepReportRequest(StepReport told, std::vector<double> maps = {})
       : step(told), map_seconds(std::move(maps)) {}
   StepReport step;
-  std::vector<double> map_seconds;  // per lease mapped since the last report
+  // Duration of mapping each lease since the last report.
+  std::vector<double> map_seconds;
 };
-// The memory of the session's GPU that all processes use, as its driver reports
-// it; sent when the rank's use outside its lease may have changed.
+// Reports how much memory of the session's GPU all processes use, as the rank's
+// driver shows it. Sent when the rank's use outside its lease may have changed.
 struct GpuUseRequest {
   Bytes used;
 };
 // The answer to a PlanChangedNotice.
 struct PlanTakenRequest {
   PlanId plan;
-  bool taken = false;  // false: it continues with its former plan
-  std::string note;    // one line: what the rank did
+  bool taken = false;  // false: the rank continues with its former plan
+  std::string note;    // one line that says what the rank did
 };
-// plan 0: status only.
+// Asks for the status, and for a plan unless `plan` is 0.
 struct QueryRequest {
   PlanId plan;
 };
@@ -97,7 +99,8 @@ struct SubmittedReply {
   bool operator==(const SubmittedReply&) const = default;
 };
 struct NotedReply {
-  // Set after a GpuUseRequest: the reply reports what is free in this pool.
+  // Set in the reply to a GpuUseRequest, which reports what is free in this
+  // pool.
   std::optional<PoolId> room;
   bool operator==(const NotedReply&) const = default;
 };
@@ -119,7 +122,7 @@ struct EvictedNotice {
 struct PlanReadyNotice {
   PlanId plan;
 };
-// New fractions, to be used from the next step boundary on.
+// The job has a new plan, by which it runs from its next step boundary on.
 struct PlanChangedNotice {
   PlanId plan;
 };
@@ -131,13 +134,13 @@ struct PlanFailedNotice {
 struct ShuttingDownNotice {
   std::string reason;
 };
-// Another daemon has taken over this session. `plan` is the answer to the last
-// profile that the rank submitted, in case it missed it; 0 if there is none, so
-// that a rank that waits for a plan submits again.
+// Another daemon has taken over this session. `plan` answers the last profile
+// that the rank submitted, in case the rank missed the answer. If it is 0, a
+// rank that waits for a plan must submit again.
 struct TakenOverNotice {
   PlanId plan;
 };
-// Sent for a lease that takes long, while memory of its pool is being made.
+// Sent while a lease takes long, when memory of its pool was made.
 struct LeaseProgressNotice {
   RequestId request;
   Bytes made, size;

@@ -1,9 +1,11 @@
-// Memory of a pool that is reserved for a user: others' leases never take it.
+// Memory of a pool that is reserved for a user. Leases of other users never
+// take it.
 //
-// A reservation is for a principal, or for a uid (its cgroup is empty): then
-// for every principal of that uid without a reservation of its own in that
-// pool. Memory that they hold there counts towards the reservation, and the
-// rest of it is withheld from all others.
+// A reservation is for a principal, or for a uid (with an empty cgroup). In the
+// latter case it is for every principal of that uid without its own reservation
+// in that pool. The memory that these principals hold in the pool counts
+// towards the reservation, and the rest of the reservation is withheld from all
+// others.
 //
 // Thread safety: values; pure.
 #pragma once
@@ -33,8 +35,8 @@ struct ReservationLine {
   SetBy by;
 };
 
-// Returns the principal of the reservation in `pool` that applies to this
-// principal: itself, or its uid.
+// Returns the principal of the reservation in `pool` that applies to a
+// principal: either the principal itself, or its uid.
 inline Principal ReserverOf(const Reservations& from, PoolId pool,
                             const Principal& who) {
   const auto found = from.find(pool);

@@ -22,8 +22,8 @@ RequestHistory::Seen RequestHistory::Begin(RequestId id) {
     return known->second.has_value() ? Seen::kAnswered : Seen::kRunning;
   }
   if (id <= newest_forgotten_) return Seen::kForgotten;
-  // Only answered requests are forgotten. Running ones are few: leases are
-  // bounded by their pool, waiting leases by their quota, and profiles by the
+  // Only answered requests are dropped. There are few running ones: leases are
+  // limited by their pool, waiting leases by their quota, and profiles by the
   // packet rate.
   for (auto each = requests_.begin();
        (requests_.size() >= kWindow || text_ > kMostText) &&
@@ -58,7 +58,7 @@ void RequestHistory::Forget(RequestId id) {
 
 void RequestHistory::TakeBack(RequestId id, const absl::Status& why) {
   std::optional<Reply>* known = requests_.Find(id);
-  if (known == nullptr) return;  // forgotten, since many came after it
+  if (known == nullptr) return;  // dropped, because many requests came after it
   text_ -= TextOf(*known);
   known->reset();
   Answer(id, why);

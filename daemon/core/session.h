@@ -21,10 +21,10 @@
 
 namespace sluice::daemon {
 
-// Remembers requests, so that a request repeated under the same id is executed
+// Remembers requests, so that a repeated request (with the same id) is executed
 // once and answered again, until its client acknowledges the answer. Without
-// acknowledgements the last kWindow requests are remembered, or fewer if their
-// errors exceed kMostText. Older ones are refused; ids roughly count up.
+// acknowledgements it remembers the last kWindow requests, or fewer if their
+// errors exceed kMostText. Older ids are refused; ids roughly count up.
 class RequestHistory {
  public:
   static constexpr size_t kWindow = 256;
@@ -33,21 +33,21 @@ class RequestHistory {
 
   Seen Begin(RequestId id);
   void Answer(RequestId id, const Reply& reply);
-  // Replaces the answer to `id`, which could not be sent, by `why`.
+  // Replaces the answer to `id`, which could not be sent, by the error `why`.
   void TakeBack(RequestId id, const absl::Status& why);
-  // Drops the extents from the answer to `id`, since its lease has ended: the
-  // list can be long.
+  // Drops the list of extents, which can be long, from the answer to `id`,
+  // because its lease has ended.
   void LeaseEnded(RequestId id);
   const Reply& answer(RequestId id) const;
   // Forgets answered requests up to this one: the client will not repeat them.
   void Acknowledge(RequestId up_to);
   // Forgets all requests: the session is closed.
   void Clear();
-  // Forgets running requests other than `but_for`: if repeated, they are
-  // executed again.
+  // Forgets running requests except `but_for`, so that they are executed if
+  // they are repeated.
   void ForgetRunning(const std::set<RequestId>& but_for);
 
-  // nullopt: the request is running.
+  // The answer of each request; nullopt: the request is running.
   using Requests = Table<RequestId, std::optional<Reply>>;
   Requests& requests() { return requests_; }
   const Requests& requests() const { return requests_; }
@@ -75,8 +75,8 @@ struct Session {
   RequestHistory history;
 
   bool had_leases_at_close = false;
-  PlanId told_plan;  // sent since its last profile; 0: none yet
-  // The death of a rank of the same job; its notice may not have arrived.
+  PlanId told_plan;  // the last plan sent since its last profile; 0: none
+  // The death of a rank of the same job, of which this rank may not know yet.
   struct PeerDeath {
     Rank rank;
     std::string reason;
@@ -86,12 +86,13 @@ struct Session {
 
   std::optional<StepReport> last_step;
   Bytes hbm_peak;
-  // What this rank holds of its GPU outside its lease, from ranks' reports.
-  // Unset if it has reported nothing, or if the use before ranks came is
-  // unknown.
+  // How much of its GPU this rank holds outside its lease, computed from ranks'
+  // reports. Unset if the rank has reported nothing, or if the use before there
+  // were ranks is unknown.
   std::optional<Bytes> outside;
-  // Bytes copied since the session began: by its step reports, by its use page,
-  // and as counted for its GPU (the larger, since a page moves within a step).
+  // Bytes copied since the session began: as step reports say, as the use page
+  // says, and as counted for the GPU (the larger of both, since a page also
+  // moves within a step).
   Directions copies_reported = {0, 0}, copies_seen = {0, 0},
              copies_counted = {0, 0};
 
@@ -104,12 +105,13 @@ struct Session {
   std::string Described() const;
   PoolId gpu() const { return {PoolKind::kGpu, hello.gpu.value()}; }
   JobKey job() const { return {peer.principal, hello.job}; }
-  // Returns the sums over its steps that are counted so far.
+  // Returns the sums over its steps that were counted so far.
   StepTotals totals() const {
     return last_step ? last_step->totals : StepTotals{};
   }
   bool is_rank() const { return state == State::kAttached && !hello.observer; }
-  // Also true when closed: its process may still hold memory.
+  // Returns whether the session is or was a rank's: after its end, the process
+  // may still hold memory.
   bool was_rank() const { return grant_slot >= 0; }
 };
 

@@ -49,7 +49,7 @@ bool SessionTable::has_ranks() const {
 }
 
 const Principal* SessionTable::ViewerOf(const Session& session) const {
-  // Many unrelated processes have uid 0: those of containers, and those in user
+  // Many unrelated processes have uid 0: those in containers and in user
   // namespaces.
   const Principal& who = session.peer.principal;
   return who.uid == config_.own_uid && who.uid != 0 && who.cgroup.empty()
@@ -217,7 +217,8 @@ void SessionTable::NotePlansTold(const Effects& effects) {
 
 void SessionTable::Exited(const Session& session, const Exit& exit,
                           absl::Time now, Effects& effects) {
-  // If the kernel does not give the status, unfreed leases count as a failure.
+  // If the kernel does not report the exit status, unfreed leases count as a
+  // failure.
   const bool clean =
       exit.kind == Exit::Kind::kStatus
           ? exit.code == 0

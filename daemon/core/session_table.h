@@ -1,7 +1,7 @@
 // The sessions of the node: which are half-open, which have a grant slot, and
-// which deaths of ranks their peers may not have received yet.
+// which deaths of ranks must still be sent to their peers.
 //
-// It keeps the states of session.h; the caller handles leases and plans.
+// The table keeps the states of session.h; the caller handles leases and plans.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -40,12 +40,12 @@ class SessionTable {
   // REQUIRES: the session exists.
   const Session& at(SessionId id) const { return rows_.at(id); }
   Session& Edit(SessionId id) { return rows_.Edit(id); }
-  // Returns the session for changes; null if its socket has ended or there is
-  // none.
+  // Returns the session for changes; null if its socket has ended, or there is
+  // no such session.
   Session* FindOpen(SessionId id);
   // Returns the principal to which a session's view is restricted; null if it
-  // may see all, as sessions of the daemon's user may unless that is root (root
-  // uses the administrators' socket).
+  // may see everything. Sessions of the daemon's user may, unless that is root:
+  // root uses the administrators' socket.
   const Principal* ViewerOf(const Session& session) const;
   // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
   absl::Status CheckGpu(DeviceIndex gpu) const;
@@ -56,24 +56,25 @@ class SessionTable {
 
   // --- states --------------------------------------------------------------
   bool full() const { return std::ssize(rows_) >= config_.max_sessions; }
-  // Returns the half-open session that must end when this principal connects
-  // once more: its oldest, if it has too many; if there are too many in all,
-  // the oldest of the principal with the most, so that a flood ends its own
-  // sessions.
+  // Returns the half-open session that must end before this principal may
+  // connect once more, if any. If the principal has too many, it is the
+  // principal's oldest. If there are too many in total, it is the oldest of the
+  // principal with the most, so that a flood ends its own sessions.
   std::optional<SessionId> EndedByOneMore(const Principal& who) const;
   // REQUIRES: `id` is new.
   void Connect(SessionId id, const Peer& peer, absl::Time now);
   // Checks a Hello against this node and the other ranks of its job.
   absl::Status MayAttach(const Session& session,
                          const HelloRequest& hello) const;
-  // half-open -> attached. ResourceExhausted: no slot is left for a rank.
+  // half-open -> attached. ResourceExhausted: no slot is free for a rank.
   absl::Status Attach(Session& session, const HelloRequest& hello,
                       absl::Time now);
   // -> closed.
   void Close(Session& session);
   // closed -> gone.
   void Drop(SessionId id, absl::Time now);
-  // Returns closed rank sessions of the same process as `session`, without it.
+  // Returns the other sessions of the same process that are closed and were a
+  // rank's.
   std::vector<SessionId> ClosedBeside(const Session& session) const;
   // Returns the sessions that have been half-open for too long.
   std::vector<SessionId> Late(absl::Time now) const;
@@ -82,15 +83,16 @@ class SessionTable {
   // --- notices to ranks -----------------------------------------------------
   // Records the plans that these effects send to ranks.
   void NotePlansTold(const Effects& effects);
-  // Handles the end of the process. A rank that freed its leases and exited
-  // with success has not died; the death of any other is sent to its peers.
+  // Handles the end of the process. Sends a rank's death to its peers, unless
+  // the rank exited with status 0, or had freed its leases and the status is
+  // unknown.
   void Exited(const Session& session, const Exit& exit, absl::Time now,
               Effects& effects);
   void TellPeers(const Session& session, const std::string& reason,
                  Effects& effects);
   // Repeats to the session the notices that it may have missed.
   void TellAgain(const Session& session, Effects& effects) const;
-  // All notices so far have been sent. Returns false if there were none.
+  // Notes that all notices so far were sent. Returns false if there were none.
   bool NoticesSent();
 
   void Load(std::map<SessionId, Session> saved, absl::Time now);
@@ -105,7 +107,7 @@ class SessionTable {
   const NodeConfig& config_;
   Journal& journal_;
   Rows rows_;
-  // Oldest first: the first has the next deadline.
+  // The oldest is first, and has the next deadline.
   std::set<SessionId> half_open_;
   std::vector<bool> slots_;
   std::set<SessionId> to_tell_;  // sessions that have deaths_to_tell
@@ -114,7 +116,8 @@ class SessionTable {
 template <typename Visit>
 void SessionTable::TakeChanged(Visit visit) {
   rows_.TakeChanged([&](SessionId id, Session* session) {
-    // A session that is not yet a rank is saved whole when it becomes one.
+    // Changes of a session that is no rank's are not saved: when it becomes a
+    // rank's, it is saved as a whole.
     if (session != nullptr && !session->was_rank()) return;
     visit(RowKind::kSession, id, session);
     if (session == nullptr) return;

@@ -101,7 +101,7 @@ Snapshot SnapshotOf(const Core& core, const Principal* viewer, absl::Time now) {
     if (visible(line.principal)) snapshot.budgets.push_back(std::move(line));
   }
   for (LimitLine& line : core.ledger().budgets().SetLimits()) {
-    // Other users' limits are private; limits of jobs bind every user.
+    // The limits of other users are omitted; limits of jobs bind every user.
     if (!viewer || !line.target.uid || *line.target.uid == viewer->uid) {
       snapshot.limits.push_back(std::move(line));
     }

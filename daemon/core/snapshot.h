@@ -25,7 +25,7 @@ struct PoolSnapshot {
   Bytes total, leased, free, kept, quarantined, lingering;
   Bytes making;    // the part of `leased` that is still to be made
   Bytes outside;   // held outside leases (held_outside.h)
-  Bytes ready;     // host memory: the part of `free` that was made ahead
+  Bytes ready;     // host memory: the part of `free` made ahead of leases
   Bytes reserved;  // the part of `free` that only some principals may have
   // Time of the device's answer about outside memory; InfinitePast: none yet.
   absl::Time outside_at = absl::InfinitePast();
@@ -39,7 +39,7 @@ struct GpuSnapshot {
 // What a rank's plan copies in each direction.
 struct PlanCopies {
   PlanDemand demand;
-  // The demanded rates; 0: the rank has its fair share.
+  // The rates promised to them; 0: the rank has its fair share.
   CopyRates promised = {0, 0};
   bool operator==(const PlanCopies&) const = default;
 };
@@ -55,9 +55,10 @@ struct RankSnapshot {
   std::optional<PlanCopies> plan_copies;
   std::optional<StepReport> step;
   double stall_seconds = 0, grant_wait_seconds = 0;
-  LateDirections late;  // since the session came to this daemon
+  LateDirections late;  // since this daemon serves the session
   Bytes hbm_peak;
-  std::optional<Bytes> outside;  // its lease, on its GPU; unset: unknown
+  // What it holds of its GPU outside its lease; unset: unknown.
+  std::optional<Bytes> outside;
 };
 
 struct JobSnapshot {
@@ -74,14 +75,14 @@ struct PlanSnapshot {
   std::shared_ptr<const plan::NodePlan> plan;
 };
 
-// A plan that is being made or taken.
+// A plan that is being made, or a new plan that ranks have not all taken yet.
 struct PlanningSnapshot {
   enum class State {
     kCollecting,  // `ranks` of `wanted` have submitted
-    kQueued,      // until another round is over
+    kQueued,      // waits until another round has ended
     kSolving,
-    // The plan is made, or (no plan, no ranks) a lease was requested, and waits
-    // until the jobs in `waiting_for` free memory.
+    // A plan is made, or a lease was requested (then without plan and ranks),
+    // and waits until the jobs in `waiting_for` free memory.
     kWaiting,
     kChanging,  // `ranks` of `wanted` have taken `plan`
   };
@@ -89,8 +90,7 @@ struct PlanningSnapshot {
   Principal principal;
   int ranks = 0, wanted = 0;
   State state = State::kCollecting;
-  // Time spent solving, waiting or being taken; `left` until the deadline, if
-  // there is one.
+  // Time in this state so far, and `left` until its deadline, if it has one.
   absl::Duration elapsed;
   std::optional<absl::Duration> left;
   std::vector<std::string> waiting_for;  // jobs
@@ -105,7 +105,7 @@ struct WaitingSnapshot {
   PoolId pool;
   Bytes size;
   Waiter::Lacks lacks = Waiter::Lacks::kPool;
-  int in_front = 0;  // number of waiting leases that it stays behind
+  int in_front = 0;  // number of waiting leases that it must not pass
   absl::Duration elapsed, left;
 };
 
@@ -145,24 +145,26 @@ struct Snapshot {
   std::vector<PlanningSnapshot> planning;
   std::vector<WaitingSnapshot> waiting;  // in the order of the queue
   std::vector<LoggedEvent> events;
-  uint64_t events_from = 0;  // all events from this number on are kept
+  // Number of the first event kept; all later ones are kept too.
+  uint64_t events_from = 0;
   int sessions = 0, half_open = 0;
   size_t extents = 0;
-  // The service, not policy, fills in the fields from here on: lines that were
-  // not logged, and clients' descriptors that wait to be closed.
+  // The service, not policy, fills in the fields from here on. First, lines
+  // that were not logged, and clients' descriptors that wait to be closed.
   uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;
   size_t descriptors_closing = 0;
-  // The kind of pinned host memory ("HOST_NUMA", "memfd"), and why it is the
-  // lesser one; empty: there is only one kind (sim).
+  // The kind of pinned host memory ("HOST_NUMA", "memfd"), and why the better
+  // kind is not used. Empty: there is only one kind (sim).
   std::string host_memory, host_memory_why;
-  // Whether the memory of jobs outlives this daemon; unset if it was started
+  // Whether jobs keep their memory if this daemon ends; unset if it was started
   // without a descriptor store.
   std::optional<bool> kept;
   TcpListener http;
-  // Looked up when memory was not released, if the device knows holders (sim).
-  // Memory shared by two processes counts for both.
+  // Processes that hold memory that was not released, if the device knows them
+  // (sim). Memory that two processes share counts for both.
   std::vector<HolderSnapshot> holders;
-  // How often ranks found the heartbeat stale while the daemon was alive.
+  // How often the heartbeat was so late that ranks ran without grants, although
+  // the daemon was alive.
   uint64_t grant_stale_periods = 0;
   QuotasSnapshot quotas;
   // Set only in a complete snapshot (no viewer).
@@ -171,7 +173,7 @@ struct Snapshot {
 
 class Core;
 class Ledger;
-// Returns what `viewer` may see; null: everything, with statistics.
+// Returns what `viewer` may see; if it is null, everything with statistics.
 Snapshot SnapshotOf(const Core& core, const Principal* viewer, absl::Time now);
 PoolSnapshot SnapshotOf(const Ledger& ledger, PoolId id);
 

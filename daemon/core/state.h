@@ -1,11 +1,11 @@
 // The saved form of policy: plain data with the whole state of the ledger,
 // joint planning and the sessions. A Core that loads it continues with the same
-// effects as the one that saved it.
+// effects as the Core that saved it.
 //
-// It omits what can be computed from it (sums, lists by age and size), and what
-// starts empty in a new daemon (planned units, events, counters). Profiles and
-// plans are immutable and shared; here they are equal if they are the same
-// object.
+// Not saved is what can be computed from it (sums, lists by age and size), and
+// what a new daemon starts without (solved units, events, counters). Profiles
+// and plans are immutable and shared; here two are equal only if they are the
+// same object.
 //
 // Thread safety: values.
 #pragma once
@@ -34,7 +34,8 @@
 
 namespace sluice::daemon {
 
-// The UUIDs of the usable GPUs: another start may number them differently.
+// The UUIDs of the usable GPUs, because the next start may number GPUs
+// differently.
 using GpuNames = std::map<PoolId, std::string>;
 
 // --- the ledger (ledger.h draws the states) ---------------------------------
@@ -62,8 +63,8 @@ struct HolderState {
   bool operator==(const HolderState&) const = default;
 };
 
-// An extent that the device is making, and the lease that waits for it;
-// nullopt: the lease has ended.
+// An extent that the device is making, and the lease that needs it; nullopt:
+// the lease has ended.
 struct MakingState {
   PoolId pool;
   std::optional<LeaseId> lease;
@@ -72,11 +73,11 @@ struct MakingState {
 
 // A lingering extent, charged to `job`.
 struct LingeringState {
-  // Which processes may reach it: the process that freed it and its children,
-  // or only children of a process that is gone.
+  // Which processes may still reach the extent. kFreed: the process that freed
+  // it, and its children. kOrphaned: only children of a process that has ended.
   enum class Origin { kFreed, kOrphaned };
   Origin origin = Origin::kFreed;
-  // The device's last answer; kUnknown: it never knows.
+  // The device's last answer; kUnknown: the device cannot tell.
   enum class Answer { kNotYet, kHeld, kUnknown };
   Answer answer = Answer::kNotYet;
   PoolId pool;
@@ -142,10 +143,10 @@ struct HeldJoin {
   bool operator==(const HeldJoin&) const = default;
 };
 
-// When and why running jobs are planned again.
+// When and why running jobs will be planned again.
 struct NextRound {
-  // Whether a round is due once no member changes any more, because a join did
-  // not wait for memory that may still come back.
+  // kRoundAfterChanges: a round is due when no member has a change any more,
+  // because a join did not wait for memory that may still be freed.
   enum class Owed { kNothing, kRoundAfterChanges };
   Owed owed = Owed::kNothing;
   absl::Time at = absl::InfiniteFuture();
@@ -161,7 +162,7 @@ struct JointPlanningState {
   std::vector<Asking> joining;       // in the order of their turns
   std::map<JobKey, Member> members;  // jobs that run by the planner's fractions
   std::map<JobKey, HeldJoin> held;   // members with a plan that is held back
-  // The resources of the joint question that is being solved.
+  // The question that is being solved for all jobs together.
   std::vector<Position> positions;
   plan::NodeResources resources;
   NextRound next;
@@ -169,9 +170,9 @@ struct JointPlanningState {
 };
 
 // --- row by row -------------------------------------------------------------
-// A core saves rows of tables, and the state outside of tables.
-// Core::TakeChanged calls visit(kind, key, row) for each row that changed; row
-// is null if it was erased.
+// The kinds of rows. Core::TakeChanged calls visit(kind, key, row) for each row
+// that changed; row is null if it was erased. The state outside of tables is
+// saved separately (LooseState).
 enum class RowKind : char {
   kExtent = 'e',        // ExtentId, ExtentRow
   kLease = 'l',         // LeaseId, LeaseState
@@ -188,8 +189,9 @@ enum class RowKind : char {
   kWaiter = 'w',        // PlaceInLine, Waiter
 };
 
-// Saves the rows of a table unchanged. An owner of tables calls each(table,
-// save) for each table; save(key, row, visit) calls visit(kind, key, row).
+// Saves the rows of a table as they are. An owner of tables calls each(table,
+// save) for each of its tables; save(key, row, visit) calls visit(kind, key,
+// row).
 struct SavedAs {
   RowKind kind;
   template <typename Key, typename Row, typename Visit>

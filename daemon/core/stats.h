@@ -15,8 +15,8 @@
 
 namespace sluice::daemon {
 
-// The reason for refusing a lease. In this and the following enums the values
-// are in the order of their names, as metrics list them.
+// Why a lease was refused. In this enum and the following ones, the values are
+// in the order of their names, as metrics list them.
 enum class RefusedBy { kBudget, kDevice, kDrain, kExtents, kPool, kQueue };
 template <>
 struct EnumNames<RefusedBy> {
@@ -24,7 +24,7 @@ struct EnumNames<RefusedBy> {
                                                 "extents", "pool",   "queue"};
 };
 
-// Why a rank's session ended, if it did not end by itself.
+// Why a rank's session ended, unless the rank ended it.
 enum class Death { kEvicted, kProtocol, kSignal, kStatus, kUnknown };
 template <>
 struct EnumNames<Death> {
@@ -40,14 +40,15 @@ struct EnumNames<PlanOutcome> {
                                                 "infeasible", "solved"};
 };
 
-// The outcome of a new plan for a running job at its ranks.
+// How a new plan for a running job ended: sent to the ranks, and taken or
+// refused by them.
 enum class ChangeOutcome { kRefused, kSent, kTaken };
 template <>
 struct EnumNames<ChangeOutcome> {
   static constexpr std::string_view kNames[] = {"refused", "sent", "taken"};
 };
 
-// Whether a unit (proto/plan/units.h) of a plan was in the cache or solved.
+// Whether a unit (proto/plan/units.h) of a plan was in the cache or was solved.
 enum class UnitOutcome { kKnown, kSolved };
 template <>
 struct EnumNames<UnitOutcome> {

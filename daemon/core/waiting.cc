@@ -12,18 +12,18 @@
 namespace sluice::daemon {
 namespace {
 
-// Returns when the second half of its wait begins.
+// Returns when the second half of the lease's wait begins.
 absl::Time HalfOf(const Waiter& waiter) {
   return waiter.since + (waiter.deadline - waiter.since) / 2;
 }
 
-// Returns the smallest request that a lease waiting for its pool holds up
-// there.
+// Returns the size of the smallest later request that may not pass the lease,
+// which waits for its pool.
 Bytes HeldUpFrom(const Waiter& waiter, absl::Time now) {
   return now < HalfOf(waiter) ? waiter.asked.size : Bytes(0);
 }
 
-// The requests that the waiting leases hold up, indexed by pool, user and job.
+// The later requests that waiting leases hold up, by pool, user and job.
 class HeldUp {
  public:
   explicit HeldUp(absl::Time now) : now_(now) {}
@@ -42,8 +42,8 @@ class HeldUp {
         return;
     }
   }
-  // Returns the state of the lease that holds up `waiter`; nullopt if none
-  // does.
+  // Returns the state of the earlier lease that `waiter` may not pass; nullopt
+  // if there is none.
   std::optional<Waiter::Lacks> For(const Waiter& waiter) const {
     const PoolKind kind = waiter.asked.pool.kind;
     if (users_.contains({waiter.job.principal, kind})) {
@@ -175,8 +175,7 @@ void WaitingQueue::Release(
     absl::FunctionRef<Rights(const Waiter&)> rights,
     absl::FunctionRef<Turn(const Waiter&)> take_turn,
     absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out) {
-  // True once a lease changed in this pass in a way that may concern later
-  // ones.
+  // Set when a lease of this pass changed in a way that may concern later ones.
   bool wake = TakeWakeAll();
   if (!wake && !woken.any() && now < NextDeadline()) return;
   const absl::Time before = std::exchange(released_at_, now);
@@ -185,7 +184,7 @@ void WaitingQueue::Release(
     if (!waiter.for_plan) line.push_back(place);
   }
   HeldUp held_up(now);
-  // Returns what the lease lacks if it has no turn now; nullopt if it has.
+  // Returns what the lease lacks if it gets no turn; nullopt if it gets one.
   const auto without_turn =
       [&](const PlaceInLine& place,
           const Waiter& waiter) -> std::optional<Waiter::Lacks> {

@@ -1,25 +1,27 @@
 // The queue of leases that wait for memory.
 //
 // A request may state how long it waits instead of being refused at once.
-// Waiting leases form a queue: first come, first served. States:
-//   for its pool  the pool has not enough free memory. In the first half of the
-//                 wait smaller later requests may pass it; in the second half
-//                 no later request takes memory of that pool. So neither
-//                 starves: a lease is passed for at most half its wait, and
-//                 closes its pool for at most half its wait.
-//   for its user  the budget or the extents of its user (its job) do not allow
-//   for its job   it. Only later requests of that user (job) for memory of the
-//                 same kind stay behind it: no other user can help or harm it.
-//   for a plan    running jobs of its user may free the host memory that it
-//                 needs, once they run by other plans. It holds up no other
-//                 lease, and none holds it up: what it waits for is promised to
-//                 it (JointPlanning). When no memory will come any more it is
-//                 refused, or joins the queue at its end.
-//   (ended)       granted, timed out, given up, refused since it can never be
-//                 granted, or its session ended
-// A lease that stays behind another one is in the same state as that one.
+// Waiting leases form a queue: first come, first served. A lease waits in one
+// of these states:
+//   for its pool  The pool has not enough free memory. In the first half of the
+//                 wait, smaller later requests may pass the lease; in the
+//                 second half, no later request gets memory of that pool. So
+//                 neither starves: a lease is passed for at most half of its
+//                 wait, and closes its pool for at most half of its wait.
+//   for its user  The budget or the extents of its user (its job) do not allow
+//   for its job   the lease. Only later requests of that user (job) for the
+//                 same kind of memory must not pass it, since no other user can
+//                 help or harm it.
+//   for a plan    Running jobs of its user may free the host memory that it
+//                 needs, when they run by other plans. It holds up no other
+//                 lease, and none holds it up, because the memory is promised
+//                 to it (JointPlanning). If no memory will be freed any more,
+//                 it is refused, or joins the queue at its end.
+//   (ended)       It was granted, timed out, was given up, was refused since it
+//                 can never be granted, or its session ended.
+// A lease that must not pass another one is in the same state as that one.
 //
-// Two rights let a request pass leases that wait for the pool, because those
+// Two rights let a request pass leases that wait for the pool, because these
 // could not have its memory anyway: memory reserved for its user (but not past
 // others of that user), and memory that a plan promised its job (but not past
 // others of that job).
@@ -61,8 +63,10 @@ struct Waiter {
   RequestId request;
   LeaseRequest asked;
   JobKey job;
-  absl::Time since, deadline;  // for a plan: the deadline of that state
-  // Time of the next attempt, if no event reports that what it lacks is there.
+  // If the lease waits for a plan, `deadline` is the end of that wait.
+  absl::Time since, deadline;
+  // When to try again, if no event may report that what the lease lacks is
+  // there.
   absl::Time again = absl::InfinitePast();
   bool for_plan = false;
   bool operator==(const Waiter&) const = default;
@@ -79,7 +83,7 @@ struct Rights {
   bool any() const { return reserved || promised; }
 };
 
-// The changes since waiting leases had their last turn.
+// What changed since waiting leases had their last turn.
 struct Woken {
   std::set<PoolId> pools;
   std::set<Principal> users;  // charged or refunded
@@ -104,9 +108,9 @@ class WaitingQueue {
     bool operator==(const Saved&) const = default;
   };
 
-  // ResourceExhausted: its user, or all together, have reached the limit of
-  // waiting leases. Leases that wait for plans are not counted, here and in the
-  // snapshot: each session has at most one.
+  // ResourceExhausted: its user, or all users together, have reached the limit
+  // of waiting leases. Leases that wait for plans are not counted, here and in
+  // the snapshot, because each session has at most one.
   absl::Status MayJoin(const Principal& who, const WaitLimits& limits) const;
   // Adds the lease at the end of the queue.
   void Join(Waiter waiter);
@@ -123,7 +127,7 @@ class WaitingQueue {
   InFront Before(const Waiter& asks, Rights rights, absl::Time now) const {
     return Before(waiters_.end(), asks, rights, now);
   }
-  // Returns the same for a lease that waits.
+  // Returns the leases that a waiting lease may not pass.
   InFront Before(const PlaceInLine& place, Rights rights, absl::Time now) const;
 
   // The outcome of a lease's turn.
@@ -133,16 +137,16 @@ class WaitingQueue {
     Waiter::Lacks lacks = Waiter::Lacks::kPool;  // if it stays
     absl::Time again = absl::InfinitePast();     // if it stays
   };
-  // Gives a turn to the leases that `woken` wakes, in order, unless others hold
-  // them up, and removes those that are granted or refused. Calls `rights` only
-  // for leases that others hold up at their pool. A lease without memory at its
-  // deadline is removed after `timed_out`.
+  // Gives a turn to the leases that `woken` wakes, in order, unless earlier
+  // leases hold them up. Removes leases that are granted or refused. Calls
+  // `rights` only for leases that others hold up at their pool. A lease without
+  // memory at its deadline is removed after a call of `timed_out`.
   void Release(
       absl::Time now, const Woken& woken,
       absl::FunctionRef<Rights(const Waiter&)> rights,
       absl::FunctionRef<Turn(const Waiter&)> take_turn,
       absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out);
-  // Sets Woken::all for the next release: the queue or the policy has changed.
+  // Sets Woken::all at the next Release: the queue or the policy has changed.
   void WakeAll() { wake_all_ = true; }
   bool TakeWakeAll() { return std::exchange(wake_all_, false); }
   // Returns the next deadline, or the next attempt that no event triggers.
@@ -169,7 +173,7 @@ class WaitingQueue {
   void CheckInvariants(const WaitLimits& limits) const;
 
  private:
-  // Returns whether `other`, which is earlier, holds up such a request.
+  // Returns whether `other`, an earlier lease, holds up such a request.
   static bool HoldsUp(const Waiter& other, const Waiter& asks, Rights rights,
                       absl::Time now);
   InFront Before(Table<PlaceInLine, Waiter>::const_iterator end,

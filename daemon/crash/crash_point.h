@@ -10,9 +10,10 @@
 
 namespace sluice::daemon {
 
-// In the order of a change: made, passed to the store, stored, recorded, sent.
+// The steps of each change, in order: make, pass to the store, store, record,
+// send.
 enum class CrashPoint {
-  // An extent or a session.
+  // Making an extent or a session.
   kExtentMade,
   kExtentPut,
   kSessionPut,
@@ -21,7 +22,7 @@ enum class CrashPoint {
   kExtentStored,
   kSessionStored,
   kSessionReleased,
-  // Changes of the core's state.
+  // Saving a change of the core's state.
   kChangeUnsaved,
   kRecordBegun,
   kUnpublished,
@@ -30,13 +31,13 @@ enum class CrashPoint {
   kChangeSaved,
   kPacketSent,
   kEffectsDone,
-  // Ends of sessions and leases.
+  // Ending a session or a lease.
   kSocketShut,
   kSocketDropped,
   kProcessDropped,
   kExtentDropped,
   kExtentReleased,
-  // A start with an earlier daemon's state.
+  // Starting with an earlier daemon's state.
   kStateRead,
   kExtentsAdopted,
   kSessionsAdopted,

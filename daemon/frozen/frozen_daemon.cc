@@ -21,7 +21,7 @@
 namespace sluice::daemon {
 namespace {
 
-// How long the end of the service waits for the descriptor store.
+// The longest time that the end of the service waits for the descriptor store.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 
 absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
@@ -39,9 +39,9 @@ absl::Status Frozen(const std::string& why) {
                   wire::kFrozen, why));
 }
 
-// Tells administrators why the daemon is frozen and what it keeps, so that
-// another version can check whether it would go on from that (`sluiced
-// --check-state`).
+// Answers administrators: why the daemon is frozen, and what it keeps. With
+// this a daemon of another version can check whether it could take over
+// (`sluiced --check-state`).
 struct FrozenDaemon::Admin final : admin::Admin::Service {
   explicit Admin(const Options& options)
       : why(ToGrpc(Frozen(options.why))), starter(options.starter) {}
@@ -149,11 +149,11 @@ void FrozenDaemon::OnSignal() {
   const auto signal = static_cast<int>(info.ssi_signo);
   const bool ends = IsEndingSignal(signal);
   if (!ends || info.ssi_code != SI_QUEUE || info.ssi_int != kEndsService) {
-    // On SIGHUP the daemon ends, and its starter starts it again with the
-    // configuration as it is by then.
+    // On SIGHUP the daemon ends, and its starter starts it again, which reads
+    // the configuration anew.
     return ends || signal == SIGHUP ? loop_->Stop() : void();
   }
-  // Ranks see their sockets close, which means that the service was stopped.
+  // Ranks see their sockets close, and take this for the end of the service.
   service_ended_ = true;
   end_at_ = loop_->now() + kLongestForget;
   store_->RemoveAll();

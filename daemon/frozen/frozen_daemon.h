@@ -1,11 +1,11 @@
-// A daemon that keeps what jobs hold, grants nothing, and says why.
+// A daemon that keeps what jobs hold, grants nothing, and reports why.
 //
-// A daemon is frozen at its start if it cannot go on from what an earlier
-// daemon left (another version's state, a damaged one, missing memory), or if
-// too many daemons died. If it ended instead it would be started again and
-// again, and if it began anew every job would end. It reads no rank's requests,
-// opens no device and changes nothing of what is kept, so whatever was wrong
-// cannot harm it.
+// A start is frozen if it cannot take over what an earlier daemon left (another
+// version's state, a damaged one, missing memory), or if too many daemons died.
+// If it ended instead, it would be restarted again and again; if it started
+// without the state, every job would end. A frozen daemon reads no request of a
+// rank, opens no device and changes nothing of what is kept, so the cause of
+// the fault cannot harm it.
 //
 // Thread safety: one thread; gRPC's threads answer administrators.
 #pragma once
@@ -24,7 +24,7 @@
 
 namespace sluice::daemon {
 
-// The answer of a frozen daemon to any request.
+// Returns a frozen daemon's answer to any request.
 absl::Status Frozen(const std::string& why);
 
 class FrozenDaemon {
@@ -33,15 +33,16 @@ class FrozenDaemon {
     std::string why;  // one line
     std::string runtime_dir;
     std::string session_dir;
-    Starter starter;    // `stored` has what it keeps
+    Starter starter;    // `stored` has the descriptors to keep
     UniqueFd listener;  // from TakeHandedListener; empty: the kept one
     const Clock* clock = nullptr;  // outlives it
   };
-  // Tells the starter that the daemon is up, and why it is frozen.
+  // Reports to the starter that the daemon is up, and why it is frozen.
   static absl::StatusOr<std::unique_ptr<FrozenDaemon>> Start(Options options);
 
-  // Runs until a signal. Returns true if a keeper ended the service and another
-  // daemon must find nothing; else everything stays for the next daemon.
+  // Runs until a signal. Returns true if a keeper ended the service, so that
+  // nothing is left for another daemon; otherwise everything is kept for the
+  // next one.
   bool Run();
 
  private:
@@ -58,12 +59,13 @@ class FrozenDaemon {
   Closer closer_;
   std::unique_ptr<DescriptorStore> store_;
   std::shared_ptr<Admin> admin_;  // the administrators' service
-  // Null if none was handed on or kept.
+  // Null if no listening socket was handed on or kept.
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
   absl::Duration heartbeat_ = absl::InfiniteDuration();
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
-  absl::Time end_at_ = absl::InfiniteFuture();  // whether answered or not
+  // Ends even without the store's answer.
+  absl::Time end_at_ = absl::InfiniteFuture();
   bool service_ended_ = false;
 };
 

@@ -24,10 +24,10 @@ namespace {
 
 constexpr int kNotRunnable = 127;  // as a shell has it
 
-// Moves fds[i] to kFirstHandedOn + i and keeps it open over exec. A descriptor
-// that occupies another one's number moves up first, so at most one number more
-// than there are descriptors is needed. Returns false if no descriptor was
-// left.
+// Moves fds[i] to the number kFirstHandedOn + i, where it stays open over exec.
+// A descriptor that has the number meant for another one is first moved to a
+// higher number, so at most one number more than there are descriptors is
+// needed. Returns false if the process may not open another descriptor.
 bool LineUp(std::vector<int> fds) {
   const int end = kFirstHandedOn + static_cast<int>(fds.size());
   std::unordered_map<int, size_t> index_at;

@@ -1,4 +1,5 @@
-// The daemon that runs, started as systemd would: descriptors from 3 on, named.
+// The running daemon. It is started as systemd would start it: it inherits
+// named descriptors with numbers from 3 on.
 //
 // Thread safety: none needed; the keeper has one thread.
 #pragma once
@@ -18,13 +19,13 @@ namespace sluice::daemon {
 
 class DaemonProcess {
  public:
-  // Starts the program at argv[0] in a process group of its own, with
-  // $NOTIFY_SOCKET, $LISTEN_FDS, $LISTEN_FDNAMES, $FDSTORE and
-  // $SLUICE_KEEPER_PID. A terminal's Ctrl-C reaches only the keeper, which
-  // forwards it. Signals that the keeper blocks stay blocked: a signal that
-  // ends the daemon waits until the daemon reads signals, so that the daemon
-  // does not leave its sockets behind. Exit status 127, with a line on stderr:
-  // the program cannot be run.
+  // Starts the program argv[0] with $NOTIFY_SOCKET, $LISTEN_FDS,
+  // $LISTEN_FDNAMES, $FDSTORE and $SLUICE_KEEPER_PID. The process has a process
+  // group of its own: a terminal's Ctrl-C reaches only the keeper, which
+  // forwards it. Signals that the keeper blocks stay blocked, so a signal that
+  // ends the daemon waits until the daemon reads signals and can remove its
+  // sockets. If the program cannot be run, the process writes a line to stderr
+  // and exits with status 127.
   static absl::StatusOr<DaemonProcess> Start(
       const std::vector<std::string>& argv, const std::string& notify_socket,
       const KeptDescriptors& kept);
@@ -33,12 +34,14 @@ class DaemonProcess {
   int fd() const { return life_.get(); }  // readable when it has ended
   bool HasEnded() const;
   void Signal(int signal) const;
-  // Sends the signal with kEndsService: the service ends with the daemon.
+  // Sends the signal with the value kEndsService, so that the service ends with
+  // the daemon.
   void EndService(int signal) const;
-  // Kills all processes that it started and left in its process group.
+  // Kills all processes that the daemon started and that are still in its
+  // process group.
   void KillGroup() const;
-  // Returns how the daemon ended, and kills what it left in its group. Its pid
-  // stays reserved until Reap.
+  // Returns how the daemon ended, and kills the rest of its process group. The
+  // pid stays reserved until Reap.
   DaemonEnd End() const;
   // Releases the pid. The kernel then drops the process's /proc entries, which
   // takes some milliseconds if thousands of descriptors were inspected there.

@@ -55,7 +55,8 @@ Keeper::Keeper(Options options, RuntimeLock lock, NotifyReceiver receiver,
 
 int Keeper::Run() {
   while (true) {
-    if (!daemon_ && asked_to_end_) return 0;  // during a pause
+    // Ends during a pause between two daemons.
+    if (!daemon_ && asked_to_end_) return 0;
     if (!daemon_ && Now() >= start_at_) Start();
     ReapEnded();
     WaitForSomething();
@@ -82,7 +83,7 @@ void Keeper::Start() {
       kept_.all().size());
 }
 
-// Runs after the start of the next daemon, which does not wait for it.
+// Called after the start of the next daemon, so that it need not wait for this.
 void Keeper::ReapEnded() {
   if (ended_) ended_->Reap();
   ended_.reset();
@@ -99,7 +100,7 @@ void Keeper::WaitForSomething() {
   ppoll(polls.data(), polls.size(), &timeout, nullptr);
 }
 
-// Bounded, so that an endless sender cannot delay signals.
+// Reads a bounded number, so that an endless sender cannot delay signals.
 void Keeper::ReadMessages() {
   for (int i = 0; i < kMessagesPerTurn; ++i) {
     auto datagram = receiver_.Receive();
@@ -109,8 +110,8 @@ void Keeper::ReadMessages() {
 }
 
 void Keeper::Take(NotifyReceiver::Datagram datagram) {
-  // Only the daemon can have this pid: a pid is not reused before its process
-  // was reaped, and messages are read before that.
+  // Refuses messages of other processes. Comparing pids suffices: a pid is not
+  // reused before its process was reaped, and messages are read before that.
   if (!daemon_ || datagram.sender != daemon_->pid()) {
     return Refuse(fmt::format("process {} is not the daemon", datagram.sender));
   }
@@ -121,7 +122,8 @@ void Keeper::Take(NotifyReceiver::Datagram datagram) {
   if (!done.ok()) Refuse(std::string(done.message()));
 }
 
-// Logs the 1st, 2nd, 4th, 8th … refusal, so that many do not fill the log.
+// Logs the 1st, 2nd, 4th, 8th … refusal, so that many refusals do not fill the
+// log.
 void Keeper::Refuse(std::string_view why) {
   if (std::has_single_bit(++refused_)) {
     Log("refused a message: {} ({} so far)", why, refused_);
@@ -150,7 +152,7 @@ void Keeper::EndIfLate() {
 }
 
 std::optional<int> Keeper::OnDeath() {
-  ReadMessages();  // its last messages
+  ReadMessages();  // reads the ended daemon's last messages
   const DaemonEnd end = daemon_->End();
   const absl::Time now = Now();
   const auto verdict = policy_.Decide(

@@ -1,7 +1,8 @@
-// Starts the daemon, holds its descriptors, and starts it again.
+// Starts the daemon, keeps its descriptors, and restarts it.
 //
-// One thread, one loop: the daemon's messages, signals, its death. Messages
-// come first, so that what a daemon sent before it died is kept.
+// How it works. One thread runs one loop, which handles the daemon's messages,
+// signals and the daemon's death. Messages are handled first, so that what a
+// daemon sent before its death is kept.
 #pragma once
 
 #include <sys/types.h>
@@ -28,7 +29,7 @@ class Keeper {
  public:
   struct Options {
     std::string runtime_dir;
-    std::vector<std::string> argv;  // of the daemon
+    std::vector<std::string> argv;  // the daemon's command
     int64_t capacity = 0;
     // How long a daemon may take to end after the signal.
     absl::Duration patience = absl::Seconds(5);
@@ -63,7 +64,8 @@ class Keeper {
   KeptDescriptors kept_;
   RestartPolicy policy_;
   std::optional<DaemonProcess> daemon_;  // unset: none runs
-  std::optional<DaemonProcess> ended_;   // the one before, until it is reaped
+  // The previous daemon, until it is reaped.
+  std::optional<DaemonProcess> ended_;
   bool asked_to_end_ = false;
   absl::Time kill_at_ = absl::InfiniteFuture();
   absl::Time start_at_ = absl::InfinitePast();

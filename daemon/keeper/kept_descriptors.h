@@ -18,10 +18,10 @@ class KeptDescriptors {
  public:
   explicit KeptDescriptors(int64_t capacity) : capacity_(capacity) {}
 
-  // Executes the daemon's message; `fds` came with it. Descriptors that are not
-  // kept are closed, which answers a barrier. A put replaces one of the same
-  // name. InvalidArgument: a put with not exactly one descriptor;
-  // ResourceExhausted: full.
+  // Executes the daemon's message; `fds` came with it. A put replaces a kept
+  // descriptor with the same name. Descriptors that are not kept are closed,
+  // which is also the answer to a barrier. InvalidArgument: a put does not have
+  // exactly one descriptor. ResourceExhausted: no more can be kept.
   absl::Status Apply(const Notification& said, std::vector<UniqueFd> fds);
 
   const std::map<std::string, UniqueFd>& all() const { return all_; }

@@ -24,7 +24,7 @@ constexpr int64_t kDefaultDescriptors = 4096;
 
 struct Arguments {
   std::string runtime_dir = "/run/sluice";
-  std::string program;  // empty: the sluiced beside this program
+  std::string program;  // empty: the sluiced in the folder of this program
   std::optional<int64_t> max_descriptors;
   std::vector<std::string> daemon;
 };

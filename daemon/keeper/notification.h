@@ -1,4 +1,4 @@
-// Parses one datagram of sd_notify(3), as far as the keeper needs it; pure.
+// Parses a datagram of sd_notify(3): the parts that the keeper needs. Pure.
 #pragma once
 
 #include <string>
@@ -22,8 +22,8 @@ struct Notification {
   std::string name;  // of kPut and kRemove
 };
 
-// InvalidArgument: two messages at once, a malformed name (IsDescriptorName), a
-// zero byte, too long, or empty.
+// InvalidArgument: the datagram has two messages, a malformed name
+// (IsDescriptorName) or a zero byte, or is too long or empty.
 absl::StatusOr<Notification> ParseNotification(std::string_view text);
 
 }  // namespace sluice::daemon

@@ -1,4 +1,5 @@
-// The receiving side of sd_notify(3): a datagram socket with senders' pids.
+// The receiving side of sd_notify(3): a datagram socket that gets the senders'
+// pids from the kernel.
 //
 // Thread safety: none needed; the keeper has one thread.
 #pragma once
@@ -23,8 +24,8 @@ class NotifyReceiver {
     bool whole = true;          // false: truncated, or descriptors are missing
   };
 
-  // Makes a socket at `path` for this user only. It replaces what is there, so
-  // the caller must hold the folder's lock.
+  // Makes a socket at `path` that only this user may write to. It replaces a
+  // file at `path`, so the caller must have the folder's lock.
   static absl::StatusOr<NotifyReceiver> Bind(const std::string& path);
   ~NotifyReceiver();
   NotifyReceiver(NotifyReceiver&&) = default;
@@ -39,7 +40,7 @@ class NotifyReceiver {
       : path_(std::move(path)), socket_(std::move(socket)) {}
 
   std::string path_;
-  UniqueFd socket_;  // none: moved from
+  UniqueFd socket_;  // empty if this object was moved from
 };
 
 }  // namespace sluice::daemon

@@ -18,8 +18,8 @@ std::string DaemonEnd::Text() const {
 
 RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, Of of,
                                              absl::Time now) {
-  // If ranks have memory, the daemon is restarted even after bad input: it can
-  // serve them again once the input is mended.
+  // After bad input the daemon is restarted only if ranks have memory: it can
+  // serve them again once an administrator has corrected the input.
   const bool bad_input =
       end.signal == 0 && end.exit_code == kBadInput && !of.holds;
   if (of.asked || bad_input) return {.exit = end.status(), .pause = {}};

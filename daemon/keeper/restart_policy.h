@@ -1,4 +1,4 @@
-// Decides what follows the daemon's end; pure.
+// Decides what the keeper does when the daemon has ended. Pure.
 #pragma once
 
 #include <deque>
@@ -31,7 +31,7 @@ class RestartPolicy {
     absl::Duration pause;     // before the start
     bool slower_now = false;  // the first pause of several; logged
   };
-  // What is known besides how it ended.
+  // The circumstances of the daemon's end.
   struct Of {
     bool asked = false;  // the keeper forwarded a signal to end it
     bool holds = false;  // the keeper holds descriptors of it

@@ -14,7 +14,7 @@ namespace {
 
 std::string LineOf(const std::string& text) {
   std::string line = "sluiced-keeper: " + text;
-  // A pipe takes up to this many bytes whole or not at all.
+  // Pipes write at most this many bytes atomically.
   if (line.size() >= PIPE_BUF) line.resize(PIPE_BUF - 1);
   line += '\n';
   return line;
@@ -26,10 +26,10 @@ void Write(int fd, std::string_view line) {
   [[maybe_unused]] const ssize_t wrote = write(fd, line.data(), line.size());
 }
 
-// Opens a pipe again, so that the keeper does not wait if the daemon, which
-// writes to it too, has filled it. O_NONBLOCK on the inherited descriptor would
-// affect all its users. A file never blocks, and opened again it would have an
-// offset of its own.
+// Opens the pipe at stderr a second time, with O_NONBLOCK: the daemon writes to
+// the same pipe, and the keeper must not wait if it is full. Setting O_NONBLOCK
+// on the inherited descriptor would affect all its users. A file is not opened
+// again: it never blocks, and a second descriptor would have its own offset.
 UniqueFd PipeOpenedAgain() {
   struct stat of = {};
   if (fstat(STDERR_FILENO, &of) != 0 || !S_ISFIFO(of.st_mode)) {

@@ -1,7 +1,7 @@
 // Writes the keeper's lines to standard error.
 //
-// The reader of these lines may be slow or gone. The keeper holds the node's
-// descriptors, so neither may end it or delay it.
+// The reader of these lines may be slow or gone. That must neither end nor
+// delay the keeper, which keeps the node's descriptors.
 //
 // Thread safety: safe.
 #pragma once
@@ -14,9 +14,8 @@ namespace sluice::daemon {
 // must be ignored.
 void Say(const std::string& text);
 
-// The same in a forked process that has moved its descriptors and may have only
-// the standard ones. It may wait for a pipe that another process fills at that
-// moment.
+// Does the same in a forked process that has only the standard descriptors. May
+// wait if another process is filling the pipe at that moment.
 void SayFromFork(const std::string& text);
 
 }  // namespace sluice::daemon

@@ -19,7 +19,7 @@ void AddSwap(const Snapshot& from, Families& to) {
   }
 }
 
-// Counts only copies of ranks that state when they are needed.
+// Only copies with a stated deadline can be late.
 void AddLateOfGpus(const Snapshot& from, Families& to) {
   AddLate(
       {"sluice_late_copies_total",

@@ -1,4 +1,4 @@
-// Metrics being collected, family by family, and as Prometheus' text.
+// Collects metrics by family, and formats them as Prometheus' text.
 //
 // Thread safety: values.
 #pragma once
@@ -23,7 +23,7 @@ class Families {
   void Add(const char* name, const char* help, prometheus::MetricType type) {
     families_.push_back({name, help, type, {}});
   }
-  // A value of the family added last.
+  // Adds a value to the last family.
   void Value(Labels labels, double value) {
     prometheus::MetricFamily& family = families_.back();
     prometheus::ClientMetric metric;
@@ -53,7 +53,7 @@ class Families {
     Add(name, help, prometheus::MetricType::Histogram);
     HistogramValue({}, from);
   }
-  // Adds a series to the last family.
+  // Adds a histogram to the last family.
   void HistogramValue(Labels labels, const Histogram& from) {
     prometheus::ClientMetric metric;
     metric.label = std::move(labels);

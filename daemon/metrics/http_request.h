@@ -1,7 +1,7 @@
-// Parses one request of HTTP/1.1 and formats its answer; pure.
+// Parses one request of HTTP/1.1 and formats its answer. Pure.
 //
-// The pages are few and short, so a request is GET or HEAD of a path. A body is
-// not read, because every answer ends its connection.
+// The pages are few and short, so only GET and HEAD of a path are supported.
+// The body of a request is not read, because every answer ends its connection.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace sluice::daemon {
 
-// The status as in the first line of an answer.
+// The status code and phrase of an answer's first line.
 using HttpStatus = std::string_view;
 inline constexpr HttpStatus kHttpOk = "200 OK",
                             kHttpBadRequest = "400 Bad Request",
@@ -24,17 +24,18 @@ inline constexpr HttpStatus kHttpOk = "200 OK",
 constexpr size_t kMaxHttpRequest = 8192;  // bytes, including the empty line
 
 struct HttpRequest {
-  std::string path;             // begins with '/'; without the query
-  bool head = false;            // HEAD: the answer without its body
-  HttpStatus status = kHttpOk;  // else refused, and `why` is one line
+  std::string path;   // begins with '/'; without the query
+  bool head = false;  // HEAD: the answer without its body
+  // If not kHttpOk, the request is refused, and `why` is one line.
+  HttpStatus status = kHttpOk;
   std::string why = {};
 };
 
-// `bytes` is all that has arrived; bytes after the empty line are ignored.
-// Returns nullopt if more is needed.
+// Parses `bytes`, all that has arrived so far; ignores bytes after the empty
+// line. Returns nullopt if the request is not complete yet.
 std::optional<HttpRequest> ReadHttpRequest(std::string_view bytes);
 
-// Formats the answer that ends the connection.
+// Formats an answer, after which the connection ends.
 std::string HttpAnswer(HttpStatus status, std::string_view type,
                        std::string_view body);
 

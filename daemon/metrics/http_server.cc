@@ -25,16 +25,18 @@
 namespace sluice::daemon {
 namespace {
 
-// The interval of checking deadlines, and the shortest between two snapshots.
+// The interval of checking deadlines, and the shortest one between two
+// snapshots.
 constexpr absl::Duration kTick = absl::Milliseconds(50);
-// How many bytes a peer may still send after its answer was written, and how
+// After its answer was written, a peer may still send this many bytes for this
 // long.
 constexpr size_t kMaxThrownAway = 1 << 20;
 constexpr absl::Duration kEndLimit = absl::Seconds(1);
 
-// In the order in which connections make room for others. kEnding: the answer
-// is written, and further input is discarded, because a close with unread bytes
-// would take the answer from the peer.
+// In the order in which connections are closed to make room for new ones.
+// kEnding: the answer is written, and further input is discarded, because
+// closing a connection with unread input would reset it before the peer reads
+// the answer.
 enum class State { kEnding, kReading, kWriting, kWaiting };
 
 struct Connection {
@@ -45,7 +47,7 @@ struct Connection {
   std::string request = {};
   bool head_only = false;
   std::shared_ptr<const std::string> answer = nullptr;
-  size_t done = 0;  // bytes sent, later discarded
+  size_t done = 0;  // bytes sent; while ending, bytes discarded
 
   void Go(absl::Time now) {
     if (state == State::kWriting) Write(now);
@@ -127,9 +129,10 @@ struct Listener {
     std::erase_if(connections, [](const auto& c) { return !c.socket; });
   }
 
-  // Returns false if all connections wait for a page, which they get soon.
+  // Closes a connection for a new one. Returns false if all connections wait
+  // for a page, which they get soon.
   bool MakeRoom(absl::Time now) {
-    Go(now);  // a request may have arrived since the last look
+    Go(now);  // a request may have arrived since the last check
     if (connections.size() < most) return true;
     const auto goes =
         std::ranges::min_element(connections, {}, &Connection::state);
@@ -194,7 +197,7 @@ class Server final : public HttpServer {
   }
 
  private:
-  // An event of `fd` wakes the thread once, which then checks everything.
+  // Watches `fd`. An event wakes the thread once, which then checks everything.
   void Watch(const UniqueFd& fd) {
     epoll_event event = {EPOLLIN | EPOLLOUT | EPOLLET, {.fd = fd.get()}};
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd.get(), &event);
@@ -243,7 +246,8 @@ class Server final : public HttpServer {
   void Accept(Listener& at, absl::Time now) {
     for (size_t i = 0; i < at.most; ++i) {
       pollfd waits = {at.socket.get(), POLLIN, 0};
-      // no connection waits: none makes room
+      // Returns if no new connection waits, so that none is closed to make
+      // room.
       if (poll(&waits, 1, 0) != 1) return;
       if (at.connections.size() >= at.most && !at.MakeRoom(now)) return;
       UniqueFd socket(accept4(at.socket.get(), nullptr, nullptr,
@@ -254,13 +258,14 @@ class Server final : public HttpServer {
       at.connections.push_back({std::move(socket),
                                 {PageName::kStatusPage, at.audience},
                                 now + kReadLimit});
-      // A request that has arrived can no longer be displaced.
+      // Reads a request that has arrived already, so that this connection is
+      // not closed to make room for another.
       at.connections.back().Go(now);
     }
   }
 
-  // Makes all pages from one snapshot, taken after the last of them was
-  // requested. A flood of requests costs the daemon's loop at most one snapshot
+  // Answers all waiting requests from one snapshot, taken after the last of
+  // them. So a flood of requests costs the daemon's loop at most one snapshot
   // per kTick.
   void AnswerWaiting(absl::Time now) {
     if (now < next_pages_) return;
@@ -287,7 +292,7 @@ class Server final : public HttpServer {
 
   MonotonicClock clock_;
   UniqueFd stop_, epoll_;
-  std::string path_;  // of the unix socket, to be removed
+  std::string path_;  // path of the unix socket, which is removed at the end
   std::string tcp_;   // the address to listen at
   std::list<Listener> listeners_;
   bool starved_ = false;  // accept found no free descriptor

@@ -1,16 +1,17 @@
-// Serves the daemon's pages over plain HTTP, on a TCP port (sums, for
-// everything that can reach it) and on a unix socket (everything, for users
-// that may open it).
+// Serves the daemon's pages over plain HTTP: on a TCP port only sums, since
+// everything that reaches the port may read them; on a unix socket everything,
+// for users that may open the socket.
 //
 // How it works. One thread serves all connections and makes the pages: one
 // snapshot, at most every 50 ms, for all requests until then. If the daemon's
-// loop does not answer, each snapshot takes at most two seconds. Each listener
-// has a bounded number of connections. When all are taken, one is closed for a
-// new one: the oldest that has its answer, else the oldest that still sends its
+// loop does not answer, a snapshot takes at most two seconds. Each listener has
+// a bounded number of connections. When all are in use, one is closed for a new
+// one: the oldest that has its answer, else the oldest that still sends its
 // request, else the oldest that still reads its answer. While all wait for a
-// page, new connections wait in the kernel's queue. A request has kReadLimit
-// from the start of the connection to its last byte, an answer kWriteLimit.
-// These are totals, so sending a byte per second gains nothing.
+// page, new connections wait in the kernel's queue. A request may take
+// kReadLimit from the start of the connection to its last byte, and writing an
+// answer kWriteLimit. These limits are totals, so a client that sends a byte
+// per second gains nothing.
 //
 // Thread safety: Start, Serve and destruction from one thread.
 #pragma once
@@ -31,13 +32,13 @@ struct HttpOptions {
   std::string listen;        // "ADDRESS:PORT", port 0 for any; empty: none
   std::string socket;        // path; empty: none
   std::string socket_group;  // group's name; empty: only the daemon's user
-  // An earlier daemon's listening socket, used if it listens at `listen`; or
-  // empty.
+  // An earlier daemon's listening socket, used if it listens at `listen`; may
+  // be empty.
   UniqueFd left = {};
 };
 
-// Checks all that Start would refuse, except what only a socket would tell.
-// InvalidArgument: `listen`; NotFound: the group.
+// Checks what can be checked without opening a socket. InvalidArgument:
+// `listen` is malformed. NotFound: the group does not exist.
 absl::Status CheckHttp(const HttpOptions& options);
 
 class HttpServer {
@@ -50,20 +51,22 @@ class HttpServer {
 
   virtual ~HttpServer() = default;  // removes the socket
 
-  // Serves pages made from `sources`, which outlives the server, from now on.
+  // From now on serves pages made from `sources`, which must outlive the
+  // server.
   virtual void Serve(PageSources sources) = 0;
-  // Includes the port. Callable from any thread.
+  // Returns the address with its port. Callable from any thread.
   virtual TcpListener listener() const = 0;
-  // Returns whether it listens with HttpOptions::left.
+  // Returns whether it listens on the socket HttpOptions::left.
   virtual bool goes_on() const = 0;
-  // Calls `listening` with the TCP socket, which stays the server's: at once if
-  // it listens, else on the server's thread as soon as it does.
+  // Calls `listening` with the TCP socket, which the server keeps: at once if
+  // the server listens already, else on the server's thread when it does.
   virtual void WhenListening(std::function<void(int fd)> listening) = 0;
 };
 
-// Serves at once, but says 503 until Serve. A TCP port that is taken is tried
-// again until it is free (`listener` says why). InvalidArgument: `listen` is
-// not of that form; NotFound, PermissionDenied: of the group.
+// Starts the server, which answers 503 until Serve. A TCP port that another
+// program has is tried again until it is free (`listener` says why it is not).
+// InvalidArgument: `listen` is malformed. NotFound, PermissionDenied: the group
+// does not exist, or may not be set.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpServer(
     HttpOptions options);
 

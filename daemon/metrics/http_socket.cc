@@ -91,13 +91,14 @@ absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left) {
   const int error = getaddrinfo(host.c_str(), &listen[colon + 1], &hints, &all);
   if (error != 0) return refused(gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(all, freeaddrinfo);
-  // Only the first address: several would need several sockets.
+  // Listens on the first address only: several addresses would need several
+  // sockets.
   const auto& [own, port] = HostPortOf(all->ai_addr, all->ai_addrlen);
   const auto& [bound, bound_port] = BoundTo(left);
   UniqueFd socket = std::move(left);
   if (!socket || bound != own || (port != "0" && bound_port != port)) {
     socket = UniqueFd(::socket(all->ai_family, kFlags, 0));
-    // Not SO_REUSEPORT: the port would be shared with another listener.
+    // Not SO_REUSEPORT: another process could then listen on the same port.
     const int yes = 1;
     if (!socket ||
         setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) !=
@@ -122,8 +123,8 @@ absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
   }
   SLUICE_ASSIGN_OR_RETURN(const gid_t gid, GroupOf(group));
   UniqueFd socket(::socket(AF_UNIX, kFlags, 0));
-  unlink(path.c_str());  // a killed daemon's; the folder is locked
-  // No client connects before `listen`, so the mode holds for all.
+  unlink(path.c_str());  // left by a killed daemon; the folder is locked
+  // The mode is set before `listen`, and no client can connect before that.
   if (!socket ||
       bind(socket.get(), reinterpret_cast<const sockaddr*>(&*address),
            sizeof(*address)) != 0) {

@@ -10,15 +10,16 @@
 
 namespace sluice::daemon {
 
-// InvalidArgument: neither "ADDRESS:PORT" nor "[ADDRESS]:PORT". NotFound: there
-// is no group `group`. Empty strings are OK.
+// Checks both settings; empty strings are valid. InvalidArgument: `listen` is
+// neither "ADDRESS:PORT" nor "[ADDRESS]:PORT". NotFound: there is no group
+// `group`.
 absl::Status CheckHttpSockets(const std::string& listen,
                               const std::string& group);
 
-// Listens at `listen`, which passed CheckHttpSockets; its port is set if it was
-// 0. Uses `left`, an earlier daemon's listening socket or empty, if it is bound
-// there. AlreadyExists: the port is taken, or the address is not this
-// machine's.
+// Listens at `listen`, which passed CheckHttpSockets. If its port is 0, sets it
+// to the chosen one. Uses `left`, an earlier daemon's listening socket, if that
+// is bound to the same address; it may be empty. AlreadyExists: the port is in
+// use, or the address is not this machine's.
 absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left);
 
 // Listens at `path` and replaces what is there. The socket has mode 0660 and

@@ -1,4 +1,4 @@
-// What jobs copy by their plans, and the bandwidth that they are promised.
+// Metrics of what jobs copy by their plans, and the bandwidth promised to them.
 #include <map>
 #include <optional>
 #include <utility>
@@ -12,7 +12,7 @@ namespace {
 
 using prometheus::MetricType;
 
-// Sums over a job's ranks on one GPU.
+// Sums over the ranks of a job on one GPU.
 struct CopySums {
   double weight = 0;
   std::optional<PlanCopies> plan;  // unset: no rank has a plan
@@ -33,7 +33,7 @@ ByJob SumCopies(const Snapshot& from) {
   for (const JobSnapshot& job : from.jobs) {
     const JobLabel label = LabelOf(*from.stats, {job.principal, job.name});
     for (const RankSnapshot& rank : job.ranks) {
-      if (rank.closed) continue;  // gets no more grants
+      if (rank.closed) continue;  // a closed session gets no more grants
       CopySums& sums = jobs[{label, rank.gpu.value()}];
       sums.weight += rank.weight;
       if (!rank.plan_copies) continue;

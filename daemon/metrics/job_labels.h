@@ -1,8 +1,8 @@
 // The labels of jobs' series.
 //
-// Jobs with the same name and user, in whatever cgroup, are one series. Jobs
-// beyond the limit (daemon/core/job_series.h) share one series, under a name
-// that no user can choose.
+// Jobs with the same name and user form one series, even in different cgroups.
+// The jobs beyond the limit (daemon/core/job_series.h) share one series, under
+// a name that no user can choose.
 //
 // Thread safety: pure.
 #pragma once

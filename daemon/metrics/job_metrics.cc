@@ -12,7 +12,7 @@ namespace {
 using prometheus::MetricType;
 
 struct JobSums {
-  bool lives = false;  // else it has ended, and only its counters are shown
+  bool lives = false;  // false: ended, so only its counters are shown
   std::map<uint64_t, Bytes> gpu_bytes, outside;  // by GPU
   Bytes host_bytes, hbm_peak;
   double ranks = 0, step = 0, loss = NAN, tokens_per_second = 0;
@@ -20,7 +20,8 @@ struct JobSums {
   JobStats stats;
 };
 
-// NaN if the job has no plan or one that does not fit.
+// Returns the smallest alpha of the plan's ranks; NaN if the job has no plan,
+// or one that does not fit.
 double LeastAlpha(const Snapshot& from, PlanId id) {
   double least = NAN;
   for (const PlanSnapshot& kept : from.plans) {
@@ -46,7 +47,8 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
       sums.hbm_peak = std::max(sums.hbm_peak, rank.hbm_peak);
       if (!rank.step) continue;
       sums.step = std::max(sums.step, static_cast<double>(rank.step->step));
-      // All ranks report the job's loss; the lowest rank's is shown.
+      // Every rank reports the loss of its whole job; the lowest rank's is
+      // shown.
       if (std::isnan(sums.loss)) sums.loss = rank.step->loss;
       if (rank.step->seconds > 0) {
         sums.tokens_per_second +=

@@ -1,4 +1,4 @@
-// The parts of /metrics, each of which adds families of one subject.
+// The parts of /metrics. Each part adds the families of one subject.
 //
 // Thread safety: pure.
 #pragma once
@@ -44,13 +44,14 @@ void AddLate(FamilyText copies, FamilyText seconds, const auto& for_each_series,
   each(seconds, [](const LateCopies& l) { return l.seconds; });
 }
 
-// Pools, and leases that wait for them.
+// Adds pools, and the leases that wait for them.
 void AddMemory(const Snapshot& from, Families& to);
-// Limits of users.
+// Adds the limits of users.
 void AddLimits(const Snapshot& from, Audience audience, Families& to);
-// Copies between GPUs and host memory, and links.
+// Adds copies between GPUs and host memory, and links.
 void AddCopies(const Snapshot& from, Families& to);
-// Series by job and user: only for operators. REQUIRES: statistics.
+// Adds series by job and user, for operators only. REQUIRES: `from` has
+// statistics.
 void AddJobs(const Snapshot& from, Families& to);
 void AddJobCopies(const Snapshot& from, Families& to);
 

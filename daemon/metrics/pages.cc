@@ -39,7 +39,8 @@ std::string Unavailable(const absl::Status& why) {
   return LinePage(kHttpUnavailable, std::string(why.message()));
 }
 
-// A frozen daemon is healthy, so that it is not restarted, but not ready.
+// Returns a frozen daemon's page. Such a daemon is healthy, so that it is not
+// restarted, but not ready.
 std::string FrozenPage(PageName name, const std::string& why) {
   if (name == PageName::kMetrics) {
     return HttpAnswer(kHttpOk, kMetricsType, FrozenText(ReadProcessStats()));
@@ -73,7 +74,7 @@ std::string LinePage(HttpStatus status, std::string_view line) {
 Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources) {
   absl::Status alive = absl::UnavailableError("sluiced is starting");
   if (sources != nullptr) alive = sources->alive();
-  std::optional<absl::StatusOr<Snapshot>> snapshot;  // once, for all
+  std::optional<absl::StatusOr<Snapshot>> snapshot;  // taken once for all pages
   const auto make = [&](PageKey key) -> std::string {
     if (key.first == PageName::kStatusPage) {
       return HttpAnswer(kHttpOk, "text/html; charset=utf-8", StatusPage());

@@ -22,30 +22,31 @@ namespace sluice::daemon {
 
 enum class PageName { kHealth, kReady, kMetrics, kStatusJson, kStatusPage };
 
-// Finds the page of a path such as "/metrics"; nullopt if there is none.
+// Returns the page with a path such as "/metrics"; nullopt if there is none.
 std::optional<PageName> FindPage(std::string_view path);
-std::string PagePaths();  // shown for an unknown path
+std::string PagePaths();  // lists all paths, for the answer to an unknown path
 
-// An answer (HttpAnswer) of one line, as text.
+// Formats an answer (HttpAnswer) with one line of text.
 std::string LinePage(HttpStatus status, std::string_view line);
 
-// The sources of pages. Both may wait for the daemon's loop, a second at most.
+// What pages are made from. Both functions may wait for the daemon's loop, at
+// most a second each.
 struct PageSources {
-  // The whole snapshot; Unavailable: the loop does not answer.
+  // Returns the complete snapshot. Unavailable: the loop does not answer.
   std::function<absl::StatusOr<Snapshot>()> snapshot;
-  // Ok if the loop answers.
+  // Returns OK if the loop answers.
   std::function<absl::Status()> alive;
-  // The reason why the daemon is frozen (daemon/frozen), in one line; empty: it
-  // serves. A frozen daemon has no snapshot.
+  // Why the daemon is frozen (daemon/frozen), in one line; empty: it is not. A
+  // frozen daemon has no snapshot.
   std::string frozen;
 };
 
 using PageKey = std::pair<PageName, Audience>;
 using Pages = std::map<PageKey, std::shared_ptr<const std::string>>;
 
-// Returns the answers with the requested pages, all of one snapshot. `sources`
-// is null while the daemon starts: every page but the empty status page is then
-// 503.
+// Returns the answers with the requested pages, all made from one snapshot.
+// `sources` is null while the daemon starts: then the status page has no data,
+// and every other page is 503.
 Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources);
 
 }  // namespace sluice::daemon

@@ -43,8 +43,9 @@ double OpenFds() {
   return static_cast<double>(std::distance(begin(fds), end(fds)));
 }
 
-// Computed once: it is derived from two clocks that are not read at the same
-// time, and a monitor takes each change for a restart.
+// Returns the start time, computed once: it is derived from two clocks that
+// cannot be read at the same moment, and a monitor takes each change for a
+// restart.
 double StartTime() {
   static const double start =
       Now(CLOCK_REALTIME) - Now(CLOCK_BOOTTIME) +

@@ -1,4 +1,4 @@
-// The kernel's figures of the daemon's own process.
+// The kernel's figures about the daemon's own process.
 //
 // Thread safety: reads the file system only.
 #pragma once

@@ -11,17 +11,18 @@
 
 namespace sluice::daemon {
 
-// The readers of a page. kAnybody: everything that reaches the TCP port, which
-// gets sums and nothing with a user, a job, a process or a cgroup. kOperators:
+// The readers of a page. kAnybody: everything that reaches the TCP port; it
+// gets sums, and nothing that names a user, job, process or cgroup. kOperators:
 // users that may open the unix socket.
 enum class Audience { kAnybody, kOperators };
 
-// `snapshot` is a complete one, with statistics; `process` is the daemon's own.
-// kAnybody omits the series of jobs, users and cgroups.
+// Formats a complete `snapshot`, which has statistics; `process` is the
+// daemon's own. For kAnybody, omits the series of jobs, users and cgroups.
 std::string PrometheusText(const Snapshot& snapshot,
                            const ProcessStats& process, Audience audience);
 
-// The text of a frozen daemon (daemon/frozen), which has no snapshot.
+// Formats the metrics of a frozen daemon (daemon/frozen), which has no
+// snapshot.
 std::string FrozenText(const ProcessStats& process);
 
 }  // namespace sluice::daemon

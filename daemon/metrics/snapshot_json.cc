@@ -102,7 +102,8 @@ json RankOf(const RankSnapshot& rank) {
              {"grant_wait_seconds", rank.grant_wait_seconds},
              {"hbm_peak_bytes", rank.hbm_peak.count()},
              {"closed", rank.closed},
-             // Versions with guarantees had these keys, which scripts may read.
+             // Versions with guarantees had these keys. They stay because
+             // scripts may read them.
              {"guaranteed_bytes_per_second", 0.0},
              {"guarantee_lowered", nullptr},
              {"weight", rank.weight},
@@ -113,7 +114,8 @@ json RankOf(const RankSnapshot& rank) {
              {"tokens_per_second", nullptr}};
   if (rank.step) {
     to["step"] = rank.step->step;
-    // JSON has no NaN; null means that there is no loss.
+    // A loss that is NaN or infinite stays null, since JSON has no such
+    // numbers.
     if (std::isfinite(rank.step->loss)) to["loss"] = rank.step->loss;
     if (rank.step->seconds > 0) {
       to["tokens_per_second"] =
@@ -173,7 +175,7 @@ json ReservationOf(const ReservationLine& line, absl::Time now) {
           {"age_s", absl::ToDoubleSeconds(now - line.by.at)}};
 }
 
-// An amount in its unit, as an integer where the unit is one.
+// Returns an amount in its unit, as an integer unless the unit is seconds.
 json Counted(Resource what, int64_t amount) {
   return IsSharedInTurns(what) ? json(InUnits(what, amount)) : json(amount);
 }
@@ -182,7 +184,7 @@ json LimitOf(Resource what, int64_t limit) {
   return OrNull(!IsSharedInTurns(what), limit);
 }
 
-// An object for each countable resource.
+// Returns a list with one object per countable resource.
 json QuotaList(const QuotasSnapshot& quotas) {
   json to = json::array();
   for (size_t i = 0; i < kResources; ++i) {
@@ -333,7 +335,7 @@ json Aggregates(const Snapshot& snapshot) {
   return to;
 }
 
-// Messages may quote a client's bytes that are not UTF-8.
+// Formats JSON. Replaces invalid UTF-8, which messages may quote from a client.
 std::string Text(const json& from) {
   return from.dump(-1, ' ', false, json::error_handler_t::replace);
 }

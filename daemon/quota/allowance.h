@@ -1,9 +1,9 @@
-// Limits how often each principal may do something expensive: a token bucket
-// each.
+// Limits how often each principal may do something expensive. Each has a token
+// bucket.
 //
-// A bucket that was not used for a while is full, and is forgotten. A cost
-// above a full bucket is allowed if the bucket is full, which then owes the
-// rest.
+// A bucket that was not used for a while is full, and is dropped. A cost above
+// the size of a bucket is allowed if the bucket is full; the bucket then has
+// less than zero.
 //
 // Thread safety: none needed; the loop's thread only.
 #pragma once
@@ -34,7 +34,7 @@ class Allowances {
   double per_second() const { return per_second_; }
   const Saved& Save() const { return buckets_.rows(); }
   void Load(const Saved& saved) { buckets_.Load(saved); }
-  // Its rows, for the saved state (core's state.h).
+  // The rows of the buckets, for the saved state (core's state.h).
   Table<Principal, Bucket>& rows() { return buckets_; }
   void CheckInvariants() const;
 

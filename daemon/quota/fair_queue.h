@@ -1,13 +1,13 @@
-// A queue for one shared server that is fair to users by the time that each
-// took of it: neither many entries of a user nor long ones delay another
-// user's.
+// A queue for one shared server. It is fair to users by the time that each has
+// used of the server, so neither many entries of a user nor long ones delay
+// another user's.
 //
-// Start-time fair queueing. Each user has a virtual time, which its entries
-// took so far. The user with the least is next; among equals the one served
-// longest ago. A user that returns after a pause starts at the least virtual
-// time that is being served, so no user saves time up. An entry waits for at
-// most one entry of each other user. Once the queue is empty, all users are
-// level again.
+// Start-time fair queueing. Each user has a virtual time, the sum of the times
+// of its entries. The user with the least virtual time is next; among equals,
+// the one that was served longest ago. A user that returns after a pause starts
+// at least at the virtual time of the user served last, so no user saves time
+// up, and its first entry waits for at most one entry of each other user. When
+// the queue is empty, all users are equal again.
 //
 // `Key` identifies a user (Principal), `Entry` is what waits.
 //
@@ -62,7 +62,7 @@ class FairQueue {
     return Pop([](const Key&) { return true; });
   }
 
-  // Charges the user for an entry that was popped and took `time`.
+  // Charges the user `time` for an entry that was popped.
   void Spent(const Key& who, absl::Duration time) {
     User& user = users_[who];
     user.spent =
@@ -70,7 +70,7 @@ class FairQueue {
     Forget();
   }
 
-  // Removes the entries for which `gone` returns true.
+  // Removes and returns the entries for which `gone` returns true.
   template <typename Gone>
   std::vector<Entry> Remove(Gone gone) {
     std::vector<Entry> removed;
@@ -96,14 +96,14 @@ class FairQueue {
     const auto user = users_.find(who);
     return user != users_.end() ? user->second.entries.size() : 0;
   }
-  // Users that it remembers: those with entries, and those that took more than
-  // others.
+  // Returns how many users it remembers: those with entries, and those with
+  // more virtual time than the user served last.
   size_t users() const { return users_.size(); }
 
  private:
   struct User {
-    absl::Duration spent;  // virtual
-    uint64_t turn = 0;     // of the last service; 0: none yet
+    absl::Duration spent;  // virtual time
+    uint64_t turn = 0;     // number of its last service; 0: none yet
     std::deque<Entry> entries;
     bool before(const User& other) const {
       return std::tie(spent, turn) < std::tie(other.spent, other.turn);
@@ -124,7 +124,8 @@ class FairQueue {
   std::map<Key, User> users_;
   size_t waiting_ = 0;
   uint64_t turns_ = 0;
-  absl::Duration least_;  // of the user served last, at that time
+  // Virtual time of the user served last, when it was served.
+  absl::Duration least_;
 };
 
 }  // namespace sluice::daemon

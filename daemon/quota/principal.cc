@@ -89,7 +89,8 @@ std::string CgroupCut::Of(std::string_view cgroup) const {
     if (Matches(prefix, names)) longest = &prefix;
   }
   if (longest == nullptr) return "";
-  // A process in the prefix itself has no lower level at which to cut.
+  // A process in a cgroup that matches a prefix exactly has no lower level to
+  // cut at.
   const size_t kept = std::min(longest->size() + 1, names.size());
   std::string path;
   for (size_t i = 0; i < kept; ++i) path += "/" + names[i];

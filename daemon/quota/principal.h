@@ -1,10 +1,11 @@
-// The unit of accounting: a user, and below some cgroups a user in one cgroup.
+// The unit of accounting: a user, or below some cgroups a user within one
+// cgroup.
 //
-// A user is one principal, however many cgroups its processes are in; otherwise
-// a user that can make cgroups could multiply any limit. Where the cgroups are
-// the machine's own (the pods of a Kubernetes node, where every process is
-// often uid 0; the jobs of a Slurm node) each counts by itself. The
-// configuration names the cgroups above them.
+// Usually a user is one principal, however many cgroups its processes are in:
+// otherwise a user that can make cgroups could multiply any limit. But where
+// the machine itself makes the cgroups (the pods of a Kubernetes node, where
+// every process is often uid 0; the jobs of a Slurm node), each cgroup is a
+// principal. The configuration names the cgroups above those.
 //
 // Thread safety: values; pure.
 #pragma once
@@ -19,22 +20,23 @@
 
 namespace sluice::daemon {
 
-// Read from the kernel (SO_PEERCRED, /proc/PID/cgroup), never taken from what a
-// client says.
+// Read from the kernel (SO_PEERCRED, /proc/PID/cgroup), never from a client's
+// message.
 struct Principal {
   uint32_t uid = 0;
   std::string cgroup;  // empty: all processes outside CgroupCut
   auto operator<=>(const Principal&) const = default;
 };
 
-// "user 1000", "user 0 (/kubepods/pod7)": for messages.
+// Returns "user 1000" or "user 0 (/kubepods/pod7)", for messages.
 std::string Name(const Principal& principal);
 
-// Returns whether what a principal leaves may go to the same user's next
-// processes: true for a user, and for a job of Slurm, which another principal
-// of that user may follow. All pods often share one user, so false for pods.
+// Returns whether the next processes of the same user may get what an ended
+// principal leaves. True for a user, and for a job of Slurm, which another
+// principal of that user may follow. False for pods, since all pods often share
+// one user.
 bool HasHeir(const Principal& principal);
-// Returns whether what `from` left may go to `to`.
+// Returns whether `to` may get what `from` leaves.
 bool Inherits(const Principal& from, const Principal& to);
 
 // Cuts a process's cgroup to the part that identifies its principal.
@@ -49,8 +51,8 @@ class CgroupCut {
   CgroupCut() = default;  // no prefixes: every cut is empty
 
   // Returns `cgroup` cut one level below the longest prefix that it matches:
-  // with "/kubepods*", "/kubepods/pod7/c1" gives "/kubepods/pod7". Empty if it
-  // matches none.
+  // with the prefix "/kubepods*", "/kubepods/pod7/c1" gives "/kubepods/pod7".
+  // Returns "" if it matches no prefix.
   std::string Of(std::string_view cgroup) const;
 
  private:

@@ -14,8 +14,8 @@ constexpr size_t At(Resource what) { return static_cast<size_t>(what); }
 
 struct Words {
   const char* name;
-  const char* things;  // for people
-  const char* remedy;  // for people
+  const char* things;  // what is counted, in messages
+  const char* remedy;  // what to do, in messages
   double unit = 1;
   bool in_turns = false;
 };
@@ -43,14 +43,15 @@ const Words& WordsOf(Resource what) {
   return kWords[At(what)];
 }
 
-// The descriptors for clients; the rest is for logs, HTTP, gRPC, plans and the
-// worker.
+// Returns how many descriptors clients may use; the rest is for logs, HTTP,
+// gRPC, plans and the worker.
 int64_t PoolOf(int64_t open_files) {
   const int64_t own = std::clamp<int64_t>(open_files / 8, 24, 512);
   return std::max<int64_t>(open_files - own, 8);
 }
 
-// At most half of the pool, so that extents have the other half.
+// Returns the limit of sessions: at most half of the pool, so that extents have
+// the other half.
 int64_t SessionsOf(int64_t pool) {
   constexpr int64_t kMostSessions = 2048;
   return std::clamp<int64_t>(pool / 6, 2, kMostSessions);
@@ -152,7 +153,8 @@ void Quotas::Charge(const Principal& who, Resource what, int64_t amount) {
   SLUICE_CHECK(amount >= 0);
   if (amount == 0) return;
   total_[At(what)] += amount;
-  // A principal that holds nothing more is forgotten.
+  // A principal without other amounts is forgotten: only the sum counts its
+  // time.
   if (IsSharedInTurns(what) && !used_.contains(who)) return;
   used_[who][At(what)] += amount;
 }

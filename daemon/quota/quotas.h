@@ -1,8 +1,8 @@
-// Limits of countable resources, for one principal and for all together.
+// Limits of countable resources, for each principal and for all together.
 //
-// The daemon asks before it accepts, reads, queues or sends. What was taken is
-// returned when its session, slot or packet is over. A principal that holds
-// nothing costs no memory.
+// The daemon asks for a resource before it accepts, reads, queues or sends. It
+// gives the resource back when the session, slot or packet ends. A principal
+// without resources costs no memory.
 //
 // Thread safety: none needed; the loop's thread only.
 #pragma once
@@ -33,35 +33,37 @@ enum class Resource {
   kCodecTime,     // microseconds in which profiles were decoded
 };
 inline constexpr size_t kResources = 8;
-// The name in configuration and metrics: "sessions".
+// Returns the name in configuration and metrics, such as "sessions".
 const char* Name(Resource resource);
-// True for a resource that is never refused and never returned: users take
-// turns (fair_queue.h). The amount of one user is forgotten with all else that
-// the user holds; the sum over all users is not.
+// Returns true for a resource that is never refused and never given back,
+// because users take turns (fair_queue.h). A user's amount is dropped when the
+// user has no other resource; the sum over all users stays.
 bool IsSharedInTurns(Resource resource);
-// The amount in the unit of its name for people and metrics: seconds.
+// Returns the amount in the unit that people and metrics see: seconds for codec
+// time.
 double InUnits(Resource resource, int64_t amount);
 
-// How much one principal may have, and all together. The last part of `all`
-// (kept) is reserved for principals that have little, so that new ones get
-// something even if others have as much as they may.
+// The limits of one principal and of all together. The last part of `all`
+// (kept) is reserved for principals that have little: new ones get something
+// even if others have reached their limits.
 struct Share {
   int64_t each = 0;  // of one principal
   int64_t all = 0;   // of all together
   int64_t kept() const { return std::min(all / 4, all - each); }
   int64_t little() const { return std::max<int64_t>(kept() / 8, 1); }
-  // The limit of all together if one principal is to have `has`.
+  // Returns the limit of all together for a request after which one principal
+  // would have `has`.
   int64_t all_for(int64_t has) const {
     return has <= little() ? all : all - kept();
   }
 };
-// ResourceExhausted in one line: all together have `used`, and `share` leaves
-// no room for a principal that would have `has`.
+// Returns ResourceExhausted in one line: all together have `used`, and `share`
+// leaves no room for a principal that would have `has`.
 absl::Status NoRoom(const Share& share, const std::string& things, int64_t used,
                     int64_t has);
 using Shares = std::array<Share, kResources>;
 
-// The configured shares of one principal; unset: the default.
+// The configured limits of one principal; unset: the default.
 struct QuotaSettings {
   std::optional<int64_t> sessions;
   std::optional<int64_t> ranks;
@@ -69,12 +71,13 @@ struct QuotaSettings {
   std::optional<int64_t> waiting;
 };
 
-// The shares in a process that may have `open_files` descriptors (its soft
-// limit): a session costs up to three of them, and the kernel lets one sending
-// user have at most the soft limit in flight.
+// Returns the limits in a process that may have `open_files` descriptors (its
+// soft limit): a session costs up to three, and the kernel lets the daemon's
+// user have at most the soft limit of descriptors in flight.
 Shares SharesOf(const QuotaSettings& settings, int64_t open_files);
-// The share of extents: each takes a descriptor, and a second one until it was
-// sent. They get what sessions and the daemon itself leave.
+// Returns the limits of extents: each takes a descriptor, and a second one
+// until that is sent. Extents get the descriptors that sessions and the daemon
+// itself do not need.
 Share ExtentsOf(const QuotaSettings& settings, int64_t open_files);
 
 // The current amounts, as plain data that can leave the loop's thread.
@@ -86,8 +89,8 @@ struct QuotasSnapshot {
   std::vector<std::pair<Principal, Amounts>> users;  // those that have any
 };
 
-// ResourceExhausted in one line: what the principal has, the limit, and what to
-// do. Also for resources that are counted elsewhere.
+// Returns ResourceExhausted in one line: what the principal has, the limit, and
+// what to do. Also for resources that are counted elsewhere.
 absl::Status TooMuch(const Principal& who, Resource what, int64_t has,
                      int64_t limit);
 
@@ -103,23 +106,25 @@ class Quotas {
                    int64_t amount = 1) const;
   // Counts a refusal that May decided and the caller sent.
   void CountRefusal(Resource what) { ++refused_[static_cast<size_t>(what)]; }
-  // Takes it whatever the limit is: for what exists already and for resources
-  // that users take in turns.
+  // Takes the amount even beyond the limit: for what exists already, and for
+  // resources that users take in turns.
   void Charge(const Principal& who, Resource what, int64_t amount = 1);
-  // Returns at most what was taken.
+  // Gives back `amount`. REQUIRES: the principal has at least that much, and
+  // the resource is not shared in turns.
   void GiveBack(const Principal& who, Resource what, int64_t amount = 1);
 
   int64_t used(const Principal& who, Resource what) const;
   int64_t used(Resource what) const;
   const Share& share(Resource what) const;
-  // How often Ask refused.
+  // Returns how often a request for this resource was refused.
   uint64_t refused(Resource what) const;
 
   using Amounts = QuotasSnapshot::Amounts;
-  // All principals that hold something.
+  // Returns all principals that have something.
   const std::map<Principal, Amounts>& users() const { return used_; }
 
-  // The current amounts of `viewer`, or of all if it is null.
+  // Returns the current amounts of `viewer`, or of all principals if it is
+  // null.
   QuotasSnapshot TakeSnapshot(const Principal* viewer) const;
 
   void CheckInvariants() const;

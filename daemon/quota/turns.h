@@ -1,6 +1,6 @@
 // Decides which request is served next. Principals share the loop's time evenly
-// (fair_queue.h), however many sessions each has and whatever its requests
-// cost. The sessions of one principal take turns.
+// (fair_queue.h), however many sessions each has and however long its requests
+// take. The sessions of one principal take turns.
 //
 // Thread safety: none needed; the loop's thread only.
 #pragma once
@@ -17,15 +17,14 @@ namespace sluice::daemon {
 
 class Turns {
  public:
-  // Queues `session`, which has something to read. Does nothing if it is queued
-  // already.
+  // Queues `session`, which has something to read, unless it is queued already.
   void Add(const Principal& who, SessionId session);
-  // Removes a session that is over.
+  // Removes an ended session.
   void Remove(SessionId session);
   // Returns the next session and removes it from the queue; nullopt if none
   // waits.
   std::optional<SessionId> Next();
-  // Charges the time of the turn that Next returned last.
+  // Charges `time` to the principal of the session that Next returned last.
   void Spent(absl::Duration time);
 
   bool empty() const { return queue_.empty(); }

@@ -17,16 +17,17 @@
 namespace sluice::daemon {
 namespace {
 
-// An ending daemon removes the file while it still holds it: a process that
-// opened it before and locks it now holds a file that no other process finds.
+// Returns whether the locked `file` is still the one at `path`. An ending
+// daemon removes the file before it unlocks it, so a process that had opened
+// the file before may lock a file that no other process finds any more.
 bool IsStillAt(const UniqueFd& file, const std::string& path) {
   struct stat held, found;
   return fstat(file.get(), &held) == 0 && lstat(path.c_str(), &found) == 0 &&
          held.st_dev == found.st_dev && held.st_ino == found.st_ino;
 }
 
-// Made for every user to enter, whatever the umask is: the sockets in it have
-// modes of their own. Only this user may write to it.
+// Makes the directory so that every user may enter it, whatever the umask is:
+// the sockets in it have their own modes. Only this user may write to it.
 std::error_code MakeDirectory(const std::string& directory) {
   std::error_code error;
   if (std::filesystem::is_directory(directory, error)) return {};
@@ -36,9 +37,10 @@ std::error_code MakeDirectory(const std::string& directory) {
   return error;
 }
 
-// Where a namespace maps one user, root and other users look alike. A folder of
-// theirs counts as root's if its parent is not writable by all: /tmp and /home
-// do, another user's folder in /tmp does not.
+// Returns whether a folder with this unmapped owner is as safe as root's. In a
+// user namespace that maps one user, root and other users look alike. The
+// folder counts as root's if its parent is not writable by all: true for /tmp
+// and /home, false for another user's folder in /tmp.
 bool CountsAsRoots(const std::filesystem::path& folder, uid_t owner,
                    const UserMap& users) {
   struct stat above;
@@ -128,12 +130,13 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
     folder =
         UniqueFd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!folder) return ErrnoStatus(errno, fmt::format("open {}", directory));
-    // Some network file systems lock no folders: there only the file counts.
+    // Other errors are ignored: some network file systems cannot lock folders,
+    // and then only the file's lock counts.
     if (flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       return taken();
     }
   }
-  while (true) {  // again only when another daemon ended just now
+  while (true) {  // repeats only if another daemon ended just now
     UniqueFd lock(
         open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!lock) return ErrnoStatus(errno, fmt::format("open {}", path));

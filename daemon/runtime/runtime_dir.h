@@ -1,5 +1,5 @@
-// A daemon's files in its runtime directory, which are removed however its
-// start or its service ends.
+// A daemon's files in its runtime directory. They are removed when the daemon's
+// start fails or its service ends.
 //
 // Thread safety: none needed; each object belongs to one thread.
 #pragma once
@@ -11,41 +11,43 @@
 
 namespace sluice::daemon {
 
-// Whether this process may trust what is at a path below `directory`: it is
-// this user's, only this user may write to it, and only root and this user can
-// put something else in its place (each folder above belongs to one of them,
-// and is either sticky or not writable by all). In a user namespace that maps
-// one user, a folder of unmapped users counts as root's if its parent is not
-// writable by all. Else InvalidArgument, which says what it is and by which
-// setting another is chosen.
+// Returns OK if this process may trust paths below `directory`: the directory
+// belongs to this user, only this user may write to it, and only root and this
+// user can replace it (each folder above belongs to one of them, and is either
+// sticky or not writable by all). In a user namespace that maps one user, a
+// folder of unmapped users counts as root's if its parent is not writable by
+// all. InvalidArgument: it is not safe; the message names `what`, the reason,
+// and the setting `chosen_by` that chooses another directory.
 absl::Status CheckOwnDirectory(const std::string& directory,
                                const std::string& what = "runtime directory",
                                const std::string& chosen_by = "--runtime-dir");
 
-// Makes the directory if need be, and checks it in the same way.
+// Makes the directory if it does not exist, and checks it with
+// CheckOwnDirectory.
 absl::Status MakeOwnDirectory(const std::string& directory,
                               const std::string& what,
                               const std::string& chosen_by);
 
-// A locked file in `directory`: no other daemon serves in this directory. The
-// kernel releases the lock however the process ends. The daemon's lock is on
-// the folder itself too, so it holds even if the file was removed.
+// A locked file in a directory, so that no other daemon serves there. The
+// kernel releases the lock however the process ends. The daemon also locks the
+// directory itself, so its lock stays effective if the file is removed.
 class RuntimeLock {
  public:
-  // Which file, and which program it stands for.
+  // The lock's file, and the program that has the lock.
   struct Of {
     std::string file = "lock";
     std::string program = "sluiced";
-    bool locks_folder = true;  // of two programs in one folder only one can
+    // Excludes all other programs that lock the folder.
+    bool locks_folder = true;
   };
-  // Makes the directory if need be. InvalidArgument: it cannot be made, or is
-  // not this user's own (CheckOwnDirectory); AlreadyExists: another daemon
-  // holds it.
+  // Makes the directory if it does not exist. InvalidArgument: it cannot be
+  // made, or is not safe (CheckOwnDirectory). AlreadyExists: another daemon has
+  // the lock.
   static absl::StatusOr<RuntimeLock> Take(const std::string& directory);
   static absl::StatusOr<RuntimeLock> Take(const std::string& directory,
                                           const Of& of);
   ~RuntimeLock() { Remove(); }
-  void Remove();  // the file; the lock is held until the process ends
+  void Remove();  // removes the file; the lock itself stays
   RuntimeLock(RuntimeLock&&) = default;
 
  private:
@@ -56,10 +58,10 @@ class RuntimeLock {
 
   std::string path_;
   UniqueFd folder_;
-  UniqueFd held_;  // closed after the file is gone
+  UniqueFd held_;  // locked; closed only after the file is removed
 };
 
-// A folder that is removed with its owner.
+// Removes a folder when it is destroyed.
 class OwnedFolder {
  public:
   OwnedFolder() = default;
@@ -68,13 +70,13 @@ class OwnedFolder {
 
   void Own(const std::string& path) { path_ = path; }
   const std::string& path() const { return path_; }
-  void Remove();  // owns no folder afterwards
+  void Remove();  // then owns no folder
 
  private:
   std::string path_;  // empty: owns none
 };
 
-// An empty folder below the system's temporary one, for this user only.
+// Makes an empty folder in the system's temporary one, for this user only.
 absl::StatusOr<OwnedFolder> TemporaryRuntimeDir();
 
 }  // namespace sluice::daemon

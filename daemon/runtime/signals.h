@@ -1,8 +1,8 @@
-// The signals that the daemon and its keeper take: SIGTERM, SIGINT and SIGQUIT
-// end them; SIGHUP, SIGUSR1 and SIGUSR2 are noted or handed on.
+// The signals that the daemon and its keeper handle. SIGTERM, SIGINT and
+// SIGQUIT end them; SIGHUP, SIGUSR1 and SIGUSR2 are handled or forwarded.
 //
-// Each is blocked and read from a descriptor; else it would end the process and
-// leave its sockets.
+// These signals are blocked and read from a descriptor: otherwise a signal
+// would end the process at once, and its sockets would stay behind.
 //
 // Thread safety: BlockSignals before there are threads; the rest is safe.
 #pragma once
@@ -14,11 +14,11 @@
 
 namespace sluice::daemon {
 
-// Blocks them in this thread and all that it starts, and ignores SIGPIPE, which
-// a log without a reader raises.
+// Blocks these signals in this thread and in all threads that it starts later.
+// Ignores SIGPIPE, which writing to a log without a reader raises.
 void BlockSignals();
-// The descriptor to read them from (signalfd(2)); reading does not wait.
-// REQUIRES: BlockSignals.
+// Returns a descriptor to read the signals from (signalfd(2)); reading does not
+// wait. REQUIRES: BlockSignals.
 absl::StatusOr<UniqueFd> OpenSignals();
 bool IsEndingSignal(int signal);
 

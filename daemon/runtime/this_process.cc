@@ -16,7 +16,8 @@ int64_t RaiseDescriptorLimit() {
     const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = before;
   }
-  constexpr rlim_t kMost = 1 << 20;  // unlimited is what the kernel's is
+  // Applied if the limit is unlimited or higher.
+  constexpr rlim_t kMost = 1 << 20;
   return static_cast<int64_t>(std::min(limit.rlim_cur, kMost));
 }
 

@@ -1,4 +1,4 @@
-// A program's own limits and files.
+// The limits and files of this process.
 //
 // Thread safety: before there are threads.
 #pragma once
@@ -8,15 +8,16 @@
 
 namespace sluice::daemon {
 
-// Raises the limit: every extent is a descriptor, every session two, and all
-// that is kept one. Returns the soft limit, which quotas share out, and which
-// is the kernel's limit of descriptors on their way.
+// Raises the soft limit of open files to the hard limit: each extent needs a
+// descriptor, each session two, and each descriptor that is kept one more.
+// Returns the soft limit, which quotas share out; it is also the kernel's limit
+// of descriptors in flight.
 int64_t RaiseDescriptorLimit();
 
-// The file of this program, as it was called at the first call: a later version
-// may have taken its place.
+// Returns the path of this program's file, as it was at the first call. By now
+// the file may be that of a later version.
 const std::string& ThisProgram();
-// The program of that name beside this one.
+// Returns the path of the program `name` in the folder of this program.
 std::string Sibling(const std::string& name);
 
 }  // namespace sluice::daemon

@@ -81,7 +81,7 @@ void Arena::MakeOne(uint64_t numa) {
     if (!made.ok()) {
       node.full = !node.room_since;
       Fill(numa, node);
-    } else if (node.full) {  // MakeRoom has run since this call began
+    } else if (node.full) {  // MakeRoom was called while the extent was made
       surplus = *std::move(made);
     } else {
       node.ready.push_back(*std::move(made));

@@ -1,17 +1,18 @@
 // Makes host memory ahead of the leases that will use it.
 //
 // Making pinned memory takes seconds on a GPU node, and a cold lease of 1 GiB
-// takes the system calls of 16 extents even on `sim`. A thread per NUMA node,
-// on that node's cores, makes extents of the standard size ahead until `ready`
-// bytes exist; a lease takes them at once and the thread makes the next. If too
-// few are ready, a lease is made as without an arena: slower, not refused.
+// takes the system calls of 16 extents even on `sim`. For each NUMA node, a
+// thread on that node's cores makes extents of the standard size ahead, until
+// `ready` bytes exist. A lease takes ready extents at once, and the thread
+// makes new ones. If too few are ready, a lease is made as without an arena:
+// slower, not refused.
 //
 // While leases wait for the device to make memory of the node (Pause), nothing
 // is made ahead there: a lease waits at most for the current device call.
 //
-// Ready memory was never handed out, and counts as free in policy. If the
-// device has no room for another extent, ready memory is released before the
-// lease fails, and made again once memory was released.
+// Ready memory was never leased, and counts as free in policy. If the device
+// has no room for another extent, ready memory is released before the lease
+// fails, and made again after memory was released.
 //
 // Thread safety: all methods from any thread.
 #pragma once
@@ -31,13 +32,13 @@ namespace sluice::daemon {
 
 // Memory of this process, and its descriptor for sending.
 struct ExportedMemory {
-  device::Memory memory;  // 0: on a lost GPU
+  device::Memory memory;  // empty (0) if it is of a lost GPU
   std::shared_ptr<const UniqueFd> fd;
 };
-// Releases `memory` if it cannot be exported.
+// Exports `memory`, or releases it if it cannot be exported.
 absl::StatusOr<ExportedMemory> ExportMemory(device::Driver& driver,
                                             device::Memory memory);
-// Releases the memory. Logs a failure: there is no caller to return it to.
+// Releases the memory. Logs a failure, because no caller could handle it.
 void ReleaseMemory(device::Driver& driver, ExportedMemory memory);
 
 class Arena {
@@ -45,7 +46,7 @@ class Arena {
   struct Options {
     std::vector<NumaIndex> nodes;
     Bytes ready;   // per node, at most; 0: nothing is made ahead
-    Bytes extent;  // size of each
+    Bytes extent;  // size of each extent
   };
 
   // `driver` must outlive this object.
@@ -61,7 +62,8 @@ class Arena {
   bool MakeRoom(PoolId pool);
   // Sets whether leases of `pool` wait for the device.
   void Pause(PoolId pool, bool paused);
-  // Memory was released: the device may have room again.
+  // Memory was released, so the device may have room again: goes on making
+  // memory.
   void Refill();
 
   Bytes ready(NumaIndex numa) const;
@@ -72,7 +74,7 @@ class Arena {
     bool paused = false;
     bool full = false;        // the device had no room
     bool filling = false;     // a task is running
-    bool room_since = false;  // Refill was called since it began
+    bool room_since = false;  // Refill was called since the task began
     std::unique_ptr<TaskThread> thread;
   };
   bool Wants(const Node& node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

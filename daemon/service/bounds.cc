@@ -21,7 +21,7 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares,
     const auto allowed = static_cast<size_t>(std::max<int64_t>(most, 1));
     limit = std::min(limit, allowed);
   };
-  // Memory that is made ahead has descriptors too.
+  // Memory that is made ahead needs descriptors too.
   const int64_t ahead =
       std::ssize(node.hosts) * (node.host_ready / node.extent.host);
   bound_size(limits.all, extents.all - ahead);
@@ -32,8 +32,8 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares,
       static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
   const Share& kept = shares[static_cast<size_t>(Resource::kKeptProfiles)];
   node.profile_limit = {Bytes(kept.each), Bytes(kept.all)};
-  // Half of all extents, divided by the possible number of ranks; 0 if that is
-  // less than one each.
+  // Half of all extents are divided among the possible ranks; 0 if that is less
+  // than one for each.
   limits.per_rank = std::min<size_t>(
       limits.per_rank,
       limits.all / 2 /

@@ -8,9 +8,9 @@
 
 namespace sluice::daemon {
 
-// Returns `node` with its limits lowered to what `shares` (SharesOf) and
-// `extents` (ExtentsOf) leave for sessions, extents, waiting leases and kept
-// profiles. Each stays at least 1, except for a rank's part of the extents.
+// Returns `node` with its limits of sessions, extents, waiting leases and kept
+// profiles lowered to what `shares` (SharesOf) and `extents` (ExtentsOf) allow.
+// Each stays at least 1, except for a rank's part of the extents.
 NodeConfig Bounded(NodeConfig node, const Shares& shares, const Share& extents);
 
 }  // namespace sluice::daemon

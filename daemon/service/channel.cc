@@ -11,9 +11,10 @@
 namespace sluice::daemon {
 namespace {
 
-// Edge-triggered: packets that wait for their turn wake the loop only once, and
-// only new room in the socket's buffer does (a descriptor limit leaves the
-// socket writable, and the loop would spin).
+// Edge-triggered: packets that wait for their turn wake the loop only once. For
+// writing, only new room in the socket's buffer wakes it: while other limits
+// stop the sending (those of descriptors), the socket stays writable, and
+// level-triggered events would make the loop spin.
 constexpr uint32_t kWaitToRead = EPOLLIN | EPOLLET;
 constexpr uint32_t kWaitToWrite = EPOLLOUT | EPOLLET;
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
@@ -40,7 +41,7 @@ Channel::Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
                       [this](uint32_t events) { OnSocket(events); });
   }
   shared_.loop->Add(pidfd_.get(), EPOLLIN, [this](uint32_t) {
-    // Reported only once, though the pidfd stays readable.
+    // Removed, so that it is reported only once: the pidfd stays readable.
     shared_.loop->Remove(pidfd_.get());
     handlers_.gone();
   });
@@ -106,11 +107,11 @@ absl::Status Channel::SendOne(const Outgoing& out) {
 }
 
 void Channel::Wait(const absl::Status& why) {
-  // Other peers must read, so this one has not stalled.
+  // If room is missing because of other peers, this peer has not stalled.
   const bool others = ShortageOf(why) == Shortage::kOpenFiles;
   if (others) stalled_since_ = shared_.loop->now();
-  // The kernel reports room in the buffer a moment before it counts the last
-  // packet as received.
+  // Tries again after a while, because the kernel reports room in the buffer a
+  // moment before it counts the last packet as received.
   retry_at_ = shared_.loop->now() + (others ? InFlight::kAgain : kLookAgain);
 }
 
@@ -118,7 +119,7 @@ void Channel::Send(Outgoing out) {
   if (!socket_) return;
   if (queue_.empty() && !held_) {
     const absl::Status sent = SendOne(out);
-    // If the peer is gone, the socket itself reports it.
+    // If the peer is gone, an event of the socket reports that.
     if (sent.ok() || absl::IsUnavailable(sent)) return;
     if (!absl::IsResourceExhausted(sent)) {
       return handlers_.broken(std::string(sent.message()));
@@ -166,7 +167,8 @@ void Channel::Flush() {
     shared_.quotas->GiveBack(who_, Resource::kQueuedBytes, size);
     queued_bytes_ -= size;
     queue_.pop_front();
-    stalled_since_ = shared_.loop->now();  // the peer reads
+    // A packet was sent, so the peer reads.
+    stalled_since_ = shared_.loop->now();
     if (!sent.ok()) return handlers_.ended();
   }
   shared_.queued->erase(this);
@@ -210,7 +212,8 @@ void Channel::CloseSocket() {
   if (!socket_) return;
   shared_.loop->Remove(socket_.get());
   DropQueue();
-  // Ends the session also for a forked child that holds the peer's end.
+  // Unlike close, this also ends the session if a forked child has the peer's
+  // end.
   shutdown(socket_.get(), SHUT_RDWR);
   if (UniqueFd done = shared_.in_flight->End(std::move(socket_))) {
     shared_.closer->CloseSession(std::move(done));

@@ -1,14 +1,15 @@
-// One session's socket and pidfd on the loop.
+// The socket and the pidfd of one session on the loop.
 //
 // Sends never block. Packets that do not fit into the peer's buffer wait in a
-// queue, and while any do the daemon reads no more requests from this peer: a
-// client that never reads costs one queue of replies to its requests, and is
-// dropped after kStallLimit. A packet with descriptors also waits for room
-// among those on their way (in_flight.h); a client is not dropped because
-// others leave no room.
+// queue. While the queue is not empty, the daemon reads no more requests from
+// this peer. So a client that never reads costs one queue of replies, and is
+// dropped after kStallLimit. A packet with descriptors also waits until it may
+// be in flight (in_flight.h); a client is not dropped if other clients use up
+// that limit.
 //
-// It does not read by itself: it reports that there is something to read, and
-// its owner, which shares out the loop's time (quota/turns.h), calls ReadOne.
+// A channel does not read by itself. It reports that there is something to
+// read, and its owner, which shares out the loop's time (quota/turns.h), calls
+// ReadOne.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -49,37 +50,38 @@ class Channel {
     std::set<const Channel*>* queued;
   };
   struct Handlers {
-    std::function<void()> readable;  // it has something to read
-    // The channel discards the descriptors that the handler does not take.
+    std::function<void()> readable;  // there is something to read
+    // Handles a packet. The channel closes the descriptors that are not moved
+    // out.
     std::function<void(wire::Message&)> message;
-    std::function<void()> ended;  // the peer closed it
+    std::function<void()> ended;  // the peer closed its socket
     // The peer broke the protocol.
     std::function<void(const std::string&)> broken;
     std::function<void()> gone;  // the peer's process ended
   };
 
-  // Handlers may destroy the channel only through Post. Without `socket`, the
-  // socket has ended, but the process has not.
+  // Handlers may destroy the channel only through Post. `socket` is empty if it
+  // has ended and only the process is watched.
   Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
           Handlers handlers);
   ~Channel();
   Channel(const Channel&) = delete;
 
   // Reads one packet, if one is there and may be read. Returns whether there
-  // may be more; if not, `readable` is called when there is.
+  // may be more. If it returns false, `readable` is called when there is.
   bool ReadOne();
   void Send(Outgoing out);
-  // Sends nothing until Release. The stall limit does not apply to held
-  // packets.
+  // Queues all packets until Release. The stall limit does not apply meanwhile.
   void Hold() { held_ = true; }
   void Release();
-  // Sends packets that waited for others' room, if it is time to try again.
+  // Sends packets that waited for the limit of descriptors in flight, if it is
+  // time to try again.
   void Retry(absl::Time now);
   // Ends the socket: packets sent before still arrive, queued ones do not. The
   // pidfd stays watched.
   void CloseSocket();
-  // Closes this process's socket without the peer seeing it: the next daemon
-  // has the socket too.
+  // Closes this process's socket. The peer does not notice, because the next
+  // daemon has a duplicate of the socket.
   void Leave();
   bool open() const { return static_cast<bool>(socket_); }
   int socket() const { return socket_.get(); }
@@ -87,16 +89,16 @@ class Channel {
     return socket_.Duplicate();
   }
   int pidfd() const { return pidfd_.get(); }
-  // Returns when the peer must have read something; InfiniteFuture if nothing
+  // Returns when the peer must have read something; InfiniteFuture if no packet
   // waits.
   absl::Time stall_deadline() const;
-  // Returns whether the peer has missed that deadline. Retries before: the
-  // kernel reports room a moment before it counts a packet as received.
+  // Returns whether the peer has missed that deadline. Tries to send first,
+  // because the kernel reports room a moment before it counts a packet as
+  // received.
   bool HasStalled(absl::Time now);
   // Counts a memfd that is sent to answer this peer.
   void CountMemfd() { ++unread_memfds_; }
-  // Returns how many of these were sent since the peer had last read
-  // everything.
+  // Returns how many memfds were sent since the peer had last read everything.
   int unread_memfds();
   // Returns when to call Retry; InfiniteFuture if not needed.
   absl::Time retry_at() const { return retry_at_; }
@@ -105,7 +107,8 @@ class Channel {
  private:
   void OnSocket(uint32_t events);
   void Flush();
-  // ResourceExhausted: try later; marked kOpenFiles if others leave no room.
+  // Sends one packet. ResourceExhausted: try again later; marked kOpenFiles if
+  // other peers have used up the limit of descriptors in flight.
   absl::Status SendOne(const Outgoing& out);
   void Wait(const absl::Status& why);
   void DropQueue();
@@ -113,7 +116,8 @@ class Channel {
   const Shared shared_;
   const Principal who_;
   const wire::Discard discard_;
-  bool discarded_ = false;  // the peer sent descriptors that no request takes
+  // The peer sent descriptors that its request does not need.
+  bool discarded_ = false;
   UniqueFd socket_;
   UniqueFd pidfd_;
   Handlers handlers_;

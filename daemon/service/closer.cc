@@ -25,7 +25,7 @@ constexpr absl::Duration kCloserPatience = absl::Milliseconds(100);
 
 int KickSignal() { return SIGRTMIN + 1; }
 
-// Sends its thread a signal each millisecond while enabled, which interrupts
+// While enabled, sends its thread a signal each millisecond, which interrupts
 // system calls that wait.
 class Kicker {
  public:
@@ -49,7 +49,7 @@ class Kicker {
 };
 
 void ReadAway(const UniqueFd& socket) {
-  // No room for descriptors: the kernel drops them here.
+  // Gives no room for descriptors, so the kernel drops those of the packet.
   char byte;
   for (int i = 0; i < kMaxDrained; ++i) {
     if (recv(socket.get(), &byte, 1, MSG_DONTWAIT) <= 0) return;
@@ -63,7 +63,7 @@ struct Closer::Shared {
   mutable Mutex mutex;
   CondVar changed;
   FairQueue<Owner, UniqueFd> waiting ABSL_GUARDED_BY(mutex);
-  // Owners with a descriptor that a thread is closing.
+  // Owners of the descriptors that threads are closing now.
   std::set<Owner> closing ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   int running ABSL_GUARDED_BY(mutex) = 0;
@@ -80,8 +80,8 @@ struct Closer::Shared {
     const MutexLock lock(mutex);
     return waiting.waiting(owner) + closing.count(owner);
   }
-  // Runs a thread. `sockets`: closes session sockets, also while stopping; else
-  // all other descriptors.
+  // The function of each thread. `sockets`: closes session sockets, also while
+  // stopping; otherwise all other descriptors.
   void Work(bool sockets);
 };
 
@@ -112,7 +112,7 @@ void Closer::Shared::Work(bool sockets) {
     kicker.Each({});
     lock.Lock();
     closing.erase(owner);
-    // Time for sockets is charged to no user.
+    // The time for closing session sockets is charged to no user.
     if (owner) waiting.Spent(owner, clock.Now() - start);
   }
   --running;
@@ -127,7 +127,8 @@ Closer::Closer() : shared_(std::make_shared<Shared>()) {
     const MutexLock lock(shared_->mutex);
     shared_->running = kThreads + 1;
   }
-  // Detached: a thread that waits for a stopped file system is abandoned.
+  // Detached, so that a thread that waits for a stopped file system does not
+  // delay the daemon's end.
   for (int i = 0; i <= kThreads; ++i) {
     std::thread thread([shared = shared_, i] { shared->Work(i == 0); });
     pthread_setname_np(thread.native_handle(),
@@ -144,7 +145,7 @@ Closer::~Closer() {
   while (shared_->running > 0 &&
          shared_->changed.WaitUntil(shared_->mutex, deadline)) {
   }
-  // The end of the process closes the rest.
+  // The rest is closed when the process ends.
   for (UniqueFd& fd :
        shared_->waiting.Remove([](const UniqueFd&) { return true; })) {
     fd.Release();
@@ -156,7 +157,8 @@ void Closer::Discard(const Principal& who, UniqueFd fd) {
 }
 
 void Closer::CloseSession(UniqueFd socket) {
-  // Ends the session also for a forked child that holds the peer's end.
+  // Unlike close, this also ends the session if a forked child has the peer's
+  // end.
   shutdown(socket.get(), SHUT_RDWR);
   shared_->Push(std::nullopt, std::move(socket));
 }

@@ -17,7 +17,7 @@
 namespace sluice::daemon {
 namespace {
 
-// CheckRequest has checked that both sides have a protocol in common.
+// CheckRequest has checked that both sides know a common protocol.
 HelloRequest From(const wire::Hello& hello) {
   return {.job = hello.job(),
           .observer = hello.observer(),
@@ -109,8 +109,8 @@ void FillPool(const Core& core, PoolId pool, const Principal* rank,
   to->set_held_outside_bytes(from.outside.size());
 }
 
-// Returns each GPU's share of the path from `link` on when all GPUs copy both
-// ways.
+// Returns the speed that each GPU gets on the path from `link` up, if all GPUs
+// copy in both directions.
 double EvenSpeed(const NodeConfig& config, const std::string& link,
                  int direction) {
   double least = 0;

@@ -1,4 +1,4 @@
-// Converts between the wire's messages and policy's; decides nothing.
+// Converts between the wire's messages and policy's. Decides nothing.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -29,14 +29,14 @@ struct Outgoing {
 // Returns the reply to a refused request.
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
-// Fills in the pool's current figures. Memory reserved for others is not free
-// for `rank`; null: for an observer.
+// Fills in the current figures of the pool. Memory reserved for others does not
+// count as free for `rank`, which is null for an observer.
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 
 // Fills in the node's part of a Welcome. `rank` is the session that will lease
-// there, null for an observer. On NUMA nodes other than its GPU's, only what
-// the rank may borrow counts as free.
+// there, null for an observer. On NUMA nodes other than that of its GPU, only
+// what the rank may borrow counts as free.
 void FillNode(const Core& core, const std::string& sim_directory,
               const Session* rank, wire::Welcome& welcome);
 

@@ -39,7 +39,7 @@ Extents::Lane& Extents::LaneOf(PoolId pool) {
     lane->thread = std::make_unique<TaskThread>(
         is_host ? fmt::format("device-numa{}", pool.ordinal) : "device");
     if (is_host) {
-      // The kernel places pages on the node of the thread that touches them
+      // The kernel places a page on the node of the thread that touches it
       // first.
       lane->thread->Run(
           [numa = NumaIndex(pool.ordinal)] { StayOn(CoresOfNode(numa)); });
@@ -70,7 +70,7 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   if (const auto ready = arena_->Take(pool, size)) {
-    // Posted, because policy is in the middle of a decision.
+    // Tell posts the report, because policy is in the middle of a decision.
     return Tell({{id, pool, *ready}});
   }
   Lane& lane = LaneOf(pool);
@@ -128,8 +128,8 @@ void Extents::MakeOne(Lane& lane, PrincipalId who, const Wanted& wanted) {
     if (lane.wanted.empty()) arena_->Pause(wanted.pool, false);
     lane.wanted.Spent(who, end - start);
   }
-  // A lease has many extents, and waking the loop for each would cost more than
-  // making them.
+  // Reports several extents at once: a lease has many, and waking the loop for
+  // each would cost more than making them.
   if (was_last || end - lane.made_since >= kTellEvery) {
     Tell(std::exchange(lane.made, {}));
   }
@@ -203,8 +203,8 @@ void Extents::Record(const Tries& made) {
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
-  // Exported now only if the daemon keeps descriptors: adopted memory that
-  // cannot be exported is leased all the same.
+  // Keeps a descriptor only if the device cannot report holders (see extents_).
+  // It is a duplicate of `kept`, so adopted memory need not be exported.
   std::shared_ptr<const UniqueFd> fd;
   if (!driver_->TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(UniqueFd own, kept.Duplicate());
@@ -212,7 +212,7 @@ absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
   }
   const auto memory = driver_->Adopt(std::move(kept), PlacementOf(pool), size);
   // If a GPU does not answer any more, only the descriptor is kept, so that the
-  // GPU does not stop the jobs of others.
+  // jobs of other GPUs go on.
   const bool is_lost = pool.kind == PoolKind::kGpu &&
                        absl::IsUnavailable(memory.status()) && fd != nullptr;
   if (!is_lost) SLUICE_RETURN_IF_ERROR(memory.status());

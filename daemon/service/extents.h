@@ -1,22 +1,24 @@
-// The physical memory of policy's extents: made, exported once, held by
+// The physical memory of policy's extents: made, exported once, kept by
 // descriptor, released.
 //
 // Extents that the arena has ready are taken at once. Others are made by device
-// calls on threads of their own, one for all GPUs' memory and one per NUMA node
-// on that node's cores: making pinned memory takes seconds, and must delay
-// neither the loop nor memory of another place. On each thread principals take
-// turns, extent by extent, by the time used (FairQueue), so a lease waits for
-// one call of each other principal however much these lease. Made extents are
-// reported when no more of their principal are queued there, and every
-// kTellEvery, which shows a client that its lease progresses. Extents to
-// destroy are released before others are made: that may free the room.
+// calls on other threads, because making pinned memory takes seconds and must
+// delay neither the loop nor memory of another place. There is one thread for
+// the memory of all GPUs, and one per NUMA node, on that node's cores. On each
+// thread principals take turns, extent by extent, by the time used (FairQueue).
+// So a lease waits for one call of each other principal, however much that one
+// leases. Made extents are reported when no more of their principal are queued
+// there, and every kTellEvery, so that a client sees the progress of its lease.
+// Extents to destroy are released before others are made, because that may give
+// room.
 //
 // Policy counts the memory of a dead process as free when its end is reported;
-// the device may free it a little later. So an extent that the device has no
-// room for is tried again, behind everything queued in between (a Destroy may
-// make room), for at most `patience`. The device thread does not sleep between
-// tries, and in one round it skips extents of a pool that has just refused one
-// of the same size or smaller: extents that cannot be made delay no others.
+// the device may free it a little later. So if the device has no room for an
+// extent, making it is tried again, for at most `patience`, after everything
+// queued in between (a Destroy may give room). The thread does not sleep
+// between tries. In one round it skips extents that are not smaller than one
+// which the same pool has just refused, so that extents that cannot be made
+// delay no others.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -51,7 +53,7 @@ class Extents {
   static constexpr absl::Duration kTellEvery = absl::Milliseconds(250);
 
   // `driver`, `arena`, `loop` and `handover` (may be null) must outlive this
-  // object; `made` runs on the loop's thread, when these extents are kept.
+  // object. `made` is called on the loop's thread when made extents are kept.
   Extents(device::Driver* driver, Arena* arena, Loop* loop, Handover* handover,
           Made made, absl::Duration patience = kPatience);
 
@@ -62,15 +64,16 @@ class Extents {
   // Releases all adopted extents.
   void Abandon();
 
-  // Queues the extent to be made in the principal's turn.
+  // Queues the extent; it is made when the principal has its turn.
   void Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who);
-  // Destroys a made extent. Pending sends keep the descriptor until they end.
+  // Destroys a made extent. A packet that waits to be sent keeps the descriptor
+  // until then.
   void Destroy(ExtentId id);
   // Returns the descriptor of a made extent, for sending.
   absl::StatusOr<std::shared_ptr<const UniqueFd>> Fd(ExtentId id);
   // Returns whether another process has a descriptor or a mapping of the
-  // extent, or will get one that is being sent. kUnknown if the extent was
-  // destroyed.
+  // extent, or will receive a descriptor that was sent. kUnknown if the extent
+  // was destroyed.
   Held HeldByOthers(ExtentId id);
   // Ends device calls. Returns false if one still ran after `patience`.
   bool Finish(absl::Duration patience);
@@ -87,7 +90,7 @@ class Extents {
     absl::StatusOr<ExportedMemory> made;
   };
   using Tries = std::vector<Try>;
-  // Extents that the device had no room for.
+  // An extent to be tried again, because the device had no room.
   struct Waiting {
     Wanted wanted;
     absl::Time deadline;
@@ -115,7 +118,8 @@ class Extents {
   void Work(Lane& lane);
   void Release(Lane& lane, ExportedMemory memory);
   void MakeOne(Lane& lane, PrincipalId who, const Wanted& wanted);
-  // Creates the memory, if need be in the room of ready extents.
+  // Creates the memory. If the device has no room, releases ready extents
+  // first.
   absl::StatusOr<ExportedMemory> Create(const Wanted& wanted);
   // Tries waiting extents again.
   void Retry(Lane& lane);

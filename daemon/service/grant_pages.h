@@ -1,13 +1,14 @@
 // The shared grant pages and the thread that refills them.
 //
-// There is one limits page per node, which the daemon alone writes: sessions
-// get a descriptor that was opened for reading only, of a file that other users
-// may not open for writing. Each session has a use page, sealed against a
-// change of size: otherwise a rank could make the daemon fault. While a rank is
-// attached, the refill thread sets heartbeat and limits every ~2 ms, and else
-// sleeps; the loop never delays it for longer than an insertion. If the kernel
-// allows it (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has priority
-// over others: a late heartbeat lets ranks run without grants.
+// There is one limits page per node, which only the daemon writes: sessions get
+// a descriptor that was opened only for reading, of a file that other users may
+// not open for writing. Each session has a use page of a sealed size, because a
+// page that a rank could shrink would make the daemon fault. While a rank is
+// attached, the refill thread sets heartbeat and limits about every 2 ms; else
+// it sleeps. The loop never delays it for longer than an insertion. If the
+// kernel allows it (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has
+// priority over others, because after a late heartbeat ranks run without
+// grants.
 //
 // Thread safety: Attach and Detach from one thread.
 #pragma once
@@ -31,21 +32,21 @@ class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
-  // FailedPrecondition: `kept` is not a limits page of this version.
+  // Checks `kept`. FailedPrecondition: it is not a limits page of this version.
   static absl::Status CheckLimits(const UniqueFd& kept);
-  // Returns the generation of the daemon that wrote to it last; 0 if it is not
-  // a limits page.
+  // Returns the generation of the daemon that wrote last to `kept`; 0 if that
+  // is not a limits page.
   static uint64_t GenerationOf(const UniqueFd& kept);
-  // `clock` is CLOCK_MONOTONIC: ranks compare the heartbeat with theirs. `kept`
-  // is the limits page of an earlier daemon, which ranks have mapped; if empty,
-  // a new page is made. REQUIRES: CheckLimits.
+  // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`
+  // is the limits page of an earlier daemon, which ranks have mapped; if it is
+  // empty, a new page is made. REQUIRES: CheckLimits accepts `kept`.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
       std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
       UniqueFd kept = UniqueFd());
   ~GrantPages();
 
-  // Opens a slot and returns its use page, which the session writes; the
-  // heartbeat is fresh by then.
+  // Opens a slot and returns its use page, which the session writes. When this
+  // returns, the heartbeat is fresh.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
   // Opens the slot of a rank that an earlier daemon attached, with its use
@@ -60,16 +61,16 @@ class GrantPages {
   void Promise(int slot, const CopyRates& rates);
   // Calls GrantPolicy::Hold if the slot has a page.
   void Hold(int slot, bool holds);
-  // Returns the use of the attached slots as of the last refill.
+  // Returns how much the attached slots have used, as of the last refill.
   std::map<int, Directions> Used();
   // Returns GrantPolicy::late.
   std::map<int, LateDirections> Late();
   // Returns how often a heartbeat was more than kGrantStaleAfter late while
   // ranks were attached: they ran without grants though the daemon was alive.
   uint64_t stale_periods() const { return stale_periods_.load(); }
-  // The read-only descriptor for ranks.
+  // The read-only descriptor of the limits page, for ranks.
   std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
-  // The descriptor for the descriptor store.
+  // The writable descriptor of the limits page, for the descriptor store.
   const UniqueFd& kept() const { return limits_writer_; }
 
  private:
@@ -78,7 +79,7 @@ class GrantPages {
   void Open(int slot, std::unique_ptr<UsePage> page,
             const GrantPolicy::Grant& first)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the needs of the slots that state any.
+  // Returns the needs of all slots that state any.
   std::map<int, GrantPolicy::Needs> ReadNeeds(absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,13 +1,14 @@
-// Counts descriptors that were sent but not received yet.
+// Counts descriptors in flight: sent, but not received yet.
 //
 // The kernel counts them by the sender's user, for all receivers together, and
-// refuses more than its soft limit of open files (ETOOMANYREFS): one peer that
-// never reads could stop the leases of all. So they are a quota. The count does
-// not rely on clients but on the kernel: the bytes that a socket has sent and
-// its peer has not received (SIOCOUTQ) fall to 0 on receipt, or when the peer
-// closes. The end of a session does not take back unread packets, so its socket
-// is kept until they are read, and counts as a session of its user: descriptors
-// that a forked child never reads must stay counted.
+// refuses more than the soft limit of open files (ETOOMANYREFS). So one peer
+// that never reads could stop the leases of all, and descriptors in flight are
+// a quota. The count relies on the kernel and not on clients: the number of
+// bytes that a socket has sent and its peer has not received (SIOCOUTQ) falls
+// to 0 on receipt, or when the peer closes. The end of a session does not take
+// back unread packets. So its socket is kept until they are read, and counts as
+// a session of its user: descriptors that a forked child never reads must stay
+// counted.
 //
 // Thread safety: the loop's thread only.
 #pragma once
@@ -31,28 +32,30 @@ class InFlight {
 
   enum class Room {
     kYes,
-    kUnread,  // this session's peer has not received its packets
-    kOthers,  // other peers of its user, or of all users, have not
+    kUnread,  // the peer of this session has not received its packets
+    kOthers,  // other peers, of its user or of all users, have not
   };
 
   explicit InFlight(Quotas* quotas) : quotas_(quotas) {}
 
-  // Takes room for `count` descriptors on `socket`. A user with none on the way
-  // always has room: a reserve below the kernel's limit is for that.
+  // Counts `count` descriptors that will be sent on `socket`, if there is room.
+  // A user without descriptors in flight always has room, by a reserve below
+  // the kernel's limit.
   Room Take(int socket, const Principal& who, int count, absl::Time now);
-  // Adds the socket of an earlier daemon. What that daemon sent and was not
-  // received counts as the most that one session may have.
+  // Adds the socket of an earlier daemon. Counts the most that one session may
+  // have, because it is unknown how much that daemon sent that was not
+  // received.
   void Adopt(int socket, const Principal& who);
-  // Gives back the room of descriptors that were not sent after all.
+  // Uncounts descriptors that were not sent after all.
   void Undo(int socket, int count);
-  // Ends the session. Returns `socket` if nothing is unread; else keeps it
-  // until it is read.
+  // Ends the session. Returns `socket` if all its packets are read; otherwise
+  // keeps it until they are.
   UniqueFd End(UniqueFd socket);
   // Returns when to call Sweep; InfiniteFuture if not needed.
   absl::Time deadline() const;
-  // Gives back the room of descriptors that were received.
+  // Uncounts the descriptors that were received by now.
   void Look(absl::Time now);
-  // Calls Look at intervals. Returns the kept sockets that may be closed now.
+  // Calls Look if it is time. Returns the kept sockets that may be closed now.
   std::vector<UniqueFd> Sweep(absl::Time now);
 
   // Returns the most that one packet may carry.
@@ -64,7 +67,7 @@ class InFlight {
     int count = 0;
     UniqueFd ended = UniqueFd();  // socket of an ended session
   };
-  // If nothing is unread, gives the socket's room back and returns true.
+  // If all packets of the socket were received, uncounts them and returns true.
   bool Received(int fd, Socket& socket);
 
   Quotas* quotas_;

@@ -45,8 +45,8 @@ absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
     const auto where = device::Placement::Gpu(gpu);
     if (places.contains(where)) continue;
     const absl::Status why = driver_->Usage(where).status();
-    // It answers now, after a failure: its last figure stays until the next
-    // time.
+    // The place answers again after a failure; its last figure stays in use
+    // until the next answer.
     answer.held.emplace(PoolOf(where),
                         why.ok() ? absl::UnavailableError("no answer") : why);
   }
@@ -54,7 +54,7 @@ absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
 }
 
 OutsideWatch::Answer OutsideWatch::Ask() const {
-  // Counts CPU time only: waiting costs other work nothing.
+  // Only CPU time is counted, because waiting takes nothing from other work.
   const absl::Duration before = CpuTimeOfThisThread();
   auto held = AskDevice();
   return {std::move(held), CpuTimeOfThisThread() - before};

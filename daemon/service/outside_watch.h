@@ -1,4 +1,4 @@
-// Asks the device for memory of the pools that is held outside leases
+// Asks the device how much memory of the pools is held outside leases
 // (core/pool/held_outside.h).
 //
 // On `sim` that is memory that ranks of a killed daemon still reach. It can
@@ -8,8 +8,8 @@
 // the time. A GPU that does not answer is logged once, and keeps its last
 // answer until it answers again; the others are not affected.
 //
-// The device takes milliseconds for an answer, or as long as the kernel likes:
-// it is asked on a separate thread, which takes at most 1/50 of a core.
+// An answer takes the device milliseconds, or as long as the kernel likes. So
+// it is asked on a separate thread, which uses at most 1/50 of a core.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -41,11 +41,11 @@ class OutsideWatch {
   OutsideWatch(device::Driver* driver, const NodeConfig& node, Loop* loop,
                const Clock* clock, std::function<void(HeldOutside)> known);
 
-  // Asks before the loop runs, and waits at most kFirst for the answer.
+  // Asks before the loop runs, and waits for the answer for at most kFirst.
   void Start();
-  // Starts without waiting, after an earlier daemon: what it saved counts until
-  // the device has answered, and waiting ranks are served before the device is
-  // asked.
+  // Starts without waiting, after an earlier daemon. What that daemon saved
+  // counts until the device has answered, so that waiting ranks are served
+  // before the device is asked.
   void GoOn();
   // Ends device calls. Returns false if one still ran after `patience`.
   bool Finish(absl::Duration patience) { return thread_.Finish(patience); }
@@ -53,14 +53,14 @@ class OutsideWatch {
  private:
   struct Answer {
     absl::StatusOr<OutsideAnswers::Answer> held;
-    absl::Duration cpu_time;  // used for the answer
+    absl::Duration cpu_time;  // CPU time of getting the answer
   };
   void AskAfter(absl::Duration delay);
   // Runs on the thread.
   Answer Ask() const;
   absl::StatusOr<OutsideAnswers::Answer> AskDevice() const;
   void Tell(const Answer& answer);
-  // Logs a failure at `place` (empty: everywhere) once each time that it
+  // Logs a failure at `place` (empty: everywhere), once each time that it
   // begins.
   void Say(const std::string& place, const absl::Status& failure);
 
@@ -71,7 +71,7 @@ class OutsideWatch {
   std::vector<DeviceIndex> gpus_;
   OutsideAnswers answers_;
   bool asking_ = false;
-  bool held_ = false;            // at the last answer
+  bool held_ = false;            // memory was held outside at the last answer
   std::set<std::string> fails_;  // places that did not answer last time
   TaskThread thread_;            // last: its tasks use the rest
 };

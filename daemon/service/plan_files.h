@@ -1,5 +1,5 @@
-// Plans as memfds. All ranks of a job get the same one, one after the other; it
-// is kept for a moment after it was made.
+// Plans as memfds. All ranks of a job get the same memfd, at different times,
+// so it is kept for a moment after it was made.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -19,7 +19,8 @@ class PlanFiles {
  public:
   static constexpr absl::Duration kKept = absl::Seconds(1);
 
-  explicit PlanFiles(const Core* core) : core_(core) {}  // must outlive this
+  // `core` must outlive this object
+  explicit PlanFiles(const Core* core) : core_(core) {}
 
   // Returns the plan's memfd. NotFound: policy no longer keeps that plan.
   absl::StatusOr<std::shared_ptr<const UniqueFd>> Of(PlanId plan,

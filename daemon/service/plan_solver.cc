@@ -33,15 +33,15 @@ absl::StatusOr<Pipe> MakePipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
   Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
-  // Only the loop's end: the worker's writes may block.
+  // Only the loop's end does not block: the worker's writes may.
   if (fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) {
     return ErrnoStatus(errno, "make a pipe");
   }
   return pipe;
 }
 
-// Moves a descriptor to a high number: dup2 onto its own number would keep
-// close-on-exec.
+// Duplicates a descriptor with a high number: dup2 onto its own number would
+// leave close-on-exec set.
 absl::StatusOr<UniqueFd> MoveUp(const UniqueFd& fd) {
   const int moved = fcntl(fd.get(), F_DUPFD_CLOEXEC, 16);
   if (moved < 0) return ErrnoStatus(errno, "duplicate a descriptor");
@@ -77,7 +77,7 @@ absl::StatusOr<pid_t> Start(const WorkerOptions& worker, const UniqueFd& in,
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_out, MoveUp(out));
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_progress, MoveUp(progress));
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_errors, MoveUp(errors));
-  // Blocked until the worker has a handler for the signal that hurries it.
+  // SIGUSR1 is blocked until the worker has a handler for it.
   return Spawn(WordsOf(worker, time_limit),
                {.name = "the plan worker " + worker.path,
                 .files = {{high_in.get(), kWorkerIn},
@@ -88,8 +88,8 @@ absl::StatusOr<pid_t> Start(const WorkerOptions& worker, const UniqueFd& in,
                 .signals = SpawnOptions::Signals::kDefault});
 }
 
-// Waits for a worker that closed its end of the pipe and so should be exiting;
-// kills it if it does not.
+// Waits for a worker that has closed its end of the pipe and so should end
+// soon; kills it if it does not.
 int Reap(pid_t pid) {
   int status = 0;
   for (int tries = 0; tries < 1000; ++tries) {
@@ -140,7 +140,7 @@ absl::StatusOr<plan::NodePlan> CheckSolution(const SolvePlan& question,
   return plan;
 }
 
-// Returns the units of the plan that were not known before, each once.
+// Returns the plan's units that were not known before, each once.
 std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
                                 const plan::NodePlan& plan) {
   std::map<std::string, KeyedUnit> units;
@@ -175,22 +175,22 @@ std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
 
 struct PlanSolver::Run {
   SolvePlan question;
-  // Loop's thread.
+  // The members from here on are used on the loop's thread.
   bool launched = false;  // it occupies a worker's place
   bool started = false;
   bool stopped = false;
   bool hurry = false;                         // its turn is shortened
   bool hurried = false;                       // SIGUSR1 was sent
   absl::Time since = absl::InfiniteFuture();  // when it started
-  // The codec thread's until started and after the pipe ended; the loop's in
-  // between, while `out` is set.
+  // Used by the codec thread until the run has started and after the pipe has
+  // ended; in between, while `out` is set, by the loop.
   pid_t pid = 0;
   UniqueFd out;
   UniqueFd errors;    // a memfd: the worker's stderr
   UniqueFd progress;  // a memfd: the worker's progress
   std::string answer;
 
-  // The last reference may be a task that is never run.
+  // The last reference may belong to a task that is never run.
   ~Run() { Kill(); }
   void Kill() {
     if (pid == 0) return;  // did not start, or is reaped
@@ -379,8 +379,8 @@ void PlanSolver::End(const std::shared_ptr<Run>& run) {
   loop_->Remove(run->out.get());
   run->out.Reset();
   kill(run->pid, SIGKILL);
-  // Reaped on the codec thread: freeing its memory takes a while. If that
-  // thread does not get to it, the run's destructor reaps it.
+  // Reaped on the codec thread, because freeing the worker's memory takes a
+  // while. If that thread ends before, the run's destructor reaps it.
   if (!ending_) codec_->Run([run] { run->Kill(); });
   Leave(run);
 }

@@ -2,15 +2,16 @@
 // process with threads), so that a solver that crashes, uses too much memory or
 // does not end harms nothing else.
 //
-// How it works. The request goes in as a sealed memfd, the answer comes out of
-// a pipe that the loop watches; encoding, decoding and the naive check of the
-// plan run on the codec thread. The worker has its own deadline, and policy's
-// is a little later (Stop).
+// How it works. The request goes in as a sealed memfd, and the answer comes out
+// of a pipe that the loop watches. Encoding, decoding and the naive check of
+// the plan run on the codec thread. The worker has its own deadline; that of
+// policy, which calls Stop, is a little later.
 //
-// Fairness. At most kMostWorkers run at a time, and kMostOfAUser of one user;
+// Fairness. At most kMostWorkers run at a time, and kMostOfAUser for one user.
 // FairQueue orders the waiting ones by the seconds that each user's workers
-// have run. While any wait, a worker at the end of its turn (kTurn) is told to
-// write its first plan, which is valid, but maybe not proved optimal.
+// have run. While any wait, a worker at the end of its turn (kTurn) is told by
+// SIGUSR1 to write its first plan, which is valid, but maybe not proved
+// optimal.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -46,7 +47,8 @@ class PlanSolver {
   static constexpr int kMostWorkers = 4;
   static constexpr int kMostOfAUser = 2;
   static constexpr absl::Duration kTurn = absl::Seconds(2);
-  // The turn of a round that delays another user (JointPlanning::kShare).
+  // The turn of a worker with a round that delays another user
+  // (JointPlanning::kShare).
   static constexpr absl::Duration kHurriedTurn = absl::Milliseconds(400);
 
   // Receives the plan and the units that were solved for it.
@@ -54,18 +56,18 @@ class PlanSolver {
                                   std::vector<KeyedUnit>)>;
 
   // `loop` must outlive the solver, and `codec` must end before it (its tasks
-  // use the solver); `done` runs on the loop's thread. Workers are started by
-  // the codec thread and end with it, however the daemon ends
-  // (PR_SET_PDEATHSIG).
+  // use the solver). `done` runs on the loop's thread. The codec thread starts
+  // the workers, and the kernel ends them with that thread, however the daemon
+  // ends (PR_SET_PDEATHSIG).
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
-  // Ends running workers. If a worker's start was not yet posted to the loop,
-  // it ends with the loop.
+  // Ends running workers. If the codec thread has not yet posted a worker's
+  // start to the loop, that worker ends with the loop.
   ~PlanSolver();
 
   void Solve(SolvePlan question);
-  // Returns the progress that running workers report.
+  // Returns the progress of running workers, as far as they report it.
   std::vector<std::pair<PlanRoundId, plan::PlanProgress>> Progress() const;
-  // Kills the worker of a round, if it runs; `done` is not called.
+  // Kills the worker of a round, if there is one; `done` is not called.
   void Stop(PlanRoundId round);
   // Shortens the round's turn to kHurriedTurn, since another user waits for it.
   void Hurry(PlanRoundId round);

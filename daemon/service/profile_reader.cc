@@ -32,8 +32,8 @@ Bytes ProfileSize(const plan::RankProfile& profile) {
   return Bytes(static_cast<int64_t>(bytes));
 }
 
-// Returns an upper bound of the number of JSON values: each but the first
-// follows one of these characters, some of which are in texts.
+// Returns an upper bound of the number of JSON values. Each value but the first
+// follows one of these characters; some of the characters are in texts.
 size_t CountValues(std::string_view bytes) {
   return static_cast<size_t>(std::count_if(
       bytes.begin(), bytes.end(),
@@ -61,8 +61,8 @@ absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
 
 }  // namespace
 
-// The quota of dropped profiles that is to be given back: profiles are dropped
-// on any thread, but quotas belong to the loop. Thread-safe.
+// Profiles may be dropped on any thread, but quotas belong to the loop. So this
+// collects the amounts that are to be given back. Thread-safe.
 class ProfileReader::Dropped {
  public:
   void Add(const Principal& who, Bytes size) {
@@ -153,8 +153,8 @@ absl::Status ProfileReader::Admit(SessionId session, const Principal& who,
   return absl::OkStatus();
 }
 
-// Reads one at a time: the next is chosen when it is done, so other work of the
-// codec thread gets its turn in between.
+// Reads one profile at a time. The next one is chosen when it is done, so that
+// other work of the codec thread gets a turn in between.
 void ProfileReader::Start() {
   if (busy_) return;
   auto next = queue_.Pop();

@@ -1,12 +1,12 @@
-// Profiles on their way from a client to policy: bounded, and fair to users.
+// Reads clients' profiles for policy, with limits, and fairly to users.
 //
-// A profile is an untrusted file. Its cost here is limited before it is read
-// (bytes, number per session and per user), while it is decoded (values, so
-// that a short text cannot become a large object), and as long as policy keeps
-// it (`profile_bytes` of the quotas). Profiles are decoded one at a time on the
+// A profile is an untrusted file. Its cost is limited before it is read (bytes,
+// and the number per session and per user), while it is decoded (values, so
+// that a short text cannot become a large object), and while policy keeps it
+// (`profile_bytes` of the quotas). Profiles are decoded one at a time on the
 // codec thread. FairQueue shares that thread's seconds, counted as
 // `codec_seconds`; other work of the thread gets its turn between two profiles.
-// A profile is dropped with its session, its descriptor at once.
+// A profile is dropped when its session ends, its descriptor at once.
 //
 // Thread safety: loop's thread only. A profile may be dropped on any thread.
 #pragma once
@@ -42,13 +42,13 @@ class ProfileReader {
                                   absl::StatusOr<ProfileWithHash>)>;
 
   // `loop` and `quotas` must outlive the reader, and `codec` must end before it
-  // (its tasks use the reader); `done` runs on the loop's thread.
+  // (its tasks use the reader). `done` runs on the loop's thread.
   ProfileReader(Loop* loop, TaskThread* codec, Quotas* quotas, Done done,
                 ProfileLimits limits = {});
 
-  // Takes `memfd`, which is sealed (wire::CheckMemfd), and calls `done` later.
-  // If refused (ResourceExhausted or InvalidArgument with limit and remedy),
-  // `memfd` stays the caller's.
+  // Moves `memfd`, which is sealed (wire::CheckMemfd), and calls `done` later.
+  // If it refuses (ResourceExhausted or InvalidArgument, with limit and
+  // remedy), `memfd` is not moved.
   absl::Status Read(SessionId session, RequestId request, const Principal& who,
                     UniqueFd& memfd);
   // Drops the session's profiles and closes their descriptors; `done` is not
@@ -72,7 +72,8 @@ class ProfileReader {
   void Start();
   void Finish(const Principal& who, SessionId session, RequestId request,
               absl::Duration time, absl::StatusOr<ProfileWithHash> read);
-  // Charges the profile's bytes to the quota until its last reference is gone.
+  // Charges the profile's bytes to the user's quota until the last reference to
+  // the profile is gone.
   absl::Status Keep(const Principal& who,
                     std::shared_ptr<const plan::RankProfile>& profile);
 

@@ -73,7 +73,7 @@ absl::Status RankGrants::Resume(const Session& rank, double weight,
 void RankGrants::Detach(int slot) {
   pages_->Detach(slot);
   auto whose = slots_.extract(slot);
-  if (whose.empty()) return;  // of a rank that was not taken over
+  if (whose.empty()) return;  // belongs to a rank that was not taken over
   crash_ranks = static_cast<int>(slots_.size());
   parts_.quotas->GiveBack(whose.mapped(), Resource::kRanks);
 }

@@ -1,5 +1,5 @@
-// The grants of attached ranks: each has a slot of the limits page, its own use
-// page, and a place in its user's quota of ranks.
+// The grants of attached ranks. Each rank has a slot of the limits page, its
+// own use page, and a place in its user's quota of ranks.
 //
 // Thread safety: loop's thread only, except for pages().
 #pragma once
@@ -24,30 +24,31 @@ class RankGrants {
  public:
   using UsePage = std::shared_ptr<const UniqueFd>;
   struct Parts {
-    const NodeConfig* node;  // these must outlive it
+    const NodeConfig* node;  // these must outlive this object
     Quotas* quotas;
     Handover* handover;
     const Clock* clock;
   };
 
-  // Continues with the limits page of an earlier daemon if it can be used; else
-  // the copies of ranks that have it mapped are ungated.
+  // Continues with the limits page of an earlier daemon if it can be used.
+  // Otherwise makes a new one, and ranks that have the old page mapped copy
+  // without limits.
   static absl::StatusOr<std::unique_ptr<RankGrants>> Start(
       Parts parts, std::vector<LinkSpeed> links);
 
   // Gives the slot to a rank of that principal. Returns null if no use page
-  // could be made; that is logged, and UsePageOf returns the error.
+  // could be made: the error is logged, and UsePageOf returns it.
   UsePage Attach(const AttachGrants& effect, const Principal& who);
   // Attaches a rank of an earlier daemon with its use page. After an error the
   // rank cannot continue.
   absl::Status Resume(const Session& rank, double weight, bool holds);
   void Detach(int slot);
-  // Drops the session's use page, which will not be sent any more.
+  // Drops the session's use page, because it will not be sent any more.
   void DropUsePage(SessionId id);
   // ResourceExhausted: no page could be made.
   absl::StatusOr<UsePage> UsePageOf(SessionId id) const;
 
-  // The pages; promises and use only of attached slots.
+  // The grant pages. Promises and use exist only for attached slots.
   GrantPages& pages() { return *pages_; }
 
  private:

@@ -28,16 +28,17 @@
 namespace sluice::daemon {
 namespace {
 
-// How long ranks that waited for a daemon are served before administrators and
-// scrapers.
+// At the start, ranks that waited for a daemon are served for this long before
+// administrators and scrapers.
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
 constexpr absl::Duration kLookAtMemoryEvery = absl::Seconds(1);
-// A machine should have 1/kPartOfMemory of its memory available.
+// The fraction 1/kPartOfMemory of a machine's memory should be available.
 constexpr int kPartOfMemory = 16;
 
-// Returns the share of the store's places that extents leave free. One user may
-// have three quarters of them, so that its ranks fit besides its processes with
-// ended sessions; or more, if it may have nearly all ranks.
+// Returns the limits of the store's places that extents leave free. One user
+// may have three quarters of these places, so that its ranks fit besides its
+// processes with ended sessions; or more, if the user may have nearly all
+// ranks.
 Share PlacesOfRanks(int64_t capacity, const Share& extents,
                     const Share& ranks) {
   const int64_t all = capacity - extents.all - Handover::kOwn;
@@ -48,11 +49,11 @@ Share PlacesOfRanks(int64_t capacity, const Share& extents,
 
 constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
 
-// Limits of one session: waiting queries, and unread long answers.
+// Limits of one session: queries that wait, and long answers that are unread.
 constexpr int kMaxQueries = 16;
 constexpr int kMaxUnread = 4;
 
-// Adds an amount to the user's row. There is one: a user that policy counts has
+// Adds an amount to the user's row, which exists: a user that policy counts has
 // a session.
 void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
            int64_t amount) {
@@ -63,7 +64,7 @@ void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
   user->second[static_cast<size_t>(what)] += amount;
 }
 
-// Adds what policy counts: waiting leases and kept profiles.
+// Adds the amounts that policy counts: waiting leases and kept profiles.
 void AddCountedByPolicy(const Core& core, const Principal* viewer,
                         QuotasSnapshot& quotas) {
   const auto waiting = static_cast<size_t>(Resource::kWaiting);
@@ -85,11 +86,12 @@ void AddCountedByPolicy(const Core& core, const Principal* viewer,
   }
 }
 
-// How long an end that leaves nothing waits for the store: a starter of another
-// daemon drops what remains after that.
+// An end that leaves nothing to a next daemon waits this long for the store to
+// drop everything. After that, a starter that starts another daemon drops the
+// rest.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
-// How long an end that leaves ranks to the next daemon waits. Everything has
-// been sent by then; it only waits for the confirmation.
+// An end that leaves ranks to the next daemon waits this long for the store's
+// confirmation; everything has been sent by then.
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 
 }  // namespace
@@ -236,7 +238,8 @@ void Service::MakeParts() {
 
 Service::~Service() {
   if (leaving_ && sessions_) sessions_->Leave();
-  // Threads that post to the loop end before the objects that their tasks use.
+  // Threads that post to the loop are ended before the objects that their tasks
+  // use.
   snapshots_.reset();
   codec_.reset();
   solver_.reset();
@@ -301,8 +304,9 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   absl::StatusOr<Request> body =
       checked.ok() ? ToRequest(message.packet.request()) : checked;
   if (!body.ok()) {
-    // A packet that is no request has no answer. A request with a bad field is
-    // refused, and the session continues.
+    // A packet that is no request is a fault of protocol, since it cannot be
+    // answered. A request with a bad field is refused, and the session
+    // continues.
     if (!message.packet.has_request() || request == RequestId()) {
       return Execute(core_.ProtocolBroken(
           id, std::string(body.status().message()), loop_->now()));
@@ -314,13 +318,15 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   }
   const auto key = std::make_pair(id, request);
   const bool profile = std::holds_alternative<ProfileRequest>(*body);
-  // The only kept descriptor of a client is one that cannot block.
+  // Profiles are the only descriptors of clients that are kept, and a profile
+  // cannot block when it is closed.
   if (profile) {
     const absl::Status memfd = wire::CheckMemfd(message.fds.front());
     if (!memfd.ok())
       return sessions_->Send(id, {ErrorPacket(request, memfd), {}});
   }
-  // A repeated request must not replace the profile that is being read.
+  // emplace: a repeated request must not replace the profile that is being
+  // read.
   const bool stored =
       profile &&
       profiles_.try_emplace(key, std::move(message.fds.front())).second;
@@ -329,14 +335,16 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   Execute(std::move(effects));
   if (!stored) return;
   auto kept = profiles_.extract(key);
-  // Policy did not take the profile. The message's owner closes it: up to 64
-  // MiB of pages must not be freed on the loop.
+  // Policy did not want the profile. It goes back to the message, and the
+  // message's owner closes it elsewhere: the loop must not free up to 64 MiB of
+  // pages.
   if (kept.mapped()) message.fds.front() = std::move(kept.mapped());
 }
 
 absl::Status Service::MayAsk(SessionId id, Request& request,
                              std::span<const UniqueFd> shown) {
-  // A repeated Hello is answered again; it was counted when it was granted.
+  // A repeated Hello is answered again, but was counted when it was first
+  // granted.
   const auto is_new = [&] {
     const Session* const session = core_.session(id);
     return session != nullptr && session->state == Session::State::kHalfOpen;
@@ -359,7 +367,7 @@ absl::Status Service::MayAsk(SessionId id, Request& request,
   if (const auto* lease = std::get_if<LeaseRequest>(&request);
       lease && lease->pool.kind == PoolKind::kGpu) {
     const auto shows = gpus_.find(id);
-    // Without a Hello, policy refuses the lease.
+    // Policy will refuse the lease, because the session has sent no Hello.
     if (shows == gpus_.end()) return absl::OkStatus();
     return options_.gpus.May(shows->second, lease->pool.ordinal);
   }
@@ -377,7 +385,8 @@ void Service::OnGone(SessionId id) {
   Execute(core_.ProcessesGone(gone, loop_->now()));
 }
 
-// All ranks of a job are often killed at once.
+// Adds peers that have ended too, because all ranks of a job are often killed
+// at once.
 void Service::AddGonePeers(const Session& session,
                            std::vector<Core::Gone>& gone) const {
   std::vector<pollfd> processes;
@@ -449,14 +458,14 @@ absl::Status Service::MayBeKept(const Principal& who) const {
   const Share places =
       PlacesOfRanks(handover_->store().capacity(), options_.extents,
                     options_.shares[static_cast<size_t>(Resource::kRanks)]);
-  // The store has no room for any rank: ranks are not kept, and the log says
-  // so.
+  // If the store has no room for even one rank, ranks are not kept, and the log
+  // says so. So every rank may attach.
   if (places.all < Handover::kOfRank) return absl::OkStatus();
   int64_t all = 0, own = 0;
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* session = core_.session(id);
     if (session == nullptr || !session->was_rank()) continue;
-    // A closed session still keeps its process's descriptor.
+    // A closed session still has one kept descriptor, its process's.
     const int64_t taken = session->is_rank() ? Handover::kOfRank : 1;
     all += taken;
     if (channel->who() == who) own += taken;
@@ -473,7 +482,7 @@ absl::Status Service::MayBeKept(const Principal& who) const {
 }
 
 absl::StatusOr<bool> Service::TakeOver() {
-  handover_->Take(Handover::kDeaths);  // the caller has read it
+  handover_->Take(Handover::kDeaths);  // not used here: the caller has read it
   if (options_.http_goes_on) handover_->Take(Handover::kHttp);
   auto saved = handover_->ReadState(core_);
   const bool any = saved.ok() && saved->has_value();
@@ -483,7 +492,7 @@ absl::StatusOr<bool> Service::TakeOver() {
     return Annotate(taken, "what an earlier daemon left stays as it is");
   }
   handover_->DropRest();
-  // Adopted state is saved before any client sees it.
+  // Adopted state is saved again before any client sees it.
   if (!any) {
     next_session_ = handover_->last_session_left().value() + 1;
     handover_->Begin(core_, loop_->now());
@@ -508,7 +517,7 @@ absl::Status Service::Adopt(CoreState saved) {
   std::set<SessionId> reached;
   std::vector<Core::Gone> gone;
   for (const auto& [id, session] : saved.sessions) {
-    // A session without kept descriptors was never welcomed, so it holds
+    // A session without kept descriptors has no Welcome yet, so it holds
     // nothing.
     const bool closed = session.state == Session::State::kClosed;
     const bool process = handover_->Left(Handover::ProcessOf(id));
@@ -613,7 +622,8 @@ void Service::Do(MakeExtent& effect) {
   extents_->Make(effect.id, effect.pool, effect.size, effect.who);
 }
 
-// Runs at once: one system call per extent, and their number is limited.
+// Runs on the loop, because it takes one system call per extent, and their
+// number is limited.
 void Service::Do(AskHolders& effect) {
   std::vector<Core::HolderAnswer> answers;
   for (ExtentId id : effect.extents) {
@@ -659,7 +669,7 @@ void Service::SendGranted(SessionId session, RequestId request,
   for (const Slice& slice : granted.slices) {
     auto fd = extents_->Fd(slice.id);
     if (!fd.ok()) {
-      // Posted, because effects are being executed.
+      // Posted as a later event, because effects are being executed.
       loop_->Post([this, session, lease = granted.lease, why = fd.status()] {
         Execute(core_.GrantNotSent(session, lease, why, loop_->now()));
       });
@@ -739,8 +749,8 @@ void Service::Do(SendNotice& effect) {
     if (fd.ok()) {
       out.fds.push_back(*fd);
     } else if (changed != nullptr) {
-      // The rank continues with its former plan. Posted, because effects are
-      // being executed.
+      // The rank continues with its former plan. Posted as a later event,
+      // because effects are being executed.
       WriteLog(LogLevel::kError, std::string(fd.status().message()));
       loop_->Post([this, session = effect.session, plan] {
         Execute(core_.ChangeNotSent(session, plan, loop_->now()));
@@ -786,7 +796,7 @@ void Service::Do(ReadProfile& effect) {
       effect.session, effect.request, session->peer.principal,
       profiles_.at({effect.session, effect.request}));
   if (taken.ok()) return;
-  // Posted, because effects are being executed.
+  // Posted as a later event, because effects are being executed.
   loop_->Post([this, id = effect.session, request = effect.request, taken] {
     Execute(core_.ProfileRead(id, request, taken, loop_->now()));
   });
@@ -939,7 +949,8 @@ void Service::EndForReload(const absl::Status& checked) {
                     fmt::format("the configuration stays as it was: {}",
                                 std::string(checked.message())));
   }
-  // Saving may have ended during the check.
+  // Saving may have stopped during the check, so its preconditions are checked
+  // again.
   if (!handover_->saves()) return OnReload();
   WriteLog(LogLevel::kInfo,
            "the configuration is good: the next daemon reads it");
@@ -950,19 +961,19 @@ void Service::End(Ending how) {
   reload_->Stop();
   loop_->Remove(signals_.get());
   listener_->Stop();
-  // Requests are not read either: a client without an answer asks the next
+  // From here on no requests are read: a client without an answer asks the next
   // daemon.
   loop_->SetWork([] { return false; });
   snapshots_->Clear();
-  // The starter starts the next daemon, or closes what is kept.
+  // After this end, the starter starts the next daemon, or closes what is kept.
   leaving_ = handover_->saves() &&
              (how == Ending::kForAll ||
               (how == Ending::kForRanks && core_.sessions().has_ranks()));
   end_at_ = loop_->now() + (leaving_ ? kLongestKeep : kLongestForget);
-  // Waits for what was sent to the store.
+  // The loop stops when the store has everything.
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
-  // Clients that connect from now on wait for the next daemon, if there is one.
+  // If a next daemon may come, clients that connect from now on wait for it.
   const bool kept = how != Ending::kOfService && handover_->saves();
   if (kept) listener_->LeavePath();
   handover_->LeaveNothing([this] { loop_->Stop(); }, /*listeners=*/kept);

@@ -1,11 +1,11 @@
-// Executes policy's effects and turns what happens into its events.
+// Executes policy's effects, and reports to policy as events what happens.
 //
-// How it works. One loop thread owns Core, the session sockets and pidfds. It
+// How it works. The loop's thread owns Core, the session sockets and pidfds. It
 // passes each event to Core and executes the effects at once, in order. Work
-// that may take long runs elsewhere and comes back as an event: device calls
-// (extents.h), decoding profiles, the plan worker (plan_solver.h). Heartbeat
-// and refill of the grant pages have a thread of their own (grant_pages.h).
-// README.md has the table of threads and failures.
+// that may take long runs on other threads, and its outcome comes back as an
+// event: device calls (extents.h), decoding profiles, the plan worker
+// (plan_solver.h). Heartbeat and refill of the grant pages have their own
+// thread (grant_pages.h). README.md has the table of threads and failures.
 //
 // Thread safety: Stop from any thread, Run from one; administration() is safe.
 #pragma once
@@ -51,39 +51,41 @@ namespace sluice::daemon {
 
 struct ServiceOptions {
   std::string socket;      // path of the session socket
-  int socket_mode = 0666;  // users that may attach; budgets bind principals
+  int socket_mode = 0666;  // which users may attach; budgets limit each
   NodeConfig node;
   PeerRules peers;
-  Shares shares;                               // SharesOf this process
-  Share extents;                               // ExtentsOf this process
-  device::Driver* driver = nullptr;            // must outlive the service
-  std::string sim_directory;                   // sent to clients; empty on cuda
+  Shares shares;                     // from SharesOf, for this process
+  Share extents;                     // from ExtentsOf, for this process
+  device::Driver* driver = nullptr;  // must outlive the service
+  std::string sim_directory;         // sent to clients; empty on cuda
   std::shared_ptr<const UniqueFd> sim_clocks;  // sent to ranks; null on cuda
   GpuAccess gpus;                              // GPUs that each process may use
   WorkerOptions worker;
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC; must outlive the service
-  Policy policy;                 // kept from an earlier daemon
+  Policy policy;                 // what administrators have set so far
   Starter starter;               // from the starter of this process
-  UniqueFd listener;  // at `socket`, by TakeHandedListener; empty: make one
-  // Command that checks whether a start with the current configuration would
-  // work and take over (Reload); empty: SIGHUP is only logged.
+  // Listens at `socket` (TakeHandedListener); empty: make one.
+  UniqueFd listener;
+  // The command that checks whether a start with the current configuration
+  // would succeed and take over (Reload). Empty: SIGHUP is only logged.
   std::vector<std::string> check;
   // Returns the processes that hold memory of the node, including those with
-  // sessions; may take long, and is called on another thread. Null if the
-  // device cannot tell (cuda).
+  // sessions. May take long, and is called on another thread. Null if the
+  // device cannot report them (cuda).
   std::function<std::vector<HolderSnapshot>()> find_holders;
-  // Returns where metrics are served; called on the loop's thread. Null:
-  // nowhere.
+  // Returns the address of the metrics server; called on the loop's thread.
+  // Null: there is no such server.
   std::function<TcpListener()> http;
-  // How long after its last rank the service ends by itself; unset: never.
+  // The service ends this long after its last rank; unset: never.
   std::optional<absl::Duration> end_after_idle;
-  // Whether the listener left as Handover::kHttp stays in use.
+  // Whether the metrics server uses the listener that an earlier daemon left as
+  // Handover::kHttp.
   bool http_goes_on = false;
   // DeathRecord's descriptor, kept for the next daemon; -1: none.
   int deaths = -1;
-  // Writes the policy to a file; called from administrators' threads, one at a
+  // Writes the policy to a file; called on administrators' threads, one at a
   // time. DataLoss: it was written, but a power cut may undo that. Null: what
-  // administrators set ends with the daemon.
+  // administrators set is lost when the daemon ends.
   std::function<absl::Status(const Policy&)> write_policy;
   // Renders a snapshot as the JSON that `Query` returns.
   std::function<std::string(const Snapshot&)> render;
@@ -91,22 +93,22 @@ struct ServiceOptions {
 
 class Service {
  public:
-  // AlreadyExists: another daemon serves that socket.
+  // Starts the service. AlreadyExists: another daemon serves that socket.
   static absl::StatusOr<std::unique_ptr<Service>> Start(ServiceOptions options);
   ~Service();
 
-  // Call before Run: answers requests that ranks sent while there was no
-  // daemon, for a few milliseconds at most.
+  // Answers the requests that ranks sent while there was no daemon, for a few
+  // milliseconds at most. Call before Run.
   void AnswerWhoWaited();
   // Serves until a signal ends it (runtime/signals.h). REQUIRES: the caller has
   // blocked these signals.
   void Run();
-  // Call after Run: ends the threads that the loop must not wait for. Returns
-  // false if one is still in a device call, or decodes, after `patience`; then
-  // the process must call RemoveSocket and end at once.
+  // Ends the threads, for which the loop must not wait. Call after Run. Returns
+  // false if a thread is still in a device call or decodes after `patience`;
+  // then the process must call RemoveSocket and end at once.
   bool Finish(absl::Duration patience);
   void RemoveSocket();
-  // Returns whether what ranks hold is left to another daemon.
+  // Returns whether the end leaves what ranks hold to the next daemon.
   bool hands_over() const { return leaving_; }
   // Keeps the listening socket of metrics for the next daemon. From any thread.
   void KeepHttp(int fd);
@@ -121,50 +123,53 @@ class Service {
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
   void MakeSessions();
-  // Makes the threads and processes that do long work for the loop.
+  // Makes the parts that do long work for the loop on threads and in processes.
   void MakeParts();
 
-  // Takeover from an earlier daemon.
-  // Returns true if its state was taken over, false if it left none. An error
-  // leaves everything unchanged, for another daemon.
+  // Takeover from an earlier daemon. Returns true if its state was taken over,
+  // false if it left none. After an error everything that it left is unchanged,
+  // for another daemon.
   absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
   absl::Status AdoptExtents(const CoreState& saved);
-  // An error: something of the session is missing, and it ends.
+  // Adopts a rank's descriptors. After an error, something of the session is
+  // missing, and the session ends.
   absl::Status AdoptRank(const Session& session);
-  // Returns OK if the store has room for another rank of the user besides all
-  // possible extents. A rank that could not be kept would end saving for all:
-  // the next daemon would start without state.
+  // Returns OK if the store has room for another rank of the user, besides all
+  // possible extents. A rank that could not be kept would end saving for all
+  // ranks: the next daemon would start without state.
   absl::Status MayBeKept(const Principal& who) const;
 
   // Connections, requests and ends of sessions, as events of the core.
   absl::Status Connected(UniqueFd& socket);
   void OnMessage(SessionId id, wire::Message& message);
   // Checks what policy cannot: whether there is room for another rank, and
-  // which GPUs the peer may use (`shown`: descriptors of their device nodes).
+  // which GPUs the peer may use (`shown`: the descriptors of device nodes that
+  // it sent).
   absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
   void OnGone(SessionId id);
-  // Adds the peers of its job that have ended too.
+  // Adds to a process that has ended those ranks of its job that have ended
+  // too.
   void AddGonePeers(const Session& session,
                     std::vector<Core::Gone>& gone) const;
   void Expire();
   absl::Time NextDeadline();
   void OnSignal();
-  // What an end leaves to the next daemon. kForRanks (SIGTERM): what others
-  // hold, if a rank is attached; kForAll (SIGHUP): the same in any case;
-  // kOfService: nothing, and ranks get a notice.
+  // What an end leaves to the next daemon. kForRanks (SIGTERM): everything that
+  // others hold, if a rank is attached. kForAll (SIGHUP): the same, even if
+  // none is. kOfService: nothing, and ranks get a notice.
   enum class Ending { kForRanks, kForAll, kOfService };
   void End(Ending how);
   void OnReload();
   void EndForReload(const absl::Status& checked);
 
-  // Answers once a snapshot was taken and rendered.
+  // Answers the query when a snapshot was taken and rendered.
   void AnswerQuery(SessionId id, RequestId request, PlanId plan);
   Outgoing SnapshotPacket(RequestId request, PlanId plan,
                           const absl::StatusOr<Snapshots::Answer>& answer);
   Snapshot TakeSnapshot(const Snapshots::View& view);
-  // Adds processes without a session that hold memory that was not released.
+  // Adds processes without a session that hold unreleased memory.
   void AddHolders(const Snapshots::View& view, Snapshot& snapshot);
 
   // Effects.
@@ -178,11 +183,10 @@ class Service {
   void Do(KillProcess& effect);
   void Do(AttachGrants& effect);
   void Do(ReadProfile& effect);
-  // Finds the processes that hold memory that was not released, at most once in
-  // a while.
+  // Searches for processes that hold unreleased memory, with a pause between
+  // two searches.
   void LookForHolders();
-  // Updates what ranks have copied; called before sessions end and before
-  // reads.
+  // Counts what ranks have copied. Called before sessions end and before reads.
   void ReadCopies();
   void SendGranted(SessionId session, RequestId request,
                    const GrantedReply& granted);
@@ -195,35 +199,37 @@ class Service {
   Closer closer_;
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
-  // Half of the timeout of the starter's watchdog. The loop itself sends it, so
-  // a loop that hangs is killed, and the next daemon takes over.
+  // Interval of the starter's watchdog messages: half of its timeout. The loop
+  // sends them itself, so a loop that hangs is killed, and the next daemon
+  // takes over.
   absl::Duration heartbeat_;
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
-  // When to check whether the machine needs the idle memory.
+  // When to check next whether the machine needs the idle memory.
   absl::Time memory_at_ = absl::InfinitePast();
-  // During an end: when to stop waiting for answers.
+  // While ending: when to stop waiting for answers.
   absl::Time end_at_ = absl::InfiniteFuture();
-  std::optional<IdleEnd> idle_end_;  // unset: it ends only on request
+  std::optional<IdleEnd> idle_end_;  // unset: the service ends only on request
   Core core_;
   Quotas quotas_;
-  std::vector<HolderSnapshot> holders_;  // as last found
+  std::vector<HolderSnapshot> holders_;  // result of the last search
   bool looking_for_holders_ = false;
-  // Earliest next search.
+  // Time of the earliest next search.
   absl::Time look_for_holders_at_ = absl::InfinitePast();
-  std::map<SessionId, GpuAccess::Gpus> gpus_;  // shown by ranks
+  // GPUs that ranks have proved to have access to
+  std::map<SessionId, GpuAccess::Gpus> gpus_;
   std::unique_ptr<Sessions> sessions_;
-  // Profiles that policy has not seen yet.
+  // Profiles with requests that policy has not handled yet.
   std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
   PlanFiles plan_files_;
-  // Number of waiting queries of each session that has any.
+  // The number of waiting queries of each session that has any.
   std::map<SessionId, int> queries_;
   std::unique_ptr<RankGrants> grants_;
   uint64_t next_session_ = 1;
-  int executing_ = 0;  // depth: an effect may cause others
+  int executing_ = 0;  // nesting depth, since an effect may cause others
   EventWriter events_;
   std::unique_ptr<Handover> handover_;
-  // Leaves what is kept to the next daemon: set by such an end, or if the start
-  // failed before it served what an earlier daemon left.
+  // Whether everything kept is left to the next daemon: after such an end, or
+  // if the start failed before it served what an earlier daemon left.
   bool leaving_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;

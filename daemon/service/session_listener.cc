@@ -65,7 +65,7 @@ void SessionListener::UseHanded(UniqueFd handed, UniqueFd kept,
                          options_.path));
   }
   if (!kept || IsSameSocket(kept, socket_)) return;
-  // An earlier daemon made its own socket, since none was handed to it.
+  // The earlier daemon had made its own socket, which is not needed any more.
   handover.Drop(Handover::kListener);
   earlier_ = std::move(kept);
 }
@@ -83,8 +83,8 @@ absl::Status SessionListener::UseOwn(UniqueFd kept, Handover& handover) {
   return absl::OkStatus();
 }
 
-// Accepts the last connections that wait at the earlier listener. No further
-// clients connect there, since another listener is at its path.
+// Accepts the last connections that wait at the earlier daemon's socket. No
+// other clients connect there, because its path now belongs to the new socket.
 void SessionListener::Start() {
   options_.loop->Add(socket_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
   while (earlier_ && AcceptOne(earlier_.get())) {
@@ -101,7 +101,8 @@ void SessionListener::Remove() {
   if (!socket_ || stays_) return;
   unlink(options_.path.c_str());
   Stop();
-  // Connections that were not accepted may hold descriptors that linger.
+  // Closed by the closer, because connections that were not accepted may
+  // contain descriptors that linger.
   options_.closer->CloseSession(std::move(socket_));
 }
 

@@ -1,16 +1,16 @@
-// The session socket: decides which socket is served, and leaves no connection
+// The session socket. Decides which socket is served, and leaves no connection
 // without an answer.
 //
-// Which one. If the starter handed over a socket (daemon/store), that one is
-// served; its path belongs to its maker and is never made or removed here. Else
-// the socket that an earlier daemon left is served if its path exists; else a
-// new one is made. Clients that connect while there is no daemon wait at a
-// socket that was handed over or kept.
+// Which one. If the starter handed over a socket (daemon/store), it is served;
+// its path belongs to its maker, and is never made or removed here. Otherwise
+// the socket that an earlier daemon left is served, if its path exists;
+// otherwise a new one is made. Clients that connect while there is no daemon
+// wait at a socket that was handed over or kept.
 //
-// Shortage. If no descriptor is free for accepting, the spare one is closed to
+// Shortage. If no descriptor is free for accepting, the spare one is closed, to
 // accept a connection and refuse it in one line (spare_fd.h). If that does not
 // help either, or too many sockets wait to be closed, the socket is not polled
-// for kPause: a connection that waits there would wake the loop without end.
+// for kPause, because a waiting connection would wake the loop without end.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -36,8 +36,8 @@ class SessionListener {
  public:
   static constexpr absl::Duration kPause = absl::Milliseconds(5);
 
-  // Takes the connection's socket; or leaves it and returns the reason, which
-  // is sent to the peer in one line.
+  // Moves the connection's socket and returns OK, or leaves the socket and
+  // returns the reason, which is sent to the peer in one line.
   using Accepted = std::function<absl::Status(UniqueFd& socket)>;
 
   struct Options {
@@ -53,22 +53,24 @@ class SessionListener {
   // `handover`, else a new one. AlreadyExists: another daemon serves that path.
   static absl::StatusOr<std::unique_ptr<SessionListener>> Open(
       Options options, UniqueFd handed, Handover& handover);
-  // Serves `socket` as it is. `stays`: its path belongs to its maker.
+  // Serves `socket` as it is. `stays`: its path belongs to another process and
+  // is not removed.
   static absl::StatusOr<std::unique_ptr<SessionListener>> Of(Options options,
                                                              UniqueFd socket,
                                                              bool stays);
   ~SessionListener();
   SessionListener(const SessionListener&) = delete;
 
-  // Starts to accept; if a new socket was handed over, begins with the
-  // connections that wait at the earlier daemon's socket.
+  // Starts to accept. If the served socket is another one than the earlier
+  // daemon's, first accepts the connections that wait there.
   void Start();
-  // Stops accepting: clients that connect wait for the next daemon.
+  // Stops accepting. Clients that connect wait for the next daemon.
   void Stop();
-  // The store keeps the socket for the next daemon: Remove does nothing.
+  // Call if the store keeps the socket for the next daemon: Remove then does
+  // nothing.
   void LeavePath() { stays_ = true; }
-  // Closes the socket, and removes its path; connections not accepted see the
-  // end.
+  // Closes the socket and removes its path. Connections that were not accepted
+  // are closed.
   void Remove();
   int fd() const { return socket_.get(); }
 
@@ -83,8 +85,8 @@ class SessionListener {
   void UseHanded(UniqueFd handed, UniqueFd kept, Handover& handover);
   absl::Status UseOwn(UniqueFd kept, Handover& handover);
   void Accept();
-  // Returns false if no connection waits at `listener`, or none can be
-  // accepted.
+  // Accepts one connection. Returns false if none waits at `listener`, or none
+  // can be accepted.
   bool AcceptOne(int listener);
   void Pause();
   // Accepts a connection with the spare descriptor and refuses it.
@@ -93,7 +95,7 @@ class SessionListener {
 
   const Options options_;
   UniqueFd socket_;
-  UniqueFd earlier_;  // of an earlier daemon, if another was handed over
+  UniqueFd earlier_;  // the earlier daemon's, if another one is served
   bool stays_ = false;
   SpareFd spare_;
   std::optional<absl::Time> again_at_;  // end of the pause

@@ -10,8 +10,9 @@
 namespace sluice::daemon {
 namespace {
 
-// How long requests are served before the loop polls for new ones: this limits
-// a new request's wait behind a flood; a poll takes about 0.1 ms.
+// Requests are served for this long before the loop polls for events. This
+// limits how long a new request waits behind a flood; a poll takes about 0.1
+// ms.
 constexpr absl::Duration kTurn = absl::Microseconds(250);
 
 }  // namespace
@@ -75,7 +76,7 @@ void Sessions::EndSocket(SessionId id) {
   if (channel == nullptr) return;
   const std::string name = Handover::SocketOf(id);
   if (channel->open() && parts_.handover->Kept(name)) {
-    // Without a free descriptor, the store closes it.
+    // If no descriptor is free for the duplicate, the store closes the socket.
     auto socket = channel->DuplicateSocket();
     if (socket.ok()) {
       parts_.handover->DropSocket(name, *std::move(socket));
@@ -122,7 +123,7 @@ bool Sessions::TakeTurns() {
 
 absl::Time Sessions::deadline() const {
   absl::Time next = in_flight_.deadline();
-  // Called twice a turn, so it does not look at every session.
+  // Called twice a turn, so it looks only at channels with a queue.
   for (const Channel* channel : queued_) {
     next = std::min({next, channel->stall_deadline(), channel->retry_at()});
   }

@@ -1,9 +1,10 @@
-// The sockets and processes of all sessions, as channels on the loop: which is
-// read next, what waits to be sent, which has stalled.
+// The sockets and processes of all sessions, as channels on the loop. Decides
+// which one is read next, sends what waits, and ends sessions that have
+// stalled.
 //
 // Requests are read in turns of principals, not of connections (quota/turns.h),
-// for kTurn at a time. A packet with descriptors waits for room among those on
-// their way (in_flight.h).
+// for kTurn at a time. A packet with descriptors waits until they may be in
+// flight (in_flight.h).
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -34,7 +35,8 @@ namespace sluice::daemon {
 class Sessions {
  public:
   struct Handlers {
-    // The session discards the descriptors that the handler does not take.
+    // Handles a packet. The session closes the descriptors that are not moved
+    // out.
     std::function<void(SessionId, wire::Message&)> message;
     std::function<void(SessionId)> ended;  // its socket ended
     // The session broke the protocol, or did not read for Channel::kStallLimit.
@@ -53,38 +55,39 @@ class Sessions {
   Sessions(Parts parts, Handlers handlers);
   Sessions(const Sessions&) = delete;
 
-  // Starts reading the session and watching its process. Without `socket`, the
-  // socket has ended. REQUIRES: the session is charged to the user's quota.
+  // Starts reading the session and watching its process. `socket` is empty if
+  // it has ended. REQUIRES: the session is charged to the user's quota.
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Does the same for a session of an earlier daemon, and charges it and what
-  // that daemon may have sent.
+  // Does the same for a session of an earlier daemon. Charges the session, and
+  // the descriptors which that daemon may have sent.
   void Adopt(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Returns null if there is none. Valid until the session is forgotten.
+  // Returns the session's channel, valid until the session is forgotten; null
+  // if there is none.
   Channel* Find(SessionId id) const;
   const std::map<SessionId, std::unique_ptr<Channel>>& channels() const {
     return channels_;
   }
-  // Does nothing if the session is forgotten.
+  // Sends a packet. Does nothing if the session is forgotten.
   void Send(SessionId id, Outgoing out);
-  // Holds all sends until its socket, its pidfd and `use_page` are kept for the
-  // next daemon.
+  // Queues all packets to the session until its socket, its pidfd and
+  // `use_page` are kept for the next daemon.
   void HoldUntilKept(SessionId id, int use_page);
   // Ends the session's socket; packets sent before still arrive.
   void EndSocket(SessionId id);
-  // Forgets the session: its process has ended, or need not be watched any
-  // more.
+  // Forgets the session, because its process has ended or need not be watched
+  // any more.
   void Forget(SessionId id);
-  // Leaves all sessions to another daemon, which has the sockets too: peers see
-  // nothing.
+  // Closes all sockets without the peers noticing, because the next daemon has
+  // duplicates.
   void Leave();
 
   // Serves some of the waiting requests. Returns whether there are more.
   bool TakeTurns();
   // Returns when to call Expire.
   absl::Time deadline() const;
-  // Sends what there is room for now, and ends stalled sessions.
+  // Sends packets for which there is room now, and ends stalled sessions.
   void Expire();
 
   // Returns how many descriptors one packet may carry.

@@ -17,8 +17,8 @@ void AddRow(std::string& to, RowOp op, const std::string& key,
   writer.Element(row);
 }
 
-// Writes rows to put or erase, in order. They name no objects, so their bytes
-// do not depend on the reader.
+// Writes rows to put or erase, in order. These rows name no objects, so their
+// bytes do not depend on which objects the reader has.
 class RowWriter {
  public:
   RowWriter() { rows_.reserve(kMostOfARequest); }
@@ -41,8 +41,8 @@ class RowWriter {
   // Enough for nearly every request.
   static constexpr size_t kMostOfARequest = 2048;
 
-  // Writes in place, without temporary strings: this is most of the cost of
-  // saving a request.
+  // Writes in place, without temporary strings, because this is most of the
+  // cost of saving a request.
   template <typename Key, typename... Parts>
   void Write(RowOp op, RowKind kind, const Key& key, const Parts&... row) {
     to_.Element(op);
@@ -53,7 +53,8 @@ class RowWriter {
     to_.Sized([&] { (to_.Element(row), ...); });
   }
   void AddKey(const auto& key) { to_.Element(key); }
-  // The session's key is a prefix of the reply's.
+  // The key of a reply begins with the key of its session, so that erasing a
+  // session can erase all its replies.
   void AddKey(const std::pair<SessionId, RequestId>& reply) {
     to_.Element(reply.first);
     to_.Element(reply.second);
@@ -113,7 +114,8 @@ std::string CoreRows::Changes(Core& core) {
         }
       });
   std::string record = planning.Take() + rows.Take();
-  // The state outside of tables has one row, written when it changes.
+  // Row of the state outside of tables, which is written only if it has
+  // changed.
   std::string loose;
   FieldWriter(&loose, nullptr).Element(core.Loose());
   if (loose != loose_) {

@@ -1,13 +1,13 @@
-// A core's state as the bytes of a state file: everything, or the changes.
+// Encodes a core's state for a state file: all of it, or the changes.
 //
-// Both are lists of rows to put or erase, by key; later ones win. So a
-// checkpoint and the records after it, applied in order, give the core's latest
-// rows.
+// Both are lists of rows to put or erase, by key; a later row replaces an
+// earlier one. So a checkpoint and the records after it, applied in order, give
+// the core's latest rows.
 //
-// Not included: what administrators set (policy_file.h keeps it on a disk),
-// planning rounds that are asked or solved (a round for running jobs alone is
-// due again at once; the clients of any other round ask again), and sessions
-// that were never a rank's (their sockets are not kept either).
+// Not included are: what administrators set (policy_file.h keeps it on a disk);
+// planning rounds that are asked or solved (the next daemon starts a round of
+// running jobs alone at once, and the clients of any other round ask again);
+// and sessions that were never a rank's (their sockets are not kept either).
 //
 // Errors: InvalidArgument, one line: the bytes were not written by a daemon.
 //
@@ -32,13 +32,14 @@ class CoreRows {
   std::string Everything(Core& core);
 
  private:
-  // The objects and the loose row that a reader of the bytes has so far.
+  // The objects and the loose row that were already written, so that a reader
+  // has them.
   Objects objects_;
   std::string loose_;
 };
 
-// Returns the saved state of a core. What is not in its rows is taken from
-// `fresh`, the state of a core of the same node without sessions.
+// Returns the saved state of a core. What has no rows is taken from `fresh`,
+// the state of a core of the same node without sessions.
 absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
                                    CoreState fresh);
 

@@ -64,7 +64,7 @@ class RowReader {
     if (key.Done() && row.Done()) return absl::OkStatus();
     return Bad(fmt::format("a row of kind {} is damaged", int{name[0]}));
   }
-  // Restores the state that follows from several rows.
+  // Restores the state that is computed from several rows.
   absl::Status Join() {
     for (const auto& [id, lease] : to_->ledger.leases) {
       const auto holder = to_->ledger.holders.find(lease.session);
@@ -200,7 +200,7 @@ class RowReader {
     if (pool != to_->ledger.pools.end()) return &pool->second;
     return Bad(fmt::format("it has memory of {}, which is not here", Name(id)));
   }
-  // Objects are read when a row names them.
+  // Does not decode an object here: objects are decoded when a row names them.
   absl::Status Skip(FieldReader& key, FieldReader& row) {
     uint64_t number = 0;
     key.Element(number);
@@ -213,7 +213,7 @@ class RowReader {
   std::map<SessionId, RequestHistory::Requests::Rows> replies_;
   std::map<SessionId, RequestId> newest_forgotten_;
   std::vector<WaitingLease> waiting_leases_;  // saved by version 1
-  // In the order in which they were made.
+  // Plans in the order in which they were made.
   std::map<PlanId, PlanRounds::Kept> plans_;
 };
 

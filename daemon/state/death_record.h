@@ -1,5 +1,6 @@
-// How the last daemons ended, in memory that outlives them: a daemon that dies
-// again and again from what it took over must not be restarted for ever.
+// Records how the last daemons ended, in memory that outlives them. A daemon
+// that dies again and again from the state that it took over must not be
+// restarted for ever.
 //
 // The record is a page of a memfd. Each daemon notes its start and its orderly
 // end; a daemon that finds a start without an end notes that death.
@@ -19,26 +20,27 @@ namespace sluice::daemon {
 
 class DeathRecord {
  public:
-  // Earlier deaths do not count.
+  // Deaths longer ago than this do not count.
   static constexpr absl::Duration kWindow = absl::Seconds(10);
 
-  // `left` is an earlier daemon's record; if it is empty or of another version,
-  // the record starts empty.
+  // Opens the record `left` by an earlier daemon. If `left` is empty or of
+  // another version, the record starts empty.
   static absl::StatusOr<DeathRecord> Open(UniqueFd left);
 
-  // Notes a start. `now` is from CLOCK_MONOTONIC (MonotonicClock), which all
-  // daemons of the machine share.
+  // Notes a start; if the last daemon did not end in order, also notes its
+  // death. `now` is from CLOCK_MONOTONIC (MonotonicClock), which all daemons of
+  // the machine share.
   void Begin(absl::Time now);
   // Returns how many daemons died within kWindow.
   int Recent(absl::Time now) const;
-  // Notes why a daemon is about to end out of order (at most 511 bytes).
+  // Notes why a daemon is about to end because of an error (at most 511 bytes).
   void SayWhy(std::string_view why);
   std::string why() const;  // the reason noted last; may be empty
   void EndInOrder();
-  // Forgets all deaths.
+  // Forgets all deaths and the reason.
   void Forget();
 
-  // For the descriptor store; this object keeps its ownership.
+  // The descriptor to keep in the store; this object still owns it.
   int fd() const { return fd_.get(); }
 
  private:

@@ -1,5 +1,5 @@
-// Reads plain data from bytes (fields.h). A missing field keeps its default;
-// ok() returns whether all of it was valid.
+// Reads plain data from bytes (fields.h). A missing field keeps its default.
+// ok() returns whether all bytes were valid.
 //
 // Thread safety: values.
 #pragma once

@@ -2,8 +2,8 @@
 
 namespace sluice::daemon::fields {
 
-// Avoids the 128-bit division of absl's conversions: each row of a session has
-// several times.
+// Avoids the 128-bit division of absl's conversions, since each row of a
+// session has several times.
 TimeParts ToParts(absl::Time time) {
   if (time == absl::InfiniteFuture()) return {1, TimeParts::kInfinite};
   if (time == absl::InfinitePast()) return {-1, TimeParts::kInfinite};

@@ -1,5 +1,5 @@
-// The types that fields.h writes without a list of fields, and the encoding of
-// numbers and times.
+// The types that fields.h can write without a list of fields, and the encoding
+// of numbers and times.
 //
 // Thread safety: values.
 #pragma once

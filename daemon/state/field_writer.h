@@ -38,9 +38,9 @@ class FieldWriter {
   // Writes a value without a field number: a key, or a whole row.
   template <typename T>
   void Element(const T& value);
-  // Writes what `write` appends, with its size in front. It does so in place: a
-  // row has dozens of these, each request changes some rows, and most of them
-  // are shorter than 128 bytes.
+  // Writes the size of what `write` appends, and then these bytes. Writes in
+  // place because each request changes some rows, and a row has dozens of such
+  // parts, most of them shorter than 128 bytes.
   template <typename Write>
   void Sized(Write write) {
     const size_t at = to_->size();
@@ -51,7 +51,7 @@ class FieldWriter {
 
  private:
   void Varint(uint64_t number);
-  // Writes at `at` the size of the bytes after it.
+  // Writes, at `at`, the size of the bytes that follow.
   void SetSize(size_t at);
   void Fixed(double value);
   template <typename T>

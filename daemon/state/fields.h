@@ -1,5 +1,5 @@
-// Plain data as bytes, by numbered fields: protobuf's wire format, written and
-// read by one list of fields per type.
+// Encodes plain data by numbered fields, in protobuf's wire format. One list of
+// fields per type serves for writing and reading:
 //
 //   void Fields(auto& ar, Is<Slice> auto& slice) {
 //     ar(1, slice.id);
@@ -10,9 +10,9 @@
 // another field: a reader skips fields that it does not know, and a missing
 // field keeps its default, so that one version can read what another wrote.
 //
-// These need no list: numbers, enums, ids, sizes, times, strings, optionals,
-// variants, pairs and containers of these. A shared object is written as its
-// number (`Objects`), and once as itself.
+// No list is needed for numbers, enums, ids, sizes, times, strings, optionals,
+// variants, pairs and containers of these. A shared object is written once, and
+// its number (`Objects`) wherever it is used.
 //
 // Thread safety: values.
 #pragma once

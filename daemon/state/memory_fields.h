@@ -1,4 +1,4 @@
-// The fields of the node, its memory and its holders, by number; core_fields.h
+// The numbered fields of the node, its memory and its holders; core_fields.h
 // has the rules.
 #pragma once
 
@@ -68,7 +68,7 @@ void Fields(auto& ar, Is<LeaseState> auto& lease) {
   ar(8, lease.failure);
   ar(9, lease.asked_at);
 }
-// Without its leases: their rows name the holder.
+// Leaves out the holder's leases, because the row of a lease names its holder.
 void Fields(auto& ar, Is<HolderState> auto& holder) {
   ar(1, holder.state);
   ar(2, holder.job);

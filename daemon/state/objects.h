@@ -1,5 +1,5 @@
-// Profiles and plans, which are immutable and shared: each is written once, and
-// by its number wherever it is named.
+// Profiles and plans. They are immutable and shared, so each is written once,
+// and its number wherever a row names it.
 //
 // Thread safety: one owner.
 #pragma once
@@ -17,7 +17,8 @@ class Objects {
  public:
   // --- writing ---------------------------------------------------------------
   // Returns the object's number, from 1 on; a new object is queued to be
-  // written. It is kept until Clear, so that no other object gets its address.
+  // written. Keeps the object until Clear, so that no other object gets its
+  // address.
   template <typename T, typename Encode>
   uint64_t Number(const std::shared_ptr<const T>& object, Encode encode) {
     const auto [at, is_new] =

@@ -1,5 +1,5 @@
-// The fields of profiles and plans, of the jobs that run by them, and of
-// waiting leases, by number; core_fields.h has the rules.
+// The numbered fields of profiles and plans, of the jobs that run by them, and
+// of waiting leases; core_fields.h has the rules.
 #pragma once
 
 #include "daemon/core/state.h"

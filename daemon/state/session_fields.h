@@ -1,5 +1,5 @@
-// The fields of sessions: requests, replies and reports, by number;
-// core_fields.h has the rules.
+// The numbered fields of sessions: requests, replies and reports; core_fields.h
+// has the rules.
 #pragma once
 
 #include "daemon/core/state.h"

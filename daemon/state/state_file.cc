@@ -33,8 +33,8 @@ struct Header {
 // Precedes the bytes of a checkpoint or a record.
 struct Lead {
   uint64_t epoch;  // of the checkpoint; stored last; 0: invalid
-  // A record's number in its epoch; for a checkpoint, the versions (WordOf) of
-  // all that is written in this epoch.
+  // A record's number in its epoch. For a checkpoint, the versions (WordOf) of
+  // everything that is written in this epoch.
   uint64_t index;
   uint64_t size;
   uint64_t sum;
@@ -47,7 +47,8 @@ uint32_t SumOf(uint32_t before, const void* bytes, size_t size) {
       crc32_z(before, static_cast<const Bytef*>(bytes), size));
 }
 
-// Returns the checksum of the lead and the bytes after it, given theirs.
+// Returns the checksum of `lead` and the bytes after it, given the checksum of
+// these bytes.
 uint64_t SumOf(Lead lead, uint32_t bytes) {
   lead.sum = 0;
   return crc32_combine(SumOf(0, &lead, sizeof(lead)), bytes,
@@ -66,8 +67,8 @@ absl::Status Damaged(std::string_view what) {
       "the saved state is damaged ({}): nothing of it is used", what));
 }
 
-// Lower half: the version written; upper half: the oldest version that reads
-// it.
+// Packs the versions: the lower half is the version written, the upper half the
+// oldest version that can read it.
 uint64_t WordOf(const StateVersions& versions) {
   return versions.written | uint64_t{versions.oldest_reader} << 32;
 }
@@ -110,7 +111,7 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(
     return ErrnoStatus(errno, "make the saved state");
   }
   SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd, versions));
-  // Taken now, so that records and Void need no new memory.
+  // Memory is allocated now, so that records and Void need no new memory later.
   for (const uint64_t slot : {0, 1}) {
     SLUICE_RETURN_IF_ERROR(file->TakePages(layout.slot(slot), sizeof(Lead)));
   }
@@ -135,8 +136,8 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Map(
       new StateFile(fd, static_cast<std::byte*>(memory), size, versions));
 }
 
-// Allocates pages before stores: a store without memory for its page would end
-// the process.
+// Allocates the pages before anything is stored there: a store to a page that
+// the kernel cannot allocate would kill the process.
 absl::Status StateFile::TakePages(size_t at, size_t size) {
   const int error =
       posix_fallocate(fd_, static_cast<off_t>(at), static_cast<off_t>(size));
@@ -182,7 +183,8 @@ absl::Status StateFile::ReadCheckpoint() {
     versions = lead.index;
     contents_.checkpoint = BytesAfter(here, lead.size);
   }
-  // Only Void leaves both invalid: a checkpoint overwrites the older one.
+  // Both are invalid only after Void: a checkpoint overwrites only the older
+  // one.
   if (epoch_ == 0) return absl::NotFoundError("the saved state was given up");
   return CheckStateVersion(static_cast<uint32_t>(versions),
                            static_cast<uint32_t>(versions >> 32), versions_);
@@ -193,14 +195,16 @@ absl::Status StateFile::ReadRecords() {
   while (true) {
     const std::byte* const here = memory_ + at.log() + end_;
     const size_t room = at.records - end_;
-    // Append leaves room for the word that marks the end.
+    // Always true of a valid file: Append leaves room for the word that marks
+    // the end.
     if (room < kWord) return Damaged("its records have no end");
     if (Load<uint64_t>(here) == 0) return absl::OkStatus();  // the end
     if (room < sizeof(Lead) || !IsSound(here, room)) {
       return Damaged(fmt::format("record {}", next_));
     }
     const auto lead = Load<Lead>(here);
-    // A record of an older checkpoint: the newer one has no records yet.
+    // This is a record of an older checkpoint, so the newer one has no records
+    // yet.
     if (end_ == 0 && lead.epoch < epoch_) return absl::OkStatus();
     if (lead.epoch != epoch_ || lead.index != next_) {
       return Damaged(fmt::format("record {}", next_));
@@ -224,8 +228,8 @@ absl::Status StateFile::Append(std::string_view record) {
   const size_t room = layout().records - end_ - kWord;
   if (size > room) return NoRoom("a record", size, room);
   const size_t here = layout().log() + end_;
-  // Voids an older epoch's record here before its bytes are overwritten: it may
-  // be longer than this one.
+  // The record of an older epoch at this place may be longer than this one. It
+  // is voided before its bytes are overwritten.
   StoreWord(here + offsetof(Lead, epoch), 0);
   // Marks the end after this record.
   StoreWord(here + size, 0);
@@ -242,7 +246,8 @@ absl::Status StateFile::Append(std::string_view record) {
 absl::Status StateFile::Checkpoint(std::string_view state) {
   const size_t room = layout().checkpoint - sizeof(Lead);
   if (state.size() > room) return NoRoom("a checkpoint", state.size(), room);
-  // Uses the other slot: until its epoch is stored, the older one is valid.
+  // Writes to the other slot: the older checkpoint stays valid until the epoch
+  // of this one is stored.
   const uint64_t epoch = NextEpoch();
   const size_t slot = layout().slot(epoch);
   SLUICE_RETURN_IF_ERROR(TakePages(slot, sizeof(Lead) + state.size()));
@@ -258,8 +263,8 @@ absl::Status StateFile::Checkpoint(std::string_view state) {
 }
 
 void StateFile::Void() {
-  // The valid checkpoint is voided last, so that the older one never becomes
-  // valid in between.
+  // Voids the valid checkpoint last, so that the older one is never the newest
+  // valid one.
   for (const uint64_t epoch : {NextEpoch(), epoch_}) {
     StoreWord(layout().slot(epoch) + offsetof(Lead, epoch), 0);
   }
@@ -280,14 +285,15 @@ void StateFile::Publish(size_t at, uint64_t epoch, uint64_t index,
   StoreWord(at + offsetof(Lead, epoch), lead.epoch);
 }
 
-// Stores a word atomically: a process ends before or after it. Stores before it
-// in the program come before it.
+// Stores a word atomically, so a process that dies has stored all of it or
+// nothing. Stores that precede this call in the program are not moved behind
+// it.
 void StateFile::StoreWord(size_t at, uint64_t word) {
   std::atomic_ref(*reinterpret_cast<uint64_t*>(memory_ + at))
       .store(word, std::memory_order_release);
-  // Stores after it in the program come after it: a word that voids a record is
-  // stored before the record is overwritten. A compiler fence is enough: the
-  // next process sees all stores of an ended one, in whatever order processors
+  // Later stores are not moved before this one: for example, a record is
+  // overwritten only after it was voided. A compiler fence is enough: the next
+  // process sees all stores of an ended process, in whatever order processors
   // made them visible.
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }

@@ -1,13 +1,15 @@
-// A daemon's state in memory that outlives it.
+// Keeps a daemon's state in memory that outlives the daemon.
 //
-// A checkpoint is the whole state, as bytes; a record is one change since. The
-// newest checkpoint and the records after it give the state at the moment when
-// the process ended, at whatever instruction that was: each is valid from its
-// last store on, and never in part. README.md draws the memory.
+// A checkpoint is the whole state as bytes; a record is one change since then.
+// The newest checkpoint and the records after it give the state at the moment
+// when the process ended, whichever instruction it was at: a checkpoint or
+// record becomes valid as a whole with its last store. README.md draws the
+// memory.
 //
-// Errors. Unimplemented: this build does not read its version. NotFound: its
-// writer has voided it. FailedPrecondition: it is damaged; no part of it is
-// used. ResourceExhausted: no room; the state from before stays valid.
+// Errors. Unimplemented: this build does not read the state's version.
+// NotFound: its writer has voided it. FailedPrecondition: it is damaged, and no
+// part of it is used. ResourceExhausted: there is no room; the previous state
+// stays valid.
 //
 // Thread safety: one owner.
 #pragma once
@@ -39,26 +41,29 @@ class StateFile {
     bool operator==(const Contents&) const = default;
   };
 
-  // Creates an empty state in `fd`: sets its size and allocates the pages of
-  // its records; checkpoints allocate theirs when written. `fd` stays the
-  // caller's and must outlive this object: an open descriptor keeps the state.
+  // Creates an empty state in `fd`: sets the size of the file and allocates the
+  // pages of its records; the pages of a checkpoint are allocated when it is
+  // written. `fd` stays the caller's and must outlive this object: an open
+  // descriptor keeps the state.
   static absl::StatusOr<std::unique_ptr<StateFile>> Create(
       int fd, Sizes sizes, StateVersions versions = kStateVersions);
-  // Opens the state in `fd`. The next checkpoint gets this build's version.
+  // Opens the state in `fd`. From the next checkpoint on, it has this build's
+  // version.
   static absl::StatusOr<std::unique_ptr<StateFile>> Open(
       int fd, StateVersions versions = kStateVersions);
   ~StateFile();
   StateFile(const StateFile&) = delete;
   StateFile& operator=(const StateFile&) = delete;
 
-  // Returns what was there when the file was opened.
+  // Returns what the file contained when it was opened.
   Contents TakeContents() { return std::move(contents_); }
 
-  // ResourceExhausted: a checkpoint must be written before.
+  // Adds a record. ResourceExhausted: there is no room before the next
+  // checkpoint.
   absl::Status Append(std::string_view record);
-  // Replaces the whole state.
+  // Writes a checkpoint, which replaces the whole state.
   absl::Status Checkpoint(std::string_view state);
-  // Voids the state until the next checkpoint. Does not wait for other
+  // Makes the state invalid until the next checkpoint. Does not wait for other
   // processes.
   void Void();
 
@@ -75,8 +80,8 @@ class StateFile {
   Layout layout() const;
   void StoreWord(size_t at, uint64_t word);
   uint64_t NextEpoch() const;
-  // Makes the bytes at `at`, which have the checksum `sum`, valid with its last
-  // store.
+  // Makes the bytes after the lead at `at` valid, with its last store. `sum` is
+  // their checksum.
   void Publish(size_t at, uint64_t epoch, uint64_t index, uint64_t size,
                uint32_t sum);
 

@@ -22,10 +22,12 @@
 namespace sluice::daemon {
 namespace {
 
-// The kernel closes a dying process's socket a little before its end shows.
+// When the keeper dies, the kernel closes its socket a little before its pidfd
+// reports the end.
 constexpr absl::Duration kEndShows = absl::Milliseconds(50);
 
-// A message has a line per field, so a text is one line.
+// Returns at most `most` bytes of `text` as one line, because a message has one
+// line per field.
 std::string OneLine(std::string_view text, size_t most) {
   std::string line(text.substr(0, most));
   std::replace_if(
@@ -65,7 +67,8 @@ absl::Status DescriptorStore::Open(
 absl::Status DescriptorStore::WatchKeeper(pid_t pid) {
   keeper_ = PidfdOf(pid);
   if (!keeper_ && errno != ESRCH) return PidfdFault(errno, "watch the keeper");
-  // Where it is not the parent it died before, and the number may be another's.
+  // If the keeper is not the parent process, it died before, and its pid may
+  // belong to another process.
   if (!keeper_ || getppid() != pid) Lose();
   return absl::OkStatus();
 }
@@ -160,7 +163,8 @@ int64_t DescriptorStore::stored() const {
   return static_cast<int64_t>(kept_.size());
 }
 
-// Drops the message if the queue is full: the store reads nothing then.
+// Queues a message. Drops it if the queue is full, because the store then reads
+// nothing.
 void DescriptorStore::Tell(std::string message) {
   if (socket_ == nullptr) return;
   const MutexLock lock(mutex_);
@@ -234,9 +238,9 @@ void DescriptorStore::Lose() {
        absl::OkStatus());
 }
 
-// What changes the store is sent in order, or a removal would pass the put that
-// it is of: behind a fault it waits for the next batch. What is only told is
-// tried all the same.
+// Puts and removals are sent in order, so that no removal overtakes its put:
+// after a fault, the rest of them waits for the next batch. Other messages are
+// tried nevertheless.
 absl::Status DescriptorStore::SendAll(std::deque<Item>& batch,
                                       absl::Time deadline) {
   absl::Status met;

@@ -1,18 +1,18 @@
-// The daemon's side of a store of descriptors that outlives it: systemd's
-// (FileDescriptorStoreMax=), or sluiced-keeper's.
+// The daemon's side of a store of descriptors that outlives the daemon:
+// systemd's (FileDescriptorStoreMax=), or sluiced-keeper's.
 //
-// How it works. Puts, removals and messages wait in a queue. A thread of its
-// own takes all that is there as one batch and sends it in order. If a Flush
-// waits for the batch, one barrier follows it: the store has everything when it
-// answers. Calls never block.
+// How it works. Puts, removals and messages wait in a queue. The store's thread
+// takes all of them as one batch and sends them in order. If a Flush waits for
+// the batch, a barrier follows it: when the store answers the barrier, it has
+// everything. Calls never block.
 //
-// A keeper that died takes with it what it held. From then on there is no
-// store: nothing is put, and each Flush is done at once.
+// If the keeper dies, the descriptors that it kept are lost. From then on there
+// is no store: Put stores nothing, and each Flush is done at once.
 //
-// What it does not do. A store drops silently what is beyond its size, so the
-// size is known here and more is refused. A store that does not answer costs
-// each batch its deadline and fails it: the caller decides whether to go on
-// without the store. What could not be sent goes first in the next batch.
+// Limits. A store silently drops descriptors beyond its size, so Put refuses
+// more than that. If a store does not answer, each batch takes until its
+// deadline and fails; the caller decides whether to go on without the store.
+// What could not be sent goes first in the next batch.
 //
 // Thread safety: safe.
 #pragma once
@@ -46,54 +46,59 @@ class DescriptorStore {
     std::string notify_socket;    // empty: there is no store
     std::optional<pid_t> keeper;  // Starter::keeper
     int64_t capacity = 0;         // StoreCapacity; 0: it keeps nothing
-    // Per batch, from its first message to the answer.
+    // The longest time from the first message of a batch to the store's answer.
     absl::Duration deadline = absl::Seconds(5);
-    // Runs a task elsewhere (Loop::Post); absent: on this object's thread.
+    // Runs a task on another thread (Loop::Post); unset: tasks run on this
+    // object's thread.
     std::function<void(std::function<void()>)> post;
-    // Posted once, when the keeper has died.
+    // Posted once, when the keeper has died; may be unset.
     std::function<void()> on_loss;
   };
-  // `stored`: what the store holds already (Starter::stored). InvalidArgument:
-  // the address is malformed.
+  // `stored` has what the store keeps already (Starter::stored).
+  // InvalidArgument: the address is malformed.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> Start(
       Options options, const std::map<std::string, UniqueFd>& stored = {});
-  // Ends all waits. What was not sent is dropped, and its `done` gets
-  // Cancelled.
+  // Ends all waits. Messages that were not sent are dropped, and pending
+  // `done`s get Cancelled.
   ~DescriptorStore();
   DescriptorStore(const DescriptorStore&) = delete;
 
-  // False: nothing is put, and Flush is done at once. The starter may listen
-  // and keep nothing, and a keeper may have died.
+  // Returns whether descriptors are stored. If not, Put stores nothing and
+  // Flush is done at once: there is no store, the starter only listens, or the
+  // keeper died.
   bool keeps() const {
     return socket_ != nullptr && options_.capacity > 0 && !lost_;
   }
-  // Whether the keeper has died.
+  // Returns whether the keeper has died.
   bool lost() const { return lost_; }
 
-  // Stores a duplicate of `fd` as `name`. InvalidArgument: not a name
-  // (IsDescriptorName). AlreadyExists: it is stored. ResourceExhausted: the
-  // store, this process's descriptors, or the queue are full.
+  // Stores a duplicate of `fd` as `name`. InvalidArgument: the name is
+  // malformed (IsDescriptorName). AlreadyExists: the name is in use.
+  // ResourceExhausted: the store, this process's descriptors, or the queue are
+  // full.
   absl::Status Put(std::string_view name, int fd);
-  // Also removes what an earlier process left. Does nothing if it is not there.
+  // Removes a descriptor, also one that an earlier process stored. Does nothing
+  // if there is none with this name.
   void Remove(std::string_view name);
-  // Removes all that is stored except `but`.
+  // Removes all descriptors except those named in `but`.
   void RemoveAll(const std::set<std::string>& but = {});
-  // Posts `done` when the store has taken all that was put and removed before,
-  // or with the first fault on the way: then it is unknown which of it the
-  // store has, until a later Flush is done without a fault.
+  // Posts `done` with OK when the store has executed all earlier puts and
+  // removals, or with the first error. After an error it is unknown which of
+  // them the store has executed, until a later Flush succeeds.
   void Flush(Done done);
 
-  // To the service manager, behind what was put before.
+  // Reports to the service manager that the daemon is ready, after all earlier
+  // puts.
   void Ready(std::string_view status);  // one line, shown by systemctl status
   void Watchdog();
 
-  // Put and not removed, whatever became of it.
+  // Returns whether `name` was put and not removed, even if sending it failed.
   bool Has(std::string_view name) const;
   int64_t stored() const;
   int64_t capacity() const { return options_.capacity; }
 
  private:
-  // One message of a batch, or the wait for its end.
+  // One message of a batch, or (with `done`) a Flush.
   struct Item {
     std::string message;
     UniqueFd fd;
@@ -110,15 +115,17 @@ class DescriptorStore {
   void Push(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Post(Done done, absl::Status status);
 
-  // On the thread.
+  // The functions from here on run on the store's thread.
   void Work();
-  // Waits for items. False: the thread is to end.
+  // Waits for items. Returns false if the thread must end.
   bool WaitForWork();
-  // Also notes the keeper's death.
+  // Returns whether the keeper has died, after waiting at most `longest` for
+  // that. Calls Lose at its death.
   bool KeeperEndsWithin(absl::Duration longest);
   void Lose();
   void SendBatch(std::deque<Item> batch);
-  // Returns the first fault; unsent puts and removals go to `unsent_`.
+  // Sends the batch. Returns the first error; unsent puts and removals go to
+  // `unsent_`.
   absl::Status SendAll(std::deque<Item>& batch, absl::Time deadline);
 
   const Options options_;
@@ -130,8 +137,9 @@ class DescriptorStore {
   std::set<std::string, std::less<>> kept_ ABSL_GUARDED_BY(mutex_);
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<Item> unsent_;  // the thread's own: of earlier batches
-  std::thread thread_;       // last: it uses the rest
+  // Items of earlier batches; used by the thread only.
+  std::deque<Item> unsent_;
+  std::thread thread_;  // last: it uses the rest
 };
 
 }  // namespace sluice::daemon

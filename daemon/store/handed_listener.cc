@@ -21,7 +21,8 @@ bool HasOption(const UniqueFd& socket, int option, int wanted) {
          value == wanted;
 }
 
-// Where a unix socket is bound; empty: nowhere in the file system.
+// Returns the path at which a unix socket is bound; empty if it has none in the
+// file system.
 std::filesystem::path BoundTo(const UniqueFd& socket) {
   sockaddr_un address = {};
   socklen_t size = sizeof(address);
@@ -36,7 +37,8 @@ std::filesystem::path BoundTo(const UniqueFd& socket) {
                      strnlen(address.sun_path, length - kHead));
 }
 
-// Also by another name of the folder: the file itself may be gone.
+// Compares folders by file and not by name: a folder may have another name, and
+// the socket's own file may be gone.
 bool IsAt(const std::filesystem::path& bound,
           const std::filesystem::path& path) {
   std::error_code error;

@@ -1,6 +1,6 @@
-// The session socket if the starter made it: the .socket unit of socket
-// activation. It is there before the first daemon and after the last, so a
-// client that connects waits for one and is refused by none.
+// The session socket that the starter made: socket activation by a .socket
+// unit. It exists before the first daemon and after the last, so a client that
+// connects waits for a daemon instead of being refused.
 //
 // Thread safety: safe.
 #pragma once
@@ -14,15 +14,15 @@
 
 namespace sluice::daemon {
 
-// Returns the one of `sockets` (Starter::sockets) that listens at `path`, in a
-// folder that exists; empty: none was handed on. InvalidArgument, in one line:
-// there is another one, or it is no listening SOCK_SEQPACKET socket, or
-// elsewhere.
+// Returns the socket of `sockets` (Starter::sockets) that listens at `path`,
+// which is in an existing folder; empty if `sockets` is. InvalidArgument, in
+// one line: there are several sockets, or it is not a listening SOCK_SEQPACKET
+// socket, or it listens elsewhere.
 absl::StatusOr<UniqueFd> TakeHandedListener(
     std::vector<std::pair<std::string, UniqueFd>> sockets,
     const std::string& path);
 
-// Whether both are the same socket.
+// Returns whether both are the same socket.
 bool IsSameSocket(const UniqueFd& a, const UniqueFd& b);
 
 }  // namespace sluice::daemon

@@ -20,8 +20,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Room among all descriptors that this user has on their way (unix(7),
-// ETOOMANYREFS) is not something that poll tells.
+// poll cannot report when the user's limit of descriptors in flight
+// (ETOOMANYREFS, unix(7)) has room again, so this long passes between tries.
 constexpr absl::Duration kLookForRoom = absl::Milliseconds(2);
 
 absl::Status CheckAddress(const std::string& address) {
@@ -35,7 +35,7 @@ absl::Status CheckAddress(const std::string& address) {
       address, sizeof(sockaddr_un::sun_path) - 1));
 }
 
-// The datagram and, if there is one, the descriptor beside it.
+// Sends the datagram, with `fd` attached unless it is negative. Never blocks.
 ssize_t SendNow(int socket, std::string_view message, int fd) {
   iovec data = {const_cast<char*>(message.data()), message.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
@@ -79,7 +79,7 @@ absl::Status NotifySocket::ConnectNow() {
   std::memcpy(to.sun_path, address_.data(), address_.size());
   const bool abstract = address_[0] == '@';
   if (abstract) to.sun_path[0] = '\0';
-  // An abstract name has no end but its length.
+  // An abstract name is not NUL-terminated; the address's length ends it.
   const size_t size =
       offsetof(sockaddr_un, sun_path) + address_.size() + (abstract ? 0 : 1);
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&to),
@@ -128,7 +128,8 @@ absl::Status NotifySocket::Send(std::string_view message, absl::Time deadline,
     }
     const absl::Duration left = Left(deadline);
     if (left == absl::ZeroDuration()) return Late("takes nothing");
-    // Where it is not the queue that is full, only the time tells.
+    // poll reports room only for a full queue (EAGAIN). For the other errors,
+    // sleeps before the next try.
     const bool told = error == EAGAIN;
     SLUICE_RETURN_IF_ERROR(Wait(told ? socket_.get() : -1, POLLOUT,
                                 told ? left : std::min(left, kLookForRoom))
@@ -145,7 +146,7 @@ absl::Status NotifySocket::Barrier(absl::Time deadline) {
   const UniqueFd answer(ends[0]);
   UniqueFd sent(ends[1]);
   SLUICE_RETURN_IF_ERROR(Send("BARRIER=1", deadline, sent.get()));
-  sent.Reset();  // the store's copy is the last
+  sent.Reset();  // from here on only the store has this end
   for (absl::Duration left = Left(deadline); left > absl::ZeroDuration();
        left = Left(deadline)) {
     SLUICE_ASSIGN_OR_RETURN(const bool answered,

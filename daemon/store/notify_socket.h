@@ -1,5 +1,6 @@
-// The sending side of sd_notify(3): one datagram a message, with descriptors,
-// and a barrier, which confirms that all before it was taken.
+// The sending side of sd_notify(3). A message is one datagram and may carry a
+// descriptor. A barrier confirms that the receiver has read all earlier
+// messages.
 //
 // Thread safety: one thread, but Cancel from any.
 #pragma once
@@ -17,34 +18,36 @@ namespace sluice::daemon {
 
 class NotifySocket {
  public:
-  // `address`: a path, or '@' and an abstract name. InvalidArgument: neither,
-  // or too long. A missing listener shows when it is sent to.
+  // `address` is a path, or '@' and an abstract name. InvalidArgument: it is
+  // neither, or too long. Does not connect: Send reports a missing listener.
   static absl::StatusOr<std::unique_ptr<NotifySocket>> Make(
       const std::string& address);
 
-  // Waits until `deadline` where the queue is full. DeadlineExceeded: it stayed
-  // so; Unavailable: there is no listener; Cancelled.
+  // Sends a message; waits until `deadline` while the queue is full.
+  // DeadlineExceeded: it was still full then. Unavailable: there is no
+  // listener. Cancelled: Cancel was called.
   absl::Status Send(std::string_view message, absl::Time deadline, int fd = -1);
-  // Returns when all that was sent before has been taken. DeadlineExceeded: it
-  // was not by then, and may be later or never. Also where the store died
-  // before it had read this: the kernel closes its end of the pipe all the
-  // same.
+  // Returns when all earlier messages were read. DeadlineExceeded: they were
+  // not read by then; they may be read later, or never. Also returns OK if the
+  // store died before it read them, because the kernel then closes its end of
+  // the pipe.
   absl::Status Barrier(absl::Time deadline);
-  // Ends waits with Cancelled, now and from now on.
+  // Ends all present and future waits with Cancelled.
   void Cancel();
 
  private:
   NotifySocket(std::string address, UniqueFd cancel)
       : address_(std::move(address)), cancel_(std::move(cancel)) {}
   absl::Status ConnectNow();
-  // Polls `fd` for at most `longest`. False: not ready by then.
+  // Polls `fd` for at most `longest`. Returns false if it was not ready by
+  // then.
   absl::StatusOr<bool> Wait(int fd, short events, absl::Duration longest);
   absl::Status Late(std::string_view what) const;
 
   const std::string address_;
   const UniqueFd cancel_;  // an eventfd
-  // Connected, so that poll tells when there is room. Connected again after a
-  // fault: another process may listen by then.
+  // Connected, so that poll can report room. Connected anew after an error,
+  // because another process may listen by then.
   UniqueFd socket_;
 };
 

@@ -17,11 +17,11 @@ namespace sluice::daemon {
 namespace {
 
 constexpr int64_t kMostListed = 1 << 20;
-// Beside those that are handed on: the daemon's first own, and what systemd
-// has open between fork and exec.
+// Room for the descriptors that the next daemon has besides the inherited ones:
+// its own first ones, and those that systemd has open between fork and exec.
 constexpr int64_t kMargin = 128;
-// One environment variable holds 128 KiB: "LISTEN_FDNAMES=" and each name with
-// a colon, with room for the names of sockets.
+// An environment variable has at most 128 KiB. "LISTEN_FDNAMES=" takes a name
+// and a colon per descriptor; the names of sockets need room too.
 constexpr int64_t kMostNamed = ((128 << 10) - 4096) / (kMaxDescriptorName + 1);
 
 std::optional<std::string> Take(const char* variable) {
@@ -32,7 +32,8 @@ std::optional<std::string> Take(const char* variable) {
   return value;
 }
 
-// Absent, or a number in decimal digits alone.
+// Removes the variable and returns its number; nullopt if it is not set.
+// InvalidArgument: it is not a decimal number of at most `most`.
 absl::StatusOr<std::optional<int64_t>> TakeNumber(const char* variable,
                                                   int64_t most) {
   const auto text = Take(variable);
@@ -82,7 +83,8 @@ absl::Status TakeDescriptors(Starter& into) {
   SLUICE_ASSIGN_OR_RETURN(const auto count,
                           TakeNumber("LISTEN_FDS", kMostListed));
   const auto list = Take("LISTEN_FDNAMES");
-  // Another process's, which forgot to take it out of the environment.
+  // The variables are meant for another process, which did not remove them from
+  // the environment.
   if (!pid || *pid != getpid() || !count || *count == 0) {
     return absl::OkStatus();
   }
@@ -105,7 +107,7 @@ absl::Status TakeWatchdog(Starter& into) {
   return absl::OkStatus();
 }
 
-// Earlier keepers set $SLUICE_KEEPER, "PID:PATH".
+// Earlier keepers set $SLUICE_KEEPER="PID:PATH" instead.
 absl::Status TakeKeeper(Starter& into) {
   const auto earlier = Take("SLUICE_KEEPER");
   const auto said = Take("SLUICE_KEEPER_PID");

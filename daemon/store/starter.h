@@ -1,8 +1,9 @@
-// What the process got from its starter: systemd, or sluiced-keeper, which
-// speaks as systemd does (sd_listen_fds(3), sd_notify(3)).
+// What the process got from its starter: systemd, or sluiced-keeper, which uses
+// the same protocols (sd_listen_fds(3), sd_notify(3)).
 //
-// Thread safety: none. Called once, before there are threads: it changes the
-// environment, so that no process of the daemon's takes this for its own.
+// Thread safety: none. Call before there are threads: it changes the
+// environment, so that processes that the daemon starts do not use these
+// variables.
 #pragma once
 
 #include <sys/types.h>
@@ -21,49 +22,53 @@
 
 namespace sluice::daemon {
 
-// SD_LISTEN_FDS_START: the number of the first descriptor that is handed on.
+// The number of the first inherited descriptor (SD_LISTEN_FDS_START).
 inline constexpr int kFirstHandedOn = 3;
 
-// The value of a signal from the keeper that ends the service; any other signal
-// that ends the daemon leaves what ranks hold to the next one.
+// The value of a signal by which the keeper ends the service. After any other
+// ending signal, the daemon leaves what ranks have to the next daemon.
 inline constexpr int kEndsService = 0x534c43;
 
 inline constexpr int kMaxDescriptorName = 16;
 
-// Whether it is 1 to 16 of a-z, 0-9 and '-', as names of kept descriptors are.
-// A descriptor from a socket unit has the unit's name ("sluiced.socket"), so it
-// is never taken for one of these.
+// Returns whether `name` can name a kept descriptor: 1 to 16 of a-z, 0-9 and
+// '-'. The name of a descriptor from a socket unit has a dot
+// ("sluiced.socket"), so the two kinds cannot be confused.
 bool IsDescriptorName(std::string_view name);
 
 struct Starter {
-  // $NOTIFY_SOCKET; empty: there is no listener and no store.
+  // $NOTIFY_SOCKET; empty: there is neither a listener for messages nor a
+  // store.
   std::string notify_socket;
-  // Kept by the store for an earlier daemon, by name. If two have one name (the
-  // daemon never stores two), the first.
+  // The descriptors that the store kept for an earlier daemon, by name. If two
+  // have the same name (the daemon never stores two), the first one.
   std::map<std::string, UniqueFd> stored;
-  // The sluiced-keeper that started this process ($SLUICE_KEEPER_PID). Absent:
-  // systemd, or no store.
+  // The pid of the sluiced-keeper that started this process
+  // ($SLUICE_KEEPER_PID). Unset: systemd started it, or there is no store.
   std::optional<pid_t> keeper;
-  // From socket activation: all with names that IsDescriptorName refuses.
+  // Sockets from socket activation: all descriptors with names that
+  // IsDescriptorName refuses.
   std::vector<std::pair<std::string, UniqueFd>> sockets;
-  // How many the store takes ($FDSTORE: systemd 254 and later, the keeper, or
-  // the unit of an earlier systemd); absent: it does not say.
+  // How many descriptors the store keeps ($FDSTORE: set by systemd 254 and
+  // later, by the keeper, or in the unit of an earlier systemd). Unset:
+  // unknown.
   std::optional<int64_t> store_size;
-  // How often WATCHDOG=1 is expected; absent: never.
+  // The interval at which WATCHDOG=1 is expected; unset: it is not.
   std::optional<absl::Duration> watchdog;
-  // The limit of open files before the daemon raises it: the next daemon is
-  // started with it, and more than it are not handed on.
+  // The limit of open files before the daemon raises it. The next daemon starts
+  // with this limit, and can inherit no more descriptors.
   int64_t open_files = 0;
 };
 
-// Reads all of it and removes it from the environment; every descriptor becomes
-// close-on-exec. InvalidArgument names the malformed variable.
+// Reads all variables and removes them from the environment; makes every
+// inherited descriptor close-on-exec. InvalidArgument names the malformed
+// variable.
 absl::StatusOr<Starter> TakeFromStarter();
 
-// How many descriptors a store may be trusted with: its `store_size`, or else
-// `configured`, but never more than the next daemon can be handed: systemd
-// would fail each of its starts if they exceed the limit of open files, or
-// their names the size of an environment variable.
+// Returns how many descriptors the daemon may store: `store_size`, or else
+// `configured`, but never more than the next daemon can inherit. systemd could
+// not start it if there were more than the limit of open files, or if their
+// names exceeded the size of an environment variable.
 int64_t StoreCapacity(const Starter& starter, int64_t configured);
 
 }  // namespace sluice::daemon

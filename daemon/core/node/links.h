@@ -14,9 +14,9 @@
 
 namespace sluice::daemon {
 
-// Returns the link's speed in a direction while the other one rests.
+// Returns the link's speed in one direction while the other direction is idle.
 double SpeedOf(const LinkSpeed& link, int direction);
-// Returns its speed while both directions carry the same rate.
+// Returns the link's speed per direction while both carry the same rate.
 double SpeedBothWays(const LinkSpeed& link, int direction);
 // Returns whether the link limits a direction, or both together.
 bool IsLimited(const LinkSpeed& link);
@@ -30,8 +30,8 @@ std::vector<size_t> LinkPath(const std::vector<LinkSpeed>& links,
 bool Loads(const std::vector<LinkSpeed>& links, const std::string& name,
            const std::string& other);
 
-// Returns the topology with the same links in the same order. InvalidArgument
-// as in bandwidth::Topology::Make.
+// Returns the topology of the links, in the same order. InvalidArgument as in
+// bandwidth::Topology::Make.
 absl::StatusOr<bandwidth::Topology> TopologyOf(
     const std::vector<LinkSpeed>& links);
 

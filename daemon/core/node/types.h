@@ -18,7 +18,7 @@
 
 namespace sluice::daemon {
 
-// A job is a label within its principal.
+// A job: its name is unique within its principal.
 struct JobKey {
   Principal principal;
   std::string name;
@@ -41,13 +41,13 @@ struct PoolId {
   auto operator<=>(const PoolId&) const = default;
 };
 
-// Returns the resource that runs out with this kind of memory.
+// Returns which shortage it is if this kind of memory runs out.
 inline Shortage ShortageIn(PoolKind kind) {
   return kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory;
 }
 
-// The device's answer for an extent: whether a process other than the daemon
-// has a descriptor or a mapping of it, or a copy of one is on its way.
+// The device's answer about an extent: whether a process other than the daemon
+// has a descriptor or a mapping of it, or a descriptor on its way.
 enum class Held { kNo, kYes, kUnknown };
 
 struct Amounts {
@@ -90,11 +90,12 @@ struct LinkSpeed {
   std::string name;
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
-  // The link above it, such as a PCIe switch's; empty: none.
+  // The link above this one, such as a PCIe switch's; empty: none.
   std::string parent;
-  // Limit of both directions together, besides that of each.
+  // Limit of both directions together, besides the limit of each.
   double both_bytes_per_second = 0;
-  // True: from a kept measurement; false: from the configuration.
+  // Whether the speed comes from a kept measurement; else from the
+  // configuration.
   bool measured = false;
 };
 
@@ -105,9 +106,9 @@ struct GpuConfig {
   std::string link;
   NumaIndex numa;
   Bytes pool;
-  Bytes spare;  // of the device, outside the pool
-  // Why it cannot be used (device::DeviceInfo); empty: it can. A GPU with a
-  // fault keeps its number and a pool without free memory.
+  Bytes spare;  // memory of the device outside the pool
+  // Why the GPU cannot be used (device::DeviceInfo); empty: it can. A GPU with
+  // a fault keeps its number, and its pool has no free memory.
   std::string fault = {};
 };
 
@@ -130,20 +131,22 @@ struct Limits {
 struct ExtentLimits {
   size_t all = 1 << 19;
   size_t each = 1 << 18;  // of one principal
-  // Whether `each` was derived from this process's limit of open files instead
-  // of configured. `all` always is.
+  // Whether `each` follows from this process's limit of open files, as `all`
+  // always does, and not from the configuration.
   bool each_of_open_files = false;
-  // Held back from other principals for each attached rank.
+  // Reserved for each attached rank: other principals cannot have them.
   size_t per_rank = 16;
-  // Extents made and destroyed for one principal; bursts of up to `each`.
+  // How many extents may be made and destroyed for one principal per second; up
+  // to `each` at once.
   double changes_per_second = 1000;
   // How long idle extents are kept: while their principal has a process, and
-  // when it has none (a restarted job finds them warm).
+  // after its last process, so that a restarted job finds memory that is
+  // already made.
   absl::Duration kept_for = absl::Minutes(5);
   absl::Duration orphans_kept_for = absl::Seconds(2);
   // For host memory that takes long to pin: replaces both times if it is
-  // longer. Extents without a process are kept that long only if the same
-  // user's next process may have them (HasHeir).
+  // longer. The extents of a principal without processes are kept that long
+  // only if the same user's next process may have them (HasHeir).
   absl::Duration host_kept_for = absl::ZeroDuration();
 };
 
@@ -161,14 +164,15 @@ struct ProfileLimit {
   Bytes all = MiB(32);
 };
 
-// The size of extents by kind of pool: a lease has whole extents and a tail.
+// The size of extents by kind of pool. A lease has whole extents, and a smaller
+// one for the rest (the tail).
 struct ExtentSizes {
   Bytes gpu = MiB(64);
   Bytes host = MiB(64);
 };
 
-// All that policy needs to know of the node and its settings; fixed for the
-// life of a Core.
+// The node and its settings, as policy knows them. Fixed for the life of a
+// Core, except for measured links.
 struct NodeConfig {
   std::string hostname;
   std::string driver = "sim";  // or "cuda"
@@ -178,12 +182,12 @@ struct NodeConfig {
   std::vector<HostConfig> hosts;
   std::vector<LinkSpeed> links;
   ExtentSizes extent;
-  Bytes host_ready;  // on each NUMA node, made in advance
+  Bytes host_ready;  // on each NUMA node: memory made before leases need it
   Bytes granularity = KiB(64);
   ExtentLimits extent_limits;
   WaitLimits wait_limits;
   ProfileLimit profile_limit;
-  // What an operator should know about this start, one sentence each.
+  // Warnings about this start for an operator, one sentence each.
   std::vector<std::string> warnings;
   Limits principal_limits;
   Limits job_limits;
@@ -191,15 +195,16 @@ struct NodeConfig {
   // Weights of users' ranks in the fair shares of links; default 1.
   std::map<uint32_t, double> user_weights;
   absl::Duration plan_time_limit = absl::Seconds(20);
-  // How long a joining job's plan is held back until running jobs have freed
-  // the memory that it needs.
+  // How long a joining job's plan is held back while running jobs free the
+  // memory that it needs.
   absl::Duration join_wait = absl::Seconds(60);
-  // The same for a lease; clients wait 60 s for an answer.
+  // How long a lease may wait for such memory; clients wait 60 s for an answer.
   absl::Duration lease_wait = absl::Seconds(45);
-  // How long ranks may take to answer a new plan: they answer at their next
-  // step boundary, and steps can take minutes.
+  // How long ranks may take to answer a new plan. They answer at their next
+  // step boundary, and a step can take minutes.
   absl::Duration change_wait = absl::Minutes(30);
-  // Delay after a job leaves: others often follow at once.
+  // The delay of a new plan after a job has left, because others often follow
+  // at once.
   absl::Duration leave_delay = absl::Milliseconds(200);
   absl::Duration hello_timeout = absl::Seconds(10);
   int max_sessions = 2048;

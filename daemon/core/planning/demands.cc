@@ -15,9 +15,10 @@ double Count(Bytes bytes) { return static_cast<double>(bytes.count()); }
 
 // One direction of one link.
 struct Channel {
-  double capacity = 0;  // the part that may be promised; 0: not limited
+  double capacity = 0;  // bytes per second that may be promised; 0: not limited
   double promised = 0;
-  std::map<Principal, double> by_user;  // has a row for every user of the link
+  // Promised rates; every user of the link has a row.
+  std::map<Principal, double> by_user;
 };
 
 class Channels {
@@ -35,8 +36,8 @@ class Channels {
     }
   }
 
-  // Promises the rate if it fits besides earlier promises; returns whether it
-  // did.
+  // Promises the rate if there is room besides earlier promises. Returns
+  // whether it did; false if no link of the rank limits the direction.
   bool Promise(const LinkUser& rank, int direction, double rate) {
     bool limited = false;
     for (const size_t i : LinkPath(links_, rank.link)) {
@@ -72,7 +73,8 @@ PlanDemand DemandOf(const plan::RankProfile& profile,
   PlanDemand demand;
   for (const plan::LayerKind& kind : profile.kinds) {
     if (kind.layers == 0) continue;
-    // Per moving layer: offloaded in forward, back in backward.
+    // Bytes of each moving layer that are offloaded in the forward pass and
+    // prefetched in the backward pass.
     double swapped = 0;
     for (const plan::SkeletalClass& each : profile.classes) {
       if (each.kind != kind.name || each.traffic_in_fixed) continue;
@@ -87,7 +89,7 @@ PlanDemand DemandOf(const plan::RankProfile& profile,
     const auto moving = static_cast<double>(kind.moving_layers());
     const auto need = [&](int direction, Bytes fixed, double own,
                           double seconds) {
-      // A pass without a time window copies nothing.
+      // A pass that takes no time copies nothing.
       if (seconds <= 0) return;
       double& rate = demand.rates[direction];
       rate = std::max(rate, (Count(fixed) + own) / seconds);

@@ -1,15 +1,15 @@
-// The bandwidth that ranks need to run by their plans (demands), and how much
-// of it the links promise, per rank and direction.
+// Computes the bandwidth that ranks need to run by their plans (demands), and
+// how much of it the links can promise, per rank and direction.
 //
-// A plan hides a layer's copies behind one layer's compute, forward and
-// backward (MEMO section 4.1), so each such window has bytes, a direction and a
-// deadline. The largest quotient of bytes and window is the rate that the rank
-// needs at all times.
+// A plan hides a layer's copies behind the compute of one layer, in the forward
+// and the backward pass (MEMO section 4.1). So each such window has bytes, a
+// direction and a deadline. The rate that a rank needs at all times is the
+// largest quotient of a window's bytes and its time.
 //
-// Not every demand can be promised. A link promises kPromised of each
-// direction, and to one user an even part of that: profiles are clients'
-// statements, and one that overstates takes from its own user only. Without a
-// promise a rank runs by its fair share, as without a plan.
+// Not every demand can be promised. A link promises the fraction kPromised of
+// each direction, and each user an even part of that. Profiles are clients'
+// statements, so one that overstates takes bandwidth only from its own user.
+// Without a promise a rank runs by its fair share, like a rank without a plan.
 //
 // Demands are derived from saved state (members, sessions): a daemon that takes
 // over computes the same.
@@ -27,11 +27,11 @@
 
 namespace sluice::daemon {
 
-// The part of each direction of a link that may be promised in all: the rest is
+// The fraction of each direction of a link that may be promised. The rest is
 // for ranks without a promise, so that none of them stops.
 inline constexpr double kPromised = 0.9;
 
-// Returns the demand of a rank that runs by `plan`, which answered `profile`.
+// Returns the demand of a rank that runs by `plan`, the answer to `profile`.
 PlanDemand DemandOf(const plan::RankProfile& profile,
                     const plan::RankPlan& plan);
 
@@ -39,12 +39,13 @@ PlanDemand DemandOf(const plan::RankProfile& profile,
 struct LinkUser {
   SessionId session;
   Principal principal;
-  std::string link;  // its GPU's
+  std::string link;  // the link of its GPU
   CopyRates demand = {0, 0};
 };
 
-// Returns the demands of `ranks` that can be promised, in order; each direction
-// is promised whole or not at all. Ranks without a promise are not included.
+// Returns the demands of `ranks` that can be promised. Earlier ranks come
+// first. A direction is promised in full or not at all. Omits ranks without a
+// promise.
 std::map<SessionId, CopyRates> PromiseDemands(
     const std::vector<LinkSpeed>& links, const std::vector<LinkUser>& ranks);
 

@@ -1,13 +1,14 @@
-// Plan rounds: collect the profiles of a job's local ranks, have them solved
-// off the loop, and keep the plans.
+// Plan rounds: collect the profiles of a job's local ranks, have plans solved
+// on another thread, and keep the plans.
 //
 // States of a job's question: collecting (some ranks have submitted) -> asking
 // (all have) -> part of a round that is solved (the worker runs, a deadline
 // applies) -> done. A rank that submits during a round opens the next one. A
 // round answers one job alone, or all asking and running jobs together
-// (`together`; at most one at a time). Plans are immutable; they are found by
-// the hash of all profiles and the resources they were made for. The last
-// kPlansKept are kept, and those that jobs use or were promised.
+// (`together`; at most one such round at a time). Plans are immutable. They are
+// found by the hash of all profiles and of the resources for which they were
+// made. The last kPlansKept plans are kept, and those that jobs use or were
+// promised.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -29,8 +30,8 @@
 
 namespace sluice::daemon {
 
-// A decoded profile and its hash (computed off the loop: a profile can be
-// large).
+// A decoded profile and its hash, which is computed on another thread because a
+// profile can be large.
 struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;
   std::string hash;
@@ -49,7 +50,8 @@ class PlanRounds {
  public:
   static constexpr size_t kPlansKept = 256;
 
-  // Returns how many of `local_ranks` have not submitted yet.
+  // Stores a rank's profile. Returns how many of `local_ranks` have not
+  // submitted yet.
   int Submit(const JobKey& job, Rank rank, ProfileWithHash profile,
              int local_ranks);
   // Returns the collected profiles. REQUIRES: Submit has returned 0.
@@ -61,10 +63,10 @@ class PlanRounds {
   };
   const std::map<JobKey, Collecting>& collecting() const { return collecting_; }
 
-  // A question for the worker.
+  // A question for the worker, while it is solved.
   struct Round {
-    std::vector<Asking> asking;  // jobs that wait for it
-    // All jobs of the question, by their number in it.
+    std::vector<Asking> asking;  // jobs that asked
+    // All jobs of the question, in the order of their numbers in it.
     std::vector<JobKey> jobs;
     bool together = false;
     std::string cache_key;
@@ -74,7 +76,7 @@ class PlanRounds {
     bool operator==(const Round&) const = default;
   };
   PlanRoundId Start(Round round);
-  // Ends a round; nullopt if it is over already.
+  // Ends a round and returns it; nullopt if it has ended already.
   std::optional<Round> Finish(PlanRoundId round);
   const std::map<PlanRoundId, Round>& solving() const { return solving_; }
   // Moves the round's deadline to `at` if that is earlier.
@@ -84,8 +86,8 @@ class PlanRounds {
   std::vector<PlanRoundId> Overdue(absl::Time now) const;
   absl::Time NextDeadline() const;
 
-  // Returns an earlier plan for the same question. Joint plans (CachedTogether)
-  // are never shown; jobs get parts of them.
+  // Returns an earlier plan for the same question; null if there is none. Joint
+  // plans (CachedTogether) are not returned, since jobs get parts of them.
   std::shared_ptr<const plan::NodePlan> Cached(const std::string& key) const;
   // Keeps the plan under a new number.
   std::shared_ptr<const plan::NodePlan> Keep(const JobKey& job,
@@ -95,7 +97,8 @@ class PlanRounds {
       const std::string& key) const;
   std::shared_ptr<const plan::NodePlan> KeepTogether(
       const std::string& cache_key, plan::NodePlan plan);
-  // Sets a kept plan as the job's current one, and drops its promised one.
+  // Sets a kept plan as the job's current one, and drops the job's promised
+  // one.
   void Use(const JobKey& job, PlanId plan);
   // Sets a kept plan that the job will use.
   void Promise(const JobKey& job, PlanId plan) { promised_.Put(job) = plan; }
@@ -104,11 +107,11 @@ class PlanRounds {
     return used != current_.end() ? used->second : PlanId();
   }
 
-  // A rank left. Returns the ranks that had submitted in the job's open rounds
-  // and must not wait any longer, the solving rounds that are given up, and the
-  // other jobs that asked in these and must ask again. A round in which only
-  // other users ask continues; else a user with jobs that come and go could
-  // delay it without end.
+  // Removes a rank that has left. Returns the ranks that submitted in the job's
+  // open rounds and must wait no longer, the solving rounds that are given up,
+  // and the other jobs that asked in these rounds and must ask again. A round
+  // in which only other users ask continues; otherwise a user with jobs that
+  // come and go could delay it without end.
   struct Abandoned {
     std::vector<Rank> ranks;
     std::vector<PlanRoundId> solving;
@@ -118,7 +121,7 @@ class PlanRounds {
   void JobEnded(const JobKey& job);
 
   struct Kept {
-    JobKey job;  // for which the plan was first made
+    JobKey job;  // the job for which the plan was made first
     std::string cache_key;
     std::shared_ptr<const plan::NodePlan> plan;
     bool operator==(const Kept&) const = default;
@@ -126,7 +129,7 @@ class PlanRounds {
   const std::deque<Kept>& kept() const { return kept_; }
   // Returns null if the plan is not kept.
   const Kept* FindKept(PlanId plan) const;
-  // Returns the plans that jobs use or were promised, with these jobs.
+  // Returns the plans that jobs use or were promised, each with its job.
   std::vector<std::pair<JobKey, std::shared_ptr<const plan::NodePlan>>>
   PlansOfJobs() const;
 
@@ -139,7 +142,7 @@ class PlanRounds {
     bool operator==(const Saved&) const = default;
   };
   Saved Save() const;
-  // Tables for saving row by row (state.h); they have the plans' numbers.
+  // The tables with the numbers of plans, for saving row by row (state.h).
   Table<JobKey, PlanId>& in_use() { return current_; }
   Table<JobKey, PlanId>& promised() { return promised_; }
   uint64_t next_round() const { return next_round_; }

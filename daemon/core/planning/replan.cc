@@ -60,8 +60,8 @@ const JobKey* WhoMustShrink(const plan::HostLimit& limit,
   return sum > limit.bytes ? who : nullptr;
 }
 
-// Returns whether `what` is the GPU limit of a rank of `part`. If so, removes
-// the job from its name, which a question of several jobs adds
+// Returns whether `what` names the GPU limit of a rank of `part`. If so,
+// removes the job from that name, which a question of several jobs adds
 // (planner/swap/explain.h).
 bool NameOwnGpu(const plan::NodePlan& part, int64_t number, bool several,
                 std::string& what) {
@@ -113,7 +113,8 @@ ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan) {
   auto bare = std::make_shared<plan::RankProfile>(*profile.profile);
   bare->segments.clear();
-  // 0 also means "not stated": then nothing is kept, as with no memory left.
+  // A capacity of 0 would also mean "not stated". Nothing is kept then, which
+  // is the same as no memory left.
   bare->transient_capacity =
       std::max(bare->transient_capacity - plan.transient_peak, Bytes(0));
   return {std::move(bare), profile.hash + "-", {}};

@@ -1,11 +1,11 @@
-// The rules of joint plans: the fractions by which each job runs, and which
-// jobs get new ones when a job joins or leaves.
+// The rules of joint plans: by which fractions each job runs, and which jobs
+// get new fractions when a job joins or leaves.
 //
-// A job that took a plan for a question that was not settled, whether it left
-// fractions to the planner or fixed them, is a *member*: it stays in every
-// later question with the profile of its first round, so that questions do not
-// drift with their answers. Its memory is planned separately, so the kept
-// profile has no traces.
+// A job becomes a *member* when it takes a plan for a question that was not
+// settled (IsSettled), whether it left fractions to the planner or fixed them.
+// It is part of every later question, with the profile of its first round, so
+// that questions do not drift with their answers. Its memory is planned
+// separately, so the kept profile has no traces.
 //
 // Pure functions and plain data. Thread safety: values.
 #pragma once
@@ -26,23 +26,26 @@
 
 namespace sluice::daemon {
 
-// Smaller differences of fractions do not count: a change costs a calibration.
+// A smaller difference of fractions is ignored, because a change costs a
+// calibration.
 inline constexpr double kFractionStep = 1.0 / 64;
-// They do count if the node's step gets shorter by this part.
+// Smaller differences are not ignored if they shorten the node's step by this
+// fraction.
 inline constexpr double kStepGain = 0.01;
 
-// New fractions for a member that not all its ranks have taken yet.
+// New fractions for a member, until all its ranks have answered.
 struct PlanChange {
   PlanId plan;
   absl::Time since;
-  // Set when announced. Ranks that have not answered by then refuse.
+  // Set when the change is announced. Ranks without an answer by then have
+  // refused.
   absl::Time deadline = absl::InfiniteFuture();
-  // Whether joins may wait for the memory that it frees; after one join has
-  // waited in vain, no other does.
+  // Whether joins may wait for the memory that this change frees. After one
+  // join has waited in vain, no other waits.
   enum class Wait { kAwaited, kInVain };
   Wait wait = Wait::kAwaited;
-  std::set<Rank> open;     // have not answered yet
-  std::set<Rank> refused;  // continue with the former plan
+  std::set<Rank> open;     // ranks that have not answered yet
+  std::set<Rank> refused;  // ranks that continue with the former plan
   std::map<Rank, plan::RankPlan> before;
   bool operator==(const PlanChange&) const = default;
 };
@@ -63,11 +66,11 @@ struct Member {
   enum class State { kAcquires, kTrains, kToChange, kChanging };
   State state = State::kAcquires;
   std::map<Rank, ProfileWithHash> profiles;
-  // The current plans, or those of the change if there is one; without
+  // The current plans, or those of the change if there is one. They have no
   // segments.
   std::map<Rank, plan::RankPlan> ranks;
   std::optional<PlanChange> change;  // only in the last two states
-  // The last answer to a settled question.
+  // The plans that answered the last settled question.
   std::map<Rank, plan::RankPlan> settled;
   // The links that its plans are made for; unset: saved by an older daemon.
   std::optional<PlannedLinks> links;
@@ -83,47 +86,50 @@ struct Position {
 };
 
 std::set<JobKey> JobsOf(const std::vector<Position>& positions);
-// Returns whether the planner has something to choose for this job.
+// Returns whether the job leaves any fraction to the planner.
 bool HasFreeFractions(const Asking& asking);
-// Returns whether all profiles only ask for memory that was promised to them
-// before (RankProfile::settled); it does not depend on promises to others.
+// Returns whether the question is *settled*: all profiles ask only for memory
+// that was promised to them before (RankProfile::settled), so that the answer
+// does not depend on promises to others.
 bool IsSettled(const Asking& asking);
 bool IsSettled(const std::vector<Position>& positions);
 
-// Returns a plan's parts by rank, without segments and reasons.
+// Returns the parts of a plan by rank, without segments and reasons.
 std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
-// Returns the member for a job that took this plan, made for these links.
+// Returns the member for a job that took this plan, which was made for `links`.
 Member MemberOf(const Asking& asking, const plan::NodePlan& plan,
                 const std::vector<LinkSpeed>& links);
 
-// Returns the profile for later questions, after a rank's memory is planned:
-// without traces, and with their peak subtracted from its capacity. `plan`
-// answered `profile`.
+// Returns the profile for later questions, when the rank's memory is planned:
+// it has no traces, and the peak of these is subtracted from its capacity.
+// `plan` is the answer to `profile`.
 ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan);
 
-// Returns what the plan says of a class; null if nothing.
+// Returns the plan's part about a class; null if there is none.
 const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
                                  const std::string& kind,
                                  const std::string& name);
-// Returns the largest difference between two plans' fractions of a class.
+// Returns the largest difference between the fractions of a class in two plans.
 double Distance(const plan::RankPlan& a, const plan::RankPlan& b);
 // Returns a rank's step time with these fractions: windows and recomputation.
 double StepSeconds(const plan::RankProfile& profile,
                    const plan::RankPlan& plan);
 
-// Returns the members that get new fractions: those with a fraction that moves
-// by more than kFractionStep; all that differ if the node's step gets shorter
-// by kStepGain; and those that must shrink so that `hosts` hold. `answer` has a
-// plan for each position, by job number of `jobs`.
+// Returns the members that get new fractions. These are the members with a
+// fraction that moves by more than kFractionStep; all members with any
+// difference, if the node's step gets shorter by kStepGain; and members that
+// must shrink so that the limits `hosts` hold. `answer` has a plan for each
+// position, by job number in `jobs`.
 std::set<JobKey> WhoChanges(const std::map<JobKey, Member>& members,
                             const std::vector<Position>& positions,
                             const std::vector<plan::HostLimit>& hosts,
                             const std::vector<JobKey>& jobs,
                             const plan::NodePlan& answer);
 
-// Returns job `number`'s part of a joint plan: its ranks, and the limits that
-// bind it, named as in a plan for it alone.
+// Returns job `number`'s part of a joint plan: its ranks and the limits that
+// bind it. The limits have the names that they would have in a plan for this
+// job alone.
 plan::NodePlan PartOf(const plan::NodePlan& answer, int64_t number,
                       const std::vector<Position>& positions, const JobKey& job,
                       const plan::NodeResources& resources);

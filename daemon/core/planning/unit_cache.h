@@ -1,5 +1,5 @@
-// The plan cache's memory part: units (proto/plan/units.h) with a proved
-// placement, by key. Each is solved once for all users.
+// The part of the plan cache about memory: units (proto/plan/units.h) with a
+// placement that was proved optimal, by key. Each is solved once for all users.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -14,7 +14,8 @@
 
 namespace sluice::daemon {
 
-// The key is computed off the loop: a trace can be large.
+// A unit and its key, which is computed on another thread because a trace can
+// be large.
 struct KeyedUnit {
   std::string key;
   std::shared_ptr<const plan::UnitPlan> unit;
@@ -27,7 +28,7 @@ class UnitCache {
   // dropped.
   static constexpr size_t kBuffersKept = 1 << 18;
 
-  // Adds the unit, unless it is there already, too large, or not proved
+  // Adds the unit, unless it is cached already, too large, or not proved
   // optimal.
   void Add(KeyedUnit unit);
   // Returns the cached units of `keys`, each once; they count as used.

@@ -1,22 +1,24 @@
 // Memory of the pools that is held outside leases: pure rules that combine the
 // reports of the device and of ranks.
 //
-// On `sim` the device reports it to the byte, for processes without a session.
-// On `cuda` memory cannot be attributed: what is used of a GPU *beside* the
-// daemon's extents is the daemon's own context, the contexts of ranks, their
-// libraries' memory (NCCL, cuBLAS, torch), and other processes' memory. The
-// part that exceeds what the pool leaves *spare* is held outside.
+// On `sim` the device reports this memory to the byte, for processes without a
+// session. On `cuda` memory cannot be attributed. What is used of a GPU
+// *beside* the daemon's extents is the daemon's own context, the contexts of
+// ranks, their libraries' memory (NCCL, cuBLAS, torch), and other processes'
+// memory. Each pool leaves some memory *spare* for these; what exceeds it is
+// held outside.
 //
-// The device is asked four times a second, and an extent that is just being
-// made looks like another process's memory, so new memory counts when it is
+// The device is asked four times a second. An extent that is just being made
+// looks like another process's memory, so new memory counts only when it is
 // seen a second time. A rank does not wait for that: when its context exists,
 // and before its lease, it reports its own driver's figure for the GPU. Both
-// figures are of the same memory, so the larger counts, never their sum; once
-// the device was asked twice after the rank's report, only the device's figure
-// does.
+// figures are of the same memory, so the larger one counts, never their sum.
+// When the device was asked twice after the rank's report, only the device's
+// figure counts.
 //
-// A rank's memory outside its lease is its part of what was added on the GPU,
-// beside the daemon's memory, since the last time without ranks.
+// The memory that all ranks of a GPU hold outside their leases is what is used
+// beside the daemon's extents, minus what was used there when no rank was on
+// it. Each rank's part follows from ranks' reports (outside_memory.h).
 //
 // Thread safety: none needed; values.
 #pragma once
@@ -35,21 +37,21 @@
 namespace sluice::daemon {
 
 struct HeldOutside {
-  // Reported by the device, minus what is spare; only above 0.
+  // The device's figures minus what is spare; only values above 0.
   std::map<PoolId, Bytes> pools;
   // When the device was asked; InfinitePast: not yet.
   absl::Time at = absl::InfinitePast();
-  // `pools` include all memory that was held at this time and still is.
+  // A past time: `pools` include all memory that was held then and still is.
   absl::Time since = absl::InfinitePast();
-  // Pools that do not answer now, such as a lost GPU, with the time of their
-  // last answer, from which their figures are. InfinitePast: they never
+  // Pools that do not answer now, such as that of a lost GPU, with the time of
+  // their last answer. Their figures are of that time. InfinitePast: they never
   // answered.
   std::map<PoolId, absl::Time> silent;
-  // GPUs on cuda: all memory in use beside the daemon's extents.
+  // For GPUs on cuda: all memory that is used beside the daemon's extents.
   std::map<PoolId, Bytes> beside;
-  // The same when no rank was on that GPU, or less if it has shrunk since.
+  // `beside` when no rank was on that GPU, or less if it has shrunk since then.
   std::map<PoolId, Bytes> before_ranks;
-  // A rank's report of the same, which the device may not have seen yet.
+  // A rank's report of `beside`, which may be newer than the device's.
   struct Told {
     Bytes beside;
     absl::Time at;
@@ -63,45 +65,46 @@ struct HeldOutside {
 class OutsideAnswers {
  public:
   struct Answer {
-    // Memory that others hold, spare or not; 0 for pools that are missing.
+    // All memory beside the daemon's extents, with the spare part; absent pools
+    // have none.
     std::map<PoolId, absl::StatusOr<Bytes>> held;
     absl::Time at;
   };
-  // `exact`: the device attributes memory (Driver::TellsHolders).
+  // `exact`: the device can attribute memory (Driver::TellsHolders).
   OutsideAnswers(const NodeConfig& node, bool exact);
 
-  // REQUIRES: `answer` is newer than those before.
+  // REQUIRES: `answer` is newer than all earlier ones.
   HeldOutside Add(const Answer& answer);
 
  private:
   struct Place {
     Bytes total, spare;
   };
-  // Returns the part of `held` that the previous answer had too.
+  // Returns the part of `held` that was in the previous answer too.
   Bytes Lasting(PoolId pool, Bytes held);
   void StaysAsItWas(PoolId pool, HeldOutside& said) const;
 
   std::map<PoolId, Place> places_;
   const bool exact_;
-  std::map<PoolId, Bytes> before_;  // the previous answer, unchanged
+  std::map<PoolId, Bytes> before_;  // the previous answer, as it came
   HeldOutside last_;
 };
 
-// Returns what counts after the device's new report `said`, given `before`.
-// `with_ranks`: GPUs with ranks, or processes that were ranks.
+// Combines the device's new report `said` with `before`, the result so far.
+// `with_ranks`: GPUs of processes that are or were ranks.
 HeldOutside Follow(const HeldOutside& before, HeldOutside said,
                    const std::set<PoolId>& with_ranks);
 
-// Returns what is held outside of a pool that leaves `spare`. It may be more
-// than the pool has beside leases.
+// Returns how much is held outside of a pool that leaves `spare`. The result
+// may exceed the part of the pool that is not leased.
 Bytes OutsideOf(const HeldOutside& held, PoolId pool, Bytes spare);
 
-// Returns what all ranks of a GPU hold outside their leases if `beside` is in
-// use there; nullopt if the use before they came is unknown.
+// Returns how much all ranks of a GPU hold outside their leases if `beside` is
+// used there; nullopt if the use before these ranks is unknown.
 std::optional<Bytes> OfRanks(const HeldOutside& held, PoolId gpu, Bytes beside);
 
-// Returns the holders, as far as the driver can tell: "processes without a
-// session, …".
+// Returns what is known of the holders, which depends on the driver: "processes
+// without a session, …".
 std::string_view OutsideHolders(std::string_view driver);
 // Returns "8 MiB are held outside leases, by …".
 std::string OutsideText(Bytes held, std::string_view holders);

@@ -363,13 +363,13 @@ std::optional<Pool::Parts> Pool::Regular(PrincipalId principal, Bytes size,
   return parts;
 }
 
-// A process that returned extents may still map them, so they can be neither
-// cut nor destroyed. Takes the largest that fit, and makes the rest, or takes
-// one more extent than needed.
+// Chooses parts from idle extents that a process may still map, which can
+// therefore be neither cut nor destroyed. Takes the largest ones that fit, and
+// makes the rest or takes one more extent than needed.
 std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
                                          Bytes most, Bytes room) const {
   Bytes left = size;
-  std::optional<ExtentId> spare;  // the smallest that is larger than the rest
+  std::optional<ExtentId> spare;  // the smallest one larger than the rest
   std::vector<std::pair<const ByAge*, int64_t>> picked;
   const auto begin = idle_by_size_.lower_bound({principal, Bytes(0)});
   auto kept = idle_by_size_.lower_bound({principal, extent_ + Bytes(1)});
@@ -452,7 +452,7 @@ absl::Time Pool::OldestSince() const {
              : extents_.at(kept_by_age_.begin()->second).kept_since;
 }
 
-// Sums over all extents, one by one.
+// Sums over all extents, to be compared with the stored sums.
 struct Pool::Counted {
   Bytes leased, making, quarantined, lingering, kept;
   size_t idle = 0, kept_count = 0, holds = 0;
@@ -494,7 +494,7 @@ void Pool::CheckExtent(ExtentId id, const Extent& extent,
       counted.leased += extent.size;
       break;
     case State::kQuarantined:
-      // Without its holder it would never leave quarantine.
+      // Without its holder, the extent would never leave quarantine.
       SLUICE_CHECK(std::count(extent.holders.begin(), extent.holders.end(),
                               extent.quarantined_for) == 1);
       counted.quarantined += extent.size;
@@ -518,7 +518,7 @@ void Pool::CheckExtent(ExtentId id, const Extent& extent,
   }
 }
 
-// Checks that the lists have no other entries.
+// Checks that the lists have no entries besides those that were counted.
 void Pool::CheckLists(const Counted& counted) const {
   size_t holds = 0, listed = 0, kept = 0;
   Bytes lingering;

@@ -1,5 +1,6 @@
 // One pool of physical memory: its extents, their principals and their states.
-// Only bookkeeping: the effects of a decision are returned as lists.
+// Only bookkeeping: decisions are returned as lists, and the caller executes
+// them.
 //
 // Extent states:
 //   making       requested from the device               counts as leased
@@ -8,19 +9,19 @@
 //                which may still map it, lives           counts as quarantined
 //   lingering    it was returned, but a process may
 //                still map it: the one that returned it,
-//                or a child of one that is gone          counts as lingering
+//                or a child of one that has ended        counts as lingering
 //   kept         idle: no process can reach it           counts as free
 // Memory without an extent counts as free too, except for what is *outside*:
-// held by processes that lease nothing here, as the device reports. Always, to
-// the byte:
+// held by processes outside leases, as the device reports it. This sum always
+// holds, to the byte:
 //   total = leased + lingering + quarantined + outside + free.
 //
-// A handle that left the daemon never goes to another principal. A lingering or
-// kept extent is reused as it is by its own principal; for another principal a
-// kept extent is destroyed and a new one made. Lingering extents are not free:
-// they become free when the device reports that no process reaches them
-// (`Back`), or, if it does not know, when every process that received a
-// descriptor (a *holder*) has ended.
+// A memory handle that left the daemon never goes to another principal. A
+// lingering or kept extent is reused only by its own principal; for another
+// principal a kept extent is destroyed and a new one made. Lingering extents
+// are not free. They become free when the device reports that no process
+// reaches them (`Back`). If the device cannot tell, they become free when every
+// process that received a descriptor (a *holder*) has ended.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -53,13 +54,13 @@ class Pool {
     Bytes size;
     State state = State::kMaking;
     PrincipalId principal;
-    uint64_t idle_order = 0;  // if lingering or kept: smaller is older
+    uint64_t idle_order = 0;  // age if lingering or kept: smaller is older
     absl::Time kept_since;    // if kept
     std::vector<SessionId> holders;
     SessionId quarantined_for;
     bool operator==(const Extent&) const = default;
   };
-  // The pool's state; everything else follows from it.
+  // The pool's saved state; the other state is computed from it.
   struct Saved {
     std::map<ExtentId, Extent> extents;
     uint64_t next_idle_order = 0;
@@ -67,7 +68,7 @@ class Pool {
   };
 
   // `total` and `extent` are multiples of the granularity. `outside_holders` is
-  // from OutsideHolders, for refusals; it must outlive the pool.
+  // the text of OutsideHolders, for refusals; it must outlive the pool.
   Pool(PoolId id, Bytes total, Bytes extent,
        std::string_view outside_holders = OutsideHolders("sim"));
 
@@ -77,45 +78,46 @@ class Pool {
     std::vector<ExtentId> reuse, destroy;
     std::vector<Bytes> make;
   };
-  // Chooses parts for `size`, without the part of `free` that is `withheld`
-  // from this principal: extents of extent_bytes and a tail. If they do not
-  // fit, it takes the principal's idle extents of any size, the last of which
+  // Chooses parts for `size`: extents of extent_bytes and a tail. The principal
+  // may not have `withheld` bytes of the free memory. If these parts do not
+  // fit, chooses idle extents of the principal of any size; the last of them
   // may make the lease larger, up to `most`. ResourceExhausted: the message has
-  // the asked, free and total bytes, and what holds the rest.
+  // the requested, free and total bytes, and what holds the rest.
   absl::StatusOr<Parts> Choose(PrincipalId principal, Bytes size, Bytes most,
                                Bytes withheld = Bytes(0)) const;
   struct Taken {
     std::vector<Slice> make;    // each ends in Made or Failed
-    std::vector<Slice> slices;  // all of the lease, in order; `make` included
+    std::vector<Slice> slices;  // the whole lease in order, including `make`
   };
-  // Takes chosen parts. REQUIRES: the pool has not changed since Choose.
-  // Extents to make are numbered from `first` on.
+  // Takes chosen parts. Numbers the extents to make from `first` on. REQUIRES:
+  // the pool has not changed since Choose.
   Taken Take(PrincipalId principal, const Parts& parts, ExtentId first);
 
   void Made(ExtentId id);                     // making -> leased
   void Failed(ExtentId id);                   // making -> gone
   void AddHolder(ExtentId id, SessionId by);  // its descriptor was sent
-  // leased -> lingering (returns true), or -> kept if its descriptor was never
-  // sent.
+  // Returns a leased extent. leased -> lingering (returns true), or -> kept if
+  // its descriptor was never sent.
   bool Return(ExtentId id, absl::Time now);
   void Back(ExtentId id, absl::Time now);      // lingering -> kept
   void Destroy(ExtentId id);                   // kept -> gone
   void GiveTo(ExtentId id, PrincipalId heir);  // kept, changes its principal
   void Quarantine(ExtentId id, SessionId by);  // leased -> quarantined
-  // Makes `to`, a session of the same process, the holder of what `from` holds.
-  // REQUIRES: `from` has nothing in quarantine.
+  // Makes `to`, a session of the same process, the holder of all extents that
+  // have `from` as a holder. REQUIRES: `from` has nothing in quarantine.
   void TransferHolds(SessionId from, SessionId to);
-  // The process of that session is gone. Its quarantined extents linger from
-  // now on: its children may map them.
+  // The process of that session has ended. Its quarantined extents linger from
+  // now on, because children of the process may map them.
   struct Left {
     std::vector<ExtentId> unquarantined;
-    std::vector<ExtentId> alone;  // lingered before, and now without holders
+    // Lingering extents that lost their last holder.
+    std::vector<ExtentId> alone;
   };
   Left HolderGone(SessionId session);
   bool HasHolders(ExtentId id) const {
     return !extents_.at(id).holders.empty();
   }
-  // Sets what is held outside (OutsideOf).
+  // Sets how much is held outside (OutsideOf).
   void SetOutside(Bytes said) {
     outside_changes_ += outside_ != said;
     outside_ = said;
@@ -131,25 +133,25 @@ class Pool {
 
   Bytes total() const { return total_; }
   Bytes leased() const { return leased_; }
-  // The part of `leased` that the device still has to make.
+  // The part of `leased` that the device is still making.
   Bytes making() const { return making_; }
   Bytes quarantined() const { return quarantined_; }
   Bytes lingering() const { return lingering_; }
-  // Limited to what extents do not cover: the device's figure is of another
-  // moment.
+  // At most what extents leave of the pool, because the device's figure is of
+  // another moment.
   Bytes outside() const {
     return std::min(outside_, total_ - charged() - kept_);
   }
   Bytes free() const { return total_ - charged() - outside(); }
   // The part of `free` that exists as idle extents.
   Bytes kept() const { return kept_; }
-  // What exists as extents, or is being made.
+  // The size of all extents, including those that are being made.
   Bytes made() const { return charged() + kept_; }
-  // Returns what `principal` can certainly get in one lease: free memory that
-  // is not withheld, and its own lingering extents of extent_bytes.
+  // Returns how much `principal` can certainly get in one lease: free memory
+  // that is not withheld, and its own lingering extents of extent_bytes.
   Bytes UsableBy(PrincipalId principal, Bytes withheld = Bytes(0)) const;
-  // Returns the most that `principal` can get in any pieces: free memory that
-  // is not withheld, and its own lingering memory.
+  // Returns the most that `principal` can get in pieces of any size: free
+  // memory that is not withheld, and its own lingering memory.
   Bytes MostFor(PrincipalId principal, Bytes withheld) const;
   size_t ExtentsOf(Bytes size) const {
     return static_cast<size_t>((size + extent_ - Bytes(1)) / extent_);
@@ -162,18 +164,19 @@ class Pool {
   size_t KeptOf(PrincipalId principal) const;
   PrincipalId OwnerOf(ExtentId id) const { return extents_.at(id).principal; }
   // Returns at most `count` kept extents, oldest first, of one principal or of
-  // all, without those in `spared`.
+  // all, except those in `spared`.
   std::vector<ExtentId> OldestKept(size_t count,
                                    const std::set<ExtentId>& spared,
                                    std::optional<PrincipalId> of) const;
-  // Returns at most `count` extents that are kept since `then` or longer.
+  // Returns at most `count` extents that have been kept since `then` or longer.
   std::vector<ExtentId> KeptSince(absl::Time then, size_t count) const;
-  // Returns since when the oldest one is kept; InfiniteFuture if none is.
+  // Returns the time since which the oldest extent is kept; InfiniteFuture if
+  // none is.
   absl::Time OldestSince() const;
 
   Saved Save() const { return {extents_.rows(), next_idle_order_}; }
   void Load(const Saved& saved);
-  // Returns its extents for saving row by row (state.h).
+  // The extents, for saving row by row (state.h).
   Table<ExtentId, Extent>& rows() { return extents_; }
   uint64_t next_idle_order() const { return next_idle_order_; }
 
@@ -181,7 +184,7 @@ class Pool {
 
  private:
   using IdleKey = std::pair<PrincipalId, Bytes>;
-  // Oldest first.
+  // Extents by age, oldest first.
   using ByAge = std::map<uint64_t, ExtentId>;
   // Lingering and kept extents of one principal and size.
   struct Idle {
@@ -199,13 +202,14 @@ class Pool {
   void ListIdle(ExtentId id, const Extent& extent);
   void UnlistIdle(ExtentId id, const Extent& extent);
   void Erase(ExtentId id);
-  // Returns the oldest kept extents, without `spared`, that sum up to `need`;
-  // empty if there is less.
+  // Returns the oldest kept extents, without `spared`, with a total of at least
+  // `need`; empty if there are not enough.
   std::vector<ExtentId> Reclaimable(Bytes need,
                                     const std::set<ExtentId>& spared) const;
   absl::Status Refusal(Bytes asked, Bytes withheld) const;
-  // Choose parts: whole extents and a tail; or idle extents of any size.
-  // Nullopt: no room. If sums already show that, they look at no extent.
+  // Two ways to choose parts. Regular: whole extents and a tail. Patched: idle
+  // extents of any size. Both return nullopt if there is no room; if sums
+  // already show that, they look at no extent.
   std::optional<Parts> Regular(PrincipalId principal, Bytes size,
                                Bytes room) const;
   std::optional<Parts> Patched(PrincipalId principal, Bytes size, Bytes most,
@@ -214,15 +218,15 @@ class Pool {
   Bytes RoomBeside(Bytes withheld) const {
     return std::max(free() - withheld, Bytes(0));
   }
-  // Adds `n` extents of one size, newest first: their pages are warm. With
-  // `scarce`, lingering ones come first: only kept ones are taken from free
-  // memory.
+  // Adds `n` extents of one size, newest first, because the pages of those are
+  // warm. With `scarce`, lingering extents come first, because only kept ones
+  // are taken from free memory.
   void Reuse(const ByAge& ids, int64_t n, bool scarce, Parts& parts) const;
-  // Returns how much these parts take from free memory.
+  // Returns how much of the free memory these parts take.
   Bytes TakenFromFree(const Parts& parts) const;
   void Charge(PrincipalId principal, Bytes size, Bytes lingering = Bytes(0));
-  // Adds what makes room for `bytes` in whole extents and a tail; returns false
-  // if there is none.
+  // Adds what gives room for `bytes` in whole extents and a tail. Returns false
+  // if there is no room.
   bool MakeRoom(Bytes bytes, Parts& parts) const;
   // Steps of CheckInvariants.
   struct Counted;
@@ -235,13 +239,13 @@ class Pool {
   const std::string_view outside_holders_;
   Table<ExtentId, Extent> extents_;
   std::map<PrincipalId, size_t> owned_;  // number of extents; only above 0
-  // What each principal holds, and how much of it lingers; only above 0.
+  // How much each principal holds, and how much of that lingers; only above 0.
   struct Charged {
     Bytes all, lingering;
     bool operator==(const Charged&) const = default;
   };
   std::map<PrincipalId, Charged> charged_;
-  // Indexed so that the cost of a request does not grow with idle extents: a
+  // Indexed, so that the cost of a request does not grow with idle extents: a
   // refusal costs the same with 10,000 of them as with none.
   std::map<IdleKey, Idle> idle_by_size_;
   ByAge kept_by_age_;

@@ -30,8 +30,9 @@ absl::StatusOr<Bytes> FromWire(uint64_t limit, const char* name) {
   return Bytes(static_cast<int64_t>(limit));
 }
 
-// Refuses a cgroup that cannot exist. Other texts are cut, but a part of a name
-// may be another's name. "" is every cgroup.
+// Refuses a cgroup that cannot exist. It is not shortened like other texts,
+// because the shortened name may be another cgroup's. "" stands for every
+// cgroup.
 absl::Status CheckCgroup(const std::string& cgroup) {
   if (cgroup.size() > kLongestPath) {
     return absl::InvalidArgumentError(

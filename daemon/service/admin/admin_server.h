@@ -1,4 +1,5 @@
-// The administrators' gRPC service (proto/admin/admin.proto): conversion only.
+// The administrators' gRPC service (proto/admin/admin.proto). It only converts
+// between gRPC's messages and `Administration`.
 //
 // Thread safety: Start and destruction from one thread.
 #pragma once

@@ -38,9 +38,9 @@ absl::StatusOr<std::unique_ptr<AdminSocket>> AdminSocket::Serve(
 }
 
 absl::Status AdminSocket::TryServe() {
-  // The lock on the runtime directory excludes other daemons. The rename
-  // replaces a stale socket at once: a client that connects in between is
-  // refused, and connects again.
+  // Makes the socket under another name and renames it, which replaces a stale
+  // socket at once. The lock on the runtime directory excludes other daemons. A
+  // client that connects before the rename is refused, and connects again.
   const std::string fresh = path_ + ".new";
   unlink(fresh.c_str());
   grpc::ResourceQuota quota("admin");
@@ -53,7 +53,8 @@ absl::Status AdminSocket::TryServe() {
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
   builder.AddListeningPort("unix:" + fresh, grpc::InsecureServerCredentials());
   builder.RegisterService(service_);
-  // gRPC makes the socket; the mask excludes others from its first moment.
+  // gRPC makes the socket. With this mask, other users have no access from the
+  // first moment on.
   const mode_t before = umask(0117);
   auto server = builder.BuildAndStart();
   umask(before);

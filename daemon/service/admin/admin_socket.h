@@ -1,5 +1,5 @@
-// A gRPC service for administrators on a unix socket, on few threads of its
-// own. The socket's mode decides which users are administrators.
+// Serves a gRPC service for administrators on a unix socket, on a few threads.
+// The socket's mode decides which users are administrators.
 //
 // Thread safety: Serve and destruction from one thread.
 #pragma once
@@ -15,8 +15,9 @@
 
 namespace sluice::daemon {
 
-// What to do if the socket cannot be made, for example in a full folder. A
-// daemon that took sessions over serves them without it.
+// What to do if the socket cannot be made, for example in a full folder: refuse
+// the start, or try again later. A daemon that took sessions over serves them
+// even without this socket.
 enum class NoAdminSocket { kRefuses, kIsTriedAgain };
 
 class AdminSocket {
@@ -24,8 +25,8 @@ class AdminSocket {
   static constexpr absl::Duration kRetry = absl::Seconds(5);
 
   // Serves on `path` with mode 0660, replacing a stale socket. `service` must
-  // outlive this object. Internal: gRPC cannot serve there; with kIsTriedAgain
-  // this is logged instead, and tried again every kRetry.
+  // outlive this object. Internal: gRPC cannot serve there. With kIsTriedAgain
+  // this error is logged, and serving is tried again every kRetry.
   static absl::StatusOr<std::unique_ptr<AdminSocket>> Serve(
       const std::string& path, grpc::Service* service, NoAdminSocket none);
   // Ends running calls within 200 ms, and removes the socket.

@@ -41,8 +41,8 @@ absl::StatusOr<Snapshot> Administration::Read() {
   return **read;
 }
 
-// Writes the rows of a copy: the changes of the daemon's core belong to
-// Handover.
+// Writes the rows of a copy of the core, because only Handover may take the
+// changes of the core itself.
 absl::StatusOr<std::string> Administration::ReadRows() {
   struct Copied {
     CoreState state;
@@ -64,7 +64,8 @@ absl::Status Administration::Answers() {
 absl::StatusOr<Administration::Applied> Administration::ApplyOnLoop(
     const PolicyChange& change) {
   struct Attempt {
-    std::atomic<bool> taken = false;  // it runs, or must not run any more
+    // The task has started, or must not start any more.
+    std::atomic<bool> taken = false;
     std::promise<absl::StatusOr<Applied>> result;
   };
   const auto attempt = std::make_shared<Attempt>();
@@ -114,8 +115,8 @@ absl::StatusOr<Administration::Applied> Administration::Apply(
     *after = core_.live_policy().With(change, now());
   }));
   SLUICE_RETURN_IF_ERROR(after->status());
-  // DataLoss: the policy is written, but its folder could not be synced. It is
-  // applied, and that status returned.
+  // DataLoss: the policy is written, but its folder could not be synced. The
+  // policy is applied, and this status returned.
   const auto write = [this](const Policy& policy) {
     return options_.write_policy ? options_.write_policy(policy)
                                  : absl::OkStatus();
@@ -129,7 +130,8 @@ absl::StatusOr<Administration::Applied> Administration::Apply(
     if (written.ok()) return applied;
     return Annotate(written, "it is in force");
   }
-  // Memory use grew while the policy was written, or the loop ended.
+  // Applying failed: memory use grew while the policy was written, or the loop
+  // ended. Restores the file.
   const absl::Status back = write(*before);
   if (back.ok() || absl::IsDataLoss(back)) return applied;
   return Annotate(back, fmt::format("it is not in force ({}), but is written "

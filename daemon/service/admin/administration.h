@@ -1,14 +1,14 @@
 // The operations on a daemon for administrators, metrics and status pages.
 //
-// How it works. Callers have threads of their own. Each call is one task or two
-// on the loop, where policy lives. A change is written to the file before it
-// takes effect (write-ahead); the file is written on the administrator's
-// thread, so that the loop never waits for a disk.
+// How it works. Callers have their own threads. Each call is one or two tasks
+// on the loop's thread, which owns policy. A change is written to the file
+// before it takes effect (write-ahead); the file is written on the
+// administrator's thread, so that the loop never waits for a disk.
 //
 // Errors. Unavailable: the loop has ended, or does not answer within a second.
 // After an error of a setter nothing has changed, except after DataLoss: the
-// change is in force, but a power cut may undo it. If neither the change could
-// be applied nor the file be restored, the error says so.
+// change is in force, but a power cut may undo it. If the change could not be
+// applied and the file could not be restored, the error says so.
 //
 // Thread safety: safe.
 #pragma once
@@ -31,16 +31,17 @@ namespace sluice::daemon {
 class Administration {
  public:
   struct Options {
-    Loop* loop = nullptr;  // these three must outlive it
+    Loop* loop = nullptr;  // these three must outlive this object
     Core* core = nullptr;  // used on the loop's thread only
     Snapshots* snapshots = nullptr;
-    CgroupCut cgroups;  // which cgroups count as users of their own
+    CgroupCut cgroups;  // the cgroups that count as separate users
     // Writes the policy to a file; one call at a time. DataLoss: it was
-    // written, but a power cut may undo that. Null: what is set ends with the
-    // daemon.
+    // written, but a power cut may undo that. Null: what administrators set is
+    // lost when the daemon ends.
     std::function<absl::Status(const Policy&)> write_policy;
-    // Both run on the loop's thread: execute effects and write the log; count
-    // what ranks have copied before their sessions are ended.
+    // Both run on the loop's thread. `execute` executes effects and writes the
+    // log. The other counts what ranks have copied, before their sessions are
+    // ended.
     std::function<void(Effects)> execute;
     std::function<void()> see_copies;
   };
@@ -62,14 +63,16 @@ class Administration {
   };
   // Applies a change; errors as Core::Apply.
   absl::StatusOr<Applied> Apply(const PolicyChange& change);
-  // NotFound: no session was ended and no process killed.
+  // Ends the sessions of a job. NotFound: no session was ended and no process
+  // killed.
   absl::StatusOr<Core::Evicted> Evict(const std::string& job,
                                       std::optional<uint32_t> uid, bool kill,
                                       const std::string& reason);
 
  private:
   absl::Status OnLoop(std::function<void()> task);
-  // Applies it on the loop. Unavailable: it was not applied, and will not be.
+  // Applies the change on the loop. Unavailable: it was not applied, and will
+  // not be.
   absl::StatusOr<Applied> ApplyOnLoop(const PolicyChange& change);
   // InvalidArgument: the change names a cgroup that is not a principal.
   absl::Status CheckCgroup(const PolicyChange& change) const;
@@ -78,7 +81,8 @@ class Administration {
 
   const Options options_;
   Core& core_ = *options_.core;
-  Mutex policy_mutex_;  // one administrator at a time changes and saves it
+  // One administrator at a time changes and writes the policy.
+  Mutex policy_mutex_;
 };
 
 }  // namespace sluice::daemon

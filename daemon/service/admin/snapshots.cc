@@ -32,7 +32,8 @@ void Snapshots::Ask(const View& view, Got got) {
   if (waiting.empty()) queue_.Push(view.principal, view);
   waiting.push_back(std::move(got));
   if (posted_ || clock_->Now() < next_at_) return;
-  // Posted to the loop's next turn, together with other queries of this one.
+  // Taken in the loop's next turn, so that further queries of this turn share
+  // it.
   posted_ = true;
   loop_->Post([this] {
     posted_ = false;
@@ -77,8 +78,8 @@ void Snapshots::TakeNext() {
   });
 }
 
-// Delivers in parts: thousands may wait for one answer, and other requests are
-// served in between.
+// Sends answers in parts: thousands of queries may wait for one, and other
+// requests are served in between.
 void Snapshots::Deliver(
     const std::shared_ptr<const std::vector<Got>>& gots, size_t next,
     const std::shared_ptr<const absl::StatusOr<Answer>>& answer) {

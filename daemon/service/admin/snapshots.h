@@ -1,12 +1,13 @@
 // Snapshots of the node's state, at a bounded cost to the loop.
 //
-// A snapshot is taken on the loop, because policy lives there, and rendered on
-// a thread of its own. All queries for the same view that came before it is
-// taken share it, as one sealed memfd if it is long. So an answer is never
+// A snapshot is taken on the loop's thread, which owns policy, and rendered on
+// another thread. All queries for the same view that came before it is taken
+// share it (a long one is sent as one sealed memfd). So an answer is never
 // older than its question, and with any number of queries snapshots take at
-// most kShare of the loop's time: after one that took t, the next waits for 9
-// t. Users share them by the time that they take (quota/fair_queue.h). Delivery
-// does not block the loop either: answers are sent for kDelivery at a time.
+// most the fraction kShare of the loop's time: after a snapshot that took t,
+// the next one waits for 9 t. Users share this time fairly
+// (quota/fair_queue.h). Delivery does not block the loop either: answers are
+// sent for kDelivery at a time.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -41,8 +42,8 @@ class Snapshots {
 
   struct View {
     std::optional<Principal> principal;  // unset: everything
-    bool observer = false;               // the viewer itself is not counted
-    bool text = false;                   // rendered text, or only data
+    bool observer = false;  // the viewer's own session is not counted
+    bool text = false;      // true: rendered as text; false: data only
     auto operator<=>(const View&) const = default;
   };
   struct Answer {
@@ -64,7 +65,7 @@ class Snapshots {
   void Expire();
   // Drops the waiting queries.
   void Clear();
-  // Ends rendering. Returns false if it still ran after `patience`.
+  // Ends rendering. Returns false if it still runs after `patience`.
   bool Finish(absl::Duration patience) {
     return render_thread_.Finish(patience);
   }

@@ -14,8 +14,8 @@ namespace sluice::daemon {
 
 absl::StatusOr<GpuAccess::Identity> GpuAccess::IdentityOf(int fd) {
   struct statx info;
-  // AT_STATX_DONT_SYNC returns cached attributes: a file system with a server
-  // that does not answer must not block the call.
+  // AT_STATX_DONT_SYNC returns cached attributes, so a file system with a
+  // server that does not answer cannot block the call.
   if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO,
             &info) != 0) {
     return ErrnoStatus(errno, "look at a GPU's device node");
@@ -60,7 +60,7 @@ GpuAccess::Gpus GpuAccess::Shown(std::span<const UniqueFd> shown) const {
 }
 
 absl::Status GpuAccess::May(const Gpus& shown, uint64_t gpu) const {
-  // A GPU that does not exist is refused where it is used.
+  // A GPU that does not exist is allowed here and refused where it is used.
   if (gpu >= nodes_.size() || shown.contains(gpu)) return absl::OkStatus();
   if (nodes_[gpu].empty()) {
     return absl::PermissionDeniedError(fmt::format(

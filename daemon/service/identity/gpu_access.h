@@ -1,11 +1,12 @@
-// Decides which GPUs a process may use: those with device nodes it can open.
+// Decides which GPUs a process may use: those with device nodes that it can
+// open.
 //
 // The kernel decides which processes may open /dev/nvidia0 (by its mode, or a
-// container's device list), and no file tells what it would decide for another
+// container's device list). The daemon cannot look up that decision for another
 // process: a cgroup's list is a BPF program. So a rank opens the nodes itself
 // and sends the descriptors with its Hello. The kernel identifies each: by the
 // device's number, or on a simulated node by the file itself. A descriptor that
-// was opened only for its path, or not for writing, shows nothing.
+// was opened with O_PATH, or not for writing, proves nothing.
 //
 // Thread safety: const after Make. Nothing here blocks, whatever file system a
 // descriptor belongs to.
@@ -29,11 +30,12 @@ class GpuAccess {
   using Gpus = std::set<uint64_t>;  // indices
 
   GpuAccess() = default;  // every peer may use all GPUs
-  // `nodes[i]` is the path of GPU i's node; empty: unknown, so no peer can show
-  // it. NotFound: there is no such file.
+  // `nodes[i]` is the path of GPU i's node. If it is empty, the node is
+  // unknown, and no peer can prove its access to the GPU. NotFound: there is no
+  // such file.
   static absl::StatusOr<GpuAccess> Make(std::vector<std::string> nodes);
 
-  // Returns the GPUs that have their nodes among `shown`.
+  // Returns the GPUs with a node among the descriptors `shown`.
   Gpus Shown(std::span<const UniqueFd> shown) const;
   // PermissionDenied in one line if GPU `gpu` is not among `shown`.
   absl::Status May(const Gpus& shown, uint64_t gpu) const;

@@ -23,7 +23,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Missing in Debian 12's headers (Linux 6.5, 6.15).
+// Missing in Debian 12's headers: SO_PEERPIDFD (Linux 6.5), PIDFD_GET_INFO
+// (6.15).
 constexpr int kSoPeerPidfd = 77;
 constexpr uint64_t kPidfdInfoExit = 1 << 3;
 struct PidfdInfo {
@@ -49,8 +50,8 @@ absl::Status NoDescriptors() {
                  "try again, or raise its LimitNOFILE");
 }
 
-// Returns the file's text, empty if there is no such file. Error: no descriptor
-// is left for it.
+// Returns the file's text, empty if there is no such file. Error: the process
+// has no descriptor left to open it.
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path);
   if (!file.is_open() && OutOfDescriptors(errno)) return NoDescriptors();
@@ -78,7 +79,8 @@ absl::StatusOr<ProcStat> ReadStat(int pid) {
   return stat;
 }
 
-// The error for a process that /proc does not show, because of `why`.
+// Returns the error for a process that /proc does not show; `why` is the
+// reason.
 absl::Status Gone(int pid, const absl::Status& why = absl::OkStatus()) {
   if (absl::IsResourceExhausted(why)) return why;
   if (!why.ok() && (kill(pid, 0) == 0 || errno == EPERM)) {
@@ -134,8 +136,9 @@ bool SameFile(int a, int b) {
 }
 
 // Returns the user that made the outermost user namespace between `pid` and
-// this process; `uid` if there is none, root made it, or the kernel does not
-// allow this process to look (it is not root, and the peer is another user's).
+// this process. Returns `uid` if there is none, if root made it, or if the
+// kernel does not allow this process to look (it is not root, and the peer is
+// another user's).
 absl::StatusOr<uint32_t> AnswersFor(int pid, uint32_t uid) {
   const UniqueFd own(open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC));
   UniqueFd space(
@@ -195,8 +198,8 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
       ReadFile(fmt::format("/proc/{}/cgroup", credentials.pid)));
   SLUICE_ASSIGN_OR_RETURN(const uint32_t uid,
                           AnswersFor(credentials.pid, credentials.uid));
-  // All of this was read with the pidfd open: if the pidfd's process still
-  // runs, it belongs to that process.
+  // All of this was read while the pidfd was open. If the pidfd's process still
+  // runs, the data is of that process.
   pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
   if (!stat.ok()) return Gone(credentials.pid, stat.status());
   if (poll(&ended, 1, 0) != 0) return Gone(credentials.pid);
@@ -207,8 +210,9 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
 }
 
 Exit ReadExit(int pidfd, const Peer& peer) {
-  // A zombie's status is in /proc; once it is reaped, the pidfd has it. The
-  // parent may reap it between the two calls, so the pidfd is read last.
+  // /proc has the status of a zombie; when the zombie is reaped, the pidfd has
+  // it. The parent may reap it between the two reads, so the pidfd is read
+  // last.
   const auto stat = ReadStat(peer.pid);
   if (stat.ok() && stat->state == 'Z' &&
       stat->start_ticks == peer.start_ticks) {

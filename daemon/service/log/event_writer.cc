@@ -22,7 +22,8 @@ LogLevel LevelOf(EventKind kind) {
   }
 }
 
-// Returns whether no user caused the event. Such events are never limited.
+// Returns whether the daemon itself caused the event. Such events are not
+// limited.
 bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
   const bool nobodys = event.principal == Principal{} ||
                        event.principal == Principal{own_uid, ""};

@@ -22,11 +22,11 @@ class EventWriter {
   // own.
   explicit EventWriter(uint32_t own_uid) : own_uid_(own_uid) {}
 
-  // Writes the events since the last call. If there were more than the ring
-  // holds, a line says how many are missing.
+  // Writes the events since the last call. If some of them are no longer kept,
+  // a line says how many.
   void WriteNew(const EventLog& log, absl::Time now);
-  // Writes a line that user `uid` caused (LogLimiter::kUnknown: a peer that
-  // could not be identified), unless the user's limit is used up.
+  // Writes a line that user `uid` caused, unless the user's limit is reached
+  // (LogLimiter::kUnknown: a peer that could not be identified).
   void WriteLimited(int64_t uid, absl::Time now, LogLevel level,
                     const std::string& text, const LogFields& fields = {});
 

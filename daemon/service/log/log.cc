@@ -68,7 +68,7 @@ void Write(const Entry& entry) {
   if (!entry.for_journal.empty() && journal.load()->Send(entry.for_journal)) {
     return;
   }
-  // A closed stderr must not stop the daemon.
+  // The result is ignored: the daemon goes on if stderr is closed.
   [[maybe_unused]] const ssize_t wrote =
       write(STDERR_FILENO, entry.line.data(), entry.line.size());
 }
@@ -82,7 +82,7 @@ struct LogThread::Shared {
   size_t bytes ABSL_GUARDED_BY(mutex) = 0;  // of `lines`
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool ended ABSL_GUARDED_BY(mutex) = false;
-  // Read before the thread runs, since lines may be dropped before that.
+  // Read before the thread runs, because lines may be dropped from then on.
   const uint64_t dropped_before = dropped_lines;
 
   void Put(Entry entry);
@@ -144,7 +144,8 @@ void LogThread::Shared::Work() {
 }
 
 LogThread::LogThread() : shared_(std::make_shared<Shared>()) {
-  // Detached: a thread that waits for a reader of stderr is abandoned.
+  // Detached, so that a thread that waits for a reader of stderr does not delay
+  // the daemon's end.
   std::thread thread([shared = shared_] { shared->Work(); });
   pthread_setname_np(thread.native_handle(), "log");
   thread.detach();

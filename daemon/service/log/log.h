@@ -3,10 +3,11 @@
 //
 //   journalctl -u sluiced SLUICE_REQUEST=s12.r7
 //
-// The reader of stderr may stop reading. So a line is put into a queue, which
-// the thread of a LogThread writes; lines that do not fit into kMostQueued are
-// dropped and counted, which the log reports as soon as it can. Without a
-// LogThread (before it exists, and in tests) a line is one write.
+// The reader of stderr may stop reading. So a line is put into a queue, from
+// which the thread of a LogThread writes. Lines that do not fit into
+// kMostQueued are dropped and counted, and the log reports their number as soon
+// as it can. Without a LogThread (before it exists, and in tests) each line is
+// written at once.
 //
 // Thread safety: safe.
 #pragma once
@@ -35,14 +36,14 @@ struct LogFields {
 void WriteLog(LogLevel level, std::string_view text,
               const LogFields& fields = {});
 
-// Sends lines to `journal` from now on; lines that it does not take go to
+// Sends lines to `journal` from now on. Lines that it does not accept go to
 // stderr. REQUIRES: called at most once, while there is one thread.
 void UseJournal(JournalSocket journal);
 
 // Lines that are missing in the log, since the process started.
 struct LogLosses {
   uint64_t dropped = 0;     // stderr was not read
-  uint64_t suppressed = 0;  // a user caused too many (log_limiter.h)
+  uint64_t suppressed = 0;  // over the limit of a user (log_limiter.h)
 };
 LogLosses ReadLogLosses();
 void CountSuppressed(uint64_t lines);
@@ -54,7 +55,7 @@ class LogThread {
   struct Shared;
 
   LogThread();
-  // Writes the queued lines, unless that takes longer than a moment.
+  // Writes the queued lines, for a moment at most.
   ~LogThread();
   LogThread(const LogThread&) = delete;
 

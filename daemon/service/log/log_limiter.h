@@ -1,6 +1,6 @@
-// Limits the lines of the log that each user may cause: kBurst at once, then
-// kPerSecond. Further lines are counted, and the user's next written line
-// reports their number.
+// Limits how many lines of the log each user may cause: kBurst at once, then
+// kPerSecond. Lines over the limit are counted, and the user's next written
+// line reports their number.
 //
 // Thread safety: none needed; one thread (the loop's).
 #pragma once
@@ -22,8 +22,8 @@ class LogLimiter {
   // The user of all peers that could not be identified.
   static constexpr int64_t kUnknown = -1;
 
-  // Returns how many lines of `uid` were left out since the last written one;
-  // nullopt if this one is left out too.
+  // Returns whether a line of `uid` may be written. If so, it is the number of
+  // lines omitted since the last written one; if not, nullopt.
   std::optional<uint64_t> Admit(int64_t uid, absl::Time now);
   size_t users() const { return users_.size(); }
 

@@ -1,7 +1,7 @@
-// SIGHUP: a daemon does not change its configuration while it has sessions. It
-// ends in order, and the next one reads the configuration and takes over.
-// Before that, a child checks whether the next daemon would start and take over
-// (`--check-config --check-state`).
+// Handles SIGHUP. A daemon does not change its configuration while it runs: it
+// ends in order, and the next daemon reads the configuration and takes over.
+// Before that, a child process checks whether the next daemon would start and
+// take over (`--check-config --check-state`).
 //
 // Thread safety: loop's thread.
 #pragma once
@@ -19,16 +19,17 @@ namespace sluice::daemon {
 
 class Reload {
  public:
-  // `check`: the child's program and arguments; the child is killed after 30 s.
-  // `done` runs on the loop: OK, or FailedPrecondition with the child's line.
+  // `check` has the child's program and arguments; the child is killed after 30
+  // s. `done` runs on the loop, with OK or with FailedPrecondition and the
+  // child's line.
   Reload(std::vector<std::string> check, Loop* loop,
          std::function<void(absl::Status)> done)
       : check_(std::move(check)), loop_(loop), done_(std::move(done)) {}
   ~Reload() { Stop(); }
   Reload(const Reload&) = delete;
 
-  // Starts a check. If one is running, another is queued behind it, which sees
-  // the file as it is now.
+  // Starts a check. If one is running, queues another one, which will read the
+  // file as it is now.
   void Ask();
   // Kills the child without calling `done`; returns its wait status.
   int Stop();
@@ -44,7 +45,8 @@ class Reload {
   pid_t pid_ = 0;  // 0: none runs
   UniqueFd life_, said_;
   bool again_ = false;
-  absl::Time deadline_ = absl::InfiniteFuture();  // also of one that was late
+  // When to kill the child; InfiniteFuture if none runs, or it was killed.
+  absl::Time deadline_ = absl::InfiniteFuture();
 };
 
 }  // namespace sluice::daemon

@@ -18,7 +18,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Returns the number in a name of that kind; nullopt if it is another name.
+// Returns the number in a name of this kind; nullopt if it is another kind of
+// name.
 std::optional<uint64_t> NumberIn(const std::string& name, char kind) {
   uint64_t number = 0;
   if (name.empty() || name[0] != kind ||
@@ -34,8 +35,8 @@ std::string Handover::NameFor(char kind, uint64_t number) {
   return fmt::format("{}{}", kind, number);
 }
 
-// A starter that does not state a capacity may only listen ($NOTIFY_SOCKET of a
-// unit without a store).
+// If the starter states no capacity, it may be one that only listens
+// ($NOTIFY_SOCKET of a unit without a store).
 int64_t Handover::CapacityOf(const Starter& starter) {
   return starter.notify_socket.empty() ? 0 : StoreCapacity(starter, 0);
 }
@@ -80,7 +81,7 @@ absl::StatusOr<std::optional<CoreState>> Handover::ReadState(
   if (!state_fd_) return std::nullopt;
   SLUICE_ASSIGN_OR_RETURN(state_, OpenSaved(state_fd_.get()));
   if (state_ == nullptr) {
-    // A new state replaces it; the removal comes before the new one.
+    // Removed first, because a new state will be stored under the same name.
     store_->Remove(kState);
     return std::nullopt;
   }
@@ -139,8 +140,8 @@ void Handover::SaveAll(Core& core, absl::Time now) {
   const absl::Status saved = state_->Checkpoint(rows_.Everything(core));
   if (absl::IsResourceExhausted(saved)) {
     core.TouchAll();  // stops tracking changes until the state fits
-    // The saved state is out of date: the next daemon must not use it, whether
-    // or not the store still answers.
+    // The saved state is out of date. It is voided so that the next daemon
+    // cannot use it, whether or not the store still answers.
     if (!try_again_at_) {
       WriteLog(LogLevel::kError,
                fmt::format("what this daemon knows is not saved, so the next "
@@ -176,7 +177,8 @@ void Handover::Fail(const absl::Status& why) {
                          std::string(why.message())));
   }
   unstored_ = true;
-  try_again_at_ = absl::InfinitePast();  // at the next Save, which has the time
+  // The next Save knows the time and tries again.
+  try_again_at_ = absl::InfinitePast();
   DropState();
 }
 
@@ -187,9 +189,9 @@ void Handover::DropState() {
   store_->Remove(kState);
 }
 
-// Repeats to the store what it refused; the store itself repeats what it could
-// not send. The state is made again: the store may have lost the old one, or
-// has only the voided rest of it.
+// Puts again what the store refused; what could not be sent, the store itself
+// sends again. Makes a new state, because the store may have lost the old one,
+// or has only its voided rest. When the store has everything, saves the core.
 void Handover::StoreAgain(Core& core, absl::Time now) {
   if (has_everything_) {
     unstored_ = false;
@@ -241,7 +243,8 @@ void Handover::Drop(const std::string& name) {
 }
 
 void Handover::DropSocket(const std::string& name, UniqueFd socket) {
-  // Ends the connection at once, also for a forked child.
+  // Unlike close, this also ends the connection if a forked child has the
+  // peer's end.
   shutdown(socket.get(), SHUT_RDWR);
   Pass(CrashPoint::kSocketShut);
   Drop(name);
@@ -252,7 +255,8 @@ void Handover::DropSocket(const std::string& name, UniqueFd socket) {
 }
 
 void Handover::WhenKept(std::function<void()> then) {
-  // Nothing waits for a store that fails: until it works, nothing is saved.
+  // While the store fails nothing is saved, so there is no reason to wait for
+  // it.
   if (!keeps() || unstored_) return post_(std::move(then));
   store_->Flush([this, then = std::move(then)](const absl::Status& kept) {
     if (!kept.ok()) Fail(kept);

@@ -1,18 +1,19 @@
 // What an earlier daemon left, and what this one leaves to the next.
 //
-// If the daemon was started with a descriptor store (daemon/store), everything
-// that others hold is kept there: each extent, each rank's socket, pidfd and
+// If the daemon was started with a descriptor store (daemon/store), that store
+// keeps everything that others hold: each extent, each rank's socket, pidfd and
 // use page, the limits page, the clocks of simulated links, and the state file
 // with the core's state (daemon/state). Nothing is sent to clients before it is
 // kept and saved. README.md lists what a killed daemon does not leave.
 //
-// Without a store, all of this does nothing; the same holds from the moment at
-// which the store is lost (DescriptorStore::lost).
+// Without a store, this class does nothing; nor does it after the store was
+// lost (DescriptorStore::lost).
 //
 // If the store fails, or the state is too large for its file, the state is
-// voided in its own memory before anything else is sent, so the next daemon
-// would start without state. This one serves on, and saves again once the store
-// has everything, or the state fits; the log has one line each way.
+// voided in its own memory before anything else is sent. The next daemon would
+// then start without state. This daemon goes on serving. It saves again when
+// the store has everything, or when the state fits. The log has one line for
+// each of these two changes.
 //
 // Thread safety: loop's thread, except Keep, CannotKeep and WhenKept from any.
 #pragma once
@@ -41,63 +42,69 @@ class Handover {
  public:
   using Post = std::function<void(std::function<void()>)>;
   using Close = std::function<void(UniqueFd)>;
-  // `post` runs a task on the loop's thread; `close` closes a client's socket
+  // `post` runs a task on the loop's thread. `close` closes a client's socket
   // on another thread, since that may take long.
   static absl::StatusOr<std::unique_ptr<Handover>> Start(
       Starter starter, Post post, Close close, StateFile::Sizes sizes = {});
 
-  // Opens the store of `starter`; its loss is logged.
+  // Opens the store of `starter`. If the store is lost later, logs that.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> OpenStore(
       const Starter& starter, Post post);
   // Returns whether the daemon has a store.
   bool keeps() const { return store_->keeps(); }
-  // Returns whether the store has everything, including the state: the next
-  // daemon could take over now.
+  // Returns whether the store has everything, including the state, so that the
+  // next daemon could take over now.
   bool saves() const { return keeps() && !try_again_at_; }
 
   // --- from the earlier daemon ----------------------------------------------
-  // Returns the earlier daemon's state; what is not saved is as in `fresh`.
-  // Nullopt: it left no state, or a void one (OpenSaved). InvalidArgument or
-  // FailedPrecondition: the state is damaged or does not fit this node;
-  // Unimplemented: a daemon of another version can read it.
+  // Returns the earlier daemon's state; parts that are not saved are taken from
+  // `fresh`. Nullopt: it left no state, or a void one (OpenSaved).
+  // InvalidArgument or FailedPrecondition: the state is damaged or does not fit
+  // this node. Unimplemented: only a daemon of another version can read it.
   absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
-  // Returns whether an earlier daemon left anything, taken or not.
+  // Returns whether an earlier daemon left anything, even if it was taken
+  // since.
   bool was_left_anything() const { return was_left_anything_; }
-  // Returns the greatest session id with anything left: names are never reused.
+  // Returns the greatest session id in the names of what was left, because
+  // names are never used again.
   SessionId last_session_left() const { return last_session_left_; }
-  // Takes what was left under `name`, which stays kept; empty if nothing was.
+  // Returns the descriptor that was left under `name`; empty if there is none.
+  // The store still keeps it.
   UniqueFd Take(const std::string& name);
-  // Drops everything that was left and not taken.
+  // Drops everything that was left and was not taken.
   void DropRest();
 
   // --- for the next daemon --------------------------------------------------
-  // Saves the core from now on.
+  // Begins to save the core.
   void Begin(Core& core, absl::Time now);
-  // Saves changes before anything that depends on them is sent.
+  // Saves the core's changes. Call before anything that depends on them is
+  // sent.
   void Save(Core& core, absl::Time now);
-  // Returns when to call Save even without changes.
+  // Returns when Save must be called even without changes.
   absl::Time deadline() const {
     return begun_ ? try_again_at_.value_or(absl::InfiniteFuture())
                   : absl::InfiniteFuture();
   }
   // Keeps a duplicate of `fd` under a name that is not in use.
   void Keep(const std::string& name, int fd);
-  // Reports that `name` cannot be kept: until it is dropped, the next daemon
-  // would start without state.
+  // Reports that `name` cannot be kept. Until `name` is dropped, the next
+  // daemon would start without state.
   void CannotKeep(const std::string& name, absl::Status why);
-  // Returns whether something is kept under `name`, also by an earlier daemon.
+  // Returns whether a descriptor is kept under `name`, also by an earlier
+  // daemon.
   bool Kept(const std::string& name) const { return store_->Has(name); }
   void Drop(const std::string& name);
-  // Ends and drops a client's socket. Its last holder closes the client's
-  // unread packets with it, which takes as long as the client likes: so
-  // `socket`, a duplicate, goes to `close` once the store has dropped its own.
+  // Ends a client's connection and drops its socket from the store. The last
+  // descriptor of the socket that is closed also closes the client's unread
+  // packets, which takes as long as the client likes. So `socket`, a duplicate,
+  // goes to `close` after the store has dropped its own.
   void DropSocket(const std::string& name, UniqueFd socket);
-  // Runs `then` on the loop when the store has everything given to it so far;
-  // posts it at once if there is no store, or while the store fails.
+  // Runs `then` on the loop when the store has everything given to it so far.
+  // Posts it at once if there is no store, or while the store fails.
   void WhenKept(std::function<void()> then);
   // Drops everything that is kept, except for listeners if `listeners`. Calls
-  // `then` as WhenKept does, or at once if the store keeps nothing any more.
+  // `then` when the store has done so, or at once if it keeps nothing or fails.
   void LeaveNothing(std::function<void()> then, bool listeners = false);
 
   DescriptorStore& store() { return *store_; }
@@ -114,9 +121,10 @@ class Handover {
   static std::string UsePageOf(SessionId id) {
     return NameFor(kUsePage, id.value());
   }
-  // Returns how many descriptors the starter's store keeps; 0 if it has none.
+  // Returns how many descriptors the starter's store can keep; 0 if it has
+  // none.
   static int64_t CapacityOf(const Starter& starter);
-  // The most descriptors of the daemon itself, and of each rank.
+  // The most descriptors that are kept of the daemon itself, and of each rank.
   static constexpr int64_t kOwn = 8, kOfRank = 3;
   static constexpr const char* kState = "state";
   static constexpr const char* kDeaths = "deaths";  // DeathRecord
@@ -126,8 +134,8 @@ class Handover {
   static constexpr const char* kClocks = "clocks";
 
  private:
-  // Intervals of attempts: saving a state that does not fit costs milliseconds;
-  // a store that does not answer keeps its thread for 5 s.
+  // Intervals of tries: saving a state that does not fit costs milliseconds,
+  // and a store that does not answer keeps its thread busy for 5 s.
   static constexpr absl::Duration kTryAgain = absl::Seconds(1);
   static constexpr absl::Duration kStoreAgain = absl::Seconds(10);
 
@@ -141,7 +149,7 @@ class Handover {
   void SaveAll(Core& core, absl::Time now);
   // Stops saving for good, since the store is lost.
   void Stop(Core& core);
-  // Stops saving until StoreAgain has given the store everything.
+  // Stops saving until StoreAgain succeeds.
   void Fail(const absl::Status& why);
   void StoreAgain(Core& core, absl::Time now);
   void DropState();
@@ -158,13 +166,15 @@ class Handover {
   std::unique_ptr<StateFile> state_;
   bool begun_ = false;  // the core tracks changes
   CoreRows rows_;
-  // Set while the state is too large, or unstored_.
+  // The time of the next try; set while the state is too large, or unstored_.
   std::optional<absl::Time> try_again_at_;
   std::atomic<bool> unstored_ = false;  // the store lacks something
-  // Refused by the store, by name; empty if there was no descriptor to keep.
+  // What the store refused, by name; empty if the descriptor could not be
+  // duplicated.
   std::map<std::string, UniqueFd> refused_;
-  bool asking_ = false;          // a Flush of everything is pending
-  bool has_everything_ = false;  // it succeeded: the next Save saves the core
+  bool asking_ = false;  // a Flush is pending after everything was put again
+  // The Flush of `asking_` succeeded, so the next Save saves the core.
+  bool has_everything_ = false;
 };
 
 }  // namespace sluice::daemon

@@ -33,7 +33,7 @@ absl::Status CheckPools(const CoreState& saved, const Core& fresh) {
   return absl::OkStatus();
 }
 
-// Checks UUIDs. A GPU that cannot be used has its number here, but no name.
+// Checks UUIDs. A GPU that cannot be used here has a number but no UUID.
 absl::Status CheckGpus(const CoreState& saved, const NodeConfig& here) {
   for (const GpuConfig& gpu : here.gpus) {
     const PoolId id{PoolKind::kGpu, gpu.index.value()};

@@ -1,5 +1,5 @@
-// Reads and checks what an earlier daemon saved, in the same way for a takeover
-// and for `sluiced --check-state`, before anything is changed.
+// Reads and checks what an earlier daemon saved, before anything is changed. A
+// takeover and `sluiced --check-state` do this in the same way.
 //
 // Thread safety: pure, except for reading from descriptors.
 #pragma once
@@ -17,26 +17,26 @@
 
 namespace sluice::daemon {
 
-// Returns the state in `fd` (StateFile::Open). Null: it is void
-// (StateFile::Void), so the next daemon starts without state, as if nothing was
-// saved.
+// Opens the state in `fd` with StateFile::Open. Returns null if the state is
+// void (StateFile::Void): the daemon then starts as if nothing was saved.
 absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd);
 
-// As ReadCore. `fresh` is a core of this node without sessions: it provides
-// what was not saved. Also Unimplemented if a session uses a protocol that this
-// daemon does not know, and FailedPrecondition if more memory was made than a
-// pool has here, or if a GPU that jobs use has another UUID here.
+// Reads the state with ReadCore. `fresh` is a core of this node without
+// sessions, from which comes what was not saved. Errors as ReadCore, and
+// besides: Unimplemented if a session uses a protocol that this daemon does not
+// know; FailedPrecondition if more memory was made than a pool has here, or if
+// a GPU that jobs use has another UUID here.
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                     const Core& fresh);
 
 // Checks whether a daemon of this node can take over what the starter kept
-// (Starter::stored). OK also if nothing was saved. Errors as ReadSaved and
-// CheckLeft.
+// (Starter::stored). Returns OK also if nothing was saved. Errors as ReadSaved
+// and CheckLeft.
 absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
                          const NodeConfig& node);
 
-// FailedPrecondition names an extent that the state needs and that was not
-// kept.
+// Checks that every extent that the state needs was kept. FailedPrecondition
+// names one that was not.
 absl::Status CheckLeft(const CoreState& saved,
                        const std::set<std::string>& kept);
 

@@ -54,7 +54,8 @@ bool Loop::Post(std::function<void()> task) {
     const MutexLock lock(mutex_);
     if (ended_) return false;
     posted_.push_back(std::move(task));
-    if (posted_.size() > 1) return true;  // the loop is woken already
+    // Another task is posted, so the loop is woken already.
+    if (posted_.size() > 1) return true;
   }
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t wrote = write(wake_.get(), &one, sizeof(one));
@@ -128,7 +129,8 @@ bool Loop::Turn(int timeout_ms) {
     const uint64_t id = events[i].data.u64;  // a copy: the struct is packed
     const auto handler = handlers_.find(id);
     if (handler == handlers_.end()) continue;
-    const auto keep = handler->second;  // it may remove itself
+    // A copy, because the handler may remove itself.
+    const auto keep = handler->second;
     (*keep)(events[i].events);
   }
   more_ = work_ && work_();
@@ -152,7 +154,7 @@ void Loop::TakePlace(absl::Time now) {
     return;
   }
   first_ = GoBeforeOthers();
-  if (!first_) urgency_.reset();  // it will not be allowed later either
+  if (!first_) urgency_.reset();  // not allowed now, so not later either
 }
 
 void Loop::Run() {
@@ -163,7 +165,7 @@ void Loop::Run() {
     const bool any = Turn(awake || more_ ? 0 : TimeoutMs());
     if (!any && awake) sched_yield();
   }
-  // Destroyed after the lock is released.
+  // Declared before the lock, so that tasks are destroyed after it is released.
   std::vector<std::function<void()>> dropped;
   const MutexLock lock(mutex_);
   ended_ = true;

@@ -35,32 +35,34 @@ class Loop {
   void Change(int fd, uint32_t events);
   void Remove(int fd);
 
-  // Runs `task` on the loop's thread soon. Returns false if the loop has ended.
+  // Queues `task` for the loop's thread. Returns false if the loop has ended.
   bool Post(std::function<void()> task);
-  // Runs `task` on the loop's thread and waits. Returns false after `timeout`,
-  // or if the loop has ended (the task may still run later, or never).
+  // Runs `task` on the loop's thread and waits for its end. Returns false after
+  // `timeout`, or if the loop has ended (the task may still run later, or
+  // never).
   bool Call(std::function<void()> task, absl::Duration timeout);
-  // Does the same, and waits until the last copy of the token is gone; work
-  // that follows `task` may hold one. Returns true also if the loop ended and
-  // dropped it.
+  // Does the same, and also waits until the last copy of the token is
+  // destroyed, which work that follows `task` may hold. Returns true also if
+  // the loop ended and dropped the token.
   using Token = std::shared_ptr<void>;
   bool CallAndWait(std::function<void(Token)> task, absl::Duration timeout);
 
-  // `deadline` returns when to call `expired` next.
+  // Calls `expired` at the time that `deadline` returns.
   void SetTimer(std::function<absl::Time()> deadline,
                 std::function<void()> expired);
 
-  // Sets background work: `some` does a part of it after the events of each
-  // turn, and returns whether there is more.
+  // Sets background work. `some` is called after the events of each turn; it
+  // does a part of the work and returns whether there is more.
   void SetWork(std::function<bool()> some) { work_ = std::move(some); }
 
-  // Announces a Post within a fraction of a millisecond: the loop spins for a
-  // moment before it sleeps, since waking takes as long. (Not with real-time
-  // priority: it wakes at once, and the posting thread may need its core.)
+  // Announces that Post will be called within a fraction of a millisecond. The
+  // loop then polls for a moment before it sleeps, since waking takes as long.
+  // (Not with real-time priority: then it wakes at once, and the posting thread
+  // may need its core.)
   void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
 
-  // From now on the thread of Run has priority over the machine's other work,
-  // when Urgency says so and the kernel allows it.
+  // From now on the thread of Run has priority over other work of the machine,
+  // while Urgency allows it, if the kernel does.
   void BeUrgent() { urgency_.emplace(); }
 
   absl::Time now() const { return clock_->Now(); }
@@ -73,7 +75,7 @@ class Loop {
  private:
   Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock);
   // Waits at most `timeout_ms` for events and handles them. Returns whether
-  // there were any, or there is more work.
+  // there were any, or there is more background work.
   bool Turn(int timeout_ms);
   void RunPosted();
   int TimeoutMs() const;
@@ -84,8 +86,9 @@ class Loop {
   UniqueFd epoll_;
   UniqueFd wake_;
   const Clock* clock_;
-  // Handlers by a number that is never reused, so that an event that was
-  // fetched already finds no handler if its fd was closed and opened again.
+  // Handlers by a number that is never used again. So an event that was fetched
+  // already finds no handler if its fd was closed and the number of the fd
+  // reused.
   std::unordered_map<uint64_t, std::shared_ptr<Handler>> handlers_;
   std::unordered_map<int, uint64_t> numbers_;
   uint64_t next_number_ = 1;

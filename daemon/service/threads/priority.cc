@@ -12,7 +12,8 @@ bool GoBeforeOthers() {
 
 void GoAsOthers() {
   const sched_param none = {.sched_priority = 0};
-  // Keeps the flag: clearing it needs the same capability as raising priority.
+  // SCHED_RESET_ON_FORK stays set: clearing it needs the same capability as
+  // raising priority.
   (void)sched_setscheduler(0, SCHED_OTHER | SCHED_RESET_ON_FORK, &none);
 }
 

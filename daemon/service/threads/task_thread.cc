@@ -9,7 +9,8 @@ namespace sluice::daemon {
 
 namespace {
 
-// Gives about a quarter of a core when other work wants all of it.
+// At this niceness the thread gets about a quarter of a core if other work
+// wants all of it.
 constexpr int kNiceness = 5;
 
 }  // namespace
@@ -61,7 +62,8 @@ void TaskThread::TakeDue() {
 }
 
 void TaskThread::Work(Priority priority) {
-  // On Linux this affects only the calling thread. Lowering needs no privilege.
+  // On Linux this affects only the calling thread. Lowering the priority needs
+  // no privilege.
   if (priority == Priority::kBehindTheLoop) {
     setpriority(PRIO_PROCESS, 0, kNiceness);
   }

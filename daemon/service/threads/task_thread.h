@@ -1,5 +1,5 @@
-// A thread that runs tasks in order, for work that the loop must not wait for:
-// device calls (making pinned memory takes seconds), large decodes.
+// A thread that runs tasks in order, for work for which the loop must not wait:
+// device calls (making pinned memory takes seconds) and large decodes.
 //
 // Thread safety: Run, RunAfter and Finish from any thread but its own.
 #pragma once
@@ -18,9 +18,9 @@ namespace sluice::daemon {
 
 class TaskThread {
  public:
-  // kBehindTheLoop is for long work that competes with clients' requests: it
-  // yields its core when the loop wakes. Processes that the thread starts
-  // inherit it.
+  // kBehindTheLoop is for long work that competes with clients' requests: the
+  // thread yields its core when the loop wakes. Processes that it starts
+  // inherit this.
   enum class Priority { kAsTheLoop, kBehindTheLoop };
 
   // `name` has at most 15 characters, for ps and top.
@@ -31,10 +31,10 @@ class TaskThread {
   TaskThread(const TaskThread&) = delete;
 
   void Run(std::function<void()> task);
-  // Runs `task` after `delay`, behind the tasks that are queued by then.
+  // Runs `task` after `delay`, and after the tasks that are queued by then.
   void RunAfter(absl::Duration delay, std::function<void()> task);
-  // Drops queued tasks, takes no more, and waits for the running one. Returns
-  // false if it still ran after `patience`.
+  // Drops queued tasks, accepts no more, and waits for the running one. Returns
+  // false if that one still runs after `patience`.
   bool Finish(absl::Duration patience);
 
  private:

@@ -1,11 +1,11 @@
 // Decides when the loop's thread runs before the machine's other work.
 //
-// Every rank waits for the loop, and the kernel lets another process on its
+// Every rank waits for the loop. The kernel lets another process on the loop's
 // core continue for milliseconds (a tick, in a kernel that does not preempt),
-// however little time the loop uses. So the loop has the lowest real-time
+// however little time the loop needs. So the loop has the lowest real-time
 // priority, like the thread that refills the grant pages, while it computes
-// little. A loop that is kept busy by a flood of requests loses the priority
-// until it is less busy: it takes no core from the node's training.
+// little. A loop that a flood of requests keeps busy loses the priority until
+// it is less busy, so that it takes no core from the node's training.
 //
 // Pure policy: the caller passes the time and its thread's CPU time.
 #pragma once
@@ -17,10 +17,11 @@ namespace sluice::daemon {
 class Urgency {
  public:
   static constexpr absl::Duration kWindow = absl::Milliseconds(100);
-  static constexpr double kMost = 0.75;  // of a core, within a window
+  static constexpr double kMost = 0.75;  // fraction of a core, within a window
 
-  // Must be called at least once per kWindow while the thread computes. `cpu`:
-  // its CPU time since it began, at `now`. `now` must not go back.
+  // Returns whether the thread should have priority. Must be called at least
+  // once per kWindow while the thread computes. `cpu` is the thread's CPU time
+  // since it began, at the time `now`, which must not go back.
   bool IsUrgent(absl::Time now, absl::Duration cpu) {
     if (now < end_) return urgent_;
     if (begin_ != absl::InfinitePast()) {
