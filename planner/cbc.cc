@@ -1,7 +1,7 @@
 // The only file that uses CBC (clp.cc is the only one that uses Clp).
 //
 // CBC is not re-entrant (two models solved in two threads fail at start-up,
-// coin-or/Cbc #332), so one lock covers all.
+// coin-or/Cbc #332), so one lock covers all solves.
 #include <coin/Cbc_C_Interface.h>
 #include <fmt/format.h>
 
@@ -25,17 +25,18 @@ Mutex& SolverMutex() {
 
 // ---- The DSA program -------------------------------------------------------
 
-// Sizes are scaled so that the peak stays below this. With big-M rows of 3e7,
-// CBC's integrality tolerance of 1e-6 would be worth 30 units.
+// The peak is scaled to at most this. With big-M rows of 3e7, CBC's integrality
+// tolerance of 1e-6 would be worth 30 units.
 constexpr double kScaledPeak = 8192;
 
+// The program:
 // min peak
 //   o_i + s_i <= o_j + M (1 - z_ij),  o_j + s_j <= o_i + M z_ij
-//       for i < j that live together: z_ij says i lies below j
+//       for i < j that live together: z_ij = 1 if i lies below j
 //   o_j >= sum of s_i of those below j,  o_j + s_j + sum of those above <= peak
-//       for every slot j lives in (its clique): what makes the bound move
+//       for every slot j lives in (its clique): these rows raise the bound
 //   bound <= peak <= start's peak,  z_ij = 1 for equal i < j
-// M is the start's peak, the least that holds.
+// M is the start's peak, the smallest valid value.
 class DsaMip {
  public:
   DsaMip(const Problem& problem, const Offsets& start, int64_t bound)
@@ -89,7 +90,8 @@ class DsaMip {
     return a.lower == b.lower && a.upper == b.upper && a.size == b.size;
   }
 
-  // Every column has a name: a MIP start works by name.
+  // Adds a column and returns its index. Every column has a name, because CBC
+  // takes a MIP start by name.
   int AddColumn(const std::string& name, double lower, double upper,
                 double cost, bool integer) {
     Cbc_addCol(model_, name.c_str(), lower, upper, cost, integer, 0, nullptr,
@@ -178,8 +180,8 @@ class DsaMip {
     }
   }
 
-  // Returns `start` with equal items in the order that their fixed variables
-  // require.
+  // Returns `start` with equal items swapped so that their fixed variables
+  // hold.
   Offsets Canonical(Offsets start) const {
     for (size_t i = 0; i < n_; ++i) {
       for (size_t j = i + 1; j < n_; ++j) {
@@ -211,14 +213,14 @@ class DsaMip {
     Cbc_setLogLevel(model_, 0);
     Cbc_setParameter(model_, "log", "0");
     Cbc_setParameter(model_, "slog", "0");
-    // Without this the limit is CPU time.
+    // Without this parameter the limit would be CPU time.
     Cbc_setParameter(model_, "timeMode", "elapsed");
     Cbc_setParameter(model_, "seconds", fmt::format("{:.3f}", seconds).c_str());
     Cbc_setParameter(model_, "threads", "0");
-    // A limit on work, so that the clock rarely ends the solve.
+    // Limits the work, so that the clock rarely ends the solve.
     Cbc_setParameter(model_, "maxNodes", "20000");
-    // 2.10.8 reads a null pointer in CglPreProcess::postProcess when the time
-    // limit ends a solve that was preprocessed.
+    // CBC 2.10.8 reads a null pointer in CglPreProcess::postProcess when the
+    // time limit ends a solve that was preprocessed.
     Cbc_setParameter(model_, "preprocess", "off");
     // This program is solved twice as fast without cuts and without heuristics.
     Cbc_setParameter(model_, "cuts", "off");
@@ -237,8 +239,8 @@ class DsaMip {
     return std::max(bound_, static_cast<int64_t>(std::ceil(best - tolerance)));
   }
 
-  // Drops the items one by one, in the order CBC stacked them, onto those
-  // below: longest paths in the order's graph, in integers.
+  // Returns integer offsets: sorts the items by CBC's offsets, and places each
+  // as low as the items before it allow.
   Offsets OffsetsFrom(const double* values) const {
     std::vector<size_t> order(n_);
     std::iota(order.begin(), order.end(), size_t{0});
@@ -264,8 +266,8 @@ class DsaMip {
   const double scale_;  // units per scaled unit
   const int64_t bound_;
   Cbc_Model* model_;
-  std::vector<std::string> names_;  // of the columns; o_k is column k
-  std::vector<int> pair_column_;    // of i < j at i * n + j, or -1
+  std::vector<std::string> names_;  // names of the columns; o_k is column k
+  std::vector<int> pair_column_;    // column of z_ij at i * n + j, or -1
   int peak_column_ = 0;
   int rows_ = 0;
 };

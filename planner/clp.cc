@@ -12,8 +12,9 @@
 namespace sluice::planner {
 namespace {
 
-// Clp's models are independent of each other, but that is not documented for
-// all of CoinUtils. Plans take milliseconds, so one lock costs nothing.
+// Returns the lock of all uses of Clp. Clp's models are independent of each
+// other, but CoinUtils does not document that for all its parts. Plans take
+// milliseconds, so one lock for all costs little.
 Mutex& ClpMutex() {
   static Mutex mutex;
   return mutex;
@@ -21,7 +22,7 @@ Mutex& ClpMutex() {
 
 constexpr double kTolerance = 1e-11;
 
-// Rows in the column-major form that Clp expects.
+// The program's rows in the column-major form that Clp expects.
 struct ColumnMajor {
   std::vector<CoinBigIndex> starts;
   std::vector<int> rows;
@@ -71,8 +72,8 @@ struct LinearSolver::Model {
   int Solve() {
     std::exchange(dual, false) ? Clp_dual(clp, 0) : Clp_primal(clp, 0);
     if (Clp_status(clp) == 0) return 0;
-    // The last stage's basis may lie at the edge of what this stage allows, so
-    // solve once more from the initial basis.
+    // The basis of the last stage may be on the edge of this stage's feasible
+    // region, so solve again from the initial basis.
     ForgetBasis();
     Clp_dual(clp, 0);
     if (Clp_status(clp) != 0) Clp_primal(clp, 0);

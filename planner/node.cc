@@ -1,5 +1,5 @@
-// PlanNode: plans memory for every rank, then solves one LP for what all ranks
-// keep, swap and recompute.
+// PlanNode: plans the memory of every rank, then solves one LP for what all
+// ranks keep, swap and recompute.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,7 +33,8 @@ MemoryOptions Watched(MemoryOptions options, const NodeProgress& at,
   return options;
 }
 
-// Returns one line if the transient region does not fit, or "".
+// Returns one line if the transient region is larger than the rank's capacity,
+// or "" if it fits.
 std::string TooMuchTransient(const plan::RankProfile& profile,
                              const plan::RankPlan& rank) {
   if (profile.transient_capacity <= Bytes(0) ||
@@ -106,7 +107,7 @@ absl::StatusOr<plan::NodePlan> PlanNode(
     const NodeResources& resources, const MemoryOptions& options,
     UnitBook* book) {
   SLUICE_RETURN_IF_ERROR(CheckProfiles(profiles, resources));
-  UnitBook own;  // used without a given book: equal ranks are still solved once
+  UnitBook own;  // without a given book, equal ranks are still solved once
   if (book == nullptr) book = &own;
   const absl::Time start = absl::Now();
   plan::NodePlan plan;

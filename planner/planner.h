@@ -15,14 +15,15 @@
 
 namespace sluice::planner {
 
-// The result of both levels: each distinct segment kind planned once, and the
-// step's sequence of segments as pseudo requests.
+// The result of planning both levels: the placement of each segment kind, with
+// its base in the transient region, and the peak over all kinds.
 struct SegmentLayout {
   std::vector<plan::SegmentPlan> segments;
   Bytes peak;
 };
-// Plans both levels. `book` (may be null) holds units planned before; newly
-// solved units are added to it.
+// Plans both levels: each distinct segment kind once, then the segments'
+// sequence. `book` (may be null) has units planned earlier; newly solved units
+// are added to it.
 absl::StatusOr<SegmentLayout> PlanSegments(
     const std::vector<plan::SegmentKind>& segments,
     const MemoryOptions& options, UnitBook* book = nullptr);
@@ -30,9 +31,9 @@ absl::StatusOr<SegmentLayout> PlanSegments(
 using plan::LinkCapacity;
 using plan::NodeResources;
 
-// Plans a whole node: memory of each rank, and swapping of all ranks (MEMO's LP
-// for alpha, with re-reads and scratch counted). If no plan fits, the result
-// has `infeasible` set to the reason.
+// Plans a whole node: the memory of each rank, then what all ranks swap (MEMO's
+// LP for alpha, which here also counts re-reads and scratch). If no plan fits,
+// the result has `infeasible` set to the reason.
 absl::StatusOr<plan::NodePlan> PlanNode(
     const std::vector<plan::RankProfile>& profiles,
     const NodeResources& resources, const MemoryOptions& options,

@@ -1,4 +1,4 @@
-// PlanSegments: the two levels of MEMO section 4.2 on segment kinds.
+// PlanSegments: MEMO section 4.2's two levels, applied to segment kinds.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -10,9 +10,8 @@
 namespace sluice::planner {
 namespace {
 
-// Returns level 2's trace: one pseudo request per segment kind, alive while it
-// runs. Segments run one after another, so no two are alive together. A buffer
-// that outlives its segment would be a longer request here.
+// Returns level 2's trace: one pseudo request per segment kind, alive while the
+// segment runs. Segments run one after another, so no two are alive together.
 plan::Trace SequenceOf(const std::vector<plan::SegmentPlan>& segments,
                        Bytes alignment) {
   plan::Trace trace;
@@ -44,7 +43,8 @@ absl::StatusOr<SegmentLayout> PlanSegments(
       layout.segments.push_back({.name = kind.name, .placement = *known});
       continue;
     }
-    // A hard kind gets its share of the remaining time, not all of it.
+    // The time is divided evenly among the remaining kinds, so that a hard kind
+    // cannot use all of it.
     MemoryOptions share = options;
     share.time_limit = std::max(deadline - absl::Now(), absl::ZeroDuration()) /
                        static_cast<int64_t>(segments.size() - k);

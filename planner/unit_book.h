@@ -1,5 +1,5 @@
-// Remembers planned units, so that a known unit is not solved again, whichever
-// rank, segment or daemon life it comes from.
+// Remembers planned units, so that a unit is solved only once even if several
+// ranks, segments or runs of the daemon need it.
 //
 // Thread safety: one owner.
 #pragma once
@@ -15,14 +15,15 @@
 
 namespace sluice::planner {
 
-// Progress of a node's plan. Reported before each unit and while it is solved.
+// The progress of a node's plan, reported before each unit and while it is
+// solved.
 struct NodeProgress {
   int64_t done = 0;  // segments planned, out of `all`
   int64_t all = 0;
-  std::string segment;  // now being planned
-  std::string arm;      // now running in the solver
-  Bytes peak;           // of the segment's best plan; lower_bound is proved
-  Bytes lower_bound;
+  std::string segment;  // the segment being planned
+  std::string arm;      // the solver's arm that is running
+  Bytes peak;           // of the segment's best plan
+  Bytes lower_bound;    // proved, of the segment
 };
 
 class UnitBook {
@@ -32,15 +33,15 @@ class UnitBook {
 
   // Returns the placement of an equal unit, valid for `trace`, or null.
   const plan::Placement* Find(const plan::Trace& trace);
-  // Adds a solved unit. A placement without a proof is reused within this plan
-  // only, because a later plan with more time may find a better one.
+  // Adds a solved unit. A placement without a proof is reused only within this
+  // plan, because a later plan with more time may find a better one.
   void Add(const plan::Trace& trace, const plan::Placement& placement);
   // Forgets placements without a proof. Call it before a run with better
   // solvers.
   void DropUnproved();
 
-  // Number of distinct units that were solved, and that were found among the
-  // given ones.
+  // Number of distinct units that were solved, and of those that were found
+  // among the given ones.
   int64_t solved() const { return static_cast<int64_t>(solved_.size()); }
   int64_t known() const { return static_cast<int64_t>(known_.size()); }
 

@@ -1,5 +1,5 @@
-// Splits a problem into pieces that can be solved separately without loss
-// (internal to the planner).
+// Splits a problem into pieces that can be solved separately without losing an
+// optimum (internal to the planner).
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,19 @@ namespace sluice::planner {
 
 struct Piece {
   Problem problem;
-  std::vector<uint32_t> items;  // piece item k is items[k] of the whole problem
-  int64_t base = 0;             // units below the piece, held by peeled items
+  // Item k of the piece is items[k] of the problem.
+  std::vector<uint32_t> items;
+  int64_t base = 0;  // units below the piece, taken by peeled items
 };
 
 struct Pieces {
-  std::vector<Piece> pieces;  // most live first
-  Offsets offsets;            // of the whole problem; set for peeled items only
+  std::vector<Piece> pieces;  // the piece with the most live units first
+  Offsets offsets;  // by item of the problem; set only for peeled items
 };
 
-// Cuts at slots that no item crosses. Then peels items that live throughout
-// their piece: at its bottom they block no other item. Repeats until neither is
-// possible.
+// Cuts the problem at slots that no item crosses. Then peels off items that
+// live throughout their piece: at the bottom of the piece they block no other
+// item. Repeats both until neither is possible.
 Pieces Decompose(const Problem& problem);
 
 }  // namespace sluice::planner

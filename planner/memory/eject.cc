@@ -15,22 +15,21 @@
 namespace sluice::planner {
 namespace {
 
-// Most moves in a chain before it is undone.
+// Limit of moves in a chain. Then the chain is undone.
 constexpr int kChain = 50;
 // Addresses are grouped into about this many buckets; the search chooses a
 // bucket, then a place in it.
 constexpr int64_t kBuckets = 512;
-// Most exact places tried in the best bucket.
+// Limit of exact places to try in the best bucket.
 constexpr size_t kPlaces = 64;
-// Looking at one item for a place costs as much as this many visits of the
-// index.
+// Checking one item for a place costs as much as this many visits of the index.
 constexpr int64_t kLookVisits = 14;
-// With fewer items a step ends before a thread has started.
+// With fewer items, a step ends before a thread has started.
 constexpr size_t kMinItemsToEjectInThreads = 2000;
 
-// State shared by the two runs of a step. One thread's timing must not change
-// the result, so the successful run with the fewest visits wins, the first seed
-// on ties.
+// State shared by the two runs of a step, which have different seeds. One
+// thread's timing must not change the result, so the successful run with the
+// fewest visits wins, and the first seed on ties.
 struct Shared {
   std::atomic<int64_t> least{std::numeric_limits<int64_t>::max()};
   const std::function<bool()>& expired;
@@ -63,8 +62,8 @@ class Ejector {
     }
   }
 
-  // Returns whether all items got a place. Gives up after `visits` visits, when
-  // the other run has won with fewer, or when the time is over.
+  // Places the items. Returns whether all got a place. Gives up after `visits`
+  // visits, when the other run has won with fewer, or when the time is over.
   bool Run(int64_t visits, Shared* shared) {
     for (int chains = 1; !pool_.empty(); ++chains) {
       if (this->visits() > std::min(visits, shared->least.load()) ||
@@ -109,8 +108,8 @@ class Ejector {
 
   void Drop(uint32_t k) { taken_.Remove(problem_.items[k], offsets_[k], k); }
 
-  // Moves items, starting with a random one of the pool, until less is missing
-  // than before; otherwise undoes the moves.
+  // Places items, starting with a random one of the pool, until the weight of
+  // items without a place is less than before. Undoes its moves if that fails.
   void Chain() {
     const std::vector<uint32_t> pool = pool_;
     const double before = missing_;
@@ -148,7 +147,8 @@ class Ejector {
     moves_.push_back({k, -1});
   }
 
-  // Ejects the items from a cheap place for item k, and returns that place.
+  // Removes the items that occupy a cheap place for item k, and returns the
+  // place.
   int64_t MakeRoom(uint32_t k) {
     const Item& item = problem_.items[k];
     taken_.List(item.lower, item.upper, &together_);
@@ -162,7 +162,7 @@ class Ejector {
       missing_ += static_cast<double>(weight_[other]);
       pool_.push_back(other);
     }
-    // The most expensive item is placed next.
+    // Sorts the ejected items, because the most expensive one is placed next.
     std::sort(pool_.begin() + static_cast<ptrdiff_t>(before), pool_.end(),
               [this](uint32_t a, uint32_t b) {
                 return std::pair(seats_[a].cost, a) <
@@ -171,8 +171,8 @@ class Ejector {
     return at;
   }
 
-  // Sums, for each bucket, the cost of items that begin in it or below
-  // (begun_), and of items that end in it or below (ended_).
+  // For each bucket, sums the cost of items that begin in this or a lower
+  // bucket (begun_), and of items that end in this or a lower bucket (ended_).
   void SumCosts(size_t buckets) {
     begun_.assign(buckets, 0);
     ended_.assign(2 * buckets, 0);
@@ -202,9 +202,9 @@ class Ejector {
     }
   }
 
-  // Returns the bucket where the items in the way cost about least: the items
-  // that begin up to the place's last bucket, less those that end before its
-  // first.
+  // Returns the bucket where the blocking items cost least, approximately: the
+  // items that begin up to the place's last bucket, less those that end before
+  // its first.
   size_t CheapBucket(const Item& item) {
     const size_t buckets = BucketOf(limit_) + 1;
     SumCosts(buckets);
@@ -215,7 +215,7 @@ class Ejector {
       const int64_t at = std::min(static_cast<int64_t>(b) << shift_, highest);
       const double cost =
           begun_[BucketOf(at + item.size - 1)] - (b == 0 ? 0 : ended_[b - 1]);
-      // Random noise: sometimes picks a place up to a fifth more expensive.
+      // Random noise makes a place that costs up to a fifth more win sometimes.
       const double noisy = cost * static_cast<double>(64 + random_() % 13);
       if (noisy >= best_cost) continue;
       best_cost = noisy;
@@ -229,8 +229,8 @@ class Ejector {
            offsets_[other] + problem_.items[other].size > at;
   }
 
-  // Returns the cheapest place in a bucket, among those that touch another
-  // item. Fills near_ with the items that may be in the way there.
+  // Returns the cheapest place in a bucket, among the places that touch another
+  // item. Fills near_ with the items that may block such a place.
   int64_t BestPlace(const Item& item, size_t bucket) {
     const int64_t highest = limit_ - item.size;
     const int64_t from =
@@ -329,7 +329,7 @@ std::optional<Offsets> LowerByEjection(const Problem& problem, Offsets offsets,
                                        const std::function<bool()>& expired) {
   std::optional<Offsets> best;
   int64_t peak = PeakOf(problem, offsets);
-  // The part of the gap to `target` by which a step lowers the limit.
+  // A step lowers the limit by this part of the gap to `target`.
   double fraction = 0.05;
   int64_t share = visits / 16;
   for (uint32_t seed = 1; visits > 0 && peak > target && !expired(); ++seed) {

@@ -10,12 +10,12 @@
 namespace sluice::planner {
 namespace {
 
-// With fewer items a race ends before a thread has started.
+// With fewer items, a race ends before a thread has started.
 constexpr size_t kMinItemsToPlaceInThreads = 4000;
 
-// Runs all orders with both fits, handed out in listed order to any number of
-// threads. The result is the same as with one thread: the first run that meets
-// the target, or else the lowest peak, the first on ties.
+// Runs all orders with both fits. Any number of threads take the runs in
+// sequence. The result is the same as with one thread: the first run that meets
+// the target, or else the run with the lowest peak, the first one on ties.
 class Race {
  public:
   Race(const Problem& problem, const std::vector<NamedOrder>& orders,
@@ -112,7 +112,8 @@ class Race {
   const std::function<bool()>& expired_;
   Mutex mutex_;
   int next_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Index of the run that found best_. -1: best_ was known before the race.
+  // Index of the run that found best_. -1: best_ is the plan known before the
+  // race.
   int index_ ABSL_GUARDED_BY(mutex_) = -1;
   GreedyResult best_ ABSL_GUARDED_BY(mutex_);
 };
@@ -125,7 +126,7 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
   Offsets offsets(problem.items.size());
   size_t placed = 0;
   // Items that all live in one slot are stacked without a search. In orders
-  // that put the peak first, these are the first items.
+  // that begin with the peak slot's items, the first items do.
   bool stacked = taken->empty();
   int32_t from = 0;
   int32_t to = std::numeric_limits<int32_t>::max();

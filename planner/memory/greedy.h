@@ -15,13 +15,13 @@
 namespace sluice::planner {
 
 // Places the items of `order` into `taken`. Returns nullopt as soon as an item
-// would end above `limit`, because the caller already has a plan that good, or
-// when `expired` returns true. Offsets of items not in `order` are 0.
+// would end above `limit` (the caller has a plan with a lower peak), or when
+// `expired` returns true. Offsets of items not in `order` are 0.
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit, Occupancy* taken,
                                     const std::function<bool()>& expired);
 
-// The same, starting with empty memory and without a deadline.
+// Places the items into empty memory, without a deadline.
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit);
 
@@ -37,17 +37,17 @@ struct Frozen {
   Offsets offsets;
 };
 
-// Runs every order with both fits, in listed order, around the frozen items.
-// Keeps the best plan below `peak`, the known one; stops at the first with a
-// peak of at most `target`, or when `expired` returns true. `offsets` is empty
-// if no plan is below `peak`. Each order lists all items except the frozen
-// ones.
+// Tries every order with both fits, in the given sequence, around the frozen
+// items. Keeps the best plan below `peak`, the peak of a known plan. Stops at
+// the first plan with a peak of at most `target`, or when `expired` returns
+// true. `offsets` is empty if no plan is below `peak`. Each order lists all
+// items except the frozen ones.
 GreedyResult RaceOrders(const Problem& problem,
                         const std::vector<NamedOrder>& orders,
                         const Frozen& frozen, int64_t peak, int64_t target,
                         const std::function<bool()>& expired);
 
-// RaceOrders with the orders of GreedyOrders and nothing frozen.
+// Calls RaceOrders with the orders of GreedyOrders and nothing frozen.
 GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
                         const std::function<bool()>& expired);
 

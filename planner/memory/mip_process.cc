@@ -18,10 +18,10 @@
 namespace sluice::planner {
 namespace {
 
-// Question: kMagic, milliseconds, unit, bound, n, then lower, upper, size and
-// start of each item. Answer: kMagic, bound, n or 0, then offsets. Both sides
-// come from one build. Memfds and not pipes, because a write to a pipe without
-// a reader raises a signal.
+// The question is kMagic, milliseconds, unit, bound, n, then lower, upper, size
+// and start of each item. The answer is kMagic, bound, n or 0, then offsets.
+// Both processes run the same build. Memfds are used and not pipes, because a
+// write to a pipe without a reader raises a signal.
 using Message = std::vector<int64_t>;
 constexpr int64_t kMagic = 0x736c7569636d6970;
 constexpr size_t kHead = 5;
@@ -104,7 +104,7 @@ int ServeMip(int in_fd, int out_fd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // only the parent reads the answer
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
-  // Discards what CBC prints.
+  // Standard output is redirected, to discard what CBC prints.
   const int secluded = fcntl(out_fd, F_DUPFD_CLOEXEC, 3);
   const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
   if (secluded < 0 || null < 0 || dup2(null, out_fd) < 0) return 1;

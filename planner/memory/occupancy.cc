@@ -10,15 +10,15 @@ namespace {
 
 constexpr int64_t kAny = Scan::kNone - 1;
 
-// With fewer items a scan of all of them is faster than maintaining windows.
+// With fewer items, scanning all of them is faster than maintaining windows.
 constexpr size_t kMinItemsInWindows = 8192;
-// The width of windows is chosen so that an item lies in at most this many on
-// average. It lies in two of any width or more.
+// Windows are so wide that an item lies in at most this many on average. (With
+// any width it lies in at least two.)
 constexpr int64_t kMostWindowsAnItem = 4;
 constexpr int32_t kLeastWidth = 256;
 constexpr int32_t kWider = 8;  // factor of the width from one level to the next
 
-// First and last window that has a slot of [lower, upper).
+// Return the first and the last window with a slot of [lower, upper).
 int32_t FirstWindow(int32_t lower, int32_t width) {
   return std::max(lower / width - 1, 0);
 }
@@ -66,7 +66,7 @@ void AddressList::Clear() {
   firsts_.assign(1, 0);
 }
 
-// Returns the last block that may hold an item at `begin`.
+// Returns the index of the last block that may hold an item at `begin`.
 size_t AddressList::BlockOf(int64_t begin) const {
   const auto after =
       std::upper_bound(firsts_.begin() + 1, firsts_.end(), begin);
@@ -172,7 +172,8 @@ Occupancy::Occupancy(const Problem& problem) {
   const auto slots = static_cast<int32_t>(problem.live.size());
   int32_t width = kLeastWidth;
   while (width < slots && !AreFew(problem, width)) width *= 2;
-  // Wider windows would be useless: two of half of all slots hold every item.
+  // Wider windows would be useless: two windows of half of all slots hold every
+  // item.
   for (; width < slots / 4; width *= kWider) {
     levels_.push_back(
         {width, std::vector<AddressList>(
@@ -180,8 +181,8 @@ Occupancy::Occupancy(const Problem& problem) {
   }
 }
 
-// A lifetime of at most `width` slots lies inside the window that has its begin
-// in the first half.
+// Returns the list to scan for [lower, upper). A lifetime of at most `width`
+// slots lies inside the window that has the lifetime's begin in its first half.
 const AddressList& Occupancy::ListOf(int32_t lower, int32_t upper) const {
   for (const Windows& level : levels_) {
     if (upper - lower > level.width) continue;

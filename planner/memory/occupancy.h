@@ -1,16 +1,16 @@
-// An index of which addresses are taken in which slots (internal to the
+// An index of the addresses that are taken in each slot (internal to the
 // planner). With it a greedy placement of 60,000 buffers takes about a second.
 //
-// A list holds items in blocks, ascending in address. A query scans all of
-// them, sixteen lifetimes per instruction with AVX-512 and eight with AVX2, and
-// tracks the highest address reached by the items that live in the queried
-// slots. (A segment tree over the slots, which looks at fewer items, took 3 to
-// 10 times as long on random lifetimes and as long on a training run's.) An
-// item takes 28 bytes; no pair of items is ever stored.
+// A list holds items in blocks, ascending in address. A query scans all items,
+// sixteen lifetimes per instruction with AVX-512 and eight with AVX2, and
+// tracks the highest end of the items that live in the queried slots. (A
+// segment tree over the slots visits fewer items, but took 3 to 10 times as
+// long on random lifetimes, and as long on a training run's.) An item takes 28
+// bytes; no pairs of items are stored.
 //
-// If lifetimes are short compared with the trace, items are also kept in lists
-// of half-overlapping windows of slots, of several widths. A query about a
-// short lifetime then scans one window only, with the same answer.
+// If lifetimes are short compared with the trace, items are also stored in
+// lists of half-overlapping windows of slots, of several widths. A query about
+// a short lifetime then scans only one window, with the same answer.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ class AddressList {
   void Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
            uint32_t item);
 
-  // Frees the range of `item` that begins at `begin`.
+  // Frees the range of `item`, which begins at `begin`.
   void Remove(int64_t begin, uint32_t item);
 
   // Returns an offset where `size` units are free in all slots of [lower,
@@ -64,16 +64,16 @@ class AddressList {
 
 class Occupancy {
  public:
-  // A single list, without windows.
+  // An index with a single list, without windows.
   Occupancy() = default;
 
-  // Adds windows if the problem is large and its lifetimes are short.
+  // Uses windows if the problem is large and its lifetimes are short.
   explicit Occupancy(const Problem& problem);
 
   void Clear();
   bool empty() const { return whole_.empty(); }
 
-  // See AddressList.
+  // These functions are documented in AddressList.
   void Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
            uint32_t item);
   void Remove(const Item& lifetime, int64_t begin, uint32_t item);

@@ -9,7 +9,7 @@
 namespace sluice::planner {
 namespace {
 
-// Considers a gap. Returns true if it ends the scan.
+// Processes a gap that was found. Returns true if it ends the scan.
 bool Meet(int64_t gap, int64_t offset, Scan* scan) {
   if (gap < scan->size || gap >= scan->gap) return false;
   scan->gap = gap;
@@ -88,7 +88,7 @@ __attribute__((target("avx2"))) size_t ListAvx2(const ScanBlock& block,
   return count;
 }
 
-// Address ranges of a block's items that live in the queried slots.
+// The address ranges of those items of a block that live in the queried slots.
 struct Packed {
   alignas(64) int64_t begin[ScanBlock::kCapacity + 8];
   alignas(64) int64_t end[ScanBlock::kCapacity + 8];
@@ -106,7 +106,7 @@ __attribute__((target("avx512f"))) inline void Pack(const ScanBlock& block,
         _mm512_cmplt_epi32_mask(_mm512_load_si512(block.lower + k), upper) &
         _mm512_cmpgt_epi32_mask(_mm512_load_si512(block.upper + k), lower);
     if (together == 0) continue;
-    // No branch per half: it would often be mispredicted.
+    // There is no branch per half, because it would often be mispredicted.
     for (size_t half = 0; half < 16; half += 8) {
       const auto mask = static_cast<__mmask8>(together >> half);
       const __m512i begins = _mm512_load_si512(block.begin + k + half);
@@ -141,7 +141,7 @@ __attribute__((target("avx512f"))) bool ScanAvx512(const ScanBlock& block,
   __m512i reach = _mm512_set1_epi64(scan->reach);
   __m512i least = _mm512_set1_epi64(scan->size);
   __m512i most = _mm512_set1_epi64(scan->gap);
-  // Lanes past the last are zero, so they add no gap and no reach.
+  // Lanes after the last item are zero, so they add no gap and no reach.
   for (size_t k = 0; k < packed.count; k += 8) {
     const __m512i begins = _mm512_load_si512(packed.begin + k);
     const __m512i tops = RunningMax(_mm512_load_si512(packed.end + k));

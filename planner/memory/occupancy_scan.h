@@ -8,8 +8,8 @@
 
 namespace sluice::planner {
 
-// Items ascending in `begin`. Places from `count` on are filled so that they
-// are alive in no slot.
+// A block of items, ascending in `begin`. Unused places, from `count` on, have
+// lifetimes that overlap with no slot.
 struct ScanBlock {
   static constexpr size_t kCapacity = 256;
 
@@ -28,7 +28,7 @@ struct Scan {
   int32_t lower;  // slots
   int32_t upper;
   int64_t size;
-  int64_t enough;       // a gap this small ends the scan: the size, or any
+  int64_t enough;       // a gap of at most this ends the scan
   int64_t reach = 0;    // the highest end of the scanned items
   int64_t gap = kNone;  // the smallest gap of `size` or more, lowest on ties
   int64_t offset = 0;   // of that gap

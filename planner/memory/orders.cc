@@ -40,8 +40,9 @@ const char* const kOrderNames[] = {
     "breadth",        "birth",     "death", "birth-lifetime",
     "death-lifetime", "neighbours"};
 
-// Each of the first kPairs orders follows its variant with the peak first. The
-// other variants come after all plain orders, so that no plain order is missed.
+// The variants of the first kPairs orders come directly before their plain
+// orders. The other variants come after all plain orders, so that a deadline
+// does not prevent a plain order.
 constexpr size_t kPairs = 3;
 
 // Returns the items of the peak slot in the order of `inner`, then the rest by
@@ -66,7 +67,8 @@ NamedOrder PeakFirst(const Problem& problem, const NamedOrder& inner,
 }  // namespace
 
 std::vector<int64_t> NeighbourCounts(const Problem& problem) {
-  // For each slot: the number of items born before it, and dead before it.
+  // For each slot, the number of items born before it, and the number dead
+  // before it.
   std::vector<int64_t> born(problem.live.size() + 1);
   std::vector<int64_t> dead(problem.live.size() + 1);
   for (const Item& item : problem.items) {

@@ -22,9 +22,9 @@ struct NamedOrder {
 
 // Returns plain orders by one criterion each (size, lifetime, area, birth, …),
 // and for each a variant that begins with the items alive at the peak slot.
-// (Those alone decide whether the bound is met; the other items fit around them
-// where there is room.) The most promising orders come first. Ties go by the
-// second criterion, then by request.
+// (Only those items decide whether the bound is met; the others fit around
+// them.) The most promising orders come first. Ties are broken by a second
+// criterion, then by the items' order.
 std::vector<NamedOrder> GreedyOrders(const Problem& problem);
 
 }  // namespace sluice::planner

@@ -12,8 +12,8 @@
 namespace sluice::planner {
 namespace {
 
-// A request of the trace, in order. Frees come before allocations on ties,
-// since lifetimes are half-open.
+// A request of the trace. Requests are sorted by time, with frees before
+// allocations on ties, because lifetimes are half-open.
 struct Request {
   int64_t time = 0;
   bool allocates = false;
@@ -37,13 +37,13 @@ std::vector<Request> RequestsOf(const plan::Trace& trace) {
   return requests;
 }
 
-// Period detection compares only lifetimes of fewer requests than this. A
-// buffer that lives longer may outlive its pass, and its lifetime then differs
-// from pass to pass.
+// Period detection compares a lifetime only if it is shorter than this, in
+// requests. A buffer that lives longer may outlive its pass, and its lifetime
+// may then differ between passes.
 constexpr uint32_t kNear = 32;
-// A shorter pass is not worth a level; a longer one repeats too seldom.
+// Limit of a pass's requests: planning a shorter pass separately gains nothing.
 constexpr size_t kLeastPeriod = 8;
-constexpr size_t kMostPeriods = 24;  // that are examined in detail
+constexpr size_t kMostPeriods = 24;  // candidates that are examined
 constexpr size_t kMostRuns = 64;
 
 class Detector {
@@ -55,8 +55,8 @@ class Detector {
     if (!Tokenize(stopped)) return {};
     std::vector<Run> runs;
     for (const size_t period : Periods()) FindRuns(period, &runs);
-    // Runs that cover more go first. With equal cover the shorter period goes
-    // first, because it is planned in less time.
+    // Sorts runs by the number of requests that they cover, the most first. On
+    // ties the shorter period comes first, because planning it takes less time.
     std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
       return std::make_tuple(b.Length(), a.period, a.begin) <
              std::make_tuple(a.Length(), b.period, b.begin);
@@ -77,14 +77,14 @@ class Detector {
   }
 
  private:
-  // Requests [begin, end), each equal to the one `period` later.
+  // The requests [begin, end), of which each equals the one `period` later.
   struct Run {
     size_t begin = 0, end = 0, period = 0;
     size_t Length() const { return end - begin; }
   };
 
-  // Gives requests equal tokens if direction, size and, when short, lifetime
-  // are equal. Returns false once `stopped` returns true.
+  // Gives equal tokens to requests with equal direction, size and (if it is
+  // short) lifetime. Returns false once `stopped` returns true.
   bool Tokenize(const std::function<bool()>& stopped) {
     std::vector<uint32_t> born(trace_.buffers.size());
     std::vector<uint32_t> life(trace_.buffers.size());
@@ -110,15 +110,16 @@ class Detector {
     return true;
   }
 
-  // Returns whether requests k and k + period are equal. Lifetimes count only
-  // if the buffer may die inside a pass of that period.
+  // Returns whether requests k and k + period are equal. Lifetimes are compared
+  // only if a buffer may die inside a pass of that period.
   bool Same(size_t k, size_t period) const {
     return tokens_[k] == tokens_[k + period] &&
            (lives_[k] == lives_[k + period] ||
             (lives_[k] >= period && lives_[k + period] >= period));
   }
 
-  // Returns the commonest distances between a token and its next occurrence.
+  // Returns the most frequent distances between a token and its next
+  // occurrence.
   std::vector<size_t> Periods() const {
     std::unordered_map<uint32_t, size_t> last;
     std::unordered_map<size_t, size_t> count;
@@ -147,22 +148,22 @@ class Detector {
     size_t begin = 0;
     for (size_t k = 0; k + period <= tokens_.size(); ++k) {
       if (k + period < tokens_.size() && Same(k, period)) continue;
-      // [begin, k) repeats; including the last repetition, the run is [begin, k
-      // + period).
+      // Requests [begin, k) equal those one period later, so the run with its
+      // last repetition is [begin, k + period).
       if (k >= begin + period) runs->push_back({begin, k + period, period});
       begin = k + 1;
     }
   }
 
-  // Cuts the run at the phase with the least short-lived memory across it.
-  // Returns false if no phase can be cut.
+  // Cuts the run into passes at the phase with the least short-lived memory
+  // across the cut. Returns false if the run cannot be cut at any phase.
   bool AddPasses(const Run& run, std::vector<Pass>* passes) const {
     size_t best = SIZE_MAX;
     int64_t least = 0;
     int64_t alive = 0;  // short-lived bytes of this run before request k
     for (size_t k = run.begin; k <= run.end; ++k) {
-      // Measured in the second period, where buffers of the first are counted
-      // too.
+      // Uses `alive` of the second period, because it includes the buffers of
+      // the first.
       const size_t phase = k - run.period;
       if (k >= run.begin + run.period && run.end - phase >= 2 * run.period &&
           IsCut(phase) && (best == SIZE_MAX || alive < least)) {
@@ -263,7 +264,7 @@ Signature SignatureOf(const Unit& unit) {
   return signature;
 }
 
-// The plan of each pass; nullptr if the pass is too small to be planned.
+// The plan of each pass; null if the pass is too small to be planned.
 class PassPlans {
  public:
   absl::Status Plan(const std::vector<Unit>& units, const FlatPlanner& flat) {
@@ -283,7 +284,7 @@ class PassPlans {
   const plan::Placement* of(size_t pass) const { return of_[pass]; }
 
  private:
-  // A std::map, because it keeps addresses stable.
+  // A std::map keeps the addresses of its values.
   std::map<Signature, plan::Placement> known_;
   std::vector<const plan::Placement*> of_;
 };

@@ -15,7 +15,7 @@
 namespace sluice::planner {
 
 // A span of the trace's time with the same requests as another span, such as a
-// layer or a micro batch: the repeated unit of the two-level plan.
+// layer or a micro batch. The two-level plan plans it as one unit.
 struct Pass {
   int64_t lower = 0;
   int64_t upper = 0;
@@ -23,10 +23,10 @@ struct Pass {
 
 // Returns disjoint, ascending spans of the trace that make the same requests:
 // the same sizes in the same order, and the same lifetimes of buffers freed
-// inside. They are found as runs of a period in the sequence of requests, the
-// longest runs first. A run is cut at the phase where the least short-lived
-// memory is alive. Returns nothing if nothing repeats or `stopped` returned
-// true. Time: a few hundred looks at each request.
+// inside. Searches the sequence of requests for runs that repeat with a period,
+// and uses the longest runs first. A run is cut into passes at the phase where
+// the least short-lived memory is alive. Returns nothing if nothing repeats or
+// `stopped` returned true. Time: a few hundred visits of each request.
 std::vector<Pass> DetectPasses(
     const plan::Trace& trace,
     const std::function<bool()>& stopped = [] { return false; });
@@ -40,11 +40,11 @@ using FlatPlanner =
 
 // Plans a trace in two levels. Level 1 plans each distinct pass once, with the
 // buffers that live and die inside it. Level 2 replaces each pass by one pseudo
-// request of its plan's peak, together with the buffers that cross the pass's
-// ends. Returns nullopt if no pass holds two buffers, because then nothing can
-// be gained. The placement covers the whole trace and is valid; its lower_bound
-// is 0 and proved_by "none", since a proof of level 2 proves nothing about the
-// flat trace.
+// request with the peak of its plan, and places these together with the buffers
+// that live in no single pass. Returns nullopt if no pass contains two buffers,
+// because then two levels gain nothing. The placement covers the whole trace
+// and is valid. Its lower_bound is 0 and proved_by "none", because a proof for
+// level 2 proves nothing about the flat trace.
 absl::StatusOr<std::optional<plan::Placement>> PlanByPasses(
     const plan::Trace& trace, const std::vector<Pass>& passes,
     const FlatPlanner& flat);

@@ -19,8 +19,8 @@ namespace {
 // A limit that keeps sums of sizes in 64 bits.
 constexpr int64_t kMostBytes = int64_t{1} << 61;
 
-// Makes the checks of Decode, because a caller inside the process may not have
-// decoded the trace.
+// Checks the trace as Decode does, because a caller in this process may not
+// have decoded it.
 absl::Status CheckTrace(const plan::Trace& trace) {
   const int64_t alignment = trace.alignment.count();
   if (alignment < 1 || (alignment & (alignment - 1)) != 0) {
@@ -47,7 +47,8 @@ absl::Status CheckTrace(const plan::Trace& trace) {
   return absl::OkStatus();
 }
 
-// From this size, planning the repeated part once costs less than the race.
+// For traces of this size or more, planning a repeated part once takes less
+// time than a race over the flat trace.
 constexpr size_t kMinLeveledItems = 1000;
 
 PortfolioOptions PortfolioOptionsOf(const MemoryOptions& options,
@@ -85,8 +86,9 @@ MemoryPlan PlanOf(const plan::Trace& trace, const Problem& problem,
   return plan;
 }
 
-// Plans two levels, each by greedy orders alone. Adopts the plan if it is
-// better than `known`. A proof for a level is not one for the flat trace.
+// Plans two levels, each by greedy orders alone. Replaces `known` by the plan
+// if it is better, and returns whether it is. A proof for a level is no proof
+// for the flat trace.
 bool RunLevels(const plan::Trace& trace, const Problem& problem,
                const std::vector<Pass>& passes, const PortfolioOptions& inner,
                Knowledge* known) {
@@ -115,7 +117,8 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
 }
 
 // Plans two levels if at least half of a long trace is repetition. The repeated
-// part is then planned once; racing the flat trace would take seconds.
+// part is then planned only once, while a race over the flat trace would take
+// seconds.
 bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
                     const MemoryOptions& options, const PortfolioOptions& inner,
                     Knowledge* known) {
@@ -170,15 +173,15 @@ Found CombineFound(Found first, Found second) {
   return std::move(best);
 }
 
-// With a capacity, first searches for a plan that fits it; if none is found,
-// searches for the smallest peak.
+// Plans the trace. With a capacity, first searches only for a plan that fits
+// it. If none is found, searches for the smallest peak.
 Found Solve(const plan::Trace& trace, const Problem& problem,
             const MemoryOptions& options, absl::Time start) {
   if (!options.capacity) return SolveOnce(trace, problem, options, start);
   const int64_t units = options.capacity->count() / problem.unit;
   MemoryOptions free = options;
   free.capacity.reset();
-  // max_live proves that nothing fits.
+  // No plan fits, because max_live is a lower bound.
   if (units < problem.max_live) return SolveOnce(trace, problem, free, start);
   MemoryOptions asked = options;
   asked.time_limit = options.time_limit / 2;

@@ -19,7 +19,7 @@
 
 namespace sluice::planner {
 
-// Reported before each arm and after each better plan.
+// The state of a run, reported before each arm and after each better plan.
 struct MemoryProgress {
   std::string arm;  // "greedy", "search", "window", "cbc", …
   Bytes peak;
@@ -30,26 +30,26 @@ struct MemoryProgress {
 struct MemoryOptions {
   // Wall time, including the checks of the input and the plan.
   absl::Duration time_limit = absl::Seconds(10);
-  // Set from a signal handler or another thread: the search ends with the best
-  // plan so far, as if the time were over.
+  // Set by a signal handler or another thread. The search then ends with the
+  // best plan so far, as if the time were over.
   const std::atomic<bool>* stop = nullptr;
   // Stops at the first plan with a peak of at most this. If no plan meets it
   // within half of the time limit, the rest is spent on the smallest peak.
   std::optional<Bytes> capacity;
-  // A multiple of the usual work, at least 1. The additional work is spent if
-  // the usual work ends without a proof, and continues from its result.
+  // A multiple of the usual work, at least 1. The additional work continues
+  // from the usual result, and is done only if that has no proof.
   int64_t effort = 1;
-  // Runs in the calling thread.
+  // Called in the calling thread; may be empty.
   std::function<void(const MemoryProgress&)> progress;
   bool use_search = true;  // canonical search: whole, windows, neighbourhoods
-  bool use_cbc = true;     // the MIP, for pieces that are still open
+  bool use_cbc = true;     // the MIP, for pieces without a proof
   // The program that answers `PROGRAM mip` (sluice-worker, planner/worker).
-  // Empty: CBC runs in this process, and a crash of CBC ends it.
+  // Empty: CBC runs in this process, which a crash of CBC ends.
   std::string mip_program;
 };
 
-// A placement (the part that is sent and written to the plan file) and facts
-// about how it was found.
+// A placement (which is sent, and written to the plan file), with facts about
+// how it was found.
 struct MemoryPlan : plan::Placement {
   size_t buffers = 0;
   Bytes max_live;  // most bytes alive at once, with sizes rounded up
@@ -57,11 +57,12 @@ struct MemoryPlan : plan::Placement {
   // "proof": the peak equals the bound; "capacity": the plan fits in it;
   // "work": all arms used their budgets; "time"; "stopped".
   std::string stopped_by;
-  // With a capacity: whether a plan fits, nullopt if not known.
+  // Whether a plan fits the capacity; nullopt if that is unknown or there is no
+  // capacity.
   std::optional<bool> fits;
   bool valid = false;  // passed ValidatePlacement
 
-  // (peak - lower_bound) / lower_bound; 0 for an empty trace.
+  // Returns (peak - lower_bound) / lower_bound, or 0 for an empty trace.
   double gap() const {
     return lower_bound > Bytes(0)
                ? static_cast<double>((peak - lower_bound).count()) /
@@ -70,8 +71,8 @@ struct MemoryPlan : plan::Placement {
   }
 };
 
-// Plans the trace. For a valid trace the plan is always valid, and the same
-// every time unless `stopped_by` is "time" or "stopped". InvalidArgument: a
+// Plans the trace. For a valid trace the plan is always valid. It is the same
+// in every run unless `stopped_by` is "time" or "stopped". InvalidArgument: a
 // buffer is invalid; the message names it.
 absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
                                       const MemoryOptions& options);

@@ -12,7 +12,7 @@
 
 namespace sluice::planner {
 
-// The known facts about a problem: the best placement and a lower bound.
+// The known facts about a problem: its best placement so far and a lower bound.
 struct Knowledge {
   Offsets offsets;
   int64_t peak = 0;
@@ -26,10 +26,10 @@ struct Knowledge {
 struct PortfolioOptions {
   const MemoryOptions& asked;
   absl::Time deadline;
-  // A plan with at most this peak is good enough; at least max_live.
+  // The search ends with a plan of at most this peak. At least max_live.
   int64_t goal = 0;
-  // The goal is a capacity: only a plan that meets it is useful, so arms try
-  // only the goal.
+  // True: the goal is a capacity. Only a plan that meets it is useful, so arms
+  // try nothing else.
   bool goal_is_capacity = false;
   // Called before each arm and after each better plan.
   std::function<void(const std::string& arm, const Knowledge&)> progress;
@@ -41,7 +41,7 @@ struct PortfolioOptions {
 // Runs the greedy race on the whole problem.
 Knowledge RunGreedy(const Problem& problem, const PortfolioOptions& options);
 
-// Runs the other arms piece by piece, starting from `known`.
+// Improves `known` by running the other arms on each piece of the problem.
 void RunPieces(const Problem& problem, const PortfolioOptions& options,
                Knowledge* known);
 

@@ -1,10 +1,11 @@
-// A trace, normalised for the solvers (internal to the planner).
+// A trace in the normal form that the solvers use (internal to the planner).
 //
-// Lossless: an optimal placement of the problem is one of the trace. Sizes are
-// rounded up to the alignment and divided by their greatest common divisor
-// (some optimum lies on sums of sizes). Time is compressed to slots, each from
-// an allocation that follows a free to the next such allocation (the maximal
-// cliques of an interval graph). Empty buffers are left out.
+// Nothing is lost: an optimal placement of the problem is one of the trace.
+// Sizes are rounded up to the alignment and divided by their greatest common
+// divisor (some optimal placement uses only sums of sizes as offsets). Time is
+// compressed to slots. A slot lasts from an allocation that follows a free to
+// the next such allocation (the maximal cliques of an interval graph). Empty
+// buffers are left out.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@
 
 namespace sluice::planner {
 
-// Alive in slots [lower, upper).
+// A buffer, alive in slots [lower, upper).
 struct Item {
   int32_t lower = 0;
   int32_t upper = 0;
@@ -34,8 +35,8 @@ struct Problem {
   std::vector<size_t> source;  // items[k] is the trace's buffers[source[k]]
   std::vector<int64_t> live;   // units alive in each slot
   int64_t unit = 1;            // bytes per unit
-  // The most units alive in a slot: a lower bound of any plan. `peak_slot` is
-  // the first slot that reaches it.
+  // The maximum of `live`, a lower bound of any plan. `peak_slot` is the first
+  // slot that reaches it.
   int64_t max_live = 0;
   int32_t peak_slot = 0;
 };
@@ -45,7 +46,8 @@ using Offsets = std::vector<int64_t>;
 
 Problem Normalise(const plan::Trace& trace);
 
-// Maximum over any range of `values`: O(n log n) memory, O(1) per query.
+// Finds the maximum over any range of `values`: O(n log n) memory, O(1) per
+// query.
 class RangeMax {
  public:
   explicit RangeMax(const std::vector<int64_t>& values);
@@ -59,7 +61,7 @@ class RangeMax {
 // Recomputes live, max_live and peak_slot from the items.
 void FinishProblem(Problem* problem);
 
-// Gives items new slots, as few as the old ones allow, and calls FinishProblem.
+// Renumbers the items' slots to as few as possible, and calls FinishProblem.
 void CompressSlots(Problem* problem);
 
 int64_t PeakOf(const Problem& problem, const Offsets& offsets);

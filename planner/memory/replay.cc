@@ -24,14 +24,14 @@ struct Stay {
   uint32_t item;
 };
 
-// How a free range is chosen: among the `candidates` smallest ranges that are
-// large enough, the one with the least sum of `left_over` x (remainder / size)
-// and the mismatch of deaths. 0 candidates: best fit.
+// The rule that chooses a free range: among the `candidates` smallest ranges
+// that are large enough, the one with the least sum of `left_over` x (remainder
+// / size) and the mismatch of deaths. 0 candidates: best fit.
 struct Rule {
   int candidates = 0;
   double left_over = 0;
 };
-// More candidates do better if sizes vary widely, fewer if they are alike.
+// More candidates are better if sizes vary widely, fewer if they are alike.
 constexpr Rule kRules[] = {{8, 3}, {16, 3}, {32, 1}, {4, 1}, {2, 1}, {1, 1}};
 
 class FreeList {
@@ -142,8 +142,8 @@ class FreeList {
   int64_t top_ = 0;  // everything from here on is free
 };
 
-// Gives offsets to items that begin after `start`, around the items alive in
-// it, which have theirs. Returns the highest end, or nullopt if that is above
+// Places the items that begin after `start` around the items alive in `start`,
+// which have offsets. Returns the highest end, or nullopt if it is above
 // `limit`.
 std::optional<int64_t> Sweep(const Problem& problem, bool backward,
                              int32_t start, const Rule& rule, int64_t limit,
@@ -243,7 +243,7 @@ std::optional<Offsets> SweepFromPeak(const Problem& problem, Stack stack,
   for (const uint32_t k : StackOf(problem, stack)) {
     stacked[k] = std::exchange(top, top + problem.items[k].size);
   }
-  // The halves share only the stack.
+  // The two halves share only the stack, so they are independent.
   const auto best_half = [&](bool backward, Offsets* best) {
     int64_t least = limit;
     for (const Rule& rule : kRules) {

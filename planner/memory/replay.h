@@ -1,5 +1,5 @@
-// Makes plans in O(n log n) by sweeping over time, as an allocator does
-// (internal to the planner).
+// Makes plans in O(n log n) by simulating an allocator over time (internal to
+// the planner).
 //
 // Thread safety: pure functions.
 #pragma once
@@ -18,21 +18,21 @@ namespace sluice::planner {
 Offsets ReplayAllocator(const Problem& problem,
                         const std::function<bool()>& expired);
 
-// How the items of the peak slot are stacked.
+// How SweepFromPeak stacks the items of the peak slot.
 enum class Stack {
-  // By birth into sqrt(n) groups, each group by death: items that die together,
-  // in either direction of time, then leave one wide gap.
+  // Sorted by birth and divided into sqrt(n) groups, each sorted by death.
+  // Items that are born or die together then leave one wide gap.
   kGroups,
   kBySize,
 };
 
-// Stacks the items of the peak slot and sweeps outward from there, forward for
-// items born later and backward for items that die before it, so that the plan
-// has no gaps where memory is scarcest. A free range is chosen by its remainder
-// and by how close its neighbours' deaths are to the item's. Each half takes
-// the best of several weights of the two; the halves run in parallel. Returns
-// nullopt if no plan is below `limit`. Ends early at `target` and when
-// `expired` returns true.
+// Stacks the items of the peak slot and sweeps from there in both directions:
+// forward for items born later, and backward for items that die before it. So
+// the plan has no gaps where memory is scarcest. A free range is chosen by the
+// bytes it leaves over, and by how close its neighbours' deaths are to the
+// item's. Each half takes the best result of several weights of the two; the
+// halves run in parallel. Returns nullopt if no plan is below `limit`. Ends
+// early at `target` and when `expired` returns true.
 std::optional<Offsets> SweepFromPeak(const Problem& problem, Stack stack,
                                      int64_t limit, int64_t target,
                                      const std::function<bool()>& expired);

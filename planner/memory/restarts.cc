@@ -18,7 +18,7 @@ const char* const kOrders[] = {"TWA", "Twa", "WAT", "waT", "TAW", "Taw", "TOW",
                                "AWT", "awT", "OZW", "ZWT", "TZW", "OTA", "OWA"};
 
 constexpr int64_t kFirstBudget = 2000;
-// Budget of a mixture, in nodes per item: most mixtures that ever end do so
+// A mixture's budget in nodes per item: most mixtures that ever end do so
 // within it.
 constexpr int64_t kMixtureNodes = 2;
 
@@ -83,8 +83,8 @@ Order Restarts::StaticOrder(const std::string& letters) const {
 }
 
 Order Restarts::Mixture(std::mt19937* random) const {
-  // Mostly size^a lifetime^b with b > a and little else: those end most often,
-  // nearly without backtracking. The rest are arbitrary.
+  // Three of four mixtures are close to size^a lifetime^b with b > a: they end
+  // most often, nearly without backtracking. The others are arbitrary.
   const bool near_area = Uniform(random, 0, 1) < 0.75;
   const auto pick = [&](double low, double high, double any_low,
                         double any_high) {
@@ -140,7 +140,7 @@ SearchResult Restarts::Ask(int64_t capacity, int64_t max_nodes,
         return result;
       }
     }
-    // Mixtures get twice the nodes that the static orders took.
+    // Mixtures get twice as many nodes as the static orders used.
     const int64_t until = 3 * result.nodes - 2 * before;
     while (result.nodes < until) {
       const int64_t left = max_nodes - result.nodes;

@@ -133,8 +133,8 @@ bool CanonicalSearch::Branch(Part part, Mark last) {
     solved = effect.fits && Continue(Without(part, next.item), next, effect);
     if (solved) break;
     Rewind(before);
-    // No open item lives together with it, so it blocks none, and another
-    // choice cannot help.
+    // No open item lives together with the placed one, so it blocks none, and
+    // another choice cannot help.
     if (stopped_ || !effect.hat) break;
   }
   pool_.resize(first);
@@ -162,10 +162,9 @@ bool CanonicalSearch::PassedOver(uint32_t k, Mark last) const {
          (least_[k] == last.offset && rank_[k] < last.rank);
 }
 
-// An item was passed over if its lowest place lies before the mark: it must
-// rest on another open item that lives together with it. Returns whether one of
-// those ends low enough for the item to lie at `limit` or below. Checks the one
-// found last first.
+// Returns whether item k, which was passed over (its lowest place is before the
+// mark), can rest on another open item that lives together with it and ends at
+// `limit` or below. The item that was found last is checked first.
 bool CanonicalSearch::CanRest(uint32_t k, Mark last, int64_t limit) {
   const auto holds = [&](uint32_t other) {
     return !placed_[other] &&
@@ -190,8 +189,8 @@ bool CanonicalSearch::HasPlace(uint32_t k, Mark last) {
   return !PassedOver(k, last) || CanRest(k, last, capacity_ - items_[k].size);
 }
 
-// Returns whether the slot's open items fit above the lowest place that any of
-// them can get.
+// Returns whether the slot's open items can be stacked from the lowest place
+// that any of them can still get.
 bool CanonicalSearch::SlotFits(size_t slot, Mark last) {
   if (remaining_[slot] == 0) return true;
   const int64_t limit = capacity_ - remaining_[slot];
@@ -208,7 +207,8 @@ bool CanonicalSearch::SlotFits(size_t slot, Mark last) {
   return false;
 }
 
-// Checks lower bounds: every slot fits, and every open item has a place.
+// Returns whether the part may still fit: every slot fits, and every open item
+// has a place.
 bool CanonicalSearch::Fits(Part part, Mark last) {
   const auto from = static_cast<size_t>(part.from);
   const auto to = static_cast<size_t>(part.to);
@@ -232,8 +232,8 @@ bool CanonicalSearch::Fits(Part part, Mark last) {
   return true;
 }
 
-// Splits a range into groups with no open item that crosses from one to
-// another. Sorts the range.
+// Splits a range into groups that no open item connects in time. Sorts the
+// range.
 std::vector<CanonicalSearch::Part> CanonicalSearch::Split(Part whole) {
   const auto begin = open_.begin() + static_cast<ptrdiff_t>(whole.begin);
   const auto end = open_.begin() + static_cast<ptrdiff_t>(whole.end);
@@ -253,10 +253,10 @@ std::vector<CanonicalSearch::Part> CanonicalSearch::Split(Part whole) {
   return parts;
 }
 
-// Adds the items that may be placed next, in ascending (offset, rank).
+// Adds the items that may be placed next to pool_, in ascending (offset, rank).
 void CanonicalSearch::AddCandidates(Part part, Mark last) {
-  // An item with its lowest place at or above the lowest possible top could be
-  // dropped below all open items, so it is no candidate.
+  // An item with its lowest place at or above the lowest possible top could
+  // move down below all open items, so placing it next would not be canonical.
   int64_t lowest_top = kNoTop;
   for (size_t i = part.begin; i < part.end; ++i) {
     const uint32_t k = open_[i];

@@ -1,6 +1,7 @@
 // Canonical search (internal to the planner): decides whether a problem fits a
-// capacity. After MiniMalloc (Moffitt, ASPLOS'23, DOI 10.1145/3623278.3624752),
-// own code. README.md shows why each cut is sound.
+// capacity. The algorithm is MiniMalloc's (Moffitt, ASPLOS'23, DOI
+// 10.1145/3623278.3624752), in our own code. README.md shows why each cut is
+// sound.
 #pragma once
 
 #include <cstddef>
@@ -19,22 +20,24 @@ enum class Verdict {
   kUnknown,     // the budget was used up
 };
 
-// Searches depth first over canonical placements: items in ascending (offset,
-// rank), each resting on 0 or on one placed before it. Memory: one entry per
-// pair of items that live together, and one per slot that an item lives in.
+// Searches depth first over canonical placements: items are placed in ascending
+// (offset, rank), and each rests on 0 or on an item placed before it. Memory:
+// one entry per pair of items that live together, and one per slot that an item
+// lives in.
 class CanonicalSearch {
  public:
   explicit CanonicalSearch(const Problem& problem);
 
-  // `order` ranks the items. `expired` is checked every few hundred nodes.
+  // Runs the search. `order` ranks the items. `expired` is called every few
+  // hundred nodes.
   Verdict Run(const Order& order, int64_t capacity, int64_t max_nodes,
               const std::function<bool()>& expired);
 
-  const Offsets& offsets() const { return least_; }  // after kFits
-  int64_t nodes() const { return nodes_; }           // of the last run
+  const Offsets& offsets() const { return least_; }  // valid after kFits
+  int64_t nodes() const { return nodes_; }           // of the last Run
 
  private:
-  // The position of the last placement; the next must not lie before it.
+  // The position of the last placement. The next one must not be before it.
   struct Mark {
     int64_t offset = 0;
     uint32_t rank = 0;
@@ -55,8 +58,8 @@ class CanonicalSearch {
     bool cut = false;  // two groups no longer touch in time
     bool fits = true;  // no item was pushed above the capacity
   };
-  // Open items that touch in time, directly or through others: a range of
-  // open_, and their slots.
+  // A range of open_ with items that touch in time, directly or through others,
+  // and the slots that they live in.
   struct Part {
     size_t begin;
     size_t end;
@@ -95,9 +98,9 @@ class CanonicalSearch {
 
   const Problem& problem_;
   const std::vector<Item>& items_;
-  Lists neighbours_;  // of an item: items that live together with it
-  Lists alive_;       // of a slot: items alive in it
-  // The equal item that must be placed before an item, or -1.
+  Lists neighbours_;  // [item]: items that live together with it
+  Lists alive_;       // [slot]: items alive in it
+  // [item]: the equal item that must be placed before it, or -1.
   std::vector<int32_t> twin_;
 
   // State of one run.
@@ -107,13 +110,14 @@ class CanonicalSearch {
   int64_t nodes_ = 0;
   bool stopped_ = false;
   std::vector<uint32_t> rank_;
-  Offsets least_;  // an item's lowest possible offset; its offset once placed
+  Offsets least_;  // lowest possible offset; final if placed
   std::vector<uint8_t> placed_;
   std::vector<int64_t> remaining_;  // units of open items in a slot
   std::vector<int32_t> cover_;      // open items across a slot's first border
-  std::vector<uint32_t> support_;   // an item's last result of CanRest
-  std::vector<uint32_t> witness_;   // a slot's last result of SlotFits
-  // The last failure is checked first: most dead ends have one reason.
+  std::vector<uint32_t> support_;   // [item]: the last item that CanRest found
+  std::vector<uint32_t> witness_;   // [slot]: the last item that SlotFits found
+  // The slot and item of the last failure are checked first, because most dead
+  // ends have the same reason.
   size_t bad_slot_ = 0;
   uint32_t bad_item_ = 0;
   std::vector<uint32_t> open_;

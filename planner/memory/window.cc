@@ -12,14 +12,14 @@
 namespace sluice::planner {
 namespace {
 
-// The public LLM trace needed 638 items around its peak.
+// Numbers of items in the windows. The public LLM trace needed 638 items.
 constexpr size_t kWindows[] = {250, 700, 1500};
 constexpr int64_t kNodes = 200'000;
-// After this many placements around frozen windows no wider window is tried:
+// No wider window is tried after this many placements around frozen windows:
 // with 60,000 items they take long and rarely help.
 constexpr size_t kPlacements = 400'000;
 
-// The orders of GreedyOrders that are used for the rest.
+// The orders of GreedyOrders that place the items outside the window.
 constexpr std::string_view kRestOrders[] = {"size", "lifetime", "area",
                                             "breadth"};
 

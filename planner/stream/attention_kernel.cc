@@ -13,25 +13,26 @@ constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 struct KernelTraits {
   const char* name;
-  // The largest element size that it takes; the smallest is 2.
+  // The largest supported element size. The smallest is 2.
   int64_t most_bytes = 0;
-  int64_t widest = 0;    // widest head that it takes
+  int64_t widest = 0;    // the widest supported head
   int64_t multiple = 8;  // head widths must be a multiple of this
   int64_t least_keys = 1;
   bool window = false;
 };
 
-// In the order of AttentionKernel.
+// Ordered by AttentionKernel.
 constexpr KernelTraits kTraits[] = {
     {.name = "auto"},
     {.name = "flash", .most_bytes = 2, .widest = 256, .window = true},
     {.name = "efficient", .most_bytes = 4, .widest = 256},
-    // Its operators do not check the dtype and would read fp32 as fp16. torch's
-    // own check (sdp_utils.cpp) limits heads to 128 for the cuDNN 9.19 of its
-    // wheels. cuDNN refuses a single key, and torch passes it no windows.
+    // cuDNN's operators do not check the dtype and would read fp32 as fp16.
+    // torch's own check (sdp_utils.cpp) limits heads to 128 for the cuDNN 9.19
+    // of its wheels. cuDNN refuses a single key, and torch does not pass
+    // windows to it.
     {.name = "cudnn", .most_bytes = 2, .widest = 128, .least_keys = 2},
     {.name = "flash (FA3)", .most_bytes = 2, .widest = 256, .window = true},
-    // torch's backward by FA4 refuses windows (torch/nn/attention/_fa4.py).
+    // torch's backward with FA4 refuses windows (torch/nn/attention/_fa4.py).
     {.name = "flash (FA4)", .most_bytes = 2, .widest = 256},
     {.name = "flash on the CPU",
      .most_bytes = kAny,

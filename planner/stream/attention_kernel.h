@@ -1,5 +1,6 @@
-// Selects the kernel that computes a block of attention: one table of kernels
-// and one rule, for sluice-train and, over the C ABI, for the Python package.
+// Selects the kernel that computes a block of attention. sluice-train and (over
+// the C ABI) the Python package use the same table of kernels and the same
+// rule.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -10,8 +11,9 @@
 
 namespace sluice::stream {
 
-// kFa3, kFa4: torch's flash operators run these if the user has activated them.
-// kScores: no kernel; the block's scores are materialised (eager attention).
+// kFa3, kFa4: torch's flash operators run these kernels if the user has
+// activated them. kScores: no kernel runs; the block's scores are materialised
+// (eager attention).
 enum class AttentionKernel {
   kAuto,
   kFlash,
@@ -27,8 +29,8 @@ inline constexpr AttentionKernel kAskedKernels[] = {
     AttentionKernel::kAuto, AttentionKernel::kFlash,
     AttentionKernel::kEfficient, AttentionKernel::kCudnn};
 
-// "auto", "flash", "efficient", "cudnn", "flash (FA3)", "flash (FA4)",
-// "flash on the CPU", "whole scores"
+// Returns "auto", "flash", "efficient", "cudnn", "flash (FA3)", "flash (FA4)",
+// "flash on the CPU" or "whole scores".
 const char* Name(AttentionKernel kernel);
 
 inline constexpr int kCpuCapability = -1;
@@ -38,11 +40,12 @@ struct AttentionBlock {
   AttentionKernel flash = AttentionKernel::kFlash;  // or kFa3, kFa4
   // Compute capability, as in DeviceInfo. 0: not known yet.
   int capability = 0;
-  int64_t element_bytes = 0;  // of q, k and v; 0 if they differ
-  int64_t head_dim = 0;       // of q and k
-  int64_t value_dim = 0;      // of v
+  // Bytes of an element of q, k and v; 0 if they differ.
+  int64_t element_bytes = 0;
+  int64_t head_dim = 0;   // of q and k
+  int64_t value_dim = 0;  // of v
   int64_t keys = 2;
-  // The block is cut at documents, so its shape seldom repeats.
+  // The block is cut at the borders of documents, so its shape seldom repeats.
   bool part = false;
   bool window = false;     // each row sees a window of keys
   bool intervals = false;  // each row sees its own interval of keys
@@ -50,17 +53,17 @@ struct AttentionBlock {
 };
 
 // Returns the kernel that computes `block`, never kAuto. kAuto selects cuDNN
-// for bf16 and fp16 on compute capability 9.0: on an H100, over 65,536 rows of
-// 16 heads of 128, it reached 741 and 639 TFLOP/s forward and backward, torch's
-// flash 376 and 335 (`verify --python`, deploy/bundle/measured). No other GPU
-// was measured, so others use flash. So do parts of blocks: cuDNN builds a plan
-// for each new shape, and documents make new shapes in each step. fp32 uses
-// efficient.
+// for bf16 and fp16 on compute capability 9.0: on an H100, with 65,536 rows of
+// 16 heads of 128, it reached 741 TFLOP/s forward and 639 backward, and torch's
+// flash 376 and 335 (`verify --python`, deploy/bundle/measured). Other GPUs
+// were not measured and use flash. Parts of blocks also use flash, because
+// cuDNN builds a plan for each new shape, and documents make new shapes in each
+// step. fp32 uses efficient.
 AttentionKernel KernelOf(const AttentionBlock& block);
 
-// Returns the dtype or head width that the requested kernel does not take, with
-// the kernel's name in front ("cudnn takes …"), or nullopt if it takes the
-// block.
+// Returns why the requested kernel cannot compute the block: its dtype or head
+// width. The text begins with the kernel's name ("cudnn takes …"). Returns
+// nullopt if the kernel can.
 std::optional<std::string> Refusal(const AttentionBlock& block);
 
 }  // namespace sluice::stream

@@ -7,8 +7,8 @@
 namespace sluice::stream {
 namespace {
 
-// The search continues past a size that is at most this much slower than the
-// best: times are measured, and step time may be flat here and fall later.
+// The search continues after a size that is at most this much slower than the
+// best one, because times are measured, and a larger size may be faster.
 constexpr double kSlack = 1.03;
 constexpr double kHostShare = 1.0 / 3;
 
@@ -37,8 +37,8 @@ std::optional<int64_t> Next(const ChunkRange& range,
   return above.rows / 2;
 }
 
-// Returns the best measured size. If no size hides the host, that is the
-// largest.
+// Returns the best measured size, or the largest one if the host delays the
+// device at every size.
 int64_t Best(const ChunkRange& range, std::span<const ChunkTrial> trials) {
   double least = std::numeric_limits<double>::infinity();
   int64_t rows = 0;

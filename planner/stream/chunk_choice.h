@@ -1,5 +1,5 @@
-// Chooses which chunk sizes are measured and which one is used: one rule, for
-// sluice-train and, over the C ABI, for `chunk="auto"` of the Python package.
+// Chooses the chunk sizes to measure and the one to use. sluice-train and (over
+// the C ABI) `chunk="auto"` of the Python package use the same rule.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -11,19 +11,20 @@
 namespace sluice::stream {
 
 struct ChunkRange {
-  int64_t first = 0;  // rows, measured first
+  int64_t first = 0;  // the size to measure first, in rows
   int64_t least = 0, most = 0;
-  // A smaller chunk needs less memory, so it is chosen if it is slower by at
-  // most this fraction of the fastest time.
+  // The smallest chunk that is slower by at most this fraction of the fastest
+  // time is chosen, because it needs less memory.
   double tolerance = 0;
 };
 
 struct ChunkTrial {
   int64_t rows = 0;
-  // Seconds of one step, or of a part that is the same work for all sizes.
+  // Seconds of one step, or of a part of it with the same work for all sizes.
   // Infinity: the size does not fit.
   double seconds = 0;
-  double host_seconds = 0;  // the host's own share of them; 0: not measured
+  // The time that the host was busy in them; 0: not measured.
+  double host_seconds = 0;
 };
 
 struct ChunkChoice {
@@ -31,11 +32,11 @@ struct ChunkChoice {
   int64_t rows = 0;  // the best of the trials; 0 before the first trial
 };
 
-// Chooses the next size to measure. Doubles from the first size while that is
-// not slower, or while the host takes more than a third of the time; then
-// halves below the first size. (The host takes the same time per block of
-// attention whatever the size, and must not delay the device.) `trials`: all
-// trials so far, in the order of `next`.
+// Chooses the next size to measure. The search doubles from the first size
+// while a larger one is not slower, or while the host is busy for more than a
+// third of the time; then it halves below the first size. (The host takes the
+// same time per block of attention whatever the size, and must not delay the
+// device.) `trials`: all trials so far, in the order of `next`.
 ChunkChoice ChooseChunk(const ChunkRange& range,
                         std::span<const ChunkTrial> trials);
 

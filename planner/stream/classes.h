@@ -1,6 +1,6 @@
 // The classes of activations that a streamed step stores between two chunks or
-// two passes: one table, from which fractions, sizes, the host arena and the
-// profile follow.
+// two passes. Fractions, sizes, the host arena and the profile follow from this
+// one table.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -29,32 +29,33 @@ enum class Class {
   kAct,
   kInput,           // hidden states: a layer's input, later its gradient
   kOutputGradient,  // dO
-  // Gradients of the inner side, summed block by block: dq with keys outer, dk
-  // and dv with queries outer.
+  // Gradients of the inner side (BackwardOrder), summed block by block: dq with
+  // keys outer, dk and dv with queries outer.
   kQueryGradient,
   kKeyGradient,
   kValueGradient,
 };
 inline constexpr int kClassCount = 16;
 
-// Which rows a rank holds: kTokens: its own rows of each chunk. In head layout
-// (HeadLayout): kQueries: its part of the chunk's queries; kKeys: all of the
-// chunk's keys.
+// Which rows of a chunk a rank holds. kTokens: its own rows. In head layout
+// (HeadLayout) kQueries: its part of the chunk's queries; kKeys: all keys of
+// the chunk.
 enum class Rows { kTokens, kQueries, kKeys };
-// Elements per row: the hidden state, this rank's q heads, its k (or v) heads,
-// the FFN, or one per q head.
+// The elements of a row: the hidden state, this rank's q heads, its k (or v)
+// heads, the FFN's width, or one element per q head.
 enum class Width { kHidden, kQuery, kKey, kFfn, kPerHead };
-// The dtype; always fp32; or as StreamOptions::round_output decides.
+// kActivation: the dtype. kOutput: fp32 or the dtype
+// (StreamOptions::round_output).
 enum class Precision { kActivation, kFp32, kOutput };
-// How long rows live. kLayer: from a layer's forward to its backward, for every
-// layer at once. kStep: the whole step, in one set per layer and one more.
-// kScratch: one layer's backward; the next layer overwrites them.
+// How long rows live. kLayer: from a layer's forward to its backward, with
+// memory for every layer. kStep: the whole step, in one set per layer and one
+// more. kScratch: during one layer's backward; the next layer overwrites them.
 enum class Life { kLayer, kStep, kScratch };
 
-// How a class can stay in HBM until its next use. kRows: the first of a rank's
-// rows of every chunk. kChunks and kWhole are used in place, a whole chunk at a
-// time. kChunks: the last chunks, which backward needs first. kWhole: all
-// chunks or none.
+// How part of a class can stay in HBM until its next use. kRows: the first of a
+// rank's rows of every chunk stay. kChunks and kWhole are used in place, a
+// whole chunk at a time. kChunks: the last chunks stay, which backward needs
+// first. kWhole: all chunks stay or none.
 enum class Keep { kRows, kChunks, kWhole };
 
 struct ClassTraits {
@@ -64,23 +65,23 @@ struct ClassTraits {
   Width width;
   Precision precision;
   Life life;
-  // Where rows can be until their next use. All classes can be swapped.
-  Keep keep;           // in HBM
-  bool can_recompute;  // dropped, and recomputed from the layer's input
+  // Where rows can be until their next use. Every class can also be swapped.
+  Keep keep;           // how they can be kept in HBM
+  bool can_recompute;  // from the layer's input, after rows were dropped
   // All ranks must have the same fractions, because rows in head layout come
   // from all of them.
   bool shared;
   bool gated_only;  // for SwiGLU only
-  Segment made_by;  // of a free class: the forward segment that makes it
+  Segment made_by;  // the forward segment that makes it, if free
 
-  // A free class has fractions to choose.
+  // Returns whether the planner chooses the class's fractions.
   constexpr bool free() const { return can_recompute; }
   bool of(const ModelShape& model) const { return !gated_only || model.gated; }
 };
 
 // k and v that are not kept are always copied, because later chunks read them.
-// Their rows can be dropped, which means only that they lie in scratch and not
-// in the layer's own memory.
+// To drop their rows means only that they lie in scratch and not in the layer's
+// own memory.
 // clang-format off
 inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
     // class, name,
@@ -141,13 +142,13 @@ constexpr const ClassTraits& Traits(Class which) {
   return kClasses[static_cast<size_t>(which)];
 }
 
-// The classes that a layer's forward leaves for its backward, in arena order.
+// The classes that a layer's forward stores for its backward, in arena order.
 inline constexpr Class kLayerClasses[] = {
     Class::kNorm1, Class::kQ,    Class::kK,  Class::kV,
     Class::kO,     Class::kLse,  Class::kX2, Class::kNorm2,
     Class::kUp,    Class::kGate, Class::kAct};
-// Free classes in head layout; free classes of a layer's second half, each made
-// from the ones before; and all free classes.
+// Subsets of the free classes: those in head layout; those of a layer's second
+// half, each made from the ones before; and all.
 inline constexpr Class kHeadClasses[] = {Class::kQ, Class::kK, Class::kV};
 inline constexpr Class kPostClasses[] = {Class::kX2, Class::kNorm2, Class::kUp,
                                          Class::kGate, Class::kAct};

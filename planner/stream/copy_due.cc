@@ -7,8 +7,8 @@
 namespace sluice::stream {
 namespace {
 
-// Seconds of one execution on a full chunk, or on the tail if only that was
-// recorded.
+// Returns the seconds of one execution on a full chunk, or on the tail if only
+// that was recorded.
 double Once(const std::vector<plan::SegmentKind>& recorded, Segment which) {
   for (const bool full : {true, false}) {
     const auto found = std::ranges::find(recorded, KindOf(which, full),
@@ -23,8 +23,8 @@ double Once(const std::vector<plan::SegmentKind>& recorded, Segment which) {
 std::vector<CopyDue> CopiesDue(const StreamOptions& options,
                                const std::vector<plan::SegmentKind>& recorded) {
   const auto once = [&](Segment which) { return Once(recorded, which); };
-  // Rings of two slots: while a chunk is computed, the next one is fetched and
-  // the last one is sent. A layer of one chunk has no compute to overlap with.
+  // Rings of two slots: while one chunk is computed, the next one is fetched
+  // and the one before is sent. A layer of one chunk has no such compute.
   const double next = options.layout.chunks() > 1 ? 1 : 0;
   // The first chunk has only its diagonal block, and so has backward's last
   // outer chunk.

@@ -1,9 +1,9 @@
-// Deadlines of a streamed step's copies.
+// Computes the deadlines of a streamed step's copies.
 //
 // They follow from the rings (client/torch/stream/chunk_io.h): a copy may start
-// when the slot before it is free, and compute reaches it after it has used the
-// other slots. So the slack of each kind of copy is the compute of all slots
-// but one. If copies of a kind differ, it is the shortest.
+// when the slot before its own is free, and compute needs it after it has used
+// the other slots. So the slack of a kind of copies is the compute of all slots
+// but one, and the shortest such time if copies of a kind differ.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -20,8 +20,8 @@ struct CopyDue {
   double slack_seconds = 0;
 };
 
-// Returns each label of a step's copies once. `recorded`: the plan's segments
-// with their times; a segment that was not recorded takes no time.
+// Returns the slack of every kind of copies, by label. `recorded`: the plan's
+// segments with their times; a segment that was not recorded takes no time.
 std::vector<CopyDue> CopiesDue(const StreamOptions& options,
                                const std::vector<plan::SegmentKind>& recorded);
 

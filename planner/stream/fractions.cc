@@ -7,7 +7,7 @@
 namespace sluice::stream {
 namespace {
 
-// Tolerance: fractions are sums of decimals.
+// Tolerance of sums of decimal fractions.
 constexpr double kDigits = 1e-9;
 
 std::string Names(const ModelShape& model) {

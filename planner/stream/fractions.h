@@ -1,5 +1,5 @@
 // How each class of a layer's activations is divided between forward and
-// backward: kept in HBM, swapped to host memory, or recomputed. No torch.
+// backward: kept in HBM, swapped to host memory, or recomputed. Needs no torch.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -13,9 +13,9 @@
 namespace sluice::stream {
 
 // Token fractions of a class. The first `keep` of a rank's rows of a chunk stay
-// in HBM, the next `swap` in host memory; the rest is recomputed. A class that
-// is used in place stays by chunks, the last ones (Keep::kChunks), or whole or
-// not at all (Keep::kWhole).
+// in HBM, the next `swap` go to host memory, and the rest is recomputed. If the
+// class is used in place, `keep` is the fraction of last chunks that stay
+// (Keep::kChunks), or 0 or 1 (Keep::kWhole).
 struct ClassFractions {
   double keep = 0;
   double swap = 0;
@@ -23,29 +23,31 @@ struct ClassFractions {
 };
 using FractionMap = std::map<std::string, ClassFractions>;  // by class
 
-// Keeps all of every class, scratch included. Such a step copies nothing.
+// Returns fractions that keep every class whole, scratch included. A step with
+// these copies nothing.
 FractionMap KeepEverything(const ModelShape& model);
 
-// Returns `given`, with `keep` in HBM (the last chunks) for every other class
-// that is used in place by chunks.
+// Returns `given` with a fraction added for every other class that is used in
+// place by chunks: its last `keep` stays in HBM.
 FractionMap KeepLastChunks(FractionMap given, double keep);
 
-// Returns `given`, with every other free class dropped after forward. A step
-// with rerun chunks requires that of all its chunks.
+// Returns `given` with fractions added that drop every other free class after
+// forward. If a step reruns some chunks, all its chunks must drop these
+// classes.
 FractionMap DropFree(const ModelShape& model, FractionMap given);
 
-// Returns every class of the model: as given, or else swapped. A free class
-// swaps the fraction `alpha`.
+// Returns the fractions of every class of the model. A class that is not in
+// `given` is swapped: a free class by the fraction `alpha`, any other whole.
 FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
                           double alpha);
 
-// Returns `fractions` with `keep` 0 except where `given`. Rows that cannot be
-// recomputed are swapped instead.
+// Returns `fractions` with `keep` set to 0 for all classes not in `given`. Rows
+// that cannot be recomputed are swapped instead.
 FractionMap WithoutKept(FractionMap fractions, const FractionMap& given);
 
-// InvalidArgument, one line: a class that the model does not have; a fraction
-// or sum outside [0, 1]; a part of a class that is kept whole or not at all; a
-// dropped part of a class that cannot be recomputed.
+// Checks the fractions. InvalidArgument, one line: the model does not have a
+// class; a fraction or sum is outside [0, 1]; a class that is kept whole or not
+// at all is kept in part; or a part that cannot be recomputed is dropped.
 absl::Status CheckFractions(const FractionMap& fractions,
                             const ModelShape& model);
 

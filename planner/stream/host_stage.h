@@ -1,10 +1,10 @@
-// Host memory of a rank on a GPU in addition to its step's.
+// The host memory that a rank on a GPU needs in addition to its step's.
 //
-// The CPU reads no GPU tensor: ids, initial weights and files go through a
-// stage of pinned memory (client/torch/run/host_stage.h). A simulated GPU's
-// tensors lie in host memory, so it needs no stage. A plan's host bytes and the
-// desk's answer both include the stage, because both state what a run takes of
-// a node. Plain data; thread safety: values.
+// The CPU does not read GPU tensors: ids, initial weights and files are copied
+// through a stage of pinned memory (client/torch/run/host_stage.h). A simulated
+// GPU's tensors lie in host memory, so it needs no stage. A plan's host bytes
+// and the desk's answer include the stage, because both state what a run takes
+// of a node. Thread safety: values.
 #pragma once
 
 #include "proto/base/units.h"

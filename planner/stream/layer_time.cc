@@ -13,7 +13,7 @@ double Over(int64_t bytes, double speed) {
 }
 
 // A phase as a three-stage pipeline: copies in, compute, copies out. The phase
-// takes the longest path that changes from each stage to the next once; exact
+// takes as long as the longest path through chunks and stages. That is exact
 // for equal chunks.
 struct Pipeline {
   double in = 0, compute = 0, out = 0;  // of the whole phase
@@ -44,7 +44,7 @@ class LayerTime {
  private:
   double In(int64_t bytes) const { return Over(bytes, links_.h2d); }
   double Out(int64_t bytes) const { return Over(bytes, links_.d2h); }
-  // Bytes of chunk `m`, or of all chunks.
+  // Returns the bytes of the classes in chunk `m`, or in all chunks.
   template <typename... Chunk>
   int64_t Moved(std::initializer_list<Class> classes, Chunk... m) const {
     int64_t bytes = 0;
@@ -58,7 +58,7 @@ class LayerTime {
     }
     return bytes;
   }
-  // Chunk m's fraction of the sequence's rows.
+  // Returns chunk m's fraction of the sequence's rows.
   double Share(int64_t m) const {
     return static_cast<double>(shape_.rows(m)) /
            static_cast<double>(last_ * shape_.rows(0) + shape_.rows(last_));
@@ -74,15 +74,15 @@ class LayerTime {
     }
     return bytes;
   }
-  // Bytes that qkv.backward fetches and sends.
+  // Return the bytes that qkv.backward fetches and sends.
   int64_t ProjectionsIn() const {
     return 2 * shape_.moved_bytes(Class::kInput) +
            shape_.swapped_bytes(Class::kNorm1);
   }
   int64_t ProjectionsOut() const { return shape_.moved_bytes(Class::kInput); }
-  // Returns `phase` with copies that are fetched early: `all` seconds of
-  // copies, and `first` seconds of its first_in, may overlap the `window` in
-  // which the phase before computes its last chunk and sends the results.
+  // Returns `phase` with early copies: `all` seconds of its copies, and `first`
+  // seconds of its first_in, may overlap the `window` in which the phase before
+  // computes its last chunk and sends the results.
   static Pipeline Early(Pipeline phase, double first, double all,
                         double window) {
     phase.in -= std::min(all, window);
@@ -99,9 +99,10 @@ class LayerTime {
   const int64_t last_;  // the last chunk
 };
 
-// A ring of p slots brings p blocks in the time in which one is fetched and
-// used. Everything else has two slots, and either hides behind compute or hides
-// compute. With at least two chunks, the next layer's first chunk is fetched
+// Returns forward's seconds. In a ring of p slots, p blocks are done in the
+// time in which one block is fetched and used. All other rings have two slots,
+// so their copies and compute overlap completely, and the longer of both
+// counts. With at least two chunks, the next layer's first chunk is fetched
 // while this layer's last chunk is computed.
 double LayerTime::Forward() const {
   const double depth = shape_.prefetch_depth;
@@ -132,8 +133,9 @@ double LayerTime::Tokens() const {
       .Seconds();
 }
 
-// Bytes of the first `outer` and `inner` slots of the two sides. If no slot is
-// filled early, two outer slots and one inner slot come before the first block.
+// Returns the bytes of the first `outer` and `inner` slots of the two sides. If
+// no slot is filled early, two outer slots and one inner slot are fetched
+// before the first block.
 int64_t LayerTime::FirstIn(int64_t outer, int64_t inner) const {
   const auto keys = [this](int64_t m) {
     return Moved({Class::kK, Class::kV}, m);
@@ -151,10 +153,11 @@ int64_t LayerTime::FirstIn(int64_t outer, int64_t inner) const {
   return bytes;
 }
 
-// Seconds that blocks wait for sums. The inner side's sums of an outer chunk's
-// last block are sent and fetched again before the next outer chunk's block of
-// the same inner chunk; near the end too few blocks lie between the two.
-// `blocks`: seconds of all blocks at the rate that copies allow.
+// Returns the seconds that blocks wait for sums. The sums of the inner side are
+// sent after an outer chunk's last block and fetched again before the next
+// outer chunk's block of the same inner chunk. Near the end, too few blocks lie
+// between the two. `blocks`: seconds of all blocks at the rate that copies
+// allow.
 double LayerTime::SumsWaited(double blocks) const {
   if (last_ == 0) return 0;
   const int64_t sums = Moved(
@@ -171,16 +174,16 @@ double LayerTime::SumsWaited(double blocks) const {
   return waited;
 }
 
-// After a block is computed, its inner slot is free for the block `depth`
-// later; after its sums are sent, their slot is free too, because copies in go
-// in order.
+// Returns the seconds of the phase kAttention. When a block is computed, its
+// inner slot is free for the block `depth` later. When its sums are sent, their
+// slot is also free, because copies in go in order.
 double LayerTime::Attention() const {
   const double depth = shape_.prefetch_depth;
   const double chunks = static_cast<double>(last_ + 1);
   const double diagonal = compute_.blocks / (chunks * chunks);
   const double projected = compute_.projections / chunks;
   const double both = In(FirstIn(2, 1));
-  // The last chunk's own copies cannot come while it is computed.
+  // While the last chunk is computed, its own copies cannot be early.
   const EarlySlots slots = shape_.early(Phase::kAttention);
   const int64_t early_outer = std::min(slots.outer, last_);
   const int64_t early_inner = std::min(slots.blocks, last_);
@@ -232,8 +235,9 @@ double TimeRerun(const StreamOptions& options, double keys, double forward,
              .forward;
 }
 
-// The embedding's rows are sent through two slots. The last layer's output is
-// sent before the loss fetches its rows.
+// Returns the seconds of embedding and loss. The embedding's rows are sent
+// through two slots. The last layer's output is sent before the loss fetches
+// it.
 double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
                 const LinkSpeeds& links) {
   const int64_t last = shape.chunks() - 1;

@@ -1,4 +1,4 @@
-// How a sequence is cut into chunks and dealt to ranks, and which rank holds
+// How a sequence is cut into chunks and divided among ranks, and which rank has
 // which heads.
 //
 // Thread safety: values.
@@ -9,10 +9,10 @@
 
 namespace sluice::stream {
 
-// Cuts a global sequence into chunks and deals each chunk to ranks (FPDT's
+// Cuts a global sequence into chunks and divides each chunk among ranks (FPDT's
 // rank-ordinal layout): global chunk m is contiguous, [begin, end), and rank r
 // owns a contiguous run of its rows. The last chunk may be shorter and is split
-// unevenly; a rank may own none of its rows.
+// unevenly, so a rank may own none of its rows.
 class ChunkLayout {
  public:
   ChunkLayout(int64_t seq_len, int64_t chunk, int64_t ranks);
@@ -21,13 +21,13 @@ class ChunkLayout {
   int64_t seq_len() const { return seq_len_; }
   int64_t ranks() const { return ranks_; }
   int64_t begin(int64_t m) const { return m * chunk_; }
-  // Rows of chunk m over all ranks.
+  // Returns the rows of chunk m over all ranks.
   int64_t rows(int64_t m) const;
   int64_t max_rows() const { return rows(0); }
-  // Rank r's rows of chunk m, and where they start inside the chunk.
+  // Return rank r's rows of chunk m, and where they start inside the chunk.
   int64_t local_rows(int64_t m, int64_t rank) const;
   int64_t local_offset(int64_t m, int64_t rank) const;
-  // Rank r's rows of the whole sequence, and of the chunks before m.
+  // Return rank r's rows of the whole sequence, and of the chunks before m.
   int64_t total_local_rows(int64_t rank) const;
   int64_t local_rows_before(int64_t m, int64_t rank) const;
 
@@ -35,16 +35,16 @@ class ChunkLayout {
   int64_t seq_len_, chunk_, ranks_;
 };
 
-// Which heads a rank computes attention for (Ulysses), and for which queries.
+// The heads and the queries for which each rank computes attention (Ulysses).
 // The heads are divided among `head_ranks` ranks, the greatest common divisor
-// of ranks and heads. Further ranks hold the same heads: a chunk's queries are
-// cut into `row_parts` parts, and k and v of the whole chunk are gathered to
-// each part (context parallelism with gathered keys: Llama 3, arXiv 2407.21783,
-// section 3.3.2). A part's queries are the rows of `head_ranks` consecutive
-// ranks, which compute attention for them.
+// of ranks and heads. If there are more ranks, several have the same heads: a
+// chunk's queries are cut into `row_parts` parts, and k and v of the whole
+// chunk are gathered to each part (context parallelism with gathered keys:
+// Llama 3, arXiv 2407.21783, section 3.3.2). A part consists of the queries of
+// `head_ranks` consecutive ranks, which compute their attention.
 //
 // If a rank's q heads do not use its kv heads in equal groups (12/3 on 4
-// ranks), kv heads are expanded, one per q head, and `grouped` is false.
+// ranks), kv heads are expanded to one per q head, and `grouped` is false.
 struct HeadLayout {
   HeadLayout(int64_t heads, int64_t kv_heads, int64_t ranks);
 
@@ -52,8 +52,8 @@ struct HeadLayout {
   int64_t first_head(int64_t rank) const {
     return rank % head_ranks * q_per_rank;
   }
-  // The rank's kv head numbers, in local order. A number may repeat over ranks
-  // (replicas) and, if expanded, within one.
+  // Returns the numbers of the rank's kv heads, in local order. A number may
+  // repeat over ranks (replicas) and, if expanded, within a rank.
   const std::vector<int64_t>& kv_of(int64_t rank) const {
     return kv_of_group_[rank % head_ranks];
   }
@@ -61,8 +61,8 @@ struct HeadLayout {
   int64_t head_ranks, row_parts;
   int64_t q_per_rank;
   int64_t kv_per_rank;  // after expansion
-  // True: each local kv head serves the next q_per_rank / kv_per_rank local q
-  // heads, on every rank. False: kv_per_rank == q_per_rank.
+  // Whether each local kv head serves the next q_per_rank / kv_per_rank local q
+  // heads, on every rank. Else kv_per_rank == q_per_rank.
   bool grouped;
 
  private:

@@ -17,8 +17,8 @@ int64_t WantedRows(const StreamOptions& options) {
 int64_t LossRows(const ModelShape& model, int64_t element) {
   const double traffic =
       model.head_weights() * static_cast<double>(2 * 4 + 2 * element);
-  // Per row and parameter: two forward, four backward. Attention is not
-  // counted; it would only add to the sum.
+  // Operations per row and parameter: two in forward, four in backward.
+  // Attention is not counted; it would only increase the number.
   const double operations = 6.0 * model.parameters();
   const double rows =
       traffic * kOperationsPerByte / (kHeadTrafficShare * operations);
@@ -68,8 +68,8 @@ ChunkLayout CalibrationLayout(const StreamOptions& options) {
 
 StreamOptions CalibrationStep(StreamOptions options) {
   options.layout = CalibrationLayout(options);
-  // By cost it depends on the number of layers, so it is taken from the whole
-  // model.
+  // Computed for the whole model, because the rows by cost depend on the number
+  // of layers.
   options.loss_chunk_rows = WantedRows(options);
   options.model.layers = 1;
   options.rerun_chunks = 0;  // a rerun uses the same segments

@@ -10,7 +10,7 @@
 namespace sluice::stream {
 namespace {
 
-// A named number and its minimum.
+// A field's name and value, and the least value that is valid.
 struct Minimum {
   const char* flag;
   int64_t value;
@@ -118,8 +118,8 @@ double ModelShape::skeletal_elements() const {
 }
 
 double ModelShape::skeletal_others() const {
-  // Two norms and the residual; q, k, v; up (and gate) and the activation; and,
-  // for each expert of a token, its input and output.
+  // Two norms and the residual; q, k, v; up (and gate) and the activation; and
+  // for each expert of a token its input and output.
   return 3 * double(hidden) + double(query_width()) + 2 * double(key_width()) +
          ffn_width() + active_ffn() + 2 * double(active_experts * hidden);
 }

@@ -1,6 +1,6 @@
-// Describes a decoder-only transformer by traits: one struct for the run, the
-// desk and the checkpoints. No architecture has a name here: gating, the kind
-// of positions and the biases are independent traits.
+// Describes a decoder-only transformer by traits, in one struct for the run,
+// the desk and the checkpoints. Architectures have no names here: gating, the
+// kind of positions and the biases are independent traits.
 //
 // Thread safety: values.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace sluice::stream {
 
-// Kind of the norms before attention and FFN, and of the final norm.
+// The kind of all norms: before attention, before the FFN, and at the end.
 enum class NormKind { kLayerNorm, kRmsNorm };
 
 // Rotary positions (rotate-half): the pair (i, i + d/2) of the first d
@@ -25,7 +25,7 @@ struct Rope {
   bool operator==(const Rope&) const = default;
 };
 
-// Which modules have a bias.
+// The modules that have a bias.
 struct Biases {
   bool norms = false;  // of LayerNorms
   bool q = false, k = false, v = false, o = false;
@@ -43,7 +43,7 @@ struct ModelShape {
   int64_t heads = 2;
   int64_t kv_heads = 2;
   std::optional<int64_t> head_size;  // absent: hidden / heads
-  int64_t ffn = 344;  // width of one expert, if there are several
+  int64_t ffn = 344;  // width of one FFN; of one expert, if there are several
   int64_t vocab = 256;
   bool gated = true;  // SwiGLU: a third FFN matrix; else GELU (tanh)
   bool tied = false;  // the head shares the embedding's weights
@@ -55,13 +55,13 @@ struct ModelShape {
   bool query_key_norm = false;  // norms of each head, before RoPE (Qwen 3)
   // Attention and FFN read the same input (NeoX).
   bool parallel_residual = false;
-  // Mixture of experts: FFNs per layer, and how many of them a token uses. 0:
-  // one FFN, no router.
+  // Mixture of experts: the number of FFNs per layer, and how many of them a
+  // token uses. 0: one FFN and no router.
   int64_t experts = 0;
   int64_t active_experts = 0;
   double init_std = 0.02;
 
-  // Limit of any width, so that a double holds the product of two exactly.
+  // Limit of any width. A double holds the product of two such widths exactly.
   static constexpr int64_t kMost = int64_t{1} << 24;
 
   int64_t head_dim() const {
@@ -70,20 +70,20 @@ struct ModelShape {
   int64_t query_width() const { return heads * head_dim(); }
   int64_t key_width() const { return kv_heads * head_dim(); }
 
-  // All trained parameters, norms and biases included.
+  // Returns the number of all trained parameters, including norms and biases.
   int64_t trained_parameters() const;
-  int64_t layer_parameters() const;  // of those, in one layer
+  int64_t layer_parameters() const;  // the part in one layer
 
   // --- As MEMO and its MFU count (section 5.2), without norms and biases
   // --- (< 0.1 %): P = 12 n h^2 + V h for GPT.
-  // Mixtures count what one token uses.
+  // For a mixture, counts the experts that one token uses.
   double active_ffn() const {
     return double(experts > 0 ? active_experts * ffn : ffn);
   }
-  // Outputs of the FFN's first matrix products.
+  // Returns the width of the outputs of the FFN's first matrix products.
   double ffn_width() const { return (gated ? 2.0 : 1.0) * active_ffn(); }
-  // Weights of a layer's matrix products, of the one that makes the FFN's
-  // output (backward does not need that output), and of the head.
+  // Return the weights of a layer's matrix products; of the product that makes
+  // the FFN's output (backward does not need that output); and of the head.
   double layer_weights() const;
   double down_weights() const { return active_ffn() * double(hidden); }
   double head_weights() const { return double(vocab) * double(hidden); }
@@ -94,26 +94,27 @@ struct ModelShape {
   }
   double stored_layer_weights() const;
   double parameters() const;
-  // Elements per token that one layer's backward needs from its forward (MEMO
-  // section 3.1: 16 h in a GPT block), and those of them that are neither the
-  // layer's input nor the attention output.
+  // Return the elements per token that one layer's backward needs from its
+  // forward (MEMO section 3.1: 16 h in a GPT block), and the part of them that
+  // is neither the layer's input nor the attention output.
   double skeletal_elements() const;
   double skeletal_others() const;
 
-  // InvalidArgument: the message names the field, its value and what it must
-  // be.
+  // Checks the fields. InvalidArgument: the message has the field, its value
+  // and its limit.
   absl::Status Validate() const;
-  // Also checks what the streamed C++ layer can run on this number of ranks
-  // (HeadLayout): heads % kv_heads = 0 (ATen's CPU attention silently accepts
-  // 4/3). Refuses unsupported traits by name.
+  // Checks the fields, and what the streamed C++ layer can run on this number
+  // of ranks (HeadLayout): heads % kv_heads = 0 (ATen's CPU attention silently
+  // accepts 4/3). Refuses unsupported traits by name.
   absl::Status ValidateStream(int64_t ranks) const;
-  // Also checks heads % ranks = 0, which the methods without streaming require.
+  // Checks the fields, and heads % ranks = 0, which methods without streaming
+  // require.
   absl::Status ValidateWholeHeads(int64_t ranks) const;
 };
 
 // Gpt returns `sizes` with GPT-2's traits (LayerNorm, GELU, biases everywhere,
-// learned positions, tied head), Llama with Llama's (RMSNorm, SwiGLU, RoPE, no
-// biases).
+// learned positions, tied head). Llama returns it with Llama's (RMSNorm,
+// SwiGLU, RoPE, no biases).
 ModelShape Gpt(ModelShape sizes);
 ModelShape Llama(ModelShape sizes);
 

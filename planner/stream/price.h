@@ -1,4 +1,5 @@
-// What a streamed step costs in recomputation for the memory that it saves.
+// Computes how much recomputation a streamed step needs for the memory that it
+// saves.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -9,13 +10,14 @@
 
 namespace sluice::stream {
 
-// A rank's activations, and the bytes that are recomputed and not held.
+// The bytes of a rank's activations, by where they are kept or whether they are
+// recomputed.
 struct StepPrice {
   Bytes hbm, host;
-  Bytes recomputed;        // would be held in addition otherwise
+  Bytes recomputed;        // bytes not stored because of recomputation
   double recompute_s = 0;  // per step of one sequence
-  // The factor by which the sequence can be longer for the same hbm + host,
-  // since activations grow with the tokens.
+  // Returns the factor by which the sequence can be longer with the same hbm +
+  // host, because activations grow in proportion to the tokens.
   double length_gain() const {
     const int64_t held = (hbm + host).count();
     if (held == 0) return 1;
@@ -24,8 +26,8 @@ struct StepPrice {
   }
 };
 
-// `options` must have the fractions that the step runs with; `profile` is the
-// profile of the same step, with its segments' times.
+// Returns the price of a step. `options` must have the fractions that the step
+// runs with; `profile` must be of the same step, with its segments' times.
 StepPrice PriceOf(const StreamOptions& options,
                   const plan::RankProfile& profile);
 

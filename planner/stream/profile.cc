@@ -10,8 +10,9 @@
 namespace sluice::stream {
 namespace {
 
-// Operations per row of a free class over all heads; elementwise work counts as
-// eight operations per element. Gives its share of the segment's time.
+// Returns the operations per row of a free class over all heads, from which its
+// share of the segment's time follows. An elementwise operation counts as eight
+// operations per element.
 double RowOperations(const ModelShape& model, Class which) {
   const double h = double(model.hidden), f = double(model.ffn);
   const double q = double(model.query_width()), k = double(model.key_width());
@@ -37,7 +38,7 @@ double RowOperations(const ModelShape& model, Class which) {
   }
 }
 
-// Operations per row of all classes that the segment makes.
+// Returns the operations per row of all classes that the segment makes.
 double RowOperations(const ModelShape& model, Segment segment) {
   // post.forward also has the down projection, which is never recomputed.
   double sum = segment == Segment::kPostForward
@@ -85,11 +86,12 @@ class ProfileBuilder {
   const StreamOptions& options_;
   const StreamShape shape_;
   const std::vector<plan::SegmentKind>& recorded_;
-  std::map<std::string, double> seconds_;  // of one execution, by kind
+  std::map<std::string, double> seconds_;  // of one execution, by segment kind
   plan::RankProfile profile_;
 };
 
-// Seconds of these executions. A kind that was not recorded takes none.
+// Returns the seconds of these executions. A kind that was not recorded takes
+// none.
 double ProfileBuilder::Seconds(Segment which, const Executions& count) const {
   double sum = 0;
   for (const bool full : {true, false}) {
@@ -133,8 +135,9 @@ double ProfileBuilder::RecomputeSeconds(Class which) const {
          RowOperations(options_.model, segment);
 }
 
-// A layer's own bytes of a class. Not counted: chunks that run again, and
-// resident chunks of a class that is resident in part.
+// Returns the bytes of a class in one layer's own memory, without chunks that
+// run again and without the resident chunks of a class that is resident in
+// part.
 int64_t ProfileBuilder::OwnBytes(Class which) const {
   if (Traits(which).free() || shape_.resident(which)) {
     return shape_.class_bytes(which);
@@ -152,10 +155,11 @@ void ProfileBuilder::AddClasses() {
   for (const Class which : kLayerClasses) {
     if (shape_.row_bytes(which) == 0) continue;
     const ClassTraits& traits = Traits(which);
-    // q, k and v move the same bytes whatever stays: k and v are sent for later
-    // chunks, and all three are fetched block by block, kept or recomputed.
+    // q, k and v cause the same traffic whether they are kept or recomputed: k
+    // and v are sent for later chunks, and all three are fetched block by
+    // block.
     const bool fixed_traffic = traits.free() && traits.shared;
-    // Kept whole or not at all; the options have decided that.
+    // The options decide whether the class is kept whole.
     const bool resident = shape_.resident(which);
     profile_.classes.push_back(
         {.name = traits.name,
@@ -168,8 +172,8 @@ void ProfileBuilder::AddClasses() {
   }
 }
 
-// Rows are rounded and buffers aligned per chunk, which the profile's classes
-// do not include.
+// Returns the bytes by which rounding of rows and alignment of buffers per
+// chunk exceed the profile's classes.
 Bytes ProfileBuilder::Rounding() const {
   int64_t chunk = 0;
   for (const Class which : kLayerClasses) {
@@ -181,8 +185,8 @@ Bytes ProfileBuilder::Rounding() const {
                (chunk + kSlotAlignment));
 }
 
-// HBM of resident classes that no class of the profile includes: scratch, the
-// last layer's output, alignment.
+// Returns the HBM of resident data that is in no class of the profile: scratch,
+// the last layer's output, alignment.
 int64_t ProfileBuilder::KeptBesideClasses() const {
   int64_t beside = shape_.resident_bytes();
   for (const ClassTraits& c : kClasses) {
@@ -192,9 +196,9 @@ int64_t ProfileBuilder::KeptBesideClasses() const {
   return beside;
 }
 
-// Kept rows are aligned per chunk. Rings and transient buffers may also grow:
-// fetched rows need ring slots, recomputed rows need transient memory for a
-// block.
+// Returns the HBM that keeping rows may need in addition to the rows. Kept rows
+// are aligned per chunk, and rings and transient buffers may grow: fetched rows
+// need ring slots, and recomputed rows need transient memory for a block.
 Bytes ProfileBuilder::KeepReserve() const {
   const auto rings = [this](double heads) {
     StreamOptions options = options_;
@@ -232,8 +236,8 @@ void ProfileBuilder::AddTraffic() {
            shape_.saved_sets(m) * (shape_.moved_bytes(Class::kO, m) +
                                    shape_.moved_bytes(Class::kLse, m));
   });
-  // The last layer's output, chunks that run again, and scratch: dq, dO, and q,
-  // k, v as if all of them were dropped.
+  // The last layer's output, chunks that run again, and scratch: dq, dO, and
+  // all rows of q, k and v, as if they were dropped.
   profile_.host_fixed =
       Bytes(rerun + shape_.moved_bytes(Class::kInput) +
             shape_.moved_bytes(Class::kQueryGradient) +

@@ -10,11 +10,11 @@
 
 namespace sluice::stream {
 
-// Returns skeletal classes with bytes and recompute times, fixed traffic, host
-// bytes and windows. `recorded` holds the segment kinds of a calibration run
-// with the same chunk size and ranks; executions are filled in for
-// `options.layout`. The caller sets job, rank, gpu, numa, transient_capacity
-// and what the user requests.
+// Returns a profile with skeletal classes (bytes and recompute times), fixed
+// traffic, host bytes and windows. `recorded`: the segment kinds of a
+// calibration run with the same chunk size and ranks; their executions are set
+// for `options.layout`. The caller sets job, rank, gpu, numa,
+// transient_capacity and what the user requests.
 plan::RankProfile Profile(const StreamOptions& options,
                           const std::vector<plan::SegmentKind>& recorded);
 

@@ -36,8 +36,9 @@ std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
 
 namespace {
 
-// Closed forms of what ForwardBlocks and BackwardBlocks enumerate: a block's
-// kind is that of its query chunk, and no chunk is later than the tail.
+// Returns in closed form what ForwardBlocks and BackwardBlocks enumerate. The
+// kind of a block is that of its query chunk, and no chunk is later than the
+// tail.
 Executions OfChunks(int64_t full, int64_t tail, Segment which) {
   const bool pairs = which == Segment::kOffdiagonalForward ||
                      which == Segment::kOffdiagonalBackward;
@@ -58,7 +59,8 @@ Executions CountExecutions(const StreamShape& shape, Segment which) {
   return OfChunks(full, tail, which);
 }
 
-// A group's last layer runs only up to attention's output.
+// Counts the rerun's executions. A group's last layer runs only up to
+// attention's output.
 Executions CountRerun(const StreamShape& shape, Segment which) {
   if (Traits(which).part != Part::kForward) return {};
   const int64_t layers = shape.layers_rerun();
@@ -73,9 +75,10 @@ Executions CountRerun(const StreamShape& shape, Segment which) {
 
 namespace {
 
-// Bytes of blocks. Forward fetches the k and v of earlier chunks. Backward
-// fetches the outer side once per chunk and the inner side once per block; the
-// inner side's sums are sent and fetched between two of its blocks.
+// Bytes that attention's blocks copy. Forward fetches the k and v of earlier
+// chunks. Backward fetches the outer side once per chunk and the inner side
+// once per block. The inner side's sums are sent and fetched between two of its
+// blocks.
 struct BlockTraffic {
   int64_t forward = 0, outer = 0, inner = 0, sums = 0;
 };
@@ -129,7 +132,7 @@ BlockTraffic CountBlocks(const StreamShape& shape) {
 
 }  // namespace
 
-// Bytes of the classes in the chunks that run again.
+// Returns the bytes of the classes in the chunks that run again.
 int64_t OfRerun(const StreamShape& shape,
                 std::initializer_list<Class> classes) {
   int64_t sum = 0;
@@ -141,9 +144,10 @@ int64_t OfRerun(const StreamShape& shape,
   return sum;
 }
 
-// Over all layers: x and earlier k and v are fetched; k, v, o and lse are sent.
-// q is sent only in a group's last layer, because its backward is next, and the
-// output only in the other layers.
+// Returns the traffic of reruns over all layers. x and earlier k and v are
+// fetched; k, v, o and lse are sent. q is sent only in a group's last layer,
+// because that layer's backward follows, and the output only in the other
+// layers.
 Traffic CountRerunTraffic(const StreamShape& shape) {
   const int64_t chunks = shape.rerun_chunks, layers = shape.layers_rerun();
   const int64_t groups = layers / shape.rerun_layers;
@@ -172,12 +176,13 @@ LayerTraffic CountTraffic(const StreamShape& shape) {
   const Traffic rerun = CountRerunTraffic(shape);
   LayerTraffic traffic;
   traffic.rerun = {rerun.in / shape.layers, rerun.out / shape.layers};
-  // The layer's input is fetched, its output sent.
+  // The layer's input is fetched, and its output is sent.
   traffic.forward = {.in = x + blocks.forward,
                      .out = x + kv + shape.swapped_bytes(Class::kQ) + o +
                             shape.moved_bytes(Class::kLse) -
                             OfRerun(shape, {Class::kO, Class::kLse}) + local};
-  // Phase A fetches dY, x and o, phase C x and dX2; dO, dX2 and dX are sent.
+  // Phase A fetches dY, x and o. Phase C fetches x and dX2. dO, dX2 and dX are
+  // sent.
   traffic.tokens = {
       .in = 4 * x + o + local,
       .out = shape.moved_bytes(Class::kOutputGradient) + 2 * x + dropped};
@@ -197,11 +202,11 @@ LayerTraffic FixedTraffic(const StreamShape& shape) {
   LayerTraffic traffic;
   traffic.rerun = CountTraffic(shape).rerun;
   traffic.forward = {.in = x + blocks.forward, .out = q + kv + again};
-  // x is fetched twice here, and once with its class.
+  // x is fetched twice here, and a third time as its class.
   traffic.tokens = {
       .in = 3 * x + again + OfRerun(shape, {Class::kO}),
       .out = q + shape.moved_bytes(Class::kOutputGradient) + 2 * x + kv};
-  // lse is fetched only here, so once less than its class counts.
+  // lse is fetched only by blocks, so its class counts it once too often.
   traffic.blocks = {.in = blocks.outer + blocks.inner + blocks.sums -
                           shape.moved_bytes(Class::kLse) +
                           OfRerun(shape, {Class::kLse}),

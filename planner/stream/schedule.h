@@ -1,5 +1,6 @@
-// What a streamed step runs, and in which order: the blocks of attention with
-// their masks, how often each segment runs, and the bytes that a layer copies.
+// Computes which blocks of attention a streamed step runs, in which order and
+// with which masks; how often each segment runs; and the bytes that a layer
+// copies.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -12,8 +13,8 @@
 
 namespace sluice::stream {
 
-// Key chunk i against query chunk j >= i. A diagonal block is causal; in the
-// others every row sees every key.
+// A block of attention: key chunk i with query chunk j >= i. A diagonal block
+// (i = j) is causal; in the others every row sees every key.
 enum class Mask { kCausal, kNone };
 struct Block {
   int64_t i, j;
@@ -21,49 +22,51 @@ struct Block {
   bool operator==(const Block&) const = default;
 };
 
-// Blocks in the order they run. Forward has queries outer, each row up to its
-// diagonal. Backward begins each outer chunk at its diagonal. It takes outer
-// chunks in the order (OuterChunks) that makes that diagonal the last block to
-// add to the inner side's gradients, so all three gradients of a chunk are
-// complete when its turn as the outer one ends.
+// Return the blocks in the order in which they run. Forward has queries outer,
+// and each row of blocks ends at its diagonal. Backward begins each outer chunk
+// with its diagonal. OuterChunks orders outer chunks so that this diagonal is
+// the last block to add to the chunk's gradients of the inner side. So all
+// three gradients of a chunk are complete when its turn as the outer chunk
+// ends.
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks);
 std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
                                   BackwardOrder order);
 std::vector<int64_t> OuterChunks(const std::vector<int64_t>& chunks,
                                  BackwardOrder order);
 
-// How often one layer (for Part::kStep: one step) runs each kind.
+// How often one layer (or one step, for Part::kStep) runs a segment, on full
+// chunks and on the tail.
 struct Executions {
   int64_t full = 0, tail = 0;
 };
 Executions CountExecutions(const StreamShape& shape, Segment which);
-// Returns the executions that a step adds to forward's kinds for chunks that
-// run again.
+// Returns the additional executions per step of one of forward's segments for
+// chunks that run again.
 Executions CountRerun(const StreamShape& shape, Segment which);
 
-// Bytes over the link to host memory, in each direction.
+// Bytes copied from (in) and to (out) host memory.
 struct Traffic {
   int64_t in = 0, out = 0;
 };
-// Traffic of one layer: its forward, and backward's two phases, token-local
-// work (post.backward, qkv.backward) and blocks of attention. If chunks run
-// again, `forward` is that of a layer that reruns, and `rerun` is the mean over
-// all layers.
+// The traffic of one layer: of its forward, and of backward's two phases, which
+// are the token-local work (post.backward, qkv.backward) and the blocks of
+// attention. If chunks run again, `forward` is that of a layer that reruns, and
+// `rerun` is the mean over all layers.
 struct LayerTraffic {
   Traffic forward, rerun, tokens, blocks;
 };
 // Returns a layer's traffic with the fractions of `shape`.
 LayerTraffic CountTraffic(const StreamShape& shape);
-// Returns the part of CountTraffic that does not depend on fractions; in
-// addition, the swapped rows of each class are sent and fetched once. q, k and
-// v count here as if all rows were both stored and recomputed: all of k and v
-// are copied, and at most all of q.
+// Returns the part of CountTraffic that does not depend on fractions. The
+// swapped rows of each class, which are sent and fetched once, are not
+// included. q, k and v count as if all rows were both stored and recomputed:
+// all of k and v are copied, and at most all of q.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
-// Returns the bytes that one layer's attention blocks copy in backward, both
-// ways.
+// Returns the bytes that one layer's attention blocks copy in backward, in both
+// directions.
 int64_t BlockBytes(StreamOptions options, BackwardOrder order);
-// Returns the order with the fewest such bytes, keys outer on ties.
+// Returns the order with fewer BlockBytes, keys outer on ties.
 BackwardOrder OrderOfLeastBytes(const StreamOptions& options);
 
 }  // namespace sluice::stream

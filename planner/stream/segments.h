@@ -10,8 +10,8 @@
 
 namespace sluice::stream {
 
-// A segment of compute, named in the memory plan. Each runs on full chunks and,
-// under another name, on the shorter last one.
+// A segment of compute, the unit of the memory plan. Each one runs on full
+// chunks and, under another name, on the shorter last chunk.
 enum class Segment {
   kEmbedForward,
   kQkvForward,

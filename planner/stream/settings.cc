@@ -18,14 +18,13 @@ constexpr double kAlphas[] = {1, 0.75, 0.5, 0.25, 0};
 constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Rings and transient buffers, without kept rows and chunks.
+// Returns the bytes of rings and transient buffers.
 int64_t WorkingBytes(const StreamOptions& options) {
   return (RingBytes(options) + TransientBytes(options)).count();
 }
 
-// Returns fractions for the free classes that the question leaves open: those
-// that can be kept by rows keep the fraction `keep`, and `alpha` of the rest is
-// swapped.
+// Returns fractions for the free classes that the question leaves open. A class
+// that can be kept by rows keeps `keep`; `alpha` of the rest is swapped.
 FractionMap Share(const SettingsQuestion& q, double keep, double alpha) {
   FractionMap fractions = q.stream.fractions;
   for (const Class which : kFreeClasses) {
@@ -37,9 +36,9 @@ FractionMap Share(const SettingsQuestion& q, double keep, double alpha) {
   return fractions;
 }
 
-// Keeps as many rows as fit beside rings and transient buffers, evenly over
-// classes. The planner divides that room by class, which takes about the same
-// time.
+// Returns fractions that keep as many rows as fit in HBM, evenly over classes.
+// (The planner later divides that room by class, which takes about the same
+// time.)
 FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   const double alpha = options.alpha;
   options.fractions = Share(q, 0, alpha);
@@ -50,8 +49,8 @@ FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   return Share(q, all > 0 ? std::clamp(left / all, 0.0, 1.0) : 0, alpha);
 }
 
-// Keeps as many last chunks of the classes used in place as fit beside rings
-// and transient buffers.
+// Returns fractions that keep as many last chunks of the classes used in place
+// as fit in HBM.
 FractionMap KeepChunks(const SettingsQuestion& q, StreamOptions options) {
   if (!q.may_keep) return options.fractions;
   const auto left = static_cast<double>(q.hbm.count() - WorkingBytes(options));
@@ -73,8 +72,9 @@ bool Fits(const SettingsQuestion& q, const StreamOptions& options) {
              q.hbm.count();
 }
 
-// Swaps only what must be swapped, keeps the last chunks, and reruns as few of
-// the first chunks as host memory requires, or all if it is still too small.
+// Returns options that swap only what must be swapped, keep last chunks in HBM,
+// and rerun as few first chunks as host memory requires, or all if it is too
+// small for any number.
 StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   options.alpha = 0;
   options.fractions = DropFree(q.stream.model, q.stream.fractions);
@@ -93,8 +93,8 @@ StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   return options;
 }
 
-// Returns whether chunks may run again: no free class is asked to be kept or
-// swapped.
+// Returns whether chunks may run again: the user has not excluded it, and no
+// free class is requested to be kept or swapped.
 bool MayRunAgain(const SettingsQuestion& q) {
   return q.rerun.value_or(1) > 0 && q.stream.alpha <= 0 &&
          std::ranges::none_of(q.stream.fractions, [](const auto& f) {

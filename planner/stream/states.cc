@@ -9,8 +9,9 @@ constexpr int64_t kLine = 64 / 4;  // in elements of fp32
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Returns the size of equal buckets into which `elements` are cut, at most
-// `most`, the same number for each rank. The last bucket may be smaller.
+// Returns the size of equal buckets into which `elements` are cut: at most
+// `most`, and so that each rank has the same number. The last bucket may be
+// smaller.
 int64_t BucketSize(int64_t elements, int ranks, int64_t most) {
   const int64_t rounds = std::max<int64_t>(DivideUp(elements, most * ranks), 1);
   // Rounds up to whole cache lines.
@@ -35,7 +36,7 @@ int64_t OwnedOfPart(int64_t elements, int ranks, int rank) {
   return own * size - (last ? buckets * size - elements : 0);
 }
 
-// A tensor's bytes as the region allocator rounds them.
+// Rounds a tensor's bytes up as the region allocator does.
 Bytes Lines(int64_t bytes) { return Bytes(DivideUp(bytes, 64) * 64); }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The states of a run: weights in the model's type, gradients in fp32, and
-// AdamW's states under ZeRO-1, dealt to the ranks in buckets.
+// AdamW's states, which are divided among the ranks in buckets (ZeRO-1).
 //
 // The flat buffer has parts, in the order in which forward reads them:
 // embedding and learned positions, each layer, final norm and head. Each part
@@ -7,8 +7,8 @@
 // sums a round's gradients and an all-gather distributes its weights.
 //
 // AdamW's states lie in HBM or in host memory. From host memory they are copied
-// to HBM in units, through a ring: a unit is consecutive elements of one rank
-// within one part.
+// to HBM in units, through a ring. A unit consists of consecutive elements of
+// one rank within one part.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -24,7 +24,7 @@ namespace sluice::stream {
 // Returns the elements of each part of the flat buffer, in order.
 std::vector<int64_t> PartSizes(const ModelShape& model);
 
-// A contiguous run of the flat buffer, in elements, owned by one rank.
+// A contiguous run of the flat buffer, in elements, that belongs to one rank.
 struct Bucket {
   int64_t offset = 0;
   int64_t size = 0;
@@ -37,7 +37,7 @@ inline constexpr int64_t kBucketElements = (64 << 20) / 4;
 struct Round {
   int64_t part = 0;
   std::vector<Bucket> buckets;
-  bool even = false;  // one bucket per rank, all of one size
+  bool even = false;  // one bucket per rank, all of the same size
 };
 
 // Returns the rounds in the order of the flat buffer. Buckets have at most
@@ -45,10 +45,10 @@ struct Round {
 std::vector<Round> CutRounds(const ModelShape& model, int ranks);
 std::vector<Bucket> CutBuckets(const ModelShape& model, int ranks);
 
-// How older checkpoints deal buckets of at most 1 MiB; bucket b belongs to rank
-// b % ranks. kEven (format 2): equal buckets, the same number for each rank, up
-// to rounding. kMebibytes (format 1): full ones, which leave a small model to
-// rank 0.
+// How older checkpoints divide the elements into buckets of at most 1 MiB,
+// where bucket b belongs to rank b % ranks. kEven (format 2): the buckets are
+// equal, and each rank has the same number, up to rounding. kMebibytes (format
+// 1): the buckets are full, so rank 0 has all of a small model.
 enum class FormerDealing { kEven, kMebibytes };
 std::vector<Bucket> CutFormerBuckets(int64_t elements, int ranks,
                                      FormerDealing dealing);
@@ -62,20 +62,20 @@ int64_t OwnedElements(const ModelShape& model, int ranks, int rank);
 int64_t OptimizerCollectives(const ModelShape& model, int ranks);
 
 enum class StatePlace { kHbm, kHost };
-const char* Name(StatePlace place);  // "hbm", "host"
+const char* Name(StatePlace place);  // returns "hbm" or "host"
 
-// Number of AdamW's fp32 tensors: m and v, and for narrow weights a master
-// copy.
+// Returns the number of AdamW's fp32 tensors: m and v, and a master copy if
+// weights are narrower.
 int StateTensors(Dtype dtype);
 
 inline constexpr Bytes kMostUnitBytes = MiB(64);
-inline constexpr int kStateSlots = 4;  // slots of the ring
+inline constexpr int kStateSlots = 4;  // number of slots of the ring
 
-// Returns the elements of a ring slot, at most kMostUnitBytes over all tensors.
-// No unit of the rank is larger.
+// Returns the elements of a ring slot, which fits the rank's largest unit. A
+// slot has at most kMostUnitBytes over all tensors.
 int64_t SlotElements(const ModelShape& model, Dtype dtype, int ranks, int rank);
 
-// A run of a rank's own elements that is copied at once.
+// A run of a rank's own elements that is copied as a whole.
 struct StateUnit {
   int64_t part = 0;
   int64_t begin = 0, size = 0;  // indices among the rank's own elements
@@ -83,9 +83,10 @@ struct StateUnit {
 std::vector<StateUnit> CutStates(const ModelShape& model, Dtype dtype,
                                  int ranks, int rank);
 
-// One rank's bytes as the trainer allocates them, each a flat buffer of whole
-// lines. `optimizer` is AdamW's part in HBM: the ring if its states are in host
-// memory. `host` is leased in host memory, in addition to a step's.
+// The bytes of one rank's states, as the trainer allocates them. Each is a flat
+// buffer of whole lines. `optimizer`: AdamW's part in HBM, which is the ring if
+// its states are in host memory. `host`: leased host memory, in addition to a
+// step's.
 struct StateBytes {
   Bytes weights, gradients, optimizer, host;
   Bytes hbm() const { return weights + gradients + optimizer; }

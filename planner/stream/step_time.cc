@@ -10,7 +10,8 @@
 namespace sluice::stream {
 namespace {
 
-// Seconds of all executions of a segment in a layer (or in the step).
+// Returns the seconds of all executions of a segment in a layer (or in the
+// step).
 class SegmentSeconds {
  public:
   SegmentSeconds(const StreamShape& shape,
@@ -39,7 +40,7 @@ class SegmentSeconds {
   }
 
   const StreamShape& shape_;
-  std::map<std::string, double> once_;  // of one execution, by kind
+  std::map<std::string, double> once_;  // of one execution, by segment kind
 };
 
 // Returns the seconds that a layer takes to recompute the dropped part of each

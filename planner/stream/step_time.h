@@ -12,9 +12,10 @@
 
 namespace sluice::stream {
 
-// Returns the seconds of one sequence's step. `recorded`: segments of a step
-// that dropped nothing, with the same chunk size and any number of layers and
-// chunks. A dropped class costs its share of the segment that makes it.
+// Returns the seconds of a step of one sequence. `recorded`: the segments of a
+// step that dropped nothing, with the same chunk size and any number of layers
+// and chunks. Recomputing a dropped class costs its share of the segment that
+// makes it.
 double StepSeconds(const StreamOptions& options,
                    const std::vector<plan::SegmentKind>& recorded,
                    const LinkSpeeds& links);

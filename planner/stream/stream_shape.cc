@@ -48,7 +48,8 @@ StreamShape::StreamShape(const StreamOptions& options)
 }
 
 // Rounds down, so that the kept part never exceeds its fraction. Hidden states
-// stay by whole groups of the loss, which takes a group's chunks together.
+// stay by whole groups of the loss, because the loss fetches a group's chunks
+// together.
 int64_t StreamShape::FirstResident(Class which) const {
   const double keep = fractions(which).keep;
   if (Traits(which).keep == Keep::kRows || keep == 0) return chunks();
@@ -77,9 +78,10 @@ int64_t StreamShape::kept_of(Class which, int64_t m, int64_t p) const {
   return static_cast<int64_t>(std::floor(keep * rows));
 }
 
-// Stored rows are rounded independently of kept rows, so that host memory is
-// known to half a row whatever is kept. If the two do not add up, a row is
-// dropped.
+// Returns the rows before the dropped ones. Stored rows are rounded
+// independently of kept rows, so that host memory is known to half a row,
+// however many rows are kept. If the sum of both is less than all rows, a row
+// is dropped.
 int64_t StreamShape::present_of(Class which, int64_t m, int64_t p) const {
   const double swap = fractions(which).swap;
   const int64_t rows = layout.local_rows(m, p);
@@ -88,8 +90,8 @@ int64_t StreamShape::present_of(Class which, int64_t m, int64_t p) const {
   return std::min(kept_of(which, m, p) + stored, rows);
 }
 
-// The first ranks have one row more than the others. (Summing over hundreds of
-// ranks took most of the desk's time.)
+// The first ranks have one row more than the others, so ranks are summed in two
+// groups. (Summing over hundreds of ranks took most of the desk's time.)
 int64_t StreamShape::StoredOf(Class which, int64_t m, int64_t begin,
                               int64_t end) const {
   const int64_t more = std::clamp(rows(m) % ranks, begin, end) - begin;
@@ -176,8 +178,8 @@ int64_t StreamShape::stored(Class which, int64_t m) const {
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
-  // Slots fit the largest chunk: all of it, or its stored rows. A resident
-  // class needs none.
+  // Returns the bytes of a slot for the largest chunk of a class: all of it, or
+  // its stored rows. A resident class needs no slot.
   const auto whole = [this](Class which) {
     return AlignSlot(moved_bytes(which, 0));
   };
@@ -187,14 +189,15 @@ RingSizes StreamShape::rings(Phase phase) const {
   const int64_t q = whole(Class::kQ), o = whole(Class::kO);
   const int64_t kv = whole(Class::kK) + whole(Class::kV);
   const int64_t lse = whole(Class::kLse), x = whole(Class::kInput);
-  // The last layer's output, for the largest group of the loss.
+  // The last layer's output is fetched for the largest group of the loss.
   const LossGroup most{0, std::min(loss.chunks, chunks()), true};
   const int64_t y = resident(Class::kInput)
                         ? 0
                         : AlignSlot(loss_rows(most) * row_bytes(Class::kInput));
   const int64_t d_o = whole(Class::kOutputGradient);
   const int64_t queries = q + d_o + o + lse;
-  // A chunk's sums, unless they are summed in place in a resident class.
+  // Returns the bytes of a chunk's sums, or 0 if they are summed in place in a
+  // resident class.
   const auto sum = [&](Class which, int64_t heads) {
     const bool in_place = resident(which) && row_bytes(which) > 0;
     return in_place ? 0 : AlignSlot(class_rows(which, 0) * heads * dim * 4);

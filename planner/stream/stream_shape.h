@@ -1,10 +1,11 @@
-// The arithmetic of one rank's streamed step: for every class the rows kept in
-// HBM, stored in host memory and dropped (recomputed), and the bytes of every
-// buffer in host memory and in HBM. Nothing is allocated here, so that "how
-// much would it need" and "allocate it" cannot disagree.
+// Computes the sizes of one rank's streamed step: for every class the rows that
+// are kept in HBM, stored in host memory and dropped (recomputed), and the
+// bytes of every buffer. Nothing is allocated here; the code that asks for a
+// run's needs and the code that allocates use the same sizes, so they cannot
+// disagree.
 //
 // A chunk of a class is resident if all of it stays in HBM and is used there,
-// in place: it has no host memory and is never copied.
+// in place. It then has no host memory and is never copied.
 //
 // Thread safety: values.
 #pragma once
@@ -26,7 +27,7 @@ namespace sluice::stream {
 struct RowPiece {
   bool stored;
   int64_t row, rows;  // in the chunk
-  // Index of the first row among the chunk's stored (or dropped) rows.
+  // Index of the first row among the chunk's stored rows (or its dropped rows).
   int64_t place;
 };
 
@@ -36,8 +37,8 @@ constexpr int64_t AlignSlot(int64_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
-// The phases of a step, which need different rings. The rings share one piece
-// of HBM, laid out again for each phase.
+// The phases of a step. Each needs other rings, so the rings share one piece of
+// HBM, which gets a new layout in each phase.
 enum class Phase {
   kForward,    // embedding, layers forward
   kTokens,     // loss, and the token-local part of a layer's backward
@@ -46,25 +47,25 @@ enum class Phase {
 inline constexpr Phase kPhases[] = {Phase::kForward, Phase::kTokens,
                                     Phase::kAttention};
 
-// Bytes of a slot, each large enough for the largest record of the phase
-// (staging, inputs and outer have two slots, blocks and gradients
-// prefetch_depth), and bytes of a chunk's fp32 sums: o if it is stored
-// narrower, then dq, dk and dv. In backward's blocks, `outer` holds the outer
-// side, `blocks` the inner side, and `gradients` the inner side's sums.
+// Bytes of a slot of each ring, large enough for the largest record of the
+// phase, and bytes of a chunk's fp32 sums. Staging, inputs and outer have two
+// slots, blocks and gradients prefetch_depth slots. The sums are o (if it is
+// stored narrower), then dq, dk and dv. In backward's blocks, `outer` holds the
+// outer side, `blocks` the inner side, and `gradients` the inner side's sums.
 struct RingSizes {
   int64_t staging = 0, inputs = 0, blocks = 0, gradients = 0, outer = 0;
-  // One query_sum, and one key_sum each for k and v.
+  // There is one query_sum, and one key_sum each for k and v.
   int64_t query_sum = 0, key_sum = 0;
-  // Staging, inputs and sums come first in memory, the other rings after them,
-  // blocks at the end.
+  // Returns the bytes of staging, inputs and sums, which come first in memory.
+  // The other rings follow, the blocks last.
   int64_t Front() const { return 2 * (staging + inputs + key_sum) + query_sum; }
   int64_t Total(int prefetch_depth) const {
     return Front() + 2 * outer + prefetch_depth * (blocks + gradients);
   }
 };
 
-// The number of first slots of a backward phase that lie behind the previous
-// phase's Front, and so are filled while that phase computes its last chunk
+// How many first slots of a backward phase lie behind the previous phase's
+// Front. They are filled early, while that phase computes its last chunk
 // (StreamState::Prepare in client/torch/stream).
 struct EarlySlots {
   int64_t inputs = 0, blocks = 0, outer = 0;
@@ -77,11 +78,11 @@ class StreamShape {
   int64_t chunks() const { return layout.chunks(); }
   bool has_tail() const { return !full(chunks() - 1); }
   bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
-  // Rows of chunk m over all ranks, and on this rank.
+  // Return the rows of chunk m over all ranks, and on this rank.
   int64_t rows(int64_t m) const { return layout.rows(m); }
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
-  // The queries of chunk m for which this rank computes attention with its
-  // heads: the rows of its part's ranks, or all of them with one part
+  // Return the queries of chunk m for which this rank computes attention with
+  // its heads: the rows of its part's ranks, or all rows if there is one part
   // (HeadLayout).
   int64_t first_query(int64_t m) const {
     return layout.local_offset(m, part_begin);
@@ -89,8 +90,9 @@ class StreamShape {
   int64_t queries(int64_t m) const {
     return layout.local_offset(m, part_end) - first_query(m);
   }
-  // Whether a class, or its chunk m, is used in place in HBM: a class that is
-  // kept whole, or its last chunks, but never a chunk that runs again.
+  // Return whether a class, or chunk m of it, is used in place in HBM. That may
+  // be a class that is kept whole, or its last chunks, but never a chunk that
+  // runs again.
   bool resident(Class which) const { return resident_from(which) == 0; }
   bool resident(Class which, int64_t m) const {
     return m >= resident_from(which);
@@ -98,26 +100,27 @@ class StreamShape {
   int64_t resident_from(Class which) const {
     return resident_from_[static_cast<size_t>(which)];
   }
-  // Whether chunk m, or a layer, runs again in backward
-  // (StreamOptions::rerun_chunks). The last group of layers does not, because
-  // forward has just left what backward needs.
+  // Return whether chunk m, or a layer, runs again in backward
+  // (StreamOptions::rerun_chunks). The last group of layers does not run again,
+  // because forward has just stored what backward needs.
   bool reruns(int64_t m) const { return m < rerun_chunks; }
   bool reruns_layer(int64_t layer) const {
     return rerun_chunks > 0 &&
            layer / rerun_layers < (layers - 1) / rerun_layers;
   }
-  // Whether `layer` is the last of a group that runs again. Its backward
-  // follows.
+  // Returns whether `layer` is the last one of a group that runs again. The
+  // layer's backward follows its rerun.
   bool rerun_end(int64_t layer) const {
     return reruns_layer(layer) && (layer + 1) % rerun_layers == 0;
   }
   int64_t layers_rerun() const {
     return rerun_chunks > 0 ? (layers - 1) / rerun_layers * rerun_layers : 0;
   }
-  // Number of sets of hidden states that chunk m has: each layer's input and
-  // the last output; or, if it runs again, the groups' inputs, the inputs
-  // inside one group, and the last output. hidden_set returns the set of a
-  // layer's input (layer == layers: of the last output).
+  // hidden_sets returns the number of sets of hidden states that chunk m has:
+  // each layer's input and the last output. A chunk that runs again has only
+  // the groups' inputs, the inputs inside one group, and the last output.
+  // hidden_set returns the set with a layer's input (layer == layers: with the
+  // last output).
   int64_t hidden_sets(int64_t m) const {
     if (!reruns(m)) return layers + 1;
     return groups() + std::min(rerun_layers, layers);
@@ -128,25 +131,27 @@ class StreamShape {
     const int64_t inside = layer % rerun_layers;
     return inside == 0 ? layer / rerun_layers : groups() + inside - 1;
   }
-  // The same for saved tensors: one set per layer, or per layer of a group.
+  // The number of sets of saved tensors, and the set of a layer: there is one
+  // set per layer, or for a chunk that runs again one per layer of a group.
   int64_t saved_sets(int64_t m) const {
     return reruns(m) ? std::min(rerun_layers, layers) : layers;
   }
   int64_t saved_set(int64_t layer, int64_t m) const {
     return reruns(m) ? layer % rerun_layers : layer;
   }
-  // The first `kept` rows that a rank has of chunk m stay in HBM; rows up to
-  // `present` are stored in host memory; the rest is dropped. A resident class
-  // keeps none by rows, and all its rows are present.
+  // Return how many of a rank's rows of chunk m come before a limit: the first
+  // `kept` rows stay in HBM, the rows from there to `present` are stored in
+  // host memory, and the rest is dropped. A resident class keeps none by rows,
+  // and all its rows are present.
   int64_t kept(Class which, int64_t m) const { return kept_of(which, m, rank); }
   int64_t kept_of(Class which, int64_t m, int64_t p) const;
   int64_t present(Class which, int64_t m) const {
     return present_of(which, m, rank);
   }
   int64_t present_of(Class which, int64_t m, int64_t p) const;
-  // For q, k, v in head layout: stored rows of all ranks that share rows with
-  // this rank, and the dropped ones; and whether any rank dropped rows, the
-  // same answer on all ranks.
+  // For q, k, v in head layout, over all ranks with rows that this rank holds:
+  // return the stored rows and the dropped rows; and whether any rank drops
+  // rows, with the same answer on all ranks.
   int64_t head_stored(Class which, int64_t m) const;
   int64_t head_dropped(Class which, int64_t m) const {
     return class_rows(which, m) - head_stored(which, m);
@@ -154,19 +159,20 @@ class StreamShape {
   bool any_dropped(Class which, int64_t m) const {
     return StoredOf(which, m, 0, ranks) < rows(m);
   }
-  // The fractions of a class's rows: as requested, or all in host memory.
+  // Returns a class's fractions: as requested, or everything in host memory.
   const ClassFractions& fractions(Class which) const {
     return fractions_[static_cast<size_t>(which)];
   }
-  // Returns chunk m of q, k or v in head layout as pieces, in row order.
+  // Returns chunk m of q, k or v in head layout, cut into pieces in row order.
   std::vector<RowPiece> pieces(Class which, int64_t m) const;
 
-  // The groups of the loss that a step runs: all of them, or the first and the
-  // last (`probe`). loss_rows returns this rank's rows of one.
+  // loss_groups returns the groups of the loss that a step runs: all, or only
+  // the first and the last (`probe`). loss_rows returns this rank's rows of a
+  // group.
   std::vector<LossGroup> loss_groups() const;
   int64_t loss_rows(const LossGroup& group) const;
 
-  // The chunks that a step or a probe runs.
+  // Returns the chunks that a step or a probe runs.
   std::vector<int64_t> active_chunks() const;
 
   int64_t element_of(Precision precision) const {
@@ -180,8 +186,8 @@ class StreamShape {
     }
     return 4;
   }
-  // Sums over chunks and pairs of chunks are computed over runs of equal ones,
-  // so the cost does not depend on the sequence length.
+  // A run of equal chunks. Sums over chunks and pairs of chunks are computed
+  // run by run, so their cost does not depend on the sequence length.
   struct Run {
     int64_t first, end;
   };
@@ -192,10 +198,11 @@ class StreamShape {
       sum += (run.end - run.first) * bytes_of(run.first);
     return sum;
   }
-  // Bytes of one row of a class. 0: this model or order has no such class.
+  // Returns the bytes of one row of a class, or 0 if this model or order does
+  // not have the class.
   int64_t row_bytes(Class which) const;
-  // This rank's rows of a class in chunk m, and their bytes; the bytes of all
-  // chunks.
+  // Return this rank's rows of a class in chunk m, the bytes of these rows, and
+  // the bytes of all chunks.
   int64_t class_rows(Class which, int64_t m) const {
     switch (Traits(which).rows) {
       case Rows::kTokens:
@@ -213,14 +220,15 @@ class StreamShape {
   int64_t class_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return chunk_bytes(which, m); });
   }
-  // Bytes copied whenever the class is fetched or sent whole.
+  // Returns the bytes that are copied when all of the class is fetched or sent.
   int64_t moved_bytes(Class which, int64_t m) const {
     return resident(which, m) ? 0 : chunk_bytes(which, m);
   }
   int64_t moved_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return moved_bytes(which, m); });
   }
-  // Rows stored in host memory, dropped, and kept in HBM by rows.
+  // Return the rows that are stored in host memory, dropped, and kept in HBM by
+  // rows.
   int64_t stored(Class which, int64_t m) const;
   int64_t stored_bytes(Class which, int64_t m) const {
     return stored(which, m) * row_bytes(which);
@@ -237,23 +245,24 @@ class StreamShape {
 
   RingSizes rings(Phase phase) const;
   EarlySlots early(Phase phase) const;
-  // HBM of the rings and sums of the largest phase, of the kept rows of all
-  // layers, and of the resident classes.
+  // Return the HBM of the rings and sums of the largest phase, of the kept rows
+  // of all layers, and of the resident chunks.
   int64_t ring_bytes() const;
   int64_t kept_bytes() const;
   int64_t resident_bytes() const;
-  // Host memory of a whole training step: hidden states of every layer's input
-  // and the last output, every layer's saved rows, one layer's scratch. Matches
-  // to the byte what the run carves (client/torch/stream/chunk_store.h).
+  // Returns the host memory of a whole training step: hidden states (every
+  // layer's input and the last output), every layer's saved rows, and one
+  // layer's scratch. It equals to the byte what the run allocates
+  // (client/torch/stream/chunk_store.h).
   int64_t host_bytes() const;
 
   ChunkLayout layout;
   int64_t rank, ranks, layers;
   int64_t hidden, ffn, vocab, dim;
-  int64_t q_heads, kv_heads;     // on this rank, kv after expansion
-  int64_t part_begin, part_end;  // ranks that own this rank's queries
-  int64_t element;               // bytes of an activation
-  int64_t output_element;        // of attention's output as it is stored
+  int64_t q_heads, kv_heads;     // of this rank, kv after expansion
+  int64_t part_begin, part_end;  // the ranks that own this rank's queries
+  int64_t element;               // bytes of an element of an activation
+  int64_t output_element;        // the same for attention's stored output
   int prefetch_depth;
   BackwardOrder order;
   int64_t rerun_chunks, rerun_layers;
@@ -263,15 +272,17 @@ class StreamShape {
   bool probe;
 
  private:
-  // Number of groups of layers that run again together.
+  // Returns the number of groups of layers for reruns.
   int64_t groups() const { return (layers - 1) / rerun_layers + 1; }
   int64_t FirstResident(Class which) const;
-  // The ranks that own this rank's rows of a class in head layout.
+  // Returns the ranks [first, second) that own this rank's rows of a class in
+  // head layout.
   std::pair<int64_t, int64_t> HeadRanks(Class which) const {
     if (Traits(which).rows == Rows::kQueries) return {part_begin, part_end};
     return {0, ranks};
   }
-  // Rows of chunk m of a class in head layout that ranks [begin, end) store.
+  // Returns how many rows of chunk m of a class in head layout ranks [begin,
+  // end) store.
   int64_t StoredOf(Class which, int64_t m, int64_t begin, int64_t end) const;
   void CutRuns();
 
@@ -280,7 +291,8 @@ class StreamShape {
   std::vector<Run> runs_;
 };
 
-// Totals over a whole step of one rank (StreamShape). Kept: by rows and whole.
+// Return the totals of one rank's whole step (StreamShape). KeptBytes includes
+// rows and resident chunks.
 Bytes HostBytes(const StreamOptions& options);
 Bytes RingBytes(const StreamOptions& options);
 Bytes KeptBytes(const StreamOptions& options);

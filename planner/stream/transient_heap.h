@@ -1,5 +1,6 @@
-// A heap without memory: it counts live bytes and their peak. Code that makes
-// the real code's allocations in the same order learns the real heap's peak.
+// A heap without memory, which counts live bytes and their peak. Code that
+// makes the real code's allocations on it, in the same order, finds the real
+// heap's peak.
 //
 // Thread safety: none.
 #pragma once

@@ -26,7 +26,7 @@ int64_t KeyTile(int64_t keys) { return std::min<int64_t>(512, keys); }
 // ATen gives a bf16 product with more operations than this to oneDNN.
 constexpr int64_t kLeastPacked = 16 * 16 * 16;
 // A panel of 64 columns in whole tiles of 32 rows, and tiles of sums. Rows that
-// do not fill a tile are copied to one.
+// do not fill a tile are copied to a new tile.
 int64_t PackedBytes(int64_t in) {
   const int64_t tiles = (in + 31) / 32;
   const bool copied = in > 32 && in % 32 != 0;
@@ -47,7 +47,7 @@ Tensor TransientMath::NormForward(int64_t rows, Place place) const {
   return out;
 }
 
-// client/torch/math/token_math.cc cuts rows in the same way.
+// Cuts rows in the same way as client/torch/math/token_math.cc.
 void TransientMath::RmsNormBackward(int64_t rows) const {
   const int64_t rows_in_part = std::max<int64_t>(16, (rows + 511) / 512);
   const int64_t parts = (rows + rows_in_part - 1) / rows_in_part;
@@ -149,7 +149,8 @@ void TransientMath::LossOfRows(int64_t rows) const {
   LinearBackwardInput(rows, model_.hidden, model_.vocab, Place::kGiven);
 }
 
-// The last call has at most as many rows as the first, so one is enough.
+// The last call has at most as many rows as the first, so one call is
+// simulated.
 Tensor TransientMath::LossForwardBackward(int64_t rows,
                                           int64_t rows_at_once) const {
   Tensor gradient = Make(rows * model_.hidden);
@@ -164,7 +165,7 @@ void TransientMath::Attend(const BlockSize& b) const {
   const Tensor output = MakeFp32(b.queries * b.q_heads * dim),
                lse = MakeFp32(b.queries * b.q_heads);
   const int64_t tile = QueryTile(b.queries);
-  // Scores, their maximum and their sum, and the output of a tile.
+  // A tile's scores, their maximum and sum, and the tile's output.
   heap_.Pass(4 * kernels_.threads * tile * (KeyTile(b.keys) + 2 + dim));
 }
 
@@ -179,8 +180,9 @@ void TransientMath::Backward(const BlockSize& b) const {
   heap_.Pass(tile * 4);
 }
 
-// A causal block is halved down to a few rows. Halves are whole tiles, so there
-// are few sizes, and one call per size is enough.
+// Calls `call` for the blocks into which a causal block is halved, down to a
+// few rows. Halves are whole tiles, so there are few sizes, and one call per
+// size is enough.
 void Causal(TransientMath::BlockSize b, auto call) {
   std::set<int64_t> sizes = {b.queries};
   while (!sizes.empty()) {
@@ -195,7 +197,8 @@ void Causal(TransientMath::BlockSize b, auto call) {
   }
 }
 
-// The keys before a causal block's queries form a block without a mask.
+// Calls `call` for the causal block, and for a block without a mask with the
+// keys before its queries.
 void BeforeAndCausal(TransientMath::BlockSize b, auto call) {
   const int64_t before = b.keys - b.queries;
   if (before > 0) call({b.queries, before, b.q_heads, b.kv_heads});

@@ -1,6 +1,6 @@
-// Simulates the tensors that client/torch/math allocates and frees, function by
-// function under the same names. A returned tensor lives as long as that of the
-// original. Operands are given as rows and widths.
+// Simulates the tensors that client/torch/math allocates and frees. Each
+// function here has the name of the function it simulates. A returned tensor
+// lives as long as the original's. Operands are given as rows and widths.
 //
 // The temporaries of ATen's CPU kernels are included: operands converted to
 // fp32 where types differ, statistics of norms, workspaces.
@@ -34,20 +34,20 @@ class TransientMath {
     return heap_.Take(elements * element_);
   }
   Tensor MakeFp32(int64_t elements) const { return heap_.Take(elements * 4); }
-  // tensor.to(float) and back. In fp32 they allocate nothing.
+  // Simulate tensor.to(float) and back. In fp32 they allocate nothing.
   Tensor ToFp32(int64_t elements) const {
     return narrow() ? MakeFp32(elements) : Tensor();
   }
   Tensor FromFp32(int64_t elements) const {
     return narrow() ? Make(elements) : Tensor();
   }
-  // a.add_(b) and similar operations on an fp32 and a narrow tensor.
+  // Simulates a.add_(b) and similar operations on an fp32 and a narrow tensor.
   void Mixed(int64_t elements) const {
     if (narrow()) heap_.Pass(elements * 4);
   }
 
   // --- token_math.h; `rows` of hidden states --------------------------------
-  // Where a result goes: to a new tensor, or to memory that the caller has.
+  // Where a result goes: to a new tensor, or to existing memory of the caller.
   enum class Place { kNew, kGiven };
   Tensor NormForward(int64_t rows, Place place = Place::kNew) const;
   // `gradients`: the number of parts that dY is summed from.
@@ -63,7 +63,8 @@ class TransientMath {
   Tensor LinearBackwardInput(int64_t rows, int64_t in, int64_t out,
                              Place place = Place::kNew) const;
   Tensor ActivationForward(int64_t rows, Place place = Place::kNew) const;
-  // Returns the gradient that is not written over its output's gradient.
+  // Returns the one gradient that does not reuse the memory of its output's
+  // gradient.
   Tensor ActivationBackward(int64_t rows) const;
 
   // --- rope.h ---------------------------------------------------------------

@@ -63,8 +63,8 @@ void TransientSegments::ExchangeDropped(Class which, const Travellers& what) {
 void TransientSegments::ExchangeRows(const std::vector<int64_t>& rows,
                                      const Travellers& what, Towards where) {
   const int64_t mine = shape_.rank;
-  // Bytes per row between this rank and p that are for `holder`'s heads or come
-  // from them. Replicas of a kv head are sent once.
+  // Returns the bytes per row that this rank and p exchange for `holder`'s
+  // heads. Replicas of a kv head are sent once.
   const auto row_bytes = [&](int64_t p, int64_t holder) {
     const auto& kv = heads_.kv_of(holder);
     const int64_t keys = kv.back() - kv.front() + 1;
@@ -73,7 +73,8 @@ void TransientSegments::ExchangeRows(const std::vector<int64_t>& rows,
     return (queries * heads_.q_per_rank + what.keys * keys) * what.dim *
            what.element;
   };
-  int64_t tokens = 0, others = 0;  // bytes of this rank's rows, of others' rows
+  // Bytes of this rank's rows and of other ranks' rows.
+  int64_t tokens = 0, others = 0;
   for (int64_t p = 0; p < shape_.ranks; ++p) {
     if (p == mine) continue;
     tokens += rows[mine] * row_bytes(p, p);
@@ -82,7 +83,7 @@ void TransientSegments::ExchangeRows(const std::vector<int64_t>& rows,
   const bool away = where == Towards::kHeads;
   const auto received = heap_.Take(away ? others : tokens);
   const auto sent = heap_.Take(away ? tokens : others);
-  // Gradients of an expanded kv head are summed one head at a time.
+  // The gradients of an expanded kv head are summed one head at a time.
   if (where == Towards::kTokens && what.keys > 0 && !heads_.grouped) {
     heap_.Pass(*std::ranges::max_element(rows) * what.dim * what.element);
   }
@@ -101,7 +102,8 @@ TransientMath::Place TransientSegments::PlaceOf(Class which, int64_t first,
   return whole ? Place::kGiven : Place::kNew;
 }
 
-// Returns o in the activations' type (heads) and in token layout (tokens).
+// Returns o in the activations' type, in head layout (heads) and in token
+// layout (tokens).
 TransientSegments::Output TransientSegments::OutputHome() {
   Output o;
   if (shape_.output_element != shape_.element) {
@@ -169,8 +171,8 @@ void TransientSegments::PostBackward() {
   Exchange(Carry(1, 0, shape_.element), Towards::kHeads);
 }
 
-// Recomputes the dropped tensors that backward needs of some rows, and runs the
-// rows' backward.
+// Recomputes those dropped tensors that the backward of some rows needs, and
+// runs that backward.
 void TransientSegments::FeedForwardAgain(int64_t row, int64_t rows) {
   const Tensor x2 = Rows(Class::kX2, row, rows, [this](int64_t n) {
     return math_.LinearForward(n, query(), hidden());
@@ -208,7 +210,8 @@ void TransientSegments::FeedForwardBackward(int64_t rows, Tensor act) {
   math_.NormBackward(rows, model_.gated ? 2 : 1, /*residual=*/true);
 }
 
-// Classes that are cut at the same rows are exchanged together.
+// Simulates the recomputation of dropped rows of q, k and v. Classes that are
+// cut at the same rows are exchanged together.
 void TransientSegments::QkvRecompute() {
   std::vector<Class> again;
   int64_t first = local_;

@@ -17,16 +17,17 @@ namespace sluice::stream {
 
 enum class Towards { kHeads, kTokens };
 
-// Tensors that are exchanged together: `queries` with q's heads, `keys` with
-// those of k and v.
+// Tensors that are exchanged between ranks together: `queries` tensors with q's
+// heads and `keys` tensors with those of k and v.
 struct Travellers {
   int queries = 0, keys = 0;
   int64_t dim = 0, element = 0;
 };
 
-// The segments of one chunk as client/torch/stream runs them: streamed_forward
-// and streamed_project, streamed_attention, streamed_backward, streamed_model.
-// Tensors in rings, kept rows or states are not allocated from this heap.
+// Simulates the segments of one chunk as client/torch/stream runs them
+// (streamed_forward and streamed_project, streamed_attention,
+// streamed_backward, streamed_model). Tensors in rings, kept rows or states are
+// not allocated from this heap.
 class TransientSegments {
  public:
   using Tensor = TransientHeap::Tensor;
@@ -58,7 +59,7 @@ class TransientSegments {
   void Loss();
   void EmbedBackward();
 
-  // Parts of the segments above.
+  // Steps that the segments consist of.
   Tensor Project(Class which, int64_t rows, Place place);
   struct Output {
     Tensor heads, tokens;
@@ -71,28 +72,28 @@ class TransientSegments {
     return math_.LinearBackwardInput(rows, hidden(), width);
   }
 
-  // Exchange: all rows of the chunk. ExchangeDropped: the dropped rows of a
-  // class.
+  // Exchange simulates the exchange of all rows of the chunk, ExchangeDropped
+  // that of the dropped rows of a class.
   void Exchange(const Travellers& what, Towards where);
   void ExchangeDropped(Class which, const Travellers& what);
-  // Allocates the messages of a head exchange (client/torch/ranks/ulysses.h) of
-  // `rows[p]` rows of each rank p.
+  // Allocates the messages of a head exchange (client/torch/ranks/ulysses.h),
+  // with `rows[p]` rows of each rank p.
   void ExchangeRows(const std::vector<int64_t>& rows, const Travellers& what,
                     Towards where);
   Travellers Carry(int queries, int keys, int64_t element) const {
     return {queries, keys, shape_.dim, element};
   }
   Tensor Rows(Class which, int64_t first, int64_t count, auto again);
-  // As RowWriter::PlaceOf.
+  // Decides like RowWriter::PlaceOf (client/torch/stream).
   Place PlaceOf(Class which, int64_t first, int64_t count) const;
-  // One rank exchanges nothing: tensors for heads, or from them, are made in
+  // With one rank nothing is exchanged: tensors in head layout are made in
   // place.
   Place HeadSide() const {
     return shape_.ranks == 1 ? Place::kGiven : Place::kNew;
   }
   void ForRows(auto body) const;
 
-  // Widths of the hidden state, of all q heads and of all k heads.
+  // Return the widths of the hidden state, of all q heads and of all k heads.
   int64_t hidden() const { return model_.hidden; }
   int64_t query() const { return model_.query_width(); }
   int64_t key() const { return model_.key_width(); }
@@ -108,8 +109,8 @@ class TransientSegments {
   const TransientMath math_;
 };
 
-// As RowReader: a view if all rows are kept or all are stored; otherwise a new
-// tensor with the rows together.
+// Decides like RowReader: a view if all rows are kept or all are stored; else a
+// new tensor with all the rows.
 TransientHeap::Tensor TransientSegments::Rows(Class which, int64_t first,
                                               int64_t count, auto again) {
   const int64_t end = first + count;

@@ -8,8 +8,9 @@
 namespace sluice::stream {
 namespace {
 
-// The segments of a whole step. The first chunk stands for all full ones,
-// except off the diagonal, where the second is the first with earlier keys.
+// Simulates the segments of a whole step. The first chunk represents all full
+// ones, except off the diagonal: the second chunk is the first with earlier
+// keys.
 class Transients {
  public:
   Transients(const StreamOptions& options, const Kernels& kernels)

@@ -24,7 +24,8 @@ using plan::NodeResources;
 using plan::RankProfile;
 using plan::SkeletalClass;
 
-// Far above any machine, and far below where doubles lose seconds and bytes.
+// A limit far above any machine's values, and far below the point at which
+// doubles lose whole seconds and bytes.
 constexpr double kMost = 1e18;
 
 template <typename... Args>
@@ -47,7 +48,7 @@ absl::Status Positive(const std::string& path, double value) {
   return absl::OkStatus();
 }
 
-// Checks that the name is non-empty and not among the earlier ones.
+// Checks that `name` is not empty and differs from the names before it.
 absl::Status Unique(const std::string& path, const std::string& name,
                     std::set<std::string>* seen) {
   if (name.empty()) return WrongInput(path, "is empty");
@@ -214,8 +215,8 @@ absl::Status CheckWindows(const std::string& path,
              : NotNegative(path + "backward_layer_s", kind.backward_layer_s);
 }
 
-// Returns the path of kind k's fields. A rank without named kinds has them
-// among its own fields.
+// Returns the path of kind k's fields. If the kinds have no names, the fields
+// are the rank's own.
 std::string KindPath(const std::string& path, const SwapProblem::Rank& rank,
                      size_t k) {
   const bool one = rank.kinds.size() == 1 && rank.kinds[0].name == kOneKind;

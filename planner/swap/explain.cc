@@ -13,10 +13,10 @@ namespace {
 
 using RowKind = CapacityRow::Kind;
 
-// Full within a plan's promised accuracy.
+// A row is full within the plan's promised accuracy.
 constexpr double kFills = 1e-6;
 
-// Stands for "no limit"; more than any machine has.
+// A capacity above this counts as no limit; no machine has more.
 constexpr double kNoLimit = 1e17;
 
 // Rounds to six digits, because an LP's last digits differ between machines.
@@ -81,7 +81,8 @@ std::string Percent(double fraction) {
   return fmt::format("{:.1f} %", 100 * fraction);
 }
 
-// Returns the cost of recomputing all of a class. Classes compete by it.
+// Returns the seconds that recomputing the whole class costs, by which classes
+// compete for memory.
 std::string Price(const plan::SkeletalClass& c) {
   if (c.recompute_seconds <= 0) return "recomputing it costs nothing";
   const auto bytes = static_cast<double>(c.bytes_per_layer.count());

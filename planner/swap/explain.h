@@ -23,19 +23,19 @@ std::string RankName(const std::vector<plan::RankProfile>& profiles,
 std::vector<plan::PlanLimit> LimitsOf(const NodeSwapProblem& problem,
                                       const NodeSwapResult& result);
 
-// The full capacity that limits layers of one kind: the first full host limit,
-// or else a full link.
+// The full capacity that limits the layers of one kind: the first full host
+// limit, or else a full link.
 struct FullRow {
-  std::string kind;  // "host", "bandwidth"; empty: nothing is full
-  // "link pcie0 d2h is full", with several kinds "… while layers of kind
-  // 'dense' run".
+  std::string kind;  // "host" or "bandwidth"; empty if nothing is full
+  // "link pcie0 d2h is full", and if there are several kinds "… while layers of
+  // kind 'dense' run".
   std::string what;
 };
 struct FullRows {
-  FullRow own;  // among capacities that the rank uses
-  FullRow job;  // among those its job uses: shared classes follow the job
+  FullRow own;  // among the capacities that the rank uses
+  FullRow job;  // among those of the whole job, which limit shared classes
 };
-// One per kind of the rank's profile.
+// Returns the full capacities for each kind of the rank's profile.
 std::vector<FullRows> FullRowsOf(const std::vector<plan::RankProfile>& profiles,
                                  const NodeSwapProblem& problem,
                                  const NodeSwapResult& result, size_t rank);
@@ -45,8 +45,8 @@ std::string LimitedBy(const plan::RankProfile& profile,
                       const Fractions& fractions,
                       const std::vector<FullRows>& full);
 
-// Returns why each class is kept, swapped or recomputed, one line each.
-// `stalls`: the plan exposes copies by choice.
+// Returns one line per class: why it is kept, swapped or recomputed. `stalls`:
+// the plan exposes copies because that is faster.
 std::vector<std::string> WhyOf(const plan::RankProfile& profile,
                                const Fractions& fractions,
                                const std::vector<FullRows>& full, bool stalls);

@@ -1,4 +1,4 @@
-// Separates a profile's given fractions from those that the planner chooses,
+// Separates the fractions that are given from those that the planner chooses,
 // and computes the bytes of fractions (internal to the planner).
 //
 // Thread safety: pure functions.
@@ -11,8 +11,8 @@
 
 namespace sluice::planner {
 
-// Returns the given fractions of a class: set by the class, by the user's
-// alpha, or because the runtime has no choice.
+// Returns a class's given fractions: requested for the class, set by the user's
+// alpha, or fixed because the runtime has no choice.
 plan::GivenFractions GivenOf(const plan::RankProfile& profile,
                              const plan::SkeletalClass& skeletal);
 
@@ -23,15 +23,16 @@ inline double AsDouble(Bytes bytes) {
 // One per class of a profile.
 using Fractions = std::vector<plan::TokenFractions>;
 
-// Returns the given fractions, with nothing else kept or swapped.
+// Returns the given fractions of all classes. Everything that is open is
+// recomputed.
 Fractions GivenOnly(const plan::RankProfile& profile);
 
-// Bytes of all layers together.
+// Return the swapped and the kept bytes of all layers.
 Bytes HostBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
 Bytes KeptBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
 
-// Returns whether a pass of that kind of layers copies but has no measured
-// window, so that no copy can overlap with it.
+// Returns whether the kind has a pass that copies but has no measured window,
+// so that no copy can overlap with it.
 bool HidesNothing(const plan::RankProfile& profile, size_t kind);
 
 }  // namespace sluice::planner

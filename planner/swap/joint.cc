@@ -46,9 +46,10 @@ JointProgram::JointProgram(const SwapProblem& problem,
 
 JointProgram::~JointProgram() = default;
 
-// Minimises the objectives in turn and fixes each at its optimum, within 1e-9.
-// A later objective may use that tolerance, but never beyond `known`, a plan
-// that is as good so far, so that the answer is not worse than it by rounding.
+// Minimises the objectives in turn, and fixes each at its optimum within 1e-9.
+// A later objective may use that tolerance, but not beyond `known`, a plan with
+// the same objectives so far. So rounding cannot make the answer worse than
+// `known`.
 absl::Status JointProgram::Stages(const SwapObjective* known, size_t first) {
   JointRows& s = *rows_;
   const std::pair<int, double SwapObjective::*> objectives[] = {
@@ -103,10 +104,9 @@ absl::StatusOr<double> JointProgram::LeastExcess(Answer* answer) {
   return sum;
 }
 
-// Bounds the rates of kinds on links that mandatory copies overload: a kind may
-// add at most the capacity that the peaks of the other ranks leave. So
-// whichever kinds run together, they exceed the link only if their mandatory
-// copies do.
+// Bounds the copy rates of layer kinds on links that mandatory copies overload.
+// A kind may use at most the capacity that the peak rates of the other ranks
+// leave, or its own mandatory rate if that is higher.
 absl::Status JointProgram::BoundKinds(const Answer& answer) {
   JointRows& s = *rows_;
   if (s.kinds_sum == 0) return absl::OkStatus();
@@ -156,8 +156,8 @@ absl::StatusOr<JointProgram::Answer> JointProgram::Solve(
   SLUICE_ASSIGN_OR_RETURN(const double sum, LeastExcess(&answer));
   answer.feasible = answer.in_time = sum <= kNoJointExcess;
   if (!answer.feasible) {
-    // Memory is a hard limit, links are not: with no excess of memory, the
-    // least excess of links comes from the copies that must be made.
+    // Memory is a hard limit, and links are not. With the excess of memory
+    // fixed at 0, the least excess of links is that of the mandatory copies.
     answer.fractions = Fractions();
     for (size_t i = 0; i < s.excess.size(); ++i) {
       if (IsMemory(s.capacities[i])) s.solver->SetColumn(s.excess[i], 0, 0);
@@ -204,7 +204,7 @@ absl::StatusOr<std::optional<NodeFractions>> JointProgram::SolveWithOneMore(
   const double more = OneMore(s.capacities[row]) / s.row_scale[row];
   s.solver->SetRowUpper(index, upper + more);
   absl::Status solved = Stages(nullptr, first);
-  // The bounds of earlier objectives may be infeasible by rounding.
+  // Rounding may make the bounds of earlier objectives infeasible.
   if (!solved.ok() && first > 0) solved = Stages(nullptr);
   s.solver->SetRowUpper(index, upper);
   SLUICE_RETURN_IF_ERROR(solved);

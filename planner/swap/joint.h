@@ -15,49 +15,54 @@ namespace sluice::planner {
 
 struct JointRows;
 
+// Builds and solves the LP of one problem.
+//
 // Thread safety: one owner.
 class JointProgram {
  public:
-  // `problem` must have passed CheckNodeSwap and outlive the program. `hidden`:
-  // the solved program without stalls, if SolveWithStalls and not Solve is
-  // called.
+  // `problem` must have passed CheckNodeSwap and outlive the program. `hidden`
+  // is given if SolveWithStalls will be called instead of Solve: the program
+  // that Solve has solved without stalls.
   explicit JointProgram(const NodeSwapProblem& problem,
                         const JointProgram* hidden = nullptr);
   ~JointProgram();
 
   struct Answer {
-    bool feasible = false;       // memory suffices
-    bool in_time = false;        // and links suffice
-    NodeFractions fractions;     // with the least excess if infeasible
-    std::vector<double> excess;  // of each row of CapacitiesOf, in its units
+    bool feasible = false;    // a plan fits the memory
+    bool in_time = false;     // and its copies fit the links
+    NodeFractions fractions;  // those with the least excess if infeasible
+    // of each row of CapacitiesOf, in the row's unit
+    std::vector<double> excess;
   };
-  // `known`: objectives of a plan that fits, if there is one. The answer's
-  // objectives are not worse than those, not even by rounding.
+  // Solves the program without stalls. `known`: the objectives of another plan
+  // that fits, or null. The answer's objectives are never worse than `known`,
+  // not even by rounding.
   absl::StatusOr<Answer> Solve(const SwapObjective* known);
 
-  // Allows copies to take longer than their windows; the objectives count the
-  // excess. `hidden` is the answer of Solve, so its memory is feasible.
-  // NotFound: rounding in `hidden` leaves no solution.
+  // Solves the program with copies that may take longer than their windows; the
+  // objectives count the additional time. `hidden` is the answer of Solve, and
+  // must be feasible. NotFound: rounding in `hidden` leaves no solution.
   absl::StatusOr<NodeFractions> SolveWithStalls(const Answer& hidden);
 
-  // Solves again with one more unit (OneMore) of a row, from the bases of the
-  // solution. Call it only after a solution. Returns nullopt if no objective
-  // falls.
+  // Solves again with the capacity of `row` raised by one unit (OneMore),
+  // starting from the bases of the last solution, which must exist. Returns
+  // nullopt if no objective falls.
   absl::StatusOr<std::optional<NodeFractions>> SolveWithOneMore(size_t row);
 
  private:
-  // Minimises the excess of all rows. NotFound: the fixed excesses do not allow
-  // a solution.
+  // Minimises the sum of the rows' excesses. NotFound: excesses that are
+  // already fixed allow no solution.
   absl::StatusOr<double> LeastExcess(Answer* answer);
-  // Minimises the objectives from `first` on; earlier ones stay at their bound.
+  // Minimises the objectives from number `first` on. Earlier ones keep their
+  // bounds.
   absl::Status Stages(const SwapObjective* known, size_t first = 0);
   absl::Status BoundKinds(const Answer& answer);
   NodeFractions Fractions() const;
 
   const NodeSwapProblem& problem_;
   const std::unique_ptr<JointRows> rows_;
-  // An objective's bound in the solution, the price of each capacity row, and
-  // the final basis.
+  // One solved stage: the objective's bound, the price of each capacity row,
+  // and the final basis.
   struct Stage {
     double most = 0;
     std::vector<double> prices;

@@ -32,8 +32,8 @@ class RowWriter {
   }
 
  private:
-  // Adds the three fractions of every tensor. A fraction without a choice has
-  // no column.
+  // Adds each tensor's three fractions. A fraction that is not open gets no
+  // column.
   void AddTensors(const SwapProblem::Rank& rank) {
     std::vector<TensorForms> all;
     for (const SwapProblem::Tensor& tensor : rank.tensors) {
@@ -82,8 +82,9 @@ class RowWriter {
   }
 
   enum Counted { kCopied, kSwapped, kKept, kSeconds };
-  // Returns a sum over rank r's tensors, each times its layers that are not
-  // resident.
+  // Returns a sum over rank r's tensors, each times the number of layers of its
+  // kind that are not resident. `counted` selects the bytes or seconds that are
+  // summed.
   Form RankForm(size_t r, Counted counted) const {
     Form sum;
     const SwapProblem::Rank& rank = problem_.ranks[r];
@@ -102,7 +103,8 @@ class RowWriter {
     return sum;
   }
 
-  // Returns the bytes that one layer of kind k of rank r copies.
+  // Returns the bytes that one layer of kind k of rank r swaps in addition to
+  // its fixed traffic.
   Form CopiedForm(size_t r, size_t k) const {
     Form sum;
     const SwapProblem::Rank& rank = problem_.ranks[r];
@@ -125,7 +127,7 @@ class RowWriter {
     return {0, {{AddTotal(form, unit), unit}}};
   }
 
-  // Adds the row lower <= form, with the constant moved to the other side.
+  // Adds the constraint lower <= form.
   void AtLeast(Form form, double lower) {
     program_.AddRow({.lower = lower - form.constant, .terms = Terms(form)});
   }
@@ -160,7 +162,8 @@ class RowWriter {
         {Direction::kLinkTotal, {pass(1, ff + fh, tf), pass(1, bf + bh, tb)}}};
   }
 
-  // Adds D_r, H_r and U_r: columns that are at least what each kind needs.
+  // Adds README.md's columns D_r, H_r and U_r, each at least the rate that
+  // every kind needs.
   void AddRates(size_t r) {
     const SwapProblem::Rank& rank = problem_.ranks[r];
     waits_.emplace_back();
@@ -186,9 +189,9 @@ class RowWriter {
     }
   }
 
-  // Returns the bytes that rank r copies per second of waiting: its share of
-  // its slowest link, in proportion to what the ranks there would copy if all
-  // were swapped.
+  // Returns the bytes that rank r copies per second of waiting. That is its
+  // share of its slowest link, in proportion to what the ranks on the link
+  // would copy if everything were swapped.
   double WaitRate(size_t r, Direction direction) const {
     double rate = kUnbounded;
     for (const CapacityRow& row : s_.capacities) {
@@ -206,8 +209,8 @@ class RowWriter {
     return rate < kUnbounded ? rate : 0;
   }
 
-  // Returns the capacity of the rank's slowest link, the unit of its rates. 0:
-  // no link limits it.
+  // Returns the capacity of the rank's slowest link, which is the unit of its
+  // rates, or 0 if no link limits it.
   double RateUnit(size_t r, Direction direction) const {
     double unit = 0;
     for (const CapacityRow& row : s_.capacities) {
@@ -273,7 +276,7 @@ class RowWriter {
         {.upper = row.capacity / unit - form.constant, .terms = Terms(form)}));
   }
 
-  // Returns a new column that is at least `form` in units of `unit`.
+  // Returns a new column; its value times `unit` is at least `form`.
   int AddTotal(const Form& form, double unit) {
     const int column = program_.AddColumn({});
     Form room = Form::Of(column);

@@ -1,4 +1,4 @@
-// The columns and rows of the LP of README.md (internal to the planner).
+// Builds the columns and rows of the LP of README.md (internal to the planner).
 //
 // Thread safety: values.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace sluice::planner {
 
-// constant + sum of coefficient * column
+// A linear form: constant + sum of coefficient * column.
 struct Form {
   double constant = 0;
   std::map<int, double> terms;
@@ -51,18 +51,18 @@ struct JointRows {
   std::vector<CapacityRow> capacities;
   std::vector<std::vector<TensorForms>> tensors;  // rank, tensor
   LinearProgram program;
-  // Columns: the sum of excesses and the three objectives, each in a unit that
-  // makes it about 1.
+  // Columns: the sum of excesses and the three objectives. Each has a unit that
+  // makes its value about 1.
   int excess_sum = 0, step = 0, recompute = 0, moved = 0;
   std::vector<int> excess;        // excess column of each capacity
   std::vector<int> capacity_row;  // row of each capacity
   std::vector<double> row_scale;  // bytes or bytes/s per unit of the row
-  // A rank's copy rate on its links, in units of the slowest link.
+  // A rank's copy rate on its links, in units of its slowest link's capacity.
   struct Rate {
     int column = -1;
     double unit = 0;
-    // One column per kind of layers; `column` is at least each of them. Empty
-    // for a rank with one kind.
+    // One column per kind of layers. The constraint is that `column` is at
+    // least each of them. Empty for a rank with one kind.
     std::vector<int> kinds;
   };
   std::vector<std::map<CapacityRow::Kind, Rate>> rates;  // rank, direction
@@ -72,9 +72,9 @@ struct JointRows {
   std::unique_ptr<LinearSolver> solver;
 };
 
-// Makes the LP. `problem` must have passed CheckNodeSwap. `stalls`: passes may
-// be longer than their windows, and `step` and `recompute` count the excess;
-// columns and rows are the same with and without.
+// Builds the LP. `problem` must have passed CheckNodeSwap. `stalls`: passes may
+// be longer than their windows, and `step` and `recompute` count the additional
+// time. Columns and rows are the same with and without stalls.
 JointRows MakeJointRows(const NodeSwapProblem& problem, bool stalls);
 
 }  // namespace sluice::planner

@@ -36,9 +36,9 @@ struct LinearProgram {
   }
 };
 
-// Solves one program repeatedly, each time from the last basis, as
-// lexicographic stages and "one more" require. Rows and bounds hold within
-// 1e-9; scale them so that values and coefficients are near 1.
+// Solves one program repeatedly, each time from the last basis, as needed by
+// lexicographic stages and by "one more". Rows and bounds hold within 1e-9, so
+// scale the program to values and coefficients near 1.
 //
 // Thread safety: one owner; different solvers may run concurrently.
 class LinearSolver {
@@ -50,22 +50,23 @@ class LinearSolver {
   void SetColumn(int column, double lower, double upper);
   void SetRowUpper(int row, double upper);
 
-  // Returns the least value of a column. NotFound: infeasible or unbounded.
-  // Internal: Clp failed.
+  // Minimises a column and returns its value. NotFound: infeasible or
+  // unbounded. Internal: Clp failed.
   absl::StatusOr<double> Minimise(int column);
-  // Value of a column at the last optimum.
+  // Returns a column's value at the last optimum.
   double Value(int column) const;
-  // Returns by how much, at most, the last optimum falls per unit of the row's
-  // upper bound. 0: the optimum does not fall, however far the bound is raised.
+  // Returns the row's dual price: by how much, at most, the last optimum falls
+  // per unit of the row's upper bound. 0: raising the bound does not lower the
+  // optimum.
   double Price(int row) const;
 
-  // Status of columns and rows at the last optimum; basic ones are between
-  // their bounds.
+  // The basis status of each column and row at the last optimum. A basic one is
+  // between its bounds.
   using Basis = std::vector<unsigned char>;
   Basis basis() const;
-  // Starts the next solution from `basis`, of a program with the same columns
-  // and rows. `dual`: use the dual simplex, which is faster if bounds have
-  // changed since the basis was optimal.
+  // Makes the next solve start from `basis`, which must be of a program with
+  // the same columns and rows. `dual`: the next solve uses the dual simplex,
+  // which is faster if bounds have changed since the basis was optimal.
   void StartFrom(const Basis& basis, bool dual);
 
  private:

@@ -20,8 +20,8 @@ struct Line {
   double slope = 0;
 };
 
-// Returns whether the tensor follows alpha. If a kept part is given, the rest
-// is recomputed.
+// Returns whether the tensor's swapped fraction is alpha. If a fraction to keep
+// is given, the tensor does not follow alpha and the rest is recomputed.
 bool IsFree(const SwapProblem::Tensor& tensor) {
   return tensor.must == SwapProblem::Must::kNothing && tensor.recompute_s &&
          !tensor.given.swap && tensor.given.keep.value_or(0) == 0;
@@ -40,7 +40,8 @@ plan::TokenFractions FractionsAtAlpha(const SwapProblem::Tensor& tensor,
   return f;
 }
 
-// `layers`: returns how many layers of a tensor count.
+// Returns a rank's swapped bytes as a function of alpha. `layers` returns how
+// many layers of a tensor count.
 Line SwappedLine(const SwapProblem::Rank& rank, auto layers) {
   Line line;
   const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank, 0);
@@ -53,7 +54,7 @@ Line SwappedLine(const SwapProblem::Rank& rank, auto layers) {
   return line;
 }
 
-// Finds the largest alpha of one rank, or the row that it does not fit.
+// Finds the largest alpha that fits one rank, or the row that no alpha fits.
 class OneRank {
  public:
   OneRank(const SwapProblem& problem, size_t rank)
@@ -69,7 +70,8 @@ class OneRank {
   }
 
  private:
-  // Requires fixed + alpha * slope <= limit.
+  // Lowers alpha until fixed + alpha * slope <= limit. `row` names the limit in
+  // a refusal.
   void AtMost(Line line, double limit, const std::string& row) {
     if (line.fixed > limit * (1 + kAlphaDigits)) {
       if (refusal_.empty()) {
@@ -166,8 +168,8 @@ class OneRank {
   std::string refusal_;
 };
 
-// Returns, by shared name, the ranks with a tensor of that name that follows
-// alpha.
+// Returns, by shared name, the ranks that have a tensor of that name that
+// follows alpha.
 std::map<std::string, std::vector<size_t>> SharedBy(
     const SwapProblem& problem) {
   std::map<std::string, std::vector<size_t>> sharing;
@@ -180,8 +182,9 @@ std::map<std::string, std::vector<size_t>> SharedBy(
   return sharing;
 }
 
-// Gives ranks that share a fraction the least of their alphas. Repeats, because
-// a lowered alpha may reach further ranks through another tensor.
+// Gives ranks that share a fraction the lowest of their alphas. Repeats until
+// nothing changes, because a lowered alpha may affect further ranks through
+// another tensor.
 void MakeEqual(const SwapProblem& problem, std::vector<double>* alphas) {
   const auto sharing = SharedBy(problem);
   bool changed = true;

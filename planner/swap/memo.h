@@ -1,5 +1,5 @@
-// MEMO's policy: one alpha per rank, each chosen independently (internal to the
-// planner).
+// MEMO's policy: each rank has one alpha, which is chosen independently of the
+// other ranks (internal to the planner).
 #pragma once
 
 #include <string>
@@ -13,12 +13,12 @@ namespace sluice::planner {
 struct MemoPlan {
   std::vector<double> alpha;  // one per rank
   NodeFractions fractions;
-  // One line if no alpha fits; the other fields are empty then.
+  // The reason in one line if no alpha fits. The other fields are empty then.
   std::string refusal;
 };
 
 // Divides every shared capacity evenly among its ranks, and gives each rank the
-// largest alpha that fits its part. Keeps only what must be kept.
+// largest alpha that fits its part. Keeps on the GPU only what must be kept.
 MemoPlan PlanMemo(const NodeSwapProblem& problem);
 
 // Returns a rank's fractions at an alpha.

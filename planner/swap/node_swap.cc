@@ -39,9 +39,9 @@ std::vector<Item> Picked(const std::vector<Item>& items,
   return picked;
 }
 
-// The problem in the order of names. An LP may have many optima, and the one
-// that Clp finds depends on the order of columns; this makes it independent of
-// the caller's order.
+// The problem sorted by names. An LP may have many optima, and the order of
+// columns determines which one Clp finds, so sorting makes the result
+// independent of the caller's order.
 struct Canonical {
   // Indices in the caller's problem.
   std::vector<size_t> links, numa, hosts, ranks;
@@ -79,7 +79,8 @@ SwapObjective Fall(const SwapObjective& from, const SwapObjective& to) {
           from.moved_bytes - to.moved_bytes};
 }
 
-// Returns whether no rank is slower and the slowest gains enough.
+// Returns whether `stalls` slows down no rank and makes the slowest one faster
+// by at least kWorthStalling.
 bool IsWorthStalling(const SwapProblem& problem, const NodeFractions& hidden,
                      const NodeFractions& stalls) {
   const std::vector<RankSwap> before = RanksOf(problem, hidden);
@@ -94,7 +95,7 @@ bool IsWorthStalling(const SwapProblem& problem, const NodeFractions& hidden,
          StepWithStalls(problem, hidden) * (1 - kWorthStalling);
 }
 
-// Returns the objective, with `stalls` including them in the step.
+// Returns the objectives. `stalls`: the step includes waits for copies.
 SwapObjective PricedObjective(const SwapProblem& problem,
                               const NodeFractions& fractions, bool stalls) {
   SwapObjective objective = ObjectiveOf(problem, fractions);
@@ -102,9 +103,9 @@ SwapObjective PricedObjective(const SwapProblem& problem,
   return objective;
 }
 
-// Sets one_more of full rows. A row with room left gains nothing, because an
-// LP's optimum does not move with a row that it does not touch. `stalls`:
-// `program` counts them.
+// Sets one_more of full rows. Other rows gain nothing, because an LP's optimum
+// does not change with a row that is not tight. `stalls`: the objectives of
+// `program` include stalls.
 absl::Status BuyJoint(const SwapProblem& problem,
                       const NodeFractions& fractions, bool stalls,
                       JointProgram* program, std::vector<CapacityRow>* rows) {
@@ -113,7 +114,7 @@ absl::Status BuyJoint(const SwapProblem& problem,
     CapacityRow& row = (*rows)[i];
     if (!row.binds) continue;
     if (row.excess > 0) {
-      // More of an overloaded link only shortens exposed copies.
+      // More capacity of an overloaded link only shortens exposed copies.
       const SwapProblem more = WithMore(problem, row, OneMore(row));
       row.one_more.step_s =
           StepWithStalls(problem, fractions) - StepWithStalls(more, fractions);
@@ -126,8 +127,8 @@ absl::Status BuyJoint(const SwapProblem& problem,
   return absl::OkStatus();
 }
 
-// Sets one_more of all rows: alpha is limited by a rank's part of a capacity,
-// so any row may limit one.
+// Sets one_more of all rows. A rank's alpha is limited by its part of a
+// capacity, so a row can limit an alpha even if it is not full.
 void BuyMemo(const SwapProblem& problem, const SwapObjective& now,
              std::vector<CapacityRow>* rows) {
   for (CapacityRow& row : *rows) {
@@ -153,7 +154,8 @@ class Planner {
         program.Solve(result_.memo ? &result_.memo->objective : nullptr));
     if (joint.feasible) {
       result_.joint = ObjectiveOf(problem_, joint.fractions);
-      // If both are equal but for rounding, takes MEMO's plan, the simpler one.
+      // If both plans are equal except for rounding, uses MEMO's, the simpler
+      // one.
       if (result_.memo && NotWorse(result_.memo->objective, *result_.joint)) {
         result_.joint = result_.memo->objective;
         joint.fractions = memo.fractions;
@@ -174,8 +176,8 @@ class Planner {
   }
 
  private:
-  // If fractions with exposed copies are faster, puts them into `joint` and
-  // returns their program.
+  // If a plan with exposed copies is faster, stores it in `joint` and returns
+  // its program; else returns null.
   absl::StatusOr<std::unique_ptr<JointProgram>> Stall(
       const JointProgram& hidden, JointProgram::Answer* joint) {
     if (!joint->feasible || result_.joint->recompute_s == 0) return nullptr;

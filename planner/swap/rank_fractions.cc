@@ -25,11 +25,11 @@ using plan::RankProfile;
 using plan::SkeletalClass;
 
 constexpr double kUnlimitedBytes = 1e18;
-// Window of a forward that was not measured: it is no time, so it hides
-// nothing.
+// The window of a forward that was not measured. It is practically 0, so it
+// hides no copies.
 constexpr double kUnmeasured = 1e-9;
 
-// The question, with its given fractions. References must outlive it.
+// The problem with its given fractions. The referenced objects must outlive it.
 struct GivenNode {
   const std::vector<plan::RankProfile>& profiles;
   const plan::NodeResources& resources;
@@ -37,7 +37,7 @@ struct GivenNode {
   std::vector<Fractions> given_only;   // by rank, from GivenOnly
 };
 
-// ---- The node as the LP takes it -------------------------------------------
+// ---- The profiles as an LP's problem ----------------------------------------
 
 class Node {
  public:
@@ -51,8 +51,8 @@ class Node {
         hides_nothing_.back().push_back(HidesNothing(p, k));
       }
     }
-    // Host memory is limited by name, so all ranks get one NUMA node without a
-    // limit.
+    // Limits of host memory have names, so all ranks share one NUMA node
+    // without a limit.
     problem_.numa.push_back({0, kUnlimitedBytes});
     for (size_t r = 0; r < profiles.size(); ++r) AddRank(r);
     for (const LinkCapacity& link : resources.links) AddLink(link);
@@ -94,7 +94,8 @@ NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
       .bytes = AsDouble(c.bytes_per_layer),
       .recompute_s = c.recompute_seconds,
       .must = c.must_swap ? Must::kSwap : Must::kNothing,
-      // Copies without a window are exposed; no link counts them.
+      // Copies of a kind without a window are exposed, so no link's row counts
+      // them.
       .traffic_in_fixed = c.traffic_in_fixed || hides_nothing_[r][kind],
       .can_keep = c.can_keep};
   if (c.must_swap) return tensor;
@@ -103,7 +104,7 @@ NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
     tensor.shared =
         fmt::format("{} of job {}", plan::FullName(c.kind, c.name), p.job);
   }
-  // If copies cannot be hidden, only those that must be made are made.
+  // If copies cannot be hidden, only mandatory copies are made.
   const bool no_copies =
       c.shared ? OneOfJobHidesNothing(p.job, c.kind) : hides_nothing_[r][kind];
   if (no_copies && !c.traffic_in_fixed && !tensor.given.swap) {
@@ -162,18 +163,18 @@ void Node::AddHost(const HostLimit& host) {
   problem_.hosts.push_back({host.name, AsDouble(host.bytes)});
 }
 
-// ---- What does not fit by itself ------------------------------------------
+// ---- Given fractions that do not fit ----------------------------------------
 
 std::string Amount(double bytes) {
   const Bytes whole(static_cast<int64_t>(std::ceil(bytes)));
   return fmt::format("{} ({} bytes)", FormatBytes(whole), whole.count());
 }
 
-// Returns one line if host memory is too small for its ranks' minimum, or "" if
-// they fit.
+// Returns one line if the least host memory of the limit's ranks exceeds it, or
+// "" if it fits.
 std::string TooMuchHost(const GivenNode& node, const HostLimit& host) {
   Bytes need;
-  double fixed = 0, slope = 0;  // bytes that follow the user's alpha
+  double fixed = 0, slope = 0;  // bytes = fixed + the user's alpha * slope
   std::optional<double> flag;
   bool asked = false;
   for (const size_t r : host.profiles) {
@@ -230,7 +231,7 @@ std::string TooMuchKept(const GivenNode& node, size_t r) {
 
 struct Refusal {
   std::string why;         // one line: the need, the limit, what to do
-  std::string limited_by;  // NodePlan::limited_by
+  std::string limited_by;  // value for NodePlan::limited_by
 };
 
 // Returns the first limit that the given fractions exceed, host memory before
@@ -247,13 +248,14 @@ std::optional<Refusal> RefusalOf(const GivenNode& node) {
   return std::nullopt;
 }
 
-// ---- From the LP's fractions to a plan's ----------------------------------
+// ---- From the LP's fractions to the plan's ----------------------------------
 
-// Chosen fractions are cut to multiples of this. That does not harm a plan, and
-// makes it equal on every machine whatever an LP's last digits are.
+// Chosen fractions are rounded down to multiples of this. The loss is
+// negligible, and the plan is the same on every machine even if the LP's last
+// digits differ.
 constexpr double kStep = 1.0 / 4096;
 constexpr double kUnlimitedRate = std::numeric_limits<double>::infinity();
-// A smaller fraction is rounding.
+// A fraction below this is a rounding error.
 constexpr double kNothing = 1e-6;
 // Tolerance for link rates; links are measured less exactly.
 constexpr double kCutDigits = 1e-7;
@@ -270,8 +272,9 @@ double Most(const std::vector<CopyRates>& kinds, double CopyRates::*way) {
   return most;
 }
 
-// Returns whether the ranks' rates stay within the link, or within their
-// mandatory copies, whichever kinds run at the same time.
+// Returns whether the ranks' rates stay within the link's capacity, or within
+// the rates of the mandatory copies if those are higher, whichever kinds run at
+// the same time.
 bool LinkHolds(const GivenNode& node, const NodeSwapProblem& problem,
                const LinkCapacity& link, const std::vector<Fractions>& all) {
   std::vector<std::vector<CopyRates>> used, least;  // rank of the link, kind
@@ -301,7 +304,8 @@ bool LinkHolds(const GivenNode& node, const NodeSwapProblem& problem,
                link.both_bytes_per_second.value_or(kUnlimitedRate));
 }
 
-// `stalls`: copies may be exposed, so links are not checked.
+// Returns whether the fractions fit host limits, GPUs and links. Links are not
+// checked with `stalls`, because copies may then be exposed.
 bool FitsResources(const GivenNode& node, const NodeSwapProblem& problem,
                    const std::vector<Fractions>& all, bool stalls) {
   for (const HostLimit& host : node.resources.hosts) {
@@ -323,8 +327,9 @@ bool FitsResources(const GivenNode& node, const NodeSwapProblem& problem,
   return true;
 }
 
-// Cuts the LP's fractions to steps, `steps_back` steps lower. `fill`: classes
-// of which the LP recomputes nothing are swapped to the last row.
+// Rounds the LP's fractions down, then lowers them by `steps_back` steps more.
+// `fill`: a class of which the LP recomputes nothing is swapped up to its last
+// row.
 std::vector<Fractions> CutAll(const GivenNode& node,
                               const NodeSwapProblem& problem,
                               const NodeSwapResult& result, bool fill,
@@ -350,17 +355,18 @@ std::vector<Fractions> CutAll(const GivenNode& node,
   return all;
 }
 
-// Returns the LP's answer to `problem`, which is made from `node`, in multiples
-// of 1/4096 and within every limit to the byte; or only the given fractions if
-// no such cut fits. Given fractions are not changed. REQUIRES: RefusalOf
-// returns nullopt.
+// Returns the LP's answer in multiples of 1/4096, within every limit to the
+// byte, or only the given fractions if no rounding fits. Given fractions are
+// not changed. `problem` must be made from `node`. REQUIRES: RefusalOf returns
+// nullopt.
 std::vector<Fractions> CutFractions(const GivenNode& node,
                                     const NodeSwapProblem& problem,
                                     const NodeSwapResult& result) {
   std::vector<Fractions> all = CutAll(node, problem, result, /*fill=*/true, 0);
   const bool stalls = result.hidden_step_s.has_value();
   if (FitsResources(node, problem, all, stalls)) return all;
-  // Rounding may be a step too high, so lower all fractions step by step.
+  // The rounded fractions may be a step too high, so lower them all step by
+  // step.
   for (int back = 0; back < 64; ++back) {
     all = CutAll(node, problem, result, /*fill=*/false, back);
     if (FitsResources(node, problem, all, stalls)) return all;
@@ -370,7 +376,8 @@ std::vector<Fractions> CutFractions(const GivenNode& node,
 
 // ---- The plan -------------------------------------------------------------
 
-// Returns the swapped share of the free classes' bytes in all layers.
+// Returns the swapped fraction of all bytes except those of classes that must
+// be swapped.
 double AlphaOf(const RankProfile& p, const Fractions& fractions) {
   double swapped = 0, bytes = 0;
   std::set<double> all;

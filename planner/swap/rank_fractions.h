@@ -12,7 +12,7 @@
 
 namespace sluice::planner {
 
-// The fractions in a rank's plan, with the field names of plan::RankPlan.
+// The chosen fractions of a rank, with plan::RankPlan's field names.
 struct RankFractions {
   std::vector<plan::ClassPlan> classes;  // in the profile's order
   double alpha = 0;
@@ -27,17 +27,18 @@ struct FractionsPlan {
   std::vector<plan::PlanLimit> limits;
 };
 
-// Solves one LP (node_swap.h) over all profiles, of all jobs: shared classes of
-// a job have one fraction, requested fractions are obeyed, settled ranks are
-// fixed. Chosen fractions are multiples of 1/4096, and host limits and
-// `gpu_room` hold to the byte. `gpu_room`: what each rank may keep on its GPU
-// in addition to its transient buffers.
+// Solves one LP (node_swap.h) over the profiles of all jobs. Shared classes of
+// a job get one fraction; requested fractions are obeyed; settled ranks do not
+// change. Chosen fractions are multiples of 1/4096, and the host limits and
+// `gpu_room` hold to the byte. `gpu_room`: the bytes that each rank may keep on
+// its GPU in addition to its transient buffers.
 absl::StatusOr<FractionsPlan> PlanFractions(
     const std::vector<plan::RankProfile>& profiles,
     const plan::NodeResources& resources, const std::vector<Bytes>& gpu_room);
 
-// InvalidArgument, one line: a rank with two profiles, requests that contradict
-// each other, a settled profile with open choices, or indices out of range.
+// Checks the profiles. InvalidArgument, one line: a rank has two profiles,
+// requests contradict each other, a settled profile has open choices, or an
+// index is out of range.
 absl::Status CheckProfiles(const std::vector<plan::RankProfile>& profiles,
                            const plan::NodeResources& resources);
 

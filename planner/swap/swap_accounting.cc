@@ -33,8 +33,8 @@ Held HeldOf(const SwapProblem::Rank& rank,
   return sum;
 }
 
-// Returns the bytes that one layer of kind k swaps in addition to the fixed
-// ones.
+// Returns the bytes that one layer of kind k swaps in addition to its fixed
+// traffic.
 double CopiedOf(const SwapProblem::Rank& rank, size_t k,
                 const std::vector<plan::TokenFractions>& fractions) {
   double sum = 0;
@@ -89,14 +89,14 @@ double UseOf(const SwapProblem& problem, const NodeFractions& fractions,
   return used;
 }
 
-// One of a link's three rows: the use by all ranks, and the capacity.
+// One of a link's three rows.
 struct LinkRow {
   double used = 0;
   double capacity = 0;
 };
 
-// Returns the seconds of a layer's pass: the window, or longer if its copies
-// take more. A rank gets a share of an overloaded link in proportion to its
+// Returns the seconds of a layer's pass: its window, or longer if its copies
+// take longer. On an overloaded link, a rank's share is proportional to its
 // use.
 double PassSeconds(double window, double bytes, double rate,
                    const LinkRow& row) {

@@ -1,4 +1,5 @@
-// MiniMalloc's CSV: id,lower,upper,size in any order, lifetimes half-open.
+// Reads MiniMalloc's CSV: columns id, lower, upper and size in any order, with
+// half-open lifetimes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,8 +17,8 @@ namespace {
 
 constexpr size_t kNoColumn = SIZE_MAX;
 
-// Indices of the columns that are read. `offset` is one that an earlier plan
-// added.
+// Indices of the columns that are read. `offset` is the column of an earlier
+// plan.
 struct Columns {
   size_t id = kNoColumn, lower = kNoColumn, upper = kNoColumn, size = kNoColumn;
   size_t offset = kNoColumn, alignment = kNoColumn, gaps = kNoColumn;
@@ -77,7 +78,7 @@ class CsvReader {
     return absl::OkStatus();
   }
 
-  // Reads the alignment. A trace has one alignment: the largest of its rows.
+  // Reads a row's alignment. The trace's alignment is the largest of its rows.
   absl::Status ReadAlignment(const std::vector<std::string_view>& fields) {
     if (columns_.alignment == kNoColumn) return absl::OkStatus();
     const std::string_view field = fields[columns_.alignment];

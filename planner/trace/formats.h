@@ -1,6 +1,6 @@
 // One reader function per format (internal to planner/trace). read_trace.h and
-// README.md specify results and errors. `alignment` rounds sizes; `in` begins
-// at the first byte of the input.
+// README.md specify results and errors. `alignment`: sizes are rounded up to
+// it. `in` must be at the first byte of the input.
 #pragma once
 
 #include <istream>

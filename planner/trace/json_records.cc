@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-// Follows the parser through the document. Values outside the array's records
-// are dropped at once.
+// Receives the parser's events, and passes on the array's records. All other
+// values are dropped at once.
 class RecordHandler : public nlohmann::json_sax<json> {
  public:
   RecordHandler(std::string file, const RecordQuery& query,
@@ -80,8 +80,8 @@ class RecordHandler : public nlohmann::json_sax<json> {
   }
   bool parse_error(std::size_t position, const std::string& last_token,
                    const json::exception& error) override {
-    // nlohmann's message repeats the input; ours has the place and the
-    // message's end.
+    // nlohmann's message repeats the input. This one has the place and the last
+    // part of nlohmann's message.
     const std::string what = error.what();
     const bool ended =
         what.find("unexpected end of input") != std::string::npos ||
@@ -114,7 +114,7 @@ class RecordHandler : public nlohmann::json_sax<json> {
   }
 
   bool Value(JsonField::Kind kind, auto text) {
-    // Values inside arrays of a record are not fields of it.
+    // A value inside an array of a record is no field of the record.
     const int level = depth_ - array_depth_;
     if (depth_ == 1 && !root_is_array_ && query_.root_value != nullptr &&
         key_ == query_.root_field) {
@@ -163,7 +163,8 @@ class RecordHandler : public nlohmann::json_sax<json> {
   bool found_ = false;
 };
 
-// Collects the root's keys until the prefix ends.
+// Receives the parser's events, and collects the root's keys until the prefix
+// ends.
 class KeyHandler : public nlohmann::json_sax<json> {
  public:
   std::vector<std::string> keys;

@@ -10,7 +10,7 @@ constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 }  // namespace
 
-// Not std::getline, which would read a line of any length.
+// Reads a line of limited length. std::getline would read a line of any length.
 bool Lines::Get() {
   line_.clear();
   std::streambuf& from = *in_.rdbuf();

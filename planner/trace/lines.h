@@ -15,7 +15,8 @@
 
 namespace sluice::planner {
 
-// No supported format has longer lines; the limit bounds memory.
+// Limit of a line's length. No supported format has longer lines, and the limit
+// bounds memory.
 inline constexpr size_t kMaxLineBytes = 64 << 10;
 
 class Lines {
@@ -32,8 +33,8 @@ class Lines {
   int64_t number() const { return place_.line; }
   const absl::Status& status() const { return status_; }
 
-  // Returns InvalidArgument at `part` of this line (a view into it), or at the
-  // line.
+  // Return InvalidArgument with the place of `part`, a view into the current
+  // line, or of the whole line.
   absl::Status Wrong(const std::string& text) const;
   absl::Status Wrong(std::string_view part, const std::string& text) const;
 

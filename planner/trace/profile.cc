@@ -15,7 +15,8 @@
 namespace sluice::planner {
 namespace {
 
-// Returns a name from a file in a form that fits a row of the plan.
+// Returns a file's name with the characters replaced that a row of the plan
+// cannot have.
 std::string CleanName(std::string name) {
   for (char& c : name) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == ',') c = '?';
@@ -62,7 +63,8 @@ absl::StatusOr<size_t> ChooseRank(
                               Quoted(options.device), fmt::join(ranks, ", ")));
 }
 
-// Joins the segments' traces one after another, since segments run in turn.
+// Appends the segments' traces to each other, because segments run one after
+// another.
 absl::StatusOr<NamedTrace> Join(const plan::RankProfile& profile,
                                 const TraceOptions& options, Bytes alignment) {
   TraceBuilder builder(alignment);

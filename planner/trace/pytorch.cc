@@ -42,9 +42,9 @@ enum TraceField {
   kTotal,
 };
 
-// Masks text that is invalid in JSON strings but that PyTorch writes: raw
+// Masks text that PyTorch writes although JSON strings may not contain it: raw
 // control characters, unknown escapes, bytes that are not UTF-8. The plan does
-// not use operators' names. Positions in the file do not change.
+// not use these texts (operators' names). Positions in the file do not change.
 class HiddenTexts : public std::streambuf {
  public:
   explicit HiddenTexts(std::streambuf* from) : from_(from) {}
@@ -92,9 +92,9 @@ std::string DeviceName(int64_t type, int64_t id) {
                                : fmt::format("{}:{}", known->second, id);
 }
 
-// Converts "1700000000000000.123" in microseconds to whole nanoseconds,
-// exactly. A double's 53 bits are too few for a time since 1970 and would
-// create ties.
+// Converts microseconds such as "1700000000000000.123" to nanoseconds, exactly.
+// A double's 53 bits are too few for a time since 1970: different times would
+// become equal.
 bool ParseNanoseconds(const std::string& text, int64_t* value) {
   const size_t point = text.find('.');
   const bool plain = text.find_first_of("eE") == std::string::npos;
@@ -140,7 +140,7 @@ class PyTorchReader {
     SLUICE_ASSIGN_OR_RETURN(const int32_t device, Choose());
     std::erase_if(events_,
                   [&](const TraceEvent& e) { return e.device != device; });
-    // Stable: file order on ties.
+    // The sort is stable, so that events of equal times stay in file order.
     std::ranges::stable_sort(events_, {}, &TraceEvent::nanoseconds);
     SLUICE_RETURN_IF_ERROR(Pair(before_[static_cast<size_t>(device)].bytes));
     builder_.out().time_unit = "requests";
@@ -182,7 +182,7 @@ class PyTorchReader {
     event.device = DeviceIndexOf(DeviceName(type, id));
     Before& before = before_[static_cast<size_t>(event.device)];
     if (event.nanoseconds < before.nanoseconds) {
-      // `total` is the device's total after the event, if known.
+      // `total`: the device's total bytes after the event, if the event has it.
       before = {event.nanoseconds,
                 std::clamp<int64_t>(total, 0, kMaxTraceBytes) -
                     std::min(event.bytes, kMaxTraceBytes)};
@@ -259,13 +259,13 @@ class PyTorchReader {
     int64_t lower = 0;
     int64_t upper = kStillAlive;
     int64_t bytes = 0;
-    int64_t index = 0;  // index in the file of the event that allocated it
+    int64_t index = 0;  // index in the file of the allocation's event
   };
 
-  // Pairs allocations and frees by address. Request k is at time k + 1. Time 0
-  // is the start, where buffers freed without a malloc are born. Bytes alive
-  // `before` the first event and never freed become one buffer, since weights
-  // do not move.
+  // Pairs allocations and frees by address. Request k is at time k + 1. Buffers
+  // that are freed without an allocation are born at time 0, the start. Bytes
+  // that are alive before the first event and never freed (`before`) become one
+  // buffer, because weights do not move.
   absl::Status Pair(int64_t before) {
     std::vector<Life> lives;
     std::unordered_map<uint64_t, size_t> alive;
@@ -308,7 +308,7 @@ class PyTorchReader {
     return AddAll(std::move(lives));
   }
 
-  // Adds buffers in request order; those alive at the start go first.
+  // Adds buffers in request order, those alive at the start first.
   absl::Status AddAll(std::vector<Life> lives) {
     std::ranges::stable_sort(lives, {}, &Life::lower);
     for (const Life& life : lives) {
@@ -332,7 +332,7 @@ class PyTorchReader {
                           event.index, -event.bytes, event.address, allocated));
   }
 
-  // Time of a device's first event, and the bytes alive before it.
+  // The time of a device's first event, and the bytes alive before it.
   struct Before {
     int64_t nanoseconds = INT64_MAX;
     int64_t bytes = 0;

@@ -1,4 +1,4 @@
-// Selects the reader by the content, and writes plans as CSV.
+// Detects the input's format, calls its reader, and writes plans as CSV.
 #include "planner/trace/read_trace.h"
 
 #include <fmt/format.h>
@@ -29,12 +29,13 @@ constexpr std::array<std::pair<std::string_view, TraceFormat>, 4> kFormatNames =
 
 constexpr size_t kPrefixBytes = 64 << 10;
 
-// A stream buffer that shows the input's first bytes without consuming them.
-// The input may be a pipe, so nothing is read twice.
+// A stream buffer that can show the input's first bytes and still deliver them
+// to the reader. The input may be a pipe, so nothing can be read twice.
 class Sniffed : public std::streambuf {
  public:
   explicit Sniffed(std::streambuf* from) : from_(from) { Fill(); }
-  // True if reading failed, even if the bytes so far look like a whole input.
+  // Returns whether reading failed, even if the bytes so far look like a whole
+  // input.
   bool failed() const { return failed_; }
   std::string_view prefix() const {
     return {gptr(), static_cast<size_t>(egptr() - gptr())};
@@ -63,7 +64,8 @@ class Sniffed : public std::streambuf {
   std::array<char, kPrefixBytes> block_;
 };
 
-// Decides by the first known key. Sluice writes keys in a fixed order.
+// Returns the format that the first known key belongs to. Sluice writes keys in
+// a fixed order.
 TraceFormat JsonFormat(std::string_view prefix) {
   for (const std::string& key : RootKeys(prefix)) {
     if (key == "[" || key == "traceEvents") return TraceFormat::kPyTorch;

@@ -33,21 +33,23 @@ std::optional<TraceFormat> TraceFormatOf(std::string_view name);
 std::string_view NameOf(TraceFormat format);
 
 struct TraceOptions {
-  std::string file = "-";             // for messages
+  std::string file = "-";             // the input's name in messages
   std::optional<TraceFormat> format;  // default: detected from the content
-  // Reads the requests of this device (PyTorch: "cuda:0", "cpu") or rank ("3").
-  // "" if the input has only one.
+  // The device (PyTorch: "cuda:0", "cpu") or rank ("3") to read. It may be ""
+  // if the input has only one.
   std::string device;
   std::optional<Bytes> alignment;  // default: 1 for CSV, else 512
 };
 
-// Reads a stream: memory grows with the number of requests kept, not with the
-// file (except kProfile, which proto/plan decodes whole, up to 256 MiB).
+// Reads a stream. Memory grows with the number of requests of the device and
+// not with the file (except for kProfile, which proto/plan decodes as a whole,
+// up to 256 MiB).
 absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
                                      const TraceOptions& options);
 
-// Returns the input's rows in input order with an `offset` column, one offset
-// per buffer; or rows of id,lower,upper,size,offset if the input was not CSV.
+// Returns a CSV's rows in input order with an `offset` column added, with one
+// offset per buffer. For other formats, returns rows of
+// id,lower,upper,size,offset.
 std::string PlanCsv(const NamedTrace& named, const std::vector<Bytes>& offsets);
 
 }  // namespace sluice::planner

@@ -93,12 +93,12 @@ class LogReader {
     return absl::OkStatus();
   }
 
-  // Names are the ids in the plan, so an id that is allocated again gets a
-  // number, "7#2".
+  // Returns a buffer's name, which must be unique in the plan: its id, with the
+  // number of the allocation ("7#2") if the id was allocated before.
   std::string NameOfBuffer(std::string_view id, int times) {
     std::string name(id);
     for (char& c : name) {
-      // A comma would split the row in the plan.
+      // A comma would split the plan's row into more fields.
       if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == ',') {
         c = '?';
       }

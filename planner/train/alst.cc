@@ -1,7 +1,7 @@
 // ALST as published (Arctic Long Sequence Training, arXiv 2506.13996, in
-// DeepSpeed and ArcticTraining): Ulysses with whole attention, ZeRO-3 with the
-// optimizer in host memory, whole layers recomputed with their inputs offloaded
-// to host memory, MLP and loss over tiles of the sequence.
+// DeepSpeed and ArcticTraining): Ulysses with whole attention; ZeRO-3 with the
+// optimizer in host memory; whole layers recomputed, with their inputs
+// offloaded to host memory; MLP and loss computed in tiles of the sequence.
 #include <algorithm>
 
 #include "planner/train/constants.h"
@@ -13,8 +13,8 @@ namespace {
 
 // Places ZeRO-3's shard: weights and gradients on the GPU, or everything in
 // host memory if the shard would leave little room (as in ALST's one-GPU
-// recipe) or does not fit. (A larger GPU must not have to keep what a smaller
-// one may offload.)
+// recipe) or does not fit. (So a larger GPU is not made to keep what a smaller
+// one offloads.)
 void PlaceStates(const Request& request, StepParts& parts) {
   const double share = request.model.parameters() / double(request.gpus);
   const double on_gpu = share * (kWeightBytes + kDeepSpeedGradient);
@@ -33,7 +33,7 @@ void PlaceStates(const Request& request, StepParts& parts) {
     parts.memory.states = on_gpu;
   }
   parts.host_bytes_per_node += on_host * GpusInNode(request);
-  // Gradients are sent, new weights fetched.
+  // Gradients are sent to the host, and new weights are fetched.
   parts.optimizer_s += on_gpu / link;
 }
 

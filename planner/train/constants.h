@@ -1,37 +1,39 @@
-// Constants of the cost model that describe frameworks, not machines. Each is
-// one number for a framework, never for a row, with its meaning. README.md says
-// how they were fitted and how far they hold.
+// Constants of the cost model that describe frameworks, not machines. Each one
+// is the same for all settings and machines. README.md says how they were
+// fitted and where they are valid.
 #pragma once
 
 namespace sluice::planner::train {
 
 // --- Memory that activations may use, as a fraction of the GPU's ------------
-// Context, communicators' buffers, workspaces and the loss of two-level plans
-// take the rest. MEMO's 7B fits 1024K on TP 8 (needs 76.0 GB here) and not
+// The rest is for the context, communicators' buffers, workspaces and the loss
+// of two-level plans. MEMO's 7B fits 1024K on TP 8 (needs 76.0 GB here) and not
 // 1152K; its full recomputation with a plan fits 640K and not 768K.
 inline constexpr double kPlannedMemory = 0.907;
-// A caching allocator without a plan: blocks cut for one size do not serve
-// another. Megatron-LM 7B, TP 4 x CP 2: 384K fits, 512K does not; Ulysses 7B:
-// 256K and not 384K, 65B: 1280K and not 1408K.
+// A caching allocator without a plan loses more, because blocks cut for one
+// size do not serve another. Megatron-LM 7B, TP 4 x CP 2: 384K fits, 512K does
+// not; Ulysses 7B: 256K and not 384K, 65B: 1280K and not 1408K.
 inline constexpr double kCachedMemory = 0.765;
-// FPDT's states are static and its chunks few: 70B on 16 A100-80GB holds 70.6
-// GB of states and 1M tokens.
+// FPDT loses little, because its states are static and its chunks few: 70B on
+// 16 A100-80GB has 70.6 GB of states and 1M tokens.
 inline constexpr double kFpdtMemory = 0.96;
-// ALST: expandable segments, which its recipes set, lose little to
-// fragmentation; context, communicators and workspaces take the rest.
+// ALST's recipes set expandable segments, which lose little to fragmentation.
+// The rest is for context, communicators and workspaces.
 inline constexpr double kAlstMemory = 0.90;
-// TorchTitan's FSDP2, and UPipe in it: expandable segments as well.
+// TorchTitan's FSDP2, and UPipe on top of it, use expandable segments too.
 inline constexpr double kFsdpMemory = 0.90;
-// Sluice's lease is one planned region; context and communicators take the
-// rest.
+// Sluice's lease is one planned region. The rest is for context and
+// communicators.
 inline constexpr double kLeasedMemory = 0.93;
-// The Python package: torch's caching allocator, with consecutive chunks of
-// equal shape; context and communicators take the rest.
+// The Python package uses torch's caching allocator, with consecutive chunks of
+// equal shape. The rest is for context and communicators.
 inline constexpr double kPythonMemory = 0.90;
-// Pinned host memory, as a fraction of a node's. MEMO uses 1.03 TB of 2 TB
-// (256K, alpha 1) and runs out of host memory at 1.55 TB (384K, alpha 1).
+// Host memory that MEMO may pin, as a fraction of a node's. MEMO uses 1.03 TB
+// of 2 TB (256K, alpha 1) and runs out of host memory at 1.55 TB (384K, alpha
+// 1).
 inline constexpr double kMemoHost = 0.65;
-// FPDT: checkpoints of 0.69 TB and a layer's scratch in 1 TB (2.7B, 4M).
+// Host memory that FPDT may pin, as a fraction of a node's: checkpoints of 0.69
+// TB and a layer's scratch fit in 1 TB (2.7B, 4M).
 inline constexpr double kPinnedHost = 0.90;
 
 // --- Bytes per parameter ---------------------------------------------------
@@ -39,98 +41,105 @@ inline constexpr double kWeightBytes = 2;       // bf16
 inline constexpr double kMegatronGradient = 4;  // fp32, as its DDP accumulates
 inline constexpr double kDeepSpeedGradient = 2;
 inline constexpr double kOptimizerBytes = 12;  // fp32 weights, two moments
-// FSDP2's states: weights, gradients and two moments, fp32.
+// FSDP2's states, all fp32: weights, gradients and two moments.
 inline constexpr double kFsdpStates = 16;
-// ALST: DeepSpeed's optimizer in host memory, with fp32 gradients.
+// ALST's states in host memory: DeepSpeed's optimizer, with fp32 gradients.
 inline constexpr double kAlstHostStates = 16;
-// ZeRO-3's live parameters and buckets (stage3_max_live_parameters 1e9 and two
-// buckets of 5e8 elements at bf16, partly filled).
+// Bytes of ZeRO-3's live parameters and buckets (stage3_max_live_parameters 1e9
+// and two buckets of 5e8 elements at bf16, partly filled).
 inline constexpr double kZero3Buffers = 3e9;
 
 // --- Bytes per logit -------------------------------------------------------
-// bf16 and an fp32 copy, softmax in place.
+// Megatron: bf16 and an fp32 copy, with the softmax in place.
 inline constexpr double kMegatronLogit = 6;
-// bf16, fp32, softmax, and gradients in fp32 and in bf16: nothing in place.
+// DeepSpeed: bf16, fp32, softmax, and gradients in fp32 and in bf16, none in
+// place.
 inline constexpr double kDeepSpeedLogit = 16;
 
 // --- Units of activation: one hidden state of the tokens a GPU holds -------
 // Backward makes gradients of the FFN's wide tensors and two hidden states.
 inline constexpr double kBackwardHiddens = 2;
 // Sequence parallelism gathers whole hidden states (tp units each): input and
-// output, and without a plan also the previous pass's block.
+// output, and without a plan also the block of the pass before.
 inline constexpr double kGatheredPlanned = 2;
 inline constexpr double kGatheredCached = 3;
-// Context parallelism's ring: k and v sent and received; without a plan also
-// the per-step outputs' blocks, which nothing else reuses.
+// Context parallelism's ring sends and receives k and v. Without a plan, the
+// per-step outputs' blocks, which nothing else reuses, are added.
 inline constexpr double kRingPlanned = 4;
 inline constexpr double kRingCached = 10;
-// The final norm's output and its gradient, in addition to the logits.
+// The final norm's output and its gradient, which the head needs beside the
+// logits.
 inline constexpr double kHeadHiddens = 2;
-// Ulysses, a layer under recomputation: 16 skeletal, 8 receive buffers, 4
-// gradients.
+// A layer of Ulysses under recomputation: 16 skeletal hidden states, 8 of
+// receive buffers, 4 of gradients.
 inline constexpr double kUlyssesHiddens = 28;
-// FPDT keeps hidden states of all local tokens on the GPU between chunked
-// parts: 4 forward (its table: hidden 1, other 3), 5 backward (hidden 2, other
-// 3), the loss's input and its gradient.
+// FPDT keeps hidden states of all local tokens on the GPU between its chunked
+// parts: 4 in forward (the paper's table: hidden 1, other 3), 5 in backward
+// (hidden 2, other 3), the loss's input and its gradient.
 inline constexpr double kFpdtHiddens = 11;
-// States sharded over all ranks stay on the GPU up to this fraction of it (the
-// paper: 30B on 8 A100-80GB, 58 GB). Above it they would leave no room, and
-// optimizer states go to host memory (2.7B on one A100-40GB does not run
-// otherwise).
+// FPDT's states, sharded over all ranks, stay on the GPU up to this fraction of
+// it (the paper: 30B on 8 A100-80GB, 58 GB). Above it, optimizer states go to
+// host memory, because the states would leave no room (2.7B on one A100-40GB
+// does not run otherwise).
 inline constexpr double kFpdtStatesOnGpu = 0.75;
-// Host memory of one layer's q, k, v, o, dO (bf16) and dq (fp32) of all tokens
-// and the layer's input, in hidden states.
+// Host memory of one FPDT layer, in hidden states: q, k, v, o, dO (bf16) and dq
+// (fp32) of all tokens, and the layer's input.
 inline constexpr double kFpdtHostHiddens = 8;
-// q, k, v, o, dO, dq, dk, dv of a chunk, double-buffered, in chunk hiddens.
+// FPDT's q, k, v, o, dO, dq, dk, dv of a chunk, double-buffered, in hidden
+// states of a chunk.
 inline constexpr double kFpdtChunkHiddens = 16;
 inline constexpr int kFpdtChunk = 64 << 10;
-// ALST, at the peak in attention's backward: input, norm1's output, q, o, dO,
-// the residual's gradient, o's before its exchange, dq, and k, v, dk, dv by the
-// share of kv heads; norms' fp32 copies, the kernel's fp32 dq and expanded dk,
-// dv, and the all-to-all's buffers. One number, fitted to the lengths that
-// Llama-8B reaches on 8 and 32 H100 (3.7M, 15M).
+// ALST's hidden states at the peak, in attention's backward: input, norm1's
+// output, q, o, dO, the residual's gradient, o before its exchange, dq, and k,
+// v, dk, dv by the share of kv heads; norms' fp32 copies, the kernel's fp32 dq
+// and expanded dk, dv, and the all-to-all's buffers. The number is fitted to
+// the lengths that Llama-8B reaches on 8 and 32 H100 (3.7M, 15M).
 inline constexpr double kAlstHiddens = 18;
-// The part of these that a single rank does not have, because it exchanges
-// nothing (DeepSpeed's register_with_transformers does nothing then): o before
-// its exchange, and an all-to-all's send and receive buffers.
+// The part of kAlstHiddens that a single rank does not need, because it
+// exchanges nothing (DeepSpeed's register_with_transformers does nothing then):
+// o before its exchange, and an all-to-all's send and receive buffers.
 inline constexpr double kAlstExchange = 3;
-// UPipe, at the peak in attention's backward, as its code allocates
-// (github.com/ghadiaravi13/untied-ulysses at 1ac00f10, fully_fused_attn.py).
-// Hidden states of all local tokens: the input (the first layer's too, which is
-// not offloaded), norm1's output and its gradient, the residual's gradient. As
-// wide as the queries: o and dO. As wide as the heads of one stage: q, o, dO,
-// dq, its fp32 sum (2), k, v, dk, dv and the sums of dk, dv. With a ring also,
-// in fp32, dq, dk, dv, the dk, dv that are sent and received, and the received
-// k, v (flash_attn_utils.py).
+// UPipe's tensors at the peak, in attention's backward, as its code allocates
+// them (github.com/ghadiaravi13/untied-ulysses at 1ac00f10,
+// fully_fused_attn.py). Hidden states of all local tokens: the input (also the
+// first layer's, which is not offloaded), norm1's output and its gradient, the
+// residual's gradient. As wide as the queries: o and dO. As wide as the heads
+// of one stage: q, o, dO, dq, its fp32 sum (2), k, v, dk, dv and the sums of
+// dk, dv. A ring adds, in fp32, dq, dk, dv, the dk, dv that are sent and
+// received, and the received k, v (flash_attn_utils.py).
 inline constexpr double kUpipeHiddens = 5;
 inline constexpr double kUpipeQueries = 2;
 inline constexpr double kUpipeStage = 12;
 inline constexpr double kUpipeRing = 16;
-// UPipe's rotary table: complex64, of all tokens, on every GPU.
+// UPipe's rotary table has a complex64 per token and pair of dimensions of a
+// head, for all tokens, on every GPU.
 inline constexpr double kUpipeRotary = 8;
-// ALST's loss uses tiles of 1 GB of fp32 logits, with softmax and gradient.
+// ALST computes its loss in tiles of 1 GB of fp32 logits, with softmax and
+// gradient.
 inline constexpr double kAlstLogits = 2e9;
-// A shard of weights and gradients above this fraction of the GPU goes to host
-// memory, as in ALST's one-GPU recipes.
+// If ALST's shard of weights and gradients is larger than this fraction of the
+// GPU, it goes to host memory, as in ALST's one-GPU recipes.
 inline constexpr double kAlstStatesOnGpu = 0.20;
-// The Python package, at the peak in a chunk's backward: hidden states of a
-// rank's rows of the chunk, and tensors as wide as the FFN, as torch's profiler
-// counts them on the CPU in transformers' Llama in bf16 (15 and 6.0, by chunks
-// of 512 to 2,048 rows); and, as wide as the queries, the fetched tensors in
-// leased GPU memory: those of this chunk and the next, and k, v and fp32 dk, dv
-// of two.
+// The Python package's tensors at the peak, in a chunk's backward: hidden
+// states of a rank's rows of the chunk, and tensors as wide as the FFN, both as
+// torch's profiler counts them on the CPU in transformers' Llama in bf16 (15
+// and 6.0, by chunks of 512 to 2,048 rows); and, as wide as the queries, the
+// fetched tensors in leased GPU memory: those of this chunk and the next one,
+// and k, v and fp32 dk, dv of two chunks.
 inline constexpr double kPythonHiddens = 16;
 inline constexpr double kPythonWide = 6;
 inline constexpr double kPythonQueries = 10;
-// Its head takes as many rows of each of a layer's chunks as make the logits
-// eight hidden states large, at least 256 (client/python/sluice/hf/head.py).
+// The Python package's head computes as many rows of each chunk at a time as
+// make the logits eight hidden states large, at least 256
+// (client/python/sluice/hf/head.py).
 inline constexpr double kPythonHeadHiddens = 8;
 inline constexpr double kPythonHeadRows = 256;
-// Each rank holds ids, labels, shifted labels, positions and the two ends of
-// the visible interval of all tokens, and computes masks by 33 keys per row
-// (int64).
+// Bytes per token on each rank of the Python package: ids, labels, shifted
+// labels, positions and the two ends of the visible interval of all tokens, and
+// masks of 33 keys per row (all int64).
 inline constexpr double kPythonTokenBytes = 8 * (6 + 33);
-// A unit's summed gradients in fp32, and the bf16 copy at the end.
+// Bytes per parameter of a unit's summed gradients in fp32, and of the bf16
+// copy at the end.
 inline constexpr double kPythonSums = 6;
 
 // --- Time ------------------------------------------------------------------
@@ -138,31 +147,34 @@ inline constexpr double kPythonSums = 6;
 // and write a layer's tensors in GPU memory: in hidden states per pass.
 inline constexpr double kForwardMoves = 24;
 inline constexpr double kBackwardMoves = 40;
-// A mixture of experts reads and writes each token's hidden state on the way to
-// each of its experts and on the way back, per pass.
+// A mixture of experts reads and writes a token's hidden state on the way to
+// each of its experts and on the way back: in hidden states per pass and
+// expert.
 inline constexpr double kExpertMoves = 4;
-// The share of the forward's elementwise kernels that run before its last
+// The fraction of forward's elementwise kernels that run before its last
 // matmul.
 inline constexpr double kRecomputedMoves = 0.6;
-// The same for sluice's engine python with ATen's kernels, one operation at a
-// time, in fp32 for norms and sums: reads and writes counted in Llama's code in
-// bf16, in hidden states and in tensors as wide as the FFN. (passes.h has
-// engine trainer's.)
+// Memory moves of sluice's engine python with ATen's kernels, one operation at
+// a time, in fp32 for norms and sums. Reads and writes are counted in Llama's
+// code in bf16, in hidden states and in tensors as wide as the FFN. (passes.h
+// counts them for engine trainer.)
 inline constexpr double kPythonForwardMoves = 54;
-inline constexpr double kPythonForwardWide = 7;  // recomputation's too
+inline constexpr double kPythonForwardWide = 7;  // also in recomputation
 inline constexpr double kPythonRecomputedMoves = 46;
 inline constexpr double kPythonBackwardMoves = 182;
 inline constexpr double kPythonBackwardWide = 21;
 // Exposed collectives of tensor parallelism per layer. Forward gathers and
-// scatters twice; backward has six, less those hidden under weight gradients.
+// scatters twice. Backward has six collectives, some of them hidden under
+// weight gradients.
 inline constexpr double kForwardCollectives = 4;
 inline constexpr double kBackwardCollectives = 3;
 inline constexpr double kRecomputeCollectives = 3;  // all but the last scatter
-// A caching allocator that runs out frees its cached blocks and asks the driver
-// again (MEMO section 3.2: 6 times an iteration at 128K, 16 at 256K). That
-// begins when activations fill the first fraction of the memory that states
-// leave (7B: not at 64K, 0.13) and has its full rate from the second (7B: 128K,
-// 0.22). Its cost depends on the machine (Hardware::reorganisation_s_per_byte).
+// A caching allocator that runs out of memory frees its cached blocks and asks
+// the driver for new ones (MEMO section 3.2: 6 times an iteration at 128K, 16
+// at 256K). That begins when activations fill the first fraction of the memory
+// that states leave (7B: not at 64K, 0.13), and reaches its full rate at the
+// second fraction (7B: 128K, 0.22). Its cost depends on the machine
+// (Hardware::reorganisation_s_per_byte).
 inline constexpr double kReorganisationStart = 0.125;
 inline constexpr double kReorganisationFull = 0.22;
 

@@ -15,14 +15,14 @@ struct PassTimes {
   double attention = 0;
   double elementwise = 0;
   double network = 0;   // exposed part only
-  double copy_out = 0;  // total on the host link, hidden or exposed
+  double copy_out = 0;  // total copy time, hidden or exposed
   double copy_in = 0;
   double exposed_copy = 0;  // in both directions
   double compute() const { return matmul + attention + elementwise; }
   double total() const { return compute() + network + exposed_copy; }
 };
 
-// Seconds of a layer. Recomputation comes before backward.
+// Seconds of a layer's passes. Recomputation comes before backward.
 struct LayerTimes {
   PassTimes forward, recompute, backward;
   double total() const {
@@ -30,7 +30,7 @@ struct LayerTimes {
   }
 };
 
-// Parts of a step, in seconds. Their sum is the step.
+// The parts of a step, in seconds, which add up to the step.
 struct Breakdown {
   double attention = 0;
   double matmul = 0;
@@ -45,10 +45,10 @@ struct Breakdown {
   double total() const;
 };
 
-// Peak bytes by class, on the GPU that needs the most.
+// Peak bytes by class, on the GPU that needs most.
 struct GpuMemory {
   double states = 0;     // weights, gradients, optimizer
-  double skeletal = 0;   // tensors that backward needs of the forward
+  double skeletal = 0;   // tensors that forward keeps for backward
   double transient = 0;  // of one layer
   double logits = 0;     // logits and the loss's other tensors
   double buffers = 0;    // rings, gathered weights, ids
@@ -64,9 +64,9 @@ std::string_view ReasonName(Reason reason);
 struct Estimate {
   bool fits = false;
   Reason reason = Reason::kOk;
-  // If a step does not fit, the figures below are only for comparing settings
-  // and are not an estimate. With kHeads, no such division exists.
-  double mfu = 0;  // fraction, MEMO's definition
+  // If the step does not fit, the figures below serve only to compare settings
+  // and are no estimate. With kHeads, no division of the heads exists.
+  double mfu = 0;  // a fraction, by MEMO's definition
   double tokens_per_gpu_per_s = 0;
   double step_s = 0;
   double gpu_peak_bytes = 0;
@@ -77,17 +77,17 @@ struct Estimate {
   Breakdown breakdown;
   GpuMemory memory;
   LayerTimes layer;  // of one layer and one sequence
-  // A caching allocator would reorganise here, as measured on another machine.
-  // The cost on this machine is unknown and not charged.
+  // Whether a caching allocator would reorganise at this size, judging by
+  // another machine. The cost on this machine is unknown and not included.
   bool reorganisation_unknown = false;
 };
 
-// Estimates a step of one method. `settings` must be complete (alpha and chunk
-// too).
+// Estimates a step. `settings` must be complete, including alpha and chunk.
 Estimate EstimateStep(const Request& request, const Settings& settings);
 
-// Returns the FLOPs that MFU counts for a sequence: 6 s P + 6 n w s^2, w the
-// query width (MEMO section 5.2: causal attention as half, no recomputation).
+// Returns the FLOPs that MFU counts for a sequence: 6 s P + 6 n w s^2, where w
+// is the query width (MEMO section 5.2: half of the square of causal attention,
+// and no recomputation).
 double CountedFlops(const ModelShape& model, double seq_len);
 
 }  // namespace sluice::planner::train

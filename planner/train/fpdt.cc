@@ -1,6 +1,6 @@
-// FPDT as published (DeepSpeed's Ulysses-Offload): Ulysses, attention in chunks
-// with k and v in host memory, checkpoints offloaded, ZeRO-3. Checkpointing
-// recomputes attention; one stream copies in both directions.
+// FPDT as published (DeepSpeed's Ulysses-Offload): Ulysses; attention in chunks
+// with k and v in host memory; checkpoints offloaded; ZeRO-3. Recomputation
+// includes attention, and one stream copies in both directions.
 #include <algorithm>
 #include <cmath>
 
@@ -11,14 +11,14 @@
 namespace sluice::planner::train {
 namespace {
 
-// What a block of backward fetches (q, o, dO, fp32 dq) and sends (dq), in units
-// of one bf16 query row of a rank; from fpdt_layer.py's traffic.
+// The traffic of a block of backward, in units of one bf16 query row of a rank
+// (from fpdt_layer.py): q, o, dO and fp32 dq are fetched, and dq is sent.
 constexpr double kBlockIn = 5;
 constexpr double kBlockOut = 2;
 
-// Offloads optimizer states (ZeRO-Offload) if even sharded they leave too
-// little room or do not fit. (A larger GPU must not have to keep what a smaller
-// one may offload.)
+// Offloads optimizer states (ZeRO-Offload) if, even sharded, they leave too
+// little room or do not fit. (So a larger GPU is not made to keep what a
+// smaller one offloads.)
 void OffloadStates(const Request& request, StepParts& parts) {
   if (parts.memory.states < kFpdtStatesOnGpu * parts.gpu_usable_bytes &&
       parts.memory.total() <= parts.gpu_usable_bytes) {
@@ -31,7 +31,8 @@ void OffloadStates(const Request& request, StepParts& parts) {
                        request.hardware.host_link_bytes_per_s;
 }
 
-// Factor for uneven heads: all ranks wait for one with an additional head.
+// Returns the factor by which uneven heads slow down all ranks, which wait for
+// one with an additional head.
 double HeadImbalance(const Request& request, double sp) {
   const double heads = double(request.model.heads);
   return std::ceil(heads / sp) * sp / heads;
@@ -53,7 +54,7 @@ void AddFpdtCopies(const Request& request, double sp, double chunk,
       tokens * (chunks + 1) / 2 * kBlockIn * query_row / link;
   layer.backward.copy_out =
       tokens * (chunks + 1) / 2 * kBlockOut * query_row / link;
-  // The first chunk's fetch overlaps with no compute.
+  // The fetch of the first chunk overlaps with no compute.
   const double head = chunk * 2 * key_row / link;
   for (PassTimes* pass : {&layer.forward, &layer.backward}) {
     pass->exposed_copy =

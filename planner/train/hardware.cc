@@ -4,7 +4,8 @@
 #include <fmt/ranges.h>
 
 #define TOML_EXCEPTIONS 0
-// toml++ 3.3 asserts if "[[[x" is an error that it reports one line later.
+// toml++ 3.3's assertion fails on "[[[x", although it reports the error one
+// line later.
 #define TOML_ASSERT(expr) static_cast<void>(0)
 #include <toml++/toml.h>
 
@@ -15,13 +16,14 @@
 namespace sluice::planner::train {
 namespace {
 
-// The file's keys, in its order. `fraction`: a fraction of the peak, at most 1.
+// A key of the file. kKeys lists them in the file's order. `fraction`: the
+// value is a fraction of the peak, at most 1.
 struct HardwareKey {
   const char* table;
   const char* name;
   double Hardware::*value;
   bool fraction = false;
-  bool optional = false;  // may be absent and then has its default
+  bool optional = false;  // may be absent, and then has a default
 };
 constexpr HardwareKey kKeys[] = {
     {"gpu", "peak_flops", &Hardware::peak_flops},
@@ -106,7 +108,7 @@ absl::Status ReadNumber(const toml::table& root, const HardwareKey& key,
   return absl::OkStatus();
 }
 
-// Sets absent optional keys of kernels from the others.
+// Sets absent optional keys of table kernels to their defaults.
 absl::Status FinishKernels(const toml::table& root, std::string_view source,
                            Hardware& hardware) {
   if (const auto node = root["kernels"][kHeadDim]) {

@@ -15,11 +15,12 @@ namespace {
 
 using plan::FieldReader;
 
-// Larger files are refused; `sluicectl` reads whole files.
+// A larger file is refused, because `sluicectl` reads the whole file.
 constexpr size_t kMostBytes = 16 << 20;
 
-// Traits and defaults of a family's configuration class in transformers. 0: as
-// many kv heads as heads, heads of hidden / heads.
+// Traits and defaults of a family, from its configuration class in
+// transformers. 0 means: as many kv heads as heads; heads of hidden / heads
+// dimensions.
 struct Family {
   std::string_view name, causal_model;
   int64_t kv_heads = 0, head_dim = 0;
@@ -38,7 +39,7 @@ std::string_view ExpertsField(std::string_view family) {
   return family == "qwen3_moe" ? "num_experts" : "";
 }
 
-// Fields that affect neither the counted bytes nor the counted FLOPs.
+// Fields that change neither the counted bytes nor the counted FLOPs.
 constexpr std::string_view kNeutralFields[] = {"_attn_implementation",
                                                "_name_or_path",
                                                "activation_function",
@@ -76,7 +77,7 @@ bool IsNeutral(const std::string& field) {
          });
 }
 
-// Fields that are counted as another property.
+// A field that the estimate does not follow, and what it counts instead.
 struct Special {
   std::string_view key, counted;
 };
@@ -89,7 +90,7 @@ constexpr Special kSpecial[] = {
     {"quantization_config", "as not quantised, all weights trained in bf16"},
     {"torch_dtype", "in bf16 with fp32 optimizer states"}};
 
-// Limit of a value in a note, which is one line.
+// Limit of a value's length in a note, because a note is one line.
 constexpr size_t kMostShown = 60;
 std::string ShownValue(const nlohmann::json& value) {
   const bool method = value.is_object() && value.contains("quant_method");
@@ -102,7 +103,7 @@ std::string ShownValue(const nlohmann::json& value) {
   return text;
 }
 
-// Reads fields. An absent or null field has its family's default.
+// Reads fields. An absent or null field has the default of its family.
 class Reader {
  public:
   Reader(const nlohmann::json& json, absl::Status* status)
@@ -114,14 +115,15 @@ class Reader {
   int64_t Whole(const char* key, int64_t otherwise) {
     return Given(key) ? Whole(key) : otherwise;
   }
-  // Null means `null_value`, which differs from the family's default.
+  // Reads an integer. Null means `null_value`, which differs from the family's
+  // default.
   int64_t Whole(const char* key, int64_t absent, int64_t null_value) {
     return fields_.Has(key) ? Whole(key, null_value) : absent;
   }
   bool Flag(const char* key, bool otherwise) {
     return Given(key) ? fields_.Flag(key) : otherwise;
   }
-  // Refuses properties of the model that the cost model does not support.
+  // Refuses a model with properties that the cost model does not support.
   void RefuseUnknown() {
     const std::string family = json_.is_object() && Given("model_type")
                                    ? fields_.Text("model_type", 64)
@@ -136,11 +138,12 @@ class Reader {
                       unknown.what));
     }
   }
-  // Refuses layers with attention that does not see all earlier tokens.
+  // Refuses a model with layers in which attention does not see all earlier
+  // tokens.
   void RefuseWindows(std::string_view family) {
     if (!fields_.ok()) return;
-    // qwen2 and qwen3 configs have a window that is not used. If the field is
-    // absent, transformers uses 4,096; only null means no window.
+    // qwen2 and qwen3 configs have a window that is not used by default. If the
+    // field is absent, transformers uses 4,096; only null means no window.
     const bool used = Flag("use_sliding_window", family == "mistral");
     const bool absent = !fields_.Has("sliding_window");
     if (fields_.ok() && used && (absent || Given("sliding_window"))) {
@@ -166,13 +169,13 @@ class Reader {
         "mlp_only_layers, decoder_sparse_step: layers without experts beside "
         "layers with them are not modelled");
   }
-  // Returns the origin of the weights, if the file has it.
+  // Returns where the weights come from, if the file says so.
   std::string Origin() {
     constexpr size_t kMost = 200;
     if (!Given("_name_or_path")) return "";
     return Printable(fields_.Text("_name_or_path", kMost));
   }
-  // Returns the file's family, or the first one if the family is unknown.
+  // Returns the family that the file names, or the first one if it is unknown.
   const Family& ModelFamily() {
     const std::string name = fields_.Choice(
         "model_type", {"llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox",
@@ -204,8 +207,7 @@ class Reader {
   }
 
  private:
-  // Returns whether a field that has its own refusal message has the value that
-  // the estimate assumes.
+  // Returns whether the field's value is the one that the estimate assumes.
   static bool IsAsCounted(const nlohmann::json& value, const Family& family) {
     return value == "bfloat16" ||
            value == nlohmann::json::array({family.causal_model});
@@ -218,7 +220,8 @@ class Reader {
     return fields_.Has(key) && !json_.at(key).is_null();
   }
 
-  // A field above `harmless` has the meaning `what`.
+  // A field that the cost model does not support. `what` describes its meaning
+  // if the value is above `harmless`.
   struct Unknown {
     const char* key;
     double harmless;
@@ -238,7 +241,7 @@ class Reader {
   FieldReader fields_;
 };
 
-// llama, mistral, qwen2 and qwen3 use the same field names.
+// Reads llama, mistral, qwen2 and qwen3, which have the same field names.
 ModelShape LlamaLike(Reader& in, const Family& family) {
   ModelShape model;
   model.layers = in.Whole("num_hidden_layers");
@@ -257,7 +260,7 @@ ModelShape LlamaLike(Reader& in, const Family& family) {
   return model;
 }
 
-// Every layer has experts and no other FFN.
+// Reads a mixture in which every layer has experts and no other FFN.
 ModelShape MixtureLike(Reader& in, const Family& family) {
   ModelShape model = LlamaLike(in, family);
   const std::string experts(ExpertsField(family.name));

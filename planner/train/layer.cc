@@ -15,7 +15,8 @@ double MatmulSeconds(const Request& request, double weights, double gpus) {
          (request.hardware.peak_flops * request.hardware.matmul_efficiency);
 }
 
-// Returns the seconds of `matmuls` matrix products over the s x s scores.
+// Returns the seconds of `matmuls` matrix products over the s x s attention
+// scores.
 double AttentionSeconds(const Request& request, double gpus, bool causal,
                         double matmuls, double efficiency) {
   const double s = Tokens(request);
@@ -111,7 +112,7 @@ double CollectiveBandwidth(const Hardware& hardware, double gpus,
   if (gpus <= double(hardware.gpus_per_node)) {
     return hardware.gpu_link_bytes_per_s;
   }
-  // Each group has at least one network card per node, its own GPU's.
+  // Each group has at least one network card per node, that of its own GPU.
   return std::min(hardware.gpu_link_bytes_per_s,
                   std::max(hardware.network_bytes_per_s,
                            hardware.ring_bytes_per_s / groups));
@@ -131,7 +132,8 @@ double Exposed(double link_s, double hidden_under_s) {
 
 double OptimizerSeconds(const Request& request, double parameters,
                         double shards) {
-  // Gradient norm, reads and writes of the states, writes of the weights.
+  // The gradient norm, reads and writes of the states, and writes of the
+  // weights.
   const double bytes =
       parameters * (2 * kWeightBytes + 2 * kOptimizerBytes / shards);
   return bytes / request.hardware.memory_bytes_per_s;

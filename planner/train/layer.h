@@ -1,5 +1,5 @@
-// Shared by all methods: kernel times, links, and assembling a step (internal
-// to planner/train).
+// Functions that all methods share: kernel times, links, and the assembly of a
+// step (internal to planner/train).
 #pragma once
 
 #include <vector>
@@ -11,56 +11,60 @@ namespace sluice::planner::train {
 
 inline constexpr double kElementBytes = 2;  // bf16
 
-// Returns one layer's kernel times when `gpus` GPUs share a sequence. Attention
-// skips masked blocks (`causal`) or computes the whole square.
+// Returns one layer's kernel times in forward when `gpus` GPUs share a
+// sequence. `causal`: attention skips masked blocks; else it computes the whole
+// square.
 PassTimes ForwardKernels(const Request& request, double gpus, bool causal);
 PassTimes BackwardKernels(const Request& request, double gpus, bool causal);
-// Returns the times of recomputing everything except attention and the FFN's
-// output from the layer's input, for `fraction` of the tokens.
+// Returns the kernel times of recomputing a layer from its input for `fraction`
+// of the tokens, except attention and the FFN's output.
 PassTimes RecomputeKernels(const Request& request, double gpus,
                            double fraction);
-// Sets the elementwise kernels to ATen's, one operation at a time, as sluice's
-// engine python runs them. Backward recomputes `fraction` of the tokens.
+// Sets the elementwise times to those of ATen's kernels, one operation at a
+// time, as sluice's engine python runs them. Backward recomputes `fraction` of
+// the tokens.
 void UnfusedKernels(const Request& request, double gpus, double fraction,
                     LayerTimes& layer);
-// The same for engine trainer (passes.h).
+// Sets the elementwise times to those of engine trainer's kernels (passes.h).
 void FusedKernels(const Request& request, double gpus, double fraction,
                   stream::BackwardOrder order, LayerTimes& layer);
-// Returns the seconds of the head, forward and backward, for one sequence.
+// Returns the seconds of the head's forward and backward for one sequence.
 double HeadSeconds(const Request& request, double gpus);
 
 // Returns the bytes of one hidden state of the tokens that one of `gpus` GPUs
 // holds.
 double HiddenBytes(const Request& request, double gpus);
 
-// Returns the bytes per second that a GPU sends to one of `gpus` GPUs: over the
-// GPU link inside a node, else over the network.
+// Returns the bytes per second that a GPU sends to another one in a group of
+// `gpus`: over the GPU link if the group is inside a node, else over the
+// network.
 double LinkBandwidth(const Hardware& hardware, double gpus);
 
-// Returns the bytes per second of a gather or scatter among `gpus` GPUs, when
-// `groups` groups share each node's network cards.
+// Returns the bytes per second of a gather or scatter among `gpus` GPUs when
+// `groups` such groups share each node's network cards.
 double CollectiveBandwidth(const Hardware& hardware, double gpus,
                            double groups = 1);
 
-// Returns the layers of the largest pipeline stage.
+// Returns the number of layers of the largest pipeline stage.
 double StageLayers(const Request& request, const Settings& settings);
 
-// Returns the GPUs of a node that this run uses.
+// Returns the number of GPUs of a node that this run uses.
 double GpusInNode(const Request& request);
 
-// Returns max(0, link_s - hidden_under_s).
+// Returns max(0, link_s - hidden_under_s), the part of the copy that is not
+// hidden.
 double Exposed(double link_s, double hidden_under_s);
 
-// Returns the seconds of the optimizer's kernels over `parameters`, when one of
-// `shards` of the states is updated here.
+// Returns the seconds of the optimizer's kernels over `parameters`. `shards`:
+// this GPU updates 1 / `shards` of the states.
 double OptimizerSeconds(const Request& request, double parameters,
                         double shards);
 
-// A method's description of a step, from which Assemble makes the estimate.
+// A method's description of a step. Assemble makes the estimate from it.
 struct StepParts {
   LayerTimes layer;
-  double swapped_layers = 0;    // layers with exposed copies (default none)
-  double reorganisation_s = 0;  // per sequence
+  double swapped_layers = 0;            // layers with exposed copies
+  double reorganisation_s = 0;          // per sequence
   bool reorganisation_unknown = false;  // as in Estimate
   double gradient_sync_s = 0;           // per step
   double optimizer_s = 0;               // per step
@@ -74,18 +78,18 @@ struct StepParts {
 Estimate Assemble(const Request& request, const Settings& settings,
                   const StepParts& parts);
 
-// The steps of method sluice by engine. Settings must be complete.
+// Return the step of method sluice for each engine. Settings must be complete.
 StepParts TrainerStep(const Request& request, const Settings& settings);
 StepParts PythonStep(const Request& request, const Settings& settings);
 
-// Returns sluice-train's `settings` with as many last chunks in HBM as fit
-// (none without `keep`). If host memory is still too small at alpha 0, as few
-// of the first chunks as possible run again, in groups of several numbers of
-// layers.
+// Returns `settings` of sluice-train with as many last chunks in HBM as fit
+// (none without `keep`). If host memory is too small even at alpha 0, returns
+// several settings that rerun as few first chunks as possible, each with
+// another number of layers per group.
 std::vector<Settings> PlaceChunks(const Request& request, Settings settings,
                                   bool keep);
-// Returns the Python package's `settings` with as few of the first chunks run
-// again as host memory requires.
+// Returns `settings` of the Python package that rerun as few first chunks as
+// host memory requires.
 Settings PlaceRerun(const Request& request, Settings settings);
 
 }  // namespace sluice::planner::train

@@ -24,7 +24,8 @@ struct ParallelGroup {
   double hidden;  // bytes of one local hidden state
 };
 
-// Seconds of a gather (or scatter) of a context-parallel rank's hidden states.
+// Returns the seconds of a gather (or scatter) of a context-parallel rank's
+// hidden states.
 double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
   if (group.tp == 1) return 0;
   const double bytes = HiddenBytes(request, group.cp);
@@ -32,7 +33,8 @@ double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
          CollectiveBandwidth(request.hardware, group.tp);
 }
 
-// Seconds in which k and v of every other context-parallel rank pass this one.
+// Returns the seconds in which k and v of every other context-parallel rank
+// pass this one.
 double RingSeconds(const Request& request, const ParallelGroup& group) {
   const double heads_share =
       std::max(double(request.model.key_width()) / group.tp,
@@ -48,13 +50,13 @@ void AddNetwork(const Request& request, const ParallelGroup& group,
   const double ring = RingSeconds(request, group);
   layer.forward.network =
       kForwardCollectives * collective + Exposed(ring, layer.forward.attention);
-  // k and v again, and their gradients.
+  // Backward sends k and v a second time, and their gradients.
   layer.backward.network = kBackwardCollectives * collective +
                            Exposed(2 * ring, layer.backward.attention);
 }
 
-// Returns the parameters of the largest stage, assuming that it has embedding
-// and head.
+// Returns the parameters per GPU of the largest stage, which is assumed to have
+// embedding and head.
 double ParametersPerGpu(const Request& request, const Settings& settings,
                         int64_t ep) {
   const ModelShape& model = request.model;
@@ -71,7 +73,7 @@ double MegatronStates(const Request& request, const ParallelGroup& group,
   const double sharded_gradient = settings.zero >= 2 ? shards : 1;
   const double sharded_weight = settings.zero >= 3 ? shards : 1;
   const double sharded_optimizer = settings.zero >= 1 ? shards : 1;
-  // Experts spread over ranks have fewer ranks to share their states.
+  // The states of experts that are spread over ranks are shared by fewer ranks.
   const double all = ParametersPerGpu(request, settings, 1);
   if (request.method == Method::kRing) return all * kFsdpStates / shards;
   return ParametersPerGpu(request, settings, settings.ep) *
@@ -92,10 +94,11 @@ double ComputeBesideRing(const Request& request, const ParallelGroup& group,
          beside(layer.backward, 2 * ring);
 }
 
-// Adds the optimizer and ZeRO's traffic among the shards: once per step what is
-// not sharded for every sequence; otherwise overlapping with each layer's
-// compute, gradients from stage 2 on, weights before each of the
-// `weight_passes` with stage 3. Call it after the layer's passes are set.
+// Adds the optimizer and ZeRO's traffic among the shards. Data that is not
+// sharded for every sequence is sent once per step. From stage 2 on gradients
+// are sent per layer, and with stage 3 also weights, before each of the
+// `weight_passes`, both overlapping with the layer's compute. Call it after the
+// layer's passes are set.
 void AddStep(const Request& request, const ParallelGroup& group,
              const Settings& settings, int weight_passes, StepParts& parts) {
   const double shards = group.dp * group.cp;
@@ -118,8 +121,8 @@ void AddStep(const Request& request, const ParallelGroup& group,
               ComputeBesideRing(request, group, parts.layer));
 }
 
-// Returns the bytes of gathered tensors in stage 3: two layers' weights and one
-// layer's gradients.
+// Returns the bytes of tensors that are gathered in stage 3: the weights of two
+// layers and the gradients of one.
 double GatheredBytes(const Request& request, const ParallelGroup& group,
                      const Settings& settings) {
   if (settings.zero < 3 || group.dp * group.cp == 1) return 0;
@@ -142,9 +145,10 @@ double Logits(const Request& request, const ParallelGroup& group) {
          (fsdp ? kDeepSpeedLogit : kMegatronLogit);
 }
 
-// Adds transient bytes. `transient` and `logits` live in different phases. They
-// share memory under a plan, and in a caching allocator with few block sizes;
-// context parallelism's many sizes prevent that (inferred: see README.md).
+// Adds transient bytes. `transient` and `logits` are alive in different phases.
+// They share memory under a plan, and in a caching allocator with few block
+// sizes. Context parallelism has too many sizes for that (inferred: see
+// README.md).
 void AddTransients(bool share, double transient, double logits,
                    GpuMemory& memory) {
   if (!share) {
@@ -157,8 +161,8 @@ void AddTransients(bool share, double transient, double logits,
   }
 }
 
-// Returns how often a caching allocator would reorganise: 0 never, 1 at its
-// full rate.
+// Returns how often a caching allocator would reorganise, from 0 (never) to 1
+// (at its full rate).
 double ReorganisationRate(const Request& request, const GpuMemory& memory) {
   const double free = request.hardware.memory_bytes - memory.states;
   const double used = memory.total() - memory.states;
@@ -167,8 +171,8 @@ double ReorganisationRate(const Request& request, const GpuMemory& memory) {
                     0.0, 1.0);
 }
 
-// Charges reorganisation on machines where it was measured; on others the
-// estimate says that it is not charged.
+// Adds the time of reorganisation on machines where it was measured. On other
+// machines the estimate says that it is not included.
 void AddReorganisation(const Request& request, const Settings& settings,
                        double skeletal, StepParts& parts) {
   const double rate = ReorganisationRate(request, parts.memory);
@@ -187,12 +191,13 @@ double KeptElements(const Request& request, Recompute recompute) {
                              model.ffn_width();
   if (recompute == Recompute::kFull) return hidden;
   if (recompute == Recompute::kNone) return model.skeletal_elements();
-  // TorchTitan's policy: keeps the outputs of attention and of every second
+  // TorchTitan's policy keeps the outputs of attention and of every second
   // matmul.
   if (request.method == Method::kRing) {
     return hidden + double(model.query_width()) + projections / 2;
   }
-  // Keeps everything except both norms' outputs and the FFN's activation.
+  // Megatron keeps everything except both norms' outputs and the FFN's
+  // activation.
   return model.skeletal_elements() - 2 * hidden - model.active_ffn();
 }
 
@@ -209,7 +214,7 @@ PassTimes Recomputation(const Request& request, const ParallelGroup& group,
   return times;
 }
 
-// Returns the seconds in which a pass sends the tokens of every layer to the
+// Returns the seconds in which one pass sends the tokens of every layer to the
 // experts' ranks and back.
 double ExpertSeconds(const Request& request, const ParallelGroup& group,
                      double ep) {
@@ -239,8 +244,8 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
   layer.recompute = Recomputation(request, group, recompute, layer.forward);
   AddStep(request, group, settings, fsdp ? 2 : 3, parts);
 
-  // A stage keeps its layers' tensors of every sequence in flight, more of them
-  // if stages are interleaved (arXiv 2205.05198, section 4.2.3).
+  // A stage keeps its layers' tensors for every sequence in flight. Interleaved
+  // stages have more sequences in flight (arXiv 2205.05198, section 4.2.3).
   const double interleave = double(settings.interleave);
   const double in_flight =
       std::min(group.pp, double(request.global_batch) / group.dp) *
@@ -281,7 +286,7 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
       (1 - alpha) * kRecomputeCollectives * CollectiveSeconds(request, group);
   AddStep(request, group, settings, 2, parts);
 
-  // Swaps input and attention output whole, and alpha of the rest.
+  // Input and attention output are swapped whole, and alpha of the rest.
   const double token = double(request.seq_len) / group.gpus * kElementBytes;
   const double always =
       token * (double(model.hidden) + double(model.query_width()));
@@ -294,7 +299,7 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
       Exposed(moved / link, layer.recompute.total() + layer.backward.total());
   parts.swapped_layers = std::max<double>(0, double(model.layers) - 2);
 
-  // Two rounding buffers. At alpha 0 the other tensors need only one.
+  // There are two rounding buffers. At alpha 0 the other tensors need only one.
   GpuMemory& memory = parts.memory;
   memory.states = MegatronStates(request, group, settings);
   memory.buffers = GatheredBytes(request, group, settings);

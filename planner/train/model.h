@@ -1,4 +1,4 @@
-// The models that the desk knows by name, and models of a config.json.
+// The models that the desk knows by name, and models read from a config.json.
 //
 // Thread safety: values.
 #pragma once
@@ -19,9 +19,9 @@ absl::StatusOr<ModelShape> FindModel(std::string_view name);
 std::vector<std::string> ModelNames();
 
 // Reads a Hugging Face config.json (model_type llama, mistral, qwen2, qwen3,
-// gpt2, gpt_neox, mixtral, qwen3_moe). `source` names it in messages. `notes`,
-// if given, is set to the properties in the file that the shape does not have,
-// one sentence each.
+// gpt2, gpt_neox, mixtral, qwen3_moe). `source`: the file's name in messages.
+// `notes`, if given, gets one sentence per property of the file that the shape
+// cannot express.
 absl::StatusOr<ModelShape> ReadHuggingFaceConfig(
     std::string_view json, std::string_view source,
     std::vector<std::string>* notes = nullptr);

@@ -10,7 +10,8 @@ bool LayerNorms(const ModelShape& model) {
   return model.norm == NormKind::kLayerNorm;
 }
 
-// cos and sin by ATen in fp64 (16 per dimension of a head), read for q and k.
+// The tables of cos and sin: computed by ATen in fp64 (16 per dimension of a
+// head), and read for q and for k.
 const Passes kTables = {.head = 16 + 2 + 2};
 const Passes kResidual = {.hidden = 3};
 
@@ -22,14 +23,14 @@ Passes Activation(const ModelShape& model) {
   return {.wide = model.gated ? 3.0 : 2.0};
 }
 
-// RMSNorm reads x, each part of dY and the residual, and writes dX. LayerNorm
-// uses ATen's operators in fp32.
+// Returns the passes of a norm's backward. RMSNorm's reads x, each part of dY
+// and the residual, and writes dX. LayerNorm's uses ATen's operators in fp32.
 Passes NormBackward(const ModelShape& model, double gradients) {
   if (LayerNorms(model)) return {.hidden = 24 + 5 * (gradients - 1)};
   return {.hidden = 3 + gradients};
 }
 
-// A bias's gradient reads the whole gradient of its output.
+// The gradient of a bias reads the whole gradient of the layer's output.
 Passes BiasSums(const stream::Biases& biases) {
   return {.hidden = double(biases.o) + double(biases.ffn),
           .query = double(biases.q),
@@ -59,12 +60,14 @@ Passes ForwardPasses(const ModelShape& model, bool stored) {
 }
 
 Passes RecomputedPasses(const ModelShape& model) {
-  // norm1 for q, k and v, and for the gradients of their weights; norm2.
+  // norm1 is recomputed for q, k and v and a second time for the gradients of
+  // their weights, norm2 once.
   return Passes{.hidden = 6} + Turned(model) + kResidual + Activation(model);
 }
 
 Passes BackwardPasses(const ModelShape& model, stream::BackwardOrder order) {
-  // The inner side's gradients, summed in fp32 and copied when complete.
+  // The gradients of the inner side are summed in fp32, and copied when
+  // complete.
   const Passes moved = order == stream::BackwardOrder::kKeysOuter
                            ? Passes{.query = 4}
                            : Passes{.key = 8};

@@ -1,10 +1,10 @@
-// Counts GPU memory reads and writes of engine trainer's elementwise kernels
-// (client/torch/math, client/torch/stream): norms, RoPE, activations,
-// residuals, casts, sums of biases. Not counted: attention's blocks with their
-// merges, matrix products, and packing for exchanges between ranks.
+// Counts the GPU memory reads and writes of engine trainer's elementwise
+// kernels (client/torch/math, client/torch/stream): norms, RoPE, activations,
+// residuals, casts, sums of biases. Attention's blocks with their merges,
+// matrix products, and packing for exchanges between ranks are not counted.
 //
-// tests/torch/memory_passes_test counts the same in a step on the fakes,
-// operator by operator, and gets these numbers.
+// tests/torch/memory_passes_test counts a step on the fakes operator by
+// operator, and compares the numbers.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -14,25 +14,26 @@
 
 namespace sluice::planner::train {
 
-// Number of reads and writes of bf16 tensors of all tokens, by the tensors'
-// width.
+// Numbers of reads and writes of bf16 tensors of all tokens, for each width of
+// tensors.
 struct Passes {
   double hidden = 0;
-  double query = 0, key = 0;  // all heads
-  double wide = 0;            // the FFN
-  double head = 0;            // one head
+  double query = 0, key = 0;  // widths of all q heads and of all k heads
+  double wide = 0;            // width of the FFN
+  double head = 0;            // width of one head
   Passes operator+(const Passes& other) const;
-  // Elements read or written per token.
+  // Returns the elements that are read or written per token.
   double Elements(const stream::ModelShape& model) const;
 };
 
-// Passes of a layer's forward. `stored`: the norms' outputs are kept or sent to
-// the host, not dropped.
+// Returns the passes of a layer's forward. `stored`: the norms' outputs are
+// kept or sent to the host; else they are dropped.
 Passes ForwardPasses(const stream::ModelShape& model, bool stored);
-// Passes of recomputation in backward, if all free classes are dropped.
+// Returns the passes of recomputation in backward if all free classes were
+// dropped.
 Passes RecomputedPasses(const stream::ModelShape& model);
-// Passes of backward without recomputation, in the order of blocks that moves
-// the other side's sums.
+// Returns the passes of backward without recomputation. `order` determines
+// which side's sums are moved.
 Passes BackwardPasses(const stream::ModelShape& model,
                       stream::BackwardOrder order);
 

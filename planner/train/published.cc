@@ -21,7 +21,8 @@ std::vector<std::string> Split(std::string_view text, char at) {
   }
 }
 
-// Returns rows without comments and blank lines. The first is the header.
+// Returns a table's rows without comments and blank lines. The first row is the
+// header.
 std::vector<std::vector<std::string>> TableRows(std::string_view table) {
   std::vector<std::vector<std::string>> rows;
   for (const ShippedFile& file : ShippedTables()) {
@@ -33,7 +34,7 @@ std::vector<std::vector<std::string>> TableRows(std::string_view table) {
   return rows;
 }
 
-// A row with access by column name.
+// A row of a table, with access by column name.
 class Row {
  public:
   Row(const std::vector<std::string>& header,
@@ -87,8 +88,9 @@ PublishedCell MainCell(Row row) {
   return cell;
 }
 
-// Table 4 names TP 4 and CP 2 for all rows. MEMO's alphas are table 5's at the
-// same lengths, and 0 where that row has another strategy.
+// Makes a cell of table 4, which gives TP 4 and CP 2 for all rows. MEMO's
+// alphas are those of table 5 at the same lengths, and 0 where table 5 has
+// another strategy.
 PublishedCell AblationCell(const std::string& label, int64_t seq_len,
                            const std::string& value,
                            const std::vector<PublishedCell>& main) {
@@ -146,7 +148,7 @@ std::vector<PublishedCell> PublishedCells() {
 }
 
 std::vector<PublishedLength> PublishedLengths() {
-  // In the table, 2.7B, 13B and 30B are GPT, 8B and 70B Llama-3.
+  // FPDT's table means GPT by 2.7B, 13B and 30B, and Llama-3 by 8B and 70B.
   const std::map<std::string, std::string> models = {{"2.7B", "gpt-2.7b"},
                                                      {"13B", "gpt-13b"},
                                                      {"30B", "gpt-30b"},
@@ -215,8 +217,7 @@ Evidence EvidenceOf(const Request& request) {
     }
   }
   for (const PublishedRow& row : PublishedRows()) {
-    // ALST's constants were fitted with its rows known, so these validate
-    // nothing.
+    // ALST's rows are no evidence, because its constants were fitted to them.
     if (!row.judged || row.method != request.method ||
         row.method == Method::kAlst ||
         !IsShipped(request.hardware, row.hardware)) {

@@ -17,17 +17,19 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr double kPythonBuckets = 2;  // of sluice.AdamW, in HBM
-// A chunk's weight gradients: written and read in bf16, added in fp32.
-constexpr double kSumMoves = 12;  // bytes per parameter
+// Bytes per parameter of adding a chunk's weight gradients: written and read in
+// bf16, added in fp32.
+constexpr double kSumMoves = 12;
 
-// One layer's bytes for all tokens, on the rank with the most.
+// The bytes of one layer's tensors of all tokens, on the rank with the most.
 struct Rank {
   Rank(const Request& request, const Settings& settings) {
     const ModelShape& model = request.model;
     const double tokens = double(request.seq_len);
     const stream::ChunkLayout layout(request.seq_len, settings.chunk,
                                      settings.sp);
-    // Rounded up; heads that do not divide never run.
+    // Rounded up: heads that do not divide only appear in estimates, and never
+    // run.
     const int64_t q = (model.heads + settings.sp - 1) / settings.sp;
     const int64_t group = model.heads / model.kv_heads;
     const int64_t kv = q % group == 0 ? q / group : group % q == 0 ? 1 : q;
@@ -47,7 +49,7 @@ struct Rank {
   }
 
   double chunks, rows;
-  double inputs;   // hidden states
+  double inputs;   // one set of hidden states
   double queries;  // q, o, or their gradients
   double keys;     // k and v; their gradient sums are twice as wide
   double saved;    // k, v, o and lse
@@ -70,8 +72,8 @@ double PinnableBytes(const Request& request) {
   return double(Pinnable(host).count());
 }
 
-// Sets a pass's copies: both directions at once, overlapping with compute and
-// exchanges (`beside` seconds), after the first chunk's fetch.
+// Sets a pass's copies. Both directions run at once. They overlap with compute
+// and exchanges (`beside` seconds), except for the first chunk's fetch.
 void AddCopies(const Request& request, double in, double out, double first,
                PassTimes& pass, double beside) {
   const double link = request.hardware.host_link_bytes_per_s;
@@ -82,7 +84,7 @@ void AddCopies(const Request& request, double in, double out, double first,
 
 void AddPythonCopies(const Request& request, const Rank& rank, double sp,
                      LayerTimes& layer) {
-  // Earlier chunks that a chunk sees, on average.
+  // The number of earlier chunks that a chunk sees, on average.
   const double before = (rank.chunks - 1) / 2;
   PassTimes& up = layer.forward;
   PassTimes& back = layer.backward;
@@ -92,14 +94,15 @@ void AddPythonCopies(const Request& request, const Rank& rank, double sp,
   const double sums = 2 * rank.keys * before;
   AddCopies(request, own + rank.keys * before + sums, rank.inputs + sums,
             own / rank.chunks, back, layer.recompute.total() + back.total());
-  // The embedding's output and its gradient, and the loss's rows.
+  // Adds the copies of the embedding's output and gradient, and of the loss's
+  // rows.
   const double hidden = rank.inputs / request.hardware.host_link_bytes_per_s;
   up.exposed_copy += (2 * hidden + Exposed(hidden, HeadSeconds(request, sp))) /
                      double(request.model.layers);
 }
 
-// Adds rerunning the whole layer for the first tokens, with attention among
-// these tokens.
+// Adds what it takes to rerun the whole layer for the first tokens, with
+// attention among these tokens.
 void AddPythonRerun(const Request& request, const Rank& rank,
                     LayerTimes& layer) {
   if (rank.again == 0) return;
@@ -126,15 +129,15 @@ GpuMemory PythonMemory(const Request& request, const Settings& settings,
   const ModelShape& model = request.model;
   const double share = model.parameters() / double(request.gpus);
   GpuMemory memory;
-  // In HBM, fp32 parameters under torch's AdamW also take 16 bytes per
-  // parameter.
+  // Under torch's AdamW, which keeps fp32 parameters in HBM, a parameter takes
+  // 16 bytes too.
   memory.states = share * (kWeightBytes + kDeepSpeedGradient);
   memory.states +=
       settings.states == stream::StatePlace::kHbm
           ? share * kOptimizerBytes
           : kPythonBuckets * double(stream::kMostUnitBytes.count());
   // Summed gradients of a layer and of the head; two gathered layers, one
-  // scattered layer, and the parameters outside layers.
+  // scattered layer; and the parameters outside layers.
   memory.buffers = (model.layer_weights() + model.head_weights()) * kPythonSums;
   if (settings.zero >= 3) {
     memory.buffers +=
@@ -204,7 +207,7 @@ StepParts PythonStep(const Request& request, const Settings& settings) {
   parts.optimizer_s =
       OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
   if (settings.states == stream::StatePlace::kHost) {
-    // Both ways at once, inside step() only.
+    // States are copied both ways at once, and only inside step().
     parts.states_copy_s =
         Exposed(StateBytes(request) / request.hardware.host_link_bytes_per_s,
                 parts.optimizer_s);

@@ -81,9 +81,9 @@ std::optional<Remedy> OtherMethod(Request request, const GivenSettings& given) {
   return best;
 }
 
-// Returns larger numbers of GPUs that leave none idle: a degree of heads times
-// one of sequences (times a context degree if the method has one), and powers
-// of two times the request's number.
+// Returns larger numbers of GPUs that leave none idle: products of a degree
+// that divides the heads and one that divides the sequences (and a context
+// degree if the method has one), and powers of two times the request's number.
 std::vector<int64_t> NumbersOfGpus(const Request& request) {
   const int64_t most = std::min(request.gpus * kMostTimesGpus, kMostGpus);
   const bool context = TraitsOf(request.method).Has("--cp");
@@ -117,8 +117,8 @@ absl::StatusOr<std::optional<Remedy>> Shorter(Request request,
   return Remedy{.flag = "--seq-len", .value = TokensText(tokens)};
 }
 
-// Returns the smallest number that fits. More GPUs can do whatever fewer can,
-// so a binary search finds it.
+// Returns the smallest number of GPUs that fits. More GPUs can run whatever
+// fewer can, so a binary search finds it.
 std::optional<Remedy> MoreGpus(const Request& request,
                                const GivenSettings& given) {
   const std::vector<int64_t> numbers = NumbersOfGpus(request);
@@ -154,7 +154,8 @@ absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
   add(FreeSearch(request, given));
   add(Batch(request, given));
   add(OtherMethod(request, given));
-  // With kHeads no length helps: it does not change what the GPUs can share.
+  // With kHeads another length does not help, because the heads do not depend
+  // on it.
   if (asked.reason != Reason::kHeads) {
     SLUICE_ASSIGN_OR_RETURN(auto shorter, Shorter(request, given));
     add(std::move(shorter));

@@ -1,4 +1,4 @@
-// Finds changes that make a run fit: one change at a time, each tried.
+// Finds changes that make a run fit. Each change is tested alone.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -12,27 +12,27 @@
 
 namespace sluice::planner::train {
 
-// A change of the command after which the run fits.
+// A change of the command line with which the run fits.
 struct Remedy {
-  std::string flag, value;  // "--seq-len", "1728K"; "" if no flag is added
+  std::string flag, value;  // "--seq-len", "1728K"; "" if none is added
   std::vector<std::string> without;  // flags to leave out, "--tp"
   std::string Text() const;          // "--method fpdt, without --tp"
 };
 
-// Returns the nearest change of each kind, the cheapest kind first: given
-// settings, sequences per step, the method, the length, more GPUs. Empty if the
-// run fits or no such change helps.
+// Returns the nearest change of each kind that makes the run fit, the cheapest
+// kind first: dropping given settings, sequences per step, the method, the
+// length, more GPUs. Empty if the run fits or no such change helps.
 absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
                                                  const GivenSettings& given);
 
-// Why `asked`, the best settings of a request, leave GPUs idle.
+// Why the best settings of a request, `asked`, leave GPUs idle.
 struct IdleGpus {
   int64_t gpus = 0;
-  // True: no number of ranks that can share a sequence's attention heads, times
-  // a divisor of the number of sequences, equals all GPUs. False: using all of
-  // them takes longer, or does not fit either.
+  // True: all GPUs cannot be used, because no number of ranks that can share a
+  // sequence's attention heads, times a divisor of the number of sequences,
+  // equals their number. False: using all of them takes longer or does not fit.
   bool by_heads = false;
-  std::optional<int64_t> batch;  // by_heads: sequences that would use all
+  std::optional<int64_t> batch;  // sequences per step that would use all GPUs
 };
 IdleGpus WhyIdle(const Request& request, const GivenSettings& given,
                  const Estimate& asked);

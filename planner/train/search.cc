@@ -38,7 +38,8 @@ std::vector<int64_t> Chunks(const Request& request,
   return chunks;
 }
 
-// Returns the larger ratio of need to available memory; at most 1 if it fits.
+// Returns the larger ratio of needed to available memory, of GPU and host. It
+// is at most 1 if the step fits.
 double Overdraft(const Estimate& estimate) {
   double worst = estimate.gpu_peak_bytes / estimate.gpu_usable_bytes;
   if (estimate.host_usable_bytes > 0) {
@@ -48,16 +49,16 @@ double Overdraft(const Estimate& estimate) {
   return worst;
 }
 
-// Prefers the faster of two that fit, and on ties the one that needs less
-// memory.
+// Returns whether `a` is better: it fits and `b` does not, or it is faster, or
+// (on ties) needs less memory.
 bool Better(const Estimate& a, const Estimate& b) {
   if (a.fits != b.fits) return a.fits;
   if (a.fits && a.step_s != b.step_s) return a.step_s < b.step_s;
   return Overdraft(a) < Overdraft(b);
 }
 
-// Returns a lower bound of a step's seconds on one GPU for all methods: kernels
-// of the forward and backward, causal.
+// Returns a lower bound, for all methods, of a step's seconds on one GPU: the
+// kernels of forward and backward with causal attention.
 double LeastSeconds(const Request& request) {
   const PassTimes forward = ForwardKernels(request, 1, true);
   const PassTimes backward = BackwardKernels(request, 1, true);
@@ -69,7 +70,7 @@ double LeastSeconds(const Request& request) {
 }
 
 // Tries all settings that a division of the GPUs leaves open, and keeps the
-// best.
+// best estimate.
 class Search {
  public:
   Search(const Request& request, const GivenSettings& given)
@@ -79,7 +80,8 @@ class Search {
 
   void Try(Settings settings) {
     request_.gpus = settings.gpus();
-    // With so few GPUs the compute alone takes longer than the best step.
+    // With so few GPUs the compute alone takes longer than the best step so
+    // far.
     if (best_ && best_->fits &&
         least_seconds_ / double(settings.gpus()) > best_->step_s) {
       return;
@@ -96,7 +98,8 @@ class Search {
       }
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
-        // A larger alpha needs more of both memories.
+        // Larger alphas do not fit either, because they need more of both
+        // memories.
         if (!TryRecomputes(settings)) break;
       }
     }
@@ -137,7 +140,8 @@ void Search::TryPlacements(Settings settings) {
     for (const Settings& placed :
          PlaceChunks(request_, settings, given_.keep)) {
       const Estimate estimate = Judge(placed);
-      // A larger alpha needs more of both memories, except for rounded rows.
+      // A larger alpha needs more of both memories, apart from rounding of
+      // rows.
       full = placed.rerun_chunks > 0 || estimate.reason == Reason::kGpuMemory ||
              estimate.host_bytes_per_node > 1.01 * estimate.host_usable_bytes;
     }
@@ -145,8 +149,8 @@ void Search::TryPlacements(Settings settings) {
   }
 }
 
-// Returns whether any fits. Less recomputation and a smaller bubble are faster
-// and need more memory.
+// Tries recomputation and interleaving. Returns whether any combination fits.
+// Less recomputation and a smaller bubble are faster and need more memory.
 bool Search::TryRecomputes(Settings settings) {
   bool fits = false;
   for (const Recompute recompute : Recomputes(request_, given_)) {
@@ -173,7 +177,7 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
       Candidates(request, given, &no_heads);
   if (!candidates.ok()) return candidates.status();
   if (no_heads) {
-    // One represents all, because no division of the heads exists.
+    // One candidate represents all, because no division of the heads exists.
     Settings settings = candidates->front();
     settings.chunk = Chunks(request, given).front();
     Estimate estimate = EstimateStep(request, settings);
@@ -184,7 +188,7 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
   Search search(request, given);
   for (const Settings& settings : *candidates) search.Try(settings);
   Estimate best = std::move(search.best());
-  // Speeds are per GPU of the request, idle ones included.
+  // Converts speeds to those per GPU of the request, including idle GPUs.
   const double used = double(best.settings.gpus()) / double(request.gpus);
   best.mfu *= used;
   best.tokens_per_gpu_per_s *= used;
@@ -212,8 +216,8 @@ absl::StatusOr<LongestSequence> FindLongest(Request request,
   SLUICE_ASSIGN_OR_RETURN(const bool any, fits_at(1));
   if (!any) return longest;
 
-  // Every setting needs more memory and time for more tokens, so the lengths
-  // that fit form a prefix.
+  // More tokens need more memory and time with every setting, so all lengths up
+  // to the longest one fit, and a binary search finds it.
   int64_t fits = 1, fails = kLongest / kLengthStep + 1;
   for (int64_t next = 2; fits + 1 < fails;) {
     SLUICE_ASSIGN_OR_RETURN(const bool does, fits_at(next));

@@ -1,4 +1,4 @@
-// Interface of the cost model: the best settings, the longest sequence.
+// Searches the best settings of a request, and the longest sequence.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -12,24 +12,25 @@
 
 namespace sluice::planner::train {
 
-// Returns the fastest settings that fit, of those that `given` allows, on all
-// GPUs or on some (settings.gpus()); if none fits, those that exceed memory by
-// the least. `reason` is kHeads if the heads allow no division. ZeRO's stage
-// and the engine are searched too. MFU and tokens per GPU count idle GPUs too.
+// Returns the estimate of the fastest settings that fit, among all that `given`
+// allows, on all or some of the GPUs (settings.gpus()). If none fits, returns
+// that of the settings that exceed memory by the least. `reason` is kHeads if
+// no division of the heads exists. The ZeRO stage and the engine are searched
+// too. MFU and tokens per GPU are per GPU of the request, including idle ones.
 absl::StatusOr<Estimate> BestEstimate(const Request& request,
                                       const GivenSettings& given);
 
 struct LongestSequence {
-  int64_t tokens = 0;  // a multiple of kLengthStep; 0: not even one step fits
-  Reason stopped_by = Reason::kOk;  // kOk: the search ended at kLongest
+  int64_t tokens = 0;               // a multiple of kLengthStep; 0: none fits
+  Reason stopped_by = Reason::kOk;  // kOk: everything up to kLongest fits
   Estimate at;  // the estimate at `tokens`, or at kLengthStep if that is 0
 };
 inline constexpr int64_t kLengthStep = 64 << 10;
 inline constexpr int64_t kLongest = int64_t{256} << 20;
 
 // Returns the longest sequence that fits with any settings that `given` allows
-// and has a step of at most `max_step_s` (kStep: the next length's step is
-// longer).
+// and has a step of at most `max_step_s`. `stopped_by` is kStep if the next
+// length's step takes longer.
 absl::StatusOr<LongestSequence> FindLongest(
     Request request, const GivenSettings& given,
     double max_step_s = std::numeric_limits<double>::infinity());

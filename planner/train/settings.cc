@@ -24,14 +24,15 @@ std::string AllNames() {
 
 bool TensorParallel(Method method) { return TraitsOf(method).Has("--tp"); }
 
-// Returns whether to use the tables' settings, on the machine with a measured
-// allocator: ZeRO 1, full recomputation, no interleaving.
+// Returns whether to use the settings of MEMO's tables (ZeRO 1, full
+// recomputation, no interleaving): on the machine where a caching allocator's
+// reorganisation was measured.
 bool AsPublished(const Request& request) {
   return request.hardware.reorganisation_s_per_byte > 0;
 }
 
-// Returns the ZeRO stages to try if none is given, only the first of equal
-// ones.
+// Returns the ZeRO stages to try if none is given. If several stages give the
+// same step, only the first one is returned.
 std::vector<int> Stages(const Request& request, const Settings& settings) {
   if (const int only = TraitsOf(request.method).zero; only > 0) return {only};
   const bool as_published =
@@ -54,16 +55,16 @@ bool Allows(const std::optional<int64_t>& given, int64_t value) {
   return !given || *given == value;
 }
 
-// sluice-train cuts rows if heads do not divide. FPDT's table has 40 and 56
-// heads at batch 1 on any number of GPUs, so its all-to-all supports uneven
-// heads.
+// Returns whether the heads can be divided. sluice-train cuts rows if they do
+// not divide. FPDT's table has 40 and 56 heads at batch 1 on any number of
+// GPUs, so its all-to-all supports uneven heads.
 bool HeadsDivide(const Request& request, const Settings& s) {
   if (Trainer(request, s)) return s.sp <= kMostRanks;
   if (request.method == Method::kFpdt) return s.sp <= request.model.heads;
   return request.model.heads % (s.tp * s.sp) == 0;
 }
 
-// Returns the part of `given` that the engine does not support, or "".
+// Returns a setting in `given` that the engine does not support, or "".
 std::string Lacks(Engine engine, const GivenSettings& given) {
   const bool trainer = engine == Engine::kTrainer;
   const int64_t zero = trainer ? 1 : 3;
@@ -98,15 +99,15 @@ class Enumeration {
                      });
     return std::move(found_);
   }
-  // A combination that does not divide the heads, if there was one.
+  // Returns a combination that does not divide the heads, if there was one.
   const std::optional<Settings>& undivided() const { return undivided_; }
 
  private:
   static constexpr int64_t kFewGpus = 64;
 
-  // Returns whether to try sp ranks: divisors of the heads; and, of the numbers
-  // that cut rows into parts, powers of two, heads times powers of two, and up
-  // to kFewGpus multiples of 8.
+  // Returns whether to try sp ranks. Divisors of the heads are tried. If ranks
+  // can share heads (rows are cut into parts), also powers of two, heads times
+  // powers of two, and multiples of 8 up to kFewGpus.
   bool IsTried(int64_t sp) const {
     const int64_t heads = request_.model.heads;
     return given_.sp || heads % sp == 0 || std::has_single_bit(uint64_t(sp)) ||
@@ -120,7 +121,7 @@ class Enumeration {
     if (!trainer) dps = Divisors(request_.global_batch);
     int64_t most =
         given_.sp.value_or(trainer ? kMostRanks : request_.model.heads);
-    // UPipe exchanges heads inside a node and has a ring between groups that
+    // UPipe exchanges heads inside a node, and uses a ring between groups that
     // fill nodes.
     int64_t within = 0;
     if (request_.method == Method::kUpipe) {
@@ -193,7 +194,8 @@ class Enumeration {
     std::vector<int> stages = Stages(request_, s);
     if (given_.zero) stages = {int(*given_.zero)};
     for (const int stage : stages) {
-      // Spread experts are sharded over other ranks than the rest.
+      // Experts that are spread over ranks are sharded over other ranks than
+      // the rest.
       if (s.ep > 1 && stage > 1) continue;
       s.zero = stage;
       found_.push_back(s);
@@ -245,7 +247,7 @@ absl::Status CheckKind(const Request& request, const GivenSettings& given) {
   return absl::OkStatus();
 }
 
-// Refuses settings that no engine, or not the given one, supports.
+// Refuses settings that the given engine, or every engine, does not support.
 absl::Status CheckEngine(const Request& request, const GivenSettings& given) {
   if (request.method != Method::kSluice) {
     if (!given.engine) return absl::OkStatus();
@@ -312,8 +314,9 @@ std::vector<Recompute> Recomputes(const Request& request,
   return {std::begin(kRecomputes), std::end(kRecomputes)};
 }
 
-// Every piece has the same number of layers, and sequences go around in rounds
-// of one per stage (Megatron-LM, interleaved 1F1B).
+// Returns the interleavings to try. Every piece has the same number of layers,
+// and the sequences are processed in rounds of one per stage (Megatron-LM,
+// interleaved 1F1B).
 std::vector<int64_t> Interleaves(const Request& request,
                                  const GivenSettings& given,
                                  const Settings& settings) {
@@ -349,7 +352,7 @@ absl::Status Validate(const Request& request, const GivenSettings& given) {
         "model; the other methods do",
         request.model.name, request.model.experts));
   }
-  // Kernel efficiencies are unknown for shorter chunks.
+  // For shorter chunks, kernel efficiencies are unknown.
   constexpr int64_t kLeastChunk = 128;
   const std::tuple<const char*, int64_t, int64_t, int64_t> whole[] = {
       {"--gpus", request.gpus, 1, kMostGpus},

@@ -1,7 +1,7 @@
-// sluice-train: runs a layer chunk by chunk, with k and v, (o, lse) and alpha
-// of the rest in host memory; only ids and labels in HBM grow with the
-// sequence. Bytes come from planner/stream, by which the run itself allocates
-// and copies; only times are modelled here.
+// Models sluice-train, which runs a layer chunk by chunk, with k and v, (o,
+// lse) and alpha of the rest in host memory; only ids and labels in HBM grow
+// with the sequence. Bytes are computed by planner/stream, which the run itself
+// uses to allocate and copy, so only times are modelled here.
 
 #include <algorithm>
 #include <limits>
@@ -26,7 +26,7 @@ using stream::LayerTraffic;
 using stream::StreamShape;
 
 constexpr double kIdBytes = 16;                   // id and label, int64
-constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};  // to try
+constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};  // numbers of layers to try
 
 void Place(const Settings& settings, stream::StreamOptions& options) {
   options.fractions = stream::KeepLastChunks({}, settings.kept);
@@ -34,8 +34,9 @@ void Place(const Settings& settings, stream::StreamOptions& options) {
   options.rerun_layers = settings.rerun_layers;
 }
 
-// Uses the order of backward's blocks that copies less if nothing is kept. The
-// run chooses the same if copies are exposed (planner/stream/settings.h).
+// Returns the run's options, with the order of backward's blocks that copies
+// less if nothing is kept. The run chooses the same order if copies are exposed
+// (planner/stream/settings.h).
 stream::StreamOptions StreamOptionsOf(const Request& request,
                                       const Settings& settings) {
   stream::StreamOptions options = {
@@ -60,9 +61,10 @@ stream::StateBytes StatesOf(const Request& request, const Settings& settings) {
                              settings.states);
 }
 
-// Returns the exposed seconds of copying states in host memory. They are copied
-// once per step, both ways at once, while the first sequence's forward computes
-// and its own copies leave the link free; the embedding's before any compute.
+// Returns the exposed seconds of copying states that lie in host memory. They
+// are copied once per step, both ways at once, while the first sequence's
+// forward computes and its own copies leave the link free. The embedding's
+// states are copied before any compute.
 double ExposedStates(const Request& request, double bytes,
                      const LayerTimes& layer) {
   if (bytes == 0) return 0;
@@ -76,8 +78,9 @@ double ExposedStates(const Request& request, double bytes,
   return first * seconds + Exposed((1 - first) * seconds, window);
 }
 
-// Returns the share of backward's kernels between hidden states and heads: q's,
-// k's and v's share of the matmuls, used for the other kernels too.
+// Returns the fraction of backward's kernels that lie between hidden states and
+// heads. It is q's, k's and v's share of the matmuls, and is used for all
+// kernels.
 double ProjectionsShare(const ModelShape& model) {
   const double weights = double(model.hidden) *
                          double(model.query_width() + 2 * model.key_width());
@@ -100,8 +103,8 @@ stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
           .projections = projections + back.network / 2};
 }
 
-// Adds the exposed copies of layers, and of embedding and loss, divided evenly
-// among the layers.
+// Adds the exposed copies of the layers, and those of embedding and loss, which
+// are divided evenly among the layers.
 void AddStreamCopies(const Request& request, const StreamShape& shape,
                      const Settings& settings, LayerTimes& layer) {
   const double link = request.hardware.host_link_bytes_per_s;
@@ -127,17 +130,17 @@ void AddStreamCopies(const Request& request, const StreamShape& shape,
       Exposed(seconds.attention, compute.blocks + compute.projections);
 }
 
-// Factor of attention for the last part: its queries see the most keys of their
-// own chunk.
+// Returns the factor of attention's time for the last part of a chunk's
+// queries, which sees the most keys of its own chunk.
 double LastPart(const Request& request, const Settings& settings,
                 int64_t chunks) {
   return 1 + (1 - 1 / double(RowParts(request, settings))) / double(chunks);
 }
 
-// Sets the exchange. If queries are cut into parts, q and o are exchanged
-// inside each part (consecutive ranks: of one node, if its GPUs hold whole
-// parts); k and v go from all ranks to all, and in backward their gradients
-// return in fp32.
+// Sets the network times of the head exchange. If queries are cut into parts, q
+// and o are exchanged only inside each part (consecutive ranks, of one node if
+// its GPUs hold whole parts). k and v are sent from all ranks to all, and in
+// backward their gradients return in fp32.
 void AddExchange(const Request& request, const Settings& settings,
                  const StreamShape& shape, LayerTimes& layer) {
   const double sp = double(settings.sp);
@@ -157,9 +160,10 @@ void AddExchange(const Request& request, const Settings& settings,
   layer.backward.network = inside + keys * 4 / double(shape.element);
 }
 
-// Adds what backward reruns of a layer's forward, as the mean of all layers:
-// attention of the first chunks among themselves (causal), and everything
-// linear in their tokens, only up to attention in a group's last layer.
+// Adds what backward reruns of forward, as the mean over all layers: attention
+// of the first chunks among themselves (causal), and all work that is linear in
+// their tokens. In a group's last layer, only the work up to attention is
+// rerun.
 void AddRerun(const Request& request, const Settings& settings,
               const stream::StreamOptions& options, const StreamShape& shape,
               LayerTimes& layer) {
@@ -193,8 +197,8 @@ void AddRerun(const Request& request, const Settings& settings,
   layer.recompute.network += again.network;
 }
 
-// Returns the network seconds for dropped rows: their q, k and v are exchanged
-// again, as a share of the exchange of q, k, v and o.
+// Returns the network seconds of dropped rows. Their q, k and v are exchanged a
+// second time, which is a share of the exchange of q, k, v and o.
 double RecomputedNetwork(const StreamShape& shape, double dropped,
                          double network) {
   const double q = double(shape.class_bytes(Class::kQ));
@@ -226,7 +230,7 @@ std::vector<Settings> PlaceChunks(const Request& request, Settings settings,
   const double all = double(shape().resident_bytes());
   settings.kept = keep ? std::clamp(left / all, 0.0, 1.0) : 0;
   if (settings.alpha > 0 || host_bytes() <= usable) return {settings};
-  // Kept chunks would take host memory if they ran again.
+  // A kept chunk would take host memory if it ran again, so only others may.
   const int64_t most = shape().resident_from(Class::kInput);
   std::vector<Settings> placed;
   std::pair nearest(std::numeric_limits<double>::infinity(), settings);
@@ -287,7 +291,7 @@ StepParts TrainerStep(const Request& request, const Settings& settings) {
                  .count()) *
       GpusInNode(request);
   const Bytes host(static_cast<int64_t>(request.hardware.host_memory_bytes));
-  // The daemon's own limit.
+  // The limit is the daemon's.
   parts.host_usable_bytes = double(Pinnable(host).count());
   return parts;
 }

@@ -46,8 +46,8 @@ double SyncSeconds(const Request& request, double bytes_per_parameter) {
 
 void AddZero(const Request& request, int zero, int weight_passes,
              double gradient_bytes, StepParts& parts, double busy_s) {
-  // Weights are gathered before each pass and gradients scattered, overlapping
-  // with compute.
+  // Weights are gathered before each pass and gradients scattered after
+  // backward. Both overlap with compute.
   double a_step = zero >= 3 ? 0 : kWeightBytes;
   double a_sequence = zero >= 3 ? weight_passes * kWeightBytes : 0;
   (zero >= 2 ? a_sequence : a_step) += gradient_bytes;
@@ -64,7 +64,7 @@ StepParts UlyssesStep(const Request& request, const Settings& settings) {
   const double sp = double(settings.sp);
   StepParts parts;
   LayerTimes& layer = parts.layer;
-  // Its attention computes the whole square (inferred: see README.md).
+  // Ulysses' attention computes the whole square (inferred: see README.md).
   layer.forward = ForwardKernels(request, sp, false);
   layer.backward = BackwardKernels(request, sp, false);
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);

@@ -1,8 +1,8 @@
 // UPipe as published (Untied Ulysses, arXiv 2602.21196, in TorchTitan): Ulysses
-// over sp GPUs in stages of as many heads, so that q, k, v and gradients of no
-// more heads exist at once; a ring over cp such groups; FSDP2 with its states
-// on the GPU; whole layers recomputed, their inputs offloaded to host memory;
-// MLP, norms and loss over tiles.
+// over sp GPUs in stages of a few heads, so that q, k, v and gradients of only
+// these heads exist at once; a ring over cp such groups; FSDP2 with its states
+// on the GPU; whole layers recomputed, with their inputs offloaded to host
+// memory; MLP, norms and loss computed in tiles.
 #include <algorithm>
 
 #include "planner/train/constants.h"
@@ -12,13 +12,13 @@
 namespace sluice::planner::train {
 namespace {
 
-// Adds the stages' traffic. In forward every stage sends its q around the ring;
-// in backward k and v, and fp32 dk and dv, which are sent once more after the
-// last compute. Returns the seconds of a layer's compute during which the ring
-// uses the link.
+// Adds the traffic of the stages. In forward every stage sends its q around the
+// ring. In backward it sends k and v, and fp32 dk and dv, which are sent once
+// more after the last compute. Returns the seconds of a layer's compute during
+// which the ring uses the link.
 double AddStages(const Request& request, double sp, double cp,
                  LayerTimes& layer) {
-  Request group = request;  // with the tokens of one group
+  Request group = request;  // a request with the tokens of one group
   group.seq_len = request.seq_len / int64_t(cp);
   const double exchange = ExchangeSeconds(group, sp);
   const double queries =
@@ -26,7 +26,7 @@ double AddStages(const Request& request, double sp, double cp,
       kElementBytes / LinkBandwidth(request.hardware, sp * cp);
   layer.forward.network =
       exchange + Exposed((cp - 1) * queries, layer.forward.attention);
-  // q, k, v again, o and dO to heads; dq, dk, dv back.
+  // Backward exchanges q, k, v again, o and dO to heads; dq, dk, dv back.
   layer.backward.network =
       2 * exchange + (cp > 1 ? 4 * queries : 0) +
       Exposed((cp - 1) * 6 * queries, layer.backward.attention);
@@ -34,8 +34,8 @@ double AddStages(const Request& request, double sp, double cp,
          std::min((cp - 1) * 6 * queries, layer.backward.attention);
 }
 
-// Share of the matmuls that make q, k and v: backward repeats them from norm1's
-// output.
+// Returns the share of the matmuls that make q, k and v, which backward repeats
+// from norm1's output.
 double QkvShare(const ModelShape& model) {
   return double(model.hidden) *
          double(model.query_width() + 2 * model.key_width()) /

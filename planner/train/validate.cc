@@ -13,7 +13,7 @@
 namespace sluice::planner::train {
 namespace {
 
-// A group of rows in the summary, and the limits in points of MFU.
+// A group of rows in the summary, with the limits in points of MFU.
 struct PublishedGroup {
   const char* name;
   double must;
@@ -31,7 +31,7 @@ absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
                         .method = cell.method,
                         .gpus = cell.gpus,
                         .seq_len = cell.seq_len};
-  // A degree that the table leaves empty is 1 if the row names any degree.
+  // If the row gives any degree, the degrees that it leaves empty are 1.
   GivenSettings given = cell.settings;
   const bool named = given.tp || given.sp || given.cp;
   if (named) {
@@ -66,7 +66,7 @@ absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
                         .gpus = row.gpus,
                         .seq_len = kLengthStep,
                         .global_batch = 1};
-  // Batch 1: all GPUs share the sequence. The chunk is the paper's.
+  // At batch 1 all GPUs share the sequence. The chunk is the paper's.
   const GivenSettings given{.sp = row.gpus, .zero = 3, .chunk = kFpdtChunk};
   SLUICE_ASSIGN_OR_RETURN(const LongestSequence longest,
                           FindLongest(request, given));

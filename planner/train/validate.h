@@ -1,4 +1,5 @@
-// Compares the model with the papers' tables, at the published strategies.
+// Compares the model's estimates with the papers' tables, at the published
+// strategies.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,10 +15,10 @@
 
 namespace sluice::planner::train {
 
-// One cell of MEMO's tables. A cell without a strategy is searched. A cell that
-// ran out of memory is right if no strategy fits.
+// One cell of MEMO's tables with the model's result. A cell without a strategy
+// is searched. A cell that ran out of memory is right if no strategy fits.
 struct ValidatedCell : PublishedCell {
-  double mfu = 0;  // the model's, as a fraction
+  double mfu = 0;  // the model's MFU as a fraction
   bool fits = false;
   Settings used;
   bool searched = false;
@@ -27,24 +28,26 @@ struct ValidatedCell : PublishedCell {
   std::optional<double> difference() const;
 };
 
-// One row of FPDT's table 1; `tokens` is its longest context.
+// One row of FPDT's table 1 with the model's result. `tokens` is the published
+// longest context.
 struct ValidatedLength : PublishedLength {
   int64_t ours = 0;  // the model's result
-  // `ours` rounded down to a power of two, and to at most `tokens` if or_more.
+  // `ours` rounded down to a power of two, and if or_more to at most `tokens`.
   int64_t rounded = 0;
   std::string stopped_by;
-  int doublings() const;  // the model's minus the published; 0: exact
+  int doublings() const;  // log2 of rounded / tokens; 0: exact
 };
 
-// One row of tables/published_rows.csv that a method here models.
+// One row of tables/published_rows.csv that a method models, with the model's
+// result.
 struct ValidatedRow : PublishedRow {
   double ours = 0;  // the model's `quantity`
   bool fits = false;
-  // Error relative to the published value.
+  // Returns the error relative to the published value.
   double error() const { return ours / value - 1; }
 };
 
-// Absolute errors over the judged rows of one or several publications.
+// The absolute errors of the judged rows of one or several publications.
 struct JudgedGroup {
   std::string name;
   int rows = 0;
@@ -70,7 +73,8 @@ struct Validation {
   double fits_right = 0;      // fraction of cells; must be >= 0.94
   double lengths_within = 0;  // within one doubling; >= 0.90
   double lengths_exact = 0;   // >= 0.60
-  // Whether cells and lengths pass; judged groups have their own ok().
+  // Returns whether cells and lengths are within their limits. Judged groups
+  // have their own ok().
   bool ok() const;
 };
 
@@ -78,11 +82,11 @@ inline constexpr double kFitsMust = 0.94;
 inline constexpr double kWithinMust = 0.90;
 inline constexpr double kExactMust = 0.60;
 
-// Fails only if shipped files are broken.
+// Compares everything. Fails only if shipped files are broken.
 absl::StatusOr<Validation> ValidateOnPapers();
 
-// MEMO's tables on another profile of their machine, as a fit of the profile
-// needs.
+// Compares MEMO's tables on another profile of their machine, which is needed
+// to fit a profile.
 absl::StatusOr<std::vector<ValidatedCell>> ValidateCells(
     const Hardware& memo_hardware);
 

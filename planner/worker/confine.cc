@@ -22,7 +22,8 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-// Crashes like any other fault; an exception would print a line of its own.
+// Makes a failed allocation end the process like any other crash. An exception
+// would print another line.
 void OutOfMemory() { raise(SIGABRT); }
 
 absl::Status LimitMemory(uint64_t bytes) {
@@ -75,13 +76,14 @@ absl::Status Confine(const Confinement& to) {
     return absl::PermissionDeniedError(fmt::format(
         "the worker cannot give up its capabilities: {}", strerror(errno)));
   }
-  // The worker only starts itself, for a mixed-integer program, and no child
+  // The worker starts only itself, for a mixed-integer program, and no child
   // may gain privileges.
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return refused();
   return absl::OkStatus();
 }
 
-// If the parent is gone already, so is the reader of the pipe.
+// Makes SIGKILL follow the parent's end. If the parent ended before prctl, the
+// pipe has no reader, which poll reports.
 void EndWithParent(int out_fd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   pollfd out{.fd = out_fd, .events = 0, .revents = 0};

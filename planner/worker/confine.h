@@ -1,7 +1,7 @@
 // Drops the worker's privileges before it reads a request, because its solvers
 // process untrusted numbers.
 //
-// Thread safety: called before there are threads.
+// Thread safety: call it before other threads start.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,18 @@ struct Confinement {
   // Limit of the address space in bytes; 0: no limit. Has no effect under a
   // sanitizer: its shadow memory is address space too.
   uint64_t memory_bytes = 0;
-  // The user and group to change to; all other groups are dropped.
+  // The user and group to change to. All other groups are dropped.
   std::optional<uint32_t> uid, gid;
 };
 
-// PermissionDenied: the process may not change to that user (only root may).
+// Limits memory and priority, and drops groups, user, capabilities and the
+// right to gain privileges. PermissionDenied: a step failed, for example
+// because only root may change the user.
 absl::Status Confine(const Confinement& to);
 
-// Ends this process when the thread that started it ends, because only that
-// reads `out_fd`. Call it after Confine, which would undo it.
+// Kills this process when the thread that started it ends, because only that
+// thread reads `out_fd`. Call it after Confine: changing the user would cancel
+// it.
 void EndWithParent(int out_fd);
 
 }  // namespace sluice::planner

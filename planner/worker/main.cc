@@ -32,19 +32,21 @@ constexpr int kFault = 1;
 constexpr int kBadInput = 2;
 constexpr int kDeadline = 4;
 
-// A valid, perhaps unproved plan, made before the solvers start. Written if
-// they crash or run out of time.
+// A valid but perhaps unproved plan, which is made before the solvers start. It
+// is written if they crash or run out of time.
 struct Fallback {
   const char* bytes = nullptr;
   size_t size = 0;
   int fd = -1;
 };
 volatile sig_atomic_t fallback_ready = 0;
-// Set when other requests wait: the first plan is enough.
+// Set by SIGUSR1 when other requests wait. The worker then writes its first
+// plan and exits.
 volatile sig_atomic_t hurried = 0;
 Fallback fallback;
 
-// Only async-signal-safe calls here and below.
+// Writes the fallback plan, if there is one, and returns whether it is written.
+// WriteFallback and OnSignal make only async-signal-safe calls.
 bool WriteFallback() {
   if (fallback_ready == 0) return false;
   fallback_ready = 0;  // a signal here must not write it again
@@ -73,13 +75,14 @@ void OnSignal(int signal) {
       "take\n";
   const std::string_view message = signal == SIGALRM ? kLate : kCrashed;
   if (write(STDERR_FILENO, message.data(), message.size()) < 0) {
-    // Nothing can be done here; the exit status reports it too.
+    // The error is ignored: the exit status reports the failure too.
   }
   _exit(signal == SIGALRM ? kDeadline : kFault);
 }
 
-// CBC is known to crash when its limits end it (a null pointer in 2.10.8's
-// postProcess). A solver's crash costs its proof, not the plan.
+// Installs the handlers. CBC is known to crash when its limits end it (a null
+// pointer in 2.10.8's postProcess). A solver's crash costs only its proof,
+// because the fallback plan is written.
 void CatchSignals() {
   static char stack[1 << 16];  // a crash may have exhausted the normal stack
   const stack_t alternate{
@@ -92,14 +95,14 @@ void CatchSignals() {
        {SIGALRM, SIGUSR1, SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) {
     sigaction(signal, &action, nullptr);
   }
-  // Blocked until here, because there was no handler.
+  // SIGUSR1 was blocked until now, because it had no handler.
   sigset_t hurry{};
   sigaddset(&hurry, SIGUSR1);
   sigprocmask(SIG_UNBLOCK, &hurry, nullptr);
 }
 
-// The CPU limit ends the process even if the clock is stopped (a suspended
-// machine, a debugger).
+// Ends the process at the time limit. The limit of CPU time ends it even if the
+// clock is stopped (a suspended machine, a debugger).
 void ArmDeadline(double seconds) {
   CatchSignals();
   itimerval timer{};
@@ -119,8 +122,8 @@ int Fail(int code, const absl::Status& status) {
   return code;
 }
 
-// Moves the output away from standard output and closes that, so that a
-// solver's prints never get into a plan.
+// Duplicates `out_fd` and redirects standard output to /dev/null, so that a
+// solver's prints never get into a plan. Returns the duplicate.
 int SecludeOutput(int out_fd) {
   const int secluded = fcntl(out_fd, F_DUPFD_CLOEXEC, 3);
   const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
@@ -132,7 +135,7 @@ int SecludeOutput(int out_fd) {
 }
 
 // Overwrites the last line. A reader that finds half a line waits for the next
-// (plan::ReadProgress).
+// one (plan::ReadProgress).
 void WriteProgress(int fd, const NodeProgress& progress) {
   const std::string line =
       plan::WriteProgress({progress.done, progress.all, progress.segment,
@@ -144,7 +147,7 @@ void WriteProgress(int fd, const NodeProgress& progress) {
 int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
   ArmDeadline(time_limit_s);
   const int secluded_fd = SecludeOutput(out_fd);
-  // Everything from the start of a memfd or file, or the rest of a pipe.
+  // Reads a memfd or file from its start, or the rest of a pipe.
   lseek(in_fd, 0, SEEK_SET);  // fails with ESPIPE on a pipe, which is fine
   auto bytes = ReadAll(in_fd, plan::kMaxEncodedBytes,
                        fmt::format("the request from fd {}", in_fd));
@@ -178,7 +181,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
                               .mip_program = "/proc/self/exe"},
                              &book);
   const std::string second = plan.ok() ? plan::Encode(*plan) : first;
-  fallback_ready = 0;  // from here on a plan could be half written
+  fallback_ready = 0;  // from here on, a signal could find half a plan
   const absl::Status written = WriteAll(secluded_fd, second, "the plan");
   return written.ok() ? 0 : Fail(kFault, written);
 }
@@ -187,7 +190,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
 }  // namespace sluice::planner
 
 int main(int argc, char** argv) {
-  // Spawned by PlanMemory (planner/memory/mip_process.h), not by users.
+  // PlanMemory starts this mode (planner/memory/mip_process.h), not users.
   if (argc == 2 && std::string_view(argv[1]) == "mip") {
     return sluice::planner::ServeMip(STDIN_FILENO, STDOUT_FILENO);
   }
