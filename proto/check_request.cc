@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kMaxSize = uint64_t{1} << 60;
 constexpr uint64_t kMaxOrdinal = 1024;
 constexpr size_t kMaxName = 64;
-// The largest sum of seconds over all steps of a session.
+// Limit of the seconds summed over all steps of a session.
 constexpr double kMaxTotalSeconds = 1000 * kMaxStepSeconds;
 
 absl::Status CheckName(std::string_view what, const std::string& name,
@@ -31,7 +31,8 @@ absl::Status CheckName(std::string_view what, const std::string& name,
         "{} has {} characters, the limit is {}", what, name.size(), kMaxName));
   }
   for (const unsigned char c : name) {
-    // Quotes and backslashes would need escaping in labels and logs.
+    // Also rejects quotes and backslashes, which labels and logs would have to
+    // escape.
     if (c <= 0x20 || c >= 0x7f || c == '"' || c == '\\') {
       return absl::InvalidArgumentError(
           fmt::format("{} has a character with code {}: use printable ASCII "
@@ -42,7 +43,7 @@ absl::Status CheckName(std::string_view what, const std::string& name,
   return absl::OkStatus();
 }
 
-// Checks first <= value <= last.
+// Checks that first <= value <= last.
 absl::Status CheckRange(std::string_view what, uint64_t value, uint64_t first,
                         uint64_t last) {
   if (value >= first && value <= last) return absl::OkStatus();
@@ -137,7 +138,7 @@ absl::Status Check(const StepReport& report) {
   for (const double seconds : report.map_seconds()) {
     SLUICE_RETURN_IF_ERROR(CheckSeconds("map_seconds", seconds));
   }
-  // Loss may be NaN: an operator should see that.
+  // Not checked: loss may be NaN, which an operator should see.
   return Check(report.totals());
 }
 
@@ -197,7 +198,7 @@ absl::Status CheckRequest(const Message& message) {
     return absl::InvalidArgumentError("a request's id is 0: ids start at 1");
   }
   const size_t needed = message.packet.request().has_submit_profile() ? 1 : 0;
-  // Descriptors of device nodes; a client without any sends none.
+  // Only Hello may carry descriptors of device nodes; it may carry none.
   const bool shows = message.packet.request().has_hello();
   if (message.fds.size() != needed &&
       !(shows && message.fds.size() <= kMaxShown)) {

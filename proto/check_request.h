@@ -1,5 +1,5 @@
-// Range checks of a request's fields. They are the daemon's trust boundary, and
-// a client runs them before it sends.
+// Checks the ranges of a request's fields. The daemon trusts only requests that
+// pass; a client checks before it sends.
 //
 // Thread safety: safe.
 #pragma once
@@ -11,11 +11,11 @@
 
 namespace sluice::wire {
 
-// InvalidArgument names the first field that is out of range, and its range.
-// Unimplemented: the body is none that this version knows.
+// InvalidArgument names the first field that is out of range, and the range.
+// Unimplemented: this version does not know the request's kind.
 absl::Status CheckFields(const Request& request);
 
-// InvalidArgument: a job cannot have this name; the message says why.
+// InvalidArgument: a job cannot have this name; the message states why.
 absl::Status CheckJob(const std::string& name);
 
 }  // namespace sluice::wire

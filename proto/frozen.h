@@ -1,6 +1,6 @@
 // The first words of the error with which a frozen daemon (daemon/frozen)
-// answers every connection, including those of administrators. The reason
-// follows them.
+// answers every connection, including administrators'. The reason follows these
+// words.
 #pragma once
 
 #include <string_view>

@@ -10,7 +10,7 @@
 namespace sluice::wire {
 namespace {
 
-// Opens without waiting for a device that is busy or is being reset.
+// Opens without waiting if the device is busy or is being reset.
 UniqueFd OpenNode(const std::string& path) {
   return UniqueFd(open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
 }

@@ -14,10 +14,10 @@ namespace sluice::wire {
 inline constexpr size_t kMaxShown = 32;
 
 // Opens the device nodes that this process can open for reading and writing.
-// For simulated GPUs that is the node of `gpu` beside the daemon's `socket`.
-// For real GPUs it is `node` or, if that is empty, /dev/nvidia0 and so on,
-// because their numbers are not the daemon's. Each open may wake a GPU, which
-// takes seconds.
+// For simulated GPUs that is the node of `gpu` in the folder of the daemon's
+// `socket`. For real GPUs it is `node`. If `node` is empty, it is all of
+// /dev/nvidia0 and so on, because the daemon numbers GPUs differently. Each
+// open may wake a GPU, which takes seconds.
 std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu,
                                    const std::string& node = "");
 

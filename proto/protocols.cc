@@ -1,4 +1,4 @@
-// In a file of its own, so that a test program can define other versions
+// A separate file, so that a test program can define other versions
 // (tests/golden/next).
 #include "proto/wire.h"
 

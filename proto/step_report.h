@@ -1,5 +1,5 @@
-// Converts a StepReport to the wire format and back. An incoming report has
-// passed CheckRequest.
+// Converts a StepReport to its wire message and back. CheckRequest must have
+// accepted an incoming report.
 #pragma once
 
 #include "proto/base/step_report.h"

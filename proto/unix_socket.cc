@@ -83,7 +83,8 @@ absl::Status RemoveStale(const std::string& path) {
 absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode) {
   SLUICE_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, MakeSocket());
-  // Before bind, so that the socket never has wider permissions.
+  // The mode is set before bind, so that the socket never has wider
+  // permissions.
   if (fchmod(fd.get(), static_cast<mode_t>(mode)) != 0) {
     return ErrnoStatus(errno, "set the mode of a socket");
   }
@@ -97,7 +98,7 @@ absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode) {
       return ErrnoStatus(errno, fmt::format("make the socket {}", path));
     }
   }
-  // Again, because the umask narrowed the mode.
+  // Set the mode again, because the umask narrowed it.
   if (chmod(path.c_str(), static_cast<mode_t>(mode)) != 0 ||
       listen(fd.get(), kBacklog) != 0) {
     return ErrnoStatus(errno, fmt::format("listen on {}", path));
@@ -108,7 +109,8 @@ absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode) {
 absl::StatusOr<UniqueFd> Connect(const std::string& path) {
   SLUICE_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, MakeSocket());
-  // A stopped daemon with a full backlog must not hang its callers.
+  // Connecting has a timeout, because a stopped daemon with a full backlog must
+  // not block its callers.
   setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectTimeout,
              sizeof(kConnectTimeout));
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address),

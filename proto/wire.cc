@@ -18,7 +18,7 @@
 namespace sluice::wire {
 namespace {
 
-// How many descriptors a packet must and may carry.
+// The least and the most descriptors of a packet.
 struct FdRange {
   size_t min = 0;
   size_t max = 0;
@@ -27,14 +27,14 @@ struct FdRange {
 FdRange AllowedFds(const Reply& reply) {
   switch (reply.body_case()) {
     case Reply::kWelcome:
-      return {0, 3};  // an observer gets no pages; only sim has clocks
+      return {0, 3};  // an observer gets no pages; the third fd is sim's clocks
     case Reply::kGranted: {
       const auto extents =
           static_cast<size_t>(reply.granted().extent_bytes_size());
       return {extents, extents};
     }
     case Reply::kSnapshot:
-      return {0, 2};  // a long snapshot, a plan
+      return {0, 2};  // a memfd for a long snapshot, and one for a plan
     default:
       return {};
   }
@@ -81,8 +81,8 @@ absl::Status SendFault(int error) {
   }
 }
 
-// Owns every descriptor that came with a packet, so that none leaks if the
-// packet is bad. Descriptors that are not taken are discarded.
+// Owns every descriptor that arrived with a packet, so that none leaks if the
+// packet is bad. Discards the descriptors that are not taken.
 class ReceivedFds {
  public:
   ReceivedFds(msghdr& header, const Discard& discard);
@@ -94,7 +94,7 @@ class ReceivedFds {
   ReceivedFds(const ReceivedFds&) = delete;
 
   size_t size() const { return fds_.size(); }
-  // Takes at most the first `most` of them.
+  // Returns the first `most` descriptors, or all if there are fewer.
   std::vector<UniqueFd> Take(size_t most);
 
  private:
@@ -128,7 +128,8 @@ std::vector<UniqueFd> ReceivedFds::Take(size_t most) {
 
 absl::StatusOr<Message> Parse(const char* bytes, size_t size, ReceivedFds& fds,
                               bool lost) {
-  // protobuf would print to stderr what the Status already says.
+  // Silences protobuf, which would print to stderr what the Status already
+  // states.
   static const auto silenced = google::protobuf::SetLogHandler(nullptr);
   (void)silenced;
   Message message;
@@ -198,16 +199,17 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags,
   ssize_t size;
   do {
     size = recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
-    // The kernel reports a reset once and first: packets that were sent before
-    // it, one of which may have the reason, can still be read.
+    // The kernel reports a connection reset once, and before the packets that
+    // the peer sent. So try again: the packets can still be read, and one may
+    // have the reason.
   } while (size < 0 && (errno == EINTR || errno == ECONNRESET));
   if (size < 0) {
     if (errno == EAGAIN) return absl::UnavailableError("no packet is waiting");
     return ErrnoStatus(errno, "receive on the session socket");
   }
   ReceivedFds fds(header, discard);
-  // SEQPACKET does not distinguish an empty packet from the end; our peers
-  // never send an empty one.
+  // SEQPACKET shows an empty packet like the end of the connection, but our
+  // peers never send an empty packet.
   if (size == 0) return std::nullopt;
   if (header.msg_flags & MSG_TRUNC) {
     return absl::InvalidArgumentError(

@@ -3,12 +3,12 @@
 // This is the trust boundary. Everything read is checked here, once: the
 // packet's size, truncation (MSG_TRUNC, MSG_CTRUNC), parse errors, and
 // descriptors beyond those that the message may carry. Surplus descriptors are
-// closed, or discarded by the caller's function, because closing a peer's
-// descriptor may block. Above this file every field is in range, or the packet
-// was refused.
+// closed here, or passed to the caller's `discard`, because closing a peer's
+// descriptor may block. Code above this file sees only packets with all fields
+// in range.
 //
 // Thread safety: one thread may send while another receives; two senders need a
-// lock of their own.
+// lock.
 #pragma once
 
 #include <cstdint>
@@ -42,27 +42,29 @@ struct Message {
   Packet packet;
   std::vector<UniqueFd> fds;
   // Some descriptors were lost because this process has too many open files.
-  // The peer is not at fault: it cannot send more than arrive.
+  // Not the peer's fault: it cannot send more descriptors than arrive.
   bool lost_fds = false;
 };
 
-// Returns the newest version that both speak. FailedPrecondition names both
-// ranges and the side to upgrade. `client.oldest` 0 stands for its newest.
+// Returns the newest version that both sides speak. FailedPrecondition names
+// both ranges and the side to upgrade. A `client.oldest` of 0 means that the
+// client speaks only its newest version.
 absl::StatusOr<uint32_t> AgreeOnProtocol(Protocols client,
                                          Protocols daemon = kProtocols);
 
-// Sends without blocking. ResourceExhausted: the peer does not read, and its
+// Sends without blocking. ResourceExhausted: the peer is not reading, and its
 // buffer is full. Unavailable: the peer is gone. The caller keeps `fds`.
 absl::Status Send(int socket, const Packet& packet,
                   std::span<const int> fds = {});
 
-// Disposes of a received descriptor that is not handed on.
+// Called with each received descriptor that is not passed on; must dispose of
+// it.
 using Discard = std::function<void(UniqueFd)>;
 
-// Receives one packet. Returns nullopt if the peer closed. With `flags` =
-// MSG_DONTWAIT returns Unavailable if there is no packet. Without `discard`,
-// descriptors that are not in the message are closed here and lost descriptors
-// are an error, which suits only a trusted peer.
+// Receives one packet. Returns nullopt if the peer closed the socket. With
+// `flags` = MSG_DONTWAIT, Unavailable means that there is no packet. Without
+// `discard`, surplus descriptors are closed here and lost descriptors are an
+// error; that suits only a trusted peer.
 absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0,
                                                const Discard& discard = {});
 
@@ -70,16 +72,17 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0,
 // sizes positive and below 2^60, ordinals below 1024, the right number of fds.
 absl::Status CheckRequest(const Message& message);
 
-// Listens at `path` (blocking), and connects to it. A stale socket is replaced;
-// AlreadyExists if a live daemon serves it.
+// Listen makes a blocking socket at `path`, and Connect connects to it. Listen
+// replaces a stale socket. AlreadyExists: a live daemon serves `path`.
 absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode);
 absl::StatusOr<UniqueFd> Connect(const std::string& path);
 
-// Writes bytes to a sealed memfd, and reads them back. Reading checks that the
-// memfd is sealed and has at most kMaxMemfdBytes.
+// ToMemfd writes bytes to a sealed memfd, and FromMemfd reads them. FromMemfd
+// checks that the memfd is sealed and has at most kMaxMemfdBytes.
 absl::StatusOr<UniqueFd> ToMemfd(std::string_view name, std::string_view bytes);
 absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd);
-// Only checks. A memfd that passes can neither block a reader nor change.
+// Checks the memfd without reading it. A memfd that passes can neither block a
+// reader nor change.
 absl::Status CheckMemfd(const UniqueFd& fd);
 
 }  // namespace sluice::wire

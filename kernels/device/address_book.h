@@ -1,8 +1,10 @@
-// Records which addresses a driver has reserved and what is mapped there, and
-// checks the rules of driver.h before the real call, the same for every driver.
+// Records which addresses a driver has reserved and which memory is mapped
+// there, and checks the rules of driver.h before the real call. The checks are
+// the same for every driver.
 //
-// Bookkeeping only: its owner makes the driver calls. `M` is a driver's
+// Bookkeeping only: the owner makes the driver calls. `M` is a driver's
 // physical memory, with size() and where().
+//
 // Thread safety: none; the driver locks.
 #pragma once
 
@@ -48,7 +50,8 @@ class AddressBook {
   }
   const std::map<Address, Mapping>& mappings() const { return mappings_; }
 
-  // Returns the reservation that is exactly this range and has no mappings.
+  // Returns the reservation that is exactly this range. It must have no
+  // mappings.
   absl::StatusOr<Reservation> Freeable(Address address, Bytes size) const {
     const auto it = reservations_.find(address);
     if (it == reservations_.end() || it->second.size != size) {
@@ -94,8 +97,8 @@ class AddressBook {
   }
 
   using Tile = std::pair<const Address, Mapping>;
-  // Returns the mappings that make up exactly this range; valid until they
-  // change.
+  // Returns the mappings that together cover exactly this range. The pointers
+  // are valid until mappings change.
   absl::StatusOr<std::vector<Tile*>> Tiling(Address address, Bytes size) {
     std::vector<Tile*> tiles;
     Address end = address;
@@ -111,8 +114,8 @@ class AddressBook {
   }
   void DropMapping(Address address) { mappings_.erase(address); }
 
-  // Checks that a copy may touch the range: it lies outside every reservation,
-  // or all of it is mapped with access.
+  // Checks that a copy may touch the range: the range lies outside all
+  // reservations, or all of it is mapped with access.
   absl::Status CheckTouchable(const std::byte* from, Bytes size) const {
     const auto address = const_cast<Address>(from);
     if (ReservationAt(address) == reservations_.end()) return absl::OkStatus();

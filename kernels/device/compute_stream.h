@@ -1,5 +1,5 @@
-// The handles of compute streams (driver.h, ComputeStream): one scheme for both
-// drivers. Their other handles count from 1.
+// Handles of compute streams (ComputeStream in driver.h), numbered the same way
+// by both drivers. Their other handles count from 1.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -20,7 +20,8 @@ inline bool IsCompute(Stream stream) {
   return stream.value() >= kComputeStreams;
 }
 
-// REQUIRES: IsCompute(stream). The device may not exist on this machine.
+// Returns the stream's GPU, which may not exist on this machine. REQUIRES:
+// IsCompute(stream).
 inline DeviceIndex ComputeGpu(Stream stream) {
   return DeviceIndex(stream.value() - kComputeStreams);
 }

@@ -59,8 +59,7 @@ struct Placement {
   auto operator<=>(const Placement&) const = default;
 };
 
-// The prefix of the name of a link on the PCI bus; the device's address
-// follows.
+// Prefix of the name of a PCI link; the device's PCI address follows.
 inline constexpr char kPciLink[] = "pci-";
 
 struct DeviceInfo {
@@ -69,14 +68,16 @@ struct DeviceInfo {
   std::string name;
   Bytes total_memory;
   NumaIndex numa;
-  // The host link that it copies over: "pcie0"; on cuda "pci-0000:3b:00.0".
+  // The host link that the GPU copies over: "pcie0"; on cuda
+  // "pci-0000:3b:00.0".
   std::string link;
   // NVIDIA's compute capability without the point, such as 90; 0 on sim.
   int capability = 0;
-  // A MIG instance of a GPU. CUDA shows a process only one.
+  // True for a MIG instance of a GPU. CUDA shows a process only one instance.
   bool is_instance = false;
-  // The reason why it cannot be used, ending with ": " and the command that
-  // mends it; empty if it can be used. With a fault only the index is known.
+  // The reason why the GPU cannot be used, ending with ": " and the command
+  // that solves it. Empty if the GPU is usable. With a fault only the index is
+  // known.
   std::string fault;
 };
 
@@ -94,31 +95,32 @@ using Address = std::byte*;
 
 enum class CopyDirection { kHostToDevice, kDeviceToHost };
 
-// Counts calls that wait on the host. The chunk loop must make none; tests
-// compare the counters before and after a step.
+// Counts calls that wait on the host. The chunk loop must make no such calls;
+// tests compare the counters before and after a step.
 struct CallCounters {
   uint64_t stream_synchronize = 0;
   uint64_t event_synchronize = 0;
   uint64_t copies = 0;
   Bytes copied_h2d;
   Bytes copied_d2h;
-  absl::Duration stall;  // compute streams waited for events (sim only)
+  // How long compute streams waited for events (sim only).
+  absl::Duration stall;
 };
 
 // The kind of pinned host memory. Processes that share memory must use the same
-// kind, because each kind is pinned differently: a rank uses memfd if its
+// kind, because each kind is pinned differently. So a rank uses memfd if its
 // daemon does.
 struct HostMemoryKind {
   // On cuda "HOST_NUMA", which the driver makes, or "memfd", which every
-  // process pins by itself. Empty if the driver has only one kind (sim).
+  // process pins for itself. Empty if the driver has only one kind (sim).
   std::string name;
-  // The reason for "memfd", the slower kind; else empty.
+  // The reason for using "memfd", the slower kind. Empty with "HOST_NUMA".
   std::string why;
 };
-// The reason if the configuration chose it.
+// HostMemoryKind::why if the configuration chose memfd.
 inline constexpr char kToldSo[] = "as host_memory in [device] says";
 
-// The memory of a place that all processes together use.
+// The memory that all processes together use of a place.
 struct MemoryUse {
   Bytes total;
   Bytes used;
@@ -134,122 +136,130 @@ class Driver {
  public:
   virtual ~Driver() = default;
 
-  // "sim" or "cuda".
+  // Returns "sim" or "cuda".
   virtual std::string_view name() const = 0;
 
   // --- devices -------------------------------------------------------------
   virtual absl::StatusOr<std::vector<DeviceInfo>> Devices() = 0;
 
   // --- physical memory -----------------------------------------------------
-  // Sizes must be multiples of this (cuMemGetAllocationGranularity).
+  // Returns the unit of sizes, which must be multiples of it
+  // (cuMemGetAllocationGranularity).
   virtual absl::StatusOr<Bytes> Granularity(Placement where) = 0;
-  // cuMemGetInfo, or what the node can still pin. On sim memory of a dead
-  // process counts as free at once.
+  // Returns cuMemGetInfo's figures, or for host memory what the node can still
+  // pin. On sim, memory of a dead process counts as free at once.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
-  // As probed when the driver was opened.
+  // Returns the kind that was probed when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
-  // Bytes that other processes hold, by place: all that is used, less what
-  // handles of this process hold. On sim the kernel tells what ranks of a
-  // killed daemon still reach. On cuda it includes contexts and fragments, and
-  // no host memory. A place that is missing holds nothing, or is a GPU that
-  // does not answer (Usage has the reason). Nothing is cached: a call takes
-  // milliseconds, or as long as the kernel needs.
+  // Returns the bytes that other processes hold, by place: all used bytes minus
+  // those that handles of this process hold. On sim the kernel reports the
+  // memory that ranks of a killed daemon still hold. On cuda the result
+  // includes contexts and fragments, but no host memory. A place is missing if
+  // nothing is held there, or if it is a GPU that does not answer (Usage has
+  // the reason). Nothing is cached: a call takes milliseconds, or as long as
+  // the kernel needs.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
-  // cuMemCreate. Zero-filled on sim; on cuda the contents are the driver's.
+  // cuMemCreate. On sim the memory is zero-filled; on cuda the driver decides.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
   // cuMemExportToShareableHandle: returns a file descriptor for another
-  // process. Exports memory that this process made (Create), and adopted memory
-  // if TellsHolders. InvalidArgument: the memory was imported. A process that
-  // passes on imported memory keeps the descriptor that it imported.
+  // process. Works for memory that this process made (Create), and for adopted
+  // memory if TellsHolders. InvalidArgument: the memory was imported. A process
+  // that passes on imported memory keeps the descriptor that it imported from.
   virtual absl::StatusOr<UniqueFd> Export(Memory memory) = 0;
-  // Returns whether HeldByOthers works. On sim it does if the kernel shows
-  // which processes reach exported memory (probed once); on cuda never.
+  // Returns whether HeldByOthers works. On sim it works if the kernel shows
+  // which processes can access exported memory (probed once); on cuda it never
+  // does.
   virtual bool TellsHolders() const = 0;
-  // Returns whether memory that this process made has a descriptor or a mapping
-  // besides its handle: in this process, in a forked child, or in flight.
-  // `false` holds until the memory is exported again. Unimplemented:
-  // !TellsHolders, or another process made the memory.
+  // Returns whether a descriptor or mapping exists for this memory besides its
+  // handle: in this process, in another process, or in flight. `false` holds
+  // until the memory is exported again. Unimplemented: !TellsHolders, or
+  // another process made the memory.
   virtual absl::StatusOr<bool> HeldByOthers(Memory memory) = 0;
-  // cuMemImportFromShareableHandle. The caller keeps `fd`.
+  // cuMemImportFromShareableHandle: makes a handle for memory that another
+  // process exported. The caller keeps `fd`.
   virtual absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                         Bytes size) = 0;
-  // Returns a descriptor with which a later process can adopt (Adopt) memory
+  // Returns a descriptor from which a later process can adopt (Adopt) memory
   // that this process made, so that the memory outlives a daemon. HeldByOthers
-  // does not count it. Works for memory that Export accepts.
+  // ignores the descriptor. Works for the same memory as Export.
   virtual absl::StatusOr<UniqueFd> Keep(Memory memory) = 0;
-  // InvalidArgument: `kept` is no memory of this place and size from Keep.
+  // Takes over memory from a descriptor that Keep returned. InvalidArgument:
+  // `kept` is no such descriptor for this place and size.
   virtual absl::StatusOr<Memory> Adopt(UniqueFd kept, Placement where,
                                        Bytes size) = 0;
-  // cuMemRelease: the memory becomes free once all mappings and exported
+  // cuMemRelease. The memory becomes free once all its mappings and exported
   // descriptors in all processes are gone.
   virtual absl::Status Release(Memory memory) = 0;
 
   // --- virtual memory ------------------------------------------------------
-  // A range of addresses for memory of one kind: host memory that cuda cannot
-  // make itself lives at other addresses than a GPU's.
+  // Reserves addresses for memory of one kind. The kind is needed because host
+  // memory that cuda cannot make is mapped elsewhere than GPU memory.
   virtual absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind) = 0;
   virtual absl::Status FreeReservation(Address address, Bytes size) = 0;
-  // Maps all of `memory` at `address`, inside a reservation of its kind.
+  // Maps all of `memory` at `address`, which lies in a reservation of its kind.
   virtual absl::Status Map(Address address, Bytes size, Memory memory) = 0;
   virtual absl::Status Unmap(Address address, Bytes size) = 0;
-  // Makes a mapped range readable and writable from `device`, and from the CPU
-  // if it is host memory. One call may span many mappings.
+  // Makes a mapped range readable and writable from `device`, and for host
+  // memory from the CPU. One call may span many mappings.
   virtual absl::Status SetAccess(Address address, Bytes size,
                                  DeviceIndex device) = 0;
-  // Pins memory that was not made by Create (cuMemHostRegister). On sim only
-  // bookkeeping.
+  // Pins memory that was not made by Create (cuMemHostRegister). On sim this is
+  // only bookkeeping.
   virtual absl::Status HostRegister(Address address, Bytes size) = 0;
   virtual absl::Status HostUnregister(Address address) = 0;
 
   // --- streams and events --------------------------------------------------
-  // A stream of the device's copy engine or compute, in order.
+  // Makes an in-order stream for the device's copy engine or compute.
   virtual absl::StatusOr<Stream> CreateStream(DeviceIndex device) = 0;
-  // On cuda work already on the stream still finishes; sim waits for it here.
+  // On cuda, work that is already on the stream still finishes; on sim, this
+  // call waits for it.
   virtual absl::Status DestroyStream(Stream stream) = 0;
-  // The stream on which this thread computes: see the file comment.
+  // Returns the stream on which this thread computes (see the file comment).
   virtual Stream ComputeStream(DeviceIndex device) = 0;
-  // Adopts a stream that another library made on the device (torch's CUstream;
-  // null is the device's default stream). The same stream gives the same
-  // handle, which belongs to the driver and cannot be destroyed. The stream
-  // must outlive all calls with the handle. kUnimplemented on sim, which has no
-  // such streams.
+  // Returns a handle for a stream that another library made on the device
+  // (torch's CUstream; null is the device's default stream). The same stream
+  // always gives the same handle, which belongs to the driver and cannot be
+  // destroyed. The stream must outlive all calls with the handle.
+  // kUnimplemented on sim, which has no such streams.
   virtual absl::StatusOr<Stream> AdoptStream(DeviceIndex device,
                                              void* native) = 0;
-  // The CUstream behind a handle, for libraries that enqueue work of their own
-  // (torch, NCCL). It belongs to the driver and lives as long as the handle.
-  // kUnimplemented on sim.
+  // Returns the CUstream behind a handle, for libraries that enqueue work on it
+  // themselves (torch, NCCL). It belongs to the driver and lives as long as the
+  // handle. kUnimplemented on sim.
   virtual absl::StatusOr<void*> NativeStream(Stream stream) = 0;
   virtual absl::StatusOr<Event> CreateEvent() = 0;
-  // An event that also records when it was reached, for ElapsedTime. On cuda
-  // each recording then reads a clock.
+  // Makes an event that also records when it was reached, for ElapsedTime. On
+  // cuda each recording then reads a clock.
   virtual absl::StatusOr<Event> CreateTimedEvent() = 0;
   virtual absl::Status DestroyEvent(Event event) = 0;
-  // As in CUDA, an event that was never recorded counts as complete.
+  // Records the stream's work so far. As in CUDA, an event that was never
+  // recorded counts as complete.
   virtual absl::Status RecordEvent(Event event, Stream stream) = 0;
   virtual absl::Status StreamWaitEvent(Stream stream, Event event) = 0;
   virtual absl::StatusOr<bool> QueryEvent(Event event) = 0;
-  // The time between the last recordings of `from` and `to`; negative if `to`
-  // was reached first; nullopt if one is not reached yet. Accurate to about a
-  // microsecond; on cuda the time may contain other streams' work. It orders
-  // nothing: a caller must ask QueryEvent before it touches memory that the
-  // events guard. InvalidArgument: an event has no timing or no recording, or
-  // the two were recorded on two GPUs.
+  // Returns the time between the last recordings of `from` and `to`: negative
+  // if `to` was reached first, nullopt if one is not reached yet. Accurate to
+  // about a microsecond; on cuda the time may contain other streams' work. The
+  // call orders nothing: a caller must ask QueryEvent before it touches memory
+  // that the events guard. InvalidArgument: an event has no timing or no
+  // recording, or the two were recorded on two GPUs.
   virtual absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(
       Event from, Event to) = 0;
-  // Waits on the host: for set-up, teardown and tests only.
+  // Blocks the host: for set-up, teardown and tests only.
   virtual absl::Status SynchronizeEvent(Event event) = 0;
   virtual absl::Status SynchronizeStream(Stream stream) = 0;
 
   // --- copies and kernels --------------------------------------------------
-  // Copies in stream order, throttled on sim to the device's link in that
-  // direction. The first error of a stream is reported by every later call on
-  // it. Both ranges must stay valid until the copy is done; sim checks those
-  // inside its reservations (mapped, with access) and trusts the rest.
+  // Copies in stream order; sim limits the speed to that of the device's link
+  // in that direction. The first error of a stream is returned by every later
+  // call on it. Both ranges must stay valid until the copy is done. Sim checks
+  // the parts inside its reservations (mapped, with access) and trusts the
+  // rest.
   virtual absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
                                  CopyDirection direction, Stream stream) = 0;
-  // Fills memory with `value` in stream order: a GPU's, which on cuda the CPU
-  // cannot reach, or pinned host memory. Errors are those of CopyAsync; on sim
-  // it takes no link time.
+  // Fills memory with `value` in stream order: GPU memory, which on cuda the
+  // CPU cannot access, or pinned host memory. Errors are those of CopyAsync. On
+  // sim it takes no link time.
   virtual absl::Status FillAsync(Address to, std::byte value, Bytes size,
                                  Stream stream) = 0;
   // Loads a fatbin; kUnimplemented on sim, which has no kernels.
@@ -263,7 +273,7 @@ class Driver {
   virtual CallCounters counters() const = 0;
 };
 
-// Opens the simulated node in `directory`, made by sim.h's CreateSimNode or by
+// Opens the simulated node in `directory`, made by CreateSimNode (sim.h) or by
 // sluiced. NotFound names the directory and what to do.
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory);
@@ -272,8 +282,8 @@ absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
 enum class HostMemoryChoice { kAuto, kMemfd };
 
 // Opens the real driver. Unavailable, with the reason, if it cannot be used (no
-// libcuda.so.1, no device, driver too old). A GPU that cannot be used beside
-// others that can has a fault (DeviceInfo).
+// libcuda.so.1, no device, driver too old). If only some GPUs are unusable, the
+// driver opens and they have a fault (DeviceInfo).
 absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver(
     HostMemoryChoice host = HostMemoryChoice::kAuto);
 

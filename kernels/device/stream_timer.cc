@@ -68,8 +68,9 @@ absl::StatusOr<std::optional<StreamTimer::Span>> StreamTimer::Next() {
   if (origin_.has_value()) {
     SLUICE_ASSIGN_OR_RETURN(const auto since,
                             driver_->ElapsedTime(*origin_, events.from));
-    span.start_s = origin_s_ + absl::ToDoubleSeconds(since.value_or(
-                                   absl::ZeroDuration()));  // it is reached
+    // The value exists: the span's end is reached, so its start is too.
+    span.start_s =
+        origin_s_ + absl::ToDoubleSeconds(since.value_or(absl::ZeroDuration()));
   }
   ended_.pop_front();
   free_.push_back(events.from);
@@ -83,8 +84,8 @@ absl::Status StreamTimer::Await() {
     const MutexLock lock(mutex_);
     if (!ended_.empty()) last = ended_.back().to;
   }
-  // Without the lock, so that other calls go on. If the event is recorded again
-  // during the wait, the wait only gets longer.
+  // Waits without the lock, so that other calls are not delayed. If the event
+  // is recorded again during the wait, the wait only gets longer.
   return last.has_value() ? driver_->SynchronizeEvent(*last) : absl::OkStatus();
 }
 

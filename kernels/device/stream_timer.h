@@ -1,13 +1,15 @@
-// How long a stream takes for what is enqueued between two points of it, told
-// later: on a GPU the host's clock says when work was issued, not when it ran.
+// Measures how long a stream takes for the work enqueued between two points.
+// The result comes later: on a GPU the host's clock shows when work was issued
+// and not when it ran.
 //
-// Begin and End record timed events. Next returns the oldest span that the
-// stream has completed and never waits, so a caller that asks between steps
-// gets the spans of the steps before. Events are used again.
+// Begin and End record timed events. Next returns the oldest completed span and
+// never waits, so a caller that asks between steps gets the spans of earlier
+// steps. Events are reused.
 //
-// Errors: the driver's. A call that failed has left no span.
-// Thread safety: safe; the Begin and End of a span come from one thread at a
-// time.
+// Errors: the driver's. A failed call adds no span.
+//
+// Thread safety: thread-safe, but one thread at a time calls Begin and End of a
+// span.
 #pragma once
 
 #include <deque>
@@ -26,30 +28,33 @@ namespace sluice::device {
 class StreamTimer {
  public:
   struct Span {
-    // Seconds on the monotonic clock, to about what a host wait takes; 0: not
-    // aligned.
+    // Start in seconds on the monotonic clock, accurate to about the length of
+    // a host wait; 0 before Align.
     double start_s = 0;
     absl::Duration length;
   };
 
-  // `driver` outlives it.
+  // `driver` outlives the timer.
   explicit StreamTimer(Driver* driver) : driver_(driver) {}
   ~StreamTimer();
   StreamTimer(const StreamTimer&) = delete;
   StreamTimer& operator=(const StreamTimer&) = delete;
 
-  // From now on spans say when they began, by the host's clock at the end of
-  // `stream`. A host wait: between steps only.
+  // Waits until `stream` is idle and pairs that moment with the host's clock.
+  // Spans read from then on have a start time. A host wait: call it between
+  // steps only.
   absl::Status Align(Stream stream);
 
-  // A span begins or ends behind all that is enqueued so far. Both on streams
-  // of one GPU; one that has begun is given up by the next that begins.
+  // Begin a span, or end it, after all work enqueued so far. Both streams
+  // belong to the same GPU. Begin drops a span that has begun and not ended.
   absl::Status Begin(Stream stream);
   absl::Status End(Stream stream);
 
-  // The oldest that has ended; nothing: none, or it is not reached yet.
+  // Returns and removes the oldest ended span; nullopt if there is none or the
+  // stream has not reached its end.
   absl::StatusOr<std::optional<Span>> Next();
-  // Until all that have ended are reached. A host wait: between steps only.
+  // Waits until the stream has completed all ended spans. A host wait: call it
+  // between steps only.
   absl::Status Await();
 
  private:
@@ -66,7 +71,7 @@ class StreamTimer {
   std::vector<Event> free_ ABSL_GUARDED_BY(mutex_);
   std::optional<Event> begun_ ABSL_GUARDED_BY(mutex_);
   std::deque<Events> ended_ ABSL_GUARDED_BY(mutex_);
-  // Reached at this time of the host.
+  // The event that Align recorded, and the host's time when it was reached.
   std::optional<Event> origin_ ABSL_GUARDED_BY(mutex_);
   double origin_s_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -1,5 +1,5 @@
-// What two events must be to have a time between them (driver.h, ElapsedTime):
-// one check for both drivers.
+// Checks for both drivers that a time between two events exists (driver.h,
+// ElapsedTime).
 #pragma once
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@ namespace sluice::device {
 struct TimedEvent {
   bool timed = false;
   bool recorded = false;
-  DeviceIndex device;  // of the stream it was recorded on
+  DeviceIndex device;  // of the stream that recorded the event
 };
 
 inline absl::Status CheckTimes(const TimedEvent& from, const TimedEvent& to) {

@@ -1,4 +1,4 @@
-// An element of a model's tensors, as kernels of the CPU and of a GPU read it.
+// The element type bf16 of a model's tensors, for CPU and GPU kernels.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 
 #include "kernels/ops/vector_math.h"
 
-// Compiled for the machine's vector width.
+// Compiles a function for the machine's vector width.
 #define SLUICE_VECTORISED \
   __attribute__((target_clones("arch=haswell", "default")))
 
@@ -15,7 +15,8 @@ namespace {
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr int64_t kRowsAtOnce = 256;
 
-// log(1 + x) for x in [0, 1]: 2 atanh(z) with z = x / (2 + x) <= 1/3.
+// Returns log(1 + x) for x in [0, 1], as 2 atanh(z) with z = x / (2 + x) <=
+// 1/3.
 inline float LogOfOnePlus(float x) {
   const float z = x / (2.0f + x);
   const float s = z * z;
@@ -34,7 +35,7 @@ struct Weights {
   float block[kRowsAtOnce];
 };
 
-// The weights of one head's rows, and the merged lse.
+// Computes both sides' weights for the rows of one head, and merges lse.
 SLUICE_VECTORISED void MergeLse(int64_t rows, float* __restrict lse,
                                 int64_t stride,
                                 const float* __restrict block_lse,
@@ -46,7 +47,8 @@ SLUICE_VECTORISED void MergeLse(int64_t rows, float* __restrict lse,
   for (int64_t i = 0; i < rows; ++i) {
     const float low = a[i] < b[i] ? a[i] : b[i];
     const float high = a[i] < b[i] ? b[i] : a[i];
-    // The smaller side relative to the larger; 0 and not NaN for -inf.
+    // The smaller side's weight divided by the larger side's; 0 and not NaN if
+    // the smaller lse is -inf.
     const float ratio =
         low == kMinusInfinity ? 0.0f : ExpOfNegative(low - high);
     const float larger = 1.0f / (1.0f + ratio);

@@ -1,7 +1,7 @@
-// The merge of merge.h on the GPU: a warp per row and head, its lanes along the
-// dimension, four elements each, so loads of o are contiguous and wide.
-// Memory-bound: each element of o is read and written once, each of the block
-// read once.
+// MergeAttention (merge.h) on the GPU. A warp computes one row of one head; its
+// lanes lie along the dimension and hold four elements each, so loads of o are
+// contiguous and wide. The kernel is memory-bound: it reads and writes each
+// element of o once and reads each element of the block once.
 #include "kernels/ops/merge.h"
 #include "kernels/ops/vector_load.cuh"
 
@@ -26,7 +26,8 @@ __device__ void Merge(const MergeShape& shape, float* o, float* lse,
 
   const float a = *lse, b = *block_lse;
   const float low = a < b ? a : b, high = a < b ? b : a;
-  // The smaller side relative to the larger; 0 and not NaN for -inf.
+  // The smaller side's weight divided by the larger side's; 0 and not NaN if
+  // the smaller lse is -inf.
   const float ratio = low == -INFINITY ? 0.0f : expf(low - high);
   const float larger = 1.0f / (1.0f + ratio), smaller = ratio * larger;
   const float running = a == -INFINITY ? 0.0f : (a < b ? smaller : larger);
@@ -56,7 +57,7 @@ extern "C" __global__ void sluice_merge_fp32(MergeShape shape, float* o,
   Merge(shape, o, lse, block_o, block_lse);
 }
 
-// 16 blocks of it fill an SM.
+// An SM is full with 16 blocks of this kernel.
 extern "C" __global__ void __launch_bounds__(128, 16)
     sluice_merge_bf16(MergeShape shape, float* o, float* lse,
                       const BFloat16* block_o, const float* block_lse) {

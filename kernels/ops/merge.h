@@ -26,16 +26,15 @@
 
 namespace sluice::ops {
 
-// In elements, not bytes.
+// Strides count elements, not bytes.
 struct RowHeadStrides {
   int64_t row = 0;
   int64_t head = 0;
 };
 
-// o and block_o are [rows, heads, dim], dim contiguous; lse and block_lse are
-// [rows, heads] in fp32, natural logarithms; each in any order of rows and
-// heads. ATen's CPU flash attention gives lse as a transposed view: look at
-// its strides.
+// o and block_o are [rows, heads, dim] with contiguous dim. lse and block_lse
+// are [rows, heads] in fp32, as natural logarithms. Rows and heads may have any
+// strides: ATen's CPU flash attention returns lse as a transposed view.
 struct MergeShape {
   int64_t rows = 0;
   int64_t heads = 0;
@@ -43,8 +42,8 @@ struct MergeShape {
   RowHeadStrides o, lse, block_o, block_lse;
 };
 
-// (o, lse) becomes the merge of itself and (block_o, block_lse). The two must
-// not overlap. Nothing to do when any extent is 0.
+// Replaces (o, lse) by the merge of itself and (block_o, block_lse), which it
+// must not overlap. Does nothing if any extent is 0.
 void MergeAttention(const MergeShape& shape, float* o, float* lse,
                     const float* block_o, const float* block_lse);
 void MergeAttention(const MergeShape& shape, float* o, float* lse,

@@ -11,19 +11,19 @@
 
 namespace sluice::ops {
 
-// The compiled kernels; empty in a build without CUDA.
+// Returns the compiled kernels; empty in a build without CUDA.
 std::span<const std::byte> MergeFatbin();
 
-// Thread safety: as the driver's: thread-safe.
+// Thread safety: thread-safe, as the driver is.
 class MergeKernel {
  public:
-  // `driver` outlives the kernel; the module stays loaded as long as it does.
-  // Unimplemented: a driver that runs no kernels (sim), or a build without
-  // CUDA: call MergeAttention.
+  // `driver` outlives the kernel; the module stays loaded as long as the
+  // driver. Unimplemented: the driver runs no kernels (sim), or this is a build
+  // without CUDA. Use MergeAttention then.
   static absl::StatusOr<MergeKernel> Load(device::Driver* driver);
 
-  // MergeAttention in stream order; pointers are the device's. It does
-  // nothing when any extent is 0.
+  // Enqueues MergeAttention in stream order; all pointers are device pointers.
+  // Does nothing if any extent is 0.
   absl::Status Launch(const MergeShape& shape, float* o, float* lse,
                       const float* block_o, const float* block_lse,
                       device::Stream stream) const;

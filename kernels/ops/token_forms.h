@@ -1,10 +1,10 @@
-// The functions of token_math.h, and the same for each set of instructions that
-// they are compiled for (internal to kernels/ops).
+// Declares the functions of token_math.h once more for each instruction set
+// that they are compiled for (internal to kernels/ops).
 #pragma once
 
 #include "kernels/ops/token_math.h"
 
-// F(shape, tensors) for each.
+// Expands F(shape, tensors) for each function.
 #define SLUICE_TOKEN_FORMS(F)                   \
   F(RmsNormShape, RmsNormTensors<float>)        \
   F(RmsNormShape, RmsNormTensors<BFloat16>)     \

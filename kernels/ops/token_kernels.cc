@@ -17,7 +17,7 @@ namespace sluice::ops {
 namespace {
 
 constexpr int64_t kWarpThreads = 32;
-constexpr int64_t kThreads = 256;  // of what needs no other block
+constexpr int64_t kThreads = 256;  // for kernels that work with any block size
 
 constexpr const char* kNames[] = {
     "rms_norm", "rms_norm_backward", "rope",

@@ -1,6 +1,6 @@
-// token_math.h on the GPU, launched through the device seam: the same shapes
-// and tensors, with the device's pointers, in stream order. A call does nothing
-// where there is no element.
+// Launches the functions of token_math.h on a GPU through the device seam, in
+// stream order. Shapes and tensors are those of token_math.h, with device
+// pointers. A call without elements does nothing.
 #pragma once
 
 #include <array>
@@ -16,16 +16,16 @@
 
 namespace sluice::ops {
 
-// The compiled kernels; empty in a build without CUDA.
+// Returns the compiled kernels; empty in a build without CUDA.
 std::span<const std::byte> TokenMathFatbin();
 
-// Thread safety: as the driver's: thread-safe.
+// Thread safety: thread-safe, as the driver is.
 class TokenKernels {
  public:
-  // As MergeKernel::Load.
+  // Errors and lifetimes are those of MergeKernel::Load.
   static absl::StatusOr<TokenKernels> Load(device::Driver* driver);
 
-  // InvalidArgument of norms: rows of more than 32 KiB.
+  // InvalidArgument: a norm's rows have more than 32 KiB.
   template <typename T>
   absl::Status Launch(const RmsNormShape& shape, const RmsNormTensors<T>& t,
                       device::Stream stream) const {
@@ -75,28 +75,29 @@ class TokenKernels {
     kSwigluBackward,
     kSoftmaxGradient,
     kKernels,
-    kRopeRounding  // of fp32 to bf16
+    kRopeRounding  // rounds fp32 input to bf16
   };
   struct Size {
     int64_t blocks;
-    int64_t threads;  // of a block
+    int64_t threads;  // per block
   };
-  static constexpr int64_t kSoftmaxThreads = 512;  // a row of logits is long
+  // Larger than other blocks, because a row of logits is long.
+  static constexpr int64_t kSoftmaxThreads = 512;
 
   explicit TokenKernels(device::Driver* driver) : driver_(driver) {}
 
-  // By the bytes of an element.
+  // Returns the kernel for elements of `element` bytes.
   device::Function FunctionOf(Kernel kernel, size_t element) const {
     if (kernel == kRopeRounding) return rope_rounding_;
     return (element == sizeof(float) ? fp32_ : bf16_)[kernel];
   }
-  // Of 16 bytes.
+  // Returns how many pieces of 16 bytes `n` elements take.
   static int64_t PiecesOf(int64_t n, size_t element) {
     const int64_t in_piece = 16 / static_cast<int64_t>(element);
     return (n + in_piece - 1) / in_piece;
   }
   static Size ForThreads(int64_t threads);
-  // A block has as many whole warps as hold a row.
+  // Returns blocks with as few whole warps as can hold a row in registers.
   static absl::StatusOr<Size> ForRows(int64_t blocks, int64_t pieces);
 
   template <typename T>

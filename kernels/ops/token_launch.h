@@ -1,11 +1,11 @@
-// How token_math.cu's kernels are cut into blocks, for the kernels and
-// their launch (internal to kernels/ops).
+// How token_math.cu's kernels are divided into blocks. Shared by the kernels
+// and the code that launches them (internal to kernels/ops).
 #pragma once
 
 namespace sluice::ops {
 
-// A norm's row lies in the registers of one block: so many pieces of 16 bytes
-// in each of its threads.
+// A block of a norm kernel holds one row in registers: each thread holds at
+// most kHeldPieces pieces of 16 bytes.
 inline constexpr int kHeldPieces = 4;
 inline constexpr int kMostNormThreads = 512;
 

@@ -1,6 +1,6 @@
-// token_math.h on the GPU. Memory-bound: a thread has 16 bytes of a tensor at a
-// time. Norms hold their row in registers, so that each element of it is loaded
-// once.
+// The functions of token_math.h on the GPU. They are memory-bound: a thread
+// reads 16 bytes of a tensor at a time. Norm kernels hold their row in
+// registers, so that they load each element once.
 #include "kernels/ops/token_launch.h"
 #include "kernels/ops/token_math.h"
 #include "kernels/ops/vector_load.cuh"
@@ -32,7 +32,7 @@ __device__ float OfBlock(float value, Both both) {
   __shared__ float of_warp[32];
   const int warp = threadIdx.x / warpSize, warps = blockDim.x / warpSize;
   value = OfWarp(value, both);
-  __syncthreads();  // the call before has been read
+  __syncthreads();  // all threads have read the previous of_warp
   if (threadIdx.x % warpSize == 0) of_warp[warp] = value;
   __syncthreads();
   float all = of_warp[0];
@@ -52,7 +52,7 @@ __device__ float InverseRms(const RmsNormShape& shape, float squares) {
   return rsqrtf(squares / static_cast<float>(shape.width) + shape.epsilon);
 }
 
-// A block for each row.
+// Computes one row per block.
 template <typename T>
 __device__ void Norm(const RmsNormShape& shape, const RmsNormTensors<T>& t) {
   constexpr int kCount = kVector<T>;
@@ -84,7 +84,7 @@ __device__ void Norm(const RmsNormShape& shape, const RmsNormTensors<T>& t) {
   }
 }
 
-// A block for each part of the rows.
+// Computes one part of the rows (rows_in_part) per block.
 template <typename T>
 __device__ void NormBackward(const RmsNormShape& shape,
                              const RmsNormGradients<T>& t) {
@@ -148,13 +148,14 @@ __device__ void NormBackward(const RmsNormShape& shape,
 __device__ int64_t ThreadOfGrid() {
   return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
-// Number of elements of the piece at `at`: the last one of n may be shorter.
+// Returns the number of elements of the piece at `at`. The last piece of `n`
+// elements may be shorter than the others.
 __device__ int There(int64_t n, int64_t at) {
   return n - at < kVector<BFloat16> ? static_cast<int>(n - at)
                                     : kVector<BFloat16>;
 }
 
-// --- RoPE: a thread for a few pairs of a head --------------------------------
+// --- RoPE: a thread rotates a few pairs of a head ----------------------------
 template <typename In, typename Out>
 __device__ void Turn(const RopeShape& shape, const RopeTensors<In, Out>& t) {
   constexpr int kPairs = kVector<Out>;
@@ -218,7 +219,7 @@ __device__ void GateBackward(const SwigluShape& shape,
   Store(up, there, t.d_up + at);
 }
 
-// --- softmax: a block for each row -------------------------------------------
+// --- softmax: a block per row ------------------------------------------------
 template <typename T>
 __device__ void Softmax(const SoftmaxShape& shape, const SoftmaxTensors<T>& t) {
   constexpr int kCount = kVector<T>;
@@ -272,7 +273,7 @@ __device__ void Softmax(const SoftmaxShape& shape, const SoftmaxTensors<T>& t) {
   extern "C" __global__ void sluice_##name(Shape shape, Tensors t) { \
     Body(shape, t);                                                  \
   }
-// A kernel whose block holds a row.
+// Defines a kernel with one row per block.
 #define SLUICE_NORM_KERNEL(name, Tensors, Body)                  \
   extern "C" __global__ void __launch_bounds__(kMostNormThreads) \
       sluice_##name(RmsNormShape shape, Tensors t) {             \

@@ -1,17 +1,17 @@
-// The parts of a Llama layer and of the loss that work on each token alone,
-// each in one pass over memory: an element is read once and written once,
-// whatever is computed from it in between. (softmax reads a row twice: a row of
-// logits is too long to be held.)
+// The operations of a Llama layer and of the loss that treat each token
+// independently. Each makes one pass over memory: it reads and writes every
+// element once. Only softmax reads a row twice, because a row of logits is too
+// long for registers.
 //
-// Tensors are contiguous, row after row. Elements are fp32 or bf16; all of it
-// is computed in fp32 and rounded once. An output may be the very memory of an
-// input where that is said, and overlaps none otherwise.
+// Tensors are contiguous, row after row. Elements are fp32 or bf16; everything
+// is computed in fp32 and rounded once. An output may share an input's memory
+// exactly where a comment says so, and must not overlap any input otherwise.
 //
-// token_kernels.h launches the same on a GPU. Kernels take raw pointers; no
-// torch header may be included here.
+// token_kernels.h launches the same operations on a GPU. Kernels take raw
+// pointers; no torch header may be included here.
 //
-// Thread safety: pure functions of their arguments; one thread each. Rows, and
-// parts of them, may be shared out among threads.
+// Thread safety: pure functions of their arguments; each call uses one thread.
+// Callers may divide rows, or parts of them, among threads.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@ namespace sluice::ops {
 struct RmsNormShape {
   int64_t rows = 0, width = 0;
   float epsilon = 0;
-  // Backward's: the weight's gradient is summed over so many rows at a time.
+  // Used by the backward only, which sums the weight's gradient separately over
+  // each part of this many rows.
   int64_t rows_in_part = 1;
 
   int64_t parts() const { return (rows + rows_in_part - 1) / rows_in_part; }
@@ -38,33 +39,33 @@ struct RmsNormTensors {
 void Compute(const RmsNormShape& shape, const RmsNormTensors<float>& t);
 void Compute(const RmsNormShape& shape, const RmsNormTensors<BFloat16>& t);
 
-// Its backward. Statistics are computed again. The gradient of y is the sum of
-// up to three tensors, which linear layers left; the second and third may be
-// null.
+// RMSNorm's backward. It computes the row statistics again. The gradient of y
+// is the sum of up to three tensors (the input gradients of linear layers); the
+// second and third may be null.
 inline constexpr int kMostGradients = 3;
 template <typename T>
 struct RmsNormGradients {
   const T* x = nullptr;
   const T* weight = nullptr;
   const T* dy[kMostGradients] = {};
-  const T* residual = nullptr;       // added to dx; or null
+  const T* residual = nullptr;       // added to dx; may be null
   T* dx = nullptr;                   // may be x or residual
   float* weight_gradient = nullptr;  // [parts, width]: sums of dy * y / weight
 };
 void Compute(const RmsNormShape& shape, const RmsNormGradients<float>& t);
 void Compute(const RmsNormShape& shape, const RmsNormGradients<BFloat16>& t);
 
-// --- RoPE: pairs (i, i + dim / 2) of a head are turned -----------------------
+// --- RoPE: rotates the pairs (i, i + dim / 2) of a head ----------------------
 struct RopeShape {
   int64_t rows = 0, heads = 0, dim = 0;
-  bool inverse = false;  // turns back, which is the gradient
+  bool inverse = false;  // rotates backwards, which gives the gradient
 };
 template <typename In, typename Out>
 struct RopeTensors {
   const In* x = nullptr;       // [rows, heads, dim]
   const float* cos = nullptr;  // [rows, dim / 2]
   const float* sin = nullptr;
-  Out* y = nullptr;  // as x, which may be the same
+  Out* y = nullptr;  // [rows, heads, dim]; may be x
 };
 void Compute(const RopeShape& shape, const RopeTensors<float, float>& t);
 void Compute(const RopeShape& shape, const RopeTensors<BFloat16, BFloat16>& t);
@@ -94,16 +95,16 @@ struct SwigluGradients {
 void Compute(const SwigluShape& shape, const SwigluGradients<float>& t);
 void Compute(const SwigluShape& shape, const SwigluGradients<BFloat16>& t);
 
-// --- cross entropy, and its gradient in the place of the logits --------------
+// --- cross entropy; its gradient replaces the logits -------------------------
 struct SoftmaxShape {
   int64_t rows = 0, width = 0;
-  int64_t ignored = 0;  // a row with this label has neither loss nor gradient
-  float scale = 0;      // gradients are of loss * scale
+  int64_t ignored = 0;  // rows with this label have loss and gradient 0
+  float scale = 0;      // factor of the gradient, but not of `loss`
 };
 template <typename T>
 struct SoftmaxTensors {
-  T* logits = nullptr;  // [rows, width]; becomes (softmax - one at the label) *
-                        // scale
+  // [rows, width]; replaced by (softmax - one_hot(label)) * scale.
+  T* logits = nullptr;
   const int64_t* labels = nullptr;  // [rows]
   float* loss = nullptr;            // [rows]
 };

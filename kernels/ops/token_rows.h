@@ -1,20 +1,22 @@
-// token_math.h's functions on the CPU, for one set of its instructions: the
-// including file is compiled for it, and names a namespace for it in
-// SLUICE_INSTRUCTIONS. Not target_clones: GCC 12 takes flags that loops need to
-// vectorise (-fno-trapping-math) away from clones.
+// The CPU code of token_math.h. A .cc file that is compiled for one instruction
+// set includes this file and names a namespace for its functions in
+// SLUICE_INSTRUCTIONS. Not target_clones: in clones GCC 12 drops flags that
+// loops need to vectorise (-fno-trapping-math).
 //
-// All of it is of internal linkage, and calls no function of a header that
-// might be shared with files for other machines.
+// Everything here has internal linkage and calls no function of a header that
+// files for other machines might share.
 #include "kernels/ops/token_forms.h"
 #include "kernels/ops/vector_math.h"
 
 namespace sluice::ops {
 namespace {
 
-// Elements that are held as fp32 at a time. Tensors are read into and written
-// from such tiles, so that no loop has to ask which of them overlap.
+// Number of elements converted to fp32 at a time. Loops read tensors into such
+// tiles and write tensors from them, so that no loop depends on which tensors
+// overlap.
 constexpr int64_t kTile = 256;
-// Partial sums, so that they vectorise without reordering what is written.
+// Number of partial sums. With them a sum vectorises although the compiler must
+// not reorder its additions.
 constexpr int64_t kLanes = 16;
 
 struct alignas(64) Tile {
@@ -35,13 +37,14 @@ SLUICE_INLINED void Write(const Tile& from, int64_t n, T* to) {
   for (int64_t i = 0; i < n; ++i) FromFloat(from.at[i], to[i]);
 }
 
-// Pads what is not filled with zeros: sums go over whole lanes.
+// Fills the tile's last lanes with zeros, because sums run over whole groups of
+// lanes. Returns the padded length.
 SLUICE_INLINED int64_t PadToLanes(Tile& tile, int64_t n) {
   const int64_t end = (n + kLanes - 1) / kLanes * kLanes;
   for (int64_t i = n; i < end; ++i) tile.at[i] = 0;
   return end;
 }
-// Adds a * b of each element.
+// Adds the products a[i] * b[i] to the sums.
 SLUICE_INLINED void AddProducts(const Tile& a, const Tile& b, int64_t end,
                                 Lanes& sums) {
   for (int64_t i = 0; i < end; i += kLanes) {
@@ -94,7 +97,7 @@ SLUICE_INLINED void Rows(const RmsNormShape& shape,
   }
 }
 
-// The gradient of y of some elements of a row.
+// Reads the gradient of y for `n` elements, the sum of all tensors in `dy`.
 template <typename T>
 SLUICE_INLINED void ReadGradient(const RmsNormGradients<T>& t, int64_t first,
                                  int64_t n, Tile& to) {
@@ -281,7 +284,7 @@ SLUICE_INLINED float SoftmaxRow(const SoftmaxShape& shape, T* logits,
       tile.at[i] = ExpOfNegative(tile.at[i] - greatest) * factor;
     }
     if (label >= at && label < at + n) {
-      // p - 1 of the label: exact where p is nearly 1.
+      // Computes p - 1 for the label; exact where p is nearly 1.
       tile.at[label - at] -= shape.scale;
     }
     Write(tile, n, logits + at);

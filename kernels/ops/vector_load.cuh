@@ -1,5 +1,5 @@
-// Loads and stores of up to 16 bytes a thread, elements as fp32 (internal to
-// the .cu files).
+// Loads and stores of up to 16 bytes per thread, which convert elements to and
+// from fp32 (internal to the .cu files).
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace sluice::ops {
 
-// Elements of 16 bytes.
+// The number of elements of type T in 16 bytes.
 template <typename T>
 inline constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 
@@ -17,7 +17,8 @@ inline constexpr int kPieceBytes = kCount* static_cast<int>(sizeof(T)) < 16
                                        ? kCount* static_cast<int>(sizeof(T))
                                        : 16;
 
-// As words: elements of 2 bytes would take a register each.
+// Consecutive elements. Stored as 32-bit words, because each element of 2 bytes
+// would otherwise take a register.
 template <typename T, int kCount>
 struct alignas(kPieceBytes<T, kCount>) Piece {
   unsigned words[kCount * sizeof(T) / 4];
@@ -27,7 +28,8 @@ __device__ inline float ToFloat(float value) { return value; }
 __device__ inline float ToFloat(BFloat16 value) {
   return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
 }
-// To the nearest, ties to even, as the CPU form rounds; NaN stays NaN.
+// Returns the bits of `value` in the type of the second argument. Rounds to
+// nearest, ties to even, as the CPU code does; NaN stays NaN.
 __device__ inline unsigned BitsOf(float value, float) {
   return __float_as_uint(value);
 }
@@ -51,7 +53,7 @@ __device__ inline float At(const Piece<BFloat16, kCount>& piece, int i) {
   const unsigned two = piece.words[i / 2];
   return __uint_as_float(i % 2 == 0 ? two << 16 : two & 0xffff0000u);
 }
-// Of element i, whose place holds 0.
+// Sets element i. REQUIRES: its bits are 0.
 template <int kCount>
 __device__ inline void Set(Piece<float, kCount>& piece, int i, unsigned bits) {
   piece.words[i] = bits;
@@ -62,14 +64,15 @@ __device__ inline void Set(Piece<BFloat16, kCount>& piece, int i,
   piece.words[i / 2] |= i % 2 == 0 ? bits : bits << 16;
 }
 
-// Whether kCount elements from here are all there and may be had at once.
+// Returns whether kCount elements exist at `at` and are aligned for one access.
 template <int kCount, typename T>
 __device__ inline bool IsWhole(const T* at, int there) {
   return there >= kCount &&
          reinterpret_cast<uintptr_t>(at) % kPieceBytes<T, kCount> == 0;
 }
 
-// Of `there` elements from here on the first kCount; 0 for what is not there.
+// Loads kCount elements, of which only the first `there` exist; the others are
+// 0.
 template <int kCount, typename T>
 __device__ inline Piece<T, kCount> LoadPiece(const T* from, int there) {
   if (IsWhole<kCount>(from, there)) {

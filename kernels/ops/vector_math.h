@@ -1,14 +1,14 @@
-// What the CPU forms share (internal to kernels/ops): elements as fp32 and
-// back, and an exponential, all without branches, so that loops over them
-// vectorise. All are inlined, into code for the machine's vector width.
+// Helpers that the CPU code shares (internal to kernels/ops): conversions to
+// and from fp32, and an exponential. They have no branches, so that loops over
+// them vectorise, and are inlined into code for the machine's vector width.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/ops/element.h"
 
-// Files that use it are compiled with -O3 for the vectoriser; no fast-math,
-// which would drop infinities and NaN.
+// Files that use this macro are compiled with -O3 for the vectoriser, but
+// without fast-math, which would drop infinities and NaN.
 #define SLUICE_INLINED __attribute__((always_inline)) inline
 
 namespace sluice::ops {
@@ -18,7 +18,7 @@ SLUICE_INLINED float ToFloat(BFloat16 value) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(value.bits) << 16);
 }
 
-// To the nearest, ties to even, as c10::BFloat16 rounds; NaN stays NaN.
+// Rounds to nearest, ties to even, as c10::BFloat16 does; NaN stays NaN.
 SLUICE_INLINED void FromFloat(float value, float& to) { to = value; }
 SLUICE_INLINED void FromFloat(float value, BFloat16& to) {
   const auto bits = __builtin_bit_cast(uint32_t, value);
@@ -26,11 +26,11 @@ SLUICE_INLINED void FromFloat(float value, BFloat16& to) {
   to.bits = static_cast<uint16_t>(value == value ? rounded : 0x7fc0u);
 }
 
-// exp(x) for x <= 0; 0 below -87. Cephes' expf: 2^n times a polynomial on
-// [-ln2/2, ln2/2].
+// Returns exp(x) for x <= 0, and 0 below -87. Method: Cephes' expf, 2^n times a
+// polynomial on [-ln2/2, ln2/2].
 SLUICE_INLINED float ExpOfNegative(float x) {
   const float clamped = x < -87.0f ? -87.0f : x;
-  // Adding 1.5 * 2^23 rounds to an integer, left in the low bits.
+  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
   const float shifted = clamped * 1.44269504f + 12582912.0f;
   const float n = shifted - 12582912.0f;
   const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -41,7 +41,8 @@ SLUICE_INLINED float ExpOfNegative(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  // Its low bits, moved to the exponent: unsigned, so that NaN is no overflow.
+  // Moves the low bits of `shifted` (n) to the exponent. Unsigned arithmetic,
+  // so that NaN does not overflow.
   const uint32_t exponent = __builtin_bit_cast(uint32_t, shifted) << 23;
   const float result =
       __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, p) + exponent);

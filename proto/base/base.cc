@@ -25,8 +25,8 @@ namespace sluice {
 
 namespace {
 
-// Returns the bytes of the character that `text` begins with, or 0 if that is a
-// control character or no valid UTF-8.
+// Returns the length in bytes of the first character of `text`, or 0 if that
+// character is a control character or invalid UTF-8.
 size_t PrintableAt(std::string_view text) {
   const auto byte = [&](size_t i) {
     return static_cast<unsigned char>(text[i]);
@@ -39,8 +39,8 @@ size_t PrintableAt(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
     code = code << 6 | (byte(i) & 0x3f);
   }
-  // Below 0xa0 are more control characters. A character in more bytes than it
-  // needs is not valid UTF-8.
+  // The least code of a character of 2, 3 and 4 bytes. Codes below 0xa0 are
+  // control characters; an encoding longer than needed is invalid.
   constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};
   const bool surrogate = code >= 0xd800 && code < 0xe000;
   return code >= kLeast[size] && code <= 0x10ffff && !surrogate ? size : 0;
@@ -105,7 +105,8 @@ std::optional<sockaddr_un> UnixAddress(const std::string& path) {
 }
 
 absl::Time MonotonicClock::Now() const {
-  // The offset of the time namespace: a line "monotonic SECONDS NANOSECONDS".
+  // The offset of this process's time namespace, from a line "monotonic SECONDS
+  // NANOSECONDS".
   static const absl::Duration added = [] {
     std::istringstream text(TextOf("/proc/self/timens_offsets"));
     std::string clock;

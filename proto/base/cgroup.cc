@@ -17,8 +17,9 @@ namespace {
 // cgroup v1 writes "no limit" as a number near 2^63.
 constexpr Bytes kNoLimit = GiB(1 << 20);
 
-// Lowers `smallest` to the limit in the file `path`, which stands behind `key`
-// if that is not empty. "max" and cgroup v1's largest number are no limit.
+// Lowers `smallest` to the limit in the file `path`. If `key` is not empty, the
+// limit follows `key` in that file. "max" and cgroup v1's largest number are no
+// limit.
 void Lower(std::optional<MemoryLimit>& smallest, const std::string& path,
            const std::string& key = "") {
   std::ifstream file(path);
@@ -32,8 +33,8 @@ void Lower(std::optional<MemoryLimit>& smallest, const std::string& path,
 }
 
 // Lowers `smallest` to the limits of the group at `path` below `mounted` and of
-// all groups above it. A container's mount begins at its own group, while
-// `path` still names the folders above that.
+// all groups above it. In a container the mount begins at the container's
+// group, while `path` still names the folders above it.
 void LowerByGroups(std::optional<MemoryLimit>& smallest,
                    const std::string& mounted, std::string path,
                    const std::string& file) {
@@ -47,7 +48,7 @@ void LowerByGroups(std::optional<MemoryLimit>& smallest,
     Lower(smallest, mounted + path + file);
   }
   Lower(smallest, mounted + file);
-  // cgroup v1 lists the limit of groups above the mount here.
+  // For cgroup v1 this file states the limits of groups above the mount.
   Lower(smallest, own + "/memory.stat", "hierarchical_memory_limit");
 }
 

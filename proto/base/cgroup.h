@@ -1,5 +1,5 @@
-// The memory that a process may use: that of the machine, limited by its
-// cgroups. `root` is the folder with /proc and /sys.
+// The memory that a process may use: the machine's, limited by the process's
+// cgroups. `root` is the folder that contains /proc and /sys.
 //
 // Thread safety: reads the file system only.
 #pragma once
@@ -14,23 +14,23 @@ namespace sluice {
 struct MachineMemory {
   Bytes total, available;
 
-  // Reads /proc/meminfo. Without it (subset=pid) reads sysinfo(2), which does
-  // not count caches as available.
+  // Reads /proc/meminfo. If that is missing (subset=pid), reads sysinfo(2),
+  // which does not count caches as available.
   static MachineMemory Read(const std::string& root = "");
 };
 
-// Returns how much of `memory` may be pinned: 0.9 of it or all but 64 GiB,
-// whichever is less, and at least half.
+// Returns how much of `memory` may be pinned: the smaller of 0.9 of it and all
+// but 64 GiB, but at least half.
 Bytes Pinnable(Bytes memory);
 
 struct MemoryLimit {
   Bytes most;
-  std::string file;  // where the limit was read
+  std::string file;  // the file that states the limit
 };
 
-// Returns the smallest current limit of a process ("self", "123"): that of its
-// own group and of each group above, in cgroup v1 and v2. Returns nullopt also
-// if it cannot be read.
+// Returns the smallest current limit of a process ("self", "123"), among its
+// group and all groups above, in cgroup v1 and v2. Returns nullopt if there is
+// no limit or it cannot be read.
 std::optional<MemoryLimit> CgroupMemoryLimit(
     const std::string& process = "self", const std::string& root = "");
 

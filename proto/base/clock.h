@@ -1,5 +1,5 @@
-// Time is injected: only the wiring in `main` reads a clock, so tests never
-// sleep (tests/support/fake_clock.h).
+// Clocks are passed in as arguments: only the wiring in `main` reads a real
+// clock, so tests never sleep (tests/support/fake_clock.h).
 #pragma once
 
 #include "absl/time/time.h"
@@ -13,15 +13,15 @@ class Clock {
   virtual absl::Time Now() const = 0;
 };
 
-// CLOCK_MONOTONIC as an absl::Time. Its epoch is the machine's start, so it is
-// for differences only. Times compare between processes of one machine, also of
-// different time namespaces; the grant pages rely on that.
+// CLOCK_MONOTONIC as an absl::Time. The epoch is the machine's start, so only
+// differences are meaningful. Times are comparable between processes of one
+// machine, also of different time namespaces; the grant pages rely on that.
 class MonotonicClock final : public Clock {
  public:
   absl::Time Now() const override;
 };
 
-// The same clock in seconds, to compare timelines of several processes.
+// Returns MonotonicClock's time in seconds, for timelines of several processes.
 double MonotonicSeconds();
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// Identifiers that cannot be mixed up by mistake.
+// Identifiers of distinct types, so that the compiler refuses mixed-up ones.
 //
 // Ids are never reused within one daemon generation. Thread safety: values.
 #pragma once
@@ -10,7 +10,8 @@
 
 namespace sluice {
 
-// `Tag` only distinguishes types; `Id<A>` and `Id<B>` do not compare.
+// `Tag` only distinguishes types, so an `Id<A>` does not compare with an
+// `Id<B>`.
 template <typename Tag>
 class Id {
  public:
@@ -37,8 +38,8 @@ using LeaseId = Id<struct LeaseTag>;
 using ExtentId = Id<struct ExtentTag>;
 using PlanId = Id<struct PlanTag>;
 
-// Small ordinals of the node: the i-th GPU, the i-th NUMA node, the i-th rank
-// of a job. These are distinct types too.
+// Ordinals: of a GPU or NUMA node on the node, or of a rank in its job. Each is
+// a distinct type.
 using DeviceIndex = Id<struct DeviceTag>;
 using NumaIndex = Id<struct NumaTag>;
 using Rank = Id<struct RankTag>;

@@ -21,7 +21,7 @@ void CheckOutput() {
   errno = 0;
   const bool failed_before = std::ferror(stdout) != 0;
   if (std::fflush(stdout) == 0 && !failed_before) return;
-  // 0 if an earlier write failed: its error is not known
+  // 0 if an earlier write failed, because its error is not kept
   const int error = errno;
   if (error != EPIPE && !ReaderIsGone()) {
     std::fprintf(stderr, "error: cannot write to standard output: %s\n",

@@ -2,11 +2,11 @@
 // attributes that clang's -Wthread-safety needs to prove that a member is
 // accessed only under its lock (`./dev lint`).
 //
-// Every lock of the tree is one of these. A member declares what guards it
-// (ABSL_GUARDED_BY(mutex_)), a function declares what its caller must hold
-// (ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_)). The analysis does not follow a
-// lambda to its caller, which is why CondVar takes no predicate: wait in a
-// loop.
+// All locks of the tree use these classes. A member declares which lock guards
+// it (ABSL_GUARDED_BY(mutex_)), a function declares which locks its caller must
+// hold (ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_)). CondVar takes no predicate,
+// because the analysis does not know which locks are held inside a lambda: wait
+// in a loop.
 //
 //   const MutexLock lock(mutex_);
 //   while (queue_.empty()) changed_.Wait(mutex_);
@@ -71,8 +71,8 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
-  // Returns false if the deadline has passed. A loop that waits several times
-  // needs one deadline for all waits: see Deadline.
+  // Waits until `deadline`. Returns false if it has passed. A loop that waits
+  // several times needs one deadline for all waits: see Deadline.
   bool WaitUntil(Mutex& mutex, std::chrono::steady_clock::time_point deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
@@ -83,8 +83,8 @@ class CondVar {
   void NotifyOne() { condition_.notify_one(); }
   void NotifyAll() { condition_.notify_all(); }
 
-  // The deadline `timeout` from now, for WaitUntil. An infinite timeout becomes
-  // a time far in the future.
+  // Returns the time `timeout` from now, for WaitUntil. An infinite timeout
+  // becomes a time far in the future.
   static std::chrono::steady_clock::time_point Deadline(
       absl::Duration timeout) {
     const auto now = std::chrono::steady_clock::now();

@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kNodes[] = "/sys/devices/system/node";
 
-// Parses a list such as "0-3,8".
+// Parses a file with a list such as "0-3,8".
 cpu_set_t ReadCores(const std::string& path) {
   std::ifstream file(path);
   cpu_set_t cores;
@@ -28,7 +28,7 @@ cpu_set_t ReadCores(const std::string& path) {
   return cores;
 }
 
-// Parses a line such as "Node 1 MemTotal:  527988 kB".
+// Parses a file with a line such as "Node 1 MemTotal:  527988 kB".
 Bytes ReadMemory(const std::string& path) {
   std::ifstream file(path);
   for (std::string word; file >> word;) {

@@ -1,4 +1,4 @@
-// The machine's NUMA nodes, from /sys below `root`.
+// Reads the machine's NUMA nodes from /sys below `root`.
 //
 // Thread safety: reads the file system only; StayOn changes the calling thread.
 #pragma once
@@ -17,19 +17,19 @@ namespace sluice {
 struct NumaNode {
   uint64_t number = 0;
   Bytes memory;
-  bool has_cores = false;  // false: memory of CXL or of a GPU
+  bool has_cores = false;  // false: the node is memory of CXL or of a GPU
 };
 
-// Ordered by number; empty if the kernel lists none.
+// Returns the nodes ordered by number; empty if the kernel lists none.
 std::vector<NumaNode> ReadNumaNodes(const std::string& root = "");
 
-// Empty if the kernel lists none.
+// Returns the node's cores; empty if the kernel lists none.
 cpu_set_t CoresOfNode(NumaIndex node, const std::string& root = "");
-// The cores of the node's socket, which may have several NUMA nodes.
+// Returns the cores of the node's socket, which may contain several NUMA nodes.
 cpu_set_t CoresOfSocket(NumaIndex node, const std::string& root = "");
 
-// Binds this thread and the threads that it starts to those of `cores` that it
-// may run on. Does nothing if there are none.
+// Binds this thread, and the threads that it starts, to those of `cores` that
+// it is allowed to run on. Does nothing if it may run on none of them.
 void StayOn(const cpu_set_t& cores);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// One visitor of a std::variant made of several lambdas:
+// Combines several lambdas into one visitor of a std::variant:
 // std::visit(Overloaded{[](int) {}, [](const auto&) {}}, variant).
 #pragma once
 

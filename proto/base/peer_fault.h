@@ -2,9 +2,10 @@
 //
 // The code that waited for the other rank marks its status: a collective, or
 // the handler of the daemon's event that a peer died. The mark travels with the
-// status, so the layers between only return it, and the process that watches
-// all ranks looks for the rank that failed first. A status code does not
-// suffice: a lost GPU is Unavailable too.
+// status, so the layers between only return it. The process that watches all
+// ranks then ignores marked faults and looks for the rank that failed first. A
+// status code does not suffice: a lost GPU is Unavailable too.
+//
 // Thread safety: pure functions.
 #pragma once
 

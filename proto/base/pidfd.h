@@ -1,4 +1,5 @@
-// A descriptor of a process, which never comes to mean another process.
+// Opens a descriptor of a process. Unlike a pid, it never refers to another
+// process later.
 //
 // Thread safety: safe.
 #pragma once
@@ -13,12 +14,13 @@
 namespace sluice {
 
 // Returns a descriptor that is readable once the process has ended. Returns
-// none and sets errno if there is no such process (ESRCH), no descriptor is
-// left, or a sandbox or an old kernel refuses pidfds.
+// none and sets errno if there is no such process (ESRCH), this process has no
+// free descriptor, or a sandbox or an old kernel refuses pidfds.
 UniqueFd PidfdOf(pid_t pid);
 
-// Explains the errno of PidfdOf; `what` is the operation that failed because of
-// it. PermissionDenied, with the remedy, if this system refuses pidfds.
+// Converts the errno of PidfdOf to a Status; `what` is the operation that
+// failed because of it. PermissionDenied, with the remedy, if this system
+// refuses pidfds.
 absl::Status PidfdFault(int error, std::string_view what);
 
 }  // namespace sluice

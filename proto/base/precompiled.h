@@ -1,5 +1,5 @@
-// Precompiled headers that almost every source includes. A source still
-// includes what it uses, as if this file did not exist.
+// Precompiled headers that almost every source includes. A source must still
+// include the headers that it uses, as if this file did not exist.
 #pragma once
 
 #include <fmt/format.h>

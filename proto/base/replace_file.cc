@@ -14,7 +14,7 @@ namespace sluice {
 
 absl::Status ReplaceFile(const std::string& path, std::string_view bytes) {
   const std::string beside = path + ".new";
-  unlink(beside.c_str());  // left by a process that died here
+  unlink(beside.c_str());  // an earlier process may have died here and left it
   const UniqueFd fd(open(beside.c_str(),
                          O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
                          0600));

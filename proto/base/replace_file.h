@@ -16,7 +16,7 @@ namespace sluice {
 // `path`.new does not exist. SyncFolder makes the new name durable.
 absl::Status ReplaceFile(const std::string& path, std::string_view bytes);
 
-// Makes the names in `folder` survive a loss of power.
+// Makes new names in `folder` survive a loss of power.
 absl::Status SyncFolder(const std::string& folder);
 
 }  // namespace sluice

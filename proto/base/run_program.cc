@@ -25,9 +25,9 @@ namespace {
 
 constexpr int kSliceMs = 100;
 
-// The program reads and writes memory files, so that neither process waits for
-// the other. Ctrl-C ends the program even where this process defers its own
-// end.
+// Starts the program. Its input and output are memory files, so that neither
+// process waits for the other. Ctrl-C ends the program even if this process
+// defers its end.
 absl::StatusOr<pid_t> StartProgram(const std::vector<std::string>& words,
                                    const UniqueFd& in, const UniqueFd& out,
                                    const UniqueFd& err) {
@@ -39,7 +39,8 @@ absl::StatusOr<pid_t> StartProgram(const std::vector<std::string>& words,
   return absl::NotFoundError(fmt::format("there is no {} here", words[0]));
 }
 
-// Does not reap the child. REQUIRES: it has not been waited for.
+// Returns whether the child has ended; does not reap it. REQUIRES: it has not
+// been waited for.
 bool HasEnded(pid_t child) {
   siginfo_t how = {};
   return waitid(P_PID, static_cast<id_t>(child), &how,
@@ -47,8 +48,9 @@ bool HasEnded(pid_t child) {
          how.si_pid == child;
 }
 
-// Returns OK when the program has ended by itself. Without a pidfd (no
-// descriptor is left) its end is noticed when a time slice is over.
+// Waits for the program. Returns OK if it ended without being killed here.
+// Without a pidfd (no descriptor is free) the end is noticed when a time slice
+// is over.
 absl::Status Await(pid_t pid, const std::string& name,
                    const ProgramLimits& limits) {
   const UniqueFd pidfd = PidfdOf(pid);

@@ -25,14 +25,14 @@ struct ProgramLimits {
   std::string_view input;  // the program's stdin
 };
 
-// Looks `words[0]` up in $PATH. NotFound: there is no such program.
-// DeadlineExceeded: it was killed at the deadline. Cancelled: `stopped`
-// returned true.
+// Runs `words`, and searches $PATH for `words[0]`. NotFound: there is no such
+// program. DeadlineExceeded: it was killed at the deadline. Cancelled:
+// `stopped` returned true.
 absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& words,
                                          const ProgramLimits& limits = {});
 
-// Returns what the program printed. Unavailable, with the first line of its
-// stderr, if it failed.
+// Runs a program and returns what it printed. Unavailable, with the first line
+// of its stderr: the program failed.
 absl::StatusOr<std::string> OutputOf(const std::vector<std::string>& words,
                                      const ProgramLimits& limits = {});
 

@@ -14,14 +14,15 @@ namespace {
 constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
 constexpr std::string_view kPrefixes = "kmgt";
 
-// A number as written, and its unit in lower case.
+// A parsed number, and its unit in lower case.
 struct Written {
   double value = 0;
   std::string number;
   std::string unit;
 };
 
-// Accepts digits with at most one point; no sign, no exponent, no "inf".
+// Parses digits with at most one point, and a unit. Rejects signs, exponents
+// and "inf".
 bool Read(std::string_view text, Written& out) {
   const auto is_number = [](unsigned char c) {
     return std::isdigit(c) != 0 || c == '.';
@@ -115,7 +116,7 @@ absl::StatusOr<int64_t> ParseCount(std::string_view text) {
     if (written.unit == "m") scale = 1 << 20;
   }
   const double value = written.value * scale;
-  // A double does not represent every integer above 2^53.
+  // Above 2^53 a double does not represent every integer.
   if (scale == 0 || value != std::floor(value) || value > double(1LL << 53) ||
       text.find(' ') != text.npos) {
     return absl::InvalidArgumentError(fmt::format(

@@ -1,10 +1,10 @@
-// Parses sizes and counts. Every flag of every program and every key of a
-// configuration file is parsed here or by ParseBytes (units.h).
+// Parses sizes and counts. All programs parse their flags and configuration
+// keys with these functions and ParseBytes (units.h).
 //
 // KB, MB, GB and TB are powers of 1000, KiB, MiB, GiB and TiB powers of 1024, B
 // is bytes. Case and blanks do not matter, decimals are allowed. A number
-// without a unit ("40", except "0") is refused, and so is a bare letter
-// ("40G"), because people read both in two ways.
+// without a unit ("40", except "0") or with a bare letter ("40G") is refused,
+// because it has two possible meanings.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -19,7 +19,7 @@
 namespace sluice {
 
 // Formats `size` ("36MiB", "40000001B") so that ParseBytes returns exactly
-// `size`. Used for printed commands.
+// `size`. For commands that are printed for people to run.
 std::string ExactBytes(Bytes size);
 
 // Parses a count of tokens, rows or steps: "131072", "128K", "1.5M". K is 1,024

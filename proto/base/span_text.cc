@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// Formats "2 h 3 min"; the larger unit has `per` of the smaller.
+// Formats two units, such as "2 h 3 min". One large unit has `per` small units.
 std::string OfTwo(int64_t small, int64_t per, const char* large_unit,
                   const char* small_unit) {
   std::string text = fmt::format("{} {}", small / per, large_unit);

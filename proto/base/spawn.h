@@ -1,4 +1,4 @@
-// Starts a program with no blocked signals, whichever this process blocks for a
+// Starts a program without blocked signals. This process may block some, for a
 // signalfd or for its threads.
 //
 // Thread safety: safe.
@@ -15,7 +15,7 @@
 namespace sluice {
 
 struct SpawnOptions {
-  std::string name;  // in errors; empty: the first word
+  std::string name;  // name in errors; empty: words[0]
   // Pairs of a descriptor here and its number in the child, applied in this
   // order. A descriptor that keeps its number loses close-on-exec.
   std::vector<std::pair<int, int>> files;
@@ -24,12 +24,12 @@ struct SpawnOptions {
   // The child's disposition of signals that this process ignores or catches.
   enum class Signals { kAsHere, kDefaultPipe, kDefault };
   Signals signals = Signals::kAsHere;
-  bool own_group = false;    // a process group of its own
-  bool search_path = false;  // look the first word up in $PATH
+  bool own_group = false;    // put the child into a new process group
+  bool search_path = false;  // search $PATH for words[0]
 };
 
-// Returns the child's pid. NotFound and other codes follow errno; the message
-// is "start NAME: …".
+// Returns the child's pid. The status code follows errno (such as NotFound);
+// the message is "start NAME: …".
 absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words,
                             const SpawnOptions& options);
 

@@ -1,8 +1,8 @@
 // Status helpers: early return, and checks of invariants.
 //
-// Expected outcomes (over budget, queued, infeasible) are values of the
-// interfaces that have them. An absl::Status is a fault; its message has what
-// failed, the value, the limit, and what to do next.
+// Expected outcomes (over budget, queued, infeasible) are values in the
+// interfaces that have them. An absl::Status is a fault; its message states
+// what failed, the value, the limit, and what to do next.
 #pragma once
 
 #include <cstdio>
@@ -15,16 +15,15 @@
 
 namespace sluice {
 
-// Converts errno to a Status where the system call was made:
-// `ErrnoStatus(errno, "mmap 4 MiB")`. Marks the resource that ran out
-// (shortage.h).
+// Converts errno to a Status: `ErrnoStatus(errno, "mmap 4 MiB")`. Call it right
+// after the system call. Marks the resource that ran out (shortage.h).
 absl::Status ErrnoStatus(int error, std::string_view what);
 
 // Prefixes a fault's message with `context: `; keeps its code and marks.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
-// Ends the process. For invariants only: a CHECK that user input can fail is a
-// bug.
+// Ends the process. Only for invariants: a CHECK that user input can make fail
+// is a bug.
 [[noreturn]] void CheckFailed(const char* file, int line, const char* what,
                               const std::string& detail = "");
 
@@ -54,7 +53,7 @@ absl::Status Annotate(const absl::Status& status, std::string_view context);
 #define SLUICE_CONCAT_INNER(a, b) a##b
 #define SLUICE_CONCAT(a, b) SLUICE_CONCAT_INNER(a, b)
 
-// SLUICE_ASSIGN_OR_RETURN(auto fd, Open(path));
+// Usage: SLUICE_ASSIGN_OR_RETURN(auto fd, Open(path));
 #define SLUICE_ASSIGN_OR_RETURN(declaration, expression)                 \
   SLUICE_ASSIGN_OR_RETURN_INNER(SLUICE_CONCAT(sluice_result_, __LINE__), \
                                 declaration, expression)

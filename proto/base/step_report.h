@@ -1,5 +1,5 @@
-// A rank's report about one step: the struct that callers of the session, the
-// wire (proto/step_report.h converts) and the daemon's policy share.
+// A rank's report about one step. The session's callers, the wire
+// (proto/step_report.h converts) and the daemon's policy share this struct.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace sluice {
 
-// Sums over all steps that a session has reported. A report that was lost
-// because no daemon read it is contained in the next report's sums.
+// Sums over all steps that a session has reported. If the daemon did not read a
+// report, the next report's sums include it.
 struct StepTotals {
-  int64_t reports = 0;  // also the report's number
+  int64_t reports = 0;  // number of reports, including this one
   Bytes h2d, d2h;
   double stall_seconds = 0, grant_wait_seconds = 0;
   int64_t tokens = 0;
@@ -24,14 +24,14 @@ struct StepReport {
   int64_t step = 0;
   double seconds = 0;
   Bytes h2d, d2h;
-  double stall_seconds = 0;       // compute waited for copies
-  double grant_wait_seconds = 0;  // copies waited for bandwidth
+  double stall_seconds = 0;       // time that compute waited for copies
+  double grant_wait_seconds = 0;  // time that copies waited for bandwidth
   Bytes hbm_peak, host_peak;
   int64_t tokens = 0;
   double loss = 0;              // may be NaN
   int64_t plan_mismatches = 0;  // in this step
-  // Written by the session; the caller's values are ignored. `reports` is 0 if
-  // the client sends no totals; the daemon then adds its reports up.
+  // Set by the session, which ignores the caller's values. `reports` is 0 if
+  // the client sends no totals; the daemon then adds up the reports itself.
   StepTotals totals;
 
   bool operator==(const StepReport&) const = default;
@@ -45,11 +45,12 @@ StepTotals Plus(StepTotals totals, const StepReport& step);
 // so that no single report can saturate a sum over many reports.
 StepTotals Since(const StepTotals& before, const StepTotals& after);
 
-// Limits of one step. The daemon adds steps up as long as it lives.
+// Limits of one step's figures. The daemon adds up steps for its whole
+// lifetime.
 inline constexpr double kMaxStepSeconds = 366 * 86400.0;
 inline constexpr int64_t kMaxStepCount = int64_t{1} << 40;
 inline constexpr int64_t kMostMissed = int64_t{1} << 20;
-// Sums saturate at this value, which no run reaches.
+// Sums saturate at this value. No real run reaches it.
 inline constexpr int64_t kMaxStepSum = int64_t{1} << 61;
 
 }  // namespace sluice

@@ -1,8 +1,8 @@
-// A map that records which of its rows changed since the last TakeChanged.
+// A map that records which rows changed since the last TakeChanged.
 //
-// The daemon saves its state change by change (daemon/state), and an event
-// changes a few of thousands of rows. Only the non-const methods change rows,
-// so no change is missed.
+// The daemon saves only changed rows (daemon/state), and an event changes a few
+// of thousands of rows. Only the non-const methods change rows, so no change is
+// missed.
 //
 // Thread safety: one owner.
 #pragma once
@@ -38,7 +38,7 @@ class Table {
   size_t size() const { return rows_.size(); }
   bool empty() const { return rows_.empty(); }
 
-  // REQUIRES: the row exists.
+  // Returns the row for writing. REQUIRES: the row exists.
   Row& Edit(const Key& key) {
     Row* row = Find(key);
     SLUICE_CHECK(row != nullptr);
@@ -51,7 +51,7 @@ class Table {
     Note(key);
     return &found->second;
   }
-  // REQUIRES: the row does not exist.
+  // Inserts a row and returns it for writing. REQUIRES: no row has this key.
   Row& Insert(const Key& key, Row row = {}) {
     const auto [at, is_new] = rows_.emplace(key, std::move(row));
     SLUICE_CHECK(is_new);
@@ -67,13 +67,14 @@ class Table {
     Note(at->first);
     rows_.erase(at);
   }
-  // `key` may be the row's own key.
+  // Erases the row if it exists. `key` may be a reference to the row's key.
   void erase(const Key& key) {
     const auto found = rows_.find(key);
     if (found != rows_.end()) erase(found);
   }
 
-  // Replaces all rows by saved ones; then acts as TouchAll.
+  // Replaces all rows by saved ones, and makes the next TakeChanged visit all
+  // rows.
   void Load(Rows rows) {
     rows_ = std::move(rows);
     ++changes_;
@@ -97,14 +98,15 @@ class Table {
     }
     changed_.clear();
   }
-  // Makes the next TakeChanged visit all rows, as the first does. Until then
-  // changes are not recorded, so a table that is never saved costs nothing.
+  // Makes the next TakeChanged visit all rows, as the first call does. Until
+  // that call, changes are not recorded, so a table that is never saved costs
+  // nothing.
   void TouchAll() {
     notes_ = false;
     changed_ = {};
   }
   size_t noted() const { return changed_.size(); }
-  // Counts changes, recorded or not.
+  // Returns the number of changes, recorded or not.
   uint64_t changes() const { return changes_; }
   bool operator==(const Table& other) const { return rows_ == other.rows_; }
 

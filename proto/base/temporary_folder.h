@@ -10,8 +10,8 @@
 
 namespace sluice {
 
-// A new folder in $TMPDIR or /tmp with mode 0700. The destructor removes it
-// with its contents.
+// A new folder in $TMPDIR or /tmp with mode 0700. The destructor removes the
+// folder and its contents.
 class TemporaryFolder {
  public:
   static absl::StatusOr<TemporaryFolder> Make(const std::string& prefix);

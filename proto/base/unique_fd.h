@@ -1,4 +1,4 @@
-// Sole owner of a file descriptor.
+// The only owner of a file descriptor.
 #pragma once
 
 #include <utility>
@@ -8,7 +8,8 @@
 namespace sluice {
 
 // Closes its descriptor on destruction. Moved-from and default-constructed
-// objects hold none (-1). Every descriptor that Sluice opens is close-on-exec.
+// objects have no descriptor (-1). Every descriptor that Sluice opens is
+// close-on-exec.
 class UniqueFd {
  public:
   UniqueFd() = default;

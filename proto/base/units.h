@@ -1,8 +1,8 @@
 // Distinct types for units.
 //
-// A size in bytes is `Bytes`, never a bare integer, in every public header:
-// planner, daemon and pipelines pass sizes, offsets and counts side by side,
-// and a swapped pair of integers would compile.
+// In public headers, a size in bytes is `Bytes` and never a bare integer,
+// because functions take sizes, offsets and counts together, and a swapped pair
+// of integers would compile.
 //
 // Thread safety: plain values.
 #pragma once
@@ -52,8 +52,8 @@ constexpr Bytes KiB(int64_t n) { return Bytes(n << 10); }
 constexpr Bytes MiB(int64_t n) { return Bytes(n << 20); }
 constexpr Bytes GiB(int64_t n) { return Bytes(n << 30); }
 
-// Returns the smallest multiple of `unit` that is at least `size`. For
-// alignment only; nothing in Sluice rounds to powers of two.
+// Returns the smallest multiple of `unit` that is at least `size`. Use it for
+// alignment only; Sluice never rounds to powers of two.
 constexpr Bytes RoundUp(Bytes size, Bytes unit) {
   return ((size.count() + unit.count() - 1) / unit.count()) * unit;
 }

@@ -1,4 +1,4 @@
-// The kernel's address of a unix socket.
+// Converts a path to the kernel's address of a unix socket.
 //
 // Thread safety: pure function.
 #pragma once
@@ -13,9 +13,9 @@ namespace sluice {
 
 inline constexpr size_t kLongestSocketPath = sizeof(sockaddr_un::sun_path) - 1;
 
-// Returns the address of the socket at `path`; never an abstract one, which has
-// no permissions. Returns nullopt if `path` is empty or longer than
-// kLongestSocketPath.
+// Returns the address of the socket at `path`. It is never an abstract address,
+// which would have no permissions. Returns nullopt if `path` is empty or longer
+// than kLongestSocketPath.
 std::optional<sockaddr_un> UnixAddress(const std::string& path);
 
 }  // namespace sluice

@@ -9,8 +9,8 @@
 namespace sluice {
 
 struct UserMap {
-  uint64_t mapped = UINT32_MAX;  // count of users; UINT32_MAX: all
-  // The kernel shows each unmapped user as this one.
+  uint64_t mapped = UINT32_MAX;  // number of mapped users; UINT32_MAX: all
+  // The id that the kernel shows for every unmapped user.
   uint32_t overflow_uid = 65534;
 
   // Parses the text of a uid_map.
@@ -18,7 +18,7 @@ struct UserMap {
   // Reads /proc/self/uid_map and /proc/sys/kernel/overflowuid.
   static UserMap OfThisProcess();
 
-  // Returns whether `uid` may stand for unmapped users.
+  // Returns whether `uid` may be the id shown for unmapped users.
   bool MayBeUnmapped(uint32_t uid) const {
     return uid == overflow_uid && mapped < UINT32_MAX;
   }

@@ -51,7 +51,7 @@ absl::Status WriteAll(int fd, std::string_view bytes, const std::string& what) {
   while (!bytes.empty()) {
     const ssize_t put = write(fd, bytes.data(), bytes.size());
     if (put < 0 && errno == EINTR) continue;
-    // A write of 0 bytes would be retried for ever.
+    // A write that writes nothing would be retried for ever.
     if (put <= 0) return ErrnoStatus(put < 0 ? errno : EIO, "write " + what);
     bytes.remove_prefix(static_cast<size_t>(put));
   }

@@ -1,4 +1,4 @@
-// Reads or writes all bytes, however the kernel splits them.
+// Reads or writes all bytes, even if the kernel transfers them in parts.
 //
 // Thread safety: safe.
 #pragma once
@@ -12,12 +12,12 @@
 
 namespace sluice {
 
-// Reads from the current position of `fd` to its end. `what` names the file in
-// messages. InvalidArgument: there are more than `most` bytes.
+// Reads from the current position of `fd` to the end of the file. `what` names
+// the file in messages. InvalidArgument: more than `most` bytes remain.
 absl::StatusOr<std::string> ReadAll(int fd, size_t most,
                                     const std::string& what);
 
-// Reads the first `size` bytes of a file and ignores the position of `fd`.
+// Reads the first `size` bytes of a file, whatever the position of `fd` is.
 // Unavailable (EIO): the file is shorter.
 absl::StatusOr<std::string> ReadAllAt(int fd, size_t size,
                                       const std::string& what);

@@ -12,7 +12,7 @@
 namespace sluice::cli {
 namespace {
 
-// CLI11 throws exceptions; Parse, below, catches all of them.
+// CLI11 throws exceptions; Parse (below) catches them all.
 template <typename T, typename To>
 CLI::Option* Add(CLI::App& app, const std::string& names, To& to,
                  const std::string& help,
@@ -46,7 +46,7 @@ CLI::App* Deepest(CLI::App& app) {
   return at;
 }
 
-// The words by which `app` is called, such as "sluicectl plan train".
+// Returns the words that call `app`, such as "sluicectl plan train".
 std::string Called(const CLI::App* app) {
   const CLI::App* parent = app->get_parent();
   return parent == nullptr ? app->get_name()
@@ -61,7 +61,8 @@ std::vector<std::string> Commands(const CLI::App& app) {
   return names;
 }
 
-// The flags of `app` and of the commands above it, which `app` accepts too.
+// Returns the flags of `app` and of its parent commands, which `app` accepts
+// too.
 std::vector<std::string> FlagsOf(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* at = &app; at != nullptr; at = at->get_parent()) {
@@ -82,7 +83,7 @@ std::string Listed(const std::vector<std::string>& names) {
   return text;
 }
 
-// The message about the first word that no flag or argument takes.
+// Returns the message about the first word that matches no flag or argument.
 std::string Unknown(const CLI::App& app, std::string word) {
   const bool flag = word.starts_with('-');
   if (flag) word = word.substr(0, word.find('='));
@@ -125,7 +126,8 @@ absl::Status Misuse(CLI::App& app, const CLI::ParseError& error) {
   const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error);
   const std::vector<std::string> left = app.remaining(true);
   std::string what = Printable(FirstLine(error.what()));
-  // An unexpected word explains a missing one, not the reverse.
+  // If a word is unexpected and another one missing, report the unexpected one,
+  // because it explains the missing one.
   if ((missing || extra) && !left.empty()) {
     what = Unknown(*at, left.front());
   } else if (missing && !Commands(*at).empty()) {

@@ -1,5 +1,5 @@
-// What the command lines of all three programs share: sizes and counts,
-// --version, --json, and one clear line for bad input.
+// Functions that the command lines of all three programs share: sizes and
+// counts, --version, --json, and one clear line for bad input.
 //
 // Thread safety: none; a command line is read before threads start.
 #pragma once
@@ -15,9 +15,9 @@
 
 namespace sluice::cli {
 
-// Adds a flag or argument that is an amount of memory (ParseBytes) or a count
-// (ParseCount). A bad value is refused with the flag's name. The value of `to`
-// is shown as the default.
+// Adds a flag or argument for an amount of memory (ParseBytes) or a count
+// (ParseCount). A bad value is refused with the flag's name. The initial value
+// of `to` is shown as the default.
 CLI::Option* AddSize(CLI::App& app, const std::string& names, Bytes& to,
                      const std::string& help);
 CLI::Option* AddSize(CLI::App& app, const std::string& names,
@@ -28,15 +28,14 @@ CLI::Option* AddCount(CLI::App& app, const std::string& names,
                       std::optional<int64_t>& to, const std::string& help = "");
 
 // Parses `arguments` (without the program's name) into `app`, which has the
-// program's name, and adds --version. From then on output that cannot be
-// written means exit status 1 (FailOnLostOutput). Returns the exit status if
-// help or the version was printed and the program is done. InvalidArgument, in
-// one line: what is wrong, the probable correction, and the command that lists
-// the choices.
+// program's name. Adds --version, and makes a failure to write output exit
+// status 1 (FailOnLostOutput). Returns an exit status if the program is done,
+// because help or the version was printed. InvalidArgument, in one line: what
+// is wrong, the probable correction, and the command that lists the choices.
 absl::StatusOr<std::optional<int>> Parse(
     CLI::App& app, const std::vector<std::string>& arguments);
 
-// "0.1.0".
+// Returns the version: "0.1.0".
 std::string Version();
 
 }  // namespace sluice::cli

@@ -5,8 +5,8 @@
 namespace sluice::cli {
 namespace {
 
-// The number of edits from `a` to `b`; swapping two neighbours counts as one
-// (optimal string alignment).
+// Returns the number of edits from `a` to `b`. Swapping two neighbours counts
+// as one edit (optimal string alignment).
 size_t Distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> d(a.size() + 1,
                                      std::vector<size_t>(b.size() + 1));
@@ -28,7 +28,8 @@ size_t Distance(std::string_view a, std::string_view b) {
 
 std::string Nearest(std::string_view typed,
                     const std::vector<std::string>& known) {
-  constexpr size_t kLongest = 64;  // a longer word is no misspelling
+  // A longer word is not treated as a misspelling.
+  constexpr size_t kLongest = 64;
   std::string best;
   if (typed.empty() || typed.size() > kLongest) return best;
   const size_t letters =

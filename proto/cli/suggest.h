@@ -9,9 +9,9 @@
 
 namespace sluice::cli {
 
-// Returns the word of `known` that is nearest to `typed`, if at most a third of
-// the letters (but at least one) were added, left out, exchanged or swapped
-// with their neighbour. Returns "" if no word is that near.
+// Returns the word of `known` that is nearest to `typed`, or "" if none is
+// near. At most a third of the letters (but at least one) may have been added,
+// left out, replaced or swapped with their neighbour.
 std::string Nearest(std::string_view typed,
                     const std::vector<std::string>& known);
 

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kMaxRate = 1e15;  // bytes per second
+constexpr double kMaxRate = 1e15;  // a rate, in bytes per second
 constexpr double kMaxReal = 1e300;
 
 // ---- Writing ---------------------------------------------------------------
@@ -115,7 +115,8 @@ LinkCapacity ReadLink(FieldReader in, size_t count,
                       std::set<std::string>* names) {
   LinkCapacity link;
   link.name = ReadName(in, names);
-  // A link without bandwidth would make every swap infinitely slow.
+  // At least 1, because a link without bandwidth would make every swap
+  // infinitely slow.
   link.h2d_bytes_per_second = in.Number("h2d_bytes_per_second", 1, kMaxRate);
   link.d2h_bytes_per_second = in.Number("d2h_bytes_per_second", 1, kMaxRate);
   if (in.Has("both_bytes_per_second")) {

@@ -1,6 +1,6 @@
 // Encodes profiles and plans as versioned JSON, so that people can read a plan
 // in a checkpoint. Decoding checks every field and length and refuses unknown
-// and repeated keys; InvalidArgument names the field, its value and the limit
+// and repeated keys. InvalidArgument names the field, its value and the limit
 // in one line. Doubles survive a round trip bit by bit.
 //
 // Thread safety: pure functions.
@@ -19,7 +19,7 @@ namespace sluice::plan {
 
 inline constexpr int kFormatVersion = 2;
 
-// Limits of decoding.
+// Limits that decoding enforces.
 inline constexpr size_t kMaxEncodedBytes = size_t{256} << 20;
 inline constexpr size_t kMaxRanks = 1024;
 inline constexpr size_t kMaxSegments = 1024;    // per rank
@@ -28,8 +28,10 @@ inline constexpr size_t kMaxKinds = 64;         // of layers, per rank
 inline constexpr int64_t kMaxLayers = 1 << 20;  // of all kinds, per rank
 inline constexpr size_t kMaxBuffers = 1 << 20;  // per trace
 inline constexpr size_t kMaxNameBytes = 256;
-inline constexpr int64_t kMaxAmount = int64_t{1} << 50;  // one size in bytes
-inline constexpr int64_t kMaxTime = int64_t{1} << 53;    // of a trace
+// The largest single size in bytes.
+inline constexpr int64_t kMaxAmount = int64_t{1} << 50;
+// The latest time of a trace.
+inline constexpr int64_t kMaxTime = int64_t{1} << 53;
 
 std::string Encode(const RankProfile& profile);
 std::string Encode(const std::vector<RankProfile>& profiles);
@@ -41,9 +43,9 @@ absl::StatusOr<std::vector<RankProfile>> DecodeProfiles(std::string_view bytes);
 absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes);
 absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes);
 
-// A stable 128-bit hash, in hex, of the profiles' encoding. It is the key of
-// the plan cache. Not cryptographic: a process that adopts a cached plan
-// validates the plan against its own profile (validate.h).
+// Returns a stable 128-bit hash, in hex, of the encoded profiles. It is the key
+// of the plan cache. The hash is not cryptographic, so a process that adopts a
+// cached plan must validate it against its profile (validate.h).
 std::string HashProfiles(const std::vector<RankProfile>& profiles);
 
 }  // namespace sluice::plan

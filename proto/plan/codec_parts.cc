@@ -154,8 +154,8 @@ std::vector<UnitPlan> ReadUnits(FieldReader& in, const char* key) {
   return units;
 }
 
-// `format` names the kind of document, so that a plan is never read as a
-// profile.
+// `format` names the kind of document, so that decoding cannot mistake a plan
+// for a profile.
 std::string Finish(json document, const char* format) {
   document["format"] = format;
   document["version"] = kFormatVersion;

@@ -1,4 +1,4 @@
-// Helpers of codec.cc, codec_profile.cc and units.cc (private to them).
+// Helpers of codec.cc, codec_profile.cc and units.cc; no other file uses them.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -24,7 +24,7 @@ namespace sluice::plan {
 
 inline constexpr double kMaxSeconds = 1e9;
 inline constexpr int64_t kMaxId = std::numeric_limits<int64_t>::max();
-// Keeps a sum over a trace exact in int64.
+// The limit of a sum over a trace, so that the sum is exact in int64.
 inline constexpr int64_t kMaxTotal = int64_t{1} << 60;
 inline constexpr size_t kMaxTextBytes = 1024;
 inline constexpr int64_t kMaxCount = int64_t{1} << 40;
@@ -38,10 +38,10 @@ nlohmann::json WriteAll(const std::vector<T>& items,
 }
 
 Bytes ReadBytes(FieldReader& in, const char* key);
-// Reads a non-empty name that is not in `taken`, and adds it to `taken`.
+// Reads a name that is not empty and not in `taken`, and adds it to `taken`.
 std::string ReadName(FieldReader& in, std::set<std::string>* taken);
-// Reads a class's "name" and "kind", a pair that is not in `taken`. "kind" is
-// absent if the rank has only one kind of layers.
+// Reads a class's "name" and "kind", and adds the pair to `taken`, which must
+// not contain it. "kind" is absent if the rank has only one kind of layers.
 void ReadClassName(FieldReader& in, std::set<std::string>* taken,
                    std::string* kind, std::string* name);
 void WriteKindName(const std::string& kind, nlohmann::json* written);
@@ -56,12 +56,12 @@ Placement ReadPlacement(FieldReader in);
 // Reads the list `key` and checks every placement with ValidatePlacement.
 std::vector<UnitPlan> ReadUnits(FieldReader& in, const char* key);
 
-// `format` names the kind of document, so that a plan is never read as a
-// profile.
+// Adds the envelope and formats the document. `format` names the kind of
+// document, so that decoding cannot mistake a plan for a profile.
 std::string Finish(nlohmann::json document, const char* format);
 
-// Parses, checks the envelope, reads the document with `read`, and puts its
-// name into error messages.
+// Parses `bytes`, checks the envelope, and reads the document with `read`.
+// Error messages name the document.
 template <typename Read>
 auto Decode(std::string_view bytes, const char* format, Read read)
     -> absl::StatusOr<decltype(read(std::declval<FieldReader&>()))> {

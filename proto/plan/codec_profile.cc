@@ -1,4 +1,4 @@
-// Profiles as JSON (codec.h).
+// Encodes and decodes profiles as JSON (codec.h).
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMaxTraffic = int64_t{1} << 56;
-// Stands for a fraction that the profile does not ask for.
+// Written for a fraction that the profile leaves to the planner.
 constexpr double kNotAsked = -1;
 
 // ---- Writing ---------------------------------------------------------------
@@ -41,8 +41,9 @@ json Write(const LayerKind& kind) {
           {"backward_h2d_fixed", kind.backward_h2d_fixed.count()}};
 }
 
-// A rank with one unnamed kind of layers writes that kind's fields among its
-// own, as files did before there were kinds.
+// Returns whether the list "kinds" is written. A rank with one unnamed kind of
+// layers writes that kind's fields among its own, which is also the older
+// format.
 bool TellsKinds(const RankProfile& p) {
   return p.kinds.size() != 1 || p.kinds[0].name != kOneKind;
 }
@@ -98,8 +99,8 @@ json Write(const RankProfile& p) {
 
 namespace {
 
-// Copied bytes per layer grow with the square of the length and are not memory,
-// so their limit is higher.
+// Reads copied bytes per layer. Their limit is higher than that of memory
+// sizes, because they grow with the square of the sequence length.
 Bytes ReadTraffic(FieldReader& in, const char* key) {
   return Bytes(in.Int(key, 0, kMaxTraffic));
 }
@@ -114,7 +115,7 @@ SegmentKind ReadSegmentKind(FieldReader in, std::set<std::string>* names) {
   return segment;
 }
 
-// A fraction in [0, 1], or -1 if the planner chooses it.
+// Reads a fraction in [0, 1], or -1 if the planner chooses it.
 double ReadFraction(FieldReader& in, const char* key) {
   const double fraction = in.Number(key, -1, 1);
   if (fraction < 0 && fraction != kNotAsked) {
@@ -130,8 +131,8 @@ std::optional<double> ReadAsked(FieldReader& in, const char* key) {
   return fraction < 0 ? std::nullopt : std::optional(fraction);
 }
 
-// Reads all fields of a kind except its name. `most` is the number of layers
-// that the rank may still have.
+// Reads all fields of a kind except its name. `most` is how many layers the
+// kind may have, given the rank's other kinds.
 LayerKind ReadKindFields(FieldReader& in, int64_t most) {
   LayerKind kind;
   kind.layers = in.Int("layers", 1, most);
@@ -147,7 +148,7 @@ LayerKind ReadKindFields(FieldReader& in, int64_t most) {
   return kind;
 }
 
-// Reads the list "kinds", or one kind from the rank's own fields.
+// Reads the list "kinds", or a single kind from the rank's fields.
 std::vector<LayerKind> ReadKinds(FieldReader& in) {
   if (!in.Has("kinds")) return {ReadKindFields(in, kMaxLayers)};
   std::vector<LayerKind> kinds;

@@ -1,6 +1,7 @@
 // The fractions of a class's tokens that are kept on the GPU, swapped to host
-// memory, or recomputed between forward and backward. Profile and plan use
-// these two forms; a run uses a third one (planner/stream/fractions.h).
+// memory, or recomputed between forward and backward. Profiles and plans use
+// the two types below; a training run uses a third one
+// (planner/stream/fractions.h).
 //
 // Thread safety: values.
 #pragma once
@@ -9,8 +10,8 @@
 
 namespace sluice::plan {
 
-// The fractions that a rank asks for, in a profile and in the problem made of
-// it. The planner chooses those that are unset.
+// The fractions that a rank requests in its profile. The planner chooses those
+// that are unset.
 struct GivenFractions {
   std::optional<double> keep, swap;
   bool all() const { return keep && swap; }

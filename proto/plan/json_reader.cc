@@ -10,15 +10,15 @@ using nlohmann::json;
 
 constexpr int kMaxDepth = 16;
 
-// A value as messages show it, cut to a short text.
+// Formats a value for messages, cut to a short text.
 std::string Shown(const json& value) {
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 57) + "...";
   return text;
 }
 
-// Names the token that stopped the parser at `byte` (from 1) if it is a number
-// that Python writes and JSON lacks: NaN or an infinity.
+// Returns a remark if the parser stopped at `byte` (counted from 1) because of
+// a number that Python writes and JSON lacks: NaN or an infinity.
 std::string NotJson(std::string_view bytes, size_t byte) {
   const std::string_view rest =
       bytes.substr(std::min(std::max<size_t>(byte, 1) - 1, bytes.size()));
@@ -31,8 +31,8 @@ std::string NotJson(std::string_view bytes, size_t byte) {
   return fmt::format("not JSON: stopped at byte {} of {}", byte, bytes.size());
 }
 
-// Records the keys of every open object to find repeated ones; nlohmann would
-// silently use the last.
+// Finds repeated keys, by recording the keys of every open object. nlohmann
+// would silently use the last value.
 class KeyGuard {
  public:
   explicit KeyGuard(absl::Status* status) : status_(status) {}
@@ -42,7 +42,8 @@ class KeyGuard {
       *status_ = absl::InvalidArgumentError(
           fmt::format("nested deeper than {} levels", kMaxDepth));
     }
-    if (!status_->ok()) return false;  // stops here: the rest costs no memory
+    // Stops parsing, so that the rest takes no memory.
+    if (!status_->ok()) return false;
     switch (event) {
       case json::parse_event_t::object_start:
         open_.emplace_back();
@@ -87,7 +88,7 @@ json ParseChecked(std::string_view bytes, size_t max_bytes,
     if (status->ok()) {
       *status = absl::InvalidArgumentError(NotJson(bytes, e.byte));
     }
-  } catch (const json::exception& e) {  // only out_of_range is left
+  } catch (const json::exception& e) {  // only out_of_range is possible here
     if (status->ok()) {
       const std::string what = e.what();  // "… number overflow parsing '1e999'"
       *status = absl::InvalidArgumentError(

@@ -1,9 +1,9 @@
 // Checked reading of JSON documents, for codec.cc and for the files that people
 // write for sluicectl.
 //
-// A FieldReader is a cursor on one object or array element. The first error is
-// kept in the shared status with its full path. After an error every read
-// returns a harmless default, so decoders need no branches.
+// A FieldReader reads one object or array element. The shared status keeps the
+// first error with its full path. After an error every read returns a harmless
+// default, so decoders need no branches.
 #pragma once
 
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ class FieldReader {
 
   bool ok() const { return status_->ok(); }
 
-  // Read a field of this object.
+  // These read a field of the object.
   int64_t Int(const char* key, int64_t low, int64_t high);
   double Number(const char* key, double low, double high);
   bool Flag(const char* key);
@@ -40,7 +40,8 @@ class FieldReader {
   std::string Choice(const char* key,
                      std::initializer_list<std::string_view> choices);
   FieldReader Object(const char* key);
-  // Returns whether an optional field exists. All other fields are required.
+  // Returns whether an optional field exists. Reading any other missing field
+  // is an error.
   bool Has(const char* key) const {
     return ok() && json_.is_object() && json_.contains(key);
   }
@@ -63,14 +64,14 @@ class FieldReader {
     }
   }
 
-  // Reads this element itself, or its i-th entry, as an integer; `name` is for
+  // Reads this element, or its i-th entry, as an integer. `name` is used in
   // errors.
   int64_t Self(int64_t low, int64_t high);
   std::string SelfText(size_t max_bytes);
   size_t Entries() const { return json_.is_array() ? json_.size() : 0; }
   int64_t At(size_t i, const char* name, int64_t low, int64_t high);
 
-  // Refuses fields that were not read. Call it last.
+  // Refuses fields that were not read. Call it after all reads.
   void Finish();
   // Records the error `path.key: complaint` unless there is one already.
   void Refuse(const std::string& key, const std::string& complaint);

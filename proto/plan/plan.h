@@ -1,5 +1,5 @@
 // The planner's answer. A plan is immutable; a new one takes effect only at a
-// step boundary. Plain data; thread safety: values.
+// step boundary. Plain data. Thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ namespace sluice::plan {
 struct Placement {
   std::vector<Bytes> offsets;  // of trace.buffers[k], in order of requests
   Bytes peak;                  // bytes needed
-  Bytes lower_bound;           // the best proved one; equal to peak if optimal
+  Bytes lower_bound;           // best proved bound; equal to peak if optimal
   std::string proved_by;       // "max_live", "search", "cbc", "none"
-  std::string method;          // that found it: "greedy:size", "cbc", …
+  std::string method;          // how it was found: "greedy:size", "cbc", …
   double seconds = 0;
   bool optimal() const { return peak == lower_bound; }
   bool operator==(const Placement&) const = default;
@@ -35,20 +35,20 @@ struct SegmentPlan {
 struct ClassPlan {
   std::string name;  // SkeletalClass::name
   TokenFractions fractions;
-  std::string why;              // one line for people
+  std::string why;              // reason for the fractions, one line for people
   std::string kind = kOneKind;  // SkeletalClass::kind
   bool operator==(const ClassPlan&) const = default;
 };
 
-// A resource of a node, and how much of it a plan uses.
+// A limited resource of a node, and how much of it a plan uses.
 struct PlanLimit {
   std::string what;  // "link pcie0 d2h", "host of NUMA node 0", "GPU of rank 3"
   double used = 0;
   double capacity = 0;
-  std::string unit;  // of both: "bytes", "bytes_per_second"
+  std::string unit;  // of `used` and `capacity`: "bytes", "bytes_per_second"
   bool binds = false;
-  // How much one more GiB or GB/s would shorten the slowest rank's step, and
-  // all recomputation. Found by solving again.
+  // How much one more GiB or GB/s would shorten the slowest rank's step and the
+  // total recomputation. Found by solving again.
   double one_more_step_seconds = 0;
   double one_more_recompute_seconds = 0;
 };
@@ -60,26 +60,28 @@ struct RankPlan {
   Bytes transient_peak;  // of the whole transient region
   std::vector<ClassPlan> classes;
   // The swapped share of the bytes of all free classes and layers. This is
-  // MEMO's alpha if all of them swap the same fraction; otherwise see
-  // `classes`.
+  // MEMO's alpha if all of these swap the same fraction. If not, `classes` has
+  // the fractions.
   double alpha = 0;
   std::string alpha_limited_by;  // "none", "bandwidth", "host", "flag"
-  Bytes host_bytes;              // all that this rank needs
+  Bytes host_bytes;              // all host memory that this rank needs
   bool operator==(const RankPlan&) const = default;
 };
 
 struct NodePlan {
   PlanId id;
-  std::string profile_hash;  // of all rank profiles, in hex
+  std::string profile_hash;  // hash of all rank profiles, in hex
   std::vector<RankPlan> ranks;
-  double seconds = 0;  // that solving took
-  // Empty if feasible; else one line: what, value, limit, what to do.
+  double seconds = 0;  // how long solving took
+  // Empty if the plan is feasible, else one line: what does not fit, its value,
+  // the limit, what to do.
   std::string infeasible;
-  // The scarce resource of an infeasible plan: "gpu_memory", "host_memory";
-  // "none" for a feasible plan.
+  // The scarce resource of an infeasible plan ("gpu_memory", "host_memory");
+  // "none" if the plan is feasible.
   std::string limited_by = "none";
   std::vector<PlanLimit> limits;
-  // Units (units.h) that were planned for it, and units with known plans.
+  // How many units (units.h) were solved for this plan, and how many had known
+  // plans.
   int64_t units_solved = 0;
   int64_t units_known = 0;
 };

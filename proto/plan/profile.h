@@ -1,8 +1,8 @@
 // The profile of one training step of a rank: the planner's input.
 //
-// A rank makes it by running one chunk of each segment kind in a provisional
-// lease, and sends it to the daemon as a sealed memfd (codec.h). Plain data;
-// thread safety: values.
+// A rank makes the profile by running one chunk of each segment kind in a
+// provisional lease, and sends it to the daemon as a sealed memfd (codec.h).
+// Plain data. Thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace sluice::plan {
 
-// One buffer of a trace, alive in [lower, upper) of the trace's own time.
+// One buffer of a trace, alive in [lower, upper) on the trace's time axis.
 struct Buffer {
   int64_t id = 0;
   int64_t lower = 0;
@@ -25,9 +25,9 @@ struct Buffer {
   Bytes size;
 };
 
-// The allocator requests of one piece of work, in order of requests.
-// `buffers[k]` is the k-th allocation; replay relies on that order. A buffer
-// that is not freed inside the trace has upper = `end`.
+// The allocator requests of one piece of work, in order. `buffers[k]` is the
+// k-th allocation; replay relies on that order. A buffer that is not freed
+// inside the trace has upper = `end`.
 struct Trace {
   std::vector<Buffer> buffers;
   int64_t end = 0;
@@ -40,26 +40,25 @@ struct Trace {
 struct SegmentKind {
   std::string name;
   Trace trace;
-  double seconds = 0;      // one execution, measured, without waits
-  int64_t executions = 0;  // in one step of this rank
+  double seconds = 0;      // measured time of one execution, without waits
+  int64_t executions = 0;  // number in one step of this rank
 };
 
-// The name of the only kind of a rank that does not distinguish kinds of
-// layers.
+// The name of a rank's only kind of layers.
 inline constexpr const char* kOneKind = "layer";
 
-// Layers of a rank that are alike: dense or with experts, with windowed or full
-// attention, frozen. A layer's copies hide behind its own compute, because at
-// most two chunks are in flight, so each kind has windows and traffic of its
-// own.
+// A group of equal layers of a rank: dense or with experts, with windowed or
+// full attention, frozen. Each kind has its own windows and traffic, because a
+// layer's copies hide behind the compute of the same layer: at most two chunks
+// are in flight.
 struct LayerKind {
   std::string name = kOneKind;
   int64_t layers = 0;
   // Layers that keep their skeletal tensors on the GPU (MEMO's last two layers;
   // 0 for the chunk-streamed layer).
   int64_t resident_layers = 0;
-  // Windows: measured seconds of one layer's forward and backward, waits
-  // included. 0 for a pass that copies nothing, such as backward of frozen
+  // Windows: measured seconds of one layer's forward and backward, including
+  // waits. 0 for a pass that copies nothing, such as the backward of frozen
   // layers.
   double forward_layer_seconds = 0;
   double backward_layer_seconds = 0;
@@ -75,72 +74,75 @@ struct LayerKind {
 // A class of skeletal tensors of one kind of layers (MEMO section 4.1): made in
 // forward, needed in backward.
 struct SkeletalClass {
-  std::string name;              // "layer_input", "attention_output", "ffn_up"
-  std::string kind = kOneKind;   // LayerKind::name
-  Bytes bytes_per_layer;         // this rank, all its tokens
-  double recompute_seconds = 0;  // per layer, all tokens, from its input
-  bool must_swap = false;        // layer input, attention output, lse
-  // The rank's `…_fixed` counts already contain this class's copies, because
-  // they happen whatever alpha is (k and v go out in forward and are read
-  // again). So its swapped fraction costs only host memory.
+  std::string name;             // "layer_input", "attention_output", "ffn_up"
+  std::string kind = kOneKind;  // LayerKind::name
+  Bytes bytes_per_layer;        // of this rank, for all its tokens
+  // Per layer, for all tokens, from the layer's input.
+  double recompute_seconds = 0;
+  bool must_swap = false;  // set for layer input, attention output, lse
+  // True if the rank's `…_fixed` counts already contain this class's copies,
+  // because these happen whatever alpha is (k and v are copied out in forward
+  // and read again). The class's swapped fraction then costs only host memory.
   bool traffic_in_fixed = false;
-  // All ranks of a job must keep and swap the same fractions: q, k, v in head
-  // layout, because their rows come from all ranks.
+  // True if all ranks of a job must keep and swap the same fractions. Holds for
+  // q, k, v in head layout, because their rows come from all ranks.
   bool shared = false;
-  // The runtime supports keeping it on the GPU.
+  // True if the runtime supports keeping the class on the GPU.
   bool can_keep = false;
   GivenFractions given;
-  // If an earlier round chose the fractions: its reason, copied to the plan.
+  // If an earlier round chose the fractions, its reason, which the plan
+  // repeats.
   std::string why;
 };
 
 // The planner's input for one rank.
 struct RankProfile {
-  // The job in this request; (job, rank) is unique. Ranks of one job have the
-  // same fractions of classes that are `SkeletalClass::shared`.
+  // The job's number in this request; (job, rank) is unique. Ranks of one job
+  // have the same fractions of classes that are `SkeletalClass::shared`.
   int64_t job = 0;
   Rank rank;
   DeviceIndex gpu;
   NumaIndex numa;
-  // At least one, with distinct names.
+  // At least one kind, with distinct names.
   std::vector<LayerKind> kinds = {LayerKind{}};
   std::vector<SegmentKind> segments;
   std::vector<SkeletalClass> classes;
   // Host memory of this rank that does not depend on the plan: one layer's
   // scratch, the last layer's output, dX.
   Bytes host_fixed;
-  // The host memory that the user lets the rank have. Unset: what the node
-  // gives.
+  // The host memory that the user allows this rank. Unset: only the node's
+  // limits hold.
   std::optional<Bytes> host_limit;
-  // The room of the rank's GPU lease beside states and rounding buffers. 0 if
-  // it is not known: then the plan keeps nothing and is not checked against it.
+  // The room in the rank's GPU lease without states and rounding buffers. 0 if
+  // unknown: the plan then keeps nothing and is not checked against it.
   Bytes transient_capacity;
-  // The part of `transient_capacity` that kept rows may not use, because the
-  // plan's transient buffers may be larger than those recorded with other
-  // fractions.
+  // The part of `transient_capacity` that kept rows may not use. It is reserved
+  // because the plan's transient buffers may be larger than those recorded with
+  // other fractions.
   Bytes keep_reserve;
-  // MEMO's policy, if the user asked for it: all free classes swap this
-  // fraction and keep nothing, unless a class asks for fractions of its own.
+  // MEMO's policy, if the user requests it: all free classes swap this fraction
+  // and keep nothing, except classes that request their own fractions.
   // Negative: the planner chooses.
   double alpha = -1;
-  // True if an earlier round chose the fractions: each free class asks for its
+  // True if an earlier round chose the fractions: each free class requests its
   // keep and swap. The planner then plans only memory for this rank and changes
   // no other rank's plan because of it. `transient_capacity` excludes the rows
   // that the rank keeps.
   bool settled = false;
   // If settled: what limited the earlier round's choice
-  // (RankPlan::alpha_limited_by), copied to the plan.
+  // (RankPlan::alpha_limited_by), which the plan repeats.
   std::string limited_by;
 };
 
-// Returns the position of the kind of that name, or nullopt, which codec.h and
-// the planner refuse.
+// Returns the position of the kind with that name. Returns nullopt if there is
+// none, which codec.h and the planner refuse.
 std::optional<size_t> FindKind(const RankProfile& profile,
                                std::string_view name);
 // Returns the kind of a class. REQUIRES: the profile was checked.
 const LayerKind& KindOf(const RankProfile& profile,
                         const SkeletalClass& skeletal);
-// The name that people read: "moe/ffn_up", or "ffn_up" if there is one kind.
+// Formats the class's name for people: "moe/ffn_up", or "ffn_up" if there is
+// one kind.
 std::string FullName(const std::string& kind, const std::string& name);
 
 }  // namespace sluice::plan

@@ -12,7 +12,8 @@ namespace {
 
 constexpr size_t kMaxWord = 128;
 
-// A printable word of the line, without the separator.
+// Returns `text` as a printable word that does not contain the line's
+// separator.
 std::string Word(std::string text) {
   text.resize(std::min(text.size(), kMaxWord));
   for (char& c : text) {

@@ -1,5 +1,5 @@
-// The progress of a plan worker: one line in a memfd that the worker overwrites
-// and the daemon reads when a client asks.
+// The progress of a plan worker: one line in a memfd. The worker overwrites it,
+// and the daemon reads it when a client asks.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,19 +14,19 @@
 namespace sluice::plan {
 
 struct PlanProgress {
-  int64_t done = 0;     // planned segments
-  int64_t all = 0;      // all segments
-  std::string segment;  // the one being planned
-  std::string arm;      // solver's: "greedy", "search", "cbc"
-  Bytes peak;           // of the segment's best plan so far
-  Bytes lower_bound;    // proved so far
+  int64_t done = 0;     // number of planned segments
+  int64_t all = 0;      // number of all segments
+  std::string segment;  // the segment being planned
+  std::string arm;      // the current solver: "greedy", "search", "cbc"
+  Bytes peak;           // peak of the segment's best plan so far
+  Bytes lower_bound;    // the best bound proved so far
   bool operator==(const PlanProgress&) const = default;
 };
 
 inline constexpr size_t kProgressBytes = 512;
 
-// Returns kProgressBytes bytes with a checksum, because a reader may read
-// during a write.
+// Returns kProgressBytes bytes. They include a checksum, because a reader may
+// read during a write.
 std::string WriteProgress(const PlanProgress& progress);
 // Returns nullopt if there is no progress yet or the line is half written.
 std::optional<PlanProgress> ReadProgress(std::string_view bytes);

@@ -1,6 +1,6 @@
 // The daemon's request to its plan worker: the profiles of all local ranks of
-// all jobs that are planned together, and the resources of the node. Plain
-// data; thread safety: values.
+// the jobs that are planned together, and the resources of the node. Plain
+// data. Thread safety: values.
 #pragma once
 
 #include <optional>
@@ -21,8 +21,9 @@ struct LinkCapacity {
   std::string name;
   double h2d_bytes_per_second = 0;  // > 0
   double d2h_bytes_per_second = 0;  // > 0
-  std::vector<size_t> profiles;     // positions of those that copy over it
-  // Both directions together, > 0. Unset: only the two limits above hold.
+  std::vector<size_t> profiles;     // positions of the ranks that copy over it
+  // Limit of both directions together, > 0. Unset: only the two limits above
+  // hold.
   std::optional<double> both_bytes_per_second = std::nullopt;
   bool operator==(const LinkCapacity&) const = default;
 };
@@ -32,7 +33,7 @@ struct LinkCapacity {
 struct HostLimit {
   std::string name;
   Bytes bytes;
-  std::vector<size_t> profiles;  // their positions
+  std::vector<size_t> profiles;  // positions of these ranks
   bool operator==(const HostLimit&) const = default;
 };
 
@@ -45,7 +46,7 @@ struct NodeResources {
 struct PlanRequest {
   std::vector<RankProfile> profiles;
   NodeResources resources;
-  std::vector<UnitPlan> known;  // units with plans from before
+  std::vector<UnitPlan> known;  // units that earlier plans have solved
 };
 
 }  // namespace sluice::plan

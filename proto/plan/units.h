@@ -1,5 +1,5 @@
-// Units: repeated pieces of work. The planner plans the memory of each unit
-// once.
+// Units: repeated pieces of work, such as a chunk's forward. The planner plans
+// each unit's memory once.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,7 +14,7 @@
 namespace sluice::plan {
 
 inline constexpr size_t kMaxUnits = 4096;
-// Larger units are not kept, because the naive check of a placement is
+// Plans of larger units are not kept, because the naive check of a placement is
 // quadratic.
 inline constexpr size_t kMaxUnitBuffers = 4096;
 
@@ -24,17 +24,17 @@ struct UnitPlan {
   Placement placement;
 };
 
-// The trace without details that do not affect a placement: ids count up, and
-// times become ranks among the times that occur. Requests keep their order, so
-// a placement of either trace is one of the other.
+// Returns the trace without details that do not affect a placement: ids count
+// up, and each time becomes its rank among all times. Requests keep their
+// order, so a placement of either trace is valid for the other.
 Trace Canonical(const Trace& trace);
-// A stable 128-bit hash, in hex, of the canonical trace. Measured seconds and
-// names do not enter it.
+// Returns a stable 128-bit hash, in hex, of the canonical trace. The hash
+// ignores measured seconds and names.
 std::string UnitKey(const Trace& trace);
 bool SameUnit(const Trace& a, const Trace& b);  // REQUIRES: canonical
 
-// 128-bit FNV-1a in hex: stable across machines and versions, not
-// cryptographic.
+// Returns a 128-bit FNV-1a hash in hex. It is stable across machines and
+// versions, but not cryptographic.
 std::string HashBytes(std::string_view bytes);
 
 }  // namespace sluice::plan

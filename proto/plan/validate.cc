@@ -14,9 +14,11 @@
 namespace sluice::plan {
 namespace {
 
-// Measured rates are doubles; a plan may exceed a capacity by rounding.
+// Relative tolerance: measured rates are doubles, so rounding may make a plan
+// exceed a capacity.
 constexpr double kTolerance = 1e-6;
-constexpr double kRounded = 1e-5;  // a plan's limits have six digits
+// The tolerance of a plan's limits, which have six digits.
+constexpr double kRounded = 1e-5;
 
 template <typename... Args>
 absl::Status Wrong(fmt::format_string<Args...> text, Args&&... args) {
@@ -82,7 +84,8 @@ absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// Checks the fractions that a class or the rank's alpha asked for.
+// Checks that the plan has the fractions that a class or the rank's alpha
+// requested.
 absl::Status CheckAsked(const RankProfile& profile,
                         const SkeletalClass& skeletal, const ClassPlan& c) {
   if (skeletal.must_swap) return absl::OkStatus();
@@ -153,7 +156,7 @@ double MovingLayers(const LayerKind& kind) {
   return static_cast<double>(kind.moving_layers());
 }
 
-// Bytes of all layers that stay in host memory and on the GPU.
+// The bytes that all layers together hold in host memory and on the GPU.
 struct Held {
   double host = 0;
   double gpu = 0;
@@ -182,9 +185,9 @@ absl::Status CheckHostBytes(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// Checks that transient buffers and kept rows fit the lease, and that nothing
-// is kept if the lease is not known. A settled profile's capacity already
-// excludes its kept rows.
+// Checks that transient buffers and kept rows fit into the lease, and that
+// nothing is kept if the lease's size is unknown. A settled profile's capacity
+// already excludes its kept rows.
 absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
   const Bytes capacity = profile.transient_capacity;
   const bool told = capacity > Bytes(0);
@@ -206,7 +209,7 @@ absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
       capacity.count());
 }
 
-// Checks that ranks of a job have equal fractions of shared classes.
+// Checks that all ranks of a job have equal fractions of shared classes.
 absl::Status CheckShared(const std::vector<RankProfile>& profiles,
                          const NodePlan& plan) {
   std::map<std::tuple<int64_t, std::string, std::string>, TokenFractions> first;
@@ -249,14 +252,15 @@ double Rate(double bytes, double seconds) {
   return seconds > 0 ? bytes / seconds : HUGE_VAL;
 }
 
-// Bytes per second that a layer moves, in the pass that moves more.
+// Bytes per second that a layer copies, for each direction in the pass that
+// copies more.
 struct Rates {
   double d2h = 0;
   double h2d = 0;
-  double both = 0;  // the sum
+  double both = 0;  // both directions together
 };
 
-// `copied` are the bytes that one layer swaps.
+// Returns a layer's rates; `copied` is the number of bytes that it swaps.
 Rates RatesOf(const LayerKind& k, double copied) {
   const auto rate = [](Bytes fixed, double more, double seconds) {
     return Rate(static_cast<double>(fixed.count()) + more, seconds);
@@ -273,14 +277,15 @@ Rates RatesOf(const LayerKind& k, double copied) {
           rate(k.backward_d2h_fixed + k.backward_h2d_fixed, copied, backward))};
 }
 
-// The smallest fraction that must be swapped: 0 of a class that the planner is
-// free to choose.
+// Returns the smallest fraction that must be swapped, which is 0 for a class
+// that the planner may choose freely.
 double LeastSwapped(const RankProfile& p, const SkeletalClass& c) {
   if (c.must_swap) return 1;
   return c.given.swap.value_or(std::max(p.alpha, 0.0));
 }
 
-// The rates of each kind of a rank's layers: in this plan, and at least.
+// The rates of each kind of a rank's layers: those of this plan, and the least
+// possible ones.
 struct KindRates {
   std::vector<Rates> used, least;  // by kind
 };
@@ -308,8 +313,9 @@ double Most(const std::vector<Rates>& kinds, double Rates::*way) {
   return most;
 }
 
-// How far the plan's row of a link exceeds the link's capacity; then the plan
-// accepts visible copies.
+// Returns the rate that the plan states for the row of a link, or 0 if it
+// states none. A rate above the link's capacity means that the plan accepts
+// copies that delay compute.
 double Overload(const NodePlan& plan, const std::string& row) {
   for (const PlanLimit& limit : plan.limits) {
     if (limit.what == row) return limit.used * (1 + kRounded);
@@ -317,11 +323,10 @@ double Overload(const NodePlan& plan, const std::string& row) {
   return 0;
 }
 
-// Checks one direction of a link for every combination of kinds of layers that
-// the ranks may run at the same time: the link must carry their copies. If the
-// copies that cannot be avoided already overload the link, they do not hide
-// whatever the plan is, and the link is no limit; but the plan may add only as
-// much as its limits say.
+// Checks one direction of a link: for every combination of kinds of layers that
+// the ranks may run at the same time, their copies must not exceed `capacity`
+// (the link's, or the rate that the plan states if that is larger). Copies that
+// no plan can avoid are allowed to exceed it.
 absl::Status CheckWay(const std::vector<KindRates>& ranks, double Rates::*way,
                       double capacity, const std::string& link,
                       const char* where) {

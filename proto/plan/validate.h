@@ -1,10 +1,12 @@
 // The naive check that every plan passes before use. It follows the definition
-// and shares no code with the solvers. It lies here and not in planner/,
-// because the daemon and the client check a worker's answer and may not use the
+// and shares no code with the solvers. It is here and not in planner/, because
+// the daemon and the client check a worker's answer and may not depend on the
 // planner.
 //
 // Errors are Internal (a solver is wrong, or its answer was damaged) in one
-// line: what, value, limit. Thread safety: pure functions.
+// line: what, value, limit.
+//
+// Thread safety: pure functions.
 #pragma once
 
 #include <vector>
@@ -16,29 +18,31 @@
 
 namespace sluice::plan {
 
-// Returns the part of a plan for this rank of this job, or for a profile; null
+// Returns the part of a plan for a rank of a job, or for a profile's rank; null
 // if there is none.
 const RankPlan* PartOf(const NodePlan& plan, int64_t job, Rank rank);
 const RankPlan* PartOf(const NodePlan& plan, const RankProfile& profile);
 
 // Checks that every buffer has one offset; that no buffer overlaps another that
-// is alive with it, lies below 0, is unaligned, or ends above the peak; and
-// that peak >= lower_bound. Compares all pairs up to 2,000 buffers, and plays
-// the trace beyond that, in O(n log n).
+// is alive at the same time, has a negative or unaligned offset, or ends above
+// the peak; and that peak >= lower_bound. Compares all pairs up to 2,000
+// buffers; with more, it plays the trace in O(n log n).
 absl::Status ValidatePlacement(const Trace& trace, const Placement& placement);
 
-// Checks what a client needs before it adopts its rank's part: every segment
-// kind of the profile is planned once, inside the transient region; every class
-// is planned once, with fractions in [0, 1] that sum to 1 and equal those asked
-// for; `must_swap` classes are swapped whole, and only `can_keep` classes are
-// kept; alpha is their share; host_bytes covers what they need.
+// Checks what a client needs before it adopts its rank's part of a plan: every
+// segment kind of the profile is planned once, inside the transient region;
+// every class is planned once, with fractions in [0, 1] that sum to 1 and equal
+// the requested ones; `must_swap` classes are swapped whole, and only
+// `can_keep` classes are kept; alpha is the swapped share; host_bytes covers
+// all of it.
 absl::Status ValidateRankPlan(const RankProfile& profile, const RankPlan& plan);
 
 // Checks ValidateRankPlan for every rank, each planned once; that `shared`
-// fractions are equal over a job's ranks; that host limits hold; that transient
-// buffers and kept rows fit their leases; and that no link has to carry more
-// than its capacity, than the unavoidable copies already take, or than the
-// plan's limits say. An infeasible plan is valid, since nothing of it is used.
+// fractions are equal over a job's ranks; that host limits hold; and that
+// transient buffers and kept rows fit their leases. No link may have to carry
+// more than the largest of its capacity, the unavoidable copies, and what the
+// plan's limits state. An infeasible plan is valid, since nothing of it is
+// used.
 absl::Status ValidateNodePlan(const std::vector<RankProfile>& profiles,
                               const NodeResources& resources,
                               const NodePlan& plan);

@@ -1,4 +1,4 @@
-// Checks a placement; validate.cc has the rest of the check.
+// Checks a placement. The rest of the plan's check is in validate.cc.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace sluice::plan {
 namespace {
 
-// More buffers than this are not compared pair by pair: 70,000 would take
+// Above this number buffers are not compared pair by pair: 70,000 would take
 // seconds.
 constexpr size_t kMostInPairs = 2000;
 
@@ -67,7 +67,7 @@ absl::Status CheckPair(const Trace& trace, const Placement& placement, size_t i,
       (at_b + b.size).count());
 }
 
-// Compares all pairs, straight from the definition.
+// Compares all pairs of buffers, as the definition states.
 absl::Status CheckAllPairs(const Trace& trace, const Placement& placement) {
   for (size_t i = 0; i < trace.buffers.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
@@ -80,10 +80,10 @@ absl::Status CheckAllPairs(const Trace& trace, const Placement& placement) {
 }
 
 // Plays the trace: a new buffer must not overlap its neighbours among the live
-// buffers. The first pair that overlaps is found when the later of them is
-// born.
+// buffers. An overlap is found when the later of the two buffers is allocated.
 absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
-  std::vector<std::tuple<int64_t, bool, size_t>> events;  // deaths first
+  // Ordered by time; at equal times, frees come first.
+  std::vector<std::tuple<int64_t, bool, size_t>> events;
   for (size_t k = 0; k < trace.buffers.size(); ++k) {
     const Buffer& b = trace.buffers[k];
     if (b.size == Bytes(0) || b.lower >= b.upper) continue;

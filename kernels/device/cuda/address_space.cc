@@ -47,7 +47,8 @@ absl::StatusOr<Address> AddressSpace::Reserve(Bytes size,
     }
     address = static_cast<Address>(range);
   } else {
-    // The default alignment may be too small for memory that is mapped there.
+    // Aligned for every place of this kind, because the default alignment may
+    // be too small for memory that is mapped there.
     SLUICE_ASSIGN_OR_RETURN(const Bytes alignment, maker_->Alignment(kind));
     DevicePointer range = 0;
     SLUICE_CUDA(library_, cuMemAddressReserve, "of " + FormatBytes(size),
@@ -75,7 +76,8 @@ absl::Status AddressSpace::Release(Address address,
 absl::Status AddressSpace::Free(Address address, Bytes size) {
   SLUICE_ASSIGN_OR_RETURN(const auto reservation,
                           book_.Freeable(address, size));
-  // A failed release is not retried: its error may belong to an earlier call.
+  // A failed release is not retried, because its error may belong to an earlier
+  // call.
   book_.DropReservation(address);
   return Release(address, reservation);
 }
@@ -169,7 +171,8 @@ absl::Status AddressSpace::Unpin(Address address) {
         "nothing is pinned at {}", static_cast<const void*>(address)));
   }
   const Pinned pinned = it->second;
-  // The calls that can fail come first, while the memory is still pinned.
+  // The calls that can fail come first, so that after an error the memory is
+  // still pinned.
   SLUICE_ASSIGN_OR_RETURN(const auto scope,
                           ContextScope::Enter(library_, pinned.by));
   pins_.erase(it);
@@ -206,7 +209,8 @@ absl::Status AddressSpace::PinOutside(const Pins& pins, Address address,
   return status;
 }
 
-// Makes one range of each run of mappings that have no access yet.
+// Makes every run of adjacent mappings without access accessible, as one pinned
+// range.
 absl::Status AddressSpace::AllowOurs(const std::vector<Book::Tile*>& tiles,
                                      DeviceIndex device) {
   const auto has_access = [](const Book::Tile* tile) {

@@ -1,4 +1,5 @@
-// Reserved addresses on cuda, their mappings, and what of them is pinned.
+// Reserved addresses on cuda, their mappings, and the ranges of them that are
+// pinned.
 #pragma once
 
 #include <map>
@@ -28,14 +29,16 @@ class AddressSpace {
   absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind);
   absl::Status Free(Address address, Bytes size);
   absl::Status Map(Address address, Bytes size, MemoryPointer memory);
-  // If the range is part of what one Allow pinned, unpins all of that and pins
-  // the rest again. REQUIRES: nothing uses the range or the rest.
+  // Unmaps the range. If it is part of a larger range that one Allow pinned,
+  // unpins the larger range and pins its other parts again. REQUIRES: no copy
+  // or kernel uses the larger range.
   absl::Status Unmap(Address address, Bytes size);
-  // Pins our own host memory as one range per call: a copy may cross mappings
-  // of one call, but not of two.
+  // Makes the range accessible. Memory that we mmap is pinned as one range per
+  // call: a copy may cross mappings of one call, but not of two.
   absl::Status Allow(Address address, Bytes size, DeviceIndex device);
 
-  // Pins memory for all contexts, through the context of `device` or of any.
+  // Pins memory for all contexts. Uses the context of `device`, or any context
+  // if `device` is unset.
   absl::Status Pin(Address address, Bytes size,
                    std::optional<DeviceIndex> device);
   absl::Status Unpin(Address address);
@@ -43,7 +46,8 @@ class AddressSpace {
  private:
   using Book = AddressBook<PhysicalMemory>;
 
-  // Returns whether we mmap ranges of this kind instead of the driver.
+  // Returns whether we, and not the driver, make the mappings of this kind
+  // (mmap).
   bool IsOurs(Placement::Kind kind) const {
     return kind == Placement::Kind::kHost && !maker_->driver_pins_host();
   }
@@ -58,9 +62,10 @@ class AddressSpace {
   absl::Status AllowOurs(const std::vector<Book::Tile*>& tiles,
                          DeviceIndex device);
   absl::Status UnmapOne(const Book::Tile& tile);
-  // Unpins every range that overlaps this one, and returns them in `unpinned`.
+  // Unpins every range that overlaps this one, and adds those ranges to
+  // `unpinned`.
   absl::Status UnpinWithin(Address address, Bytes size, Pins& unpinned);
-  // Pins the parts of `pins` that lie outside the range again.
+  // Pins those parts of `pins` again that lie outside the range.
   absl::Status PinOutside(const Pins& pins, Address address, Bytes size);
 
   const LoadedLibrary* const library_;

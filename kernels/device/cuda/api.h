@@ -1,10 +1,10 @@
 // The part of the CUDA driver API that Sluice uses: types, constants, and the
 // names of the functions as libcuda.so.1 exports them.
 //
-// These are our own declarations and not cuda.h: a build needs no CUDA, and the
-// names carry their version (cuMemGetInfo_v2), which cuda.h hides behind
-// macros. Where cuda.h is installed, tests/device/cuda_api_test.cc compares
-// both.
+// These are our declarations. cuda.h is not included, because a build needs no
+// CUDA, and because cuda.h hides behind macros that names carry a version
+// (cuMemGetInfo_v2). Where cuda.h is installed, tests/device/cuda_api_test.cc
+// compares both.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +60,7 @@ inline constexpr int kLocationHostNuma = 3;
 inline constexpr int kAccessReadWrite = 3;
 inline constexpr int kGranularityMinimum = 0;
 inline constexpr unsigned kStreamNonBlocking = 1;
-inline constexpr unsigned kEventDefault = 0;  // with timing
+inline constexpr unsigned kEventDefault = 0;  // the event records its time
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr int kAttributeComputeMode = 20;
@@ -73,7 +73,8 @@ inline constexpr int kAttributeRdmaOfVirtualMemory = 110;
 inline constexpr int kAttributeHostNumaId = 134;
 inline constexpr int kAttributeHostNumaVirtualMemory = 141;
 
-// X(exported name, parameter types…); every function returns Result.
+// Lists the functions as X(exported name, parameter types…). Each returns
+// Result.
 #define SLUICE_CUDA_FUNCTIONS(X)                                               \
   X(cuInit, unsigned)                                                          \
   X(cuDriverGetVersion, int*)                                                  \
@@ -128,7 +129,7 @@ inline constexpr int kAttributeHostNumaVirtualMemory = 141;
   X(cuLaunchKernel, Kernel, unsigned, unsigned, unsigned, unsigned, unsigned,  \
     unsigned, unsigned, StreamPointer, void**, void**)
 
-// The loaded functions.
+// Pointers to the loaded functions.
 struct Functions {
 #define SLUICE_CUDA_MEMBER(name, ...) Result (*name)(__VA_ARGS__) = nullptr;
   SLUICE_CUDA_FUNCTIONS(SLUICE_CUDA_MEMBER)

@@ -1,6 +1,6 @@
-// The GPUs' primary contexts. Each takes hundreds of MiB of its GPU, so it is
-// made when it is first needed. The daemon needs none to make and hand out
-// memory, but has one on each GPU, because cuMemGetInfo asks for it.
+// The GPUs' primary contexts. A context takes hundreds of MiB of its GPU, so it
+// is made at its first use. The daemon needs no context to make and export
+// memory, but has one on each GPU, because cuMemGetInfo needs one.
 #pragma once
 
 #include <map>
@@ -14,17 +14,17 @@
 
 namespace sluice::device::cuda {
 
-// A GPU of this process. A GPU that cannot be used keeps its number, so that
-// the numbers of the others do not change.
+// A GPU of this process. An unusable GPU keeps its number, so that the numbers
+// of the other GPUs do not change.
 struct Gpu {
   Device device = 0;
-  absl::Status fault;  // Unavailable: unusable, no `device`
+  absl::Status fault;  // Unavailable: the GPU is unusable and has no `device`
 };
 
-// Thread safety: thread-safe.
+// Makes and keeps the primary contexts. Thread safety: thread-safe.
 class Contexts {
  public:
-  // REQUIRES: at least one GPU can be used.
+  // REQUIRES: at least one GPU is usable.
   Contexts(const LoadedLibrary* library, std::vector<Gpu> gpus)
       : library_(library), gpus_(std::move(gpus)) {}
   ~Contexts();
@@ -32,15 +32,16 @@ class Contexts {
   Contexts& operator=(const Contexts&) = delete;
 
   const std::vector<Gpu>& gpus() const { return gpus_; }
-  // The first GPU that can be used.
+  // Returns the first usable GPU.
   DeviceIndex first() const;
-  // InvalidArgument: no such GPU. Unavailable: the GPU cannot be used.
+  // Returns the CUDA device of a GPU. InvalidArgument: no such GPU.
+  // Unavailable: the GPU is unusable.
   absl::StatusOr<Device> DeviceOf(DeviceIndex gpu) const;
-  // Errors are those of DeviceOf.
+  // Returns the context of a GPU. Errors are those of DeviceOf.
   absl::StatusOr<Context> Of(DeviceIndex gpu);
-  // A context for calls that name no GPU: the thread's own, else one that
-  // exists already, else the first GPU's. A call that names its GPU uses Of(),
-  // because Any() could open a context on a GPU that is not the rank's.
+  // Returns a context for calls that name no GPU: the thread's current one,
+  // else any that exists, else the first GPU's. Calls that name a GPU use Of(),
+  // because Any() could make a context on a GPU that is not the rank's.
   absl::StatusOr<Context> Any();
 
  private:
@@ -50,8 +51,8 @@ class Contexts {
   std::map<DeviceIndex, Context> contexts_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Makes a context current for a scope and then restores the former one: torch
-// relies on its own current context.
+// Makes a context current for a scope and then restores the previous one,
+// because torch relies on the context that it made current.
 class ContextScope {
  public:
   static absl::StatusOr<ContextScope> Enter(const LoadedLibrary* library,

@@ -16,8 +16,8 @@
 namespace sluice::device::cuda {
 namespace {
 
-// Part of CUDA's name of a MIG instance ("NVIDIA A100 MIG 3g.20gb"). No
-// attribute identifies an instance.
+// Part of CUDA's name of a MIG instance ("NVIDIA A100 MIG 3g.20gb"). The name
+// is used, because no attribute identifies an instance.
 constexpr char kInstance[] = " MIG ";
 
 absl::StatusOr<std::string> NameOf(const LoadedLibrary* library, Device device,
@@ -27,8 +27,8 @@ absl::StatusOr<std::string> NameOf(const LoadedLibrary* library, Device device,
   return name;
 }
 
-// Formats as nvidia-smi -L does: GPU-8-4-4-4-12, or MIG-8-4-4-4-12 for an
-// instance.
+// Formats the UUID as nvidia-smi -L does: GPU-8-4-4-4-12, or MIG-8-4-4-4-12 for
+// an instance.
 absl::StatusOr<std::string> UuidOf(const LoadedLibrary* library, Device device,
                                    const std::string& remark) {
   Uuid uuid = {};
@@ -43,7 +43,7 @@ absl::StatusOr<std::string> UuidOf(const LoadedLibrary* library, Device device,
   return text;
 }
 
-// Formats as sysfs does: "0000:3b:00.0", while drivers may write "3B".
+// Formats a PCI address as sysfs does: "0000:3b:00.0". Drivers may write "3B".
 std::string BusText(std::string bus) {
   for (char& c : bus) {
     if (c >= 'A' && c <= 'F') c = static_cast<char>(c - 'A' + 'a');
@@ -56,7 +56,7 @@ MemoryUse HostUsage() {
   return {.total = memory.total, .used = memory.total - memory.available};
 }
 
-// Each fault ends with ": " and the command that mends it.
+// Examines the GPU. Each fault ends with ": " and the command that solves it.
 absl::StatusOr<Gpu> LookAt(const LoadedLibrary* library, int index) {
   const std::string remark = fmt::format("of GPU {}", index);
   Device device = 0;
@@ -91,7 +91,8 @@ absl::Status Lost(int index, const absl::Status& why) {
       index, std::string(why.message())));
 }
 
-// Names CUDA_VISIBLE_DEVICES if it may be the reason that no GPU is seen.
+// Returns a remark about CUDA_VISIBLE_DEVICES if it may be the reason that no
+// GPU is visible.
 std::string HiddenBy() {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return "";
@@ -119,7 +120,8 @@ absl::StatusOr<std::vector<Gpu>> FindGpus(const LoadedLibrary* library) {
   return gpus;
 }
 
-// Whatever its code, a failed initialisation means that there is no usable GPU.
+// Initialises the library. Every failure becomes Unavailable, because each
+// means that there is no usable GPU.
 absl::Status Initialise(const LoadedLibrary* library) {
   const absl::Status status =
       library->ToStatus(library->functions().cuInit(0), "cuInit");
@@ -155,11 +157,12 @@ CudaDriver::CudaDriver(std::unique_ptr<LoadedLibrary> library,
 CudaDriver::~CudaDriver() {
   const MutexLock lock(stream_mutex_);
   const Functions& f = library_->functions();
-  // An adopted stream belongs to its creator, which destroys it.
+  // An adopted stream belongs to the library that created it, which also
+  // destroys it.
   for (const auto& [id, entry] : streams_) {
     if (entry.adopted) continue;
     const auto scope = Enter(entry.device);
-    if (!scope.ok()) continue;  // its context destroys it
+    if (!scope.ok()) continue;  // destroyed with its context
     f.cuStreamSynchronize(entry.stream);
     f.cuStreamDestroy_v2(entry.stream);
   }
@@ -250,8 +253,8 @@ Bytes CudaDriver::Own(Placement where) const {
 }
 
 absl::StatusOr<Bytes> CudaDriver::HeldByOthersOn(Placement where) {
-  // Read first, so that memory released in between does not count as another
-  // process's.
+  // Own() is read before and after Usage, so that memory released in between
+  // does not count as another process's.
   const Bytes before = Own(where);
   SLUICE_ASSIGN_OR_RETURN(const MemoryUse use, Usage(where));
   return std::max(use.used - std::max(before, Own(where)), Bytes(0));
@@ -261,7 +264,7 @@ absl::StatusOr<std::map<Placement, Bytes>> CudaDriver::HeldOutside() {
   std::map<Placement, Bytes> held;
   for (size_t i = 0; i < contexts_.gpus().size(); ++i) {
     const Placement where = Placement::Gpu(DeviceIndex(i));
-    // A lost GPU must not hide what other processes hold on the other GPUs.
+    // A lost GPU is left out, so that the other GPUs' bytes are still reported.
     const auto on_gpu = HeldByOthersOn(where);
     if (on_gpu.ok()) held[where] = *on_gpu;
   }
@@ -299,7 +302,8 @@ absl::StatusOr<Memory> CudaDriver::Import(const UniqueFd& fd, Placement where,
   return Register(std::move(memory));
 }
 
-// An exported descriptor keeps the memory alive after the process that made it.
+// Keep exports a descriptor, because an exported descriptor keeps the memory
+// alive after the process that made it.
 absl::StatusOr<UniqueFd> CudaDriver::Keep(Memory memory) {
   return Export(memory);
 }
@@ -387,7 +391,8 @@ absl::Status CudaDriver::DestroyStream(Stream stream) {
     return absl::InvalidArgumentError(fmt::format(
         "stream {} is not the driver's to destroy", stream.value()));
   }
-  // The calls that can fail come first, while the stream still exists.
+  // The calls that can fail come first, so that after an error the stream still
+  // exists.
   SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
   {
     const MutexLock lock(stream_mutex_);
@@ -469,12 +474,13 @@ absl::Status CudaDriver::DestroyEvent(Event event) {
     const MutexLock lock(stream_mutex_);
     events_.erase(event);
   }
-  // Waits that are already enqueued keep what they need.
+  // Waits that are already enqueued stay valid: CUDA keeps what they need.
   SLUICE_CUDA(library_, cuEventDestroy_v2, "", entry.event);
   return absl::OkStatus();
 }
 
-// Returns the event in the context of `device`, which is current.
+// Returns the event in the context of `device`, which must be current; makes
+// the event if needed.
 absl::StatusOr<EventPointer> CudaDriver::EventOn(Event event,
                                                  DeviceIndex device) {
   const MutexLock lock(stream_mutex_);
@@ -569,8 +575,8 @@ absl::Status CudaDriver::CopyAsync(Address to, const std::byte* from,
   copied_[static_cast<int>(direction)] += size.count();
   if (size == Bytes(0)) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
-  // With unified addressing the driver finds the direction itself, also if the
-  // destination of "host to device" is pinned host memory.
+  // With unified addressing the driver finds the direction from the addresses,
+  // also if the destination of "host to device" is pinned host memory.
   SLUICE_CUDA(library_, cuMemcpyAsync, RangeName(to, size),
               reinterpret_cast<DevicePointer>(to),
               reinterpret_cast<DevicePointer>(from), size.size(), on.stream);
@@ -606,7 +612,8 @@ absl::Status CudaDriver::Launch(Function function, const LaunchShape& shape,
     kernel = it->second;
   }
   SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
-  // A library's kernel handle selects its function in the current context.
+  // `kernel` is a handle of a library (cuLibrary), which selects its function
+  // in the current context.
   SLUICE_CUDA(library_, cuLaunchKernel, "", kernel, shape.grid[0],
               shape.grid[1], shape.grid[2], shape.block[0], shape.block[1],
               shape.block[2], shape.shared_bytes, on.stream, arguments.data(),

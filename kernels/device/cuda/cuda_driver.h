@@ -20,7 +20,7 @@ namespace sluice::device::cuda {
 
 class CudaDriver final : public Driver {
  public:
-  // Initialises the library. Unavailable if it finds no usable GPU.
+  // Initialises the library. Unavailable: no GPU is usable.
   static absl::StatusOr<std::unique_ptr<Driver>> Start(
       std::unique_ptr<LoadedLibrary> library, HostMemoryChoice host);
   ~CudaDriver() override;
@@ -87,10 +87,10 @@ class CudaDriver final : public Driver {
   struct StreamEntry {
     StreamPointer stream = nullptr;
     DeviceIndex device;
-    bool adopted = false;  // made elsewhere: never destroyed here
+    bool adopted = false;  // made by another library: never destroyed here
   };
-  // An event belongs to the context in which it was made, so it is made at its
-  // first recording, and again when it is recorded on another GPU.
+  // An event belongs to the context in which it was made. So it is made at its
+  // first recording, and made again when it is recorded on another GPU.
   struct EventEntry {
     EventPointer event = nullptr;
     DeviceIndex device;
@@ -102,13 +102,13 @@ class CudaDriver final : public Driver {
 
   absl::StatusOr<DeviceInfo> Describe(DeviceIndex index) const;
   absl::StatusOr<ContextScope> Enter(DeviceIndex device);
-  // Returns the bytes at `where` that handles of this process hold.
+  // Returns how many bytes at `where` this process's handles hold.
   Bytes Own(Placement where) const;
   absl::StatusOr<Bytes> HeldByOthersOn(Placement where);
   Memory Register(MemoryPointer memory);
   absl::StatusOr<MemoryPointer> Find(Memory memory) const;
   absl::StatusOr<StreamPointer> MakeStream(DeviceIndex device);
-  // Makes a compute stream at its first use.
+  // Returns the stream's entry. Makes a compute stream at its first use.
   absl::StatusOr<StreamEntry> Find(Stream stream);
   absl::StatusOr<EventEntry> Find(Event event) const;
   Event NewEvent(bool timed);

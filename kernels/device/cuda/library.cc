@@ -54,7 +54,8 @@ absl::StatusCode CodeOf(Result result) {
       return absl::StatusCode::kUnimplemented;
     case 800:  // NOT_PERMITTED
       return absl::StatusCode::kPermissionDenied;
-    // No GPU, or an error that makes the context or the GPU unusable.
+    // These mean that there is no GPU, or that the context or the GPU is
+    // unusable.
     case 3:    // NOT_INITIALIZED
     case 46:   // DEVICE_UNAVAILABLE
     case 100:  // NO_DEVICE
@@ -82,7 +83,7 @@ absl::StatusCode CodeOf(Result result) {
 
 namespace {
 
-// Advice for CUDA errors that mean that the code is newer than the driver.
+// Returns advice if a CUDA error means that the code is newer than the driver.
 const char* Remedy(Result result) {
   return result == 200 || result == 218 || result == 222
              ? "; kernels that nvcc 13 compiled need the NVIDIA driver 580 or "
@@ -102,7 +103,7 @@ absl::Status LoadedLibrary::ToStatus(Result result, const std::string& call,
   return Mark(
       absl::Status(
           CodeOf(result),
-          // SLUICE_CUDA joins a call and its remark, which may be empty.
+          // `call` ends with SLUICE_CUDA's remark, which may be empty.
           fmt::format("{}: {} ({}){}",
                       call.substr(0, call.find_last_not_of(' ') + 1),
                       name != nullptr ? name : fmt::format("error {}", result),

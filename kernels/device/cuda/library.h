@@ -12,22 +12,24 @@
 
 namespace sluice::device::cuda {
 
-// The oldest driver that Sluice supports: 12.2 exports NUMA-placed host memory.
-// Kernels that nvcc 13 compiled load with driver 580 (13.0) and newer.
+// The oldest driver that Sluice supports. 12.2 is the first that exports
+// NUMA-placed host memory. Kernels compiled by nvcc 13 need driver 580 (13.0)
+// or newer.
 inline constexpr int kOldestDriver = 12020;
 
-// Thread safety: thread-safe after Load.
+// The loaded libcuda. Thread safety: thread-safe after Load.
 class LoadedLibrary {
  public:
-  // Unavailable, with the reason, if the library is not installed or lacks a
-  // function. Calls only dlopen and dlsym. The library is never closed, because
-  // the driver runs threads of its own in it.
+  // Loads the library; calls only dlopen and dlsym. Unavailable, with the
+  // reason: the library is not installed or lacks a function. The library is
+  // never closed, because the driver runs its threads in it.
   static absl::StatusOr<std::unique_ptr<LoadedLibrary>> Load(
       const std::string& path);
 
   const Functions& functions() const { return functions_; }
-  // Returns ok for kSuccess. `call` has the function and the arguments that
-  // matter. `memory` marks a failure for lack of memory.
+  // Returns OK for kSuccess, else a Status. `call` is the function with its
+  // important arguments. `memory` is the shortage that a failure for lack of
+  // memory means.
   absl::Status ToStatus(Result result, const std::string& call,
                         Shortage memory = Shortage::kGpuMemory) const;
 
@@ -35,13 +37,14 @@ class LoadedLibrary {
   Functions functions_;
 };
 
-// The status code of a driver's error (the list in driver.h).
+// Returns the status code of a driver's error (listed in driver.h).
 absl::StatusCode CodeOf(Result result);
 
 }  // namespace sluice::device::cuda
 
-// SLUICE_CUDA(cuda_, cuMemRelease, "of 4 MiB", handle) calls the function and
-// returns a failure as a Status with the function's name and the remark.
+// SLUICE_CUDA(cuda_, cuMemRelease, "of 4 MiB", handle) calls the function. On
+// failure it returns a Status with the function's name and the remark from the
+// enclosing function.
 #define SLUICE_CUDA(library, function, remark, ...)                     \
   SLUICE_RETURN_IF_ERROR(                                               \
       (library)->ToStatus((library)->functions().function(__VA_ARGS__), \

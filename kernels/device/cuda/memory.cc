@@ -32,10 +32,10 @@ bool NumaNodeExists(uint64_t node) {
   return node == 0 || access(path.c_str(), F_OK) == 0;
 }
 
-// Allocates the file's pages, huge ones if the kernel has them, by several
-// threads on the cores of this thread: up to four are faster
-// (NVIDIA/cudf#23457). fallocate allocates the rest if a kernel or sandbox
-// ignores the advice.
+// Allocates the pages of the mapped file, as huge pages if the kernel has them.
+// Several threads on the cores of this thread do it, because up to four are
+// faster (NVIDIA/cudf#23457). If a kernel or sandbox ignores the advice,
+// fallocate later allocates the missing pages.
 void TakePages(void* range, size_t size) {
   constexpr size_t kThreads = 4, kLeast = size_t{64} << 20;
   madvise(range, size, MADV_HUGEPAGE);
@@ -51,14 +51,14 @@ void TakePages(void* range, size_t size) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Binds the pages of a mapped file to one NUMA node. The file is bound and not
-// the thread, which keeps the policy that numactl gave it.
+// Binds the pages of a mapped file to one NUMA node. Not the thread, which must
+// keep the policy that numactl set.
 absl::Status BindToNode(void* range, Bytes size, uint64_t node) {
   if (node == 0 && !NumaNodeExists(1)) return absl::OkStatus();
   constexpr size_t kBits = 8 * sizeof(unsigned long);
   std::vector<unsigned long> nodes(node / kBits + 1);
   nodes[node / kBits] = 1ul << node % kBits;
-  // The kernel expects the number of bits plus one.
+  // mbind expects the number of bits plus one.
   const long bound = syscall(SYS_mbind, range, size.size(), MPOL_BIND,
                              nodes.data(), nodes.size() * kBits + 1, 0);
   if (bound == 0) return absl::OkStatus();
@@ -83,7 +83,8 @@ MemoryMaker::MemoryMaker(const LoadedLibrary* library, const Contexts* contexts,
     : library_(library), contexts_(contexts) {
   for (const Gpu& gpu : contexts_->gpus()) {
     int supported = 0;
-    // Only network cards use it. A GPU that does not answer goes without.
+    // Only network cards need this attribute, so a GPU that does not answer
+    // counts as lacking it.
     if (gpu.fault.ok()) {
       library_->functions().cuDeviceGetAttribute(
           &supported, kAttributeRdmaOfVirtualMemory, gpu.device);
@@ -163,7 +164,7 @@ absl::StatusOr<Bytes> MemoryMaker::Alignment(Placement::Kind kind) const {
       kind == Placement::Kind::kGpu ? contexts_->gpus().size() : 1;
   for (size_t i = 0; i < places; ++i) {
     const auto granularity = Granularity({kind, i});
-    // A lost GPU cannot map memory, but the other GPUs can.
+    // A lost GPU maps no memory, so it is ignored while there are others.
     if (absl::IsUnavailable(granularity.status()) && places > 1) continue;
     SLUICE_RETURN_IF_ERROR(granularity.status());
     alignment = std::max(alignment, *granularity);
@@ -200,9 +201,9 @@ absl::StatusOr<MemoryPointer> MemoryMaker::CreateMemfd(Placement where,
                                                        Bytes size) const {
   UniqueFd fd(memfd_create("sluice-host", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoStatus(errno, "memfd_create");
-  // Allocates all pages now, because a page that is missing later would be a
-  // SIGBUS in a rank. The seals come after that: one of them forbids the file
-  // to grow.
+  // Allocates all pages now, because a page that is missing later would raise
+  // SIGBUS in a rank. The seals are added after that, since one of them forbids
+  // the file to grow.
   if (ftruncate(fd.get(), size.count()) != 0) {
     return ErrnoStatus(errno, "size host memory");
   }
@@ -214,7 +215,7 @@ absl::StatusOr<MemoryPointer> MemoryMaker::CreateMemfd(Placement where,
   munmap(range, size.size());
   SLUICE_RETURN_IF_ERROR(bound);
   if (fallocate(fd.get(), 0, 0, size.count()) != 0) {
-    // A memfd lies in memory: ENOSPC does not mean a full disk.
+    // A memfd lies in memory, so ENOSPC does not mean a full disk.
     return errno == ENOSPC || errno == ENOMEM
                ? ShortOf(Shortage::kHostMemory,
                          "no host memory left " + Describe(where, size))
@@ -241,8 +242,8 @@ absl::StatusOr<UniqueFd> MemoryMaker::Export(
   SLUICE_CUDA(library_, cuMemExportToShareableHandle,
               Describe(memory.where(), memory.size()), &fd, memory.handle(),
               kHandlePosixFd, 0);
-  // The driver cannot export with close-on-exec, so a child that another thread
-  // starts at this moment inherits the descriptor.
+  // The driver's descriptor lacks close-on-exec, so a child that another thread
+  // starts at this moment inherits it.
   UniqueFd exported(fd);
   if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
     return ErrnoStatus(errno, "close exported memory on exec");
@@ -250,7 +251,8 @@ absl::StatusOr<UniqueFd> MemoryMaker::Export(
   return exported;
 }
 
-// Another process probed the kind too, and may have found a different one.
+// Checks that the exporter's kind of host memory is this process's. Both
+// processes probed it, and may have found different kinds.
 absl::Status MemoryMaker::CheckKind(const UniqueFd& fd, Placement where,
                                     Bytes size) const {
   if (IsMemfd(fd) == UsesMemfd(where)) return absl::OkStatus();
@@ -279,9 +281,9 @@ absl::Status MemoryMaker::CheckPlace(MemoryHandle handle, Placement where,
   SLUICE_CUDA(library_, cuMemGetAllocationPropertiesFromHandle,
               "of an imported descriptor", &properties, handle);
   const Location expected = Properties(where).location;
-  // NUMA nodes have the machine's numbers. GPU numbers are not compared: CUDA
-  // does not document whether the number is the exporter's or the importer's,
-  // and the two differ with CUDA_VISIBLE_DEVICES.
+  // NUMA nodes have the same numbers in all processes. GPU numbers are not
+  // compared: CUDA does not document whether the number is the exporter's or
+  // the importer's, and the two differ with CUDA_VISIBLE_DEVICES.
   const bool same_number = where.kind == Placement::Kind::kGpu ||
                            properties.location.id == expected.id;
   if (properties.location.type == expected.type && same_number) {

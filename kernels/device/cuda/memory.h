@@ -1,11 +1,11 @@
 // Physical memory on cuda, of three kinds:
-//   a GPU's           cuMemCreate, exported by descriptor
-//   pinned, driver's  cuMemCreate on a HOST_NUMA place, exported likewise
-//   pinned, ours      memfd, pinned by every process that maps it with
-//                     cuMemHostRegister: where the driver cannot do the above
-// Which of the two kinds of host memory this machine has is probed once, by
-// making a piece. Importing the other kind fails with the reason why this
-// machine does not make it.
+//   GPU memory             cuMemCreate, exported by descriptor
+//   pinned by the driver   cuMemCreate on a HOST_NUMA place, exported likewise
+//   pinned by us           memfd, which every process that maps it pins with
+//                          cuMemHostRegister; used if the driver cannot pin
+// MemoryMaker probes which kind of host memory this machine has, by making a
+// piece. Importing the other kind fails with the reason why this machine does
+// not make it.
 #pragma once
 
 #include <memory>
@@ -61,22 +61,22 @@ using MemoryPointer = std::shared_ptr<PhysicalMemory>;
 // Makes, exports and imports memory. Thread safety: thread-safe.
 class MemoryMaker {
  public:
-  // Probes once whether the driver makes and exports pinned memory, unless
-  // `host` decides it.
+  // If `host` is kAuto, probes once whether the driver makes and exports pinned
+  // memory.
   MemoryMaker(const LoadedLibrary* library, const Contexts* contexts,
               HostMemoryChoice host);
 
   bool driver_pins_host() const { return host_.ok(); }
   HostMemoryKind HostMemory() const;
-  // The alignment of mappings that suits every place of this kind: a power of
-  // two.
+  // Returns the alignment for mappings that suits every place of this kind, a
+  // power of two.
   absl::StatusOr<Bytes> Alignment(Placement::Kind kind) const;
   absl::Status CheckPlacement(Placement where) const;
   absl::StatusOr<Bytes> Granularity(Placement where) const;
   absl::Status CheckSize(Placement where, Bytes size) const;
   absl::StatusOr<MemoryPointer> Create(Placement where, Bytes size) const;
-  // Refuses imported memory: the driver answers INVALID_VALUE (measured on an
-  // H100, 580.159.04), and a memfd is treated the same.
+  // Refuses imported memory, because the driver answers INVALID_VALUE (measured
+  // on an H100, 580.159.04). An imported memfd is refused for consistency.
   absl::StatusOr<UniqueFd> Export(const PhysicalMemory& memory) const;
   absl::StatusOr<MemoryPointer> Import(const UniqueFd& fd, Placement where,
                                        Bytes size) const;
@@ -89,17 +89,17 @@ class MemoryMaker {
   }
   absl::Status CheckKind(const UniqueFd& fd, Placement where, Bytes size) const;
   absl::Status CheckMemfd(const UniqueFd& fd, Bytes size) const;
-  // Checks that the driver reports the same place for the memory, as far as it
-  // can be asked. For GPUs only the exporter says which one it is.
+  // Checks that the driver reports `where` as the memory's place, as far as it
+  // can: which GPU it is, only the exporter knows.
   absl::Status CheckPlace(MemoryHandle handle, Placement where,
                           Bytes size) const;
   absl::StatusOr<MemoryPointer> CreateMemfd(Placement where, Bytes size) const;
 
   const LoadedLibrary* const library_;
   const Contexts* const contexts_;
-  // Ok, or the reason why the driver makes no host memory here.
+  // OK if the driver makes host memory here, else the reason why not.
   absl::Status host_;
-  std::vector<bool> rdma_;  // by GPU: network cards can reach its memory
+  std::vector<bool> rdma_;  // for each GPU: network cards can access its memory
 };
 
 }  // namespace sluice::device::cuda

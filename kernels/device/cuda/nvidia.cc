@@ -8,7 +8,7 @@
 namespace sluice::device {
 namespace {
 
-// The sorted names in a folder; empty if it does not exist.
+// Returns the sorted names in a folder, or none if it does not exist.
 std::vector<std::string> Names(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -27,13 +27,13 @@ std::string FirstWord(const std::string& path) {
   return word;
 }
 
-// nvidia0, nvidiactl, nvidia-uvm …
+// Accepts nvidia0, nvidiactl, nvidia-uvm, …
 bool IsDeviceFile(const std::string& name) {
   return name.starts_with("nvidia");
 }
 
-// Accepts NVIDIA's display and 3D controllers; the GPU's sound and USB
-// functions are on the bus too.
+// Returns whether a PCI device is NVIDIA's display or 3D controller. The GPU's
+// sound and USB functions are separate devices.
 bool IsGpu(const std::string& device) {
   return FirstWord(device + "/vendor") == "0x10de" &&
          FirstWord(device + "/class").starts_with("0x03");
@@ -59,7 +59,7 @@ std::string FindNvidiaDevice(const std::string& root) {
 std::string NvidiaDeviceNode(const std::string& uuid, const std::string& root) {
   const std::string folder = root + "/proc/driver/nvidia/gpus";
   for (const std::string& name : Names(folder)) {
-    // "GPU UUID: \t GPU-…", "Device Minor: \t 0"
+    // Lines are "GPU UUID: \t GPU-…" and "Device Minor: \t 0".
     std::ifstream file(folder + "/" + name + "/information");
     std::string minor;
     bool same = false;

@@ -8,14 +8,14 @@
 
 namespace sluice::device {
 
-// Returns the evidence, for a message ("/dev/nvidia0", "PCI device
+// Returns the evidence of a GPU, for a message ("/dev/nvidia0", "PCI device
 // 0000:3b:00.0"), or "". Device files and /proc/driver/nvidia exist while the
-// kernel module is loaded; the PCI bus lists a GPU without it too. `root` is
-// prefixed to every path, for tests.
+// kernel module is loaded; the PCI bus lists a GPU without the module too.
+// `root` is prefixed to every path, for tests.
 std::string FindNvidiaDevice(const std::string& root = "");
 
-// Returns the device node of the GPU with this UUID ("/dev/nvidia3"), by the
-// minor number that the driver shows in /proc, or "" if it shows none.
+// Returns the device node of the GPU with this UUID ("/dev/nvidia3"). Finds it
+// by the minor number that the driver shows in /proc; "" if it shows none.
 std::string NvidiaDeviceNode(const std::string& uuid,
                              const std::string& root = "");
 

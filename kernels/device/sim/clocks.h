@@ -1,6 +1,6 @@
-// The clocks of a simulated node's links. Processes of all users write them: a
-// memfd of its own, sealed against truncation and growth. The daemon makes it
-// and sends it to each session.
+// The clocks of a simulated node's links. Processes of all users write them, so
+// they are in a separate memfd, sealed against truncation and growth. The
+// daemon makes it and sends it to each session.
 #pragma once
 
 #include <sys/mman.h>
@@ -21,9 +21,11 @@ struct Unmap {
 template <typename T>
 using Mapped = std::unique_ptr<T, Unmap<T>>;
 
-// InvalidArgument: `fd` is no memfd of clocks, or not sealed.
+// Maps the clocks. InvalidArgument: `fd` is no memfd of clocks, or is not
+// sealed.
 absl::StatusOr<Mapped<SharedClocks>> MapClocks(const UniqueFd& fd);
-// Clocks that no other process sees, for links that are not shared.
+// Makes clocks that no other process sees. Links timed by them are not shared
+// with other processes.
 absl::StatusOr<Mapped<SharedClocks>> PrivateClocks();
 
 }  // namespace sluice::device

@@ -1,5 +1,5 @@
-// The configuration of a simulated node: its checks, and its form in the state
-// file.
+// Checks the configuration of a simulated node, and converts it to and from its
+// form in the state file.
 #pragma once
 
 #include <string>
@@ -11,17 +11,20 @@
 
 namespace sluice::device {
 
-// An InvalidArgument about the node; `message` says what is wrong.
+// Returns an InvalidArgument about the node; `message` states the fault.
 absl::Status BadNode(const std::string& message);
 
-// InvalidArgument names the impossible value and the possible ones.
+// Checks the configuration. InvalidArgument names the impossible value and the
+// possible ones.
 absl::Status CheckSimConfig(const SimConfig& config);
 absl::Status CheckLinkSpeed(std::string_view link, double bytes_per_second);
 
-// REQUIRES: CheckSimConfig(config) is ok; `state` is all zero.
+// Writes the configuration to a new state. REQUIRES: CheckSimConfig(config) is
+// ok; `state` is all zero.
 void WriteConfig(const SimConfig& config, SharedState& state);
-// Checks every index and length in the state, which comes from a file. The
-// configuration may still be inconsistent: see CheckSimConfig.
+// Reads the configuration. Checks every index and length in the state, because
+// the state comes from a file. The configuration may still be inconsistent: see
+// CheckSimConfig.
 SimConfig ReadConfig(const SharedState& state);
 
 }  // namespace sluice::device

@@ -14,7 +14,7 @@
 namespace sluice::device {
 namespace {
 
-constexpr uint64_t kNobody = 0;  // no ledger's number
+constexpr uint64_t kNobody = 0;  // a number that no ledger has
 
 Bytes Total(const SimConfig& config, Placement where) {
   return where.kind == Placement::Kind::kGpu ? config.gpus[where.ordinal].memory
@@ -79,7 +79,7 @@ std::map<Placement, Bytes> Ledger::HeldOutside() {
 absl::Status Ledger::Add(Placement where, Bytes size) {
   const Bytes total = Total(node_->config(), where);
   if (node_->books() == Books::kShared) {
-    const Bytes used = UsedByAll(where);  // includes what was just made
+    const Bytes used = UsedByAll(where);  // includes the memory just made
     if (used <= total) return absl::OkStatus();
     return Full(where, size, used - size, total);
   }

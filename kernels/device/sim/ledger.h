@@ -1,15 +1,16 @@
 // Counts how much of each place of the simulated node is used.
 //
 // A piece of memory counts while a living process has a handle or a mapping of
-// it, as in CUDA. The kernel is asked for that (outside.h), so it is right
-// whenever a process dies. A descriptor in flight (exported, released, not yet
-// imported) counts once a process has received it.
+// it, as in CUDA. The kernel is asked for the holders (outside.h), so the count
+// is right even if processes die at any time. A descriptor in flight (exported,
+// released, not yet imported) counts once a process has received it.
 //
-// The process that makes the node's memory (node.h, Books) counts its own
-// memory itself, and adds what HeldOutside last found in other processes. Any
+// The process that makes the node's memory (Books in node.h) counts the memory
+// that it made, and adds what HeldOutside last found in other processes. Any
 // other process asks the kernel each time.
 //
 // Processes of one node must share a pid namespace.
+//
 // Thread safety: thread-safe, and safe between processes.
 #pragma once
 
@@ -30,23 +31,25 @@ class Ledger {
  public:
   explicit Ledger(NodeMapping* node);
 
-  // The name of the memfd of new memory.
+  // Returns the name for the memfd of new memory.
   std::string MemfdName(Placement where, Bytes size) const;
-  // Counts memory that was made and is open in this process. ResourceExhausted:
-  // the place had less than `size` left.
+  // Counts new memory, which this process has made and has open.
+  // ResourceExhausted: the place had less than `size` free.
   absl::Status Add(Placement where, Bytes size);
-  // Takes over memory that an earlier maker made. InvalidArgument: it is no
-  // memory of this node, place and size. FailedPrecondition: it is open here
-  // already.
+  // Counts memory that an earlier maker made as this ledger's. InvalidArgument:
+  // `fd` is no memory of this node, place and size. FailedPrecondition: this
+  // process has the memory open already.
   absl::Status AddAdopted(const UniqueFd& fd, Placement where, Bytes size);
-  // Called before the last handle and mapping in this process go.
+  // Removes memory from the count. Called before the last handle and mapping in
+  // this process are closed.
   void Leave(const UniqueFd& fd, Placement where, Bytes size);
-  // Unimplemented: the process that makes the node's memory imports none.
+  // Returns Unimplemented in the process that makes the node's memory, because
+  // it imports none.
   absl::Status CheckImport() const;
 
   absl::StatusOr<MemoryUse> Usage(Placement where);
-  // What the kernel says that living processes hold and this ledger has not
-  // made; at most the size of each place.
+  // Returns the bytes that living processes hold according to the kernel and
+  // that this ledger has not made; at most the size of each place.
   std::map<Placement, Bytes> HeldOutside();
   NodeMapping& node() const { return *node_; }
 
@@ -55,12 +58,13 @@ class Ledger {
   // all NUMA nodes share.
   using Source = std::pair<Placement::Kind, uint64_t>;
   static Source SourceOf(Placement where);
-  // What the kernel says that all processes use, this one included.
+  // Returns the bytes that all processes, including this one, use according to
+  // the kernel.
   Bytes UsedByAll(Placement where) const;
 
   NodeMapping* const node_;
-  const uint64_t maker_;  // in the names of its memory
-  // For Books::kOwn only.
+  const uint64_t maker_;  // this ledger's number in the names of its memory
+  // The members below are used with Books::kOwn only.
   Mutex mutex_;
   std::map<Source, Bytes> used_ ABSL_GUARDED_BY(mutex_);
   std::map<Source, Bytes> outside_ ABSL_GUARDED_BY(mutex_);

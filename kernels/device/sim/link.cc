@@ -11,8 +11,8 @@
 namespace sluice::device {
 namespace {
 
-// Long enough that waking up costs little, and short enough that streams that
-// share a link interleave.
+// The time of a slice: long enough that waking up costs little, and short
+// enough that streams that share a link interleave.
 constexpr double kSliceSeconds = 0.5e-3;
 constexpr double kMinSlice = 64 << 10;
 constexpr double kMaxSlice = 4 << 20;

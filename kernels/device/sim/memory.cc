@@ -20,7 +20,7 @@ absl::StatusOr<struct stat> StatDescriptor(const UniqueFd& fd) {
   return result;
 }
 
-// Opens the same memory as another open file.
+// Opens the same memory again, as another open file description.
 absl::StatusOr<UniqueFd> Reopen(const UniqueFd& fd, int mode = O_RDWR) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd.get());
   UniqueFd own(open(path.c_str(), mode | O_CLOEXEC));
@@ -38,7 +38,8 @@ absl::StatusOr<bool> OthersHaveOpen(const UniqueFd& fd) {
 }
 
 // Probes whether the kernel shows everything that can hold memory: another open
-// file, a mapping after its descriptor was closed, and both opened read-only.
+// file and a mapping after its descriptor was closed, each opened for writing
+// and read-only.
 bool KernelTellsHolders() {
   constexpr size_t kBytes = 4096;
   const UniqueFd made(memfd_create("sluice-probe", MFD_CLOEXEC));
@@ -85,12 +86,14 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Create(
   if (ftruncate(fd.get(), size.count()) != 0) {
     return ErrnoStatus(errno, "make memory of " + FormatBytes(size));
   }
-  // A process that receives it must not shrink it under the others (SIGBUS).
+  // Sealed, because a process that receives the memory must not shrink it:
+  // other processes would get SIGBUS.
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) !=
       0) {
     return ErrnoStatus(errno, "seal memory");
   }
-  // The kernel does not count the file that memfd_create opens as a writer.
+  // Reopened, because the kernel does not count the file that memfd_create
+  // opens as a writer.
   if (TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(fd, Reopen(fd));
   }
@@ -137,7 +140,7 @@ absl::StatusOr<UniqueFd> PhysicalMemory::Keep() const {
   return fd_.Duplicate();
 }
 
-// Any memfd could be passed on, but NVIDIA's driver refuses that.
+// Sim could export imported memory, but NVIDIA's driver refuses to.
 absl::Status PhysicalMemory::CheckNotImported() const {
   if (ledger_ != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format(
@@ -212,8 +215,9 @@ absl::Status AddressSpace::Unmap(Address address, Bytes size) {
 
 absl::Status AddressSpace::Allow(Address address, Bytes size) {
   SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
-  // Here and not in Map: one call per range instead of one per extent. Without
-  // access the range is of no use to a forked child or a dump anyway.
+  // Done here and not in Map, because this is one call per range instead of one
+  // per extent. Without access, neither a forked child nor a core dump can use
+  // the range anyway.
   madvise(address, size.size(), MADV_DONTFORK);
   madvise(address, size.size(), MADV_DONTDUMP);
   if (mprotect(address, size.size(), PROT_READ | PROT_WRITE) != 0) {

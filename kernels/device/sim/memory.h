@@ -1,5 +1,5 @@
 // Physical memory of the simulated node (sealed memfds, counted in the ledger),
-// and this process's reserved address ranges with their mappings.
+// and this process's reserved address ranges and mappings.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@
 namespace sluice::device {
 
 // One process's hold on a piece of physical memory, shared by the handle and
-// each mapping. Its destructor tells the ledger.
+// each mapping. The destructor removes the memory from the ledger.
 class PhysicalMemory {
  public:
   static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Create(Ledger* ledger,
@@ -22,7 +22,7 @@ class PhysicalMemory {
                                                                 Bytes size);
   static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Import(
       Ledger* ledger, const UniqueFd& fd, Placement where, Bytes size);
-  // Adopts memory that an earlier maker of the node's memory made.
+  // Takes over memory that an earlier maker of the node's memory made.
   static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Adopt(Ledger* ledger,
                                                                UniqueFd fd,
                                                                Placement where,
@@ -32,23 +32,23 @@ class PhysicalMemory {
   PhysicalMemory& operator=(const PhysicalMemory&) = delete;
 
   const UniqueFd& fd() const { return fd_; }
-  // Returns a descriptor for other processes. For memory made here it is
-  // another open file than ours.
+  // Returns a descriptor for other processes. For memory made here, it is a
+  // separate open file, so that HeldByOthers sees it.
   absl::StatusOr<UniqueFd> Export() const;
-  // Returns a descriptor that does not count among the holders.
+  // Returns a descriptor that HeldByOthers does not see.
   absl::StatusOr<UniqueFd> Keep() const;
 
-  // Returns whether HeldByOthers works, probed once. The kernel grants a write
-  // lease on a file exactly while no other open file of it exists, and a
-  // mapping or a descriptor in flight keeps one open. False if /proc is missing
-  // or the kernel counts otherwise.
+  // Returns whether HeldByOthers works; probed once. It relies on write leases:
+  // the kernel grants one on a file exactly if no other open file of it exists,
+  // and a mapping or a descriptor in flight keeps one open. Returns false if
+  // /proc is missing or the kernel behaves differently.
   static bool TellsHolders();
   absl::StatusOr<bool> HeldByOthers() const;
   Placement where() const { return where_; }
   Bytes size() const { return size_; }
 
  private:
-  // Whether `fd_` is an open file that only this handle has.
+  // kOwn: only this handle uses the open file `fd_`.
   enum class File { kOwn, kShared };
   // `ledger` is null for imported memory.
   PhysicalMemory(Ledger* ledger, UniqueFd fd, File file, Placement where,
@@ -68,7 +68,7 @@ class PhysicalMemory {
 };
 
 // Reservations and mappings of one driver. Mappings are PROT_NONE until Allow.
-// A forked child inherits none, and a core dump contains none.
+// A forked child inherits no mapping, and a core dump contains none.
 //
 // Thread safety: none; the driver locks.
 class AddressSpace {

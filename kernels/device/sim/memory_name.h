@@ -1,5 +1,6 @@
-// The name of a piece of simulated memory: that of its memfd, which the kernel
-// shows in /proc/PID/fd and /proc/PID/maps of every process that has it.
+// The name of a piece of simulated memory. It is the name of the memory's
+// memfd, which the kernel shows in /proc/PID/fd and /proc/PID/maps of every
+// process that has it.
 //
 //   sluice-sim:NODE:MAKER:gpu0:4194304
 //
@@ -20,26 +21,27 @@ namespace sluice::device {
 
 struct MemoryName {
   std::string node;
-  uint64_t maker = 0;  // a driver's random number
+  uint64_t maker = 0;  // random number of the driver that made the memory
   Placement where;
   Bytes size;
   bool operator==(const MemoryName&) const = default;
 };
 
-// The text for memfd_create.
+// Returns the text for memfd_create.
 std::string ToText(const MemoryName& name);
-// Returns nullopt for any other text.
+// Parses a name. Returns nullopt for any other text.
 std::optional<MemoryName> ReadMemoryName(std::string_view text);
 
-// Reads the kernel's form in links and lists of mappings: "/memfd:… (deleted)".
+// Parses the form that the kernel shows in links and lists of mappings:
+// "/memfd:… (deleted)".
 std::optional<MemoryName> ReadShownName(std::string_view text);
 
-// Reads the name of the memfd that a link in /proc leads to.
+// Reads the name of the memfd that a link in /proc points to.
 std::optional<MemoryName> ReadLinkedName(const std::string& link);
 
-// Names the node in `directory` by that folder and its birth time, whatever
-// path leads there. The name does not change while the folder exists, even if
-// the state in it is made anew.
+// Returns a name for the node in `directory`, made of the folder's identity and
+// birth time, so it does not depend on the path. The name stays the same while
+// the folder exists, even if its state file is replaced.
 absl::StatusOr<std::string> NodeName(const std::string& directory);
 
 }  // namespace sluice::device

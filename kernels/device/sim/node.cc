@@ -71,8 +71,8 @@ absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
 
 bool Locks(int fd, int how) { return flock(fd, how | LOCK_NB) == 0; }
 
-// Returns ok if `path` has no node, or one that no process uses; `lock` then
-// keeps other processes from opening it.
+// Returns OK if `path` has no node, or a node that no process uses. In the
+// second case `lock` keeps other processes from opening the node.
 absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
   lock = UniqueFd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock) {
@@ -80,8 +80,9 @@ absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
                            : ErrnoStatus(errno, "open " + path);
   }
   if (Locks(lock.get(), LOCK_EX)) return absl::OkStatus();
-  // Processes that use a node share its lock. An exclusive lock does not mean
-  // use: any user may lock a file that it may read, for as long as it likes.
+  // Processes that use a node hold a shared lock. If even a shared lock fails,
+  // the holder has an exclusive lock, which does not mean use: any user may
+  // lock a file that it may read, for as long as it likes.
   if (!Locks(lock.get(), LOCK_SH)) return absl::OkStatus();
   return absl::FailedPreconditionError(fmt::format(
       "the simulated node {} is in use: end the processes that use it, or open "
@@ -105,8 +106,8 @@ absl::StatusOr<OpenState> OpenFile(const std::string& path) {
   return ErrnoStatus(errno, "open " + path);
 }
 
-// Opens and locks the state file that is at `path` now, and not a file that
-// CreateSimNode replaced between the two steps.
+// Opens and locks the state file. Makes sure that the locked file is still the
+// one at `path`, because CreateSimNode may replace it between the two steps.
 absl::StatusOr<OpenState> OpenLocked(const std::string& directory) {
   const std::string path = StatePath(directory);
   if (access(path.c_str(), F_OK) != 0 &&
@@ -114,7 +115,7 @@ absl::StatusOr<OpenState> OpenLocked(const std::string& directory) {
     return absl::NotFoundError(fmt::format(
         "no simulated node in {}: start sluiced, or make one", directory));
   }
-  // It is locked only for a moment, while a new file takes its place.
+  // CreateSimNode holds its lock only for a moment, while it replaces the file.
   for (int tries = 0; tries < 500; ++tries) {
     SLUICE_ASSIGN_OR_RETURN(OpenState state, OpenFile(path));
     if (!Locks(state.fd.get(), LOCK_SH)) {
@@ -170,7 +171,7 @@ absl::Status SimNodeImpl::FailCall(std::string_view name, int nth) {
   SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
   for (SharedFailure& failure : state->failures) {
     int64_t unused = 0;
-    // -1 claims the entry while its name is written.
+    // -1 claims the entry until its name is written.
     if (!failure.remaining.compare_exchange_strong(unused, -1)) continue;
     std::memset(failure.call, 0, sizeof(failure.call));
     name.copy(failure.call, sizeof(failure.call) - 1);
@@ -224,17 +225,18 @@ absl::Status CreateSimNode(const std::string& directory,
   SLUICE_RETURN_IF_ERROR(LockUnused(StatePath(directory), lock));
 
   const std::string fresh = fmt::format("{}/node.new.{}", directory, getpid());
-  unlink(fresh.c_str());  // left by a process with this pid that died here
+  // An earlier process with this pid may have died here and left the file.
+  unlink(fresh.c_str());
   const absl::Status made = [&]() -> absl::Status {
     UniqueFd fd(open(fresh.c_str(),
                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (!fd) return ErrnoStatus(errno, "make " + fresh);
-    // Ranks of any user read it, whatever the umask; the directory's mode
-    // limits which users reach it. A user with write permission could truncate
-    // it, and a process that reads missing pages dies (SIGBUS).
+    // Readable for ranks of any user, whatever the umask is; the directory's
+    // mode limits which users reach the file. Not writable: a user could
+    // truncate the file, and a process that reads missing pages dies (SIGBUS).
     fchmod(fd.get(), 0644);
-    // Allocates every page now: a write to a missing page ends the process
-    // (SIGBUS) if the file system is full by then.
+    // Allocates every page now, because writing to a missing page on a full
+    // file system would end the process (SIGBUS).
     if (const int error = posix_fallocate(fd.get(), 0, sizeof(SharedState));
         error != 0) {
       return ErrnoStatus(
@@ -296,8 +298,8 @@ absl::StatusOr<SharedState*> NodeMapping::ForWriting() const {
       "only its owner changes a simulated node, or makes memory of it");
 }
 
-// Locks a file that it opens for this, so that the lock excludes threads as
-// well as processes and ends with its holder.
+// Opens the state file again and locks that descriptor, so that the lock
+// excludes threads as well as processes and ends when the descriptor is closed.
 absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
   if (books_ == Books::kOwn) return UniqueFd();
   SLUICE_RETURN_IF_ERROR(ForWriting().status());
@@ -314,8 +316,8 @@ absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
 
 void NodeMapping::NoteMet(const SharedFailure& failure) const {
   if (books_ == Books::kOwn) {
-    // Written to the state, so that readers of the node see it and a next
-    // daemon does not meet the failure again.
+    // Also clears the failure in the state, so that readers of the node see it
+    // and the next daemon does not fail again.
     const auto at = static_cast<size_t>(&failure - failures_.data());
     if (!writable_ || state_->failures[at].remaining.exchange(0) == 0) return;
   }
@@ -324,8 +326,8 @@ void NodeMapping::NoteMet(const SharedFailure& failure) const {
 
 absl::Status NodeMapping::Enter(const char* call) const {
   const bool own = books_ == Books::kOwn;
-  // Failures are for the owner's processes, because others cannot count them
-  // down.
+  // With shared books, failures apply only to the owner's processes, because
+  // other processes cannot count them down.
   if (!own && (!writable_ ||
                state_->failures_armed.load(std::memory_order_relaxed) == 0)) {
     return absl::OkStatus();

@@ -1,4 +1,4 @@
-// A process's view of a simulated node: the mapped state file.
+// A process's view of a simulated node, through the mapped state file.
 #pragma once
 
 #include <array>
@@ -14,18 +14,18 @@
 namespace sluice::device {
 
 // How used memory is counted. kOwn is for the one process that makes the node's
-// memory (the daemon): it counts by itself, and ignores changes of the state
-// after it opened the node: sizes, lost GPUs, failures injected later.
+// memory (the daemon). It counts the memory itself and ignores later changes of
+// the state: sizes, lost GPUs, newly injected failures.
 enum class Books { kShared, kOwn };
 
-// Maps the state file and holds a shared lock on it, which tells CreateSimNode
+// Maps the state file and holds a shared lock on it, which shows CreateSimNode
 // that the node is in use. Thread safety: thread-safe.
 class NodeMapping {
  public:
-  // `clocks` are those of its links, from MakeSimClocks. Without them the
-  // owner's processes share the clocks in the state, and another user's process
-  // has its own. FailedPrecondition: the node's sizes and counts are
-  // inconsistent.
+  // `clocks` are the clocks of the node's links, from MakeSimClocks. Without
+  // them, the owner's processes share the clocks in the state, and each process
+  // of another user has private ones. FailedPrecondition: the node's sizes and
+  // counts are inconsistent.
   static absl::StatusOr<std::unique_ptr<NodeMapping>> Open(
       const std::string& directory, Books books = Books::kShared,
       const UniqueFd& clocks = UniqueFd());
@@ -33,29 +33,32 @@ class NodeMapping {
   NodeMapping& operator=(const NodeMapping&) = delete;
 
   const SharedState& state() const { return *state_; }
-  // PermissionDenied: this process does not belong to the node's owner.
+  // Returns the state for writing. PermissionDenied: this process does not
+  // belong to the node's owner.
   absl::StatusOr<SharedState*> ForWriting() const;
   SharedClocks& clocks() const {
     return clocks_ != nullptr ? *clocks_ : state_->clocks;
   }
-  // While the descriptor lives, no other process makes memory of shared books.
-  // PermissionDenied as above. With own books it locks nothing.
+  // Returns a lock: while it is open, no other process with shared books makes
+  // memory. Locks nothing with own books. PermissionDenied: see ForWriting.
   absl::StatusOr<UniqueFd> LockMaking() const;
-  // The configuration when the node was opened.
+  // Returns the configuration as it was when the node was opened.
   const SimConfig& config() const { return config_; }
   Books books() const { return books_; }
-  // NODE in the names of its memory's memfds (memory_name.h).
+  // Returns the NODE part of the names of its memory (memory_name.h).
   const std::string& name() const { return name_; }
 
-  // ResourceExhausted if an injected failure of `call` is due now.
+  // Counts a call. ResourceExhausted: a failure was injected into this call.
   absl::Status Enter(const char* call) const;
   bool Has(Placement where) const;
-  // InvalidArgument: no such GPU or NUMA node. Unavailable: the GPU is lost.
+  // Checks that the place can be used. InvalidArgument: no such GPU or NUMA
+  // node. Unavailable: the GPU is lost.
   absl::Status CheckPlacement(Placement where) const;
 
  private:
   size_t CountOf(Placement::Kind kind) const;
-  // Counts an injected failure down, in its own books or the shared ones.
+  // Records that an injected failure has occurred. With own books, clears it in
+  // the state too.
   void NoteMet(const SharedFailure& failure) const;
   NodeMapping(UniqueFd fd, Mapped<SharedState> state, bool writable,
               Books books)
@@ -68,14 +71,14 @@ class NodeMapping {
   const Mapped<SharedState> state_;
   const bool writable_;
   const Books books_;
-  Mapped<SharedClocks> clocks_;  // null: those in the state
+  Mapped<SharedClocks> clocks_;  // null: the clocks in the state are used
   std::string name_;
   SimConfig config_;
-  // Own books: the failures that were pending when the node was opened.
+  // With own books: the failures that were pending when the node was opened.
   mutable std::array<SharedFailure, kSimMaxFailures> failures_{};
 };
 
-// "GPU 1", "NUMA node 0".
+// Formats "GPU 1", "NUMA node 0".
 std::string PlacementName(Placement where);
 
 }  // namespace sluice::device

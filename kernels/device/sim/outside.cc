@@ -31,7 +31,8 @@ struct CloseFolder {
   void operator()(DIR* folder) const { closedir(folder); }
 };
 
-// Calls `use` with each name in the folder; does nothing if it cannot be read.
+// Calls `use` with each name in the folder. Does nothing if the folder cannot
+// be read.
 void ForEachIn(const std::string& path, auto use) {
   const std::unique_ptr<DIR, CloseFolder> folder(opendir(path.c_str()));
   if (folder == nullptr) return;
@@ -47,7 +48,7 @@ void ForEachProcess(auto use) {
   });
 }
 
-// Returns "" if the file is empty or cannot be read.
+// Returns the file's text, or "" if it cannot be read.
 std::string ReadAll(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::string text;
@@ -59,8 +60,8 @@ std::string ReadAll(const std::string& path) {
   return text;
 }
 
-// The real user of `process` (/proc/PID). The owner of that folder would be
-// root for a process that changed its user.
+// Returns the real user of `process` (/proc/PID). Not the owner of that folder:
+// it would be root for a process that changed its user.
 uid_t UserOf(const std::string& process) {
   const std::string status = ReadAll(process + "/status");
   uid_t user = 0;
@@ -75,8 +76,9 @@ std::optional<struct stat> StatPath(const std::string& path) {
   return result;
 }
 
-// The file system of all memfds. No path leads there, so no user can give
-// another file of root's such a name.
+// Returns the device number of the file system of all memfds. A file with it is
+// a memfd: no path leads into that file system, so no user can give another
+// file of root such a name.
 dev_t MemfdDevice() {
   const UniqueFd fd(memfd_create("sluice-probe", MFD_CLOEXEC));
   struct stat status = {};
@@ -84,28 +86,30 @@ dev_t MemfdDevice() {
   return status.st_dev;
 }
 
-// Returns whether no thread of `others` shares the descriptors of this one,
-// which is then added to them. A daemon of many threads has thousands of
-// descriptors.
+// Returns whether `thread` shares its descriptor table with no thread of
+// `others`, and then adds it to them. So each table is searched once: a daemon
+// with many threads has thousands of descriptors.
 bool HasNewTable(pid_t thread, std::vector<pid_t>& others) {
   for (const pid_t other : others) {
-    // 0 means equal. If the kernel does not tell, a table is searched twice.
+    // 0 means the same table. If kcmp fails, a table is searched twice, which
+    // is harmless.
     if (syscall(SYS_kcmp, thread, other, KCMP_FILES, 0, 0) == 0) return false;
   }
   others.push_back(thread);
   return true;
 }
 
-// One search of all processes.
+// One search through all processes.
 class Search {
  public:
   Search(const std::string& node, const Own& own) : node_(node), own_(own) {}
 
-  // Threads can have descriptors of their own. If the first thread has ended,
-  // it shows no mappings, but the others do.
+  // Adds the memory of all threads of a process, because threads can have
+  // separate descriptor tables. A first thread that has ended shows no
+  // mappings, but the others do.
   void AddProcess(const std::string& process) {
     bool mappings_seen = false;
-    std::vector<pid_t> looked_at;  // one thread of each table
+    std::vector<pid_t> looked_at;  // one thread per descriptor table
     ForEachIn(process + "/task", [&](const std::string& thread) {
       const std::string path = process + "/task/" + thread;
       pid_t id = 0;
@@ -130,7 +134,8 @@ class Search {
   }
 
  private:
-  // Returns whether it is memory of this node that another driver made.
+  // Returns whether the name is of memory of this node that another driver
+  // made.
   bool IsWanted(const std::optional<MemoryName>& name) const {
     return name && name->node == node_ && name->maker != own_.maker;
   }
@@ -147,7 +152,7 @@ class Search {
     if (file && IsOurs(*file)) found_.insert({file->st_ino, *name});
   }
 
-  // 7f00-7f10 rw-s 00000000 00:01 1234      /memfd:… (deleted)
+  // A line is "7f00-7f10 rw-s 00000000 00:01 1234      /memfd:… (deleted)".
   void AddMappings(const std::string& process, absl::string_view maps) {
     for (const absl::string_view line : absl::StrSplit(maps, '\n')) {
       const size_t path = line.find("/memfd:");

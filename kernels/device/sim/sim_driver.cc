@@ -216,7 +216,8 @@ absl::StatusOr<Stream> SimDriver::CreateStream(DeviceIndex device) {
 
 absl::Status SimDriver::DestroyStream(Stream stream) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("DestroyStream"));
-  // destroyed outside the lock, since it finishes its work
+  // Destroyed after the lock is released, because the destructor finishes the
+  // stream's work.
   std::shared_ptr<SimStream> ends;
   const MutexLock lock(stream_mutex_);
   const auto it = streams_.find(stream);
@@ -287,7 +288,8 @@ absl::Status SimDriver::DestroyEvent(Event event) {
 absl::Status SimDriver::RecordEvent(Event event, Stream stream) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("RecordEvent"));
   SLUICE_ASSIGN_OR_RETURN(const auto copies, FindStream(stream));
-  // What the calling thread computed before this call is complete.
+  // On a compute stream the record is complete: the calling thread has already
+  // computed what precedes this call.
   auto record = copies == nullptr ? nullptr : std::make_shared<Completion>();
   {
     const MutexLock lock(stream_mutex_);

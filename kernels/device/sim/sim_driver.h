@@ -25,7 +25,7 @@ namespace sluice::device {
 class SimDriver final : public Driver {
  public:
   explicit SimDriver(std::unique_ptr<NodeMapping> node);
-  // Finishes the work on all streams.
+  // Waits until the work on all streams has ended.
   ~SimDriver() override;
 
   std::string_view name() const override { return "sim"; }
@@ -87,9 +87,9 @@ class SimDriver final : public Driver {
   using CompletionPointer = std::shared_ptr<Completion>;
   struct EventEntry {
     bool timed = false;
-    DeviceIndex gpu;  // of its last recording
-    // Null if it is complete: never recorded, or recorded without timing on a
-    // compute stream.
+    DeviceIndex gpu;  // GPU of the last recording
+    // Null if the event is complete: never recorded, or recorded without timing
+    // on a compute stream.
     CompletionPointer record;
   };
 

@@ -1,12 +1,12 @@
-// The layout of a simulated node's state file, mapped by every process that
-// uses the node, and of the clocks of its links.
+// The layout of a simulated node's state file, which every process that uses
+// the node maps, and of the clocks of its links.
 //
 // Only the node's owner may write to the state; other users of the node read
-// it. Processes of all users write only the clocks, a memfd of their own that
-// cannot be truncated; link.h says how far they are trusted.
+// it. Processes of all users write only the clocks, which are in a separate
+// memfd that cannot be truncated; link.h states how far they are trusted.
 //
-// Any process may die at any instruction, so all of it is plain atomics:
-// nothing here is ever locked or left half done. It is zero-initialised, and
+// Any process may die at any instruction, so all fields are plain atomics:
+// nothing is ever locked or half done. The file is zero-initialised, and
 // allocated when the node is made.
 #pragma once
 
@@ -24,7 +24,7 @@ inline constexpr int kSimNameLength = 32;
 
 struct SharedClocks {
   struct alignas(64) Link {
-    // CLOCK_MONOTONIC until which the link is booked, by CopyDirection.
+    // CLOCK_MONOTONIC until which the link is booked, indexed by CopyDirection.
     std::atomic<int64_t> next_free_ns[2];
   };
   Link links[kSimMaxLinks];
@@ -32,7 +32,7 @@ struct SharedClocks {
 
 struct SharedLink {
   char name[kSimNameLength];
-  // Indexed by CopyDirection. 0: not throttled.
+  // Indexed by CopyDirection. 0: not limited.
   std::atomic<double> bytes_per_second[2];
 };
 
@@ -50,7 +50,7 @@ struct SharedFailure {
 
 struct SharedState {
   uint64_t magic;
-  uint64_t size;  // of this struct: other layouts are refused
+  uint64_t size;  // size of this struct; any other layout is refused
   int64_t granularity;
   int64_t host_memory;
   uint32_t numa_nodes;
@@ -58,9 +58,10 @@ struct SharedState {
   uint32_t link_count;
   SharedGpu gpus[kSimMaxGpus];
   SharedLink links[kSimMaxLinks];
-  std::atomic<uint32_t> failures_armed;  // 0: skip `failures`
+  std::atomic<uint32_t> failures_armed;  // 0: there are no failures to check
   SharedFailure failures[kSimMaxFailures];
-  SharedClocks clocks;  // for the owner's processes without a daemon's clocks
+  // Used by the owner's processes that get no clocks from a daemon.
+  SharedClocks clocks;
 };
 
 static_assert(std::atomic<double>::is_always_lock_free);

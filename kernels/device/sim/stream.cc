@@ -12,10 +12,12 @@
 namespace sluice::device {
 namespace {
 
-// The default timer slack of 50 us would be added to every event.
+// Short, because the default timer slack of 50 us would be added to every
+// event.
 constexpr unsigned long kTimerSlackNs = 5'000;
 
-// No copy is small where buffers are poisoned: late arrivals must be noticed.
+// With poisoned buffers no copy is small, so that every copy arrives late and a
+// missing wait is noticed.
 bool IsSmall(Bytes size) { return !PoisonsBuffers() && size <= kMostAtOnce; }
 
 }  // namespace
@@ -90,7 +92,8 @@ bool SimStream::TryBegin() {
 void SimStream::Finish() {
   const MutexLock lock(mutex_);
   executing_ = false;
-  // The thread may have been notified in between and gone back to waiting.
+  // A Push during the operation may have woken the thread, which then went back
+  // to waiting because `executing_` was set.
   if (!queue_.empty()) changed_.NotifyOne();
 }
 
@@ -104,7 +107,8 @@ void SimStream::Run() {
   }
 }
 
-// Returns false once the stream is destroyed and all work is done.
+// Waits for the next operation. Returns false once the stream is destroyed and
+// all its work is done.
 bool SimStream::Next(Operation& operation) {
   const MutexLock lock(mutex_);
   while (executing_ || (!stopping_ && queue_.empty())) changed_.Wait(mutex_);

@@ -1,9 +1,10 @@
-// A simulated copy stream: one thread that runs its operations in order.
+// A simulated copy stream: one thread that executes its operations in order.
 //
-// The caller itself does what needs neither time nor waiting on an idle stream:
-// events, and copies of up to kMostAtOnce over a link that is not throttled.
-// Waking a thread would cost more CPU than they do. With poisoned buffers every
-// copy goes to the thread, so that it arrives later than it was asked for.
+// On an idle stream the caller itself executes operations that take no time and
+// wait for nothing: events, and copies of up to kMostAtOnce over a link of
+// unlimited speed. Waking a thread would cost more CPU. With poisoned buffers
+// the thread executes every copy, so that the copy arrives after the call has
+// returned.
 #pragma once
 
 #include <atomic>
@@ -21,12 +22,11 @@
 
 namespace sluice::device {
 
-// One recording of an event. An event that is recorded again gets a new one, so
-// a wait keeps waiting for the recording that it was enqueued after, as in
-// CUDA.
+// One recording of an event. Recording the event again makes a new Completion,
+// so a wait keeps waiting for the recording that preceded it, as in CUDA.
 class Completion {
  public:
-  // Returns one that is complete: for the calling thread's own work.
+  // Returns a complete one, for work of the calling thread.
   static std::shared_ptr<Completion> Now() {
     auto now = std::make_shared<Completion>();
     now->Finish();
@@ -40,11 +40,11 @@ class Completion {
   }
   void Wait() const { done_.wait(0, std::memory_order_acquire); }
 
-  // On the monotonic clock. REQUIRES: done().
+  // Returns when it was reached, on the monotonic clock. REQUIRES: done().
   int64_t time_ns() const { return time_ns_; }
 
  private:
-  int64_t time_ns_ = 0;  // written before it is done
+  int64_t time_ns_ = 0;  // written before done() returns true
   std::atomic<uint32_t> done_{0};
 };
 
@@ -63,7 +63,8 @@ struct FillOperation {
 
 inline constexpr Bytes kMostAtOnce = MiB(1);
 
-// Thread safety: thread-safe. The destructor finishes enqueued work.
+// The destructor waits until enqueued work has ended. Thread safety:
+// thread-safe.
 class SimStream {
  public:
   SimStream(const NodeMapping* node, DeviceIndex gpu);
@@ -72,8 +73,8 @@ class SimStream {
   SimStream& operator=(const SimStream&) = delete;
 
   DeviceIndex gpu() const { return gpu_; }
-  // The stream's first failure. Copies after it are not made, so that half a
-  // chunk is never taken for a whole one, but events still complete.
+  // Returns the stream's first failure. Copies after it are not made, so that
+  // half a chunk is never mistaken for a whole one, but events still complete.
   absl::Status status() const;
 
   void Copy(const CopyOperation& copy);
@@ -91,9 +92,10 @@ class SimStream {
   };
 
   void Push(Operation operation);
-  // Done by the caller if the stream is idle and the operation takes no time.
+  // Executes the operation on the caller if the stream is idle and
+  // `is_instant`; else queues it.
   void Move(const Operation& operation, bool is_instant);
-  // Takes an idle stream for the caller; Finish returns it.
+  // Claims an idle stream for the caller; Finish releases it.
   bool TryBegin();
   void Finish();
   void Run();
@@ -103,15 +105,15 @@ class SimStream {
 
   const NodeMapping* const node_;
   const DeviceIndex gpu_;
-  int64_t ready_ns_ = 0;  // virtual time; only the executing thread's
+  int64_t ready_ns_ = 0;  // virtual time; used by the executing thread only
   mutable Mutex mutex_;
   CondVar changed_;
   std::deque<Operation> queue_ ABSL_GUARDED_BY(mutex_);
-  // a thread executes an operation
+  // True while a thread executes an operation.
   bool executing_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last, because it uses all members above
 };
 
 }  // namespace sluice::device
