@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The demo: train past the memory limit, end to end. See README.md.
 
-Starts a daemon with simulated GPUs and a Prometheus that scrapes it, finds
-the longest sequence of each method, trains all four at a common length and
-each at its longest, asks the cost model about real GPUs, and writes report.json
-and report.html.
+Starts a daemon with simulated GPUs and a Prometheus that scrapes it. Finds the
+longest sequence of each method, trains all four methods at a common length and
+each at its longest, and gets the cost model's estimates for real GPUs. Writes
+report.json and report.html.
 """
 
 import argparse
@@ -35,13 +35,13 @@ SETTINGS = {
     "arch": "llama", "layers": 16, "hidden": 64, "heads": 2, "kv-heads": 2,
     "ffn": 172, "dtype": "fp32", "ranks": 2, "chunk": 256, "seed": 1,
     "lr": 1e-3, "warmup": 10, "clip": 1, "beta1": 0.9, "beta2": 0.95,
-    # What is measured.
+    # How many steps are trained at the common length, and at the longest.
     "parity_steps": 20,
     # Sluice's step at its longest length takes most of the demo's time.
     "longest_steps": {"keep-all": 3, "recompute": 3, "alst": 3, "sluice": 1},
 }
 
-# First lengths of the search, chosen so that few are probed twice.
+# The length at which each method's search starts, chosen to need few probes.
 SEARCH_FROM = {"keep-all": 128, "recompute": 1024, "alst": 4096,
                "sluice": 8192}
 
@@ -110,8 +110,8 @@ class Demo:
         return found
 
     def train_alike(self, lengths):
-        """Trains all methods at the longest length that each of them
-        reaches."""
+        """Trains every method at the longest length that all methods can
+        train."""
         length = min(lengths.values())
         if length == 0:
             raise RunFailed("a method fits no sequence at all")
@@ -266,7 +266,7 @@ def show(screen, facts):
 
 
 class OneLine(argparse.ArgumentParser):
-    """Says what is wrong in one line, as the programs do."""
+    """Parser that prints errors as one line, like the programs."""
 
     def error(self, message):
         self.exit(2, f"error: {self.prog}: {message} (see {self.prog} "
@@ -275,7 +275,7 @@ class OneLine(argparse.ArgumentParser):
 
 def parse_arguments():
     parser = OneLine(prog="./dev demo", description=__doc__.splitlines()[0])
-    # ./dev passes these.
+    # ./dev passes these options.
     for flag in ("--bin", "--prometheus", "--data", "--out"):
         parser.add_argument(flag, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--only-parse", action="store_true",

@@ -1,7 +1,7 @@
 """The cost model's answers for real GPUs: sluicectl plan train.
 
-Nothing is run here: these are estimates. The report shows them next to the
-demo's measured lengths, so that those are not taken for a GPU's.
+These are estimates; no training runs. The report shows them next to the lengths
+that the demo measured, so that readers do not take the latter for a GPU's.
 """
 
 import json
@@ -16,11 +16,11 @@ SHORT = 1 << 20
 
 
 class DeskFailed(Exception):
-    """sluicectl gave no answer."""
+    """Raised if sluicectl gives no answer."""
 
 
 def ask(binaries):
-    """{"question", "methods": {name: longest, stopped by, …}, "verdict"}."""
+    """Returns {"question", "methods": {name: its answer}, "verdict"}."""
     methods = {method: _ask(binaries, method) for method in METHODS}
     return {"question": QUESTION, "methods": methods,
             "verdict": verdict(methods)}
@@ -31,8 +31,8 @@ SHORT_OF = {"gpu_memory": "GPU memory", "host_memory": "host memory"}
 
 
 def verdict(methods):
-    """Compares Sluice and alst in one or two sentences, whichever is
-    better."""
+    """Returns one or two sentences that compare the longest lengths of sluice
+    and alst."""
     ours, theirs = methods["sluice"], methods["alst"]
     further, other = (("sluice", "alst")
                       if ours["max_seq_len"] >= theirs["max_seq_len"] else
@@ -68,7 +68,7 @@ def _answer(binaries, method, more):
                method, "--json"] + more
     done = subprocess.run(command, capture_output=True, text=True, timeout=60,
                           check=False)
-    # 3: the run does not fit, which is a valid answer.
+    # Status 3 means that the run does not fit, which is a valid answer.
     if done.returncode not in (0, 3):
         raise DeskFailed(f"sluicectl ended with status {done.returncode}: "
                          f"{done.stderr.strip()}\n  command: "

@@ -56,15 +56,16 @@ def page_data(facts, parity, best, scraped):
 
 
 def compact(trace):
-    """Returns rows of numbers, in microseconds since the step's first event,
-    for a part of the blocks if there are too many to draw."""
+    """Returns the trace as rows of numbers for the page. Times are microseconds
+    since the step's first event. If there are more than MAX_BLOCKS blocks, only
+    the most visible ones are returned."""
     names = {}
 
     def name_id(name):
         return names.setdefault(name, len(names))
 
-    # Blocks may be older than the step (weights): the step begins where its
-    # compute or copies do.
+    # The step begins with its first compute or copy. Some blocks (weights) are
+    # older than the step.
     begin = min((e["start_s"] for e in
                  trace["compute"] + trace["h2d"] + trace["d2h"]), default=0)
     end = max((e["end_s"] for e in
@@ -114,8 +115,9 @@ def segments_of(blocks):
 
 
 def most_visible(blocks, compute, seconds):
-    """Returns the largest blocks (bytes by time), and all blocks around the
-    window that the page enlarges first (step.js: a fifth into the compute)."""
+    """Returns at most MAX_BLOCKS blocks: those near the window that the page
+    first enlarges (step.js: at a fifth of the compute), then the largest ones
+    by bytes times lifetime."""
     start = compute[len(compute) // 5]["start_s"] if compute else 0
 
     def rank(block):
@@ -133,7 +135,7 @@ def copy_row(event, micros, name_id):
             micros(event["issued_s"])]
 
 
-# The series drawn on the page; all others stay in Prometheus.
+# The series that the page draws.
 SHOWN = {"sluice_pool_bytes", "sluice_host_pool_bytes",
          "sluice_swap_bytes_total"}
 

@@ -7,7 +7,7 @@ import threading
 
 
 class RunFailed(Exception):
-    """sluice-train neither finished nor said "does not fit"."""
+    """Raised if sluice-train fails for another reason than memory."""
 
 
 def flags_of(settings):
@@ -22,7 +22,8 @@ def flags_of(settings):
 
 
 class Trainer:
-    """`data` is the training data, `socket` the daemon's socket."""
+    """Runs sluice-train with the demo's settings. `data`: path of the training
+    data; `socket`: the daemon's socket."""
 
     FITS, DOES_NOT_FIT = 0, 3
 
@@ -36,13 +37,14 @@ class Trainer:
         self._runs = 0
 
     def probe(self, method, length, timeout_s=150):
-        """Returns the object of --json, which says whether the length fits."""
+        """Checks without training whether the length fits. Returns the object
+        of --json, which has the answer."""
         return self._run(method, length, ["--probe"], timeout_s)
 
     def train(self, method, length, steps, on_step=None, trace=None,
               timeout_s=900):
-        """Returns (object of --json, lines of --log-jsonl); calls
-        on_step(line) after each step."""
+        """Trains, and calls on_step(line) after each step. Returns (object of
+        --json, lines of --log-jsonl)."""
         lines = []
         log = os.path.join(self._folder, f"steps-{self._runs}.jsonl")
         more = ["--steps", str(steps), "--log-jsonl", log]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compile commands for clang's tools: commands.py BUILD OUT.
 
-Writes OUT/compile_commands.json, that of BUILD without what only g++ reads: its
-precompiled headers, which are replaced by the headers that they were made of.
+Writes OUT/compile_commands.json: that of BUILD, with g++'s precompiled headers,
+which clang cannot read, replaced by the headers that they were made from.
 """
 
 import json

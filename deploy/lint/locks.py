@@ -30,7 +30,7 @@ from commands import (
 
 MUTEX = "proto/base/mutex.h"
 CLANG = ["-Wthread-safety", "-Werror"]
-# Number of sources for which a precompiled header pays.
+# A precompiled header is made if at least this many sources use it.
 SHARED = 3
 
 
@@ -48,8 +48,8 @@ def sees_mutex(path, known):
 
 
 def said(entry, *words, text=""):
-    """Returns clang's warnings. `text` is its input, if it is called for
-    one."""
+    """Runs clang. Returns its output if it failed, else "". `text`: its
+    standard input."""
     run = subprocess.run(["clang++", *words, *CLANG], input=text, text=True,
                          check=False, capture_output=True,
                          cwd=entry["directory"])
@@ -57,8 +57,8 @@ def said(entry, *words, text=""):
 
 
 def complaints(entry, paths, made):
-    """Returns clang's warnings for `paths`, compiled together like the entry's
-    file. `made`: see precompile()."""
+    """Returns clang's warnings for `paths`, compiled as one source with the
+    entry's flags. `made`: the result of precompile()."""
     key = key_of(entry)
     header = made[key].result() if key in made else (
         ["-include", key[0]] if key[0] else [])
@@ -67,16 +67,17 @@ def complaints(entry, paths, made):
 
 
 def key_of(entry):
-    """Returns (precompiled header or None, arguments)."""
+    """Returns (precompiled header or None, arguments). Entries with the same
+    key can share a precompiled header."""
     return (precompiled(shlex.split(entry["command"])),
             tuple(arguments(entry)))
 
 
 def precompile(chosen, folder, pool, shared=SHARED):
-    """Returns {key: future arguments for clang} for the headers that enough of
-    `chosen` share, because reading torch's takes longer than the rest of a
-    source. A header with warnings is left to its sources, which report the
-    same."""
+    """Precompiles the headers that at least `shared` of `chosen` share, because
+    reading torch's headers takes longer than the rest of a source. Returns
+    {key: future of the arguments that make clang use the header}. A header
+    with warnings is included as text, so that its sources report them."""
     count = collections.Counter(key_of(entry) for entry, _ in chosen)
 
     def make(entry, path):
@@ -107,8 +108,8 @@ def newest_header():
 
 
 def analysed(build, since):
-    """Returns the sources that `build` has compiled with this analysis after
-    `since` and after their last change."""
+    """Returns the sources that `build` has already compiled with this analysis,
+    after the time `since` and after their last change."""
     done = set()
     for entry in entries(build):
         words = shlex.split(entry["command"])

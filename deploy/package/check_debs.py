@@ -1,8 +1,8 @@
 """Checks what Debian packages need of a machine: check_debs.py PACKAGE.deb…
 
-They are for Debian and Ubuntu from glibc 2.35 on, so a package may depend on
-no library but glibc, and each program must meet the wheel's limits
-(deploy/wheel/needs.py).
+The packages are for Debian and Ubuntu with glibc 2.35 or newer, so a package
+may depend on no library except glibc, and each program must meet the wheel's
+limits (deploy/wheel/needs.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import needs
 
 NEWEST_GLIBC = (2, 35)
 OTHERS = {"init-system-helpers", "systemd", "libsluice1"}
-# "libc6 (>= 2.34)".
+# Matches "libc6 (>= 2.34)".
 _RELATION = re.compile(r"([\w.+-]+)(?: \(>?= ([\d.]+)\))?")
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""completions.py PROGRAM FOLDER: what completes its commands and options, as
-FOLDER/NAME (bash), FOLDER/_NAME (zsh) and FOLDER/NAME.fish.
+"""completions.py PROGRAM FOLDER: writes scripts that complete the program's
+commands and options: FOLDER/NAME (bash), FOLDER/_NAME (zsh), FOLDER/NAME.fish.
 
-Each first walks the words before the cursor to the innermost command that they
-name, then offers what that command has.
+Each script finds the innermost command that the words before the cursor name,
+and offers the subcommands and options of that command.
 """
 
 import os
@@ -17,7 +17,7 @@ def quoted(text):
 
 
 def offered(command):
-    """Yields (word, description)."""
+    """Yields (word, description) of each subcommand and option."""
     for child in command.children:
         yield child.words[-1], child.says
     for option in command.options:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""config_page.py README VERSION OUT: sluiced.toml(5) of the table of keys, and
-of what stands around it, in the section Configuration of daemon/README.md."""
+"""config_page.py README VERSION OUT: writes the man page sluiced.toml(5) from
+the section Configuration of daemon/README.md: its table of keys and its text.
+"""
 
 import re
 import sys

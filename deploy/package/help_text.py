@@ -76,7 +76,7 @@ def read(program, words):
     said = subprocess.run([program, *words[1:], "--help"], text=True,
                           capture_output=True, check=True).stdout
     command = parse(words, said)
-    # Its usage has the path by which it was started.
+    # The printed usage has the program's path; the man page needs its name.
     command.usage = command.usage.replace(program, words[0])
     for entry in command.sections.get("Subcommands", []):
         command.children.append(read(program, words + entry.names))

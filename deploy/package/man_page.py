@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""man_page.py PROGRAM SECTION VERSION OUT: a man page of what it says."""
+"""man_page.py PROGRAM SECTION VERSION OUT: writes a man page from the
+program's --help."""
 
 import os
 import sys
@@ -15,7 +16,7 @@ def escaped(text):
 def entries_of(command):
     for title, entries in command.sections.items():
         if title == "Subcommands":
-            continue  # each has its own part
+            continue  # written as COMMANDS
         yield f'.PP\n{escaped(title)}:'
         for entry in entries:
             yield f".TP\n.B {escaped(entry.spec)}\n{escaped(entry.says)}"

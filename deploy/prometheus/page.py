@@ -42,11 +42,11 @@ text { font: 11px system-ui, sans-serif; fill: #666; }
 
 
 class Failed(Exception):
-    """Said in one line; nothing is written."""
+    """Ends the program with a one-line message before the page is written."""
 
 
 class Prometheus:
-    """Returns Prometheus's answers about the last `minutes`."""
+    """Queries a Prometheus about the last `minutes`."""
 
     def __init__(self, url, minutes, instance, now=None):
         self._url = url.rstrip("/")
@@ -84,8 +84,8 @@ class Prometheus:
 
 
 def named(legend, labels, one_instance):
-    """Returns Grafana's {{label}}, without the instance if there is only
-    one."""
+    """Returns Grafana's legend with each {{label}} replaced. The instance is
+    left out if there is only one."""
     text = re.sub(r"\{\{(\w+)\}\}", lambda m: (
         "" if one_instance and m[1] == "instance" else labels.get(m[1], "")),
         legend)

@@ -12,7 +12,8 @@ log=$deps/setup.log
 
 fail() { echo "error: setup: $*" >&2; exit 1; }
 
-# step WHAT COMMAND…: one line before, one after, the output only on failure.
+# step WHAT COMMAND…: runs the command and prints one line before and after it.
+# Prints its output only if it fails.
 step() {
   local what=$1 since=$SECONDS; shift
   printf 'setup: %s …\n' "$what"
@@ -34,7 +35,7 @@ missing_packages() {
   wanted=$(for group in "${groups[@]}"; do
     list "$here/packages.txt" | awk -v g="$group" '$1 == g {print $2}'
   done)
-  # Names that dpkg does not list as installed.
+  # Finds the packages that dpkg does not list as installed.
   comm -23 <(sort -u <<<"$wanted") \
     <(dpkg-query -W -f '${db:Status-Status} ${Package}\n' |
       awk '$1 == "installed" {print $2}' | sort -u)
@@ -49,14 +50,14 @@ install_packages() {
       "them; as root: apt-get install ${missing[*]}"
   fi
   step "apt-get update" as_root apt-get update -q
-  # No recommended packages: none of what is left brings a service.
+  # Recommended packages are left out, so that no service is installed.
   step "apt-get install of ${#missing[@]} packages (${missing[*]})" \
     as_root env DEBIAN_FRONTEND=noninteractive \
     apt-get install -q -y --no-install-recommends "${missing[@]}"
 }
 
-# Debian's prometheus package would start and enable a service, so it is
-# unpacked beside the other dependencies and never installed.
+# Unpacks Debian's prometheus package next to the other dependencies. It is not
+# installed, because it would start and enable a service.
 unpack_prometheus() {
   [ ! -x "$deps/prometheus/usr/bin/prometheus" ] || return 0
   local work=$deps/prometheus.new
@@ -72,15 +73,15 @@ unpack_prometheus() {
 
 has_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
 
-# libtorch, and the CUDA compiler where the machine has none, as wheels of
-# PyPI in one folder that is replaced as a whole when the lists change.
+# Installs libtorch, and the CUDA compiler if the machine has none, from PyPI's
+# wheels into one folder, which is replaced as a whole if the lists change.
 unpack_wheels() {
   local lists=("$here/python.txt") stamp=$deps/python/.stamp hash wheels
   has_nvcc || lists+=("$here/nvcc.txt")
   hash=$(list "${lists[@]}" | sha256sum | cut -d' ' -f1)
   [ "$(cat "$stamp" 2>/dev/null)" != "$hash" ] || return 0
   mapfile -t wheels < <(list "${lists[@]}")
-  # Debian's Python first: its wheels are the ones that were tried.
+  # Debian's Python is preferred, because the wheels were tested with it.
   local python=/usr/bin/python3
   "$python" -m pip --version >/dev/null 2>&1 || python=python3
   rm -rf "$deps/python.new" "$deps/python.old"
@@ -93,8 +94,8 @@ unpack_wheels() {
   rm -rf "$deps/python.old"
 }
 
-# make_venv NAME LIST SIZE: a virtual environment of what LIST names; made
-# beside the old one, which it replaces as a whole when the list changes.
+# make_venv NAME LIST SIZE: makes a virtual environment with the packages of
+# LIST. If the list has changed, replaces the old environment as a whole.
 make_venv() {
   local venv=$deps/$1 list=$here/$2 size=$3 new=$deps/$1.new hash
   hash="$(list "$list" | sha256sum | cut -d' ' -f1) with bytecode"
@@ -102,7 +103,7 @@ make_venv() {
   rm -rf "$new" "$venv.old"
   step "a virtual environment for $2" \
     /usr/bin/python3 -m venv --prompt "sluice-$1" "$new"
-  # Everything is in the list: pip need not look for what else is needed.
+  # --no-deps: the list has all dependencies.
   step "PyPI: $(list "$list" | head -n 7 | xargs) and what they need ($size)" \
     "$new/bin/python" -m pip install --no-deps --only-binary :all: \
     --no-compile --no-input --progress-bar off -r "$list"
@@ -112,7 +113,7 @@ make_venv() {
   # packages ship templates with the suffix .py that are no Python.
   step "bytecode of what was installed" \
     bytecode "$new/bin/python" "$new"/lib/python3*/site-packages
-  # The scripts of bin/ name the folder that they were made in.
+  # The scripts in bin/ contain the path of the folder they were made in.
   grep -rlIZ -- "$new" "$new/bin" "$new/pyvenv.cfg" |
     xargs -r0 sed -i "s|$new|$venv|g"
   echo "$hash" >"$new/.stamp"
@@ -123,8 +124,9 @@ make_venv() {
 
 bytecode() { "$1" -m compileall -q -j 0 "$2" || true; }
 
-# SluiceStatic.cmake compiles these: Debian has prometheus-cpp as a shared
-# library only, and archives of the others without position-independent code.
+# Fetches the sources that SluiceStatic.cmake compiles, because Debian has
+# prometheus-cpp only as a shared library, and the others as archives without
+# position-independent code.
 fetch_sources() {
   local folder=$deps/debian-sources new=$deps/debian-sources.new stamp
   stamp=$(dpkg-query -W -f '${source:Package} ${source:Version} ' \
@@ -141,8 +143,8 @@ fetch_sources() {
 
 in_folder() (set -e; cd "$1"; shift; "$@")
 
-# The machine's own mirrors are asked, for sources; their index lies here, and
-# the machine's own lists stay as they are.
+# Reads the source index of the mirrors that the machine uses into a folder of
+# its own. The machine's package lists are not changed.
 fetch_sources_here() {
   local file options
   mkdir -p apt/parts apt/lists/partial apt/cache/archives/partial
@@ -162,8 +164,8 @@ fetch_sources_here() {
   rm -rf apt
 }
 
-# source_tree PACKAGE PATH NAME: that folder of the source that the installed
-# package was made from, patches applied.
+# source_tree PACKAGE PATH NAME: puts the folder PATH of the installed package's
+# source, with Debian's patches, into NAME.
 source_tree() {
   local version source
   version=$(dpkg-query -W -f '${source:Version}' "$1")

@@ -1,9 +1,9 @@
-"""The licences of all that is linked into what others are given: the wheel's
-programs, and the verification kit's (`python3 licences.py BUILD FOLDER FILE…`).
+"""Collects the licences of all code that is linked into the programs of the
+wheel and of the verification kit (`python3 licences.py BUILD FOLDER FILE…`).
 
-What that is, the build knows: the archives that the linker took a member from
-(its maps) and the headers that were included (ninja's dependencies). Each
-belongs to a Debian package, which says its licence in
+The build's outputs name that code: the linker's maps list the archives that a
+member was linked from, and ninja's dependencies the headers that were included.
+Each file belongs to a Debian package with its licence in
 /usr/share/doc/PACKAGE/copyright.
 """
 
@@ -15,12 +15,14 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-# The compiler's and glibc's own: their licences let programs be made with them.
+# Packages of the compiler and of glibc. Their licences allow any program to be
+# built with them.
 OF_THE_COMPILER = re.compile(
     r"^(libc6|linux-libc-dev|libstdc\+\+-|libgcc-|libcrypt|cpp|gcc|g\+\+)")
-# A test of the kit compares our declarations with them while it is compiled.
+# NVIDIA's headers. A test of the kit includes them only to compare our
+# declarations with them.
 OF_NVIDIA = re.compile(r"/(cuda(-[\d.]+)?|cu\d+)/")
-# Compiled anew from Debian's sources (deploy/cmake/SluiceStatic.cmake).
+# Packages compiled from Debian's sources (deploy/cmake/SluiceStatic.cmake).
 FROM_SOURCE = {"google": "libprotobuf-dev", "absl": "libabsl-dev",
                "prometheus": "prometheus-cpp-dev"}
 DOCUMENTS = pathlib.Path("/usr/share/doc")
@@ -72,7 +74,7 @@ def _files(build: pathlib.Path) -> set[str]:
                           text=True, stdout=subprocess.PIPE).stdout
     found |= {line.strip() for line in said.splitlines()
               if line.startswith("    /")}
-    # The build's own files; a package's files are not below a home folder.
+    # Leaves out the build's own files and the tree's.
     own = f"{build.resolve()}/"
     tree = f"{pathlib.Path(__file__).resolve().parents[2]}/"
     return {str(pathlib.Path(path).resolve()) for path in found

@@ -2,10 +2,10 @@
 
     make.py BUILD OUT --python PYTHON
 
-BUILD is a build of the preset `wheel`, PYTHON one that has hatchling. The
-programs are stripped and checked (`needs.py`), the licences of all that is
-linked into them are gathered (`licences.py`), hatchling does the rest by
-client/python/pyproject.toml. Two runs on the same tree make the same bytes.
+BUILD is a build of the preset `wheel`, and PYTHON a Python with hatchling.
+Strips and checks the programs (`needs.py`), collects the licences of all code
+in them (`licences.py`), and runs hatchling with client/python/pyproject.toml.
+Two runs on the same tree make the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import needs
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 PLATFORM = "manylinux_2_28_x86_64"
-# In the build -> in the package `sluice`.
+# Path in the build: path in the package `sluice`.
 PROGRAMS = {"bin/sluiced": "bin/sluiced",
             "bin/sluice-worker": "bin/sluice-worker",
             "bin/sluicectl": "bin/sluicectl",

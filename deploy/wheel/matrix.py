@@ -2,10 +2,11 @@
 
     matrix.py DIST [--only 3.13]
 
-One at a time, because an environment with torch is 5 GB: an empty one is made,
-pip installs that torch and the wheel with what it needs, the READMEs' lines
-run as typed, the environment is removed. A Python that this machine does not
-have is printed, and the exit status is 1, as for one that fails.
+For each combination, makes an empty environment, installs that torch and the
+wheel with its dependencies by pip, runs the commands of the READMEs, and
+removes the environment. Combinations run one after another, because an
+environment with torch is 5 GB. The exit status is 1 if one fails, or if this
+machine does not have its Python.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _interpreter(python: str) -> str | None:
 
 
 def _try(wheel: pathlib.Path, python: str, torch: str) -> str | None:
-    """Returns the error, or None."""
+    """Tests the wheel in one environment. Returns the error, or None."""
     interpreter = _interpreter(python)
     if interpreter is None:
         return "MISSING: this machine has no such Python with venv"
@@ -69,7 +70,8 @@ def _try(wheel: pathlib.Path, python: str, torch: str) -> str | None:
             if not name.startswith(("SLUICE_", "PYTHON"))}
     with tempfile.TemporaryDirectory(prefix="sluice-matrix-") as folder:
         environment = {**kept, "PATH": f"{folder}/bin:{kept['PATH']}",
-                       # A daemon that is started here ends before the folder.
+                       # An automatically started daemon must end before this
+                       # folder is deleted.
                        "TMPDIR": folder, "SLUICE_DAEMON_IDLE_S": "0",
                        "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         steps = [[interpreter, "-m", "venv", folder],

@@ -1,8 +1,8 @@
 """Checks what a binary needs of a machine against manylinux_2_28's promises.
 
-The promises are those of PyPA's policy (auditwheel's manylinux_2_28: RHEL 8,
-Debian 10), without libstdc++ and libgcc, which are linked in: symbols up to
-this version, of these libraries.
+A binary may use only symbols up to version PROMISED, and only libraries in
+LIBRARIES. These are PyPA's policy (auditwheel's manylinux_2_28: RHEL 8, Debian
+10) without libstdc++ and libgcc, which are linked statically.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2",
 
 _NEEDED = re.compile(r"^\s+NEEDED\s+(\S+)", re.MULTILINE)
 _SEARCHED = re.compile(r"^\s+(R(?:UN)?PATH)\s+(\S+)", re.MULTILINE)
-# DF_STATIC_TLS, 0x10, of the dynamic section's FLAGS; on a line of its own.
+# A line with FLAGS of the dynamic section that include DF_STATIC_TLS, 0x10.
 _STATIC_TLS = re.compile(r"^\s+FLAGS\s+0x[0-9a-f]*[13579bdf][0-9a-f]\s*$",
                          re.MULTILINE)
-# "0x06969190 0x00 05 GLIBC_2.34" below "required from libc.so.6:".
+# Matches "0x06969190 0x00 05 GLIBC_2.34" below "required from libc.so.6:".
 _VERSION = re.compile(r"^\s+0x\w+ 0x\w+ \d+ (\w+?)_(\d[\d.]*)$", re.MULTILINE)
 _UNNUMBERED = re.compile(r"^\s+0x\w+ 0x\w+ \d+ ((?!\w+?_\d)\S+)$",
                          re.MULTILINE)
@@ -37,8 +37,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _references(headers: str) -> str:
-    """Returns the symbols that the binary imports and does not define
-    itself."""
+    """Returns the section with the symbol versions that the binary imports."""
     return headers.partition("Version References:")[2]
 
 
@@ -51,7 +50,8 @@ def newest(binary: pathlib.Path) -> list[str]:
 
 
 def problems_of(name: str, headers: str) -> list[str]:
-    """Returns why a binary with this `objdump -p` cannot be in the wheel."""
+    """Returns why a binary cannot be in the wheel. `headers`: the output of
+    `objdump -p`."""
     found = [f"{name} needs {library}"
              for library in _NEEDED.findall(headers)
              if library not in LIBRARIES]

@@ -1,7 +1,7 @@
-// A check, which runs in a process of its own: what it is given, and the table
-// of all of them.
+// A check of the kit, the facts that it receives, and the table of all checks.
+// Each check runs in its own process.
 //
-// Thread safety: a check has its process for itself.
+// Thread safety: a check is the only code in its process.
 #pragma once
 
 #include <span>
@@ -13,42 +13,43 @@
 
 namespace sluice::verify {
 
-// In the folder of all checks: what is not sent.
+// Subfolder of the work folder that is left out of the archive.
 inline constexpr char kScratch[] = "scratch";
 
 struct Surroundings {
-  std::string work;  // a folder for this check; what it leaves there is sent
-  // As this process counts them, without the busy ones.
+  std::string work;  // this check's folder; its files go into the archive
+  // Indices of the free GPUs, as this process numbers them.
   std::vector<int> gpus;
-  std::string busy;    // "GPU 1: 12 GiB are others'"; empty: none is
-  std::string python;  // the user's, with the torch to check; absolute
+  std::string busy;  // the busy GPUs, one line for users; empty if none is busy
+  std::string python;  // absolute path of the user's Python with torch
   absl::Duration limit;
 };
 
 struct Check {
   const char* name;
-  const char* what;  // for people, one line
+  const char* what;  // one line for users
   absl::Duration limit;
   Result (*run)(const Surroundings&);
   bool needs_gpu = true;
-  // Checks the user's torch, on one GPU: needs --python.
+  // True if the check tests the user's torch on one GPU, which requires
+  // --python.
   bool needs_python = false;
 };
 
-// In the order in which they run.
+// Returns the checks in the order in which they run.
 std::span<const Check> Checks();
-// Null: there is no such check.
+// Returns the check of that name, or null if there is none.
 const Check* FindCheck(const std::string& name);
 
-// Each in its own file.
-Result RunSurvey(const Surroundings&);  // survey.cc: which GPUs are free
+// Each check is defined in its own file.
+Result RunSurvey(const Surroundings&);  // survey.cc: finds the free GPUs
 Result RunDoctor(const Surroundings&);
 Result RunConformance(const Surroundings&);
 Result RunRules(const Surroundings&);
 Result RunKernels(const Surroundings&);
 Result RunLinks(const Surroundings&);
 Result RunDaemon(const Surroundings&);
-Result RunTorch(const Surroundings&);  // torch.cc, and those below
+Result RunTorch(const Surroundings&);  // torch.cc, as are the checks below
 Result RunGradients(const Surroundings&);
 Result RunTraining(const Surroundings&);
 Result RunMemory(const Surroundings&);

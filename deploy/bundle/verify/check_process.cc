@@ -30,9 +30,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kWatched = 3;  // the child's end of a pipe that carries no data
+// Read end of a pipe, which closes when the parent ends.
+constexpr int kWatched = 3;
 constexpr int kSliceMs = 100;
-constexpr int kRemovalRounds = 20;  // of removing what others still make
+// Attempts to delete a folder in which files still appear.
+constexpr int kRemovalRounds = 20;
 
 std::string FolderOf(const std::string& work, const Check& check) {
   return work + "/" + check.name;
@@ -57,8 +59,9 @@ absl::StatusOr<pid_t> Start(const CheckProcess& process, const UniqueFd& log,
        .own_group = true});
 }
 
-// Empty: it has ended by itself. Without a pidfd (no descriptor is left) that
-// is seen at the end of a slice.
+// Waits for the process. Returns "" if it ended, else why the wait was given
+// up. Without a pidfd (no descriptor is free) the end is noticed at the end of
+// a time slice.
 std::string Await(pid_t pid, absl::Duration limit,
                   const std::function<bool()>& stopped) {
   const UniqueFd pidfd = PidfdOf(pid);
@@ -85,7 +88,8 @@ Result ReadResult(const CheckProcess& process, const std::string& bad_end,
 
 std::atomic<bool> starter_is_gone = false;
 
-// Ends with its starter, and so does all that it started.
+// Starts a thread that waits for the end of the parent process. It then kills
+// all descendants, deletes `work`, and kills this process's group.
 void EndWithStarter(const std::string& work) {
   std::thread([work] {
     char none;
@@ -93,7 +97,7 @@ void EndWithStarter(const std::string& work) {
     }
     starter_is_gone = true;
     for (int round = 0; round < kRemovalRounds; ++round) {
-      EndDescendants();  // they make files meanwhile
+      EndDescendants();  // they may still create files
       std::error_code fault;
       std::filesystem::remove_all(work, fault);
       if (!fault && !std::filesystem::exists(work, fault)) break;
@@ -128,12 +132,13 @@ Result RunInProcess(const CheckProcess& process) {
   const auto pid = Start(process, output, watched, limit);
   if (!pid.ok()) return failed(std::string(pid.status().message()));
   std::string bad_end = Await(*pid, limit, process.stopped);
-  const std::string last = LastLine(TextOf(log));  // before others say more
+  // Read before the killed processes log more.
+  const std::string last = LastLine(TextOf(log));
   kill(-*pid, SIGKILL);
   int status = 0;
   while (waitpid(*pid, &status, 0) < 0 && errno == EINTR) {
   }
-  EndDescendants();  // what it left
+  EndDescendants();  // processes that the check left running
   if (bad_end.empty()) bad_end = HowItEnded(status);
   Result result = ReadResult(process, bad_end, last);
   result.name = process.check->name;
@@ -146,7 +151,7 @@ int ServeCheck(const Check& check, const std::string& work,
   fcntl(kWatched, F_SETFD, FD_CLOEXEC);
   AdoptOrphans();
   EndWithStarter(work);
-  // What programs leave behind that are killed goes with the work.
+  // Temporary files of killed programs are deleted with the work folder.
   const std::string scratch = work + "/" + kScratch;
   std::error_code ignored;
   std::filesystem::create_directories(scratch, ignored);
@@ -157,7 +162,8 @@ int ServeCheck(const Check& check, const std::string& work,
     if (absl::SimpleAtoi(word, &gpu)) here.gpus.push_back(gpu);
   }
   const Result result = check.run(here);
-  while (starter_is_gone) pause();  // nothing is to be written any more
+  // Do not write into a folder that is being deleted.
+  while (starter_is_gone) pause();
   std::ofstream file(ResultOf(work, check));
   file << ToJson(result).dump(-1, ' ', false, json::error_handler_t::replace);
   file.close();

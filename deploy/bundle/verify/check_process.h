@@ -1,7 +1,7 @@
-// A check in a process of its own, and the side of it that starts it: a crash,
-// a hang or a kill is that check's failure and nothing else's.
+// Runs a check in its own process, so that a crash, a hang or a kill fails only
+// that check.
 //
-// Thread safety: one at a time.
+// Thread safety: one check at a time.
 #pragma once
 
 #include <functional>
@@ -14,22 +14,24 @@
 namespace sluice::verify {
 
 struct CheckProcess {
-  std::string program;  // this one
+  std::string program;  // path of this program
   const Check* check = nullptr;
-  std::string work;  // for all checks
+  std::string work;  // the work folder of all checks
   std::string gpus, busy, python;
-  std::optional<absl::Duration> limit;  // instead of the table's
-  // Asked ten times a second: true ends it.
+  std::optional<absl::Duration> limit;  // replaces the table's limit
+  // Called ten times a second. The check is killed when it returns true.
   std::function<bool()> stopped;
 };
 
-// Nothing of it runs any more when this returns.
+// Runs the check and returns its result. All processes that the check started
+// have ended when this returns.
 Result RunInProcess(const CheckProcess& process);
 
-// The other side, in the child: writes the result where the starter looks for
-// it. When the starter is gone, however, all that it started and the folder of
-// all checks go too.
-// `gpus`: "0,2"; `here` has the rest but its own folder, which is made here.
+// Runs the check in the child process and writes its result where RunInProcess
+// reads it. Returns the exit status. If the parent process ends first, kills
+// this process and all its descendants and deletes `work`, the folder of all
+// checks. `gpus`: "0,2". `here`: `work` and `gpus` are filled in, the other
+// fields are given.
 int ServeCheck(const Check& check, const std::string& work,
                const std::string& gpus, Surroundings here);
 

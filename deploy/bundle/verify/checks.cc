@@ -3,7 +3,7 @@
 namespace sluice::verify {
 namespace {
 
-// The limits of those without torch are together below ten minutes.
+// Without the checks of torch, the limits add up to less than ten minutes.
 constexpr Check kChecks[] = {
     {"doctor", "what the machine offers, and what mends what it does not",
      absl::Seconds(40), RunDoctor, /*needs_gpu=*/false},

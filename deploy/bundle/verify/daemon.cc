@@ -1,6 +1,6 @@
-// The kit's own daemon on the free GPUs: what ranks that are killed had is
-// leased again, whole and usable; ranks outlive a daemon that is killed, and so
-// does their memory; and nothing is left.
+// Runs the kit's own daemon on the free GPUs and checks that the memory of
+// killed ranks can be leased again, whole and usable; that ranks and their
+// memory outlive a killed daemon; and that no memory stays in use at the end.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,10 +23,11 @@ namespace {
 using nlohmann::json;
 using Tenants = std::vector<std::unique_ptr<Tenant>>;
 
-// Enough of a GPU that two do not fit; the rest is for contexts.
-constexpr int kDaemonPartOfGpu = 4;  // all but one of so many parts
+// The pool takes 3/4 of a GPU, so that no second pool fits. The rest is for
+// CUDA contexts.
+constexpr int kDaemonPartOfGpu = 4;
 constexpr Bytes kHostPerGpu = MiB(64);
-// One part of so many of a GPU is noise: other processes' contexts come and go.
+// Differences below 1/16 of a GPU are noise from other processes' contexts.
 constexpr int kNoise = 16;
 constexpr absl::Duration kDaemonNap = absl::Milliseconds(20);
 
@@ -37,7 +38,7 @@ class Course {
         until_(absl::Now() + here.limit * 0.9),
         patience_(here.limit / 9) {}
 
-  // What was measured so far, also where it fails.
+  // Returns the measurements so far, also after a failure.
   const json& value() const { return value_; }
 
   absl::Status Run() {
@@ -53,7 +54,7 @@ class Course {
   }
 
  private:
-  // Prints the check's progress, which tells where an ended check was.
+  // Prints the check's progress, which shows where a killed check was.
   static void Say(const char* what) {
     std::puts(what);
     std::fflush(stdout);
@@ -104,7 +105,8 @@ class Course {
     return leased;
   }
 
-  // Ranks that are gone leave nothing: the next ones get every byte.
+  // Checks that killed ranks keep no memory: the next ranks lease the whole
+  // pool.
   absl::Status RanksAreKilled() {
     Say("ranks lease and fill all of the pool");
     SLUICE_ASSIGN_OR_RETURN(Tenants first, Lease("first"));
@@ -178,7 +180,8 @@ class Course {
 
   const Surroundings& here_;
   const absl::Time until_;
-  const absl::Duration patience_;  // with what is to happen by itself
+  // Limit of one wait for the daemon or the driver.
+  const absl::Duration patience_;
   json value_ = json::object();
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<PrivateDaemon> daemon_;

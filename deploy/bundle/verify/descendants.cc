@@ -22,9 +22,10 @@ namespace {
 constexpr absl::Duration kDescendantsNap = absl::Milliseconds(5);
 constexpr int kKillRounds = 1000;
 
-// 0: it has ended, if only just.
+// Returns the parent of a process, or 0 if the process has ended.
 pid_t ParentOf(pid_t pid) {
-  // "PID (NAME) STATE PARENT …", and a name may have anything in it.
+  // The line is "PID (NAME) STATE PARENT …", and NAME may contain any
+  // character.
   const std::string stat = TextOf("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = stat.rfind(')');
   char state = 0;
@@ -42,7 +43,7 @@ pid_t ParentOf(pid_t pid) {
 
 std::vector<pid_t> Descendants(pid_t of) {
   std::multimap<pid_t, pid_t> children;
-  std::error_code error;  // processes come and go
+  std::error_code error;  // ignored: processes end during the scan
   for (std::filesystem::directory_iterator entry("/proc", error), end;
        !error && entry != end; entry.increment(error)) {
     int pid = 0;
@@ -69,7 +70,7 @@ bool HasEnded(pid_t child) {
 
 void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
-// Again and again: a keeper may just have started the next daemon.
+// Repeats the scan, because a keeper may have started another daemon.
 void EndDescendants() {
   for (int round = 0; round < kKillRounds; ++round) {
     const std::vector<pid_t> left = Descendants(getpid());

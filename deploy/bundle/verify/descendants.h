@@ -1,5 +1,5 @@
-// Whatever this process has started, at any remove, also what left its group:
-// a daemon under its keeper has one of its own.
+// Finds and ends all descendants of this process, including those that have
+// left its process group (a daemon under a keeper has its own group).
 //
 // Thread safety: safe.
 #pragma once
@@ -11,13 +11,14 @@
 
 namespace sluice::verify {
 
-// From now on an orphan below this process is its child.
+// Makes this process the parent of descendants that become orphans from now on.
 void AdoptOrphans();
 
-// Whether `child` has ended and was not waited for yet.
+// Returns whether `child` has ended but has not been reaped.
 bool HasEnded(pid_t child);
 
-// The living descendants of process `of`, the nearest first.
+// Returns the living descendants of process `of`, children before
+// grandchildren.
 std::vector<pid_t> Descendants(pid_t of);
 
 // Kills all descendants and reaps them. Gives up on a process that does not die

@@ -1,5 +1,5 @@
-// What the machine offers: sluicectl's doctor on the machine, and what only a
-// driver tells.
+// Reports what the machine offers: the findings of `sluicectl doctor`, and
+// properties that only the driver reports.
 #include <fmt/format.h>
 
 #include <bit>
@@ -21,7 +21,7 @@ namespace {
 using device::cuda::Functions;
 using nlohmann::json;
 
-// Values of CUdevice_attribute, as cuda.h numbers them.
+// CUdevice_attribute's values in cuda.h.
 constexpr struct {
   const char* name;
   int number;
@@ -43,9 +43,9 @@ constexpr struct {
     {"numa", 134},
     {"host_numa_memory", 141},
 };
-constexpr int kDefaultMode = 0;  // more than one process may have a context
+constexpr int kDefaultMode = 0;  // several processes may have a context
 
-// One line of the report.
+// Adds one line to the report.
 void AddFinding(json& lines, const char* health, const std::string& what,
                 const std::string& said, const std::string& fix = "") {
   lines.push_back({{"what", what},
@@ -54,12 +54,13 @@ void AddFinding(json& lines, const char* health, const std::string& what,
                    {"fix", fix.empty() ? json(nullptr) : json(fix)}});
 }
 
-// Why the driver cannot be used; empty: it can.
+// Adds the findings about the machine. Returns why the driver cannot be used,
+// or "".
 std::string SayMachine(const Surroundings& here, json& lines) {
-  // Sockets that are not there: no daemon is asked.
+  // These sockets do not exist, so no daemon is queried.
   ctl::Facts facts = ctl::ReadFacts(
       {.session = here.work + "/none.sock", .admin = here.work + "/none.sock"});
-  // A container may hide what else shows that there is a GPU.
+  // A container may hide the device files that show that there is a GPU.
   if (facts.driver.device.empty()) facts.driver.device = "by its driver";
   for (const ctl::Finding& found : ctl::ExamineMachine(facts)) {
     constexpr const char* kHealth[] = {"ok", "warning", "problem"};
@@ -145,7 +146,7 @@ absl::StatusOr<json> DescribeGpus(json& lines) {
   return json{{"gpus", gpus}, {"host", host}};
 }
 
-// What nvidia-smi tells, where it is: as text, for people.
+// Adds nvidia-smi's output as text for readers, or null if it does not run.
 void AddNvidiaSmi(json& value) {
   const auto ask = [](std::vector<std::string> words) -> json {
     const auto told = OutputOf(words, {.patience = absl::Seconds(10)});

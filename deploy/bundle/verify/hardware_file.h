@@ -1,4 +1,4 @@
-// What was measured of a node, as the file that the planner reads
+// Writes the measurements of a node as the hardware file that the planner reads
 // (planner/train/hardware.h, `sluicectl plan train --hardware FILE`).
 //
 // Thread safety: pure functions.
@@ -13,26 +13,28 @@
 namespace sluice::verify {
 
 struct MeasuredNode {
-  std::string gpu_name;  // as the driver says it
+  std::string gpu_name;  // the driver's name of the GPU
   int64_t gpus = 0;
   double gpu_memory_bytes = 0;
   double host_memory_bytes = 0;
-  // Per GPU, one direction, while all GPUs copy.
+  // Per GPU, in one direction, while all GPUs copy.
   double host_link_bytes_per_s = 0;
 };
 
-// FLOP/s of dense bf16 products, of the shipped profile of this GPU; 0: none is
-// of it.
+// Returns the peak FLOP/s of dense bf16 products from the shipped profile of
+// this GPU, or 0 if there is none.
 absl::StatusOr<double> PeakFlopsOf(const std::string& gpu_name,
                                    double memory_bytes);
 
 struct HardwareFile {
-  planner::train::Hardware hardware;  // what a reader is to find in it
+  // The values that ReadHardware must return for `text`.
+  planner::train::Hardware hardware;
   std::string text;
 };
 
-// What was not measured is a shipped profile's, of the same GPU where there is
-// one; each line says which it is.
+// Returns a hardware file with the measured values. The other values are taken
+// from the shipped profile of the same GPU, or of an H100 if there is none.
+// Each line says where its value is from.
 absl::StatusOr<HardwareFile> HardwareFileOf(const MeasuredNode& node);
 
 }  // namespace sluice::verify

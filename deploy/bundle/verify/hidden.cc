@@ -11,7 +11,8 @@
 namespace sluice::verify {
 namespace {
 
-// Flags and their values in turn, as CheckProcess gives them.
+// Runs a check. `arguments`: flags and values in turn, as RunInProcess passes
+// them.
 int BeACheck(const std::vector<std::string>& arguments) {
   std::map<std::string, std::string> given;
   for (size_t i = 0; i + 1 < arguments.size(); i += 2) {

@@ -1,7 +1,7 @@
-// What this program is when it starts itself: a check, or a process that a
-// check starts in order to kill it.
+// The modes in which this program starts itself: as a check, as a probe of a
+// driver rule, or as a rank that a check kills.
 //
-// Thread safety: none; before there are threads.
+// Thread safety: none; called before there are threads.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,8 @@
 
 namespace sluice::verify {
 
-// Absent: the arguments are a person's. Else the exit status.
+// Runs such a mode and returns its exit status, or nullopt if the arguments are
+// a user's.
 std::optional<int> RunHidden(const std::vector<std::string>& arguments);
 
 }  // namespace sluice::verify

@@ -10,7 +10,8 @@ namespace {
 
 using namespace device::cuda;  // NOLINT: the driver's own names
 
-// As the table probes it: by making and exporting one piece.
+// Allocates and exports one piece of HOST_NUMA memory, as the daemon's driver
+// does to probe it.
 absl::Status MakeOne(const LoadedLibrary& library) {
   int device = 0, offered = 0;
   SLUICE_CUDA(&library, cuDeviceGet, "0", &device, 0);

@@ -1,5 +1,4 @@
-// Which kind of pinned host memory the driver makes, and why not the better
-// one.
+// Finds out which kind of pinned host memory the driver supports.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,8 +9,9 @@
 
 namespace sluice::verify {
 
-// {kind, why, granularity}, per NUMA node 0: "HOST_NUMA" is the driver's own,
-// "memfd" is pinned by every process that maps it.
+// Returns {kind, why, granularity} for NUMA node 0. `kind`: "HOST_NUMA" if the
+// driver allocates the memory, or "memfd" if each process that maps it must pin
+// it. `why`: the error of HOST_NUMA, or "".
 absl::StatusOr<nlohmann::json> DescribeHostMemory(
     const device::cuda::LoadedLibrary& library, device::Driver& driver);
 

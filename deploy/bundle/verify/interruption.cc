@@ -19,7 +19,7 @@ Interruption::Interruption() {
   note.sa_flags = SA_RESTART;
   for (size_t i = 0; i < kSignals.size(); ++i) {
     sigaction(kSignals[i], &note, &before_[i]);
-    // Ignored before, as by nohup: it stays ignored.
+    // A signal that was ignored (as under nohup) stays ignored.
     if (before_[i].sa_handler == SIG_IGN) {
       sigaction(kSignals[i], &before_[i], nullptr);
     }

@@ -1,4 +1,4 @@
-// Ctrl-C while something is on disk that must not stay.
+// Defers Ctrl-C while temporary files must still be deleted.
 #pragma once
 
 #include <signal.h>
@@ -7,9 +7,9 @@
 
 namespace sluice::verify {
 
-// While it lives SIGINT, SIGTERM and SIGHUP are only noted, whichever thread
-// they reach; then the one that came ends the process, as it would have. One at
-// a time.
+// While an object lives, SIGINT, SIGTERM and SIGHUP are only recorded, in any
+// thread. The destructor restores the former handlers and raises the recorded
+// signal. One object at a time.
 class Interruption {
  public:
   Interruption();

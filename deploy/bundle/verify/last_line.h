@@ -1,4 +1,5 @@
-// What a program said last, for a reason.
+// Finds the last line of a program's output, which usually has the reason of a
+// failure.
 //
 // Thread safety: pure.
 #pragma once
@@ -7,7 +8,7 @@
 
 namespace sluice::verify {
 
-// The last line that is not empty; empty: there is none.
+// Returns the last line that is not empty, or "" if there is none.
 std::string LastLine(const std::string& text);
 
 }  // namespace sluice::verify

@@ -16,10 +16,10 @@ namespace {
 using device::CopyDirection;
 using device::Placement;
 
-// Enough for what a copy costs beside its bytes not to show on any link.
+// With this size the fixed cost of a copy is negligible on any link.
 constexpr Bytes kMostCopy = MiB(16);
-constexpr int64_t kLinkPartOfGpu =
-    8;  // of its free memory, at most one of so many
+// The memory is at most 1/8 of the GPU's free memory.
+constexpr int64_t kLinkPartOfGpu = 8;
 
 }  // namespace
 
@@ -61,7 +61,8 @@ absl::Status LinkBench::Make(Piece& piece, Placement where, Bytes size) {
   return driver_.SetAccess(piece.address, size, gpu_.index);
 }
 
-// As far as it was made: what was not is refused, which is no matter.
+// Frees what Make has allocated. Errors are ignored, because Make may have
+// failed before it mapped the piece.
 void LinkBench::Drop(const Piece& piece) {
   if (piece.address != nullptr) {
     driver_.Unmap(piece.address, piece.size).IgnoreError();

@@ -1,5 +1,5 @@
-// Memory at both ends of one GPU's link, and copies between them with bytes
-// that can be compared.
+// Allocates memory at both ends of one GPU's link and copies between them, with
+// bytes that can be compared.
 //
 // Thread safety: one owner.
 #pragma once
@@ -18,9 +18,9 @@ namespace sluice::verify {
 
 class LinkBench {
  public:
-  // A little of the GPU's memory, and as much pinned memory of the node that is
-  // near it. `driver` outlives the bench. `name` is the GPU's in messages: this
-  // process may count others.
+  // Allocates a small part of the GPU's memory and as much pinned memory of the
+  // nearest NUMA node. `driver` must outlive the bench. `name`: the GPU's name
+  // in messages, because this process may number GPUs differently.
   static absl::StatusOr<std::unique_ptr<LinkBench>> Open(
       device::Driver& driver, const device::DeviceInfo& gpu, std::string name);
   ~LinkBench();
@@ -31,12 +31,15 @@ class LinkBench {
   Bytes copy_size() const { return half_; }
   double pin_seconds_per_gib() const { return pin_seconds_per_gib_; }
 
-  // New bytes at the host's end, and by a copy in both halves of the GPU's.
+  // Writes new bytes to the host's memory and copies them to both halves of the
+  // GPU's.
   absl::Status Fill();
-  // One half is copied to the GPU, the other one to the host.
+  // Returns a flow of copies: of the first half to the GPU, or of the second
+  // half to the host.
   std::unique_ptr<ctl::CopyFlow> Flow(device::CopyDirection direction);
-  // DataLoss: after Fill and flows, a copied byte differs, or does when it is
-  // copied back.
+  // Checks the copied bytes after Fill and flows: those that arrived at the
+  // host if `copied_to_host`, and those on the GPU by copying them back.
+  // DataLoss: a byte differs.
   absl::Status Compare(bool copied_to_host);
 
  private:

@@ -1,5 +1,5 @@
-// How fast copies between each GPU and host memory are: alone, and while all
-// GPUs copy; as a hardware file for the planner.
+// Measures how fast each GPU copies from and to host memory, alone and while
+// all GPUs copy, and writes the result as a hardware file for the planner.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ absl::StatusOr<Benches> OpenAll(device::Driver& driver,
   return benches;
 }
 
-// Prints the check's progress, which tells where an ended check was.
+// Prints the check's progress, which shows where a killed check was.
 void PrintBenches(std::span<const std::unique_ptr<LinkBench>> benches, bool h2d,
                   bool d2h) {
   fmt::print("{} to {}\n",
@@ -73,7 +73,7 @@ absl::StatusOr<Rates> CopyAtOnce(
     const bool to_host = flows[i]->direction() == CopyDirection::kDeviceToHost;
     rates[i * benches.size() / flows.size()][to_host] = flows[i]->rate();
   }
-  flows.clear();  // they have arrived
+  flows.clear();  // waits for the copies
   for (const auto& bench : benches) {
     SLUICE_RETURN_IF_ERROR(bench->Compare(d2h));
   }
@@ -131,7 +131,7 @@ absl::StatusOr<Measured> MeasureNode(const std::vector<int>& numbers) {
   MeasuredNode& node = measured.node;
   for (size_t i = 0; i < benches.size(); ++i) {
     measured.gpus[i]["together"] = SpeedsJson(together[i]);
-    // A step waits for its slowest GPU, and swaps both ways.
+    // A step waits for its slowest GPU, and copies in both directions.
     node.host_link_bytes_per_s =
         std::min({node.host_link_bytes_per_s, std::round(together[i].h2d),
                   std::round(together[i].d2h)});
@@ -142,7 +142,8 @@ absl::StatusOr<Measured> MeasureNode(const std::vector<int>& numbers) {
   return measured;
 }
 
-// Through the planner's own reader, as it lies there.
+// Writes the file and checks that the planner's reader returns the same values
+// from it.
 absl::Status WriteAndReadBack(const std::string& path,
                               const HardwareFile& file) {
   std::ofstream(path) << file.text;

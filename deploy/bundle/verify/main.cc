@@ -1,4 +1,5 @@
-// verify: asks a GPU node whether Sluice can run on it, and leaves one archive.
+// verify: checks whether Sluice can run on a GPU node, and writes the results
+// as one archive.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -46,7 +47,7 @@ struct Options {
   std::string out = ".", name, python;
   std::vector<std::string> only, skip;
   bool json = false;
-  int64_t limit = 0;  // seconds per check; 0: the table's
+  int64_t limit = 0;  // seconds per check; 0: the table's limits
 };
 
 std::string SelfPath() {
@@ -59,7 +60,7 @@ std::string VersionOfTheKit() {
   return told.empty() ? cli::Version() : std::string(FirstLine(told));
 }
 
-// What was typed wrong, in one line.
+// Checks the options. InvalidArgument: an option is wrong, one line.
 absl::Status Judge(const Options& options) {
   for (const auto* names : {&options.only, &options.skip}) {
     for (const std::string& name : *names) {
@@ -91,14 +92,15 @@ absl::Status Judge(const Options& options) {
   return absl::OkStatus();
 }
 
-// Without following links: by them a virtual environment is found.
+// Returns the absolute path. Symbolic links are not resolved, because Python
+// finds its virtual environment by the path of the link.
 std::string Absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).string();
 }
 
-// The folders of this Python's environment (ENVIRONMENT/bin/python3) and of the
-// Python that it was made from. The system's folders identify no user and are
-// left out.
+// Returns the folders of this Python's environment (ENVIRONMENT/bin/python3)
+// and of the Python that it was made from. The system's folders are left out,
+// because they do not identify a user.
 std::vector<std::string> FoldersOf(const std::string& python) {
   std::vector<std::string> folders;
   std::error_code ignored;
@@ -199,7 +201,7 @@ class Run {
       return Skipped("no GPU can be used: " + no_gpu_);
     }
     Result result = RunInProcess(Process(check));
-    // What was asked of every GPU was not asked of those.
+    // A check of all GPUs has not passed if busy GPUs were left out.
     if (check.needs_gpu && !check.needs_python && !busy_.empty() &&
         result.status == Status::kPassed) {
       result.status = Status::kSkipped;

@@ -31,7 +31,8 @@ std::string Beside(const char* program) {
       .replace_filename(program);
 }
 
-// The socket is this user's: every rank may have every GPU.
+// Writes the daemon's configuration. Only this user can connect to the socket,
+// so every rank may use every GPU.
 void WriteConfiguration(const std::string& path,
                         const PrivateDaemon::Pools& pools) {
   std::ofstream(path) << fmt::format(

@@ -1,5 +1,5 @@
-// The kit's own sluiced, under its keeper, in a folder of its own and for this
-// user alone.
+// Runs the kit's own sluiced under its keeper, in a new temporary folder,
+// reachable only by this user.
 //
 // Thread safety: one owner.
 #pragma once
@@ -23,7 +23,8 @@ class PrivateDaemon {
     Bytes gpu;   // of each GPU that this process sees
     Bytes host;  // of each NUMA node
   };
-  // Returns when it serves. Its log is this process's standard error.
+  // Starts the daemon and returns when it serves. It logs to this process's
+  // standard error.
   static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
       const Pools& pools, absl::Time until);
   ~PrivateDaemon();
@@ -31,10 +32,11 @@ class PrivateDaemon {
 
   std::string socket() const { return folder_.path() + "/session.sock"; }
 
-  // SIGKILL to the daemon; its keeper lives. Returns when it is dead.
+  // Kills the daemon with SIGKILL and returns when it is dead. Its keeper keeps
+  // running.
   absl::Status KillDaemon();
-  // SIGTERM to the keeper. Internal: it ended otherwise than asked; or left a
-  // file.
+  // Ends the keeper and the daemon by SIGTERM. DeadlineExceeded: the keeper did
+  // not end by `until`. Internal: the keeper failed, or left a file.
   absl::Status End(absl::Time until);
 
  private:
@@ -44,7 +46,7 @@ class PrivateDaemon {
   absl::Status AwaitServing(absl::Time until) const;
 
   const TemporaryFolder folder_;
-  pid_t keeper_;  // 0: it was reaped
+  pid_t keeper_;  // 0: reaped
 };
 
 }  // namespace sluice::verify

@@ -22,11 +22,13 @@ namespace {
 
 using nlohmann::json;
 
-// At most so much of a file that a check left, from its end.
+// The archive has only the last bytes of a larger file.
 constexpr size_t kMostOfAFile = 256 << 10;
-constexpr size_t kLeastHidden = 3;  // shorter names are in every text
+// A shorter name occurs in every text by chance.
+constexpr size_t kLeastHidden = 3;
 
-// Every file below `folder`, with '-' for '/'.
+// Returns the files below `folder`, except scratch files, with '-' for '/' in
+// their names.
 ctl::NamedTexts FilesBelow(const std::string& folder) {
   ctl::NamedTexts files;
   std::error_code error;
@@ -79,7 +81,7 @@ absl::Status Report::Write() const {
   for (auto& [name, text] : files) text = Hide(std::move(text));
   files.emplace_back("report.json", Json());
   auto archive = ctl::MakeTarGz(options_.name, files);
-  // Ctrl-C ends gzip too.
+  // Ctrl-C also ends gzip, so try once more.
   if (!archive.ok() && Interruption::came()) {
     archive = ctl::MakeTarGz(options_.name, files);
   }

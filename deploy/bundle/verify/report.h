@@ -1,4 +1,5 @@
-// All results of a run, as text and as the archive that is sent back.
+// Collects the results of a run and writes them as JSON and as the archive that
+// the user sends back.
 //
 // Thread safety: one owner.
 #pragma once
@@ -19,7 +20,7 @@ class Report {
     std::string name;  // of the folder in it
     std::string version;
     std::string work;  // where checks leave files
-    // What is not to be told, and what stands there instead.
+    // Names to hide, and their replacements.
     std::vector<std::pair<std::string, std::string>> hidden;
   };
   explicit Report(Options options) : options_(std::move(options)) {}
@@ -27,10 +28,12 @@ class Report {
   void Add(Result result) { results_.push_back(std::move(result)); }
   const std::vector<Result>& results() const { return results_; }
 
-  // Replaces the archive: after each check, so that an abort leaves one.
+  // Replaces the archive. Called after each check, so that an aborted run
+  // leaves an archive too.
   absl::Status Write() const;
   std::string Json() const;
-  // The status of all checks that were asked for: skipped is never passed.
+  // Returns the status of all requested checks together: failed if any failed,
+  // else skipped if any (or all) were skipped.
   Status status() const;
 
  private:
@@ -40,7 +43,8 @@ class Report {
   std::vector<Result> results_;
 };
 
-// This machine's name, user and folders, for Options::hidden.
+// Returns this machine's name, user and folders, with replacements, for
+// Options::hidden.
 std::vector<std::pair<std::string, std::string>> NamesOfThisMachine();
 
 }  // namespace sluice::verify

@@ -1,4 +1,4 @@
-// What a check says: one row of the report.
+// The result of a check: one row of the report.
 //
 // Thread safety: values.
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace sluice::verify {
 
-// Skipped is never passed.
+// A skipped check never counts as passed.
 enum class Status { kPassed, kFailed, kSkipped };
 
 struct Result {
@@ -17,8 +17,9 @@ struct Result {
   double seconds = 0;
   nlohmann::json value;
   std::string expected;
-  std::string reason;  // empty: it passed
-  bool asked = true;   // false: it counts neither way
+  std::string reason;  // empty if it passed
+  // false: the user did not request it, so it does not count
+  bool asked = true;
 };
 
 inline Result Passed(nlohmann::json value, std::string expected) {
@@ -38,12 +39,13 @@ inline Result Skipped(std::string reason) {
 }
 
 const char* Name(Status status);
-// {name, status, seconds, value, expected, reason}, and back.
+// Returns {name, status, seconds, value, expected, reason}. FromJson reads it.
 nlohmann::json ToJson(const Result& result);
-// Not a result: kFailed, and the reason says so.
+// Returns the result, or a failed one with the reason if `json` is not a
+// result.
 Result FromJson(const nlohmann::json& json);
-// The result of a process that ended badly, as `how` says: always kFailed. If
-// the process gave a reason, that comes first.
+// Returns the failed result of a process that ended badly. The reason is `how`,
+// after the reason in `json` if the process wrote one.
 Result FromJson(const nlohmann::json& json, const std::string& how);
 
 }  // namespace sluice::verify

@@ -1,5 +1,6 @@
-// Every rule that the fake driver assumes, asked of this machine's driver, as
-// a diff that the fake reads back (rules=FILE of tests/fake_cuda/settings.h).
+// Asks this machine's driver about every rule that the fake driver assumes, and
+// writes the answers as a file that the fake driver can read (rules=FILE of
+// tests/fake_cuda/settings.h).
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -20,13 +21,14 @@ using fake_cuda::Rule;
 using fake_cuda::RuleText;
 using nlohmann::json;
 
-constexpr absl::Duration kPatience = absl::Seconds(12);  // of one probe
+constexpr absl::Duration kPatience = absl::Seconds(12);  // limit of one probe
 
 constexpr char kHead[] =
     "# Of ./verify: each rule that tests/fake_cuda assumes, and what a driver\n"
     "# answered to who broke it; `then` is what waiting for the stream gave.\n";
 
-// The probe's line, whatever became of its process afterwards.
+// Reads the line that the probe printed. It is valid even if the probe's
+// process crashed afterwards.
 bool ReadAnswer(const std::string& out, const RuleText& rule, Answer& answer) {
   std::istringstream words(out);
   std::string name;
@@ -35,7 +37,8 @@ bool ReadAnswer(const std::string& out, const RuleText& rule, Answer& answer) {
   return true;
 }
 
-// Behind "NAME assumed=CODE ".
+// Runs the probe of a rule. Returns the answer, the part of a line of
+// rules.diff that follows "NAME assumed=CODE ".
 std::string AskProbe(const RuleText& rule) {
   const std::string self =
       std::filesystem::read_symlink("/proc/self/exe").string();

@@ -1,5 +1,5 @@
-// The checks that are test programs of their own: the conformance suite and
-// the kernels, on each GPU.
+// The checks that run test programs on each GPU: the conformance suite and the
+// kernels' tests.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -26,14 +26,15 @@ std::string GroupName(const std::vector<int>& gpus) {
   return fmt::format("{}", fmt::join(gpus, "-"));
 }
 
-// The first line of the first failure, or why a test was skipped.
+// Returns the first failure's message, or why the test was skipped, as one line
+// of at most 300 characters.
 std::string FirstWord(const json& test) {
   for (const char* kind : {"failures", "skipped"}) {
     if (!test.contains(kind) || test[kind].empty()) continue;
     std::string text = test[kind][0].value(
         kind == std::string("failures") ? "failure" : "message", "");
     if (const size_t line = text.find("\n"); line != std::string::npos) {
-      text = text.substr(line + 1);  // behind the file's name
+      text = text.substr(line + 1);  // skips the line with the file's name
     }
     for (char& c : text) c = c == '\n' ? ' ' : c;
     return text.substr(0, 300);
@@ -41,11 +42,12 @@ std::string FirstWord(const json& test) {
   return "";
 }
 
-// What googletest says of one run.
+// The results of one run of googletest.
 struct Outcome {
   int passed = 0;
   json failed = json::array(), skipped = json::array();
-  std::string reason;  // of the first that failed, else of the first skipped
+  // Reason of the first failed test, or else of the first skipped one.
+  std::string reason;
 };
 
 Outcome ReadOutcome(const std::string& report) {
@@ -117,8 +119,8 @@ Result RunOn(const Suite& suite, const std::vector<int>& gpus,
   return Passed(value, expected);
 }
 
-// One run per group of GPUs, as long as there is time: what was not run makes
-// the whole skipped, and says so.
+// Runs the suite once per group of GPUs while time remains. If a group was not
+// run, the whole check is skipped, and its reason names the group.
 Result RunSuite(const Suite& suite, const std::vector<std::vector<int>>& groups,
                 const Surroundings& here) {
   const absl::Time end = absl::Now() + here.limit * 0.9;
@@ -143,7 +145,8 @@ Result RunSuite(const Suite& suite, const std::vector<std::vector<int>>& groups,
 
 }  // namespace
 
-// A ring: each GPU is the first of a pair once, and the second once.
+// Tests each GPU alone, then the pairs of a ring, in which each GPU is once the
+// first and once the second of a pair.
 Result RunConformance(const Surroundings& here) {
   std::vector<std::vector<int>> groups;
   for (const int gpu : here.gpus) groups.push_back({gpu});

@@ -1,4 +1,4 @@
-// Which GPUs there are, and which of them are in use.
+// Lists the free and the busy GPUs.
 #include <fmt/format.h>
 
 #include "deploy/bundle/verify/check.h"
@@ -9,8 +9,8 @@ namespace {
 
 using nlohmann::json;
 
-// A GPU is busy when others hold more of it than this part: contexts that do
-// nothing are less.
+// A GPU is busy if more than 1/16 of its memory is in use. Idle contexts of
+// other processes use less.
 constexpr int kIdlePart = 16;
 
 }  // namespace

@@ -22,7 +22,8 @@ namespace {
 constexpr char kFilled[] = "filled";
 constexpr char kSame[] = "same";
 
-// Up to the end of the line, or of the other side.
+// Reads one line. DeadlineExceeded: no line by `until`. Internal: the other
+// process has ended.
 absl::StatusOr<std::string> ReadLine(const UniqueFd& from, absl::Time until) {
   std::string line;
   while (true) {
@@ -81,7 +82,7 @@ absl::Status Tenant::AwaitFilled(absl::Time until) {
 }
 
 absl::Status Tenant::FindSame(absl::Time until) {
-  // Not written: it has ended, which is what Await finds.
+  // A failure to send means that the rank has ended, which Await reports.
   send(socket_.get(), "?", 1, MSG_NOSIGNAL);
   return Await(kSame, until);
 }

@@ -1,5 +1,5 @@
-// A rank that leases memory of a PrivateDaemon and fills it: a process of its
-// own, which can be killed.
+// A rank that leases memory of a PrivateDaemon and fills it. It runs in its own
+// process, so that it can be killed.
 //
 // Thread safety: one owner.
 #pragma once
@@ -21,22 +21,23 @@ class Tenant {
  public:
   struct Options {
     std::string socket, job;
-    int gpu = 0;  // and its rank, of `ranks`
+    int gpu = 0;  // index of the GPU, and the rank's number
     int ranks = 1;
-    std::string name;  // "GPU 3": in messages
+    std::string name;  // name of the GPU in messages: "GPU 3"
   };
   static absl::StatusOr<std::unique_ptr<Tenant>> Start(const Options& options);
   ~Tenant();
   Tenant(const Tenant&) = delete;
 
-  // Until it has the whole pool of its GPU and a little host memory, has filled
-  // them and read the same bytes back. Its own error, as it says it; Internal:
-  // it is no more; DeadlineExceeded: no word.
+  // Waits until the rank has leased the whole pool of its GPU and a little host
+  // memory, filled the GPU's memory and read the same bytes back. Internal: the
+  // rank reported an error or ended. DeadlineExceeded: it did not answer.
   absl::Status AwaitFilled(absl::Time until);
-  // What it holds is as it was, and can be filled again. Errors likewise.
+  // Checks that the rank's memory is unchanged and can be filled again. Errors
+  // are those of AwaitFilled.
   absl::Status FindSame(absl::Time until);
   void Kill();  // SIGKILL
-  // It frees what it has and ends with status 0.
+  // Makes the rank free its memory and end; its exit status must be 0.
   absl::Status End(absl::Time until);
 
  private:
@@ -44,14 +45,15 @@ class Tenant {
       : pid_(pid), socket_(std::move(socket)), name_(std::move(name)) {}
   absl::Status Await(const std::string& word, absl::Time until);
 
-  pid_t pid_;        // 0: it was reaped
-  UniqueFd socket_;  // what it reads and writes
+  pid_t pid_;        // 0: reaped
+  UniqueFd socket_;  // connected to its standard input and output
   const std::string name_;
 };
 
 inline constexpr char kBeATenant[] = "--tenant";
 
-// The other side, in the child: the arguments behind kBeATenant.
+// Runs the rank in the child process, with the arguments that follow
+// kBeATenant. Returns the exit status.
 int BeATenant(const std::vector<std::string>& arguments);
 
 }  // namespace sluice::verify

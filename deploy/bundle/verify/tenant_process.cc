@@ -1,4 +1,4 @@
-// The process of a Tenant.
+// The rank's side of Tenant.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -20,8 +20,9 @@ using client::Session;
 using device::CopyDirection;
 
 constexpr Bytes kTenantHost = MiB(32);
-constexpr int kPieces = 16;  // of the GPU's memory that are read back, at most
-// What a killed rank held comes back when the kernel has ended it.
+constexpr int kPieces = 16;  // pieces of GPU memory to read back, at most
+// A lease may wait this long, because the memory of a killed rank is freed only
+// when the kernel has ended it.
 constexpr absl::Duration kWait = absl::Seconds(10);
 
 // Sends one line to the process that started this one.
@@ -56,7 +57,8 @@ class Holder {
     return driver().SynchronizeStream(stream_);
   }
 
-  // The first and the last piece, and some between.
+  // Compares the first piece, the last one, and some between. DataLoss: a byte
+  // differs.
   absl::Status Compare() {
     const Bytes size = std::min(host_->size(), gpu_->size());
     const size_t last = (gpu_->size() - size).size();

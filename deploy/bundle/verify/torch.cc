@@ -1,6 +1,6 @@
-// The checks that run in the user's own torch: a process of their Python, with
-// the kit's package and the kit's own daemon, on the first free GPU. Nothing is
-// installed in their environment.
+// Runs the checks of the user's torch in their Python, with the kit's package
+// and the kit's own daemon, on the first free GPU. Nothing is installed in the
+// user's environment.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,12 +28,13 @@ namespace {
 
 using nlohmann::json;
 
-// The lease takes one part of so many of the GPU's free memory; torch the rest.
+// The lease takes 1/8 of the GPU's free memory. The rest is for torch.
 constexpr int kTorchPartOfGpu = 8;
 constexpr Bytes kTorchHost = GiB(1);
 constexpr absl::Duration kTorchNap = absl::Milliseconds(20);
 
-// python/ and lib/ of the kit, or of a build of the source tree.
+// Sets the environment so that Python finds the package and programs of the
+// kit, or of a build of the source tree. NotFound: the package is missing.
 absl::Status ShowPackage() {
   const auto bin =
       std::filesystem::read_symlink("/proc/self/exe").parent_path();
@@ -46,7 +47,8 @@ absl::Status ShowPackage() {
   const std::string more = theirs != nullptr ? theirs : "";
   setenv("PYTHONPATH", (more.empty() ? package : package + ":" + more).c_str(),
          1);
-  setenv("PYTHONDONTWRITEBYTECODE", "1", 1);  // the kit stays as it is
+  // Python must not write files into the kit.
+  setenv("PYTHONDONTWRITEBYTECODE", "1", 1);
   setenv("SLUICE_BIN_DIR", bin.c_str(), 1);
   unsetenv("SLUICE_SOCKET");
   return absl::OkStatus();
@@ -67,7 +69,8 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> StartDaemon(absl::Time until) {
       until);
 }
 
-// How it ended, as HowItEnded says it.
+// Runs the check and waits for it. Returns HowItEnded's text: empty if it ended
+// with 0.
 absl::StatusOr<std::string> RunPython(const Surroundings& here,
                                       const char* name,
                                       const std::string& socket,
@@ -83,7 +86,7 @@ absl::StatusOr<std::string> RunPython(const Surroundings& here,
   return HowItEnded(status);
 }
 
-// Waits until the ended process has left nothing leased.
+// Waits until no memory is leased any more. Internal: some still is at `until`.
 absl::Status AwaitNothingLeased(const std::string& socket, absl::Time until) {
   while (true) {
     SLUICE_ASSIGN_OR_RETURN(const auto gpus, client::ListGpus(socket));
@@ -99,7 +102,8 @@ absl::Status AwaitNothingLeased(const std::string& socket, absl::Time until) {
   }
 }
 
-// What the process wrote, and how it ended, where that was not well.
+// Runs the check in the user's torch. Returns the result that the process
+// wrote; if the process ended badly, a failed result with the reason.
 absl::StatusOr<Result> AskTorch(const Surroundings& here, const char* name) {
   const absl::Time until = absl::Now() + here.limit * 0.9;
   ShowOnly({here.gpus.at(0)});

@@ -1,4 +1,4 @@
-// Which GPUs a program is to see.
+// Selects the GPUs that started programs see.
 //
 // Thread safety: none: it changes the environment.
 #pragma once
@@ -8,11 +8,12 @@
 
 namespace sluice::verify {
 
-// "0,2", as CUDA_VISIBLE_DEVICES wants it: `gpus` as this process counts them,
-// `told` what it was told itself (Slurm does), or empty.
+// Returns a value for CUDA_VISIBLE_DEVICES, such as "0,2". `gpus`: indices as
+// this process numbers them. `told`: this process's own CUDA_VISIBLE_DEVICES
+// (as set by Slurm), or empty.
 std::string VisibleList(const std::vector<int>& gpus, const std::string& told);
 
-// Programs that are started from now on see these, in this order.
+// Makes programs that are started from now on see these GPUs, in this order.
 void ShowOnly(const std::vector<int>& gpus);
 
 }  // namespace sluice::verify

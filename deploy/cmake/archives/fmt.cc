@@ -1,5 +1,6 @@
-// libfmt 9 as an archive, made from its headers: what format.cc of its own
-// source instantiates. One that is missing here is an undefined symbol.
+// Builds libfmt 9 as an archive from its headers. These are the templates that
+// format.cc of its source instantiates. A missing one is an undefined symbol at
+// link time.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

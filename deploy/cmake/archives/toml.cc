@@ -1,4 +1,4 @@
-// toml++ as an archive: its headers hold the library too.
+// Builds toml++ as an archive from its headers.
 #define TOML_HEADER_ONLY 0
 #define TOML_IMPLEMENTATION
 #include <toml++/toml.h>

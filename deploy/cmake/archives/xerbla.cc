@@ -1,5 +1,6 @@
-// What LAPACK and BLAS call when an argument is wrong, which is a fault of the
-// caller. LAPACK's own prints through libgfortran and stops; so does this.
+// LAPACK and BLAS call this function when an argument is wrong, which is an
+// error of the caller. Like LAPACK's own function it prints a message and stops
+// the program, but without libgfortran.
 #include <cstdio>
 #include <cstdlib>
 

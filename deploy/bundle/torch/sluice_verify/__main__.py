@@ -1,5 +1,5 @@
-"""Runs one check and writes its result. Exits with 0 if the result could be
-written, whatever it is."""
+"""Runs one check and writes its result. Exits with 0 if the result was written,
+even if the check failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import traceback
 
 from sluice_verify.result import Failure, Result, in_one_line, say
 
-# The module of each check; it has EXPECTED and check(result, socket).
+# The module of each check. A module has EXPECTED and check(result, socket).
 CHECKS = {"torch": "found", "gradients": "gradients",
           "training": "training", "memory": "memory",
           "throughput": "throughput"}
@@ -19,7 +19,7 @@ PYTHON = (3, 10)
 
 
 def run(name: str, socket: str) -> tuple[Result, str | None]:
-    """Returns the result, and the reason if it failed."""
+    """Runs a check. Returns its result, and the reason if it failed."""
     result = Result("the check runs")
     try:
         if sys.version_info < PYTHON:

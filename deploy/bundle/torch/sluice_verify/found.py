@@ -87,7 +87,8 @@ def find_gpu(torch, value: dict) -> None:
 
 
 def open_session(socket: str) -> None:
-    """Checks that the package loads next to torch and uses the same GPU."""
+    """Checks that `sluice` loads in a process with torch and uses the same
+    GPU."""
     try:
         import sluice
         with sluice.Session(socket) as session:

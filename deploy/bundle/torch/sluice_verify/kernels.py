@@ -16,7 +16,7 @@ from sluice.attention.intervals import Between, Whole, Window
 from sluice_verify.decoder import loss_of, seeded
 from sluice_verify.result import Failure, in_one_line
 
-# Operators of attention's blocks on a GPU, in place of the CPU's kernels.
+# Operators that compute attention's blocks on a GPU. The CPU uses others.
 ON_GPU = ("aten::_flash_attention_forward", "aten::_flash_attention_backward",
           "aten::_scaled_dot_product_efficient_attention",
           "aten::_scaled_dot_product_efficient_attention_backward")
@@ -25,14 +25,14 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION,
             "cudnn": SDPBackend.CUDNN_ATTENTION}
 SHAPE = (1, 4, 64, 64)  # B, heads, rows, width
 CLOSE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
-# Kernels and dtypes that blocks may request. Streaming does not work without
-# the needed ones, which kernel="auto" uses.
+# Kernels and dtypes that streaming needs, because kernel="auto" uses them, and
+# all that blocks may request.
 NEEDED = (("flash", torch.bfloat16), ("efficient", torch.float32))
 ASKED = (*NEEDED, ("cudnn", torch.bfloat16), ("efficient", torch.bfloat16))
 
 
 class _Names(TorchDispatchMode):
-    """Collects the names of the operators that run inside it."""
+    """Context manager that collects the names of operators that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ def without_cuda(value: dict) -> list[str]:
 
 
 def attend(value: dict) -> None:
-    """Compares the kernels that blocks may request with the CPU's, and reports
-    for each of torch's own whether it runs here. Raises `Failure`: a needed
-    kernel does not run, or a kernel gives other numbers."""
+    """Compares each attention kernel that blocks may request with the CPU's,
+    and reports which of torch's own kernels run on this GPU. Raises `Failure`:
+    a needed kernel does not run, or a kernel gives other numbers."""
     value["blocks"] = {}
     for kernel, dtype in ASKED:
         said = "yes"
@@ -81,8 +81,8 @@ def attend(value: dict) -> None:
 
 
 def compare(kernel: str, dtype: torch.dtype) -> None:
-    """Compares one causal block by that kernel with the CPU's. Raises
-    `Failure` if its numbers differ, RuntimeError if it does not run."""
+    """Computes one causal block by `kernel` and compares it with the CPU's.
+    Raises `Failure` if the numbers differ, RuntimeError if it does not run."""
     q, k, v = _qkv("cuda:0", dtype)
     got = _block(q, k, v, Whole.CAUSAL, kernel)
     exact = _block(*(t.float().cpu() for t in (q, k, v)), Whole.CAUSAL)
@@ -118,7 +118,7 @@ def _block(q: Tensor, k: Tensor, v: Tensor, mask: blocks.Mask,
 
 
 def _runs(backend: SDPBackend) -> str:
-    """Returns "yes", or the reason, from torch's warnings."""
+    """Returns "yes" if the kernel runs, else torch's warnings as the reason."""
     q, k, v = (t.requires_grad_() for t in _qkv("cuda:0", torch.bfloat16))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

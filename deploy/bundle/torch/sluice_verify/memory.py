@@ -2,15 +2,16 @@
 
 The promise is the package's own (client/python/DESIGN.md, "A step"), because a
 policy of the daemon's plan does not exist on a GPU yet:
-- the host holds a fixed number of bytes per token, exact to the byte;
+- a step uses a fixed number of bytes of host memory per token, exact to the
+  byte;
 - with hidden="host" the bytes that torch's allocator hands out, in
   addition to parameters and gradients, do not grow with the number of
   layers;
 - the GPU's memory, as the driver counts it, is used by torch, by the
   lease and by contexts, and by nothing else.
 
-After every check the daemon is asked whether it has the whole lease back when
-the process has ended (verify/torch.cc).
+When the process of a check has ended, verify/torch.cc checks that the daemon
+has the whole lease back.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ LAYERS = (1, 6)
 FEWER = Sizes(hidden=256, heads=4, kv_heads=2, width=64, ffn=256,
               layers=LAYERS[0])
 MORE = dataclasses.replace(FEWER, layers=LAYERS[1])
-# What one more layer may add on the device, in hidden states of all rows, in
-# addition to the tensors that copies in flight keep alive. One kept tensor of
-# that size is 1; a layer of plain torch keeps ten or more.
+# Device memory that one more layer may add, in hidden states of all rows,
+# without the tensors that copies in flight keep alive. Keeping one tensor of
+# that size would add 1; a layer of plain torch keeps ten or more.
 LIMIT = 0.1
 IN_FLIGHT = 2 * (2 << 20)  # bytes of copies in both directions (client/python)
-NOISE = 16  # 1/NOISE of the GPU: contexts, loaded modules
+NOISE = 16  # contexts and loaded modules use up to 1/NOISE of a GPU
 EXPECTED = ("host bytes as promised, to the byte; more layers take no more of "
             "the device; the GPU's memory is torch's and the lease's")
 
@@ -59,8 +60,8 @@ def check(result: Result, socket: str) -> None:
 
 
 def step(session: sluice.Session, sizes: Sizes) -> dict[str, int]:
-    """Returns the bytes of one step: the second of two, which is like all
-    later ones."""
+    """Runs two steps and returns the bytes of the second one, which is like all
+    later steps."""
     gpu = device_of(session)
     model = seeded(sizes).to(gpu)
     ids = torch.arange(BATCH * ROWS, device=gpu).view(BATCH, ROWS) % 128

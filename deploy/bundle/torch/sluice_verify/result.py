@@ -12,12 +12,12 @@ class Failure(Exception):
 
 
 class Result:
-    """The result of one check, in the form of the kit's programs. It has what
-    was found so far, also if the check fails.
+    """The result of one check, written in the format of verify/result.h. After
+    a failure it has what was found before.
 
     Attributes:
         expected: the condition for passing, one line.
-        value: for the report; a check adds to it.
+        value: the findings for the report, which the check adds.
     """
 
     def __init__(self, expected: str) -> None:
@@ -35,8 +35,8 @@ class Result:
 
 
 def in_one_line(error: Exception) -> str:
-    """Returns one line. torch's errors have many; the first says what
-    happened."""
+    """Returns the error's type and first line. torch's errors have several
+    lines, of which the first says what happened."""
     lines = filter(None, (line.strip() for line in str(error).splitlines()))
     return f"{type(error).__name__}: {next(lines, 'it says no more')}"
 

@@ -17,8 +17,9 @@ PROBED = 70  # rows, as in the package's own probe
 @contextlib.contextmanager
 def streamed(session: sluice.Session, model: Decoder, chunk: int, hidden: str,
              mask: Tensor | None = None, kernel: str = "auto") -> Iterator[sluice.Stream]:
-    """Context manager in which the model is on the GPU and streamed. Its mask,
-    if any, is like `mask` [1, 1, S, S]; `kernel` is stream()'s."""
+    """Context manager that moves the model to the GPU and streams it. `mask`:
+    an example of the mask [1, 1, S, S] of later calls, or None; `kernel`: the
+    argument of stream()."""
     gpu = device_of(session)
     model.to(gpu)
     ids = torch.zeros(1, PROBED, dtype=torch.long, device=gpu)
@@ -34,5 +35,5 @@ def streamed(session: sluice.Session, model: Decoder, chunk: int, hidden: str,
 
 
 def device_of(session: sluice.Session) -> torch.device:
-    """Returns the device. The kit's daemon has only real GPUs."""
+    """Returns the session's device, which is a real GPU in the kit."""
     return torch.device("cuda", session.limits().device)

@@ -4,13 +4,13 @@ argument that selects it). Figures are reported and not judged. The check fails
 if a kernel that a step needs does not run; for the other kernels it reports
 why they do not run.
 
-Floating point operations are counted as usual: causal attention by half; its
-backward as 2.5 forwards, since a kernel recomputes scores. MFU is defined as
-in MEMO's and FPDT's tables: recomputation does not count, so a backward is 2
-forwards; over the shipped profile's peak of this GPU, for bf16, and null
-without one. Kernels run on random data, since a GPU draws less power on
-constants; at its most rows a kernel is timed again after WARM_S seconds of it,
-when the GPU is at its power limit.
+FLOP/s of kernels count causal attention as half of the square, and its backward
+as 2.5 forwards, because a kernel recomputes scores. MFU is defined as in MEMO's
+and FPDT's tables: recomputation does not count, so a backward is 2 forwards. It
+is relative to the bf16 peak in the shipped profile of this GPU, and null
+without a profile. Kernels run on random data, because a GPU draws less power on
+constants. At the largest number of rows, a kernel is timed a second time after
+it has run for WARM_S seconds, when the GPU is at its power limit.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def check(result: Result, socket: str) -> None:
 
 def _attention(name: str, gpu: torch.device, peak: float | None
                ) -> Iterator[dict]:
-    """Yields a row for each length, until it is slow or does not run."""
+    """Yields a row of the report for each length, until the kernel is slow or
+    does not run."""
     rows = FEWEST_ROWS
     while rows <= MOST_ROWS:
         row: dict = {"kernel": name, "rows": rows}
@@ -125,7 +126,8 @@ def _kernel_seconds(name: str, gpu: torch.device, rows: int,
 
 
 def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
-    """Returns the seconds of each part by the GPU's clock, run in sequence."""
+    """Runs the parts in sequence. Returns the seconds of each by the GPU's
+    clock."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in (None, *parts)]
     stream = torch.cuda.current_stream(gpu)
     marks[0].record(stream)
@@ -138,9 +140,9 @@ def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
 
 
 def fastest(steps: list[dict]) -> dict[str, str]:
-    """Returns per dtype the fastest kernel, in words, and the argument that
-    selects it: the kernel with the shortest step at the most rows that all
-    kernels ran at."""
+    """Returns per dtype the fastest kernel, in words, with the argument that
+    selects it. Steps are compared at the most rows at which all kernels
+    ran."""
     ran: dict[str, dict[str, dict[int, float]]] = {}
     for step in steps:
         if "why_not" not in step:
@@ -166,8 +168,9 @@ def fastest(steps: list[dict]) -> dict[str, str]:
 
 def _steps_or_why(session: sluice.Session, kernel: str, dtype: torch.dtype,
                   peak: float | None) -> Iterator[dict]:
-    """Yields the steps of a kernel that gives the CPU's numbers, as far as it
-    runs, or the reason if it does not."""
+    """Yields the measured steps of a kernel, up to the length at which it stops
+    working, or the reason if it does not run or gives other numbers than the
+    CPU."""
     try:
         compare(kernel, dtype)
         yield from _steps(session, kernel, dtype,

@@ -1,11 +1,10 @@
 """`training`: compares 50 steps of AdamW, streamed on the GPU, with the same
 steps of plain torch on the CPU.
 
-The CPU's curve is made here, by the same torch in the same process, and not
-shipped: another torch draws and rounds differently, so that would compare two
-torches too. The effect of rounding alone is measured on the CPU by the same
-steps in fp64: the GPU's losses must be at most TIMES as far from fp32's as the
-furthest of those.
+The CPU's curve is computed in the same process and not shipped, because another
+version of torch draws and rounds differently. The same steps in fp64 on the CPU
+measure the effect of rounding alone: the GPU's losses may differ from the CPU's
+fp32 losses by at most TIMES the largest difference between fp32 and fp64.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from sluice_verify.streamed import device_of, streamed
 
 STEPS, BATCH, ROWS, CHUNK = 50, 2, 72, 40
 RATE = 3e-3
-TIMES = 100.0  # a GPU sums in another order and has other exponentials
-LEARNT = 0.7  # the last loss must be below this part of the first
+TIMES = 100.0  # a GPU sums in another order, with another exp()
+LEARNT = 0.7  # limit of the last loss / the first
 EXPECTED = (f"{STEPS} losses at most {TIMES:g} times as far from the CPU's as "
             f"its own in fp64; the last one under {LEARNT:g} of the first")
 
@@ -62,7 +61,7 @@ def judge(step: int, got: float, wanted: float, limit: float) -> None:
 
 
 def _apart(one: float, other: float) -> float:
-    """Returns the difference relative to the other."""
+    """Returns the difference relative to `other`."""
     return abs(one - other) / other
 
 
@@ -75,7 +74,7 @@ def on_gpu(session: sluice.Session, model: Decoder) -> Iterator[float]:
 
 def trained(model: Decoder, device: torch.device | str = "cpu"
             ) -> Iterator[float]:
-    """Yields the losses of all steps, each before its update."""
+    """Trains the model. Yields each step's loss, computed before its update."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     for step in range(STEPS):
         loss = loss_of(model, text(step).to(device))

@@ -1,6 +1,6 @@
-// What a probe works with: the driver's functions themselves, a context, a
-// stream, memory. Whatever fails here ends the process with one line: then the
-// rule was not asked.
+// The equipment of a probe: the driver's functions, a context, a stream and
+// memory. A failure of these functions ends the process with one line, because
+// the rule could then not be tested.
 //
 // Thread safety: one thread.
 #pragma once
@@ -21,7 +21,7 @@ class ProbeBench {
     size_t size = 0;
   };
 
-  // On the first GPU. Pushes its context.
+  // Opens the first GPU and makes its context current.
   ProbeBench();
   ProbeBench(const ProbeBench&) = delete;
 
@@ -31,16 +31,18 @@ class ProbeBench {
   device::cuda::StreamPointer stream() const { return stream_; }
   size_t granularity() const { return granularity_; }
 
-  // GPU memory and addresses; `units` of the granularity.
+  // Create allocates GPU memory, Reserve addresses. `units`: of the
+  // granularity.
   device::cuda::MemoryHandle Create(size_t units);
   device::cuda::DevicePointer Reserve(size_t units);
-  // At least so many bytes: mapped, and with access too.
+  // Mapped returns at least `bytes` of mapped GPU memory without access rights,
+  // OnGpu with them.
   Piece Mapped(size_t bytes);
   Piece OnGpu(size_t bytes);
-  std::byte* Pages(size_t bytes);   // ordinary memory, touched
-  std::byte* Pinned(size_t bytes);  // registered
+  std::byte* Pages(size_t bytes);   // pageable memory, written once
+  std::byte* Pinned(size_t bytes);  // registered with the driver
   device::cuda::EventPointer NewEvent();
-  device::cuda::Kernel MergeKernel();  // in fp32 (kernels/ops/merge.cu)
+  device::cuda::Kernel MergeKernel();  // for fp32 (kernels/ops/merge.cu)
   device::cuda::StreamPointer StreamOfSecondGpu();
   device::cuda::Result CopyToGpu(device::cuda::DevicePointer to,
                                  std::byte* from, size_t size);

@@ -15,7 +15,7 @@ namespace {
 using namespace device::cuda;  // NOLINT: the driver's own names
 using fake_cuda::Rule;
 
-// Long enough that a copy is not done when the next call comes.
+// A copy of this size still runs when the next call is made.
 constexpr size_t kLong = size_t{16} << 20;
 constexpr unsigned kWarp = 32;  // threads
 
@@ -89,7 +89,7 @@ Result StreamOfContext(ProbeBench& bench) {
 }
 
 Result CopyAccess(ProbeBench& bench) {
-  const auto piece = bench.Mapped(1);  // no access was set
+  const auto piece = bench.Mapped(1);  // memory without access rights
   return bench.CopyToGpu(piece.address, bench.Pinned(kPage), kPage);
 }
 
@@ -102,9 +102,9 @@ Result CopyOneRegistration(ProbeBench& bench) {
   return bench.CopyToGpu(piece.address, host, 2 * kPage);
 }
 
-// Merges two elements, one with its log-sum-exp in pageable memory, which the
-// kernel reads whatever the others hold. The launch itself may pass: then
-// waiting for the stream tells.
+// Merges two elements. The log-sum-exp of one lies in pageable memory, and the
+// kernel always reads it. If the launch succeeds, the error is found by waiting
+// for the stream.
 Result OperationPinned(ProbeBench& bench) {
   constexpr ops::RowHeadStrides kOne = {1, 1};
   ops::MergeShape shape = {1, 1, 1, kOne, kOne, kOne, kOne};
@@ -126,8 +126,8 @@ constexpr struct {
   Rule rule;
   Result (*ask)(ProbeBench&);
   int gpus = 1;
-  // False: the stream ended with its context, and a call that names it is
-  // undefined: an H100's driver, 580.159.04, crashed on one.
+  // False: the stream was destroyed with its context. A call with that stream
+  // is undefined (an H100's driver, 580.159.04, crashed).
   bool leaves_stream = true;
 } kProbes[] = {
     {Rule::kNotForked, NotForked},
@@ -158,14 +158,15 @@ int AskRule(const std::string& name) {
   for (const auto& probe : kProbes) {
     if (TextOf(probe.rule).name != name) continue;
     ProbeBench bench;
-    // At once: what comes next may end the process.
+    // The answer is printed at once, because the next call may crash the
+    // process.
     std::printf("%s %d", name.c_str(), probe.ask(bench));
     std::fflush(stdout);
     if (probe.leaves_stream) {
       std::printf(" %d", bench.f().cuStreamSynchronize(bench.stream()));
       std::fflush(stdout);
     }
-    // As it stands: what was broken is not tidied up.
+    // Nothing is freed: the driver's state may be broken.
     return 0;
   }
   std::fprintf(stderr, "no probe of rule %s\n", name.c_str());

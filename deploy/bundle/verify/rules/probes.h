@@ -1,7 +1,8 @@
-// Each rule that the fake driver assumes (tests/fake_cuda/rules.h), broken once
-// on purpose: what does this machine's driver answer?
+// Probes break each rule that the fake driver assumes (tests/fake_cuda/rules.h)
+// once, to learn what this machine's driver answers.
 //
-// Thread safety: a probe has its process for itself, which may end by it.
+// Thread safety: a probe must be the only code in its process, which it may
+// crash.
 #pragma once
 
 #include <optional>
@@ -12,15 +13,17 @@
 namespace sluice::verify {
 
 struct Answer {
-  int code = 0;             // of the call that breaks the rule
-  std::optional<int> then;  // of waiting for the stream, where one is left
+  int code = 0;             // result of the call that breaks the rule
+  std::optional<int> then;  // result of waiting for the stream, if it exists
 };
 
-// GPUs that the probe of this rule needs; absent: there is none.
+// Returns the number of GPUs that the rule's probe needs, or nullopt if there
+// is no probe.
 std::optional<int> GpusFor(fake_cuda::Rule rule);
 
-// "NAME CODE" on standard output, then " THEN" where a stream is left, and 0;
-// else a line on stderr why the rule could not be asked.
+// Runs the rule's probe. Prints "NAME CODE", then " THEN" if the stream still
+// exists (see Answer), and returns 0. If the rule cannot be tested, prints the
+// reason to stderr and returns or exits with another status.
 int AskRule(const std::string& name);
 
 }  // namespace sluice::verify
