@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is typed wrong after ./dev is said before anything is built."""
+"""./dev reports wrong arguments before it builds anything."""
 
 import os
 import subprocess

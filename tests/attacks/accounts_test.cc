@@ -1,5 +1,5 @@
-// Several accounts, or one with many jobs, against what all users share:
-// sessions, a pool, plans, events. See scene.h.
+// Attacks by several accounts, or by one with many jobs, on what all users
+// share: sessions, a pool, plans, events. See scene.h.
 #include <fmt/format.h>
 #include <poll.h>
 #include <unistd.h>
@@ -38,12 +38,12 @@ class Accounts : public ::testing::Test {
   Scene scene_;
 };
 
-// Guards against four accounts that have all 2,048.
+// Guards against four accounts that together hold all 2,048 sessions.
 TEST_F(Accounts, FiveLeaveSessionsForOthers) {
   TakeByAll("sessions of five users", 600, /*ranks=*/false);
 }
 
-// Guards against two accounts that have all 256.
+// Guards against two accounts that together hold all 256 rank slots.
 TEST_F(Accounts, FiveLeaveRankSlotsForOthers) {
   TakeByAll("rank slots of five users", 150, /*ranks=*/true);
 }
@@ -53,7 +53,8 @@ TEST_F(Accounts, ALeaseThatWaitsClosesNoPool) {
   ExpectUnharmed(scene_.Suffer("a parked lease"));
 }
 
-// Connects as a job of its own, and waits for the plan of a small profile.
+// Connects as a job of its own, submits a small profile, and returns the time
+// until its plan arrived.
 absl::StatusOr<absl::Duration> TimeOfAPlan(const std::string& socket,
                                            int number) {
   SLUICE_ASSIGN_OR_RETURN(RawClient client, RawClient::Connect(socket));
@@ -74,8 +75,8 @@ absl::StatusOr<absl::Duration> TimeOfAPlan(const std::string& socket,
   return absl::Now() - start;
 }
 
-// Guards against hard profiles in the question that another user's job waits
-// for: 13 s.
+// Guards against hard profiles in front of another user's job, which then
+// waited 13 s for its plan.
 TEST_F(Accounts, HardProfilesDelayNoOthersPlan) {
   scene_.Attack([&] { FloodHardProfiles(scene_.socket(), Count(4, 8)); });
   absl::Duration most;
@@ -92,7 +93,8 @@ TEST_F(Accounts, HardProfilesDelayNoOthersPlan) {
   ExpectUnharmed(scene_.Suffer("hard profiles, each another one"));
 }
 
-// Attaches, and once `leave` has no other end must still see its own event.
+// Attaches, waits until the other end of `leave` is closed, and expects to see
+// its own event still.
 void Witness(const std::string& socket, int leave) {
   Become(kWitness);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));

@@ -20,7 +20,8 @@ namespace {
   while (true) pause();
 }
 
-// The limits of sessions and the like, of a budget, of a pool for ever and now.
+// Phrases of refusals, each of which names a limit: of sessions and the like,
+// of a budget, of a pool.
 constexpr const char* kLimits[] = {"the limit is", "limit of", "the pool has",
                                    ", free "};
 
@@ -54,7 +55,8 @@ std::vector<RawClient> AttachMany(const std::string& socket, int count) {
   return clients;
 }
 
-// Reads what is there; whether it is a refusal, which must name the limit.
+// Reads all packets that have arrived. Returns whether one was a refusal, which
+// must name the limit.
 bool ReadsARefusal(int session) {
   const auto message = wire::Receive(session, MSG_DONTWAIT);
   if (!message.ok() || !message->has_value()) return false;
@@ -64,12 +66,12 @@ bool ReadsARefusal(int session) {
   return true;
 }
 
-// Sends them in turns on all sessions and reads what comes, for ever. Says that
-// it is ready when it was refused once, where that is what it is for.
+// Sends the requests in turns on all sessions and reads the answers, for ever.
+// If `for_refusals`, it reports that it is ready only after the first refusal.
 [[noreturn]] void Flood(std::vector<RawClient> clients,
                         const std::vector<wire::Request>& requests,
                         bool for_refusals) {
-  uint64_t id = 1'000'000;  // above those of what each asked before
+  uint64_t id = 1'000'000;  // above the ids of each session's earlier requests
   bool said = false, may_say = !for_refusals;
   std::vector<pollfd> polled(clients.size());
   while (true) {
@@ -89,7 +91,8 @@ bool ReadsARefusal(int session) {
   }
 }
 
-// `count` of the smallest pieces; returns how many there were.
+// Leases `count` extents of the smallest size and frees them. Returns how many
+// it got.
 int LeaseAndFree(RawClient& client, int count) {
   std::vector<uint64_t> leases;
   for (int i = 0; i < count; ++i) {
@@ -120,7 +123,7 @@ absl::Status SayHello(const RawClient& client, const std::string& job,
   std::vector<int> shown;
   for (const UniqueFd& node : nodes) shown.push_back(node.get());
   wire::Send(client.fd(), packet, shown).IgnoreError();
-  // The first may only tell that the socket was closed with a packet unread.
+  // The first attempt may only find the socket closed with a packet unread.
   for (int i = 0; i < 2; ++i) {
     const auto message = wire::Receive(client.fd());
     if (!message.ok()) return message.status();
@@ -197,7 +200,7 @@ void LeaveSmallExtents(const std::string& socket, int count) {
 void BeRefusedBesideKept(const std::string& socket, int count, int sessions,
                          const std::vector<Bytes>& sizes) {
   std::vector<RawClient> clients = AttachMany(socket, sessions);
-  // The node may have fewer descriptors than for so many.
+  // The node may have too few descriptors for `count` extents.
   const int kept = LeaseAndFree(clients[0], count);
   fmt::print("{} extents are kept\n", kept);
   if (kept < count / 2) _exit(6);
@@ -231,7 +234,7 @@ void SendNoise(const std::string& socket) {
     if (!fd.ok()) continue;
     std::string bytes(random() % 4096 + 1, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
-    bytes[0] = '\xff';  // no protobuf begins so
+    bytes[0] = '\xff';  // no protobuf message begins with it
     send(fd->get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (i == 10) SayReady();
   }

@@ -1,4 +1,5 @@
-// What attackers do. Each runs in a process of its own until it is killed.
+// The attackers' programs. Each runs in a process of its own until it is
+// killed.
 #pragma once
 
 #include <string>
@@ -9,32 +10,34 @@
 
 namespace sluice::testing {
 
-// The answer to a Hello as a rank of `job`, or as an observer; also one that
-// was given before it was sent.
+// Says Hello as a rank of `job`, or as an observer, and returns the answer. The
+// answer may have been sent before the Hello.
 absl::Status SayHello(const RawClient& client, const std::string& job,
                       bool rank);
 
-// As many sessions as it gets of `wanted`; rank sessions if `ranks`. Fails the
-// process where a refusal is not one line that names the limit.
+// Opens up to `wanted` sessions, as many as the daemon allows; rank sessions if
+// `ranks`. Fails the process if a refusal is not one line that names the limit.
 void TakeSessions(const std::string& socket, int wanted, bool ranks);
-// Connects and says nothing, over and over, `open` at a time.
+// Connects without a Hello, again and again, with `open` connections at a time.
 void StayHalfOpen(const std::string& socket, int open);
-// Sends Queries on `sessions` sessions and reads what comes, for ever.
+// Sends Queries on `sessions` sessions and reads the answers, for ever.
 void AskForEverything(const std::string& socket, int sessions);
-// Repeats one lease's id on `sessions` sessions, and reads none of the answers.
+// Repeats a lease request with the same id on `sessions` sessions, and reads
+// none of the answers.
 void NeverRead(const std::string& socket, int sessions, int repeats);
-// Asks for more than there is, on `sessions` sessions, for ever.
+// Requests more than the node has, on `sessions` sessions, for ever.
 void BeRefused(const std::string& socket, int sessions);
-// Leases `count` smallest pieces, frees them all, and stays.
+// Leases `count` extents of the smallest size, frees them all, and stays
+// attached.
 void LeaveSmallExtents(const std::string& socket, int count);
-// The same, or as many as it gets, and asks beside them for each of `sizes` on
-// `sessions` sessions, for ever.
+// Does the same with as many extents as it gets, and then requests each of
+// `sizes` on `sessions` sessions, for ever.
 void BeRefusedBesideKept(const std::string& socket, int count, int sessions,
                          const std::vector<Bytes>& sizes);
-// Holds the smallest piece, asks for the whole pool of GPU 0 with a wait that
+// Leases the smallest extent, requests the whole pool of GPU 0 with a wait that
 // is longer than any test, and does nothing more.
 void ParkLease(const std::string& socket);
-// Packets of noise on sessions that are ended for it, for ever.
+// Sends packets of noise, for ever, on sessions that the daemon ends for it.
 void SendNoise(const std::string& socket);
 
 }  // namespace sluice::testing

@@ -1,4 +1,4 @@
-// Ranks that come, lease and die, over and over: the daemon is afterwards as it
+// Ranks attach, lease and die, over and over; afterwards the daemon is as it
 // was before.
 #include <fmt/format.h>
 #include <signal.h>
@@ -31,7 +31,8 @@ Held HeldBy(const RunningDaemon& daemon) {
           .memory = daemon.Memory("RssAnon")};
 }
 
-// Every fourth one is killed with its lease, the others free nothing either.
+// Attaches and leases. Every fourth rank is killed with its lease; the others
+// exit without freeing it.
 void AttachLeaseDie(const RunningDaemon& daemon, int number) {
   const auto rank = Child::Fork([&] {
     SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -50,7 +51,8 @@ void AttachLeaseDie(const RunningDaemon& daemon, int number) {
 TEST(Cycles, LeaveNothing) {
   RunningDaemon daemon;
   const int cycles = Count(200, 2000);
-  // What is made once (buffers, kept extents) is made by the first tenth.
+  // The first tenth makes what the daemon makes only once: buffers, kept
+  // extents.
   for (int i = 0; i < cycles / 10; ++i) AttachLeaseDie(daemon, i);
   ASSERT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
   const Held before = HeldBy(daemon);

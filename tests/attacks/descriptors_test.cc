@@ -1,5 +1,5 @@
-// A daemon that may open few descriptors, or have few on their way, ends no
-// honest client.
+// A daemon that may open few descriptors, or have few in flight, ends no honest
+// client's session.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 namespace sluice::testing {
 namespace {
 
-// Guards against a session that ends as its descriptors "did not all arrive".
+// Guards against sessions that ended because descriptors "did not all arrive".
 TEST(Descriptors, ThatRunOutEndNoSession) {
   RunningDaemon daemon("", {.open_files = 128});
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -28,7 +28,8 @@ TEST(Descriptors, ThatRunOutEndNoSession) {
                               wire::ToMemfd("profile", "no profile"));
   wire::Request submit;
   submit.mutable_submit_profile();
-  // Not a profile, or not received: an answer either way.
+  // The answer says that it is no profile, or that it was not received; both
+  // are fine.
   const auto answer = client.Call(submit, {profile.get()});
   ASSERT_FALSE(answer.ok());
   EXPECT_FALSE(absl::IsUnavailable(answer.status())) << answer.status();

@@ -24,7 +24,7 @@
 namespace sluice::testing {
 namespace {
 
-constexpr int kTick = 10;  // ms
+constexpr int kTick = 10;  // in ms
 
 std::vector<RawClient> ConnectMany(const std::string& socket, int count) {
   std::vector<RawClient> clients;
@@ -38,8 +38,8 @@ std::vector<RawClient> ConnectMany(const std::string& socket, int count) {
   return clients;
 }
 
-// Until it is killed: `packet` on each, with `fd` if there is one, and whatever
-// comes is read.
+// Sends `packet`, with `fd` if there is one, on each client and reads the
+// answers, until the process is killed.
 [[noreturn]] void SendForEver(std::vector<RawClient> clients,
                               wire::Packet packet, std::optional<int> fd,
                               bool fresh_ids) {
@@ -80,8 +80,8 @@ plan::RankProfile ProfileOf(plan::Trace trace) {
   return profile;
 }
 
-// From now on no call of this process takes longer than 20 ms: a signal that
-// says nothing interrupts it.
+// Limits every later blocking call of this process to 20 ms: a timer's signal
+// with an empty handler interrupts it.
 void InterruptSlowCalls() {
   struct sigaction nothing = {};
   nothing.sa_handler = [](int) {};
@@ -97,9 +97,9 @@ void SendLingering(const std::string& socket) {
   wire::Packet packet;
   packet.set_id(1);
   packet.mutable_request()->mutable_free()->set_lease_id(1);
-  // Most are closed by their sender before the daemon does, and their readers
-  // live on. The signal ends a close that lingers: else a sender that is last
-  // to close would wait for a minute and attack no more.
+  // The sender closes most of them before the daemon does, and their readers
+  // live on. The signal ends a close that lingers; without it a sender that
+  // closes last would wait for a minute and attack no more.
   InterruptSlowCalls();
   std::deque<UniqueFd> readers, clients;
   for (int sent = 0;; ++sent) {
@@ -135,7 +135,7 @@ void FloodHardProfiles(const std::string& socket, int sessions) {
     RawClient& client = clients[static_cast<size_t>(number) % clients.size()];
     const auto profile = wire::ToMemfd("profile", Numbered(hard, number));
     if (!profile.ok()) _exit(6);
-    // Refused where as many as may be wait already.
+    // The daemon refuses it while as many profiles as may wait do so already.
     client.Call(submit, {profile->get()}).status().IgnoreError();
     if (number == sessions) SayReady();
   }

@@ -1,5 +1,5 @@
-// Another user at the daemon's edge: descriptors that do not close, profiles,
-// repeated requests, a log that is not read, HTTP. See scene.h.
+// Another user attacks the daemon's edge: descriptors that take long to close,
+// profiles, repeated requests, a log that is not read, HTTP. See scene.h.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -38,14 +38,15 @@ class Edge : public ::testing::Test {
   Scene scene_;
 };
 
-// Guards against a close on the loop: one held the daemon up for 9.7 s.
+// Guards against closing descriptors on the loop's thread: one close delayed
+// the daemon by 9.7 s.
 TEST_F(Edge, LingeringDescriptors) {
   scene_.Attack([&] { SendLingering(scene_.socket()); });
   ExpectUnharmed(scene_.Suffer("lingering descriptors"));
 }
 
-// This and the next three guard against unbounded queues: 20,015 profiles took
-// 1 GB, and an answer was 14 s late.
+// This test and the next three guard against unbounded queues: 20,015 profiles
+// took 1 GB, and an answer was 14 s late.
 TEST_F(Edge, ManyProfiles) {
   Profiles("profiles: many", Count(8, 64), SmallProfile());
 }
@@ -67,7 +68,7 @@ TEST_F(Edge, RepeatedRequests) {
   ExpectUnharmed(scene_.Suffer("repeated requests"));
 }
 
-// Guards against a write to a full pipe, which blocks for ever.
+// Guards against a blocking write to a full pipe.
 TEST_F(Edge, AStalledStandardError) {
   const std::string path =
       fmt::format("/proc/{}/fd/2", scene_.daemon().process().pid());

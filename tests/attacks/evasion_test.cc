@@ -1,4 +1,4 @@
-// Ranks that say what is not so: what does it cost an honest one's step?
+// How much ranks that publish false figures slow down an honest rank's step.
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -27,14 +27,14 @@ namespace {
 using client::CopyEngine;
 using device::CopyDirection;
 
-// Two GPUs on one link.
+// A node of two GPUs on one link.
 constexpr const char* kEvasionNode = R"(
 [sim]
 links = [{name = "x", h2d_bytes_per_s = 200e6, d2h_bytes_per_s = 200e6}]
 gpu_links = ["x", "x"]
 )";
 
-// Its use page.
+// Attaches a lying rank and returns its use page.
 GrantUse* AttachToLie(RawClient& client, int number) {
   wire::Request request;
   auto* hello = request.mutable_hello();
@@ -57,14 +57,15 @@ GrantUse* AttachToLie(RawClient& client, int number) {
 struct Case {
   const char* name;
   int liars;
-  bool leases = true;    // the liars hold a little memory
-  bool is_late = false;  // and say that they need their next bytes at once
-  double most = 1.05;    // times as long as alone may a step be
+  bool leases = true;    // the liars lease a little memory
+  bool is_late = false;  // they claim to need their next bytes at once
+  double most = 1.05;    // limit of the honest step's time, relative to alone
 
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
-// Says for ever, of each of its ranks, that it has copied all there is.
+// Claims for ever, for each of its ranks, that it has copied all that was
+// granted.
 void Lie(const std::string& socket, const Case& with) {
   std::vector<RawClient> clients;
   std::vector<GrantUse*> pages;
@@ -88,8 +89,8 @@ void Lie(const std::string& socket, const Case& with) {
   }
 }
 
-// Trains: while it computes on one chunk it copies another one either way, at
-// 0.42 of what the link carries.
+// A rank that trains: while it computes on one chunk it copies another one in
+// each direction, at 0.42 of the link's speed.
 class HonestRank {
  public:
   explicit HonestRank(const std::string& socket) {
@@ -120,7 +121,8 @@ class HonestRank {
     }
     return absl::Now() - begin;
   }
-  // The quickest of several: the machine may be busy with other things.
+  // Returns the shortest of several steps: the machine may be busy with other
+  // work.
   absl::Duration Steps() {
     absl::Duration least = absl::InfiniteDuration();
     for (int i = 0; i < Count(4, 10); ++i) least = std::min(least, Step());
@@ -134,7 +136,7 @@ class HonestRank {
   std::unique_ptr<CopyEngine> engine_;
 };
 
-// Guards against 10,000 freed leases of 64 KiB that hold all descriptors: every
+// Guards against 10,000 freed leases of 64 KiB that keep all descriptors: every
 // honest lease failed with "Too many open files".
 TEST(Extents, SmallLeasesHoldNoDescriptorsOfOthers) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
@@ -143,8 +145,8 @@ TEST(Extents, SmallLeasesHoldNoDescriptorsOfOthers) {
   ExpectUnharmed(scene.Suffer("small leases"));
 }
 
-// A heartbeat that is late lets ranks run without grants, and every rank waits
-// for the loop.
+// A late heartbeat lets ranks run without grants, and every rank waits for the
+// loop, so both threads need real-time priority.
 TEST(RealTime, TheLoopAndTheGrantsGoBeforeOthersWhereTheKernelAllowsIt) {
   const sched_param lowest = {.sched_priority = 1};
   const auto probe = Child::Fork(
@@ -164,7 +166,7 @@ TEST(RealTime, TheLoopAndTheGrantsGoBeforeOthersWhereTheKernelAllowsIt) {
     }
     return names;
   };
-  // The daemon is ready before its threads have all begun.
+  // The daemon reports that it is ready before all its threads have started.
   for (int i = 0; i < 500 && first().size() < 2; ++i) {
     absl::SleepFor(absl::Milliseconds(10));
   }
@@ -173,7 +175,8 @@ TEST(RealTime, TheLoopAndTheGrantsGoBeforeOthersWhereTheKernelAllowsIt) {
 
 class Evasion : public ::testing::TestWithParam<Case> {};
 
-// Guards against a step of 0.55 s that takes 15.37 s beside the first of these.
+// Guards against a step of 0.55 s that took 15.37 s during the first of these
+// cases.
 TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
   const Case& with = GetParam();
@@ -183,10 +186,10 @@ TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
   const absl::Duration alone = honest.Steps();
   const absl::Duration waited = honest.grant_wait();
   scene.Attack([&] { Lie(scene.socket(), with); });
-  honest.Step();  // what was granted before is used up
+  honest.Step();  // uses up what was granted before
   absl::Duration beside = honest.Steps();
   const double allowed = Deep() ? with.most : std::max(with.most, 1.25);
-  // Again where the machine was busy with other things all the while.
+  // Measures again if the machine may have been busy with other work.
   for (int i = 0; !Deep() && i < 4 && beside > allowed * alone; ++i) {
     beside = honest.Steps();
   }

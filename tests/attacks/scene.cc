@@ -23,7 +23,7 @@ void PinWhereDeep(int core) {
   EXPECT_TRUE(PinThisProcess(core));
 }
 
-// The sum over all states, from the text of /metrics.
+// Returns the number of sessions in all states, from the text of /metrics.
 int Sessions(const std::string& metrics) {
   const std::string name = "\nsluice_sessions{";
   double sum = 0;
@@ -34,7 +34,7 @@ int Sessions(const std::string& metrics) {
   return static_cast<int>(sum);
 }
 
-// The honest client's session, opened again should it be ended.
+// The honest client's session. It is opened again if it ends.
 class Honest {
  public:
   Honest(std::string socket, std::string job)
@@ -96,13 +96,13 @@ bool Deep() {
 int Count(int reduced, int full) { return Deep() ? full : reduced; }
 
 void Become(uid_t uid) {
-  // As many descriptors as one can have.
+  // Raises the limit of descriptors to the highest allowed.
   rlimit limit;
   getrlimit(RLIMIT_NOFILE, &limit);
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
   if (setresuid(uid, uid, uid) != 0) _exit(3);
-  // Changing the user switched this off.
+  // The change of the user cleared this setting.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
@@ -116,7 +116,7 @@ Scene::Scene(const std::string& toml, const DaemonLimits& limits) {
       toml + "[http]\nlisten = \"127.0.0.1:0\"\n", limits);
   socket_ = daemon_->socket();
   EXPECT_EQ(chmod(daemon_->runtime_dir().c_str(), 0755), 0);
-  EXPECT_TRUE(GpuPool(socket_, 0).ok());  // warm
+  EXPECT_TRUE(GpuPool(socket_, 0).ok());  // warms up
   descriptors_before_ = daemon_->Descriptors();
 }
 
@@ -159,10 +159,11 @@ void Scene::LookWhatIsLeft(Cost& cost) {
   const absl::Time end = absl::Now() + absl::Seconds(30);
   do {
     absl::SleepFor(absl::Milliseconds(100));
-    // The honest client leaves at most what it leased, as ready memory.
+    // The honest client leaves at most the extents that it leased, as idle
+    // memory.
     cost.left_descriptors =
         std::max(0, daemon_->Descriptors() - descriptors_before_ - 4);
-    // One that ended is kept while its process, this one, lives.
+    // The daemon keeps an ended session while its process lives, here this one.
     cost.left_sessions = std::max(
         0, Sessions(HttpGet(daemon_->ReadyField("http"), "/metrics")) - 1);
     const auto pool = GpuPool(socket_, 0);

@@ -1,10 +1,5 @@
 // One attack: a daemon, an honest client, and processes of another user that
-// do their worst; and what it cost.
-//
-// The attacker is another real user (root starts it), because quotas are a
-// user's. Counts are reduced; SLUICE_ATTACKS=deep has them in full, pins daemon
-// and honest client to core 0 and attackers to core 1, and then asserts the
-// limits of the issue. The table is printed either way.
+// attack; and the cost to the honest client.
 #pragma once
 
 #include <functional>
@@ -18,9 +13,9 @@
 
 namespace sluice::testing {
 
-// At full strength?
+// Returns whether SLUICE_ATTACKS=deep is set.
 bool Deep();
-// `full` when Deep, else `reduced`.
+// Returns `full` if Deep(), else `reduced`.
 int Count(int reduced, int full);
 
 inline constexpr uid_t kAttacker = 61234;
@@ -28,10 +23,10 @@ inline constexpr uid_t kAttacker = 61234;
 struct Cost {
   std::string attack;
   int requests = 0;
-  int failed = 0;  // honest requests that were refused, or found no session
+  int failed = 0;  // honest requests refused or without a session
   absl::Duration p50, p99, max;
-  absl::Duration newcomer;  // connects, attaches, leases
-  absl::Duration metrics;   // GET /metrics
+  absl::Duration newcomer;  // time to connect, attach and lease
+  absl::Duration metrics;   // time of GET /metrics
   Bytes memory;             // VmHWM - RssShmem
   int left_sessions = 0, left_descriptors = 0;
   Bytes left_memory;  // leased or quarantined
@@ -39,17 +34,18 @@ struct Cost {
 
 class Scene {
  public:
-  // As RunningDaemon; HTTP is on.
+  // Starts a RunningDaemon with these settings and HTTP.
   explicit Scene(const std::string& toml = "", const DaemonLimits& limits = {});
 
   const std::string& socket() const { return socket_; }
   RunningDaemon& daemon() { return *daemon_; }
 
-  // Runs `attack` as user `uid` in a process of its own. It says "ready" on its
-  // stdout once it is under way, and goes on until it is killed.
+  // Runs `attack` as user `uid` in a process of its own, and returns once the
+  // attack has printed "ready". It goes on until it is killed.
   void Attack(const std::function<void()>& attack, uid_t uid = kAttacker);
-  // The honest client leases and frees, `requests` of each, while the attack
-  // goes on; then the attackers are killed, and what is left 5 s later counts.
+  // Lets the honest client lease and free, `requests` times each, during the
+  // attack. Then kills the attackers, and counts what is left of them 5 s
+  // later.
   Cost Suffer(const std::string& name);
 
  private:
@@ -62,13 +58,14 @@ class Scene {
   std::vector<std::unique_ptr<Child>> attackers_;
 };
 
-// Makes this process another user's; only root may. It still dies with the
-// test.
+// Changes this process's user, which only root may do. The process still dies
+// with the test.
 void Become(uid_t uid);
-// Says "ready", once.
+// Prints "ready", once.
 void SayReady();
 
-// What every attack must leave whole, and with Deep the issue's limits.
+// Expects what every attack must leave intact and, if Deep(), the issue's
+// limits.
 void ExpectUnharmed(const Cost& cost);
 
 }  // namespace sluice::testing

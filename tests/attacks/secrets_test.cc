@@ -1,5 +1,5 @@
-// What one user wrote, the next one must never read: two real users, the
-// memory of the first still mapped by a child of its.
+// A user must never read what another one wrote before. There are two real
+// users, and a child of the first still has the first one's memory mapped.
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -30,7 +30,8 @@ constexpr Bytes kPool = MiB(16), kPiece = MiB(1);
 constexpr char kSecretsNode[] =
     "[sim]\ngpus = 1\ngpu_memory = \"16MiB\"\nhost_memory = \"16MiB\"\n";
 
-// All it gets in pieces, both kinds, mapped for good.
+// Leases all memory of both kinds in pieces, and maps it until the process
+// ends.
 class Holdings {
  public:
   void LeaseAll(RawClient& client) {
@@ -76,9 +77,9 @@ class Holdings {
   std::vector<std::span<uint64_t>> mapped_;
 };
 
-// What the processes of one test tell each other.
+// Flags that the processes of one test share.
 struct Shared {
-  std::atomic<bool> seen;  // by the child of the first, of the second's
+  std::atomic<bool> seen;  // the first user's child saw the second's secret
 };
 
 Shared* Share() {
@@ -88,7 +89,7 @@ Shared* Share() {
   return new (page) Shared();
 }
 
-// Looks until the other end of `leave` is closed.
+// Looks for the second user's secret until the other end of `leave` is closed.
 [[noreturn]] void WatchMemory(const Holdings& held, int leave, Shared* shared) {
   SayReady();
   close(STDOUT_FILENO);
@@ -100,7 +101,7 @@ Shared* Share() {
   _exit(0);
 }
 
-// The first user: leases all, writes the secret, and ends; a child of its,
+// The first user: leases all memory, writes the secret, and ends. Its child,
 // which no session knows, keeps the mappings.
 void BeFirst(const std::string& socket, int leave, Shared* shared) {
   Become(kFirst);
@@ -108,15 +109,15 @@ void BeFirst(const std::string& socket, int leave, Shared* shared) {
   ASSERT_THAT(client.Hello("first"), IsOk());
   Holdings held;
   held.LeaseAll(client);
-  ASSERT_GT(held.size(), kPool);  // of both kinds
+  ASSERT_GT(held.size(), kPool);  // memory of both kinds
   held.Write(kSecret);
   if (fork() != 0) return;
   client.socket().Reset();
   WatchMemory(held, leave, shared);
 }
 
-// The second user: takes what there is, again and again, looks for the secret
-// and writes its own. Prints the most that it got.
+// The second user: leases all available memory again and again, looks for the
+// secret and writes its own. Prints the most memory that it got.
 void BeSecond(const std::string& socket) {
   Become(kSecond);
   Bytes most;
@@ -163,18 +164,18 @@ TEST_F(Secrets, OfOneUserAreNeverSeenByAnother) {
   const auto beside = Child::Fork([&] { BeSecond(daemon.socket()); });
   beside->ExpectSuccess();
   EXPECT_FALSE(shared->seen);
-  // All of it is still reached by the first user's child, so none is given.
+  // The first user's child still reaches all of it, so the daemon leases none.
   EXPECT_NE(beside->output().find("got 0\n"), std::string::npos)
       << beside->output();
   close(leave[1]);
   ASSERT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
   const auto after = Child::Fork([&] { BeSecond(daemon.socket()); });
-  after->ExpectSuccess();  // it got what was the first's, without the secret
+  after->ExpectSuccess();  // it got the first's memory, without the secret
   EXPECT_EQ(after->output().find("got 0\n"), std::string::npos);
 }
 
-// Guards against a user namespace that maps only root: both users are 65534
-// there, and the second would find the secret of the first in each extent.
+// Guards against a user namespace that maps only root: both users are 65534 in
+// it, so the second would find the secret of the first in each extent.
 TEST_F(Secrets, UsersThatANamespaceCannotTellApartAreRefused) {
   RunningDaemon daemon(kSecretsNode, {.user_namespace = true});
   ASSERT_EQ(chmod(daemon.runtime_dir().c_str(), 0755), 0);

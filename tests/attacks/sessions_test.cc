@@ -1,4 +1,5 @@
-// Another user takes what is countable, floods, or reads nothing. See scene.h.
+// Another user takes all that is limited by count, floods, or reads nothing.
+// See scene.h.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -23,8 +24,8 @@ class Attacks : public ::testing::Test {
   }
 };
 
-// Guards against 49 observers and some HTTP that leave a daemon of 128
-// descriptors none: an honest rank's profile ended its session.
+// Guards against 49 observers and some HTTP connections that use up a daemon's
+// 128 descriptors: an honest rank's profile ended its session.
 TEST(FewDescriptors, SessionsAreRefusedBeforeNoneIsLeft) {
   RunningDaemon daemon("", {.open_files = 128});
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,
@@ -49,14 +50,14 @@ TEST(FewDescriptors, SessionsAreRefusedBeforeNoneIsLeft) {
   EXPECT_THAT(honest.Lease(wire::Lease::GPU, MiB(4)), IsOk());
 }
 
-// Guards against one user that takes all 2,048.
+// Guards against one user that takes all 2,048 sessions.
 TEST_F(Attacks, Sessions) {
   Scene scene;
   scene.Attack([&] { TakeSessions(scene.socket(), 2100, /*ranks=*/false); });
   ExpectUnharmed(scene.Suffer("sessions"));
 }
 
-// Guards against one user that takes all 256.
+// Guards against one user that takes all 256 rank slots.
 TEST_F(Attacks, RankSlots) {
   Scene scene;
   scene.Attack([&] { TakeSessions(scene.socket(), 300, /*ranks=*/true); });
@@ -69,7 +70,8 @@ TEST_F(Attacks, HalfOpenFloods) {
   ExpectUnharmed(scene.Suffer("half-open"));
 }
 
-// Guards against turns by connection: an honest request took 13 s.
+// Guards against turns by connection instead of by user: an honest request took
+// 13 s.
 TEST_F(Attacks, Queries) {
   Scene scene;
   scene.Attack([&] { AskForEverything(scene.socket(), Count(40, 200)); });
@@ -82,9 +84,9 @@ TEST_F(Attacks, Refusals) {
   ExpectUnharmed(scene.Suffer("refusals"));
 }
 
-// Guards against refusals that look at each idle extent, 8 ms at 7,000. The
-// requests are over the pool, over the budget though they would fit, or would
-// have too many extents made and destroyed.
+// Guards against refusals that examine each idle extent, which took 8 ms at
+// 7,000 extents. The requests exceed the pool; exceed the budget but not the
+// pool; or need too many extents made and destroyed.
 TEST_F(Attacks, RefusalsBesideKeptExtents) {
   const int kept = Count(1000, 10'000);
   Scene scene(

@@ -3,14 +3,16 @@
 
     ablation.py --bin DIR --json FILE [--way NAME] [--lengths]
 
-A Llama of 32 layers on two simulated GPUs, with four times as much host memory
-as the states leave of theirs. The longest sequence of each way is found by
-`sluice-train --probe` and run for a whole step; then both ways of a pair take
-turns at the shorter one's longest. MEMO's parts: all swapped, all recomputed,
-half, a linear program's fractions. FPDT's way: of all chunks attention runs
-again from layers' inputs, keys outer, nothing stays on the GPU. `alst` is the
-baseline's. By chunk: HBM, host memory, or run again. In fp32, where attention's
-output is as wide as a hidden state, as it is on a GPU in bf16.
+A Llama of 32 layers trains on two simulated GPUs. Host memory is four times
+the HBM that the model's states leave free. `sluice-train --probe` finds the
+longest sequence of each way, which is then run for a whole step. Then the two
+ways of a pair take turns at the shorter one's longest sequence. MEMO's ways:
+everything swapped, everything recomputed, half of each, or fractions by a
+linear program. FPDT's way: attention of all chunks is recomputed from the
+layers' inputs, with keys in the outer loop, and nothing stays on the GPU.
+`alst` is the baseline. "By chunk" chooses HBM, host memory or recomputation
+for each chunk. Runs are in fp32, where attention's output is as wide as a
+hidden state, as on a GPU in bf16.
 """
 
 import argparse
@@ -26,7 +28,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
 import search
 
 MIB = 1 << 20
-HBM, STATES = 270, 256  # MiB of a GPU, of the model's weights and optimizer
+# MiB of a GPU, and MiB of the model's weights and optimizer states
+HBM, STATES = 270, 256
 GPUS, CHUNK = 2, 128
 HOST = 4 * GPUS * (HBM - STATES)
 MODEL = ["--layers", "32", "--hidden", "256", "--heads", "8", "--kv-heads", "2",
@@ -47,7 +50,7 @@ WAYS = {
                                      "--backward-order", "queries"],
     "by chunk": [*CHUNKS, "--rerun", "auto", "--backward-order", "queries"],
 }
-# (way, beside, least multiple of its longest)
+# (way, way to compare it with, least ratio of their longest sequences)
 PAIRS = [("by chunk, nothing on the GPU", "fpdt", 1.7),
          ("by chunk, nothing on the GPU", "alst", 1.4),
          ("by chunk", "fpdt", 2), ("by chunk", "alst", 1.7)]
@@ -67,7 +70,7 @@ listen = ""
 
 
 class Runs:
-    """The runs of one daemon."""
+    """Runs sluice-train on one daemon."""
 
     def __init__(self, folder, runtime):
         self._folder, self._runtime = folder, runtime
@@ -76,14 +79,16 @@ class Runs:
             file.writelines(f"line {i} of a text\n" for i in range(40000))
 
     def run(self, way, length, *more):
-        """(lines of its steps, report); None: it does not fit."""
+        """Returns (the step log's lines, the report) of one step, or None if
+        the sequence does not fit."""
         return node.train(
             self._folder, self._runtime, [*MODEL, *WAYS[way], "--seq-len",
                                           str(length), *more], 1, self._text)
 
     def longest(self, way, *more):
-        """(tokens, seconds of a whole step at them, its settings); with
-        `--probe` of none."""
+        """Returns (tokens of the longest sequence that fits, seconds of a
+        whole step at that length, the report). With `--probe` the seconds are
+        0."""
         found, _ = search.longest(
             lambda length: self.run(way, length, "--probe") is not None, 2048)
         while found and (ran := self.run(way, found, *more)) is None:

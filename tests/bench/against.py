@@ -1,10 +1,10 @@
-"""./dev bench --against REV: the present build beside the build of REV.
+"""./dev bench --against REV: compares the present build with the build of REV.
 
 REV is unpacked and built under build/against/, with the same preset and
 compiler cache; build/release is only read. The two builds' programs take
 turns, round after round, each round in the other order, so that a drifting
-machine favours neither. A benchmark with a row that looks slower is run
-another `rounds` rounds and judged by all of them.
+machine favours neither. A benchmark with a row that looks slower is run for
+another `rounds` rounds and judged by all of its rounds.
 """
 
 import json
@@ -85,8 +85,8 @@ class Revision:
 
 
 def shared(names, revision_targets, revision):
-    """Those of `names` that the revision can build; says which it cannot,
-    and which benchmark is only there."""
+    """Returns those of `names` that the revision can build. Prints which names
+    it cannot build and which benchmarks only the revision has."""
     kept = [n for n in names
             if set(programs.targets(n)) <= revision_targets]
     for name in names:
@@ -102,8 +102,8 @@ def shared(names, revision_targets, revision):
 
 
 def measure(comparison, sides, numbers, log):
-    """The rounds `numbers`; sides: (name, folder of programs), the revision
-    first."""
+    """Runs the rounds `numbers`; sides: (name, folder of programs), the
+    revision first."""
     for number in numbers:
         found = {}
         for name, folder in sides if number % 2 else reversed(sides):
@@ -117,8 +117,9 @@ def measure(comparison, sides, numbers, log):
 
 
 def alternate(names, sides, rounds, comparisons, log):
-    """Fills `comparisons`, where an interrupt leaves what was measured.
-    Returns the benchmarks that failed."""
+    """Measures `names` in turns and fills `comparisons`, which keeps the
+    rounds done so far if an interrupt comes. Returns the benchmarks that
+    failed."""
     failed = []
     for name in names:
         comparison = compare.Comparison(name)
@@ -179,7 +180,7 @@ def judge(comparisons):
 
 
 def without_infinities(value):
-    """JSON has no infinity: null."""
+    """Replaces infinities by None, because JSON has no infinity."""
     if isinstance(value, dict):
         return {k: without_infinities(v) for k, v in value.items()}
     return None if isinstance(value, float) and math.isinf(value) else value
@@ -198,8 +199,8 @@ def write_json(path, revision, comparisons, verdict, complete):
 
 
 def main(arguments, names):
-    """The exit status: 0; 1 where a row has regressed or a benchmark failed;
-    130 after Ctrl-C."""
+    """Returns the exit status: 0; 1 if a row has regressed or a benchmark
+    failed; 130 after Ctrl-C."""
     revision = Revision(arguments.against, resolve(arguments.against),
                         arguments.jobs)
     revision.configure()

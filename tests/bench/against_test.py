@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`./dev bench --against` takes turns, measures again, reports."""
+"""`./dev bench --against` alternates the two builds, repeats rows that look
+slower, and reports the result."""
 
 import contextlib
 import io
@@ -23,7 +24,8 @@ def entry(name, value):
 class Turns(unittest.TestCase):
 
     def alternate(self, seconds, rounds=3):
-        """seconds: {side: value of its row}; (sides run, comparisons)."""
+        """Returns (the sides in the order they ran, the comparisons) for rows
+        with the values `seconds`: {side: value}."""
         order, comparisons = [], []
 
         def run(folder, name, output):

@@ -1,5 +1,5 @@
-// The same load on a process that does nothing: what the sockets, the two
-// processes and the machine itself take of a pair's time.
+// Puts the same load on a process that does no work: measures the share of a
+// pair's time that the sockets, the two processes and the machine take.
 #pragma once
 
 #include <memory>
@@ -10,12 +10,12 @@
 
 namespace sluice::bench {
 
-// A child process that answers each request as it comes: a lease with one that
-// has no extents, a free with one that is done.
+// A child process that answers each request at once: a lease with a grant of no
+// extents, a free with "freed".
 class Answerer {
  public:
   explicit Answerer(int sessions);
-  // This end of each session.
+  // Returns the caller's end of each session.
   std::vector<int> sockets() const;
 
  private:

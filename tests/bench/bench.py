@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the benchmarks, prints one table: bench.py --bin DIR [NAME…].
 
-With --against REV the same is measured with the build of REV as well, in
-turns, and judged row by row (against.py). What a benchmark is: programs.py.
+With --against REV the build of REV is measured as well, in turns, and each row
+is judged (against.py). programs.py says what a benchmark is.
 """
 
 import argparse
@@ -90,14 +90,15 @@ def parse_arguments():
     if arguments.rounds < 1:
         raise programs.Usage(f"--rounds {arguments.rounds}: must be at least "
                              "1; 7 tell a regression from noise")
-    if arguments.json:  # before anything is measured
+    # Checks that the file can be written before anything is measured.
+    if arguments.json:
         with open(arguments.json, "w", encoding="utf-8"):
             pass
     return arguments
 
 
 def of_gpu(arguments):
-    """Flags of bench-gpu (gpu.py)."""
+    """Returns the flags that are passed on to bench-gpu (gpu.py)."""
     return ((["--call", str(arguments.call)] if arguments.call else [])
             + (["--dry-run"] if arguments.dry_run else []))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The benchmark driver judges and refuses as it says."""
+"""The benchmark driver's verdicts, refusals and handling of Ctrl-C."""
 
 import contextlib
 import io
@@ -25,7 +25,8 @@ def entry(value, target, better="lower"):
 
 
 def gone(pid):
-    """No such process, or one that only waits to be reaped."""
+    """Waits up to 10 s until the process is gone or a zombie; returns whether
+    it is."""
     for _ in range(100):
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
@@ -38,7 +39,8 @@ def gone(pid):
 
 
 def heed_interrupts():
-    """A shell's background jobs, this test perhaps, are started without."""
+    """Restores the default SIGINT, which shells make background jobs ignore;
+    this test may run in one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -11,14 +11,15 @@ import math
 # A row has regressed when both are exceeded: one noisy round cannot do that.
 MEDIAN_LIMIT = 1.05
 LOWER_QUARTILE_LIMIT = 1.02
-# What lies below this is taken as zero: a solver's tolerance has no ratio.
-# No row's unit is so coarse that a figure that means something lies there.
+# Values up to this count as zero, because a solver's tolerance has no
+# meaningful ratio. In every row's unit, meaningful values are larger.
 ZERO = 1e-7
 
 
 def ratio(before, after, better):
-    """Infinite where the row left zero for the worse, 0 for the better: a
-    figure at zero or below it has no quotient."""
+    """Returns how many times worse `after` is than `before`. If either is at
+    or below zero the ratio is infinite (worse), 0 (better) or 1 (unchanged).
+    """
     if min(before, after) > ZERO:
         return after / before if better == "lower" else before / after
     if abs(after - before) <= ZERO:
@@ -28,7 +29,8 @@ def ratio(before, after, better):
 
 
 def quantile(values, q):
-    """Linear between neighbours, as in numpy; infinite neighbours allowed."""
+    """Returns the quantile by linear interpolation, as numpy does; the values
+    may be infinite."""
     ordered = sorted(values)
     place = q * (len(ordered) - 1)
     low = ordered[math.floor(place)]
@@ -50,14 +52,16 @@ def regressed(ratios):
 
 
 def improved(ratios):
-    """The mirror image of `regressed`."""
+    """Returns whether the row got better, by the limits of `regressed`
+    inverted."""
     found = summary(ratios)
     return (found["median"] < 1 / MEDIAN_LIMIT
             and found["upper"] < 1 / LOWER_QUARTILE_LIMIT)
 
 
 def by_name(entries):
-    """{name: entry}; a name's second row is "NAME (2)"."""
+    """Returns {name: entry}; a second row of the same name becomes "NAME (2)".
+    """
     rows = {}
     for entry in entries:
         name, count = entry["name"], 1
@@ -69,17 +73,18 @@ def by_name(entries):
 
 
 class Comparison:
-    """The rounds of one benchmark: what each side wrote, and the rows."""
+    """The rounds of one benchmark: the rows that each side wrote."""
 
     def __init__(self, bench):
         self.bench = bench
-        self.rounds = []  # of (rows before, rows after)
+        self.rounds = []  # (rows before, rows after) of each round
 
     def add(self, before, after):
         self.rounds.append((by_name(before), by_name(after)))
 
     def rows(self):
-        """One for every row that both sides wrote in at least one round."""
+        """Returns one row for each name that both sides wrote in at least one
+        round."""
         names = {}  # in the order they were written
         for _, after in self.rounds:
             names.update(after)
@@ -98,8 +103,8 @@ class Comparison:
                                else "faster" if improved(ratios) else "")}
 
     def incomplete(self):
-        """(name, rounds it has before, rounds it has after) of the rows that
-        are not in every round of both sides."""
+        """Returns (name, rounds that have it before, rounds that have it
+        after) of the rows that are missing in some round of a side."""
         names = {}
         for sides in self.rounds:
             for side in sides:

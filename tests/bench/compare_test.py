@@ -13,7 +13,8 @@ def entry(name, value, better="lower"):
 
 
 def compared(*rounds, better="lower"):
-    """rounds: (before, after) of one row; the row that comes of it."""
+    """Returns the row of the comparison; rounds: its (before, after) values.
+    """
     comparison = compare.Comparison("x")
     for before, after in rounds:
         comparison.add([entry("row", before, better)],
@@ -63,11 +64,12 @@ class Verdict(unittest.TestCase):
     def test_needs_both_the_median_and_the_lower_quartile(self):
         self.assertTrue(compare.regressed([1.06] * 7))
         self.assertFalse(compare.regressed([1.05] * 7))
-        # The median alone: three of seven rounds were no slower.
+        # Only the median is over its limit: three of seven rounds were no
+        # slower.
         self.assertFalse(compare.regressed([1, 1, 1, 1.3, 1.3, 1.3, 1.3]))
         self.assertTrue(
             compare.regressed([1, 1.03, 1.03, 1.3, 1.3, 1.3, 1.3]))
-        # The quartile alone.
+        # Only the lower quartile is over its limit.
         self.assertFalse(compare.regressed([1.04] * 7))
 
     def test_one_wild_round_changes_nothing(self):
@@ -82,7 +84,8 @@ class Verdict(unittest.TestCase):
             compared(*[(1.0, 1.2)] * 7, better="higher")["verdict"], "faster")
 
     def test_pairs_each_round_with_itself(self):
-        # The machine got three times slower half-way; the trees are alike.
+        # The machine became three times slower halfway; both trees are equally
+        # fast.
         row = compared((1, 1), (1, 1), (3, 3), (3, 3), (3, 3))
         self.assertEqual(row["ratio"], {"median": 1, "lower": 1, "upper": 1})
 

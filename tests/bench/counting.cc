@@ -1,7 +1,8 @@
-// Counts what torch's CPU allocator hands out: on a machine without a GPU it
-// stands for the device memory that torch.cuda.max_memory_allocated counts.
-// Compiled by length.py against the torch it measures; libsluice's leases and
-// whatever else asks the system for memory do not come through here.
+// Counts the bytes that torch's CPU allocator returns. On a machine without a
+// GPU they stand for the device memory that torch.cuda.max_memory_allocated
+// counts. length.py compiles this file against the installed torch. libsluice's
+// leases and other allocations from the system do not pass through this
+// allocator.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -24,7 +25,7 @@ void Count(int64_t bytes) {
   }
 }
 
-// Torch's own allocation, and the bytes that were asked for.
+// An allocation of torch's own allocator, and the requested size.
 struct Block {
   c10::DataPtr memory;
   int64_t bytes;
@@ -58,7 +59,7 @@ constexpr uint8_t kAboveTorchsOwn = 100;
 
 extern "C" {
 
-// From now on; what was handed out before is not known. Twice is fine.
+// Starts to count; earlier allocations stay uncounted. Idempotent.
 void CountFromNow() {
   if (torchs_own == nullptr) {
     torchs_own = c10::GetCPUAllocator();
@@ -69,6 +70,6 @@ void CountFromNow() {
 int64_t UsedBytes() { return used_bytes.load(); }
 int64_t PeakBytes() { return peak_bytes.load(); }
 
-// The peak is what is used now.
+// Sets the peak to the bytes in use now.
 void ResetPeak() { peak_bytes.store(used_bytes.load()); }
 }

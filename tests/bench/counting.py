@@ -1,5 +1,5 @@
-"""Bytes that torch's CPU allocator has handed out, as
-`torch.cuda.memory_allocated` counts those of a GPU. See counting.cc."""
+"""Counts the bytes that torch's CPU allocator has handed out, as
+`torch.cuda.memory_allocated` does for a GPU. See counting.cc."""
 
 import ctypes
 import os
@@ -35,7 +35,7 @@ class Counter:
 
     @property
     def peak_bytes(self):
-        """The most since `reset_peak`."""
+        """Returns the most bytes in use since `reset_peak`."""
         return self._library.PeakBytes()
 
     def reset_peak(self):

@@ -4,11 +4,12 @@ GPU that is lost, an error that stays with a context.
 
     deaths.py --bin DIR --json FILE
 
-Two ranks of `sluice-train` over NCCL on the fakes (tests/fake_cuda): it runs
-those tests of tests/integration/train/cuda_ranks_test.py, which see that the
-others end with the reason and that memory comes back, and reads what they
-print. It does not measure a GPU: the time is what our processes take to notice
-a death and to end hanging ranks, and the GPU's part (NCCL's abort) is a fake's.
+Two ranks of `sluice-train` run over NCCL on the fakes (tests/fake_cuda). The
+benchmark runs the tests of tests/integration/train/cuda_ranks_test.py which
+check that the other rank ends with the reason and that memory is returned, and
+reads their output. It does not measure a GPU: the time is what our processes
+take to notice a death and to end hanging ranks. The GPU's part (NCCL's abort)
+is simulated.
 """
 
 import os
@@ -24,7 +25,7 @@ CASES = ["kill_9_of_a_rank_ends_the_other",
          "a_sticky_error_of_the_driver_ends_the_run_with_its_name"]
 WAYS = {"kill -9 of rank 0", "kill -9 of rank 1", "a lost GPU",
         "a sticky error"}
-ROUNDS = 3  # the longest counts
+ROUNDS = 3  # the longest of these rounds is reported
 TARGET_S = 5
 LINE = re.compile(r"^(?P<way>.+): ended (?P<s>[0-9.]+) s after the last step$",
                   re.M)

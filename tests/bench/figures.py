@@ -1,4 +1,4 @@
-"""What the benchmarks share that run a test and read the figures it prints."""
+"""Helpers of the benchmarks that run a test and read the figures it prints."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ import sys
 
 
 def parser(doc):
-    """Reads `--bin DIR --json FILE` of a benchmark, which `doc` describes."""
+    """Returns a parser for `--bin DIR --json FILE`, described by `doc`."""
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("--bin", required=True)
     made.add_argument("--json", required=True)
@@ -19,7 +19,7 @@ def arguments(doc):
 
 
 class Results:
-    """The entries of a benchmark; its file is whole after each of them."""
+    """The entries of a benchmark. Its file is valid JSON after each entry."""
 
     def __init__(self, path, small=False):
         self._path, self._entries = path, []
@@ -35,8 +35,8 @@ class Results:
 
 
 def printed_by(test, *words, env=None):
-    """What the script `test` prints, which is shown too; ends the benchmark
-    where the test fails."""
+    """Runs the script `test`, shows its output and returns it. Ends the
+    benchmark if the test fails."""
     run = subprocess.run([sys.executable, test, *words], text=True, check=False,
                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                          env=env)
@@ -47,7 +47,8 @@ def printed_by(test, *words, env=None):
 
 
 def write(rows, needed, path):
-    """Ends the benchmark where a row of `needed`, by name, is not there."""
+    """Writes the rows to `path`. Ends the benchmark if a row named in `needed`
+    is missing."""
     missing = set(needed) - {row["name"] for row in rows}
     if missing:
         sys.exit(f"error: the test did not print: {', '.join(sorted(missing))}")

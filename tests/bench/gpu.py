@@ -24,7 +24,8 @@ import programs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CALL_S = 290.0
-OF_FAKES = ("LD_PRELOAD", "LD_LIBRARY_PATH")  # tests/fake_cuda
+# Variables that load tests/fake_cuda.
+OF_FAKES = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,8 @@ def without_value(step, why):
 
 
 def taken(step, limit_s, arguments):
-    """What `step` measured within its limit, and why that is not all of it."""
+    """Returns the entries that `step` wrote within its limit. If the step
+    failed, the last entry has no value but the reason."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "entries.json")
         command = [sys.executable, os.path.join(HERE, step.script), *step.words,

@@ -3,12 +3,12 @@
 
     gpu_host.py --bin DIR --json FILE [--small]
 
-Seconds per GiB of the daemon's leases (fresh, and leased again), of
-cudaHostAlloc, and of a memfd with pages that 1 to 32 threads touch before it is
-registered, with huge pages and without, in the process that made it and in a
-second one. Beside each, a loop of small kernels in another process: its longest
-pause says whether pinning stalls the GPU's other users. `--small`: 64 MiB, on
-the CPU, and nothing is pinned.
+Measures seconds per GiB of the daemon's leases (fresh, and leased again), of
+cudaHostAlloc, and of a memfd with pages that 1 to 32 threads touch before it
+is registered, with and without huge pages, in the process that made it and in
+a second one. Meanwhile another process runs a loop of small kernels: its
+longest pause shows whether pinning stalls the GPU's other users. `--small`: 64
+MiB, on the CPU, without pinning.
 """
 
 import concurrent.futures
@@ -27,7 +27,8 @@ import in_venv
 import node
 
 GIB = 1 << 30
-DEVICE = "SLUICE_BENCH_DEVICE"  # a variable, also of the processes beside this
+# An environment variable, which child processes read too.
+DEVICE = "SLUICE_BENCH_DEVICE"
 
 
 def has_gpu():
@@ -35,7 +36,7 @@ def has_gpu():
 
 
 def registered(buffer, size):
-    """Pins `size` bytes at `buffer`; nothing without a GPU."""
+    """Pins `size` bytes at `buffer`; does nothing without a GPU."""
     if not has_gpu():
         return contextlib.nullcontext()
     runtime, address = torch.cuda.cudart(), ctypes.addressof(buffer)
@@ -48,7 +49,7 @@ def registered(buffer, size):
 
 
 def touch(view, threads):
-    """Writes one byte of each page, by `threads` threads."""
+    """Writes one byte of each page with `threads` threads."""
     part = -(-len(view) // threads)
 
     def write(start):
@@ -60,7 +61,8 @@ def touch(view, threads):
 
 
 def of_memfd(size, threads, huge):
-    """(seconds to touch and to register, of the second process to register)"""
+    """Returns (seconds to touch, seconds to register, seconds to register in a
+    second process) for a memfd of `size` bytes."""
     fd = os.memfd_create("bench-gpu")
     os.ftruncate(fd, size)
     memory = mmap.mmap(fd, size)
@@ -82,7 +84,8 @@ def of_memfd(size, threads, huge):
 
 
 def register(fd, size):
-    """The second process: seconds to register what the first one touched."""
+    """Runs in the second process: registers the memory that the first one
+    touched, and prints the seconds."""
     memory = mmap.mmap(fd, size)
     buffer = (ctypes.c_char * size).from_buffer(memory)
     if has_gpu():
@@ -94,8 +97,8 @@ def register(fd, size):
 
 @contextlib.contextmanager
 def beside_kernels():
-    """Gives a function that ends the other process' loop and returns the
-    longest time between two of its kernels, in seconds."""
+    """Runs a loop of kernels in another process. Yields a function that ends
+    the loop and returns the longest time between two kernels, in seconds."""
     with subprocess.Popen([sys.executable, __file__, "--loop"], text=True,
                           stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE) as loop:
@@ -121,7 +124,8 @@ def loop():
 
 
 def measured(results, name, size, run):
-    """Adds the row of `run`, which returns seconds, or seconds and a detail."""
+    """Adds a row with the result of `run`, which returns seconds, or seconds
+    and a detail."""
     with beside_kernels() as ended:
         took = run()
         pause = ended()

@@ -6,11 +6,18 @@ process.
 
 beside: tokens per second of plain transformers, with checkpointing, with
 cuDNN's attention, with the layers' inputs in pinned memory, and of
-sluice.stream(). longest: how far each gets in the same GPU memory, one forward
-and backward. documents: steps of packed documents of changing lengths, by the
-attention that keeps a plan for each shape (cuDNN) and by one that does not.
+sluice.stream().
+
+longest: the longest sequence of each of these ways in the same GPU memory, for
+one forward and backward.
+
+documents: steps of packed documents with changing lengths, with attention that
+stores a plan for each shape (cuDNN) and with attention that does not.
+
 ahead: how long the host takes to issue a step, and how long the GPU takes to
-run it. `--small`: tiny sizes, on the CPU.
+run it.
+
+`--small`: tiny sizes, on the CPU.
 """
 
 import contextlib
@@ -54,14 +61,14 @@ WAYS = ("plain", "checkpointing", "checkpointing, cuDNN",
         "checkpointing, cuDNN, pinned inputs")
 GIB = 1 << 30
 LONGEST_STEP = 32768
-LONGEST_S = 60.0  # of each way
+LONGEST_S = 60.0  # time limit of each way
 
 
 class Offload:
-    """Puts saved tensors of a mebibyte and more into pooled pinned memory by a
-    stream of its own, as activation offloading of TRL and torchtune does. With
+    """Offloads saved tensors of at least 1 MiB into pooled pinned memory on
+    its own stream, as activation offloading of TRL and torchtune does. With
     reentrant checkpointing these are the layers' inputs. torch's save_on_cpu
-    pins anew each time and waits."""
+    pins new memory for every tensor and waits for the copy."""
 
     def __init__(self):
         self._stream = torch.cuda.Stream() if DEVICE == "cuda" else None
@@ -80,7 +87,7 @@ class Offload:
         with torch.cuda.stream(self._stream):
             host.copy_(tensor, non_blocking=True)
             copied = self._stream.record_event()
-        # A tensor must live until its copy is done.
+        # A tensor must live until its copy has finished.
         self._flying = [each for each in self._flying if not each[0].query()]
         self._flying.append((copied, tensor))
         return host, key, copied
@@ -99,7 +106,8 @@ class Offload:
 
 
 def text(count):
-    """`count` bytes of torch's Python sources, as ids [1, count]."""
+    """Returns `count` bytes of torch's Python sources as token ids [1, count].
+    """
     have = b""
     for path in sorted(pathlib.Path(torch.__file__).parent.rglob("*.py")):
         have += path.read_bytes()
@@ -138,8 +146,8 @@ def peak():
 
 @contextlib.contextmanager
 def by(way, tokens, **fields):
-    """(a model that runs by `way`, what goes around a forward). Hooks on saved
-    tensors must not see the second forward in backward."""
+    """Yields (a model set up for `way`, a context manager for its forward).
+    Hooks on saved tensors must not see the recomputed forward in backward."""
     clean()
     model = made(tokens)
     with contextlib.ExitStack() as stack:
@@ -204,7 +212,8 @@ def beside(results, tokens, steps):
 
 
 def longest(results, gib, most):
-    """By doubling, then halving, in steps of LONGEST_STEP tokens."""
+    """Searches each way's longest sequence in `gib` GiB by doubling, then
+    halving, in steps of LONGEST_STEP tokens."""
     if DEVICE == "cuda":
         torch.cuda.set_per_process_memory_fraction(
             gib * GIB / torch.cuda.get_device_properties(0).total_memory)
@@ -243,7 +252,7 @@ def documents(results, tokens, steps):
 
 
 def of_documents(tokens, seed):
-    """Positions [1, tokens] of documents of 200 to 4,000 tokens."""
+    """Returns position ids [1, tokens] of documents of 200 to 4,000 tokens."""
     random, parts, left = torch.Generator().manual_seed(seed), [], tokens
     while left:
         length = min(left, int(torch.randint(200, 4000, (),

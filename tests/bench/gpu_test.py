@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""bench-gpu takes every step with tiny sizes, the trainer on the fakes
-(tests/fake_cuda), Python on the CPU; its file is whole where steps fail. It
-proves nothing about a GPU."""
+"""bench-gpu runs every step with tiny sizes: the trainer on the fakes
+(tests/fake_cuda), Python on the CPU. Its file is valid even if steps fail.
+This proves nothing about a GPU."""
 
 import json
 import os
@@ -24,14 +24,16 @@ class Gpu(unittest.TestCase):
         self.folder = folder.name
 
     def dry_run(self, *words, fakes="gpus=1,host_numa=0,pageable=0,cublas=1"):
-        """(exit status, {row: value}, rows without a value by the reason)."""
+        """Returns (exit status, {row: value}, {reason: rows without a value}).
+        """
         out = os.path.join(self.folder, "out.json")
         ended = subprocess.run(
             [sys.executable, os.path.join(HERE, "bench.py"), "--bin", BIN,
              "gpu", "--dry-run", "--json", out, *words], check=False,
             stdout=subprocess.DEVNULL,
             env={**os.environ, "LD_LIBRARY_PATH": FAKES, "OMP_NUM_THREADS": "1",
-                 "CUBLAS_WORKSPACE_CONFIG": ":1024:1",  # for small leases
+                 # A small workspace, so that leases may be small.
+                 "CUBLAS_WORKSPACE_CONFIG": ":1024:1",
                  "LD_PRELOAD": os.path.join(FAKES, "libcudart.so.13"),
                  "SLUICE_FAKE_CUDA": f"{fakes},node={self.folder}"})
         with open(out, encoding="utf-8") as file:

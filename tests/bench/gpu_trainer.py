@@ -3,10 +3,10 @@
 
     gpu_trainer.py LENGTH --bin DIR --json FILE [--small]
 
-Methods take turns on one daemon with the cuda driver; a GPU at its limit of
-power slows down within seconds, and so all are measured on one as warm. The
-model and its memory are those of deploy/bundle/measured. `--small`: a model and
-a memory for the fakes.
+Methods take turns on one daemon with the cuda driver. A GPU at its power limit
+slows down within seconds, so all methods are measured on an equally warm GPU.
+The model and its memory are those of deploy/bundle/measured. `--small`: a
+model and a memory for the fakes.
 """
 
 import os
@@ -15,7 +15,7 @@ import statistics
 import figures
 import node
 
-STEPS = 4  # of a run; the first touches the memory, and does not count
+STEPS = 4  # steps of a run; the first touches the memory and is not counted
 CONFIG = """\
 [device]
 driver = "cuda"
@@ -36,8 +36,8 @@ SIZED = ("--layers 4 --hidden 2048 --heads 16 --kv-heads 4 --ffn 5632 "
          "--dtype bf16 --threads 12").split()
 SMALLER_ROOM = ["--hbm", "12GiB", "--host", "16GiB"]
 LARGER_ROOM = ["--hbm", "16GiB", "--host", "20GiB", "--chunk", "16K"]
-# Rounds, and flags by method: where all could be kept, and where it does not
-# fit.
+# Rounds, and flags by method: first a length at which everything could be
+# kept, then one at which not everything fits.
 RUNS = {
     "16K tokens": (2, ["--seq-len", "16384", *SMALLER_ROOM],
                    {"keep-all": [], "sluice": []}),
@@ -53,8 +53,8 @@ SMALL_METHODS = {"64K tokens": {"keep-all": [], "recompute": [], "alst": [],
 
 
 def rates(folder, runtime, rounds, flags, methods):
-    """{method: tokens per second of its steps, over all rounds}; a method that
-    does not fit has none."""
+    """Returns {method: tokens per second of its steps, over all rounds},
+    without the methods that do not fit."""
     found = {method: [] for method in methods}
     for _ in range(rounds):
         for method, more in methods.items():

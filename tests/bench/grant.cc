@@ -1,7 +1,6 @@
-// The fast path of a grant: 8 ranks as processes, each with its session and
-// its pages, all taking grants at once while the daemon refills and beats. And
-// what grants add to copies that queue up behind one another: see
-// client/copy/granted_ahead.h.
+// The fast path of a grant: 8 rank processes, each with its own session and
+// pages, take grants at once while the daemon refills and beats. Also the time
+// that grants add to queued copies: see client/copy/granted_ahead.h.
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -31,7 +30,7 @@ constexpr int kCalls = 200'000;
 constexpr int kWarmUp = 1'000;
 constexpr Bytes kCopy = KiB(4);
 
-// Shared by the ranks; a call's nanoseconds, clock included.
+// Shared by the ranks: nanoseconds of each call, including the clock's.
 struct Shared {
   std::atomic<int> ready;
   uint32_t nanoseconds[kRanks][kCalls];
@@ -79,10 +78,10 @@ double ClockCost() {
 
 constexpr int kQueued = 64;
 constexpr Bytes kQueuedCopy = KiB(64);  // also the slice of a large copy
-constexpr double kLinkSpeed = 1e9;      // such a copy takes 66 us
+constexpr double kLinkSpeed = 1e9;      // a queued copy takes 66 us
 constexpr int kRounds = 25;
 
-// Bytes of host and GPU memory of a simulated node of its own to copy between.
+// Host and GPU memory of a simulated node to copy between.
 class Link {
  public:
   Link() {
@@ -104,7 +103,7 @@ class Link {
     return *std::move(engine);
   }
 
-  // The share of the link's speed that large copies in a row reach.
+  // Returns the share of the link's speed that consecutive large copies reach.
   double Share(client::CopyEngine& engine) {
     constexpr int kLarge = 4;
     const Bytes size = kQueued * kQueuedCopy;
@@ -117,7 +116,7 @@ class Link {
            (1e-9 * static_cast<double>(Now() - begin));
   }
 
-  // Microseconds per copy of `kQueued` that are enqueued at once.
+  // Returns the microseconds per copy if `kQueued` copies are enqueued at once.
   double Time(client::CopyEngine& engine) {
     const int64_t begin = Now();
     for (int i = 0; i < kQueued; ++i) {
@@ -144,7 +143,7 @@ class Link {
   std::byte* host_ = nullptr;
 };
 
-// A gate that never has to wait for its limit.
+// A gate with a limit that never makes a copy wait.
 struct OpenGate {
   OpenGate() { limits.slots[0].limit_bytes[kH2d] = UINT64_MAX; }
   GrantLimits limits = {};
@@ -153,12 +152,12 @@ struct OpenGate {
   client::GrantGate gate{&limits, 0, &use, 0, &clock};
 };
 
-// Both in turns.
+// Measures copies with and without grants in turns.
 Entry MeasureAdded() {
   OpenGate open;
   Link link;
   const auto granted = link.Start(&open.gate);
-  // As in a step: it tells the daemon by when a copy is needed.
+  // As in a training step, the engine reports by when it needs each copy.
   granted->KnowSlack({{"", absl::Milliseconds(1)}});
   const auto free = link.Start(nullptr);
   std::vector<double> added;
@@ -178,7 +177,7 @@ Entry MeasureAdded() {
                       Rounds(kRounds))};
 }
 
-// As on a fast link, where slices are over before a host looks twice.
+// Simulates a fast link, on which a slice ends before the host checks twice.
 Entry MeasureShare() {
   OpenGate open;
   Link link;
@@ -203,7 +202,7 @@ Entry MeasureShare() {
 std::vector<Entry> Measure() {
   const Entry added = MeasureAdded();
   const Entry share = MeasureShare();
-  // Links without a limit: what is measured is the path without waiting.
+  // The links have no limit, so the path is measured without waiting.
   const RunningDaemon daemon(R"(
 [sim]
 gpus = 8

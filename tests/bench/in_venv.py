@@ -1,4 +1,4 @@
-"""Benchmarks of the Python package run again in the environment of
+"""Runs benchmarks of the Python package again in the environment of
 deploy/setup/venv.txt, which has torch and transformers."""
 
 import importlib.util
@@ -15,8 +15,8 @@ _INSIDE = "SLUICE_BENCH_INSIDE"
 
 
 def main(doc, entries_of):
-    """The exit status of `--bin DIR --json FILE`: `entries_of(DIR)`, run in
-    the environment that has torch, go into the file."""
+    """Runs `entries_of(DIR)` in the environment that has torch and writes the
+    entries to the file of `--json`. Returns the exit status."""
     arguments = figures.arguments(doc)
     enter()
     entries = entries_of(arguments.bin)
@@ -26,16 +26,16 @@ def main(doc, entries_of):
 
 
 def enter():
-    """Ends this process with its command's status in the environment that has
-    torch, unless it is there."""
+    """Unless this process already runs in the environment that has torch, runs
+    the command there and exits with its status."""
     if _INSIDE not in os.environ:
         sys.exit(_again(sys.argv[sys.argv.index("--bin") + 1]))
 
 
 def _again(folder):
-    """The exit status of this command in the environment that has torch, with
-    the programs of `folder`, on one thread. A machine without that environment
-    may have torch itself."""
+    """Runs this command in the environment that has torch, with the programs
+    of `folder`, on one thread, and returns its exit status. Without such an
+    environment it uses this Python, which may have torch itself."""
     deps = os.environ.get("SLUICE_DEPS",
                           os.path.expanduser("~/.cache/sluice"))
     python = os.path.join(deps, "venv", "bin", "python")

@@ -1,5 +1,6 @@
-// What leasing through the daemon costs over the least any two processes must
-// do: memfd_create, sendmsg, mmap. Fresh memory on both sides, in turns.
+// Compares leases through the daemon with the least that any two processes must
+// do to share memory (memfd_create, sendmsg, mmap). Both sides touch fresh
+// memory, in turns.
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -25,8 +26,8 @@ using testing::RunningDaemon;
 
 constexpr Bytes kSize = GiB(1);
 constexpr int kRounds = 15;
-// A few leases a daemon, all held so that each is fresh; no rank holds
-// hundreds.
+// Each daemon grants only a few leases, as no rank holds hundreds. All are
+// held, so that the next one is fresh memory.
 constexpr int kDaemons = 10;
 constexpr int kLeases = 20;
 constexpr absl::Duration kTimeToMakeAll = absl::Milliseconds(300);
@@ -49,8 +50,8 @@ void TouchEveryPage(std::byte* data) {
   for (int64_t at = 0; at < kSize.count(); at += page) data[at] = std::byte{1};
 }
 
-// `gib` of host memory that is only promised until it is touched; all of it
-// made ahead of leases, or none.
+// Returns a node's configuration with `gib` of host memory, which is allocated
+// only when touched. `ahead`: the daemon makes all of it before leases.
 std::string Node(int gib, bool ahead) {
   return fmt::format(
       "[sim]\nhost_memory = \"{0}GiB\"\n[pools]\nhost_bytes = "
@@ -65,7 +66,8 @@ std::unique_ptr<Session> Open(const RunningDaemon& daemon) {
 }
 
 double TouchedThroughDaemon() {
-  // A new daemon each time: an extent it keeps for us would not be fresh.
+  // Starts a new daemon each time: an extent that a daemon kept would not be
+  // fresh.
   const RunningDaemon daemon(Node(1, /*ahead=*/false));
   const auto session = Open(daemon);
   const Stopwatch watch;
@@ -75,7 +77,7 @@ double TouchedThroughDaemon() {
   return watch.Seconds();
 }
 
-// The other end of the bare exchange: a new memfd for each byte that comes.
+// The other end of the bare exchange: answers each byte with a new memfd.
 void ServeMemfds(int socket) {
   char request;
   while (recv(socket, &request, 1, 0) == 1) {
@@ -160,7 +162,8 @@ std::vector<Entry> Measure() {
   theirs.Reset();
   std::vector<double> daemon, bare;
   for (int i = 0; i < Rounds(kRounds); ++i) {
-    // The order alternates, so that a drifting machine favours neither.
+    // The order alternates, so that a drift of the machine's speed favours
+    // neither.
     if (i % 2 == 0) daemon.push_back(TouchedThroughDaemon());
     bare.push_back(TouchedBare(ours.get()));
     if (i % 2 != 0) daemon.push_back(TouchedThroughDaemon());

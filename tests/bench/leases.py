@@ -4,10 +4,10 @@ takes a quarter of a second to pin.
 
     leases.py --bin DIR --json FILE
 
-Eight ranks lease 64 GiB together on the strict fake driver (tests/fake_cuda), of
-memory that is sparse: it runs client_big_leases_test, which sees that nothing
-times out and that memory is not made twice, and reads what it prints. It is not
-about a GPU: pinning is a fake's sleep.
+Eight ranks lease 64 GiB together on the strict fake driver (tests/fake_cuda),
+in sparse memory. The benchmark runs client_big_leases_test, which checks that
+nothing times out and that memory is not made twice, and reads its output. It
+does not measure a GPU, because the fake simulates pinning by a sleep.
 """
 
 import os
@@ -19,7 +19,7 @@ import figures
 
 PIN_MS_PER_GIB = 250
 PAUSE_S = 10  # between runs
-LEASES = {  # as the test prints them: the most that they may take
+LEASES = {  # names as the test prints them: the most ms that they may take
     "64 GiB, the first time": 64 * PIN_MS_PER_GIB * 1.1,
     "a neighbour's, beside": 350,
     "1 GiB, made ahead": 20,

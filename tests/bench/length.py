@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """bench-length: how long a sequence a small Llama trains on in 64 MiB of
-device memory beside its parameters, in five ways.
+device memory besides its parameters, in five ways.
 
     length.py --bin DIR --json FILE
 
 Device memory is what torch's CPU allocator hands out (counting.cc), at its
 peak in one forward and backward of a fresh model, without its parameters and
-ids. A length is the longest that was really run and fits: guessed from the
-slope between two short ones, then tried.
+ids. The result is the longest sequence that was really run and fits. Its
+length is estimated from the slope between two short ones, then tried.
 """
 
 import gc
@@ -17,13 +17,15 @@ import time
 import in_venv
 
 DEVICE_BYTES = 64 << 20
-# Set-up -> (two lengths for its slope, tokens by which its edge is tried).
+# Set-up -> (two lengths for its slope, step in tokens of the search at its
+# limit).
 SEARCHED = {
     "checkpointed": ((1024, 1536), 32),
     "checkpointed_chunked_loss": ((2048, 3072), 64),
     "alst": ((4096, 6144), 64),
 }
-STREAMED = (4096, 8192)  # the lengths for its slope; its edge takes minutes
+# Lengths for the slope; a search at the limit would take minutes.
+STREAMED = (4096, 8192)
 TARGETS = {"checkpointed": 16, "checkpointed_chunked_loss": 6, "alst": 4}
 NAMES = {"checkpointed": "checkpointing",
          "checkpointed_chunked_loss": "checkpointing, loss by chunks",
@@ -55,7 +57,7 @@ def entry(name, value, unit, target, better, detail):
 
 
 class Bench:
-    """Runs steps and knows what they took."""
+    """Runs steps and measures their peak memory."""
 
     def __init__(self):
         import counting
@@ -66,7 +68,8 @@ class Bench:
         self._torch, self._counter = torch, counting.Counter()
 
     def peak_bytes(self, name, length):
-        """The peak of a step on `length` tokens, without parameters and ids."""
+        """Returns the peak bytes of a step on `length` tokens, without
+        parameters and ids."""
         model = self.setups.llama()
         with getattr(self.setups, name)(model) as step:
             ids = self._torch.randint(3, self.setups.SHAPE["vocab_size"],
@@ -86,13 +89,14 @@ class Bench:
             long - short)
 
     def _guess(self, name, short, long):
-        """The length that should just fit, as a line through two says."""
+        """Extrapolates the longest length that fits from the peaks at two
+        lengths."""
         slope, at = self.slope(name, short, long), self.peak_bytes(name, long)
         return long + int((DEVICE_BYTES - at) / slope)
 
     def longest(self, name, slope_from, step):
-        """The longest that fits, in multiples of `step`; the next does
-        not."""
+        """Returns the longest length that fits, in multiples of `step`, and
+        checks that the next one does not fit."""
         length = self._guess(name, *slope_from) // step * step
         while self.peak_bytes(name, length) > DEVICE_BYTES:
             length -= step
@@ -101,8 +105,8 @@ class Bench:
         return length
 
     def longest_tried_once(self, name, slope_from):
-        """One that fits, a chunk below where the line says; shorter ones only
-        where it does not."""
+        """Returns a length that fits: one chunk below the extrapolated one, or
+        a shorter one if that does not fit."""
         chunk = self.setups.CHUNK
         length = self._guess(name, *slope_from) // chunk * chunk
         while True:

@@ -1,9 +1,9 @@
-"""What `length.py` compares: one Llama, trained on long sequences in the ways
-that people do it, written plainly.
+"""The set-ups that `length.py` compares: plain implementations of the usual
+ways to train one Llama on long sequences.
 
-A set-up is a context of a function that runs forward and backward on ids
-[1, S]. What it moves to the host lies in memory that torch's allocator does
-not know (`mmap`), as it would lie outside of a GPU.
+A set-up is a context manager that yields a function, which runs forward and
+backward on ids [1, S]. Offloaded tensors lie in memory that torch's allocator
+does not count (`mmap`), as host memory is not counted as a GPU's.
 """
 
 import contextlib
@@ -29,14 +29,16 @@ def llama():
 
 @contextlib.contextmanager
 def checkpointed(model):
-    """transformers' own checkpointing; logits of all rows at once."""
+    """Uses transformers' own checkpointing, and computes the logits of all
+    rows at once."""
     model.gradient_checkpointing_enable({"use_reentrant": False})
     yield lambda ids: model(input_ids=ids, labels=ids).loss.backward()
 
 
 @contextlib.contextmanager
 def checkpointed_chunked_loss(model):
-    """The same, and head and loss by chunks of rows."""
+    """Uses the same checkpointing, and computes head and loss by chunks of
+    rows."""
     model.gradient_checkpointing_enable({"use_reentrant": False})
     yield lambda ids: chunked_loss(
         model, model.model(input_ids=ids)[0], ids).backward()
@@ -44,8 +46,8 @@ def checkpointed_chunked_loss(model):
 
 @contextlib.contextmanager
 def alst(model):
-    """As Arctic Long Sequence Training does on one GPU: checkpoints in the
-    host, MLP and loss by tiles of rows."""
+    """Works as Arctic Long Sequence Training does on one GPU: checkpoints in
+    host memory, MLP and loss by tiles of rows."""
     for layer in model.model.layers:
         layer.mlp.forward = Again(_Tiled, layer.mlp)
         layer.forward = Again(_Offloaded, layer)
@@ -66,7 +68,8 @@ def streamed_in_host(model):
 
 
 def chunked_loss(model, hidden, ids):
-    """The mean over rows; no more than one chunk's logits exist."""
+    """Returns the mean loss over rows; the logits of only one chunk exist at a
+    time."""
     labels = F.pad(ids, (0, 1), value=-100)[:, 1:]
 
     def of_rows(h, rows):
@@ -80,8 +83,8 @@ def chunked_loss(model, hidden, ids):
 
 
 class Again:
-    """A module's forward that is computed again in backward, where the
-    gradients of its parameters are added to what they have."""
+    """Computes a module's forward again in backward, and adds the gradients of
+    its parameters to those they already have."""
 
     def __init__(self, function, module):
         self._function, self._own = function, module.forward
@@ -93,7 +96,7 @@ class Again:
 
 
 class _Offloaded(torch.autograd.Function):
-    """Only the input is kept, in the host."""
+    """Keeps only a layer's input, in host memory."""
 
     @staticmethod
     def forward(ctx, own, x, *parameters):
@@ -112,7 +115,7 @@ class _Offloaded(torch.autograd.Function):
 
 
 class _Tiled(torch.autograd.Function):
-    """One tile of rows after the other."""
+    """Processes one tile of rows after the other."""
 
     @staticmethod
     def forward(ctx, own, x, *parameters):

@@ -1,4 +1,4 @@
-"""A sluiced of a benchmark's own, and runs of sluice-train on it."""
+"""A sluiced for one benchmark, and runs of sluice-train on it."""
 
 import contextlib
 import json
@@ -12,9 +12,9 @@ DOES_NOT_FIT = 3  # sluice-train's exit status
 
 @contextlib.contextmanager
 def daemon(folder, config):
-    """A sluiced of the programs in `folder` with the configuration `config`, a
-    text: gives its runtime directory. Ends the benchmark where it does not
-    start, with its last line."""
+    """Starts sluiced of the programs in `folder` with the configuration text
+    `config` and yields its runtime directory. Ends the benchmark with the
+    daemon's last line if it does not start."""
     with tempfile.TemporaryDirectory() as runtime:
         path = os.path.join(runtime, "sluiced.toml")
         with open(path, "w", encoding="utf-8") as file:
@@ -39,9 +39,9 @@ def last_line(path):
 
 
 def train(folder, runtime, flags, steps, text):
-    """(what each step logged, the report) of one run of sluice-train on the
-    daemon of `runtime`, over the file `text`; None: it does not fit. Ends the
-    benchmark where it fails otherwise."""
+    """Runs sluice-train on the daemon of `runtime` over the file `text`.
+    Returns (what each step logged, the report), or None if the run does not
+    fit. Ends the benchmark on any other failure."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as log:
         run = subprocess.run(
             [os.path.join(folder, "sluice-train"), "train", "--socket",

@@ -16,13 +16,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr Bytes kPiece = MiB(1);
-// Above any id that the client itself has used.
+// Above all ids that RawClient itself used.
 constexpr uint64_t kFirstId = uint64_t{1} << 32;
 
 struct Client {
   int fd;
   int gpu;
-  std::deque<Clock::time_point> due;  // front: under way
+  std::deque<Clock::time_point> due;  // the front is in progress
   uint64_t next_id = kFirstId;
 };
 
@@ -47,7 +47,8 @@ void SendFree(Client& client, uint64_t lease) {
   Send(client, request);
 }
 
-// Has the reply that came ended a pair?
+// Receives a packet; after a grant, sends the free. Returns whether a pair
+// ended.
 bool Answered(Client& client) {
   auto message = wire::Receive(client.fd);
   SLUICE_CHECK_OK(message.status());
@@ -56,7 +57,7 @@ bool Answered(Client& client) {
   if (packet.has_event()) return false;
   SLUICE_CHECK(!packet.reply().has_error());
   if (!packet.reply().has_granted()) return true;
-  (*message)->fds.clear();  // as a client that unmaps: nothing lingers
+  (*message)->fds.clear();  // like a client that unmaps: no extent stays in use
   SendFree(client, packet.reply().granted().lease_id());
   return false;
 }
@@ -86,7 +87,7 @@ std::vector<double> PairMillis(const OpenLoop& load,
       if (client.due.size() == 1) SendLease(client);
     }
     std::array<epoll_event, 64> ready;
-    // Not asleep: the gap is shorter than a sleep's own error.
+    // Polls without sleeping: the gap is shorter than the error of a sleep.
     const int count = epoll_wait(epoll.get(), ready.data(), ready.size(), 0);
     for (int i = 0; i < count; ++i) {
       Client& client = clients[ready[i].data.u64];

@@ -1,10 +1,10 @@
-"""What a benchmark program is, and how one is run.
+"""Defines what a benchmark program is, and runs one.
 
 A benchmark NAME is the program bench-NAME of a build, or a script here that
 drives the build's own programs (SCRIPTS). It takes `--json FILE` and writes a
-list of {"name", "value", "unit", "target", "better", "detail"} into it; what
-it compares, it measures side by side in the one run. `better` is "lower" or
-"higher"; `target` may be null: then the figure is only shown.
+list of {"name", "value", "unit", "target", "better", "detail"} into that file.
+Values that are compared are measured side by side in the same run. `better` is
+"lower" or "higher". If `target` is null, the value is only shown.
 """
 
 import contextlib
@@ -19,10 +19,12 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 KNOWN = ["ipc", "grant", "ablation", "attention", "bandwidth", "deaths", "fits",
          "gpu", "leases", "length", "loss", "methods", "overlap", "planner",
          "python", "service", "settings", "states", "train", "upgrade"]
-# Few machines have a GPU, and an ablation takes over an hour.
+# Not run by default: few machines have a GPU, and an ablation takes over an
+# hour.
 DEFAULT = [name for name in KNOWN if name not in ("gpu", "ablation")]
-# Too long for two builds in turns, the same package for both, judged by a limit
-# alone, or of few machines: compared only where they are named.
+# Compared with another build only if they are named: they take too long for
+# two builds in turns, use the same package for both builds, are judged by a
+# limit alone, or run on few machines.
 LONG = ["ablation", "deaths", "gpu", "leases", "length", "python", "settings",
         "states", "upgrade"]
 SCRIPTS = {"ablation": "ablation.py", "deaths": "deaths.py",
@@ -30,7 +32,7 @@ SCRIPTS = {"ablation": "ablation.py", "deaths": "deaths.py",
            "python": "python_step.py", "settings": "settings.py",
            "states": "states.py", "train": "train_steps.py",
            "upgrade": "upgrade.py"}
-# What a script needs built; a program needs only itself.
+# The programs that each script needs; a benchmark program needs only itself.
 NEEDS = {**dict.fromkeys(SCRIPTS, ["sluice-train", "sluiced",
                                    "sluice-worker"]), "length": ["sluiced"],
          "leases": ["client_big_leases_test", "sluiced"],
@@ -39,11 +41,11 @@ FIELDS = {"name", "value", "unit", "target", "better", "detail"}
 
 
 class Failed(Exception):
-    """A benchmark that cannot be run, or wrote what is no result."""
+    """The benchmark could not run, or its result is invalid."""
 
 
 class Usage(Exception):
-    """A wrong argument: one line, exit status 2."""
+    """An argument is wrong: prints one line, exit status 2."""
 
 
 def targets(name):
@@ -51,7 +53,8 @@ def targets(name):
 
 
 def command(folder, name):
-    """The command of benchmark `name` over the programs in `folder`."""
+    """Returns the command of benchmark `name` with the programs in `folder`.
+    """
     needed = [os.path.join(folder, target) for target in targets(name)]
     for path in needed:
         if not os.path.exists(path):
@@ -73,9 +76,9 @@ def checked(entry, origin):
 
 
 def finish(arguments, limit_s=None, **options):
-    """Runs to the end, in a process group of its own: Ctrl-C and the limit
-    (TimeoutExpired) end all of it, daemons and ranks that a benchmark started
-    included."""
+    """Runs a command to its end in its own process group. Ctrl-C and the limit
+    (TimeoutExpired) end the whole group, including the daemons and ranks that
+    a benchmark started."""
     with interrupts_held() as release:
         with subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
                               start_new_session=True, **options) as process:
@@ -89,8 +92,9 @@ def finish(arguments, limit_s=None, **options):
 
 @contextlib.contextmanager
 def interrupts_held():
-    """Ctrl-C raises only from release() on: one between a process's start and
-    the handle that ends it would leave the process behind."""
+    """Delays Ctrl-C until release() is called. An interrupt between the start
+    of a process and the assignment of its handle would leave the process
+    behind."""
     before = signal.getsignal(signal.SIGINT)
     pressed = []
 
@@ -122,8 +126,8 @@ def end_group(process):
 
 
 def run(folder, name, output, *flags):
-    """The entries that benchmark `name` wrote; what it prints goes to the
-    file `output`."""
+    """Returns the entries that benchmark `name` wrote; its printed output goes
+    to the file `output`."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         status = finish([*command(folder, name), *flags, "--json", out.name],
                         stdout=output, stderr=output)

@@ -4,9 +4,10 @@ plain, and plain within a stream, beside plain, checkpointed and `sluice-train`.
 
     python_step.py --bin DIR --json FILE
 
-One thread, in one process, in turns; the copies of the simulated GPU, which
-its threads make on the CPU, are counted with the rest. Runs itself again in
-the environment of deploy/setup/venv.txt, which has torch and transformers.
+All models take turns in one process with one thread. The copies of the
+simulated GPU, which its threads make on the CPU, are counted, too. The program
+runs itself again in the environment of deploy/setup/venv.txt, which has torch
+and transformers.
 """
 
 import array
@@ -28,15 +29,16 @@ SHAPE = dict(vocab_size=VOCAB, hidden_size=256, intermediate_size=688,
              num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=1 << 20,
              use_cache=False)
-TARGETS = {2048: 1.30, 4096: 1.15}  # times the plain model's CPU seconds
-# Tokens/s of what fits, beside the plain model's. The first of several lengths
-# is what people try first.
+# Limit as a multiple of the plain model's CPU seconds.
+TARGETS = {2048: 1.30, 4096: 1.15}
+# Least tokens/s of models that fit, as a multiple of the plain model's. The
+# first of several lengths is what people try first.
 FITS_TARGET = 0.98
 FITS = 1024, 2048
-TRAINER_TARGET = 1.1  # times those of sluice-train
+TRAINER_TARGET = 1.1  # limit as a multiple of sluice-train's CPU seconds
 TRAINER_TOKENS = 4096
 PARTS_ROUNDS = 5
-# Parts of a step's CPU milliseconds, and ATen's operators of each.
+# Parts of a step's CPU time, and the ATen operators that belong to each.
 PARTS = {
     "products": {"mm", "addmm", "addmm_", "bmm", "linear"},
     "attention": {"_scaled_dot_product_flash_attention_for_cpu",
@@ -48,7 +50,8 @@ PARTS = {
               "select", "narrow", "split", "split_with_sizes", "as_strided",
               "expand", "unsqueeze", "squeeze", "detach", "alias"},
 }
-STEPS = 3, 9  # of two runs: their difference has no start and no first step
+# Steps of two runs. Their difference excludes the start and the first step.
+STEPS = 3, 9
 TRAINER_ROUNDS = 5
 
 
@@ -62,7 +65,8 @@ def entries_of(folder):
 
 
 def measured(length, target):
-    """The entry of one length: medians over the rounds after the first."""
+    """Returns the entry of one length: medians over the rounds after the
+    first."""
     plain, streamed, ids = models(length)
     pairs = in_turns((plain, streamed), ids)
     beside, own = (least(side) for side in zip(*(
@@ -81,25 +85,26 @@ def measured(length, target):
 
 
 def in_turns(models_, ids, before=1):
-    """CPU seconds of a step of each model, ROUNDS times, after some rounds that
-    do not count."""
+    """Returns the CPU seconds of a step of each model in each of ROUNDS
+    rounds, after `before` rounds that are not counted."""
     return [[seconds(model, ids) for model in models_]
             for _ in range(before + ROUNDS)][before:]
 
 
 def fitting(length):
-    """The entries of a model that fits whole, and of one that has room for one
-    layer: tokens/s beside the plain model's."""
+    """Returns the entries of a model that fits whole, and of one with room for
+    one layer: tokens/s relative to the plain model's."""
     plain, streamed, ids = models(length)
     _, fits, _ = models(length, hbm=1 << 30)
     for _ in range(2):
         seconds(fits, ids)
     loss = fits(input_ids=ids, labels=ids).loss
-    kept = stats(fits).plain_bytes  # by all layers and the head
+    kept = stats(fits).plain_bytes  # bytes that all layers and the head keep
     del loss
     ways = {"streamed": streamed, "one": models(
         length, hbm=kept // SHAPE["num_hidden_layers"] * 2)[1], "all": fits}
-    # In three rounds all is measured.
+    # The first three rounds are not counted, because the package still
+    # measures.
     rounds = in_turns((plain, *ways.values()), ids, before=3)
     alone, *each = (statistics.median(side) for side in zip(*rounds))
     counts = [stats(model).plain_layers for model in ways.values()]
@@ -121,8 +126,8 @@ def stats(model):
 
 
 def beside_checkpointing(length):
-    """The entry of a model that does not fit, beside one that computes each
-    layer again."""
+    """Returns the entry of a model that does not fit, compared with a model
+    that recomputes every layer."""
     other, streamed, ids = models(length)
     other.gradient_checkpointing_enable({"use_reentrant": False})
     pairs = in_turns((other, streamed), ids)
@@ -136,8 +141,8 @@ def beside_checkpointing(length):
 
 
 def beside_trainer(program):
-    """The entry beside sluice-train on the same shape, in turns: both with
-    clipping and AdamW, both computing again what they do not keep."""
+    """Returns the comparison with sluice-train on the same shape, in turns:
+    both clip gradients, use AdamW, and recompute what they do not keep."""
     import torch
     _, streamed, ids = models(TRAINER_TOKENS)
     optimizer = torch.optim.AdamW(streamed.parameters(), 1e-3, fused=True)
@@ -164,7 +169,8 @@ def beside_trainer(program):
 
 
 def trainer_seconds(program):
-    """CPU seconds of one step of sluice-train, its daemon's included."""
+    """Returns the CPU seconds of one step of sluice-train, including its
+    daemon's."""
     few, many = (_trainer_run(program, steps) for steps in STEPS)
     return (many - few) / (STEPS[1] - STEPS[0])
 
@@ -195,7 +201,7 @@ def _trainer_run(program, steps):
 
 
 def models(length, **options):
-    """(plain model, the same streamed, ids [1, length])."""
+    """Returns (plain model, a streamed copy, ids [1, length])."""
     import copy
 
     import torch
@@ -212,9 +218,10 @@ def models(length, **options):
 
 
 def parts_of(model, ids):
-    """CPU seconds of one step by what is computed: PARTS and other operators,
-    told by a step that a dispatch mode looks at; of one that nothing looks at,
-    what other threads do (copies of the simulated GPU), and its own thread."""
+    """Returns CPU seconds of a step by part. A step under a dispatch mode
+    gives the seconds of PARTS and of the other operators. A step without it
+    gives the seconds of the main thread ("own") and of other threads, which
+    make the simulated GPU's copies."""
     from torch.utils._python_dispatch import TorchDispatchMode
     found = dict.fromkeys([*PARTS, "element-wise"], 0.0)
 
@@ -237,8 +244,8 @@ def parts_of(model, ids):
 
 
 def least(rounds):
-    """The least of each part, and the rest of its own thread: Python and
-    torch's own books."""
+    """Returns the least of each part over the rounds. "rest" is the main
+    thread's time outside of operators: Python and torch's bookkeeping."""
     found = {part: min(r[part] for r in rounds) for part in rounds[0]}
     own, others = found.pop("own"), found.pop("other threads")
     return {"rest": own - sum(found.values()), **found,

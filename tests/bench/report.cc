@@ -33,11 +33,11 @@ bool Misses(const Entry& entry, double factor) {
 }
 
 struct Flags {
-  std::string json;  // empty: none
+  std::string json;  // empty: not written
   std::optional<double> check;
 };
 
-// Null: one is wrong, and it said which.
+// Returns nullopt, after an error message, if an argument is wrong.
 std::optional<Flags> Parse(int argc, char** argv) {
   Flags flags;
   for (int i = 1; i < argc; i += 2) {

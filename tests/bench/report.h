@@ -1,4 +1,4 @@
-// What a benchmark program prints and writes: see tests/bench/README.md.
+// Prints and writes a benchmark program's results: see tests/bench/README.md.
 #pragma once
 
 #include <functional>
@@ -17,23 +17,23 @@ struct Entry {
   std::string detail;
 };
 
-// Measures, unless an argument is wrong, and prints. `--json FILE` writes the
-// list there; `--check FACTOR` makes a value that misses FACTOR times its
-// target an exit status of 1 (tests use 10). Returns the program's exit
-// status: 2 for an argument that is wrong or a file that cannot be written,
-// both told before anything is measured.
+// Parses the arguments, calls `measure` and prints its list. `--json FILE` also
+// writes the list there; with `--check FACTOR` a value that misses its target
+// by more than FACTOR makes the exit status 1 (tests use 10). Returns the
+// program's exit status: 2 for a wrong argument or a file that cannot be
+// written, which are both reported before anything is measured.
 int Report(int argc, char** argv,
            const std::function<std::vector<Entry>()>& measure);
 
-// In `measure`: whether --check was given. Its limits are far wider than the
-// noise, so Rounds returns at most three with it, else `most`.
+// For `measure`: returns whether --check was given.
 bool IsCheck();
 int Rounds(int most);
 
-// Writes the list to `path`; 0, or 2 with a line when it cannot.
+// Writes the list to `path`. Returns 0, or 2 after an error message.
 int WriteJson(const std::string& path, const std::vector<Entry>& entries);
 
-// The q-quantile (0 to 1) of `values`, which it sorts; they are not empty.
+// Returns the q-quantile (0 to 1) of `values`, which must not be empty. Sorts
+// `values`.
 double Quantile(std::vector<double>& values, double q);
 
 }  // namespace sluice::bench

@@ -16,10 +16,10 @@ using ::testing::HasSubstr;
 
 struct Ran {
   int exit_code = 0;
-  int measured = 0;  // times
+  int measured = 0;  // number of measurements
 };
 
-// A benchmark with one figure, 5 times its target.
+// Runs a benchmark with one figure, which is 5 times its target.
 Ran Bench(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "bench-x");
   std::vector<char*> argv;
@@ -32,7 +32,7 @@ Ran Bench(std::vector<std::string> arguments) {
   return ran;
 }
 
-// Wrong once: told after minutes of measuring.
+// Guards against an error that is reported only after minutes of measuring.
 TEST(BenchReport, NothingIsMeasuredForArgumentsThatAreWrong) {
   for (const std::vector<std::string>& wrong :
        std::vector<std::vector<std::string>>{{"--jsn", "f"},

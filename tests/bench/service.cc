@@ -1,7 +1,7 @@
-// The daemon under load: 64 sessions that lease and free in an open loop, also
-// where all that the daemon holds is stored with a keeper; how long a lease
-// takes while the ranks of all GPUs are killed, how long the next of two users
-// waits for a whole GPU, and what a killed daemon costs.
+// The daemon under load: 64 sessions lease and free in an open loop, with and
+// without a keeper that stores all of the daemon's state. Measures also a lease
+// while the ranks of all GPUs are killed, the wait of two users that take turns
+// with a whole GPU, and the cost of a killed daemon.
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -37,12 +37,12 @@ constexpr int kGpus = 8;
 constexpr int kRounds = 5;  // of the open loop
 constexpr OpenLoop kLoad = {
     .sessions = 64, .pairs_per_second = 10'000, .pairs = 40'000};
-// A machine on which one core does not serve quite so many falls behind by more
-// the longer it runs: a figure without a limit, which a test cannot hold. A
-// daemon that needs four times as long for a pair fails at this rate too.
+// The rate of a check is lower: a machine that cannot serve the full rate on
+// one core falls behind without limit, so no target would hold. A daemon that
+// needs four times as long for a pair still fails at this rate.
 constexpr OpenLoop kCheckedLoad = {
     .sessions = 64, .pairs_per_second = 2'500, .pairs = 5'000};
-constexpr int kKills = 25;  // rounds of the second, each of all GPUs
+constexpr int kKills = 25;  // rounds, each of all GPUs
 constexpr int kLeasesPerKill = 40;
 
 constexpr char kNode[] = R"(
@@ -53,9 +53,9 @@ gpu_memory = "1GiB"
 
 constexpr Bytes kTurnsGpu = GiB(8);
 constexpr int kTurns = 60, kCheckedTurns = 20;
-// As long as it takes to be allowed the extents of one lease again.
+// After this time the quota allows the extents of one more lease.
 constexpr absl::Duration kTurnsGap = absl::Milliseconds(150);
-// Each of the 128 extents is destroyed, made anew and stored: 0.2 ms each.
+// The daemon destroys, makes and stores each of the 128 extents: 0.2 ms each.
 constexpr double kTurnsLimit = 25;
 constexpr char kTurnsNode[] = R"(
 [sim]
@@ -66,7 +66,7 @@ extent_bytes = "64MiB"
 )";
 
 constexpr Bytes kTakenOver = GiB(63);
-// Each waits for two seconds.
+// Each takeover waits two seconds.
 constexpr int kTakeovers = 20, kCheckedTakeovers = 6;
 constexpr char kManyExtents[] = R"(
 [sim]
@@ -80,16 +80,16 @@ extents = 1100
 
 int Takeovers() { return IsCheck() ? kCheckedTakeovers : kTakeovers; }
 
-// Apart where there is more than one core.
+// Pins this process, to another core per `core` if the machine has several.
 void PinApart(int core) {
   const auto cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   SLUICE_CHECK(testing::PinThisProcess(core % cores));
 }
 
-// The session of a user of the machine; 0: this process's own.
+// Opens a session of user `user`; 0: this process's own user.
 RawClient Attach(const std::string& socket, const std::string& job, int gpu,
                  uid_t user = 0) {
-  // The kernel tells the daemon the user at the time of the connect.
+  // The kernel records the user at the time of connect.
   SLUICE_CHECK(user == 0 || seteuid(user) == 0);
   auto client = RawClient::Connect(socket);
   SLUICE_CHECK(user == 0 || seteuid(0) == 0);
@@ -106,7 +106,7 @@ std::string Each(const std::vector<double>& values) {
   return text;
 }
 
-// The process that this keeper has started.
+// Returns the pid of the keeper's child, once it is not `not_this`.
 pid_t DaemonOf(const RunningDaemon& kept, pid_t not_this) {
   const pid_t keeper = kept.pid();
   const std::string path =
@@ -117,7 +117,7 @@ pid_t DaemonOf(const RunningDaemon& kept, pid_t not_this) {
   }
 }
 
-// What all threads of a process have run since they began.
+// Returns the CPU time of all threads of a process since their start.
 double CpuMicros(pid_t pid) {
   double nanos = 0;
   for (const auto& task :
@@ -135,7 +135,8 @@ std::vector<int> SocketsOf(const std::vector<RawClient>& clients) {
   return sockets;
 }
 
-// Where there is no daemon: no daemon is quicker on this machine as it is now.
+// Returns the p99 of a pair without a daemon: the least that any daemon could
+// reach on this machine at this time.
 double P99OfNothing(const OpenLoop& load) {
   PinApart(0);
   const Answerer answerer(load.sessions);
@@ -144,14 +145,14 @@ double P99OfNothing(const OpenLoop& load) {
   return Quantile(millis, 0.99);
 }
 
-// How long a pair takes, and what the daemon computes for it: that changes
-// less where the machine has other work.
+// Measures the time of a pair, and the daemon's CPU time for it, which depends
+// less on the machine's other work.
 std::vector<Entry> LeaseFreePairs(const std::string& suffix, bool stored) {
   const OpenLoop& load = IsCheck() ? kCheckedLoad : kLoad;
   std::vector<double> p50, p99, most, cpu, floor;
   for (int round = 0; round < Rounds(kRounds); ++round) {
     floor.push_back(P99OfNothing(load));
-    PinApart(0);  // so that each thread of the daemon is
+    PinApart(0);  // before the start, so that it pins each thread of the daemon
     const RunningDaemon daemon(kNode, {.kept = stored});
     PinApart(1);
     std::vector<RawClient> clients;
@@ -170,7 +171,7 @@ std::vector<Entry> LeaseFreePairs(const std::string& suffix, bool stored) {
   const std::string where = stored ? "; under sluiced-keeper" : "";
   const std::string each = Each(p99), each_cpu = Each(cpu);
   const std::string each_floor = Each(floor);
-  // A check is of the program: the best round is the one least disturbed.
+  // A check judges the program, so it uses the round that was disturbed least.
   return {{"service pairs p99" + suffix, Quantile(p99, IsCheck() ? 0 : 0.5),
            "ms", 2, true,
            fmt::format(
@@ -193,8 +194,9 @@ std::vector<Entry> LeaseFreePairs(const std::string& suffix, bool stored) {
                        Rounds(kRounds), each_cpu, where)}};
 }
 
-// Two users take turns with all of a GPU. What one has freed is destroyed and
-// made again before the other has it, so that no descriptor is shared.
+// Two users take turns with all memory of a GPU. The daemon destroys and makes
+// anew each extent that one user freed before the other gets it, so that they
+// never share a descriptor.
 Entry TurnsOfTwoUsers() {
   const RunningDaemon daemon(kTurnsNode, {.kept = true});
   SLUICE_CHECK(chmod(daemon.runtime_dir().c_str(), 0755) == 0);
@@ -213,7 +215,7 @@ Entry TurnsOfTwoUsers() {
     millis.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
     SLUICE_CHECK_OK(lease.status());
     extents = lease->fds.size();
-    lease->fds.clear();  // as a client that unmaps: nothing lingers
+    lease->fds.clear();  // like a client that unmaps: no extent stays in use
     SLUICE_CHECK_OK(user.Free(lease->body.granted().lease_id()).status());
     absl::SleepFor(kTurnsGap);
   }
@@ -229,7 +231,7 @@ Entry TurnsOfTwoUsers() {
                   Quantile(millis, 0.5))};
 }
 
-// A rank of each GPU, which holds most of its memory until it is killed.
+// Starts a rank on each GPU, which holds most of its memory until it is killed.
 std::vector<std::unique_ptr<Child>> HoldAllGpus(const RunningDaemon& daemon,
                                                 int round) {
   std::vector<std::unique_ptr<Child>> ranks;
@@ -294,15 +296,15 @@ void KillAndWait(pid_t pid) {
   SLUICE_CHECK(poll(&dead, 1, 10'000) == 1);
 }
 
-// Kills the daemon again and again under a session with all its memory stored.
-// Measures from the kill to the next daemon's reply to a request behind it.
+// Kills the daemon again and again while a session holds memory; the keeper
+// stores all state. Measures the time from the kill to the next daemon's reply.
 std::vector<Entry> RepliesAfterKills() {
   const RunningDaemon daemon(kManyExtents, {.kept = true});
   RawClient client = Attach(daemon.socket(), "kept", 0);
   const auto lease = client.Lease(wire::Lease::GPU, kTakenOver);
   SLUICE_CHECK_OK(lease.status());
   std::mt19937 random(1);
-  // Seldom enough that the keeper does not hold back.
+  // The gaps are so long that the keeper does not delay the restart.
   std::uniform_int_distribution<int> phase(2'100'000, 2'400'000);
   std::vector<double> millis;
   pid_t killed = 0;
@@ -310,7 +312,7 @@ std::vector<Entry> RepliesAfterKills() {
     absl::SleepFor(absl::Microseconds(phase(random)));
     killed = DaemonOf(daemon, killed);
     const absl::Time start = absl::Now();
-    KillAndWait(killed);  // so that it answers nothing
+    KillAndWait(killed);  // so that the killed daemon answers nothing
     SLUICE_CHECK_OK(client.Call(StepReport(i + 1)).status());
     millis.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
   }

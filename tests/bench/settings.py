@@ -5,10 +5,10 @@ that could be chosen by hand.
     settings.py --bin DIR --json FILE [--shape NAME]
 
 Each shape is trained once with every chunk x prefetch x backward order of a
-grid. The fastest of them and what is chosen without any of these flags then
-take turns on the same daemon, link and memory, because the fastest of thirty
-single runs was also the luckiest. The value is the least median by hand over
-the median of what was chosen: 1 is as fast, 0.9 is 10 % slower.
+grid. The fastest of these and the trainer's own choice then take turns on the
+same daemon, link and memory, because the fastest of thirty single runs was
+also the luckiest. The value is the least median of the grid's settings over
+the median of the trainer's choice: 1 is as fast, 0.9 is 10 % slower.
 """
 
 import argparse
@@ -21,13 +21,14 @@ import sys
 
 import node
 
-# Steps of a run; the first touches the memory, and does not count.
+# Steps of a run; the first touches the memory and is not counted.
 SURVEY_STEPS, STEPS = 2, 3
 CHUNKS = [128, 256, 512, 1024, 2048, 4096]
 PREFETCHES = [1, 2, 4]
 ORDERS = ["keys", "queries"]
-FINALISTS = 3  # of the grid, by one run each
-ROUNDS = 3  # of finalists and what was chosen, in turns
+# Settings of the grid that are measured again after one run each.
+FINALISTS = 3
+ROUNDS = 3  # rounds in which the finalists and the chosen settings take turns
 TARGET = 0.9
 
 MODEL = ["--hidden", "128", "--ffn", "344", "--layers", "2", "--threads", "1"]
@@ -48,8 +49,9 @@ SHAPES = {
     "large vocabulary, little host memory": (
         0, [*HEADS, "--seq-len", "4096", "--vocab", "8192", "--hbm", "80MiB",
             "--host", "32MiB", "--arch", "gpt"]),
-    # No --host: what the ranks' NUMA nodes have. The grid has all of it, and
-    # one prefetch alone: the whole of it takes an hour.
+    # No --host: each rank uses its NUMA node's memory. The grid uses all of
+    # that memory and only one prefetch depth, because the whole grid takes an
+    # hour.
     "two GPUs, two NUMA nodes": (
         2e8, [*HEADS, "--seq-len", "8192", "--ranks", "2", "--hbm", "24MiB"],
         2, 2),
@@ -79,7 +81,8 @@ listen = ""
 
 @contextlib.contextmanager
 def linked_node(folder, speed, gpus=2, numa_nodes=1):
-    """A daemon with such a link, and a text: gives the folder of both."""
+    """Starts a daemon with these links; yields its runtime directory, which
+    also contains the text."""
     with node.daemon(folder, CONFIG.format(
             speed=speed, gpus=gpus, links='"link", ' * gpus,
             numa_nodes=numa_nodes, pool=512 // numa_nodes)) as runtime:
@@ -93,7 +96,8 @@ def text_of(runtime):
 
 
 def train(folder, runtime, flags, steps=STEPS):
-    """Seconds of a step and the settings it ran with; None: does not fit."""
+    """Returns (seconds of a step, the settings it ran with), or None if the
+    run does not fit."""
     run = node.train(folder, runtime, flags, steps, text_of(runtime))
     if run is None:
         return None
@@ -103,8 +107,8 @@ def train(folder, runtime, flags, steps=STEPS):
 
 
 def survey(folder, runtime, flags, numa_nodes=1):
-    """{what was set by hand: its flags} of the fastest, how many of the grid
-    fit, and the worst's seconds."""
+    """Returns ({settings: flags} of the FINALISTS fastest of the grid, how
+    many settings fit, the slowest one's seconds)."""
     seconds, by_hand = {}, {}
     prefetches, host = PREFETCHES, []
     if numa_nodes > 1:

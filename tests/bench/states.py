@@ -4,17 +4,18 @@ in HBM.
 
     states.py --bin DIR --json FILE
 
-On 1, 2 and 4 simulated GPUs, each with a link of its own that is so fast that
-the states' copies, there and back, take 0.8 of the time in which a step
-computes. With states in host memory a GPU has less HBM than all states take.
+Runs on 1, 2 and 4 simulated GPUs. Each has its own link, which is so fast that
+copying the states there and back takes 0.8 of a step's compute time. With
+states in host memory a GPU has less HBM than all states take.
 
-Forward is a quarter of a step, and nothing but it, the ring and what the ring
-fetches under backward can hide a copy, of which 0.4 of a step go each way. So no
-more than 1.15 is owed even where the ring is nothing beside the states. The
-step copies nothing else: what it saves is kept in HBM.
+Each direction copies for 0.4 of a step. Forward is a quarter of a step, and
+only forward, the ring in HBM and what the ring fetches during backward can
+hide copies. So 1.15 is the most that may be required even if the ring is tiny
+compared to the states. The step copies nothing else, because its activations
+are kept in HBM.
 
-The sequence is long enough for the simulator's memcpy, which takes the CPU's
-time as no GPU's, to be about a twentieth of the CPU's seconds.
+The sequence is so long that the simulator's memcpy, which takes CPU time but
+would take none of a GPU's, is about a twentieth of the CPU seconds.
 """
 
 import json
@@ -25,8 +26,8 @@ import figures
 import node
 
 MIB = 1 << 20
-TARGET = 1.15  # times the step with states in HBM
-COPIES = 0.8  # of a step's compute
+TARGET = 1.15  # limit as a multiple of a step with states in HBM
+COPIES = 0.8  # time of the states' copies as a fraction of a step's compute
 ROUNDS, STEPS = 3, 4  # the first step of a run touches the memory
 KEPT = ("q", "k", "v", "attention_output", "lse", "layer_input",
         "output_gradient", "query_gradient")
@@ -34,7 +35,7 @@ MODEL = ("--layers 16 --hidden 256 --heads 8 --kv-heads 2 --ffn 688 --dtype "
          "bf16 --seq-len 1024 --chunk 128 --alpha 0 --round-output --threads 1 "
          "--clip 1 --fractions").split() + [
              ",".join(f"{name}=keep:1" for name in KEPT)]
-STATES = 128 * MIB  # at least: fp32 weights, m and v
+STATES = 128 * MIB  # least bytes of fp32 weights, m and v
 HBM = {"hbm": "400MiB", "host": "128MiB"}
 CONFIG = """\
 [device]
@@ -65,7 +66,8 @@ def config(gpus, speed):
 
 
 def steps(folder, runtime, gpus, where):
-    """What all but the first step logged: seconds, and bytes of rank 0."""
+    """Returns what all steps but the first logged: seconds, and bytes of rank
+    0."""
     ran, _ = node.train(
         folder, runtime,
         [*MODEL, "--ranks", str(gpus), "--optimizer-states", where, "--hbm",
@@ -74,7 +76,8 @@ def steps(folder, runtime, gpus, where):
 
 
 def least(ran):
-    """What else the machine does only adds to a step."""
+    """Returns the fastest step's seconds, because other work on the machine
+    only makes a step slower."""
     return min(step["seconds"] for step in ran)
 
 

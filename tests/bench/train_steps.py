@@ -3,9 +3,10 @@
 
     train_steps.py --bin DIR --json FILE
 
-A script over the program's command line, so that `./dev bench --against` can
-measure a revision from before it was written. Chunk, fractions and prefetch
-are given: what is compared is the step, not what was chosen for it.
+This script uses only the program's command line, so that `./dev bench
+--against` can measure a revision older than the script. Chunk, fractions and
+prefetch are given, because the step is compared and not the choice of its
+settings.
 """
 
 import argparse
@@ -36,7 +37,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def steps(program, flags):
-    """What the program logged of each step."""
+    """Returns what the program logged of each step."""
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "steps.jsonl")
         run = subprocess.run(

@@ -4,8 +4,8 @@ restarted, upgraded and downgraded, and how long a session waits for a new one.
 
     upgrade.py --bin DIR --json FILE
 
-It runs upgrade_rounds.py, which installs the packages into a Debian of their own
-and boots systemd there, and reads what that prints. Needs root.
+Runs upgrade_rounds.py, which installs the packages into a separate Debian and
+boots systemd there, and reads its output. Needs root.
 """
 
 import os
@@ -16,7 +16,7 @@ import figures
 
 ROUNDS = os.path.join(os.path.dirname(os.path.abspath(__file__)),
                       "upgrade_rounds.py")
-# What the issue names; the others are shown beside them.
+# Limits that are enforced; the other figures are only shown.
 STEP_MS = {"upgrade": 100, "downgrade": 100}
 REPLY_MS = {"median": 100, "latest": 250}
 STEP = re.compile(r"^\d+ of \d+, (?P<way>\w+): the longest step is (?P<ms>-?\d+) "
@@ -34,7 +34,8 @@ def reply_name(which):
 
 
 def step_row(way, milliseconds):
-    """The median of the rounds' longest steps; the longest of all in words."""
+    """Returns the row of one way: the median of the rounds' longest steps,
+    with the longest of all in its detail."""
     target = STEP_MS.get(way)
     over = sum(ms > target for ms in milliseconds) if target else 0
     return {"name": step_name(way), "value": statistics.median(milliseconds),

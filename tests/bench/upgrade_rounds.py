@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Restarts, upgrades and downgrades the daemon under a run of two ranks again
-and again: upgrade_rounds.py BUILD
+"""Restarts, upgrades and downgrades the daemon repeatedly under a run of two
+ranks: upgrade_rounds.py BUILD
 
-Says of each how much longer than the median the longest step beside it was, and
-the same of as long a time in which nothing was done, or systemd only read its
-units again; then how long a session waits for the first reply of the next daemon
-after one that was killed.
+Prints for each action how much longer than the median the longest step during
+it was. For comparison it prints the same for an equally long time in which
+nothing was done, or systemd only reloaded its units. Then it kills the daemon
+and prints how long a session waits for the first reply of the next one.
 """
 
 import os
@@ -20,13 +20,14 @@ from service import Service
 from training_run import Run, is_as_undisturbed
 
 ROUNDS = 5
-# As long as an upgrade takes.
+# About the duration of an upgrade.
 UPGRADE_S = 2.5
 
 
 class Rounds(Service):
     def longest_step_with_the_same(self, run_, way):
-        """The daemon goes on."""
+        """Does `way` while the same daemon keeps running. Returns by how much
+        the longest step exceeds the median, in ms."""
         done = run_.measured_from()
         way()
         time.sleep(UPGRADE_S)
@@ -37,7 +38,7 @@ class Rounds(Service):
         pass
 
     def reload_units(self):
-        """What an upgrade does in addition if it changes the unit."""
+        """Does what an upgrade does in addition if it changes the unit."""
         self.inside.run("systemctl", "daemon-reload")
 
     def round(self, run_):

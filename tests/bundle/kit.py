@@ -1,6 +1,6 @@
-"""What tests of ./verify share: a run of it on the fake driver, and what it
-leaves. A test program's first two arguments are the folder of `verify` and the
-programs that it runs, and that of the fakes."""
+"""Helpers for the tests of ./verify: run it on the fake driver and read what
+it writes. A test program's first two arguments are the folder of `verify` and
+the programs that it runs, and the folder of the fakes."""
 
 import json
 import os
@@ -18,13 +18,13 @@ BIN, FAKE = (os.path.abspath(a) for a in sys.argv[1:3])
 
 
 class Verify(unittest.TestCase):
-    patience_s = 200  # with one run
+    patience_s = 200  # time limit of one run
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="verify-test-")
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
-        # Fake nodes of processes that are killed here.
+        # Fake nodes of processes that the tests kill.
         nodes = tempfile.TemporaryDirectory(prefix="verify-test-",
                                             dir="/dev/shm")
         self.addCleanup(nodes.cleanup)
@@ -66,9 +66,9 @@ class Verify(unittest.TestCase):
                            self.verify("--only", name, *arguments, **how))
 
     def expect_hangs(self, name, last, limits_s, *arguments, **how):
-        """That the check, which hangs once it said `last`, is ended at its
-        limit. How soon it says that is the machine's affair: a limit that ended
-        it before is followed by the next one."""
+        """Expects that the check, which hangs after it has printed `last`, is
+        ended at its limit. A slow machine may reach a limit before the check
+        prints `last`; then the next of `limits_s` is tried."""
         for limit_s in limits_s:
             checks = self.verify("--only", name, "--limit", str(limit_s),
                                  *arguments, **how)

@@ -1,10 +1,11 @@
-"""The check `torch` of ./verify --python, on a machine without a GPU: each thing
-that a user's environment may lack gives its own line of what to do.
+"""The check `torch` of ./verify --python on a machine without a GPU: for each
+thing that a user's environment may lack, the check prints a line that says
+what to do.
 
     sluice_verify_test.py    (deploy/bundle/torch, client/python in PYTHONPATH)
 
-Where a case needs the GPU, its part of the check is replaced. torch_test.py runs
-the same faults on the fakes, through ./verify.
+If a case needs the GPU, the test replaces that part of the check.
+torch_test.py runs the same faults on the fakes, through ./verify.
 """
 
 import os
@@ -14,7 +15,7 @@ import types
 import unittest
 from unittest import mock
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # must be set before torch is imported
 
 import torch
 from sluice_verify import found, kernels
@@ -60,11 +61,12 @@ class Environment(unittest.TestCase):
 
 
 class Attention(unittest.TestCase):
-    """The judgement of kernels.attend(), its blocks computed by the CPU, but for
-    those of one kernel."""
+    """Checks how kernels.attend() judges kernels. The CPU computes their
+    blocks, and one kernel's results are replaced by wrong ones."""
 
     def attend(self, wrong_kernel="", first_wrong=None):
-        """Why it fails; `first_wrong(block)` is what that kernel gives."""
+        """Returns the reason of the failure; `first_wrong(block)` computes the
+        result of the wrong kernel."""
         block, inputs = kernels._block, kernels._qkv
 
         def computed(q, k, v, mask, kernel="auto", **options):

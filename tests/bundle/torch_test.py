@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """./verify --python PATH on the fakes (tests/fake_cuda): its checks of torch
-pass there, and each fault that is put in makes the check fail that is to find
-it.
+pass there, and each injected fault fails the check that must detect it.
 
     torch_test.py BIN_FOLDER FAKE_FOLDER PYTHON [unittest's arguments]
 
-PYTHON has a torch with NVIDIA's libraries. The fakes replace their kernels.
+PYTHON has a torch with NVIDIA's libraries; the fakes replace their kernels.
 """
 
 import fcntl
@@ -17,14 +16,15 @@ import unittest
 from kit import BIN, FAKE, Verify
 
 PYTHON = os.path.abspath(sys.argv[3])
-# Torch's own allocator is beside the leases.
+# Torch's own allocator is used in addition to the leases.
 NODE = "gpus=2,memory_mib=256,malloc=1,host_numa=0"
-LATE = NODE + ",jitter_us=500"  # so that little is ordered by luck
+# Jitter, so that operations are rarely ordered by luck.
+LATE = NODE + ",jitter_us=500"
 
 ON_FAKES = """import ctypes
 ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
 """
-# Packages of the tests' environment, which the kit must not need.
+# Hides packages of the tests' environment that the kit must not need.
 WITHOUT = """
 import sys
 class Absent:
@@ -39,14 +39,15 @@ class OfTorch(Verify):
     patience_s = 1000
 
     def verify(self, *arguments, **how):
-        # A check's own limit is a GPU's: the fakes compute on busy CPUs.
+        # A check's default limit is meant for a GPU; the fakes compute on busy
+        # CPUs.
         if "--limit" not in arguments:
             arguments += ("--limit", "900")
         return super().verify(*arguments, **how)
 
     def python(self, fault="", fakes=True):
-        """What a user would name: the Python on the fakes, in which `fault`
-        runs before anything else."""
+        """Returns the Python to pass to --python: one on the fakes, which runs
+        `fault` before anything else."""
         folder = self.folder + "/environment/bin"
         os.makedirs(folder)
         with open(folder + "/sitecustomize.py", "w") as file:
@@ -86,7 +87,8 @@ class Passes(OfTorch):
                              fake=NODE)
         self.assertEqual(self.status, 0, self.said)
         speed = checks["throughput"]["value"]
-        self.assertIsNone(speed["peak_flops"])  # of no GPU that is known
+        # The fake GPU is no known model.
+        self.assertIsNone(speed["peak_flops"])
         for kernel in "flash", "efficient":
             for rows in speed["kernels"], speed["steps"]:
                 self.assertTrue(any(
@@ -126,7 +128,7 @@ class Passes(OfTorch):
             [("causal", False, False, "efficient"),
              ("causal", False, True, "efficient"),
              ("causal", True, False, "flash"), ("causal", True, True, "flash"),
-             # Blocks inside the window, and those at its edge.
+             # Blocks inside the window, and blocks at its edge.
              ("window", False, False, "efficient", "whole scores"),
              ("window", False, True, "efficient", "whole scores"),
              ("window", True, False, "flash"),
@@ -143,7 +145,7 @@ class Passes(OfTorch):
     def test_the_first_gpu_that_nobody_uses_is_asked(self):
         node = self.folder + "/node"
         os.mkdir(node)
-        with open(node + "/memory-1-0-1-0", "wb+") as held:  # of GPU 0
+        with open(node + "/memory-1-0-1-0", "wb+") as held:  # a lease of GPU 0
             held.truncate(64 << 20)
             fcntl.flock(held, fcntl.LOCK_SH)
             checks = self.verify("--only", "torch", "--python", self.python(),
@@ -198,7 +200,7 @@ class Torch(OfTorch):
                    kit=kit + "/bin")
 
 
-# Faults, as sitecustomize runs them.
+# Faults, which Python runs as sitecustomize.
 HAS_NOT = """
 import torch
 has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
@@ -216,7 +218,7 @@ class Fails:
         raise RuntimeError("CUDA error: no kernel image is available")
 torch.ops.aten.{0} = Fails(torch.ops.aten.{0})
 """
-# Its first result, by a factor, from so many calls on.
+# Scales the first result by a factor, from a given call on.
 WRONG = """
 import torch
 class Wrong:
@@ -237,7 +239,7 @@ copies.Copies.wait = lambda self, direction, ticket: (
 """
 
 
-# The GPU's parameters are not updated.
+# Leaves the GPU's parameters without an update.
 NO_UPDATE = """
 import torch
 step = torch.optim.AdamW.step
@@ -262,7 +264,7 @@ def kept(self, *args):
     return get(self, *args)
 arena.HostArena.get = kept
 """
-# The driver counts memory that was made and that no torch or lease has.
+# The driver counts memory that belongs neither to torch nor to a lease.
 ASIDE = """
 import torch
 free = torch.cuda.mem_get_info
@@ -273,8 +275,8 @@ def mem_get_info(device):
     return left - (len(asked) << 25), total
 torch.cuda.mem_get_info = mem_get_info
 """
-# Calls of a backward kernel in the first case, until the package's own probe is
-# over, which would find it too.
+# Number of calls of a backward kernel in the first case until the package's
+# own probe is over; the probe would detect the fault too.
 OF_PROBE = 45
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""./verify on the strict fake driver: it passes there, and each fault that is
-put in makes the check fail that is to find it.
+"""./verify on the strict fake driver: it passes there, and each injected fault
+fails the check that must detect it.
 
     verify_test.py BIN_FOLDER FAKE_FOLDER [unittest's arguments]
 
@@ -30,7 +30,8 @@ class Passes(Verify):
         for name, check in checks.items():
             self.assertEqual(set(check), {"name", "status", "seconds", "value",
                                           "expected", "reason"})
-            if name in OF_TORCH:  # was not asked for, and counts neither way
+            # These checks were not requested and are not counted.
+            if name in OF_TORCH:
                 self.assertEqual(check["status"], "skipped")
                 self.assertIn("needs --python PATH", check["reason"])
                 continue
@@ -56,8 +57,9 @@ class Passes(Verify):
                          min(together["h2d_bytes_per_second"],
                              together["d2h_bytes_per_second"]))
         self.assertEqual(hardware["gpu"]["memory_bytes"], 64 << 20)
-        self.assertRegex(text, "peak_flops = .*# h100-80g")  # not measured
-        planner = BIN + "/sluicectl"  # not in the archive of the kit
+        # A default, not a measured value.
+        self.assertRegex(text, "peak_flops = .*# h100-80g")
+        planner = BIN + "/sluicectl"  # the kit's archive has no sluicectl
         if os.path.exists(planner):
             path = self.folder + "/hardware.toml"
             with open(path, "w") as file:
@@ -109,7 +111,8 @@ class Passes(Verify):
 
 
 class Rules(Verify):
-    """The diff that one driver answers is what the fake plays, and answers."""
+    """The fake can play the rules diff that the check records; the check then
+    records the same diff again."""
 
     def ask(self, fake):
         checks = self.verify("--only", "rules", fake=fake)
@@ -130,7 +133,7 @@ class Rules(Verify):
         self.assertEqual(value["not_asked"], [])
         self.assertEqual(len(answered), assumed)
 
-    # Another code for every assumed rule that has one.
+    # A different code for every assumed rule that has one.
     PLAYED = {"NotForked": (801, 0), "ReleaseNeedsContext": (0, 0),
               "WholeMemory": (0, 0), "UnmapIdle": (0, 0),
               "FreeUnmapped": (0, 0), "RegisterWritable": (801, 0),
@@ -182,7 +185,7 @@ class Rules(Verify):
 
 
 class Faults(Verify):
-    """Each is put in, and the check that is to find it fails by its name."""
+    """Each injected fault makes the check that must detect it fail."""
 
     def test_no_driver(self):
         self.expect_fails("doctor", "libcuda.so.1", fake=None)
@@ -261,7 +264,8 @@ class Faults(Verify):
                           fake="kernels=" + forms)
 
     def test_a_call_that_never_returns(self):
-        # By the test's own limit, or a moment later by that of all.
+        # Ended by the check's own limit, or a moment later by the limit of all
+        # checks.
         self.expect_fails("conformance", "did not end within [34]", "--limit",
                           "4", fake="hang=cuMemUnmap:1")
         self.nothing_runs()
@@ -280,7 +284,7 @@ class Faults(Verify):
 
 class Aborts(Verify):
     def await_check(self, process, name):
-        """The pid of that check's own process."""
+        """Waits for the process of that check and returns its pid."""
         for _ in range(400):
             for pid in filter(str.isdigit, os.listdir("/proc")):
                 try:
@@ -316,7 +320,8 @@ class Aborts(Verify):
         pid = self.await_check(process, "daemon")
         for _ in range(400):
             with open(f"/proc/{pid}/task/{pid}/children") as children:
-                if len(children.read().split()) > 1:  # the keeper and a rank
+                # The keeper and a rank are running.
+                if len(children.read().split()) > 1:
                     break
             time.sleep(0.02)
         process.kill()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """./verify --python PATH with all of its checks in one run, on the fakes: it
-passes, and leaves one small archive.
+passes and writes one small archive.
 
     whole_test.py BIN_FOLDER FAKE_FOLDER PYTHON
 """
@@ -11,7 +11,7 @@ import unittest
 
 import torch_test
 
-MOST_ARCHIVED = 1 << 20  # bytes, of text
+MOST_ARCHIVED = 1 << 20  # bytes; the archive contains only text
 
 
 class Whole(torch_test.OfTorch):

@@ -1,4 +1,4 @@
-// What ABI 2 added, and that a client of ABI 1 is still served.
+// Tests the functions of ABI 2, and that clients of ABI 1 are still served.
 #include <array>
 #include <cstring>
 #include <numeric>
@@ -50,9 +50,9 @@ TEST_F(CAbi2Test, ReachedTellsWithoutWaiting) {
   int reached = -1;
   ASSERT_EQ(sluice_engine_reached(engine_, 0, &reached), 0);
   EXPECT_EQ(reached, 1);
-  // Behind a limit of 0 bytes the copy cannot start, so a wait would not end.
+  // With a limit of 0 bytes the copy cannot start, so a wait would not end.
   daemon_.limits().slots[0].limit_bytes[kH2d] = 0;
-  daemon_.Beat();  // nor is a daemon that is gone waited for
+  daemon_.Beat();  // alive: else copies would start without grants
   sluice_ticket ticket;
   ASSERT_EQ(sluice_engine_copy(engine_, SLUICE_HOST_TO_GPU, gpu(), host(),
                                kSize, nullptr, 0, &ticket),
@@ -93,7 +93,7 @@ TEST_F(CAbi2Test, ASimulatedGpuHasNoStreamToUse) {
     EXPECT_EQ(sluice_engine_use_stream(engine_, named), SLUICE_UNIMPLEMENTED);
     EXPECT_THAT(sluice_last_error(), HasSubstr("calling thread"));
   }
-  sluice_ticket mark;  // the engine is as it was
+  sluice_ticket mark;  // valid: the engine still works
   ASSERT_EQ(sluice_engine_mark_compute(engine_, &mark), 0);
   EXPECT_EQ(sluice_engine_wait(engine_, mark), 0);
   sluice_limits limits = {.size = sizeof(limits), .device = 7};
@@ -159,7 +159,7 @@ TEST_F(ChangesTest, AChangedPlanIsTakenAndAnswered) {
     return false;
   });
   Change(9);
-  EXPECT_TRUE(answers.empty());  // it is the caller's to answer
+  EXPECT_TRUE(answers.empty());  // left for the caller to answer
   ASSERT_EQ(sluice_session_changed_plan(session_, &plan, &id), 0);
   ASSERT_NE(plan, nullptr);
   EXPECT_EQ(id, 9u);

@@ -1,4 +1,4 @@
-// What ABI 3 added: by when copies are needed.
+// Tests the functions of ABI 3, which state by when copies are needed.
 #include <array>
 #include <cmath>
 #include <limits>
@@ -20,7 +20,7 @@ class CAbi3Test : public CAbiTest {
     EXPECT_EQ(sluice_region_lease(session_, SLUICE_GPU, kSize, &gpu_), 0);
     EXPECT_EQ(sluice_region_lease(session_, SLUICE_HOST, kSize, &host_), 0);
     EXPECT_EQ(sluice_engine_start(session_, &engine_), 0);
-    // Copies wait for a daemon that lives.
+    // Copies wait for grants only while the daemon lives.
     for (auto& limit : daemon_.limits().slots[0].limit_bytes) limit = 0;
     daemon_.Beat();
   }
@@ -30,8 +30,8 @@ class CAbi3Test : public CAbiTest {
     sluice_region_free(gpu_);
   }
 
-  // One copy of kSize bytes; what the daemon is told of it, and when it was
-  // enqueued. Then it goes.
+  // Enqueues one copy of kSize bytes, reads the deadline that the engine
+  // publishes for it, and then lets the copy run.
   struct Told {
     uint64_t up_to = 0;
     absl::Duration in;  // from Enqueue
@@ -46,7 +46,8 @@ class CAbi3Test : public CAbiTest {
                   engine_, direction, direction == kIn ? gpu : host,
                   direction == kIn ? host : gpu, kSize, nullptr, 0, &ticket),
               0);
-    // It is told before the bytes are taken that are waited for.
+    // The engine publishes the deadline before it books the bytes that must
+    // wait.
     while (slot.used_bytes[direction].load() < end) {
       daemon_.Beat();
       std::this_thread::yield();

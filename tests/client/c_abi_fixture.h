@@ -1,4 +1,4 @@
-// A session of the C ABI with a scripted daemon.
+// Fixture: a session of the C ABI with a scripted daemon.
 #pragma once
 
 #include <string>
@@ -23,7 +23,8 @@ class CAbiTest : public ::testing::Test {
   }
   ~CAbiTest() override { sluice_session_close(session_); }
 
-  // A reply comes behind all events sent so far.
+  // Waits until all events sent so far have arrived: a lease's reply follows
+  // them.
   void AwaitEvents() {
     sluice_region* region;
     ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 1, &region), 0);

@@ -1,5 +1,5 @@
-// The C ABI against a scripted daemon: what a C caller can do wrong is an
-// error with a line, never a crash.
+// Tests the C ABI against a scripted daemon: every mistake of a C caller is an
+// error with a one-line message, never a crash.
 #include <cmath>
 #include <cstring>
 
@@ -35,7 +35,7 @@ TEST_F(CAbiTest, LeasesCopiesAndWaits) {
   sluice_copy_stats stats = {.size = sizeof(stats)};
   ASSERT_EQ(sluice_engine_stats(engine, &stats), 0);
   EXPECT_EQ(stats.host_to_gpu_bytes, 100'000u);
-  // A caller that knows no field passes the size alone.
+  // A caller that knows no field of the struct passes only the size.
   for (const size_t size : {sizeof(stats.size), sizeof(stats.size) - 1}) {
     stats.size = size;
     EXPECT_EQ(sluice_engine_stats(engine, &stats),
@@ -199,7 +199,7 @@ TEST_F(CAbiTest, EventsReachTheHandler) {
   wire::Event event;
   event.mutable_evicted()->set_reason("drained");
   daemon_.SendEvent(event);
-  sluice_region* region;  // its reply comes behind the event
+  sluice_region* region;  // the reply to its lease follows the event
   ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 1, &region), 0);
   sluice_region_free(region);
   ASSERT_EQ(sluice_session_on_event(session_, nullptr, nullptr), 0);
@@ -213,7 +213,7 @@ TEST_F(CAbiTest, AChangedPlanIsAnsweredNotTaken) {
   event.mutable_plan_changed()->set_plan_id(9);
   const auto memfd = *wire::ToMemfd("plan", plan::Encode(plan::NodePlan()));
   daemon_.SendEvent(event, {memfd.get()});
-  sluice_region* region;  // its reply comes behind the event
+  sluice_region* region;  // the reply to its lease follows the event
   ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 1, &region), 0);
   sluice_region_free(region);
   EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 1);

@@ -1,6 +1,6 @@
-// The silent defect of the field is gradient corruption from copy races. These
-// tests drive one engine the way a chunk loop does, with links and delays at
-// random, and compare every byte that compute sees.
+// Races between copies corrupt gradients silently. These tests drive one engine
+// like a chunk loop, with random links and delays, and compare every byte that
+// compute sees.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -26,7 +26,7 @@ TEST_F(CopyEngineOrderTest, BytesThatWentOutComeBackInThroughTickets) {
     std::memset(gpu_, round, KiB(256).size());
     const Ticket made = engine_->MarkCompute();
     const Ticket out = engine_->Enqueue(ToHost(Bytes(0), KiB(256), {made}));
-    // Back into another place, after the same bytes went out.
+    // Copies the bytes back to another place, after the copy out.
     const Ticket in = engine_->Enqueue(
         {.pieces = {{gpu_ + MiB(4).count(), host_, KiB(256)}}, .after = {out}});
     ASSERT_THAT(engine_->Wait(in), IsOk());
@@ -36,8 +36,8 @@ TEST_F(CopyEngineOrderTest, BytesThatWentOutComeBackInThroughTickets) {
 }
 
 TEST_F(CopyEngineOrderTest, WithoutTheTicketTheOldBytesWouldComeBack) {
-  // The test above can fail: drop the ticket and H2D overtakes D2H. It is the
-  // race that ThreadSanitizer must find (tests/client/CMakeLists.txt).
+  // Proves that the test above can fail: without the ticket H2D overtakes D2H.
+  // ThreadSanitizer must find this race (tests/client/CMakeLists.txt).
   if (kThreadSanitizer && getenv("SLUICE_PLANTED_RACE") == nullptr) {
     GTEST_SKIP() << "it races on purpose";
   }
@@ -54,8 +54,9 @@ TEST_F(CopyEngineOrderTest, WithoutTheTicketTheOldBytesWouldComeBack) {
   ASSERT_THAT(engine_->Drain(), IsOk());
 }
 
-// A chunk loop: `kSlots` staging slots on the GPU, chunks in host memory, each
-// visit reads a chunk in, changes it by compute and writes it back.
+// A chunk loop with `kSlots` staging slots on the GPU and chunks in host
+// memory. Each visit copies a chunk in, changes it by compute and copies it
+// out.
 class ChunkLoop {
  public:
   ChunkLoop(CopyEngine* engine, std::byte* gpu, std::byte* host, uint32_t seed)
@@ -69,7 +70,8 @@ class ChunkLoop {
   void Visit() {
     const int64_t chunk = Pick(kChunks), slot = Pick(kSlots);
     std::byte* buffer = gpu_ + slot * kSize;
-    // In: after the slot's last reader and writer, and the chunk's last write.
+    // The copy in waits for the slot's last reader and writer, and for the
+    // chunk's last write.
     const Ticket in = engine_->Enqueue(
         {.pieces = {{buffer, host_ + chunk * kSize, Bytes(kSize)}},
          .after = {slot_free_[slot], chunk_home_[chunk]},
@@ -118,7 +120,7 @@ class ChunkLoopTest : public EngineTest,
                       public ::testing::WithParamInterface<uint32_t> {};
 
 TEST_P(ChunkLoopTest, ComputeNeverSeesABytePastOrFuture) {
-  // Slices that cut chunks, links of random and changing speed.
+  // Slices cut chunks, and links have random and changing speeds.
   Start(/*speed=*/100e6, {.slice = Bytes(7'000)});
   std::mt19937 random(GetParam());
   std::uniform_real_distribution<double> speed(20e6, 2e9);

@@ -63,7 +63,7 @@ TEST_F(CopyEngineTest, WaitingForACopyCountsAsStallAndSynchronisesNothing) {
 
 TEST_F(CopyEngineTest, ACopyOfOneDirectionDoesNotWaitForTheOther) {
   Start();
-  // The way in takes a second, the way out nothing.
+  // A copy in takes a second, a copy out no time.
   ASSERT_THAT(node_->SetLinkSpeed("pcie0", 1e6, 0), IsOk());
   const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
   const Ticket out = engine_->Enqueue(ToHost(MiB(4), MiB(1)));
@@ -160,10 +160,12 @@ class GatedEngineTest : public EngineTest {
     return absl::FromUnixNanos(
         static_cast<int64_t>(use_.slot.due_ns[kH2d].load()));
   }
-  // Until `slow` is done, which all copies to the GPU wait for.
+  // Expects no booked bytes until `slow` is done: all copies to the GPU wait
+  // for it.
   void ExpectNothingBooked(const Ticket& slow) const {
     while (true) {
-      // Read first: once that one is done, more is booked.
+      // Reads `booked` before slow.done(): once `slow` is done, more bytes are
+      // booked.
       const uint64_t booked = use_.slot.used_bytes[kH2d].load();
       if (slow.done()) return;
       EXPECT_EQ(booked, 0u);
@@ -186,7 +188,7 @@ TEST_F(GatedEngineTest, CopiesAreGrantedSliceBySlice) {
   Start(0, {.gate = &gate_, .slice = MiB(1)});
   const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(8)));
   while (engine_->stats().h2d < MiB(5)) std::this_thread::yield();
-  // Booked just before it waits.
+  // The engine books the next slice just before it waits.
   while (use_.slot.used_bytes[kH2d].load() < MiB(6).size()) {
     std::this_thread::yield();
   }
@@ -206,7 +208,7 @@ TEST_F(GatedEngineTest, NoRequestOvertakesOneThatWaitsForItsGrant) {
   Start(0, {.gate = &gate_});
   const Ticket large = engine_->Enqueue(ToGpu(Bytes(0), MiB(2)));
   const Ticket small = engine_->Enqueue(ToGpu(MiB(2), KiB(1)));
-  // A copy after it in the other direction does not start either.
+  // A later copy of the other direction must not start either.
   const Ticket behind = engine_->Enqueue(ToHost(MiB(4), KiB(1), {small}));
   absl::SleepFor(absl::Milliseconds(20));
   EXPECT_EQ(driver_->counters().copies, 0u);
@@ -225,8 +227,8 @@ TEST_F(GatedEngineTest, AHostThatRunsAheadBooksWhatCanStart) {
   limits_.slots[0].limit_bytes[kD2h] = 8 << 20;
   Start(/*speed=*/10e6, {.gate = &gate_});
   std::memset(host_, 5, MiB(1).size());
-  // 105 ms, by the link; three quarters of what is behind it fit into its
-  // grant.
+  // This copy takes 105 ms at the link's speed. The grant has room for three
+  // quarters of the copies behind it.
   const Ticket slow = engine_->Enqueue(ToHost(MiB(4), MiB(1)));
   const uint64_t before = driver_->counters().copies;
   Ticket last;
@@ -282,7 +284,7 @@ TEST_F(GatedEngineTest, WhatWaitsForAGrantTellsByWhenItIsNeeded) {
   Start(0, {.gate = &gate_, .slice = MiB(1)});
   engine_->KnowSlack({{"in", absl::Milliseconds(3)}});
   const absl::Time due = clock_.Now() + absl::Milliseconds(3);
-  // It has its grant, and waits for nothing.
+  // The first copy has its grant, and waits for nothing.
   ASSERT_THAT(engine_->Wait(engine_->Enqueue(ToGpu(Bytes(0), MiB(1)))), IsOk());
   EXPECT_EQ(use_.slot.due_ns[kH2d].load(), 0u);
   const Ticket waits = engine_->Enqueue(ToGpu(Bytes(0), MiB(2)));
@@ -300,8 +302,8 @@ TEST_F(GatedEngineTest, WhatWaitsForAGrantTellsByWhenItIsNeeded) {
   EXPECT_EQ(use_.slot.due_bytes[kH2d].load(), 0u);
 }
 
-// What stood behind another copy of its direction could have started when it
-// was enqueued; what had to wait for a ticket not before that was reached.
+// A copy behind another one of its direction could have started when it was
+// enqueued; a copy that waits for a ticket, only once the ticket was reached.
 TEST_F(GatedEngineTest, ACopyIsNeededSoLongAfterItCouldHaveStarted) {
   Beat();
   Start(0, {.gate = &gate_});
@@ -357,7 +359,7 @@ TEST_F(CopyEngineTest, TheTimelineTellsWhenCopiesRan) {
   ASSERT_THAT(engine_->Drain(), IsOk());
   const auto records = engine_->TakeTimeline();
   ASSERT_EQ(records.size(), 3u);
-  const double one = 1048576 / 100e6;  // seconds, at this speed
+  const double one = 1048576 / 100e6;  // seconds of a copy at this speed
   double h2d_end = 0;
   for (const CopyRecord& record : records) {
     EXPECT_EQ(record.size, MiB(1));
@@ -372,7 +374,8 @@ TEST_F(CopyEngineTest, TheTimelineTellsWhenCopiesRan) {
   EXPECT_TRUE(engine_->TakeTimeline().empty());
 }
 
-// They were over before a host looked at them twice: some took no time.
+// Guards against short copies that ended before a host checked twice: some were
+// recorded without duration.
 TEST_F(CopyEngineTest, TheTimelineKnowsHowLongShortCopiesTook) {
   Start(/*speed=*/1e9, {.record_timeline = true});
   constexpr Bytes kShort = KiB(64);  // 66 us

@@ -21,7 +21,7 @@ SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
 PATIENCE_S = 30
 
-# Two GPUs on one link and one on another; both hang on a switch.
+# Two GPUs share one link and one has its own; both links are behind a switch.
 LINKS = """[sim]
 gpus = 3
 links = [
@@ -91,7 +91,8 @@ class Measure(unittest.TestCase):
         self.start(LINKS)
         out = self.folder + "/links.toml"
         measured = self.measured(out)
-        # Again where the machine held the tool up: 70 ms of a window are 10 %.
+        # Tries again if the machine delayed the tool: 70 ms of a window are 10
+        # %.
         for _ in range(4):
             with contextlib.suppress(self.failureException):
                 self.are_as_configured(measured)
@@ -99,7 +100,8 @@ class Measure(unittest.TestCase):
             os.remove(out)
             measured = self.measured(out)
         self.are_as_configured(measured)
-        # Everything went back, and a daemon takes what was written.
+        # All leases were returned, and a daemon accepts the configuration
+        # written.
         self.wait_until(lambda: not self.status()["jobs"])
         self.assertEqual([g["leased_bytes"] for g in self.status()["gpus"]],
                          [0, 0, 0])
@@ -116,8 +118,8 @@ class Measure(unittest.TestCase):
         self.assertIsNone(links["switch"]["h2d_bytes_per_second"])
         self.assertIsNone(links["fast"]["both_bytes_per_second"])
 
-    # The strict fake: a broken rule or a race ends a process with 86. How fast
-    # its copies are means nothing.
+    # The strict fake ends a process with status 86 on a broken rule or a race.
+    # The speed of its copies means nothing.
     def test_the_cuda_driver_is_used_by_its_rules(self):
         os.mkdir(self.folder + "/node")
         self.environment |= {
@@ -157,7 +159,8 @@ class Measure(unittest.TestCase):
                 for link in self.status()["links"]}
 
     def test_what_is_kept_outlives_the_daemon_and_is_forgotten(self):
-        # The device is slow there; the daemon's configuration of "b" wins.
+        # The device is slow there; the configured speeds of "b" take
+        # precedence.
         text = ("[sim]\ngpus = 2\nlinks = [{name = \"a\"}, {name = \"b\", "
                 "h2d_bytes_per_s = 90e6, d2h_bytes_per_s = 90e6}]\n")
         self.start(text)

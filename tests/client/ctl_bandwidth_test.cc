@@ -1,4 +1,4 @@
-// What of measured links is worth keeping.
+// Tests which measured links become configuration.
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two GPUs behind one switch, which is alone below the root.
+// Two GPUs behind one switch, the only one below the root.
 constexpr const char* kSwitch = R"({"driver": "cuda",
   "gpus": [{"link": "gpu0", "free_bytes": 8}, {"link": "gpu1", "free_bytes": 9}],
   "jobs": [{"name": "tune", "ranks": [{}]}, {"name": "gone", "ranks": []}],
@@ -81,13 +81,15 @@ TEST(LinkConfiguration, WhatCarriesAllOfItsGpusIsNone) {
 }
 
 TEST(LinkConfiguration, WhatBothDirectionsLoadIsTheirSum) {
-  // The memory behind the switch: each way alone all, at once 60.
+  // The memory behind the switch allows full speed in one direction alone, but
+  // 60 GB/s in both together.
   EXPECT_THAT(ConfigurationOf(
                   Measured({24e9, 25e9, 24e9, 25e9}, {48e9, 50e9, 30e9, 30e9})),
               HasSubstr("  {name = \"switch\", both_bytes_per_s = 6e+10},\n"));
 }
 
-// The daemon refuses directions that go apart again above such a link.
+// Above a link with one limit for both directions, the daemon refuses links
+// with separate limits.
 TEST(LinkConfiguration, AboveWhatBothLoadThereIsNoOtherLimit) {
   const std::string text = ConfigurationOf(
       Measured({24e9, 25e9, 15e9, 15e9}, {30e9, 31e9, 16e9, 16e9}));

@@ -99,13 +99,14 @@ class Bundle(unittest.TestCase):
         self.assertIn("1 secret removed", files["contents.txt"])
 
     def test_a_relative_configuration_is_the_daemons(self):
-        """Guards against looking for it in sluicectl's own folder."""
+        """Guards against searching for the file in sluicectl's own folder."""
         elsewhere = self.folder + "/elsewhere"
         os.mkdir(elsewhere)
         with open(elsewhere + "/sluiced.toml", "w", encoding="ascii") as file:
             file.write(CONFIG + "[pools]\n# the daemon's own\n")
         self.start(config="sluiced.toml", cwd=elsewhere)
-        files = self.made()[1]  # where there is another one of that name
+        # Run in a folder that has another file of that name.
+        files = self.made()[1]
         self.assertIn("# the daemon's own", files["config.toml"])
 
     def test_to_standard_output_it_is_the_archive_alone(self):
@@ -115,7 +116,7 @@ class Bundle(unittest.TestCase):
         self.assertEqual(done.stdout[:2], b"\x1f\x8b")
 
     def slow_gzip(self):
-        """A gzip that says that it was started, and takes two seconds."""
+        """Makes a gzip that records its start and takes two seconds."""
         programs = self.folder + "/programs"
         os.mkdir(programs)
         with open(programs + "/gzip", "w", encoding="ascii") as file:

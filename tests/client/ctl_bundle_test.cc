@@ -1,5 +1,5 @@
-// A support bundle's parts: what is taken out, what is said of it, and the
-// programs that it asks.
+// Tests the parts of a support bundle: removed secrets, the summary of what was
+// removed, and the programs that it runs.
 
 #include <cerrno>
 #include <nlohmann/json.hpp>
@@ -61,7 +61,7 @@ TEST(Secrets, WhatIsNoneStaysAsItIs) {
   EXPECT_EQ(clean.text, config);
 }
 
-// std::regex would run out of stack on it.
+// Guards against std::regex, which would exhaust the stack on such a line.
 TEST(Secrets, ALongLineIsCut) {
   const WithoutSecrets clean =
       RemoveSecrets(std::string(1 << 20, 'a') + " password=hunter2\nnext");
@@ -74,7 +74,7 @@ std::vector<Item> Items() {
            absl::NotFoundError("no\nsystemd")}};
 }
 
-// Guards against a wait that lasts until the program is killed as late.
+// Guards against a wait that lasts until the program is killed for its timeout.
 TEST(Programs, AnEndIsSeenWithoutADescriptorToWatchIt) {
   testing::Child::Fork([] {
     ASSERT_TRUE(testing::RefusePidfds(EMFILE));

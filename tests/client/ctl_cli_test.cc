@@ -1,4 +1,5 @@
-// sluicectl as a process: what a user types wrong is one line and exit 2.
+// Runs sluicectl as a process: a user's typing error gives one line and exit
+// status 2.
 #include <algorithm>
 #include <set>
 
@@ -50,7 +51,7 @@ TEST(SluicectlCli, ATypoIsSuggested) {
   ExpectOneLine(Ctl({"plan", "trian", "--gpus", "8"}), "did you mean train?");
 }
 
-// Guards against the same nine examples for every command.
+// Guards against help that shows the same nine examples for every command.
 TEST(SluicectlCli, EachCommandsHelpHasExamplesOfItsOwn) {
   const std::vector<std::vector<std::string>> commands = {{},
                                                           {"status"},

@@ -66,7 +66,8 @@ class Doctor(unittest.TestCase):
 
     def test_a_daemon_is_looked_at_by_its_own_limits(self):
         before = self.found()
-        limit = 1000  # less than anything that this test itself may open
+        # Fewer than the descriptors that this test itself may open.
+        limit = 1000
 
         def less():
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -108,7 +109,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(self.found()["daemon"]["health"], "ok")
 
     def test_what_is_to_be_started_again_is_given_what_it_was(self):
-        """A daemon with flags of its own, started from any folder."""
+        """The daemon has its own flags and was started from another folder."""
         folder, name = os.path.split(self.config)
         self.config = name
         daemon = self.start(cwd=folder)
@@ -118,7 +119,8 @@ class Doctor(unittest.TestCase):
             f"--runtime-dir {self.run_dir} -- --config {folder}/{name}")
 
     def test_each_command_that_it_prints_does_what_it_says(self):
-        """With a daemon of this user and the programs of a checkout."""
+        """Runs the commands with a user's daemon and the programs of a
+        checkout."""
         self.start()
         subprocess.run([SLUICECTL, "--socket", self.run_dir + "/session.sock",
                         "drain"], check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-// The doctor on made-up facts: each check is seen failing.
+// Tests the doctor on made-up facts: each check fails once.
 #include <pwd.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -39,7 +39,7 @@ FileFacts File(const std::string& path, mode_t mode) {
           .usable = true};
 }
 
-// A node of two GPUs under systemd, with nothing to complain of.
+// Returns a healthy node of two GPUs under systemd.
 Facts Good() {
   Facts facts;
   facts.version = "1.2.3";
@@ -68,7 +68,7 @@ Facts Good() {
   return facts;
 }
 
-// The same where a keeper started it.
+// Returns the same node with a daemon that a keeper started.
 Facts Kept() {
   Facts facts = Good();
   facts.unit.reset();
@@ -293,7 +293,7 @@ TEST(Doctor, EachCheckIsSeenFailingAndSaysWhatMendsIt) {
   }
 }
 
-// Findings that need no mending.
+// These facts look unusual, but need no repair.
 TEST(Doctor, WhatIsNoFaultIsOk) {
   const Case cases[] = {
       {"memory limit",
@@ -348,7 +348,7 @@ TEST(Doctor, WithoutADaemonLockedMemoryIsThatOfTheShell) {
             "sudo prlimit --pid $$ --memlock=unlimited");
 }
 
-// One thing that is wrong is not told twice.
+// Guards against reporting one problem twice.
 TEST(Doctor, WithoutADaemonThatAloneIsTheProblem) {
   Facts facts = Good();
   facts.daemon = {.reached = absl::NotFoundError("no socket")};
@@ -405,8 +405,8 @@ TEST(Doctor, WithoutSystemdTheCommandsAreOthers) {
             "sudo kill -HUP 42");
 }
 
-// Where it was started as the doctor said, root's daemon refused the folder, or
-// no program was found.
+// Guards against a proposed command that starts a daemon of root, which refuses
+// the folder, or a program that is not found.
 TEST(Doctor, ADaemonOfAUserInACheckoutIsThatUsers) {
   const auto fix = [](const char* what, const std::function<void(Facts&)>& f) {
     Facts facts = Kept();
@@ -438,7 +438,8 @@ TEST(Doctor, ADaemonOfAUserInACheckoutIsThatUsers) {
             keeper);
 }
 
-// A peer that sluiced cannot identify is refused whatever the socket's mode is.
+// sluiced refuses a peer that it cannot identify, whatever the socket's mode
+// is.
 TEST(Doctor, ARefusalThatIsNotOfThePathIsNotMendedByItsMode) {
   Facts facts = Good();
   facts.daemon = {.reached = absl::PermissionDeniedError(
@@ -455,8 +456,7 @@ TEST(Doctor, NobodyIsToJoinTheGroupRoot) {
             "sudo sluicectl --admin status");
 }
 
-// A keeper that was started as the doctor said had a daemon without its
-// budgets.
+// Guards against a proposed keeper command that lost the daemon's budgets.
 TEST(Doctor, WhoStartsADaemonAgainGivesItWhatItWasGiven) {
   const auto fix = [](std::vector<std::string> command) {
     Facts facts = Kept();
@@ -522,7 +522,7 @@ TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
   Facts facts = Good();
   facts.machine.huge_pages = 1;
   auto findings = Examine(facts);
-  EXPECT_TRUE(IsWell(findings));  // a warning is no problem
+  EXPECT_TRUE(IsWell(findings));  // a warning is no failure
   const std::string text = RenderDoctor(findings);
   EXPECT_THAT(text, HasSubstr("ok       daemon "));
   EXPECT_THAT(text, HasSubstr("warning  huge pages "));
@@ -538,7 +538,7 @@ TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
   EXPECT_TRUE(json.at("findings")[1].at("fix").is_null());
 }
 
-// Where no daemon runs: this process's own, in a folder that is there.
+// Without a daemon the facts describe this process, and a folder that exists.
 TEST(ReadFacts, AreOfThisProcessWhereNoDaemonRuns) {
   const testing::TempDir dir;
   std::filesystem::create_directory(dir.File("run"));
@@ -599,7 +599,8 @@ TEST(ToldFacts, ALocksHolderIsTheOneOfThatFile) {
       "2: FLOCK  ADVISORY  WRITE 22 00:2a:99 0 EOF\n"
       "3: FLOCK  ADVISORY  WRITE 0 00:2a:98 0 EOF\n";
   EXPECT_EQ(ToldHolder(locks, 0x2a, 99), 22);
-  EXPECT_EQ(ToldHolder(locks, 0x2a, 98), 0);  // of another pid namespace
+  // the holder is in another pid namespace
+  EXPECT_EQ(ToldHolder(locks, 0x2a, 98), 0);
   EXPECT_EQ(ToldHolder(locks, 0x2a, 97), 0);
 }
 
@@ -647,7 +648,7 @@ TEST(ToldFacts, ASnapshotTellsWhatHostMemoryIs) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const DaemonFacts sim,
                               told(R"(, "host_memory": null)"));
   EXPECT_EQ(sim.host_memory, "");
-  EXPECT_TRUE(told("").ok());  // of a daemon that does not say
+  EXPECT_TRUE(told("").ok());  // an older daemon does not report it
 }
 
 TEST(ToldFacts, AHolderHasWhatItHoldsOnGpusAndHost) {

@@ -117,7 +117,7 @@ class Live(unittest.TestCase):
                                stdin=terminal, stdout=terminal)
         self.addCleanup(top.kill)
         self.read_until(near, lambda text: "\x1b[J" in text)
-        os.write(near, b"x")  # any other key draws it again
+        os.write(near, b"x")  # any other key redraws the screen
         self.assertNotIn("x", self.read_until(
             near, lambda text: "\x1b[J" in text).split("\x1b[H")[0])
         os.write(near, b"q")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What an operator meets on a node with users: full disks, taken ports, many
-administrators at once: ctl_operator_test.py [CLASS] SLUICED SLUICECTL"""
+"""Problems an operator meets on a node with users: full disks, ports in use,
+many administrators at once: ctl_operator_test.py [CLASS] SLUICED SLUICECTL"""
 
 import errno
 import json
@@ -26,7 +26,7 @@ NOBODY = 65534
 
 
 class Node(unittest.TestCase):
-    """A daemon, to be started."""
+    """Provides a daemon that each test starts itself."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

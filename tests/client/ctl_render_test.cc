@@ -1,5 +1,5 @@
-// What sluicectl prints, compared with files in golden/. After a wanted change
-// run it with SLUICE_UPDATE_GOLDEN=1 and review the difference.
+// Compares sluicectl's output with the files in golden/. After an intended
+// change run it with SLUICE_UPDATE_GOLDEN=1 and review the difference.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -137,7 +137,8 @@ TEST(CtlRender, EventsThatAreNotShownAreNotMissing) {
   EXPECT_THAT(text(6), HasSubstr("(2 events are not kept any more)"));
 }
 
-// Events of the users with the most are dropped sooner: numbers have gaps.
+// The daemon drops events of the users with the most events first, so numbers
+// have gaps.
 TEST(CtlRender, EventsThatAreMissingAreCountedOnce) {
   json node = {
       {"generation", 1}, {"events_from", 8}, {"events", json::array()}};
@@ -161,8 +162,8 @@ TEST(CtlRender, EventsThatAreMissingAreCountedOnce) {
   }
 }
 
-// Guards against output without the kind of host memory, the holders of memory
-// beside leases, and the age of a lost GPU's figures.
+// Guards against output without the kind of host memory, without the memory
+// that ranks hold outside leases, or without the age of a lost GPU's figures.
 TEST(CtlRender, WhatIsHeldOutsideLeasesIsSaidByPoolAndByRank) {
   json snapshot = json::parse(Read("snapshot.json"));
   snapshot["held_outside_by"] = "contexts";
@@ -189,7 +190,8 @@ TEST(CtlRender, WhatIsHeldOutsideLeasesIsSaidByPoolAndByRank) {
               HasSubstr("pinned host memory, memfd (seccomp?[2J)\n"));
 }
 
-// As from a real daemon: the generation has 19 digits, and names are long.
+// The values are as long as a real daemon's: a generation of 19 digits, long
+// names.
 TEST(CtlRender, NoLineIsWiderThan80Columns) {
   json snapshot = json::parse(Read("snapshot.json"));
   const std::string name(64, 'n'), word(90, 'w');
@@ -265,7 +267,7 @@ TEST(CtlRender, APlacementSaysWhoProvedIt) {
   EXPECT_THAT(explained("none", Bytes(0)), HasSubstr("at most 0.0 % above"));
 }
 
-// Whatever a job's plan waits for.
+// Covers everything that a job's plan may wait for.
 TEST(CtlRender, WhatIsPlannedSaysWhatItWaitsFor) {
   json snapshot = json::parse(Read("snapshot.json"));
   const auto text = [&](const char* state, json plan, json others) {

@@ -1,5 +1,5 @@
-// `sluicectl plan swap`: what it reads, prints and refuses. Golden files as in
-// ctl_render_test.cc.
+// Tests what `sluicectl plan swap` reads, prints and refuses. Golden files work
+// as in ctl_render_test.cc.
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -37,7 +37,7 @@ class PlanSwapCli : public ::testing::Test {
     std::ofstream(path) << text;
     return path;
   }
-  // The line about a node.
+  // Returns the error line for a node.
   std::string Refusal(const std::string& text) {
     const ChildResult result = Swap({Write(text), "--json"});
     EXPECT_EQ(result.exit_code, 2) << result.out;
@@ -55,7 +55,8 @@ void ExpectGolden(const std::string& text, const std::string& name) {
   testing::ExpectGolden(text, "tests/client/golden/" + name);
 }
 
-// Two ranks like the example's and one with nothing to choose.
+// Returns a node with two ranks like the example's and one rank without a
+// choice.
 std::string GoldenNode() {
   nlohmann::json node = Example();
   node["ranks"][0]["links"] = {"pcie0"};
@@ -168,7 +169,7 @@ TEST_F(PlanSwapCli, LayersThatStaySwapNothing) {
   }
 }
 
-// The example's layers as two kinds, of which the second is half as long.
+// Returns the example's layers as two kinds; the second takes half as long.
 nlohmann::json TwoKinds() {
   nlohmann::json node = Example();
   nlohmann::json& rank = node["ranks"][0];

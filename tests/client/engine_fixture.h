@@ -1,4 +1,5 @@
-// A copy engine on a simulated node with GPU and host memory to copy between.
+// Fixture: a copy engine on a simulated node, with GPU and host memory to copy
+// between.
 #pragma once
 
 #include <memory>
@@ -19,7 +20,7 @@ using ::sluice::testing::StatusIs;
 
 class EngineTest : public ::testing::Test {
  protected:
-  // `speed`: bytes per second of each direction of the link, 0: no limit.
+  // `speed`: bytes per second of each direction of the link; 0: no limit.
   void Start(double speed = 0, CopyEngine::Options options = {}) {
     ASSERT_THAT(
         device::CreateSimNode(directory_.path(),

@@ -28,7 +28,7 @@ class GrantGateTest : public ::testing::Test {
     return use_.slot.used_bytes[direction].load();
   }
   GrantGate Gate() { return GrantGate(&limits_, kSlot, &use_, &clock_); }
-  // Runs Acquire on a thread; `Returned` after a while tells whether it waits.
+  // Runs Acquire on a thread. `Returned` reports whether it returned in a time.
   class Waiter {
    public:
     Waiter(GrantGate& gate, int direction, Bytes size,
@@ -107,12 +107,13 @@ TEST_F(GrantGateTest, ADeadDaemonIsNotWaitedFor) {
   EXPECT_EQ(used(kH2d), 1'000'000u);
 }
 
-// Wrong once: a rank of a daemon that was 20 ms late took the whole link.
+// Guards against a rank that takes the whole link when its daemon is 20 ms
+// late.
 TEST_F(GrantGateTest, ALateDaemonsLastRateIsKeptForHalfASecond) {
   limits_.slots[kSlot].bytes_per_second[kH2d] = 1000;
   GrantGate gate = Gate();
   clock_.Advance(kGrantStaleAfter + absl::Nanoseconds(1));
-  gate.Acquire(kH2d, Bytes(100));  // the first goes at once
+  gate.Acquire(kH2d, Bytes(100));  // the first passes at once
   {
     Waiter waiter(gate, kH2d, Bytes(1'000'000));
     clock_.Advance(absl::Milliseconds(98));
@@ -120,7 +121,7 @@ TEST_F(GrantGateTest, ALateDaemonsLastRateIsKeptForHalfASecond) {
     clock_.Advance(absl::Milliseconds(3));
     EXPECT_TRUE(waiter.Returned(kLong));
   }
-  // At that rate this one would wait for 1,000 s.
+  // At the last rate this call would wait for 1,000 s.
   Waiter waiter(gate, kH2d, Bytes(1));
   clock_.Advance(kGrantPacedFor - absl::Milliseconds(102));
   EXPECT_FALSE(waiter.Returned(kShort));
@@ -132,7 +133,7 @@ TEST_F(GrantGateTest, WhatWasCopiedWithoutADaemonIsNotHeldAgainstTheRank) {
   GrantGate gate = Gate();
   clock_.Advance(absl::Seconds(1));
   gate.Acquire(kH2d, Bytes(1'000'000));
-  Beat();  // it is back, its limit still 0
+  Beat();  // the daemon is back, its limit still 0
   SetLimit(kH2d, 10);
   EXPECT_EQ(gate.Acquire(kH2d, Bytes(10)), absl::ZeroDuration());
   Waiter waiter(gate, kH2d, Bytes(1));

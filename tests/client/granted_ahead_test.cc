@@ -12,24 +12,24 @@ namespace {
 // A lane with copies that end while its host naps.
 class GrantedAheadTest : public ::testing::Test {
  protected:
-  // Adds a copy that has not ended.
+  // Adds a running copy.
   void Add() {
     ends_.push_back(std::make_shared<TicketAccess::State>(
         nullptr, device::Event(), device::Stream()));
     ahead_.Add(TicketAccess::Make(ends_.back()));
   }
-  // So many may be ahead at once.
+  // Adds copies until the lane is full. Returns how many it added.
   size_t Fill() {
     size_t added = 0;
     for (; ahead_.HasRoom(); ++added) Add();
     return added;
   }
-  // Ends the oldest `count` that have not ended.
+  // Ends the `count` oldest running copies.
   void End(size_t count) {
     for (; count > 0; --count)
       ends_[ended_++]->Set(TicketAccess::State::kFailed);
   }
-  // Waits for room behind a full lane; `count` of its copies end meanwhile.
+  // Waits for room in a full lane; `count` copies end during the nap.
   void Await(size_t count) {
     end_in_nap_ = count;
     ahead_.AwaitRoom(never_);

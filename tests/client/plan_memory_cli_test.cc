@@ -1,5 +1,4 @@
-// sluicectl plan memory as a process: what it prints and writes, and how it
-// ends.
+// Runs `sluicectl plan memory` as a process: its output, files and exit status.
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -55,12 +54,12 @@ std::string Write(const TempDir& dir, const char* name,
   return path;
 }
 
-// Small, with an optimum that a child can see: 8 + 4.
+// A small trace with an obvious optimum: 8 + 4.
 constexpr const char* kSmall =
     "size,id,upper,lower\n8,a,4,0\n4,b,3,1\n4,c,6,3\n8,d,8,5\n";
 
-// 20,000 lifetimes and sizes at random: no solver meets the bound, and all of
-// them together take several seconds.
+// Returns 20,000 buffers of random lifetimes and sizes. No solver meets the
+// lower bound, and all solvers together take several seconds.
 std::string Hard() {
   std::mt19937 random(1);
   std::string text = "id,lower,upper,size\n";
@@ -72,7 +71,7 @@ std::string Hard() {
   return text;
 }
 
-// Rows of a CSV by column name, read by nothing of the planner's.
+// Returns the rows of a CSV by column name. Uses no code of the planner.
 std::vector<std::map<std::string, std::string>> Table(const std::string& text) {
   std::istringstream lines(text);
   std::vector<std::string> names;
@@ -97,7 +96,7 @@ struct Placed {
   int64_t lower, upper, size, offset;
 };
 
-// Straight from the definition; returns the highest end.
+// Checks the plan by the definition alone, and returns the highest end.
 int64_t CheckedPeak(const std::string& plan_csv, int64_t align) {
   std::vector<Placed> placed;
   for (const auto& row : Table(plan_csv)) {
@@ -179,7 +178,8 @@ TEST(PlanMemoryCli, AlignmentRoundsThePlanAndNotItsSizes) {
   EXPECT_EQ(Table(Slurp(plan))[0].at("size"), "8");
 }
 
-// 1,025 bytes suffice for 1 and 513: the proof is for the rounded sizes.
+// 1,025 bytes suffice for buffers of 1 and 513: the proof holds for rounded
+// sizes.
 TEST(PlanMemoryCli, WhatIsProvedUnderAnAlignmentIsSaidToBeOfRoundedSizes) {
   const TempDir dir;
   const std::string trace =
@@ -234,7 +234,7 @@ TEST(PlanMemoryCli, CapacityDecidesTheExitStatus) {
   EXPECT_EQ(json::parse(not_fits.out)["valid"], true);
 }
 
-// Guards against reading 1MB as 1 MiB, which 1,000,000 bytes do not hold.
+// Guards against reading 1MB as 1 MiB, which does not fit into 1,000,000 bytes.
 TEST(PlanMemoryCli, AMegabyteIsAMillionBytes) {
   const TempDir dir;
   const std::string trace =
@@ -308,7 +308,7 @@ TEST(PlanMemoryCli, TheClockEndsTheRunAndTheResultSaysSo) {
   EXPECT_EQ(CheckedPeak(Slurp(plan), 1), got["peak_bytes"]);
 }
 
-// Until it is the process's own program that takes the signal.
+// Waits until `process` runs its own program, which handles `signal`.
 void AwaitHandlerOf(int signal, pid_t process) {
   const std::string key = "SigCgt:\t";
   for (int i = 0; i < 6000; ++i) {
@@ -325,7 +325,7 @@ void AwaitHandlerOf(int signal, pid_t process) {
   ADD_FAILURE() << "process " << process << " handles no signal " << signal;
 }
 
-// Guards against losing a plan that took a minute to find.
+// Guards against losing a plan that took a minute.
 TEST(PlanMemoryCli, CtrlCKeepsTheBestPlan) {
   const TempDir dir;
   const std::string plan = dir.File("p.csv");
@@ -350,7 +350,7 @@ TEST(PlanMemoryCli, TheClockOnTheProgressLineGoesOn) {
   const ChildResult result =
       Plan({Write(dir, "t.csv", Hard()), "--time-limit", "7"});
   EXPECT_EQ(result.exit_code, 0);
-  // A line every 2 s, or later where the machine is busy.
+  // The program prints a line every 2 s, or later on a busy machine.
   std::set<std::string> times;
   const std::regex time(", ([2-9]\\.[0-9]) s\n");
   for (std::sregex_iterator it(result.err.begin(), result.err.end(), time), end;
@@ -365,7 +365,7 @@ TEST(PlanMemoryCli, BeingKilledLeavesNothingBehind) {
   const std::string trace = Write(dir, "t.csv", Hard());
   const std::string plan = Write(dir, "p.csv", "as it was");
   const auto child = Start({trace, "-o", plan, "--svg", dir.File("p.svg")});
-  // It reads in milliseconds, and solves for as long as it may.
+  // The program reads within milliseconds, and solves until its time limit.
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   child->Kill(SIGTERM);
   const ChildResult result = child->Join();

@@ -1,4 +1,4 @@
-// The picture of a memory plan: whole, small, the same every time.
+// Tests the picture of a memory plan: complete, small, and the same every time.
 #include "client/ctl/desk/plan_svg.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ planner::MemoryPlan PlanOf(const planner::NamedTrace& named) {
   return *plan;
 }
 
-// `n` buffers a time unit apart, each alive for `life`.
+// Returns `n` buffers that start one time unit apart and live for `life` each.
 planner::NamedTrace Staircase(int n, int64_t life) {
   planner::NamedTrace named;
   for (int k = 0; k < n; ++k) {
@@ -44,8 +44,8 @@ int Count(const std::string& text, const std::string& what) {
   return count;
 }
 
-// Sizes, lifetimes from a few to all colours, a time that does not begin at 0,
-// and buffers too small to be drawn one by one.
+// Returns buffers of many sizes, with lifetimes from a few units to the whole
+// time, which does not begin at 0. Some are too small to be drawn one by one.
 planner::NamedTrace Mixed() {
   planner::NamedTrace named;
   for (int k = 0; k < 40; ++k) {

@@ -69,7 +69,8 @@ void ScriptedDaemon::Reply(uint64_t id, const wire::Reply& reply,
   packet.set_id(id);
   packet.set_generation(generation_);
   *packet.mutable_reply() = reply;
-  // As the real one, it keeps what a slow reader has no room for yet.
+  // Like the real daemon, it keeps packets that a slow reader has no room for
+  // yet.
   while (absl::IsResourceExhausted(wire::Send(peer_.get(), packet, fds))) {
     sched_yield();
   }
@@ -157,7 +158,7 @@ void ScriptedDaemon::Welcome(uint64_t id) {
   Reply(id, reply, {limits_fd_.get(), use_fd_.get()});
 }
 
-// In extents of kExtent, in as many parts as packets need.
+// Grants extents of kExtent, in as many packets as they need.
 void ScriptedDaemon::Grant(const wire::Message& message) {
   const wire::Lease& lease = message.packet.request().lease();
   const device::Placement where =

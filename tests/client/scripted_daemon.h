@@ -1,6 +1,6 @@
-// The other end of a session socket, which can do what sluiced never does:
-// answer wrongly, late or not at all. Memory and grant pages are real.
-// (The real daemon is tested against in tests/client/integration.)
+// A daemon's end of a session socket that can do what sluiced never does:
+// answer wrongly, late or not at all. Its memory and grant pages are real.
+// (tests/client/integration tests against the real daemon.)
 #pragma once
 
 #include <atomic>
@@ -19,12 +19,12 @@
 
 namespace sluice::client {
 
-// Serves one session: a node of one GPU of 8 MiB and 8 MiB of host memory, in
-// extents of 64 KiB. Thread safety: as said.
+// Serves one session on a node of one GPU of 8 MiB and 8 MiB of host memory, in
+// extents of 64 KiB.
 class ScriptedDaemon {
  public:
-  // Gets each request before the usual answer; true: it answered (or chose
-  // not to). Runs on the serving thread.
+  // Called with each request before the usual answer. If it returns true, there
+  // is no usual answer. Runs on the serving thread.
   using Script = std::function<bool(const wire::Message&)>;
 
   ScriptedDaemon();
@@ -36,17 +36,19 @@ class ScriptedDaemon {
   GrantUse& use() { return *use_; }
   void Beat();
 
-  // To the client; safe from any thread once it has connected.
+  // These send to the client.
+  //
+  // Thread safety: any thread, once the client has connected.
   void Reply(uint64_t id, const wire::Reply& reply,
              const std::vector<int>& fds = {});
   void ReplyError(uint64_t id, absl::StatusCode code, const std::string& text);
   void SendEvent(const wire::Event& event, const std::vector<int>& fds = {});
   void Grant(const wire::Message& request);
   void Hang();  // closes the session
-  // What it says from now on is another daemon's, on the same socket.
+  // Its next messages are those of another daemon, on the same socket.
   void TakeOver() { ++generation_; }
 
-  // Requests of a kind that came so far.
+  // Returns the number of requests of a kind received so far.
   int count(wire::Request::BodyCase kind) const;
 
  private:

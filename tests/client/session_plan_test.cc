@@ -1,4 +1,4 @@
-// Plans that a session asked for, and changed ones that it did not.
+// Tests plans that a session requested, and changed plans that it did not.
 #include <atomic>
 #include <future>
 
@@ -28,7 +28,7 @@ class PlanTest : public SessionTest {
     plan.ranks[0].alpha_limited_by = "none";
     return plan;
   }
-  // Why no plan comes, when the profile is answered with this event.
+  // Returns the status of a Plan call that the daemon answers with this event.
   absl::Status WhyNoPlan(const wire::Event& event) {
     daemon_.SetScript([this, event](const wire::Message& m) {
       if (m.packet.request().has_submit_profile()) daemon_.SendEvent(event);
@@ -36,7 +36,7 @@ class PlanTest : public SessionTest {
     });
     return session_->Plan(Profile(), absl::Seconds(20)).status();
   }
-  // Answers the profile with `plan`, the event before the reply.
+  // Answers the profile with `plan`: first the event, then the reply.
   void AnswerWith(const plan::NodePlan& plan) {
     daemon_.SetScript([this, plan](const wire::Message& m) {
       if (!m.packet.request().has_submit_profile()) return false;
@@ -57,10 +57,11 @@ TEST_F(PlanTest, ThePlanComesAsAnEvent) {
   EXPECT_EQ(got.id, PlanId(3));
 }
 
-// The profile is read by a daemon that dies; another one has the session then.
+// A daemon reads the profile and dies; then another daemon has the session.
 class TakenOverTest : public PlanTest {
  protected:
-  // Says so once the first profile was answered; `plan`: what was told before.
+  // Sends the event of a takeover. `plan`: the plan that the dead daemon had
+  // announced, or null.
   void TakeOver(const plan::NodePlan* plan) {
     wire::Event event;
     std::vector<int> fds;
@@ -90,7 +91,7 @@ TEST_F(TakenOverTest, AProfileThatNobodyHasIsSubmittedAgain) {
   Open();
   auto plan = Ask();
   ASSERT_TRUE(Submitted(1));
-  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // behind the answer
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // after the answer
   AnswerWith(EmptyPlan());
   TakeOver(nullptr);
   const auto got = plan.get();
@@ -112,8 +113,8 @@ TEST_F(TakenOverTest, APlanThatWasMadeIsToldAgain) {
   EXPECT_EQ(daemon_.count(wire::Request::kSubmitProfile), 1);
 }
 
-// The plan is the answer to an earlier profile: this one is repeated, and has
-// an answer of its own.
+// The old plan answers an earlier profile, so the client submits this profile
+// again and gets its own answer.
 TEST_F(TakenOverTest, AnEarlierPlanIsNotTheAnswerToAProfileWithoutAReply) {
   Open();
   std::atomic<int> asked = 0;
@@ -137,7 +138,7 @@ TEST_F(TakenOverTest, AnEarlierPlanIsNotTheAnswerToAProfileWithoutAReply) {
   EXPECT_EQ(asked, 2);
 }
 
-// What the daemon is told of a changed plan that the rank did not ask for.
+// Tests the client's answer to a changed plan that the rank did not request.
 class ChangeTest : public PlanTest {
  protected:
   wire::PlanTaken AnswerTo(const std::string& bytes) {
@@ -192,13 +193,14 @@ TEST_F(ChangeTest, AChangedPlanStaysUntilItIsAnswered) {
   EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 0);
   EXPECT_THAT(session_->AnswerChange(PlanId(9), true, ""), IsOk());
   EXPECT_EQ(session_->ChangedPlan(), nullptr);
-  // Told again by a daemon that had not heard the answer: it is on its way.
+  // A daemon that did not receive the answer sends the change again. The client
+  // ignores it, as its answer is on the way.
   daemon_.SendEvent(event, {memfd.get()});
   ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
   EXPECT_EQ(session_->ChangedPlan(), nullptr);
 }
 
-// Guards against a note that is no UTF-8, or is cut within a character: the
+// Guards against a note that is not UTF-8 or is cut within a character: the
 // daemon would end the session.
 TEST_F(ChangeTest, ANoteIsCutAndIsUtf8) {
   Open();
@@ -214,7 +216,7 @@ TEST_F(ChangeTest, ANoteIsCutAndIsUtf8) {
   });
   EXPECT_THAT(session_->AnswerChange(PlanId(9), false, euros), IsOk());
   EXPECT_THAT(session_->AnswerChange(PlanId(9), false, "caf\xe9 a"), IsOk());
-  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // behind both
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // after both answers
   daemon_.SetScript({});
   EXPECT_THAT(notes,
               ::testing::ElementsAre(euros.substr(0, 510) + "??", "caf? a"));
@@ -270,7 +272,7 @@ TEST_F(PlanTest, APeersDeathEndsTheWait) {
   EXPECT_TRUE(IsCausedByPeer(why));
 }
 
-// The daemon says this first of a peer that dies meanwhile.
+// The daemon sends this event first if a peer dies while the plan is made.
 TEST_F(PlanTest, APeerThatLeftIsWhoseFaultItIs) {
   Open();
   wire::Event event;

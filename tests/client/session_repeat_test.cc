@@ -1,4 +1,5 @@
-// Requests that are answered twice, too late, or not before their daemon died.
+// Tests requests that are answered twice, too late, or not before their daemon
+// died.
 #include <sched.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-// Guards against freeing the lease of the first answer, which is in use.
+// Guards against freeing the first answer's lease, which is in use.
 TEST_F(SessionTest, ASecondAnswerFreesNothing) {
   Open();
   daemon_.SetScript([&](const wire::Message& m) {
@@ -27,8 +28,10 @@ TEST_F(SessionTest, ASecondAnswerFreesNothing) {
   });
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto region, session_->LeaseGpu(KiB(64)));
   daemon_.SetScript(nullptr);
-  ASSERT_THAT(session_->LeaseGpu(KiB(64)), IsOk());   // behind what it caused
-  EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);  // the one just dropped
+  // follows the messages that the second answer caused
+  ASSERT_THAT(session_->LeaseGpu(KiB(64)), IsOk());
+  // only the free of the region just dropped
+  EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);
 }
 
 wire::Event SomebodyDied() {
@@ -37,8 +40,9 @@ wire::Event SomebodyDied() {
   return event;
 }
 
-// 600 extents come in three packets. The daemon dies behind the first; the one
-// that takes its place says something, is asked again, and answers whole.
+// 600 extents need three packets. The daemon dies after the first. Its
+// successor sends a message, receives the request again, and answers
+// completely.
 TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainWhatWasNotAnsweredWhole) {
   Open();
   std::vector<uint64_t> asked;
@@ -64,7 +68,7 @@ TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainWhatWasNotAnsweredWhole) {
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 0);
 }
 
-// Guards against a rank that attaches just then and waits for a minute.
+// Guards against a rank that attaches during a takeover and waits for a minute.
 TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainAlsoForTheFirstAnswer) {
   int asked = 0;
   daemon_.SetScript([&](const wire::Message& m) {
@@ -90,14 +94,14 @@ TEST_F(SessionTest, WhatNobodyWaitsForIsSaidAgainToADaemonThatTakesOver) {
   daemon_.TakeOver();
   daemon_.SendEvent(SomebodyDied());
   EXPECT_TRUE(Soon([&] { return answered == 2; }));
-  // Answered, it is not said to a third one.
+  // A third daemon does not receive the report, as the second answered it.
   ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
   daemon_.TakeOver();
   ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
   EXPECT_EQ(answered, 2);
 }
 
-// Guards against steps that are not counted because the daemon was away.
+// Guards against losing steps in the counts while the daemon is away.
 TEST_F(SessionTest, StepsThatNobodyHeardOfAreInTheNextReport) {
   Open();
   std::atomic<bool> away = true;
@@ -111,7 +115,7 @@ TEST_F(SessionTest, StepsThatNobodyHeardOfAreInTheNextReport) {
     ++heard;
     return false;
   });
-  // More than its socket takes, and than requests may be left unanswered.
+  // More reports than the socket holds, and than may be unanswered.
   constexpr int kSteps = 5000;
   int unsent = 0;
   for (int step = 1; step <= kSteps; ++step) {
@@ -121,15 +125,15 @@ TEST_F(SessionTest, StepsThatNobodyHeardOfAreInTheNextReport) {
   away = false;
   ASSERT_TRUE(
       Soon([&] { return session_->Report({.step = 1, .tokens = 10}).ok(); }));
-  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // behind the report
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // after the report
   EXPECT_GT(reports, kSteps);
   EXPECT_EQ(tokens, 10 * reports);
   EXPECT_LT(heard, kSteps);
   daemon_.SetScript(nullptr);
 }
 
-// Guards against waiting for a call that waits for room in the socket, which
-// may take a minute.
+// Guards against a report that waits behind a call that waits for room in the
+// socket, which may take a minute.
 TEST_F(SessionTest, AReportDoesNotStandBehindACallThatFindsNoRoom) {
   Open();
   std::atomic<bool> stopped = true;
@@ -144,7 +148,7 @@ TEST_F(SessionTest, AReportDoesNotStandBehindACallThatFindsNoRoom) {
     EXPECT_THAT(session_->LeaseHost(KiB(64)), IsOk());
     over = true;
   });
-  // It has begun to wait by then; where it has not, this proves nothing.
+  // By now the call waits for room; if it does not, the test proves nothing.
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   std::thread report([&] {
     EXPECT_THAT(session_->Report({.step = 1}),
@@ -159,13 +163,15 @@ TEST_F(SessionTest, AReportDoesNotStandBehindACallThatFindsNoRoom) {
   daemon_.SetScript({});
 }
 
-// Guards against waiting as long again for the answer.
+// Guards against a call that waits its whole timeout twice: for room, and for
+// the answer.
 TEST_F(SessionTest, ACallWaitsForRoomAndForItsAnswerNoLongerThanItsTimeout) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto connection, Connection::Open(
                                  daemon_.options().socket, [](wire::Message) {},
                                  [](const std::string&) {}));
-  // Longer than this and the timeout one after the other would take.
+  // If the call waited for the timeout after this time, it would exceed the
+  // limit below.
   constexpr auto kRoomAfter = std::chrono::milliseconds(1900);
   std::atomic<bool> stopped = true, deaf = false;
   daemon_.SetScript([&](const wire::Message&) {
@@ -270,7 +276,7 @@ TEST_F(SessionTest, ALeaseThatCameTooLateIsGivenBackOnce) {
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);
 }
 
-// Else it would stand in the daemon's queue without a caller.
+// Guards against a lease that stays in the daemon's queue without its caller.
 TEST_F(SessionTest, ALeaseThatWaitsIsGivenUpWithItsCaller) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto connection, Connection::Open(

@@ -32,7 +32,7 @@ TEST(SessionOpen, AMissingSocketIsOneClearLine) {
                              HasSubstr("is sluiced running?"))));
 }
 
-// None of these asks a daemon.
+// The client checks these without a daemon.
 TEST(SessionOpen, RanksAndWaitsAreRefusedBeyondTheirBorders) {
   const auto code = [](auto change) {
     SessionOptions options{.socket = "/nonexistent/s", .job = "j"};
@@ -78,7 +78,7 @@ TEST(FindDevice, AGpuThatThisProcessDoesNotSeeIsRefusedWithThoseItSees) {
                      HasSubstr(devices[0].uuid), HasSubstr(devices[1].uuid))));
 }
 
-// A daemon that dies takes observers with it.
+// A daemon that dies ends its observers' sessions.
 TEST(QueryNode, AsksThreeTimesMore) {
   const testing::TempDir directory;
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
@@ -127,8 +127,8 @@ TEST_F(SessionTest, AQueryWithoutAPlanIsItsText) {
   EXPECT_EQ(status.json, "{}");
 }
 
-// Guards against a name that is no UTF-8 and breaks the session's protocol: the
-// daemon would close it without an explanation.
+// Guards against a name that is not UTF-8, which breaks the protocol: the
+// daemon would close the session without an explanation.
 TEST(SessionOpen, AJobThatNoDaemonTakesIsRefusedHere) {
   EXPECT_THAT(Session::Open({.socket = "/nonexistent/s", .job = "caf\xe9"}),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -157,7 +157,7 @@ TEST(SessionOpen, ARefusalAtAcceptIsTheDaemonsOwnWords) {
                                 Connection::Open(
                                     directory.File("s"), [](wire::Message) {},
                                     [](const std::string&) {}));
-    refuse();  // before it says anything
+    refuse();  // refuses before the client's first message
     EXPECT_THAT(connection->Call(wire::Request()), refused);
   }
   std::thread daemon(refuse);
@@ -190,7 +190,7 @@ TEST_F(SessionTest, ARefusedHelloIsTheDaemonsOwnWords) {
 
 TEST_F(SessionTest, ALeaseOfManyExtentsIsOneContiguousRange) {
   Open();
-  // 320 extents: two packets.
+  // 320 extents need two packets.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto region,
                               session_->LeaseGpu(MiB(20) - Bytes(1)));
   EXPECT_EQ(region->size(), MiB(20));
@@ -243,7 +243,7 @@ TEST_F(SessionTest, WhenTheDaemonGoesMappingsStayAndNothingHangs) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto region, session_->LeaseGpu(MiB(1)));
   std::promise<SessionEvent> told;
   session_->OnEvent([&](const SessionEvent& event) { told.set_value(event); });
-  daemon_.Beat();  // alive until now: the gate would wait for it
+  daemon_.Beat();  // alive until now, so the gate would wait for it
   daemon_.Hang();
   EXPECT_EQ(told.get_future().get().kind, SessionEvent::Kind::kDisconnected);
   region->data()[0] = std::byte{9};
@@ -264,7 +264,7 @@ TEST_F(SessionTest, ACallThatIsWaitingWhenTheDaemonGoesReturns) {
   EXPECT_THAT(session_->LeaseGpu(KiB(64)), StatusIs(kUnavailable));
 }
 
-// Guards against large leases that time out while their memory is pinned.
+// Guards against large leases that time out while the daemon pins their memory.
 TEST_F(SessionTest, ALeaseIsAwaitedForAsLongAsTheDaemonSaysThatItGoesOn) {
   SessionOptions options = daemon_.options();
   options.answer_timeout = absl::Seconds(1);
@@ -291,7 +291,7 @@ TEST_F(SessionTest, ALeaseIsAwaitedForAsLongAsTheDaemonSaysThatItGoesOn) {
 TEST_F(SessionTest, GarbageFromTheDaemonEndsTheSession) {
   Open();
   daemon_.SetScript([&](const wire::Message& m) {
-    wire::Reply reply;  // two extents, no descriptor
+    wire::Reply reply;  // two extents without descriptors
     reply.mutable_granted()->add_extent_bytes(1);
     reply.mutable_granted()->add_extent_bytes(1);
     daemon_.Reply(m.packet.id(), reply);
@@ -308,7 +308,7 @@ TEST_F(SessionTest, EventsBeforeTheHandlerAreNotLost) {
   event.mutable_peer_died()->set_rank(1);
   event.mutable_peer_died()->set_reason("killed by signal 9");
   daemon_.SendEvent(event);
-  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // behind the event
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // after the event
   std::vector<SessionEvent> events;
   session_->OnEvent([&](const SessionEvent& e) { events.push_back(e); });
   ASSERT_EQ(events.size(), 1u);
@@ -359,7 +359,7 @@ TEST_F(SessionTest, AReportTellsOnceHowLongMappingTook) {
 }
 
 // Guards against a figure that stays in the sums: the daemon would refuse all
-// later reports, while Report returns OK.
+// later reports, although Report returns OK.
 TEST_F(SessionTest, AFigureThatNoStepCanHaveIsRefusedAndNotCounted) {
   Open();
   std::atomic<int64_t> reports = 0, tokens = 0;

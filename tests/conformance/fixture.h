@@ -1,4 +1,4 @@
-// The suite's fixture: one test body, every driver.
+// The suite's fixture: it runs each test body on every driver.
 #pragma once
 
 #include <memory>
@@ -19,10 +19,10 @@ absl::StatusOr<std::unique_ptr<Driver>> OpenDriver(
 
 class Conformance : public ::testing::TestWithParam<std::string> {
  protected:
-  // Opens the driver, or skips with its reason.
+  // Opens the driver, or skips the test with the driver's error as reason.
   void SetUp() override;
 
-  // Two granules of the place: a size every driver takes.
+  // Returns two granules of the placement, a size that every driver accepts.
   Bytes Size(Placement where) { return *driver_->Granularity(where) * 2; }
 
   const testing::TempDir directory_;

@@ -1,5 +1,5 @@
-// Memory that is mapped and can be filled and read on every driver: through
-// copies, as the CPU may not touch a GPU's memory.
+// Mapped memory that tests fill and read in the same way on every driver:
+// through copies, as the CPU may not touch a GPU's memory.
 #pragma once
 
 #include <memory>
@@ -13,14 +13,14 @@ namespace sluice::device {
 
 using Content = std::vector<std::byte>;
 
-// `size` bytes that differ by place and by `seed`.
+// Returns `size` bytes that depend on their position and on `seed`.
 Content Pattern(Bytes size, int seed);
 
 // One piece of physical memory, mapped with access from one GPU: its own, or
-// for host memory GPU 0. Unmaps and releases on destruction.
+// GPU 0 for host memory. Unmaps and releases it on destruction.
 class Mapped {
  public:
-  // Takes `memory` over.
+  // Maps `memory` and takes ownership of it.
   static absl::StatusOr<std::unique_ptr<Mapped>> Map(Driver* driver,
                                                      Memory memory,
                                                      Placement where,
@@ -54,7 +54,7 @@ class Mapped {
   const DeviceIndex gpu_;
 };
 
-// Copies and waits, on a stream of its own.
+// Copies on a stream of its own and waits for the end.
 absl::Status CopyNow(Driver& driver, std::byte* to, const std::byte* from,
                      Bytes size, CopyDirection direction,
                      DeviceIndex gpu = DeviceIndex(0));

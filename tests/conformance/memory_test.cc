@@ -111,7 +111,8 @@ TEST_P(MemoryConformance, TheCpuTouchesHostMemory) {
   EXPECT_TRUE(read == content);
 }
 
-// As a lease of several extents: one range, one SetAccess, one copy across.
+// Like a lease of several extents: one range, one SetAccess, one copy across
+// all.
 TEST_P(MemoryConformance, ExtentsMapIntoOneRange) {
   for (const Placement where : {kOnGpu, kOnHost}) {
     const Bytes size = *driver_->Granularity(where);
@@ -133,7 +134,7 @@ TEST_P(MemoryConformance, ExtentsMapIntoOneRange) {
     ASSERT_THAT(CopyNow(*driver_, read.data(), address, size * 3, kD2H),
                 IsOk());
     EXPECT_TRUE(read == content);
-    // The middle goes: the others keep their access.
+    // After the middle is unmapped the other pieces keep their access.
     ASSERT_THAT(driver_->Unmap(address + size.count(), size), IsOk());
     for (const int i : {0, 2}) {
       const Address at = address + i * size.count();
@@ -217,7 +218,8 @@ TEST_P(MemoryConformance, AnImportIsTheSameMemory) {
   }
 }
 
-// A process that passes imported memory on keeps the descriptor it received.
+// A process that passes imported memory on keeps the received descriptor
+// instead.
 TEST_P(MemoryConformance, WhatWasImportedIsNotExported) {
   for (const Placement where : {kOnGpu, kOnHost}) {
     const Bytes size = Size(where);
@@ -264,14 +266,14 @@ TEST_P(MemoryConformance, WhoHoldsAnExportIsToldOrSaidToBeUnknown) {
         Mapped::Map(driver_.get(), import, kOnHost, Size(kOnHost)));
     EXPECT_TRUE(held());
   }
-  // Mapped::Map took the import.
+  // Mapped::Map took ownership of the import.
   EXPECT_FALSE(held());
   EXPECT_FALSE(held());
   ASSERT_THAT(driver_->Release(memory), IsOk());
 }
 
-// A kept descriptor holds memory beyond a daemon's life, and HeldByOthers does
-// not count it.
+// A kept descriptor holds memory beyond the daemon's life, but HeldByOthers
+// does not count it.
 TEST_P(MemoryConformance, WhatIsKeptOutlivesItsHandle) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kOnHost, Size(kOnHost)));

@@ -178,7 +178,8 @@ int RunPeer(const std::string& driver_name, const std::string& directory,
     return 1;
   }
   const auto driver = OpenDriver(driver_name, directory);
-  std::unique_ptr<Mapped> mapped;  // gone before the driver is
+  // declared after the driver, so destroyed before it
+  std::unique_ptr<Mapped> mapped;
   PeerRequest request;
   UniqueFd received;
   while (Receive(connection.get(), &request, sizeof(request), &received).ok()) {

@@ -1,7 +1,7 @@
-// Another process with the same driver, told what to do over a socket.
+// Another process with the same driver, controlled over a socket.
 //
-// It is this binary again, started with --peer: a forked child of a process
-// that has used the CUDA driver could not use it.
+// It runs this same binary with --peer: a forked child of a process that has
+// used the CUDA driver could not use the driver.
 #pragma once
 
 #include <memory>
@@ -18,20 +18,20 @@ namespace sluice::device {
 
 class Peer {
  public:
-  // `environment` ("NAME=value") is added to this process's.
+  // `environment` ("NAME=value") is added to this process's variables.
   static absl::StatusOr<std::unique_ptr<Peer>> Start(
       const std::string& driver, const std::string& directory,
       const std::vector<std::string>& environment = {});
 
-  // The peer imports and maps the memory behind `fd`; or creates, maps and
-  // exports memory of its own.
+  // Import lets the peer import and map the memory behind `fd`; Create lets it
+  // create, map and export memory of its own.
   absl::Status Import(const UniqueFd& fd, Placement where, Bytes size);
   absl::StatusOr<UniqueFd> Create(Placement where, Bytes size);
-  // On the memory it has: writes the pattern of `seed`, or compares with it
-  // (DataLoss where it differs).
+  // Fill writes the pattern of `seed` to the peer's memory. Check compares with
+  // it; DataLoss: it differs.
   absl::Status Fill(int seed);
   absl::Status Check(int seed);
-  // SIGKILL, and waits until it is gone.
+  // Sends SIGKILL, and waits for the peer's end.
   void Kill();
 
  private:
@@ -44,7 +44,8 @@ class Peer {
   UniqueFd socket_;
 };
 
-// Main of the peer process: driver, directory, socket path.
+// The main function of the peer process. Takes the driver, directory and socket
+// path.
 int RunPeer(const std::string& driver, const std::string& directory,
             const std::string& socket);
 

@@ -1,4 +1,4 @@
-// Memory that really crosses processes, as between the daemon and its ranks.
+// Tests memory that crosses processes, as between the daemon and its ranks.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -16,8 +16,8 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-// The variable by which a process sees one of this process's GPUs, which may
-// itself have been told by the same variable which ones it has.
+// Returns the environment variable that shows a process only GPU `gpu` of this
+// process. This process may itself be limited by the same variable.
 std::string SeesOnly(size_t gpu) {
   const std::string name = "CUDA_VISIBLE_DEVICES";
   const char* const told = std::getenv(name.c_str());
@@ -59,8 +59,8 @@ TEST_P(ProcessConformance, TwoProcessesSeeOneMemory) {
   }
 }
 
-// A launcher may show each rank its own GPU alone, which is 0 there whatever
-// the daemon calls it.
+// A launcher may show each rank only the rank's own GPU. The rank numbers it 0,
+// whatever its number in the daemon.
 TEST_P(ProcessConformance, APeerThatCountsGpusOtherwiseSeesTheSameMemory) {
   if (GetParam() != "cuda") return;  // sim's numbers are the node's
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpus, driver_->Devices());
@@ -82,15 +82,15 @@ TEST_P(ProcessConformance, APeerThatCountsGpusOtherwiseSeesTheSameMemory) {
   EXPECT_TRUE(read == Pattern(size, 2));
 }
 
-// Assumed of cuMemGetInfo: it counts what all processes use, and memory that
-// two processes have counts once. The daemon subtracts what it made from what a
-// rank says is used; ranks hold the rest outside their leases.
+// The daemon assumes of cuMemGetInfo that it counts the use of all processes,
+// and shared memory once. It subtracts its own memory from the use that a rank
+// reports; ranks hold the rest outside their leases.
 TEST_P(ProcessConformance, UsedIsEverybodysAndWhatIsImportedCountsOnce) {
   const Bytes size = 4 * Size(kOnGpu);
   const auto used = [&] { return driver_->Usage(kOnGpu)->used; };
   std::vector<std::unique_ptr<Mapped>> memories;
   Bytes before;
-  for (int i = 0; i < 2; ++i) {  // the first brings the peer's context
+  for (int i = 0; i < 2; ++i) {  // the first round creates the peer's context
     SLUICE_ASSERT_OK_AND_ASSIGN(auto memory,
                                 Mapped::Create(driver_.get(), kOnGpu, size));
     SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd,
@@ -106,8 +106,8 @@ TEST_P(ProcessConformance, UsedIsEverybodysAndWhatIsImportedCountsOnce) {
   EXPECT_GE(used(), before + size);
 }
 
-// A rank dies with the daemon's memory mapped: the daemon's hold is enough,
-// and the memory can be handed to the next.
+// A rank dies with the daemon's memory mapped. The daemon still holds the
+// memory and can give it to the next rank.
 TEST_P(ProcessConformance, AKilledImporterLeavesTheMemoryToItsOwner) {
   const Bytes size = Size(kOnGpu);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto memory,
@@ -125,7 +125,7 @@ TEST_P(ProcessConformance, AKilledImporterLeavesTheMemoryToItsOwner) {
   EXPECT_THAT(next->Check(4), IsOk());
 }
 
-// The daemon dies: descriptors it stored, and ranks that mapped, keep theirs.
+// The daemon dies. Stored descriptors and ranks with mappings keep the memory.
 TEST_P(ProcessConformance, AKilledCreatorLeavesTheMemoryToTheDescriptor) {
   for (const Placement where : {kOnGpu, kOnHost}) {
     const Bytes size = Size(where);
@@ -148,14 +148,14 @@ TEST_P(ProcessConformance, AKilledCreatorLeavesTheMemoryToTheDescriptor) {
 TEST_P(ProcessConformance, WhatAKilledProcessHeldCanBeCreatedAnew) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const MemoryUse use, driver_->Usage(kOnGpu));
   const Bytes granularity = *driver_->Granularity(kOnGpu);
-  // More than half of what is free: two do not fit.
+  // The size is more than half of the free memory, so two pieces do not fit.
   const Bytes size =
       (use.total - use.used) * 6 / 10 / granularity * granularity;
   ASSERT_THAT(peer_->Create(kOnGpu, size), IsOk());
   EXPECT_THAT(driver_->Create(kOnGpu, size),
               StatusIs(absl::StatusCode::kResourceExhausted));
   peer_->Kill();
-  // A real driver may still be cleaning up: how long is in the report.
+  // A real driver may still be cleaning up; the report shows for how long.
   const MonotonicClock clock;
   const absl::Time killed = clock.Now();
   const absl::Time deadline = killed + absl::Seconds(10);

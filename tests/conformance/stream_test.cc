@@ -15,7 +15,7 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-// The error of a float of milliseconds, in which cuda tells times.
+// The rounding error of cuda's times, which are floats of milliseconds.
 constexpr absl::Duration kClockError = absl::Microseconds(100);
 
 class StreamConformance : public Conformance {
@@ -40,14 +40,14 @@ class StreamConformance : public Conformance {
     EXPECT_THAT(driver_->DestroyStream(second_), IsOk());
   }
 
-  // Pinned memory: a copy of other memory is not asynchronous on cuda, and a
-  // test of order would prove nothing.
+  // Returns pinned memory. On cuda a copy of other memory is not asynchronous,
+  // and a test of order would prove nothing.
   std::unique_ptr<Mapped> Pinned() {
     auto memory = Mapped::Create(driver_.get(), kOnHost, HostSize());
     SLUICE_CHECK_OK(memory.status());
     return *std::move(memory);
   }
-  // With the pattern of `seed`, as far as the copies go.
+  // Returns pinned memory that is filled with the pattern of `seed`.
   std::unique_ptr<Mapped> Pinned(int seed) {
     auto memory = Pinned();
     const Content content = Pattern(memory_->size(), seed);
@@ -123,8 +123,8 @@ TEST_P(StreamConformance, AnEventCompletesWithWhatWasBeforeIt) {
   EXPECT_TRUE(complete);
 }
 
-// A wait means the recording that was there when it was enqueued; another one
-// later on a slow stream must not hold it up, nor let it pass early.
+// A wait refers to the recording that existed when it was enqueued. A later
+// recording on a slow stream must neither delay it nor let it pass early.
 TEST_P(StreamConformance, AWaitKeepsTheRecordingItSaw) {
   const auto in = Pinned(3);
   const auto out = Pinned();
@@ -155,8 +155,8 @@ TEST_P(StreamConformance, TheComputeStreamWaitsAndIsWaitedFor) {
   EXPECT_THAT(driver_->DestroyEvent(computed), IsOk());
 }
 
-// Host memory that every GPU reaches, copied through each in turn; an event
-// made of one GPU's stream holds the next one's back.
+// Copies host memory that every GPU reaches through each GPU in turn. An event
+// recorded on one GPU's stream delays the next GPU's stream.
 TEST_P(StreamConformance, EveryGpuCopiesAndWaitsForTheOthers) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());
   std::vector<std::unique_ptr<Mapped>> host, on_gpus;
@@ -287,7 +287,7 @@ TEST_P(StreamConformance, HostMemoryIsFilledToo) {
             host->size().count());
 }
 
-// Events of the compute stream and of a copy stream are on one clock.
+// Events of the compute stream and of a copy stream use the same clock.
 TEST_P(StreamConformance, TimedEventsSayWhatPassedBetweenThem) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event before, driver_->CreateTimedEvent());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event between, driver_->CreateTimedEvent());
@@ -335,7 +335,7 @@ TEST_P(StreamConformance, ThereIsNoTimeBeforeBothEventsAreReached) {
   do {
     time = driver_->ElapsedTime(from, to);
     ASSERT_THAT(time, IsOk());
-    // Nothing is what it says only while one is not reached.
+    // ElapsedTime has no value only while an event is not reached.
     SLUICE_ASSERT_OK_AND_ASSIGN(const bool reached, driver_->QueryEvent(to));
     if (time->has_value()) {
       EXPECT_TRUE(reached);
@@ -373,7 +373,7 @@ TEST_P(StreamConformance, OnlyRecordedEventsWithTimingHaveATime) {
 
 TEST_P(StreamConformance, EventsOfTwoGpusHaveNoTimeBetweenThem) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());
-  if (devices.size() < 2) return;  // fake_cuda_conformance_2 has them
+  if (devices.size() < 2) return;  // fake_cuda_conformance_2 has two GPUs
   const DeviceIndex other = devices[1].index;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event here, driver_->CreateTimedEvent());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event there, driver_->CreateTimedEvent());
@@ -383,7 +383,7 @@ TEST_P(StreamConformance, EventsOfTwoGpusHaveNoTimeBetweenThem) {
   ASSERT_THAT(driver_->RecordEvent(there, stream), IsOk());
   EXPECT_THAT(driver_->ElapsedTime(here, there),
               StatusIs(absl::StatusCode::kInvalidArgument));
-  // Recorded anew it is an event of the other stream's GPU.
+  // After it is recorded again, the event belongs to the other stream's GPU.
   ASSERT_THAT(driver_->RecordEvent(there, first_), IsOk());
   ASSERT_THAT(driver_->SynchronizeEvent(there), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto time,

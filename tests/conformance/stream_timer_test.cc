@@ -1,4 +1,4 @@
-// What a stream takes for a span of it, on every device seam.
+// Tests StreamTimer, which times spans of a stream, on every driver.
 #include "kernels/device/stream_timer.h"
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-// The error of a float of milliseconds, in which cuda tells times.
+// The rounding error of cuda's times, which are floats of milliseconds.
 constexpr absl::Duration kTimerError = absl::Microseconds(100);
 
 class StreamTimerConformance : public Conformance {
@@ -30,8 +30,7 @@ class StreamTimerConformance : public Conformance {
     Conformance::TearDown();
   }
 
-  // The time passes on the host, between its two calls; the stream follows
-  // them.
+  // Lets `length` pass on the host between Begin and End; the stream follows.
   void Span(absl::Duration length) {
     ASSERT_THAT(timer_->Begin(stream_), IsOk());
     ASSERT_THAT(driver_->SynchronizeStream(stream_), IsOk());
@@ -46,7 +45,7 @@ class StreamTimerConformance : public Conformance {
 TEST_P(StreamTimerConformance, TellsSpansInOrderWithTheirLengths) {
   const double before_s = MonotonicSeconds();
   ASSERT_THAT(timer_->Align(stream_), IsOk());
-  // The host may have heard of it so much later.
+  // The host may have seen the event this much later.
   const double late_s = MonotonicSeconds() - before_s;
   Span(absl::Milliseconds(4));
   Span(absl::ZeroDuration());
@@ -73,7 +72,8 @@ TEST_P(StreamTimerConformance, WhatHasNotEndedHasNoTimeAndNothingWaits) {
   ASSERT_THAT(timer_->Begin(stream_), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto open, timer_->Next());
   EXPECT_FALSE(open.has_value());
-  ASSERT_THAT(timer_->Begin(stream_), IsOk());  // the first is given up
+  // the second Begin abandons this one
+  ASSERT_THAT(timer_->Begin(stream_), IsOk());
   ASSERT_THAT(timer_->End(stream_), IsOk());
   const CallCounters after = driver_->counters();
   EXPECT_EQ(after.event_synchronize, before.event_synchronize);

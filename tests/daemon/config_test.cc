@@ -1,4 +1,4 @@
-// Configuration: defaults, every key, and what is wrong in one line.
+// Tests the configuration: defaults, every key, and one-line errors.
 #include "daemon/config.h"
 
 #include <fstream>
@@ -191,7 +191,7 @@ TEST(Config, AUsersWeightHasAUserAndLimits) {
   refused("uid = 7\n[[bandwidth.user]]\nuid = 7\n", "uid 7 stands here twice");
 }
 
-// Guards against taking the second in silence.
+// Guards against accepting a second budget of the same job silently.
 TEST(Config, AJobsBudgetStandsOnce) {
   EXPECT_THAT(ParseConfig("[[budgets.job]]\nname = \"a\"\n"
                           "[[budgets.job]]\nname = \"a\"\n",
@@ -207,7 +207,7 @@ TEST(Config, AJobsBudgetIsOfANameThatAJobCanHave) {
                                  "32")));
 }
 
-// Guards against `gpu_bytes = 40` read as 40 bytes, and "40GB" as 40 GiB.
+// Guards against `gpu_bytes = 40` read as 40 bytes, and "40GB" read as 40 GiB.
 TEST(Config, SizesHaveUnitsAsOnTheCommandLines) {
   const auto bare = ParseConfig("[pools]\ngpu_bytes = 40\n", "c.toml");
   EXPECT_THAT(bare, StatusIs(absl::StatusCode::kInvalidArgument,
@@ -248,7 +248,8 @@ TEST(Config, FileIsReadAndFaultsNameIt) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("none.toml")));
 }
 
-// Found by fuzzing: what a fault quotes was told as it was, newline and all.
+// Guards against an error that quotes a value with its newlines (found by
+// fuzzing).
 TEST(Config, AFaultIsOneLineWhateverItQuotes) {
   for (const std::string& text :
        {std::string("a = t\n"), std::string("\"a\\nb\\u001b\" = 1\n"),
@@ -261,8 +262,8 @@ TEST(Config, AFaultIsOneLineWhateverItQuotes) {
   }
 }
 
-// Guards against a folder, which opens and reads as an empty file: the daemon
-// would start with defaults.
+// Guards against a folder, which reads as an empty file: the daemon would start
+// with defaults.
 TEST(Config, WhatIsNoFileIsRefused) {
   testing::TempDir directory;
   for (const std::string& path :

@@ -1,5 +1,5 @@
-// What the daemon takes a machine with GPUs for: the cuda driver on the strict
-// fake, beside a /sys of folders and files.
+// Tests how the daemon reads a machine with GPUs: the cuda driver on the strict
+// fake, with a made-up /sys of folders and files.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -24,7 +24,8 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A test in one process plays several nodes: what one changes, the next says.
+// The fake's defaults. Tests in one process use several nodes, so each sets all
+// values.
 constexpr char kGpus[] =
     "gpus=2,memory_mib=4096,host_numa=1,lose=-1,mig=0,compute_mode=0";
 
@@ -47,7 +48,7 @@ absl::StatusOr<Node> OpenCuda(const TempDir& root, Config config = {},
   return OpenNode(config, run.path(), root.path());
 }
 
-// Both GPUs of the fake, 3A and 3B to it, behind one switch.
+// Puts both GPUs of the fake, which it numbers 3A and 3B, behind one switch.
 void AddSwitch(const TempDir& root) {
   const std::string devices = root.path() + "/sys/devices/";
   const std::string bus = root.path() + "/sys/bus/pci/devices/";
@@ -130,9 +131,9 @@ TEST(CudaNode, APoolThatNothingFitsIntoIsRefused) {
                        HasSubstr("host_bytes in [pools] leaves a pool of")));
 }
 
-// Guards against a pool of half of the free memory, without what jobs hold: a
-// daemon that takes over would have a smaller pool than they hold, and refuse
-// to serve.
+// Guards against a pool of half of the free memory, which does not count memory
+// that jobs hold: a daemon that takes over would have a smaller pool than they
+// hold, and refuse to serve.
 TEST(CudaNode, TheHostPoolIsTheSameHoweverMuchOfItIsHeld) {
   const TempDir root;
   WriteMemoryInfo(root, GiB(4), MiB(3800));
@@ -159,7 +160,7 @@ TEST(CudaNode, TheHostPoolIsOfTheMemoryThatItsGroupMayUse) {
   }
 }
 
-// What a driver and its contexts take: 1 GiB, of large GPUs 6 %.
+// A driver and its contexts take 1 GiB, or 6 % of a large GPU.
 TEST(CudaNode, AGpusPoolLeavesRoomForItsDriver) {
   for (const auto& [machine, memory, spare] :
        {std::tuple{"memory_mib=4096", GiB(4), GiB(1)},
@@ -245,7 +246,7 @@ TEST(CudaNode, OneLostGpuOfEightKeepsItsNumberAndTheOthersAreServed) {
                     EndsWith(": nvidia-smi -q")));
   EXPECT_THAT(node.config.warnings,
               ElementsAre(EndsWith(node.config.gpus[3].fault)));
-  Config config;  // with a link that was measured while it was there
+  Config config;  // with the link of the lost GPU, measured earlier
   config.cuda.links = {
       {.name = "pci-0000:3d:00.0", .h2d_bytes_per_second = 20e9}};
   EXPECT_THAT(OpenCuda(root, config, "gpus=8,memory_mib=4096,lose=3").status(),
@@ -265,7 +266,7 @@ TEST(CudaNode, GpusOfOneProcessAreRefusedWithTheCommandThatMendsIt) {
                         "GPU-fafafafa-fafa-fafa-fafa-fafafafafa00 -c 0")));
 }
 
-// Sets a variable while it lives.
+// Sets an environment variable while the object lives.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {
@@ -334,7 +335,7 @@ TEST(CudaNode, ItsLinksAreWhatSysfsTells) {
   EXPECT_THAT(NamesAbove(node, 1),
               ElementsAre("pci-0000:3b:00.0", "pci-0000:38:00.0",
                           "root-0000:37", "numa1"));
-  // Nothing was measured: nothing gates, nothing is promised.
+  // Without measured links nothing is limited, and nothing is promised.
   for (const LinkSpeed& link : node.config.links) {
     EXPECT_FALSE(IsLimited(link)) << link.name;
   }

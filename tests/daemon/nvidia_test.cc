@@ -1,4 +1,4 @@
-// Whether there is an NVIDIA GPU, and what `auto` does about it.
+// Tests the detection of NVIDIA GPUs, and what driver `auto` does about them.
 #include "kernels/device/cuda/nvidia.h"
 
 #include <filesystem>
@@ -45,7 +45,7 @@ TEST(NvidiaDevice, IsSeenByItsFilesOrOnTheBus) {
   EXPECT_EQ(FindNvidiaDevice(files.path()), "/dev/nvidiactl");
   Write(loaded, "/proc/driver/nvidia/version", "NVRM version: 580\n");
   EXPECT_EQ(FindNvidiaDevice(loaded.path()), "/proc/driver/nvidia");
-  // Its kernel module is not loaded: only the bus knows.
+  // The kernel module is not loaded, so only the PCI bus shows the GPU.
   AddPciDevice(bus, "0000:3b:00.0", "0x10de", "0x030200");
   EXPECT_EQ(FindNvidiaDevice(bus.path()), "PCI device 0000:3b:00.0");
 }
@@ -78,7 +78,7 @@ absl::StatusOr<Node> OpenAuto(const TempDir& run, const TempDir& root) {
   return OpenNode(Config(), run.path(), root.path());
 }
 
-// Guards against simulating GPUs in silence because a driver is broken.
+// Guards against simulating GPUs silently because a driver is broken.
 TEST(DriverAuto, IsRefusedWhereADeviceHasNoWorkingDriver) {
   if (device::OpenCudaDriver().ok()) GTEST_SKIP() << "its driver works";
   const TempDir run, root;

@@ -1,4 +1,4 @@
-// What lies above a GPU, on folders of files as sysfs has them.
+// Tests the links above a GPU, read from folders of files like those of sysfs.
 #include "daemon/pci_links.h"
 
 #include <filesystem>
@@ -17,10 +17,11 @@ using ::sluice::testing::TempDir;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// A /sys of its own.
+// A made-up /sys.
 class Sysfs {
  public:
-  // `path`: below /sys/devices, "pci0000:3a/0000:3a:00.0/0000:3b:00.0".
+  // `path` is below /sys/devices, such as
+  // "pci0000:3a/0000:3a:00.0/0000:3b:00.0".
   std::string Device(const std::string& path) {
     const std::filesystem::path folder = Folder(path);
     std::filesystem::create_directories(folder);
@@ -54,7 +55,8 @@ std::vector<std::string> NamesAbove(const std::vector<LinkSpeed>& links,
   return names;
 }
 
-// Two sockets, on each two switches, behind each two GPUs and a network card.
+// Two sockets with two switches each; behind each switch are two GPUs and a
+// network card.
 TEST(PciLinks, EightGpusBehindFourSwitchesShareThemInPairs) {
   Sysfs sysfs;
   std::vector<std::string> gpus;
@@ -87,7 +89,7 @@ TEST(PciLinks, EightGpusBehindFourSwitchesShareThemInPairs) {
   EXPECT_THAT(TopologyOf(links), sluice::testing::IsOk());
 }
 
-// A switch below a switch, such as a GPU card with one of its own.
+// A switch is below another one, such as the switch of a GPU card.
 TEST(PciLinks, EachSwitchOfARowIsALink) {
   Sysfs sysfs;
   std::string path = "pci0000:00";
@@ -114,7 +116,7 @@ TEST(PciLinks, AVirtualMachinesGpusHaveNoBridgeAndShareTheRoot) {
   for (const LinkSpeed& link : links) EXPECT_FALSE(IsLimited(link));
 }
 
-// The uppermost of three devices is the root complex's: no link is above it.
+// The uppermost of three devices is part of the root complex, so it is no link.
 TEST(PciLinks, ABridgeOfTheRootComplexIsNoLink) {
   Sysfs sysfs;
   const std::string bridge = "pci0000:00/0000:00:1e.0";
@@ -140,8 +142,8 @@ TEST(PciLinks, WhatIsMissingIsLeftOut) {
 
 TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
   Sysfs sysfs;
-  // Symlinks to a folder that is no device of the bus, to itself, and to
-  // another.
+  // Symlinks to a folder that is no device of the bus, to themselves, and to
+  // another device.
   const std::string real =
       sysfs.Device("pci0000:3a/0000:3a:00.0/0000:3b:00.0", "1e9");
   std::filesystem::create_directories(sysfs.Folder("virtual/thing"));
@@ -152,7 +154,7 @@ TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
       "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0",
       sysfs.Bus() / "0000:52:00.0");
   std::filesystem::create_symlink("nowhere", sysfs.Bus() / "0000:53:00.0");
-  // No symlink at all: what is above it is not known.
+  // A folder instead of a symlink: the devices above it are unknown.
   std::filesystem::create_directories(sysfs.Bus() / "0000:54:00.0");
   const std::vector<LinkSpeed> links =
       ReadPciLinks({"0000:50:00.0", "0000:51:00.0", "0000:52:00.0",
@@ -165,8 +167,8 @@ TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
               ElementsAre("pci-0000:3b:00.0", "root-0000:3a"));
 }
 
-// Domains of volume managers and of ARM machines, below a platform's folder;
-// and two parts of one GPU, which have one address.
+// Domains of volume managers and of ARM machines are below a platform's folder.
+// Two parts of one GPU have the same address.
 TEST(PciLinks, LongDomainsAndPartsOfOneGpuAreKnown) {
   Sysfs sysfs;
   const std::string gpu = sysfs.Device(

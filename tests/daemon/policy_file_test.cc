@@ -1,4 +1,5 @@
-// What administrators set, on disk and back; and files that are not that.
+// Tests the administrators' settings on disk: written, read back, and files
+// that are refused.
 #include "daemon/policy_file.h"
 
 #include <fmt/format.h>
@@ -53,7 +54,7 @@ TEST(PolicyFile, IsReadAsItWasWrittenAlsoWithAnotherMonotonicClock) {
   EXPECT_EQ(file.Read(At(0)).value(), Policy()) << "none yet";
   ASSERT_THAT(file.Write(Sample(), At(200)), IsOk());
   EXPECT_EQ(file.Read(At(200)).value(), Sample());
-  // The machine started anew, an hour later.
+  // The machine was restarted, and an hour has passed.
   const Clocks later = {absl::UnixEpoch() + absl::Seconds(5),
                         At(200).wall + absl::Hours(1)};
   SLUICE_ASSERT_OK_AND_ASSIGN(const Policy read, file.Read(later));
@@ -72,8 +73,8 @@ struct Bad {
   const char* why;
 };
 
-// Found by the fuzzer: half a second of a late date was a microsecond less
-// after each start.
+// Guards against a late date with half a second that lost a microsecond at each
+// start (found by fuzzing).
 TEST(PolicyFile, ATimeStaysTheSameFromStartToStart) {
   const Clocks now = At(1000);
   for (const double unix_s :
@@ -156,14 +157,14 @@ TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
                                          Not(HasSubstr("\n")))))
         << bad.text;
   }
-  // Cut off anywhere but at its last newline, it is not used.
+  // A file cut off anywhere but at its last newline is not used.
   for (size_t size = 0; size + 2 < whole.size(); ++size) {
     EXPECT_THAT(DecodePolicy(whole.substr(0, size), At(0)).status(),
                 StatusIs(kInvalid));
   }
 }
 
-// Found by fuzzing: such a name was quoted whole.
+// Guards against an error that quotes a long name whole (found by fuzzing).
 TEST(PolicyFile, AComplaintIsNoLongerThanAScreen) {
   const std::string name(100'000, 'x');
   EXPECT_THAT(
@@ -176,8 +177,8 @@ TEST(PolicyFile, AComplaintIsNoLongerThanAScreen) {
                                ::testing::SizeIs(::testing::Le(1004u)))));
 }
 
-// Found by fuzzing: such a time was taken, and written as null, which the next
-// daemon refused: it did not start.
+// Guards against a time that was accepted and written as null, which the next
+// daemon refused at its start (found by fuzzing).
 TEST(PolicyFile, ATimeThatNoClockSaysIsRefused) {
   for (const char* when : {"1e300", "-1e300", "1e13"}) {
     const std::string text = std::string(R"({"sluice_policy": 1, "limits": [],

@@ -98,7 +98,7 @@ TEST(RuntimeLock, IsNotTakenWhereOthersMayWrite) {
   }
   ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
   EXPECT_THAT(RuntimeLock::Take(directory.path()), IsOk());
-  // Nor below such a folder: it could be replaced.
+  // A folder below such a folder is refused too: it could be replaced.
   const std::string inner = directory.File("inner");
   ASSERT_EQ(mkdir(inner.c_str(), 0755), 0);
   ASSERT_EQ(chmod(directory.path().c_str(), 0777), 0);
@@ -123,7 +123,8 @@ TEST(RuntimeLock, IsNotTakenInAnothersFolder) {
                        HasSubstr("who could replace it")));
 }
 
-// Where a container maps its user alone, root's /tmp is "user 65534's".
+// In a container that maps only its own user, root's /tmp belongs to "user
+// 65534".
 class OneUser : public ::testing::Test {
  protected:
   static constexpr uid_t kUser = 4321, kStranger = 5678;
@@ -133,7 +134,7 @@ class OneUser : public ::testing::Test {
     if (testing::kThreadSanitizer) GTEST_SKIP() << "it has a thread of its own";
   }
 
-  // A folder of `owner` in `in`, with this mode.
+  // Makes a folder in `in` with this owner and mode.
   static std::string Make(const std::string& in, uid_t owner, mode_t mode) {
     std::string path = in + "/sluice-one-user-XXXXXX";
     EXPECT_NE(mkdtemp(path.data()), nullptr);
@@ -142,12 +143,12 @@ class OneUser : public ::testing::Test {
     return path;
   }
 
-  // Takes it as kUser, which maps `maps` into a new namespace.
+  // Locks `folder` as kUser in a new user namespace with the mapping `maps`.
   static void Take(const std::string& folder, const std::string& maps,
                    const std::string& fault) {
     const auto user = testing::Child::Fork([&] {
       ASSERT_EQ(setresuid(kUser, kUser, kUser), 0);
-      ASSERT_EQ(prctl(PR_SET_DUMPABLE, 1), 0);  // its maps become its own
+      ASSERT_EQ(prctl(PR_SET_DUMPABLE, 1), 0);  // lets it write its own maps
       ASSERT_EQ(unshare(CLONE_NEWUSER), 0);
       ASSERT_EQ(write(STDOUT_FILENO, "made\n", 5), 5);
       while (UserMap::OfThisProcess().mapped == 0) usleep(1000);
@@ -188,7 +189,8 @@ TEST_F(OneUser, AreToldApartWhereTwoAreMapped) {
   std::filesystem::remove(own);
 }
 
-// A root daemon that followed one wrote where its maker wanted.
+// Guards against a root daemon that follows a symlink and writes where its
+// maker wants.
 TEST(RuntimeLock, FollowsNoLink) {
   testing::TempDir directory;
   const std::string target = directory.File("target");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The demo, whole but for the number of steps: demo_test.py BIN_DIR DATA.
+"""Runs the whole demo with fewer steps: demo_test.py BIN_DIR DATA.
 
-Exits with 77 (skipped) where Prometheus is not installed."""
+Exits with 77 (skipped) if Prometheus is not installed."""
 
 import json
 import os
@@ -23,7 +23,7 @@ METHOD_KEYS = {"max_seq_len", "peak_hbm_bytes", "host_bytes",
 
 
 def check(report):
-    """Yields what is wrong with a report.json."""
+    """Yields each error in a report.json."""
     if missing := KEYS - set(report):
         yield f"report.json lacks {sorted(missing)}"
         return

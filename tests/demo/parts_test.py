@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The demo's search, processes and page."""
+"""The demo's search for lengths, its processes and its HTML page."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-// Our declarations of the CUDA driver API against NVIDIA's cuda.h, where a
-// toolkit (or PyPI's wheel) has it. Compiling is most of the test.
+// Compares our declarations of the CUDA driver API with NVIDIA's cuda.h, if a
+// toolkit (or PyPI's wheel) is installed. Most checks happen at compile time.
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -14,8 +14,8 @@
 namespace sluice::device::cuda {
 namespace {
 
-// Same calling convention: as many parameters, each of the same size, and a
-// pointer where the other has one.
+// Whether two functions have the same calling convention: equally many
+// parameters of the same sizes, and pointers at the same positions.
 template <typename A, typename B>
 constexpr bool kSameParameter =
     sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
@@ -74,7 +74,8 @@ static_assert(
     kAttributeHostNumaVirtualMemory ==
     CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 
-// The toolkit's stub exports what a driver of its version exports.
+// The toolkit's stub library exports the same functions as a driver of its
+// version.
 TEST(CudaApi, EveryFunctionIsExportedUnderItsName) {
   void* const stub = dlopen(SLUICE_CUDA_STUB, RTLD_NOW | RTLD_LOCAL);
   if (stub == nullptr) GTEST_SKIP() << "no stub library: " << dlerror();

@@ -14,7 +14,7 @@ TEST(CudaLibrary, AMissingDriverIsNamedWithWhatToDo) {
                                  "simulated node")));
 }
 
-// Any library without the functions: an NVIDIA driver before 12.2, say.
+// Any library without the functions stands for an NVIDIA driver before 12.2.
 TEST(CudaLibrary, ADriverWithoutAFunctionIsTooOld) {
   EXPECT_THAT(LoadedLibrary::Load("libm.so.6"),
               StatusIs(absl::StatusCode::kUnavailable,
@@ -34,7 +34,7 @@ TEST(CudaLibrary, ErrorsMeanWhatTheSeamSays) {
   EXPECT_EQ(CodeOf(999), absl::StatusCode::kInternal);
 }
 
-// On a machine with a GPU the conformance suite says more.
+// On a machine with a GPU the conformance suite checks more.
 TEST(OpenCudaDriver, IsThereOrSaysWhyNot) {
   const auto driver = OpenCudaDriver();
   if (driver.ok()) {

@@ -1,4 +1,4 @@
-// Memory that outlives the driver that made it, and the next one's.
+// Tests memory that outlives its driver, and the driver that adopts it.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -24,7 +24,7 @@ class SimAdopt : public SimTest {
     driver_.reset();
     Restart();
   }
-  // The one that makes the node's memory ends, and there is another one.
+  // Replaces the driver that owns the node's memory by a new one.
   void Restart() {
     owner_.reset();
     auto owner = OpenOwnedSimDriver(directory_.path());
@@ -61,7 +61,7 @@ TEST_F(SimAdopt, WhatWasKeptIsTheNextDriversOwn) {
   rank->Kill(SIGKILL);
   rank->Join();
   EXPECT_EQ(*owner_->HeldByOthers(memory), false);
-  // It is what the rank wrote, and goes to the next one like any other.
+  // The memory has the rank's bytes, and can be exported like any other.
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd again, owner_->Export(memory));
   char byte = 0;
   EXPECT_EQ(pread(again.get(), &byte, 1, 99), 1);

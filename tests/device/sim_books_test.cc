@@ -1,4 +1,4 @@
-// What is written to a simulated node's state, and which processes trust it.
+// Tests which processes trust the shared state of a simulated node.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -38,7 +38,8 @@ class SimBooks : public SimTest {
   SharedState* state_ = nullptr;
 };
 
-// Wrong once: each of these ended the daemon or kept it from making anything.
+// Guards against a written state that ends the daemon or keeps it from creating
+// memory.
 TEST_F(SimBooks, WhoMakesTheMemoryBelievesNothingThatIsWrittenLater) {
   const auto owner = OpenOwned();
   state_->granularity = 0;
@@ -61,8 +62,8 @@ TEST_F(SimBooks, WhoMakesTheMemoryBelievesNothingThatIsWrittenLater) {
   EXPECT_EQ(owner->Usage(kGpu0)->used, Bytes(0));
 }
 
-// So that a daemon's own calls can fail too: its node, in use when it starts,
-// says which.
+// Failures that a node has when its owner starts apply to the owner, so that
+// tests can make a daemon's own calls fail.
 TEST_F(SimBooks, WhoMakesTheMemoryMeetsTheFailuresThatWaited) {
   ASSERT_THAT(node_->FailCall("Create", 2), IsOk());
   const auto owner = OpenOwned();

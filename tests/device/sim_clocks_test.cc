@@ -1,4 +1,4 @@
-// The clocks of links, and the state that only its owner writes.
+// Tests the clocks of links, and the state that only its owner may write.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -65,7 +65,8 @@ TEST_F(SimTest, WhoWasGivenClocksBooksLinksByThem) {
   EXPECT_EQ(clocks->links[0].next_free_ns[1], 0);
 }
 
-// Guards: no other user may truncate the state, which would end its readers.
+// Guards against other users that truncate the state, which would kill its
+// readers.
 TEST_F(SimTest, OtherUsersReadTheStateOfANodeAndImportItsMemory) {
   if (geteuid() != 0) GTEST_SKIP() << "needs another user";
   ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
@@ -94,7 +95,8 @@ TEST_F(SimTest, OtherUsersReadTheStateOfANodeAndImportItsMemory) {
   other->ExpectSuccess();
 }
 
-// Guards: every reader of the state may lock it, and the node must still open.
+// Guards against a reader's lock of the state that keeps the node from opening:
+// every reader may lock it.
 TEST_F(SimTest, ALockOfSomebodyWhoDoesNotUseTheNodeHoldsNobodyUp) {
   driver_.reset();
   node_.reset();

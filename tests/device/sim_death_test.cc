@@ -1,4 +1,4 @@
-// Processes that die at any moment leave a node that works.
+// Processes may die at any moment; the node must still work.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ using ::sluice::testing::IsOk;
 
 constexpr DeviceIndex kDyingGpu(0);
 
-// Makes, maps, copies and releases until it is killed.
+// Creates, maps, copies and releases memory until it is killed.
 void UseTheNodeForever(Driver& driver) {
   const Stream stream = *driver.CreateStream(kDyingGpu);
   std::vector<std::byte> host(64 << 10);
@@ -25,7 +25,7 @@ void UseTheNodeForever(Driver& driver) {
   std::fflush(stdout);
   while (true) {
     const auto memory = driver.Create(kGpu0, KiB(64));
-    if (!memory.ok()) continue;  // the others have it all
+    if (!memory.ok()) continue;  // other processes use all memory
     const Address address = *driver.Reserve(KiB(64), kGpu0.kind);
     EXPECT_THAT(driver.Map(address, KiB(64), *memory), IsOk());
     EXPECT_THAT(driver.SetAccess(address, KiB(64), kDyingGpu), IsOk());
@@ -58,7 +58,8 @@ TEST_F(SimTest, ProcessesKilledAtAnyMomentLeaveNothingAndLockNobodyOut) {
       child->Kill(SIGKILL);
     }
     for (const auto& child : children) {
-      EXPECT_EQ(child->Join().signal, SIGKILL);  // no EXPECT failed in it
+      // killed: no EXPECT in it failed
+      EXPECT_EQ(child->Join().signal, SIGKILL);
     }
     EXPECT_EQ(Used(kGpu0), Bytes(0));
   }

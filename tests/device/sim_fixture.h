@@ -1,4 +1,4 @@
-// A simulated node in a temporary directory, and a driver on it.
+// Fixture: a simulated node in a temporary directory, and a driver on it.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,8 @@
 
 namespace sluice::device {
 
-// Two GPUs on one link, a third on a link of its own; no speed limits.
+// Returns a node with two GPUs on one link and a third on its own link; no
+// speed limits.
 inline SimConfig SmallNode() {
   return {.gpus = {{MiB(8), "shared", NumaIndex(0)},
                    {MiB(8), "shared", NumaIndex(0)},

@@ -1,4 +1,4 @@
-// How links are booked, in virtual time: exact, whatever the machine does.
+// Tests how time on links is booked. Virtual time makes all results exact.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/device/sim/link.h"
@@ -40,12 +40,13 @@ TEST_F(SimLinkTest, TwoStreamsInTurnGetHalfEach) {
     a = Book(kToGpu, 1000, a);
     b = Book(kToGpu, 1000, b);
   }
-  EXPECT_EQ(a, 19000);  // alone: 10000
+  EXPECT_EQ(a, 19000);  // alone it would end at 10000
   EXPECT_EQ(b, 20000);
 }
 
 TEST_F(SimLinkTest, AStreamThatWakesUpLateLosesNothing) {
-  // Its next slice is ready when the last one ended, not when it woke up.
+  // The stream's next slice is ready when the last one ended, not when the
+  // stream woke up.
   const int64_t first = Book(kToGpu, 1000, 0);
   EXPECT_EQ(Book(kToGpu, 1000, first), 2000);
 }
@@ -62,9 +63,9 @@ TEST_F(SimLinkTest, ANewSpeedCountsFromTheNextSlice) {
   EXPECT_EQ(Book(kToGpu, 1000, 0), 1500);
 }
 
-// Guards: a user that writes to a clock must not stop other users' copies.
+// Guards against a user that writes to a clock to stop other users' copies.
 TEST_F(SimLinkTest, AClockThatLiesCostsAsMuchAsManyStreamsAndNoMore) {
-  constexpr int64_t kSlice = 500'000;  // of this speed: half a millisecond
+  constexpr int64_t kSlice = 500'000;  // half a millisecond at this speed
   clocks_.next_free_ns[0] = INT64_MAX;
   EXPECT_EQ(Book(kToGpu, 1000, 5000), 5000 + kMostBookings * kSlice + 1000);
   clocks_.next_free_ns[0] = INT64_MIN;

@@ -1,4 +1,5 @@
-// What others hold of a simulated node, by the word of the kernel.
+// Tests which memory of a simulated node other processes hold, as the kernel
+// reports it.
 #include <fmt/format.h>
 #include <sched.h>
 #include <signal.h>
@@ -41,7 +42,7 @@ class SimOutside : public SimTest {
     EXPECT_THAT(held.status(), IsOk());
     return held.ok() ? *std::move(held) : std::map<Placement, Bytes>();
   }
-  // A memfd with the name of this node's memory, which no driver made.
+  // Returns a memfd with the name of this node's memory that no driver made.
   UniqueFd Named(Placement where, Bytes size) const {
     const std::string name =
         ToText({*NodeName(directory_.path()), /*maker=*/1, where, size});
@@ -49,7 +50,7 @@ class SimOutside : public SimTest {
     EXPECT_TRUE(fd && ftruncate(fd.get(), size.count()) == 0);
     return fd;
   }
-  // A process that does this and stays.
+  // Starts a process that runs `take` and then stays alive.
   static std::unique_ptr<Child> Holding(const std::function<void()>& take) {
     auto child = Child::Fork([&] {
       take();
@@ -64,7 +65,7 @@ class SimOutside : public SimTest {
   std::unique_ptr<Driver> owner_;
 };
 
-// Keeps a mapping and no descriptor.
+// Keeps a mapping, but no descriptor.
 void* MapAndClose(UniqueFd fd, Bytes size) {
   void* const at =
       mmap(nullptr, size.size(), PROT_READ, MAP_SHARED, fd.get(), 0);
@@ -94,7 +95,7 @@ TEST_F(SimOutside, DescriptorsAndMappingsOfOthersCountOncePerMemory) {
       Holding([&] { MapAndClose(Named(kHost1, MiB(2)), MiB(2)); });
   EXPECT_THAT(Outside(),
               UnorderedElementsAre(Pair(kGpu0, MiB(3)), Pair(kHost1, MiB(2))));
-  // One memory, three holds in two processes.
+  // Three holds of one memory, in two processes, count once.
   UniqueFd fd = Named(kGpu0, MiB(4));
   const auto second = Holding([&] { MapAndClose(*fd.Duplicate(), MiB(4)); });
   EXPECT_THAT(Outside(),
@@ -158,13 +159,14 @@ TEST_F(SimOutside, WhatThisDriverMadeOrAnotherNodesHasIsNotOutside) {
                               OpenSimDriver(elsewhere.path()));
   ASSERT_THAT(other->Create(kGpu0, MiB(1)), IsOk());
   EXPECT_THAT(Outside(), IsEmpty());
-  // But another driver's on this node is.
+  // Memory of another driver on this node counts.
   const auto beside = Open();
   ASSERT_THAT(beside->Create(kGpu0, MiB(1)), IsOk());
   EXPECT_EQ(Outside()[kGpu0], MiB(1));
 }
 
-// Wrong once: held was what a page said that every user could write.
+// Guards against taking the held memory from a page that every user could
+// write.
 TEST_F(SimOutside, CountsAsUsedUntilItsHolderEnds) {
   const auto rank = Holding([&] { Named(kGpu0, MiB(3)).Release(); });
   EXPECT_EQ(Outside()[kGpu0], MiB(3));
@@ -195,7 +197,7 @@ TEST_F(SimOutside, AnotherUsersMemfdOfThatNameIsNotBelieved) {
     MapAndClose(Named(kGpu0, GiB(800)), GiB(800));
   });
   EXPECT_THAT(Outside(), IsEmpty());
-  // Theirs to hold, but made by root: as ranks have it.
+  // Another user holds this memory but root made it, as with a rank's memory.
   const UniqueFd made = Named(kGpu0, MiB(2));
   const auto holds = Holding([&] {
     ASSERT_EQ(setresuid(61234, 61234, 61234), 0);

@@ -1,4 +1,4 @@
-// Reservations that the system does not take back.
+// Tests address ranges that the kernel refuses to unmap.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 using testing::IsOk;
 using testing::StatusIs;
 
-// Uses up the mappings that this process may have: each page of `range` is one
+// Uses up the process's limit of mappings: makes each page of `range` a mapping
 // of its own.
 class AllMappings {
  public:
@@ -35,15 +35,16 @@ class AllMappings {
 
  private:
   static constexpr size_t kPage = 4096;
-  static constexpr size_t kTooMany = 100'000;  // it would take seconds
+  // filling them would take seconds
+  static constexpr size_t kTooMany = 100'000;
   size_t size() const { return 2 * kPage * most_; }
   size_t most_ = 0;
   void* range_ = MAP_FAILED;
   bool full_ = false;
 };
 
-// The kernel has neighbours as one mapping, and cuts it where there is a hole.
-// Wrong once: what it refused counted as freed, and the range was lost.
+// The kernel merges neighbouring mappings, and must split one to make a hole.
+// Guards against counting a refused unmap as freed, which loses the range.
 TEST_F(SimTest, AReservationThatCannotBeReleasedIsAnErrorAndStays) {
 #ifdef SLUICE_SANITIZED
   GTEST_SKIP() << "a sanitizer ends a process that may map no more";

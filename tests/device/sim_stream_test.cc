@@ -37,7 +37,8 @@ double CpuSeconds() {
                                     usage.ru_stime.tv_usec);
 }
 
-// Copies `size` on a new stream of `gpu` and waits: the seconds it took.
+// Copies `size` on a new stream of `gpu`, waits, and returns the seconds it
+// took.
 double TimedCopy(Driver& driver, DeviceIndex gpu, CopyDirection direction,
                  Bytes size) {
   std::vector<std::byte> from(size.size(), std::byte{1}), to(size.size());
@@ -52,8 +53,9 @@ double TimedCopy(Driver& driver, DeviceIndex gpu, CopyDirection direction,
   return seconds;
 }
 
-// Never faster than the link; and once in some tries, on a machine that others
-// load, not ten times slower. How links are shared is exact in sim_link_test.
+// Expects that the copy is never faster than the link and, on a loaded machine,
+// less than ten times slower in one of some tries. sim_link_test tests the
+// sharing of links exactly.
 void ExpectTakes(double seconds, const std::function<double()>& measure) {
   double best = 1e9;
   for (int i = 0; i < 20 && best > 10 * seconds; ++i) {
@@ -94,18 +96,18 @@ TEST_F(SimTest, ThrottlingSleepsInsteadOfBurningTheCpu) {
   if (kThreadSanitizer) GTEST_SKIP() << "its own thread uses the CPU";
   ASSERT_THAT(node_->SetLinkSpeed("own", 2.5e6, 0), IsOk());
   const double begin = CpuSeconds();
-  TimedCopy(*driver_, DeviceIndex(2), kH2D, Bytes(1'500'000));  // 0.6 s
-  // Under ASan the bytes alone cost 0.02 s beside other work.
+  TimedCopy(*driver_, DeviceIndex(2), kH2D, Bytes(1'500'000));  // takes 0.6 s
+  // On a loaded machine under ASan, moving the bytes alone costs 0.02 s.
   EXPECT_LE(CpuSeconds() - begin, 0.4);
 }
 
-// Two processes, two GPUs, one link, known to each only by the shared state:
-// together they take as long as one after the other, and neither is served
-// first (alone a copy takes 0.2 s).
+// Two processes use two GPUs on one link, and know of each other only by the
+// shared state. Together they take as long as one after the other, and neither
+// is served first (alone a copy takes 0.2 s).
 TEST_F(SimTest, ProcessesShareALink) {
   ASSERT_THAT(node_->SetLinkSpeed("shared", 100e6, 0), IsOk());
   driver_.reset();
-  // Where a loaded machine starts one of them late, again.
+  // Tries again if a loaded machine starts one of them late.
   double earlier = 0;
   for (int i = 0; i < 5 && earlier < 0.3; ++i) {
     const double start = Seconds() + 0.5;
@@ -158,7 +160,7 @@ TEST_F(SimTest, WaitingOnTheComputeStreamCountsAsStall) {
   const Stream compute = driver_->ComputeStream(DeviceIndex(2));
   ASSERT_THAT(driver_->StreamWaitEvent(compute, event), IsOk());
   const CallCounters counters = driver_->counters();
-  // The copy takes 1 s; most of it may pass before this thread waits.
+  // The copy takes 1 s, but most of it may pass before this thread waits.
   EXPECT_GE(counters.stall, absl::Milliseconds(50));
   EXPECT_LE(counters.stall, absl::Seconds(Seconds() - begin));
   EXPECT_EQ(counters.stream_synchronize + counters.event_synchronize, 0u);
@@ -200,8 +202,8 @@ TEST_F(SimTest, WhatTakesNoTimeOnAnIdleStreamIsDoneAtOnce) {
   EXPECT_TRUE(driver_->QueryEvent(event).value());
 }
 
-// The call returns before its copy ends, and what comes behind it, on whatever
-// stream, waits too, though by itself it takes no time.
+// The call returns before its copy ends. A later copy behind it waits too, on
+// any stream, even if it takes no time.
 TEST_F(SimTest, WhatTakesTimeIsNotDoneByItsCaller) {
   ASSERT_THAT(node_->SetLinkSpeed("own", 1e6, 0), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream slow,
@@ -211,7 +213,7 @@ TEST_F(SimTest, WhatTakesTimeIsNotDoneByItsCaller) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event copied, driver_->CreateEvent());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
   const std::vector<std::byte> from(200'000, std::byte{1});
-  // A round in which this thread got no CPU until all was over shows nothing.
+  // A round shows nothing if this thread got no CPU until the copies ended.
   bool seen = false;
   for (int i = 0; i < 20 && !seen; ++i) {
     std::vector<std::byte> to(200'000);
@@ -235,8 +237,8 @@ TEST_F(SimTest, WhatTakesTimeIsNotDoneByItsCaller) {
   EXPECT_TRUE(seen);
 }
 
-// Small ones, which an idle stream makes at once, and large ones, which its
-// thread makes, by two threads in turns.
+// An idle stream executes small copies at once, in the caller's thread, and
+// large ones in the stream's own thread. Two threads enqueue in turns.
 TEST_F(SimTest, CopiesOfOneStreamStayInOrderWhoeverMakesThem) {
   ASSERT_THAT(node_->SetLinkSpeed("own", 0, 0), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
@@ -266,7 +268,7 @@ TEST_F(SimTest, AFailedCopyIsReportedByEveryLaterCallAndBlocksNobody) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
                               driver_->CreateStream(DeviceIndex(0)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
-  // Held up, so that all three calls are made before the copy fails.
+  // The slow link delays the copy, so all three calls are made before it fails.
   ASSERT_THAT(node_->SetLinkSpeed("shared", 1, 0), IsOk());
   ASSERT_THAT(node_->FailCall("Copy", 2), IsOk());
   for (int i : {0, 1}) {
@@ -296,7 +298,8 @@ TEST_F(SimTest, AGpuLostDuringACopyEndsIt) {
   ASSERT_THAT(driver_->RecordEvent(event, stream), IsOk());
   ASSERT_THAT(node_->LoseGpu(DeviceIndex(2)), IsOk());
   const double begin = Seconds();
-  EXPECT_THAT(driver_->SynchronizeEvent(event), IsOk());  // 10 s otherwise
+  // else it would take 10 s
+  EXPECT_THAT(driver_->SynchronizeEvent(event), IsOk());
   EXPECT_LE(Seconds() - begin, 2);
   EXPECT_THAT(driver_->SynchronizeStream(stream),
               StatusIs(absl::StatusCode::kUnavailable));

@@ -1,4 +1,4 @@
-// Reservations, mappings, access and registrations.
+// Calls for reservations, mappings, access and registrations.
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kDefaultAlignment = size_t{2} << 20;  // assumed
 
-// Addresses without access, not inherited by forked children.
+// Maps addresses without access, which forked children do not inherit.
 std::byte* Closed(size_t size, void* at = nullptr) {
   void* const range = mmap(at, size, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE |
@@ -58,7 +58,7 @@ bool Overlaps(const Map& map, DevicePointer address, size_t size) {
 
 using Tiles = std::vector<std::pair<DevicePointer, MappingState*>>;
 
-// The mappings that make up exactly this range; empty: there are none such.
+// Returns the mappings that exactly cover this range; empty if none do.
 Tiles TilesOf(World& world, DevicePointer address, size_t size) {
   Tiles tiles;
   DevicePointer reached = address;
@@ -151,7 +151,8 @@ Result cuMemMap(DevicePointer address, size_t size, size_t offset,
   SLUICE_FAKE_REQUIRE(
       call, size > 0 && size % granularity == 0 && address % granularity == 0,
       kGranularity);
-  // More than there is may be a lie of another process: no rule of the caller.
+  // A size above the memory's may be a lie of another process, so it breaks no
+  // rule of the caller.
   if (size > allocation.size) return kInvalidValue;
   SLUICE_FAKE_REQUIRE(call, offset == 0 && size == allocation.size,
                       kWholeMemory);
@@ -183,7 +184,8 @@ Result cuMemUnmap(DevicePointer address, size_t size) {
   const bool idle = AllSeen(it->second.uses, HostClock());
   const auto reservation = world.ReservationAt(address);
   Closed(size, reinterpret_cast<void*>(address));
-  // None: a driver that is played let it be freed before its mappings.
+  // No reservation is left if the emulated driver let it be freed before its
+  // mappings.
   if (reservation != world.reservations.end()) {
     Closed(size, reservation->second.view + (address - reservation->first));
   }

@@ -1,6 +1,6 @@
-// What a real driver answered to calls that broke an assumed rule: the
-// rules.diff that deploy/bundle's `verify` made on it (rules=FILE). The fake
-// plays these.
+// The answers of a real driver to calls that broke an assumed rule: the
+// rules.diff that deploy/bundle's `verify` made on that driver (rules=FILE).
+// The fake emulates them.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -13,13 +13,13 @@
 namespace sluice::fake_cuda {
 
 struct PlayedAnswer {
-  int code = 0;  // 0: it lets the caller pass
+  int code = 0;  // 0: the call succeeds
   int then = 0;  // of waiting for the stream afterwards
 };
 
-// The rules that were answered otherwise than assumed. Another kind of file, or
-// one of another table, ends the process. Lines without an answer change
-// nothing.
+// Returns the rules for which the driver's answer differs from the assumed one.
+// Another kind of file, or one of another table, ends the process. Lines
+// without an answer change nothing.
 std::map<Rule, PlayedAnswer> ReadAnswers(const std::string& path);
 
 }  // namespace sluice::fake_cuda

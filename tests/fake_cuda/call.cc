@@ -54,7 +54,7 @@ void Call::Enter(Needs needs, Kind kind) {
       Refuse(Rule::kLiveContext);
       return;
     }
-    // What is released is gone all the same.
+    // A releasing call releases even if it then returns an error.
     Result& told = kind == kReleases ? late_ : result_;
     told = context_->lost;
     if (world_.DeviceIsLost(context_->device)) told = kDeviceUnavailable;
@@ -69,8 +69,9 @@ void Call::Enter(Needs needs, Kind kind) {
   (kind == kReleases ? late_ : result_) = code;
 }
 
-// A call that returns that a context is lost also says that its streams do
-// nothing more. What runs there sees by fake_cuda_gone that it is to end.
+// A call that returns that a context is lost also tells its caller that the
+// context's streams do nothing more. Running host code sees by fake_cuda_gone
+// that it must end.
 void Call::SeeTheEndOf(const ContextState& context) {
   while (context.running > 0) world_.ran.Wait(world_.mutex);
   for (const auto& [handle, stream] : world_.streams) {

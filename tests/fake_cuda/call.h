@@ -1,4 +1,4 @@
-// One call of the fake driver, from its entry to its return.
+// One call of the fake driver, from entry to return.
 #pragma once
 
 #include <memory>
@@ -13,9 +13,9 @@ namespace sluice::fake_cuda {
 
 enum class Needs { kNothing, kInitialised, kContext };
 
-// Holds the world's lock. Starts with what every call is asked: the library is
-// initialised, in this process, a context is current and not lost, and no
-// failure was ordered.
+// Holds the world's lock. The constructor makes the checks of every call: the
+// library was initialised in this process, a context is current and not lost,
+// and no failure was ordered.
 //
 //   Call call("cuMemRelease", Needs::kInitialised, Call::kReleases);
 //   if (call.failed()) return call.result();
@@ -23,9 +23,9 @@ enum class Needs { kNothing, kInitialised, kContext };
 //   return call.Done();
 class ABSL_SCOPED_LOCKABLE Call {
  public:
-  // An ordered failure of a call that releases something is returned after
-  // the release: "this function may also return error codes from previous,
-  // asynchronous launches" (cuda.h of most of them; assumed of the others).
+  // A releasing call returns an ordered failure after the release: "this
+  // function may also return error codes from previous, asynchronous launches"
+  // (cuda.h of most of them; assumed of the others).
   enum Kind { kActs, kReleases };
 
   Call(std::string_view name, Needs needs, Kind kind = kActs)
@@ -37,25 +37,26 @@ class ABSL_SCOPED_LOCKABLE Call {
   Result result() const { return result_; }
   ContextState* context() const { return context_; }
 
-  // The caller broke a rule.
+  // Records that the caller broke a rule. Returns the rule's code.
   Result Refuse(Rule rule, std::string_view detail = "");
-  // Whether the driver that is played accepts calls that break this rule.
+  // Returns whether the emulated driver accepts calls that break this rule.
   bool LetsPass(Rule rule) const;
-  // The caller named a range that may not be used on this stream: a driver that
-  // is played may find that out late.
+  // Refuses a range that may not be used on this stream. The emulated driver
+  // may report that later, when the stream is waited for.
   Result RefuseRange(Rule rule, std::string_view detail, StreamState& stream);
-  // The caller broke a rule, and the driver that is played let it pass: what it
-  // gives when the stream is waited for, it gives on those GPUs.
+  // Records a broken rule that the emulated driver accepts. The driver's later
+  // error, if it has one, loses the contexts on those GPUs.
   void LoseLater(Rule rule, const std::set<int>& gpus);
-  // Whether a device exists, is not lost, and may be named: else result() says
-  // why.
+  // Returns whether a device exists, is not lost, and may be named; if not,
+  // result() is the error.
   bool CheckDevice(int device);
   Result Done() const { return late_; }
-  // The live stream of this handle; null is the current context's own. Null:
-  // refused, result() says why.
+  // Returns the live stream of this handle; a null handle means the current
+  // context's own stream. Returns null if the call is refused; result() is the
+  // error.
   std::shared_ptr<StreamState> Stream(StreamPointer stream);
   EventState* Event(EventPointer event);
-  // Lets go of the world, to wait.
+  // Releases the world's lock, to wait.
   void Unlock() ABSL_UNLOCK_FUNCTION();
 
  private:
@@ -72,17 +73,17 @@ class ABSL_SCOPED_LOCKABLE Call {
   ContextState* context_ = nullptr;
 };
 
-// Waits for all streams first if the driver that is played accepts calls that
-// break this rule without a later error.
+// If the emulated driver accepts calls that break this rule, without a later
+// error, waits for all streams.
 void AwaitWhatIsPlayed(Rule rule);
 
-// After these nothing more can be done in a context (cuda.h: "the process must
-// be terminated and relaunched").
+// Returns whether an error makes its context unusable (cuda.h: "the process
+// must be terminated and relaunched").
 bool IsSticky(Result result);
 
 }  // namespace sluice::fake_cuda
 
-// Returns from a call that broke a rule.
+// Returns from the calling function if the call broke the rule.
 #define SLUICE_FAKE_REQUIRE(call, condition, rule)  \
   if (!(condition) && !(call).LetsPass(Rule::rule)) \
   return (call).Refuse(Rule::rule)

@@ -1,4 +1,4 @@
-// Copies.
+// Calls for copies.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -13,14 +13,15 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// What a copy reads: a range, or pageable memory's bytes as they were when the
-// copy was asked for.
+// The source of a copy: a range, or the bytes of pageable memory at the time of
+// the call.
 struct Source {
   DevicePointer address = 0;
   std::shared_ptr<std::vector<std::byte>> staged;
 };
 
-// On the stream's thread: memory may have gone since the call.
+// Runs on the stream's thread. The memory may have been unmapped since the
+// call.
 void CopyNow(ContextState& context, DevicePointer to, const Source& from,
              size_t size) {
   World& world = TheWorld();
@@ -45,7 +46,7 @@ void CopyNow(ContextState& context, DevicePointer to, const Source& from,
   }
 }
 
-// As CopyNow.
+// Runs like CopyNow.
 void FillNow(ContextState& context, DevicePointer to, unsigned char value,
              size_t size) {
   World& world = TheWorld();
@@ -84,7 +85,8 @@ Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
   state->timeline.Enqueue(HostClock());
   Source source{from, nullptr};
   if (read.IsPageable()) {
-    // Staged before the call returns: cuda.h, "API synchronization behavior".
+    // The bytes are staged before the call returns: cuda.h, "API
+    // synchronization behavior".
     source.staged =
         std::make_shared<std::vector<std::byte>>(read.view, read.view + size);
   } else {
@@ -105,7 +107,7 @@ Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
   state->queue->Push(
       [&context, to, source, size] { CopyNow(context, to, source, size); });
   if (!written.IsPageable()) return kSuccess;
-  // To pageable memory: the call returns when the copy is done.
+  // A copy to pageable memory returns only when it is done.
   const Clock seen = state->timeline.clock;
   world.NoteWait();
   call.Unlock();

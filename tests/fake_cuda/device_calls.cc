@@ -1,4 +1,4 @@
-// Initialisation, devices and contexts.
+// Calls for initialisation, devices and contexts.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -13,7 +13,8 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// How many findings the node's processes have; only its maker asks.
+// Returns the number of findings of the node's processes; only the node's maker
+// calls it.
 size_t FindingsOfTheNode(const std::string& folder) {
   std::ifstream file(folder + "/findings");
   size_t lines = 0;
@@ -30,8 +31,9 @@ void AtExit() {
   const size_t all = FindingsOfTheNode(world.store.folder());
   world.store.Close();
   if (all == 0 && world.findings.empty()) {
-    // Else what libraries keep of a thread goes beside what they destroy now.
-    // One that waits for ever is left.
+    // Waits for the streams' threads, so that libraries do not destroy a
+    // thread's data while they destroy their own. A thread that never ends is
+    // left.
     for (const auto& queue : world.closed) {
       queue->HasEnded(std::chrono::seconds(2));
     }
@@ -43,7 +45,7 @@ void AtExit() {
   _exit(kExitWithFindings);
 }
 
-// The driver's names of the errors that this one returns.
+// Returns the driver's name of an error that the fake returns.
 const char* NameOf(Result result) {
   switch (result) {
 #define SLUICE_FAKE_NAME(code, name) \
@@ -127,8 +129,8 @@ Result cuDeviceGetCount(int* count) {
   return kSuccess;
 }
 
-// A device is a GPU's number in the node, not its ordinal: a program that
-// confuses them is found where CUDA_VISIBLE_DEVICES renumbers.
+// A device is a GPU's number in the node, not its ordinal. So a program that
+// confuses them is found if CUDA_VISIBLE_DEVICES renumbers.
 Result cuDeviceGet(Device* device, int ordinal) {
   Call call("cuDeviceGet", Needs::kInitialised);
   if (call.failed()) return call.result();
@@ -197,7 +199,7 @@ Result cuDeviceGetPCIBusId(char* bus, int length, Device device) {
   Call call("cuDeviceGetPCIBusId", Needs::kInitialised);
   if (call.failed() || !call.CheckDevice(device)) return call.result();
   SLUICE_FAKE_REQUIRE(call, bus != nullptr && length >= 13, kArguments);
-  // In capitals, as a driver may.
+  // In upper case, which a driver may use.
   std::snprintf(bus, static_cast<size_t>(length), "0000:%02X:00.0",
                 device + 0x3A);
   return kSuccess;

@@ -1,5 +1,6 @@
-// The driver's functions, declared from the product's own table: what it looks
-// up is here with that very type, or this does not compile or link.
+// The driver's functions, declared from the product's own table. A function
+// that the product looks up but that is missing here, or has another type,
+// fails to compile or link.
 #pragma once
 
 #include "kernels/device/cuda/api.h"

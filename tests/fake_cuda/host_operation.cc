@@ -7,8 +7,8 @@ namespace {
 
 using Work = std::function<void(const Views&)>;
 
-// On the stream's thread. What it uses may not be unmapped before its end, so
-// the views stay; of a lost context, call.cc waits for it.
+// Runs on the stream's thread. The memory may not be unmapped before it ends,
+// so the views stay valid; for a lost context, call.cc waits for it.
 void RunNow(ContextState& context, const Views& views, const Work& work) {
   World& world = TheWorld();
   {
@@ -22,7 +22,8 @@ void RunNow(ContextState& context, const Views& views, const Work& work) {
   world.ran.NotifyAll();
 }
 
-// Whether a GPU is played that reads what is not pinned, and loses nothing.
+// Returns whether the emulated GPU reads memory that is not pinned, without
+// losing its context.
 bool ReadsPageable(const World& world) {
   const auto played = world.settings.answers.find(Rule::kOperationPinned);
   return played != world.settings.answers.end() && played->second.code == 0 &&

@@ -1,4 +1,4 @@
-// Code of the CPU as one operation of a stream (control.h), inside a call.
+// CPU code as one operation of a stream (control.h), within a call.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
-// Libraries and kernels. A kernel is known by its name: what runs is its CPU
-// form (kernels/), whatever the library's code is. Every library has a kernel
-// called "nothing", which does that.
+// Calls for libraries and kernels. A kernel is known by its name: the fake runs
+// its CPU form (kernels/), whatever the library's code is. Every library has a
+// kernel called "nothing", which does nothing.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -20,8 +20,8 @@ namespace {
 constexpr unsigned kFatbinMagic = 0xba55ed50;
 constexpr Result kInvalidImage = 200;
 
-// By the limits of all current GPUs (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and the
-// like).
+// Checks the limits of all current GPUs (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and
+// the like).
 bool IsLaunchable(const unsigned (&grid)[3], const unsigned (&block)[3],
                   unsigned shared) {
   const bool empty = grid[0] == 0 || grid[1] == 0 || grid[2] == 0 ||
@@ -32,7 +32,7 @@ bool IsLaunchable(const unsigned (&grid)[3], const unsigned (&block)[3],
          shared <= 48 * 1024;
 }
 
-// Beside this library.
+// Returns the path of the forms next to this library.
 std::string DefaultForms() {
   Dl_info info = {};
   dladdr(reinterpret_cast<const void*>(&IsLaunchable), &info);
@@ -42,8 +42,8 @@ std::string DefaultForms() {
 
 using FindForm = const KernelForm* (*)(const char* name);
 
-// A library of forms that cannot be opened ends the process: a test that asks
-// for kernels would prove nothing.
+// Opens the library of forms. If it cannot be opened the process ends: a test
+// that needs kernels would prove nothing.
 FindForm OpenForms(const World& world) {
   const std::string& asked = world.settings.kernels;
   const std::string path = asked.empty() ? DefaultForms() : asked;
@@ -58,7 +58,7 @@ FindForm OpenForms(const World& world) {
   return reinterpret_cast<FindForm>(find);
 }
 
-// Null: no kernel of ours has that name.
+// Returns the form of a kernel; null: no kernel of ours has that name.
 const KernelForm* FormOf(const World& world, std::string_view name) {
   static const KernelForm nothing = {
       {},
@@ -69,7 +69,7 @@ const KernelForm* FormOf(const World& world, std::string_view name) {
   return find(std::string(name).c_str());
 }
 
-// A launch's own copies of what its arguments are.
+// A launch's own copies of its arguments.
 class Arguments {
  public:
   Arguments(const KernelForm& form, void* const* given) {

@@ -1,5 +1,5 @@
-// How a lease's mapping ends on the fake driver: every byte that is pinned
-// again on the way costs a real one time.
+// Tests how a lease is unmapped on the fake driver: pinning any byte again on
+// the way would cost a real driver time.
 #include "client/session/mapping.h"
 
 #include <gmock/gmock.h>
@@ -65,7 +65,7 @@ TEST_P(MappingOnCuda, ItsEndPinsNothingAgain) {
   EXPECT_EQ(Pinnings(), pinnings);
 }
 
-// The size of the last extent is a lie: the others are mapped, and not pinned.
+// The size of the last extent is false: the others are mapped, but not pinned.
 TEST_P(MappingOnCuda, AHalfMadeOneLeavesNothing) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto extents, Extents());
   extents.back().size = extents.back().size * 2;

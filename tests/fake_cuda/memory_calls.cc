@@ -1,4 +1,4 @@
-// Physical memory.
+// Calls for physical memory.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -24,7 +24,8 @@ size_t GranularityOf(World& world, const Location& where) {
 
 namespace {
 
-// Whether memory of these properties can be asked for; else call.result().
+// Returns whether memory of these properties may be requested; if not,
+// call.result() is the error.
 bool CheckProperties(Call& call, const AllocationProperties* properties) {
   if (properties == nullptr || properties->type != kAllocationPinned ||
       properties->win32 != nullptr ||
@@ -51,7 +52,7 @@ bool CheckProperties(Call& call, const AllocationProperties* properties) {
   return true;
 }
 
-// Takes as long as pinning does; other calls run meanwhile.
+// Takes as long as pinning takes; other calls run meanwhile.
 void Pin(size_t size, const AllocationProperties* properties) {
   if (properties == nullptr || IsOnDevice(properties->location)) return;
   int64_t ms_per_gib = 0;
@@ -159,7 +160,7 @@ Result cuMemImportFromShareableHandle(MemoryHandle* handle, void* descriptor,
                       kArguments);
   AllocationPointer memory =
       Store::Import(static_cast<int>(reinterpret_cast<intptr_t>(descriptor)));
-  // Descriptors come from other processes: no rule is broken by a bad one.
+  // Descriptors come from other processes, so a bad one breaks no rule.
   if (memory == nullptr) return kInvalidValue;
   World& world = TheWorld();
   *handle = reinterpret_cast<MemoryHandle>(world.NewHandle<void*>());
@@ -178,8 +179,8 @@ Result cuMemGetAllocationPropertiesFromHandle(AllocationProperties* properties,
   properties->type = kAllocationPinned;
   properties->handle_types = it->second->exportable ? kHandlePosixFd : 0;
   properties->location = it->second->where;
-  // NVIDIA does not say whether the exporter or the importer counts, which
-  // differ with CUDA_VISIBLE_DEVICES. Here neither does.
+  // NVIDIA does not document whether the exporter's or the importer's number
+  // counts, which differ with CUDA_VISIBLE_DEVICES. Here neither is accepted.
   if (it->second->imported && IsOnDevice(properties->location)) {
     properties->location.id = kNobodysCount;
   }

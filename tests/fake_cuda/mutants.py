@@ -1,6 +1,5 @@
-"""Copies of a source of ours that lack something, compiled and linked with the
-programs that test it: what removes it, and what must find that, is the
-caller's."""
+"""Builds copies of a source with something removed, and runs the programs that
+test it. The caller decides what is removed and which test must fail."""
 
 import json
 import os
@@ -14,12 +13,12 @@ ROOT = os.path.abspath(os.path.join(HERE, "../.."))
 
 
 def inside(text):
-    """What is between the outermost brackets of a statement."""
+    """Returns the text between the outermost parentheses of a statement."""
     return text[text.index("(") + 1:text.rindex(")")]
 
 
 def split(arguments):
-    """Top-level commas."""
+    """Splits arguments at their top-level commas."""
     parts, depth, quoted = [""], 0, False
     for before, c in zip(" " + arguments, arguments):
         if c == '"' and before != "\\":
@@ -35,7 +34,8 @@ def split(arguments):
 
 
 def end_of(text, start):
-    """Behind the ';' of the statement that starts at `start`; 0: it is none."""
+    """Returns the position after the ';' of the statement that starts at
+    `start`, or 0 if no statement starts there."""
     depth, at, quoted = 0, start, False
     while depth >= 0:
         c = text[at]
@@ -51,7 +51,8 @@ def end_of(text, start):
 
 
 def bracket_end(text, start):
-    """Behind the bracket that closes the one at `start`."""
+    """Returns the position after the bracket that closes the one at `start`.
+    """
     depth, at = 1, start + 1
     while depth > 0:
         depth += (text[at] in "([{") - (text[at] in ")]}")
@@ -60,21 +61,22 @@ def bracket_end(text, start):
 
 
 def function_at(text, position):
-    """The function's name; a lambda's is that of what it is in."""
+    """Returns the name of the function at `position`; a lambda counts as part
+    of its enclosing function."""
     names = re.findall(r"^(?:\w[^\n;={]*?[ &*])?((?:\w+::)?~?\w+)\(",
                        text[:position], re.M)
     return names[-1].split("::")[-1] if names else "?"
 
 
 def read(path):
-    """A file's text; `path` is of the repository."""
+    """Returns a file's text; `path` is relative to the repository."""
     with open(os.path.join(ROOT, path), encoding="utf-8") as file:
         return file.read()
 
 
 class Build:
-    """What a build folder has done: how it compiles each source, and links each
-    of `programs`."""
+    """The compile command of each source, and the link command of each of
+    `programs`, as a build folder recorded them."""
 
     def __init__(self, build, programs):
         self.build = os.path.abspath(build)
@@ -93,8 +95,9 @@ class Build:
             f"-o bin/{program}", "MUTANT -o PROGRAM")
 
     def compile(self, source, text, folder, precompiled=False):
-        """An object of the source with this text. `precompiled`: as it is
-        built, with the precompiled header; else fast."""
+        """Compiles the source with this text and returns the object. With
+        `precompiled` it uses the build's flags and precompiled header, else
+        flags for a fast compilation."""
         entry = self.commands[source]
         copy = os.path.join(folder, os.path.basename(source))
         with open(copy, "w", encoding="utf-8") as file:
@@ -128,8 +131,9 @@ class Build:
 
 
 def run(program, *arguments, timeout=60, **environment):
-    """(exit status, all that it printed); None: it hung. One that crashes
-    leaves its node behind, so the node is ours."""
+    """Returns (exit status, all output), or None if the program hung. The fake
+    node is this call's own, because a crashing program leaves its node behind.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as node:
         environment["SLUICE_FAKE_CUDA_NODE"] = node
         try:

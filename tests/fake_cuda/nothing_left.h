@@ -1,5 +1,5 @@
-// What a test of the product on the fake driver expects when its driver is
-// gone.
+// The expectation of tests of the product on the fake driver, once their driver
+// is destroyed.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace sluice::fake_cuda {
 
-// Nothing was found, and nothing lives. Lost contexts live again.
+// Expects no findings and no live objects. Revives lost contexts.
 inline void ExpectNothingLeft() {
   fake_cuda_recover();
   std::string findings, alive;

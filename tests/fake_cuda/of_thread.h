@@ -1,4 +1,4 @@
-// What a host thread has in these libraries.
+// Per-thread data of these libraries.
 #pragma once
 
 #include <deque>
@@ -8,16 +8,18 @@
 
 namespace sluice::fake_cuda {
 
-// This thread's T, one for each type; made by the first call and never
-// destroyed: exit() destroys what is thread_local in the thread that calls it
-// before any function of atexit runs, and those make the process's last calls.
-// So a thread that ends leaves its own behind.
+// Returns this thread's T, one for each type, made by the first call and never
+// destroyed. thread_local does not suffice: exit() destroys it in the calling
+// thread before any function of atexit runs, and those make the process's last
+// calls. So the T of an ended thread is left.
+//
 // Thread safety: safe.
 template <typename T>
 T& OfThread() {
   struct All {
     Mutex mutex;
-    std::deque<T> made ABSL_GUARDED_BY(mutex);  // stay where they are
+    // addresses of elements stay valid
+    std::deque<T> made ABSL_GUARDED_BY(mutex);
   };
   thread_local T* const mine = [] {
     static auto* const all = new All;

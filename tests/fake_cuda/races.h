@@ -1,13 +1,16 @@
 // Finds two accesses to the same bytes that nothing orders, whatever their
 // timing was: vector clocks over streams.
 //
-// Each stream counts its operations. A clock says how far into every stream
-// one has seen: an operation has seen what its stream saw before it, what the
-// host thread that enqueued it had waited for, and what the events that the
-// stream waits for had seen when they were recorded. An access races with an
-// earlier one of another stream that it has not seen, if one of both writes.
+// Each stream counts its operations. A clock holds, for every stream, up to
+// which operation it has seen. An operation has seen what its stream saw before
+// it, what the host thread that enqueued it had waited for, and what the events
+// that the stream waits for had seen when they were recorded. An access races
+// with an earlier one of another stream that it has not seen, if one of the two
+// writes.
 //
-// Bookkeeping only. Thread safety: none; the world locks.
+// Only bookkeeping.
+//
+// Thread safety: none; the world locks.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +21,7 @@
 
 namespace sluice::fake_cuda {
 
-// How many operations of each stream one has seen.
+// The number of operations of each stream that were seen.
 class Clock {
  public:
   uint64_t Seen(size_t stream) const {
@@ -35,12 +38,12 @@ class Clock {
 using Uses = std::map<size_t, uint64_t>;
 bool AllSeen(const Uses& uses, const Clock& by);
 
-// A stream's place among the clocks.
+// A stream's number in the clocks, and its own clock.
 struct Timeline {
   size_t stream = 0;
   Clock clock;
 
-  // One more operation, enqueued by a host thread that has seen `host`.
+  // Adds one operation, enqueued by a host thread that has seen `host`.
   void Enqueue(const Clock& host) {
     clock.Join(host);
     clock.Advance(stream);
@@ -57,11 +60,11 @@ struct Extent {
 
 class RaceDetector {
  public:
-  // The operation that `by` enqueued last accesses `extent`: a sentence about
-  // the first race, if there is one.
+  // Records that the latest operation of `by` accesses `extent`. Returns a
+  // message about the first race, if there is one.
   std::optional<std::string> Access(const Timeline& by, Extent extent,
                                     bool writes, const std::string& what);
-  // The bytes are no longer what they were: freed, or other memory.
+  // Forgets accesses: the bytes were freed, or became other memory.
   void Forget(Extent extent);
 
  private:

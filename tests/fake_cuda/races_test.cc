@@ -7,7 +7,8 @@ namespace {
 
 class Races : public ::testing::Test {
  protected:
-  // One operation of a stream that writes or reads [begin, end).
+  // Each enqueues one operation that writes or reads [begin, end), and returns
+  // whether it races.
   bool Writes(Timeline& by, uint64_t begin, uint64_t end) {
     by.Enqueue(host_);
     return detector_.Access(by, {1, begin, end}, true, "a write").has_value();

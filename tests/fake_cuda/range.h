@@ -1,4 +1,4 @@
-// What a range of addresses is to a context: a GPU's memory, pinned host
+// The kind of a range of addresses for a context: a GPU's memory, pinned host
 // memory, pageable memory, or nothing that a copy may touch.
 #pragma once
 
@@ -16,21 +16,21 @@ struct Range {
   DevicePointer address = 0;
   size_t size = 0;
   Kind kind = Kind::kPageable;
-  std::byte* view = nullptr;  // where this process reads and writes it
+  std::byte* view = nullptr;  // this process's address for reading and writing
   struct Part {
     Extent extent;
     Uses* uses = nullptr;  // of the mapping or registration; null: pageable
   };
   std::vector<Part> parts;
-  std::optional<Rule> broken;  // then the rest is nothing
+  std::optional<Rule> broken;  // if set, the other fields are empty
 
   bool IsPageable() const { return kind == Kind::kPageable; }
 };
 
-// The world's lock is held, by this and while the answer is used.
+// The caller must hold the world's lock, also while it uses the result.
 Range Resolve(World& world, DevicePointer address, size_t size,
               const ContextState& by);
-// The operation that `by` enqueued last accesses the range: races are found.
+// Records that the latest operation of `by` accesses the range, to find races.
 void NoteAccess(World& world, const Timeline& by, const Range& range,
                 bool writes, const std::string& what);
 

@@ -1,25 +1,25 @@
-// Every rule that the fake driver holds its caller to, in one table.
+// A table of all rules that the fake driver checks of its caller.
 //
 // A call that breaks one is refused with the code of its row, and the process
-// ends badly (world.h): also where a real driver lets it pass.
+// exits with an error (world.h), even if a real driver accepts such a call.
 //
 //   documented  NVIDIA's text forbids it; the source is the function, or type,
 //               with the comment in CUDA 13.0's cuda.h that says so
 //   assumed     our reading, or stricter than any text; the source says why.
-//               What a real driver does is not known until one is asked; what
-//               one answered stands behind: "H100: so" is as assumed, by
+//               The behaviour of a real driver is unknown until it is tested;
+//               its result is noted at the end: "H100: so" is as assumed, by
 //               measured/nvidia-h100-580.159.04.diff
-//   measured    no text says so, and a driver that was asked answers so; the
-//               source names the GPU and the driver
-//   unmodelled  allowed, but not built here: refused so that nothing depends
-//               on it unseen
+//   measured    no text says so, but a tested driver behaves so; the source
+//               names the GPU and the driver
+//   unmodelled  allowed, but not implemented here: refused so that no program
+//               depends on it unnoticed
 #pragma once
 
 #include <string_view>
 
 namespace sluice::fake_cuda {
 
-// X(name, code, how well known, what is asked of the caller, source)
+// X(name, code, certainty, what the caller must do, source)
 // clang-format off
 #define SLUICE_FAKE_CUDA_RULES(X) \
   X(Initialised, 3, documented, "cuInit comes first", "CUDA_ERROR_NOT_INITIALIZED") \

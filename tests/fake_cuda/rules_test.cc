@@ -1,4 +1,4 @@
-// Breaks every rule of the table, as the cuda table never should.
+// Breaks every rule of the table, which the cuda table must never do.
 #include "tests/fake_cuda/rules.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ AllocationProperties On(int type, int id) {
 class Rules : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    // Before cuInit, and then it is called.
+    // Breaks kInitialised before it calls cuInit.
     int count = 0;
     EXPECT_EQ(cuDeviceGetCount(&count), TextOf(Rule::kInitialised).code);
     EXPECT_EQ(fake_cuda_broken(static_cast<int>(Rule::kInitialised)), 1);
@@ -44,7 +44,7 @@ class Rules : public ::testing::Test {
   }
   static void TearDownTestSuite() {
     for (int rule = 0; rule < static_cast<int>(Rule::kCount); ++rule) {
-      // Its process is gone.
+      // The process that broke this rule has ended.
       if (static_cast<Rule>(rule) == Rule::kNotForked) continue;
       EXPECT_GT(fake_cuda_broken(rule), 0)
           << "no test breaks " << kRules[rule].name;
@@ -65,18 +65,19 @@ class Rules : public ::testing::Test {
     EXPECT_EQ(alive, "");
   }
 
-  // The call breaks that rule and no other.
+  // Expects that the call broke that rule and no other.
   static void Breaks(Rule rule, Result result) {
     const RuleText& text = TextOf(rule);
     EXPECT_EQ(result, text.code) << text.name;
     std::string findings;
     fake_cuda_take_findings(findings);
     EXPECT_THAT(findings, ::testing::HasSubstr(std::string(text.text)));
-    // A context that a stream's thread lost meanwhile is told in other words.
+    // Findings about a context that a stream's thread lost begin with other
+    // words.
     const std::string lines = "\n" + findings;
     EXPECT_EQ(lines.find("\ncu"), lines.rfind("\ncu")) << findings;
   }
-  // Without a current context.
+  // Makes the call without a current context.
   static void BreaksWithout(Rule rule, const std::function<Result()>& call) {
     std::thread([&] { Breaks(rule, call()); }).join();
   }
@@ -292,7 +293,7 @@ TEST_F(Rules, TheRuntimesCallsBesideTheTables) {
   EXPECT_EQ(cuStreamDestroy_v2(stream), kSuccess);
 }
 
-// What the runtime makes current lies below what is pushed, and is not to be
+// The context that the runtime sets is below the pushed ones, and is not
 // popped.
 TEST_F(Rules, AContextThatIsSetNeedsNoPop) {
   std::thread([&] {
@@ -332,7 +333,7 @@ TEST_F(Rules, Copies) {
   ASSERT_EQ(cuMemcpyAsync(gpu.address, from, 4096, stream), kSuccess);
   Breaks(Rule::kUnregisterIdle, cuMemHostUnregister(pages));
   cuStreamSynchronize(stream);
-  fake_cuda_recover();  // the copy may have met what was unregistered
+  fake_cuda_recover();  // the copy may have used unregistered memory
   EXPECT_EQ(cuMemHostUnregister(pages + 4096), kSuccess);
   EXPECT_EQ(cuStreamDestroy_v2(stream), kSuccess);
   Free(closed);
@@ -365,7 +366,7 @@ TEST_F(Rules, HostCodeRunsInItsStreamsOrderAndItsAccessesAreSeen) {
   Free(gpu);
 }
 
-// Else the memory could go while it is used.
+// Guards against memory that is unmapped while host code still uses it.
 TEST_F(Rules, ALostContextIsToldWhenItsHostCodeHasEnded) {
   const StreamPointer stream = NewStream();
   std::atomic<bool> started = false, ended = false;
@@ -417,7 +418,8 @@ TEST_F(Rules, Libraries) {
                                            nullptr, nullptr, nullptr));
 }
 
-// Two copies of one range on two streams, with and without an event between.
+// Two copies of one range on two streams, with and without an event between
+// them.
 TEST_F(Rules, RacesAreFoundAndOrderedCopiesAreNone) {
   const StreamPointer first = NewStream(), second = NewStream();
   const EventPointer event = NewEvent();
@@ -465,8 +467,8 @@ TEST_F(Rules, AForkedChildIsRefused) {
   fake_cuda_take_findings(findings);
 }
 
-// The last calls come from functions of atexit, after what is thread_local in
-// their thread was destroyed.
+// Functions of atexit make the last calls, after thread_local data of their
+// thread was destroyed.
 TEST_F(Rules, WhatAThreadHasIsThereForTheLastCalls) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto exit_with_a_context = [this] {

@@ -52,8 +52,8 @@ Result Elapsed(const char* function, float* milliseconds, EventPointer from,
 
 }  // namespace
 
-// The table's name is the older one, which every driver has: its _v2 is of
-// CUDA 12.8. Both say the same in the words of cuda.h.
+// The product's table has the older name, which every driver exports: _v2 is of
+// CUDA 12.8. cuda.h describes both in the same words.
 Result cuEventElapsedTime(float* milliseconds, EventPointer from,
                           EventPointer to) {
   return Elapsed("cuEventElapsedTime", milliseconds, from, to);

@@ -79,7 +79,7 @@ std::string UuidText(const Settings& settings, int gpu) {
       settings.Get("mig") != 0 ? "MIG" : "GPU", kUuidByte, gpu);
 }
 
-// -1: none, or several.
+// Returns -1 if no GPU, or several, have this name.
 int GpuNamed(const Settings& settings, const std::vector<int>& all,
              const std::string& name) {
   char* end = nullptr;
@@ -98,8 +98,8 @@ int GpuNamed(const Settings& settings, const std::vector<int>& all,
   return found;
 }
 
-// CUDA_VISIBLE_DEVICES of `all`. As CUDA: from one that is not there on, none
-// is seen.
+// Returns the GPUs of `all` that CUDA_VISIBLE_DEVICES lists. As in CUDA, the
+// first entry that does not exist hides itself and all later ones.
 std::vector<int> Listed(const Settings& settings, const std::vector<int>& all) {
   const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
   if (list == nullptr) return all;

@@ -1,52 +1,52 @@
-// What node the fake driver plays, and what is to go wrong.
+// The node that the fake driver emulates, and the failures to simulate.
 //
-// From the environment, SLUICE_FAKE_CUDA="gpus=2,host_numa=0,…", once; a test
-// in the same process changes them with fake_cuda_set (control.h).
+// Read once from the environment, SLUICE_FAKE_CUDA="gpus=2,host_numa=0,…"; a
+// test in the same process changes them with fake_cuda_set (control.h).
 //
-//   gpus=1                 how many there are; CUDA_VISIBLE_DEVICES=1,0 hides
-//                          and renumbers them, by number or UUID, or what a
-//                          UUID begins with
+//   gpus=1                 number of GPUs; CUDA_VISIBLE_DEVICES=1,0 hides and
+//                          renumbers them, by number, UUID, or the beginning of
+//                          a UUID
 //   mig=0                  1: the GPUs are instances of one (MIG), of which a
-//                          process sees the first that it may
+//                          process sees only the first that it may
 //   fastest_last=0         1: the last GPU is the fastest, and so the first
 //                          without CUDA_DEVICE_ORDER=PCI_BUS_ID
-//   memory_mib=64          of each GPU
-//   host_memory_mib=1024   that can be made on NUMA nodes
-//   context_kib=0          of a GPU's memory that a process's context takes
-//   nccl_kib=0             the same of a communicator (nccl/)
+//   memory_mib=64          memory of each GPU
+//   host_memory_mib=1024   memory that can be made on NUMA nodes
+//   context_kib=0          GPU memory that a process's context takes
+//   nccl_kib=0             GPU memory that a communicator takes (nccl/)
 //   gpu_granularity_kib=2048, host_granularity_kib=4096
 //   pin_ms_per_gib=0       how long the driver takes to make host memory
 //   dirty=1                0: memory is not written to when it is made, so that
-//                          it may be more than this machine has
+//                          it may exceed this machine's
 //   host_numa=1            0: the driver makes no memory on NUMA nodes
-//   numa=0                 the GPUs' NUMA node, as they say
+//   numa=0                 the NUMA node that the GPUs report
 //   rdma=0                 1: network cards can reach the GPUs' memory
-//   jitter_us=0            each operation of a stream starts up to so late
+//   jitter_us=0            the longest random delay of each stream operation
 //   unready=0              1: cuEventQuery never finds an event reached, so
 //                          that work which was fast by luck orders nothing
 //   pageable=1             0: a copy of memory that is not pinned is a finding
-//   counts=0               1: a process says at its end, in a line of the
+//   counts=0               1: a process writes at its end, in a line of the
 //                          node's file `counts`, how often it waited (world.h)
-//   malloc=0               1: there may be memory of the runtime's beside the
-//                          lease (cudaMalloc), as torch's own allocator has it
-//   cublas=0               1: torch's first product of a thread on a stream
-//                          takes memory and keeps it (torch/workspace.h)
+//   malloc=0               1: the runtime may make memory outside the lease
+//                          (cudaMalloc), as torch's own allocator does
+//   cublas=0               1: a thread's first matrix product in torch on a
+//                          stream takes memory and keeps it (torch/workspace.h)
 //   version=13000          of the driver
-//   compute_mode=0         of the GPUs: 3 is one process at a time (only said)
+//   compute_mode=0         of the GPUs: 3 is one process at a time (only
+//                          reported)
 //   capability=80          of the GPUs: 90 is compute capability 9.0, Hopper's
-//   corrupt=0              N: the N-th copy from the start, and each N-th from
-//                          there, has a byte wrong
+//   corrupt=0              N: every N-th copy has a wrong byte
 //   forget_waits=0         1: no stream waits for an event, and one that should
-//                          is not late
-//   keep_dead=0            1: memory of a process that died is never free again
-//   hang=NAME:N            that call never returns
+//                          has no delay
+//   keep_dead=0            1: memory of a dead process is never free again
+//   hang=NAME:N            the N-th call of that function never returns
 //   fail=NAME:N:CODE       the N-th call from now on of a function fails so;
 //                          a release still releases (README)
-//   rules=FILE             what a real driver answered to calls that broke an
-//                          assumed rule (answers.h): it is played
-//   lose=GPU               that GPU is gone for every process of the node
+//   rules=FILE             a real driver's answers to calls that broke an
+//                          assumed rule (answers.h), to be emulated
+//   lose=GPU               that GPU is lost for every process of the node
 //   kernels=FILE           the library of kernels' CPU forms (kernels/);
-//                          default: the one beside libcuda.so.1
+//                          default: the one next to libcuda.so.1
 //   node=FOLDER            default: a new one, removed at the end
 //   nodes=/dev/shm         where new ones are made: a killed process leaves its
 //                          own there, and its killer removes it
@@ -63,7 +63,7 @@
 namespace sluice::fake_cuda {
 
 struct Failure {
-  int64_t call = 0;  // 1: the next
+  int64_t call = 0;  // 1: the next call
   int code = 0;
 };
 
@@ -107,14 +107,14 @@ struct Settings {
   int64_t Get(std::string_view name) const {
     return numbers.find(name)->second;
   }
-  // A mistake in `text` ends the process: a test that asks for what there is
-  // not would prove nothing.
+  // Applies settings. A mistake in `text` ends the process: a test that sets
+  // something unknown would prove nothing.
   void Apply(std::string_view text);
 };
 
-// The node's numbers of the GPUs that a process sees, in its order.
+// Returns the node's numbers of the GPUs that a process sees, in its order.
 std::vector<int> VisibleGpus(const Settings& settings);
-// All bytes of a GPU's UUID but the last, which is its number.
+// Each byte of a GPU's UUID except the last, which is its number.
 inline constexpr unsigned char kUuidByte = 0xfa;
 
 }  // namespace sluice::fake_cuda

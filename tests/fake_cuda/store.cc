@@ -22,7 +22,7 @@ constexpr Result kOutOfMemory = 2;
 constexpr Result kNoDescriptor = 304;
 constexpr const char* kNodeVariable = "SLUICE_FAKE_CUDA_NODE";
 
-// What goes with an exported descriptor.
+// The label of an exported descriptor.
 struct Label {
   size_t size;
   Location where;
@@ -32,7 +32,7 @@ std::string Prefix(Location where) {
   return fmt::format("memory-{}-{}-", where.type, where.id);
 }
 
-// Memory is as its last user left it, never zero.
+// Fills memory with non-zero bytes, as if a last user had left them.
 bool Soil(int fd, size_t size) {
   const std::vector<char> block(size_t{1} << 20, '\xff');
   for (size_t at = 0; at < size;) {
@@ -51,7 +51,7 @@ uint64_t IdOf(int fd) {
   return status.st_ino;
 }
 
-// Names are PREFIX, the maker's pid, a number (Create).
+// Names are PREFIX, the maker's pid and a number (Create).
 bool MakerIsGone(const std::string& name, const std::string& prefix) {
   const int pid = std::atoi(name.c_str() + prefix.size());
   return kill(pid, 0) != 0 && errno == ESRCH;

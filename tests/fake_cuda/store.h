@@ -1,8 +1,9 @@
-// The node's memory: files of a folder on tmpfs, shared by its processes.
+// The node's memory: files in a folder on tmpfs, shared by its processes.
 //
-// Each file is held by a shared lock of its open description, which the kernel
-// drops with the last descriptor of the last process: a file without a holder
-// counts as free, as with a real driver, and a killed process leaves nothing.
+// Each file is held by a shared lock of its open file description, which the
+// kernel drops with the last descriptor of the last process. A file without a
+// holder counts as free, as with a real driver, so a killed process leaves no
+// memory in use.
 #pragma once
 
 #include <cstddef>
@@ -31,23 +32,23 @@ using AllocationPointer = std::shared_ptr<const Allocation>;
 
 class Store {
  public:
-  // Empty: makes a folder in `nodes`, names it in the environment for child
-  // processes and removes it with Close. `keep_dead`: memory of a process that
-  // ended counts as used for ever.
+  // If `folder` is empty, makes a folder in `nodes`, passes its name to child
+  // processes in the environment, and removes it in Close. `keep_dead`: memory
+  // of an ended process counts as used for ever.
   void Open(const std::string& folder, const std::string& nodes,
             bool keep_dead);
   void Close();
   const std::string& folder() const { return folder_; }
 
-  // Out of memory: the place has not `size` bytes left of `limit`.
-  // `dirty`: it is written to.
+  // Makes memory. Out of memory: the place has less than `size` bytes left of
+  // `limit`. `dirty`: it is written to.
   Result Create(Location where, size_t size, size_t limit, bool exportable,
                 bool dirty, AllocationPointer& made);
   size_t Used(Location where);
-  // An opaque descriptor, as the driver's: it has no size, cannot be mapped,
-  // and does not close on exec.
+  // Returns an opaque descriptor, as the driver does: it has no size, cannot be
+  // mapped, and does not close on exec.
   static int Export(const Allocation& allocation);
-  // Null: the descriptor is none of Export's.
+  // Null: the descriptor was not made by Export.
   static AllocationPointer Import(int fd);
 
  private:

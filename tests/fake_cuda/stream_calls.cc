@@ -1,4 +1,4 @@
-// Streams and events.
+// Calls for streams and events.
 #include "tests/fake_cuda/call.h"
 #include "tests/fake_cuda/exports.h"
 
@@ -52,7 +52,7 @@ Result cuStreamWaitEvent(StreamPointer stream, EventPointer event,
   state->timeline.Enqueue(HostClock());
   state->timeline.clock.Join(waited->seen);
   if (TheWorld().settings.Get("forget_waits") != 0) {
-    // It runs ahead of what it should wait for, whatever the chances.
+    // Runs ahead of the event that it should wait for, without any delay.
     state->queue->Hurry();
     return kSuccess;
   }

@@ -75,7 +75,8 @@ void WorkQueue::Run() {
       usleep(static_cast<useconds_t>(random() % jitter_us_));
     }
     work();
-    // What it holds may wait for others that push, as Python's lock does.
+    // Destroying it may block on other threads that push, as with Python's
+    // lock.
     work = nullptr;
     lock.Lock();
     busy_ = false;

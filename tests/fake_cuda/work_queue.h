@@ -1,5 +1,5 @@
-// What a stream still has to do, and the thread that does it in order, each
-// operation a random while late.
+// The pending work of a stream, and the thread that does it in order, each
+// operation with a random delay.
 #pragma once
 
 #include <chrono>
@@ -17,20 +17,20 @@ namespace sluice::fake_cuda {
 // Thread safety: thread-safe.
 class WorkQueue {
  public:
-  // The thread ends by itself when the queue is closed and empty.
+  // The thread ends when the queue is closed and empty.
   static std::shared_ptr<WorkQueue> Start(int64_t jitter_us);
   ~WorkQueue();
 
   void Push(std::function<void()> work);
-  // From now on nothing is late.
+  // Removes all delays from now on.
   void Hurry();
-  // Until all that was pushed is done.
+  // Waits until all pushed work is done.
   void Wait();
   bool idle();
   void Close();
-  // Whether the thread of a closed queue is through, waiting for it so long;
-  // where it is, also with what libraries keep of a thread: before they end
-  // themselves, at the end of a process.
+  // Waits at most `patience` for the thread of a closed queue. Returns whether
+  // it has ended, also its thread-local data of libraries, so that libraries
+  // can be destroyed at the process's end.
   bool HasEnded(std::chrono::milliseconds patience);
 
  private:
@@ -54,7 +54,7 @@ class Recording {
   void Complete();
   void Wait();
   bool complete();
-  // When it was completed.
+  // Returns when it was completed.
   std::chrono::steady_clock::time_point time();
 
  private:

@@ -59,7 +59,7 @@ void World::Find(const std::string& finding) {
     std::fprintf(stderr, "fake libcuda: %s\n", finding.c_str());
   }
   findings.push_back(finding);
-  if (store.folder().empty()) return;  // before cuInit: there is no node yet
+  if (store.folder().empty()) return;  // before cuInit, so there is no node yet
   std::ofstream(store.folder() + "/findings", std::ios::app) << finding << "\n";
 }
 

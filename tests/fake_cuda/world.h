@@ -1,11 +1,11 @@
-// All that a process's fake driver knows, under one lock.
+// The complete state of a process's fake driver, under one lock.
 //
-// At the process's end the world says on stderr what was wrong: rules that
-// were broken, races, contexts that were lost, copies of pageable memory that
-// were to be none, and what still lives; if there is anything, the process
-// exits with 86. What is found goes to the node's folder at once, so that the
-// findings of a killed child count for the process that made the node. So do,
-// at a process's end, its counts (settings.h), as
+// At the process's end the world reports on stderr what was wrong: broken
+// rules, races, lost contexts, forbidden copies of pageable memory, and live
+// objects. If there is any finding, the process exits with 86. Findings are
+// written to the node's folder at once, so that those of a killed child count
+// for the process that made the node. At its end a process also writes its
+// counts there (settings.h), as
 //   sluice-train main_waits=12 other_waits=3 pageable_copies=0 contexts=0,1
 // where the last are the GPUs on which the process ever had a context.
 #pragma once
@@ -43,10 +43,10 @@ struct StreamState;
 
 struct ContextState {
   int device = 0;
-  int retained = 0;          // 0: it does not live
-  Result lost = 0;           // the error that every call returns from then on
+  int retained = 0;          // 0: the context does not live
+  Result lost = 0;           // every call returns this error from then on
   int running = 0;           // host operations on its streams (control.h)
-  AllocationPointer memory;  // that it takes by itself
+  AllocationPointer memory;  // the context's own use
   std::shared_ptr<StreamState> null_stream;
 };
 
@@ -63,7 +63,7 @@ struct EventState {
   Clock seen;
 };
 
-// The CPU's view of a reservation faults; the GPU's is elsewhere.
+// The CPU faults at a reservation's addresses; the GPU's view is elsewhere.
 struct ReservationState {
   size_t size = 0;
   std::byte* view = nullptr;
@@ -72,7 +72,7 @@ struct ReservationState {
 struct MappingState {
   size_t size = 0;
   AllocationPointer memory;
-  std::set<int> gpus;  // that have access
+  std::set<int> gpus;  // GPUs with access
   Uses uses;
 };
 
@@ -95,12 +95,12 @@ struct World {
   std::map<DevicePointer, MappingState> mappings;
   std::map<DevicePointer, RegistrationState> registrations;
   std::map<StreamPointer, std::shared_ptr<StreamState>> streams;
-  std::vector<std::shared_ptr<WorkQueue>> closed;  // of streams that were
+  std::vector<std::shared_ptr<WorkQueue>> closed;  // of destroyed streams
   std::map<EventPointer, EventState> events;
   std::map<Library, std::map<std::string, Kernel>> libraries;
-  std::map<Kernel, std::string> kernels;  // the live ones' names
+  std::map<Kernel, std::string> kernels;  // names of the live kernels
   RaceDetector races;
-  // By timeline, of those that are asked for (control.h).
+  // By timeline, for the streams with recorded accesses (control.h).
   std::map<size_t, std::vector<Access>> accesses;
   size_t next_timeline = 0;
   uint64_t next_handle = 0x1000;
@@ -108,37 +108,40 @@ struct World {
   std::array<int, static_cast<int>(Rule::kCount)> broken = {};
   std::vector<std::string> findings;
   int64_t pageable_copies = 0;
-  // How often the process's first thread, and any other, waited for a GPU.
+  // How often the process's first thread, and any other thread, waited for a
+  // GPU.
   int64_t main_waits = 0, other_waits = 0;
-  int64_t copies = 0;  // that were made
+  int64_t copies = 0;  // number of copies
   int64_t rdma_memories = 0;
 
-  // Even, as pointers are: c10 reads an odd stream as one of its pool.
+  // Returns a new even handle, as pointers are even: c10 takes an odd stream
+  // for one of its pool.
   template <typename T>
   T NewHandle() {
     return reinterpret_cast<T>(next_handle += 64);
   }
   void Find(const std::string& finding);
-  // Memory of a GPU that no handle is for, as a context's own. Null: there is
-  // not so much.
+  // Takes memory of a GPU without a handle, as for a context itself. Null: the
+  // GPU has less memory.
   AllocationPointer Hold(int device, size_t size);
-  // Null: it is none, or does not live.
+  // Null: it is no context, or is not live.
   ContextState* LiveContext(Context context);
-  // A host thread is about to wait for a stream, an event, or a copy.
+  // Counts that a host thread waits for a stream, an event, or a copy.
   void NoteWait();
-  // The line of this process, into the node's file.
+  // Writes this process's line to the node's file.
   void TellCounts() const;
-  // From now on the context is lost.
+  // Marks the context as lost from now on.
   void Lose(ContextState& context, const char* why);
   bool DeviceIsLost(int device) const;
-  // Lost, or its GPU is: its streams do nothing more.
+  // Returns whether the context or its GPU is lost: its streams do nothing
+  // more.
   bool IsGone(const ContextState& context) const;
   std::shared_ptr<StreamState> NewStream(ContextState* context);
-  // No more is pushed there. At the process's end its thread is waited for.
+  // Accepts no more work on the stream. The process's end waits for its thread.
   void Close(const StreamState& stream);
-  // What still lives, in words; empty: nothing does.
+  // Lists the live objects; empty: none.
   std::string Alive() const;
-  // The registration that has this byte, or none.
+  // Returns the registration that contains this byte, or null.
   RegistrationState* RegistrationAt(DevicePointer address);
   std::map<DevicePointer, ReservationState>::iterator ReservationAt(
       DevicePointer address);
@@ -147,12 +150,12 @@ struct World {
 // Never destroyed: the streams' threads outlive main.
 World& TheWorld();
 
-// This host thread's: what it has waited for, its stack of contexts, and the
-// one below them that the CUDA runtime sets.
+// This host thread's data: what it has waited for, its stack of contexts, and
+// the context below them that the CUDA runtime sets.
 Clock& HostClock();
 std::vector<ContextState*>& ContextStack();
 ContextState*& BaseContext();
-// The one that calls are made in; null: none.
+// Returns the context of this thread's calls; null: none.
 ContextState* CurrentContext();
 
 }  // namespace sluice::fake_cuda

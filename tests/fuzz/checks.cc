@@ -10,7 +10,7 @@
 namespace sluice::fuzz {
 namespace {
 
-// The longest complaint quotes a value of 256 bytes, each perhaps escaped.
+// The longest complaint quotes a value of 256 bytes, all of them escaped.
 constexpr size_t kLongestComplaint = 2000;
 
 }  // namespace

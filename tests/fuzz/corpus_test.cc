@@ -1,5 +1,6 @@
-// Each reader's corpus and seeded mutations of it, without libFuzzer, so that
-// every build runs them (./dev test --deep: also under ASan and UBSan).
+// Runs each reader on its corpus and on seeded mutations of it, without
+// libFuzzer, so that every build runs them (./dev test --deep: also under ASan
+// and UBSan).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,8 +34,9 @@ std::vector<std::string> CorpusOf(const Reader& reader) {
   return corpus;
 }
 
-// One change of the kinds that libFuzzer makes: a byte, a run cut out or
-// repeated, a piece of another input, a number at the edge of its type.
+// Applies one change like libFuzzer's: changes a byte, cuts out or repeats a
+// run, inserts a piece of another input, or writes a number at the edge of its
+// type.
 std::string Mutated(std::string text, const std::vector<std::string>& corpus,
                     std::mt19937& random) {
   static const char* const kEdges[] = {"9223372036854775807",
@@ -91,7 +93,8 @@ TEST_P(Corpus, SoAreMutationsOfIt) {
   std::mt19937 random(20261121);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   int tried = 0;
-  // A count, so that a failure repeats; the clock only spares slow builds.
+  // Limited by count, so that a failure repeats; the clock only helps slow
+  // builds.
   for (; tried < 20000 && std::chrono::steady_clock::now() < end; ++tried) {
     std::string input = corpus[random() % corpus.size()];
     for (uint32_t k = 1 + random() % 4; k > 0; --k) {

@@ -1,4 +1,4 @@
-// What is read by the daemon, its keeper and its clients.
+// Readers of the input of the daemon, its keeper and its clients.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -19,7 +19,7 @@
 namespace sluice::fuzz {
 namespace {
 
-// What was read is written, and that is read as the same.
+// Checks that a decoded input, encoded and decoded again, stays the same.
 template <typename Decode, typename Encode>
 void CheckCodec(std::string_view bytes, Decode decode, Encode encode) {
   const auto read = decode(bytes);
@@ -32,8 +32,8 @@ void CheckCodec(std::string_view bytes, Decode decode, Encode encode) {
 
 }  // namespace
 
-// A client that has asked for two leases, a profile and a status; the caller of
-// one lease has given up.
+// The input of a client that has sent two leases, a profile and a query. The
+// caller of one lease has given up.
 void ReadAsAnswer(std::string_view bytes) {
   Input input(bytes);
   PacketPipe pipe;
@@ -63,7 +63,7 @@ void ReadAsAnswer(std::string_view bytes) {
   }
 }
 
-// The first answer holds, however the bytes come.
+// Checks that the first answer is the same however the bytes are split.
 void ReadAsHttp(std::string_view bytes) {
   const auto whole = daemon::ReadHttpRequest(bytes);
   for (const size_t size : {1, 7}) {
@@ -91,7 +91,7 @@ void ReadAsConfig(std::string_view bytes) {
   SLUICE_CHECK(config->longest_wait >= absl::ZeroDuration());
 }
 
-// A daemon that has read it writes what the next one reads as the same.
+// Checks that a policy that was read, written and read again stays the same.
 void ReadAsPolicy(std::string_view bytes) {
   const daemon::Clocks now = {absl::UnixEpoch() + absl::Seconds(1000),
                               absl::FromUnixSeconds(1'800'000'000)};

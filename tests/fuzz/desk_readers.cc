@@ -1,4 +1,4 @@
-// Files that people give sluicectl.
+// Readers of the files that users give to sluicectl.
 #include <cmath>
 
 #include "client/ctl/desk/swap_problem.h"
@@ -9,7 +9,7 @@
 
 namespace sluice::fuzz {
 
-// Reading is checking: the solver checks again.
+// Reading already checks the node; the solver checks it again.
 void ReadAsNode(std::string_view bytes) {
   const auto problem = ctl::ReadSwapProblem(bytes);
   if (!problem.ok()) return CheckComplaint(problem.status());

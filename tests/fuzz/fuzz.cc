@@ -1,4 +1,5 @@
-// libFuzzer's entry, built once per reader (FUZZ_READER): ./dev fuzz.
+// The entry function for libFuzzer, built once per reader (FUZZ_READER): ./dev
+// fuzz.
 #include <cstddef>
 #include <cstdint>
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kMostFds = 16;
 
-// By hand: wire::Send takes only what is a packet.
+// Calls sendmsg directly: wire::Send accepts only valid packets.
 void SendRaw(int socket, std::string_view bytes, const std::vector<int>& fds) {
   iovec data = {const_cast<char*>(bytes.data()), bytes.size()};
   msghdr header = {};

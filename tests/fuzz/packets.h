@@ -1,5 +1,5 @@
-// An input cut into packets, each sent over a real socket with descriptors
-// beside it, and received as the other side does.
+// Splits an input into packets, and passes each over a real socket with
+// descriptors to the reader of the other side.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@
 
 namespace sluice::fuzz {
 
-// Bytes, taken from the front; zeros and nothing when there are no more.
+// Consumes an input from its front. Returns zeros and empty pieces at the end.
 class Input {
  public:
   explicit Input(std::string_view bytes) : bytes_(bytes) {}
 
   bool empty() const { return bytes_.empty(); }
   uint8_t Byte();
-  // Two bytes that say how many, and so many.
+  // Reads a length of two bytes, and then as many bytes.
   std::string_view Piece();
   std::string_view Rest() { return bytes_; }
 
@@ -32,9 +32,9 @@ class PacketPipe {
  public:
   PacketPipe();
 
-  // What arrives of `bytes` with `fds` sealed memfds. It is checked that each
-  // descriptor is in the message or was discarded, and that a complaint is one
-  // line.
+  // Sends `bytes` with `fds` sealed memfds and returns the received message.
+  // Checks that each descriptor is in the message or was discarded, and that a
+  // complaint is one line.
   absl::StatusOr<std::optional<wire::Message>> Pass(std::string_view bytes,
                                                     size_t fds);
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """./dev fuzz: run.py --bin DIR [TARGET…] [--seconds N] [--keep]
 
-Each target reads its kept corpus, then what libFuzzer makes of it for N
-seconds; one line a target says how much that was. What is found lies in
-out/fuzz/TARGET, to be read again by giving the program its path.
+Each target reads its kept corpus, then inputs that libFuzzer makes from it for
+N seconds, and prints one line that says how many. Inputs that fail are written
+to out/fuzz/TARGET; the target's program reads them again if given their path.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def options(words):
     parser.add_argument("--keep", action="store_true",
                         help="add to the corpus what reached something new, "
                         "and drop from it what reaches nothing of its own")
-    # Of ./dev itself, which builds the programs that are named then.
+    # Only ./dev uses these options: it builds the programs that are printed.
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--only-parse", action="store_true",
                         help=argparse.SUPPRESS)
@@ -52,7 +52,7 @@ def options(words):
 
 
 class Fuzzer:
-    """One target's program and folders."""
+    """The program and the folders of one target."""
 
     def __init__(self, bin_dir, name):
         self.name = name
@@ -63,7 +63,8 @@ class Fuzzer:
         os.makedirs(self.made, exist_ok=True)
 
     def call(self, *words):
-        """What it wrote; ends this program where it found something."""
+        """Runs the target and returns its output; ends this program if the
+        target found a failure."""
         run = subprocess.run(
             [self.program, *LIMITS, f"-artifact_prefix={self.found}/", *words],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -75,7 +76,7 @@ class Fuzzer:
                  f"{run.returncode}); the input lies in {self.found}")
 
     def run(self, seconds):
-        # Each input of the corpus, and nothing else.
+        # Reads each input of the corpus and makes no new ones.
         inputs = [os.path.join(self.kept, one)
                   for one in sorted(os.listdir(self.kept))]
         self.call(*inputs)
@@ -87,7 +88,8 @@ class Fuzzer:
         print(said, flush=True)
 
     def keep(self):
-        """The fewest inputs that reach all that the kept and made ones do."""
+        """Keeps the fewest inputs that reach all edges of the kept and new
+        ones."""
         fresh = os.path.join(self.found, "merged")
         os.makedirs(fresh)
         self.call("-merge=1", fresh, self.kept, self.made)
@@ -100,7 +102,7 @@ class Fuzzer:
 
 
 def summary(log):
-    """"12345 more, 345 edges reached" of libFuzzer's own words."""
+    """Returns "12345 more, 345 edges reached" from libFuzzer's log."""
     runs = re.search(r"stat::number_of_executed_units:\s*(\d+)", log)
     edges = re.findall(r"cov: (\d+)", log)
     if runs is None or not edges:
@@ -121,7 +123,7 @@ def main():
         if given.keep:
             fuzzer.keep()
 
-    # A fuzzer has one thread.
+    # Each fuzzer runs on one thread.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             list(pool.map(fuzz, names))

@@ -1,5 +1,5 @@
-// Clients of a daemon's policy: whatever they send, in whatever order they come
-// and end, the books add up, and nothing of theirs is left when they are gone.
+// Clients of a daemon's policy. They send anything, and connect and end in any
+// order; the books must add up, and nothing of an ended client may remain.
 #include <cmath>
 #include <iterator>
 #include <set>
@@ -57,7 +57,7 @@ class Node {
   SessionId Any(int which) const {
     return *std::next(open_.begin(), which % static_cast<int>(open_.size()));
   }
-  // As the service's, of which nothing more is read.
+  // Forgets sessions from which, as in the service, nothing more is read.
   void Prune() {
     std::erase_if(open_, [&](SessionId id) {
       if (!node_.closed.contains(id)) return node_.forgotten.contains(id);
@@ -71,7 +71,7 @@ class Node {
     open_.erase(id);
     node_.Die(id);
   }
-  // What was submitted is no profile.
+  // Answers each submitted profile with the error that it is no profile.
   void ReadProfiles() {
     for (const daemon::ReadProfile& each : std::exchange(node_.to_read, {})) {
       node_.Run([&](daemon::Core& to) {
@@ -81,7 +81,7 @@ class Node {
       });
     }
   }
-  // As Service::OnMessage.
+  // Does the same as Service::OnMessage.
   void Packet(int which, int fds, std::string_view bytes) {
     if (open_.empty()) return;
     const SessionId id = Any(which);
@@ -107,7 +107,7 @@ class Node {
                                node_.clock.Now());
     });
   }
-  // A loss may be no number, and is then equal to nothing.
+  // A loss may be NaN, which compares equal to nothing.
   void CheckSaved() const {
     if (!has_nan_) node_.CheckSaved();
   }

@@ -1,4 +1,5 @@
-// What an earlier daemon left: read as it was, or refused in one line.
+// Readers of the state that an earlier daemon left: it is read as it was
+// written, or refused in one line.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,12 +21,13 @@ namespace {
 
 using daemon::StateFile;
 
-// Its contents, if they are taken: then it goes on as one of ours.
+// Returns the contents of the state, or nullopt if it is refused. Appends to an
+// accepted one, as a daemon does.
 std::optional<StateFile::Contents> Opened(int fd) {
   const auto file = StateFile::Open(fd);
   if (!file.ok()) {
     SLUICE_CHECK(absl::IsFailedPrecondition(file.status()) ||
-                 absl::IsNotFound(file.status()));  // given up
+                 absl::IsNotFound(file.status()));  // given up by its daemon
     CheckLine(std::string(file.status().message()));
     return std::nullopt;
   }
@@ -37,7 +39,7 @@ std::optional<StateFile::Contents> Opened(int fd) {
   return contents;
 }
 
-// Whatever it is, of whatever size.
+// Reads the input as a whole state file, of any size.
 void ReadAsMemory(std::string_view bytes) {
   const UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC));
   SLUICE_CHECK(write(fd.get(), bytes.data(), bytes.size()) ==
@@ -45,8 +47,8 @@ void ReadAsMemory(std::string_view bytes) {
   Opened(fd.get());
 }
 
-// A state that was written, and then damaged: it is refused, or it is what was
-// there after one of the steps that wrote it.
+// Writes a state and damages it. It must be refused, or be read as it was after
+// one of the steps.
 void ReadDamaged(Input& input) {
   const UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC));
   auto file = StateFile::Create(fd.get(), {Bytes(64), Bytes(256)});

@@ -1,4 +1,4 @@
-// The trace readers: each format, and none named.
+// The readers of traces: each format by name, and the detection of the format.
 #include <istream>
 #include <optional>
 #include <streambuf>
@@ -44,8 +44,8 @@ void CheckTrace(const NamedTrace& named) {
   }
 }
 
-// A trace that was read is written as a plan, and a plan is a trace again, of
-// the same buffers.
+// Checks that a trace, written as a plan and read as a trace again, has the
+// same buffers.
 void CheckPlan(const NamedTrace& named) {
   const std::string plan =
       planner::PlanCsv(named, std::vector<Bytes>(named.trace.buffers.size()));

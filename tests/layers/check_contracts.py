@@ -1,7 +1,7 @@
-"""Rules for what other processes and people see: metrics, the numbers of
-`sluicectl status`, messages, RPCs.
+"""Rules for what other processes and people see: metrics, the columns and keys
+of `sluicectl status`, messages, and RPCs.
 
-Each is in a table of its folder's README.md, and each RPC is called.
+Each of them is in a table of its folder's README.md, and each RPC is called.
 """
 
 import re
@@ -20,7 +20,7 @@ RPCS = "proto/admin/README.md"
 
 
 def table_words(readme):
-    """Every `word` of the tables, without labels in braces."""
+    """Returns every `word` of the tables, without labels in braces."""
     words = set()
     for line in readme.splitlines():
         if line.startswith("|"):
@@ -29,7 +29,8 @@ def table_words(readme):
 
 
 def check_metrics(files, readme):
-    """files: {path: text}; both directions."""
+    """Every metric in the code is in a table of the README, and vice versa.
+    files: {path: text}."""
     made = set()
     for path, text in files.items():
         if (path.startswith("daemon/metrics/") and path.endswith((".cc", ".h"))
@@ -45,24 +46,25 @@ def check_metrics(files, readme):
 
 
 def section(readme, title):
-    """From this heading to the next; empty: it has none."""
+    """Returns the text from this heading to the next, or "" without the
+    heading."""
     return readme.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def columns_of(render):
-    """The headings of each table that is made there."""
+    """Yields the headings of each table that the source defines."""
     for table in re.findall(r"Table table\(\{(.*?)\}\);", render, re.S):
         yield re.findall(r'\{"([^"]+)"', table)
 
 
 def check_columns(render, readme):
-    """Every column of `sluicectl status`, `jobs` and `budget` is in a row that
-    is about its table, and every row about a whole table has one."""
+    """Every column of `sluicectl status`, `jobs` and `budget` is in a row of
+    the README for its table, and a table exists for every row."""
     rows = [re.findall(r"`([A-Z/ ]+)`", line.split("|")[1])
             for line in readme.splitlines() if line.startswith("| `")]
     tables = list(columns_of(render))
     for table in tables:
-        # What a table shares with another is told once for both.
+        # A row that describes columns shared by two tables counts for both.
         told = {c for row in rows if set(row) <= set(table) for c in row}
         for column in table:
             if column not in told:
@@ -74,7 +76,8 @@ def check_columns(render, readme):
 
 
 def check_snapshot(code, readme):
-    """Both directions; the block of the README begins with its first key."""
+    """Every key of the snapshot is in the README's block, and vice versa; the
+    block begins with the key "generation"."""
     made = {key for pair in re.findall(
         r'\["([a-z_0-9]+)"\]|\{"([a-z_0-9]+)",', code) for key in pair if key}
     block = re.search(r'^    \{"generation".*?(?=^$)', readme, re.M | re.S)
@@ -86,7 +89,7 @@ def check_snapshot(code, readme):
 
 
 def messages_of(session_proto):
-    """Every message that a Request, a Reply or an Event can be."""
+    """Yields every message that a Request, a Reply or an Event can contain."""
     for name in ("Request", "Reply", "Event"):
         body = re.search(rf"^message {name} {{(.*?)^}}", session_proto,
                          re.M | re.S).group(1)
@@ -98,8 +101,8 @@ def check_messages(session_proto, readme):
     for name in messages_of(session_proto):
         if name not in told:
             yield f"{MESSAGES}: the message {name} is in no table"
-        # What a row is about is the first word of its cell: of two rows one
-        # is older than the other.
+        # The first word of its cell is what a row describes. If two rows
+        # describe a message, one of them is outdated.
         rows = re.findall(rf"^\| (?:rank|daemon)[^|]*\|[^|`]*`{name}`",
                           readme, re.M)
         if len(rows) > 1:
@@ -107,7 +110,8 @@ def check_messages(session_proto, readme):
 
 
 def check_rpcs(admin_proto, readme, files):
-    """A test is no caller: it keeps nothing alive. The next daemon is one."""
+    """Every RPC is in a table and has a caller. A test does not count as one;
+    the next daemon (daemon/check) does."""
     told = table_words(readme)
     callers = "\n".join(t for p, t in files.items()
                         if p.startswith(("client/", "daemon/check")))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every rule of check_contracts.py must be able to fail."""
+"""Each rule of check_contracts.py reports its violations."""
 
 import unittest
 
@@ -80,7 +80,8 @@ class Columns(unittest.TestCase):
     def test_prose_and_another_tables_row_are_not_enough(self):
         found = self.check("`POOL` and `TOTAL` are told.\n"
                            "| `TOTAL`, `LOSS` | of two tables |\n")
-        self.assertEqual(len(found), 6)  # five columns, and the row
+        # Five columns, and the row of their table.
+        self.assertEqual(len(found), 6)
 
     def test_a_column_that_is_gone_is_named(self):
         found = self.check("| `POOL`, `TOTAL` | |\n| `JOB`, `GPU MEMORY`, "

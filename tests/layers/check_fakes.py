@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Every test of training is on the fake CUDA driver too, or told why not:
-check_fakes.py ROOT BUILD.
+"""Every test of training also runs on the fake CUDA driver, or has a reason
+why not: check_fakes.py ROOT BUILD.
 
 A test of training has the label gradient or poison, or is a whole run of
-sluice-train (train_NAME; those of one library are train_NAME_test). It is there
-when there is a test NAME_on_fake_cuda, or when it runs on the fakes itself;
-else it is in the table "Only on sim" of tests/fake_cuda/README.md. One that is
-there with some of its cases alone is there whole with --deep, as
-NAME_whole_on_fake_cuda, or in the table "Only in part" with what selects them,
-as it is in its command; so is a case that its source leaves out there.
-Prints one line per violation and exits 1 if there is any.
+sluice-train (train_NAME; those of one library are train_NAME_test). It runs on
+the fakes if there is a test NAME_on_fake_cuda, or if it uses the fakes itself.
+Otherwise it must be in the table "Only on sim" of tests/fake_cuda/README.md. A
+test that runs only some of its cases on the fakes must run all of them with
+--deep, as NAME_whole_on_fake_cuda, or be in the table "Only in part" with the
+selection of cases in its command. A case that the source skips on the fakes
+must be in that table, too. Prints one line per violation and exits 1 if there
+is any.
 """
 
 import json
@@ -29,7 +30,7 @@ WHOLE = "_whole" + ON_FAKES
 
 class Test(typing.NamedTuple):
     labels: list
-    environment: str  # as one text
+    environment: str  # NAME=VALUE pairs as one text
     command: list
 
 
@@ -39,7 +40,7 @@ def section(readme, heading):
 
 
 def told(readme):
-    """Name -> reason, of the table; a row may have several names."""
+    """Returns name -> reason of the table; a row may have several names."""
     rows = re.findall(r"(?m)^\| (`.*?`) \| (.*) \|$",
                       section(readme, HEADING))
     return {name: reason for names, reason in rows
@@ -47,14 +48,14 @@ def told(readme):
 
 
 def told_in_part(readme):
-    """(name, what selects or leaves out cases) -> reason, of that table."""
+    """Returns (name, selected or skipped cases) -> reason of the table."""
     rows = re.findall(r"(?m)^\| `(\w+)` \| `([^`]+)` \| (.*) \|$",
                       section(readme, IN_PART))
     return {(name, cases): reason for name, cases, reason in rows}
 
 
 def selected(command):
-    """What names some of a program's cases; none: it runs all."""
+    """Returns what selects some of a program's cases, or "" if it runs all."""
     for word in command:
         if word.startswith("--gtest_filter="):
             return word.partition("=")[2]
@@ -63,7 +64,7 @@ def selected(command):
 
 
 def skipped(source):
-    """SUITE.CASE of what a test's source leaves out on CUDA."""
+    """Yields SUITE.CASE of the cases that a test's source skips on CUDA."""
     cases = re.split(r"(?m)^(?=TEST\w*\()", source)[1:]
     for case in cases:
         if re.search(r"if \(OnCuda\(\)\) GTEST_SKIP", case):
@@ -72,7 +73,8 @@ def skipped(source):
 
 
 def in_part(tests, readme, sources):
-    """sources: of a test NAME, the text of NAME.cc."""
+    """Yields violations of the rules for tests that run in part. sources: test
+    NAME -> the text of NAME.cc."""
     reasons = told_in_part(readme)
     known = set()
     for name, test in sorted(tests.items()):
@@ -96,14 +98,14 @@ def in_part(tests, readme, sources):
                        f"({case}): {instead}, or a row with the reason to "
                        f"'{IN_PART}'")
     for name, cases in sorted(reasons):
-        # A preset may lack the test.
+        # The preset of this build may lack the test.
         if name + ON_FAKES in tests and (name, cases) not in known:
             yield (f"{README}: '{IN_PART}' has {cases} of {name}, and it is "
                    "so no more")
 
 
 def of_training(name, labels):
-    # Another form of a test is there if the test is.
+    # Another form of a test is covered if the test itself is.
     if name.endswith(("_poisoned", "_whole")):
         return False
     return bool(LABELS & set(labels)) or (
@@ -111,8 +113,9 @@ def of_training(name, labels):
 
 
 def check(tests, readme, cmake, sources):
-    """tests: name -> Test; cmake: all CMakeLists.txt of tests/, as a preset
-    has not every test; sources: as in_part has them."""
+    """Yields all violations. tests: name -> Test; cmake: all CMakeLists.txt of
+    tests/, because a preset does not have every test; sources: as in in_part.
+    """
     reasons = told(readme)
     yield from in_part(tests, readme, sources)
     for name, test in sorted(tests.items()):
@@ -138,7 +141,7 @@ def tests_of(build):
         properties = {p["name"]: p["value"] for p in test["properties"]}
         tests[test["name"]] = Test(properties.get("LABELS", []),
                                    "\n".join(properties.get("ENVIRONMENT", [])),
-                                   # Without tests/run/launch.py.
+                                   # The command without tests/run/launch.py.
                                    test.get("command", [])[1:])
     return tests
 

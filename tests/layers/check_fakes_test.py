@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every rule of check_fakes.py must be able to fail."""
+"""Each rule of check_fakes.py reports its violations."""
 
 import unittest
 
@@ -12,7 +12,7 @@ FAKES = "SLUICE_FAKE_CUDA_DIR=build/fake_cuda"
 class Fakes(unittest.TestCase):
     def check(self, tests, rows="", cmake="watch stream_math_test", parts="",
               sources=None):
-        """tests: name -> labels, environment and, where it matters, command."""
+        """tests: name -> labels, environment and, if it matters, command."""
         readme = (f"# F\n| `train_never` | x |\n{check_fakes.HEADING}\n{rows}"
                   f"{check_fakes.IN_PART}\n{parts}")
         tests = {name: check_fakes.Test(*test, *([] if len(test) > 2 else [[]]))
@@ -58,7 +58,7 @@ class Fakes(unittest.TestCase):
                           (["deep"], FAKES, command)):
                 [violation] = self.check({**tests, name: wrong})
                 self.assertIn("not all of steps_test, or not deep", violation)
-        # It is there whole.
+        # The test runs whole elsewhere.
         self.assertEqual(self.check(
             {"steps_test": (["gradient"], SIM),
              "steps_test_on_fake_cuda": (["gradient"], FAKES,
@@ -75,7 +75,7 @@ class Fakes(unittest.TestCase):
         self.assertEqual(self.check(tests, parts=row, sources=sources), [])
         [gone] = self.check(tests, parts=row)
         self.assertIn("A.Waits of steps_test, and it is so no more", gone)
-        # The tests of another preset.
+        # Rows may name tests of another preset.
         self.assertEqual(self.check({}, parts=row), [])
 
     def test_what_is_told_is_true(self):
@@ -84,7 +84,7 @@ class Fakes(unittest.TestCase):
         self.assertIn("but in", both)
         [gone] = self.check({}, row, cmake="stream_math_test")
         self.assertIn("there is no such test", gone)
-        # The tests of another preset.
+        # Rows may name tests of another preset.
         self.assertEqual(self.check({}, row), [])
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""No test is left out of a build in silence: check_left_out.py BUILD.
+"""Lists tests that CMake left out of a build: check_left_out.py BUILD.
 
-CMake makes some tests only where torch with NVIDIA's libraries is
-(`./dev setup python`, which `./dev test` calls). Prints those that are not there
-and exits 1 if there is any.
+CMake defines some tests only if torch with NVIDIA's libraries is installed
+(`./dev setup python`, which `./dev test` calls). Prints the tests that are
+missing and exits 1 if there are any.
 """
 
 import json

@@ -1,19 +1,20 @@
-"""Rules inside a layer: its rooms.
+"""Rules for the rooms of a layer.
 
-A room is a folder of a layer that is cut into several. CMake sees one target
-there, so the arrows between its rooms are kept here.
+A room is a folder of a layer that is divided into several folders. CMake has
+one target for the layer, so the allowed includes between its rooms are listed
+here.
 """
 
 import os
 import re
 
 # Room -> rooms of the same layer that it may include. A layer's own folder
-# (client/train) is its front, above all its rooms, unless it is listed.
+# (client/train) may include all its rooms, unless it is listed.
 ROOMS = {
     "client/copy": [],
     "client/session": ["client/copy"],
     "client/torch/memory": [],
-    # What the rooms above it need: exceptions, the precompiled header.
+    # What other rooms need: exceptions and the precompiled header.
     "client/torch": ["client/torch/memory"],
     "client/torch/ranks": ["client/torch"],
     "client/torch/backend": ["client/torch", "client/torch/memory"],
@@ -27,17 +28,17 @@ ROOMS = {
     "client/torch/run": ["client/torch", "client/torch/memory",
                          "client/torch/ranks", "client/torch/backend",
                          "client/torch/math", "client/torch/stream", "client/torch/baseline"],
-    # A client's identity, and which GPUs it may use.
+    # A client's identity, and which GPUs the client may use.
     "daemon/service/identity": [],
     "daemon/service/log": [],
-    # The loop, threads beside it, and their place among the machine's others.
+    # The event loop, the other threads, and their scheduling priorities.
     "daemon/service/threads": [],
     "client/train/watch": [],
     "client/train/launch": ["client/train/watch"],
     "client/train/data": ["client/train/launch"],
-    # Weights in one flat buffer, and AdamW over it.
+    # Weights in one flat buffer, and AdamW that updates them.
     "client/train/optimizer": [],
-    # One micro-batch by each method, and what a rank works on.
+    # One micro-batch by each method, and the tensors of a rank.
     "client/train/step": ["client/train/launch", "client/train/optimizer",
                           "client/train/watch"],
     "client/train/checkpoint": ["client/train/launch",
@@ -68,7 +69,7 @@ def includes(text):
 
 
 def check_rooms(files):
-    """files: {path: text} of C++ sources and headers."""
+    """Yields violations; files: {path: text} of C++ sources and headers."""
     for path, text in files.items():
         room = os.path.dirname(path)
         if room not in ROOMS:

@@ -1,5 +1,5 @@
-"""Rules for what a reader can hold in the head: a class is defined in one .cc,
-and folders include each other in one direction only."""
+"""Rules that keep the code readable: a class is defined in one .cc, and
+folders include each other in one direction only."""
 
 import collections
 import os
@@ -17,7 +17,8 @@ def product(files, ends):
 
 
 def check_classes(files):
-    """files: {path: text} of C++ sources and headers."""
+    """Yields classes defined in several sources; files: {path: text} of C++
+    sources and headers."""
     sources = collections.defaultdict(set)
     for path, text in product(files, ".cc").items():
         spaces = NAMESPACE.findall(text)
@@ -51,7 +52,7 @@ def reachable(graph, start):
 
 
 def check_circles(files):
-    """Folders that include each other, directly or over others."""
+    """Yields folders that include each other, directly or through others."""
     graph = folder_graph(product(files, (".cc", ".h", ".cu")))
     reached = {folder: reachable(graph, folder) for folder in list(graph)}
     circles = {frozenset(other for other in reached[folder]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every rule of check_shape.py must be able to fail."""
+"""Each rule of check_shape.py reports its violations."""
 
 import unittest
 

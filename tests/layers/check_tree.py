@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Checks the source tree against the layer table: check_tree.py ROOT.
 
-Rules, one function each: third-party headers stay in the folders that own
-them; an include never goes up a layer; a tensor that is made says on which
-device; every lock is one that clang can check; no race of ours is hidden from
-ThreadSanitizer; nothing names a machine, its paths or
-its mirrors; every top-level and layer folder has a README.md; at the top level
-is what belongs there.
+Each rule is a function: third-party headers are included only in the folders
+that own them; an include never goes up a layer; a new tensor states its device;
+clang can check every lock; Sluice's own races are not hidden from
+ThreadSanitizer; no file names a machine, its paths or its mirrors; every
+top-level and layer folder has a README.md; the top level has no unknown entry.
 check_rooms.py: arrows between a layer's rooms.
 check_shape.py: classes in one source each, no circles of folders.
 check_contracts.py: metrics, columns of `sluicectl status`, keys of the snapshot,
@@ -23,11 +22,11 @@ import check_contracts
 import check_rooms
 import check_shape
 
-# Header family -> (pattern of the include, folders that may include it).
-# A folder means itself and everything below; tests/ may use what the layer it
-# tests may. `None` = everywhere.
+# Header family -> (pattern of the include, folders that may include it). A
+# folder stands for itself and all folders below it; tests/ may include what
+# the tested layer may. `None` means everywhere.
 FAMILIES = {
-    # Which attention and merge a device has is known in one folder. The kit
+    # Only one folder knows which attention and merge a device has. The kit
     # launches a merge to see what a GPU may read.
     "attention": (r"ATen/ops/_\w*(flash|efficient|cudnn|dot_product)\w*att"
                   r"ention\w*\.h$|kernels/ops/merge\w*\.h$",
@@ -65,7 +64,7 @@ FAMILIES = {
     "system": (r"(sys|linux|net|netinet|arpa|asm|bits)/", None),
 }
 
-# Inside a family's folders, where it still must not be.
+# Folders that must not include the family although a folder above them may.
 EXCEPTIONS = {
     "protobuf": ["client/torch", "client/train"],
     "toml++": ["daemon/core", "daemon/service", "daemon/metrics"],
@@ -77,7 +76,7 @@ EXCEPTIONS = {
     "clp": ["planner/worker"],
 }
 
-# Each solver lives in one file.
+# Each solver's headers are included by one file only.
 ONE_FILE = ["cbc", "clp"]
 
 TOP_LEVEL = ["daemon", "client", "proto", "kernels", "planner", "deploy",
@@ -92,14 +91,14 @@ BARE_LOCK = re.compile(
 MAKES_TENSOR = re.compile(
     r"\bat::(empty|zeros|ones|full|arange|rand|randn|randint|randperm|eye|"
     r"linspace|scalar_tensor|tensor|from_blob)\(")
-# The last are names of options that were made by one of the first.
+# The last group are names of options that one of the first made.
 SAYS_WHERE = re.compile(
     r"\bOn(Host)?\(|\boptions\(\)|\b(options|float32|wide|ids)\b")
 HOSTS = re.compile(r"^(127\.0\.0\.1|0\.0\.0\.0|localhost|.*\.(example|invalid)"
                    r"|(www\.)?(w3|apache|arxiv|debian|pypi|python)\.org"
                    r"|github\.com|prometheus\.io|json-schema\.org)$")
-# What ThreadSanitizer is told to overlook: libraries that are not compiled for
-# it (deploy/cmake/SluiceInstrumented.cmake), by their files or namespaces.
+# What ThreadSanitizer may suppress: races of libraries that are not compiled
+# for it (deploy/cmake/SluiceInstrumented.cmake), by their files or namespaces.
 SUPPRESSED_RACES = "deploy/lint/races.supp"
 OF_A_LIBRARY = re.compile(r"called_from_lib:lib(gpr|grpc)\w*(\+\+)?\w*\.so$|"
                           r"race:(grpc\w*|synchronization_internal)::\w")
@@ -114,7 +113,8 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
 def tracked_files(root):
-    """Files of the repository; of the folder, where it is no repository."""
+    """Returns the repository's files, or the folder's if it is no repository.
+    """
     git = subprocess.run(
         ["git", "-C", root, "ls-files", "-co", "--exclude-standard"],
         capture_output=True, text=True)
@@ -134,8 +134,8 @@ def is_below(path, folder):
 
 
 def mirrored(path):
-    """tests/daemon/core/x.cc is judged like daemon/core/x.cc, and free to use
-    everything when it mirrors no layer."""
+    """Returns daemon/core/x.cc for tests/daemon/core/x.cc, which has the same
+    rules. A test that mirrors no layer may use everything."""
     return path.split("/", 1)[1] if path.startswith("tests/") else path
 
 
@@ -154,7 +154,8 @@ def family_of(header):
 
 
 def check_third_party(files):
-    """files: {path: text} of C++ sources and headers."""
+    """Yields includes of third-party headers outside of their folders; files:
+    {path: text} of C++ sources and headers."""
     homes = {}
     for path, text in files.items():
         used = {}
@@ -197,7 +198,7 @@ def check_public_header(path, used):
 
 
 def arguments(text, at):
-    """What is between the parenthesis at `at` and the one that closes it."""
+    """Returns the text between the parenthesis at `at` and its closing one."""
     depth = 0
     for end in range(at, len(text)):
         depth += {"(": 1, ")": -1}.get(text[end], 0)
@@ -207,7 +208,7 @@ def arguments(text, at):
 
 
 def check_placement(files):
-    """A tensor that is made says where it is: client/torch/placement.h."""
+    """Every new tensor states its device: client/torch/placement.h."""
     for path, text in files.items():
         if not path.startswith(("client/torch/", "client/train/")):
             continue
@@ -231,7 +232,7 @@ def check_locks(files):
 
 
 def check_races(files):
-    """No race of ours is hidden from ThreadSanitizer."""
+    """Checks that Sluice's own races are not hidden from ThreadSanitizer."""
     for path, text in files.items():
         for number, line in enumerate(text.splitlines(), 1):
             if path == SUPPRESSED_RACES:
@@ -247,7 +248,8 @@ def check_races(files):
 
 
 def layer_table(cmake):
-    """(uses, folders) of deploy/cmake/SluiceLayers.cmake's text."""
+    """Returns (uses, folders) from the text of
+    deploy/cmake/SluiceLayers.cmake."""
     uses = {}
     for name, value in re.findall(r"^set\(SLUICE_LAYER_([a-z_]+) ([^)]*)\)",
                                   cmake, re.M):

@@ -17,11 +17,11 @@ PEOPLE = re.compile(
 OF = re.compile(r"(?:^|[.:] )Of [a-z]")
 CPP = (".cc", ".h", ".cu", ".proto")
 HASH = (".sh", ".cmake", "CMakeLists.txt", ".toml", ".in", ".txt")
-MOST_PEOPLE, MOST_OF = 5, 3
+MOST_PEOPLE, MOST_OF = 0, 0
 
 
 def python_comments(text):
-    """(line, text) of comments and docstrings."""
+    """Yields (line, text) of comments and docstrings."""
     before = tokenize.INDENT
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
@@ -48,7 +48,7 @@ def comments(path, text):
 
 
 def found(path, text):
-    """(line, kind, text) of what is counted."""
+    """Yields (line, kind, text) of what is counted."""
     ended, last = True, 0
     for number, comment in comments(path, text):
         if PEOPLE.search(comment):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Every removed lock is found: locks_test.py BUILD_DIR.
+"""Every removed lock is detected: locks_test.py BUILD_DIR.
 
-Takes real sources, removes one lock from a copy of each, and expects clang's
-analysis to name the mutex that is no longer held. The untouched sources pass in
-each run of locks.py and in the sanitizers' builds.
+Copies sources of the product, removes one lock from each copy, and expects
+clang's analysis to name the mutex that is no longer held. locks.py and the
+sanitizers' builds check the original sources.
 """
 
 import concurrent.futures
@@ -19,8 +19,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
 import commands
 import locks
 
-# (source, the function it is in, the mutex): one per folder that has locks.
-# The first lock after the function's head goes.
+# (source, enclosing function, mutex): one per folder that has locks. The first
+# lock of the function is removed.
 REMOVED = [
     ("client/copy/copy_lane.cc", "void CopyLane::Push(", "mutex_"),
     ("client/session/plan_inbox.cc", "PlanInbox::Await(", "mutex_"),
@@ -34,7 +34,7 @@ REMOVED = [
 
 
 def without_lock(text, function):
-    """`text` without the first MutexLock after `function`."""
+    """Returns `text` without the first MutexLock of `function`."""
     start = text.index(function)
     at = text.index("MutexLock ", start)
     begin = text.rindex("\n", 0, at) + 1
@@ -47,7 +47,7 @@ class RemovedLocks(unittest.TestCase):
     folder = ""
 
     def said(self, case, made=None):
-        """What clang says of the source without the lock."""
+        """Returns clang's messages about the source without the lock."""
         path, function, _ = case
         copy = os.path.join(self.folder, os.path.basename(path))
         with open(copy, "w", encoding="utf-8") as file:
@@ -56,7 +56,7 @@ class RemovedLocks(unittest.TestCase):
         return locks.complaints(self.entry_of[path], [copy], made or {})
 
     def test_each_is_found(self):
-        # A build without torch has not all of them.
+        # A build without torch lacks some of the sources.
         cases = [case for case in REMOVED
                  if case[0] in self.entry_of or "torch" not in case[0]]
         self.assertGreaterEqual(len(cases), 5)

@@ -1,5 +1,5 @@
-// The switch of a mutant: on where SLUICE_MUTANT is its number. Where
-// SLUICE_MUTANTS_REACHED is a folder, a file there says that it was reached.
+// The switch of a mutant: on if SLUICE_MUTANT is its number. If
+// SLUICE_MUTANTS_REACHED is a folder, a file in it records that it was reached.
 #ifndef SLUICE_TESTS_MUTANTS_MUTANT_H_
 #define SLUICE_TESTS_MUTANTS_MUTANT_H_
 

@@ -32,8 +32,9 @@ sys.path.insert(0, os.path.join(ROOT, "tests/run"))
 import suite  # noqa: E402
 
 LEAST_FOUND = 0.85
-BUDGET_SECONDS = 300  # of tests of one kind that a mutant may survive
-CASES = 10  # of a Python test
+# Limit on the test time of one kind that is spent on a mutant.
+BUDGET_SECONDS = 300
+CASES = 10  # most cases of a Python test that run for a mutant
 KINDS = [suite.OWN_PROGRAM_ONLY, {"python"}, {"integration", "attacks"}]
 TESTS = ["-LE", "^(root|deep|bench|package)$",
          "-E", "^(layers|lint|mutants|run)_"]
@@ -50,8 +51,8 @@ def read(path):
 
 
 class Draw:
-    """`drawn`: sites, each on a line of its own; a mutant's number is its
-    index."""
+    """The drawn sites, each on its own line. A mutant's number is the index of
+    its site in `drawn`."""
 
     def __init__(self, count, seed, room):
         self.drawn = []
@@ -74,7 +75,8 @@ class Draw:
             self.add(room)
 
     def add(self, room, at=None):
-        """The next one of the room: a new one, or instead of number `at`."""
+        """Draws another site of the room and appends it, or replaces number
+        `at`."""
         taken = {(site.path, site.line) for site in self.drawn}
         while self.rooms[room]:
             site = self.rooms[room].pop()
@@ -89,8 +91,9 @@ class Draw:
             self.drawn[at] = site
 
     def build(self, tree):
-        """Builds all of them in a clone, which finds other sources in ccache;
-        replaces what does not compile or is warned of."""
+        """Builds all mutants in a clone, which reuses ccache's objects of
+        other sources. Replaces mutants that do not compile or cause warnings.
+        """
         shutil.rmtree(tree, ignore_errors=True)
         subprocess.run(["git", "clone", "-q", ROOT, tree], check=True)
         shutil.copy(os.path.join(HERE, "sluice_mutant.py"),
@@ -123,7 +126,7 @@ class Draw:
 
 
 def run(entry, limit, **more):
-    """Whether the test passes, and its seconds."""
+    """Runs the test; returns whether it passes, and its seconds."""
     started = time.monotonic()
     status = subprocess.run(
         entry.command, cwd=entry.folder, stdin=subprocess.DEVNULL,
@@ -137,8 +140,9 @@ def run(entry, limit, **more):
 
 
 def look(entry, folder):
-    """Which mutants a test reaches, and of Python the cases that do: none
-    where it fails without one."""
+    """Runs the test without a mutant. Returns which mutants it reaches (for
+    Python also the cases that reach each), its seconds, and whether it passes.
+    """
     here = os.path.join(folder, "reached", entry.name)
     shutil.rmtree(here, ignore_errors=True)
     os.makedirs(here)
@@ -150,12 +154,12 @@ def look(entry, folder):
 
 
 def cases_of(entry, look, number):
-    """The entry, of a Python test with only those cases that reach the mutant
-    and the fewest others."""
+    """Returns the entry. For a Python test it has only cases that reach the
+    mutant, first those that reach few other mutants, at most CASES."""
     reach = collections.Counter(case for each in look["reached"].values()
                                 for case in each)
     cases = sorted(look["reached"][number], key=reach.get)[:CASES]
-    if not cases or "" in cases:  # "": where a module is imported
+    if not cases or "" in cases:  # "" is recorded while a module is imported
         return entry
     files = [word for word in entry.command if word.endswith("_test.py")]
     return dataclasses.replace(entry, command=[
@@ -166,7 +170,8 @@ def cases_of(entry, look, number):
 
 
 def judge(name, site, tests):
-    """`tests`: rows of `look` with their entries, of those that reach it."""
+    """Runs tests until one finds the mutant; returns its row. `tests`: (row of
+    `look`, entry) of the tests that reach the mutant."""
     number = name.split()[0]
     row = {"name": name, "site": str(site), "room": os.path.dirname(
         site.path), "said": "survived" if tests else "not reached", "by": []}
@@ -189,8 +194,8 @@ def judge(name, site, tests):
 
 
 def remembered(path, work, keys, arguments):
-    """`work` of each of the `arguments`, one more at a time than there are
-    cores; rows by key, with those of an earlier run."""
+    """Calls `work` for each of the `arguments` in parallel, unless `path` has
+    its row from an earlier run. Returns all rows by key."""
     rows = {}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
@@ -214,7 +219,7 @@ def remembered(path, work, keys, arguments):
 
 
 def table(rows, equivalent):
-    """Prints it; whether enough were found."""
+    """Prints the table; returns whether enough mutants were found."""
     rooms = collections.defaultdict(collections.Counter)
     for row in rows:
         said = row["said"]
@@ -246,7 +251,7 @@ def main():
                         help="only these run: what they do not find may be "
                         "found by others")
     given = parser.parse_args()
-    # What is known of a draw is true of its own tree only.
+    # Results of a draw are valid only for the tree of this commit.
     folder = os.path.join(ROOT, "build/mutants", "-".join(
         [given.seed, str(given.count), *given.room.split("/")]))
     tree = os.path.join(folder, "tree")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Leaves out each statement of planted.txt, and says whether the test, or the
-lock analysis, that is named beside it finds that: kinds of defects that the
-suite has found before."""
+"""Removes each statement listed in planted.txt and checks that the test, or
+the lock analysis, named there detects that. The statements stand for kinds of
+defects that the tests must find."""
 
 import dataclasses
 import os
@@ -26,7 +26,8 @@ class Defect:
     statement: str
 
     def site(self):
-        """Where the statement is first in its file, behind a switch."""
+        """Returns the first place of the statement in its file, behind a
+        switch."""
         line, text = next(
             (i + 1, line) for i, line in enumerate(
                 mutants.read(self.path).split("\n"))
@@ -56,8 +57,8 @@ def read():
 
 
 def found_by_tests(defects):
-    """By defect: whether its test passes without it, and fails with it; the
-    test's tier."""
+    """Yields (defect, found, the test's tier); found: the test passes with the
+    statement and fails without it."""
     for number, defect in enumerate(defects):
         [entry] = suite.entries(os.path.join(TREE, "build/release"),
                                 ["-R", f"^{defect.test}$"])
@@ -67,7 +68,8 @@ def found_by_tests(defects):
 
 
 def found_by_analysis(defects):
-    """One analysis of a tree that lacks all of these; each must be named."""
+    """Removes all statements from the tree, runs the lock analysis once, and
+    expects it to name each file."""
     for defect in defects:
         path = os.path.join(TREE, defect.path)
         with open(path, encoding="utf-8") as file:

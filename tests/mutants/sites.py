@@ -1,6 +1,6 @@
-"""Where production code can be changed in one statement, and how: a line's
-condition, value or call, by its form. C++ and Python are read by line: what
-does not compile is drawn again."""
+"""Finds where production code can be changed in one statement, and how: a
+line's condition, value or call. C++ and Python are read line by line; a mutant
+that does not compile is replaced by another."""
 
 import ast
 import dataclasses
@@ -15,7 +15,7 @@ SWAPPED = [("<", "<="), ("<=", "<"), (">", ">="), (">=", ">"), ("==", "!="),
 NAMES = [("std::min", "std::max"), ("std::max", "std::min"), ("true", "false"),
          ("false", "true"), ("min", "max"), ("max", "min"), ("True", "False"),
          ("False", "True")]
-# Before, the part that changes, after.
+# Groups of each pattern: text before, the part that changes, text after.
 FORMS = {
     ".cc": {
         "condition": r"(\s+(?:\} else )?(?:if|while) \()(.+)"
@@ -35,14 +35,14 @@ class Site:
     line: int
     old: str
     new: str
-    planted: str  # the line, with ON for the switch
+    planted: str  # the changed line, with ON in the place of the switch
 
     def __str__(self):
         return f"{self.path}:{self.line}: {self.old} => {self.new}"
 
 
 def changed(part):
-    """What `part` of a line may become."""
+    """Yields the texts that `part` of a line may be replaced by."""
     for word, other in SWAPPED:
         for at in re.finditer(rf" {word} ", part):
             yield part[:at.start()] + f" {other} " + part[at.end():]
@@ -55,8 +55,8 @@ def changed(part):
 
 def of_line(path, number, line):
     cpp = path.endswith(".cc")
-    # What only other processors run is found by none of these tests; a
-    # function of a loop without end has no return after it.
+    # Code for other processors cannot be reached by tests here. After an
+    # endless loop a function has no return, so its condition must stay.
     if re.search(r"//|#|\"|constexpr|static|decltype|^\s+(using|for) |_mm512|"
                  r"while \(true\)", line):
         return
@@ -83,7 +83,7 @@ def of_line(path, number, line):
 
 
 def inside_strings(text):
-    """Lines of strings of several lines, docstrings most of all."""
+    """Returns the line numbers of multi-line strings, such as docstrings."""
     return {line for node in ast.walk(ast.parse(text))
             if isinstance(node, (ast.Constant, ast.JoinedStr))
             and node.end_lineno > node.lineno
@@ -110,7 +110,7 @@ def compiles(lines, site):
 
 
 def planted(path, text, numbered):
-    """`text` with these (number, site), each behind its switch."""
+    """Returns `text` with these (number, site), each behind its switch."""
     lines = text.split("\n")
     switch = ('__import__("sluice_mutant").on({})' if path.endswith(".py")
               else "SluiceMutant({})")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What a line may become, and that a planted one has both forms."""
+"""Which changes of a line are found, and that a planted line has both forms.
+"""
 
 import unittest
 

@@ -1,5 +1,5 @@
-"""The switch of Python's mutants; see mutant.h. What reaches one is written
-with pytest's case."""
+"""The switch of Python's mutants; see mutant.h. A mutant that is reached is
+recorded with pytest's current case."""
 
 import os
 

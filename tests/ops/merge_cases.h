@@ -1,4 +1,4 @@
-// Inputs and the fp64 reference of the merge, for the CPU and the CUDA tests.
+// Inputs and the fp64 reference of the merge, for the tests on CPU and on CUDA.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace sluice::ops {
 
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// (o, lse) of one side, rows-major: o [rows, heads, dim], lse [heads, rows].
+// (o, lse) of one side, row-major: o [rows, heads, dim], lse [heads, rows].
 struct Side {
   std::vector<float> o, lse;
 };
@@ -49,7 +49,8 @@ inline float FromBFloat16(BFloat16 value) {
   return result;
 }
 
-// The formula of merge.h in fp64, element by element; contiguous layout.
+// Returns the formula of merge.h in fp64, element by element; contiguous
+// layout.
 inline Side ReferenceMerge(const MergeShape& shape, const Side& a,
                            const Side& b) {
   Side merged = a;

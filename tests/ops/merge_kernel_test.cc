@@ -53,7 +53,7 @@ class MergeKernelOnGpu : public OnGpu<MergeKernel> {
   }
 };
 
-// The CPU's MergeAttention is the reference; it is tested against fp64.
+// The reference is the CPU's MergeAttention, which is tested against fp64.
 void ExpectSame(const Side& gpu, const Side& cpu) {
   EXPECT_THAT(gpu.o, ::testing::Pointwise(::testing::FloatNear(2e-6f), cpu.o));
   for (size_t i = 0; i < cpu.lse.size(); ++i) {
@@ -71,7 +71,7 @@ TEST_F(MergeKernelOnGpu, AgreesWithTheCpu) {
     for (const int64_t dim : {20, 64, 128}) {
       const MergeShape shape = Contiguous(rows, 3, dim);
       Side a = RandomSide(shape, 10, 1), b = RandomSide(shape, 10, 2);
-      a.lse[0] = b.lse[1] = -kInf;  // and [2] has nothing on both sides
+      a.lse[0] = b.lse[1] = -kInf;  // [2] has no keys on both sides
       a.lse[2] = b.lse[2] = -kInf;
       const Side gpu = Merged(shape, a, b.o, b.lse);
       MergeAttention(shape, a.o.data(), a.lse.data(), b.o.data(), b.lse.data());
@@ -91,7 +91,7 @@ TEST_F(MergeKernelOnGpu, AgreesWithTheCpuOnBFloat16Blocks) {
   ExpectSame(gpu, a);
 }
 
-// As rows of a larger tensor are: what lies between them is not the kernel's.
+// The rows lie in a larger tensor, and the kernel must not write between them.
 TEST_F(MergeKernelOnGpu, LeavesWhatLiesBetweenItsRowsAsItIs) {
   const RowHeadStrides apart = {3 * 40 + 8, 40};
   const MergeShape shape = {7, 3, 20, apart, {3, 1}, apart, {3, 1}};

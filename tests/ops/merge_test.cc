@@ -65,7 +65,7 @@ TEST(MergeAttention, ANanThatCountsIsNotHidden) {
 }
 
 TEST(MergeAttention, ManyBlocksGiveTheSoftmaxOfTheWhole) {
-  // Scores of 64 keys, 8 blocks of 8; values are the scores themselves.
+  // 64 keys in 8 blocks of 8. The values are the scores themselves.
   std::mt19937 random(5);
   std::normal_distribution<float> normal(0, 20);
   double top = 0, bottom = 0;
@@ -105,7 +105,7 @@ TEST(MergeAttention, FollowsEveryStride) {
   const MergeShape plain = Contiguous(rows, heads, dim);
   const Side a = RandomSide(plain, 1, 1), b = RandomSide(plain, 1, 2);
   const Side expected = ReferenceMerge(plain, a, b);
-  // The block is [heads, rows, dim + 2] with lse [rows, heads + 1].
+  // The block's o is [heads, rows, dim + 2], its lse [rows, heads + 1].
   MergeShape shape = plain;
   shape.block_o = {dim + 2, rows * (dim + 2)};
   shape.block_lse = {heads + 1, 1};
@@ -133,8 +133,8 @@ TEST(MergeAttention, NothingToMergeIsFine) {
   }
 }
 
-// The hot loop of streamed attention: 4 heads of 64, 1,024 rows. Prints what
-// it measured; the limit is ten times what it should be.
+// The hot loop of streamed attention: 4 heads of 64, 1,024 rows. Prints the
+// measured time; the limit is ten times the expected one.
 TEST(MergeAttention, IsFast) {
   const MergeShape shape = Contiguous(1024, 4, 64);
   Side a = RandomSide(shape, 2, 1);

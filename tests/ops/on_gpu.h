@@ -1,6 +1,6 @@
-// A test of kernels on GPU 0 of whichever CUDA driver is found; it is skipped,
-// with the reason, where there is none. Tensors lie one after another with
-// guards between them, and a kernel may write what it has as results alone.
+// Fixture of kernel tests on GPU 0 of the CUDA driver that is found. Without a
+// driver the test is skipped, with the reason. Tensors lie one after another
+// with guards between them, and a kernel may write only its results.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace sluice::ops {
 
-// Kernels: MergeKernel and the like.
+// `Kernels`: MergeKernel or a class like it.
 template <typename Kernels>
 class OnGpu : public ::testing::Test {
  protected:
@@ -34,7 +34,8 @@ class OnGpu : public ::testing::Test {
     kernels_ = std::make_unique<Kernels>(*kernels);
   }
 
-  // Where these values will be in the GPU's memory.
+  // Appends `values` to the image of the memory. Returns their address on the
+  // GPU.
   template <typename T>
   T* Lay(const std::vector<T>& values) {
     const size_t at = laid_.size() + kGuard;
@@ -47,7 +48,7 @@ class OnGpu : public ::testing::Test {
     return reinterpret_cast<T*>(memory_->address() + at);
   }
 
-  // Copies all of it there, launches, waits, and copies it back.
+  // Copies the image to the GPU, launches, waits, and copies the memory back.
   template <typename... Arguments>
   void Launch(Arguments... arguments) {
     EXPECT_THAT(device::CopyNow(*driver_, memory_->address(), laid_.data(),
@@ -67,7 +68,7 @@ class OnGpu : public ::testing::Test {
                 sluice::testing::IsOk());
   }
 
-  // A result.
+  // Reads a result from `place`, where the kernel was allowed to write.
   template <typename T>
   void Take(const T* place, std::vector<T>& values) {
     const auto at = static_cast<size_t>(
@@ -77,7 +78,8 @@ class OnGpu : public ::testing::Test {
     std::memcpy(laid_.data() + at, now_.data() + at, size);
   }
 
-  // Guards, and what a kernel only reads. Then nothing is laid any more.
+  // Expects that the guards and the kernel's inputs are unchanged. Clears the
+  // image.
   void ExpectRestAsLaid() {
     const auto [was, is] = std::ranges::mismatch(laid_, now_);
     if (was != laid_.end()) {
@@ -94,7 +96,7 @@ class OnGpu : public ::testing::Test {
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<device::Mapped> memory_;
   std::unique_ptr<Kernels> kernels_;
-  // What the GPU's memory holds from its start: as laid, and after a launch.
+  // The GPU's memory from its start: before and after the launch.
   device::Content laid_, now_;
 };
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""registers_test.py NVCC FLAGS SOURCES [--record]: what `ptxas -v` says of our
-device code, compiled as the product compiles it, for sm_80, sm_90 and sm_100.
+"""registers_test.py NVCC FLAGS SOURCES [--record]: checks what `ptxas -v`
+reports for Sluice's device code, compiled with the product's flags for sm_80,
+sm_90 and sm_100.
 
-FLAGS and SOURCES are separated by `;`. Nothing may spill or need a stack frame,
-and the registers of each kernel are those in registers.txt, which --record
-writes anew (`ctest -V -R kernel_registers` shows the command to add it to).
+FLAGS and SOURCES are separated by `;`. No kernel may spill or need a stack
+frame, and each kernel's number of registers must be that in registers.txt.
+--record rewrites that file (`ctest -V -R kernel_registers` shows the command
+to add it to).
 """
 
 import os
@@ -18,8 +20,8 @@ NVCC = sys.argv[1]
 FLAGS, SOURCES = (each.split(";") for each in sys.argv[2:4])
 RECORD = os.path.join(os.path.dirname(os.path.abspath(__file__)),
                       "registers.txt")
-# The machine code and what it is made from: for sm_100 as a driver makes it,
-# from the PTX of the fatbin.
+# Machine code -> the PTX it is compiled from. For sm_100 that is what the
+# driver compiles from the fatbin's PTX.
 ARCHITECTURES = {"sm_80": "compute_80", "sm_90": "compute_90",
                  "sm_100": "compute_90"}
 KERNEL = re.compile(
@@ -37,7 +39,8 @@ def ptxas_version():
 
 
 def compiled(*flags):
-    """What ptxas says of each kernel: {(name, arch): match of KERNEL}."""
+    """Returns ptxas's report of each kernel: {(name, arch): match of KERNEL}.
+    """
     told = {}
     for source in SOURCES:
         command = [NVCC, *FLAGS, "-fatbin", "-Xptxas", "-v", *flags]
@@ -60,7 +63,7 @@ def compiled(*flags):
 
 
 def spills(told):
-    """A line for each kernel that keeps anything outside of registers."""
+    """Returns a line for each kernel that spills or has a stack frame."""
     return [f"{name} for {arch}: stack frame {kernel['stack']}, spill stores "
             f"{kernel['stores']}, spill loads {kernel['loads']} bytes"
             for (name, arch), kernel in told.items()

@@ -1,4 +1,4 @@
-// Inputs of token_math.h's functions, for the CPU and the CUDA tests.
+// Inputs of token_math.h's functions, for the tests on CPU and on CUDA.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ T Narrow(float x) {
   }
 }
 
-// What rounding a result to T may be off by, relative to the largest.
+// The rounding error of a result in T, relative to the largest one.
 template <typename T>
 constexpr float kRounding = sizeof(T) == sizeof(float) ? 3e-6f : 4e-3f;
 
@@ -38,7 +38,7 @@ class Draw {
     }
     return values;
   }
-  // One row in five is ignored.
+  // Returns labels of which one row in five is ignored.
   std::vector<int64_t> Labels(int64_t rows, int64_t width) {
     std::vector<int64_t> labels;
     for (int64_t i = 0; i < rows; ++i) {

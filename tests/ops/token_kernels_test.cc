@@ -10,7 +10,7 @@ namespace {
 
 using ::sluice::testing::StatusIs;
 
-// The CPU form is the reference; it is tested against fp64.
+// The reference is the CPU form, which is tested against fp64.
 class TokenKernelsOnGpu : public OnGpu<TokenKernels> {
  protected:
   template <typename T>
@@ -39,7 +39,7 @@ class TokenKernelsOnGpu : public OnGpu<TokenKernels> {
 
 template <typename T>
 void TokenKernelsOnGpu::Norms(int64_t rows, int64_t width, int gradients) {
-  // In parts, the last of which has fewer rows.
+  // The rows are split into parts, the last of which has fewer rows.
   const RmsNormShape shape{rows, width, 1e-5f, 3};
   Draw draw(1);
   const auto x = draw.operator()<T>(rows * width, 3);
@@ -83,7 +83,8 @@ void TokenKernelsOnGpu::Norms(int64_t rows, int64_t width, int gradients) {
   ExpectSame(sums_there, sums, "weight's gradient");
 }
 
-// Rows that fill no vector, a block of one warp, and pieces in every place.
+// Covers rows that fill no vector, a block of one warp, and all paths of
+// pieces.
 TEST_F(TokenKernelsOnGpu, NormsAgreeWithTheCpu) {
   for (const int64_t width : {1, 20, 64, 1000, 2056}) {
     Norms<float>(5, width, 1);
@@ -185,7 +186,7 @@ void TokenKernelsOnGpu::Softmaxes(int64_t rows, int64_t width) {
   ExpectSame(of_gpu, loss, "loss");
 }
 
-// Fewer columns than threads, and several pieces for some of them.
+// Covers fewer columns than threads, and several pieces per thread.
 TEST_F(TokenKernelsOnGpu, SoftmaxAgreesWithTheCpu) {
   for (const int64_t width : {1, 30, 4100}) {
     Softmaxes<float>(6, width);

@@ -11,7 +11,8 @@ namespace {
 
 using Numbers = std::vector<double>;
 
-// Against the formulas in fp64, at widths that fill no vector and no tile.
+// Compares with the formulas in fp64, at widths that fill no vector and no
+// tile.
 template <typename T>
 class TokenMath : public ::testing::Test {
  protected:
@@ -60,7 +61,7 @@ TYPED_TEST(TokenMath, RmsNormIsTheFormula) {
   }
 }
 
-// With one to three gradients, and with a residual in the place of the result.
+// Covers one to three gradients, and a residual in the place of the result.
 TYPED_TEST(TokenMath, RmsNormBackwardIsTheDerivative) {
   using T = TypeParam;
   for (const int64_t width : {1, 20, 300}) {
@@ -141,7 +142,7 @@ TYPED_TEST(TokenMath, RopeTurnsPairsAndBackInPlace) {
     this->ExpectNear(x, expected, "turned");
     RopeShape back = shape;
     back.inverse = true;
-    // Backward rounds fp32 sums to the model's type.
+    // The backward pass rounds fp32 sums to the model's type.
     const std::vector<float> sums(expected.begin(), expected.end());
     Compute(back, RopeTensors<float, T>{sums.data(), cos.data(), sin.data(),
                                         x.data()});

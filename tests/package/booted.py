@@ -1,5 +1,5 @@
-"""Runs a check in a Debian of its own that has this build's packages beside it:
-what a test of the packages is started with."""
+"""Runs a check beside a booted Debian that has this build's packages. The
+tests of the packages start with `main`."""
 
 import glob
 import os
@@ -23,7 +23,7 @@ def in_namespaces(make_check, build, work):
 
 
 def replace_daemon(deb, program):
-    """The package's sluiced is this one."""
+    """Replaces sluiced in the package by `program`."""
     with tempfile.TemporaryDirectory() as tree:
         run("dpkg-deb", "-R", deb, tree)
         shutil.copy(program, tree + "/usr/bin/sluiced")
@@ -36,7 +36,7 @@ def prepare(build, work):
     run(*quick, "-B", work + "/next", "-D", "CPACK_COMPONENTS_ALL=daemon",
         "-D", "CPACK_PACKAGE_VERSION=" + NEXT_VERSION, cwd=PACKED)
     [deb] = glob.glob(work + "/next/*.deb")
-    # As all of a package's programs are.
+    # A package's programs are all stripped.
     run("strip", "-o", work + "/sluiced-next", build + "/bin/sluiced-next")
     replace_daemon(deb, work + "/sluiced-next")
     debs = glob.glob(work + "/debs/*.deb")
@@ -50,16 +50,18 @@ def skips():
 
 
 def main(script, make_check):
-    """Runs the check's `all` in a booted Debian; `script` calls this."""
+    """Runs the check's `all` beside a booted Debian; a test's script calls
+    this."""
     if sys.argv[1] == "--inside":
         in_namespaces(make_check, *sys.argv[2:])
     if skips():
         print("skipped: making and booting a Debian needs root")
         sys.exit(77)
-    # What is booted goes then, too, and its folder.
+    # Exits normally on SIGTERM, so that the booted Debian and its folder are
+    # removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     build, made = os.path.abspath(sys.argv[1]), sys.argv[2:]
-    # Below the build, as /tmp and /run become the new Debian's.
+    # Made in the build folder, because /tmp and /run become the new Debian's.
     with tempfile.TemporaryDirectory(dir=build, prefix="rootfs-") as work:
         os.chmod(work, 0o755)
         if made:

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Crash points through systemd: crash_rootfs_test.py BUILD
 
-As tests/integration/train/crash_points_test.py, where the keeper stores what
-the daemon has; here it is systemd's descriptor store, in a Debian of its own
-(rootfs_test.py). It dies at each point between which something is given to the
-store or taken from it (with SLUICE_WHOLE=1 at each listed point), with a rank
-attached but for those where what ends is given up; then the shipped daemon is
-killed at random moments of one run. No run notices, and the ledger is as before. Beside that it prints how
-long a session waits for the next daemon's first reply.
+Does what tests/integration/train/crash_points_test.py does, with systemd's
+descriptor store in place of the keeper, in a separate Debian (rootfs_test.py).
+The daemon dies at each point around which descriptors are put into the store or
+removed from it (with SLUICE_WHOLE=1 at each listed point). A rank is attached,
+except at points that are passed after a process has ended. Then the shipped
+daemon is killed at random moments of one run. No run notices, and the
+ledger is unchanged. The test also prints how long a session waits for the next
+daemon's first reply.
 """
 
 import contextlib
@@ -27,7 +28,8 @@ from training_run import Run, is_as_undisturbed, steps_in
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))), "integration", "train"))
-os.environ.setdefault("SLUICE_BIN_DIR", "")  # of its harness, not needed here
+# Read by its harness, not needed here.
+os.environ.setdefault("SLUICE_BIN_DIR", "")
 from crash_points_test import (
     MOMENTS,
     OF_A_START,
@@ -45,7 +47,7 @@ TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--json").split()
 PLAN = "/run/sluice/plan"
 DROP_INS = "/run/systemd/system/sluiced.service.d"
-# They give the store nothing; the test with the keeper has them.
+# These points put nothing into the store; crash_points_test.py has them.
 OF_RECORDS = ["change-unsaved", "record-begun", "unpublished", "record-saved",
               "checkpoint-saved", "change-saved", "packet-sent", "effects-done"]
 DROP_IN = """\
@@ -59,7 +61,7 @@ Environment=SLUICE_CRASH_PLAN=%s
 class Crashes(Service):
 
     def follow_plans(self):
-        """The service is the daemon that dies where it is told."""
+        """Makes the service run the daemon that dies as planned."""
         root = self.inside.root
         self.inside.put(self.build + "/bin/crashing-sluiced",
                         "/usr/bin/crashing-sluiced")
@@ -71,7 +73,7 @@ class Crashes(Service):
         self.inside.run("systemctl", "daemon-reload")
 
     def follow_none(self):
-        """The service is the shipped daemon again."""
+        """Makes the service run the shipped daemon again."""
         os.unlink(f"{self.inside.root}{DROP_INS}/crash.conf")
         self.inside.run("systemctl", "daemon-reload")
         self.inside.run("systemctl", "restart", "sluiced")
@@ -83,7 +85,7 @@ class Crashes(Service):
                                "--list-crash-points").split()
 
     def losses(self, name):
-        """The losses of a run, which must succeed."""
+        """Returns the losses of a run, which must succeed."""
         text, log = self.work + "/text", f"{self.work}/{name}.jsonl"
         with open(text, "w", encoding="ascii") as file:
             file.write("The quick brown fox jumps over the lazy dog. " * 2000)
@@ -95,7 +97,7 @@ class Crashes(Service):
         return [step["loss"] for step in steps_in(log)]
 
     def ledger(self):
-        """What each pool consists of."""
+        """Returns the bytes of each pool, without free memory."""
         return [{key: value for key, value in pool.items()
                  if key.endswith("_bytes") and key not in OF_FREE}
                 for pool in self.pools()]
@@ -112,7 +114,8 @@ class Crashes(Service):
             wait_until(self.keeps_nothing, "no extent is kept")
         path = self.inside.root + PLAN
         write_plan(path, plan)
-        # No success where it dies in its start; the next one serves.
+        # The restart fails if the daemon dies while it starts; the next one
+        # serves.
         self.inside.succeeds("systemctl", "restart", "sluiced")
         self.serves()
         name = "-".join(name for name, _ in plan)[:60]
@@ -122,16 +125,18 @@ class Crashes(Service):
         self.check_ledger(plan)
 
     def kill_at_random(self):
-        """So many times in one run, which goes on behind the last."""
+        """Kills the daemon MOMENTS times during one run, which continues after
+        the last kill."""
         moments, left = random.Random(5), MOMENTS
         run = Run(self.build, self.work, "killed")
         wait_until(self.leased, "a rank has a lease")
         while left > 0:
-            if left % 2 == 0:  # on a machine with much to do none would serve
+            # On a busy machine no daemon would serve otherwise.
+            if left % 2 == 0:
                 self.serves()
             time.sleep(moments.uniform(0.01, 0.4))
             if pid := int(self.inside.show("MainPID")):
-                # It may have ended meanwhile: one that was killed before.
+                # A daemon that was killed before may be reported still.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     left -= 1
@@ -142,7 +147,8 @@ class Crashes(Service):
         print(f"killed at {MOMENTS} random moments of it", flush=True)
 
     def replies_soon(self):
-        """None waits for a deadline. `./dev bench upgrade` judges them."""
+        """Checks that no reply takes as long as a client's deadline. Only
+        `./dev bench upgrade` has strict limits."""
         milliseconds = first_reply.measured(self)
         assert statistics.median(milliseconds) <= 1000, milliseconds
         assert milliseconds[-1] <= 10000, milliseconds

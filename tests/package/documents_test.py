@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Man pages that groff reads without a warning, and completions as each shell
-gives them: documents_test.py BUILD"""
+"""groff reads the man pages without a warning, and each shell offers the right
+completions: documents_test.py BUILD"""
 
 import glob
 import gzip
@@ -48,7 +48,8 @@ class Documents(unittest.TestCase):
         self.assertIn(r".B \-\-job TEXT", text)
 
     def known_to_the_reader(self, toml):
-        """What it offers in the place of `zzz`, a key that it does not know."""
+        """Returns the keys that sluiced offers in place of `zzz`, an unknown
+        key."""
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
             file.write(toml)
             file.flush()
@@ -79,7 +80,7 @@ class Documents(unittest.TestCase):
                                  f"{name} {key}")
 
     def bash(self, *words):
-        """What is offered for the last of the words."""
+        """Returns the completions of the last word."""
         listed = " ".join(f"'{word}'" for word in words)
         path = f"{self.share}/bash-completion/completions/{words[0]}"
         function = "_" + words[0].replace("-", "_")
@@ -90,7 +91,8 @@ class Documents(unittest.TestCase):
     def zsh(self, *words):
         listed = " ".join(f"'{word}'" for word in words)
         path = f"{self.share}/zsh/vendor-completions/_{words[0]}"
-        # Outside of a line that is edited: what it hands to zsh's own function.
+        # There is no line editor here, so this captures what zsh's own
+        # function gets.
         offered = run("zsh", "-fc", "_describe() { print -l -- $offered; }; "
                       f"words=({listed}); CURRENT={len(words)}; "
                       f"source {path}").splitlines()

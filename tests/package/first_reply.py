@@ -1,6 +1,6 @@
-"""How long a session with as much stored as there may be waits for a reply when its
-daemon is killed, under the booted Debian's systemd; through libsluice as any
-rank."""
+"""Measures how long a session with the greatest number of stored extents waits
+for a reply when its daemon is killed, under the booted Debian's systemd. It
+uses libsluice as ranks do."""
 
 import os
 import random
@@ -16,7 +16,7 @@ import native_session
 from service import NEVER_FROZEN
 
 KILLS = 20
-# One GPU, of which a session has a thousand extents, all stored.
+# One GPU. A session leases a thousand extents of it, which are all stored.
 CONFIG = NEVER_FROZEN + """\
 [sim]
 gpus = 1
@@ -36,13 +36,14 @@ class Session(native_session.Session):
         self.all_of_it = self.lease(LEASED)
 
     def first_reply(self, daemon):
-        """Kills it at a random moment; seconds from then to a lease that the
-        next one grants."""
+        """Kills the daemon at a random moment; returns the seconds from then
+        until the next daemon grants a lease."""
         time.sleep(self.moments.uniform(0.1, 0.4))
         process = os.pidfd_open(daemon)
         start = time.monotonic()
         os.kill(daemon, signal.SIGKILL)
-        select.select([process], [], [])  # it answers nothing any more
+        # Returns when the killed process has ended.
+        select.select([process], [], [])
         region = self.lease(ASKED)
         seconds = time.monotonic() - start
         os.close(process)
@@ -51,8 +52,8 @@ class Session(native_session.Session):
 
 
 def measured(service):
-    """Milliseconds of as many kills, the shortest first."""
-    service.inside.run("systemctl", "stop", "sluiced")  # the store is empty
+    """Returns the milliseconds of all kills, sorted."""
+    service.inside.run("systemctl", "stop", "sluiced")  # empties the store
     service.configure(CONFIG)
     service.inside.run("systemctl", "start", "sluiced")
     service.serves()

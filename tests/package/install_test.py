@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`cmake --install` puts there what manifest.txt lists, and a program builds
+"""`cmake --install` installs what manifest.txt lists, and a program builds
 against it: install_test.py BUILD"""
 
 import gzip
@@ -61,7 +61,8 @@ class Installed(unittest.TestCase):
             "--runtime-dir", self.folder + "/run", "--check-config")
 
     def answer_of(self, program):
-        """What a client prints without a daemon, with the library by path."""
+        """Returns what a client prints without a daemon, with the library by
+        path."""
         said = subprocess.run(
             [program], text=True, capture_output=True, check=False,
             env={"LD_LIBRARY_PATH":

@@ -1,16 +1,17 @@
-"""What the tests of this folder share: an installation of a build below a
-folder, as manifest.txt has it."""
+"""Helpers of this folder's tests: an installation of a build in a folder, as
+manifest.txt lists it."""
 
 import os
 import subprocess
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# What `./dev package` packs; the phase "build for packages" makes it.
+# What `./dev package` packs; the phase "build for packages" builds it.
 PACKED = os.path.normpath(HERE + "/../../build/wheel")
 
 
 def run(*words, **more):
-    """Its output; what it said on a failure is in the error."""
+    """Runs a command and returns its output; if it fails, the exception
+    contains stderr."""
     done = subprocess.run(words, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, check=False, **more)
     if done.returncode:
@@ -33,7 +34,7 @@ def library_folder():
 
 
 def manifest(build):
-    """{component: the paths}"""
+    """Returns {component: its paths}."""
     wanted = {}
     replace = {"LIB": library_folder(),
                "BUILD": cached(build, "CMAKE_BUILD_TYPE").lower()}

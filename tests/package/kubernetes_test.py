@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The manifests of deploy/kubernetes: kubernetes_test.py BUILD
 
-Against the schemas of Kubernetes and of the Prometheus operator, against each
-other and the programs; and their job on simulated GPUs, also while the daemon
-is replaced as daemon.yaml does it. Runs in the environment of
+They match the schemas of Kubernetes and of the Prometheus operator, each
+other, and the programs. Their job runs on simulated GPUs, also while the
+daemon is replaced as daemon.yaml does it. Runs in the environment of
 deploy/setup/kubernetes.txt, which has the schemas.
 """
 
@@ -22,21 +22,21 @@ import manifests
 from cloudcoil.models.prometheus_operator import v1 as operator
 from manifests import BUILD, container, documents, of_kind
 
-VERSIONS = "1.29", "1.37"  # oldest that is tried, newest
+VERSIONS = "1.29", "1.37"  # the oldest and the newest that are tried
 OTHERS = "monitoring.coreos.com/v1", "kustomize.config.k8s.io/v1beta1"
 IMAGES = (("node.yaml", "containers"), ("daemon.yaml", "initContainers"),
           ("daemon.yaml", "containers"))
 
 
 def as_read(document):
-    """What of it the operator's schema knows."""
+    """Returns the fields of the document that the operator's schema knows."""
     return getattr(operator, document["kind"]).model_validate(
         document).model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 def host_paths(pod, of="containers"):
-    """What the container mounts of the node: path in it to (path of the node,
-    whether it is read-only)."""
+    """Returns the container's mounts from the node: path in the container ->
+    (path on the node, whether it is read-only)."""
     paths = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"]
              if "hostPath" in v}
     [found] = pod[of]
@@ -82,7 +82,7 @@ class Manifests(unittest.TestCase):
         [whole] = manifests.documents("../prometheus/alerts.yaml")
         self.assertEqual(of_kind("alerts.yaml", "PrometheusRule")["spec"],
                          whole)
-        # up{job="sluice"} of the rules is the Service's name.
+        # Rules select up{job="sluice"}, which is the Service's name.
         self.assertEqual(of_kind("monitor.yaml", "Service")["metadata"]["name"],
                          "sluice")
 
@@ -164,8 +164,8 @@ class OnANode(unittest.TestCase):
         self.node.wait_until_it_serves()
 
     def image(self, sluiced):
-        """A folder with what the image has in /usr/bin; its daemon is that
-        one of the build's."""
+        """Makes a folder with the contents of the image's /usr/bin; its daemon
+        is the build's program `sluiced`."""
         folder = f"{self.node.folder}/image-of-{sluiced}"
         os.makedirs(folder)
         shutil.copy(f"{BUILD}/bin/{sluiced}", folder + "/sluiced")
@@ -178,7 +178,7 @@ class OnANode(unittest.TestCase):
         return done.stdout
 
     def calm(self, steps):
-        """The losses of a job that nothing disturbs."""
+        """Returns the losses of an undisturbed job."""
         ranks = self.node.ranks(steps)
         self.addCleanup(ranks.kill)
         self.assertEqual(ranks.wait(timeout=500), 0, self.node.ranks_log())
@@ -189,7 +189,8 @@ class OnANode(unittest.TestCase):
         return found
 
     def endless_job(self):
-        """Ranks that have leased, and run until they or the test are ended."""
+        """Starts ranks that hold leases and run until they or the test are
+        ended."""
         ranks = self.node.ranks(steps=100000)
         self.addCleanup(ranks.wait, timeout=manifests.PATIENCE_S)
         self.addCleanup(ranks.terminate)
@@ -197,7 +198,7 @@ class OnANode(unittest.TestCase):
         return ranks
 
     def go_on(self, ranks):
-        """Until each has made ten more steps."""
+        """Waits until each rank has made ten more steps."""
         before = [len(of_rank) for of_rank in self.node.losses()]
         deadline = time.monotonic() + manifests.PATIENCE_S
         while any(len(now) < then + 10
@@ -212,7 +213,7 @@ class OnANode(unittest.TestCase):
 
     @unittest.skipIf(os.geteuid() != 0, "a rank's root is needed")
     def test_a_rank_that_is_root_only_connects(self):
-        """With the folder mounted as job.yaml does."""
+        """The folder is mounted as job.yaml mounts it."""
         folder = self.node.folder + "/run/sluice"
         inside = (f"mount --bind {folder} {folder} && "
                   f"mount -o remount,bind,ro {folder} && "
@@ -260,7 +261,7 @@ class OnANode(unittest.TestCase):
 
     @unittest.skipIf(os.geteuid() != 0, "chroot needs root")
     def test_one_that_would_not_take_over_changes_nothing(self):
-        # Today's does not read what this one writes.
+        # Today's daemon cannot read what this one writes.
         self.checked(self.node.upgrade(self.image("sluiced-far")))
         starts = self.node.log().count("ready")
         done = self.node.upgrade(self.node.folder + "/image-of-sluiced")
@@ -276,7 +277,8 @@ class OnANode(unittest.TestCase):
     @unittest.skipIf(os.geteuid() != 0, "chroot needs root")
     def test_one_that_freezes_is_no_success(self):
         ranks = self.endless_job()
-        # It would take over, and dies in its start; the next one is frozen.
+        # The daemon would take over, but dies while it starts; the next one is
+        # frozen.
         self.node.append("[restart]\nfreeze_after = 1\n")
         self.node.crash_at("core-loaded")
         image = self.image("crashing-sluiced")

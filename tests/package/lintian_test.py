@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Debian's own checker finds no error in the packages, and they need glibc 2.35
-alone: lintian_test.py BUILD"""
+"""lintian finds no error in the packages, and they need no newer glibc than
+2.35: lintian_test.py BUILD"""
 
 import glob
 import os
@@ -29,7 +29,7 @@ class Packages(unittest.TestCase):
     def test_have_no_error(self):
         self.assertEqual(len(self.debs), len(installed.manifest(BUILD)),
                          self.debs)
-        # Libraries are linked in on purpose.
+        # Libraries are linked statically on purpose.
         run("lintian", "--fail-on", "error", "--allow-root",
             "--suppress-tags", "embedded-library", *self.debs)
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes what the tests under a booted systemd copy: make_rootfs.py BUILD FOLDER
+"""Makes what the tests under a booted systemd copy: make_rootfs.py BUILD
+FOLDER
 
-The packages of BUILD, a next version of the daemon's, and a Debian with what
-they need (booted.py).
+FOLDER gets the packages of BUILD, a next version of the daemon's package, and
+a Debian with the packages that those need (booted.py).
 """
 
 import os

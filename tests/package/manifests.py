@@ -1,5 +1,5 @@
-"""The manifests of deploy/kubernetes, and what their containers run, below a
-folder of a test's own and on simulated GPUs."""
+"""Reads the manifests of deploy/kubernetes and runs their containers' programs
+in a folder of a test, on simulated GPUs."""
 
 import json
 import os
@@ -17,7 +17,7 @@ TORCH = DEPS + "/venv/bin/python"
 BUILD = os.path.abspath(sys.argv[1])
 ROOT = os.path.dirname(os.path.dirname(installed.HERE))
 FOLDER = ROOT + "/deploy/kubernetes"
-# For what must come at last, on a machine that is busy with others.
+# Limit for events that must come eventually, on a busy machine.
 PATIENCE_S = 200
 
 
@@ -32,7 +32,7 @@ def of_kind(name, kind):
 
 
 def container(name, of="containers"):
-    """The only one of the DaemonSet in that file."""
+    """Returns the only container of the DaemonSet in that file."""
     [found] = of_kind(name, "DaemonSet")["spec"]["template"]["spec"][of]
     return found
 
@@ -42,7 +42,7 @@ def below(folder, words):
 
 
 class Node:
-    """What a node's pods run, below `folder`."""
+    """Runs the programs of a node's pods in `folder`."""
 
     def __init__(self, folder):
         self.folder, self.said = folder, folder + "/ranks.log"
@@ -63,7 +63,8 @@ class Node:
             file.write(toml)
 
     def crash_at(self, point):
-        """A crashing-sluiced that the keeper starts dies there, once."""
+        """Makes a crashing-sluiced that the keeper starts die at `point`,
+        once."""
         with open(self.folder + "/plan", "w", encoding="ascii") as file:
             file.write(point + " 1\n")
 
@@ -80,7 +81,8 @@ class Node:
             return file.read()
 
     def upgrade(self, image):
-        """As the init container of an image with `image` as its /usr/bin."""
+        """Does what the init container of an image does if `image` is its
+        /usr/bin."""
         shell, script, source, *rest = container(
             "daemon.yaml", "initContainers")["command"]
         assert (script, source) == ("/upgrade/upgrade.sh", "/usr/bin")
@@ -92,7 +94,7 @@ class Node:
 
     def wait_until_it_serves(self):
         deadline = time.monotonic() + PATIENCE_S
-        # The other is there a moment later.
+        # The admin socket appears a moment after the session socket.
         while not all(os.path.exists(f"{self.folder}/run/{name}.sock")
                       for name in ("sluice/session", "sluice-admin/admin")):
             assert self.keeper.poll() is None, self.log()
@@ -100,7 +102,7 @@ class Node:
             time.sleep(0.02)
 
     def wait_for_ranks(self, count):
-        """Until so many hold a lease."""
+        """Waits until `count` ranks hold a lease."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             status = json.loads(installed.run(
@@ -117,8 +119,8 @@ class Node:
         return self.keeper.wait(PATIENCE_S)
 
     def ranks(self, steps=5):
-        """A process that ends when the example job has; what it says is in the
-        file `said`."""
+        """Starts the example job's launcher, which ends with the job. Its
+        output goes to the file `said`."""
         job = of_kind("job.yaml", "Job")["spec"]["template"]["spec"]
         [ranks] = job["containers"]
         script = of_kind("job.yaml", "ConfigMap")["data"]["train.py"]
@@ -143,7 +145,7 @@ class Node:
             return file.read()
 
     def losses(self):
-        """Those of each of two ranks, so far."""
+        """Returns the losses of each of the two ranks so far."""
         said = self.ranks_log()
         return [[float(x) for x in re.findall(
             rf"rank {rank} step \d+: loss (\d+\.\d\d\d\d)", said)]

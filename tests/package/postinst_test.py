@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""An upgrade restarts the daemon only where the new one would take over, and
-has systemd read its units again only where ours is another."""
+"""An upgrade restarts the daemon only if the new one would take over, and
+makes systemd reload its units only if the package's unit has changed."""
 
 import os
 import pathlib
@@ -9,7 +9,8 @@ import tempfile
 import unittest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "deploy/package/debian"
-# What the script calls. Each notes how it was called.
+# Commands that the script calls. The test replaces each by one that logs its
+# arguments.
 CALLED = ("systemd-sysusers", "deb-systemd-helper", "systemd-tmpfiles",
           "systemctl", "deb-systemd-invoke", "sluiced", "sleep")
 
@@ -32,11 +33,12 @@ class Postinst(unittest.TestCase):
         program.chmod(0o755)
 
     def running(self, more=""):
-        """The service runs, and systemd says more of it."""
+        """Makes systemctl report an active service, and run `more`."""
         self.answer("systemctl", "echo ActiveState=active\n" + more)
 
     def script(self, name, *words):
-        """Runs it as where systemd has booted, in a folder of the test's own."""
+        """Runs a package's script as if systemd had booted, in the test's
+        folder."""
         text = (SCRIPTS / name).read_text(encoding="ascii")
         for path in "/run/systemd/system", "/usr/lib/systemd/system", "/run":
             self.assertIn(path, text)
@@ -54,8 +56,9 @@ class Postinst(unittest.TestCase):
         return said, self.calls.read_text(encoding="ascii")
 
     def upgrade(self, unit, next_unit):
-        """From one unit to the next; the latter's time is that of the former
-        if systemd is to take it for the same."""
+        """Upgrades from one unit to the next; returns the calls. The next unit
+        gets the modification time of the first if systemd is to treat them as
+        equal."""
         path = self.folder / "sluiced.service"
         path.write_text(unit, encoding="ascii")
         os.utime(path, (1, 1))
@@ -77,8 +80,8 @@ class Postinst(unittest.TestCase):
         self.assertLess(asked, calls.index("systemctl try-restart sluiced.service"))
 
     def test_an_upgrade_comes_in_parts(self):
-        """What dpkg does, what is asked before the restart, and the restart are
-        steps of their own, which do not wait if no job can run."""
+        """dpkg's work, the questions before the restart, and the restart are
+        separate steps, which do not wait if no job can run."""
         calls = self.upgrade("one", "another").splitlines()
         [first, second] = [i for i, call in enumerate(calls)
                            if call.startswith("sleep ")]
@@ -111,7 +114,7 @@ class Postinst(unittest.TestCase):
         self.assertIn("daemon-reload", self.upgrade("one", "another"))
 
     def test_one_that_is_another_is_read_though_it_is_older(self):
-        """systemd says of it that it need not be read again."""
+        """systemd reports that this unit needs no reload."""
         path = self.folder / "sluiced.service"
         path.write_text("one", encoding="ascii")
         self.script("preinst", "upgrade", "0.1.0")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The alerts and the dashboard of deploy/prometheus, against a real Prometheus
-that scrapes a real daemon under a run: prometheus_test.py BUILD"""
+"""The alerts and the dashboard of deploy/prometheus work with a real
+Prometheus that scrapes a real daemon during a run: prometheus_test.py BUILD"""
 
 import contextlib
 import json
@@ -44,12 +44,13 @@ scrape_configs:
 TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--ranks 2 --seq-len 333 --steps 100000 --hbm 24MiB --no-keep "
          "--job night").split()
-# Another length of the sequence, which needs a plan of its own.
+# A different sequence length, which needs a plan of its own.
 PLANNED = ["--seq-len", "444", "--steps", "3", "--job", "plans"]
 
 
 def free_port():
-    """A port that the kernel assigns to no socket by itself."""
+    """Returns a port that the kernel does not assign to sockets automatically.
+    """
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", random.randint(15000, 30000)))
@@ -57,7 +58,8 @@ def free_port():
 
 
 def proxy(port, path):
-    """What socat would do: http.sock, with the series of jobs, on TCP."""
+    """Does what socat would do: offers http.sock, with the series of jobs, on
+    TCP."""
     listener = socket.create_server(("127.0.0.1", port))
 
     def pump(source, to):
@@ -189,20 +191,22 @@ class Scraped(unittest.TestCase):
         return found["data"]
 
     def soon(self, find):
-        """What it finds, once that is anything."""
+        """Calls `find` until it returns something; returns that, or None after
+        PATIENCE_S."""
         end = time.monotonic() + PATIENCE_S
         while True:
             try:
                 if found := find():
                     return found
             except OSError:
-                pass  # it starts
+                pass  # the server is still starting
             if time.monotonic() > end:
                 return None
             time.sleep(0.5)
 
     def solve_a_plan(self):
-        """Between two scrapes: a rate of plans before has no quantile."""
+        """Solves a plan between two scrapes: without an increase of the count
+        a quantile of its rate is undefined."""
         self.assertTrue(self.soon(lambda: self.ask(
             "query", query="sluice_plan_seconds_count > 0")["result"]))
         self.start(BUILD + "/bin/sluice-train", "train", *TRAIN, *PLANNED,
@@ -230,12 +234,13 @@ class Scraped(unittest.TestCase):
                              "--prometheus", f"http://127.0.0.1:{self.port}",
                              "--out", out, "--minutes", "1")
         drawn = int(re.search(r": (\d+) pictures", said)[1])
-        self.assertGreaterEqual(drawn, len(panels()) - 3)  # rates come later
+        # Rates need several scrapes.
+        self.assertGreaterEqual(drawn, len(panels()) - 3)
         with open(out, encoding="utf-8") as file:
             text = file.read()
         for panel in panels():
             self.assertIn(panel["title"], text)
-        self.assertNotIn("http", text)  # nothing from outside
+        self.assertNotIn("http", text)  # it loads nothing from other servers
         if keep := os.environ.get("SLUICE_PAGE"):
             with open(keep, "w", encoding="utf-8") as file:
                 file.write(text)

@@ -1,6 +1,6 @@
-"""A Debian of its own to install into: mmdebstrap makes it, and its systemd is
-booted by namespaces and chroot. Everything that it writes outside of its folder
-is private to its mount namespace, /run and /tmp first of all."""
+"""A separate Debian to install packages into. mmdebstrap makes it, and its
+systemd boots in namespaces and a chroot. Whatever it writes outside of its
+folder, above all in /run and /tmp, is private to its mount namespace."""
 
 import glob
 import os
@@ -16,14 +16,14 @@ sys.path.insert(0, os.path.join(os.path.dirname(
     os.path.abspath(__file__)), "../support"))
 import own_systemd
 
-# For what must come at last, on a machine that is busy with others.
+# Limit for events that must come eventually, on a busy machine.
 PATIENCE_S = 200
 DEVICES = ["null", "zero", "full", "random", "urandom", "tty"]
 
 
 def sources():
-    """This machine's sources of Debian; the new root lacks the keys of third
-    parties."""
+    """Returns this machine's package sources, Debian's only: the new root
+    lacks the keys of third parties."""
     found = []
     for path in glob.glob("/etc/apt/sources.list.d/*.sources") + [
             "/etc/apt/sources.list"]:
@@ -40,21 +40,23 @@ def codename():
 
 
 def make(root, packages, options):
-    """`options`: a file for this machine's ways of reaching its mirrors."""
+    """Makes the Debian. `options`: an apt configuration for this machine's
+    mirrors."""
     asked = run("apt-config", "dump").splitlines()
     with open(options, "w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in asked
                         if line.startswith("Acquire::")
                         and "IndexTargets" not in line)
-    # In namespaces of its own, with which its mounts and processes go however it
-    # ends: once a run that was ended here left the machine's /sys below `root`.
+    # In separate namespaces, so that its mounts and processes disappear
+    # however it ends. Otherwise an interrupted run would leave the machine's
+    # /sys mounted below `root`.
     run(*own_systemd.NAMESPACES, "mmdebstrap", "--variant=apt", "--mode=root",
         "--include=" + ",".join(packages), "--aptopt=" + options,
         codename(), root, *sources())
 
 
 def what_they_need(debs):
-    """Names of the packages of others that these depend on."""
+    """Returns the names of other packages that these packages depend on."""
     needed, own = set(), set()
     for deb in debs:
         own.add(run("dpkg-deb", "-f", deb, "Package").strip())
@@ -68,10 +70,10 @@ def mount(*words):
 
 
 def boot(root):
-    """In namespaces of its own: becomes the systemd of `root`. What was started
-    before stays outside of `root`, and has its /run."""
+    """Runs in separate namespaces: becomes the systemd of `root`. Processes
+    started before stay outside of `root`, and have its /run."""
     mount("--make-rprivate", "/")
-    # A root of mounts of its own, which a unit's sandbox can take the place of.
+    # A mount of its own for the root, which a unit's sandbox can replace.
     mount("--bind", root, root)
     for folder in "run", "tmp", "dev":
         mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", f"{root}/{folder}")
@@ -91,7 +93,7 @@ def boot(root):
 def become_systemd(root):
     os.chroot(root)
     os.chdir("/")
-    # "container": it leaves the machine's devices and kernel alone.
+    # "container" makes systemd leave the machine's devices and kernel alone.
     os.execve("/lib/systemd/systemd",
               ["systemd", "--system", "--unit=multi-user.target",
                "--log-target=journal", "--show-status=no"],
@@ -103,8 +105,8 @@ def cgroups():
 
 
 def remove_cgroups(but):
-    """Those that an ended systemd left, which are the machine's; one with
-    processes cannot be removed."""
+    """Removes the cgroups that an ended systemd left on the machine, all
+    except `but`. One with processes cannot be removed."""
     for path in sorted(cgroups() - but, reverse=True):
         try:
             os.rmdir(path)
@@ -122,10 +124,10 @@ def wait_until(condition, what):
 
 
 class Inside:
-    """Commands in the booted Debian."""
+    """Runs commands in the booted Debian."""
 
     def __init__(self, root):
-        # The test's own TMPDIR is not inside.
+        # The test's own TMPDIR does not exist inside.
         self.root, self.enter = root, ("env", "-u", "TMPDIR", "chroot", root)
 
     def run(self, *words):
@@ -144,7 +146,8 @@ class Inside:
         shutil.copy(path, self.root + where)
 
     def install(self, deb):
-        """One that was put into /root: the copy would take a core from a run."""
+        """Installs a package that is already in /root, because copying it now
+        would take CPU time from a run."""
         self.run("dpkg", "-i", "/root/" + os.path.basename(deb))
 
     def wait_for_boot(self):

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The packages on a Debian of their own, under a systemd of its own:
-rootfs_test.py BUILD [MADE]
+"""The packages on a separate Debian with its own systemd: rootfs_test.py BUILD
+[MADE]
 
-A training run goes on, bit by bit, while the daemon is restarted, killed, stood
-still until the watchdog ends it, misconfigured, upgraded to a daemon of
-the next version (tests/golden/next), and downgraded again. Needs root and
-mmdebstrap, which `./dev setup test` installs; only a plain user may skip it,
-and not in CI. MADE is what make_rootfs.py has made of BUILD; without it the test
-makes that itself.
+A training run continues bit by bit while the daemon is restarted, killed,
+stopped until the watchdog ends it, misconfigured, upgraded to a daemon of the
+next version (tests/golden/next), and downgraded again. Needs root and
+mmdebstrap, which `./dev setup test` installs; the test is skipped only for a
+plain user outside of CI. MADE is the output of make_rootfs.py for BUILD;
+without it the test makes that itself.
 """
 
 import json
@@ -20,11 +20,11 @@ from service import CONFIG, Service
 from training_run import Run, is_as_undisturbed
 
 SOCKET = "/run/sluice/session.sock"
-# How much longer than the median a step may take in which that is done,
-# whatever else the machine does: no rank waits for a deadline. `./dev bench
-# upgrade` judges it.
+# By how much a step may exceed the median during each action, on a busy
+# machine: no rank waits for its deadline. `./dev bench upgrade` has strict
+# limits.
 LONGEST_MS = {"upgrade": 5000, "downgrade": 5000}
-# The shipped unit's 10 s, shorter.
+# A shorter watchdog time than the shipped unit's 10 s.
 WATCHDOG = "[Service]\nWatchdogSec=4s\n"
 
 
@@ -40,7 +40,7 @@ class Check(Service):
         assert "gpu" in self.inside.run("sluicectl", "--admin", "status").lower()
 
     def looked_at(self):
-        """The doctor has nothing to complain of, and a bundle everything."""
+        """The doctor finds no problem, and a support bundle lacks nothing."""
         answer = json.loads(self.inside.run("sluicectl", "doctor", "--json"))
         found = {f["what"]: f for f in answer["findings"]}
         unwell = [f for f in found.values() if f["health"] != "ok"]
@@ -58,7 +58,8 @@ class Check(Service):
         assert "drain: the node is drained by root" in journal, journal
 
     def disturb(self, run_):
-        """Each ends one daemon, and the run does not notice."""
+        """Each of these actions ends one daemon, and the run does not notice.
+        """
         folder = self.inside.root + "/run/systemd/system/sluiced.service.d"
         os.makedirs(folder)
         with open(folder + "/watchdog.conf", "w", encoding="ascii") as file:
@@ -75,7 +76,7 @@ class Check(Service):
             assert longest <= LONGEST_MS.get(way.__name__, longest), longest
 
     def attached(self, job):
-        """In the journal: one entry per rank, with the request's id."""
+        """The journal has one entry per rank, with the request's id."""
         lines = self.inside.run(
             "journalctl", "--no-pager", "-u", "sluiced", "-o", "json",
             "SLUICE_EVENT=attach").splitlines()
@@ -94,7 +95,7 @@ class Check(Service):
         assert found.startswith("attach: rank "), found
 
     def stop(self):
-        """A rank hears of it, and computes on with the memory that it has."""
+        """A rank is notified, and computes on with its leased memory."""
         run_ = Run(self.build, self.work, "stopped")
         run_.goes_on()
         self.inside.run("systemctl", "stop", "sluiced")
@@ -105,7 +106,8 @@ class Check(Service):
         run_.end()
 
     def start_by_the_socket(self):
-        """Where systemd makes it: a rank that comes first has its daemon."""
+        """systemd owns the socket, so a rank may connect before there is a
+        daemon."""
         assert not self.inside.succeeds("systemctl", "is-enabled", "-q",
                                         "sluiced.socket")
         self.inside.run("systemctl", "enable", "--now", "sluiced.socket")

@@ -1,5 +1,5 @@
-"""The installed service in the booted Debian, and what can be done to it under a
-run."""
+"""The installed service in the booted Debian, and the ways to disturb it
+during a run."""
 
 import filecmp
 import glob
@@ -13,7 +13,7 @@ from installed import run
 from rootfs import wait_until
 
 CONFIG = "/etc/sluice/sluiced.toml"
-# However often it is killed.
+# However often the daemon is killed, it does not freeze.
 NEVER_FROZEN = "[restart]\nfreeze_after = 0\n"
 
 
@@ -27,7 +27,8 @@ class Service:
         self.shipped = None
 
     def serves(self):
-        """With all that it is told; its pid."""
+        """Waits until the daemon serves with its whole configuration; returns
+        its pid."""
         def there():
             return (self.inside.show("ActiveState") == "active"
                     and self.inside.show("StatusText") == "serving"
@@ -35,7 +36,8 @@ class Service:
         return wait_until(there, "sluiced serves")
 
     def install(self):
-        """All packages but what programs are built with; the daemon's pid."""
+        """Installs all packages but the -dev ones; returns the daemon's pid.
+        """
         debs = sorted(glob.glob(self.work + "/debs/*.deb"))
         for deb in debs + glob.glob(self.work + "/next/*.deb"):
             self.inside.put(deb, "/root")
@@ -47,14 +49,15 @@ class Service:
         return self.serves()
 
     def configure(self, more):
-        """From the next daemon on: as shipped, and that."""
+        """Writes the shipped configuration plus `more`, for the next daemon.
+        """
         with open(self.inside.root + CONFIG, "w", encoding="ascii") as file:
             file.write(self.shipped + more)
 
     def longest_step_beside(self, run_, way):
-        """Does that to the daemon under a run, which goes on: by how much the
-        longest step until then is over the median, in ms. `way` is given the pid,
-        and afterwards the service is another process."""
+        """Calls `way` with the daemon's pid during a run, waits until another
+        process serves and the run has continued, and returns by how many ms
+        the longest step exceeds the median."""
         before = self.serves()
         done = run_.measured_from()
         way(before)
@@ -81,7 +84,8 @@ class Service:
                    "the journal says so")
 
     def misconfigure(self, pid):
-        """Its configuration is refused, so often that it freezes."""
+        """Makes the configuration invalid, so that restarts fail until the
+        service freezes; then repairs it."""
         self.configure("[nonsense]\n")
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: self.inside.show("StatusText").startswith("frozen: "),
@@ -102,7 +106,7 @@ class Service:
         self.installed = version
 
     def is_what_is_installed(self):
-        """Also what runs."""
+        """Checks the installed version, and that the running program is it."""
         exe = os.readlink(f"/proc/{self.serves()}/exe")
         assert "deleted" not in exe, exe
         version = self.inside.run("dpkg-query", "-W", "-f", "${Version}",

@@ -1,4 +1,5 @@
-"""A training run beside the booted Debian: two ranks on its daemon."""
+"""A training run beside the booted Debian: two ranks on the Debian's daemon.
+"""
 
 import json
 import os
@@ -13,7 +14,7 @@ TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
 
 
 def steps_in(log):
-    """The lines of a run's log that have a loss; whole ones."""
+    """Returns the complete lines of a run's log that have a loss."""
     if not os.path.exists(log):
         return []
     with open(log, encoding="utf-8") as file:
@@ -22,11 +23,11 @@ def steps_in(log):
 
 
 def comes_first(words, **options):
-    """Starts a process that has the cores before whatever else wants them. Its two
-    ranks keep both of this machine's busy, and what an upgrade computes would be
-    taken from them; a node has others for it. The kernel shares the cores between
-    sessions first (sched(7), autogroup), so that `nice` alone counts only within
-    the run's own."""
+    """Starts a process with the highest CPU priority. Its two ranks keep both
+    of this machine's cores busy, and an upgrade's computations would slow them
+    down; a node has other cores for those. The kernel first shares the cores
+    between sessions (sched(7), autogroup), so `nice` alone has effect only
+    within the run's own session."""
     process = subprocess.Popen(["nice", "-n", "-20", *words],
                                start_new_session=True, **options)
     group = f"/proc/{process.pid}/autogroup"
@@ -58,18 +59,19 @@ class Run:
         return [step["loss"] for step in self.steps()]
 
     def measured_from(self):
-        """The number of its next step, once it has ended one: what has looked at
-        systemd until now took a core from a rank."""
+        """Waits for the end of a step and returns the number of the next one.
+        Earlier steps may be slow because calls of systemctl took CPU time."""
         self.goes_on(1)
         return len(self.steps())
 
     def longest_beyond_median(self, since):
-        """The longest step from number `since` on beyond the median, in ms."""
+        """Returns by how many ms the longest step from number `since` on
+        exceeds the median."""
         seconds = [step["seconds"] for step in self.steps()]
         return 1000 * (max(seconds[since:]) - statistics.median(seconds))
 
     def goes_on(self, steps=3):
-        """It ends so many more steps."""
+        """Waits until the run has ended `steps` more steps."""
         wanted = len(self.losses()) + steps
 
         def there():
@@ -85,7 +87,8 @@ class Run:
 
 
 def is_as_undisturbed(build, folder, disturbed):
-    """Ends it; its losses are bit by bit those of a run without disturbance."""
+    """Ends the run and checks that its losses are bit by bit those of an
+    undisturbed run."""
     disturbed.end()
     losses = disturbed.losses()
     calm = Run(build, folder, "undisturbed")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The unit is one that systemd understands, and hardened: units_test.py BUILD"""
+"""systemd accepts the unit, and the unit is hardened: units_test.py BUILD"""
 
 import os
 import re
@@ -11,7 +11,7 @@ import unittest
 import installed
 
 BUILD = sys.argv.pop()
-MOST_EXPOSED = 30  # of 100
+MOST_EXPOSED = 30  # highest exposure score that systemd may give, out of 100
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 SOURCE = os.path.join(TREE, "daemon/service/grant_pages.cc")
 
@@ -72,14 +72,14 @@ class Unit(unittest.TestCase):
             unit = dict(re.findall(r"^(\w+)=(.*)$", file.read(), re.M))
         stored = unit["FileDescriptorStoreMax"]
         self.assertEqual(unit["Environment"], "FDSTORE=" + stored)
-        # All of them are handed to the next daemon.
+        # All stored descriptors are passed to the next daemon.
         self.assertGreater(int(unit["LimitNOFILE"]), 2 * int(stored))
         self.assertEqual(unit["RestartSec"], "0")
         self.assertNotIn("MemoryMax", unit)
 
     def test_threads_that_ranks_wait_for_may_go_before_others(self):
-        """Wrong twice: real time was refused, and so was the priority that
-        the grants thread falls back on."""
+        """Guards against a unit that forbids real-time scheduling, or the
+        priority that the grants thread falls back on."""
         with open(self.unit, encoding="ascii") as file:
             unit = dict(re.findall(r"^(\w+)=(.*)$", file.read(), re.M))
         with open(SOURCE, encoding="ascii") as file:

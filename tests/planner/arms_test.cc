@@ -1,5 +1,5 @@
-// Each arm of the portfolio against brute force, and what PlanMemory promises
-// about clocks, capacities and determinism.
+// Compares each arm of the portfolio with brute force, and tests what
+// PlanMemory promises about clocks, capacities and determinism.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,8 +34,8 @@ bool IsValid(const plan::Trace& trace, const Problem& problem,
       .ok();
 }
 
-// Wrong once: births of one slot went by the trace's listing, and the plan was
-// above an online allocator's.
+// Guards against births of one slot in the order of the trace's listing, which
+// made the plan worse than an online allocator's.
 TEST(Replay, IsTheSameHoweverATraceIsListed) {
   plan::Trace trace = GenerateLarge({"", 2000, LargeSpec::Shape::kChurn}, 1);
   const auto by_id = [&trace] {
@@ -53,7 +53,7 @@ TEST(Replay, IsTheSameHoweverATraceIsListed) {
   EXPECT_EQ(by_id(), listed_by_birth);
 }
 
-// Before a plan of a million buffers, Ctrl-C waited for it.
+// Guards against Ctrl-C that waits for a plan of a million buffers.
 TEST(Replay, LaysAllOnEachOtherOnceItIsToldToStop) {
   const plan::Trace trace =
       GenerateLarge({"", 2000, LargeSpec::Shape::kChurn}, 1);
@@ -65,7 +65,7 @@ TEST(Replay, LaysAllOnEachOtherOnceItIsToldToStop) {
   EXPECT_EQ(PeakOf(problem, offsets), all);
 }
 
-// The race took all of the time.
+// Guards against a race that takes the whole time.
 TEST(PlanMemory, EjectionFollowsTheSweepWhereTheRaceWouldNotEnd) {
   const plan::Trace trace =
       GenerateLarge({"", 110'000, LargeSpec::Shape::kRandom}, 1);
@@ -85,7 +85,7 @@ TEST(PlanMemory, EjectionFollowsTheSweepWhereTheRaceWouldNotEnd) {
             (std::vector<std::string>{"sweep", "sweep", "window", "ejection"}));
 }
 
-// The full sizes take minutes: bench-planner has them.
+// Full sizes take minutes; bench-planner has them.
 TEST(Sweep, LeavesLessThanHalfOfWhatAnOnlineAllocatorLoses) {
   for (const auto shape :
        {LargeSpec::Shape::kChurn, LargeSpec::Shape::kRandom}) {
@@ -112,7 +112,7 @@ TEST(Ejection, IsValidNeverBelowTheOptimumAndMostlyThere) {
   for (int round = 0; round < 300; ++round) {
     const plan::Trace trace = RandomTrace(random, 7, 12, 9);
     const Problem problem = Normalise(trace);
-    Offsets offsets(problem.items.size());  // one above the other
+    Offsets offsets(problem.items.size());  // stacked, one above the other
     int64_t top = 0;
     for (size_t k = 0; k < offsets.size(); ++k) {
       offsets[k] = top;
@@ -133,7 +133,7 @@ TEST(Ejection, IsValidNeverBelowTheOptimumAndMostlyThere) {
 struct EjectionCase {
   LargeSpec::Shape shape;
   uint32_t seed;
-  int64_t most;  // percent of the race's gap that is left
+  int64_t most;  // percent of the race's gap that remains
 };
 class EjectionOf : public ::testing::TestWithParam<EjectionCase> {};
 
@@ -164,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(
                       EjectionCase{LargeSpec::Shape::kChurn, 5, 75}));
 
 TEST(Ejection, EndsWithItsBudgetAndWithTheClock) {
-  // Optimum 18 units, live 17: the target is never met.
+  // The optimum is 18 units and max-live 17, so the target is never met.
   const Problem open = Normalise(AboveMaxLive());
   const GreedyResult race = GreedyRace(open, INT64_MAX, open.max_live, kNever);
   LowerByEjection(open, race.offsets, open.max_live, 1'000'000, kNever);
@@ -179,8 +179,8 @@ TEST(Ejection, EndsWithItsBudgetAndWithTheClock) {
 }
 
 TEST(Window, MeetsTheBoundWhereOnlyThePeakIsHard) {
-  // Five copies of a hard instance; the first is the tallest by one buffer
-  // that lives through it.
+  // Five copies of a hard instance. The first is the tallest, by one buffer
+  // that lives throughout it.
   const plan::Trace hard = ReadCsv("K.1048576.csv");
   plan::Trace trace{.alignment = Bytes(1)};
   for (int copy = 0; copy < 5; ++copy) {
@@ -205,7 +205,7 @@ TEST(Decompose, PiecesSolvedApartHaveTheOptimumOfTheWhole) {
   std::mt19937 random(22);
   int several = 0, peeled = 0;
   for (int round = 0; round < 400; ++round) {
-    // One trace after the other: a cut, and maybe more inside.
+    // One trace after the other gives one cut, and maybe more inside.
     plan::Trace trace = RandomTrace(random, 6, 9, 6);
     const plan::Trace second = RandomTrace(random, 6, 9, 6);
     const int64_t best =
@@ -238,8 +238,9 @@ TEST(Decompose, PiecesSolvedApartHaveTheOptimumOfTheWhole) {
   EXPECT_GT(peeled, 10);
 }
 
-// Most of the trace is one piece, beside a short one and above two that live
-// throughout it: it starts from what the race found for all.
+// Most of the trace is one piece, next to a short one and above two buffers
+// that live throughout. The search of that piece starts from the race's result
+// for the whole trace.
 TEST(PlanMemory, PiecesOfALargeTraceKeepWhatTheRaceFound) {
   plan::Trace trace = GenerateLarge({"", 1500, LargeSpec::Shape::kChurn}, 2);
   const int64_t end = trace.end;
@@ -337,7 +338,7 @@ TEST(PlanMemory, TheClockEndsItWithAValidPlan) {
     ASSERT_TRUE(plan.ok());
     EXPECT_TRUE(plan->valid);
     EXPECT_EQ(plan->stopped_by, "time");
-    // A busy machine may take its time; the must is 1.4 s.
+    // A busy machine may take longer; the target is 1.4 s.
     EXPECT_LT(took.count(), 5);
   }
 }

@@ -11,8 +11,8 @@
 
 namespace sluice::planner {
 
-// The least peak, straight from the definition: in some optimum the buffers,
-// taken by offset, each lie on 0 or on top of an earlier one.
+// Finds the least peak by the definition: in some optimum the buffers, in the
+// order of their offsets, each lie at 0 or on top of an earlier one.
 class BruteForce {
  public:
   explicit BruteForce(const plan::Trace& trace) : trace_(trace) {}

@@ -20,7 +20,7 @@ const MemoryOptions kOnlyCbc = {.time_limit = absl::Seconds(20),
                                 .use_search = false};
 const MemoryOptions kOnlySearch = {.time_limit = kNoClock, .use_cbc = false};
 
-// A placement that stacks everything: as bad as can be.
+// Returns the worst placement, which stacks everything.
 Offsets Stacked(const Problem& problem) {
   Offsets offsets;
   int64_t top = 0;
@@ -50,8 +50,8 @@ TEST(Cbc, FindsAndProvesTheOptimumFromTheWorstStart) {
   }
 }
 
-// Sizes near 2^40 that share no divisor: CBC sees them scaled; offsets stay
-// exact and the bound stays a bound.
+// Sizes near 2^40 without a common divisor: CBC gets scaled sizes, but offsets
+// stay exact and the bound stays a bound.
 TEST(Cbc, LargeOddSizesStayExact) {
   std::mt19937 random(6);
   for (int round = 0; round < 6; ++round) {
@@ -85,8 +85,8 @@ TEST(Cbc, ProvesAnOptimumAboveMaxLive) {
   EXPECT_EQ(placement->proved_by, "cbc");
 }
 
-// Where greedy leaves a gap, the two provers never contradict each other. (CBC
-// may run into its limit: then it must still tell the truth.)
+// If greedy leaves a gap, the two provers never contradict each other. (CBC may
+// reach its time limit: its answer must still be true.)
 TEST(Cbc, NeverContradictsTheSearch) {
   std::mt19937 random(7);
   int gaps = 0;

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A worker has no capability, whatever its daemon has: confined_test.py WORKER
+"""A worker has no capabilities, whatever its daemon has: confined_test.py
+WORKER
 
-Needs root, to start one with some."""
+Needs root, to start a worker with some capabilities."""
 
 import os
 import re
@@ -12,7 +13,7 @@ import time
 import unittest
 
 WORKER = sys.argv.pop()
-NICE = 13  # RLIMIT_NICE, which the module does not name
+NICE = 13  # RLIMIT_NICE, which the module resource does not define
 
 
 class Confined(unittest.TestCase):
@@ -34,8 +35,10 @@ class Confined(unittest.TestCase):
         self.assertEqual(resource.prlimit(self.confined(), NICE), (0, 0))
 
     def confined(self, *starter):
-        """A worker that is, started by these words: its process."""
-        # Its request never comes, so it stays at its first read.
+        """Starts a worker with the words of `starter`, waits until it has
+        dropped its capabilities, and returns its process."""
+        # The worker waits at its first read, because its request never
+        # arrives.
         request, unsent = os.pipe()
         self.addCleanup(os.close, unsent)
         worker = subprocess.Popen(

@@ -1,5 +1,5 @@
-// Fractions of each rank and class: what PlanNode makes of shared and other
-// classes, of what may be kept, of several jobs.
+// Tests PlanNode's fractions of each rank and class: with shared and other
+// classes, with classes that may be kept, and with several jobs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,8 +42,8 @@ TEST(PlanNode, RanksThatShareNothingUseWhatTheirOwnLinksHave) {
   EXPECT_EQ(plan.ranks[2].alpha, 0.25);
 }
 
-// T is the slowest rank's step: the node's link goes to the rank that would
-// otherwise be it.
+// T is the slowest rank's step, so the node's link goes to the rank that would
+// otherwise be the slowest.
 TEST(PlanNode, TheSharedLinkGoesToTheSlowestRank) {
   std::vector<plan::RankProfile> profiles = {SampleProfile(0),
                                              SampleProfile(1)};
@@ -58,7 +58,8 @@ TEST(PlanNode, TheClassThatCostsMostAByteIsSwappedFirst) {
   p.classes.push_back({.name = "norm2",
                        .bytes_per_layer = Bytes(1'000'000),
                        .recompute_seconds = 0.0001});
-  // 1 + 4 + 1 MB in 1 s at 5 MB/s; one alpha would recompute a fifth of both.
+  // 1 + 4 + 1 MB in 1 s at 5 MB/s; one common alpha would recompute a fifth of
+  // both.
   const plan::RankPlan rank = PlanOne(p, Resources(5e6, kPlenty));
   EXPECT_EQ(rank.classes[1].fractions.swap, 1);
   EXPECT_EQ(rank.classes[2].fractions.swap, 0);
@@ -69,7 +70,7 @@ TEST(PlanNode, TheClassThatCostsMostAByteIsSwappedFirst) {
             "add 0.0001 s a layer, 0.107 s a GiB");
 }
 
-// Half of it fits under the window, and the rest takes 2/3 s to copy and a
+// Half of the class fits under the window. The rest takes 2/3 s to copy, and a
 // second to recompute.
 TEST(PlanNode, AClassThatIsDearToRecomputeIsSwappedThoughItsCopiesShow) {
   plan::RankProfile p = SampleProfile(0);
@@ -93,7 +94,7 @@ plan::RankProfile Keeper(Bytes transient_capacity) {
 }
 
 TEST(PlanNode, WhatTheTransientBuffersLeaveIsKept) {
-  // 10 MB beside the transient ones: a quarter of 10 layers of 4 MB.
+  // 10 MB in addition to the transient ones: a quarter of 10 layers of 4 MB.
   plan::RankProfile p = Keeper(Bytes((1 << 20) + 10'000'000));
   const plan::RankPlan rank = PlanOne(p, Resources(3e6, kPlenty));
   EXPECT_EQ(rank.classes[1].fractions.keep, 0.25);
@@ -177,7 +178,7 @@ TEST(PlanNode, ALimitOfAProfileThatThereIsNotIsRefused) {
   }
 }
 
-// Within the LP's digits all of it fits, and it does not.
+// Within the LP's precision all of it fits, but it does not.
 TEST(PlanNode, ABytesLackOfHostMemoryCostsAStepOfTheCut) {
   EXPECT_EQ(
       PlanOne(SampleProfile(0), Resources(kFast, Bytes(50'000'000))).alpha, 1);
@@ -186,7 +187,7 @@ TEST(PlanNode, ABytesLackOfHostMemoryCostsAStepOfTheCut) {
       4095. / 4096);
 }
 
-// A second round's profile: the lease has its kept rows already.
+// The profile of a second round: its lease already has the kept rows.
 TEST(PlanNode, ASettledProfileIsPlannedAsItIs) {
   plan::RankProfile p = Keeper(Bytes(1 << 20));
   p.settled = true;
@@ -206,7 +207,8 @@ TEST(PlanNode, ASettledProfileIsPlannedAsItIs) {
             "choose");
 }
 
-// Two jobs, one host: what one of them holds for good the other has not.
+// Two jobs share one host: memory that one job holds permanently is not
+// available to the other.
 TEST(PlanNode, JobsAreOneNode) {
   std::vector<plan::RankProfile> profiles = {SampleProfile(0),
                                              SampleProfile(0)};
@@ -223,7 +225,7 @@ TEST(PlanNode, JobsAreOneNode) {
   plan = MustPlan(profiles, resources);
   EXPECT_EQ(plan.ranks[0].alpha, 0.75);
   EXPECT_EQ(plan.ranks[1].alpha, 0.25);
-  // A job's own budget, beside the node's.
+  // Adds a budget of the job's own, in addition to the node's.
   resources.hosts.push_back({"host budget of job x", Bytes(14'000'000), {1}});
   plan = MustPlan(profiles, resources);
   EXPECT_EQ(plan.ranks[1].alpha, 409. / 4096);
@@ -231,7 +233,7 @@ TEST(PlanNode, JobsAreOneNode) {
               HasSubstr("host budget of job x is full"));
 }
 
-// k and v of a rank hold rows of all ranks: one cut for a job.
+// k and v of a rank have rows of all ranks, so a job has one cut.
 TEST(PlanNode, RanksOfUnequalSpeedGetOneAlphaThatUsesTheHostBudget) {
   std::vector<plan::RankProfile> profiles;
   for (uint64_t r = 0; r < 4; ++r) {
@@ -259,9 +261,9 @@ TEST(PlanNode, RanksOfUnequalSpeedGetOneAlphaThatUsesTheHostBudget) {
 
 using Swaps = std::vector<std::vector<double>>;  // by profile, class
 
-// What the rows of the LP come to, written out again: nothing where a row does
-// not hold, else the seconds of recomputation of the slowest rank's step and
-// of all ranks.
+// Evaluates the rows of the LP independently. Returns nullopt if a row does not
+// hold, else the seconds of recomputation of the slowest rank's step and of all
+// ranks.
 struct Cost {
   double step = 0;
   double recompute = 0;
@@ -407,7 +409,7 @@ class RandomFractions {
   std::mt19937& random_;
 };
 
-// The largest one alpha for all ranks, in steps.
+// Returns the largest common alpha of all ranks, in steps.
 std::optional<double> LargestAlpha(const RandomFractions& node) {
   for (int step = 4096; step >= 0; --step) {
     const Swaps swaps = SwapsAtAlpha(node.profiles, step / 4096.0);
@@ -427,7 +429,7 @@ TEST(PlanNode, RowsHoldAndNoNodeIsWorseThanWithOneAlpha) {
     const plan::NodePlan plan = MustPlan(node.profiles, node.resources);
     ASSERT_EQ(plan.infeasible, "");
     Swaps swaps;
-    double step = 0;  // what cutting to 1/4096 may cost
+    double step = 0;  // the possible cost of rounding down to 1/4096
     for (size_t r = 0; r < node.profiles.size(); ++r) {
       swaps.emplace_back();
       for (size_t c = 0; c < plan.ranks[r].classes.size(); ++c) {

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kHalf = 2;  // bytes of bf16
 constexpr int64_t kFull = 4;  // bytes of fp32
 
-// Requests in order: the clock ticks at each.
+// Records requests in order; the clock advances with each.
 class GeneratedTrace {
  public:
   using Handle = size_t;
@@ -31,7 +31,7 @@ class GeneratedTrace {
     return out_.names.size() - 1;
   }
   void Free(Handle buffer) { out_.trace.buffers[buffer].upper = now_++; }
-  // A framework frees what an operator leaves behind in no fixed order.
+  // Frees buffers in random order, as a framework does after an operator.
   void FreeAll(std::vector<Handle> buffers) {
     while (!buffers.empty()) {
       const size_t k = random_() % buffers.size();
@@ -41,7 +41,8 @@ class GeneratedTrace {
   }
 
   void Prefix(std::string prefix) { prefix_ = std::move(prefix); }
-  // Order of frees and jitter start again: layers of one model ask the same.
+  // Restarts the order of frees and the jitter: layers of one model make equal
+  // requests.
   void Seed(uint32_t seed) { random_.seed(seed); }
 
   NamedTrace Take() {
@@ -69,10 +70,10 @@ class GeneratedTrace {
 
 using Handle = GeneratedTrace::Handle;
 
-// What a layer's forward leaves for its backward.
+// Buffers that a layer's forward keeps for its backward.
 using Kept = std::vector<Handle>;
 
-// A layer's requests. Sizes are of one rank and one chunk of its tokens.
+// The requests of a layer. Sizes are of one rank and one chunk of its tokens.
 class Layer {
  public:
   Layer(const IterationSpec& spec, GeneratedTrace& recorder)
@@ -80,15 +81,16 @@ class Layer {
         r_(recorder),
         tokens_(spec.tokens / spec.context_parallel / spec.chunks),
         hidden_(tokens_ * spec.hidden * kHalf),
-        // Sequence parallelism: between the parallel parts a rank holds its
-        // share of the tokens.
+        // With sequence parallelism a rank has only its share of the tokens
+        // between the tensor-parallel parts.
         shard_(hidden_ / spec.tensor_parallel),
         query_(hidden_ / spec.tensor_parallel),
         key_(std::max<int64_t>(query_ * spec.kv_heads / spec.heads, 512)),
         lse_(tokens_ * spec.heads / spec.tensor_parallel * kFull),
         ffn_(tokens_ * spec.ffn * kHalf / spec.tensor_parallel) {}
 
-  // All chunks; returns the layer's output, and adds to `kept`. `input` stays.
+  // Runs all chunks. Returns the layer's output, and adds to `kept`. `input`
+  // stays allocated.
   Handle Forward(Kept* kept) {
     const Handle out = r_.Malloc("output", shard_ * spec_.chunks);
     for (int c = 0; c < spec_.chunks; ++c) {
@@ -98,8 +100,8 @@ class Layer {
     return out;
   }
 
-  // `gradient` is of the layer's output; returns that of its input. Frees
-  // what forward kept.
+  // `gradient` is that of the layer's output; returns that of its input. Frees
+  // the kept buffers.
   Handle Backward(Kept* kept, Handle gradient) {
     const Handle out = r_.Malloc("grad.input", shard_ * spec_.chunks);
     const Handle sum = spec_.chunks > 1
@@ -121,15 +123,15 @@ class Layer {
   }
 
   int64_t output_bytes() const { return shard_ * spec_.chunks; }
-  // What a rounding buffer holds.
+  // Returns the bytes of a rounding buffer.
   int64_t skeletal_bytes() const {
     return spec_.chunks * (3 * shard_ + 2 * query_ + 2 * key_ + lse_ +
                            (spec_.swiglu ? 3 : 2) * ffn_);
   }
 
  private:
-  // Needed by backward: in a rounding buffer where skeletal tensors are
-  // swapped, else allocated and kept.
+  // Keeps a tensor for backward: in a rounding buffer if skeletal tensors are
+  // swapped, else as a buffer of its own.
   void Keep(std::string name, int64_t bytes, Kept* kept) {
     if (!spec_.swapped) kept->push_back(r_.Malloc(std::move(name), bytes));
   }
@@ -156,7 +158,7 @@ class Layer {
     if (reduced != projected && spec_.tensor_parallel > 1) r_.Free(reduced);
   }
 
-  // One block of k and v: with context parallelism the next arrives while
+  // One block of k and v. With context parallelism the next block arrives while
   // this one is computed.
   void AttentionBlock(int step) {
     for (int hop = 0; hop < spec_.context_parallel; ++hop) {
@@ -197,7 +199,7 @@ class Layer {
     return spec_.tensor_parallel > 1 ? r_.Malloc(name, shard_) : Handle{0};
   }
 
-  // The tokens that were neither kept nor swapped: half of them.
+  // Recomputes the tokens that were neither kept nor swapped: half of them.
   Kept Recompute() {
     Kept made;
     for (const auto& [name, bytes] :
@@ -281,8 +283,8 @@ class Layer {
   int64_t tokens_, hidden_, shard_, query_, key_, lse_, ffn_;
 };
 
-// Logits in fp32, in pieces so that none is far larger than a layer's tensor;
-// returns the gradient of the last hidden states.
+// Logits in fp32, in pieces so that none is far larger than a layer's tensor.
+// Returns the gradient of the last hidden states.
 Handle Loss(const IterationSpec& spec, GeneratedTrace& r,
             int64_t output_bytes) {
   const int pieces = std::max(spec.chunks, 2);
@@ -304,7 +306,7 @@ Handle Loss(const IterationSpec& spec, GeneratedTrace& r,
   return gradient;
 }
 
-// One temporary a parameter group, as fused optimizers make them.
+// One temporary per parameter group, as fused optimizers make.
 void Optimizer(const IterationSpec& spec, GeneratedTrace& r) {
   const Handle norms = r.Malloc("optimizer.norms", 4096);
   for (int layer = 0; layer < spec.layers; ++layer) {
@@ -331,7 +333,7 @@ void MicroBatch(const IterationSpec& spec, GeneratedTrace& r, uint32_t seed) {
     r.Prefix(fmt::format("layer {} ", l));
     outputs.push_back(layer.Forward(&kept[static_cast<size_t>(l)]));
     r.Prefix("");
-    // The rounding buffer holds the input of a layer that is swapped.
+    // A swapped layer's input is in the rounding buffer.
     if (spec.swapped) r.Free(outputs[outputs.size() - 2]);
   }
   Handle gradient = Loss(spec, r, layer.output_bytes());
@@ -377,7 +379,8 @@ NamedTrace GenerateLayer(const IterationSpec& spec, LayerPass pass,
   layer.Backward(&kept, gradient);
   NamedTrace both = r.Take();
   if (pass == LayerPass::kBoth) return both;
-  // Backward alone: what forward left, from the start, and its own requests.
+  // Takes only the backward: buffers kept by forward, alive from the start, and
+  // the backward's own requests.
   const int64_t start = both.trace.buffers[gradient].lower;
   NamedTrace out{.trace = {.end = both.trace.end - start,
                            .alignment = both.trace.alignment},

@@ -4,9 +4,11 @@
 // Synthetic: requests and their order follow GPT and Llama layers (norm, qkv,
 // attention, projection, FFN; tensor and context parallel, grouped heads,
 // chunked, with and without swapping); no real run was recorded. Sizes are
-// bytes, alignment is 512 as in the caching allocator of PyTorch; a unit of
-// time is a request. Everything follows from the spec and the seed, on every
-// machine (no std:: distributions). Thread safety: pure functions.
+// bytes, the alignment is 512 as in PyTorch's caching allocator, and a unit of
+// time is a request. The spec and the seed determine everything, on every
+// machine (no std:: distributions).
+//
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -26,17 +28,17 @@ struct IterationSpec {
   int64_t heads = 32;
   int64_t kv_heads = 32;  // < heads: grouped-query attention
   int64_t vocabulary = 50257;
-  int64_t tokens = 4096;  // a micro-batch, before context parallelism
+  int64_t tokens = 4096;  // per micro-batch, before context parallelism
   int tensor_parallel = 1;
   int context_parallel = 1;  // ring attention with its receive buffers
   bool swiglu = false;       // Llama's FFN: up and gate
   bool dropout = false;      // masks kept for backward
   int chunks = 1;            // FPDT: token-local parts and attention in chunks
   int micro_batches = 1;
-  // MEMO: skeletal tensors live in two rounding buffers, alive throughout;
-  // what is not swapped is recomputed in backward.
+  // As in MEMO, skeletal tensors are in two rounding buffers that live
+  // throughout; tensors that are not swapped are recomputed in backward.
   bool swapped = false;
-  // Every size scaled by a factor in [1 - jitter, 1 + jitter].
+  // Scales every size by a factor in [1 - jitter, 1 + jitter].
   double jitter = 0;
 };
 
@@ -45,24 +47,25 @@ NamedTrace GenerateIteration(const IterationSpec& spec, uint32_t seed);
 
 enum class LayerPass { kForward, kBackward, kBoth };
 
-// One layer's pass on its own, as MEMO's level 1 sees it: what outlives a
-// forward pass is alive to its end, what a backward pass consumes from its
-// start.
+// One layer's pass alone, as MEMO's level 1 sees it: buffers that outlive a
+// forward pass live to its end, and buffers that a backward pass consumes live
+// from its start.
 NamedTrace GenerateLayer(const IterationSpec& spec, LayerPass pass,
                          uint32_t seed);
 
 // The iterations that benchmarks and tests share, 2,000 to 22,000 buffers.
 std::vector<IterationSpec> StandardIterations();
-// nullptr: none of that name.
+// Returns nullptr if there is none of that name.
 const IterationSpec* FindIteration(std::string_view name);
 
 // `count` layers of 25 to 295 buffers, every other one with sizes jittered
 // x0.5 to x1.5.
 std::vector<NamedTrace> StandardLayers(int count, uint32_t seed);
 
-// MiniMalloc CSV (id,lower,upper,size), and the paper's request log.
+// Returns a MiniMalloc CSV (id,lower,upper,size).
 std::string ToCsv(const plan::Trace& trace);
-// Times are ignored but for their order: frees before mallocs on ties.
+// Returns the paper's request log, which has only the order of requests: frees
+// before mallocs of the same time.
 std::string ToRequestLog(const plan::Trace& trace);
 
 }  // namespace sluice::planner

@@ -1,4 +1,4 @@
-// The index of placed items against a placer that looks at every pair.
+// Compares the index of placed items with a placer that checks every pair.
 #include "planner/memory/greedy.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-// First and best fit as they are defined.
+// Computes first and best fit by their definitions.
 int64_t NaiveFind(const Problem& problem, const std::vector<uint32_t>& placed,
                   const Offsets& offsets, const Item& item, Fit fit) {
   std::vector<std::pair<int64_t, int64_t>> taken;
@@ -140,8 +140,8 @@ TEST(Occupancy, WhatIsGivenBackIsAsIfItHadNeverBeenTaken) {
   }
 }
 
-// Lifetimes from one slot to all: each width of windows is asked, and the
-// whole.
+// Returns lifetimes from one slot to all, so that queries use each width of
+// windows and the whole.
 Problem OfShortLives(std::mt19937& random) {
   constexpr int64_t kEnd = 40'000;
   plan::Trace trace{.end = kEnd};
@@ -201,8 +201,8 @@ TEST(Replay, IsAValidPlan) {
   }
 }
 
-// The second thread takes part from 4,000 items on; what it does must not
-// show. The reference runs every order in turn, in one thread.
+// A second thread helps with 4,000 items or more, which must not change the
+// result. The reference runs every order in turn, in one thread.
 TEST(Race, HasTheOutcomeOfOneThread) {
   const plan::Trace trace =
       GenerateLarge({"churn", 4500, LargeSpec::Shape::kChurn}, 3);

@@ -1,4 +1,4 @@
-// PlanNode on ranks with layers of several kinds.
+// Tests PlanNode on ranks with layers of several kinds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// SampleProfile's ten layers as five that are as long, "sliding", and five
-// four times as long, "full".
+// Turns SampleProfile's ten layers into five "sliding" ones of equal length,
+// and five "full" ones that take four times as long.
 plan::RankProfile SlidingAndFull(uint64_t rank) {
   plan::RankProfile p = SampleProfile(rank);
   p.kinds = {{.name = "sliding",
@@ -105,7 +105,7 @@ TEST(PlanNode, AKindWithoutAWindowGetsNoCopyThatNeedNotBe) {
   EXPECT_EQ(rank.classes[3].fractions.swap, 1);
 }
 
-// A class that ranks of a job share is cut alike in all of them.
+// All ranks of a job have the same cut of a class that they share.
 TEST(PlanNode, ARankWithoutAWindowHoldsUpItsJobsSharedClassesOnly) {
   std::vector<plan::RankProfile> profiles = {
       SlidingAndFull(0), SlidingAndFull(1), SlidingAndFull(0)};
@@ -196,7 +196,7 @@ TEST(PlanNode, PlansOfRandomKindsPassTheCheck) {
   EXPECT_GT(overloads, 10);
 }
 
-// Recomputation that a plan leaves, over all layers.
+// Returns the recomputation seconds of a plan over all layers.
 double RecomputeSeconds(const plan::RankProfile& p,
                         const plan::RankPlan& plan) {
   double sum = 0;

@@ -61,7 +61,7 @@ class Maker {
   }
   void Free(size_t k) { trace_.buffers[k].upper = now_++; }
 
-  // From a few KiB to tens of MiB; a third are round numbers.
+  // Returns a size from a few KiB to tens of MiB; a third are round numbers.
   int64_t Size() {
     const int64_t base = int64_t{1} << (12 + Below(13));
     switch (Below(3)) {
@@ -120,8 +120,8 @@ class Maker {
     }
   }
 
-  // A free between any two births and a birth between any two frees, so that
-  // every lifetime is another one.
+  // There is a free between any two births and a birth between any two frees,
+  // so all lifetimes differ.
   void AllLive() {
     std::vector<size_t> all;
     while (static_cast<int>(all.size()) < buffers_ * 3 / 5) {
@@ -145,7 +145,7 @@ class Maker {
     }
   }
 
-  // m 2^k + 1, m in 1 to 16: a result of some compiler's cost model.
+  // Returns m 2^k + 1 with m in 1 to 16, as a compiler's cost model yields.
   int64_t OddSize() {
     const auto power = std::min(Below(24), Below(28));
     return (int64_t{1} + Below(16)) * (int64_t{1} << power) + 1;

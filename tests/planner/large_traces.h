@@ -1,5 +1,5 @@
-// Large traces of shapes that strain a placer; synthetic. The public traces
-// of this size (an LLM's, two compilers') are not ours to ship.
+// Large synthetic traces of shapes that are hard for a placer. The public
+// traces of this size (an LLM's, two compilers') may not be shipped.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ struct LargeSpec {
     kRandom,   // lifetimes and sizes uniform
     kAllLive,  // every buffer alive at the middle, each born and freed alone
     kChurn,    // a pool of live buffers, one at random replaced at a time
-    // As a compiler's program: parameters from the start, each until its last
-    // use; results that live for 2 steps to half of the program, long ones
-    // seldom; sizes m 2^k + 1 over eight decades.
+    // Like a compiler's program: parameters live from the start to their last
+    // use; results live for 2 steps to half of the program, rarely long; sizes
+    // are m 2^k + 1 over eight decades.
     kCompiler,
-    // Jittered copies of IOPDDL G_1, or of ResNet-50 from SOMAS, the next
-    // before the last is over.
+    // Jittered copies of IOPDDL G_1, or of ResNet-50 from SOMAS; each begins
+    // before the last one ends.
     kChain,
     kSomasChain,
   } shape = Shape::kMixed;

@@ -74,7 +74,7 @@ TEST(PlanMemory, NonsenseIsRefusedInOneLine) {
             "the trace's alignment 48 is no power of two");
 }
 
-// Half of the asks below are refuted, half are below what is alive at once.
+// Half of the queries below are refuted; half are below max-live.
 TEST(PlanMemory, AMissedCapacityIsNeverWorseThanNone) {
   std::mt19937 random(31);
   for (int round = 0; round < 200; ++round) {
@@ -157,7 +157,7 @@ TEST(Search, SaysUnknownWhenItsBudgetEnds) {
   EXPECT_EQ(result.nodes, 5000);
 }
 
-// Published instances that resist every heuristic (README of the data).
+// Published instances that no heuristic solves (see the data's README).
 TEST(PlanMemory, HardPublishedInstancesAreProvedOptimal) {
   for (const char* name : {"B.1048576.csv", "C.1048576.csv", "F.1048576.csv",
                            "H.1048576.csv", "K.1048576.csv"}) {

@@ -1,4 +1,4 @@
-// CBC in the helper program: the real one, and ones that fail.
+// Tests CBC in the helper program: the real one, and programs that fail.
 #include "planner/memory/mip_process.h"
 
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ TEST(MipProcess, ACrashCostsOnlyTheCertificate) {
   }
 }
 
-// Not even one placement that overlaps gets into a plan.
+// Guards against a plan with a placement that overlaps.
 TEST(MipProcess, AnAnsweredPlacementIsTakenWhereItIsValid) {
   const Problem problem = Normalise(AboveMaxLive());
   Offsets start, stacked;
@@ -112,8 +112,8 @@ TEST(MipProcess, AHelperThatHangsIsKilledAtTheLimit) {
   EXPECT_LT(took.count(), 5);
 }
 
-// Wrong once: the wait lasted until the deadline, and a finished answer was
-// thrown away.
+// Guards against a wait until the deadline after which a finished answer is
+// dropped.
 TEST(MipProcess, WithoutPidfdsTheHelpersAnswerIsTakenToo) {
   const auto plan = [] {
     if (!testing::RefusePidfds(ENOSYS)) _exit(77);

@@ -11,8 +11,9 @@
 
 namespace sluice::planner {
 
-// Two classes of 1 and 4 MB a layer, 10 layers, a second forward and two
-// backward: alpha a holds 10 + 40 a MB and copies 1 + 4 a MB a layer.
+// Returns a profile with two classes of 1 and 4 MB per layer, 10 layers, one
+// second forward and two backward: alpha a holds 10 + 40 a MB and copies 1 + 4
+// a MB per layer.
 inline plan::RankProfile SampleProfile(uint64_t rank) {
   plan::RankProfile p;
   p.rank = Rank(rank);

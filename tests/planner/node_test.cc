@@ -145,7 +145,7 @@ TEST(PlanNode, WhatDoesNotFitAtAlphaZeroIsRefusedInOneLine) {
             "");
 }
 
-// Wrong once: "shorten the sequence to about 0 % of this length".
+// Guards against "shorten the sequence to about 0 % of this length".
 TEST(PlanNode, NoLengthIsNamedWhereNoneWouldFit) {
   const plan::NodePlan plan =
       MustPlan({SampleProfile(0)}, Resources(kFast, Bytes(99'999)));
@@ -177,8 +177,8 @@ TEST(PlanNode, ARankWithTwoProfilesIsAnError) {
 
 // ---- Golden ----------------------------------------------------------------
 
-// The plan of a node of two ranks with the segments of a streamed layer. A
-// change shows as a diff of tests/golden/planner.
+// Returns a node of two ranks with the segments of a streamed layer. Its plan
+// is compared with tests/golden/planner.
 plan::PlanRequest GoldenRequest() {
   std::mt19937 random(10);
   plan::PlanRequest request;

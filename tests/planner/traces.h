@@ -10,7 +10,8 @@
 
 namespace sluice::planner {
 
-// For a search that work ends, not the clock: a slow machine proves the same.
+// The limit for a search that ends by work, not by time, so that a slow machine
+// proves the same.
 constexpr absl::Duration kNoClock = absl::Minutes(5);
 
 // `n` buffers with lifetimes in [0, horizon) and sizes in [1, max_size]
@@ -18,13 +19,13 @@ constexpr absl::Duration kNoClock = absl::Minutes(5);
 plan::Trace RandomTrace(std::mt19937& random, int n, int64_t horizon,
                         int64_t max_size);
 
-// What a transformer layer's pass asks of its allocator: `blocks` groups of
-// long-lived outputs with short-lived scratch of mixed sizes; `jitter` > 0
-// scales every size by a factor in [1 - jitter, 1 + jitter].
+// The requests of a transformer layer's pass: `blocks` groups of long-lived
+// outputs with short-lived scratch of mixed sizes. `jitter` > 0 scales every
+// size by a factor in [1 - jitter, 1 + jitter].
 plan::Trace LayerTrace(std::mt19937& random, int blocks, double jitter);
 
-// A trace with an optimum, 18 units of 64 bytes, above its max-live bound, 17;
-// such are rare (found by searching random traces).
+// Returns a trace with an optimum of 18 units of 64 bytes, above its max-live
+// bound of 17. Such traces are rare (found by searching random ones).
 plan::Trace AboveMaxLive();
 
 // A MiniMalloc CSV (id,lower,upper,size) from tests/planner/data.

@@ -1,4 +1,4 @@
-// sluice-worker as the daemon uses it: a real process, real descriptors.
+// Tests sluice-worker as the daemon uses it: a real process, real descriptors.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -64,9 +64,9 @@ double CpuSeconds(pid_t pid) {
          1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Descriptors 103 and 104 in the worker are `in` and a memfd.
-// `signal` != 0 is sent once the worker has used so much CPU time: after a
-// second or so it is past its first plan.
+// In the worker, descriptors 103 and 104 are `in` and a memfd. `signal`, if not
+// 0, is sent once the worker has used about a second of CPU time, when it is
+// past its first plan.
 Outcome RunWorker(int in, std::vector<std::string> args, int signal = 0,
                   double cpu_seconds = 1) {
   const UniqueFd out = Memfd();
@@ -231,7 +231,8 @@ plan::PlanRequest HardRequest() {
   return request;
 }
 
-// The worker ended well, and `plan`, if asked for, is what it wrote.
+// Expects that the worker succeeded, and that `plan`, if given, is what it
+// wrote.
 void ExpectValidPlan(const Outcome& outcome, const plan::PlanRequest& request,
                      plan::NodePlan* plan = nullptr) {
   ASSERT_EQ(outcome.exit_code(), 0) << outcome.err;
@@ -269,7 +270,7 @@ TEST(Worker, TakesNoMoreMemoryThanItMay) {
 }
 #endif
 
-// The daemon's word that others wait; also before there is any plan.
+// The signal says that others wait; it may come before there is any plan.
 TEST(Worker, HurriedItWritesTheFirstPlanThereIs) {
   const plan::PlanRequest request = HardRequest();
   const std::string encoded = plan::Encode(request);
@@ -286,8 +287,8 @@ TEST(Worker, HurriedItWritesTheFirstPlanThereIs) {
   }
 }
 
-// Wrong once: a deadline while a hurried plan was being written had it written
-// again behind its first part, and the worker said that all was well.
+// Guards against a deadline during the writing of a hurried plan: the plan was
+// written again after its first part, and the worker reported success.
 TEST(Worker, ADeadlineWithinAHurriedPlanDoesNotWriteItTwice) {
   const UniqueFd in = Memfd(plan::Encode(SampleRequest()));
   int ends[2];
@@ -353,8 +354,8 @@ TEST(Worker, BecomesTheUserItIsToldBeforeItReads) {
   EXPECT_EQ(ids, "65534 65533");
 }
 
-// A crash of a solver costs the proof, not the plan. The signal stands for it:
-// it is sent while the search is busy with a trace it cannot decide.
+// A crash of a solver costs the proof, not the plan. The signal, sent while the
+// search is busy with a trace that it cannot solve, stands for the crash.
 TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
   const plan::PlanRequest request = HardRequest();
   const Outcome outcome = RunWorker(
@@ -396,7 +397,7 @@ TEST(Worker, KnownUnitsAreUsedAsTheyAre) {
   EXPECT_EQ(second.ranks[0].segments[0].placement.method, "from the cache");
 }
 
-// What cannot be solved in time is still answered, within the limit.
+// A request that cannot be solved in time is still answered within the limit.
 TEST(Worker, AHardTraceIsAnsweredWithinTheLimitWithoutAProof) {
   plan::PlanRequest request = SampleRequest();
   request.profiles.resize(1);

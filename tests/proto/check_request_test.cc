@@ -1,4 +1,5 @@
-// Every field of a request has a range; one step outside it is refused.
+// Tests that every field of a request has a range, and that one step outside of
+// it is refused.
 #include <limits>
 
 #include "proto/wire.h"
@@ -41,7 +42,7 @@ TEST(CheckRequest, AnotherProtocolVersionIsRefusedWithBothNumbers) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("protocol 9, this daemon protocol 1: upgrade "
                                  "the daemon")));
-  // A newer client that speaks this daemon's too.
+  // A newer client that also speaks this daemon's protocol.
   HelloOf(message)->set_oldest_protocol(1);
   EXPECT_THAT(CheckRequest(message), IsOk());
 }
@@ -143,7 +144,7 @@ TEST(CheckRequest, ReportsHoldFiniteTimesButMayReportANanLoss) {
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
   report->set_seconds(-1);
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
-  // Finite, but two of them would not be.
+  // Each is finite, but the sum of two would not be.
   for (const double huge : {1e308, 3.2e7}) {
     report->set_seconds(huge);
     EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("seconds")));
@@ -166,7 +167,7 @@ TEST(CheckRequest, ReportsHoldFiniteTimesButMayReportANanLoss) {
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
   report->set_bytes_h2d(0);
   EXPECT_THAT(CheckRequest(message), IsOk());
-  // Added up by the daemon: -1 of a client must not take from the sum.
+  // The daemon adds these up, so a client's -1 must not reduce the sum.
   report->set_plan_mismatches(static_cast<uint64_t>(-1));
   EXPECT_THAT(CheckRequest(message),
               StatusIs(kBad, HasSubstr("plan_mismatches")));

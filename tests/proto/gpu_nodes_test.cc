@@ -1,4 +1,4 @@
-// Which device nodes a rank opens for its Hello.
+// Tests which device nodes a rank opens for its Hello.
 #include "proto/gpu_nodes.h"
 
 #include <sys/stat.h>

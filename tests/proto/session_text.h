@@ -1,4 +1,4 @@
-// What session.proto says of a message that has no descriptors of its own.
+// The text of session.proto for a message of a class without descriptors.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -7,7 +7,8 @@
 
 namespace sluice::testing {
 
-// `message` with descriptors: it lists its fields and prints itself.
+// Returns `message` with descriptors, which can list its fields and print
+// itself.
 std::unique_ptr<google::protobuf::Message> Described(
     const google::protobuf::MessageLite& message);
 

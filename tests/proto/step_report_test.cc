@@ -48,7 +48,7 @@ TEST(StepReport, ComesBackFromTheWireAsItWas) {
 TEST(StepReport, NoFieldOfTheMessageIsLeftOut) {
   wire::StepReport sent;
   wire::ToWire(EveryFieldDiffers(), &sent);
-  // map_seconds is the session's own: a step does not tell it.
+  // A step does not set map_seconds, which the session adds.
   EXPECT_EQ(FieldsNotSet(sent), 1);
   EXPECT_EQ(FieldsNotSet(sent.totals()), 0);
 }

@@ -103,7 +103,7 @@ TEST_F(WireTest, WhatWasSaidBeforeAResetIsHeard) {
   EXPECT_FALSE(end.has_value());
 }
 
-// Guards against calling that the peer's fault.
+// Guards against reporting that as the peer's fault.
 TEST_F(WireTest, DescriptorsThatThisProcessHasNoRoomForAreSaidToBeLost) {
 #ifdef SLUICE_SANITIZED
   GTEST_SKIP() << "UBSan reads memory through a pipe, for which there is none";
@@ -118,7 +118,7 @@ TEST_F(WireTest, DescriptorsThatThisProcessHasNoRoomForAreSaidToBeLost) {
   const rlimit full{static_cast<rlim_t>(next.get()), limit.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &full), 0);
   const auto told =
-      Receive(right_.get(), 0, [](UniqueFd) {});  // as a daemon receives
+      Receive(right_.get(), 0, [](UniqueFd) {});  // the flags of a daemon
   const auto trusted = Receive(right_.get());
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   ASSERT_THAT(told, IsOk());

@@ -1,4 +1,5 @@
-"""The ranks of plans/plan_changes_test: a plan changes while its job trains."""
+"""The ranks of plans/plan_changes_test: a plan changes while its job trains.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ import sluice
 
 RANKS, CHUNK, LENGTH = 2, 128, 512
 EXTENT = 4 << 20
-LONG_S = 240.0  # of a busy machine
+LONG_S = 240.0  # limit on a busy machine
 
 
 class Loop:
-    """A rank's training of the model: data parallel, by hand."""
+    """A rank's training of the model, with gradients summed by all_reduce."""
 
     def __init__(self, session: sluice.Session, policy: str):
         self.model = tiny(intermediate_size=192,
@@ -32,8 +33,8 @@ class Loop:
                                     policy=policy)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2)
         self.losses: list[float] = []
-        self.weights: list[str] = []  # after each step
-        self.swapped: list[float] = []  # by each step's policy
+        self.weights: list[str] = []  # hash of all weights after each step
+        self.swapped: list[float] = []  # swapped share of each step's policy
 
     def step(self) -> None:
         seed = 100 * len(self.losses) + dist.get_rank()
@@ -59,19 +60,20 @@ class Loop:
         return sum(share.swap for _, share in self.stream.policy.shares)
 
     def until(self, all_have: Callable[[], bool]) -> None:
-        """Steps until every rank has it."""
+        """Trains until `all_have()` is true on every rank."""
         ends = time.monotonic() + LONG_S
         while not every(all_have()):
             assert time.monotonic() < ends, "it does not come"
             self.step()
 
     def changes(self) -> list[int]:
-        """The steps with another policy than the step before."""
+        """Returns the steps with another policy than in the step before."""
         return [i for i in range(1, len(self.swapped))
                 if self.swapped[i] != self.swapped[i - 1]]
 
     def check_as(self, undisturbed: Loop) -> None:
-        """Losses and weights to the bit, and steps alike on all ranks."""
+        """Checks that losses and weights equal `undisturbed`'s to the bit, and
+        that all ranks changed their plan at the same steps."""
         every_rank: list = [None] * RANKS
         dist.all_gather_object(every_rank, self.changes())
         assert every_rank == [self.changes()] * RANKS, every_rank
@@ -90,14 +92,14 @@ def every(own: bool) -> bool:
 
 @contextlib.contextmanager
 def another_job(loop: Loop, socket: str) -> Iterator[None]:
-    """Joined when this begins, left when it is over."""
+    """Runs another job until the context ends."""
     with contextlib.nullcontext() if loop.session.rank else Other(socket):
         yield
 
 
 class Other:
-    """A job of one rank, in a process of its own, with the longest steps on the
-    node: what others swap is better spent on it."""
+    """A job of one rank in its own process. Its steps are the longest on the
+    node, so host memory is better spent on it than on the others."""
 
     def __init__(self, socket: str):
         self._end = FORK.Event()
@@ -125,8 +127,8 @@ def _other(socket: str, end) -> None:
 
 
 class Slow:
-    """A session that reports a hundred seconds for each one: this job is then
-    the slower one on any machine."""
+    """A session that reports every duration times 100, so that this job is
+    slower than the other one on any machine."""
 
     def __init__(self, session: sluice.Session):
         self._session = session
@@ -144,7 +146,7 @@ class Slow:
 
 
 class Offered:
-    """A session that is told of plans that no daemon has made."""
+    """A session that offers plans which no daemon has made."""
 
     def __init__(self, loop: Loop):
         self._session = loop.session
@@ -169,29 +171,29 @@ class Offered:
 
 @contextlib.contextmanager
 def offered(loop: Loop) -> Iterator[Offered]:
-    """The daemon's own offers wait meanwhile."""
+    """Replaces the daemon's offers until the context ends."""
     loop.stream.planning._session = made = Offered(loop)
     yield made
     loop.stream.planning._session = loop.session
 
 
 def halved(plan: dict) -> dict:
-    """A plan that swaps half as much."""
+    """Returns a plan that swaps half as much."""
     return {**plan, "classes": [
         c if c["name"] == "streamed" else {**c, "swap": c["swap"] / 2}
         for c in plan["classes"]]}
 
 
-# --- cases: one after the other, of one run -----------------------------------
+# --- cases, which one run executes in this order -----------------------------
 
 def joins_and_leaves(loop: Loop, socket: str, daemon: int) -> None:
-    """Fractions shrink when the other job comes and are as before when it has
-    left; so does what is leased."""
+    """The swapped shares and the leased memory shrink when the other job
+    joins, and the shares are as before when it has left."""
     alone, leased = loop.swapped[-1], loop.stream.stats().host_leased_bytes
     with another_job(loop, socket):
         loop.until(lambda: loop.swaps() < alone)
         now = loop.stream.stats().host_leased_bytes
-        # A lease that is patched of what was given back may be larger.
+        # A lease that consists of returned extents may be larger.
         assert now < loop.stream.plan["host_bytes"] + EXTENT
         assert every(now <= leased) and not every(now == leased)
         loop.step()
@@ -200,7 +202,7 @@ def joins_and_leaves(loop: Loop, socket: str, daemon: int) -> None:
 
 
 def different_plans(loop: Loop, socket: str, daemon: int) -> None:
-    """Nothing happens until all were told of the same."""
+    """No rank takes a plan before all ranks were offered the same one."""
     before = loop.stream.plan
     with offered(loop) as offers:
         offers.tell(70 + loop.session.rank, halved(before))
@@ -215,7 +217,7 @@ def different_plans(loop: Loop, socket: str, daemon: int) -> None:
 
 
 def one_refuses(loop: Loop, socket: str, daemon: int) -> None:
-    """It cannot lease what it would grow by: so none of them takes it."""
+    """Rank 1 cannot lease the additional memory, so no rank takes the plan."""
     before, part = loop.stream.plan, halved(loop.stream.plan)
     leased = loop.stream.stats().host_leased_bytes
     part["host_bytes"] = (1 << 40 if loop.session.rank == 1 else
@@ -232,7 +234,8 @@ def one_refuses(loop: Loop, socket: str, daemon: int) -> None:
 
 
 def daemon_dies(loop: Loop, socket: str, daemon: int) -> None:
-    """After it has told of a plan, before the step that takes it."""
+    """The daemon dies after it has offered a plan and before the step that
+    takes it."""
     with another_job(loop, socket):
         ends = time.monotonic() + LONG_S
         while not every(loop.session.changed_plan() is not None):

@@ -1,4 +1,4 @@
-"""Fixtures: private daemons and what is opened on them, ended after use."""
+"""Fixtures: private daemons, and sessions and arenas on them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import sluice
 from sluice.memory.arena import HostArena
 
 torch.set_num_threads(1)
-gc.disable()  # while modules are loaded, which makes no garbage
+# No collection while modules are loaded, which creates no garbage.
+gc.disable()
 
 GPU_BYTES = 64 << 20
 HOST_BYTES = 256 << 20
-SEED = torch.initial_seed()  # of a new process
+SEED = torch.initial_seed()  # the seed of a new process
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out cases marked `deep` unless SLUICE_DEEP=1 (./dev test --deep):
-    each branch that they take is taken by another case too."""
+    """Deselects cases marked `deep` unless SLUICE_DEEP=1 (./dev test --deep);
+    other cases execute each of their branches too."""
     if DEEP:
         return
     deep = [item for item in items if item.get_closest_marker("deep")]
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Half a million objects of the loaded modules are not searched in each
+    """Excludes half a million objects of the loaded modules from each
     gc.collect(), of which there are several per test."""
     gc.freeze()
     gc.enable()
@@ -42,14 +43,14 @@ def pytest_collection_finish():
 def no_daemon_of_the_users():
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.delenv("SLUICE_SOCKET", raising=False)
-        # One that a test starts ends with its last session.
+        # A user daemon that a test starts ends with its last session.
         monkeypatch.setenv("SLUICE_DAEMON_IDLE_S", "0")
         yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def random_state_of_a_new_process():
-    """What a file draws does not depend on the files before it."""
+    """Makes a file's random numbers independent of the files before it."""
     torch.manual_seed(SEED)
 
 
@@ -62,14 +63,15 @@ def private_daemon():
 
 @pytest.fixture
 def daemon():
-    """The test's own, which it may end."""
+    """A daemon of one test, which the test may end."""
     with private_daemon() as daemon:
         yield daemon
 
 
 @pytest.fixture(scope="module")
 def daemon_of_the_file():
-    """A session leaves nothing in it, and to start one takes 0.4 s."""
+    """A daemon of all tests of a file, because to start one takes 0.4 s.
+    Sessions leave nothing in it."""
     with private_daemon() as daemon:
         yield daemon
 

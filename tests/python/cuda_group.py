@@ -1,8 +1,10 @@
-"""Two ranks that share sequences, each on a GPU of the fakes, over NCCL's fake:
+"""Two ranks that share sequences, each on a GPU of the fakes, over NCCL's
+fake:
 
     cuda_group.py SOCKET FOLDER WHAT [WITHOUT]
 
-WHAT names a function of this file, WITHOUT what is not done, as in cuda_step.
+WHAT names a function of this file, WITHOUT a step to leave out, as in
+cuda_step.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def trained(session: sluice.Session, gpu: torch.device, steps: int = 2,
 
 
 def averaged(found: Run, sharded: bool) -> Run:
-    """Over the ranks, as FSDP2 does by itself."""
+    """Averages the gradients over the ranks, unless FSDP2 has already done so.
+    """
     gradients = {name: whole(g) for name, g in found.gradients.items()}
     if not sharded:
         for gradient in gradients.values():
@@ -66,7 +69,7 @@ def averaged(found: Run, sharded: bool) -> Run:
     return on_cpu(Run(found.loss, gradients))
 
 
-# --- what is run --------------------------------------------------------------
+# --- functions that WHAT may name --------------------------------------------
 
 def shared(session: sluice.Session, gpu: torch.device) -> None:
     trained(session, gpu).unstream()
@@ -89,7 +92,7 @@ def automatic(session: sluice.Session, gpu: torch.device) -> None:
 
 
 def waits(session: sluice.Session, gpu: torch.device) -> None:
-    """The host waits of the second step."""
+    """Counts how often the host waits for the GPU in the second step."""
     model, inputs = tiny("qwen3").to(gpu), on(gpu, batch(length=LENGTH))
     stream = sluice.stream(model, session=session, chunk=16, quiet=True,
                            group=dist.group.WORLD)
@@ -102,8 +105,8 @@ def waits(session: sluice.Session, gpu: torch.device) -> None:
 
 
 def failing(session: sluice.Session, gpu: torch.device, how: str) -> None:
-    """Rank 1 fails in a layer of the second step, or before it, when rank 0 is
-    in a collective of the user's; rank 0 ends within 5 s."""
+    """Rank 1 fails in a layer of the second step, or before that step while
+    rank 0 is in a collective of the user's. Rank 0 must end within 5 s."""
     model, inputs = tiny("qwen3").to(gpu), on(gpu, batch(length=LENGTH))
     when, armed = pathlib.Path(sys.argv[2], "failed"), False
 
@@ -135,7 +138,7 @@ def failing(session: sluice.Session, gpu: torch.device, how: str) -> None:
         assert "rank 1" in str(failed), failed
     except ValueError as broke:
         assert dist.get_rank() == 1 and "it broke" in str(broke)
-        time.sleep(6)  # its end is not what tells the other
+        time.sleep(6)  # rank 0 must notice before this process ends
     else:
         raise AssertionError("nothing failed")
     os._exit(0)
@@ -159,14 +162,14 @@ def raised(session: sluice.Session, gpu: torch.device) -> None:
 
 def work(rank: int, socket: str, folder: str, what: str, without: str
          ) -> None:
-    """One rank."""
-    if without == "no_collective":  # compute does not wait for them
+    """Runs one rank."""
+    if without == "no_collective":  # compute does not wait for collectives
         Ranks.wait = lambda *_: None
     elif without:
         cuda_step.leave_out = getattr(cuda_step, without)
     gpu, job = torch.device("cuda", rank), "sp"
     torch.cuda.set_device(gpu)
-    if what == "killed_elsewhere":  # of which no daemon tells
+    if what == "killed_elsewhere":  # rank 0's daemon does not know rank 1
         job = f"node{rank}"
         os.environ.update(
             RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK="0",

@@ -1,10 +1,10 @@
-"""One training step on torch's CUDA device on the fakes, against the same model
-on the CPU, unstreamed:
+"""Compares a training step on torch's CUDA device on the fakes with the same
+model on the CPU, unstreamed:
 
     cuda_step.py SOCKET MODEL [WITHOUT]
 
-MODEL names a function of this file. WITHOUT is one thing that is not done, so
-that the fakes have a race to find.
+MODEL names a function of this file. WITHOUT names a wait or another operation
+to leave out, so that the fakes must find a race.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from sluice.plan.planned import BASE
 from sluice.plan.step_costs import Measured
 
 GPU = torch.device("cuda", 0)
-LENGTH = 43  # two chunks of 16 and a rest
+LENGTH = 43  # two chunks of 16 and a last one of 11
 
 
 def leave_out(arena: HostArena | host_states.HostStates) -> None:
-    """Replaced by what is not done."""
+    """Does nothing; main() replaces it by the function that WITHOUT names."""
 
 
 def on(device: torch.device, inputs: dict) -> dict:
@@ -60,8 +60,9 @@ def on_cpu(found: Run) -> Run:
 
 def stepped(session: sluice.Session, model: nn.Module | None = None,
             computed: set[str] | None = None, **options) -> None:
-    """The same step twice, the second over what the first has left and on
-    another stream, attention by these."""
+    """Runs the same step twice; the second one reuses the first one's memory
+    on another stream. If given, `computed` are the kernels that must have run.
+    """
     model, inputs = model or tiny("qwen3"), batch(length=LENGTH)
     expected = run(copy.deepcopy(model), inputs)
     model.to(GPU)
@@ -81,7 +82,7 @@ def stepped(session: sluice.Session, model: nn.Module | None = None,
     stream.unstream()
 
 
-# --- what is run --------------------------------------------------------------
+# --- functions that MODEL may name -------------------------------------------
 
 def device(session: sluice.Session) -> None:
     stepped(session)
@@ -93,7 +94,7 @@ def needs_the_gpu(module: nn.Module, args: tuple, y: torch.Tensor) -> None:
 
 
 def tried_on_its_device(session: sluice.Session) -> None:
-    """A model with code that fails on the CPU."""
+    """A model with code that fails on the CPU is probed on its GPU."""
     expected, model = run(tiny("qwen3"), batch()), tiny("qwen3").to(GPU)
     for layer in model.model.layers:
         layer.mlp.register_forward_hook(needs_the_gpu)
@@ -106,7 +107,7 @@ def tried_on_its_device(session: sluice.Session) -> None:
 
 
 def fits(session: sluice.Session) -> None:
-    """What the first step leaves is enough for all layers."""
+    """The memory that the first step leaves free is enough for all layers."""
     model, inputs = tiny("qwen3"), batch(length=LENGTH)
     expected = run(copy.deepcopy(model), inputs)
     model.to(GPU)
@@ -132,8 +133,8 @@ def swapped(session: sluice.Session) -> None:
 
 
 def automatic(session: sluice.Session) -> None:
-    """A size of chunks that was measured here, of some that make several; the
-    host issues blocks in less time than the GPU takes."""
+    """The chunk size is measured here, among sizes that give several chunks;
+    the host issues blocks faster than the GPU computes them."""
     with HostArena(session) as arena:
         heads = chunk_size.Heads(4, 2, 8, 8)
         walk = chunk_size._walk(arena, heads, GPU, torch.float32, 128, 4,
@@ -145,7 +146,8 @@ def automatic(session: sluice.Session) -> None:
 
 
 def measured_by_events(session: sluice.Session) -> None:
-    """What the GPU takes, which is more than the host takes to enqueue it."""
+    """Durations are the GPU's, which exceed the host's time to enqueue the
+    work."""
     a, own = torch.ones(700, 700, device=GPU), [
         torch.cuda.Event(enable_timing=True) for _ in range(2)]
     with HostArena(session) as arena:
@@ -162,7 +164,8 @@ def measured_by_events(session: sluice.Session) -> None:
 
 
 def planned(session: sluice.Session) -> None:
-    """The second step is measured, the third swaps as the daemon has planned."""
+    """The second step is measured; the third swaps as the daemon has planned.
+    """
     measured_by_events(session)
     model, inputs, asked = tiny("qwen3"), batch(length=LENGTH), []
     expected = run(copy.deepcopy(model), inputs)
@@ -187,7 +190,8 @@ def planned(session: sluice.Session) -> None:
 
 
 class Reads(TorchDispatchMode):
-    """Counts where the package has the host wait for a number of the GPU."""
+    """Counts the lines where the package makes the host wait for a GPU value.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,8 +214,8 @@ class Reads(TorchDispatchMode):
 
 
 def waits(session: sluice.Session) -> None:
-    """The host waits of the second step: one for whether the mask is causal,
-    one for the chunk that is compared."""
+    """In the second step the host waits once to learn whether the mask is
+    causal, and once for the chunk that is compared."""
     model, inputs = tiny("qwen3").to(GPU), on(GPU, batch(length=LENGTH))
     stream = sluice.stream(model, session=session, chunk=16, hbm=0,
                            quiet=True)
@@ -224,8 +228,8 @@ def waits(session: sluice.Session) -> None:
 
 
 def ahead(session: sluice.Session) -> None:
-    """How many chunks the GPU has not begun when the host begins one, where
-    copies need grants and another rank is on the link."""
+    """Measures how many chunks the GPU has not begun when the host begins one,
+    while copies need grants and another rank uses the link."""
     chunk, many = 1024, 8
     model = tiny("qwen3", num_hidden_layers=1).to(GPU)
     inputs = on(GPU, batch(1, many * chunk))
@@ -255,14 +259,15 @@ def ahead(session: sluice.Session) -> None:
     print("driver calls per chunk and step", {
         name: (driver(name.encode()) - calls) / many
         for name, calls in zip(names, before, strict=True)})
-    # Forward, and the replay in backward.
+    # In forward, and in the replay of backward.
     assert max(found[:many]) >= 4 and max(found[many:]) >= 4, found
     stream.unstream()
 
 
 def deadlines(session: sluice.Session) -> None:
-    """The slack of a fetched chunk is what the GPU computed meanwhile, without
-    what compute waited for another copy; the host has waited for neither."""
+    """The slack of a fetched chunk is the GPU's compute time between its
+    prefetch and its use, without the time that compute waited for another
+    copy. The host waits for neither."""
     a = torch.ones(700, 700, device=GPU)
     driver = ctypes.CDLL("libcuda.so.1").fake_cuda_calls
     names = (b"cuEventSynchronize", b"cuStreamSynchronize")
@@ -302,7 +307,8 @@ def deadlines(session: sluice.Session) -> None:
             issued = time.perf_counter() - began
             assert [driver(name) for name in names] == before
             end.synchronize()
-            [waited] = waiting  # for both, since `chunk` came first
+            # One wait for both copies, because `chunk` arrives first.
+            [waited] = waiting
             computed.append(own[0].elapsed_time(own[1]) / 1e3)
             at_most.append((start.elapsed_time(end)
                             - waited[0].elapsed_time(waited[1])) / 1e3)
@@ -313,7 +319,7 @@ def deadlines(session: sluice.Session) -> None:
 
 
 class Masked(nn.Module):
-    """Dropout by a mask [B, S, H] that was drawn."""
+    """Dropout by a given mask [B, S, H]."""
 
     def __init__(self, mask: torch.Tensor, p: float) -> None:
         super().__init__()
@@ -324,9 +330,9 @@ class Masked(nn.Module):
 
 
 def drawn(session: sluice.Session) -> None:
-    """Dropout in adapters: the replay draws what the forward drew, and the
-    gradients are the plain layers' with those masks. The hooks, which come
-    later, have the layers probed again within a call."""
+    """Dropout in adapters: the replay draws what the forward drew, and
+    gradients are those of the plain layers with the same masks. The hooks are
+    added after stream(), so the layers are probed again within a call."""
     from peft import LoraConfig, get_peft_model
     p = 0.3
     model = get_peft_model(tiny("qwen3", num_hidden_layers=1), LoraConfig(
@@ -348,8 +354,8 @@ def drawn(session: sluice.Session) -> None:
         got = on_cpu(run(model, on(GPU, inputs)))
         twin = copy.deepcopy(plain)
         for name in dropouts:
-            # After a probe's chunks, forward and then from the last to the
-            # first.
+            # After the probe's chunks come the forward's three, and then the
+            # replays from the last chunk to the first.
             first, again = masks[name][-6:-3], masks[name][:-4:-1]
             assert all(map(torch.equal, first, again)), name
             twin.set_submodule(name, Masked(torch.cat(first, 1).cpu(), p))
@@ -361,13 +367,14 @@ def drawn(session: sluice.Session) -> None:
 
 
 def windows(session: sluice.Session) -> None:
-    """In fp32, which no kernel of ATen has; blocks inside the window are causal."""
+    """In fp32, for which ATen has no kernel with windows; blocks inside the
+    window are causal."""
     stepped(session, tiny("mistral", sliding_window=24),
             {"efficient", "whole scores"})
 
 
 class NoExperts(nn.Linear):
-    """Replaces experts: the fakes have no form of routing."""
+    """Replaces experts, because the fakes do not implement routing."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, width)
@@ -377,18 +384,19 @@ class NoExperts(nn.Linear):
 
 
 def by_scores(session: sluice.Session) -> None:
-    """What no kernel takes, in several strips of each block; and sinks."""
+    """Models that no kernel supports, with several strips per block; and
+    sinks."""
     whole_scores._ROWS = 7
     stepped(session, tiny(
         "gemma2", sliding_window=24, query_pre_attn_scalar=8,
         attn_logit_softcapping=5.0, final_logit_softcapping=3.0),
         {"whole scores"})
-    whole_scores._ROWS = 10  # two strips of a chunk
-    stepped(session, tiny(  # values narrower than keys
+    whole_scores._ROWS = 10  # two strips per chunk
+    stepped(session, tiny(  # values are narrower than keys
         "deepseek_v3", q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4,
         qk_nope_head_dim=8, v_head_dim=8, head_dim=4, num_key_value_heads=4,
         first_k_dense_replace=2), {"whole scores"})
-    # Sliding layers and full ones.
+    # The layers alternate between sliding and full attention.
     sinks = tiny("gpt_oss", num_local_experts=2, num_experts_per_tok=2,
                  sliding_window=24)
     for layer in sinks.model.layers:
@@ -397,9 +405,9 @@ def by_scores(session: sluice.Session) -> None:
 
 
 def streams(session: sluice.Session) -> None:
-    """Each layer on a stream of its own, forward and therefore backward: what
-    one leaves in the host is read by the other."""
-    titan.rotate = lambda x, _: x  # complex views are not on the fakes
+    """Each layer runs on its own stream in forward, and therefore in backward.
+    One stream reads what the other has stored in host memory."""
+    titan.rotate = lambda x, _: x  # the fakes do not support complex views
     model, ids = Titan.on_sides(), titan.tokens()
     expected = graded(copy.deepcopy(model), ids)
     model.to(GPU)
@@ -416,9 +424,9 @@ def streams(session: sluice.Session) -> None:
 
 
 def handover(session: sluice.Session) -> None:
-    """Two streams that wait for nothing of each other use one arena."""
+    """Two streams that do not wait for each other use one arena."""
     one, other = torch.cuda.Stream(GPU), torch.cuda.Stream(GPU)
-    many = 1 << 20  # more than copies may keep alive
+    many = 1 << 20  # more bytes than copies may keep alive
     with HostArena(session) as arena:
         leave_out(arena)
         with torch.cuda.stream(one):
@@ -429,26 +437,26 @@ def handover(session: sluice.Session) -> None:
         with torch.cuda.stream(other):
             more = [arena.put(torch.full((many,), 3.0, device=GPU))
                     for _ in range(4)]
-            again = arena.get(more[0], GPU)  # where `fetched` was
+            again = arena.get(more[0], GPU)  # in the memory of `fetched`
         with torch.cuda.stream(one):
-            # Torch has what was put there first for it again.
+            # Torch may reuse the memory of the first tensor that was put.
             new = torch.full((many,), 4.0, device=GPU)
         for stream, tensor, value in ((one, doubled, 2), (other, again, 3),
                                       (one, new, 4)):
             with torch.cuda.stream(stream):
                 assert bool((tensor == value).all())
                 assert bool((arena.get(held, GPU) == 1).all())
-        del again, tensor  # lies in the lease
+        del again, tensor  # these lie in the lease
 
 
 class Titan(titan.Titan):
-    """With its layers on streams of their own, where it is on a GPU."""
+    """Runs its layers on their own streams if it is on a GPU."""
 
     @staticmethod
     def on_sides() -> Titan:
         torch.manual_seed(0)
         made = Titan().train()
-        # The CPU has no backward of CUDA's RMSNorm.
+        # The CPU does not implement the backward of CUDA's RMSNorm.
         for owner in list(made.modules()):
             for name, module in owner.named_children():
                 if isinstance(module, nn.RMSNorm):
@@ -473,8 +481,9 @@ class Titan(titan.Titan):
 
 def in_bf16(session: sluice.Session, exact: nn.Module, computed: set[str],
             chunk: int = 16, further=(), **options) -> None:
-    """About as far from fp32 as the plain model, and computed by these.
-    `further`: inputs beside ids and labels."""
+    """Checks that the error against fp32 is about the plain model's, and that
+    the kernels `computed` have run. `further`: inputs besides ids and labels.
+    """
     inputs = {**batch(length=LENGTH), **dict(further)}
     expected = run(copy.deepcopy(exact), inputs)
     model = exact.bfloat16()
@@ -497,9 +506,10 @@ def in_bf16(session: sluice.Session, exact: nn.Module, computed: set[str],
 
 def rounded(session: sluice.Session) -> None:
     in_bf16(session, tiny("qwen3"), {"flash"})
-    gpu_blocks._capability = lambda gpu: 90  # Hopper's: cuDNN by itself
+    # Hopper's capability, which selects cuDNN.
+    gpu_blocks._capability = lambda gpu: 90
     in_bf16(session, tiny("qwen3"), {"cudnn"})
-    # Documents: what they cut of a block goes to flash.
+    # Documents: blocks that they cut are computed by flash.
     places = torch.cat([torch.arange(24), torch.arange(LENGTH - 24)])
     in_bf16(session, tiny("qwen3", use_cache=False), {"cudnn", "flash"}, further={
         "position_ids": places.expand(len(batch()["input_ids"]), -1)})
@@ -507,7 +517,8 @@ def rounded(session: sluice.Session) -> None:
 
 
 def deterministic(session: sluice.Session) -> None:
-    """In torch's deterministic mode cuDNN is not taken, and refused by name."""
+    """In torch's deterministic mode cuDNN is not chosen, and kernel="cudnn" is
+    refused with an error that says so."""
     torch.use_deterministic_algorithms(True)
     in_bf16(session, tiny("qwen3"), {"flash"})
     try:
@@ -524,8 +535,8 @@ def by_efficient(session: sluice.Session) -> None:
 
 
 def rounded_output(session: sluice.Session) -> None:
-    """o lies in the host in bf16, as its kernels read it: the gradients are
-    those with o in fp32 there, to the bit."""
+    """o is stored on the host in bf16, as its kernels read it. The gradients
+    are bit-identical to those with o stored in fp32."""
     inputs, found = batch(length=LENGTH), []
     for wide in blocks.READ_WIDE, blocks.READ_WIDE | {"flash"}:
         model = tiny("qwen3").bfloat16().to(GPU)
@@ -539,12 +550,12 @@ def rounded_output(session: sluice.Session) -> None:
         with mock.patch.object(blocks, "READ_WIDE", wide), \
                 mock.patch.object(Site, "keep_o", counted):
             stream = sluice.stream(model, session=session, chunk=16, quiet=True)
-            nbytes.clear()  # of the probe
+            nbytes.clear()  # drop the probe's calls
             got = on_cpu(run(model, on(GPU, inputs)))
             found.append((sum(nbytes), got))
             stream.unstream()
     (narrow, ours), (wide_bytes, theirs) = found
-    # A row of a head has 8 elements and an lse.
+    # A row of a head has 8 elements of o and one fp32 lse.
     assert narrow * (4 * 8 + 4) == wide_bytes * (2 * 8 + 4), narrow
     assert ours.loss == theirs.loss
     for name, gradient in theirs.gradients.items():
@@ -552,8 +563,9 @@ def rounded_output(session: sluice.Session) -> None:
 
 
 def layouts(session: sluice.Session) -> None:
-    """A block's gradients by each kernel, however its tensors lie: on an H100
-    the efficient one read o wrongly that did not lie as rows before heads."""
+    """Each kernel's gradients do not depend on the strides of its tensors. On
+    an H100 the efficient kernel misread o unless its rows preceded its heads.
+    """
     draw = torch.Generator().manual_seed(7)
     do, q, k, v = (torch.randn(1, 3, 37, 16, generator=draw).bfloat16().to(GPU)
                    for _ in range(4))
@@ -575,14 +587,15 @@ def rows_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def by_cudnn(session: sluice.Session) -> None:
-    """The last chunk is of one row, and its own block of one key."""
+    """The last chunk has one row, and its diagonal block one key."""
     in_bf16(session, tiny("qwen3"), {"cudnn", "flash"}, LENGTH - 1,
             kernel="cudnn")
     in_bf16(session, tiny("llama"), {"cudnn"}, kernel="cudnn")
 
 
 def by_flash_through_windows(session: sluice.Session) -> None:
-    """Narrower than a chunk, wider, and as wide; no scores are whole."""
+    """Windows narrower and wider than a chunk, and as wide; flash computes all
+    blocks, so no scores are materialised."""
     others = ((16, 16), (5, 13)) if DEEP else ()
     for width, chunk in ((24, 16), (7, 16), *others):
         in_bf16(session, tiny("mistral", sliding_window=width), {"flash"},
@@ -592,15 +605,15 @@ def by_flash_through_windows(session: sluice.Session) -> None:
 
 
 def no_kernel(session: sluice.Session) -> None:
-    """What a kernel does not take is refused by its name, not computed
-    otherwise."""
+    """What a chosen kernel does not support is refused with the kernel's name,
+    not computed by another one."""
     for kernel, width, said in (("cudnn", 16, "have 4"), ("flash", 16, "have 4"),
                                 ("cudnn", 136, "have 136")):
         model, stream = tiny("qwen3", head_dim=width).to(GPU), None
         try:
             stream = sluice.stream(model, session=session, quiet=True,
                                    kernel=kernel)
-            assert said == "have 4"  # bytes an element
+            assert said == "have 4"  # bytes per element
             run(model, on(GPU, batch()))
         except sluice.Unsupported as refused:
             assert str(refused).startswith(f"kernel {kernel}: "), refused
@@ -613,8 +626,8 @@ def no_kernel(session: sluice.Session) -> None:
 
 
 def slots(session: sluice.Session) -> None:
-    """What comes back from the host lies in the lease, and nothing that lives
-    is given twice."""
+    """Tensors fetched from the host lie in the lease, and memory of a living
+    tensor is not reused."""
     with HostArena(session) as arena:
         values = torch.arange(1000.0, device=GPU)
         held = arena.put(values)
@@ -635,17 +648,19 @@ def slots(session: sluice.Session) -> None:
             assert again.dtype == made.dtype and again.shape == made.shape
             assert again.is_contiguous() and torch.equal(again, made)
         recorded_by_torch(arena)
-        # The daemon's pool is 64 MiB; torch's own memory is beside it.
+        # The daemon's pool is 64 MiB; torch's own memory is not part of it.
         large = [arena.get(arena.put(torch.ones(5 << 20, device=GPU)), GPU)
                  for _ in range(4)]
         assert all(bool((x == 1).all()) for x in large)
-    assert second.tolist() == list(range(1000))  # the arena is closed
+    # The tensor outlives its arena.
+    assert second.tolist() == list(range(1000))
     del second, large, again
     HostArena(session).close()
 
 
 def recorded_by_torch(arena: HostArena) -> None:
-    """Some of torch's allocators refuse `record_stream` of others' memory."""
+    """`record_stream` is called only for torch's own memory, because some of
+    torch's allocators refuse other memory."""
     recorded = []
     for own in (False, True):
         held = arena.put(torch.ones(1000, device=GPU))
@@ -665,8 +680,8 @@ def recorded_by_torch(arena: HostArena) -> None:
 
 def optimizer(session: sluice.Session, dtype: torch.dtype = torch.float32
               ) -> None:
-    """sluice.AdamW on two streams, in several buckets, as torch's on the CPU; each
-    step reads what the one before has left in the host."""
+    """sluice.AdamW on two streams, in several buckets, equals torch's on the
+    CPU. Each step reads what the step before has stored on the host."""
     host_states.BUCKET_BYTES = 4 << 20
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(n, dtype=dtype).to(GPU)) for n in
@@ -675,8 +690,9 @@ def optimizer(session: sluice.Session, dtype: torch.dtype = torch.float32
     optimizer = sluice.AdamW(ours, lr=1e-2, session=session)
     leave_out(optimizer._states)
     expected = torch.optim.AdamW(torchs, lr=1e-2, foreach=True)
-    # All parameters, then twice those of one bucket; made before the steps,
-    # since waiting for them would order the steps.
+    # Gradients of all parameters, then twice those of one bucket. They are
+    # copied before the steps, because waiting for the copies would order the
+    # steps.
     grads = [[torch.randn(p.shape).to(dtype) if i < 2 or step % 3 == 0
               else None for i, p in enumerate(ours)] for step in range(6)]
     on_gpu = [[None if grad is None else grad.to(GPU) for grad in of_step]
@@ -690,9 +706,10 @@ def optimizer(session: sluice.Session, dtype: torch.dtype = torch.float32
             for p, grad in zip(ours, of_step, strict=True):
                 p.grad = grad
             optimizer.step()
-            seen.append([p + 0 for p in ours])  # comes after the step
+            # Runs on the stream after the step.
+            seen.append([p + 0 for p in ours])
         here.wait_stream(stream)
-    # The host has waited for nothing yet.
+    # The host has not waited for anything yet.
     states = [{name: value.clone() for name, value in
                optimizer.state[p].items()} for p in ours]
     for of_step, found in zip(grads, seen, strict=True):
@@ -722,7 +739,7 @@ def refusals(session: sluice.Session) -> None:
         print(refused)
 
 
-# --- what is left out ---------------------------------------------------------
+# --- functions that WITHOUT may name -----------------------------------------
 
 def no_wait(arena: HostArena) -> None:
     """Compute does not wait for copies."""
@@ -738,13 +755,14 @@ def no_mark(arena: HostArena) -> None:
 
 
 def no_order(states: host_states.HostStates) -> None:
-    """A bucket arrives while the one before it in that memory is copied out."""
+    """A bucket is fetched into memory while the bucket before it is still
+    copied out of there."""
     start = states._copies.start
     states._copies.start = lambda *copied: start(*copied[:-1], 0)
 
 
 def no_stream(arena: HostArena) -> None:
-    """Torch's current stream is not asked any more."""
+    """Copies no longer follow torch's current stream."""
     arena._copies._follow = lambda: None
 
 
@@ -756,7 +774,7 @@ def a_session_by_torchs_device(session: sluice.Session) -> None:
 
 
 def no_hold(arena: HostArena) -> None:
-    """Copies keep nothing alive."""
+    """Copies do not keep their tensors alive."""
     class Forgets(collections.deque):
         def append(self, item):
             super().append((*item[:2], None))
@@ -766,7 +784,7 @@ def no_hold(arena: HostArena) -> None:
 
 
 def no_handover(arena: HostArena) -> None:
-    """Streams change without order."""
+    """Changes of the stream are not ordered."""
     def without(stream: int) -> None:
         arena._copies._library.engine_use_stream(arena._handle.value, stream)
         arena._copies.stream = stream

@@ -1,5 +1,6 @@
-"""The ranks of parallel/data_parallel_test: each trains a tiny model streamed and
-not, both wrapped the same way, on batches that differ per rank, and compares."""
+"""The ranks of parallel/data_parallel_test. Each trains a tiny model streamed
+and plain, both wrapped the same way, on batches that differ per rank, and
+compares the results."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ TIED = dict(tie_word_embeddings=True)
 LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512, rotary_dim=4,
                attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
 MOE = dict(num_local_experts=4, num_experts_per_tok=2)
-# A layer of Mamba-1, which runs whole, and one with attention.
+# One layer of Mamba-1, which runs whole, and one with attention.
 HYBRID = dict(attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False,
               mamba_d_state=4, mamba_dt_rank=4, num_experts=1)
 ROUTERS = dict(**MOE, output_router_logits=True, router_aux_loss_coef=0.3)
@@ -40,7 +41,8 @@ def lora(model):
 
 
 def packed(rows, length, seed):
-    """Documents that differ in the batch, described by position_ids."""
+    """Returns a batch of documents that differ between rows, by position_ids.
+    """
     places = torch.stack([torch.cat([torch.arange(cut), torch.arange(
         length - cut)]) for cut in range(11 + seed % 5, 11 + seed % 5 + rows)])
     return {**batch(rows, length, seed), "position_ids": places,
@@ -48,8 +50,8 @@ def packed(rows, length, seed):
 
 
 def fsdp(units=(), shape=None, **options):
-    """The layers, then the named modules as units of their own, the rest as
-    the root."""
+    """Shards each layer, each of the named modules, and the rest as the root.
+    """
     def wrap(model):
         world = dist.get_world_size()
         mesh = init_device_mesh("cpu", shape or (world,), mesh_dim_names=(
@@ -87,8 +89,8 @@ CASES = {
         "llama", {}, fsdp(["lm_head"]), 2),
     "ddp, static graph, log-probabilities": (
         "llama", {}, ddp(static_graph=True), 1),
-    # All weights of attention, and those of the MLP, of one size: memory that
-    # one had in forward another has in backward.
+    # All weights of attention have one size, and all of the MLP another one.
+    # So a weight's memory in forward may belong to another weight in backward.
     "fsdp2, stored products": ("llama", dict(
         num_key_value_heads=4, intermediate_size=32), fsdp(), 2),
     "fsdp2, packed rows": ("llama", {}, fsdp(["lm_head"]), 2),
@@ -106,7 +108,8 @@ CASES = {
     "fsdp2, decoder of its own": ("llama", {}, fsdp(["model"]), 2),
     "frozen embedding and layer, in the host": (
         "llama", {}, fsdp(["lm_head"]), 1),
-    # Its layers have buffers, which DDP broadcasts before each forward.
+    # This model's layers have buffers, which DDP broadcasts before each
+    # forward.
     "ddp, two forwards": ("gptj", LEARNED, ddp(), 2),
     "ddp, routers' loss": ("mixtral", ROUTERS, ddp(), 1),
     "fsdp2, routers' loss": ("mixtral", ROUTERS, fsdp(), 2),
@@ -124,7 +127,7 @@ CASES = {
         "llama", {}, ddp(static_graph=True), 2),
 }
 
-# Run with SLUICE_DEEP=1: others take each branch of theirs.
+# Run only with SLUICE_DEEP=1, because other cases execute the same branches.
 ONLY_DEEP = {
     "fsdp2, head of its own", "fsdp2, head of its own, log-probabilities",
     "frozen embedding and layer", "fsdp2, decoder of its own",
@@ -134,7 +137,7 @@ ONLY_DEEP = {
 
 
 class Scored(torch.nn.Module):
-    """Its loss is made of log-probabilities by rows."""
+    """Computes its loss from log-probabilities by rows."""
 
     def __init__(self, model):
         super().__init__()
@@ -146,7 +149,7 @@ class Scored(torch.nn.Module):
 
 
 class OfLogits(torch.nn.Module):
-    """Its loss is made of the logits that the wrapped model answers."""
+    """Computes its loss from the logits that the wrapped model returns."""
 
     def __init__(self, model):
         super().__init__()
@@ -158,7 +161,8 @@ class OfLogits(torch.nn.Module):
 
 
 class TwoForwards(torch.nn.Module):
-    """One backward of two forwards, as of a pair that is compared."""
+    """One backward of two forwards, as in training on pairs that are compared.
+    """
 
     def __init__(self, model):
         super().__init__()
@@ -171,7 +175,7 @@ class TwoForwards(torch.nn.Module):
 
 
 class WithLoss(torch.nn.Module):
-    """A decoder without transformers, and the loss that its user computes."""
+    """A decoder without transformers, and a loss that its user computes."""
 
     def __init__(self, model):
         super().__init__()
@@ -224,7 +228,7 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
 
 def work(rank: int, world: int, file: str, socket: str,
          cases: list[str]) -> None:
-    """One rank, in a process of its own."""
+    """Runs one rank in its own process."""
     def one(case: str, session: sluice.Session) -> None:
         plain = train(case, rank, None)
         for got, expected in zip(train(case, rank, session), plain):

@@ -43,33 +43,34 @@ NAMES = (
     " gpt_neo opt phi phi3 gpt_neox gpt_oss deepseek_v3 cohere llama4_text"
     " falcon starcoder2").split()
 FIRST_TOKEN, LAST_TOKEN = 3, 80  # as in walk.plain
-LIMIT = 1e-4  # of a gradient's norm, and of a loss
-LEAST = 1e-6  # of the norm of all gradients
+LIMIT = 1e-4  # relative to a gradient's norm, and to a loss
+LEAST = 1e-6  # least limit, relative to the norm of all gradients
 RATE = 0.05
-LAYERS = ("layers", "h")  # the decoder's list of them
+LAYERS = ("layers", "h")  # names of the decoder's list of layers
 Operation = tuple  # a name in OPERATIONS, and its arguments
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One forward: what the model is called with."""
+    """One forward: the arguments of the model."""
 
     seed: int
     rows: int
     length: int
     padded: str  # "", "left" or "right"
-    loss: str  # "model", or "own" of the logits
+    loss: str  # "model", or "own", which is computed from the logits
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
     before: tuple[Operation, ...]
     calls: tuple[Call, ...]
-    between: tuple[Operation, ...]  # after the forwards, before the backward
-    way: str  # of two calls: "in turn", "together" or "threads"
-    saved: str  # hooks on saved tensors, "" or a name in SAVED
-    around: str  # "both", "forward" or "backward": what has those hooks
-    updates: bool  # whether the weights change afterwards
+    # Operations after the forwards, before the backward.
+    between: tuple[Operation, ...]
+    way: str  # order of two calls: "in turn", "together" or "threads"
+    saved: str  # hooks on saved tensors: "" or a name in SAVED
+    around: str  # "both", "forward" or "backward": what those hooks surround
+    updates: bool  # whether the weights are updated at the end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +83,10 @@ class Draw:
 
 
 class Mismatch(Exception):
-    """Loss or gradients differ without a word."""
+    """Loss or gradients differ although nothing was refused."""
 
 
-# --- what is drawn ----------------------------------------------------------
+# --- drawing ----------------------------------------------------------------
 
 
 def drawn(number: int) -> Draw:
@@ -97,8 +98,8 @@ def drawn(number: int) -> Draw:
             "*": {"keep": 0.3, "swap": 0.4}}]),
         "hidden": draw.choice(["device", "device", "device", "host"]),
         "head": draw.choice(["rows", "rows", "rows", "whole"]),
-        # Room for no layer, for some, for all; by another generator, so that
-        # the rest of a draw is what it was without.
+        # Room for no layer, for some, or for all. Drawn by another generator,
+        # so that this option leaves the rest of a draw as it was.
         "hbm": random.Random(f"hbm {number}").choice(
             [0, 150_000, 400_000, 1 << 30]),
     }
@@ -143,11 +144,11 @@ def _operation(draw: random.Random) -> Operation:
     return name, draw.random() < 0.5
 
 
-# --- what is done to a model ------------------------------------------------
+# --- operations on a model --------------------------------------------------
 
 
 class Trainee:
-    """A model of a draw, with what was put into it."""
+    """A model of a draw, with the hooks and adapters that were added to it."""
 
     def __init__(self, model: nn.Module):
         self.model = self.base = model
@@ -179,12 +180,12 @@ TRAINED: dict[str, Callable[[str, torch.Tensor, int], bool]] = {
 
 
 def train(trainee: Trainee, which: str, seed: int) -> None:
-    """These weights are trained from now on, the others frozen; all, where
-    that would leave none."""
+    """Trains the weights that `which` selects and freezes the others; trains
+    all if none is selected."""
     parameters = list(trainee.base.named_parameters())
     for everything in False, True:
         for name, p in parameters:
-            # The same before and after PEFT's wrapper came.
+            # The choice does not depend on whether PEFT has wrapped the model.
             p.requires_grad_(p.is_floating_point() and (
                 everything or TRAINED[which](name, p, seed)))
         if any(p.requires_grad for _, p in parameters):
@@ -192,7 +193,7 @@ def train(trainee: Trainee, which: str, seed: int) -> None:
 
 
 def _first(value: Any, change: Callable) -> Any:
-    """With the first tensor changed, if it is one of floats."""
+    """Returns the value with its first tensor changed, if that has floats."""
     if isinstance(value, tuple):
         return (_first(value[0], change), *value[1:]) if value else value
     return change(value) if isinstance(value, torch.Tensor) and (
@@ -251,7 +252,8 @@ def unhook(trainee: Trainee, last: bool) -> None:
 
 
 def checkpoint(trainee: Trainee, on: bool) -> None:
-    """Which a stream needs not: switched off in its forwards."""
+    """Switches checkpointing on or off; a stream disables it in its forwards.
+    """
     if on:
         trainee.base.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -264,7 +266,8 @@ def mode(trainee: Trainee, trains: bool) -> None:
 
 
 def _targets(trainee: Trainee, seed: int) -> list[str]:
-    """Names, within the base model, of some products of its layers."""
+    """Returns names, in the base model, of some linear modules of its layers.
+    """
     within = {m for layer in trainee.layers() for m in layer.modules()}
     names = [name for name, m in trainee.base.named_modules()
              if m in within and type(m).__name__ in ("Linear", "Conv1D")
@@ -397,7 +400,8 @@ def arguments(call: Call, labels: bool = True) -> dict[str, torch.Tensor]:
         mask[-1, rows] = 0
         wanted[-1, rows] = -100
         if call.padded == "left":
-            wanted[-1, gap] = -100  # what a row of padding would answer
+            # The label that a row of padding would predict.
+            wanted[-1, gap] = -100
         made["attention_mask"] = mask
     return {**made, "labels": wanted} if labels else made
 
@@ -413,7 +417,8 @@ def loss_of(model: nn.Module, call: Call) -> torch.Tensor:
 
 def forwards_and_backwards(trainee: Trainee, step: Step, threads: bool
                            ) -> list[float]:
-    """The losses of one step; gradients are added to those that there are."""
+    """Returns the losses of one step; adds its gradients to the existing ones.
+    """
     def saved(half: str) -> contextlib.AbstractContextManager:
         return SAVED[step.saved]() if step.saved and step.around in (
             "both", half) else contextlib.nullcontext()
@@ -444,7 +449,8 @@ def forwards_and_backwards(trainee: Trainee, step: Step, threads: bool
 
 def _in_threads(trainee: Trainee, step: Step, saved: Callable,
                 between: Callable[[], None], threads: bool) -> list[float]:
-    """Forwards one after the other or at once, then backwards likewise."""
+    """Runs all forwards, in threads or one after the other, then all backwards
+    in the same way."""
     losses: dict[int, torch.Tensor] = {}
     errors: list[BaseException] = []
 
@@ -500,7 +506,8 @@ def norm(found: dict[str, torch.Tensor | None]) -> float:
 
 def differences(got: Trainee, losses: list[float], plain: Trainee,
                 expected: list[float]) -> dict[str, float]:
-    """By name, those beyond their limit, in limits."""
+    """Returns name -> difference / limit of losses and gradients that exceed
+    their limit."""
     found = {}
     for i, (a, b) in enumerate(zip(losses, expected)):
         found[f"loss {i}"] = abs(a - b) / (LIMIT * abs(b))
@@ -521,7 +528,7 @@ def differences(got: Trainee, losses: list[float], plain: Trainee,
 
 @dataclasses.dataclass
 class Result:
-    compared: int = 0  # steps
+    compared: int = 0  # number of compared steps
     refusals: list[str] = dataclasses.field(default_factory=list)
     unusable: list[str] = dataclasses.field(default_factory=list)
 
@@ -541,7 +548,8 @@ def is_refusal(error: BaseException) -> bool:
 
 def run(draw: Draw, session: sluice.Session,
         say: Callable[..., None] = lambda *_: None) -> Result:
-    """Raises Mismatch, or what else fails inside the streamed model."""
+    """Runs a draw. Raises Mismatch, or any other failure of the streamed
+    model."""
     result = Result()
     plain = Trainee(copy.deepcopy(_built(draw.name, draw.attention)))
     got = Trainee(copy.deepcopy(plain.model))
@@ -555,15 +563,17 @@ def run(draw: Draw, session: sluice.Session,
         for number, step in enumerate(draw.steps):
             say(number, step)
             _run_step(draw, step, plain, got, result, say)
-        for _ in range(3):  # of a refusal, graphs hold what frames held
-            torch.ones((), requires_grad=True).backward()  # and torch's queue
+        # After a refusal, graphs keep alive what frames held.
+        for _ in range(3):
+            # And so does the queue of torch's autograd.
+            torch.ones((), requires_grad=True).backward()
             gc.collect()
         if stream.stats().host_bytes:
             raise Mismatch(f"{stream.stats().host_bytes} host bytes are left")
     finally:
         stream.unstream()
         for handle in (*plain.hooks, *got.hooks):
-            handle.remove()  # those of all modules too
+            handle.remove()  # also removes hooks on all modules
     return result
 
 
@@ -601,7 +611,7 @@ def _whole_step(trainee: Trainee, step: Step, threads: bool) -> list[float]:
 
 @torch.no_grad()
 def _end_step(step: Step, plain: Trainee, got: Trainee, failed: bool) -> None:
-    """Both have the same weights and gradients, bit by bit."""
+    """Makes weights and gradients of both models equal, bit by bit."""
     theirs = dict(plain.base.named_parameters())
     whole = norm(gradients(plain))
     for name, mine in got.base.named_parameters():
@@ -623,7 +633,7 @@ class Report:
     """The results of several draws."""
 
     draws: int = 0
-    compared: int = 0  # steps
+    compared: int = 0  # number of compared steps
     refused: int = 0
     failures: list[str] = dataclasses.field(default_factory=list)
     said: collections.Counter[str] = dataclasses.field(
@@ -637,8 +647,8 @@ class Report:
 
 def run_all(numbers: Iterable[int], say: Callable[..., None] = print,
             until: float = math.inf) -> Report:
-    """Draws with these numbers, on a daemon of their own. What fails is said
-    with its number, and the next one is run."""
+    """Runs the draws with these numbers on one daemon. Reports a failure with
+    its number, and continues with the next draw."""
     report = Report()
     with sluice.Session() as session:
         for number in numbers:

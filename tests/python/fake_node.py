@@ -1,6 +1,6 @@
 """A node with driver = "cuda" on the strict fake driver (tests/fake_cuda): the
-real sluiced, and Python processes with torch's CUDA device. It proves nothing
-about a GPU."""
+real sluiced, and Python processes with torch's CUDA device. This proves
+nothing about a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from support import ROOT, TESTS, Loaded, environment
 FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
 
 CONFIG = ROOT / "tests" / "fake_cuda" / "node.toml"
-# The environment of a Python process with torch's CUDA device on this node.
+# The environment of a Python process that uses torch's CUDA device on this
+# node.
 VARIABLES = dict(
     LD_LIBRARY_PATH=f"{FAKES}/over_real:{FAKES}", OMP_NUM_THREADS="1",
     LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13"))
@@ -27,8 +28,9 @@ MODELS = [f"transformers.models.{kind}.modeling_{kind}" for kind in
 
 @pytest.fixture(scope="module")
 def loaded():
-    """Its forks are on a node once they are told one: torch with NVIDIA's
-    libraries, of 2 GB, is loaded once for all of a test's programs."""
+    """A process that has loaded torch with NVIDIA's libraries (2 GB) once for
+    all programs of a test. Each of its forks gets a node by its environment.
+    """
     made = Loaded("on_fakes", "cuda_group", *MODELS, **VARIABLES)
     yield made
     made.close()
@@ -43,9 +45,10 @@ def node(tmp_path, loaded, request):
 
 
 class FakeNode:
-    """Made in `folder`; ended by `close`. Torch's own allocator is there beside
-    the leases (`malloc`), and streams are late (`jitter_us`), so that little is
-    ordered by luck. `more` is added to the daemon's configuration."""
+    """A node in `folder`, until `close`. Torch's own allocator is used in
+    addition to the leases (`malloc`). Streams are delayed (`jitter_us`), so
+    that operations are rarely ordered by luck. `more` is added to the daemon's
+    configuration."""
 
     def __init__(self, folder: pathlib.Path, bin_dir: str, loaded: Loaded,
                  more: str = ""):
@@ -76,7 +79,7 @@ class FakeNode:
                                 SLUICE_FAKE_CUDA=self._variable(), **variables)
 
     def start(self, program: str) -> subprocess.CompletedProcess[str]:
-        """The same, in a process that loads everything itself."""
+        """Runs it in a new process, which loads everything itself."""
         return subprocess.run(
             [sys.executable, TESTS / program, self.socket], text=True,
             capture_output=True, timeout=200,
@@ -86,7 +89,8 @@ class FakeNode:
         return f"{self._fakes}{self.jitter_us}"
 
     def take_findings(self) -> str:
-        """What any process has found since the last time, a line each."""
+        """Returns the findings of all processes since the last call, one per
+        line."""
         file = self._node / "findings"
         found = file.read_text() if file.exists() else ""
         file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What the ranks of the tests share: a group on Gloo, whole gradients."""
+"""Helpers for the ranks of tests: a group on Gloo, and unsharded gradients."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from torch.distributed.tensor import DTensor
 
 import sluice
 
-# Importing torch and transformers anew takes longer than most cases.
+# A fork, because importing torch and transformers takes longer than most
+# cases.
 FORK = multiprocessing.get_context("fork")
 
 
 def run_ranks(world: int, work: Callable[..., None], *args: Any) -> NoReturn:
-    """`work(rank, *args)` in a process per rank, of one thread; then the end
-    of this one, with a status of 0 if all of theirs are."""
+    """Runs `work(rank, *args)` in a process with one thread per rank. Then
+    exits this process, with status 0 if all of them have status 0."""
     torch.set_num_threads(1)
-    gc.freeze()  # what is loaded is neither searched nor copied in the forks
+    gc.freeze()  # loaded objects are neither searched nor copied in the forks
     ranks = [FORK.Process(target=_forked, args=(work, rank, *args))
              for rank in range(world)]
     for rank in ranks:
@@ -35,8 +36,9 @@ def run_ranks(world: int, work: Callable[..., None], *args: Any) -> NoReturn:
 
 
 def _forked(work: Callable[..., None], *args: Any) -> None:
-    # The first to ask torch for its threads makes a pool of the child's own;
-    # two of autograd's at once found none ("Invalid thread pool!").
+    # The first thread that uses torch's thread pool creates it in the child.
+    # If two autograd threads did so at once, they would fail ("Invalid thread
+    # pool!").
     torch.set_num_threads(1)
     work(*args)
 
@@ -44,7 +46,8 @@ def _forked(work: Callable[..., None], *args: Any) -> None:
 def run_cases(rank: int, world: int, file: str, socket: str, job: str,
               cases: list[str], run: Callable[[str, sluice.Session], None],
               gpu: int = 0) -> None:
-    """`run` each case as this rank of a new group, all ranks one by one."""
+    """Calls `run` for each case as this rank of a new group; a barrier
+    separates the cases."""
     with _rank(rank, world, file), sluice.Session(
             socket, job=job, rank=rank, world=world, gpu=gpu) as session:
         for case in cases:
@@ -63,6 +66,7 @@ def _rank(rank: int, world: int, file: str) -> Iterator[None]:
 
 
 def whole(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """The gradient of all ranks; a collective where it is sharded."""
+    """Returns the unsharded gradient; this is a collective if it is sharded.
+    """
     return gradient.full_tensor() if isinstance(gradient, DTensor) else (
         gradient)

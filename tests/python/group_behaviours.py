@@ -1,5 +1,5 @@
-"""What a group of ranks means beside gradients, for groups.py: each function
-is what all of its ranks do."""
+"""Behaviour of groups of ranks apart from gradients, for groups.py. All ranks
+run each function."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from sluice.ranks.groups import Ranks
 LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512,
                attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
 
-PLACES = ("device", "host")  # of hidden states
+PLACES = ("device", "host")  # places of hidden states
 
 
 def host_bytes(session, group) -> None:
-    """Per rank, to the byte, in a whole number of chunks: README.md."""
+    """Each rank's bytes are exactly README.md's formula, for a whole number of
+    chunks."""
     size, layers, hidden, kv, heads, tokens, chunks = (
         dist.get_world_size(group), 3, 32, 8, 4, 128, 4)
-    replicas = size  # of the one kv head
+    replicas = size  # copies of the one kv head
     per_token = layers * (2 * 4 * replicas * kv + 4 * hidden + 4 * hidden
                           + 4 * heads) / size
     earlier, gradient = 1 - 1 / chunks, 8 * replicas * kv / size
@@ -45,7 +46,7 @@ def host_bytes(session, group) -> None:
 
 
 def whole_head(session, group) -> None:
-    """The model's own loss, of all rows on every rank."""
+    """With head="whole" every rank has the model's own loss of all rows."""
     for place in PLACES:
         model, inputs = tiny(), batch()
         expected = run(model, inputs)
@@ -75,7 +76,8 @@ def evaluation(session, group) -> None:
 
 
 def logprobs(session, group) -> None:
-    """Every rank has those of all rows, with the whole sequence's gradients."""
+    """Every rank has the log-probabilities of all rows, and the gradients are
+    those of the whole sequence."""
     model, inputs = tiny(), batch()
     weights = torch.randn(2, 75, generator=torch.Generator().manual_seed(1))
 
@@ -95,8 +97,8 @@ def logprobs(session, group) -> None:
 
 
 class Embedded(LlamaModel):
-    """Hands each layer what it makes of the embeddings, without a gradient,
-    and scales them in place as some models do."""
+    """Passes each layer a tensor computed from the embeddings, without a
+    gradient, and scales it in place as some models do."""
 
     def forward(self, input_ids=None, inputs_embeds=None, **kwargs):
         embeds = self.embed_tokens(input_ids)
@@ -112,7 +114,7 @@ class Adding(Wrapper):
 
 
 def made_of_embeddings(session, group) -> None:
-    """Arguments of layers that depend on what the embedding gives."""
+    """Arguments of layers may be computed from the embedding's output."""
     model, inputs = tiny(), batch()
     model.model.__class__ = Embedded
     for i, layer in enumerate(model.model.layers):
@@ -127,7 +129,8 @@ def made_of_embeddings(session, group) -> None:
 
 
 def _assert_mean_is(model, group, loss: float, expected: Run) -> None:
-    """The average of the gradients over the group is the expected one."""
+    """Checks that the gradients' average over the group is the expected one.
+    """
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad, group=group)
         parameter.grad /= dist.get_world_size(group)
@@ -136,7 +139,7 @@ def _assert_mean_is(model, group, loss: float, expected: Run) -> None:
 
 
 def own_head(session, group) -> None:
-    """The decoder alone, with a head and a loss of the user's."""
+    """The decoder alone is streamed, with the user's own head and loss."""
     for place in PLACES:
         _own_head(session, group, place)
     model = tiny()
@@ -144,7 +147,7 @@ def own_head(session, group) -> None:
     labels = torch.full_like(ids, -100)
     stream = sluice.stream(model.model, session=session, chunk=CHUNK,
                            group=group, quiet=True)
-    local = stream.shard(ids, labels)  # whole on each rank
+    local = stream.shard(ids, labels)  # one row stays whole on each rank
     model.model(ids)
     assert torch.equal(local.input_ids, ids) and local.count == 0
 
@@ -169,7 +172,8 @@ def _own_head(session, group, place) -> None:
 
 
 def loaders(session, group) -> None:
-    """Each rank's batches in turn, on every rank, although one has more."""
+    """Every rank gets each rank's batches in turn, although one rank has more.
+    """
     rank = dist.get_rank(group)
     own = torch.utils.data.DataLoader(
         torch.arange(10 * rank, 10 * rank + 6 + 2 * rank), batch_size=2)
@@ -181,8 +185,9 @@ def loaders(session, group) -> None:
 
 
 def gradients_of_other_ranks(session, group) -> None:
-    """A parameter that only some rank used has a gradient on all."""
-    ranks = Ranks.of(group, dist.get_world_size(group))  # rows for each rank
+    """A parameter that only some ranks used has a gradient on all ranks."""
+    # Each rank has some rows.
+    ranks = Ranks.of(group, dist.get_world_size(group))
     rank = dist.get_rank(group)
     ones, like = torch.ones(2), [torch.empty(2), torch.empty(3)]
     used, unused = ranks.filled([None if rank else ones, None], like)
@@ -190,7 +195,7 @@ def gradients_of_other_ranks(session, group) -> None:
 
 
 def failures_of_an_earlier_stream(session, group) -> None:
-    """They are not taken for failures of the next stream of the group."""
+    """A failure of one stream is not reported by the group's next stream."""
     earlier = Ranks.of(group, CHUNK)
     if dist.get_rank(group) == 1:
         with pytest.raises(ValueError), earlier.telling():
@@ -204,19 +209,19 @@ def failures_of_an_earlier_stream(session, group) -> None:
 
 
 def random_numbers(session, group) -> None:
-    """Ranks that are seeded alike drop out different things, in the replay
-    the same again, and are seeded alike afterwards."""
+    """Ranks with the same seed drop out different elements, drop the same ones
+    again in the replay, and have the same random state afterwards."""
     model = tiny("gpt2", **{**LEARNED, "embd_pdrop": 0.5, "resid_pdrop": 0.5})
     dropped = []
     model.transformer.h[0].mlp.dropout.register_forward_hook(
         lambda m, a, out: dropped.append(out[0, :8] == 0))
     sluice.stream(model, session=session, chunk=CHUNK, group=group,
                   check="always", quiet=True)
-    dropped.clear()  # of the probe
+    dropped.clear()  # drop the probe's masks
     torch.manual_seed(5)
     model(**batch(1, 64)).loss.backward()
     mine = torch.stack(dropped).to(torch.uint8)
-    assert torch.equal(mine[:4], mine[4:].flip(0))  # forward and replay
+    assert torch.equal(mine[:4], mine[4:].flip(0))  # the replay is in reverse
     everyones = [torch.empty_like(mine) for _ in range(2)]
     dist.all_gather(everyones, mine, group=group)
     assert not torch.equal(*everyones)

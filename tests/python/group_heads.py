@@ -1,4 +1,4 @@
-"""Heads that are not a language model's, of sequences that ranks share."""
+"""Heads other than a language model's, on sequences that ranks share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import sluice
 
 
 def other_heads(session, group) -> None:
-    """They look at any row: each rank makes the same of all of them."""
+    """Such heads may read any row, so each rank computes them from all rows.
+    """
     for name, (head, inputs) in HEADS.items():
         for place in ("device", "host"):
             model = tiny_with(head)
@@ -34,8 +35,8 @@ def other_heads(session, group) -> None:
 
 
 def dropout_in_heads(session, group) -> None:
-    """Each rank has all rows there, and so drops the same of them: the loss
-    is one, and its gradient is the average's."""
+    """Each rank has all rows in the head, and so draws the same dropout. The
+    loss is the same on all ranks, and the gradient is the average."""
     model = tiny_with("TokenClassification", dropout=0.3).double()
     sluice.stream(model, session=session, chunk=16, group=group, quiet=True)
     inputs = HEADS["a class for each token"][1]
@@ -58,14 +59,15 @@ def dropout_in_heads(session, group) -> None:
             weight.sub_(step * direction)
         return found
 
-    step = 0.2  # the loss is fp32
+    step = 0.2  # so large because the loss is fp32
     slope, expected = (loss(step) - loss(-step)) / (2 * step), (
         float(direction.norm()) ** 2)
     assert abs(slope - expected) <= 1e-3 * expected
 
 
 def rows_of_padding(session, group) -> None:
-    """If a model's own loss counts them, every rank refuses them."""
+    """If a model's own loss counts rows of padding, every rank refuses the
+    call."""
     model = tiny_with("QuestionAnswering")
     sluice.stream(model, session=session, chunk=16, group=group, quiet=True)
     inputs = {**HEADS["an answer that begins and ends"][1],

@@ -1,4 +1,4 @@
-"""Layers of the user's own, on sequences that the ranks of a group share."""
+"""The user's own layers, on sequences that the ranks of a group share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def graded(model, ids) -> Run:
 
 
 def mean(run: Run, group) -> Run:
-    """The mean over the ranks, for gradients that are not reduced yet."""
+    """Returns the mean over the ranks of gradients that are not reduced yet.
+    """
     for gradient in run.gradients.values():
         dist.all_reduce(gradient, group=group)
         gradient /= dist.get_world_size(group)
@@ -44,7 +45,7 @@ def streamed(model, session, group, **options):
 
 
 def own_layers(session, group) -> None:
-    """Loss and logits are those of all rows, on every rank."""
+    """Loss and logits of all rows are on every rank."""
     for place in ("device", "host"):
         model = titan(layers=3)
         plain = copy.deepcopy(model)
@@ -62,7 +63,7 @@ def own_layers(session, group) -> None:
 
 
 def own_layers_sharded(session, group) -> None:
-    """With FSDP2, which makes the average."""
+    """FSDP2 averages the gradients."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for place in ("device", "host"):
         model, ids = titan(layers=3), tokens(2, 75)
@@ -76,8 +77,8 @@ def own_layers_sharded(session, group) -> None:
 
 
 class Turned(Wrapper):
-    """A layer that picks its rows of the table by itself; its input is
-    scaled by a tensor that needs a gradient, of all rows or per row."""
+    """A layer that indexes the table by itself. Its input is scaled by tensors
+    that need a gradient: one for all rows, and one with a value per row."""
 
     def forward(self, x, freqs_cis, positions, scale, of_rows):
         return self.inner(x * scale * of_rows, freqs_cis[positions])
@@ -111,7 +112,7 @@ def own_layers_arguments(session, group) -> None:
 
 
 def own_layers_refused(session, group) -> None:
-    """What is refused, alike on all ranks; the next step runs."""
+    """All ranks refuse the same calls, and the next step runs."""
     with pytest.raises(sluice.Unsupported, match="without a sample"):
         streamed(titan(), session, group, sample=None)
     model, rank = titan(), dist.get_rank(group)
@@ -140,14 +141,14 @@ class Dropping(Wrapper):
 
 
 def own_layers_random_numbers(session, group) -> None:
-    """Each rank draws its own, and draws the same again in the replay."""
+    """Each rank draws its own numbers, and the same again in the replay."""
     model, dropped = titan(), []
     for layer in model.layers.values():
         layer.feed_forward = Dropping(layer.feed_forward)
     model.layers["0"].feed_forward.dropout.register_forward_hook(
         lambda m, a, out: dropped.append(out[0, :8] == 0))
     streamed(model, session, group)
-    dropped.clear()  # of the probe
+    dropped.clear()  # drop the probe's masks
     torch.manual_seed(5)
     loss_of(model, tokens(2, 64)).backward()
     mine = torch.stack(dropped).to(torch.uint8)
@@ -158,7 +159,7 @@ def own_layers_random_numbers(session, group) -> None:
 
 
 def router_logits(session, group) -> None:
-    """Every rank has those of all rows, also without a loss."""
+    """Every rank has the router logits of all rows, also without a loss."""
     for length in (75, 67, 1):
         inputs = batch(2, length)
         model = tiny("mixtral", num_local_experts=4, num_experts_per_tok=2,

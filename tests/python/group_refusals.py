@@ -1,5 +1,5 @@
-"""What a group of ranks refuses, and how a failure of one reaches the others,
-for groups.py: each function is what all of its ranks do."""
+"""What a group of ranks refuses, and how one rank's failure reaches the
+others, for groups.py. All ranks run each function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOE = dict(num_local_experts=4, num_experts_per_tok=2)
 
 
 def other_rows(session, group) -> None:
-    """One error on all ranks, and the next step runs."""
+    """All ranks raise the same error, and the next step runs."""
     model, rank = tiny(), dist.get_rank(group)
     stream = sluice.stream(model, session=session, chunk=CHUNK, group=group,
                            quiet=True)
@@ -50,7 +50,8 @@ def other_chunks(session, group) -> None:
 
 
 def refused_models(session, group) -> None:
-    """On each rank alone: no collective has begun."""
+    """Each rank refuses these by itself, because no collective has begun yet.
+    """
     for kind, changes, said in (
             ("roberta", dict(is_decoder=True, hidden_dropout_prob=0.0,
                              attention_probs_dropout_prob=0.0),
@@ -74,7 +75,7 @@ def refused_models(session, group) -> None:
 
 
 def forward_put_over(session, group) -> None:
-    """It calls the decoder by itself, and counts on all rows."""
+    """The replaced forward calls the decoder itself and expects all rows."""
     model = tiny()
     sluice.stream(model, session=session, chunk=CHUNK, group=group,
                   quiet=True)
@@ -99,8 +100,9 @@ def refused_calls(session, group) -> None:
 
 
 def one_rank_fails(session, group) -> None:
-    """Its own exception on it, forward and backward; at once the other ones
-    raise an Error that names it. Each time in a group of its own."""
+    """A rank raises its own exception, in forward and in backward. The others
+    raise an Error that names the rank soon. Each direction has its own group.
+    """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for direction in ("forward", "backward"):
         apart = dist.new_group(list(range(size)))
@@ -120,7 +122,8 @@ def one_rank_fails(session, group) -> None:
             loss = model(**batch()).loss
             assert direction == "backward"
             loss.backward()
-        assert time.monotonic() - began < 60  # the group's timeout: 120
+        # Sooner than the group's timeout of 120 s.
+        assert time.monotonic() - began < 60
         assert rank != size - 1 or broken.after == 0
         del loss
         assert stream.stats().host_bytes == 0
@@ -128,7 +131,8 @@ def one_rank_fails(session, group) -> None:
 
 
 class Breaking:
-    """A module that raises in one of its forwards, counted down to 0."""
+    """Makes a module raise when `after` forwards have been counted down to 0.
+    """
 
     def __init__(self, module: nn.Module):
         self.after, self._own = -1, module.forward

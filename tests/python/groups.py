@@ -1,6 +1,6 @@
-"""The ranks of parallel/sequence_parallel_test: train tiny models on sequences
-that the ranks of a group share, and compare with the model itself on the whole
-sequences."""
+"""The ranks of parallel/sequence_parallel_test. They train tiny models on
+sequences that the ranks of a group share, and compare with the model itself on
+the whole sequences."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ BALANCED = dict(**MOE, router_aux_loss_coef=0.3)
 BALANCED_SOME = dict(
     num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
     num_hidden_layers=3, mlp_only_layers=[1], router_aux_loss_coef=0.3)
-# The table of rotary positions depends on the greatest one: only the last rank
-# has one that is over the limit.
+# The table of rotary positions depends on the greatest position, and only the
+# last rank has one over the limit.
 STRETCHED = dict(max_position_embeddings=144, rope_parameters=dict(
     rope_type="longrope", rope_theta=10000.0, factor=2.0,
     original_max_position_embeddings=72, short_factor=[1.0] * 4,
     long_factor=[1.0, 1.5, 2.0, 4.0]))
 
 
-# --- batches: (data parallel row, which of the step) -> arguments -------------
+# --- batches: (data parallel row, index in the step) -> arguments ------------
 
 def plain(row: int, i: int, length: int = 75) -> dict:
     return batch(2, length + 5 * row, seed=10 * row + i)
@@ -50,7 +50,8 @@ def long(length: int):
 
 
 def documents(row: int, i: int) -> dict:
-    """Packed differently in each batch row; one begins within a slice."""
+    """Returns rows that are packed differently; one document begins within a
+    rank's slice."""
     inputs = plain(row, i)
     length = inputs["input_ids"].shape[1]
     ends = [[21 + row, 50, length], [5, 6, 38, length]]
@@ -79,7 +80,7 @@ def routed(row: int, i: int) -> dict:
     return {**padded(row, i), "output_router_logits": True}
 
 
-# --- wrappings: mesh [data parallel, sequence] -> what is done to the model ---
+# --- wrappings: mesh [data parallel, sequence] -> change of the model --------
 
 def alone(model, mesh):
     return model
@@ -101,8 +102,8 @@ def fsdp(*units, replicated=False, **options):
 
 IN_HOST = {"hidden": "host"}
 
-# name -> (model, its config, ranks per sequence, wrapping, batches, what else
-# stream() is told); two steps of each are accumulated.
+# name -> (model, its config, ranks per sequence, wrapping, batches, further
+# options of stream()); two steps of each are accumulated.
 CASES = {2: {
     "grouped": ("llama", {}, 2, alone, plain),
     "a tail shorter than the group": ("llama", {}, 2, alone, long(65)),
@@ -169,8 +170,9 @@ CASES = {2: {
     "hsdp": ("llama", {}, 2, fsdp("lm_head", replicated=True), plain),
 }}
 
-# Ranks -> cases that run with SLUICE_DEEP=1: others take each branch of theirs,
-# in the host, sharded or on the other number of ranks.
+# Ranks -> cases that run only with SLUICE_DEEP=1. Other cases execute the same
+# branches: with hidden states on the host, sharded, or with another number of
+# ranks.
 ONLY_DEEP = {2: {
     "a tail shorter than the group", "biases, tied", "documents", "padding",
     "sinks, experts", "learned positions, documents", "frozen", "ddp",
@@ -212,7 +214,8 @@ def check(name: str, case: tuple, session: sluice.Session) -> None:
     expected = _expected(twin, inputs, rows, row, "eager")
     try:
         assert_same(got, expected)
-    except AssertionError:  # is it as far from itself?
+    # Compares with the model's own difference between attentions.
+    except AssertionError:
         if kind in ("gpt_oss", "gemma2"):
             raise
         assert_same(got, expected,
@@ -221,8 +224,8 @@ def check(name: str, case: tuple, session: sluice.Session) -> None:
 
 def _expected(model, inputs, rows: int, row: int, attention: str
               ) -> Run:
-    """By the model itself: its own batches' losses, and the mean over data
-    parallel rows of the gradients."""
+    """Runs the unstreamed model. Returns this row's loss, and the gradients
+    averaged over data parallel rows."""
     twin = copy.deepcopy(model)
     twin.set_attn_implementation(attention)
     losses = [sum(_backward(twin, inputs(r, i)) for i in range(2))
@@ -240,7 +243,7 @@ def _backward(model, inputs) -> float:
 
 def work(rank: int, world: int, file: str, socket: str,
          names: list[str]) -> None:
-    """One rank, in a process of its own."""
+    """Runs one rank in its own process."""
     def one(name: str, session: sluice.Session) -> None:
         behaves = {**BEHAVIOURS, **BEHAVIOURS_OF_HEADS, **LAYERS}.get(name)
         if behaves is not None:

@@ -9,7 +9,8 @@ from torch import nn
 
 
 def tiny_with(head: str, dropout: float = 0.0) -> nn.Module:
-    """A Llama with a head of transformers: "SequenceClassification", …"""
+    """Returns a Llama with a head of transformers, e.g.
+    "SequenceClassification"."""
     torch.manual_seed(0)
     return getattr(transformers, f"AutoModelFor{head}").from_config(
         transformers.LlamaConfig(**SIZES, num_labels=3,
@@ -20,7 +21,7 @@ def tiny_with(head: str, dropout: float = 0.0) -> nn.Module:
 def padded() -> dict[str, torch.Tensor]:
     mask = torch.ones(2, 75, dtype=torch.long)
     mask[0, 70:] = mask[1, 20:] = 0
-    ids = batch()["input_ids"] * mask  # 0 is the padding
+    ids = batch()["input_ids"] * mask  # 0 is the padding token
     return {"input_ids": ids, "attention_mask": mask}
 
 
@@ -29,14 +30,14 @@ def padded_left() -> dict[str, torch.Tensor]:
 
 
 CLASSES = {"labels": torch.tensor([0, 2])}
-# name -> (head, what it is called with)
+# name -> (head, arguments of the call)
 HEADS = {
     "a classifier": ("SequenceClassification", {**padded(), **CLASSES}),
     "a classifier, padding on the left": (
         "SequenceClassification", {**padded_left(), **CLASSES}),
     "scores that somebody makes a loss of": (
         "SequenceClassification", padded()),
-    # Neither padding nor the row that answers for it has a label.
+    # Neither padding nor the row that predicts after it has a label.
     "a class for each token, padding on the left": ("TokenClassification", {
         **padded_left(), "labels": (batch()["input_ids"] % 3).where(
             padded_left()["attention_mask"].bool(), torch.tensor(-100))}),
@@ -49,7 +50,8 @@ HEADS = {
 
 
 def graded(model: nn.Module, inputs: dict) -> Run:
-    """By the model's loss, or, where it makes none, one of its scores."""
+    """Returns the Run of the model's loss or, if it has none, of its scores.
+    """
     model.zero_grad()
     out = model(**inputs)
     weights = torch.tensor([0.5, -1.0, 2.0])

@@ -1,12 +1,12 @@
 """Loads modules once and then runs programs in forks of itself, for tests that
-need many processes with torch: support.Loaded starts it.
+need many processes with torch. support.Loaded starts it.
 
     loaded.py MODULE...
 
-A line of stdin is a JSON object that names a program, its arguments, variables
-of its environment and files for its output. A fork runs it; the fork's exit
-status is a line of stdout. The fork ends like a process of its own: its
-__main__ lives until the interpreter's end, and exit handlers of libraries run.
+Each line of stdin is a JSON object with a program, its arguments, environment
+variables, and files for its output. A fork runs the program; its exit status
+is a line of stdout. The fork ends like a separate process: its __main__ lives
+until the interpreter's end, and exit handlers of libraries run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def asked_here() -> dict | None:
-    """In a fork what its line asks for; None in the server, when all is done."""
+    """Returns the request of a line in the fork that runs it, or None in the
+    server after the last line."""
     server = os.getpid()
     for line in sys.stdin:
         pid = os.fork()
@@ -38,7 +39,8 @@ def asked_here() -> dict | None:
 
 
 def become(asked: dict) -> types.ModuleType:
-    """Takes over what the program was given; returns its empty __main__."""
+    """Applies the request's files, variables and arguments to this process;
+    returns an empty __main__ for its program."""
     files = ((os.devnull, os.O_RDONLY), (asked["out"], os.O_WRONLY),
              (asked["err"], os.O_WRONLY))
     for number, (path, flags) in enumerate(files):
@@ -54,7 +56,7 @@ def become(asked: dict) -> types.ModuleType:
 
 for name in sys.argv[1:]:
     importlib.import_module(name)
-gc.freeze()  # what is loaded is neither searched nor copied in the forks
+gc.freeze()  # loaded objects are neither searched nor copied in the forks
 if (asked := asked_here()) is not None:
     main = become(asked)
     with open(main.__file__, encoding="utf-8") as file:

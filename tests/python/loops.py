@@ -1,5 +1,5 @@
-"""Other people's loops around a tiny model, streamed and not: Trainer's and
-TRL's, and what they log in each step."""
+"""Training loops of other packages (Trainer's and TRL's) around a tiny model,
+streamed and plain, and what they log in each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 import sluice
 
-# More than an epoch of rows() in pairs, with gradients accumulated or not.
+# More than an epoch of rows() in pairs, with and without accumulation.
 STEPS = 20 if DEEP else 6
 
 datasets.disable_progress_bars()
@@ -40,7 +40,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def rows(lengths=LENGTHS, labels: bool = False) -> datasets.Dataset:
-    """Sequences of random ids, of unequal lengths."""
+    """Returns sequences of random ids with different lengths."""
     generator = torch.Generator().manual_seed(5)
     ids = [torch.randint(3, VOCAB, (n,), generator=generator).tolist()
            for n in lengths]
@@ -52,7 +52,7 @@ def rows(lengths=LENGTHS, labels: bool = False) -> datasets.Dataset:
 
 
 class Log(TrainerCallback):
-    """What a loop says in each step."""
+    """Records what a loop logs in each step."""
 
     def __init__(self) -> None:
         self.said: list[dict[str, float]] = []
@@ -63,7 +63,7 @@ class Log(TrainerCallback):
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    """What all loops here have in common."""
+    """Returns the settings that all loops here share."""
     return dict(output_dir=tempfile.mkdtemp(), per_device_train_batch_size=2,
                 max_steps=STEPS, learning_rate=1e-3, logging_steps=1,
                 lr_scheduler_type="constant", save_strategy="no",
@@ -74,8 +74,8 @@ def settings(**more: Any) -> dict[str, Any]:
 def train(make: Callable[[nn.Module, Log], transformers.Trainer],
           session: sluice.Session | None, model: nn.Module | None = None,
           late: bool = False, **more: Any) -> list[dict[str, float]]:
-    """The loop's log over its steps; streamed where there is a session, after
-    the trainer was made where `late`."""
+    """Returns the loop's log over its steps. With a session the model is
+    streamed, with `late` after the trainer was made."""
     model, log = tiny() if model is None else model, Log()
     options = dict(session=session, chunk=24, quiet=True, **more)
     stream = session and not late and sluice.stream(model, **options)
@@ -97,8 +97,8 @@ def assert_equal_logs(got, expected, digits: float = 1e-5) -> None:
     compared = 0
     for step, (ours, theirs) in enumerate(zip(got, expected)):
         for name in theirs:
-            # Rewards are differences of what is nearly the same; others are
-            # of the clock.
+            # Rewards are differences of nearly equal values; the others depend
+            # on the clock.
             if any(part in name for part in (
                     "runtime", "step_time", "per_second", "flos", "rewards/")):
                 continue

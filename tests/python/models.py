@@ -1,4 +1,5 @@
-"""Tiny models of transformers, and the comparison with themselves unstreamed."""
+"""Tiny models of transformers, and comparisons with the same models
+unstreamed."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from collections.abc import Callable
 import torch
 import transformers
 
-# What making any model loads takes 2.5 s: here it is loaded before forks.
+# Making a model imports this module, which takes 2.5 s. Here it is imported
+# before forks.
 import transformers.models.llama.modeling_llama
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -26,7 +28,8 @@ SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48,
 
 
 def tiny(kind: str = "llama", **changes) -> nn.Module:
-    """A model in train mode, eager attention, no weight at 0 or 1 exactly."""
+    """Returns a model in train mode, with eager attention, and with no weight
+    at exactly 0 or 1."""
     config = transformers.CONFIG_MAPPING[kind](**{**SIZES, **changes})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config,
@@ -39,7 +42,8 @@ def tiny(kind: str = "llama", **changes) -> nn.Module:
 
 def batch(rows: int = 2, length: int = 75, seed: int = 1
           ) -> dict[str, torch.Tensor]:
-    """ids and labels [rows, length], with unequal numbers of labels."""
+    """Returns ids and labels [rows, length]; rows have different numbers of
+    labels."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, VOCAB, (rows, length), generator=generator)
     labels = ids.clone()
@@ -48,7 +52,7 @@ def batch(rows: int = 2, length: int = 75, seed: int = 1
 
 
 class Wrapper(nn.Module):
-    """Around another module, as users put into layers."""
+    """Wraps another module, as users' modules in layers do."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
@@ -57,7 +61,8 @@ class Wrapper(nn.Module):
 
 def wrap_mlps(wrap: Callable[[nn.Module], nn.Module],
               model: nn.Module | None = None) -> nn.Module:
-    """A tiny model, or this one, with `wrap` around each layer's MLP."""
+    """Wraps each layer's MLP by `wrap`, in `model` or a tiny model; returns
+    it."""
     model = tiny() if model is None else model
     for layer in model.model.layers:
         layer.mlp = wrap(layer.mlp)
@@ -65,7 +70,7 @@ def wrap_mlps(wrap: Callable[[nn.Module], nn.Module],
 
 
 class AddLoss(torch.autograd.Function):
-    """As in DeepSeek-V2's own code: y, and a loss of gradient 1."""
+    """Returns y and adds a loss with gradient 1, as DeepSeek-V2's code does."""
 
     @staticmethod
     def forward(ctx, y, loss):
@@ -92,7 +97,7 @@ def run(model: nn.Module, inputs: dict) -> Run:
 
 def streamed(model: nn.Module, session: sluice.Session, inputs: dict,
              chunk: int = 16, **options) -> Run:
-    """One step of the model streamed, which leaves nothing in the host."""
+    """Returns one streamed step of the model, which leaves no host bytes."""
     stream = sluice.stream(model, session=session, chunk=chunk, **options)
     try:
         got = run(model, inputs)
@@ -105,7 +110,7 @@ def streamed(model: nn.Module, session: sluice.Session, inputs: dict,
 
 def unstreamed(model: nn.Module, inputs: dict, attention: str | None = None
                ) -> Run:
-    """What a copy of the model makes of it by itself."""
+    """Returns one step of an unstreamed copy of the model."""
     twin = copy.deepcopy(model)
     if attention is not None:
         twin.set_attn_implementation(attention)
@@ -113,11 +118,12 @@ def unstreamed(model: nn.Module, inputs: dict, attention: str | None = None
 
 
 def assert_same(got: Run, expected: Run, other: Run | None = None) -> None:
-    """Per parameter within max(1e-5, 5 x the model's own difference between
-    its attention implementations) of its gradient's norm, or within 1e-8 of
-    the norm of all, a sixth of what fp32 rounds: where a gradient is zero by
-    cancellation (of the queries that see one key), sums in another order
-    leave so much on some processors and nothing on others."""
+    """Checks each parameter's gradient. The limit is the largest of 1e-5 of
+    its norm, 5 x the difference between the model's own attention
+    implementations (`other`), and 1e-8 of the norm of all gradients. The last
+    one is a sixth of fp32's rounding: if a gradient is zero by cancellation
+    (of queries that see one key), sums in another order differ by this much on
+    some processors."""
     whole = sum(float(g.norm()) ** 2 for g in expected.gradients.values()
                 if g is not None) ** 0.5
     assert abs(got.loss - expected.loss) <= 1e-5 * abs(expected.loss)

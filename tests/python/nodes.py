@@ -1,6 +1,7 @@
-"""The ranks of parallel/nodes_test: three on two nodes, of two daemons, share
-sequences. One is killed; each other one ends with its name. Or the nodes
-lose each other, as by a power cut; each rank ends with one of the other node."""
+"""The ranks of parallel/nodes_test: three ranks on two nodes, with two
+daemons, share sequences. One is killed, and each other rank ends with an error
+that names it. Or the nodes lose each other, as in a power cut, and each rank
+ends with an error that names a rank of the other node."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from two_networks import TwoNetworks
 import sluice
 from sluice.ranks import board
 
-NODES = (0, 0, 1)  # of each rank
+NODES = (0, 0, 1)  # node of each rank
 WORLD = len(NODES)
 LIMIT_S = 10
 
@@ -36,18 +37,19 @@ def _die(died: pathlib.Path) -> None:
 
 
 def _fail(how: str, session: sluice.Session, died: pathlib.Path) -> None:
-    """Where the victim is when it dies."""
+    """Brings the victim to the place where it dies."""
     if how == "cut":
         return _cut(died)
     if how == "compute":
         _die(died)
     threading.Timer(1, _die, [died]).start()
-    if how == "lease":  # of more than there is
+    if how == "lease":  # requests more than there is, and waits
         session.lease_host(session.limits().host_free_bytes - (4 << 20),
                            wait_s=100)
         session.lease_host(8 << 20, wait_s=100)
     else:
-        dist.all_reduce(torch.ones(1))  # the others are in one of the stream's
+        # The other ranks are in a collective of the stream.
+        dist.all_reduce(torch.ones(1))
     time.sleep(100)
 
 
@@ -61,7 +63,7 @@ def work(rank: int, victim: int, how: str, port: int, sockets: list[str],
             "127.0.0.1" if networks is None else networks.ADDRESSES[0]),
         MASTER_PORT=str(port), LOCAL_RANK=str(rank - NODES.index(node)),
         LOCAL_WORLD_SIZE=str(NODES.count(node)))
-    # Both nodes are this machine.
+    # The check would fail, because both nodes are this machine.
     board.check_daemon = lambda socket: None
     dist.init_process_group("gloo")
     died, armed = pathlib.Path(folder, "died"), False
@@ -78,7 +80,7 @@ def work(rank: int, victim: int, how: str, port: int, sockets: list[str],
     sluice.stream(model, session=session, chunk=16, quiet=True,
                   group=dist.group.WORLD)
     model(**inputs).loss.backward()
-    time.sleep(1)  # until all are connected
+    time.sleep(1)  # until all ranks are connected
     dist.barrier()
     armed = rank == victim
     try:

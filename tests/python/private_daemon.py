@@ -1,4 +1,4 @@
-"""A sluiced of a test's own, on simulated GPUs."""
+"""A separate sluiced for one test, on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sluice.native.daemon import (
 
 
 class PrivateDaemon:
-    """Serves until `close`, in a folder of its own; 10 minutes after the last
-    session where the process was killed. Sizes are shares of what the machine
-    has free unless they are given.
+    """A sluiced in its own folder, until `close`. If the process is killed,
+    the daemon ends 10 minutes after its last session. Sizes that are not given
+    are fractions of the machine's free memory.
 
     Attributes:
         socket: path for `Session(socket=...)`.
@@ -33,7 +33,8 @@ class PrivateDaemon:
                  link_bytes_per_second: float = 0.0,
                  start_timeout_s: float = START_TIMEOUT_S) -> None:
         free = available_bytes()
-        # A socket's path is short, whatever $TMPDIR is.
+        # A short path whatever $TMPDIR is, because a socket's path must be
+        # short.
         self._folder = tempfile.mkdtemp(prefix="sluice-", dir="/tmp")
         self.socket = os.path.join(self._folder, "session.sock")
         config = pathlib.Path(self._folder, "config.toml")
@@ -54,7 +55,7 @@ class PrivateDaemon:
             raise
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Ends sluiced; may be called twice."""
         self._sluiced.terminate()
         self._sluiced.wait(30)
         self._sluiced.stdout.close()

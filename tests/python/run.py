@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs pytest files in one process: run.py PYTHON FILE...
 
-PYTHON is the interpreter that has torch and pytest; where it is missing the
-test fails with the line that says how to get it.
+PYTHON is the interpreter that has torch and pytest. If it is missing, the test
+fails with a line that says how to install it.
 """
 
 import os

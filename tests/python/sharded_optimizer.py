@@ -1,5 +1,6 @@
-"""The ranks of parallel/sharded_optimizer_test: each trains a model under FSDP2 by
-sluice.AdamW and by torch's, on data that differ per rank, and compares."""
+"""The ranks of parallel/sharded_optimizer_test. Each trains a model under
+FSDP2 with sluice.AdamW and with torch's, on data that differ per rank, and
+compares them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ STEPS = 20
 
 
 class Uneven(nn.Module):
-    """Some ranks have more of its parameters than others, or none."""
+    """A model of which some ranks hold more parameters than others, or none.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,11 +100,11 @@ def same_states(one: torch.optim.Optimizer, other: torch.optim.Optimizer
             assert torch.equal(got, value), (number, name)
 
 
-# --- what is run ----------------------------------------------------------------
+# --- cases -------------------------------------------------------------------
 
 
 def steps(rank: int, session: sluice.Session) -> None:
-    """A streamed model, and one with shards of unequal lengths."""
+    """Trains a streamed model, and one with shards of unequal lengths."""
     mixed = dict(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     for make, options in (uneven, {}), (uneven, mixed), (llama, {}):
         found = []
@@ -119,11 +121,12 @@ def steps(rank: int, session: sluice.Session) -> None:
     lengths = {name: p.to_local().numel()
                for name, p in sharded(uneven(), []).named_parameters()}
     assert lengths["first.bias"] == (3, 2)[rank]
-    assert lengths["last.bias"] == (1, 0)[rank]  # both are in what was trained
+    # Both ranks' shards were trained above, one of them empty.
+    assert lengths["last.bias"] == (1, 0)[rank]
 
 
 def half(rank: int, session: sluice.Session) -> None:
-    """bf16 shards are the rounded ones of fp32 masters."""
+    """bf16 shards equal fp32 masters rounded to bf16."""
     model, twin = sharded(uneven().bfloat16(), []), sharded(
         uneven().bfloat16().float(), [])
     ours = sluice.AdamW(model.parameters(), lr=1e-2, session=session)
@@ -146,7 +149,7 @@ def half(rank: int, session: sluice.Session) -> None:
 
 
 def states(rank: int, session: sluice.Session) -> None:
-    """Trained by one, saved, loaded by the other, both ways."""
+    """One optimizer trains and saves, the other loads, in both directions."""
     host_states.BUCKET_BYTES = 4096
     makes = [lambda p: sluice.AdamW(p, lr=1e-2, session=session),
              lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True)]
@@ -172,7 +175,7 @@ def sharded_dict(model, optimizer, other, loaded):
 
 
 def full_dict(model, optimizer, other, loaded):
-    """Gathered on rank 0 alone, and dealt from there."""
+    """Gathers the full state on rank 0, which broadcasts it to the others."""
     kept = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(
         full_state_dict=True, cpu_offload=True))
     set_optimizer_state_dict(other, loaded, kept, options=StateDictOptions(
@@ -184,7 +187,7 @@ def plain_dict(model, optimizer, other, loaded):
 
 
 def checkpoint(model, optimizer, other, loaded):
-    """In files, by torch.distributed.checkpoint."""
+    """Saves and loads files with torch.distributed.checkpoint."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folder)
     dcp.save(dict(optimizer=get_optimizer_state_dict(model, optimizer)),
@@ -195,7 +198,7 @@ def checkpoint(model, optimizer, other, loaded):
 
 
 def ddp(rank: int, session: sluice.Session) -> None:
-    """Refused, before anything is leased."""
+    """DistributedDataParallel is refused before anything is leased."""
     model = nn.parallel.DistributedDataParallel(uneven(),
                                                 find_unused_parameters=True)
     optimizer = sluice.AdamW(model.parameters(), session=session)
@@ -203,7 +206,8 @@ def ddp(rank: int, session: sluice.Session) -> None:
     try:
         optimizer.step()
     except sluice.Unsupported as refused:
-        # The lengths are rounded up to 32: 64, 32, 32 and 32.
+        # The parameters' lengths are rounded up to multiples of 32: 64, 32, 32
+        # and 32.
         assert str(refused) == (
             "AdamW: DistributedDataParallel holds 46 parameters whole on each "
             "of 2 ranks: their states would take 1.19e-06 GiB of host memory "
@@ -212,7 +216,8 @@ def ddp(rank: int, session: sluice.Session) -> None:
     else:
         raise AssertionError("not refused")
     assert not optimizer.state
-    alone = sluice.AdamW(uneven().parameters(), session=session)  # of its own
+    # A model of this rank alone.
+    alone = sluice.AdamW(uneven().parameters(), session=session)
     for p in alone.param_groups[0]["params"]:
         p.grad = torch.ones_like(p)
     alone.step()

@@ -1,5 +1,6 @@
-"""The ranks of parallel/sequence_parallel_trainers_test: Trainer's and TRL's
-loops on sequences that two ranks share, and what they log."""
+"""The ranks of parallel/sequence_parallel_trainers_test. They run Trainer's
+and TRL's loops on sequences that two ranks share, and write what the loops
+log."""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ from trl import SFTConfig, SFTTrainer
 import sluice
 
 STEPS = 10 if DEEP else 5
-# Whole numbers of batches for both ranks, packed (8 rows of 64) or not: else
-# accelerate gives some rows twice.
+# Both ranks get whole batches, packed (8 rows of 64) or not. Otherwise
+# accelerate would give some rows to both ranks.
 LENGTHS = (30, 41, 22, 61, 60, 33, 40, 24, 62, 63, 35, 29)
 
 
 def _shared(kind):
-    """The trainer's class, with the same rows on all ranks."""
+    """Returns the trainer's class with a loader that gives all ranks the same
+    rows."""
     class Shared(kind):
         def get_train_dataloader(self):
             loader = super().get_train_dataloader()
@@ -54,8 +56,8 @@ def lora(**more):
         "q_proj", "down_proj"], **more})
 
 
-# name -> (the trainer, whether stream() comes after it was made: TRL puts a
-# forward of its own over the model's)
+# name -> (the trainer, whether stream() is called after the trainer was made,
+# because TRL replaces the model's forward)
 CASES = {
     "trainer, accumulating, checkpointing": (trainer(
         gradient_accumulation_steps=2, gradient_checkpointing=True,
@@ -69,10 +71,11 @@ CASES = {
 
 def work(rank: int, file: str, socket: str, folder: str,
          names: list[str]) -> None:
-    """One rank, in a process of its own."""
+    """Runs one rank in its own process."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2",
                       LOCAL_WORLD_SIZE="2", MASTER_ADDR="localhost",
-                      MASTER_PORT="1")  # the group is made before
+                      # Unused, because the group already exists.
+                      MASTER_PORT="1")
 
     def one(name: str, session: sluice.Session) -> None:
         make, late = CASES[name]

@@ -1,4 +1,5 @@
-"""What the Python package's tests share: children, and waiting for ends."""
+"""Helpers of the Python package's tests: child processes, and waiting for
+them."""
 
 from __future__ import annotations
 
@@ -25,12 +26,14 @@ PACKAGE = ROOT / "client" / "python"
 
 
 def deep(*values):
-    """A case of a parametrized test that runs with SLUICE_DEEP=1 (conftest.py)."""
+    """Marks a case of a parametrized test that runs with SLUICE_DEEP=1
+    (conftest.py)."""
     return pytest.param(*values, marks=pytest.mark.deep)
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's, with the package first; None takes a variable away."""
+    """Returns this process's environment with the package first in PYTHONPATH
+    and with the changes; None removes a variable."""
     variables = dict(os.environ, PYTHONPATH=os.pathsep.join(
         [str(PACKAGE), os.environ.get("PYTHONPATH", "")]))
     variables.pop("SLUICE_SOCKET", None)
@@ -86,8 +89,9 @@ def _status_of(call: Callable[[], int | None], out, err) -> int:
 
 
 class Loaded:
-    """A process that has loaded some modules and runs programs in forks of itself
-    (loaded.py): to load torch takes longer than most of them."""
+    """A process that has loaded some modules and runs programs in its forks
+    (loaded.py), because loading torch takes longer than most of the programs.
+    """
 
     def __init__(self, *modules: str, **changes: str | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-loaded-")
@@ -103,7 +107,8 @@ class Loaded:
     def run(self, program: str | os.PathLike[str], *arguments: str,
             timeout_s: float = 250, **variables: str
             ) -> subprocess.CompletedProcess[str]:
-        """As subprocess.run() of a Python program, with these variables more."""
+        """Works like subprocess.run() of a Python program with these
+        additional variables."""
         out, err = (pathlib.Path(self._folder.name, name)
                     for name in ("out", "err"))
         for file in out, err:
@@ -112,7 +117,7 @@ class Loaded:
             program=str(program), arguments=arguments, variables=variables,
             out=str(out), err=str(err))), file=self._process.stdin, flush=True)
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-            self._process.kill()  # and the fork with it
+            self._process.kill()  # this also ends the fork
             self._wait()
             self._start()  # for the next program
             raise subprocess.TimeoutExpired(program, timeout_s, out.read_text(),
@@ -127,7 +132,7 @@ class Loaded:
         return self.run(file)
 
     def _wait(self) -> None:
-        """For the process's end, once no program runs."""
+        """Waits for the end of the process; no program may be running."""
         self._process.stdin.close()
         self._process.wait(timeout=30)
         self._process.stdout.close()
@@ -145,12 +150,13 @@ def _with_sluice() -> Loaded:
 
 
 def run_loaded(code: str) -> subprocess.CompletedProcess[str]:
-    """What run() gives, in a fork that has torch and sluice loaded already."""
+    """Works like run(), in a fork that has already loaded torch and sluice."""
     return _with_sluice().run_code(code)
 
 
 def is_running(pid: int) -> bool:
-    """False for a zombie: its parent just has not waited for it yet."""
+    """Returns whether the process runs. A zombie, which its parent has
+    not yet waited for, does not count."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -167,7 +173,8 @@ def await_true(what: str, true: Callable[[], object],
 
 
 def processes_of(folder: str) -> list[int]:
-    """Processes with the folder in their command line: guard, sluiced."""
+    """Returns the processes with the folder in their command line, such as
+    sluiced."""
     found = []
     for entry in os.listdir("/proc"):
         try:

@@ -1,5 +1,6 @@
-"""A decoder as in torchtitan, small: its own class, RoPE by a complex table of
-all positions, grouped heads, SwiGLU, its own head; no transformers."""
+"""A small decoder like torchtitan's, without transformers: its own class, RoPE
+by a complex table of all positions, grouped heads, SwiGLU, and its own head.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ VOCAB, HIDDEN, HEADS, KV_HEADS, LONGEST = 64, 32, 4, 2, 512
 
 
 def table(width: int = HIDDEN // HEADS) -> torch.Tensor:
-    """e^(i angle), complex [LONGEST, width / 2]."""
+    """Returns e^(i angle), complex [LONGEST, width / 2]."""
     rate = 1e4 ** (-torch.arange(0, width, 2) / width)
     angle = torch.outer(torch.arange(LONGEST), rate)
     return torch.polar(torch.ones_like(angle), angle)
 
 
 def rotate(x: torch.Tensor, freqs_cis: torch.Tensor) -> torch.Tensor:
-    """x [B, S, heads, D] by the table's first S rows."""
+    """Rotates x [B, S, heads, D] by the table's first S rows."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     turned = pairs * freqs_cis[:x.shape[1]].view(1, x.shape[1], 1, -1)
     return torch.view_as_real(turned).flatten(3).to(x.dtype)

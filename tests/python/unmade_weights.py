@@ -1,5 +1,6 @@
-"""The ranks of parallel/unmade_weights_test: models that are streamed before they
-have weights, sharded, then given those of a plain model, and compared with it."""
+"""The ranks of parallel/unmade_weights_test: models that are streamed before
+they have weights and sharded, then get a plain model's weights and are
+compared with it."""
 
 from __future__ import annotations
 
@@ -28,13 +29,14 @@ def on_meta(kind: str) -> nn.Module:
 
 
 def empty(kind: str) -> nn.Module:
-    """Its buffers have values."""
+    """Returns a model without weights; its buffers have values."""
     with init_empty_weights(include_buffers=False):
         return tiny(kind, **KINDS[kind])
 
 
 def on_one_rank(kind: str) -> nn.Module:
-    """As accelerate's cpu_ram_efficient_loading."""
+    """Only rank 0 has weights, as with accelerate's cpu_ram_efficient_loading.
+    """
     return tiny(kind, **KINDS[kind]) if dist.get_rank() == 0 else (
         on_meta(kind))
 
@@ -51,7 +53,8 @@ def shard(model: nn.Module) -> None:
 
 @torch.no_grad()
 def fill(model: nn.Module, plain: nn.Module) -> None:
-    """The weights and buffers of `plain`, in memory of the model's own."""
+    """Allocates the model's memory and copies weights and buffers of `plain`.
+    """
     model.to_empty(device="cpu")
     for (_, mine), (_, its) in zip(model.named_parameters(),
                                    plain.named_parameters()):

@@ -21,10 +21,11 @@ OUT = os.path.join(ROOT, "out/coverage")
 COVERAGE = "coverage==7.17.5"
 CPP = ("client/", "daemon/", "kernels/", "planner/", "proto/")
 PYTHON = "client/python/sluice/"
-# What these check is not what runs; a package's tests have builds of their own.
+# These tests check the tree, not the running code; a package's tests use other
+# builds.
 TESTS = ["-LE", "^(deep|bench|package)$", "-E", "^(layers|lint|mutants|run)_"]
-# In each process of the tests' Python: it asks for nothing where the variable
-# is not set.
+# Runs in each Python process of the tests; does nothing unless the variable is
+# set.
 HOOK = ("import os, sys; 'COVERAGE_PROCESS_START' in os.environ and ("
         "sys.path.append({folder!r}), "
         "__import__('coverage').process_startup())\n")
@@ -42,7 +43,7 @@ def say(*words, **more):
 
 
 def run_tests(select, python):
-    """Runs them, and leaves what they ran in `OUT`."""
+    """Runs the tests and leaves their coverage data in `OUT`."""
     shutil.rmtree(OUT, ignore_errors=True)
     os.makedirs(os.path.join(OUT, "raw"))
     say(python, "-m", "pip", "install", "-q", "--target",
@@ -58,7 +59,7 @@ def run_tests(select, python):
     with open(hook, "w", encoding="utf-8") as file:
         file.write(HOOK.format(folder=os.path.join(OUT, "package")))
     try:
-        # What fails is the other phases' matter.
+        # Failures are reported by other phases.
         subprocess.run(
             ["ctest", "--test-dir", BUILD, f"-j{os.cpu_count() + 1}", *select],
             env={**os.environ, "COVERAGE_PROCESS_START": settings,
@@ -69,7 +70,7 @@ def run_tests(select, python):
 
 
 def of_cpp():
-    """{path: {line: how often}}."""
+    """Returns {path: {line: how often it ran}}."""
     merged = os.path.join(OUT, "all.profdata")
     say("llvm-profdata", "merge", "-sparse", "-o", merged,
         "--failure-mode=all", *glob.glob(os.path.join(OUT, "raw/*.profraw")))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lists what is tested, with the first tier that runs it, a line each:
+"""Lists all tests, one per line with the first tier that runs it:
 inventory.py BUILD_DIR [PYTHON]
 
   ctest    tier  entry
@@ -7,8 +7,8 @@ inventory.py BUILD_DIR [PYTHON]
   script   tier  path Class.test_name
   pytest   tier  path::test_name       (PYTHON has pytest and torch)
 
-Two lists, of two commits, compared by `diff` or `comm` say what was lost. All
-programs have to be built (targets all, ci_programs, deep_programs).
+Compare the lists of two commits by `diff` or `comm` to find lost tests. All
+programs must be built (targets all, ci_programs, deep_programs).
 """
 
 import ast
@@ -28,7 +28,7 @@ def tier_of(labels):
 
 
 def gtest_cases(program, arguments, environment):
-    """Suite.Case of those that the filter leaves."""
+    """Yields Suite.Case of the cases that the filter selects."""
     listed = subprocess.run(
         [program, "--gtest_list_tests",
          *(word for word in arguments if word.startswith("--gtest_filter"))],
@@ -44,7 +44,7 @@ def gtest_cases(program, arguments, environment):
 
 
 def script_cases(path):
-    """Class.test_name of a file of unittest, without running it."""
+    """Yields Class.test_name of a unittest file, without running it."""
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read())
     return [f"{node.name}.{each.name}" for node in tree.body
@@ -77,7 +77,7 @@ class Inventory:
     def __init__(self, python):
         self.python = python
         self.tiers = {}  # (kind, name): tier
-        self.collected = {}  # path, environment: pytest's ids
+        self.collected = {}  # (path, environment): pytest's ids
 
     def add(self, tier, kind, *names):
         for name in names:
@@ -118,7 +118,7 @@ class Inventory:
                 f"{name}::{each}" for each in self.collected.get(key, ())))
             return
         cases = script_cases(path)
-        # An entry may name the tests that it runs.
+        # An entry's command may name the tests that it runs.
         chosen = [case for case in cases if case in words]
         self.add(tier, "script", *(
             f"{name} {case}" for case in chosen or cases))

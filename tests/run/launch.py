@@ -1,14 +1,15 @@
 #!/usr/bin/python3 -BES
 """Runs one test: launch.py PROGRAM ARGUMENTS…
 
-CTest starts every test by this. The test has default signals whatever the
-caller ignores, a session of its own, and an empty folder as its working
-directory and TMPDIR. Its processes end with it: at the limit of
-SLUICE_TEST_LIMIT seconds all of them are killed, and a process that the test
-leaves behind when it ends fails it. Where SLUICE_TEST_USER names a user, the
-test runs as that user, with the folder as its HOME.
+CTest starts every test through this program. The test has default signals
+whatever the caller ignores, its own session, and an empty folder as its
+working directory and TMPDIR. At the limit of SLUICE_TEST_LIMIT seconds all its
+processes are killed. A process that is left when the test ends is killed, too,
+and fails the test. If SLUICE_TEST_USER names a user, the test runs as that
+user, with the folder as its HOME.
 
-Only the standard library, and little of it: it starts once per test.
+This imports only a few modules of the standard library, because it starts once
+per test.
 """
 
 import os
@@ -21,7 +22,7 @@ import tempfile
 
 from processes import adopt_orphans, default_signals, kill_all, left_behind
 
-# What a process that was told to end may take on a busy machine.
+# How long a process may take to end on SIGTERM on a busy machine.
 GRACE_SECONDS = 10
 LIMIT_STATUS = 124  # as timeout(1)
 
@@ -31,7 +32,7 @@ def say(text):
 
 
 def end_on_signals():
-    """A signal that ends this process ends the test."""
+    """Makes a signal that ends this process end the test, too."""
     def end(number, _):
         kill_all()
         signal.signal(number, signal.SIG_DFL)
@@ -41,7 +42,7 @@ def end_on_signals():
 
 
 def account(folder):
-    """Popen's arguments for the user, and the user's environment."""
+    """Returns Popen's arguments for the user, and the user's environment."""
     name = os.environ.get("SLUICE_TEST_USER", "")
     if not name:
         return {}, {}
@@ -49,9 +50,9 @@ def account(folder):
     entry = pwd.getpwnam(name)
     os.chown(folder, entry.pw_uid, entry.pw_gid)
     return ({"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []},
-            # The tree is another user's, which git asks about.
+            # Lets git accept the tree, which belongs to another user.
             {"HOME": folder, "USER": name, "LOGNAME": name,
-             "SLUICE_TEST_USER": "",  # of a test that starts launch.py
+             "SLUICE_TEST_USER": "",  # for a test that starts launch.py itself
              "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory",
              "GIT_CONFIG_VALUE_0": "*"})
 
@@ -59,7 +60,8 @@ def account(folder):
 def run(command, folder):
     user, environment = account(folder)
     environment["TMPDIR"] = folder
-    environment["SLUICE_DAEMON_IDLE_S"] = "0"  # one of the user's goes, too
+    # A daemon of the user must also end at once.
+    environment["SLUICE_DAEMON_IDLE_S"] = "0"
     try:
         test = subprocess.Popen(command, cwd=folder, start_new_session=True,
                                 env={**os.environ, **environment}, **user)
@@ -89,7 +91,7 @@ def main():
     end_on_signals()
     adopt_orphans()
     folder = tempfile.mkdtemp(prefix="test")
-    # As /tmp is: a test of root has processes of other users.
+    # As open as /tmp, because a root test has processes of other users.
     os.chmod(folder, 0o755)
     try:
         return run(sys.argv[1:], folder)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A test starts with default signals and an empty folder, and what it started
-ends with it."""
+"""A test starts with default signals and an empty folder, and the processes
+that it started are ended with it."""
 
 import os
 import signal

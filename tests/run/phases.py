@@ -1,7 +1,7 @@
 """The phases of `./dev test`, `.ci/run` and `./dev test --deep`.
 
-A phase is one command, or one run of CTest, with a time limit. A phase that
-fails keeps no other from running; only tests of programs that were not built
+A phase is one command, or one run of CTest, with a time limit. The other
+phases run even if a phase fails; only tests of programs that were not built
 are skipped.
 """
 
@@ -16,20 +16,20 @@ TIERS = ("test", "ci", "deep")
 @dataclasses.dataclass(frozen=True)
 class Phase:
     name: str
-    tier: str  # the first of TIERS that has it
+    tier: str  # first of TIERS that includes the phase
     limit: int  # seconds
-    # A program and its arguments, or none: CTest, with `select`.
+    # A program and its arguments. Empty: CTest runs with `select`.
     command: tuple = ()
-    # The build that it needs, a folder of build/, and which targets of it.
+    # The build that the phase needs: a folder of build/, and its targets.
     preset: str = ""
     targets: tuple = ("all",)
     select: tuple = ()
     environment: dict = dataclasses.field(default_factory=dict)
-    # The tests are started as root, not as a plain user.
+    # Whether the tests are started as root, not as a plain user.
     as_root: bool = False
-    # CTest is an argument of this command.
+    # A command that CTest is started by.
     under: tuple = ()
-    # A file in this folder is a failure: what a sanitizer reported.
+    # A folder of sanitizers' reports; each file in it is a failure.
     reports: str = ""
 
 
@@ -47,15 +47,16 @@ def tests(name, tier, limit, preset, *select, **more):
     return Phase(name, tier, limit, preset=preset, select=select, **more)
 
 
-# What arrives late, and what is freed too early, is found by sanitizers' runs.
+# Poisoned memory finds reads of data that arrives late or was freed too early;
+# sanitizers' runs use it.
 POISON = {"SLUICE_POISON": "1"}
 RACES = os.path.join(ROOT, "build/tsan/races")
 TSAN_OPTIONS = ":".join([
-    # A daemon that a test starts has its report in a file, too: whatever the
-    # test says, one report is one failure.
+    # A daemon that a test starts writes its report to a file, too, so that a
+    # report is a failure whatever the test's result.
     f"log_path={RACES}/race",
     f"suppressions={ROOT}/deploy/lint/races.supp",
-    # Tests crash processes on purpose, and end them while they plan.
+    # Tests crash processes on purpose, and end processes that still plan.
     "handle_segv=0", "report_thread_leaks=0"])
 
 PHASES = (
@@ -66,7 +67,7 @@ PHASES = (
     tests("tests of root", "test", 300, "release", "-L", "^root$",
           "-LE", "^(ci|deep)$", as_root=True),
     build("build for ci", "ci", 1500, "release", "ci_programs"),
-    # As root, as yet: which of them need it has not been looked at.
+    # As root, because it is not known which of these tests need it.
     tests("tests of ci", "ci", 1800, "release", "-L", "^ci$",
           "-LE", "^(root|deep)$", as_root=True,
           targets=("all", "ci_programs")),
@@ -81,16 +82,18 @@ PHASES = (
     build("build for TSan", "ci", 1800, "tsan", "races_tests"),
     tests("TSan", "ci", 600, "tsan", "-L", "^races$", reports=RACES,
           targets=("races_tests",),
-          # clang 14 does not know where newer kernels may put a program.
+          # Clang 14's runtime does not support the address layout of newer
+          # kernels.
           under=("setarch", "-R"),
           environment={**POISON, "TSAN_OPTIONS": TSAN_OPTIONS}),
     dev("locks", "ci", 300, "locks", preset="release"),
-    # What processes say to each other; files of people: ./dev fuzz.
+    # Inputs from other processes; `./dev fuzz` also covers files written by
+    # people.
     dev("fuzz", "ci", 900, "fuzz", "--seconds", "3", "answer", "config",
         "http", "notification", "plan", "policy", "rows", "session", "state"),
     build("build for deep", "deep", 1800, "release", "deep_programs"),
-    # Each source by itself: what a source fails to include is found here, and
-    # tests that compile mutants need it.
+    # Every source is compiled separately, which finds missing includes; tests
+    # that compile mutants need this build.
     build("build each source", "deep", 5400, "dev", "all", "ci_programs"),
     tests("tests of deep", "deep", 10800, "release", "-L", "^deep$",
           "-LE", "^(root|bench)$", targets=("all", "deep_programs")),

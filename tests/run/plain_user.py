@@ -1,10 +1,10 @@
-"""Root runs the tests as a plain user: what root may hides defects. Without
-CAP_SYS_RESOURCE the kernel counts the descriptors that are on their way,
-without CAP_CHOWN a folder is another's.
+"""Runs root's tests as a plain user, because root's privileges hide defects.
+Without CAP_SYS_RESOURCE the kernel limits the descriptors in flight; without
+CAP_CHOWN a folder of another user cannot be changed.
 
 A folder that only root can reach (a home) is made reachable for these tests
-alone, in a mount namespace: the folder becomes an empty one with the needed
-ones bound into it. Nothing of the machine changes.
+only, in a mount namespace: an empty folder replaces it, with the needed
+folders bound into it. Nothing on the machine changes.
 """
 
 import os
@@ -14,7 +14,8 @@ USER = "nobody"
 
 
 def blocked_at(path):
-    """The uppermost folder above `path` that another user cannot pass."""
+    """Returns the uppermost folder above `path` that another user cannot pass.
+    """
     above = "/"
     for part in os.path.realpath(path).strip("/").split("/"):
         above = os.path.join(above, part)
@@ -24,7 +25,8 @@ def blocked_at(path):
 
 
 def command(words, needed):
-    """`words` as a command for which another user can reach each of `needed`."""
+    """Returns `words` as a command for which another user can reach each of
+    `needed`."""
     needed = [os.path.realpath(path) for path in needed if os.path.exists(path)]
     blocked = {path: at for path in needed if (at := blocked_at(path))}
     if not blocked:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Root's tests run as a plain user, in a folder of root's home if they must."""
+"""Root's tests run as a plain user, even in a folder of root's home."""
 
 import os
 import pwd
@@ -20,7 +20,7 @@ class PlainUser(unittest.TestCase):
         words = [os.path.join(HERE, "launch.py"), "sh", "-c", script]
         return subprocess.run(
             plain_user.command(words, [os.path.dirname(HERE), *needed]),
-            # The folder of this test is root's own.
+            # The folder of this test belongs to root.
             env={**os.environ, "TMPDIR": "/tmp",
                  "SLUICE_TEST_USER": plain_user.USER},
             cwd="/", capture_output=True, text=True, timeout=60)

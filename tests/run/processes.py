@@ -1,7 +1,7 @@
-"""The processes under this one: found, waited for and killed as a whole.
+"""Finds, waits for and kills the processes below this one.
 
 A process that loses its parent becomes a child of the nearest subreaper above
-it, so none escapes, whatever sessions and groups they make.
+it. So no process escapes, whatever sessions and groups it creates.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ def children(pid):
                       encoding="ascii") as file:
                 found += map(int, file.read().split())
     except OSError:
-        pass  # it has just ended
+        pass  # the process has just ended
     return found
 
 
@@ -46,7 +46,7 @@ def reap():
 
 
 def is_running(pid):
-    """Neither ended nor a zombie."""
+    """Returns whether the process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8",
                   errors="replace") as file:
@@ -65,7 +65,7 @@ def command_of(pid):
 
 
 def left_behind(grace):
-    """(pid, command) of what still runs after `grace` seconds."""
+    """Returns (pid, command) of what still runs after `grace` seconds."""
     until = time.monotonic() + grace
     while True:
         reap()
@@ -76,7 +76,7 @@ def left_behind(grace):
 
 
 def kill_all():
-    """Until none is left: a process may fork while the others are killed."""
+    """Kills until no process is left, because one may fork meanwhile."""
     for _ in range(100):
         running = descendants()
         if not running:
@@ -87,16 +87,17 @@ def kill_all():
             except ProcessLookupError:
                 pass
             except PermissionError:
-                pass  # another user's, which only a root test starts
+                pass  # another user's process, which only a root test starts
         reap()
         time.sleep(0.01)
 
 
 def default_signals():
-    """Ignored signals and the mask are inherited, also over exec."""
+    """Restores default actions and the mask, which are inherited also over
+    exec."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         try:
             signal.signal(number, signal.SIG_DFL)
         except OSError:
-            pass  # libc's own
+            pass  # a signal that libc reserves
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -54,7 +54,7 @@ class Runner:
         self.end_at = end_at  # time.monotonic(), or None
         self.results = []
         self.logs = set()
-        self.reader = suite.Reader()  # of the phase that runs
+        self.reader = suite.Reader()  # reads the output of the phase that runs
         os.makedirs(out, exist_ok=True)
         processes.adopt_orphans()
 
@@ -148,7 +148,8 @@ class Runner:
         return result
 
     def ctest(self, phase, build, limit, jobs, reader, *more):
-        """Whether it ended in time; `reader` has what it printed."""
+        """Runs CTest; returns whether it ended in time. `reader` reads its
+        output."""
         words = ["ctest", "--test-dir", build, f"-j{jobs}",
                  "--output-on-failure", *phase.select, *more]
         environment = self.environment(phase)
@@ -178,8 +179,8 @@ class Runner:
         return " ".join(names)
 
     def start(self, name, words, limit, environment, read=None):
-        """The status, or None where `limit` ended it. What it prints is shown,
-        kept, and given to `read` by line."""
+        """Returns the exit status, or None if `limit` ended the command. Its
+        output is shown, stored, and passed to `read` line by line."""
         path = os.path.join(self.out, name.replace(" ", "_") + ".log")
         mode = "a" if name in self.logs else "w"
         self.logs.add(name)
@@ -206,7 +207,7 @@ class Runner:
             finally:
                 if process.returncode is None:
                     os.kill(process.pid, signal.SIGTERM)
-                    time.sleep(1)  # launchers say what they end
+                    time.sleep(1)  # launchers print what they end
                 processes.kill_all()
                 copier.join()
         return status
@@ -250,7 +251,7 @@ def print_table(results):
     total = [sum(result.count(*states) for result in results)
              for states in (("passed", "flaky"), ("failed",), ("skipped",))]
     print(f"\n{sum(result.seconds for result in results):.0f} s in all")
-    # The form that the place reads that runs .ci/run.
+    # The CI service that runs .ci/run reads this form.
     print(f"{total[0]} passed, {total[1]} failed, {total[2]} skipped",
           flush=True)
 
@@ -277,7 +278,7 @@ def write_report(results, path, commit):
 
 
 def read_report(path, commit):
-    """The phases of an earlier run on `commit` that passed."""
+    """Returns the phases of an earlier run on `commit` that passed."""
     try:
         with open(path, encoding="utf-8") as file:
             report = json.load(file)
@@ -293,7 +294,7 @@ def read_report(path, commit):
 
 
 def commit_of(root):
-    """The commit's hash, with a + where the tree has changes."""
+    """Returns the commit's hash, with a + if the tree has changes."""
     def git(*words):
         return subprocess.run(["git", "-C", root, *words], capture_output=True,
                               text=True).stdout.strip()
@@ -344,8 +345,9 @@ def arguments(words):
 
 
 def filtered(filters, deep, *excluded):
-    """CTest's arguments that select `filters` without the labels `excluded`;
-    `deep`: of all tiers. CTest wants all -LE to match: one has to do."""
+    """Returns CTest's arguments that select `filters` without the labels
+    `excluded`; `deep`: of all tiers. CTest requires all -LE to match, so they
+    are joined to one."""
     labels = [f"^{word}$" for word in filters if word in LABELS]
     names = [word for word in filters if word not in LABELS]
     select = []
@@ -361,7 +363,7 @@ def filtered(filters, deep, *excluded):
 
 
 def run_filtered(runner, filters, deep):
-    """Builds, and runs what `filters` select: as a plain user, and as root."""
+    """Builds and runs what `filters` select: as a plain user, and as root."""
     by_name = {phase.name: phase for phase in phases.PHASES}
     runner.run(by_name["setup"])
     runner.run(by_name["build"])

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A phase that fails, hangs or does not build keeps no other from running, and
-the table says all of it. The builds here are small, but Ninja's and CTest's."""
+"""If a phase fails, hangs or does not build, the other phases still run, and
+the table reports it. The builds here are small, but use the real Ninja and
+CTest."""
 
 import contextlib
 import io
@@ -56,7 +57,8 @@ class Small(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = folder.name
-        os.chmod(self.root, 0o777)  # root's runs start tests as a plain user
+        # If root runs this, a plain user runs the tests started here.
+        os.chmod(self.root, 0o777)
         text = LISTS.replace("LAUNCH", os.path.join(HERE, "launch.py"))
         self.lists = text.replace("FOLDER", self.root)
         for name in "works", "broken", "sluiced":

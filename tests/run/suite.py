@@ -1,4 +1,4 @@
-"""One run of CTest: which entries can run, what each came to."""
+"""One run of CTest: which entries can run, and each entry's result."""
 
 import dataclasses
 import json
@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import tempfile
 
-# The first failure of these counts: a wrong gradient, a race, or a process
-# that an attacker brought down is not to pass at the second try.
+# Tests with these labels fail at their first failure: a wrong gradient, a
+# race, or a process that an attacker crashed must not pass at a second try.
 NO_SECOND_TRY = {"gradient", "poison", "races", "attacks", "sanitize"}
-# Tests of these labels run their own program; all others start the product's.
+# Tests with these labels start only their own program; all others also start
+# the product's.
 OWN_PROGRAM_ONLY = {"unit", "golden", "conformance", "gradient", "poison"}
 PRODUCT = re.compile(r"(^|/)(sluice[^/]*|libsluice[^/]*|verify)$")
 
@@ -37,7 +38,7 @@ class Entry:
 
 
 def entries(build, select):
-    """What CTest would run."""
+    """Returns the tests that CTest would run."""
     listed = subprocess.run(
         ["ctest", "--test-dir", build, "--show-only=json-v1", *select],
         check=True, capture_output=True, text=True)
@@ -54,10 +55,11 @@ def entries(build, select):
 
 
 def not_built(build, targets):
-    """Programs and libraries, relative to `build`, that Ninja would link for
-    `targets`: after a build with errors, those that are missing or old."""
-    # A plan file with another name: else Ninja plans to make the file again,
-    # and nothing else.
+    """Returns the programs and libraries, relative to `build`, that Ninja
+    would link for `targets`. After a failed build these are missing or
+    outdated."""
+    # A copy of Ninja's plan with another name: with the original, Ninja would
+    # only plan to regenerate it.
     with tempfile.NamedTemporaryFile(dir=build, suffix=".ninja") as file:
         shutil.copy(os.path.join(build, "build.ninja"), file.name)
         plan = subprocess.run(
@@ -70,8 +72,8 @@ def not_built(build, targets):
 
 
 def blocked(build, targets, listed):
-    """Names of the entries that need something of `targets` that was not
-    built."""
+    """Returns the names of the entries that need something of `targets` that
+    was not built."""
     missing = not_built(build, targets)
     if not missing:
         return []
@@ -83,7 +85,8 @@ def blocked(build, targets, listed):
 
 
 def named(names):
-    """A regular expression of CTest for exactly these."""
+    """Returns a regular expression for CTest that matches exactly these names.
+    """
     return "^(" + "|".join(map(re.escape, names)) + ")$"
 
 
@@ -92,7 +95,7 @@ class Reader:
 
     def __init__(self):
         self.outcomes = {}
-        self.failed = None  # the outcome that the next lines belong to
+        self.failed = None  # the outcome of the output lines that follow
 
     def read(self, line):
         match = LINE.match(line)

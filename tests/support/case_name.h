@@ -1,4 +1,4 @@
-// Names a parametrised case after its printed parameter, so that ctest and
+// Names a parametrised case by its printed parameter, so that ctest and
 // googletest list `Shapes/HeadExchangeTest.RowsArrive/4_ranks_8_heads`:
 //   INSTANTIATE_TEST_SUITE_P(Shapes, HeadExchangeTest, ::testing::Values(…),
 //                            ::sluice::testing::CaseName());

@@ -38,7 +38,7 @@ void EnterChild(const Pipe& out, const Pipe& err, pid_t parent) {
   dup2(err.write.get(), STDERR_FILENO);
 }
 
-// Appends what is there; false at the end of the stream.
+// Appends all available bytes; false at the end of the stream.
 bool Drain(UniqueFd& fd, std::string& into) {
   std::array<char, 4096> buffer;
   const ssize_t got = read(fd.get(), buffer.data(), buffer.size());
@@ -147,7 +147,7 @@ std::string Child::output() {
 ChildResult Child::Join(absl::Duration timeout) {
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + timeout;
-  // The pipes may outlive the child in a grandchild: its own end counts.
+  // A grandchild may keep the pipes open, so the child's own end counts.
   while (!Reap(/*block=*/false)) {
     if (clock.Now() >= deadline) {
       Kill(SIGKILL);

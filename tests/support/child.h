@@ -1,7 +1,7 @@
 // Child processes with failures that a test cannot miss.
 //
-// A Child is killed and reaped on destruction, so no test leaves one behind;
-// it also dies with the test process.
+// A Child is killed and reaped on destruction, so no test leaves one behind. It
+// also dies with the test process.
 #pragma once
 
 #include <sys/types.h>
@@ -26,12 +26,12 @@ struct ChildResult {
 
 class Child {
  public:
-  // Runs `body` in a forked child; its failed EXPECTs and ASSERTs make the
-  // child exit with 1, their text on its stdout. Fork before the test starts
+  // Runs `body` in a forked child. If its EXPECTs or ASSERTs fail, the child
+  // exits with 1 and their text on its stdout. Fork before the test starts
   // threads.
   static std::unique_ptr<Child> Fork(const std::function<void()>& body);
-  // Runs a program (argv[0] is its path), stdin from /dev/null. `environment`
-  // entries ("NAME=value") are added to the test's own.
+  // Runs a program (argv[0] is its path) with stdin from /dev/null.
+  // `environment` entries ("NAME=value") are added to the test's own.
   static std::unique_ptr<Child> Spawn(
       const std::vector<std::string>& argv,
       const std::vector<std::string>& environment = {});
@@ -40,13 +40,13 @@ class Child {
 
   pid_t pid() const { return pid_; }
   void Kill(int signal);
-  // Waits until stdout holds `text`; false when the child ends or `timeout`
-  // passes first.
+  // Waits until stdout contains `text`; returns false if the child ends or
+  // `timeout` passes first.
   bool WaitForOutput(const std::string& text, absl::Duration timeout);
   std::string output();  // stdout so far
-  // Waits for its end, kills it (SIGKILL) after `timeout`.
+  // Waits for the child's end, and kills it (SIGKILL) after `timeout`.
   ChildResult Join(absl::Duration timeout = absl::Seconds(60));
-  // Join, and fails the test with the child's output unless it exited with 0.
+  // Joins, and fails the test with the child's output unless it exited with 0.
   void ExpectSuccess(absl::Duration timeout = absl::Seconds(60));
 
  private:
@@ -60,11 +60,11 @@ class Child {
   ChildResult result_;
 };
 
-// This process, and what it starts from now on, run on one core; false: the
-// kernel allows it none of that number.
+// Pins this process, and its later children, to one core; false: the kernel
+// does not allow it that core.
 bool PinThisProcess(int core);
 
-// Path of a binary built beside the tests ("sluiced").
+// Returns the path of a binary built with the tests ("sluiced").
 std::string BinaryPath(const std::string& name);
 
 }  // namespace sluice::testing

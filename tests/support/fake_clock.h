@@ -1,4 +1,4 @@
-// A clock that tests move by hand.
+// A clock that tests advance by hand.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,5 @@
-// Text that was reviewed, in the tree. SLUICE_UPDATE_GOLDEN=1 writes it anew.
+// Compares text with a reviewed file in the tree. SLUICE_UPDATE_GOLDEN=1 writes
+// the file again.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-"""A session of libsluice through the Python package's C interface alone: all of
-the package would need torch."""
+"""A session of libsluice through the C interface of the Python package only,
+because the whole package would need torch."""
 
 import ctypes
 import importlib
@@ -19,10 +19,12 @@ def interface():
 
 
 class Session:
-    """The session of a rank on a GPU; closed at the end of its `with`."""
+    """The session of a rank on a GPU; it is closed at the end of its `with`.
+    """
 
     def __init__(self, library, job, socket=None):
-        """`library`: the path of libsluice.so. `socket`: else the node's."""
+        """`library`: the path of libsluice.so. `socket`: None for the node's.
+        """
         self.native = interface()
         self.library = self.native.load(library)
         self.handle = ctypes.c_void_p()

@@ -1,5 +1,5 @@
-// A process that can make no pidfd, as in an older kernel or sandbox, or where
-// it may have no descriptor more.
+// Simulates a process that can make no pidfd, as in an older kernel or sandbox,
+// or at its limit of descriptors.
 #pragma once
 
 #include <linux/filter.h>
@@ -11,8 +11,9 @@
 
 namespace sluice::testing {
 
-// From here on this process's pidfd_open fails with `error`. For a child: it is
-// for good. False: the kernel lets no process have it so.
+// Makes this process's later calls of pidfd_open fail with `error`,
+// permanently, so call it in a child. False: the kernel does not allow it
+// (seccomp).
 [[nodiscard]] inline bool RefusePidfds(unsigned error) {
   sock_filter rules[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

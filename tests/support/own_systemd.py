@@ -1,19 +1,20 @@
-"""A script that runs itself again in namespaces of its own, becomes a systemd there
-and has a process beside it that checks: what its two halves have in common."""
+"""Helpers of a script that starts itself again in separate namespaces. There
+it becomes a systemd, while a child process runs the checks."""
 
 import os
 import subprocess
 import sys
 import traceback
 
-# A process started with these ends with all that it started and mounted.
+# Everything that a process started with these has started and mounted ends
+# with it.
 NAMESPACES = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
               "--mount"]
 
 
 def passes(script, *words, more=()):
-    """Whether what `script` checks there holds; tells what it prints. `more`:
-    namespaces."""
+    """Runs `script` in the namespaces, prints its output, and returns whether
+    its checks pass. `more`: further namespaces."""
     passed = False
     with subprocess.Popen(
             [*NAMESPACES, "--cgroup", "--uts", *more, sys.executable,
@@ -25,15 +26,17 @@ def passes(script, *words, more=()):
                 print(line, end="", flush=True)
                 passed = line == "PASSED\n"
                 if passed or line == "FAILED\n":
-                    break  # its systemd has the pipe too
+                    break  # the systemd also holds the pipe open
         finally:
-            booted.kill()  # its systemd goes with it, and all it started
+            # This also ends its systemd and all processes started there.
+            booted.kill()
     return passed
 
 
 def check_beside(check, explain=lambda: None):
-    """In a process of its own, which tells `passes`; `explain` says more of a
-    failure. The caller goes on, to become systemd."""
+    """Runs `check` in a child process, which reports the result to `passes`;
+    `explain` prints more about a failure. The caller continues and becomes
+    systemd."""
     if os.fork() != 0:
         return
     try:

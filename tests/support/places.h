@@ -1,5 +1,5 @@
-// Where the source tree and its build lie. One object knows, so that ccache
-// finds all others that were compiled in another folder.
+// The locations of the source tree and its build. Only one object file contains
+// them, so that ccache can reuse all others from another folder.
 #pragma once
 
 #include <string>

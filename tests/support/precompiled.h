@@ -1,4 +1,4 @@
-// Precompiled: what almost every test reads.
+// The precompiled header: includes that almost every test needs.
 #pragma once
 
 #include <gmock/gmock.h>

@@ -1,13 +1,14 @@
-"""A sluiced with simulated GPUs, for tests that talk to its programs."""
+"""A sluiced with simulated GPUs, for tests of the programs that connect to it.
+"""
 
 import subprocess
 
-# Nothing listens on TCP: two tests at once would want one port.
+# Nothing listens on TCP, because two tests at once would want the same port.
 CONFIG = '[device]\ndriver = "sim"\n[http]\nlisten = ""\n'
 
 
 def write_config(folder, text=CONFIG):
-    """The path of a configuration with that text in `folder`."""
+    """Writes a configuration with that text to `folder`; returns its path."""
     path = folder + "/sluiced.toml"
     with open(path, "w", encoding="ascii") as file:
         file.write(text)
@@ -15,8 +16,8 @@ def write_config(folder, text=CONFIG):
 
 
 def start(test, command, end=subprocess.Popen.kill, **options):
-    """The process of `command`, a sluiced or its keeper, once it serves. `end`
-    ends it when `test` is over."""
+    """Starts `command`, a sluiced or its keeper, waits until it serves, and
+    returns its process. `end` ends it after `test`."""
     daemon = subprocess.Popen(command, stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, text=True, **options)
     test.addCleanup(daemon.stdout.close)

@@ -1,10 +1,10 @@
-// Which sanitizer a test was built with.
+// The sanitizer that a test was built with.
 #pragma once
 
 namespace sluice::testing {
 
-// Slower: a test that computes much does less of the same there, and all of it
-// in the release build.
+// Slower: tests that compute much do less with a sanitizer, and all of it in
+// the release build.
 #ifdef SLUICE_SANITIZED
 inline constexpr bool kSanitized = true;
 #else

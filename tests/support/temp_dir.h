@@ -1,4 +1,4 @@
-// A directory of the test's own, gone at the end.
+// A temporary directory of a test, removed at the end.
 #pragma once
 
 #include <filesystem>

@@ -1,16 +1,18 @@
-"""Two machines, as far as a network goes: two namespaces of network and host
-name with one cable between them. Needs `unshare`, `nsenter` and `ip`, and no
-root where users may have namespaces."""
+"""Simulates the networks of two machines: two namespaces of network and host
+name with one cable between them. Needs `unshare`, `nsenter` and `ip`; needs no
+root if users may create namespaces."""
 
 import ctypes
 import subprocess
 
 
 class TwoNetworks:
-    """Ended by `close`. A machine's name is its address."""
+    """The two networks, until `close`. A machine's host name is its address.
+    """
 
     ADDRESSES = ("10.99.0.1", "10.99.0.2")
-    # In each of them; once it is down nothing arrives, and no end is told.
+    # Run in each namespace. Once the cable is down no packet arrives, and
+    # neither side is notified.
     CUT = ("ip", "link", "set", "cable", "down")
 
     def __init__(self):
@@ -33,7 +35,7 @@ class TwoNetworks:
                 self._run(end, "ip", "link", "set", link, "up")
 
     def enter(self, end):
-        """The calling process, which has one thread, is on that machine."""
+        """Moves the calling process, which has one thread, to that machine."""
         libc = ctypes.CDLL(None, use_errno=True)
         for kind in "user", "uts", "net":
             with open(f"/proc/{self._machines[end].pid}/ns/{kind}",

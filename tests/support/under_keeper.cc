@@ -18,18 +18,18 @@ constexpr absl::Duration kPatience = absl::Seconds(120);
 constexpr absl::Duration kLookAgain = absl::Milliseconds(2);
 constexpr const char* kKeeper = "sluiced-keeper";
 
-// Empty: of a process that ended meanwhile.
+// Returns a file's text; empty if its process has ended.
 std::string TextOf(const std::string& path) {
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
   return text.str();
 }
 
-// Living processes only: one that is dead has no command line any more.
+// Returns only live processes: a dead one has no command line any more.
 std::vector<pid_t> Running(const std::string& program,
                            const std::string& folder) {
   std::vector<pid_t> found;
-  std::error_code error;  // processes come and go
+  std::error_code error;  // processes may end at any time
   for (std::filesystem::directory_iterator entry("/proc", error), end;
        !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename();
@@ -46,8 +46,8 @@ std::vector<pid_t> Running(const std::string& program,
   return found;
 }
 
-// Not only bound: a client that connects in between is refused. Found without
-// connecting, for a daemon counts its peers.
+// Returns whether a socket listens: a client that connects to a socket that is
+// only bound is refused. Does not connect, as a daemon counts its peers.
 bool IsListening(const std::string& path) {
   constexpr unsigned long kAccepts = 0x10000;  // SO_ACCEPTCON, proc(5)
   std::istringstream sockets(TextOf("/proc/net/unix"));
@@ -63,7 +63,7 @@ bool IsListening(const std::string& path) {
 
 }  // namespace
 
-// Through a shell, for a log that outlives the keeper.
+// Starts it in a shell, for a log that outlives the keeper.
 UnderKeeper::UnderKeeper(const Of& of) : of_(of) {
   std::vector<std::string> argv = {"/bin/sh",
                                    "-c",
@@ -144,7 +144,7 @@ bool UnderKeeper::End() {
     return all;
   };
   while (!left().empty() && absl::Now() < late) {
-    // A daemon without a keeper ends by itself alone.
+    // A daemon without a keeper must be ended by itself.
     const bool kept = !Running(kKeeper, folder_.path()).empty();
     for (const pid_t pid :
          Running(kept ? kKeeper : of_.program, folder_.path())) {

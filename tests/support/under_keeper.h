@@ -1,4 +1,4 @@
-// A daemon under a real sluiced-keeper, either of which may die: finds the
+// A daemon under a real sluiced-keeper, either of which may die. Finds the
 // running processes, and ends all of them.
 #pragma once
 
@@ -16,35 +16,36 @@ namespace sluice::testing {
 
 class UnderKeeper {
  public:
-  // `program` serves at `socket` in the folder; `more` follows "--".
+  // `program` serves at `socket` in the folder; `more` are its arguments after
+  // "--".
   struct Of {
     std::string program = "sluiced";
     std::string socket = "session.sock";
     std::vector<std::string> more = {"--driver", "sim"};
   };
   UnderKeeper() : UnderKeeper(Of()) {}
-  // Returns when it serves; fails the test otherwise.
+  // Returns once it serves; fails the test otherwise.
   explicit UnderKeeper(const Of& of);
   ~UnderKeeper();
   UnderKeeper(const UnderKeeper&) = delete;
 
   std::string File(const std::string& name) const { return folder_.File(name); }
   std::string socket() const { return File(of_.socket); }
-  // The pid of the running one, once there is exactly one that is not
-  // `other_than`; fails the test after 20 s.
+  // Return the pid once exactly one process other than `other_than` runs; they
+  // fail the test after 20 s.
   pid_t keeper(pid_t other_than = 0) const;
   pid_t daemon(pid_t other_than = 0) const;
-  // SIGKILL; which it was.
+  // Sends SIGKILL. Returns the keeper's pid.
   pid_t KillKeeper() const;
   pid_t KillDaemon() const;
-  // What all of them said on standard error.
+  // Returns the standard error of all processes.
   std::string Log() const;
-  // Whether that is in it soon, so often.
+  // Waits until the log contains `text` so many times. Returns whether it does.
   bool WaitForLog(const std::string& text, int times = 1) const;
-  // Ends the keeper, or a daemon without one, as SIGTERM does; whether all of
-  // them are gone.
+  // Ends the keeper, or a daemon without one, with SIGTERM. Returns whether all
+  // processes are gone.
   bool End();
-  // Whether anything is left in the runtime directory.
+  // Returns whether anything is left in the runtime directory.
   bool HoldsFiles() const;
 
  private:

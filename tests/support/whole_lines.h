@@ -1,4 +1,4 @@
-// What sluicectl prints, as if it broke no line to fit a terminal.
+// Joins the lines that sluicectl broke to fit a terminal.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Which attention a device has, and that what has none is refused by name
-// instead of being computed elsewhere.
+// Tests which attention a device has, and that a device without one is refused
+// by name instead of computing elsewhere.
 #include "client/torch/backend/backend.h"
 
 #include <ATen/ops/empty.h>
@@ -31,7 +31,7 @@ TEST(Backend, ADeviceWithoutAttentionIsRefusedByItsName) {
   }
 }
 
-// ATen would give tensors without values, without a word.
+// Guards against ATen's tensors without values, which it returns silently.
 TEST(Backend, BlocksOnSuchADeviceAreRefusedNotComputed) {
   const at::Tensor q = at::empty({4, 2, 8}, at::TensorOptions(at::kMeta));
   const at::Tensor lse = at::empty({2, 4}, at::TensorOptions(at::kMeta));
@@ -43,7 +43,7 @@ TEST(Backend, BlocksOnSuchADeviceAreRefusedNotComputed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("attention on meta"));
 }
 
-// A merge of all keys in two halves is attention over all of them.
+// Merging two halves of the keys gives the attention over all of them.
 TEST(Backend, ItsMergeUndoesACutOfTheKeys) {
   const Backend& cpu = BackendOf(at::empty({1}));
   const at::Tensor q = at::randn({5, 2, 8}), k = at::randn({6, 2, 8});

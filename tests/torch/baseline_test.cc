@@ -44,7 +44,7 @@ stream::ModelShape Llama(int64_t heads, int64_t kv_heads) {
                         .init_std = 0.2});
 }
 
-// As wide as the demo's model, to measure memory with.
+// Returns a model as wide as the demo's, to measure memory with.
 stream::ModelShape WideLlama(int64_t layers) {
   return {.layers = layers,
           .hidden = 128,
@@ -64,7 +64,7 @@ stream::ModelShape WideGpt(int64_t layers) {
                       .max_positions = 2048});
 }
 
-// Host memory for the layers' inputs of one rank, exactly what they need.
+// Host memory for the layers' inputs of one rank, of exactly the needed size.
 class Inputs {
  public:
   Inputs(const stream::ModelShape& model, int64_t rows, at::ScalarType dtype,
@@ -124,7 +124,7 @@ Sequence MakeSequence(const stream::ModelShape& model, int64_t length) {
   return sequence;
 }
 
-// What all ranks found together.
+// The results of all ranks together.
 struct Found {
   double loss_sum = 0;
   int64_t count = 0;
@@ -199,8 +199,8 @@ TEST_P(BaselineTest, GradientsMatchPlainAutogradInFp64) {
   EXPECT_LE(error.worst, 2e-5) << error.parameter;
 }
 
-// Without RoPE k's bias has no gradient but for rounding, of which one draw
-// says nothing about another: it is judged by itself, and taken out.
+// Without RoPE k's bias has no gradient except rounding errors, of which one
+// draw does not predict another. It is judged alone, and removed.
 void TakeOutKeyBias(const stream::ModelShape& model, ModelTensors& gradients) {
   if (model.rope || !model.biases.k) return;
   constexpr double kBf16 = 1.0 / 256;
@@ -214,7 +214,8 @@ void TakeOutKeyBias(const stream::ModelShape& model, ModelTensors& gradients) {
   }
 }
 
-// Ours against fp64 may be half as far off again as plain torch in bf16 is.
+// Our error against fp64 may be half as large again as that of plain torch in
+// bf16.
 TEST_P(BaselineTest, Bf16IsNoWorseThanPlainTorchInBf16) {
   const Case& c = GetParam();
   const ModelTensors weights =
@@ -263,7 +264,8 @@ INSTANTIATE_TEST_SUITE_P(
              BaselineMethod::kAlst}),
     ::sluice::testing::CaseName());
 
-// The peak of one step inside an armed region beside weights and gradients.
+// Returns the peak of one step in an armed region, without weights and
+// gradients.
 double Peak(const stream::ModelShape& model, int64_t rows, at::ScalarType dtype,
             BaselineMethod method) {
   const TestNode node(1, 0, 0);
@@ -290,21 +292,21 @@ double Peak(const stream::ModelShape& model, int64_t rows, at::ScalarType dtype,
                                      sequence.labels, rows);
     EXPECT_TRUE(result.ok()) << result.status();
     peak = static_cast<double>((allocator.stats().peak - states).count());
-    EXPECT_EQ(allocator.stats().used, states);  // nothing stays behind
+    EXPECT_EQ(allocator.stats().used, states);  // nothing is left
     allocator.Disarm();
   }
   std::free(memory);
   return peak;
 }
 
-// In units of [rows, hidden].
+// Returns the peak in units of [rows, hidden].
 double PeakUnits(const stream::ModelShape& model, int64_t rows,
                  at::ScalarType dtype, BaselineMethod method) {
   const double unit = rows * model.hidden * c10::elementSize(dtype);
   return Peak(model, rows, dtype, method) / unit;
 }
 
-// How many more hidden states each more row costs.
+// Returns how many more hidden states each additional row costs.
 double UnitsPerRow(const stream::ModelShape& model, at::ScalarType dtype,
                    BaselineMethod method) {
   constexpr int64_t kFew = 1024, kMany = 2048;
@@ -322,13 +324,13 @@ TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
                   !model.rope ? "gpt" : "llama", c10::toString(dtype), units,
                   model.layers + 32.0);
       EXPECT_LE(units, model.layers + 32.0);
-      EXPECT_GE(units, model.layers);  // it does keep the inputs
+      EXPECT_GE(units, model.layers);  // it keeps the inputs
     }
   }
 }
 
-// Attention's backward is the peak; without grouped queries the largest. In
-// bf16 a CPU is slow: that the layers change nothing is shown in fp32.
+// The peak is in attention's backward, and largest without grouped queries. A
+// CPU is slow in bf16, so fp32 shows that the layers change nothing.
 TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
   for (stream::ModelShape model : {WideLlama(2), WideGpt(2)}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

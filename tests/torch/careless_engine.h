@@ -1,5 +1,5 @@
-// A copy engine between a step and its own, which leaves out some of the waits
-// that the step asks for; the step knows nothing of it.
+// A copy engine between a step and the real engine that omits some of the
+// step's waits, unnoticed by the step.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@ namespace sluice::client {
 class CarelessEngine final : public ForwardingEngine {
  public:
   static constexpr char kCompute[] = "compute";
-  // The kind of a copy: its label and direction.
+  // Returns the kind of a copy: its label and direction.
   static std::string KindOf(const CopyRequest& request) {
     std::string kind = request.label;
     if (kind.ends_with(" out")) kind.resize(kind.size() - 4);
@@ -24,15 +24,15 @@ class CarelessEngine final : public ForwardingEngine {
     return kind + (in ? " in" : " out");
   }
 
-  // `waiter` waits for `waited`. Each is compute, or copies of a kind, by their
-  // label and direction ("x in", "dX out"). `under_way`: what is waited for is
-  // not reached yet.
+  // `waiter` waits for `waited`. Each is compute, or copies of a kind, named by
+  // their label and direction ("x in", "dX out"). `under_way`: the awaited work
+  // has not ended yet.
   struct StepWait {
     const std::string& waiter;
     const std::string& waited;
     bool under_way;
   };
-  // On a yes the wait is not made.
+  // If it returns true, the wait is omitted.
   using LeaveOut = std::function<bool(const StepWait& wait)>;
   CarelessEngine(CopyEngine* engine, LeaveOut leave_out)
       : ForwardingEngine(engine), leave_out_(std::move(leave_out)) {}
@@ -63,7 +63,7 @@ class CarelessEngine final : public ForwardingEngine {
   }
 
   const LeaveOut leave_out_;
-  // Holds states, so that no two have one address.
+  // The map owns the states, so that no two share an address.
   std::unordered_map<std::shared_ptr<TicketAccess::State>, std::string> kinds_;
 };
 

@@ -90,7 +90,7 @@ TEST(Collectives, UnevenAndEmptyAllToAllArrives) {
   });
 }
 
-// Gloo copies through memory of its own, so a full HBM stops no reduction.
+// Gloo copies through memory of its own, so a full HBM fails no reduction.
 TEST(Collectives, TakesNothingFromTheRegion) {
   const Bytes size = MiB(1);
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, size.size()));
@@ -109,7 +109,7 @@ TEST(Collectives, TakesNothingFromTheRegion) {
       ASSERT_TRUE(ranks.Broadcast(sums, 1).ok());
       const std::vector<int64_t> half = {10000, 10000};
       ASSERT_TRUE(ranks.AllToAll(mine, half, sums, half).ok());
-      // A barrier's own few bytes aside.
+      // Allows for the few bytes of a barrier.
       EXPECT_LE(region.stats().peak - before, Bytes(1024));
       ASSERT_TRUE(ranks.Barrier().ok());
     });
@@ -125,7 +125,7 @@ TEST(Collectives, RefusesATensorWithHoles) {
   });
 }
 
-// Gloo would read a GPU's address on the CPU.
+// Guards against Gloo reading a GPU's address on the CPU.
 TEST(Collectives, RefusesWhatIsNotOnTheCpuByItsDevice) {
   RunRanks(2, [](Collectives& ranks) {
     at::Tensor elsewhere = at::empty({4}, at::TensorOptions(at::kMeta));

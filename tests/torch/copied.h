@@ -1,4 +1,4 @@
-// A model's tensors once more, on another device.
+// Copies a model's tensors to another device.
 #pragma once
 
 #include <ATen/core/Tensor.h>

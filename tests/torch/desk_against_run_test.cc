@@ -1,7 +1,7 @@
-// The desk's bytes against a real step's: what planner/stream says beforehand,
-// and what the region allocator, the memory that was written and the recorded
-// segments show afterwards. 200 random shapes; one alone is run by
-// --gtest_filter='*/17'.
+// Compares the desk's bytes with those of a real step: the prediction of
+// planner/stream with the region allocator's figures, the written memory and
+// the recorded segments. Covers 200 random shapes; --gtest_filter='*/17' runs
+// one.
 #include <ATen/Parallel.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
@@ -25,7 +25,8 @@ constexpr uint64_t kShapes = 200;
 // Times the tallest heap of transients that was recorded.
 constexpr double kMostTransients = 1.15;
 
-// What oneDNN takes beside a product of [64, inner] and [inner, 64] in bf16.
+// Returns what oneDNN takes in addition for a product of [64, inner] and
+// [inner, 64] in bf16.
 Bytes PackedFor(int64_t inner) {
   const Arena memory(MiB(8));
   RegionAllocator allocator(at::kCPU, memory.data(), MiB(8));
@@ -48,9 +49,9 @@ bool HasAmx() {
   return cpus.find(" amx_bf16 ") != std::string::npos;
 }
 
-// How this CPU packs the operands of a product in bf16: by AMX's tiles, as the
+// How this CPU packs the operands of a bf16 product: by AMX's tiles, as the
 // desk counts; not at all; or by other blocks (AVX-512 alone), of which a
-// product takes at most `others`, as oneDNN cuts longer ones into several.
+// product takes at most `others`, as oneDNN splits longer ones.
 struct Packing {
   bool by_tiles = false;
   Bytes others;
@@ -65,8 +66,8 @@ const Packing& PackingHere() {
   return packing;
 }
 
-// The sums of the inner side are the last in the arena. With queries outer the
-// last chunk's never leave: its keys have one block, the diagonal.
+// The sums of the inner side are last in the arena. With queries outer the last
+// chunk's never leave: its keys have one block, the diagonal.
 Bytes NeverSent(const stream::StreamShape& shape) {
   const int64_t last = shape.chunks() - 1;
   int64_t bytes = 0;
@@ -78,8 +79,8 @@ Bytes NeverSent(const stream::StreamShape& shape) {
   return Bytes(bytes);
 }
 
-// Whether every slot of every ring gets the largest record that it is there
-// for. Not called where buffers are poisoned: then all of each ring is written.
+// Returns whether every slot of every ring gets its largest record. Not for
+// poisoned buffers, as then each ring is written completely.
 bool FillsItsRings(const stream::StreamShape& shape) {
   int64_t chunks = 0, groups = 0;
   for (int64_t m = 0; m < shape.chunks(); ++m) chunks += shape.full(m);
@@ -103,7 +104,7 @@ class DeskAgainstRun : public ::testing::TestWithParam<uint64_t> {
         run_(MeasureStep(case_, rank_, /*steps=*/1, place_)) {}
 
   void ExpectBuffers() const;
-  // Returns the tallest that was recorded.
+  // Returns the tallest recorded heap of transients.
   Bytes ExpectSegments() const;
 
   const stream::StatePlace place_ = GetParam() % 3 == 0
@@ -133,8 +134,8 @@ void DeskAgainstRun::ExpectBuffers() const {
   }
 }
 
-// In fp32 to the byte. In bf16 oneDNN's panels are counted at their largest;
-// where it packs by others they are not, and may come on top.
+// In fp32 the bytes are equal. In bf16 oneDNN's panels are counted at their
+// largest; other packing is not counted, and may come on top.
 Bytes DeskAgainstRun::ExpectSegments() const {
   Bytes tallest;
   for (const stream::SegmentTraits& segment : stream::kSegments) {

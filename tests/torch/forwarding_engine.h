@@ -1,5 +1,5 @@
-// A copy engine that hands everything on to another: what wraps one overrides
-// what it changes.
+// A copy engine that forwards all calls to another one; derived engines
+// override what they change.
 #pragma once
 
 #include <utility>

@@ -1,4 +1,4 @@
-// A model's first weights as tensors of their own.
+// A model's initial weights as separate tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace sluice::runtime {
 
-// Each as first_weights.h draws it, in `dtype` on `device`.
+// Draws each tensor as first_weights.h does, in `dtype` on `device`.
 inline ModelTensors InitialTensors(const stream::ModelShape& config,
                                    at::ScalarType dtype, at::Device device,
                                    uint64_t seed) {

@@ -21,7 +21,8 @@ constexpr Bytes kRegion = MiB(64);
 constexpr size_t kLine = 64;
 constexpr auto kUnwritten = std::byte{0xff};  // as Arena begins
 
-// One for the process: an earlier one's blocks may live on in another thread.
+// One region for the process: blocks of an earlier one may live on in another
+// thread.
 const Arena& Region() {
   static const Arena* region = new Arena(kRegion);
   return *region;
@@ -66,8 +67,8 @@ class RankRun {
   void MakeContext();
   void Step();
   void LookIntoMemory();
-  // Ranks are threads of one process and share the region: they make things
-  // one after the other.
+  // Ranks are threads of one process and share the region, so they allocate in
+  // turns.
   void Meet() { EXPECT_THAT(collectives_.Barrier(), IsOk()); }
 
   const StepCase& case_;

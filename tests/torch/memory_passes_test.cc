@@ -1,5 +1,5 @@
-// What a layer's elementwise operators read and write on a GPU, counted in
-// steps on the fakes: the desk's numbers (planner/train/passes.h).
+// Counts the bytes that a layer's elementwise operators read and write on a
+// GPU, in steps on the fakes, for the desk's numbers (planner/train/passes.h).
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 
@@ -22,9 +22,9 @@ struct PassBytes {
   double forward = 0, backward = 0;
 };
 
-// Counts the operators of GPU tensors that are called while it lives: those
-// that no other one of them calls. A matrix product and an attention block
-// count nothing, nor does what they call.
+// Counts the operators of GPU tensors that are called while it lives and that
+// no other counted operator calls. Matrix products and attention blocks count
+// nothing, including what they call.
 class PassCounter {
  public:
   PassCounter() {
@@ -41,7 +41,7 @@ class PassCounter {
   const PassBytes& bytes() const { return bytes_; }
 
  private:
-  // What is known of one operator's call.
+  // The observed data of one operator's call.
   struct Call final : at::ObserverContext {
     bool outermost = false, results_are_written = false;
     double bytes = 0;
@@ -61,7 +61,8 @@ class PassCounter {
   static bool Is(const std::string& name, const char* part) {
     return name.find(part) != std::string::npos;
   }
-  // Nothing is read or written: views, and what calls others to do its work.
+  // Returns whether the operator itself reads and writes nothing: views, and
+  // operators that call others.
   static bool IsTransparent(const c10::FunctionSchema& schema) {
     const std::string& name = schema.name();
     if (Is(name, "::empty") || Is(name, "::resize") || Is(name, "::detach")) {
@@ -76,7 +77,7 @@ class PassCounter {
     return Is(name, "::mm") || Is(name, "::addmm") || Is(name, "::bmm") ||
            Is(name, "::matmul") || Is(name, "attention_block");
   }
-  // What is written without being read.
+  // Returns whether the argument is written without being read.
   static bool OnlyWrites(const c10::FunctionSchema& schema, size_t argument) {
     const std::string& name = schema.name();
     return schema.arguments()[argument].kwarg_only() || Is(name, "::copy_") ||
@@ -134,7 +135,7 @@ class PassCounter {
   bool loss_ = false;
 };
 
-// No two widths, nor sums of few of them, are alike.
+// No two widths, nor sums of few of them, are equal.
 stream::ModelShape Sizes(int64_t layers) {
   return {.layers = layers,
           .hidden = 80,
@@ -165,8 +166,8 @@ class MemoryPasses : public ::testing::TestWithParam<Case> {
     RunStep(c, data);
     return counter.bytes();
   }
-  // Bytes of a layer and a token, without what depends on neither the number of
-  // layers nor the number of tokens.
+  // Returns the bytes per layer and token, without those that depend on neither
+  // the number of layers nor that of tokens.
   static PassBytes OfLayer(double alpha) {
     constexpr int64_t kRows = 32;
     const auto of = [&](auto part) {
@@ -184,8 +185,8 @@ class MemoryPasses : public ::testing::TestWithParam<Case> {
 // Statistics of norms and positions are a few numbers a token.
 constexpr double kFewNumbers = 48;
 
-// The gradient of an RMSNorm's weight is summed over so many tokens, of long
-// chunks over more, and these sums over their number: written and read.
+// The gradient of an RMSNorm's weight is summed over groups of this many
+// tokens, or more in long chunks. The sums are written and read.
 constexpr double kTokensOfSum = 16;
 
 TEST_P(MemoryPasses, OfALayerAreWhatTheDeskCounts) {

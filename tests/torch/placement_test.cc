@@ -1,4 +1,5 @@
-// Where tensors are is said, checked, and refused where this build has none.
+// Tests the placement of tensors: its name, its check, and its refusal if this
+// build lacks the device.
 #include "client/torch/placement.h"
 
 #include <ATen/ops/empty.h>

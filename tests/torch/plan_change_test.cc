@@ -1,4 +1,4 @@
-// Which ranks take a new plan at a step boundary.
+// Tests which ranks take a new plan at a step boundary.
 #include "client/torch/run/plan_change.h"
 
 #include "gmock/gmock.h"

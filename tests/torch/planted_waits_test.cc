@@ -1,11 +1,11 @@
-// A step that lacks one kind of its waits is wrong, and the oracle says so:
-// each of them is needed, and the tests of the streamed step, poisoned, would
-// find that it is gone.
+// A step without one kind of its waits is wrong, and the oracle detects it. So
+// each kind is needed, and the poisoned tests of the streamed step would find
+// its removal.
 //
-// A wait is left out between the step and its copy engine, so the step knows
-// nothing of it. The copies waited for are so slow that they are still under
-// way, and SLUICE_POISON (this file is built with it only) sees to it that
-// no operation reads by chance what was there before.
+// A wait is removed between the step and its copy engine, unnoticed by the
+// step. The awaited copies are so slow that they are still running.
+// SLUICE_POISON (this file is built only with it) ensures that no operation
+// reads the right old value by chance.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -47,11 +47,11 @@ struct StepWait {
   }
 };
 
-// Asked about every wait that finds its copy under way.
+// Called for every wait for a copy that is still running.
 using LeaveOut = std::function<bool(const StepWait& wait)>;
 
-// Two chunks; three, so that a phase ends in another slot than it began in;
-// so many that a slot of every ring is reused.
+// Two chunks; three, so that a phase ends in another slot than it began in; and
+// so many that every ring's slots are reused.
 constexpr int64_t kShort = 32, kThree = 48, kLong = 135;
 
 // Copies of attention's backward, whichever side is outer.
@@ -59,7 +59,7 @@ constexpr char kOuter[] = "outer chunk in", kInner[] = "inner chunk in",
                kGradientsIn[] = "gradients of inner chunk in",
                kGradientsOut[] = "gradients of inner chunk out";
 
-// All that a step of these lengths makes, see AreAllThatAStepMakes.
+// All waits of a step of these lengths, see AreAllThatAStepMakes.
 const StepWait kWaits[] = {
     {"ForALayersInput", kCompute, "x in", kLong},
     {"ForKeysAndValues", kCompute, "k, v in", kLong},
@@ -130,7 +130,7 @@ StepCase CaseOf(int64_t seq_len, Order order) {
 // A step takes a few seconds.
 double SlowLink(int64_t seq_len) { return seq_len == kLong ? 1e6 : 1e5; }
 
-// NaN where a gradient is.
+// Returns the gradient error; NaN if a gradient is NaN.
 double ErrorOf(StepCase c, const LeaveOut& leave_out) {
   c.wrap_engine = [&](client::CopyEngine* engine) {
     return std::make_unique<CarelessEngine>(
@@ -172,8 +172,8 @@ INSTANTIATE_TEST_SUITE_P(Removed, PlantedWait, ::testing::ValuesIn(kWaits),
 class PlantedWaits
     : public ::testing::TestWithParam<std::tuple<int64_t, Order>> {};
 
-// Else a new wait would have no test. The rest of the waits in the code are
-// implied by these: copies of a direction follow each other.
+// Guards against a new wait without a test. These imply the other waits in the
+// code: copies of one direction follow each other.
 TEST_P(PlantedWaits, AreAllThatAStepMakes) {
   for (const bool in : {true, false}) {
     StepCase c = CaseOf(std::get<0>(GetParam()), std::get<1>(GetParam()));

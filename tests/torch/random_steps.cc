@@ -32,7 +32,7 @@ class Dice {
   std::mt19937_64 random_;
 };
 
-// Traits that the streamed layer runs, in any combination.
+// Returns traits that the streamed layer supports, in any combination.
 stream::ModelShape RandomModel(Dice& dice, int ranks) {
   stream::ModelShape m;
   m.layers = dice.Of(1, 2);
@@ -65,7 +65,7 @@ stream::ModelShape RandomModel(Dice& dice, int ranks) {
   return m;
 }
 
-// With odd widths, which no model has, oneDNN copies more than we count.
+// With odd widths, which no model has, oneDNN copies more than the desk counts.
 void MakeEven(stream::ModelShape& m) {
   for (int64_t* width : {&m.hidden, &m.ffn, &m.vocab}) *width += *width % 2;
 }
@@ -87,7 +87,7 @@ stream::FractionMap RandomFractions(Dice& dice,
   return fractions;
 }
 
-// Changes every third step: then free classes are dropped.
+// Changes every third step to rerun chunks; free classes are then dropped.
 void RerunSome(Dice& dice, StepCase& c) {
   if (!dice.Once(3)) return;
   const int64_t chunks = (c.seq_len + c.chunk - 1) / c.chunk;

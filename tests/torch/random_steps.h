@@ -1,5 +1,5 @@
-// Streamed steps of random shapes, small enough for hundreds of them, that
-// print themselves.
+// Random streamed steps, small enough to run hundreds of them, with a printed
+// form.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace sluice::runtime {
 
-// Every question that StreamOptions answers, drawn from `seed`.
+// Draws every field of StreamOptions from `seed`.
 StepCase RandomStep(uint64_t seed);
 
-// One line that names everything in it.
+// Returns one line with all fields.
 std::string ToString(const StepCase& c);
 
 }  // namespace sluice::runtime

@@ -1,5 +1,5 @@
 // Ranks for tests: threads of one process, each with its own Gloo group, so
-// that what is tested is the real transport.
+// that the tests use the real transport.
 #pragma once
 
 #include <arpa/inet.h>
@@ -38,10 +38,10 @@ inline Listener ListenOnFreePort() {
   return listener;
 }
 
-// Runs `body` once a rank, each on its own thread, and joins them. A rank that
-// cannot connect fails the test.
+// Runs `body` once per rank, each on its own thread, and joins them. A rank
+// that cannot connect fails the test.
 inline void RunRanks(int ranks, const std::function<void(Collectives&)>& body) {
-  // c10d's flight recorder is one a process and races between groups.
+  // A process has only one flight recorder of c10d, which races between groups.
   setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   const Listener listener =
       ranks > 1 ? ListenOnFreePort() : Listener{.fd = -1, .port = 1};

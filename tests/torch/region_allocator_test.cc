@@ -60,7 +60,7 @@ class RegionAllocatorTest : public ::testing::Test {
   RegionAllocator allocator_{at::kCPU, memory_.get(), kSize};
 };
 
-// A plan of places for one segment.
+// Returns a plan of placements for one segment.
 std::vector<plan::SegmentPlan> PlanOf(const std::string& name, int64_t base,
                                       std::vector<int64_t> offsets) {
   plan::SegmentPlan segment{.name = name, .base = Bytes(base)};
@@ -280,8 +280,8 @@ TEST_F(RegionAllocatorTest, APlanThatDoesNotFitOrAnswerIsRefused) {
   EXPECT_EQ(allocator_.stats().planned, Bytes(0));
 }
 
-// Random programs under a plan made for another program: no two living blocks
-// may ever share a byte.
+// Runs random programs under a plan made for another program: no two live
+// blocks may share a byte.
 TEST_F(RegionAllocatorTest, WhateverMismatchesNothingOverlaps) {
   allocator_.Arm();
   for (uint32_t seed = 0; seed < 50; ++seed) {
@@ -344,7 +344,7 @@ TEST_F(RegionAllocatorTest, FreedBlocksArePoisoned) {
   EXPECT_TRUE(std::isnan(dead[0]));
 }
 
-// Against a map of bytes, with every invariant checked after each call.
+// Compares with a map of bytes, and checks every invariant after each call.
 TEST(RegionPool, NeverGivesAByteTwiceAndJoinsWhatIsFreed) {
   std::mt19937 random(7);
   RegionPool pool(KiB(64));

@@ -1,7 +1,7 @@
 // A streamed run without a trainer: client/torch/run on a real sluiced with a
-// simulated GPU, nothing of client/train. The owner of a model (here, this
-// file) calibrates, plans, steps, refreshes. (What other jobs make of a run is
-// train_replan's.)
+// simulated GPU, without client/train. The owner of a model (this file)
+// calibrates, plans, steps and refreshes. (train_replan tests the effects of
+// other jobs.)
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
@@ -126,7 +126,7 @@ class StreamedRun : public ::testing::Test {
     ASSERT_THAT(stepper, IsOk());
     stepper_ = *std::move(stepper);
   }
-  // A step's loss; its gradients are the owner's.
+  // Runs a step and returns its loss; the owner holds the gradients.
   double Step() {
     owner_->ZeroGradients();
     const auto result = stepper_->Run(tokens_, labels_, kRows);
@@ -189,7 +189,8 @@ TEST_F(StreamedRun, SettingsAreChosenFromWhatACalibrationTook) {
   EXPECT_GT(owner_->calibrations, 0);
 }
 
-// Rings fit, host memory does not: the largest chunk, and all of them again.
+// Rings fit but host memory does not, so all chunks, of the largest size, run
+// again.
 TEST_F(StreamedRun, WithoutHostMemoryAllChunksOfTheLargestSizeRunAgain) {
   Open(KiB(64));
   const auto chosen = ChooseSettings(

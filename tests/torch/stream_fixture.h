@@ -1,5 +1,5 @@
-// A streamed step on a node of tests (test_node.h): ranks as threads, each with
-// its copy engine and an arena of exactly the bytes HostBytes asked for.
+// A streamed step on a test's node (test_node.h): ranks as threads, each with
+// its copy engine and an arena of exactly HostBytes' size.
 #pragma once
 
 #include <functional>
@@ -35,12 +35,12 @@ struct StepCase {
   at::ScalarType dtype = at::kFloat;
   double in_speed = 0;   // bytes per second into HBM; 0: not throttled
   double out_speed = 0;  // and out of it
-  // What the step copies through in place of its engine; none: the engine.
+  // Returns the engine that the step uses in place of its own; unset: its own.
   std::function<std::unique_ptr<client::CopyEngine>(client::CopyEngine*)>
       wrap_engine;
 };
 
-// What decides the sizes of one rank's step.
+// Returns the options that determine the sizes of one rank's step.
 stream::StreamOptions OptionsOf(const StepCase& c, int rank);
 
 struct StepOutcome {
@@ -51,12 +51,13 @@ struct StepOutcome {
   device::CallCounters before, after;  // around rank 0's step
 };
 
-// Rows of a global per-token tensor that rank r holds, chunk after chunk.
+// Returns the rows of a global per-token tensor that rank r holds, chunk by
+// chunk.
 at::Tensor Deal(const at::Tensor& all, const stream::ChunkLayout& layout,
                 int rank);
 
-// Weights away from their special initial values, and a text with some labels
-// ignored.
+// Weights that differ from their special initial values, and a text with some
+// ignored labels.
 struct StepData {
   ModelTensors weights;
   at::Tensor tokens, labels;
@@ -64,7 +65,7 @@ struct StepData {
 };
 StepData MakeStepData(const StepCase& c, uint64_t seed);
 
-// Runs `steps` steps (gradients of the last).
+// Runs `steps` steps. Returns the gradients of the last.
 StepOutcome RunStep(const StepCase& c, const StepData& data, int steps = 1);
 
 }  // namespace sluice::runtime

@@ -1,4 +1,5 @@
-// Every shape a user may give has the gradients of plain autograd.
+// Tests that every shape that a user may choose has the gradients of plain
+// autograd.
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones_like.h>
 
@@ -139,8 +140,8 @@ INSTANTIATE_TEST_SUITE_P(
         Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(1)}}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// The first `chunks` run again in groups of `layers`; of `all` layers, or one
-// more than a group.
+// The first `chunks` chunks run again in groups of `layers` layers. The model
+// has `all` layers, or one more than a group.
 StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
   c.model.layers = std::max<int64_t>({all, 3, layers + 1});
   c.stream.alpha = 0;
@@ -149,7 +150,8 @@ StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
   return c;
 }
 
-// And of what is used in place the last `kept` of the chunks stay in HBM.
+// In addition, the last `kept` of the chunks of classes used in place stay in
+// HBM.
 StepCase WithKept(StepCase c, double kept) {
   for (const char* name : {"attention_output", "lse", "layer_input"}) {
     c.stream.fractions[name] = {.keep = kept, .swap = 1 - kept};
@@ -250,8 +252,8 @@ stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
   return options;
 }
 
-// The same, and some of the classes that are used in place stay in HBM; those
-// of every fourth seed all do, as everything else.
+// In addition, some classes that are used in place stay in HBM; for every
+// fourth seed all do, like everything else.
 stream::StreamOptions MixedResident(const stream::ModelShape& model,
                                     uint64_t seed) {
   stream::StreamOptions options = Mixed(model, seed);
@@ -321,7 +323,7 @@ TEST(StreamedStep, MakesNoHostSynchroniseCall) {
   EXPECT_EQ(got.after.event_synchronize, got.before.event_synchronize);
 }
 
-// A link so slow that every copy is late: the numbers must not change.
+// The link is so slow that every copy is late; the numbers must not change.
 TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
   if (OnCuda()) GTEST_SKIP() << "only sim has links of a set speed";
   StepCase c{Llama(), 71, 16, 1, Alpha(0.5, 3)};
@@ -337,7 +339,7 @@ TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
   }
 }
 
-// Its kernels round what they read of o themselves.
+// A GPU's kernels themselves round what they read of o.
 TEST(StreamedStep, OnAGpuARoundedOutputChangesNoBit) {
   if (!OnCuda()) GTEST_SKIP() << "sim's blocks read o in fp32";
   for (const stream::StreamOptions& stream : {Alpha(0.5), QueriesOuter(0)}) {
@@ -370,7 +372,7 @@ TEST(StreamedStepOracle, TakesANaNForTheWorstErrorWhateverFollowsIt) {
   EXPECT_EQ(error.parameter, named[1].name);
 }
 
-// bf16: no worse than what plain torch makes of bf16.
+// In bf16 it must be no worse than plain torch in bf16.
 class StreamedStepInBf16 : public ::testing::TestWithParam<Named> {};
 
 TEST_P(StreamedStepInBf16, IsAsGoodAsPlainTorch) {

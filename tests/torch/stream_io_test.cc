@@ -1,6 +1,6 @@
-// The rings never lose, mix up or overwrite bytes that are still wanted, on a
-// link slow enough that every mistake shows; on the fake CUDA driver, which has
-// no links, by its race detector.
+// Tests that the rings never lose, mix up or overwrite bytes that are still
+// needed: on a link so slow that every mistake shows, or, on the fake CUDA
+// driver, which has no links, by its race detector.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -184,7 +184,7 @@ TEST_F(StreamIo, AProgramStopsWhereItsDataWasNotSentYet) {
   EXPECT_TRUE(Holds((*slot)->Take({kNumbers}, at::kFloat), 2));
 }
 
-// A chunk takes 330 ms: longer than a busy machine keeps the test from reading.
+// A chunk takes 330 ms, longer than a busy machine delays the test's check.
 class StreamIoOnASlowLink : public StreamIo {
  protected:
   StreamIoOnASlowLink() : StreamIo(5e4) {}

@@ -1,5 +1,5 @@
-// The pieces of a streamed step, on a test's device (test_node.h), against
-// plain torch, where a whole step's gradients would not show a defect.
+// Compares the parts of a streamed step, on a test's device (test_node.h), with
+// plain torch, for defects that a whole step's gradients would not show.
 #include <ATen/Context.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
@@ -22,7 +22,7 @@
 namespace sluice::runtime {
 namespace {
 
-// What is expected is computed on the CPU.
+// The expected values are computed on the CPU.
 at::Tensor There(const at::Tensor& t) { return t.to(TestDevice()); }
 
 double Largest(const at::Tensor& t) {

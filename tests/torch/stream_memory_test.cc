@@ -1,4 +1,4 @@
-// What a streamed step takes of HBM and of the host, and that a plan of its
+// Tests the HBM and host memory of a streamed step, and that a plan of its
 // segments can be replayed.
 #include <ATen/ops/zeros.h>
 
@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 
 constexpr Bytes kHbm = MiB(64);
 
-// Notes the labels of all copies, in order.
+// Records the labels of all copies, in order.
 class Listener final : public client::ForwardingEngine {
  public:
   explicit Listener(client::CopyEngine* engine) : ForwardingEngine(engine) {}
@@ -33,7 +33,7 @@ class Listener final : public client::ForwardingEngine {
     labels.push_back(request.label);
     return ForwardingEngine::Enqueue(std::move(request));
   }
-  // Where the n-th of a label is (from 0).
+  // Returns the position of the n-th copy with a label (from 0).
   auto Nth(const std::string& label, int64_t n) const {
     auto at = std::ranges::find(labels, label);
     while (n-- > 0) at = std::find(std::next(at), labels.end(), label);
@@ -67,7 +67,7 @@ class StreamMemory : public ::testing::Test {
             .allocator = &allocator_};
   }
 
-  // Each class does something else, in whole rows of chunks of 16.
+  // Each class has another treatment, in whole rows of chunks of 16.
   StreamContext::Options MixedOptions(int64_t seq_len) {
     StreamContext::Options options = Options(seq_len, 0.75);
     options.stream.fractions = {
@@ -89,7 +89,8 @@ class StreamMemory : public ::testing::Test {
     return options;
   }
 
-  // Runs a step; the peak of what it allocated beside tokens and weights.
+  // Runs a step. Returns the peak of its allocations without tokens and
+  // weights.
   Bytes Step(StreamContext::Options options) {
     options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size, node_);
@@ -113,7 +114,8 @@ class StreamMemory : public ::testing::Test {
     return allocator_.stats().peak - before;
   }
 
-  // Every buffer at a place of its own: wasteful and certainly valid.
+  // Places every buffer at an address of its own: wasteful, but certainly
+  // valid.
   static std::vector<plan::SegmentPlan> SideBySide(
       const std::vector<plan::SegmentKind>& kinds, Bytes* peak) {
     std::vector<plan::SegmentPlan> plans;
@@ -131,7 +133,7 @@ class StreamMemory : public ::testing::Test {
     return plans;
   }
 
-  // The allocator of the node's GPU, or on sim one of this test.
+  // Returns the allocator of the node's GPU, or on sim one of this test.
   RegionAllocator& Armed() {
     if (node_.hbm() != nullptr) return *node_.hbm();
     memory_.emplace(kHbm);
@@ -165,7 +167,7 @@ TEST_F(StreamMemory, TheDeskKnowsByWhenEveryCopyOfAStepIsNeeded) {
   EXPECT_EQ(made, known);
 }
 
-// What the last chunk of a phase leaves is sent when that is computed.
+// The last chunk of a phase sends its results only once they are computed.
 TEST_F(StreamMemory, APhasesFirstFetchesComeBeforeThePhaseBeforeEnds) {
   for (const bool queries_outer : {false, true}) {
     Listener listener(engine_.get());
@@ -346,7 +348,7 @@ TEST_F(StreamMemory, FractionsByClassAreReplayedWithoutMismatch) {
       SideBySide);
 }
 
-// The reserve covers what other fractions than those recorded need.
+// The reserve covers the needs of other fractions than the recorded ones.
 TEST_F(StreamMemory, TheKeepReserveCoversWhatRingsAndTransientsGrowBy) {
   Step(Options(135, 1));
   const Bytes recorded = Step(Options(135, 1));

@@ -1,5 +1,6 @@
-// What a step should give: plain torch autograd in fp64 on the whole sequence,
-// with attention as a full matrix. Shares no code with what it judges.
+// The expected result of a step: plain torch autograd in fp64 on the whole
+// sequence, with attention as a full matrix. Shares no code with the tested
+// step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,21 +18,21 @@ struct OracleResult {
   std::vector<at::Tensor> gradients;  // fp64, in the order of NamedTensors
 };
 
-// Gradients of loss_sum / global_count. `dtype` kDouble, or kBFloat16 for what
-// plain torch would give in bf16.
+// Returns the gradients of loss_sum / global_count. `dtype`: kDouble, or
+// kBFloat16 for the result of plain torch in bf16.
 OracleResult RunOracle(const stream::ModelShape& config,
                        const ModelTensors& weights, const at::Tensor& tokens,
                        const at::Tensor& labels, int64_t global_count,
                        at::ScalarType dtype = at::kDouble);
 
-// max|a - b| / max(max|b|, 0.01 * the largest max|b| of that layer), a
-// parameter; the largest of them and its parameter.
+// The error of a parameter is max|a - b| / max(max|b|, 0.01 * the largest
+// max|b| of its layer). Here are the largest error and its parameter.
 struct GradientError {
   double worst = 0;
   std::string parameter;
-  // The largest of those with max|b| of 1/1000 of their layer's at least; and
-  // of the others (K's bias without RoPE: zero but for rounding) the largest
-  // max|a - b|, by the layer's max|b|.
+  // `scaled` is the largest error of parameters with max|b| of at least 1/1000
+  // of their layer's. `unscaled` is for the others (K's bias without RoPE: zero
+  // except rounding) the largest max|a - b|, relative to the layer's max|b|.
   double scaled = 0, unscaled = 0;
 };
 GradientError CompareGradients(const stream::ModelShape& config,

@@ -44,14 +44,14 @@ stream::AttentionKernel AskedKernel() {
   SLUICE_CHECK(false);
 }
 
-// All of the fake's small GPU; of a real one enough for workspaces of cuBLAS
-// (client/torch/run/workspaces.h), of which each rank's thread has some 32 MiB.
+// Returns all memory of the fake's small GPU; of a real GPU enough for cuBLAS
+// workspaces (client/torch/run/workspaces.h), about 32 MiB per rank's thread.
 Bytes HbmOf(device::Driver& driver) {
   const auto gpu = device::Placement::Gpu(DeviceIndex(0));
   return std::min(kMostHbm, Need(driver.Usage(gpu)).total);
 }
 
-// GPU 0 as a rank has it: a region as torch's memory, the backend.
+// GPU 0 as a rank uses it: a region as torch's memory, and the backend.
 class RanksGpu {
  public:
   RanksGpu()
@@ -168,7 +168,7 @@ bool OnCuda() {
 
 at::Device TestDevice() { return OnCuda() ? kGpu : at::Device(at::kCPU); }
 
-// The fake is loaded beside a program that knows nothing of it.
+// The program is not linked to the fake, so its functions are looked up.
 std::string TakeFindings() {
   using Take = void (*)(std::string&);
   static const auto take =

@@ -1,12 +1,12 @@
-// Where tests of a step compute: a simulated node, or, with
-// SLUICE_TEST_DEVICE=cuda in the environment, GPU 0 of whichever CUDA driver is
-// found: the fake one (tests/fake_cuda), as CTest runs them, or NVIDIA's. The
-// fake's findings then judge the run, too. Attention is by the kernel that
-// SLUICE_TEST_ATTENTION names there (auto).
+// The device on which tests of a step compute: a simulated node or, with
+// SLUICE_TEST_DEVICE=cuda in the environment, GPU 0 of the CUDA driver that is
+// found: the fake one (tests/fake_cuda), as CTest runs them, or NVIDIA's. With
+// the fake, its findings fail the run, too. SLUICE_TEST_ATTENTION chooses the
+// attention kernel there (auto).
 //
-// There ranks are threads of one process and share the GPU and torch's stream:
-// blocks of the one region are reused in the order of that stream. What they
-// send each other goes through the host; NCCL has tests of its own.
+// On CUDA ranks are threads of one process and share the GPU and torch's
+// stream: blocks of the one region are reused in the order of that stream.
+// Ranks exchange data through the host; NCCL has tests of its own.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -26,34 +26,36 @@
 
 namespace sluice::runtime {
 
-// Whether this process's tests run on a CUDA driver, the fake one or NVIDIA's.
+// Returns whether this process's tests run on a CUDA driver, the fake one or
+// NVIDIA's.
 bool OnCuda();
-// The device of every tensor of a rank.
+// Returns the device of all tensors of a rank.
 at::Device TestDevice();
 
-// What the fake has found since the last time, a line each; it does not count
-// at the process's end any more. REQUIRES: it is the fake that is loaded.
+// Returns the fake's findings since the last call, one per line. They no longer
+// count at the process's end. REQUIRES: the fake is loaded.
 std::string TakeFindings();
-// Copies of memory that is not pinned, so far; 0 where it is not the fake that
-// is loaded.
+// Returns the number of copies of memory that is not pinned; 0 without the
+// fake.
 long PageableCopies();
 
 class TestNode {
  public:
-  // Speeds in bytes per second into and out of HBM; 0: not throttled. On
-  // CUDA they are not set.
+  // Speeds are in bytes per second into and out of HBM; 0: not throttled. CUDA
+  // ignores them.
   TestNode(int gpus, double in_speed, double out_speed);
 
   device::Driver* driver() const { return driver_; }
   at::Device device() const { return TestDevice(); }
-  // For the thread that computes as a rank, before it does.
+  // A thread must call this before it computes as a rank.
   void EnterRank() const;
   absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
       int rank, Bytes slice = client::CopyEngine::Options().slice) const;
-  // The GPU's memory as torch's, armed for the tests' own thread; null on sim,
-  // where a test brings its own.
+  // Returns the GPU's memory as torch's, armed for the tests' own thread; null
+  // on sim, where a test brings its own.
   RegionAllocator* hbm() const;
-  // What a rank calls where its tensors are not the host's; null: `host` does.
+  // Returns the collectives of a rank with tensors that are not on the host;
+  // null: use `host`.
   std::unique_ptr<Collectives> CollectivesOver(Collectives* host) const;
 
  private:
@@ -62,7 +64,8 @@ class TestNode {
   device::Driver* driver_ = nullptr;
 };
 
-// Host memory of exactly `size` bytes at a 64-byte boundary, guarded behind.
+// Host memory of exactly `size` bytes at a 64-byte boundary, with a guard
+// behind it.
 class Arena {
  public:
   explicit Arena(Bytes size);  // of the heap

@@ -1,5 +1,6 @@
-// Token-local math on a test's device (test_node.h) against ATen's operators,
-// one after another, as plain torch has them: results, and on the CPU time.
+// Compares token-local math on a test's device (test_node.h) with ATen's
+// operators, one after another, as in plain torch: results and, on the CPU,
+// time.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/empty_like.h>

@@ -1,5 +1,5 @@
-// A program that was started without NVIDIA's libraries, as this one is, says
-// what it lacks when it is asked for a GPU.
+// Tests that a program started without NVIDIA's libraries, as this one is,
+// reports what it lacks when it needs a GPU.
 #include "client/torch/memory/torch_cuda.h"
 
 #include <string>

@@ -41,10 +41,10 @@ struct Case {
   }
 };
 
-// What is expected is the host's; what travels is the node's.
+// Expected values are on the host; exchanged tensors are on the node's device.
 class HeadExchangeTest : public ::testing::TestWithParam<Case> {
  protected:
-  // `body` once a rank, with its exchange.
+  // Runs `body` once per rank, with its exchange.
   void OnEachRank(
       const std::function<void(HeadExchange&, int rank)>& body) const {
     RunRanks(c.ranks, [&](Collectives& host) {
@@ -64,7 +64,7 @@ class HeadExchangeTest : public ::testing::TestWithParam<Case> {
   const stream::ChunkLayout layout{c.seq_len, c.chunk, c.ranks};
   const stream::HeadLayout heads{c.heads, c.kv_heads, c.ranks};
 
-  // The chunk's rows of every rank, all heads.
+  // Returns the chunk's rows of every rank, with all heads.
   at::Tensor Global(int64_t m, int64_t count, uint64_t seed) const {
     return Numbers({layout.rows(m), count, kDim}, seed, c.type);
   }
@@ -74,7 +74,7 @@ class HeadExchangeTest : public ::testing::TestWithParam<Case> {
   at::Tensor QueriesOf(const at::Tensor& global, int r) const {
     return global.narrow(1, heads.first_head(r), heads.q_per_rank);
   }
-  // The rows of a whole chunk's head side that rank r's part has.
+  // Returns the rows of a whole chunk's head side that are in rank r's part.
   at::Tensor PartOf(const at::Tensor& whole, int64_t m, int r) const {
     const int64_t first = heads.part(r) * heads.head_ranks;
     const int64_t begin = layout.local_offset(m, first);

@@ -17,7 +17,7 @@ using ::sluice::testing::TempDir;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Ids 0, 1, 2, …: a token's value is its place.
+// Returns a corpus of ids 0, 1, 2, …: a token's value is its position.
 std::unique_ptr<Corpus> Counting(const TempDir& dir, int size) {
   std::string bytes;
   for (int i = 0; i < size; ++i) {

@@ -1,4 +1,4 @@
-// How check measures, and that its oracle is right by finite differences.
+// Tests how check measures, and by finite differences that its oracle is right.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
@@ -46,8 +46,8 @@ at::Tensor Pair(double x, double y) {
   return t;
 }
 
-// One parameter is as far off as plain torch's worst, but far more than plain
-// torch's own.
+// One parameter is as far off as the worst one of plain torch, but much farther
+// than the same parameter in plain torch.
 TEST(CheckRule, InBf16EachParameterIsJudgedByItself) {
   const ReferenceResult truth{2.0, {{"a", Pair(1, 1)}, {"b", Pair(1, 1)}}};
   ReferenceResult plain = truth, ours = truth;
@@ -61,7 +61,7 @@ TEST(CheckRule, InBf16EachParameterIsJudgedByItself) {
   EXPECT_TRUE(JudgeBf16(plain, plain, truth).ok);
 }
 
-// Noise falls to both sides, a factor does not.
+// Noise falls to both sides; a factor does not.
 TEST(CheckRule, InBf16AScaleIsFoundUnderPlainTorchsNoise) {
   const ReferenceResult truth{2.0, {{"a", Pair(1, 1)}}};
   ReferenceResult plain = truth, ours = truth;
@@ -77,7 +77,8 @@ at::Tensor Four(double a, double b, double c, double d) {
   return at::tensor({a, b, c, d}, at::kDouble);
 }
 
-// As far off as may be by its norm and without a scale, but in one place.
+// The error is within the limits of norm and scale, but all of it is in one
+// place.
 TEST(CheckRule, InBf16TheLargestErrorIsJudgedToo) {
   const ReferenceResult truth{2.0, {{"a", Four(1, 1, 1, 1)}}};
   ReferenceResult plain = truth, ours = truth;
@@ -126,7 +127,7 @@ TEST(CheckRule, InFp32LossAndGradientsHaveFixedLimits) {
   EXPECT_FALSE(fine(0, std::nan("")));
 }
 
-// The bias of K without RoPE: nothing but rounding on both sides.
+// K's bias without RoPE has only rounding errors on both sides.
 TEST(CheckRule, InBf16AGradientThatIsZeroHasNoScale) {
   const ReferenceResult truth{
       2.0, {{"layers.0.w", Pair(1, 1)}, {"layers.0.k_bias", Pair(1e-17, 0)}}};

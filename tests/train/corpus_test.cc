@@ -55,7 +55,7 @@ TEST_F(CorpusTest, AFileIsItsBytes) {
   EXPECT_THAT(All(*corpus), ElementsAre('a', 'b', 255));
 }
 
-// Guards against waiting for a writer, for ever.
+// Guards against waiting for a writer for ever.
 TEST_F(CorpusTest, APipeOrADeviceIsRefusedAtOnce) {
   for (const char* name : {"pipe", "pipe.bin"}) {
     const std::string pipe = dir_.File(name);
@@ -67,7 +67,7 @@ TEST_F(CorpusTest, APipeOrADeviceIsRefusedAtOnce) {
   EXPECT_THAT(Corpus::Open({.path = "/dev/zero"}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("write what it gives to a file")));
-  // Nor is a pipe waited for that lies where Megatron's index would.
+  // A pipe in the place of Megatron's index is not waited for either.
   const std::string ids = Write("ids.bin", Packed<uint16_t>({1, 2}));
   ASSERT_EQ(mkfifo(dir_.File("ids.idx").c_str(), 0600), 0);
   EXPECT_THAT(Corpus::Open({.path = ids}).status(),
@@ -99,7 +99,7 @@ TEST_F(CorpusTest, AFolderIsItsTextFilesInSortedOrder) {
   EXPECT_THAT(All(*corpus), ElementsAre('Z', 'B'));
 }
 
-// Guards against "got -1 of 1 bytes".
+// Guards against the error "got -1 of 1 bytes".
 TEST_F(CorpusTest, AFileThatCannotBeReadSaysWhatTheSystemSays) {
   const std::string first = Write("d/1", "a"), second = Write("d/2", "b");
   SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,

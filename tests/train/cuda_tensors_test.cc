@@ -1,7 +1,8 @@
-// What the trainer does with tensors on a GPU, on the fakes (tests/fake_cuda):
-// they end the process where the CPU touches a GPU's memory. It proves nothing
-// about a GPU. Where NVIDIA's driver is found the same runs on that; what only
-// the fake counts, waits and pageable copies, is then not asked, and said so.
+// Tests the trainer's use of tensors on a GPU, on the fakes (tests/fake_cuda),
+// which end the process if the CPU touches a GPU's memory. It proves nothing
+// about a GPU. If NVIDIA's driver is found, the same tests run on that; then
+// they skip, with a message, what only the fake counts: waits and pageable
+// copies.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/cuda/CUDAStream.h>
@@ -32,7 +33,7 @@
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
-// Not there where NVIDIA's driver is found.
+// Undefined if NVIDIA's driver is found.
 namespace sluice::fake_cuda {
 extern "C" [[gnu::weak]] long fake_cuda_calls(const char* function);
 extern "C" [[gnu::weak]] long fake_cuda_pageable_copies();
@@ -48,7 +49,7 @@ using ::sluice::testing::TempDir;
 
 const at::Device kGpu(at::kCUDA, 0);
 constexpr Bytes kPinned = MiB(4);
-// All of the fake's GPU; on a real one torch's workspaces are in it, too.
+// All of the fake's GPU; on a real one torch's workspaces take some of it, too.
 constexpr Bytes kHbm = MiB(64);
 
 template <typename T>
@@ -108,8 +109,8 @@ class OnCuda : public ::testing::Test {
   static bool OnTheFake() {
     return dlsym(RTLD_DEFAULT, "fake_cuda_calls") != nullptr;
   }
-  // Times the host waited for the GPU, and copies of memory that is not pinned:
-  // none where they are not counted.
+  // Return how often the host waited for the GPU, and how often memory that is
+  // not pinned was copied; 0 if they are not counted.
   static long Waits() {
     if (!OnTheFake()) return 0;
     return fake_cuda::fake_cuda_calls("cuStreamSynchronize") +
@@ -174,7 +175,7 @@ TEST_F(OnCuda, WithoutPinnedMemoryAStageRefuses) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// A model and its optimizer, with weights that are the same everywhere.
+// A model and its optimizer, with equal weights on every device.
 struct Training {
   Training(at::ScalarType dtype, at::Device device, HostStage& stage)
       : weights(kModel, dtype, device), gradients(kModel, at::kFloat, device) {
@@ -231,7 +232,7 @@ TEST_F(OnCuda, LossAndCountOfAStepAreOneWait) {
   EXPECT_EQ(result.count, 3);
 }
 
-// A real GPU's multiply-adds round once.
+// Expects nearly equal results: a real GPU's multiply-adds round once.
 void ExpectNear(Training& one, Training& other) {
   const auto ours = one.All(), theirs = other.All();
   ASSERT_EQ(ours.size(), theirs.size());

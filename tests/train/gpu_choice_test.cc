@@ -1,4 +1,4 @@
-// Which GPU a rank takes.
+// Tests which GPU a rank chooses.
 #include "client/train/launch/gpu_choice.h"
 
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// GPUs of 100 MiB of which so many are leased.
+// Returns GPUs of 100 MiB with these leased amounts.
 std::vector<client::GpuState> Node(const std::vector<int64_t>& leased) {
   std::vector<client::GpuState> gpus;
   for (const int64_t mib : leased) {

@@ -1,7 +1,7 @@
-// AdamW with its states in host memory under the streamed step, as the trainer
-// runs it: the same bits as with states in HBM, in exactly the memory that is
-// counted, with copies under compute. On the fake CUDA driver its race detector
-// judges the waits, too.
+// Tests AdamW with its states in host memory under the streamed step, as the
+// trainer runs it: the same bits as with states in HBM, exactly the predicted
+// memory, and copies hidden by compute. On the fake CUDA driver its race
+// detector checks the waits, too.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
@@ -47,8 +47,8 @@ struct Case {
   }
 };
 
-// Seven parts of more than one unit each would take a model of gigabytes: here
-// a part is a unit, and there are more parts than slots.
+// Seven parts of more than one unit each would need a model of gigabytes. So
+// here a part is a unit, and there are more parts than slots.
 StepCase StepOf(const Case& c, double speed) {
   const stream::ModelShape sizes{.layers = 6,
                                  .hidden = 32,
@@ -66,13 +66,14 @@ StepCase StepOf(const Case& c, double speed) {
           .out_speed = speed};
 }
 
-// What had happened when forward asked for a unit, a part of the model: units
-// with enqueued copies in, and units updated then and when forward went on.
+// The progress when forward requested a part of the model: the units with
+// enqueued copies in, and the units updated at that time and when forward
+// continued.
 struct Asked {
   int64_t part, fetched, before, after;
 };
 
-// Counts units that are fetched and updated: the copies of their states.
+// Counts fetched and updated units by the copies of their states.
 class CountingEngine final : public client::ForwardingEngine {
  public:
   using ForwardingEngine::ForwardingEngine;
@@ -84,7 +85,7 @@ class CountingEngine final : public client::ForwardingEngine {
   int64_t fetched = 0, updated = 0;
 };
 
-// Notes what an optimizer has done when forward asks it for parts.
+// Records an optimizer's progress when forward requests parts.
 class WatchedWeights final : public runtime::PendingWeights {
  public:
   WatchedWeights(AdamW* optimizer, const CountingEngine* copies)
@@ -110,10 +111,10 @@ class WatchedWeights final : public runtime::PendingWeights {
   std::vector<Asked> asked_;
 };
 
-// What one rank has after its steps, on the CPU.
+// The results of one rank's steps, on the CPU.
 struct Outcome {
-  // In the order of forward, over all steps; units fetched when each step's
-  // backward ended.
+  // Requests in the order of forward over all steps; and the units fetched when
+  // each step's backward ended.
   std::vector<Asked> asked;
   std::vector<int64_t> fetched;
   std::vector<double> losses;
@@ -258,7 +259,7 @@ void RankTraining::Run(Outcome& outcome) {
   optimizer_.reset();
 }
 
-// The outcome of each rank.
+// Returns the outcome of each rank.
 std::vector<Outcome> Train(
     const Case& of, StatePlace place, double speed,
     const CarelessEngine::LeaveOut& leave_out = [](const auto&) {
@@ -310,8 +311,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, HostStatesOf,
 
 constexpr int64_t kParts = 8;  // units, too: of StepOf
 
-// The first units come under backward, and forward waits for no part but its
-// next: each is on its way for as many parts as the ring has slots.
+// The first units are fetched during backward, and forward waits only for its
+// next part: each part is in flight for as many parts as the ring has slots.
 TEST(HostStates, CopiesAreUnderBackwardAndUnderForwardOfEarlierParts) {
   const auto ranks = Train({at::kBFloat16, 1}, StatePlace::kHost, 2e7);
   const Outcome& outcome = ranks[0];
@@ -329,8 +330,8 @@ TEST(HostStates, CopiesAreUnderBackwardAndUnderForwardOfEarlierParts) {
   }
 }
 
-// What has arrived is updated between pieces of compute, so that its slot is
-// free before forward asks for the part.
+// Units that have arrived are updated between pieces of compute, so that their
+// slots are free before forward requests the part.
 TEST(HostStates, UnitsThatHaveArrivedAreUpdatedUnderForward) {
   if (runtime::OnCuda() || PoisonsBuffers()) {
     GTEST_SKIP() << "copies arrive when they like";
@@ -345,9 +346,9 @@ TEST(HostStates, UnitsThatHaveArrivedAreUpdatedUnderForward) {
   }
 }
 
-// Each wait of the ring, left out: on the fakes all are found as races. Where
-// the calling thread computes, copies out have nothing to wait for, and what a
-// slot held before tells that compute did not wait.
+// Removes each wait of the ring; on the fakes all removals are found as races.
+// If the calling thread computes, copies out have nothing to wait for, and the
+// old content of a slot shows that compute did not wait.
 TEST(HostStates, EachWaitThatIsLeftOutIsFound) {
   const Case of{at::kBFloat16, 1};
   const auto whole = Train(of, StatePlace::kHbm, 0);

@@ -1,4 +1,4 @@
-// The launcher, with shell scripts as its ranks.
+// Tests the launcher, with shell scripts as its ranks.
 #include "client/train/launch/launcher.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Launches `script` on `ranks` ranks from a process of its own.
+// Launches `script` on `ranks` ranks from a child process.
 std::unique_ptr<Child> LaunchScript(int ranks, const std::string& script,
                                     bool json = false) {
   return Child::Fork([=] {
@@ -39,14 +39,15 @@ std::unique_ptr<Child> LaunchScript(int ranks, const std::string& script,
 
 bool Exists(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
 
-// Until both ranks have made their file: "up" once their traps are set.
+// Waits until both ranks have made their file: "up" once their traps are set.
 void AwaitRanks(const TempDir& dir, const std::string& file = "up") {
   while (!Exists(dir.File(file + "0")) || !Exists(dir.File(file + "1"))) {
     absl::SleepFor(absl::Milliseconds(10));
   }
 }
 
-// Two ranks that save and end on `signal`, and say whether it stopped them.
+// Launches two ranks that save and end on `signal`, and print whether it
+// stopped them.
 std::unique_ptr<Child> LaunchStoppable(const TempDir& dir,
                                        const std::string& signal,
                                        const std::string& interrupted) {
@@ -115,7 +116,7 @@ TEST(Launcher, EachRankKnowsItsPlace) {
 
 TEST(Launcher, ADeadRankEndsTheOthersAndIsNamed) {
   const absl::Time start = absl::Now();
-  // The others ignore SIGTERM, as a rank stuck in a collective would.
+  // The other ranks ignore SIGTERM, like a rank that is stuck in a collective.
   const auto launcher =
       LaunchScript(3,
                    "trap '' TERM; if [ $RANK = 1 ]; then kill -9 $$; fi; "
@@ -128,7 +129,7 @@ TEST(Launcher, ADeadRankEndsTheOthersAndIsNamed) {
 }
 
 TEST(Launcher, BlamesTheFirstCauseAndNotItsVictims) {
-  // Rank 0 ends first, but says that it only lost a peer.
+  // Rank 0 ends first, but reports that it only lost a peer.
   const auto launcher = LaunchScript(2, R"(
     if [ $RANK = 0 ]; then
       echo '{"exit":1,"message":"lost","caused_by_peer":true}' \
@@ -145,8 +146,8 @@ TEST(Launcher, BlamesTheFirstCauseAndNotItsVictims) {
   EXPECT_THAT(result.out, HasSubstr("{\"fits\":false}"));
 }
 
-// Guards against naming a rank that the launcher itself ended, because all
-// others say that they lost a peer.
+// Guards against blaming a rank that the launcher itself ended, because all
+// others report that they lost a peer.
 TEST(Launcher, ARankThatIsToldToEndIsNotTheCause) {
   const auto launcher = LaunchScript(2, R"(
     test $RANK = 1 || exec sleep 30
@@ -201,7 +202,7 @@ TEST(Launcher, ASecondCtrlCKillsAndBlamesNoRank) {
              "/up$RANK; while :; do sleep 0.05; done");
   AwaitRanks(dir);
   launcher->Kill(SIGINT);
-  AwaitRanks(dir, "told");  // two that come at once are one
+  AwaitRanks(dir, "told");  // two signals at once count as one
   launcher->Kill(SIGINT);
   const ChildResult result = launcher->Join(absl::Seconds(20));
   EXPECT_EQ(result.exit_code, 130);

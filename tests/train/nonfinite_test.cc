@@ -1,4 +1,4 @@
-// Where a number that is not finite is found, and what is said of it.
+// Tests where a non-finite number is found, and the message about it.
 #include "client/train/nonfinite.h"
 
 #include <ATen/ops/full.h>
@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The embedding has more elements than are looked at together.
+// The embedding has more elements than are checked at once.
 TEST(FirstNonFinite, IsNamedWithItsElementInItsParameter) {
   const stream::ModelShape shape = stream::Llama({.layers = 1,
                                                   .hidden = 16,
@@ -84,7 +84,7 @@ TEST(Explain, AdvisesWhatCanHaveHelped) {
   EXPECT_THAT(text(), Not(HasSubstr("--resume")));
   options.save = "runs/a";
   EXPECT_THAT(text(), HasSubstr("--resume runs/a"));
-  // What came with the checkpoint.
+  // The weight was in the checkpoint.
   what.weight = "norm (element 1)";
   what.first_step = 22;
   EXPECT_THAT(text(), HasSubstr("--lr"));

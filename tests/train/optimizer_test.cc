@@ -61,7 +61,7 @@ TEST(LearningRate, WarmsUpLinearlyThenStays) {
   EXPECT_DOUBLE_EQ(LearningRate({.lr = 1.0, .warmup = 0}, 0), 1.0);
 }
 
-// AdamW as its paper writes it, in fp64, element by element.
+// AdamW as in its paper, in fp64, element by element.
 struct PaperAdamW {
   AdamWOptions o;
   std::vector<double> p, m, v;
@@ -128,7 +128,7 @@ TEST(AdamW, Bf16WeightsMoveByTheirFp32Master) {
   EXPECT_NEAR(weights.flat()[0].item<float>(), 0.99, 4e-3);
 }
 
-// Rank 1 of several. Its collectives change nothing.
+// Rank 1 of several, which records calls. Its collectives change nothing.
 class Recorder final : public runtime::Collectives {
  public:
   explicit Recorder(int ranks) : ranks_(ranks) {}
@@ -207,7 +207,7 @@ TEST(AdamW, ReducesUnderBackwardAndGathersUnderForward) {
   EXPECT_EQ(take(), ".n");
   ASSERT_THAT(adamw.Update(0, norm), IsOk());
   EXPECT_EQ(take(), "");
-  // Each part, and the next one while forward computes.
+  // Each part is gathered, and the next one while forward computes.
   const std::vector<std::string> expected = {"g.g", ".g", ".g", "."};
   for (int64_t part = 0; part < std::ssize(expected); ++part) {
     ASSERT_THAT(adamw.AwaitPart(part), IsOk());

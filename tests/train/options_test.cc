@@ -73,7 +73,7 @@ TEST(CommandLine, TakesAKernelWhereItCanCompute) {
   }
 }
 
-// With --chunk a run is the same every time; without it all is measured.
+// With --chunk all runs are the same; without it everything is measured.
 TEST(CommandLine, LeavesEverythingAboutChunksOpenOrNothing) {
   SLUICE_ASSERT_OK_AND_ASSIGN(ParsedCommand parsed,
                               ParseCommandLine(Split("train")));
@@ -91,7 +91,7 @@ TEST(CommandLine, LeavesEverythingAboutChunksOpenOrNothing) {
   EXPECT_EQ(parsed.options.order, stream::BackwardOrder::kQueriesOuter);
 }
 
-// Guards against sizes that only sluicectl plan train takes.
+// Guards against sizes that only sluicectl plan train accepts.
 TEST(CommandLine, TakesTheSizesAndNamesOfTheOtherPrograms) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const ParsedCommand parsed,
@@ -127,7 +127,8 @@ TEST(CommandLine, DeviceSaysWhatTheDaemonsGpusMustBe) {
               ::testing::HasSubstr("simulated GPUs only"));
 }
 
-// All causes that have an exit status of their own, wherever they are listed.
+// Includes all causes with an exit status of their own, wherever they are
+// listed.
 TEST(CommandLine, HelpHasEveryExitStatus) {
   for (const char* command : {"", "train "}) {
     ::testing::internal::CaptureStdout();
@@ -340,7 +341,8 @@ TEST(CommandLine, WatchdogAndGpuAreSecondsAndNumbers) {
   }
 }
 
-// A streamed step's rings are as long as its chunks, whatever the sequence is.
+// The rings of a streamed step depend on its chunks, not on the sequence
+// length.
 TEST(Advice, AShorterSequenceIsNamedOnlyWhereItHelps) {
   const auto advice = [](Shortage shortage, std::optional<Method> method) {
     return std::string(WithAdvice(ShortOf(shortage, "x"), method).message());
@@ -355,7 +357,7 @@ TEST(Advice, AShorterSequenceIsNamedOnlyWhereItHelps) {
     EXPECT_THAT(advice(Shortage::kGpuMemory, method), shorter);
   }
   EXPECT_THAT(advice(Shortage::kHostMemory, Method::kRecompute), Not(shorter));
-  // Before anything is trained, as by a lease.
+  // Without a method, as for a lease before training, no length is advised.
   EXPECT_THAT(advice(Shortage::kGpuMemory, std::nullopt), Not(shorter));
   EXPECT_THAT(advice(Shortage::kDisk, Method::kSluice), Not(shorter));
 }

@@ -17,7 +17,7 @@
 namespace sluice::train {
 namespace {
 
-// What one rank was told.
+// The news that one rank received.
 class News {
  public:
   PeerLine::OnDeath handler() {
@@ -26,7 +26,7 @@ class News {
   bool Waits(std::chrono::milliseconds limit) {
     return future_.wait_for(limit) == std::future_status::timeout;
   }
-  // After a minute: "nothing".
+  // Returns the news; "nothing" after a minute.
   std::string Get() {
     return Waits(std::chrono::seconds(60)) ? "nothing" : future_.get();
   }
@@ -68,7 +68,7 @@ TEST_F(PeerLineTest, Rank0sDeathIsSeenByAllOthers) {
   for (const int rank : {1, 2, 3}) EXPECT_EQ(news_[rank].Get(), "rank 0");
 }
 
-// So a rank of the dead one's node has its daemon's words for all.
+// A rank on the dead rank's node can so pass on its daemon's words to all.
 TEST_F(PeerLineTest, TheWordsOfARankComeBeforeTheClosedConnection) {
   Die(2);
   lines_[1]->Tell("rank 2 of job demo: killed by signal 9");

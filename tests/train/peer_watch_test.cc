@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Kind = client::SessionEvent::Kind;
 
-// A session that tells what a test has it tell, and is asked nothing.
+// A session that sends the events of a test, and gets no requests.
 class FakeSession final : public client::Session {
  public:
   void Tell(Kind kind, const std::string& detail) {
@@ -86,7 +86,7 @@ TEST_F(PeerWatchTest, ADeathOnAnotherNodeAbortsAsOneOnThisNode) {
   EXPECT_EQ(watch_.why().message(), "rank 2 ended; this rank ends too");
 }
 
-// The loss of a collective is noticed before its reason is known.
+// A collective fails before its reason is known.
 TEST_F(PeerWatchTest, ALostCollectiveWaitsForTheNewsOfADeath) {
   std::thread news([this] {
     absl::SleepFor(absl::Milliseconds(100));
@@ -99,7 +99,7 @@ TEST_F(PeerWatchTest, ALostCollectiveWaitsForTheNewsOfADeath) {
   news.join();
 }
 
-// An evicted rank ends its step, and saves: with its collectives.
+// An evicted rank still needs its collectives: it finishes its step, and saves.
 TEST_F(PeerWatchTest, AnEvictionAbortsNothing) {
   session_.Tell(Kind::kEvicted, "by an administrator");
   session_.Tell(Kind::kEvicted, "by an administrator");
@@ -129,7 +129,7 @@ TEST_F(PeerWatchTest, WhatIsAttachedAnewTakesThePlaceOfTheFormer) {
   EXPECT_TRUE(IsCausedByPeer(watch_.why()));
 }
 
-// Guards against a rank that failed by itself and counts as a victim of the
+// Guards against a rank that failed by itself but counts as a victim of the
 // peer that ended because of it.
 TEST_F(PeerWatchTest, ADeathExplainsWhatItCausedAlone) {
   const absl::Status own = absl::DataLossError("shard 3 is truncated");

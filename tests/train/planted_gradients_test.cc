@@ -1,6 +1,6 @@
-// The oracles of `check` find a gradient that is 5 % too large, and one that
-// lacks 5 % of its rows, in any tensor: in fp32, and in bf16 too, where
-// rounding alone is of that size.
+// Tests that the oracles of `check` find a gradient that is 5 % too large, and
+// one that lacks 5 % of its rows, in any tensor: in fp32, and also in bf16,
+// where rounding alone is that large.
 #include <ATen/TensorOperators.h>
 #include <gmock/gmock.h>
 
@@ -55,7 +55,7 @@ std::map<std::string, at::Tensor> Named(const stream::ModelShape& model,
   return named;
 }
 
-// A streamed step, and the rule of its dtype.
+// A streamed step, and the rule for its dtype.
 class Checked {
  public:
   explicit Checked(const Case& c) {
@@ -84,8 +84,8 @@ class Checked {
   }
   const ReferenceResult& ours() const { return ours_; }
 
-  // The tensors where `plant` is not found, but for k's bias (its gradient is
-  // zero but for rounding).
+  // Returns the tensors in which `plant` is not found, except k's bias (its
+  // gradient is only rounding errors).
   std::vector<std::string> Missed(
       const std::function<at::Tensor(const at::Tensor&)>& plant) const {
     std::vector<std::string> missed;
@@ -103,7 +103,7 @@ class Checked {
   ReferenceResult truth_, plain_, ours_;
 };
 
-// One row in 20 (at least one), by chance, of those that are not zero already.
+// Zeroes one random row in 20 (at least one) of the rows that are not zero.
 at::Tensor WithoutSomeRows(const at::Tensor& gradient) {
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < gradient.size(0); ++row) {

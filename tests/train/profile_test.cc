@@ -1,4 +1,4 @@
-// sluice-train profile, read by the cost model.
+// Tests that the cost model can read the output of sluice-train profile.
 #include "planner/train/hardware.h"
 #include "tests/support/child.h"
 #include "tests/support/status_matchers.h"
@@ -23,8 +23,8 @@ TEST(Profile, MeasuresANodeThatTheCostModelReads) {
       const planner::train::Hardware hardware,
       planner::train::ReadHardware(result.out, "measured"));
   EXPECT_EQ(hardware.gpus_per_node, 2);
-  // A private node's links carry 2e9 bytes per second each way, on busy cores
-  // less.
+  // A private node's links carry 2e9 bytes per second in each direction, but
+  // less on busy cores.
   EXPECT_GT(hardware.host_link_bytes_per_s, 0.02e9);
   EXPECT_LT(hardware.host_link_bytes_per_s, 2.2e9);
   EXPECT_EQ(hardware.memory_bytes, 256.0 * (1 << 20));
@@ -32,7 +32,7 @@ TEST(Profile, MeasuresANodeThatTheCostModelReads) {
   EXPECT_EQ(hardware.attention_head_dim, 128);
   EXPECT_GT(hardware.narrow_forward_efficiency, 0);
   EXPECT_GT(hardware.narrow_backward_efficiency, 0);
-  // A CPU's are in fp32 all.
+  // On a CPU all products are in fp32.
   EXPECT_EQ(hardware.matmul_fp32_efficiency, hardware.matmul_efficiency);
 }
 

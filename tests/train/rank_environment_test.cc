@@ -1,4 +1,4 @@
-// A rank's place in its job, as each launcher states it.
+// Tests a rank's place in its job, as each launcher states it.
 #include "client/train/launch/rank_environment.h"
 
 #include <gmock/gmock.h>

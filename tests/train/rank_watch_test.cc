@@ -1,5 +1,5 @@
-// What a rank's watch says of a wish to stop. A wish belongs to the process and
-// stays, so there is one test of it.
+// Tests what a rank's watch prints about a request to stop. The request belongs
+// to the process and stays, so there is only one test of it.
 #include "client/train/watch/rank_watch.h"
 
 #include <gmock/gmock.h>
@@ -12,8 +12,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// CI of a busy machine once saw a run end before the watch's thread had said
-// why.
+// Guards against a run that ends before the watch's thread has printed why
+// (seen on a busy CI machine).
 TEST(RankWatch, AWishThatIsHeardIsSaidBeforeTheRunEnds) {
   ::testing::internal::CaptureStderr();
   auto watch = RankWatch::Start(

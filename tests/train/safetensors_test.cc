@@ -69,7 +69,7 @@ TEST_F(SafetensorsTest, ATensorOfNoElementsIsRead) {
   EXPECT_THAT(reader->Expect({"a", TensorType::kF32, {2, 0}}), IsOk());
 }
 
-// The bytes other readers of the format rely on.
+// Checks the bytes on which other readers of the format rely.
 TEST_F(SafetensorsTest, TheLayoutIsTheFormats) {
   std::ifstream in(WriteTwo(), std::ios::binary);
   std::stringstream text;

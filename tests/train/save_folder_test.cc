@@ -38,7 +38,7 @@ void WriteTensors(const std::string& path) {
   SLUICE_CHECK_OK((*writer)->Close());
 }
 
-// What a rank writes, as far as finding one goes.
+// Writes the files of a checkpoint that matter for finding it.
 void Fill(const std::string& checkpoint, int64_t step, const RunIdentity& run) {
   fs::create_directories(checkpoint);
   WriteTensors(WeightsFile(checkpoint));
@@ -64,8 +64,8 @@ class SaveFolderTest : public ::testing::Test {
   sluice::testing::TempDir dir_;
 };
 
-// Each probes a folder of its own below one parent that is not there yet, and
-// then makes it.
+// Each job probes a folder of its own below the same missing parent, and then
+// makes it.
 TEST_F(SaveFolderTest, JobsThatShareANewParentDoNotDisturbEachOther) {
   for (int round = 0; round < 100; ++round) {
     const std::string parent = dir_.File("parent" + std::to_string(round));
@@ -193,7 +193,7 @@ TEST_F(SaveFolderTest, OneProcessAtATimeSavesIntoAFolder) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto first, Claim());
   EXPECT_THAT(Claim(), StatusIs(kBad, HasSubstr("saving into it now")));
   first.reset();
-  // A folder that it made for nothing is gone.
+  // The folder that it made in vain is removed.
   EXPECT_FALSE(fs::exists(folder()));
   EXPECT_THAT(Claim(), IsOk());
 }
@@ -202,7 +202,7 @@ TEST_F(SaveFolderTest, AnotherRunsCheckpointsAreNotOurs) {
   Fill(folder() + "/checkpoint-3", 3, kOther);
   EXPECT_THAT(Claim(), StatusIs(kBad, AllOf(HasSubstr("run " + kOther.run),
                                             HasSubstr("--resume"))));
-  // One that is not whole belongs to no run.
+  // An incomplete checkpoint belongs to no run.
   fs::remove(WeightsFile(folder() + "/checkpoint-3"));
   EXPECT_THAT(Claim(), IsOk());
 }
@@ -225,7 +225,8 @@ TEST_F(SaveFolderTest, WhatADeadProcessLeftIsTakenUp) {
   StateFile from;
   from.step = 6;
   ASSERT_THAT(Claim(&from), IsOk());
-  // It died after it had moved 3 away, and before it put the new one there.
+  // It died after it had moved 3 away, and before it put the new one in its
+  // place.
   EXPECT_THAT(StepsIn(folder()), ElementsAre(6, 3));
   EXPECT_FALSE(fs::exists(folder() + "/checkpoint-6.old"));
   EXPECT_FALSE(fs::exists(folder() + "/checkpoint-9.tmp"));
@@ -236,7 +237,7 @@ TEST_F(SaveFolderTest, RotationKeepsTheNewestWholeOnes) {
   for (const int64_t step : {3, 6, 9, 12}) {
     ASSERT_THAT(Save(*save, step), IsOk());
   }
-  // It does not count as one that could be resumed.
+  // The incomplete one does not count as resumable.
   fs::remove(WeightsFile(folder() + "/checkpoint-9"));
   save->Rotate(2);
   EXPECT_THAT(StepsIn(folder()), ElementsAre(12, 6));

@@ -1,4 +1,4 @@
-// What ranks learn of each other's faults.
+// Tests what ranks learn of each other's errors.
 #include "client/train/shared_text.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ namespace {
 
 using ::sluice::testing::StatusIs;
 
-// Rank 1 of four, and what the others say.
+// Rank 1 of four, with made-up contributions of the other ranks.
 class Others : public runtime::Collectives {
  public:
   std::vector<int> failed;
@@ -54,7 +54,7 @@ TEST(ShareFault, IsTheFirstRanksWithItsCodeAndWhatRanOut) {
                               ShareFault(&others, absl::OkStatus()));
   EXPECT_EQ(fault.status, absl::OkStatus());
   EXPECT_EQ(others.root, std::nullopt);
-  // This rank's own, which is before another one's.
+  // This rank's error comes before another rank's.
   const absl::Status own = DoesNotFit(kHostMemory, "two words");
   others.failed = {2};
   SLUICE_ASSERT_OK_AND_ASSIGN(fault, ShareFault(&others, own));
@@ -62,7 +62,7 @@ TEST(ShareFault, IsTheFirstRanksWithItsCodeAndWhatRanOut) {
   EXPECT_THAT(fault.status, StatusIs(absl::StatusCode::kResourceExhausted,
                                      "rank 1: two words"));
   EXPECT_EQ(LimitedBy(fault.status), kHostMemory);
-  // Another rank's, which is before this one's.
+  // Another rank's error comes before this rank's.
   others.failed = {0, 2};
   others.text = "7 disk it is full";
   SLUICE_ASSERT_OK_AND_ASSIGN(fault, ShareFault(&others, own));

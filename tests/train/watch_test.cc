@@ -1,5 +1,5 @@
-// What a run says of itself: where a step is, how long it takes, what a
-// signal will do.
+// Tests what a run prints about itself: a step's progress, its expected time,
+// and the effect of a signal.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -157,7 +157,7 @@ TEST(Words, ASignalIsAnsweredWithWhatItWillDo) {
   EXPECT_EQ(StopText({SIGTERM, 3, "", true}, HalfDone(), 130),
             "SIGTERM: finishing step 3 (about 30 s left), then ending without "
             "a checkpoint (no --save); a second SIGTERM stops at once");
-  // It came too late for this one.
+  // The signal came too late for this step.
   EXPECT_EQ(StopText({SIGINT, 4, "out/run", false}, HalfDone(), 130),
             "Ctrl-C: ending after step 4, then saving to out/run");
   EXPECT_THAT(StopText({SIGINT, 0, "out/run", true}, RankSample(), 130),
@@ -252,7 +252,7 @@ TEST(Banner, WhatIsNotKnownIsNotGuessed) {
   EXPECT_THAT(text, Not(HasSubstr("expected")));
 }
 
-// Guards against saying that alst's inputs stay on the GPU.
+// Guards against printing that alst's inputs stay on the GPU.
 TEST(Banner, EachBaselineSaysWhereItsActivationsAre) {
   BannerFacts f = Facts();
   f.classes.clear();

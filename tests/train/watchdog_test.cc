@@ -1,4 +1,4 @@
-// Which rank is late, from looks at the pages of the ranks.
+// Tests which rank is reported as late, from reads of the ranks' pages.
 #include "client/train/watch/watchdog.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ class WatchdogTest : public ::testing::Test {
     ++ranks_[rank].sample.events;
   }
 
-  // Looks twice a second; all that was said.
+  // Checks twice a second. Returns all messages.
   std::vector<std::string> Pass(double seconds) {
     std::vector<std::string> said;
     for (int i = 0; i < 2 * seconds; ++i) {
@@ -72,7 +72,7 @@ TEST_F(WatchdogTest, WhoWaitsIsNotLateButWhoItWaitsFor) {
       << "again when it is twice as long";
 }
 
-// It waits for its GPU, and that one for the other's.
+// The rank waits for its GPU, which waits for the other rank's GPU.
 TEST_F(WatchdogTest, WhoHasIssuedMoreWaitsThoughItIsInNoCollective) {
   ranks_[1].sample.collectives = 5;
   ranks_[0].sample.collectives = 4;

@@ -1,4 +1,4 @@
-// Hand computed cases, in injected time. A link moves one unit a second.
+// Cases computed by hand, in injected time. A link moves one unit per second.
 #include "daemon/bandwidth/bandwidth_policy.h"
 
 #include "gmock/gmock.h"
@@ -20,7 +20,7 @@ Topology OneLink() {
   return *Topology::Make({{"link", std::nullopt, kUnit, kUnit}});
 }
 
-// Both directions of one GPU load the memory below it.
+// Returns a topology in which both directions of a GPU's link load one memory.
 Topology SharedMemory() {
   return *Topology::Make(
       {{"numa", std::nullopt, 0, 0, kUnit}, {"gpu", 0, kUnit, kUnit}});
@@ -31,15 +31,15 @@ class OneLinkTest : public ::testing::Test {
   void Open(std::initializer_list<int> flows) {
     for (const int flow : flows) node.Open(flow, 0, kH2d);
   }
-  // In units a second.
+  // `rate` is in units per second.
   void Promise(int flow, double rate) {
     node.policy().Promise(flow, rate * kUnit);
   }
   NodeSimulation node{OneLink(), kTick};
 };
 
-// In each span of 20 ms, whenever it begins: a flow that rested has its rate's
-// part of it at once, and one that copies all the time has it again and again.
+// The promise holds in every span of 20 ms, whenever the span begins: for a
+// flow that was idle before, and for one that copies all the time.
 TEST_F(OneLinkTest, APromiseIsKeptInEverySpanOf20Milliseconds) {
   Open({0, 1, 2, 3});
   Promise(0, 0.6);
@@ -55,7 +55,7 @@ TEST_F(OneLinkTest, APromiseIsKeptInEverySpanOf20Milliseconds) {
   }
 }
 
-// As of a rank that frees its memory and leases it again and again.
+// Simulates a rank that frees its memory and leases it again, over and over.
 TEST_F(OneLinkTest, APromiseThatComesAndGoesBringsNoMore) {
   Open({0, 1});
   node.Ask(0, 1000 * kUnit);
@@ -90,7 +90,7 @@ TEST_F(OneLinkTest, WhatIsPromisedAndNotUsedIsLentAtOnce) {
   EXPECT_NEAR(node.copied(1), 2.1 * kUnit, 1);
 }
 
-// A flow that wants more than was promised gets it from what others leave.
+// A flow that wants more than its promise gets only what others leave.
 TEST_F(OneLinkTest, WhoWantsTooMuchTakesNothingFromAPromise) {
   Open({0, 1});
   Promise(0, 0.5);
@@ -106,7 +106,7 @@ TEST_F(OneLinkTest, WhoWantsTooMuchTakesNothingFromAPromise) {
   EXPECT_NEAR(node.copied(0), 6 * kUnit, 1);
 }
 
-// Lent for long, then another comes: nothing is to be paid back.
+// A flow borrows for long; it owes nothing when another flow arrives.
 TEST_F(OneLinkTest, WhoWasLentDoesNotStarveAfterwards) {
   Open({0, 1});
   Promise(0, 0.5);
@@ -129,8 +129,8 @@ TEST_F(OneLinkTest, APromiseIsPartOfAFairShareAndNotBesideIt) {
   EXPECT_NEAR(node.copied(1), 5 * kUnit, 0.1 * kUnit);
 }
 
-// More than a fair share by promise, for long: once the promise is all it gets,
-// the others do not have its past as well.
+// For long a promise brings flow 0 more than a fair share. When it then gets
+// only the promise, the others are not also paid back for the past.
 TEST_F(OneLinkTest, WhatAPromiseBroughtIsRememberedForAPeriod) {
   Open({0, 1, 2});
   Promise(0, 0.8);
@@ -201,8 +201,9 @@ TEST(BandwidthPolicy, AnOffloadWithoutAPromiseIsBehindAndDoesNotStarve) {
   EXPECT_NEAR(node.copied(1), 8 * kUnit, 1);
 }
 
-// Each channel promises 0.9: in one window all may want 20 ms of their rates,
-// and the narrow link's flow is not late for those that fill the switch.
+// Each channel promises 0.9. In one window all flows may want 20 ms of their
+// rates, and the flows that fill the switch do not make the narrow link's flow
+// late.
 TEST(BandwidthPolicy, OnATreeEachFloorIsKeptOnItsWholePath) {
   NodeSimulation node(*Topology::Make({{"switch", std::nullopt, 2 * kUnit},
                                        {"gpu0", 0, kUnit},

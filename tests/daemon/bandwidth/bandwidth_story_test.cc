@@ -1,6 +1,6 @@
-// Properties over seeded stories of jobs that come and go: no promise is
-// broken, no flow starves, no channel is idle while a flow waits for it
-// (NodeSimulation checks the last after every window).
+// Checks properties over seeded stories of jobs that arrive and leave: no
+// promise is broken, no flow starves, no channel is idle while a flow waits for
+// it (NodeSimulation checks the last one after every window).
 #include <random>
 
 #include "gtest/gtest.h"
@@ -11,7 +11,8 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// A random node of up to 8 GPUs: switches and memory that are narrow or wide.
+// Returns a random node of up to 8 GPUs, with narrow or wide switches and
+// memory.
 JobStoryOptions RandomNode(uint32_t seed) {
   std::mt19937 random(seed);
   const auto pick = [&](double low, double high) {
@@ -46,7 +47,8 @@ TEST_P(BandwidthStories, KeepsEveryPromiseAndStarvesNobody) {
 INSTANTIATE_TEST_SUITE_P(Seeds, BandwidthStories,
                          ::testing::Range<uint32_t>(1, 25));
 
-// The same stories without promises: the judge does find late copies.
+// Runs the same stories without promises, to show that late copies are
+// detected.
 TEST(BandwidthStory, FairSharesAloneAreLate) {
   int64_t late = 0;
   for (uint32_t seed : {1, 2, 3}) {

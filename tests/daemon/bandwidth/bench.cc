@@ -1,7 +1,7 @@
 // The bandwidth policy in injected time: a rank that fair sharing would make
-// late, 8 GPUs behind 4 switches, 64 GPUs and 1,000 jobs. Time is pretended,
-// the policy is the real one, so every figure but the cost of a refill is the
-// same on any machine; beside them what a real daemon does (bench_sim.h).
+// late, 8 GPUs behind 4 switches, 64 GPUs and 1,000 jobs. Only the time is
+// simulated, not the policy, so every figure but the cost of a refill is the
+// same on any machine. bench_sim.h adds figures of a real daemon.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,14 +24,15 @@ namespace {
 using bench::Entry;
 
 constexpr absl::Duration kTick = absl::Milliseconds(2);  // of the daemon
-constexpr double kLink = 25e9;                           // PCIe 4 x16, about
+constexpr double kLink = 25e9;                           // about PCIe 4 x16
 
 double Seconds(absl::Time at) {
   return absl::ToDoubleSeconds(at - absl::UnixEpoch());
 }
 
-// `gpus` behind switches of two, `per_root` switches behind a root port of a
-// NUMA node of its own. Both directions load that node's memory together.
+// Returns a node of `gpus` GPUs behind switches of two, with `per_root`
+// switches behind each root port, which is in a NUMA node of its own. Both
+// directions load that node's memory together.
 JobStoryOptions Node(int gpus, int per_root, double memory) {
   JobStoryOptions node;
   int numa = 0, above = 0;
@@ -52,8 +53,8 @@ JobStoryOptions Node(int gpus, int per_root, double memory) {
   return node;
 }
 
-// 8 ranks with the same bytes to copy each way, in copies of 64 MiB, two asked
-// for ahead, each begun a little after the one before.
+// 8 ranks copy the same number of bytes in each direction, in copies of 64 MiB,
+// with two requested ahead. Each rank starts a little after the one before it.
 std::vector<Entry> EightGpuRows() {
   constexpr double kCopy = 64 << 20;
   constexpr int kCopies = 640;
@@ -131,8 +132,8 @@ std::vector<Entry> JobRows() {
   };
 }
 
-// One refill of a node of 64 GPUs on which all 256 slots of the grant page
-// copy, half of them by a promise.
+// Measures one refill of a node of 64 GPUs. All 256 slots of the grant page
+// copy, half of them with a promise.
 std::vector<Entry> CostRows() {
   constexpr int kRefills = 500;
   const JobStoryOptions of = Node(64, 8, 250e9);

@@ -19,11 +19,11 @@ constexpr double kPlanLink = 25e9;
 constexpr absl::Duration kPlanTick = absl::Milliseconds(2);  // of the daemon
 constexpr absl::Duration kWindow = absl::Milliseconds(100);
 constexpr int kWindows = 200;
-constexpr double kOfLink = 0.6;  // what the plan copies
+constexpr double kOfLink = 0.6;  // the share of the link that the plan copies
 
-// Returns the number of windows with copies that were not over at the window's
-// end. Rank 0 copies what its plan says, from the beginning of each window on;
-// ranks 1 to 3 all they may.
+// Returns the number of windows that ended before their copies were done.
+// Rank 0 copies its plan's bytes, beginning at each window's start; ranks 1 to
+// 3 copy all that they are granted.
 int LateWindows(bool promised) {
   GrantPolicy policy({{"pcie0", kPlanLink, kPlanLink}});
   std::map<int, Directions> used, limit;
@@ -48,7 +48,7 @@ int LateWindows(bool promised) {
         limit[slot] = grant.limit;
       }
     }
-    // Bytes are on the link when they are granted.
+    // Bytes count as copied when they are granted.
     if (used[0][kH2d] < due) ++late;
   }
   return late;

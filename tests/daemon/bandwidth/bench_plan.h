@@ -1,4 +1,5 @@
-// A rank with a plan of tight windows, beside ranks that copy all the time.
+// Measures a rank with a plan of tight windows, among ranks that copy all the
+// time.
 //
 // Thread safety: none.
 #pragma once
@@ -9,7 +10,7 @@
 
 namespace sluice::daemon::bandwidth {
 
-// In pretended time, through the daemon's own grants.
+// Runs in simulated time, through the daemon's own grants.
 std::vector<bench::Entry> PlanRows();
 
 }  // namespace sluice::daemon::bandwidth

@@ -22,12 +22,12 @@ using testing::Child;
 using testing::RunningDaemon;
 
 constexpr int kRanks = 8;
-constexpr double kSwitch = 100e6;  // each way: little enough for two cores
+constexpr double kSwitch = 100e6;  // each direction; slow enough for two cores
 constexpr Bytes kCopy = MiB(1);
 constexpr int kCopies = 120;
-constexpr double kWarmUp = 1.5;  // seconds; the first windows are gifts
+constexpr double kWarmUp = 1.5;  // seconds; the first windows are free
 
-// Shared by the ranks; seconds of the monotonic clock.
+// Shared by the ranks. Times are seconds of the monotonic clock.
 struct Shared {
   std::atomic<int> ready;
   double began[kRanks], ended[kRanks];
@@ -52,7 +52,7 @@ std::string Toml() {
                      kRanks, links, on);
 }
 
-// Copies both ways, two asked for ahead in each direction.
+// Copies in both directions, with two copies requested ahead in each.
 class BothWays {
  public:
   explicit BothWays(client::Session& session) : session_(session) {
@@ -119,7 +119,7 @@ void RunRank(const RunningDaemon& daemon, int rank, Shared* shared) {
   for (int i = 0; i < kCopies; ++i) copies.CopyOne();
   copies.Finish();
   shared->ended[rank] = MonotonicSeconds();
-  // The others are not to have more while they are measured.
+  // Keeps copying, so that the ranks still measured do not get a larger share.
   shared->ready.fetch_add(1);
   while (shared->ready.load() < 2 * kRanks) copies.CopyOne();
   copies.Finish();

@@ -1,5 +1,5 @@
-// A figure of `./dev bench bandwidth` on a clock: a real daemon, real ranks and
-// real copies on simulated GPUs.
+// Figures of `./dev bench bandwidth` in real time: a real daemon, real ranks
+// and real copies on simulated GPUs.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,8 @@
 
 namespace sluice::bench {
 
-// 8 GPUs, 2 behind each switch, the same bytes each way for all.
+// Measures 8 GPUs, 2 behind each switch, that all copy the same number of bytes
+// in each direction.
 std::vector<Entry> EightGpusOnAClock();
 
 }  // namespace sluice::bench

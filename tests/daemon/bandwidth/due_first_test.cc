@@ -13,7 +13,8 @@ constexpr double kAll = 1e9;
 
 const std::vector<int> kLeft = {0, 2}, kRight = {1, 2}, kLinkOnly = {0};
 
-// Wants all it can get, and `needed` of it in `due` seconds.
+// A copy that takes all it can get, and needs `needed` of it within `due`
+// seconds.
 LentCopy Copy(double needed, double due,
               const std::vector<int>& path = kLinkOnly) {
   return {.path = &path,
@@ -25,14 +26,15 @@ LentCopy Copy(double needed, double due,
           .may = kAll};
 }
 
-// Shares a link that carries 10 in a window.
+// Shares a link that carries 10 per window.
 std::vector<double> Share(const std::vector<LentCopy>& copies) {
   std::vector<double> room = {10};
   return ShareToLate(copies, kWindow, room);
 }
 
 TEST(DueFirst, WhatIsInTimeByAFairShareWaitsForIt) {
-  // 5 a second each: 20 in 5 s, with the window that is left out.
+  // At 5 per second each, 20 are done in 5 s, if the current window is not
+  // counted.
   EXPECT_THAT(Share({Copy(20, 5), Copy(0, 0)}), ElementsAre(0, 0));
   EXPECT_THAT(Share({Copy(21, 5), Copy(0, 0)}), ElementsAre(10, 0));
   // A copy without a deadline is never late.

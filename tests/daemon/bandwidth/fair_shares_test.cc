@@ -57,7 +57,7 @@ TEST(FairShares, TellsHowHighTheyStoodWhenAChannelWasFull) {
   EXPECT_THAT(shares.full_at, ElementsAre(kUnlimited, 10));
 }
 
-// Two behind a switch of 30, one beside it under a root of 100.
+// Two flows are behind a switch of 30; one is next to it, under a root of 100.
 TEST(FairShares, ANarrowSwitchLeavesTheRootToOthers) {
   const std::vector<int> behind = {1, 0}, beside = {0};
   std::vector<double> room = {100, 30};
@@ -73,8 +73,8 @@ TEST(FairShares, WithoutALimitAllGetWhatTheyWant) {
               ElementsAre(DoubleNear(1e12, 1), DoubleNear(5, kNear)));
 }
 
-// Max-min, by its definition: a flow that gets less than it wants has a
-// saturated channel on its path, where no flow has more by weight.
+// Checks the definition of max-min: a flow that gets less than it wants has a
+// saturated channel on its path on which no flow has more by weight.
 TEST(FairShares, AreMaxMinOnRandomForests) {
   std::mt19937 random(7);
   const auto pick = [&](int low, int high) {

@@ -11,14 +11,14 @@ namespace sluice::daemon::bandwidth {
 namespace {
 
 constexpr double kShortestPeriod = 0.04, kLongestPeriod = 2;
-constexpr double kRoundingBytes = 1;  // bytes
+constexpr double kRoundingBytes = 1;  // in bytes
 constexpr BandwidthOptions kOptions;
 
 double Size(const Demand& demand) {
   return static_cast<double>(demand.bytes.count());
 }
 
-// Whole milliseconds, so that sums of periods are exact.
+// Returns whole milliseconds, so that sums of periods are exact.
 absl::Duration Whole(double seconds) {
   return absl::Milliseconds(std::max<int64_t>(1, std::llround(seconds * 1e3)));
 }
@@ -152,7 +152,7 @@ void JobStory::NextStep(Flow& flow) {
 }
 
 void JobStory::CopyPart(Flow& flow, int part) {
-  // All parts together are the demand, to the byte.
+  // The parts add up to the demand exactly.
   const double bytes = std::floor(Size(flow.demand) * (part + 1) / flow.parts) -
                        std::floor(Size(flow.demand) * part / flow.parts);
   node_.Ask(flow.id, bytes, node_.now() + flow.demand.deadline);
@@ -166,7 +166,7 @@ void JobStory::KeepBusy(Flow& flow) {
     node_.Ask(flow.id, copy);
 }
 
-// By the deadline of period n, n + 1 budgets have been copied.
+// By the deadline of period n the flow must have copied n + 1 budgets.
 void JobStory::JudgeBudget(Flow& flow, int64_t period) {
   const absl::Time due =
       flow.opened + period * flow.demand.period + flow.demand.deadline;
@@ -214,8 +214,8 @@ void JobStory::CloseFlow(int id) {
   node_.Close(id);
 }
 
-// What each would have had since the last change if nothing but the part that
-// is never promised were shared out.
+// Adds to each flow what it would have had since the last change if only the
+// bandwidth that is never promised were shared.
 void JobStory::Entitle() {
   const double seconds = absl::ToDoubleSeconds(node_.now() - entitled_until_);
   entitled_until_ = node_.now();

@@ -1,15 +1,15 @@
-// Jobs that come to a node, copy, and go: seeded, in injected time, over the
-// real policy. What they were promised is judged here by what they asked for
+// Jobs that arrive at a node, copy, and leave: seeded, in injected time, with
+// the real policy. The story judges promises only by what the jobs requested
 // and got, without looking into the policy.
 //
 // A job is one rank: two flows on one GPU, one per direction. Its kind:
 //
-//   steady  a demand, promised as a rate if that fits; asks for it once per
+//   steady  a demand, promised as a rate if that fits; requests it once per
 //           period, in several copies spread over the period, each due by the
 //           demand
-//   greedy  the same demand, but has twice as much asked for at all times
-//   plain   no promise; has two copies asked for at all times
-//   light   no promise; asks as a steady one does
+//   greedy  the same demand, but always has twice as much requested
+//   plain   no promise; always has two copies requested
+//   light   no promise; requests like a steady one
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace sluice::daemon::bandwidth {
 
-// `bytes` once per period, due `deadline` after they are asked for.
+// `bytes` once per period, due `deadline` after the request.
 struct Demand {
   Bytes bytes;
   absl::Duration deadline, period;
@@ -37,33 +37,34 @@ struct JobStoryOptions {
   uint32_t seed = 1;
   int jobs = 50;
   std::vector<Link> links;
-  std::vector<int> gpu_links;  // of each GPU: an index into `links`
+  std::vector<int> gpu_links;  // index into `links`, per GPU
   absl::Duration mean_gap = absl::Milliseconds(100);
   absl::Duration mean_life = absl::Seconds(5);
   absl::Duration tick = absl::Milliseconds(2);
   double promised = 0.9;
-  // False: no flow has a promise, all share evenly. Copies are due all the
-  // same.
+  // If false, no flow has a promise and all share evenly. Copies still have
+  // deadlines.
   bool promises = true;
 };
 
 struct JobStoryResult {
   int asked = 0, admitted = 0;
-  int64_t due = 0, late = 0;               // copies of the steady
-  absl::Duration latest;                   // of those, after it was due
-  int64_t budgets = 0, budgets_short = 0;  // of the greedy, by period
-  // Plain flows that lived at least as long as the longest period, and the
-  // least part that one got of its weighted share of what is never promised.
+  int64_t due = 0, late = 0;               // copies of steady flows
+  absl::Duration latest;                   // the greatest delay of a late copy
+  int64_t budgets = 0, budgets_short = 0;  // of greedy flows, per period
+  // The number of plain flows that lived at least as long as the longest
+  // period, and the least fraction that one of them got of its weighted share
+  // of the bandwidth that is never promised.
   int plain = 0;
   double least_share = 1e9;
-  absl::Duration longest_wait;  // of any flow, for the next byte
+  absl::Duration longest_wait;  // of any flow, for its next byte
   absl::Duration took;
 };
 
 class JobStory {
  public:
   explicit JobStory(JobStoryOptions options);
-  // Until the last job has gone.
+  // Runs until the last job has left.
   JobStoryResult Run();
 
  private:
@@ -72,7 +73,7 @@ class JobStory {
     int id = 0;
     Kind kind = Kind::kLight;
     std::vector<int> path;
-    double weight = 1;  // in what is lent
+    double weight = 1;  // of its share of bandwidth that is not promised
     Demand demand;
     int parts = 1;
     bool promised = false;
@@ -92,13 +93,14 @@ class JobStory {
   double Pick(double low, double high);
   double PickExponential(double mean);
   void At(absl::Time at, Action action);
-  // As At, where the flow is still there by then.
+  // Like At, but does nothing if the flow has ended by then.
   void Later(int flow, absl::Time at, std::function<void(Flow&)> action);
 
   void Arrive();
   void OpenFlow(const Flow& flow, int link, int direction);
   void CloseFlow(int id);
-  // Where the links of its path have promised less than they may with it.
+  // Returns whether, with this flow, all links of its path stay within what
+  // they may promise.
   bool Admit(const Flow& flow);
   void Begin(Flow& flow);
   void NextStep(Flow& flow);
@@ -106,7 +108,7 @@ class JobStory {
   void KeepBusy(Flow& flow);
   void JudgeBudget(Flow& flow, int64_t period);
   void Done(int flow, const NodeSimulation::Copy& copy);
-  // Whether its copies have to be in time.
+  // Returns whether the flow's copies must be in time.
   bool Judged(const Flow& flow) const;
   void Entitle();
 
@@ -116,7 +118,7 @@ class JobStory {
   JobStoryResult result_;
   std::map<int, Flow> flows_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  std::vector<double> weights_;   // of all flows, by channel
+  std::vector<double> weights_;   // sums over all flows, by channel
   std::vector<double> promised_;  // rates, by channel
   absl::Time entitled_until_;
   int64_t order_ = 0;

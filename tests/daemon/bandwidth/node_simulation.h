@@ -1,10 +1,11 @@
 // A node with copies that run as the bandwidth policy grants them, in injected
-// time. The policy is the real one; only the links are simulated.
+// time. Only the links are simulated, not the policy.
 //
-// Time goes in windows of at most a tick, which also end where the caller has
-// something to do. A copy is done at the end of the window that brought its
-// last byte. After each window it is checked that no channel carried more than
-// it can, and that a flow that wants more has a saturated channel on its path.
+// Time advances in windows of at most a tick. A window also ends where the
+// caller has something to do. A copy is done at the end of the window that
+// carried its last byte. After each window the simulation checks that no
+// channel carried more than its capacity, and that a flow that wants more has a
+// saturated channel on its path.
 #pragma once
 
 #include <deque>
@@ -19,7 +20,7 @@ namespace sluice::daemon::bandwidth {
 
 class NodeSimulation {
  public:
-  // `due` is for the caller: the policy knows only what it promised.
+  // `due` is for the caller; the policy does not see it.
   struct Copy {
     double bytes = 0;
     absl::Time asked;
@@ -37,16 +38,18 @@ class NodeSimulation {
   void Close(int flow);
   void Ask(int flow, double bytes, absl::Time due = absl::InfiniteFuture());
 
-  // Until `until`; `on_done` may ask for more.
+  // Advances to `until`. `on_done` may request more.
   void RunUntil(absl::Time until, const OnDone& on_done = nullptr);
 
-  // Bytes that ran over a channel, and of a flow; what a flow waits for.
+  // The bytes carried by a channel, those copied by a flow, and those that a
+  // flow still waits for.
   double carried(int channel) const { return carried_[channel]; }
   double copied(int flow) const { return lines_.at(flow).copied; }
   double backlog(int flow) const { return lines_.at(flow).backlog; }
-  // Copies of a flow that are due by now and not done.
+  // Returns the number of the flow's copies that are due but not done.
   int overdue(int flow) const;
-  // The longest time without a byte while it waited for some, until now too.
+  // Returns the longest time in which the flow waited without getting a byte,
+  // including the current wait.
   absl::Duration longest_wait(int flow) const;
 
  private:

@@ -62,7 +62,8 @@ TEST(Topology, RefusesWhatIsNoForest) {
   EXPECT_THAT(
       Topology::Make({{"a", std::nullopt, -1}}),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("speed of -1")));
-  // What both load goes over two separate channels above: no longer one parent.
+  // The part that both directions load has two separate channels above it, so
+  // it would have no single parent.
   EXPECT_THAT(
       Topology::Make(
           {{"top", std::nullopt, 5, 5}, {"middle", 0}, {"low", 1, 0, 0, 5}}),

@@ -1,6 +1,6 @@
-// A plan's windows are longer than the period of what is promised for them. In
-// injected time, through the real policy, of a rank that asks as the daemon
-// does: never for more than keeps its limit 20 ms of its link ahead of its use.
+// Windows of a plan are longer than the period of the promise for them. The
+// tests run the real policy in injected time. A rank requests as the daemon
+// does: at most so much that its limit is 20 ms of its link ahead of its use.
 #include <algorithm>
 #include <array>
 
@@ -16,7 +16,7 @@ constexpr double kLink = 25e9;
 constexpr absl::Duration kWindowTick = absl::Milliseconds(2);
 constexpr absl::Duration kPeriod = absl::Milliseconds(20);
 constexpr int kWindows = 50;
-constexpr double kTolerance = 1e4;  // bytes: what shares are rounded by
+constexpr double kTolerance = 1e4;  // in bytes: the rounding of shares
 
 double BytesIn(double of_link, absl::Duration time) {
   return of_link * kLink * absl::ToDoubleSeconds(time);
@@ -28,7 +28,7 @@ class Rank {
     policy_.Open(flow, 0, kH2d);
   }
   void Promise(double of_link) { policy_.Promise(flow_, of_link * kLink); }
-  // Copies up to `due` as far as it may, and asks for what comes next.
+  // Copies up to `due` as far as the limit allows, and requests the next bytes.
   void Copy(double due) {
     used_ = std::max(used_, std::min(limit_, due));
     policy_.SetWanted(flow_, used_ + BytesIn(1, kPeriod) - limit_);
@@ -42,8 +42,8 @@ class Rank {
   double used_ = 0, limit_ = 0;
 };
 
-// Rank 0 copies `of_link` of each window; rank 1 is promised the rest of what
-// may be, and 1 to 3 copy all they get.
+// Rank 0 copies `of_link` of each window. Rank 1 is promised the rest of what
+// may be promised, and ranks 1 to 3 copy all they get.
 int LateWindows(bool promised, double of_link, absl::Duration window) {
   BandwidthPolicy policy(
       *Topology::Make({{"link", std::nullopt, kLink, kLink}}));

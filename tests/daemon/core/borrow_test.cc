@@ -1,4 +1,4 @@
-// Host memory of NUMA nodes other than the GPU's.
+// Tests leases of host memory of other NUMA nodes than the GPU's.
 #include "daemon/core/borrowing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -11,7 +11,7 @@ namespace {
 
 using ::sluice::testing::IsOk;
 
-// A GPU and 32 MiB on each of two NUMA nodes.
+// A node with a GPU and 32 MiB on each of two NUMA nodes.
 class Borrow : public ::testing::Test {
  protected:
   static NodeConfig TwoSockets() {

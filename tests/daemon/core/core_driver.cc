@@ -45,7 +45,7 @@ void CoreDriver::CheckSaved() const {
   read.Load(saved);
   read.CheckInvariants();
   SLUICE_CHECK(read.Save() == saved);
-  // Grants know which ranks have memory.
+  // Grants know exactly the ranks that hold memory.
   for (const auto& [id, session] : saved.sessions) {
     if (!session.is_rank()) continue;
     const bool holds = holding.contains(session.grant_slot);
@@ -140,7 +140,7 @@ void CoreDriver::Apply(Effects effects) {
 void CoreDriver::AnswerNext() {
   std::vector<Core::HolderAnswer> answers;
   for (ExtentId id : to_ask.front().extents) {
-    // The answer to an earlier question may have ended it.
+    // The answer to an earlier query may have destroyed the extent.
     answers.push_back({id, extents.contains(id) ? held : Held::kUnknown});
   }
   to_ask.erase(to_ask.begin());
@@ -169,7 +169,7 @@ void CoreDriver::operator()(const DestroyExtent& e) {
 
 void CoreDriver::operator()(const SendReply& e) {
   replies[{e.session, e.request}] = e.reply;
-  // Only what exists can be sent.
+  // A reply can send only extents that exist.
   if (const auto* granted = std::get_if<GrantedReply>(&e.reply)) {
     for (const Slice& slice : granted->slices) {
       SLUICE_CHECK(extents.contains(slice.id));
@@ -219,8 +219,8 @@ void CoreDriver::CheckOrder(const CoreState& before) const {
     for (const auto& [at, waiter] : before.waiting.waiters) {
       if (waiter.for_plan) continue;
       const auto still = now.waiting.waiters.find(at);
-      // Smaller leases pass in the first half of a wait; what is granted may be
-      // larger than what was asked for by less than an extent.
+      // Smaller leases may pass in the first half of a wait. A grant may exceed
+      // its request by less than an extent.
       const absl::Time half =
           waiter.since + (waiter.deadline - waiter.since) / 2;
       const bool may_pass =
@@ -239,7 +239,8 @@ void CoreDriver::CheckTurns() const {
   const absl::Time now = clock.Now();
   Core other(core.config(), now);
   other.Load(core.Save());
-  other.ChangeNotSent(SessionId(), PlanId(), now);  // is nothing to do
+  // an event that has no effect of its own
+  other.ChangeNotSent(SessionId(), PlanId(), now);
   for (const auto& [place, waiter] : core.waiting().waiters()) {
     if (waiter.for_plan) continue;
     const auto found = other.waiting().waiters().find(place);

@@ -1,6 +1,6 @@
-// Drives a Core as the service would, without a device or sockets: extents
-// are made at once (or when the test says so), everything sent is kept, and
-// the invariants are checked after each event.
+// Drives a Core as the service does, without a device or sockets. Extents are
+// made at once (or when the test requests it), everything sent is kept, and the
+// invariants are checked after each event.
 #pragma once
 
 #include <functional>
@@ -20,8 +20,8 @@
 
 namespace sluice::daemon {
 
-// Two GPUs of 16 MiB on links of their own, one NUMA node of 32 MiB, extents
-// of 4 MiB.
+// Returns a node with two GPUs of 16 MiB on links of their own, one NUMA node
+// of 32 MiB, and extents of 4 MiB.
 NodeConfig SmallNode();
 
 inline PoolId Gpu(uint64_t i) { return {PoolKind::kGpu, i}; }
@@ -32,42 +32,42 @@ class CoreDriver {
   explicit CoreDriver(NodeConfig config = SmallNode())
       : core(std::move(config), clock.Now()) {}
 
-  // Gives the core an event, and the same to its shadow, which must have the
-  // same effects.
+  // Passes an event to the core and to its shadow (see Shadow), and checks that
+  // both return the same effects.
   void Run(absl::FunctionRef<Effects(Core&)> event);
-  // What the core would save, read by another, is the same when that one saves
-  // it, and it adds up there too.
+  // Checks that another core can read what this one saves, that its invariants
+  // hold, and that it saves the same again.
   void CheckSaved() const;
-  // Where time has nothing to do, it touches no row: each that is touched is
+  // Checks that Tick touches no row if nothing is due: each touched row is
   // saved with the event (daemon/state), changed or not.
   void CheckQuiet() const;
-  // From here on another core, which has read what this one saves, gets every
+  // Makes a second core that reads what this one saves, and gets every later
   // event too.
   void Shadow();
 
-  // What `ended` saved, beside what outlives a daemon.
+  // Loads what `ended` saved, and takes over what outlives a daemon.
   void Inherit(const CoreDriver& ended);
 
-  // `process`: several sessions of one process; 0: one of its own.
+  // `process` groups sessions of one process; 0: a process of its own.
   SessionId Connect(uint32_t uid = 1, const std::string& cgroup = "/a",
                     int process = 0);
-  // The answer; nullopt: none came (yet).
+  // Sends a request. Returns the answer; nullopt if none has come yet.
   std::optional<Reply> Ask(SessionId id, const Request& body,
                            RequestId request = RequestId());
   SessionId Attach(const std::string& job, int rank, int ranks = 1,
                    uint32_t uid = 1, uint64_t gpu = 0);
-  // The lease, or the refusal's status.
+  // Returns the lease, or the refusal's status.
   absl::StatusOr<GrantedReply> Lease(SessionId id, PoolId pool, Bytes size);
   void Die(SessionId id, Exit exit = {Exit::Kind::kSignal, 9});
-  // As an administrator.
+  // Applies a change as an administrator does.
   absl::Status Change(const PolicyChange& change);
 
   // Executes effects and checks the invariants.
   void Apply(Effects effects);
-  // Says of the extents that were asked about first what the device says.
+  // Answers the oldest query about holders of extents with `held`.
   void AnswerNext();
   void MakeNext(absl::Status status = absl::OkStatus());
-  // So many, told in one event.
+  // Reports so many extents in one event.
   void MakeNext(const std::vector<absl::Status>& made);
 
   void operator()(const MakeExtent& e) { to_make.push_back(e.id); }
@@ -106,7 +106,7 @@ class CoreDriver {
   std::function<void(Core&)> watch;  // called after each event
   bool make_at_once = true;
   std::vector<ExtentId> to_make;
-  // What the device says of each extent that it is asked about.
+  // The device's answer for each extent of a query.
   Held held = Held::kNo;
   bool answer_at_once = true;
   std::vector<AskHolders> to_ask;
@@ -117,19 +117,22 @@ class CoreDriver {
   std::set<int> slots;
   std::set<int> holding;  // slots of ranks that have a lease
   std::vector<PromiseCopies> promises;
-  std::optional<std::vector<LinkSpeed>> links;  // that grants were told of
+  // the speeds last passed to the grants
+  std::optional<std::vector<LinkSpeed>> links;
   std::vector<ReadProfile> to_read;
   std::vector<SolvePlan> to_solve;
   std::set<PlanRoundId> stopped, hurried;
 
  private:
-  // Checks that no lease overtook the first that waited for a pool before the
-  // event and still does; what is reserved and promised aside.
+  // Checks that no lease was granted before the first one that already waited
+  // for the same pool before the event and still does. Reserved and promised
+  // memory is exempt.
   void CheckOrder(const CoreState& before) const;
-  // A core that has read this one tries every waiting lease, and grants none:
-  // this one has missed no turn.
+  // Checks that this core missed no turn: a copy of it, which tries every
+  // waiting lease, grants none.
   void CheckTurns() const;
-  // Host memory of a job's plan, or for which others made room.
+  // Returns whether `lease` is host memory of a job's plan, or memory for which
+  // other jobs made room.
   static bool WasPromised(const CoreState& state, const LeaseState& lease);
 
   std::unique_ptr<Core> shadow_;

@@ -32,7 +32,7 @@ NodeConfig Config() {
 }  // namespace
 
 Instructions RandomStory(uint32_t seed, int length) {
-  // How often each comes, of 16.
+  // How often each operation occurs, of 16.
   constexpr Op kOften[] = {
       Op::kAttach, Op::kAttach, Op::kLease,     Op::kLease,
       Op::kLease,  Op::kFree,   Op::kEndSocket, Op::kEndProcess,
@@ -79,11 +79,11 @@ void CoreStory::Run(const Instructions& instructions) {
 }
 
 void CoreStory::Do(const Instruction& in) {
-  // Half-open ones (a refused Hello) are ended by core itself.
+  // The core itself ends half-open sessions (after a refused Hello).
   std::erase_if(open_, [&](const auto& entry) {
     return node_.forgotten.contains(entry.first);
   });
-  // What the device says when it is asked meanwhile.
+  // The device's answer to queries during this instruction.
   constexpr Held kSays[] = {Held::kNo, Held::kNo, Held::kYes, Held::kUnknown};
   node_.held = kSays[(in.c >> 8) % 4];
   switch (in.op) {
@@ -271,7 +271,7 @@ void CoreStory::Drain(const Instruction& in) {
   SLUICE_CHECK(node_.core.live_policy().policy().drain == drain);
 }
 
-// Nothing, a part, or more than there is beside what is leased.
+// Reports no outside memory, some, or more than the unleased memory.
 void CoreStory::Outside(const Instruction& in) {
   const absl::Time now = node_.clock.Now();
   HeldOutside held{.pools = {}, .at = now};
@@ -287,9 +287,9 @@ void CoreStory::Outside(const Instruction& in) {
 
 void CoreStory::Reserve(const Instruction& in) {
   const PoolId pool = in.b % 3 == 0 ? Host(0) : Gpu(in.b / 3 % 2);
-  // What it is of a user's cgroup, or of all the user's.
+  // The reservation is for a user's cgroup, or for the whole user.
   const Principal whose{1 + in.c % 3, in.c / 4 % 2 == 0 ? "" : "/a"};
-  // Half of them end one, so that there is something to lease.
+  // Half of the changes end a reservation, so that some memory can be leased.
   const Bytes bytes =
       in.a % 2 == 0 ? Bytes(0) : KiB(512) * static_cast<int64_t>(in.a % 16);
   const ReservationChange change{pool, whose, bytes, ""};
@@ -302,9 +302,9 @@ void CoreStory::Reserve(const Instruction& in) {
 void CoreStory::Wait(const Instruction& in) {
   if (open_.empty()) return;
   const PoolId pool = in.b % 3 == 0 ? Host(0) : Gpu(in.b / 3 % 2);
-  // Some for longer than they may.
+  // Some waits exceed the limit.
   const absl::Duration wait = absl::Milliseconds(1 + in.b % 32'000);
-  // Some of each pool are larger than it.
+  // Some sizes exceed the pool.
   const Bytes size = (1 + in.c % 270) * KiB(64);
   node_.Ask(AnyOpen(in.a), LeaseRequest{pool, size, wait});
   NoteGrants();
@@ -350,7 +350,7 @@ void CoreStory::Finish() {
     node_.Run([&](Core& core) { return core.ProcessesGone({{id, {}}}, now); });
   }
   while (!node_.to_make.empty()) node_.MakeNext();
-  // Whatever the device said was held is asked about again.
+  // The core asks again about all extents that the device reported as held.
   node_.clock.Advance(absl::Seconds(1));
   Tick({});
   for (PoolId pool : {Gpu(0), Gpu(1), Host(0)}) {
@@ -360,7 +360,7 @@ void CoreStory::Finish() {
   SLUICE_CHECK(end.sessions == 0 && end.budgets.empty());
   SLUICE_CHECK(node_.slots.empty() && end.planning.empty());
   SLUICE_CHECK(node_.core.waiting().empty());
-  // The device has exactly what the pools know of.
+  // The device has exactly the extents that the pools know.
   SLUICE_CHECK(node_.extents.size() == end.extents);
 }
 

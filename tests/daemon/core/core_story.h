@@ -1,7 +1,8 @@
-// A story of a core: instructions, executed one after the other, invariants
-// after each. Instructions are plain numbers, each reduced to what there is
-// when it comes, so that any list of them is a story, and what is left of a
-// failing one when some are taken out.
+// A story of a core: a list of instructions, executed one after the other, with
+// a check of the invariants after each. Instructions are plain numbers, which
+// are reduced to what exists when they are executed. So any list of them is a
+// valid story, also the rest of a failing story after some instructions were
+// removed.
 #pragma once
 
 #include <cstdint>
@@ -43,32 +44,32 @@ using Instructions = std::vector<Instruction>;
 
 Instructions RandomStory(uint32_t seed, int length);
 
-// To be pasted between braces.
+// Returns C++ text for an initializer list.
 std::string ToText(const Instructions& instructions);
 
 class CoreStory {
  public:
-  // The core's saved form is read and compared, and its shadow started anew
-  // (CoreDriver), after so many instructions; 0: never.
+  // After how many instructions the core's saved form is read and compared, and
+  // after how many its shadow (CoreDriver) is replaced by a new one; 0: never.
   struct Every {
     int save = 1, shadow = 100;
   };
   CoreStory() : CoreStory(Every{}) {}
   explicit CoreStory(Every every);
 
-  // Fails by SLUICE_CHECK, as the core does.
+  // A failure is a failed SLUICE_CHECK, as in the core.
   void Run(const Instructions& instructions);
-  // Ends all sessions; nothing may be left.
+  // Ends all sessions, and checks that nothing is left.
   void Finish();
 
-  // Called after each event.
+  // Sets a function that is called after each event.
   void Watch(std::function<void(Core&)> watch) {
     node_.watch = std::move(watch);
   }
 
   int granted() const { return granted_; }
   int changes() const { return changes_; }
-  // That were granted after they had waited.
+  // Returns the number of leases that were granted after a wait.
   int waited() const {
     return static_cast<int>(node_.core.stats().waits[WaitEnd::kGranted]);
   }
@@ -97,10 +98,10 @@ class CoreStory {
   const Every every_;
   CoreDriver node_;
   int done_ = 0;
-  std::map<SessionId, uint32_t> open_;  // and their users
+  std::map<SessionId, uint32_t> open_;  // with their users
   std::vector<SessionId> closed_;
-  // The principal of each extent, learnt from the grants alone: once a
-  // principal had it, no other ever does.
+  // The principal of each extent, learnt from the grants alone. An extent that
+  // one principal had must never go to another.
   std::map<ExtentId, uint32_t> owner_;
   int granted_ = 0, changes_ = 0;
 };

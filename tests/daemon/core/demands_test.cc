@@ -1,4 +1,5 @@
-// What plans copy, which of it is promised, and when the grants hear of it.
+// Tests the copies of plans: their rates, the promised part, and when the
+// grants learn of it.
 #include "daemon/core/planning/demands.h"
 
 #include <algorithm>
@@ -35,10 +36,11 @@ plan::RankPlan SwapHalf(const std::string& name) {
 }
 
 TEST(Demands, ALayersCopiesAreDueWithinOneLayersCompute) {
-  plan::RankProfile profile = *ProfileOf(0, 0);  // 0.4 s forward, 0.6 backward
+  // 0.4 s forward, 0.6 s backward
+  plan::RankProfile profile = *ProfileOf(0, 0);
   EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates,
               ElementsAre(MiB(8).count() / 0.6, MiB(8).count() / 0.4));
-  // What is copied whatever is chosen comes on top, pass by pass.
+  // Bytes that are copied whatever is chosen are added, pass by pass.
   profile.kinds[0].forward_h2d_fixed = MiB(40);
   profile.kinds[0].backward_d2h_fixed = MiB(6);
   EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates,
@@ -85,7 +87,7 @@ TEST(Demands, AUserIsPromisedAtMostAnEvenPartOfALink) {
   const std::vector<LinkSpeed> links = {{"pcie0", 10, 10}};
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 9), User(2, kBob, 4.5)}),
               ElementsAre(Pair(SessionId(2), ElementsAre(4.5, 0))));
-  // Each rank counts, also without a plan.
+  // Bob's rank has no plan, but counts for the even part.
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 9), User(2, kBob, 0)}),
               IsEmpty());
 }
@@ -97,7 +99,7 @@ TEST(Demands, EveryLinkOfThePathMustHaveRoom) {
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 8, "gpu0"),
                                      User(2, kAlice, 8, "gpu1")}),
               ElementsAre(Pair(SessionId(1), ElementsAre(8, 0))));
-  // Where nothing is limited there is nothing to promise a part of.
+  // A link without a limit has no speed of which a part could be promised.
   EXPECT_THAT(
       PromiseDemands({{"nvlink", 0, 0}}, {User(1, kAlice, 8, "nvlink")}),
       IsEmpty());
@@ -105,7 +107,7 @@ TEST(Demands, EveryLinkOfThePathMustHaveRoom) {
 
 class DemandsOfPlans : public Replan {
  protected:
-  // What the grants were told, in order.
+  // Returns the promises passed to the grants, in order.
   std::vector<std::pair<int, CopyRates>> Promises() const {
     std::vector<std::pair<int, CopyRates>> promises;
     for (const PromiseCopies& each : node.promises) {
@@ -133,7 +135,7 @@ TEST_F(DemandsOfPlans, ArePromisedWithThePlanAndGoWithTheRank) {
   ASSERT_TRUE(Shown("a").has_value());
   EXPECT_THAT(Shown("a")->promised, ElementsAre(whole / 0.6, whole / 0.4));
   node.Die(a);
-  EXPECT_EQ(Promises().size(), 1u);  // only its own slot is gone
+  EXPECT_EQ(Promises().size(), 1u);  // detaching its slot withdraws the promise
   b = Ask("b");
   EXPECT_FALSE(Shown("b").has_value());
 }
@@ -141,7 +143,7 @@ TEST_F(DemandsOfPlans, ArePromisedWithThePlanAndGoWithTheRank) {
 TEST_F(DemandsOfPlans, ChangeWhenTheChangeIsTaken) {
   JoinThatWaits();
   const int64_t half = MiB(8).count();
-  EXPECT_EQ(Promises().size(), 1u);  // b waits, and a runs as before
+  EXPECT_EQ(Promises().size(), 1u);  // b waits, and a runs by its old plan
   TakeChange(a, &held, MiB(16));
   const CopyRates halved = {half / 0.6, half / 0.4};
   EXPECT_EQ(Shown("a")->promised, halved);

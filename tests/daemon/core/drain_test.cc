@@ -1,4 +1,5 @@
-// A drained node grants nothing new; what administrators set is one policy.
+// Tests that a drained node grants nothing new, and that all settings of
+// administrators form one policy.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -34,7 +35,7 @@ TEST(Drain, NewLeasesAreRefusedAndExistingOnesStay) {
   const Snapshot drained = node.core.TakeSnapshot(nullptr, node.clock.Now());
   EXPECT_EQ(drained.drain->reason, "new driver");
   EXPECT_EQ(drained.stats->leases_refused[RefusedBy::kDrain], 1u);
-  // Guards against a value without a name, counted elsewhere.
+  // Guards against an enum value without a name.
   EXPECT_EQ(Name(RefusedBy::kDrain), "drain");
   EXPECT_EQ(Name(RefusedBy::kPool), "pool");
   EXPECT_TRUE(std::holds_alternative<FreedReply>(

@@ -1,5 +1,6 @@
-// An effect as text, so that two cores' can be compared. Profiles and plans
-// are objects of their own in each: what identifies them is compared.
+// Formats an effect as text, so that the effects of two cores can be compared.
+// Each core has its own objects of profiles and plans, so the text has what
+// identifies them.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// The limits of extents, which principal makes room, when idle ones go.
+// Tests the limits of extents, which principal's extents make room, and when
+// idle ones are destroyed.
 #include <algorithm>
 
 #include "gmock/gmock.h"
@@ -23,7 +24,7 @@ NodeConfig WithExtentLimits(ExtentLimits limits) {
   return config;
 }
 
-// Leases `count` small ones and frees them.
+// Leases `count` small extents and frees them.
 void LeaveIdle(CoreDriver& node, SessionId id, int count) {
   std::vector<LeaseId> leases;
   for (int i = 0; i < count; ++i) {
@@ -53,7 +54,7 @@ TEST(Extents, AUserHasAtMostItsNumberOfExtents) {
                          "free some, or raise extents in [quota]")));
   const Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
   EXPECT_EQ(snapshot.stats->leases_refused[RefusedBy::kExtents], 1u);
-  // Other users are not limited by it.
+  // The limit of one user does not affect others.
   const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
   EXPECT_THAT(node.Lease(other, Gpu(0), kSmall).status(), IsOk());
 }
@@ -103,7 +104,7 @@ TEST(Extents, IdleExtentsOfAnyUserMakeRoomAtTheNodesLimit) {
   const SessionId first = node.Attach("a", 0);
   LeaveIdle(node, first, 20);
   const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
-  // Three of them, in another pool.
+  // Needs three extents, in another pool.
   ASSERT_THAT(node.Lease(other, Host(0), MiB(8) + kSmall).status(), IsOk());
   EXPECT_THAT(node.destroyed, SizeIs(3));
   EXPECT_THAT(node.extents, SizeIs(20));
@@ -136,7 +137,7 @@ TEST(Extents, AUsersNewExtentsPerSecondAreLimited) {
       WithExtentLimits({.all = 100, .each = 4, .changes_per_second = 2}));
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 4);
-  // What is idle is leased again without a change.
+  // Leasing idle extents again is no change.
   LeaveIdle(node, rank, 4);
   EXPECT_THAT(node.Lease(rank, Gpu(0), 2 * kSmall).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
@@ -155,7 +156,7 @@ TEST(Extents, IdleExtentsAreDestroyedAfterTheirTimeout) {
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 2);
   node.clock.Advance(absl::Seconds(30));
-  LeaveIdle(node, rank, 1);  // the newest: it is kept from now on
+  LeaveIdle(node, rank, 1);  // takes the newest; its timeout restarts
   EXPECT_EQ(node.core.NextDeadline(), node.clock.Now() + absl::Seconds(30));
   Tick(node, absl::Seconds(30));
   EXPECT_THAT(node.destroyed, SizeIs(1));
@@ -169,7 +170,7 @@ NodeConfig KeepingHost() {
   return WithExtentLimits({.host_kept_for = absl::Minutes(10)});
 }
 
-// Leases host memory and dies.
+// Attaches a rank that leases host memory and dies.
 void DieWithHost(CoreDriver& node, uint32_t uid, const std::string& cgroup) {
   const SessionId id = node.Connect(uid, cgroup);
   node.Ask(id, HelloRequest{.job = "a"});
@@ -215,7 +216,7 @@ TEST(Extents, IdleHostMemoryGoesOldestFirstWhereTheMachineNeedsIt) {
   EXPECT_TRUE(node.destroyed.contains(ExtentId(1)));
 }
 
-// Guards against memory that a dead pod keeps, which no other one may have.
+// Guards against memory that a dead pod keeps and no other pod may have.
 TEST(Extents, WhatAPodLeavesGoesAtOnceAndASlurmJobsToTheUsersNext) {
   constexpr char kJob[] = "/system.slice/slurmstepd.scope/job_";
   CoreDriver node(KeepingHost());
@@ -242,7 +243,7 @@ TEST(Extents, IdleExtentsEndWithTheLastProcessOfTheirUser) {
   EXPECT_THAT(node.extents, SizeIs(256));
   node.Die(last);
   Tick(node, absl::Seconds(1));
-  // One that starts again at once finds them.
+  // A process of the user that starts soon enough finds them.
   const SessionId again = node.Attach("a", 0);
   Tick(node, absl::Seconds(3));
   EXPECT_THAT(node.extents, SizeIs(256));

@@ -1,5 +1,5 @@
-// Copies that are needed at a time, through the daemon's own policy, in
-// injected time. A unit is what the link carries in T.
+// Tests copies with deadlines, through the daemon's own policy, in injected
+// time. A unit is what the link carries in T.
 #include <cmath>
 #include <map>
 #include <vector>
@@ -22,19 +22,19 @@ uint64_t Units(double units) {
       std::llround(units * kDueRate * absl::ToDoubleSeconds(kT)));
 }
 
-// One direction of ranks on one link. A rank uses what it may, up to what it
-// has to copy.
+// One direction of ranks on one link. A rank uses all that it is granted, up to
+// the end of its copies.
 class DueLink {
  public:
   explicit DueLink(int ranks) : ranks_(ranks) {
     for (int slot = 0; slot < ranks; ++slot) {
       Rank& rank = ranks_[slot];
       rank.limit = policy.Attach(slot, 0).limit;
-      // The first window is a gift; the first one's is a wide one.
+      // The first window is free, and the first rank's is a wide one.
       rank.begin = rank.used = rank.end = rank.limit[kH2d];
     }
   }
-  // `bytes` more, which compute needs in `due`.
+  // Adds `bytes` to copy, which compute needs in `due`.
   void Copy(int slot, uint64_t bytes, absl::Duration due) {
     ranks_[slot].end += bytes;
     ranks_[slot].due = now_ + due;
@@ -64,11 +64,11 @@ class DueLink {
     return static_cast<double>(ranks_[slot].used - ranks_[slot].begin);
   }
   int late(int slot) const { return ranks_[slot].late; }
-  // As the daemon counts them.
+  // Returns the late copies as the policy counted them.
   LateCopies counted(int slot) const { return policy.late().at(slot)[kH2d]; }
 
   GrantPolicy policy{{{"pcie0", kDueRate, kDueRate}}};
-  std::map<int, GrantPolicy::Need> lies;  // told in any case
+  std::map<int, GrantPolicy::Need> lies;  // published whether `told` or not
 
  private:
   static constexpr absl::Duration kNever = absl::InfiniteDuration();
@@ -89,14 +89,15 @@ class DueLink {
   std::vector<Rank> ranks_;
 };
 
-// Bytes per second of a rank in two seconds from now on.
+// Runs for two seconds. Returns a rank's bytes per second in them.
 double RateOf(DueLink& link, int slot) {
   const double before = link.copied(slot);
   link.Run(absl::Seconds(2), /*told=*/true);
   return (link.copied(slot) - before) / 2;
 }
 
-// A has 1 unit due at 4T, B has 3 due at 3T, again and again.
+// Rank 0 has 1 unit due at 4T and rank 1 has 3 units due at 3T, again and
+// again.
 void RunTwoRanks(DueLink& link, bool told) {
   link.Run(absl::Seconds(1), told);
   for (int i = 0; i < kRounds; ++i) {
@@ -122,7 +123,7 @@ TEST(GrantsDue, EarliestDeadlineFirstLeavesNoCopyLate) {
   EXPECT_EQ(link.counted(1), LateCopies());
 }
 
-// Each 3 due at 3T, where the link carries both by 6T.
+// Each rank has 3 units due at 3T; the link carries both by 6T.
 TEST(GrantsDue, CopiesThatAreLateAreCountedAndForHowLong) {
   DueLink link(2);
   for (int i = 0; i < kRounds; ++i) {
@@ -135,13 +136,13 @@ TEST(GrantsDue, CopiesThatAreLateAreCountedAndForHowLong) {
     EXPECT_EQ(link.counted(slot).copies, link.late(slot));
     seconds += link.counted(slot).seconds;
   }
-  // All that is carried after 3T is late: by at most 3T of each round.
+  // All bytes carried after 3T are late, by at most 3T per round.
   EXPECT_LE(seconds, 2 * kRounds * absl::ToDoubleSeconds(3 * kT));
   EXPECT_GE(seconds, kRounds * absl::ToDoubleSeconds(2 * kT));
   EXPECT_EQ(link.policy.late().at(0)[kD2h], LateCopies());
 }
 
-// Guards against a user with many ranks that is ahead of others with each.
+// Guards against a user that gets ahead of others with each of its many ranks.
 TEST(GrantsDue, RanksOfOneUserAreAheadOfOthersTogetherByWhatOneMayBe) {
   GrantPolicy policy({{"pcie0", kDueRate, kDueRate}});
   constexpr int kRanks = 21;
@@ -159,11 +160,12 @@ TEST(GrantsDue, RanksOfOneUserAreAheadOfOthersTogetherByWhatOneMayBe) {
   }
   const uint64_t before = used[0][kH2d];
   for (absl::Duration t; t < absl::Seconds(2); t += kDueTick) refill();
-  // Half of 2 s, less the 0.2 s that the other user may be ahead.
+  // Half of 2 s, less the 0.2 s by which the other user may be ahead.
   EXPECT_GE(static_cast<double>(used[0][kH2d] - before), 0.75 * kDueRate);
 }
 
-// The heartbeat was late, or the time is one of before the rank began.
+// The deadline lies far in the past, as after a late heartbeat or from before
+// the rank began.
 TEST(GrantsDue, ACopyIsLateForNoLongerThanItWasSeenLate) {
   DueLink link(1);
   link.lies[0] = {uint64_t{1} << 50, absl::Seconds(-1e9)};
@@ -180,8 +182,8 @@ TEST(GrantsDue, ALinkOfUnknownSpeedHasNoLateCopies) {
   EXPECT_EQ(policy.late().at(0), LateDirections());
 }
 
-// Three ranks that copy all the time without deadlines, and one with copies
-// that come all at once: 0.15 of the link, less than its fair share.
+// Three ranks copy all the time without deadlines. One copies in bursts: 0.15
+// of the link, less than its fair share.
 void RunAmongHungryOnes(DueLink& link, bool told) {
   for (int slot : {1, 2, 3}) {
     link.Copy(slot, kForever, absl::InfiniteDuration());
@@ -205,7 +207,8 @@ TEST(GrantsDue, BandwidthLentToABurstIsReturnedToTheOthers) {
   for (const bool told : {false, true}) {
     DueLink link(4);
     RunAmongHungryOnes(link, told);
-    // 11 s in all; 1.5 units each half second; the rest is theirs, evenly.
+    // The link carried 11 s. The burst took 1.5 units each half second; the
+    // three ranks shared the rest evenly.
     const double rest =
         (11 * kDueRate - kRounds * static_cast<double>(Units(1.5))) / 3;
     for (int slot : {1, 2, 3}) {
@@ -226,7 +229,7 @@ TEST(GrantsDue, AFalseDeadlineGivesABandwidthShareEarlierButNotMoreOfIt) {
     }
     link.lies[1] = {UINT64_MAX, due};
     link.Run(absl::Seconds(1), /*told=*/true);
-    // 200 ms of the link, and a window.
+    // The rank may be ahead by 200 ms of the link, and by a window.
     EXPECT_LE(link.copied(1) - link.copied(0), 0.23 * kDueRate);
     EXPECT_NEAR(RateOf(link, 0), kDueRate / 2, kDueRate / 100);
   }

@@ -1,4 +1,4 @@
-// Fair shares of a link, in injected time.
+// Tests fair shares of a link, in injected time.
 #include "daemon/core/grants.h"
 
 #include <random>
@@ -12,7 +12,7 @@ namespace {
 constexpr double kRate = 1e9;
 constexpr absl::Duration kTick = absl::Milliseconds(2);
 
-// Ranks that use up at once whatever they are granted, or a part of it.
+// Ranks that use all that they are granted at once, or a limited rate of it.
 class Link {
  public:
   explicit Link(std::vector<LinkSpeed> links = {{"pcie0", kRate, kRate}})
@@ -24,8 +24,8 @@ class Link {
     if (promised > 0) policy.Promise(slot, {promised, promised});
     used[slot] = {0, 0};
   }
-  // `hunger[slot]`: the bytes per second that it would use; missing: all it
-  // gets.
+  // `hunger[slot]` is the rate in bytes per second that a rank would use; a
+  // missing rank uses all it gets.
   void Run(absl::Duration time, const std::map<int, double>& hunger = {},
            absl::Duration tick = kTick) {
     for (absl::Duration t; t < time; t += tick) {
@@ -60,14 +60,14 @@ class Link {
 
   GrantPolicy policy;
   std::map<int, Directions> limit, used, rate;
-  bool passes = false;  // where refills would change nothing
+  bool passes = false;  // skip refills that would change nothing
   int passed = 0;
 };
 
 TEST(Grants, RankAloneGetsTheWholeLink) {
   Link link;
   link.Attach(0);
-  link.Run(absl::Seconds(1));  // the first window is a gift
+  link.Run(absl::Seconds(1));  // the first window is free
   const auto before = link.used;
   link.Run(absl::Seconds(2));
   EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), kRate, kRate / 100);
@@ -97,11 +97,11 @@ TEST(Grants, BusyRanksShareByWeight) {
   link.Run(absl::Seconds(2));
   EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), 0.75 * kRate, kRate / 50);
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.25 * kRate, kRate / 50);
-  // What it is told, too.
+  // The rate that the rank reads shows the share, too.
   EXPECT_GE(link.rate[0][kH2d], 0.74 * kRate);
 }
 
-// Guards against a user that takes a link by many ranks.
+// Guards against a user that takes more of a link by having many ranks.
 TEST(Grants, ManyRanksOfOneUserShareThatUsersPart) {
   Link link;
   link.Attach(0, 0, 0, {.who = {1, ""}});
@@ -114,7 +114,7 @@ TEST(Grants, ManyRanksOfOneUserShareThatUsersPart) {
   EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), kRate / 2, kRate / 50);
   EXPECT_NEAR(link.Rate(7, before, absl::Seconds(2)), kRate / 40, kRate / 200);
   EXPECT_GE(link.rate[0][kH2d], 0.49 * kRate);
-  // Those that want nothing leave their part to their user's others.
+  // Ranks that copy nothing leave their part to the other ranks of their user.
   std::map<int, double> resting;
   for (int slot = 2; slot <= 20; ++slot) resting[slot] = 0;
   link.Run(absl::Seconds(2), resting);
@@ -123,7 +123,7 @@ TEST(Grants, ManyRanksOfOneUserShareThatUsersPart) {
   EXPECT_NEAR(link.Rate(1, then, absl::Seconds(2)), kRate / 2, kRate / 50);
 }
 
-// One user's ranks are on both GPUs behind a switch, another's on one of them.
+// One user has ranks on both GPUs behind a switch, another on one of them.
 TEST(Grants, AUserHasItsPartOfEachLinkOfAPath) {
   Link link({{"pcie0", kRate, kRate, "switch"},
              {"pcie1", kRate, kRate, "switch"},
@@ -143,7 +143,7 @@ TEST(Grants, AUserHasItsPartOfEachLinkOfAPath) {
   EXPECT_NEAR(pcie1, kRate, kRate / 50);
 }
 
-// Guards against sessions that hold nothing and say that they copy.
+// Guards against sessions that hold no memory but claim to copy.
 TEST(Grants, RanksWithoutMemoryGetWhatNobodyElseWants) {
   Link link;
   const GrantSharer idle = {.who = {2, ""}, .holds = false};
@@ -156,12 +156,12 @@ TEST(Grants, RanksWithoutMemoryGetWhatNobodyElseWants) {
   const auto before = link.used;
   link.Run(absl::Seconds(2));
   EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.99 * kRate);
-  // Alone they copy.
+  // They copy when no rank with memory does.
   link.Run(absl::Seconds(1), {{0, 0}});
   const auto then = link.used;
   link.Run(absl::Seconds(2), {{0, 0}});
   EXPECT_NEAR(link.Rate(2, then, absl::Seconds(2)), kRate / 20, kRate / 100);
-  // With memory a rank has its share, and what it is promised.
+  // A rank with memory has its share, and its promise.
   link.policy.Hold(1, true);
   link.Run(absl::Seconds(1));
   const auto held = link.used;
@@ -178,7 +178,7 @@ TEST(Grants, UnusedBandwidthGoesToTheOthers) {
   Link link;
   link.Attach(0);
   link.Attach(1);
-  // Rank 0 was alone at first: its wide first window lasts so long.
+  // Rank 0 attached alone, and its wide first window lasts this long.
   link.Run(absl::Seconds(3), {{0, 0.1 * kRate}});
   const auto before = link.used;
   link.Run(absl::Seconds(2), {{0, 0.1 * kRate}});
@@ -199,8 +199,8 @@ TEST(Grants, APromisedRateIsKeptAmongBusyRanks) {
   }
 }
 
-// Three ranks that copy all the time, and one with a plan that needs 0.7 of the
-// link to the GPU: fair shares make it late, the promise does not.
+// Three ranks copy all the time, and one has a plan that needs 0.7 of the link
+// to the GPU. Fair shares would make it late; the promise does not.
 TEST(Grants, APromisedPlansRateIsKeptAmongBusyRanks) {
   Link link;
   for (int slot : {0, 1, 2, 3}) link.Attach(slot);
@@ -214,7 +214,7 @@ TEST(Grants, APromisedPlansRateIsKeptAmongBusyRanks) {
   link.policy.Promise(0, {0.7 * kRate, 0});
   const auto before = link.used;
   EXPECT_GE(rate(), 0.7 * kRate);
-  // The other direction is promised nothing.
+  // There is no promise for the other direction.
   EXPECT_NEAR(static_cast<double>(link.used[0][kD2h] - before.at(0)[kD2h]),
               3 * kRate / 4, kRate / 10);
   link.policy.Promise(0, {0.5 * kRate, 0});
@@ -223,7 +223,8 @@ TEST(Grants, APromisedPlansRateIsKeptAmongBusyRanks) {
   EXPECT_NEAR(rate(), kRate / 4, kRate / 100);
 }
 
-// The ended rank's promise counts until the link owes nothing.
+// The ended rank's promise counts until the link has carried what it was
+// granted.
 TEST(Grants, APromiseIsKeptAfterAnotherOneHasEnded) {
   Link link;
   for (int slot : {1, 2}) link.Attach(slot);
@@ -238,7 +239,7 @@ TEST(Grants, APromiseIsKeptAfterAnotherOneHasEnded) {
   EXPECT_GE(link.Rate(3, before, absl::Seconds(2)), 0.899 * kRate);
 }
 
-// On a busy machine the thread that refills runs late.
+// On a busy machine the refilling thread runs late.
 TEST(Grants, APromiseIsKeptThoughRefillsAreLate) {
   Link link;
   link.Attach(0, /*promised=*/0.7 * kRate);
@@ -267,7 +268,7 @@ TEST(Grants, DirectionsAndLinksAreIndependent) {
               kRate, kRate / 100);  // half the rate for two seconds
 }
 
-// Two GPUs of 0.8 behind a switch of 1.
+// Two GPUs with links of 0.8 are behind a switch of 1.
 TEST(Grants, RanksBehindOneSwitchShareIt) {
   Link link({{"pcie0", 0.8 * kRate, 0.8 * kRate, "switch"},
              {"pcie1", 0.8 * kRate, 0.8 * kRate, "switch"},
@@ -283,14 +284,15 @@ TEST(Grants, RanksBehindOneSwitchShareIt) {
     EXPECT_NEAR(static_cast<double>(link.rate[slot][kH2d]), kRate / 2,
                 kRate / 50);
   }
-  // What one leaves the other has, as far as its own link goes.
+  // The other rank gets the bandwidth that one leaves, up to its own link's
+  // speed.
   link.Run(absl::Seconds(1), {{0, 0.1 * kRate}});
   before = link.used;
   link.Run(absl::Seconds(2), {{0, 0.1 * kRate}});
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.8 * kRate, kRate / 50);
 }
 
-// Two GPUs of kRate each way, on memory that carries kRate in all.
+// Two GPUs with kRate in each direction use memory that carries kRate in total.
 TEST(Grants, PrefetchesGoBeforeOffloadsOnASharedMemoryLink) {
   Link link({{"pcie0", kRate, kRate, "memory"},
              {"pcie1", kRate, kRate, "memory"},
@@ -310,7 +312,7 @@ TEST(Grants, PrefetchesGoBeforeOffloadsOnASharedMemoryLink) {
         kRate / 9, kRate / 50)
         << slot;
   }
-  // What a prefetch leaves is the offloads'.
+  // Offloads get the bandwidth that prefetches leave.
   for (int i = 0; i < 1500; ++i) {
     if (i == 500) before = link.used;
     for (int slot : {0, 1}) link.used[slot][kD2h] = link.limit[slot][kD2h];
@@ -320,7 +322,7 @@ TEST(Grants, PrefetchesGoBeforeOffloadsOnASharedMemoryLink) {
               kRate, kRate / 50);
 }
 
-// A rank alone on a link of two directions has a wide window.
+// On a link with separate directions, a rank that is alone has a wide window.
 TEST(Grants, AnOffloadsWindowIsNoWiderOnASharedMemoryLinkThanBesideOthers) {
   Link alone({{"pcie0", kRate, kRate}});
   Link both({{"pcie0", kRate, kRate, "", kRate}});
@@ -352,7 +354,7 @@ TEST(Grants, FalseReportsHurtOnlyTheirOwnRank) {
   link.Attach(1);
   link.Run(absl::Seconds(1));
   const auto before = link.used;
-  // It claims to have used everything there is, then nothing at all.
+  // The rank claims to have used everything, and then nothing at all.
   for (int i = 0; i < 500; ++i) {
     link.used[1] =
         i % 2 == 0 ? Directions{UINT64_MAX, UINT64_MAX} : Directions{0, 0};
@@ -423,13 +425,13 @@ TEST(Grants, LimitsNeverDecrease) {
   Link link;
   link.Attach(0);
   const auto first = link.limit[0];
-  link.Attach(1);  // the window of both shrinks
+  link.Attach(1);  // shrinks the window of both
   link.Run(absl::Milliseconds(20), {{0, 0}, {1, 0}});
   EXPECT_GE(link.limit[0][kH2d], first[kH2d]);
 }
 
-// Ranks come and go, copy now and then and mostly compute, some with promises:
-// a policy that skips refills grants the same.
+// Ranks attach and detach, copy now and then and mostly compute, some with
+// promises. A policy that skips refills must grant the same.
 TEST(Grants, ASkippedRefillWouldHaveChangedNothing) {
   const std::vector<LinkSpeed> links = {{"pcie0", kRate / 3, 0, "switch"},
                                         {"switch", kRate / 2, kRate / 2}};
@@ -457,7 +459,7 @@ TEST(Grants, ASkippedRefillWouldHaveChangedNothing) {
         each->policy.Promise(slot, {more * kRate / 20, more * kRate / 70});
       }
       each->Run(time, hunger, tick);
-      // All compute.
+      // All ranks compute.
       if (act < 4)
         each->Run(absl::Seconds(2), {{0, 0}, {1, 0}, {2, 0}, {3, 0}}, tick * 4);
     }
@@ -469,9 +471,9 @@ TEST(Grants, ASkippedRefillWouldHaveChangedNothing) {
   EXPECT_GT(some.passed, 50'000);
 }
 
-// Ranks come and go behind a switch of an odd speed, busy or not, with and
-// without a promise, with refills at odd times: sums hold, and grants exceed
-// the switch's capacity by the first windows at most.
+// Ranks attach and detach behind a switch of an odd speed, busy or not, with
+// and without a promise, with refills at odd times. Sums must hold, and grants
+// exceed the switch's capacity at most by the first windows.
 TEST(Grants, RandomLoadIsNeverGrantedMoreThanTheSwitchCarries) {
   constexpr double kSwitch = 1.234567e9 / 3;
   std::mt19937 random(3);
@@ -537,7 +539,7 @@ TEST(Grants, ARankGoesOnFromWhatAnEarlierDaemonGrantedIt) {
       policy.Resume(0, 0, {}, {1000, 500}, {800, 700});
   EXPECT_EQ(on.limit, (Directions{1000, 700}));
   EXPECT_EQ(policy.used().at(0), (Directions{800, 700}));
-  // What it says beyond one copy is not believed.
+  // The policy does not believe a reported use beyond one copy.
   const uint64_t most = 1000 + GrantPolicy::kOneCopy;
   const GrantPolicy::Grant false_use =
       policy.Resume(1, 0, {}, {1000, 1000}, {UINT64_MAX, 0});

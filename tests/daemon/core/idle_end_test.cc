@@ -1,4 +1,4 @@
-// When a daemon of one user ends by itself.
+// Tests when the daemon of one user ends because it is idle.
 #include "daemon/core/idle_end.h"
 
 #include "gtest/gtest.h"

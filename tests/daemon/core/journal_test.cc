@@ -1,5 +1,5 @@
-// What the daemon tells of itself: which request an event follows from, and
-// what is counted of how many jobs.
+// Tests the daemon's event log and counters: which request caused an event, and
+// the per-job counters of a limited number of jobs.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -9,7 +9,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// "kind cause" of each event.
+// Returns "kind cause" of each event.
 std::vector<std::string> Causes(const CoreDriver& node) {
   std::vector<std::string> all;
   for (const LoggedEvent& event : node.core.log().events()) {
@@ -24,7 +24,7 @@ TEST(Events, NameTheRequestOrSessionThatCausedThem) {
   ASSERT_EQ(a.value(), 1u);
   node.Ask(a, HelloRequest{.job = "j", .world_size = 1, .local_ranks = 1},
            RequestId(5));
-  node.make_at_once = false;  // the event comes later than its request
+  node.make_at_once = false;  // the event follows its request later
   node.Ask(a, LeaseRequest{Gpu(0), MiB(4)}, RequestId(6));
   node.Ask(a, LeaseRequest{Gpu(1), MiB(400)}, RequestId(7));
   node.MakeNext();
@@ -79,7 +79,7 @@ TEST(JobSeries, AreKeptForFiveMinutesAfterTheJob) {
   node.Die(a);
   node.clock.Advance(absl::Minutes(5) - absl::Seconds(1));
   EXPECT_EQ(steps(), 1);
-  // It comes again: it goes on.
+  // The job returns, and its series continues.
   const SessionId b = node.Attach("tune", 0);
   node.clock.Advance(absl::Hours(1));
   node.Ask(b, StepReport{});
@@ -116,7 +116,7 @@ TEST(JobSeries, ANewJobCountsAsOtherWhileAllSeriesAreLive) {
   EXPECT_EQ(series.other().steps, 1u);
   series.Ended(last, now);
   EXPECT_EQ(series.other().steps, 1u);  // a counter never falls
-  // Once there is room, its next rank gives it a series.
+  // Once there is room, the job's next rank gives it a series.
   series.Ended(Job(0), now);
   series.Began(last, now);
   EXPECT_NE(series.Find(last), nullptr);

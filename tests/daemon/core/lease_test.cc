@@ -1,4 +1,4 @@
-// Leases, pools and budgets through Core.
+// Tests leases, pools and budgets through Core.
 #include <fmt/format.h>
 
 #include "gmock/gmock.h"
@@ -41,14 +41,14 @@ TEST(Lease, FreedExtentsAreReusedAsTheyAreByTheirPrincipal) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Gpu(0), MiB(8)));
   ASSERT_TRUE(node.Ask(a, FreeRequest{first.lease}));
   EXPECT_EQ(node.core.pool(Gpu(0)).kept, MiB(8));
-  // By another job of the same principal, too.
+  // Another job of the same principal is limited, too.
   const SessionId b = node.Attach("other", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto second, node.Lease(b, Gpu(0), MiB(8)));
   EXPECT_EQ(Ids(first), Ids(second));
   EXPECT_TRUE(node.destroyed.empty());
 }
 
-// Guards against a refused lease that stays granted.
+// Guards against a lease that stays granted although it was refused.
 TEST(Lease, ThatCouldNotBeSentIsRefusedAndNothingStaysCharged) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
@@ -66,7 +66,7 @@ TEST(Lease, ThatCouldNotBeSentIsRefusedAndNothingStaysCharged) {
   not_sent(granted.lease);
   EXPECT_THAT(std::get<absl::Status>(node.replies.at({a, request})), refused);
   EXPECT_EQ(node.core.pool(Gpu(0)).leased, Bytes(0));
-  // Repeated, it has the same answer.
+  // The repeated request gets the same answer.
   const auto again = node.Ask(a, LeaseRequest{Gpu(0), MiB(8)}, request);
   EXPECT_THAT(std::get<absl::Status>(*again), refused);
   not_sent(granted.lease);
@@ -75,7 +75,8 @@ TEST(Lease, ThatCouldNotBeSentIsRefusedAndNothingStaysCharged) {
   not_sent(granted.lease);
 }
 
-// A live process may still map memory that it freed, so no extent can be cut.
+// A live process may still map memory that it freed, so no idle extent can be
+// cut.
 TEST(Lease, IsMadeOfIdleExtentsIfNothingElseIsFree) {
   CoreDriver node;
   node.held = Held::kYes;
@@ -89,7 +90,7 @@ TEST(Lease, IsMadeOfIdleExtentsIfNothingElseIsFree) {
                               node.Lease(a, Host(0), MiB(6)));
   EXPECT_EQ(node.core.pool(Host(0)).leased, MiB(32));
   EXPECT_EQ(second.slices.size(), 2u);
-  // HBM is a hard limit of its rank.
+  // A GPU lease may not exceed its request: HBM is a hard limit of its rank.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpu, node.Lease(a, Gpu(0), MiB(16)));
   node.Ask(a, FreeRequest{gpu.lease});
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(6)),
@@ -105,7 +106,7 @@ TEST(Lease, OddIdleExtentsServeAnyLeaseOfTheirPrincipal) {
                                 node.Lease(a, Host(0), MiB(21) + KiB(64) * i));
     node.Ask(a, FreeRequest{lease.lease});
   }
-  // All of it is its principal's to lease, and after its end any principal's.
+  // The principal may lease all of it, and after its end any principal may.
   const PoolSnapshot pool = node.core.pool(Host(0));
   EXPECT_EQ(pool.free + pool.lingering, MiB(32));
   node.Die(a);
@@ -171,7 +172,7 @@ TEST(Lease, AFailedExtentRefusesTheWholeLease) {
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("Create: no memory")));
   EXPECT_EQ(node.core.pool(Gpu(0)).leased, Bytes(0));
-  // What could be made is not lost.
+  // The extents that were made are kept.
   EXPECT_EQ(node.core.pool(Gpu(0)).kept, MiB(8));
 }
 
@@ -220,7 +221,7 @@ TEST(Budget, ARefusalNamesRequestUseLimitAndRemedy) {
                          "MiB of its limit of 10 MiB; an administrator can "
                          "raise it: sluicectl budget set --job demo --host "
                          "11MiB")));
-  // The principal's limit binds over all its jobs.
+  // The principal's limit covers all its jobs.
   const SessionId b = node.Attach("other", 0);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
   EXPECT_THAT(node.Lease(b, Gpu(1), MiB(8)),
@@ -246,7 +247,7 @@ TEST(Budget, QuarantineCountsUntilTheProcessIsGone) {
   EXPECT_THAT(node.Lease(b, Gpu(1), MiB(4)), IsOk());
 }
 
-// Guards against a limit that is listed only while memory counts against it.
+// Guards against a limit that is listed only while it is used.
 TEST(Budget, EveryLimitThatIsSetIsListedUsedOrNot) {
   using Of = LimitLine::Of;
   NodeConfig config = SmallNode();
@@ -298,7 +299,8 @@ TEST(Budget, ALimitBelowUseIsRefusedAndOthersApplyAtOnce) {
               StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
-// Guards against clients that give up a lease while its memory is being made.
+// Guards against clients that give up a lease while the daemon makes its
+// memory.
 TEST(Lease, OneThatTakesLongTellsThatItGoesOn) {
   CoreDriver node;
   node.make_at_once = false;
@@ -311,7 +313,8 @@ TEST(Lease, OneThatTakesLongTellsThatItGoesOn) {
   EXPECT_THAT(node.NoticesTo<LeaseProgressNotice>(a), ::testing::SizeIs(0));
   node.clock.Advance(absl::Milliseconds(250));
   node.MakeNext();
-  // The other one's turn has not come, and its client waits as well.
+  // The other lease's turn has not come, but its client gets a notice as
+  // well.
   const auto told = node.NoticesTo<LeaseProgressNotice>(a);
   ASSERT_THAT(told, ::testing::SizeIs(1));
   EXPECT_EQ(told[0].made, MiB(8));

@@ -1,4 +1,4 @@
-// Memory that was returned and may still be mapped: only its principal is
+// Tests memory that was returned and may still be mapped: only its principal is
 // charged for it and may lease it.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,8 +19,8 @@ NodeConfig WithUserLimits(Limits user) {
   return config;
 }
 
-// A rank of job "demo" that has returned `size` of `pool`, on a device that
-// does not tell which processes still map it.
+// Attaches a rank of job "demo" that has returned `size` of `pool`, on a device
+// that does not report which processes still map it.
 SessionId AttachAndReturn(CoreDriver& node, PoolId pool, Bytes size) {
   node.held = Held::kUnknown;
   const SessionId rank = node.Attach("demo", 0);
@@ -35,7 +35,7 @@ void Later(CoreDriver& node) {
   node.Run([&](Core& core) { return core.Tick(node.clock.Now()); });
 }
 
-// Guards against freed memory that leaves the budget while it is mapped.
+// Guards against freed memory that leaves the budget while it is still mapped.
 TEST(Lingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
   for (const Held held : {Held::kYes, Held::kUnknown}) {
     CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
@@ -80,7 +80,8 @@ TEST(Lingering, ItsOwnersJobsLeaseItAgainAndPayOnce) {
 TEST(Lingering, MemoryIsReusedIfTheBudgetHasNoRoomForNewExtents) {
   CoreDriver node(WithUserLimits({.host = MiB(8)}));
   const SessionId a = AttachAndReturn(node, Host(0), MiB(7));
-  // The tail is 2 MiB, and 1 MiB is left of the budget: the old tail of 3 MiB.
+  // The lease needs a tail of 2 MiB, and the budget has 1 MiB left, so it gets
+  // the old tail of 3 MiB.
   const SessionId b = node.Attach("other", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto again, node.Lease(b, Host(0), MiB(6)));
   Bytes size;
@@ -95,7 +96,7 @@ TEST(Lingering, MemoryIsReusedIfTheBudgetHasNoRoomForNewExtents) {
   EXPECT_THAT(node.Lease(a, Host(0), MiB(1)), IsOk());
 }
 
-// A GPU lease has exactly the size asked for, so a larger piece cannot be used.
+// A GPU lease has exactly the requested size, so a larger piece cannot be used.
 TEST(Lingering, ReusedGpuMemoryIsNoLargerThanAsked) {
   CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
   const SessionId a = AttachAndReturn(node, Gpu(0), MiB(7));
@@ -137,7 +138,7 @@ TEST(Lingering, AChildOfADeadProcessStillHoldsIt) {
   Later(node);
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
   EXPECT_THAT(node.Lease(b, Gpu(0), MiB(16)), IsOk());
-  EXPECT_THAT(node.destroyed, SizeIs(3));  // made anew for another user
+  EXPECT_THAT(node.destroyed, SizeIs(3));  // made again for another user
   Later(node);
   EXPECT_TRUE(node.to_ask.empty());
 }

@@ -1,4 +1,5 @@
-// What links were measured to carry: when it holds, and what wins over it.
+// Tests the measured speeds of links: when they are used, and which settings
+// take precedence.
 #include "daemon/core/measured_links.h"
 
 #include <array>
@@ -22,7 +23,8 @@ using ::testing::IsEmpty;
 
 constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
-// Two GPUs behind a switch; the configuration knows how fast one is.
+// Returns two GPUs behind a switch; the configuration has the speed of one
+// link.
 NodeConfig Tree() {
   NodeConfig node = SmallNode();
   node.links = {{.name = "pcie0", .parent = "switch"},
@@ -87,7 +89,8 @@ TEST(MeasuredLinks, MeasurementsOfAnotherNodeAreRefused) {
   }
   EXPECT_THAT(check("pcie0", {}),
               StatusIs(kInvalid, HasSubstr("leave it out")));
-  // Directions would go apart again above a link that both load.
+  // Above a link with one limit for both directions, separate limits are
+  // refused.
   EXPECT_THAT(
       CheckMeasured(links,
                     {{{"pcie0", {0, 0, 2e9}}, {"switch", {4e9, 0, 0}}}, {}}),
@@ -131,7 +134,7 @@ TEST(MeasuredLinks, WaitUntilNoRankIsAttached) {
   node.Die(a);
   EXPECT_EQ(SpeedOfFirst(node), 0);
   EXPECT_FALSE(node.links);
-  // Its process may live on.
+  // The end of the last rank's socket suffices; its process may live on.
   node.Run([&](Core& to) { return to.SocketEnded(b, node.clock.Now()); });
   EXPECT_FALSE(node.core.live_policy().measured_waits());
   EXPECT_EQ(SpeedOfFirst(node), 2e9);
@@ -146,7 +149,8 @@ TEST(MeasuredLinks, AreTheNextDaemonsFromItsStart) {
   EXPECT_EQ(SpeedOfFirst(next), 2e9);
   EXPECT_EQ(next.core.live_policy().policy(), policy);
   EXPECT_THAT(next.core.log().events(), IsEmpty());
-  // A measurement of a node that has changed is kept, logged, and not used.
+  // A measurement of a node that has changed since is kept and logged, but not
+  // used.
   CoreDriver other;
   policy.measured->links = {{"pcie0", {1e8, 1e8, 0}}, {"old", {1e8, 1e8, 0}}};
   ASSERT_THAT(other.core.SetPolicy(policy, other.clock.Now()), IsOk());

@@ -1,5 +1,5 @@
-// What ranks hold outside their leases, on GPUs with a device that does not
-// tell the holders of memory.
+// Tests memory that ranks hold outside their leases, on GPUs of a device that
+// does not report the holders of memory.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -12,8 +12,8 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// Two GPUs of 16 MiB, and 4 MiB beside each pool; the daemon's own context has
-// 1 MiB of them.
+// Two GPUs with pools of 16 MiB and 4 MiB of spare memory each. The daemon's
+// own context takes 1 MiB of the spare.
 class OutsideRanks : public ::testing::Test {
  protected:
   static NodeConfig Node() {
@@ -27,14 +27,14 @@ class OutsideRanks : public ::testing::Test {
     Ask();
   }
 
-  // The device is asked; it sees what is there.
+  // Queries the device, which sees all memory in use.
   void Ask() {
     node_.clock.Advance(absl::Milliseconds(250));
     const absl::Time now = node_.clock.Now();
     const HeldOutside said = answers_.Add({{{Gpu(0), beside_}}, now});
     node_.Run([&](Core& core) { return core.OutsideKnown(said, now); });
   }
-  // A rank's driver sees the same, and the daemon's memory.
+  // Reports a rank's view: its driver sees the same, and the daemon's memory.
   void Tell(SessionId rank) {
     node_.clock.Advance(absl::Milliseconds(1));
     const auto reply =
@@ -55,14 +55,14 @@ class OutsideRanks : public ::testing::Test {
   Bytes beside_ = MiB(1);
 };
 
-// Guards against a lease of memory that the rank's own context holds.
+// Guards against leasing memory that the rank's own context holds.
 TEST_F(OutsideRanks, ARanksReportReducesItsNextLeaseAtOnce) {
   const SessionId a = node_.Attach("demo", 0);
-  beside_ += MiB(5);  // its context
-  Ask();              // once is not enough for the device
+  beside_ += MiB(5);  // the rank's context
+  Ask();              // an increase counts when seen twice
   EXPECT_EQ(Outside(), Bytes(0));
   Tell(a);
-  EXPECT_EQ(Outside(), MiB(2));  // of 6 MiB the spare has 4
+  EXPECT_EQ(Outside(), MiB(2));  // the spare covers 4 of 6 MiB
   EXPECT_EQ(Of(a), MiB(5));
   EXPECT_THAT(node_.Lease(a, Gpu(0), MiB(16)),
               StatusIs(absl::StatusCode::kResourceExhausted,
@@ -95,13 +95,13 @@ TEST_F(OutsideRanks, ALeaseIsNoPartOfIt) {
   EXPECT_EQ(Outside(), MiB(2));
 }
 
-// A report holds memory only until the device has been asked twice.
+// A rank's report holds memory only until the device was queried twice.
 TEST_F(OutsideRanks, AReportThatTheDeviceDoesNotSeeIsForgotten) {
   const SessionId a = node_.Attach("demo", 0);
   node_.clock.Advance(absl::Milliseconds(1));
   node_.Ask(a, GpuUseRequest{GiB(900)});
   EXPECT_EQ(node_.core.pool(Gpu(0)).free, Bytes(0));
-  EXPECT_EQ(Of(a), MiB(19));  // no more than there is
+  EXPECT_EQ(Of(a), MiB(19));  // no more than the GPU has
   Ask();
   EXPECT_EQ(node_.core.pool(Gpu(0)).free, Bytes(0));
   Ask();
@@ -164,7 +164,7 @@ TEST_F(OutsideRanks, IsSavedAndGoesOnInTheNextDaemon) {
   node_.CheckSaved();
 }
 
-// If the device reports the owner of memory, reports of ranks are not used.
+// If the device reports the owner of memory, the reports of ranks are not used.
 TEST(OutsideRanksOfSim, ReportsAreIgnored) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);

@@ -1,4 +1,4 @@
-// What is held outside leases: not free, until the device says so.
+// Tests memory held outside leases: it is not free until the device reports so.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 constexpr absl::Time kFirst = absl::UnixEpoch();
 constexpr absl::Duration kLater = absl::Seconds(1);
 
-// Two GPUs with 2 MiB beside their pools, of unknown holders.
+// Answers for two GPUs with 2 MiB of spare memory each and unknown holders.
 OutsideAnswers OnCuda() {
   NodeConfig node = SmallNode();
   for (GpuConfig& gpu : node.gpus) gpu.spare = MiB(2);
@@ -79,14 +79,14 @@ TEST(Outside, SaysWhenItWasSeenAndWhenItEnded) {
   EXPECT_THAT(node.core.log().events().back().text,
               HasSubstr("GPU 0: of 16 MiB, 10 MiB are held outside leases, by "
                         "processes without a session, such as ranks"));
-  Say(node, {{Gpu(0), MiB(2)}});  // nothing to be said
+  Say(node, {{Gpu(0), MiB(2)}});  // logs nothing
   Say(node, {});
   EXPECT_THAT(node.core.log().events().back().text,
               HasSubstr("GPU 0: nothing is held outside leases any more"));
   EXPECT_EQ(node.core.log().last(), 2);
 }
 
-// The device's figure and the leases are of different moments.
+// The device's figure and the leases are of different times.
 TEST(Outside, IsAtMostThePoolMinusLeasedAndKeptMemory) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
@@ -96,7 +96,7 @@ TEST(Outside, IsAtMostThePoolMinusLeasedAndKeptMemory) {
   EXPECT_EQ(node.core.pool(Gpu(0)).free, Bytes(0));
   node.held = Held::kNo;
   node.Ask(a, FreeRequest{lease.lease});
-  // Its principal kept it, and leases it again.
+  // The freed memory stays with its principal, which leases it again.
   EXPECT_EQ(node.core.pool(Gpu(0)).outside, MiB(8));
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(8));
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
@@ -110,7 +110,7 @@ TEST(OutsideAnswers, AnIncreaseCountsWhenItIsSeenTwice) {
   EXPECT_EQ(extent.pools, (std::map<PoolId, Bytes>{{Gpu(0), MiB(1)}}));
   const auto lasting = answers.Add({{{Gpu(0), MiB(8)}}, kFirst + 2 * kLater});
   EXPECT_EQ(lasting.pools, (std::map<PoolId, Bytes>{{Gpu(0), MiB(6)}}));
-  // What is gone counts no more at once; the spare holds the rest.
+  // A decrease counts at once; the rest fits into the spare.
   EXPECT_EQ(answers.Add({{{Gpu(0), MiB(2)}}, kFirst + 3 * kLater}).pools,
             (std::map<PoolId, Bytes>()));
 }

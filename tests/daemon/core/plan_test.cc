@@ -1,4 +1,4 @@
-// Plan rounds through Core.
+// Tests rounds of planning through Core.
 #include <fmt/format.h>
 
 #include "gmock/gmock.h"
@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Submits a profile, which is decoded at once.
+// Submits a profile and reports it as decoded.
 void Submit(CoreDriver& node, SessionId id, int rank, uint64_t gpu,
             const std::string& hash,
             std::optional<Bytes> host_limit = std::nullopt) {
@@ -68,7 +68,7 @@ TEST(Plan, TheSameRequestIsAnsweredFromTheCacheAndAnotherIsNot) {
   EXPECT_THAT(node.NoticesTo<PlanReadyNotice>(a), SizeIs(2));
   Submit(node, a, 0, 0, "h1");
   EXPECT_THAT(node.to_solve, SizeIs(2));
-  // The same profile with other resources is another question.
+  // The same profile with other resources is a different request.
   node.Apply(node.core.PlanSolved(node.to_solve[1].round, plan::NodePlan{},
                                   node.clock.Now()));
   const SessionId b = node.Attach("other", 0);
@@ -108,7 +108,7 @@ TEST(Plan, ARanksOwnHostLimitIsPartOfTheRequest) {
   EXPECT_THAT(hosts[1].profiles, ElementsAre(1));
 }
 
-// Guards against a request without the direction that is throttled.
+// Guards against a request that omits a link's only limited direction.
 TEST(Plan, LinkThatIsThrottledOneWayStillLimitsThatWay) {
   NodeConfig config = SmallNode();
   config.links = {{"pcie0", 1e9, 0}, {"pcie1", 0, 2e9}};
@@ -178,8 +178,8 @@ TEST(Plan, CountsOnlyFreeMemoryThatEveryLeaseCouldHave) {
   CoreDriver node;
   node.held = Held::kUnknown;
   const SessionId a = node.Attach("demo", 0);
-  // Freed, but perhaps still mapped: whole extents serve again, the odd tail
-  // cannot be predicted.
+  // The memory was freed but may still be mapped. Whole extents can be leased
+  // again; the use of the odd tail cannot be predicted.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Host(0), MiB(9)));
   node.Ask(a, FreeRequest{lease.lease});
   EXPECT_EQ(node.core.pool(Host(0)).free, MiB(23));
@@ -206,7 +206,7 @@ TEST(Plan, DeadlineStopsTheWorkerAndTellsTheRanks) {
   EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(a)[0].reason,
               HasSubstr("no plan within 20 s"));
   EXPECT_FALSE(node.NoticesTo<PlanFailedNotice>(a)[0].peer_left);
-  // No rank waits for a late answer.
+  // A late answer is dropped, as no rank waits for it.
   node.Apply(node.core.PlanSolved(round, plan::NodePlan{}, node.clock.Now()));
   EXPECT_THAT(node.NoticesTo<PlanReadyNotice>(a), IsEmpty());
 }
@@ -231,7 +231,7 @@ TEST(Plan, RankThatLeavesEndsTheRoundForTheOthers) {
   node.Die(b);
   ASSERT_THAT(node.NoticesTo<PlanFailedNotice>(a), SizeIs(1));
   EXPECT_TRUE(node.NoticesTo<PlanFailedNotice>(a)[0].peer_left);
-  // And while it is being solved.
+  // A death while the plan is being solved has the same effect.
   const SessionId c = node.Attach("demo", 1, 2);
   Submit(node, a, 0, 0, "h0");
   Submit(node, c, 1, 0, "h1");
@@ -248,7 +248,7 @@ KeyedUnit Unit(const std::string& key, Bytes size = Bytes(64)) {
   return {key, std::make_shared<const plan::UnitPlan>(std::move(unit))};
 }
 
-// A rank of its own job, with a profile of these units.
+// Submits a profile with these units, of a job with one rank.
 SessionId SubmitUnits(CoreDriver& node, const std::string& job,
                       const std::string& hash,
                       const std::vector<std::string>& units) {
@@ -271,7 +271,7 @@ TEST(Plan, SolvedUnitsArePassedToEveryLaterRequest) {
   plan.units_solved = 2;
   node.Apply(node.core.PlanSolved(node.to_solve[0].round, plan,
                                   node.clock.Now(), {Unit("u1"), Unit("u2")}));
-  // Another job, measured differently: the same units.
+  // Another job with other measurements has the same units.
   SubmitUnits(node, "second", "h1", {"u2", "u3", "u2"});
   ASSERT_THAT(node.to_solve, SizeIs(2));
   EXPECT_THAT(node.to_solve[1].known, SizeIs(1));

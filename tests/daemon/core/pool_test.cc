@@ -1,4 +1,4 @@
-// What a pool costs the loop: sums instead of scans.
+// Tests that a pool keeps sums, so that the loop scans nothing.
 #include "daemon/core/pool/pool.h"
 
 #include <algorithm>
@@ -20,7 +20,8 @@ using ::testing::ElementsAre;
 constexpr PrincipalId kOne(1), kOther(2);
 constexpr SessionId kSession(1);
 
-// `count` granules that a living process freed and may still map.
+// Returns a pool with `count` granules that a living process freed and may
+// still map.
 Pool WithKept(int count, uint64_t& next_extent) {
   Pool pool({PoolKind::kHost, 0}, KiB(64) * 10'002, MiB(4));
   std::vector<ExtentId> leased;
@@ -38,7 +39,7 @@ Pool WithKept(int count, uint64_t& next_extent) {
   return pool;
 }
 
-// The least of many, so that a busy machine does not count.
+// Returns the least of many times, so that a busy machine does not matter.
 double SecondsOf(const std::function<void()>& work) {
   double least = 1e9;
   for (int i = 0; i < 200; ++i) {
@@ -54,7 +55,7 @@ double SecondsOf(const std::function<void()>& work) {
 TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
   uint64_t next_extent = 1;
   Pool few = WithKept(2, next_extent), many = WithKept(10'000, next_extent);
-  // Neither another principal is served, nor the one that had them.
+  // The pool refuses another principal, and also the one that had the granules.
   for (const PrincipalId who : {kOther, kOne}) {
     const auto refusal = [&](Pool& pool, Bytes size) {
       return SecondsOf([&, size] {
@@ -65,7 +66,7 @@ TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
     const double beside_few = refusal(few, KiB(64) * 10'003);
     EXPECT_LE(refusal(many, KiB(64) * 10'003), 10 * beside_few);
   }
-  // It would fit, but for what living processes map.
+  // The lease would fit without the granules that living processes may map.
   const double alone = SecondsOf([&] {
     EXPECT_THAT(few.Choose(kOther, KiB(64) * 10'001, KiB(64)),
                 StatusIs(absl::StatusCode::kResourceExhausted));

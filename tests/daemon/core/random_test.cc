@@ -1,7 +1,7 @@
-// Random stories of a core: every invariant after each instruction, what it
-// would save read back and compared, a core that has read it beside it with
-// equal effects. A story that fails is made as short as it can be, and its
-// instructions are printed, ready to be pasted into a test of their own.
+// Random stories of a core. After each instruction all invariants are checked,
+// the core's saved state is read back and compared, and a second core that has
+// read it must return equal effects. A failing story is made as short as
+// possible, and its instructions are printed, ready to be pasted into a test.
 //
 //   SLUICE_FUZZ_INSTRUCTIONS=10000000 daemon_core_test
 //       --gtest_filter='CoreRandom.*'
@@ -26,12 +26,12 @@ using ::testing::SizeIs;
 
 constexpr int kStory = 4000;
 
-// What stories come to; written by the processes that run them.
+// Totals of the stories, written by the processes that run them.
 struct Sums {
   int granted = 0, changes = 0, waited = 0;
 };
 
-// In a process of its own: a failing check ends it.
+// Runs a story in a child process, which a failing check ends.
 bool Fails(const Instructions& instructions, CoreStory::Every every, Sums* sums,
            bool quiet) {
   const pid_t child = fork();
@@ -52,7 +52,8 @@ bool Fails(const Instructions& instructions, CoreStory::Every every, Sums* sums,
   return status != 0;
 }
 
-// Takes out whatever it fails without: halves first, then less.
+// Removes all instructions without which the story still fails: halves first,
+// then smaller parts.
 Instructions Shortest(Instructions failing,
                       const std::function<bool(const Instructions&)>& fails) {
   for (size_t part = failing.size() / 2; part > 0;) {
@@ -73,7 +74,7 @@ Instructions Shortest(Instructions failing,
   return failing;
 }
 
-// How many instructions to run: more than `usual` where it is asked for.
+// Returns how many instructions to run: SLUICE_FUZZ_INSTRUCTIONS, else `usual`.
 int64_t Wanted(int64_t usual) {
   const char* given = std::getenv("SLUICE_FUZZ_INSTRUCTIONS");
   int64_t wanted = usual;
@@ -85,8 +86,8 @@ int64_t Wanted(int64_t usual) {
 
 TEST(CoreRandom, RandomEventsKeepInvariantsAndSavedState) {
   const int64_t wanted = Wanted((testing::kSanitized ? 3 : 10) * kStory);
-  // In a long run every story is another; reading after each instruction would
-  // take ten times as long.
+  // A long run has new stories all the time; reading the state after each
+  // instruction would take ten times as long.
   const CoreStory::Every every = wanted > 10 * kStory
                                      ? CoreStory::Every{100, 1000}
                                      : CoreStory::Every{1, 100};
@@ -99,7 +100,7 @@ TEST(CoreRandom, RandomEventsKeepInvariantsAndSavedState) {
     const Instructions story = RandomStory(seed, kStory);
     const int granted = sums->granted;
     if (!Fails(story, every, sums, /*quiet=*/true)) {
-      // A drain, or what is reserved and held outside, may last long.
+      // A drain, or memory reserved or held outside, may last long.
       ASSERT_GT(sums->granted, granted + 10) << "story " << seed;
       continue;
     }

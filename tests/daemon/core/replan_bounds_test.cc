@@ -1,4 +1,5 @@
-// What may wait, for whom and how long, where jobs are planned together.
+// Tests what may wait, for which jobs and how long, if jobs are planned
+// together.
 #include <fmt/format.h>
 
 #include <iterator>
@@ -22,7 +23,7 @@ using ::testing::SizeIs;
 
 class ReplanBounds : public Replan {
  protected:
-  // Job a has all host memory, b asks for a plan next.
+  // Job a has all host memory; b is attached and will need some.
   void FullNode() {
     a = Ask("a");
     Solve({{1, MiB(40)}});
@@ -49,7 +50,7 @@ class ReplanBounds : public Replan {
   }
 };
 
-// A node with a device that never says that a process let go of memory.
+// A node with a device that never reports that a process unmapped memory.
 class ReplanOnCuda : public Replan {
  protected:
   ReplanOnCuda() : Replan(Cuda()) { node.held = Held::kUnknown; }
@@ -61,8 +62,8 @@ class ReplanOnCuda : public Replan {
   }
 };
 
-// Memory that a rank freed stays charged, so a plan must not use a budget to
-// its last granule.
+// Memory that a rank freed stays charged, so a plan must leave some room in a
+// budget.
 TEST_F(ReplanOnCuda, APlanLeavesABudgetRoomForPiecesThatAreLeasedAgain) {
   a = Ask("a");
   Solve({{1, MiB(30)}});
@@ -85,17 +86,18 @@ TEST_F(ReplanBounds, ALeaseLargerThanAnyChangeCouldFreeIsRefusedAtOnce) {
   EXPECT_FALSE(Waits(b, Bytes(int64_t{1} << 62)));
   EXPECT_THAT(Planning(), IsEmpty());
   ASSERT_THAT(node.Change(BudgetChange{{.job = "b"}, {}, MiB(1), ""}), IsOk());
-  EXPECT_FALSE(Waits(b, MiB(2)));  // others' memory is no budget of b
+  EXPECT_FALSE(Waits(b, MiB(2)));  // others' memory does not enlarge b's budget
 }
 
-// Guards against an event that saves the session of each waiting lease.
+// Guards against saving the session of each waiting lease with each event.
 TEST_F(ReplanBounds, AWaitingLeaseIsNotSavedAgainWithEachEvent) {
   FullNode();
   ASSERT_TRUE(Waits(b, MiB(2)));
   node.CheckQuiet();
 }
 
-// One that waits for a plan was left to its deadline.
+// Guards against a lease that waits for a plan until its deadline although its
+// client gave it up.
 TEST_F(ReplanBounds, ALeaseThatWaitsForAPlanIsGivenUpByItsClient) {
   FullNode();
   const RequestId request(900);
@@ -132,12 +134,13 @@ TEST_F(ReplanBounds, AWaitingLeaseOfAPlannedJobCountsOnce) {
   ASSERT_EQ(Ready(a), 1u);
   b = node.Attach("b", 0);
   LeaseHost(b, MiB(20));
-  ASSERT_TRUE(Waits(a, MiB(16)));  // 4 free, and m gives back
+  ASSERT_TRUE(Waits(a, MiB(16)));  // 4 MiB are free, and m will free more
   Submit(b, ProfileOf(0, 0), "b");
   node.Apply(node.core.PlanSolved(node.to_solve.back().round,
                                   absl::InternalError("it crashed"),
                                   node.clock.Now()));
-  // B alone: what it has and what is free, but 16 for a and an extent.
+  // b is planned alone, with its own and the free memory, less 16 MiB for a and
+  // an extent.
   EXPECT_EQ(LimitsOfQuestion().at("host of NUMA node 0"),
             MiB(20) + MiB(4) - MiB(16) - MiB(4));
 }
@@ -179,7 +182,7 @@ TEST_F(ReplanBounds, AChangeThatCouldNotBeSentIsRefused) {
 
 TEST_F(ReplanBounds, AnUnansweredChangeIsRefusedAtItsDeadline) {
   JoinThatWaits();
-  Wait(absl::Seconds(60));  // b waits no longer
+  Wait(absl::Seconds(60));  // b's wait ends
   Solve({{0.25, MiB(8)}});
   LeaseHost(b, MiB(8));
   EXPECT_LE(node.core.NextDeadline(), node.clock.Now() + absl::Minutes(30));
@@ -187,7 +190,7 @@ TEST_F(ReplanBounds, AnUnansweredChangeIsRefusedAtItsDeadline) {
   EXPECT_EQ(Count(ChangeOutcome::kRefused), 1u);
   EXPECT_THAT(Planning(), IsEmpty());
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
-  // It counts with what it had: the next job to join causes a change again.
+  // The next join counts a with its old memory, and so causes a change again.
   Ask("c", 1);
   Solve({{0.5, MiB(16)}, {0.25, MiB(8)}, {0.5, MiB(16)}});
   EXPECT_THAT(Changes(a), SizeIs(2));
@@ -211,11 +214,11 @@ TEST_F(ReplanBounds, ARefusedChangeLeavesTheLastPlanTaken) {
   EXPECT_THAT(Planning(), IsEmpty());
   Ask("c", 1);
   Solve({{0.5, MiB(16)}, {0.5, MiB(16)}});
-  EXPECT_THAT(Changes(a), SizeIs(2));  // it runs by that already
+  EXPECT_THAT(Changes(a), SizeIs(2));  // a already runs by that plan
 }
 
 TEST_F(ReplanBounds, QueuedRanksAreNotifiedWhenOneOfThemLeaves) {
-  a = Ask("a");  // is being solved
+  a = Ask("a");  // its round is being solved
   b = node.Attach("b", 0, 2, 1, 0);
   const SessionId second = node.Attach("b", 1, 2, 1, 1);
   Submit(b, ProfileOf(0, 0), "b 0");
@@ -231,7 +234,7 @@ TEST_F(ReplanBounds, AFailedExtentMakesRoomForAWaitingLease) {
   const SessionId c = node.Attach("c", 0);
   b = node.Attach("b", 0, 1, 1, 1);
   node.make_at_once = false;
-  ASSERT_TRUE(Waits(c, MiB(4)));  // being made
+  ASSERT_TRUE(Waits(c, MiB(4)));  // the extent is being made
   ASSERT_TRUE(Waits(b, MiB(2)));
   ASSERT_THAT(node.to_make, SizeIs(1));
   node.MakeNext(absl::InternalError("the device is out of it"));
@@ -269,7 +272,7 @@ TEST_F(ReplanBounds, PlansInUseOrPromisedAreNeverDropped) {
   EXPECT_EQ(Ready(b), 1u);
 }
 
-// Two NUMA nodes of 20 MiB with a GPU each; jobs of two ranks.
+// Two NUMA nodes of 20 MiB with a GPU each, and jobs of two ranks.
 class ReplanNuma : public ::testing::Test {
  protected:
   static NodeConfig Node() {
@@ -278,7 +281,7 @@ class ReplanNuma : public ::testing::Test {
     node.hosts = {{NumaIndex(0), MiB(20)}, {NumaIndex(1), MiB(20)}};
     return node;
   }
-  // Its ranks ask for a plan.
+  // Attaches the job's ranks, which request a plan.
   void Ask(const std::string& job) {
     for (int rank = 0; rank < 2; ++rank) {
       ranks[job].push_back(
@@ -382,7 +385,7 @@ TEST_F(KeptProfiles, AreLimitedByUserWhileTheirJobsRun) {
   const SessionId first = node.Attach("first", 0);
   EXPECT_EQ(Refusal(first, 2'000'000), "");
   Solve({{1, MiB(1)}});
-  // The profile, and five plans that may have its text.
+  // Counts the profile, and five plans that may contain its text.
   EXPECT_GT(KeptOf(1), Bytes(12'000'000));
   EXPECT_LT(KeptOf(1), Bytes(12'020'000));
   const SessionId second = node.Attach("second", 0, 1, 1);
@@ -392,7 +395,7 @@ TEST_F(KeptProfiles, AreLimitedByUserWhileTheirJobsRun) {
                               "classes or with shorter names, or end some")));
   EXPECT_EQ(node.core.stats().profiles_refused, 1u);
   EXPECT_TRUE(node.to_solve.empty());
-  // Another one is not affected, nor what fits.
+  // Another user is not affected, nor is a profile that fits.
   EXPECT_EQ(Refusal(node.Attach("third", 0, 1, 2), 700'000), "");
   EXPECT_EQ(Refusal(second, 500'000), "");
   EXPECT_GT(KeptOf(1), Bytes(15'000'000));
@@ -427,7 +430,7 @@ TEST_F(KeptProfiles, AreReplacedByTheirRanksNextProfile) {
   EXPECT_EQ(KeptOf(1), Bytes(0));
 }
 
-// Guards against a trace that its user is charged for until the next request.
+// Guards against a trace that is charged to its user until the next request.
 TEST_F(KeptProfiles, HaveNoTracesOnceTheirPlansAreMade) {
   auto profile = Profile(10);
   const std::weak_ptr<plan::RankProfile> with_traces = profile;

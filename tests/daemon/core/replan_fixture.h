@@ -1,4 +1,4 @@
-// A node of 40 MiB of host memory on which jobs are planned together.
+// Fixture: a node of 40 MiB of host memory on which jobs are planned together.
 #pragma once
 
 #include <map>
@@ -15,7 +15,8 @@
 
 namespace sluice::daemon {
 
-// A layer of 1 s with one free class, which costs 0.1 s to recompute whole.
+// Returns a profile with a layer of 1 s and one free class, which takes 0.1 s
+// to recompute completely.
 std::shared_ptr<plan::RankProfile> ProfileOf(int rank, uint64_t gpu);
 
 class Replan : public ::testing::Test {
@@ -26,17 +27,17 @@ class Replan : public ::testing::Test {
   void Submit(SessionId id, std::shared_ptr<plan::RankProfile> profile,
               const std::string& hash);
 
-  // A job of one rank that asks for a plan.
+  // Attaches a job of one rank, which requests a plan. Returns its session.
   SessionId Ask(const std::string& job, uint64_t gpu = 0, uint32_t uid = 1);
 
-  // The answer to a question: the swapped fraction of its classes and host
-  // bytes of each job, by number.
+  // One job's part of a round's answer, by the job's number: the swapped
+  // fraction of its classes, and its host bytes.
   struct Part {
     double swap;
     Bytes host;
   };
   static plan::NodePlan PlanOf(const std::vector<Part>& parts);
-  // Answers the newest question.
+  // Answers the newest round.
   void Solve(const std::vector<Part>& parts);
   LeaseId LeaseHost(SessionId id, Bytes size);
   void Free(SessionId id, LeaseId lease) { node.Ask(id, FreeRequest{lease}); }
@@ -47,10 +48,11 @@ class Replan : public ::testing::Test {
   uint64_t Count(ChangeOutcome what);
   void Wait(absl::Duration time);
 
-  // Job a runs with everything swapped, in 32 of 40 MiB of host memory; then
-  // job b asks, and the answer is half of it for each.
+  // Job a runs with everything swapped, in 32 of 40 MiB of host memory. Then
+  // job b requests a plan, and the answer gives each half of the memory.
   void JoinThatWaits();
-  // What a rank does at its step boundary.
+  // Does what a rank does at its step boundary: accepts the newest change, and
+  // replaces `lease` by one of `size`.
   void TakeChange(SessionId id, LeaseId* lease, Bytes size);
 
   CoreDriver node;

@@ -1,4 +1,4 @@
-// All jobs planned together, through Core: joins, changes, leaves.
+// Tests planning all jobs together through Core: joins, changes, ends of jobs.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/replan_fixture.h"
@@ -54,7 +54,7 @@ TEST_F(Replan, AJoinWaitsForMemoryThatOtherJobsFree) {
 
 TEST_F(Replan, MemoryFreedForAChangeIsReservedForItsJobsNewPlan) {
   JoinThatWaits();
-  Free(a, held);  // between its two leases
+  Free(a, held);  // between its old and its new lease
   EXPECT_EQ(Ready(b), 1u);
   EXPECT_THAT(node.Lease(b, Host(0), MiB(16)), IsOk());
   EXPECT_THAT(node.Lease(a, Host(0), MiB(16)), IsOk());
@@ -70,7 +70,8 @@ TEST_F(Replan, AfterItsDeadlineAJoinIsPlannedWithFreeMemory) {
   EXPECT_EQ(node.to_solve[0].resources.hosts[0].bytes, MiB(8));
   Solve({{0.25, MiB(8)}});
   EXPECT_EQ(Ready(b), 1u);
-  // The late change comes after all: what it frees is shared out again.
+  // The late change comes after all, and the memory that it frees is planned
+  // again.
   const LeaseId small = LeaseHost(b, MiB(8));
   TakeChange(a, &held, MiB(16));
   ASSERT_THAT(node.to_solve, SizeIs(1));
@@ -84,7 +85,7 @@ TEST_F(Replan, AJobsEndLetsTheOthersGrow) {
   JoinThatWaits();
   TakeChange(a, &held, MiB(16));
   node.Die(b);
-  EXPECT_THAT(node.to_solve, IsEmpty());  // others may follow
+  EXPECT_THAT(node.to_solve, IsEmpty());  // more jobs may end
   EXPECT_LE(node.core.NextDeadline(), node.clock.Now() + absl::Seconds(1));
   Wait(absl::Seconds(1));
   ASSERT_THAT(node.to_solve, SizeIs(1));
@@ -95,7 +96,7 @@ TEST_F(Replan, AJobsEndLetsTheOthersGrow) {
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
 }
 
-// Guards against jobs that copy on at the rates of faster links.
+// Guards against jobs that still copy at the rates of the faster links.
 TEST_F(Replan, ADaemonWithOtherLinksPlansAgain) {
   a = Ask("a");
   Solve({{1, MiB(32)}});
@@ -131,10 +132,12 @@ TEST_F(Replan, ADeathDuringAJoinUndoesTheJoin) {
   node.Die(b);
   Wait(absl::Seconds(1));
   Solve({{1, MiB(32)}});
-  // A is told of what it runs by already; whichever it saw, it ends there.
+  // a is sent the plan by which it already runs. Whichever change it saw, it
+  // ends with that plan.
   ASSERT_THAT(Changes(a), SizeIs(2));
   node.Ask(a, PlanTakenRequest{Changes(a)[0], true, ""});
-  ASSERT_TRUE(PlanningOf("a").has_value());  // the older answer does not count
+  // the answer to the older change does not count
+  ASSERT_TRUE(PlanningOf("a").has_value());
   node.Ask(a, PlanTakenRequest{Changes(a)[1], true, ""});
   EXPECT_THAT(Planning(), IsEmpty());
 }
@@ -170,7 +173,7 @@ TEST_F(Replan, AFullNodeMakesRoomForACalibration) {
   EXPECT_EQ(node.to_solve[0].resources.hosts[0].bytes,
             MiB(40) - MiB(2) - MiB(4));
   Solve({{0.995, MiB(34)}});
-  ASSERT_THAT(Changes(a), SizeIs(1));  // little, but it must
+  ASSERT_THAT(Changes(a), SizeIs(1));  // a small change, but needed
   TakeChange(a, &held, MiB(34));
   EXPECT_EQ(node.core.ledger().LeasesOf(b).size(), 1u);
   EXPECT_THAT(Planning(), IsEmpty());
@@ -192,7 +195,7 @@ TEST_F(Replan, ALeaseIsRefusedOnceReplanningFreesNoRoom) {
   EXPECT_THAT(std::get<absl::Status>(reply->second),
               StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(Changes(a), IsEmpty());
-  // A GPU lease never waits, nor one of another principal.
+  // A GPU lease never waits for a plan, nor does one of another principal.
   EXPECT_TRUE(node.Ask(b, LeaseRequest{Gpu(1), MiB(64)}).has_value());
   const SessionId c = node.Attach("c", 0, 1, /*uid=*/2, 1);
   EXPECT_TRUE(node.Ask(c, LeaseRequest{Host(0), MiB(2)}).has_value());
@@ -205,7 +208,7 @@ TEST_F(Replan, NoSecondJobWaitsForARankThatNeverTakesItsPlan) {
   LeaseHost(b, MiB(8));
   Ask("c", 1);
   Solve({{0.25, MiB(8)}, {0.25, MiB(8)}, {0.25, MiB(8)}});
-  // A still holds 32 MiB: c gets what is free, at once.
+  // a still holds 32 MiB, so c is planned with the free memory at once.
   ASSERT_THAT(node.to_solve, SizeIs(1));
   EXPECT_THAT(node.to_solve[0].profiles, SizeIs(1));
   EXPECT_EQ(PlanningOf("c")->state, State::kSolving);
@@ -220,7 +223,7 @@ TEST_F(Replan, AFailedWorkerLeavesRunningPlansUnchanged) {
                                   absl::InternalError("it crashed"),
                                   node.clock.Now()));
   EXPECT_THAT(Changes(a), IsEmpty());
-  // B alone, with what is free.
+  // b is planned alone, with the free memory.
   ASSERT_THAT(node.to_solve, SizeIs(2));
   EXPECT_THAT(node.to_solve[1].profiles, SizeIs(1));
   EXPECT_EQ(node.to_solve[1].resources.hosts[0].bytes, MiB(8));
@@ -244,7 +247,7 @@ TEST_F(Replan, AnInfeasibleJoinIsPlannedAloneAndChangesNoOtherJob) {
 }
 
 TEST_F(Replan, SeveralJoinsAtOnceAreOneRequest) {
-  a = Ask("a");  // is being solved
+  a = Ask("a");  // its round is being solved
   b = Ask("b", 1);
   const SessionId c = Ask("c", 1);
   ASSERT_THAT(node.to_solve, SizeIs(1));
@@ -257,7 +260,7 @@ TEST_F(Replan, SeveralJoinsAtOnceAreOneRequest) {
   EXPECT_EQ(Ready(c), 1u);
 }
 
-// Guards against a large profile of one user that delays another user's.
+// Guards against a large profile of one user that delays another user's job.
 TEST_F(Replan, ARoundThatAnotherUserWaitsForGetsAShorterLimit) {
   a = Ask("a");
   const PlanRoundId first = node.to_solve.back().round;
@@ -268,7 +271,8 @@ TEST_F(Replan, ARoundThatAnotherUserWaitsForGetsAShorterLimit) {
   EXPECT_THAT(node.hurried, ElementsAre(first));
 }
 
-// Guards against a user with jobs that wait one after the other, or come again.
+// Guards against a user that gets more turns by many jobs, or by jobs that
+// return.
 TEST_F(Replan, EachUserHasAJointRoundOfItsOwnInTurn) {
   a = Ask("a");
   Ask("a2", 1);
@@ -337,12 +341,12 @@ TEST_F(Replan, SmallDifferencesCauseNoChange) {
   b = Ask("b", 1);
   Solve({{1 - 0.9 / 64, MiB(8)}, {1, MiB(8)}});
   EXPECT_THAT(Changes(a), IsEmpty());
-  // But where the other one would not fit without.
+  // A small change would be sent only if c did not fit without it; c just fits.
   const SessionId c = Ask("c", 1);
   Solve({{1 - 0.9 / 64, MiB(8) - KiB(64)},
          {1, MiB(8)},
          {1, MiB(24) - 3 * MiB(4)}});
-  EXPECT_THAT(Changes(a), IsEmpty());  // 28 of 28 MiB
+  EXPECT_THAT(Changes(a), IsEmpty());  // all of the 28 MiB are used
   EXPECT_EQ(Ready(c), 1u);
 }
 
@@ -396,7 +400,7 @@ TEST_F(Replan, AnotherPrincipalsMemoryIsPlannedWithButNotShown) {
   }
 }
 
-// Memory that a live process frees goes to no other principal.
+// Memory that a live process frees never goes to another principal.
 TEST_F(Replan, AnotherPrincipalsHostMemoryIsNotInAJoinsBudget) {
   a = Ask("a", 0, /*uid=*/1);
   Solve({{1, MiB(24)}});
@@ -435,13 +439,13 @@ TEST_F(Replan, ARefusedChangeKeepsTheOldPlanAndIsNotRepeated) {
   JoinThatWaits();
   node.Ask(a, PlanTakenRequest{Changes(a)[0], false, "no lease"});
   EXPECT_EQ(Count(ChangeOutcome::kRefused), 1u);
-  EXPECT_EQ(Ready(b), 1u);  // no job gives anything back any more
+  EXPECT_EQ(Ready(b), 1u);  // no job will free memory any more
   Wait(absl::Minutes(5));
   EXPECT_THAT(Changes(a), SizeIs(1));
 }
 
-// A refusal ends the wait for its own job's memory only: what another job
-// gives back late is still planned anew for a join that did without it.
+// A refusal ends only the wait for its own job's memory. If another job frees
+// memory late, a join that was planned without it is planned again.
 TEST_F(Replan, AJoinAfterARefusalIsPlannedAgainWhenAnotherJobsMemoryComes) {
   a = Ask("a");
   Solve({{1, MiB(16)}});
@@ -465,7 +469,8 @@ TEST_F(Replan, AJoinAfterARefusalIsPlannedAgainWhenAnotherJobsMemoryComes) {
 }
 
 TEST_F(Replan, AGrowingJobIsNotifiedWhenItsMemoryIsFree) {
-  // c leaves, so a may have more; but d asks too, and a must wait for b.
+  // c leaves, so a may have more memory; but d requests a plan too, and a must
+  // wait for b.
   a = Ask("a");
   Solve({{0.25, MiB(8)}});
   held = LeaseHost(a, MiB(8));

@@ -1,4 +1,4 @@
-// Memory that is reserved for a user, and the principals that get it.
+// Tests memory that is reserved for a user, and which principals get it.
 #include "daemon/core/reservations.h"
 
 #include "gmock/gmock.h"
@@ -29,7 +29,7 @@ class Reserved : public ::testing::Test {
     return node_.core.pool(pool).reserved;
   }
 
-  CoreDriver node_;  // 16 MiB a GPU
+  CoreDriver node_;  // 16 MiB per GPU
   const SessionId alice_ = node_.Attach("a", 0, 1, 1);
   const SessionId bob_ = node_.Attach("b", 0, 1, 2);
 };
@@ -69,7 +69,7 @@ TEST_F(Reserved, AUserWithoutOneCanUseTheUnreservedRest) {
   EXPECT_THAT(Lease(bob_, MiB(8), Host(0)), IsOk());
 }
 
-// Lingering memory is charged already, so it is not taken from free memory.
+// Lingering memory is charged already, so leasing it takes no free memory.
 TEST_F(Reserved, LingeringMemoryOfAnotherUserIsLeasedAgain) {
   node_.held = Held::kYes;
   const auto lease = node_.Lease(bob_, Gpu(0), MiB(8));

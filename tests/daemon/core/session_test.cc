@@ -1,4 +1,5 @@
-// Sessions: which peers may attach, requests executed once, deaths, evictions.
+// Tests sessions: which peers may attach, that requests are executed once,
+// deaths, evictions.
 #include "daemon/core/session.h"
 
 #include "gmock/gmock.h"
@@ -55,9 +56,9 @@ TEST(HelloOfRank, RefusesARankTwiceAndRanksThatDoNotAddUp) {
   EXPECT_THAT(StatusOf(node.Ask(b, no_gpu)),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("no GPU 2: this node has 2")));
-  // The session lives on after each refusal.
+  // The session survives each refusal.
   EXPECT_THAT(StatusOf(node.Ask(b, HelloOfRank(1, 2))), IsOk());
-  // Another principal's job of that name is another job.
+  // A job of the same name of another principal is a different job.
   const SessionId c = node.Connect(/*uid=*/2);
   EXPECT_THAT(StatusOf(node.Ask(c, HelloOfRank(0, 1))), IsOk());
 }
@@ -154,7 +155,7 @@ TEST(Request, RepeatedIsExecutedOnceAndAnsweredAgain) {
   EXPECT_EQ(std::get<GrantedReply>(*first).lease,
             std::get<GrantedReply>(*again).lease);
   EXPECT_EQ(node.core.pool(Gpu(0)).leased, MiB(8));
-  // Freed since: its descriptors may be someone else's by now.
+  // The lease was freed, so another session may have its descriptors by now.
   node.Ask(a, FreeRequest{std::get<GrantedReply>(*first).lease});
   EXPECT_THAT(StatusOf(node.Ask(a, ask, RequestId(900))),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("freed since")));
@@ -182,7 +183,7 @@ TEST(Request, RepeatedWhileItRunsIsAnsweredOnce) {
   EXPECT_THAT(node.to_make, SizeIs(1));
 }
 
-// Guards against users that fill the saved state with texts of errors.
+// Guards against users that fill the saved state with error texts.
 TEST(RequestHistory, ForgetsTheOldestWhereErrorsHaveMuchText) {
   RequestHistory history;
   for (uint64_t i = 1; i <= RequestHistory::kWindow; ++i) {
@@ -197,7 +198,7 @@ TEST(RequestHistory, ForgetsTheOldestWhereErrorsHaveMuchText) {
             RequestHistory::Seen::kAnswered);
 }
 
-// What was forgotten, loaded anew or taken back is not counted any more.
+// Errors that were forgotten, loaded again or undone are not counted any more.
 TEST(RequestHistory, ErrorsThatAreGoneLeaveTheirRoomToOthers) {
   RequestHistory history;
   uint64_t last = 0;
@@ -230,7 +231,7 @@ TEST(RequestHistory, ForgetsAcknowledgedAnswersAndNoRunningRequest) {
   }
   node.core.Acknowledge(a, RequestId(903));
   const auto& requests = node.core.session(a)->history.requests();
-  EXPECT_TRUE(requests.contains(RequestId(900)));  // it runs
+  EXPECT_TRUE(requests.contains(RequestId(900)));  // it still runs
   EXPECT_TRUE(requests.contains(RequestId(904)));
   EXPECT_EQ(requests.size(), 2u);
   EXPECT_THAT(StatusOf(node.Ask(a, StepReport{}, RequestId(903))),
@@ -262,14 +263,14 @@ TEST(Death, OnlyPeersOfTheJobAreNotified) {
   EXPECT_EQ(told[0].reason, "killed by signal 9");
   EXPECT_THAT(node.NoticesTo<PeerDiedNotice>(other_job), IsEmpty());
   EXPECT_THAT(node.NoticesTo<PeerDiedNotice>(other_user), IsEmpty());
-  // The rank can come back.
+  // The rank can attach again.
   node.Attach("demo", 1, 2, 1, 1);
   EXPECT_THAT(node.core.TakeSnapshot(nullptr, node.clock.Now()).jobs,
               SizeIs(3));
 }
 
-// Guards against notices to each of 250 killed ranks about each other, which
-// delayed all other jobs by 190 ms.
+// Guards against notices to each of 250 killed ranks about all the others,
+// which delayed all other jobs by 190 ms.
 TEST(Death, RanksThatDieTogetherAreNotNotifiedOfEachOther) {
   CoreDriver node;
   std::vector<SessionId> ranks;
@@ -277,7 +278,7 @@ TEST(Death, RanksThatDieTogetherAreNotNotifiedOfEachOther) {
     ranks.push_back(node.Attach("demo", rank, 4));
   }
   ASSERT_THAT(node.Lease(ranks[2], Gpu(0), MiB(4)), IsOk());
-  // One had ended its session, one is unknown, and one ended well.
+  // One had closed its session, one is unknown, and one exited with success.
   node.Apply(node.core.SocketEnded(ranks[1], node.clock.Now()));
   const Exit killed = {Exit::Kind::kSignal, 9};
   node.Run([&](Core& core) {
@@ -337,7 +338,8 @@ TEST(Death, ProcessThatOpensAndClosesSessionsForEverCostsOne) {
     node.Apply(node.core.SocketEnded(observer, node.clock.Now()));
   }
   EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).sessions, 1);
-  // It may still map what it freed: not for others until it ends.
+  // The process may still map the freed memory, so no other user gets it before
+  // the process ends.
   const SessionId other = node.Attach("demo", 0, 1, /*uid=*/2);
   EXPECT_THAT(node.Lease(other, Gpu(0), MiB(16)),
               StatusIs(absl::StatusCode::kResourceExhausted));
@@ -359,7 +361,7 @@ TEST(Evict, NotifiesEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   EXPECT_FALSE(node.closed.contains(other));
   EXPECT_TRUE(node.killed.empty());
   EXPECT_EQ(node.core.pool(Gpu(0)).quarantined, MiB(8));
-  // Afterwards `kill` still finds the process that keeps its mapping.
+  // A later `kill` still finds the process that keeps its mapping.
   evicted = node.core.Evict("demo", std::nullopt, true, "", node.clock.Now());
   node.Apply(std::move(evicted.effects));
   EXPECT_TRUE(node.killed.contains(a));
@@ -367,7 +369,7 @@ TEST(Evict, NotifiesEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   EXPECT_EQ(evicted.processes, 2);
 }
 
-// Guards against a reason of several lines that forges lines of the log.
+// Guards against a reason of several lines, which could forge lines of the log.
 TEST(Evict, AReasonIsOneLine) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
@@ -390,7 +392,7 @@ TEST(Budgets, TheNameOfAJobIsOneLine) {
               HasSubstr("job a?error: GPU 4 MiB"));
 }
 
-// Guards against one user's flood that evicts sessions of others.
+// Guards against one user's flood of sessions that evicts those of others.
 TEST(Sessions, AUsersFloodOfHalfOpenSessionsEvictsItsOwn) {
   NodeConfig config = SmallNode();
   config.max_half_open = 6;
@@ -416,17 +418,17 @@ TEST(Snapshot, ShowsAPlainUserOnlyItsOwn) {
   const Snapshot seen = node.core.TakeSnapshot(viewer, node.clock.Now());
   ASSERT_THAT(seen.jobs, SizeIs(1));
   EXPECT_EQ(seen.jobs[0].name, "mine");
-  EXPECT_THAT(seen.budgets, SizeIs(2));  // its own, and its job's
+  EXPECT_THAT(seen.budgets, SizeIs(2));  // its own budget, and its job's
   for (const LoggedEvent& event : seen.events) {
     EXPECT_EQ(event.principal.uid, 1u) << event.text;
   }
   EXPECT_FALSE(seen.stats.has_value());
-  // The daemon's own user sees all.
+  // The daemon's own user sees all budgets.
   const SessionId own = node.Connect(/*uid=*/999, "");
   EXPECT_EQ(node.core.sessions().ViewerOf(*node.core.session(own)), nullptr);
 }
 
-// Guards against a container's uid 0 that sees all jobs of a daemon run by
+// Guards against uid 0 of a container that sees all jobs of a daemon run by
 // root.
 TEST(Snapshot, UidZeroIsNoAdministratorOfARootDaemon) {
   NodeConfig config = SmallNode();
@@ -452,7 +454,7 @@ TEST(Session, APrincipalEndsWithItsLastSessionAndExtent) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto other, node.Lease(b, Gpu(0), MiB(16)));
   EXPECT_EQ(node.core.ledger().principals(),
             1u);  // destroyed: b's alone is left
-  // Gone while its first extent is being made, which then fails.
+  // The session ends while its first extent is being made, and making it fails.
   node.make_at_once = false;
   const SessionId c = node.Attach("demo", 0, 1, /*uid=*/3);
   node.Ask(c, LeaseRequest{Gpu(1), MiB(4)});
@@ -473,7 +475,7 @@ TEST(StepReport, LostReportsAreCountedWithTheNext) {
   StepReport told = step;
   told.totals = Plus({}, step);
   node.Ask(rank, told);
-  // Two are lost.
+  // Two of these reports are lost.
   for (int i = 0; i < 3; ++i) told.totals = Plus(told.totals, step);
   node.Ask(rank, told, RequestId(50));
   const auto job = [&] {
@@ -483,7 +485,7 @@ TEST(StepReport, LostReportsAreCountedWithTheNext) {
   EXPECT_EQ(job().steps, 4u);
   EXPECT_EQ(job().tokens, 400u);
   EXPECT_EQ(job().stall_seconds, 2);
-  // A client that sends no sums goes on from there.
+  // A report without sums, as of an old client, is added to the counts.
   node.Ask(rank, step, RequestId(51));
   EXPECT_EQ(job().steps, 5u);
   EXPECT_EQ(job().tokens, 500u);
@@ -503,14 +505,15 @@ TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
   const auto told = [&] {
     return node.core.TakeSnapshot(nullptr, node.clock.Now()).stats->gpus.at(0);
   };
-  // The link carries 1 GB/s: no time has passed, so one copy at most.
+  // The link carries 1 GB/s and no time has passed, so at most one copy is
+  // credible.
   EXPECT_EQ(told().h2d, GiB(64));
   EXPECT_EQ(told().d2h, GiB(64));
-  // It still counts what honest ranks copy.
+  // The daemon still counts the copies of honest ranks.
   const SessionId honest = node.Attach("honest", 0);
   node.Ask(honest, StepReport{.h2d = MiB(5)});
   EXPECT_EQ(told().h2d, GiB(64) + MiB(5));
-  // A century of it is less than the type holds.
+  // What the link carries in a century fits into the type.
   node.clock.Advance(absl::Hours(24 * 36525));
   for (int i = 0; i < 20; ++i) node.Ask(liar, huge);
   EXPECT_GT(told().h2d, GiB(64));

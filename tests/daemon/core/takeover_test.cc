@@ -1,4 +1,4 @@
-// What a daemon does first with what an earlier one saved.
+// Tests what a daemon does first with the state that an earlier one saved.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -15,7 +15,7 @@ using ::testing::SizeIs;
 
 class TakeOverTest : public ::testing::Test {
  protected:
-  // The one that ends, and the one that goes on with what it saved.
+  // Ends `before_`, and lets `after_` continue from its saved state.
   void TakeOver(const std::set<SessionId>& reached) {
     after_.Inherit(before_);
     after_.Run(
@@ -71,7 +71,8 @@ TEST_F(TakeOverTest, UnansweredDeviceRequestsAreRepeated) {
   const RequestId request(900);
   EXPECT_FALSE(before_.Ask(a, LeaseRequest{Gpu(0), MiB(8)}, request));
   TakeOver({a});
-  // The reply is to the request that was asked then; repeated, it is the same.
+  // The reply answers the original request; a repeated request gets the same
+  // one.
   const auto reply = after_.replies.find({a, request});
   ASSERT_NE(reply, after_.replies.end());
   const auto granted = std::get<GrantedReply>(reply->second);
@@ -86,7 +87,7 @@ TEST_F(TakeOverTest, AnInterruptedRequestIsExecutedWhenItIsRepeated) {
   const RequestId request(900);
   EXPECT_FALSE(before_.Ask(a, ProfileRequest{}, request));
   before_.Ask(a, ProfileRequest{}, request);
-  ASSERT_THAT(before_.to_read, SizeIs(1));  // it runs: nothing is done twice
+  ASSERT_THAT(before_.to_read, SizeIs(1));  // still running: not started twice
   TakeOver({a});
   after_.Ask(a, ProfileRequest{}, request);
   EXPECT_THAT(after_.to_read, SizeIs(1));

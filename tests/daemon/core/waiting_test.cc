@@ -1,4 +1,4 @@
-// Leases that wait: their order, what wakes them, how a wait ends.
+// Tests waiting leases: their order, what gives them a turn, how a wait ends.
 #include "daemon/core/waiting.h"
 
 #include "gmock/gmock.h"
@@ -23,7 +23,7 @@ constexpr auto kTooLate = absl::StatusCode::kDeadlineExceeded;
 constexpr absl::Duration kLong = absl::Seconds(60);
 
 NodeConfig Node() {
-  NodeConfig node = SmallNode();  // 16 MiB a GPU
+  NodeConfig node = SmallNode();  // 16 MiB per GPU
   node.wait_limits = {.each = 3, .all = 5, .longest = absl::Minutes(5)};
   return node;
 }
@@ -40,7 +40,7 @@ class WaitingLeases : public ::testing::Test {
     node_.Ask(session, LeaseRequest{pool, size, wait}, asked.request);
     return asked;
   }
-  // Unavailable: it still waits.
+  // Returns the answer. Unavailable: the lease still waits.
   absl::StatusOr<GrantedReply> Answer(const Asked& asked) {
     const auto reply = node_.replies.find({asked.session, asked.request});
     if (reply == node_.replies.end()) return absl::UnavailableError("waits");
@@ -67,7 +67,7 @@ class WaitingLeases : public ::testing::Test {
     const absl::Time now = node_.clock.Now();
     node_.Run([&](Core& core) { return core.Tick(now); });
   }
-  // Of bob.
+  // Sets bob's budget.
   absl::Status SetBudget(Bytes gpu) {
     return node_.Change(BudgetChange{{.uid = 2}, gpu, {}, ""});
   }
@@ -90,7 +90,7 @@ class WaitingLeases : public ::testing::Test {
   uint64_t last_request_ = 1000;
 };
 
-// The next to do of a line is the earliest deadline or attempt.
+// NextDeadline is the earliest deadline or next attempt.
 TEST(WaitingQueue, IsTriedAgainWhenItsWaiterAsked) {
   const absl::Time now = absl::UnixEpoch();
   WaitingQueue line;
@@ -110,7 +110,7 @@ TEST(WaitingQueue, IsTriedAgainWhenItsWaiterAsked) {
         },
         [](const PlaceInLine&, const Waiter&) {});
   };
-  release(now);  // the second waits behind the first, which is its user's
+  release(now);  // the second waits behind the first, of the same user
   EXPECT_EQ(tried, 1);
   EXPECT_EQ(line.NextDeadline(), now + absl::Seconds(1));
   release(now + absl::Milliseconds(999));
@@ -159,8 +159,8 @@ TEST(WaitingQueue, OnlyItsPoolItsUserOrTheLineGiveALeaseItsTurn) {
   EXPECT_THAT(release({}, now + kLong / 2), IsEmpty());
 }
 
-// By the rules at the top of waiting.h: whether a lease for 8 MiB of GPU 0, of
-// job "a" of user 1, holds up a later one.
+// Returns, by the rules at the top of waiting.h, whether a lease for 8 MiB of
+// GPU 0, of job "a" of user 1, delays a later one.
 bool StaysBehind(Waiter::Lacks lacks, const JobKey& job,
                  const LeaseRequest& asked, Rights rights, bool second_half) {
   const JobKey head = {{1, ""}, "a"};
@@ -174,7 +174,7 @@ bool StaysBehind(Waiter::Lacks lacks, const JobKey& job,
                                         : job == head);
 }
 
-// A new request, and one that waits and has its turn.
+// Checks the rules for a new request, and for a waiting one that has its turn.
 TEST(WaitingQueue, WhatALeaseLacksSaysWhichLaterOnesStayBehindIt) {
   const absl::Time began = absl::UnixEpoch();
   const auto check = [&](Waiter::Lacks lacks, const JobKey& job,

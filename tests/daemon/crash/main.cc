@@ -1,14 +1,13 @@
 // crashing-sluiced: sluiced, killed where a file says.
 //
-// $SLUICE_CRASH_PLAN names a file with lines "NAME COUNT", one for each life:
-// the process dies when it comes by that crash point for the COUNT-th time. Its
-// line is gone then, so that the next life has the next one, and a line "NAME
-// RANKS" stands in the file of that name with ".died" behind it: how many were
-// attached.
+// $SLUICE_CRASH_PLAN names a file with lines "NAME COUNT", one for each life.
+// The process dies when it reaches that crash point for the COUNT-th time.
+// Before, it removes its line, so that the next life has the next one, and
+// appends a line "NAME RANKS" to the file of that name plus ".died", with the
+// number of attached ranks.
 //
-// It counts from the first rank on that is attached, or that the last life
-// left: a start passes most points by itself, and a death there takes nothing
-// from a run.
+// It counts only once a rank is attached or was left by the last life: a start
+// passes most points without any rank, and a death there would test nothing.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -25,7 +24,7 @@
 
 #include "daemon/crash/crash_point.h"
 
-int SluicedMain(int argc, char** argv);  // daemon/main.cc's
+int SluicedMain(int argc, char** argv);  // of daemon/main.cc
 
 namespace sluice::daemon {
 namespace {
@@ -43,7 +42,7 @@ bool Write(const std::string& path, int how, const std::string& text) {
          close(file) == 0;
 }
 
-// Nothing else of the process runs any more once the line is gone.
+// Kills the process. No other code of it runs once the line is removed.
 [[noreturn]] void Die(int ranks) {
   const std::string beside = plan_path + ".new";
   const std::string died = planned_name + " " + std::to_string(ranks) + "\n";
@@ -64,7 +63,8 @@ void DieWhereItSays(CrashPoint point) {
   Die(ranks);
 }
 
-// A rank's socket is kept as 's' and a number (Handover::SocketOf).
+// Returns the number of kept rank sockets. Each is named 's' and a number
+// (Handover::SocketOf).
 int RanksLeft() {
   const char* names = std::getenv("LISTEN_FDNAMES");
   std::istringstream list(names == nullptr ? "" : names);

@@ -1,4 +1,4 @@
-// A keeper that is killed: its daemon, which only stores here, goes on.
+// Tests a killed keeper: its daemon, here one that only stores, keeps running.
 #include <signal.h>
 
 #include <string>
@@ -31,18 +31,19 @@ TEST_F(DeadKeeper, IsToldOnceAndTheDaemonGoesOnWithoutAStore) {
   EXPECT_EQ(under_.daemon(), daemon);
 }
 
-// What lies unread in the keeper's socket is lost with it, and the daemon does
-// not wait for it.
+// Messages unread in the keeper's socket are lost with it, and the daemon does
+// not wait for them.
 TEST_F(DeadKeeper, HoldsUpNoCallThatItHadNotRead) {
   Peer peer(under_.socket());
   const pid_t keeper = under_.keeper();
   kill(keeper, SIGSTOP);
   peer.Send("fill 5");
-  Sleep(absl::Milliseconds(200));  // they are in the keeper's queue now
+  Sleep(absl::Milliseconds(200));  // until they are in the keeper's queue
   const absl::Time before = Now();
   kill(keeper, SIGKILL);
   EXPECT_EQ(peer.Answer(), "filled");
-  EXPECT_LT(Now() - before, absl::Seconds(4));  // less than for one that hangs
+  // less than the timeout for a hanging keeper
+  EXPECT_LT(Now() - before, absl::Seconds(4));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Real processes: sluiced-keeper, a daemon that only stores, peers of it.
+// Runs real processes: sluiced-keeper, a daemon that only stores, and its
+// peers.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -40,8 +41,9 @@ std::vector<pid_t> ChildrenOf(pid_t keeper) {
   return {std::istream_iterator<pid_t>(file), {}};
 }
 
-// Its one child; 0: none. Not SO_PEERCRED of a connection: the socket is kept,
-// and the kernel names the process that made it listen.
+// Returns the keeper's only child; 0 if it has none. Not SO_PEERCRED of a
+// connection: the socket is kept, and the kernel names the process that called
+// listen.
 pid_t ChildOf(pid_t keeper) {
   const std::vector<pid_t> children = ChildrenOf(keeper);
   return children.empty() ? 0 : children.front();
@@ -80,7 +82,7 @@ class Keeper : public ::testing::Test {
   std::string Socket() const { return folder_.File("test.sock"); }
 
   static pid_t DaemonOf(Peer& peer) { return std::stoi(peer.Ask("pid")); }
-  // SIGKILL, and the next one answers.
+  // Kills the peer's daemon; the next one answers later requests.
   static void KillDaemonOf(Peer& peer) { kill(DaemonOf(peer), SIGKILL); }
 
   testing::TempDir folder_;
@@ -103,7 +105,7 @@ TEST_F(Keeper, NoPeerNoticesTwentyDeathsAtRandomMoments) {
       Sleep(moment);
       kill(daemon, SIGKILL);
     });
-    // Some before it dies, some while no daemon runs.
+    // Some requests are sent before it dies, some while no daemon runs.
     for (int round = 0; round < 5; ++round) {
       for (const auto& peer : peers) peer->Send("echo x");
       for (const auto& peer : peers) EXPECT_EQ(peer->Answer(), "echo x");
@@ -126,9 +128,9 @@ TEST_F(Keeper, TheDeadAreReapedAlsoWhereThePauseBeforeTheNextIsLong) {
   std::vector<pid_t> children;
   for (int look = 0; look < 10'000; ++look) {
     children = ChildrenOf(keeper_->pid());
-    EXPECT_LE(children.size(), 2);  // one that died just now, and the next one
+    EXPECT_LE(children.size(), 2);  // one that just died, and the next one
     seen.insert(children.begin(), children.end());
-    // More deaths than are followed by a start at once.
+    // After this many deaths the next start is delayed.
     if (seen.size() > 7 && children.empty()) break;
     Sleep(absl::Milliseconds(1));
   }
@@ -158,7 +160,7 @@ TEST_F(Keeper, AThousandComeBackAndWhatWasRemovedDoesNot) {
   Peer peer(Socket());
   ASSERT_EQ(peer.Ask("fill 1000"), "filled");
   std::vector<double> ms;
-  for (int i = 0; i < 4; ++i) {  // more than five are slowed down
+  for (int i = 0; i < 4; ++i) {  // the sixth start would be delayed
     const pid_t daemon = DaemonOf(peer);
     const absl::Time before = Now();
     kill(daemon, SIGKILL);
@@ -183,7 +185,7 @@ TEST_F(Keeper, WhatADeadDaemonSentLastIsHeld) {
   const pid_t daemon = DaemonOf(peer);
   keeper_->Kill(SIGSTOP);
   ASSERT_EQ(peer.Ask("put 5"), "put");
-  Sleep(absl::Seconds(2));  // they are in the keeper's queue now
+  Sleep(absl::Seconds(2));  // until they are in the keeper's queue
   kill(daemon, SIGKILL);
   keeper_->Kill(SIGCONT);
   EXPECT_EQ(peer.Ask("count"), "8");
@@ -198,7 +200,7 @@ TEST_F(Keeper, OnlyTheDaemonStores) {
   const absl::Time soon = Now() + absl::Seconds(5);
   ASSERT_THAT((*socket)->Send("FDSTORE=1\nFDNAME=evil", soon, 0), IsOk());
   ASSERT_THAT((*socket)->Send("FDSTOREREMOVE=1\nFDNAME=m-0", soon), IsOk());
-  // Refused, and so closed.
+  // The keeper refuses the messages, and closes the barrier's descriptor.
   EXPECT_THAT((*socket)->Barrier(soon), IsOk());
   KillDaemonOf(peer);
   EXPECT_EQ(peer.Ask("has evil"), "no");
@@ -252,7 +254,7 @@ TEST_F(Keeper, ADaemonThatDoesNotEndIsKilled) {
   EXPECT_EQ(kill(daemon, 0), -1);
 }
 
-// Also an end that another process asked for: so a new binary is started.
+// Includes an end requested by another process: it starts a new binary.
 TEST_F(Keeper, AnEndThatWasNotForwardedIsADeath) {
   Start();
   Peer peer(Socket());
@@ -275,7 +277,7 @@ TEST_F(Keeper, BadInputOfTheDaemonIsHandedOn) {
 }
 
 TEST_F(Keeper, ManyDeathsAreSlowedDownAndSaidOnce) {
-  // Its log as its output, which can be read meanwhile.
+  // Redirects the log to stdout, which the test can read while the keeper runs.
   std::vector<std::string> argv = {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>&1"};
   const std::vector<std::string> command = Command({"--", "--die"});
   argv.insert(argv.end(), command.begin(), command.end());
@@ -286,7 +288,8 @@ TEST_F(Keeper, ManyDeathsAreSlowedDownAndSaidOnce) {
     Sleep(absl::Milliseconds(5));
   }
   EXPECT_GE(Starts(keeper_->output()), 10) << keeper_->output();
-  // 50 ms before the seventh, then twice as long each time.
+  // The keeper pauses 50 ms before the seventh start, and then twice as long
+  // each time.
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(750));
   const std::string log = End(SIGTERM).out;
   const size_t said = log.find("from now on it is started again");
@@ -315,7 +318,7 @@ TEST_F(Keeper, WhatWasTypedWrongIsOneLine) {
 class KeeperOfSluiced : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(Connect(socket_)); }
-  // The daemon that was started for one that is killed here.
+  // Kills the daemon, and returns the pid of the next one.
   pid_t SecondDaemon() {
     const pid_t first = ChildOf(keeper_->pid());
     kill(first, SIGKILL);
@@ -348,8 +351,8 @@ TEST_F(KeeperOfSluiced, StartsItAgainAndEndsWithIt) {
   ExpectEndsInOrder(second);
 }
 
-// Guards against a signal that ends the new daemon before it reads signals: the
-// sockets and the lock would be left behind.
+// Guards against a signal that ends the new daemon before it handles signals:
+// the sockets and the lock would be left.
 TEST_F(KeeperOfSluiced, ASignalJustBehindARestartIsReadByTheNewDaemon) {
   ExpectEndsInOrder(SecondDaemon());
 }

@@ -58,8 +58,8 @@ TEST(Notification, WhatIsNotOneThingIsRefused) {
   }
 }
 
-// Random bytes, and messages with bytes changed, dropped and doubled: each is
-// refused or asks for something that makes sense.
+// Tries random bytes, and messages with bytes changed, dropped and doubled.
+// Each is refused, or is a valid request.
 TEST(Notification, NoBytesMakeNonsense) {
   const std::string seeds[] = {"FDSTORE=1\nFDNAME=a-1\nFDPOLL=0",
                                "FDSTOREREMOVE=1\nFDNAME=b", "BARRIER=1",

@@ -1,4 +1,4 @@
-// One that talks to storing-daemon.
+// A peer of storing-daemon.
 #pragma once
 
 #include <sys/socket.h>
@@ -24,7 +24,7 @@ inline void Sleep(absl::Duration time) {
   std::this_thread::sleep_for(absl::ToChronoNanoseconds(time));
 }
 
-// Until `path` takes connections.
+// Connects to `path`, and retries for 30 s until it accepts connections.
 inline UniqueFd Connect(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -50,14 +50,14 @@ class Peer {
     greeting_ = Receive();
   }
 
-  // Asks, and leaves the answer in the queue.
+  // Sends a question without reading its answer.
   void Send(const std::string& question) {
     ++tag_;
     const std::string text = Tag() + question;
     EXPECT_EQ(send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(text.size()));
   }
-  // To the last question; what comes twice is passed over.
+  // Returns the answer to the last question; skips answers that come twice.
   std::string Answer() {
     while (true) {
       const std::string text = Receive();
@@ -74,7 +74,7 @@ class Peer {
 
  private:
   std::string Tag() const { return std::to_string(tag_) + " "; }
-  // Empty: the other end closed, or nothing came within 30 s.
+  // Returns the next message; "" if the other end closed, or after 30 s.
   std::string Receive() {
     std::array<char, 512> buffer;
     const ssize_t got = recv(socket_.get(), buffer.data(), buffer.size(), 0);

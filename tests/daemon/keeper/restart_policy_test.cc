@@ -40,7 +40,7 @@ TEST(RestartPolicy, BadInputIsHandedOn) {
   EXPECT_EQ(RestartPolicy().Decide({.exit_code = 2}, {}, kStart).exit, 2);
 }
 
-// Guards against giving up what ranks hold for a port that is taken.
+// Guards against losing the ranks' memory because a port is taken.
 TEST(RestartPolicy, BadInputIsADeathWhileAnythingIsHeld) {
   const DaemonEnd refused = {.exit_code = 2};
   EXPECT_EQ(RestartPolicy().Decide(refused, {.holds = true}, kStart).exit,
@@ -67,7 +67,7 @@ TEST(RestartPolicy, ManyDeathsAreFollowedByGrowingPausesSaidOnce) {
               ElementsAre(ms(0), ms(0), ms(0), ms(0), ms(0), ms(50), ms(100),
                           ms(200), ms(400), ms(800), ms(1000), ms(1000)));
   EXPECT_EQ(said, 1);
-  // It holds while the row goes on, and is over after a calm while.
+  // The pause stays while deaths follow each other, and ends after a calm time.
   for (int i = 0; i < 30; ++i) {
     const auto verdict = policy.Decide(kKilled, {}, now);
     EXPECT_GE(verdict.pause, ms(800));

@@ -1,4 +1,4 @@
-// A keeper with a standard error that is not read.
+// Tests a keeper with a standard error that is not read.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -24,7 +24,7 @@ class KeeperStderr : public ::testing::Test {
   KeeperStderr() {
     EXPECT_EQ(mkfifo(Pipe().c_str(), 0600), 0);
     reader_ = UniqueFd(open(Pipe().c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-    // The shell opens the pipe and becomes the keeper.
+    // The shell opens the pipe, and then executes the keeper.
     keeper_ = Child::Spawn(
         {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>\"" + Pipe() + "\"",
          BinaryPath("sluiced-keeper"), "--runtime-dir", folder_.path(),
@@ -33,8 +33,8 @@ class KeeperStderr : public ::testing::Test {
   std::string Pipe() const { return log_.File("stderr"); }
   std::string Socket() const { return folder_.File("test.sock"); }
 
-  // What is said of a daemon's death and of the next one's start is lost, and
-  // nothing else is. `keeper_` is the same process to its end.
+  // Expects that only the log lines of a daemon's death and of the next one's
+  // start are lost. `keeper_` is the same process to its end.
   void ExpectThatItGoesOn(Peer& peer) {
     for (int death = 0; death < 2; ++death) {
       kill(std::stoi(peer.Ask("pid")), SIGKILL);
@@ -49,7 +49,7 @@ class KeeperStderr : public ::testing::Test {
   std::unique_ptr<Child> keeper_;
 };
 
-// Guards against an abort on the first line, and so in each keeper after it.
+// Guards against an abort at the first line, and so in each later keeper.
 TEST_F(KeeperStderr, WithoutAReaderItGoesOn) {
   Peer peer(Socket());
   reader_.Reset();

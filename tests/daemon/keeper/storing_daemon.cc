@@ -1,10 +1,10 @@
 // A daemon that only stores: storing-daemon --runtime-dir DIR
 //
-// Accepts SEQPACKET peers at DIR/test.sock. For peer N it stores the socket
+// It accepts SEQPACKET peers at DIR/test.sock. For peer N it stores the socket
 // (s-N), a pidfd (p-N) and a memfd with a text (m-N), and then greets it with
-// "peer N". It answers "TAG QUESTION" with "TAG ANSWER"; a request leaves the
-// queue when its answer was sent, so that a death loses none (one may come
-// twice). A peer's pidfd stays when its socket ends.
+// "peer N". It answers "TAG QUESTION" with "TAG ANSWER". A request leaves the
+// queue only after its answer was sent, so a death loses none, but one may be
+// answered twice. A peer's pidfd stays when its socket ends.
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -165,7 +165,8 @@ class StoringDaemon {
     return poll(&ended, 1, 0) == 0 ? "lives" : "ended";
   }
 
-  // How many of x-0 and on have a content other than their name.
+  // Returns how many of x-0, x-1 and so on have a content other than their
+  // name.
   std::string Wrong() {
     int wrong = 0;
     for (const auto& [name, fd] : kept_) {
@@ -219,7 +220,7 @@ int Main(int argc, char** argv) {
   SLUICE_CHECK(argc >= 3);
   if (argc > 3 && std::string(argv[3]) == "--refuse") return 2;
   if (argc > 3 && std::string(argv[3]) == "--die") return 1;
-  // Before there are threads, so that none of them takes the signals.
+  // Blocks the signals before threads exist, so that no thread receives them.
   sigset_t ending;
   sigemptyset(&ending);
   sigaddset(&ending, SIGTERM);

@@ -1,4 +1,5 @@
-// What /metrics tells of copies: what plans copy, what of it is promised.
+// Tests the copy metrics of /metrics: the rates of plans, and their promised
+// part.
 #include <fmt/format.h>
 
 #include "daemon/metrics/prometheus_text.h"
@@ -14,8 +15,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Three ranks of a job on GPU 0: one without a plan, one that is promised both
-// directions, one that is promised none.
+// Returns three ranks of a job on GPU 0: one without a plan, one with a promise
+// in both directions, and one without a promise.
 Snapshot ThreeRanks(CoreDriver& node) {
   for (int rank = 0; rank < 3; ++rank) node.Attach("tune", rank, 3);
   Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
@@ -31,7 +32,7 @@ std::string Operators(const Snapshot& snapshot) {
   return PrometheusText(snapshot, {}, Audience::kOperators);
 }
 
-// "{...} value" of the job's series on GPU 0, with more labels where given.
+// Returns the text of the job's series on GPU 0; `more` are further labels.
 std::string Series(const std::string& name, const std::string& more,
                    double value) {
   return fmt::format(
@@ -68,7 +69,7 @@ TEST(CopyMetrics, WithoutAPlanAJobHasAWeightAlone) {
   EXPECT_THAT(text, Not(HasSubstr("sluice_job_plan_bytes_per_second{")));
 }
 
-// Grants count them by slot, from when a rank is there.
+// Grants count late copies by slot, from the rank's start.
 TEST(CopyMetrics, CountWhatWasLateOfAGpuAndOfAJob) {
   CoreDriver node;
   const std::string job =
@@ -97,7 +98,7 @@ TEST(CopyMetrics, CountWhatWasLateOfAGpuAndOfAJob) {
   EXPECT_THAT(PrometheusText(snapshot, {}, Audience::kAnybody),
               AllOf(HasSubstr("sluice_late_copies_total{"),
                     Not(HasSubstr("sluice_job_late"))));
-  // What a rank did stays, and the next rank in its slot begins at 0.
+  // A dead rank's counts stay, and the next rank in its slot starts at 0.
   const int slot = node.core.session(a)->grant_slot;
   node.Die(a);
   const SessionId next = node.Attach("tune", 0, 2);
@@ -106,7 +107,7 @@ TEST(CopyMetrics, CountWhatWasLateOfAGpuAndOfAJob) {
   EXPECT_THAT(text(), HasSubstr(job + "\"h2d\"} 5\n"));
 }
 
-// Nothing is granted to it any more.
+// Grants give it nothing any more.
 TEST(CopyMetrics, ARankWhoseSocketEndedHasNoShareOfTheLinks) {
   CoreDriver node;
   Snapshot snapshot = ThreeRanks(node);

@@ -8,7 +8,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Also that the answer is the same byte by byte.
+// Returns the status of a refusal. Checks that the result is the same if the
+// bytes come one by one.
 std::optional<HttpStatus> Refused(const std::string& bytes) {
   const auto whole = ReadHttpRequest(bytes);
   auto slow = ReadHttpRequest({});

@@ -32,7 +32,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// A job "secret" of user 3987654321 in a cgroup, a limit and an event of it.
+// Returns a node with job "secret" of user 3987654321 in a cgroup, with a limit
+// and an event.
 Snapshot Node() {
   Snapshot node;
   node.driver = "sim";
@@ -100,7 +101,7 @@ TEST_F(HttpServerTest, APortThatIsTakenIsServedWhenItIsFree) {
   EXPECT_THAT(HttpGet(address, "/readyz"), StartsWith("HTTP/1.1 503 "));
 }
 
-// The listening socket of an earlier server is used at its address alone.
+// An earlier server's listening socket is used only at the same address.
 TEST_F(HttpServerTest, GoesOnWithWhatWasLeftAtItsAddress) {
   UniqueFd left;
   http_->WhenListening([&](int fd) { left = UniqueFd(dup(fd)); });
@@ -151,7 +152,7 @@ TEST_F(HttpServerTest, NamesAreOnlyOnTheUnixSocket) {
       EXPECT_THAT(HttpGet(socket_, path), HasSubstr(name)) << path;
     }
   }
-  // A limit of every user is no secret.
+  // A limit that applies to every user is no secret.
   EXPECT_THAT(HttpGet(tcp(), "/metrics"),
               HasSubstr("memory=\"gpu\"} 16777216\n"));
 }
@@ -203,7 +204,7 @@ TEST_F(HttpServerTest, RefusalsAreOneLineAndHeadHasNoBody) {
   EXPECT_TRUE(head.ends_with("\r\n\r\n"));
 }
 
-// A byte every 100 ms keeps every idle timeout from passing.
+// A byte every 100 ms keeps an idle timeout from passing.
 TEST_F(HttpServerTest, TricklingGainsNoTime) {
   Serve();
   const UniqueFd slow = HttpConnect(tcp());
@@ -236,12 +237,12 @@ TEST_F(HttpServerTest, AskedForTogetherIsMadeOnce) {
   for (const UniqueFd& asker : askers) {
     EXPECT_THAT(HttpRest(asker.get()), StartsWith("HTTP/1.1 200 OK"));
   }
-  // One per pause, whatever is asked for.
+  // The server takes one snapshot per pause, however many requests come.
   const double rounds = (absl::Now() - start) / absl::Milliseconds(50) + 2;
   EXPECT_LE(snapshots_, rounds);
 }
 
-// Guards against keeping all of them, each with a thread.
+// Guards against keeping all connections, each with a thread.
 TEST_F(HttpServerTest, ConnectionsThatAskForNothingMakeRoomForOthers) {
   Serve();
   for (const std::string& address : {tcp(), socket_}) {
@@ -254,14 +255,14 @@ TEST_F(HttpServerTest, ConnectionsThatAskForNothingMakeRoomForOthers) {
   }
 }
 
-// Guards against room that is made before a connection needs it.
+// Guards against closing connections before their place is needed.
 TEST_F(HttpServerTest, AsManyAsThereMayBeAreAllKept) {
   Serve();
   std::vector<UniqueFd> slow;
   for (size_t i = 0; i < HttpServer::kMaxTcp; ++i) {
     slow.push_back(HttpConnect(tcp()));
   }
-  absl::SleepFor(absl::Milliseconds(100));  // all are accepted
+  absl::SleepFor(absl::Milliseconds(100));  // until all are accepted
   const std::string request = "GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n";
   for (const UniqueFd& asker : slow) {
     EXPECT_EQ(send(asker.get(), request.data(), request.size(), MSG_NOSIGNAL),
@@ -272,7 +273,8 @@ TEST_F(HttpServerTest, AsManyAsThereMayBeAreAllKept) {
   }
 }
 
-// More complete requests than there are connections: all are answered.
+// There are more complete requests than places for connections; all are
+// answered.
 TEST_F(HttpServerTest, WhoWaitsForAPageIsNotCrowdedOut) {
   Serve();
   const std::string request = "GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n";
@@ -296,12 +298,12 @@ TEST_F(HttpServerTest, WithoutAnyDescriptorItRestsAndServesLater) {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &spent);
     return absl::DurationFromTimespec(spent);
   };
-  // One that is there already: poll refuses more sockets than may be open.
+  // This connection exists already: poll refuses more sockets than may be open.
   const UniqueFd idle = HttpConnect(tcp());
   EXPECT_THAT(HttpGet(tcp(), "/readyz"), HasSubstr("\r\n\r\nok\n"));
   rlimit limit;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  // No number that is free is below it.
+  // No free descriptor number is below the new limit.
   const rlimit none = {3, limit.rlim_max};
   const UniqueFd waits(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);

@@ -1,4 +1,4 @@
-// What /metrics tells of jobs, and by which labels.
+// Tests the job metrics of /metrics and their labels.
 #include <fmt/format.h>
 
 #include <memory>
@@ -111,7 +111,7 @@ TEST(Metrics, HaveWhatLogsLostWhatIsBeingClosedAndWhatLeasesWaitFor) {
   }
 }
 
-// Two ranks that are alike in nothing; a closed one has memory and no rank.
+// Two ranks differ in all values; a closed session has memory and no rank.
 TEST(JobMetrics, SumWhatRanksHaveAndShowTheLeastAlpha) {
   CoreDriver node;
   node.Attach("tune", 0, 2);
@@ -181,13 +181,13 @@ TEST(MetricLabels, OfAnEndedJobStayWhatWasCountedForFiveMinutes) {
   EXPECT_THAT(Scrape(node), Not(HasSubstr("tune")));
 }
 
-// One user alone could make as many series as there are names.
+// Guards against one user that makes as many series as there are names.
 TEST(MetricLabels, AreOfAtMost256JobsAndTheRestAreOther) {
   CoreDriver node;
   for (int i = 0; i < 300; ++i) {
     const SessionId a = node.Attach(fmt::format("job{}", i), 0);
     node.Ask(a, StepReport{});
-    // Its process lives: so does the job.
+    // The process still lives, and so does the job.
     node.Run([&](Core& to) { return to.SocketEnded(a, node.clock.Now()); });
   }
   const std::string text = Scrape(node);

@@ -9,8 +9,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Guards against computing it from two clocks at each scrape: an alert that
-// counts its changes would report restarts.
+// Guards against computing the start from two clocks at each scrape: an alert
+// that counts its changes would report restarts.
 TEST(ProcessStats, AProcessHasOneStart) {
   const double start = ReadProcessStats().start_time_seconds;
   EXPECT_NEAR(start, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()),

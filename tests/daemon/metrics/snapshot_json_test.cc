@@ -1,4 +1,4 @@
-// What a snapshot's JSON says, of states in which no two values are alike.
+// Tests a snapshot's JSON, on states in which no two values are equal.
 #include "daemon/metrics/snapshot_json.h"
 
 #include <cmath>
@@ -231,7 +231,7 @@ TEST(SnapshotJson, WhatIsPlannedSaysHowFarItIs) {
                                        {"lower_bound_bytes", 10}}));
 }
 
-// Null is unlimited: 0 is a limit.
+// Null is unlimited; 0 is a limit.
 TEST(SnapshotJson, LimitsAreBytesOrNull) {
   Snapshot snapshot;
   snapshot.now = absl::UnixEpoch() + absl::Seconds(100);
@@ -319,7 +319,8 @@ TEST(SnapshotJson, WhoWaitsAndWhoHoldsMemoryIsListed) {
                                                        {"host_bytes", 4}}}));
 }
 
-// A user outside the node's group learns that it is drained, not by whom.
+// A user outside the node's group sees that the node is drained, but not its
+// author.
 TEST(SnapshotJson, ADrainNamesItsAuthorToOperatorsOnly) {
   Snapshot snapshot;
   snapshot.now = absl::UnixEpoch() + absl::Seconds(100);

@@ -1,4 +1,5 @@
-// /metrics of a node on which no two values are alike, without its sentences.
+// Tests the text of /metrics, without its HELP lines, on a node in which no two
+// values are equal.
 #include <memory>
 #include <regex>
 #include <string>
@@ -13,7 +14,7 @@
 namespace sluice::daemon {
 namespace {
 
-// 1001, 1002, ...: another one for each field.
+// Sets each field to a number of its own: 1001, 1002, ...
 class Numbers {
  public:
   template <typename... Fields>
@@ -149,7 +150,7 @@ TEST(MetricsText, IsThatWhichWasReviewed) {
   };
   const std::string all = text(Audience::kOperators);
   testing::ExpectGolden(all, "tests/golden/daemon/metrics.txt");
-  // The page for all users has the same lines, without those of users.
+  // The page for all users has the same lines, except those with users.
   std::istringstream lines(text(Audience::kAnybody));
   for (std::string line; std::getline(lines, line);) {
     EXPECT_THAT(all, ::testing::HasSubstr(line));

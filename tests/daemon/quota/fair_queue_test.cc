@@ -9,7 +9,8 @@ namespace {
 
 using Queue = FairQueue<uint32_t, std::string>;
 
-// What is taken, each entry costing as many seconds as its text is long.
+// Pops all entries, each of which takes as many seconds as its text is long.
+// Returns their first letters.
 std::string Order(Queue& queue) {
   std::string order;
   while (auto next = queue.Pop()) {
@@ -46,7 +47,7 @@ TEST(FairQueue, WhoWasAwayGainsNothing) {
   for (int i = 0; i < 9; ++i) queue.Push(1, "a");
   for (int i = 0; i < 6; ++i) queue.Spent(queue.Pop()->first, absl::Seconds(1));
   for (int i = 0; i < 3; ++i) queue.Push(2, "b");
-  // Level with the other's last, not six seconds ahead.
+  // User 2 starts level with user 1's last entry, not six seconds ahead.
   EXPECT_EQ(Order(queue), "bababa");
 }
 

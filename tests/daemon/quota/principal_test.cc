@@ -1,4 +1,4 @@
-// Which cgroups make principals of their own.
+// Tests which cgroups count as principals of their own.
 #include "daemon/quota/principal.h"
 
 #include "gmock/gmock.h"

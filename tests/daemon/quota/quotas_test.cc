@@ -1,4 +1,4 @@
-// What one principal may take, and all together.
+// Tests what one principal, and all together, may take.
 #include "daemon/quota/quotas.h"
 
 #include <map>
@@ -75,7 +75,7 @@ TEST(Quotas, WhatIsSharedInTurnsIsCountedAndNeverRefused) {
   EXPECT_EQ(quotas.used(kA, kTime), 2'500'000);
   EXPECT_EQ(InUnits(kTime, 2'500'000), 2.5);
   quotas.CheckInvariants();
-  // With the session all of the user is forgotten, but not of all users.
+  // The end of the last session forgets the user's use, but not the total.
   quotas.GiveBack(kA, Resource::kSessions);
   EXPECT_TRUE(quotas.users().empty());
   quotas.Charge(kA, kTime, 500'000);
@@ -116,7 +116,7 @@ TEST(Quotas, RandomUseAddsUpAndNothingIsLeft) {
   EXPECT_TRUE(quotas.users().empty());
 }
 
-// The kernel counts by sender and soft limit.
+// The kernel counts descriptors in flight by sender and soft limit.
 TEST(Shares, DescriptorsOnTheirWayStayBelowTheKernelsLimit) {
   for (const int64_t files : {64, 128, 1024, 20'000, 1'000'000}) {
     const Shares shares = SharesOf({}, files);
@@ -130,7 +130,7 @@ TEST(Shares, DescriptorsOnTheirWayStayBelowTheKernelsLimit) {
   }
 }
 
-// Guards against a few accounts that take all there is of something.
+// Guards against a few accounts that take all of a resource.
 TEST(Shares, FiveUsersThatTakeAllTheyMayLeaveSomeForOthers) {
   for (const int64_t files : {128, 1024, 20'000}) {
     for (const auto what : {Resource::kSessions, Resource::kRanks,
@@ -148,7 +148,7 @@ TEST(Shares, FiveUsersThatTakeAllTheyMayLeaveSomeForOthers) {
   }
 }
 
-// A user that may have all has all.
+// A user that may have everything gets everything.
 TEST(Shares, NothingIsKeptForOthersWhereTheConfigurationGivesOneAll) {
   Quotas quotas(SharesOf({.ranks = 256}, 20'000));
   EXPECT_THAT(quotas.Ask(kA, Resource::kRanks, 256), IsOk());

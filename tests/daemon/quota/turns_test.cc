@@ -1,4 +1,4 @@
-// Principals share the loop's time, not connections.
+// Tests that principals, not connections, share the loop's time.
 #include "daemon/quota/turns.h"
 
 #include <random>
@@ -32,7 +32,7 @@ TEST(Turns, TimeIsSharedEvenlyWhateverARequestCosts) {
     const absl::Duration cost =
         first ? absl::Milliseconds(3) : absl::Microseconds(20);
     (first ? a : b) += cost;
-    turns.Add(first ? kFirst : kSecond, id);  // it has more
+    turns.Add(first ? kFirst : kSecond, id);  // it has more requests
     turns.Spent(cost);
   }
   EXPECT_LE(a - b, absl::Milliseconds(3));
@@ -42,7 +42,7 @@ TEST(Turns, TimeIsSharedEvenlyWhateverARequestCosts) {
 TEST(Turns, SessionsOfOnePrincipalTakeTurns) {
   Turns turns;
   for (uint64_t i = 1; i <= 3; ++i) turns.Add(kFirst, SessionId(i));
-  turns.Add(kFirst, SessionId(1));  // once is enough
+  turns.Add(kFirst, SessionId(1));  // ignored, as it is queued already
   for (uint64_t i = 1; i <= 3; ++i) EXPECT_EQ(turns.Next(), SessionId(i));
   EXPECT_EQ(turns.Next(), std::nullopt);
 }

@@ -1,4 +1,4 @@
-// What administrators set: what the file has, and what is in force.
+// Tests the administrators' settings: what the file has, and what is in force.
 #include "daemon/service/admin/administration.h"
 
 #include <functional>
@@ -77,7 +77,7 @@ class AdministrationTest : public ::testing::Test {
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<Snapshots> snapshots_;
   std::vector<Policy> written_;
-  std::function<absl::Status()> on_write_;  // null: it is written
+  std::function<absl::Status()> on_write_;  // null: writing succeeds
   std::unique_ptr<Administration> administration_;
   std::thread thread_;
 };
@@ -115,7 +115,8 @@ TEST_F(AdministrationTest, WhatIsRefusedOnceItIsWrittenIsWrittenBack) {
   EXPECT_EQ(written_[1], before);
 }
 
-// Guards against the answer "it holds, and may not survive a power cut".
+// Guards against the answer "in force, but may not survive a power cut" for a
+// refused change.
 TEST_F(AdministrationTest, ARefusalIsToldAsOneThoughAPowerCutMayUndoTheFile) {
   on_write_ = [this] {
     if (written_.size() == 1) LeaseEightMib();
@@ -139,7 +140,8 @@ TEST_F(AdministrationTest, WhatALoopThatEndsDoesNotPutInForceIsWrittenBack) {
   EXPECT_EQ(written_[1], before);
 }
 
-// Guards against a later change, though the error says that nothing changed.
+// Guards against a change that is made later, although the error said that
+// nothing changed.
 TEST_F(AdministrationTest, WhatTheLoopIsTooSlowForIsNotDoneLater) {
   const Policy before = policy();
   std::promise<void> go_on;

@@ -17,7 +17,7 @@ using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
 constexpr Bytes kArenaExtent = KiB(64);
-constexpr int kHeld = 4;  // extents that the node's host memory has
+constexpr int kHeld = 4;  // extents that fit into the node's host memory
 constexpr NumaIndex kNuma = NumaIndex(0);
 constexpr PoolId kHost = {PoolKind::kHost, 0};
 
@@ -34,7 +34,7 @@ class ArenaTest : public ::testing::Test {
     driver_ = *std::move(driver);
   }
 
-  // With `ready` extents, once these are there.
+  // Returns an arena once it has `ready` extents ready.
   std::unique_ptr<Arena> Make(int ready) {
     auto arena = std::make_unique<Arena>(
         driver_.get(), Arena::Options{.nodes = {kNuma},
@@ -44,7 +44,7 @@ class ArenaTest : public ::testing::Test {
     return arena;
   }
 
-  // Within 10 s, and not for a moment only.
+  // Expects this number of ready extents within 10 s, and 20 ms later still.
   static void Expect(const Arena& arena, int extents) {
     const absl::Time end = absl::Now() + absl::Seconds(10);
     while (arena.ready(kNuma) != kArenaExtent * extents && absl::Now() < end) {

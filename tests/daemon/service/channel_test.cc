@@ -1,4 +1,4 @@
-// A session's socket with a peer that reads late, or not at all.
+// Tests a session's socket with a peer that reads late, or not at all.
 #include "daemon/service/channel.h"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ using sluice::testing::IsOk;
 
 class ChannelTest : public ::testing::Test {
  protected:
-  // One packet of eight descriptors may be on its way.
+  // One packet of eight descriptors may be in flight.
   ChannelTest() : quotas_(SharesOfEight()), in_flight_(&quotas_) {
     auto loop = Loop::Make(&clock_);
     EXPECT_THAT(loop, IsOk());
@@ -85,18 +85,18 @@ TEST_F(ChannelTest, APeerThatReadsNothingHasStalled) {
   EXPECT_TRUE(channel_->HasStalled(clock_.Now()));
 }
 
-// Guards against looking 100 ms later, after the session's end: the kernel
-// tells of room a moment before it counts the receipt.
+// Guards against a next try 100 ms later, after the session's end: poll reports
+// room a moment before the kernel counts the descriptors as received.
 TEST_F(ChannelTest, APeerThatReadJustBeforeTheLimitHasNot) {
   SendEight();
   SendEight();
   clock_.Advance(Channel::kStallLimit - absl::Milliseconds(50));
-  channel_->Retry(clock_.Now());  // it has read nothing
+  channel_->Retry(clock_.Now());  // the peer has read nothing yet
   EXPECT_GT(channel_->retry_at(), channel_->stall_deadline());
   ASSERT_THAT(Receive(), IsOk());
   clock_.Advance(absl::Milliseconds(50));
   EXPECT_FALSE(channel_->HasStalled(clock_.Now()));
-  EXPECT_THAT(Receive(), IsOk());  // what waited
+  EXPECT_THAT(Receive(), IsOk());  // the packet that waited
   EXPECT_EQ(channel_->stall_deadline(), absl::InfiniteFuture());
   EXPECT_TRUE(queued_.empty()) << "it is not looked at any more";
   EXPECT_EQ(broken_, "");

@@ -1,4 +1,4 @@
-// What of policy's events is in the log.
+// Tests which of the policy's events are written to the log.
 #include "daemon/service/log/event_writer.h"
 
 #include <fmt/format.h>
@@ -33,8 +33,8 @@ TEST(EventWriter, WritesEachEventOnceAndSaysWhichRequestItFollowsFrom) {
   EXPECT_EQ(Written(writer, log), "");
 }
 
-// Guards against counting them as dropped lines, with a message that the log
-// was not read.
+// Guards against counting these events as dropped lines, with a message that
+// the log was not read.
 TEST(EventWriter, SaysOfEventsThatTheRingHasLostThatTheyCameAtOnce) {
   EventLog log(/*capacity=*/4);
   EventWriter writer(kOwnUid);

@@ -1,5 +1,5 @@
-// Extents on a simulated GPU that is full: nothing new fits before something
-// old is gone, so any change of order shows.
+// Tests extents on a simulated GPU that is full: a new extent fits only after
+// an old one is destroyed, so any change of order shows.
 #include "daemon/service/extents.h"
 
 #include <algorithm>
@@ -62,7 +62,7 @@ class ExtentsTest : public ::testing::Test {
     return device::OpenSimDriver(directory);
   }
 
-  // Both on the loop's thread, as core's effects are.
+  // Make and Destroy must run on the loop's thread, like core's effects.
   void Make(int id) {
     extents_->Make(ExtentId(id), kGpu, kExtent, PrincipalId(1));
   }
@@ -78,7 +78,7 @@ class ExtentsTest : public ::testing::Test {
       more_.NotifyOne();
     };
   }
-  // What came of the first `count` that were asked for.
+  // Waits for `count` results of Make, and returns all so far.
   std::vector<absl::Status> Made(size_t count) {
     const auto deadline = CondVar::Deadline(absl::Seconds(10));
     const MutexLock lock(mutex_);
@@ -96,7 +96,7 @@ class ExtentsTest : public ::testing::Test {
   CondVar more_;
   std::vector<absl::Status> made_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Arena> arena_;
-  std::unique_ptr<Extents> extents_;  // its thread uses what is above
+  std::unique_ptr<Extents> extents_;  // last: its thread uses the members above
   std::thread thread_;
 };
 
@@ -170,8 +170,8 @@ TEST_F(ExtentsTest, WaitingForMemoryDoesNotHoldUpADestroyThatMakesRoom) {
   EXPECT_THAT(Made(kHeld + 1), Each(IsOk()));
 }
 
-// As the daemon does: whether there is room is known without asking the kernel,
-// which takes longer the more processes it has to look at.
+// Owns the node, as the daemon does: the driver knows whether there is room
+// without asking the kernel, which takes longer the more processes exist.
 class OwnedExtentsTest : public ExtentsTest {
  protected:
   absl::StatusOr<std::unique_ptr<device::Driver>> Open(
@@ -180,7 +180,8 @@ class OwnedExtentsTest : public ExtentsTest {
   }
 };
 
-// The device thread slept 10 ms for each of them, one after the other.
+// Guards against a device thread that sleeps 10 ms for each failing extent, one
+// after the other.
 TEST_F(OwnedExtentsTest, ThoseThatCannotBeMadeHoldUpNobodyElses) {
   OnLoop([&] {
     for (int id = 0; id < kHeld; ++id) Make(id);
@@ -189,14 +190,15 @@ TEST_F(OwnedExtentsTest, ThoseThatCannotBeMadeHoldUpNobodyElses) {
   constexpr int kFailing = 40;
   for (int i = 0; i < kFailing; ++i) {
     OnLoop([&] { Make(kHeld + i); });
-    absl::SleepFor(absl::Milliseconds(12));  // a batch each
+    // so that each is a batch of its own
+    absl::SleepFor(absl::Milliseconds(12));
   }
   const auto good = [&] {
     const MutexLock lock(mutex_);
     return std::count_if(made_.begin(), made_.end(),
                          [](const absl::Status& each) { return each.ok(); });
   };
-  // Once, while they all still wait.
+  // Makes one good extent while all the others still wait.
   const absl::Time start = clock_.Now();
   OnLoop([&] {
     extents_->Make(ExtentId(1000), {PoolKind::kHost, 0}, kExtent,
@@ -206,11 +208,11 @@ TEST_F(OwnedExtentsTest, ThoseThatCannotBeMadeHoldUpNobodyElses) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   EXPECT_EQ(good(), kHeld + 1);
-  // Before the first of them gives up.
+  // The good one is made before the first of them gives up.
   EXPECT_LT(clock_.Now() - start, kPatience / 2);
 }
 
-// Only "no room": what else goes wrong would go wrong again.
+// Only "no room" is tried again: another error would come again.
 TEST_F(ExtentsTest, OtherFaultsAreToldAtOnce) {
   auto node = device::SimNode::Open(directory_.path());
   ASSERT_THAT(node, IsOk());
@@ -221,8 +223,8 @@ TEST_F(ExtentsTest, OtherFaultsAreToldAtOnce) {
   EXPECT_LT(clock_.Now() - start, kPatience);
 }
 
-// Wrong in a first batching of Make: what was wanted after a Destroy joined a
-// batch from before it and was made too early.
+// Guards against a Make after a Destroy that joins a batch from before the
+// Destroy and is executed too early.
 TEST_F(ExtentsTest, NewOnesComeAfterTheDestroyedOnesBeforeThem) {
   OnLoop([&] {
     for (int id = 0; id < kHeld; ++id) Make(id);
@@ -242,7 +244,8 @@ TEST_F(ExtentsTest, NewOnesComeAfterTheDestroyedOnesBeforeThem) {
   }
 }
 
-// Guards against a silent failure, after which the next daemon takes over none.
+// Guards against a silent failure, after which the next daemon takes over
+// nothing.
 TEST_F(ExtentsTest, OneThatCannotBeKeptEndsTheSaving) {
   testing::FakeStore store(directory_.File("store"));
   Starter starter;

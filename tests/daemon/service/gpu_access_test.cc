@@ -1,4 +1,4 @@
-// Which descriptors show that a process may use a GPU.
+// Tests which descriptors prove that a process may use a GPU.
 #include "daemon/service/identity/gpu_access.h"
 
 #include <fcntl.h>
@@ -63,7 +63,7 @@ TEST_F(GpuAccessTest, WhoeverOpenedANodeMayUseItsGpuAndNoOther) {
   EXPECT_THAT(access.May(gpus, 7), IsOk()) << "policy says there is none";
 }
 
-// Any user that may search the folder can open a path so.
+// Any user that may search the folder can open a path this way (O_PATH).
 TEST_F(GpuAccessTest, APathAloneOrReadingAloneShowsNothing) {
   const GpuAccess access = Of(nodes_);
   EXPECT_THAT(Shown(access, nodes_[0], O_PATH), IsEmpty());

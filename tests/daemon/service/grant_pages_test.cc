@@ -1,5 +1,5 @@
-// What ranks write into their pages, as the refill thread reads it. By the real
-// clock: shares are compared, not speeds.
+// Tests how the refill thread reads what ranks write into their pages. It uses
+// the real clock, so it compares shares, not speeds.
 #include "daemon/service/grant_pages.h"
 
 #include <sys/mman.h>
@@ -24,7 +24,7 @@ struct Unmap {
   void operator()(Page* page) const { munmap(page, sizeof(Page)); }
 };
 
-// Two ranks on one link that use up at once what they may.
+// Two ranks on one link that at once use all that they are granted.
 class TwoHungryRanks : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -43,7 +43,7 @@ class TwoHungryRanks : public ::testing::Test {
     SLUICE_CHECK(page != MAP_FAILED);
     return page;
   }
-  // What each was granted meanwhile.
+  // Runs for `time`. Returns the bytes granted to each rank in it.
   std::array<double, 2> Run(absl::Duration time) {
     const std::array<uint64_t, 2> before = {Limit(0), Limit(1)};
     const absl::Time end = clock_.Now() + time;
@@ -54,8 +54,8 @@ class TwoHungryRanks : public ::testing::Test {
     return {static_cast<double>(Limit(0) - before[0]),
             static_cast<double>(Limit(1) - before[1])};
   }
-  // Once in some tries: a thread that is kept from the CPU for longer than a
-  // window uses nothing in that time.
+  // Expects that `claim` is true in one of 20 tries: a thread that gets no CPU
+  // for longer than a window uses nothing in that time.
   void ExpectSoon(const std::function<bool()>& claim) {
     for (int i = 0; i < 19; ++i) {
       if (claim()) return;
@@ -73,20 +73,20 @@ class TwoHungryRanks : public ::testing::Test {
 };
 
 TEST_F(TwoHungryRanks, ShareWhileNeitherIsInAHurryAndWhoIsGoesFirst) {
-  Run(absl::Milliseconds(300));  // what the first one had alone is used up
+  Run(absl::Milliseconds(300));  // uses up what the first rank had alone
   ExpectSoon([&] {
     const std::array<double, 2> given = Run(absl::Milliseconds(100));
     return std::abs(given[0] - given[1]) <= 0.2 * given[0];
   });
   GrantUseSlot& slot = use_[1]->slot;
-  // What it had earlier is the other's behind it.
+  // The rank with the deadline goes first, and then pays the other back.
   ExpectSoon([&] {
-    Run(absl::Milliseconds(300));  // what an earlier try lent is given back
+    Run(absl::Milliseconds(300));  // pays back what an earlier try lent
     slot.due_ns[kH2d] = static_cast<uint64_t>(
         absl::ToUnixNanos(clock_.Now() + absl::Milliseconds(50)));
     slot.due_bytes[kH2d] = slot.used_bytes[kH2d] + (uint64_t{1} << 30);
     const std::array<double, 2> first = Run(absl::Milliseconds(100));
-    // Other numbers are no harm.
+    // Extreme values do no harm.
     slot.due_ns[kH2d] = UINT64_MAX;
     slot.due_bytes[kH2d] = UINT64_MAX;
     Run(absl::Milliseconds(10));

@@ -1,5 +1,5 @@
-// What becomes of the saving where what is known is too large for its file, or
-// the store fails.
+// Tests the saving of the state if it is too large for its file, or if the
+// store fails.
 #include "daemon/service/takeover/handover.h"
 
 #include <fmt/format.h>
@@ -51,7 +51,7 @@ class HandoverTest : public ::testing::Test {
   }
   absl::Time Now() const { return node_.clock.Now(); }
   void Save() { handover_->Save(node_.core, Now()); }
-  // The next message that is about the state.
+  // Returns the store's next message about the state.
   std::optional<testing::FakeStore::Message> NextOfState(int wait_ms = 2000) {
     while (auto message = store_.Next(wait_ms)) {
       if (message->text.find("FDNAME=state") != std::string::npos) {
@@ -65,12 +65,13 @@ class HandoverTest : public ::testing::Test {
     SLUICE_CHECK_OK(file.status());
     return (*file)->TakeContents();
   }
-  // The next daemon would not go on from it.
+  // Returns whether the state is marked as given up, so that the next daemon
+  // would not use it.
   bool IsGivenUp() const {
     const auto opened = OpenSaved(state_.get());
     return opened.ok() && *opened == nullptr;
   }
-  // The sessions that the next daemon would take over.
+  // Returns the number of sessions that the next daemon would take over.
   size_t SessionsIn(const UniqueFd& state) const {
     auto file = StateFile::Open(state.get());
     SLUICE_CHECK_OK(file.status());
@@ -79,7 +80,7 @@ class HandoverTest : public ::testing::Test {
     SLUICE_CHECK_OK(read.status());
     return read->sessions.size();
   }
-  // More than fit.
+  // Attaches more ranks than fit into the state.
   std::vector<SessionId> AttachMany() {
     std::vector<SessionId> ranks;
     for (int i = 0; i < 40; ++i) {
@@ -97,7 +98,8 @@ class HandoverTest : public ::testing::Test {
     }
     for (const auto& task : tasks) task();
   }
-  // The store takes all that is sent; gives what it was sent of the state.
+  // Lets the store accept all messages until the handover saves again, and
+  // takes the state's new descriptor from them.
   void AnswerUntilSaved() {
     const absl::Time late = absl::Now() + absl::Seconds(10);
     while (!handover_->saves() && absl::Now() < late) {
@@ -116,21 +118,22 @@ class HandoverTest : public ::testing::Test {
   testing::TempDir folder_;
   Mutex mutex_;
   std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
-  std::string taken_;  // by AnswerUntilSaved
+  std::string taken_;  // messages, filled by AnswerUntilSaved
   testing::FakeStore store_;
   CoreDriver node_;
   std::unique_ptr<Handover> handover_;
   UniqueFd state_;
 };
 
-// Guards against giving up saving for the daemon's life.
+// Guards against giving up saving for the rest of the daemon's life.
 TEST_F(HandoverTest, SavingGoesOnWhenWhatIsKnownFitsAgain) {
   const SessionId first = node_.Attach("first", 0);
   Save();
   EXPECT_EQ(SessionsIn(state_), 1u);
   const std::vector<SessionId> many = AttachMany();
   EXPECT_TRUE(IsGivenUp());
-  EXPECT_TRUE(handover_->keeps());  // all else is, for when it fits
+  // descriptors are still kept, for when the state fits
+  EXPECT_TRUE(handover_->keeps());
   EXPECT_FALSE(handover_->saves());
   EXPECT_EQ(handover_->deadline(), Now() + absl::Seconds(1));
 
@@ -143,14 +146,14 @@ TEST_F(HandoverTest, SavingGoesOnWhenWhatIsKnownFitsAgain) {
   EXPECT_EQ(SessionsIn(state_), 1u);
   EXPECT_EQ(handover_->deadline(), absl::InfiniteFuture());
   EXPECT_TRUE(handover_->saves());
-  // And each change from here on.
+  // Each later change is saved, too.
   node_.Attach("second", 0);
   Save();
   EXPECT_EQ(SessionsIn(state_), 2u);
   node_.Die(first);
   Save();
   EXPECT_EQ(SessionsIn(state_), 1u);
-  // It was kept all the time.
+  // The state's descriptor was kept all the time.
   EXPECT_FALSE(NextOfState(/*wait_ms=*/100).has_value());
 }
 
@@ -207,7 +210,7 @@ TEST_F(HandoverTest, WhatCannotBeStoredIsInTheWayUntilItIsDropped) {
   AnswerUntilSaved();
 }
 
-// Guards against a systemd that is slow for 5 s and so ends saving.
+// Guards against a systemd that is slow for 5 s and thereby ends saving.
 TEST_F(HandoverTest, AStoreThatAnswersLateIsAskedAgain) {
   bool waited = false, waits = true;
   handover_->WhenKept([&] { waited = true; });
@@ -216,7 +219,7 @@ TEST_F(HandoverTest, AStoreThatAnswersLateIsAskedAgain) {
   EXPECT_FALSE(handover_->saves());
   handover_->WhenKept([&] { waits = false; });
   RunTasks();
-  EXPECT_FALSE(waits);  // for a store that fails
+  EXPECT_FALSE(waits);  // it does not wait for a failing store
   node_.Attach("meanwhile", 0);
   AnswerUntilSaved();
   EXPECT_EQ(SessionsIn(state_), 1u);

@@ -1,4 +1,5 @@
-// What the kernel says is on its way, with real sockets and descriptors.
+// Tests the count of descriptors in flight, by what the kernel reports, with
+// real sockets and descriptors.
 #include "daemon/service/in_flight.h"
 
 #include <fcntl.h>
@@ -46,7 +47,7 @@ struct Ends {
 
 class InFlightTest : public ::testing::Test {
  protected:
-  // 8 for each user, 16 for all.
+  // The limit is 8 for each user, and 16 for all.
   InFlightTest() : quotas_(Eight()), in_flight_(&quotas_) {}
 
   static Shares Eight() {
@@ -98,7 +99,8 @@ TEST_F(InFlightTest, WhoHasNoneOnTheWayHasRoomWhateverOthersDo) {
   EXPECT_EQ(Take(c, {3, ""}, 4), Room::kYes);
 }
 
-// Else one user could have any number on the way: 8, end the session, again.
+// Guards against a user that gets any number in flight: send 8, end the
+// session, repeat.
 TEST_F(InFlightTest, ASessionsEndTakesNothingBackBeforeItsPeerDoes) {
   Ends ends;
   ASSERT_EQ(Take(ends, kA, 8), Room::kYes);
@@ -107,9 +109,9 @@ TEST_F(InFlightTest, ASessionsEndTakesNothingBackBeforeItsPeerDoes) {
   EXPECT_NE(in_flight_.deadline(), absl::InfiniteFuture());
   EXPECT_TRUE(in_flight_.Sweep(kStart).empty());
   EXPECT_EQ(used(kA), 8);
-  // A forked child may hold the peer's end: its socket counts for its user.
+  // A forked child may hold the peer's end, so the session counts for its user.
   EXPECT_EQ(quotas_.used(kA, Resource::kSessions), 1);
-  ends.theirs.Reset();  // the last process that had it ends
+  ends.theirs.Reset();  // the last process with it ends
   EXPECT_EQ(in_flight_.Sweep(kStart + absl::Seconds(1)).size(), 1u);
   EXPECT_EQ(used(kA), 0);
   EXPECT_EQ(quotas_.used(kA, Resource::kSessions), 0);
@@ -124,7 +126,7 @@ TEST_F(InFlightTest, WhatWasNotSentIsGivenBack) {
   EXPECT_TRUE(in_flight_.End(std::move(ends.ours)));
 }
 
-// Guards against room for as many again after a takeover.
+// Guards against a takeover that allows as many again.
 TEST(InFlight, WhatAnEarlierDaemonSentCountsUntilItIsRead) {
   Quotas quotas(SharesOf({}, 4096));
   InFlight in_flight(&quotas);

@@ -1,4 +1,4 @@
-// A log without a reader, and one that journald reads.
+// Tests a log without a reader, and one that journald reads.
 #include "daemon/service/log/log.h"
 
 #include <fcntl.h>
@@ -25,11 +25,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Standard error is a pipe of one page for as long as it lives.
+// Makes standard error a pipe of one page while the object lives.
 class StderrPipe {
  public:
   StderrPipe() : before_(dup(STDERR_FILENO)) {
-    // A thread that is left behind may write after the reader has gone.
+    // A thread of an earlier test may write after the reader has gone.
     signal(SIGPIPE, SIG_IGN);
     std::array<int, 2> ends;
     EXPECT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
@@ -40,7 +40,7 @@ class StderrPipe {
   }
   ~StderrPipe() { Restore(); }
   void Restore() { dup2(before_.get(), STDERR_FILENO); }
-  // What comes until `text` has.
+  // Reads until `text` has come, and returns all that was read.
   std::string ReadUntil(const std::string& text) {
     std::string all;
     std::array<char, 4096> part;
@@ -97,17 +97,17 @@ TEST(LogLimiter, BoundsTheLinesOfEachUserAndSaysHowManyAreMissing) {
     EXPECT_EQ(limiter.Admit(1, now), 0u);
   }
   for (int i = 0; i < 30; ++i) EXPECT_EQ(limiter.Admit(1, now), std::nullopt);
-  EXPECT_EQ(limiter.Admit(2, now), 0u);  // each has his own
+  EXPECT_EQ(limiter.Admit(2, now), 0u);  // each user has a limit of its own
   now += absl::Seconds(1);
   EXPECT_EQ(limiter.Admit(1, now), 30u);
   EXPECT_EQ(limiter.Admit(1, now), 0u);
-  // Forgotten once a whole burst may come again.
+  // A user is forgotten once a whole burst would be allowed again.
   now += absl::Hours(1);
   EXPECT_EQ(limiter.Admit(3, now), 0u);
   EXPECT_EQ(limiter.users(), 1u);
 }
 
-// What journald is to the daemon: a socket that takes datagrams.
+// Stands for journald: a socket that receives datagrams.
 class FakeJournal {
  public:
   FakeJournal() : fd_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
@@ -162,7 +162,7 @@ TEST(Log, JournaldGetsOneEntryPerLineWithItsFields) {
   WriteLog(LogLevel::kInfo, "stopped");
   EXPECT_EQ(reader->Next(),
             "MESSAGE=stopped\nPRIORITY=6\nSYSLOG_IDENTIFIER=sluiced\n");
-  // Where journald is gone, the line is on stderr, with the request.
+  // If journald is gone, the line goes to stderr, with the request.
   reader.reset();
   StderrPipe pipe;
   WriteLog(LogLevel::kInfo, "attach: rank 0", {.request = "s1.r2"});

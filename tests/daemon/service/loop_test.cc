@@ -13,7 +13,7 @@
 namespace sluice::daemon {
 namespace {
 
-// One loop that does not run, and a descriptor that can be made readable.
+// A loop that does not run yet, and a descriptor that can be made readable.
 class LoopTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -56,7 +56,8 @@ TEST_F(LoopTest, WorkWithoutEndIsLeftToTheRun) {
   EXPECT_EQ(seen_, 1);
 }
 
-// On a thread of its own: what it is given stays with the thread.
+// Runs the loop on a new thread: the real-time priority that the thread gets
+// ends with it.
 void RunOnThread(Loop& loop) {
   std::thread thread([&loop] { loop.Run(); });
   thread.join();
@@ -70,14 +71,14 @@ bool MayHaveRealTime() {
 
 TEST_F(LoopTest, GoesBeforeOthersUntilItIsKeptBusy) {
   if (!MayHaveRealTime()) GTEST_SKIP() << "no real time for this user";
-  Signal();  // so that it begins
+  Signal();  // so that the loop begins
   loop_->BeUrgent();
   int first = -1, last = -1;
   loop_->SetWork([&] {
     last = sched_getscheduler(0) & ~SCHED_RESET_ON_FORK;
     if (first == -1) first = last;
     if (last == SCHED_OTHER) loop_->Stop();
-    return true;  // without end
+    return true;  // more work, without end
   });
   RunOnThread(*loop_);
   EXPECT_EQ(first, SCHED_FIFO);

@@ -1,4 +1,5 @@
-// Asking a simulated GPU what others hold, at a start and at a takeover.
+// Tests the queries about memory that others hold on a simulated GPU, at a
+// start and at a takeover.
 #include "daemon/service/outside_watch.h"
 
 #include <memory>
@@ -51,7 +52,7 @@ TEST_F(OutsideWatchTest, ATakeoverAsksLaterAndWaitsForNothing) {
   const absl::Time begin = absl::Now();
   watch_->GoOn();
   loop_->RunWhatIsThere(absl::ZeroDuration());
-  // It asks after 250 ms, and this test may be held up for as long.
+  // The query comes after 250 ms; this test may have been delayed for as long.
   if (absl::Now() - begin < absl::Milliseconds(250)) {
     EXPECT_EQ(told_, 0);
   }

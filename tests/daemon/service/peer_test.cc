@@ -1,4 +1,4 @@
-// A peer's identity, by both ways of getting its pidfd, and how it ended.
+// Tests a peer's identity, by both ways of getting its pidfd, and how it ended.
 #include "daemon/service/identity/peer.h"
 
 #include <fcntl.h>
@@ -34,7 +34,7 @@ using sluice::testing::TempDir;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A child that connects to us, says so and does `then`.
+// A child that connects to this process, reports that, and calls `then`.
 class ConnectedChild {
  public:
   explicit ConnectedChild(std::function<void()> then) {
@@ -80,7 +80,7 @@ TEST_P(PeerTest, ExitStatusIsToldBeforeItIsReaped) {
   UniqueFd end(leave[1]);
   ConnectedChild peer([&] {
     end.Reset();
-    char byte;  // until it is identified
+    char byte;  // waits until it is identified
     [[maybe_unused]] const ssize_t got = read(waits.get(), &byte, 1);
     _exit(7);
   });
@@ -106,14 +106,14 @@ TEST_P(PeerTest, WithoutDescriptorsLeftTheFaultIsOurs) {
   ConnectedChild peer([] { pause(); });
   rlimit limit;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  // The kernel gives the lowest that is free.
+  // The kernel returns the lowest free descriptor.
   const int next = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)).get();
   for (int more = 0; more < 3; ++more) {
     const rlimit low = {static_cast<rlim_t>(next + more), limit.rlim_max};
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
     const auto identity = IdentifyPeer(peer.socket.get(), {}, GetParam());
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    if (identity.ok()) continue;  // enough
+    if (identity.ok()) continue;  // there were enough descriptors
     EXPECT_THAT(identity, StatusIs(absl::StatusCode::kResourceExhausted,
                                    HasSubstr("no file descriptor left")));
   }
@@ -134,7 +134,7 @@ TEST(PeerSandbox, OneThatRefusesPidfdsIsNamed) {
   }
 }
 
-// Guards against the same.
+// Guards against the reason "ended before it was identified".
 TEST_P(PeerTest, OneThatProcHidesIsNamed) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can mount";
   ConnectedChild peer([] { pause(); });
@@ -142,7 +142,7 @@ TEST_P(PeerTest, OneThatProcHidesIsNamed) {
     ASSERT_EQ(unshare(CLONE_NEWNS), 0);
     ASSERT_EQ(mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0);
     ASSERT_EQ(mount("proc", "/proc", "proc", 0, "hidepid=2"), 0);
-    ASSERT_EQ(setgroups(0, nullptr), 0);  // root's group is shown all
+    ASSERT_EQ(setgroups(0, nullptr), 0);  // hidepid exempts root's group
     ASSERT_EQ(setresgid(1234, 1234, 1234), 0);
     ASSERT_EQ(setresuid(1234, 1234, 1234), 0);
     EXPECT_THAT(IdentifyPeer(peer.socket.get(), {}, GetParam()),
@@ -171,19 +171,20 @@ bool WriteFile(const std::string& path, const std::string& text) {
                    static_cast<ssize_t>(text.size());
 }
 
-// Becomes one that may read but its own; the maps of a namespace are root's.
+// Changes the user, and keeps /proc/self readable for it: it must write the
+// maps of its namespace.
 void BecomeUser(uid_t uid) {
   ASSERT_EQ(setresuid(uid, uid, uid), 0);
   ASSERT_EQ(prctl(PR_SET_DUMPABLE, 1), 0);
 }
 
 constexpr char kNeedsRoot[] = "only root can take another user's place";
-// ThreadSanitizer has one of its own.
+// ThreadSanitizer has a thread of its own.
 constexpr char kNeedsOneThread[] =
     "a process of several threads makes no user namespace";
 
-// Guards against two users that are one in `unshare -U --map-root-user`: the
-// second would be given the first one's memory.
+// Guards against two users that look the same in `unshare -U --map-root-user`:
+// the second would get the first one's memory.
 TEST(PeerUser, OneThatTheNamespaceDoesNotMapIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
   if (kThreadSanitizer) GTEST_SKIP() << kNeedsOneThread;
@@ -208,7 +209,7 @@ TEST(PeerUser, OneThatTheNamespaceDoesNotMapIsRefused) {
   })->ExpectSuccess();
 }
 
-// A user's subordinate users would else be as many principals.
+// Guards against counting a user's subordinate users as many principals.
 TEST(PeerUser, ASubordinateUserIsTheUserWhoMadeItsNamespace) {
   if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
   if (kThreadSanitizer) GTEST_SKIP() << kNeedsOneThread;
@@ -220,7 +221,7 @@ TEST(PeerUser, ASubordinateUserIsTheUserWhoMadeItsNamespace) {
     BecomeUser(1234);
     ASSERT_EQ(unshare(CLONE_NEWUSER), 0);
     ASSERT_EQ(write(STDOUT_FILENO, "made\n", 5), 5);
-    while (setresuid(7, 7, 7) != 0) usleep(1000);  // not mapped yet
+    while (setresuid(7, 7, 7) != 0) usleep(1000);  // until it is mapped
     const auto fd = wire::Connect(directory.File("s"));
     ASSERT_TRUE(fd.ok()) << fd.status();
     pause();

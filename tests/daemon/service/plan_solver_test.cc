@@ -1,4 +1,4 @@
-// Ends of plan workers that no request waits for.
+// Tests ends of plan workers for which no request waits.
 #include "daemon/service/plan_solver.h"
 
 #include <signal.h>
@@ -25,7 +25,7 @@ namespace {
 
 using sluice::testing::IsOk;
 
-// The number in the file, once it is there.
+// Waits until the file has a number, and returns it.
 pid_t PidIn(const std::string& path) {
   for (int tries = 0; tries < 6000; ++tries) {
     pid_t pid = 0;
@@ -35,7 +35,7 @@ pid_t PidIn(const std::string& path) {
   return 0;
 }
 
-// Guards against a worker that runs on after the daemon.
+// Guards against a worker that runs on after the daemon's end.
 TEST(PlanSolver, WorkerWhoseStartTheLoopNeverHeardOfEndsAtShutdown) {
   testing::TempDir directory;
   const std::string worker = directory.File("worker");
@@ -60,7 +60,7 @@ TEST(PlanSolver, WorkerWhoseStartTheLoopNeverHeardOfEndsAtShutdown) {
   const pid_t pid = PidIn(pid_file);
   ASSERT_GT(pid, 0);
 
-  // As Service ends.
+  // Destroys the parts in Service's order.
   codec.reset();
   solver.reset();
   loop->reset();
@@ -68,7 +68,7 @@ TEST(PlanSolver, WorkerWhoseStartTheLoopNeverHeardOfEndsAtShutdown) {
   EXPECT_EQ(errno, ESRCH);
 }
 
-// Workers that write their pids to a file, one per line, and never end.
+// Workers write their pids to a file, one per line, and never end.
 class PlanSolverTurns : public ::testing::Test {
  protected:
   PlanSolverTurns() {
@@ -112,7 +112,8 @@ class PlanSolverTurns : public ::testing::Test {
     for (pid_t pid = 0; file >> pid;) pids.push_back(pid);
     return pids;
   }
-  // Once so many were started; a moment later there are not more.
+  // Waits until `count` workers were started and a moment longer. Returns all
+  // pids.
   std::vector<pid_t> Started(size_t count) const {
     for (int i = 0; i < 500 && Pids().size() < count; ++i) {
       absl::SleepFor(absl::Milliseconds(10));
@@ -120,7 +121,8 @@ class PlanSolverTurns : public ::testing::Test {
     absl::SleepFor(absl::Milliseconds(100));
     return Pids();
   }
-  // The signal that hurries waits: this worker never takes it.
+  // Returns whether the hurrying signal is pending: this worker never receives
+  // it.
   static bool IsHurried(pid_t pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/status");
     for (std::string line; std::getline(file, line);) {
@@ -158,7 +160,7 @@ class PlanSolverTurns : public ::testing::Test {
   std::thread thread_;
 };
 
-// Guards against as many solvers as there are questions.
+// Guards against as many solvers as there are requests.
 TEST_F(PlanSolverTurns, OneUsersQuestionsLeaveRoomForAnothers) {
   for (uint64_t round = 1; round <= 10; ++round) Solve(round, 7);
   EXPECT_EQ(Started(PlanSolver::kMostOfAUser).size(),
@@ -169,7 +171,7 @@ TEST_F(PlanSolverTurns, OneUsersQuestionsLeaveRoomForAnothers) {
   for (uint32_t uid = 9; uid <= 12; ++uid) Solve(uid + 100, uid);
   EXPECT_EQ(Started(PlanSolver::kMostWorkers).size(),
             static_cast<size_t>(PlanSolver::kMostWorkers));
-  // A round that is given up makes room for the next.
+  // A stopped round makes room for the next one.
   Do([this] { solver_->Stop(PlanRoundId(11)); });
   EXPECT_EQ(Started(PlanSolver::kMostWorkers + 1).size(),
             static_cast<size_t>(PlanSolver::kMostWorkers + 1));
@@ -185,7 +187,7 @@ TEST_F(PlanSolverTurns, WhoeverIsWaitedForIsHurriedAfterItsTurn) {
   EXPECT_TRUE(IsHurriedSoon(first));
 }
 
-// The codec thread, which reaps workers, may read a large profile meanwhile.
+// The codec thread, which reaps workers, may be reading a large profile.
 TEST_F(PlanSolverTurns, AStoppedWorkerIsKilledAtOnce) {
   Solve(1, 1);
   const std::vector<pid_t> pids = Started(1);

@@ -108,7 +108,8 @@ TEST_F(ProfileReaderTest, ReadsAProfile) {
   EXPECT_EQ(answers_[0].profile->units.size(), 1u);
 }
 
-// Guards against an unbounded queue: it held 20,015, each with a descriptor.
+// Guards against an unbounded queue, which held 20,015 profiles with a
+// descriptor each.
 TEST_F(ProfileReaderTest, WhatWaitsIsBoundedPerSessionAndPerUser) {
   Make({.per_session = 2, .per_user = 5, .all = 7});
   for (uint64_t session = 1; session <= 2; ++session) {
@@ -119,7 +120,8 @@ TEST_F(ProfileReaderTest, WhatWaitsIsBoundedPerSessionAndPerUser) {
                          HasSubstr("2 profiles of this session")));
   }
   EXPECT_THAT(Read(3, 7, Encoded(1)), IsOk());
-  EXPECT_THAT(Read(3, 7, Encoded(1)), IsOk());  // one is being read
+  // one of the session's is being read
+  EXPECT_THAT(Read(3, 7, Encoded(1)), IsOk());
   EXPECT_THAT(Read(4, 7, Encoded(1)),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("5 profiles of user 7")));
@@ -132,8 +134,8 @@ TEST_F(ProfileReaderTest, WhatWaitsIsBoundedPerSessionAndPerUser) {
   EXPECT_EQ(reader_->waiting(), 0u);
 }
 
-// Guards against sharing it with the loop: a use count orders nothing, so it
-// cannot say whether the codec's thread is done.
+// Guards against sharing the descriptor with the loop: a use count gives no
+// memory ordering, so it cannot show whether the codec's thread is done.
 TEST_F(ProfileReaderTest, TakesWhatItReadsAndLeavesWhatItRefuses) {
   const std::string bytes = Encoded(1);
   Make({.encoded = Bytes(static_cast<int64_t>(bytes.size()))});
@@ -157,7 +159,7 @@ TEST_F(ProfileReaderTest, RefusesALongOneBeforeItIsRead) {
                        HasSubstr("and the limit is 1000: record fewer")));
 }
 
-// Guards against 57 MiB of text that become 1 GB.
+// Guards against 57 MiB of text that decode to 1 GB.
 TEST_F(ProfileReaderTest, RefusesOneThatWouldBecomeLarge) {
   Make();
   std::string bomb = "{\"segments\":[";
@@ -173,7 +175,7 @@ TEST_F(ProfileReaderTest, RefusesOneThatWouldBecomeLarge) {
 TEST_F(ProfileReaderTest, WhatAUserKeepsIsBoundedUntilItIsDropped) {
   Make({}, /*decoded=*/6000);
   for (uint64_t session = 1; session <= 3; ++session) {
-    ASSERT_THAT(Read(session, 7, Encoded(80)), IsOk());  // 32 bytes a buffer
+    ASSERT_THAT(Read(session, 7, Encoded(80)), IsOk());  // 32 bytes per buffer
   }
   ASSERT_THAT(Read(4, 8, Encoded(80)), IsOk());
   Await(4);
@@ -211,14 +213,15 @@ TEST_F(ProfileReaderTest, AHardProfileOfOneUserDoesNotHoldUpAnothers) {
     ASSERT_THAT(Read(session, 7, Encoded(20000)), IsOk());
   }
   ASSERT_THAT(Read(9, 8, Encoded(1)), IsOk());
-  // Counted for as long as there are sessions.
+  // A user's time is counted while it has sessions.
   quotas_->Charge({7, ""}, Resource::kSessions);
   Await(4);
   EXPECT_EQ(answers_[1].session, 9u);
   EXPECT_GT(Used(7, Resource::kCodecTime), 0);
 }
 
-// Guards against 18,778 descriptors that are held three minutes after its end.
+// Guards against 18,778 descriptors that stay open three minutes after the
+// session's end.
 TEST_F(ProfileReaderTest, AProfileGoesWithItsSession) {
   Make();
   std::vector<int> memfds;

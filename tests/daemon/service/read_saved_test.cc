@@ -16,7 +16,7 @@ using ::sluice::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// How SmallNode with these UUIDs reads what `before` saves.
+// Returns how SmallNode with these UUIDs reads the state that `before` saves.
 absl::Status Read(CoreDriver& before, std::string first, std::string second) {
   NodeConfig node = SmallNode();
   node.gpus[0].uuid = std::move(first);
@@ -47,7 +47,7 @@ TEST(ReadSaved, RefusesAGpuThatIsAnotherThanTheMemoryIsOf) {
                        HasSubstr("GPU 0 is GPU-b")));
 }
 
-// As daemons saved that did not write UUIDs.
+// Older daemons saved no UUIDs.
 TEST(ReadSaved, TakesANumberForTheGpuWhereNoUuidWasSaved) {
   NodeConfig node = SmallNode();
   for (GpuConfig& gpu : node.gpus) gpu.uuid.clear();

@@ -29,7 +29,7 @@ using testing::StatusIs;
 class ReloadTest : public ::testing::Test {
  protected:
   ReloadTest() { SLUICE_CHECK(mkfifo(gate_.c_str(), 0600) == 0); }
-  // A reload with this script as its child, with the gate as $1.
+  // Returns a reload that runs this script as its child, with the gate as $1.
   Reload Of(const std::string& script) {
     return Reload({"/bin/sh", "-c", script, "check", gate_}, loop_.get(),
                   [this](absl::Status said) {
@@ -37,9 +37,9 @@ class ReloadTest : public ::testing::Test {
                     loop_->Stop();
                   });
   }
-  // A child that waits there goes on with this line.
+  // Sends this line to the child that waits at the gate.
   void Open(const std::string& line) { std::ofstream(gate_) << line << "\n"; }
-  // Until a child has made the file $1.there.
+  // Waits until a child has made the file $1.there.
   void WaitForWord() {
     while (access((gate_ + ".there").c_str(), F_OK) != 0) {
       absl::SleepFor(absl::Milliseconds(1));
@@ -88,7 +88,7 @@ TEST_F(ReloadTest, AProgramThatIsNotThereIsAnError) {
   EXPECT_FALSE(said_[0].ok());
 }
 
-// It saw the file as it was before.
+// An earlier check saw the file before the later change.
 TEST_F(ReloadTest, TheLastThatWasAskedCounts) {
   Reload reload =
       Of("read line < $1; echo > $1.there; echo \"error: $line\" >&2; exit 2");
@@ -111,7 +111,7 @@ TEST_F(ReloadTest, OneThatTakesLongIsEnded) {
   reload.Ask();
   reload.Expire(reload.deadline() - absl::Milliseconds(1));
   reload.Expire(reload.deadline());
-  // The loop waits for the child's end instead of turning until then.
+  // The loop waits for the child's end without a timer.
   EXPECT_EQ(reload.deadline(), absl::InfiniteFuture());
   loop_->Run();
   EXPECT_THAT(said_.at(0), StatusIs(absl::StatusCode::kFailedPrecondition,

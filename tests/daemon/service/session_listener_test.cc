@@ -1,4 +1,5 @@
-// Every connection gets an answer, and a socket's path stays its maker's.
+// Tests that every connection gets an answer, and that a socket's path stays
+// its maker's.
 #include "daemon/service/session_listener.h"
 
 #include <sys/resource.h>
@@ -51,7 +52,7 @@ class SessionListenerTest : public ::testing::Test {
     return *std::move(client);
   }
   void Turn() { loop_->RunWhatIsThere(absl::Seconds(1)); }
-  // What the client was told, in one line.
+  // Returns the error line that the client received.
   static std::string Told(const UniqueFd& client) {
     const auto message = wire::Receive(client.get());
     EXPECT_THAT(message, IsOk());
@@ -86,7 +87,7 @@ TEST_F(SessionListenerTest, WithoutADescriptorWhoConnectsIsToldSo) {
   const UniqueFd client = Connect();
   rlimit limit;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  const UniqueFd next(dup(client.get()));  // the number that is free next
+  const UniqueFd next(dup(client.get()));  // the next free number
   const rlimit none = {static_cast<rlim_t>(next.get()), limit.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   Turn();

@@ -1,4 +1,4 @@
-// Several sessions on one loop: which is read, which is ended, which forgotten.
+// Tests several sessions on one loop: which is read, ended or forgotten.
 #include "daemon/service/sessions.h"
 
 #include <fcntl.h>
@@ -65,7 +65,7 @@ class SessionsTest : public ::testing::Test {
     sessions_.reset();
     handover_.reset();
   }
-  // The peer's end.
+  // Adds a session, and returns the peer's end of its socket.
   UniqueFd Watch(SessionId id) {
     int both[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, both), 0);
@@ -82,8 +82,8 @@ class SessionsTest : public ::testing::Test {
     packet.mutable_request()->mutable_query();
     EXPECT_THAT(wire::Send(peer.get(), packet), IsOk());
   }
-  // As many descriptors as one packet carries: the next such one waits until
-  // they are received.
+  // Sends as many descriptors as one packet carries. The next such packet waits
+  // until they are received.
   void SendFull(SessionId id) {
     Outgoing out;
     const auto null = std::make_shared<const UniqueFd>(

@@ -1,4 +1,5 @@
-// Many queries: one snapshot for all of them, in turn, in a part of the time.
+// Tests many queries: one snapshot answers all of them, users take turns, and
+// snapshots take only a part of the loop's time.
 #include "daemon/service/admin/snapshots.h"
 
 #include <atomic>
@@ -97,12 +98,13 @@ TEST_F(SnapshotsTest, TakesATenthOfTheLoopsTimeAndUsersInTurn) {
   OnLoop([&] { Ask(ViewOf(1)); });
   Await(1);
   OnLoop([&] {
-    // Two views of one user, then one of another, which is second.
+    // One user requests two views, then another one; the other user's comes
+    // second.
     for (const bool observer : {false, true}) {
       Ask({.principal = Principal{1, "/a"}, .observer = observer});
     }
     Ask(ViewOf(2));
-    // Nothing before nine times what the last one took.
+    // The next snapshot waits nine times as long as the last one took.
     EXPECT_EQ(snapshots_->deadline(), clock_.Now() + 9 * kCost);
     clock_.Advance(8 * kCost);
     snapshots_->Expire();
@@ -117,7 +119,7 @@ TEST_F(SnapshotsTest, TakesATenthOfTheLoopsTimeAndUsersInTurn) {
   });
 }
 
-// What a client did before it asked is in the answer.
+// The answer includes everything that a client did before its query.
 TEST_F(SnapshotsTest, AnAnswerIsNeverOlderThanItsQuestion) {
   OnLoop([&] { Ask(ViewOf(1)); });
   Await(1);

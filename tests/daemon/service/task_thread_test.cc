@@ -1,4 +1,4 @@
-// Tasks of a thread beside the loop, and its end.
+// Tests the end of a thread that runs tasks for the loop.
 #include "daemon/service/threads/task_thread.h"
 
 #include <future>

@@ -9,7 +9,8 @@ constexpr absl::Duration kWindow = Urgency::kWindow;
 
 class UrgencyTest : public ::testing::Test {
  protected:
-  // After a window more, of which it computed for this share of a core.
+  // Lets a window pass in which the thread computed for this share of a core.
+  // Returns whether it is still urgent.
   bool After(double share) {
     now_ += kWindow;
     cpu_ += share * kWindow;
@@ -17,7 +18,7 @@ class UrgencyTest : public ::testing::Test {
   }
 
   absl::Time now_ = absl::UnixEpoch();
-  absl::Duration cpu_ = absl::Hours(1);  // before it was ever asked
+  absl::Duration cpu_ = absl::Hours(1);  // used before the first call
   Urgency urgency_;
 };
 
@@ -43,7 +44,8 @@ TEST_F(UrgencyTest, StaysAsItIsWithinAWindow) {
   EXPECT_FALSE(urgency_.IsUrgent(now_, cpu_));
 }
 
-// A thread that slept is not judged by the short while since it woke.
+// After a sleep the thread is judged by the whole time, not by the moment since
+// it woke.
 TEST_F(UrgencyTest, CountsSleepAsMuchAsItLasted) {
   EXPECT_TRUE(After(0));
   now_ += absl::Seconds(10);

@@ -1,5 +1,5 @@
-// A core's rows: what records and checkpoints add up to is the core, after
-// each event of random stories.
+// Tests a core's rows: after each event of random stories, the checkpoint and
+// the records together give the core again.
 #include "daemon/state/core_rows.h"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr int kStory = testing::kSanitized ? 1000 : 4000;
 
-// All of a core's rows, numbered from 1: equal where the cores are.
+// Returns all of a core's rows, numbered from 1; equal cores have equal rows.
 std::string RowsOf(const NodeConfig& node, CoreState state) {
   Core core(node, absl::UnixEpoch());
   core.Load(std::move(state));
@@ -32,8 +32,8 @@ std::string RowsOf(const NodeConfig& node, CoreState state) {
   return CoreRows().Everything(core);
 }
 
-// Profiles and plans are objects of their own in what was read: what they say
-// is compared.
+// The state that was read has its own objects of profiles and plans, so these
+// compare contents.
 void CheckSame(const ProfileWithHash& a, const ProfileWithHash& b) {
   SLUICE_CHECK(a.hash == b.hash && a.units == b.units);
   SLUICE_CHECK(plan::Encode(*a.profile) == plan::Encode(*b.profile));
@@ -75,7 +75,7 @@ void CheckSame(const CoreState& a, const CoreState& b) {
   }
 }
 
-// Executes what a core that took over wants, and ends all sessions.
+// Executes the effects of a core that took over, and then ends all sessions.
 class LastActs {
  public:
   explicit LastActs(Core& core) : core_(core) {}
@@ -108,10 +108,10 @@ class LastActs {
   absl::Time now_ = absl::FromUnixSeconds(1 << 20);
 };
 
-// What a daemon would have stored of a core, event by event.
+// Stores what a daemon would store of a core, event by event.
 class Store {
  public:
-  // So many records, then a checkpoint.
+  // Writes a checkpoint after `records` records.
   explicit Store(size_t records) : most_(records) {}
 
   void Save(Core& core) {
@@ -123,7 +123,7 @@ class Store {
     if (!record.empty()) contents_.records.push_back(std::move(record));
   }
   void Check(const Core& core) const {
-    // What administrators set is kept elsewhere.
+    // The administrators' policy is kept elsewhere.
     Core fresh(core.config(), absl::UnixEpoch());
     SLUICE_CHECK_OK(
         fresh.SetPolicy(core.live_policy().policy(), absl::UnixEpoch()));
@@ -133,8 +133,8 @@ class Store {
     CheckSame(*read, kept);
     SLUICE_CHECK(RowsOf(core.config(), *read) == RowsOf(core.config(), kept));
   }
-  // A daemon reads it that reaches some sessions only: it adds up there, and
-  // comes to an end.
+  // Checks that a daemon that reaches only some of the sessions can read the
+  // state, keep the invariants, and end all sessions.
   void CheckTakenOver(const Core& core) const {
     Core next(core.config(), absl::UnixEpoch());
     SLUICE_CHECK_OK(
@@ -211,7 +211,7 @@ TEST(CoreRowsRecordTest, ExtentsThatAreMadeTogetherAreOneRecord) {
   EXPECT_LT(records, 2 * all);
 }
 
-// What the loop pays for sessions that do not say which replies they have.
+// Prints what the loop pays for sessions that do not report received replies.
 TEST(CoreRowsRecordTest, ACheckpointOfFullHistoriesHasEachReply) {
   CoreDriver node;
   constexpr size_t kRanks = 64;
@@ -246,12 +246,12 @@ TEST(CoreRowsRecordTest, HasNothingOfWhoIsNoRank) {
   }
   EXPECT_LT(rows.Changes(node.core).size(), 100);
   EXPECT_LT(rows.Everything(node.core).size(), before + 100);
-  // What it asked before it became one is saved with it.
+  // Once the session becomes a rank, its earlier requests are saved with it.
   node.Ask(half_open, HelloRequest{});
   EXPECT_GT(rows.Changes(node.core).size(), 200 * 10);
 }
 
-// Version 1 saved leases that wait for a plan beside the rows.
+// Version 1 saved leases that wait for a plan outside the rows.
 TEST(CoreRowsRecordTest, LeasesThatWaitForPlansInVersion1WaitOn) {
   CoreDriver node;
   const SessionId rank = node.Attach("job", 0);
@@ -312,7 +312,7 @@ TEST_F(DamagedTest, WhatIsCutOffIsRefused) {
   ASSERT_TRUE(Read().ok());
   std::string& bytes = contents_.checkpoint;
   for (bytes.pop_back(); bytes.size() > 1; bytes.pop_back()) {
-    // Between two rows it is a state of fewer rows, with a lease of no session.
+    // A cut between two rows leaves fewer rows, with a lease of no session.
     Read().IgnoreError();
   }
   contents_.checkpoint = "x";
@@ -325,7 +325,8 @@ TEST_F(DamagedTest, AnyBytesAreReadOrRefused) {
   for (int i = 0; i < 5000; ++i) {
     contents_.checkpoint = bytes;
     contents_.checkpoint[random() % bytes.size()] = static_cast<char>(random());
-    // Found by fuzzing: an unknown kind of row was quoted as it was.
+    // Guards against an error that quotes an unknown kind of row unescaped
+    // (found by fuzzing).
     const std::string fault(Read().message());
     for (const char c : fault) EXPECT_GE(static_cast<unsigned char>(c), 0x20);
   }

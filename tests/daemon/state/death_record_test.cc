@@ -12,7 +12,7 @@
 namespace sluice::daemon {
 namespace {
 
-// As the next daemon gets it.
+// Returns the record as the next daemon opens it.
 DeathRecord ReopenedRecord(const DeathRecord& record) {
   auto next = DeathRecord::Open(UniqueFd(dup(record.fd())));
   SLUICE_CHECK_OK(next.status());

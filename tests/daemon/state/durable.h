@@ -1,4 +1,4 @@
-// The part of a core's state that its rows have.
+// The part of a core's state that its rows save.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace sluice::daemon {
 
-// What is left of a state when it is written and read: without rounds of
-// planning, the plans that no job uses, and sessions that are no rank's.
+// Returns the part of `state` that survives writing and reading: without rounds
+// of planning, plans that no job uses, and sessions that are no ranks.
 inline CoreState Durable(CoreState state) {
   std::erase_if(state.sessions,
                 [](const auto& each) { return !each.second.was_rank(); });

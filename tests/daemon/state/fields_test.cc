@@ -1,4 +1,4 @@
-// Plain data as bytes and back, and bytes that are something else.
+// Tests plain data as bytes and back, and bytes that are something else.
 #include "daemon/state/fields.h"
 
 #include <limits>
@@ -25,7 +25,7 @@ void Fields(Ar& ar, Is<Point> auto& point) {
   ar(2, point.y);
 }
 
-// The type in a later version: more fields, before, between and behind.
+// The type in a later version, with more fields before, between and after.
 struct Later {
   int64_t x = 0;
   std::string name;
@@ -111,7 +111,7 @@ Everything Sample() {
 
 struct Written {
   std::string bytes;
-  Objects objects;  // to be read
+  Objects objects;  // the object to read into
 };
 
 template <typename T>
@@ -156,7 +156,7 @@ TEST(FieldsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read.either, all.either);
   EXPECT_EQ(read.pair, all.pair);
   EXPECT_EQ(*read.shared, *all.shared);
-  EXPECT_EQ(read.shared, read.same);  // one object, as it was
+  EXPECT_EQ(read.shared, read.same);  // still one shared object
   EXPECT_EQ(read.none, nullptr);
 }
 

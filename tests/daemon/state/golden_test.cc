@@ -1,9 +1,9 @@
-// States that earlier builds wrote are read by today's as what they were.
+// Checks that this build reads states that earlier builds wrote.
 //
 // tests/golden/state/vN.state is a state file of version N as a daemon leaves
-// it: a checkpoint and records, from a random story. vN.txt says what is in it.
-// SLUICE_UPDATE_GOLDEN=1 writes both anew for the version that this build
-// writes; those of other versions are never written again.
+// it: a checkpoint and records, from a random story. vN.txt describes its
+// content. SLUICE_UPDATE_GOLDEN=1 writes both again for the version that this
+// build writes. The files of other versions are never written again.
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -47,7 +47,7 @@ std::string FileText(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Without what administrators do: that is on a disk, not in the state.
+// Omits the administrators' changes, which are on disk and not in the state.
 Instructions Story() {
   Instructions story = RandomStory(21, 600);
   std::erase_if(story, [](const Instruction& in) {
@@ -56,8 +56,8 @@ Instructions Story() {
   return story;
 }
 
-// Which kinds of rows are in it, one letter each (RowKind); '+' where a lease
-// waits for a plan.
+// Returns the kinds of rows in the state, one letter each (RowKind), and '+' if
+// a lease waits for a plan.
 std::string KindsIn(const CoreState& state) {
   std::string kinds;
   const auto add = [&](RowKind kind, bool any) {
@@ -159,7 +159,7 @@ NodeConfig NodeOfStory() {
   return *node;
 }
 
-// The event after which there is the most to write.
+// Returns the event after which the state has the most kinds of rows.
 int RichestEvent() {
   int richest = 0;
   size_t most = 0;
@@ -216,7 +216,7 @@ TEST_P(GoldenState, IsReadAsWhatItWas) {
   SLUICE_ASSERT_OK_AND_ASSIGN(CoreState read, ReadCore(contents, next.Save()));
   EXPECT_EQ(Describe(read), FileText(PathOf(GetParam(), "txt")));
 
-  // It adds up in today's core, which goes on from it and saves it anew.
+  // Today's core accepts it, takes over, and saves it again.
   std::set<SessionId> reached;
   for (const auto& [id, session] : read.sessions) {
     if (session.is_rank()) reached.insert(id);

@@ -1,5 +1,5 @@
-// Rounds of planning end with their daemon, and are in no row: what the next
-// one does about them.
+// Tests rounds of planning that were running when their daemon ended. No row
+// saves them; the next daemon must start them again where needed.
 #include <memory>
 #include <set>
 
@@ -18,7 +18,8 @@ using ::testing::SizeIs;
 
 class LostRounds : public Replan {
  protected:
-  // A daemon that goes on from the rows of `node`, and reaches all sessions.
+  // Returns a daemon that took over from the rows of `node` and reaches all
+  // sessions.
   std::unique_ptr<CoreDriver> TakeOver() {
     auto next = std::make_unique<CoreDriver>(Node());
     const std::string rows = CoreRows().Everything(node.core);
@@ -40,7 +41,7 @@ class LostRounds : public Replan {
   }
 };
 
-// Guards against jobs that are not planned again until another one leaves.
+// Guards against jobs that are not planned again until another job leaves.
 TEST_F(LostRounds, ARoundForRunningJobsAloneIsStartedAgain) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
@@ -54,7 +55,7 @@ TEST_F(LostRounds, ARoundForRunningJobsAloneIsStartedAgain) {
   ASSERT_THAT(next->to_solve, SizeIs(1));
   EXPECT_THAT(next->to_solve[0].profiles, SizeIs(1));
   EXPECT_EQ(next->to_solve[0].round, PlanRoundId(4)) << "of its own";
-  // The answer ends it: it is due once.
+  // The round is due only once: its answer ends it.
   next->Apply(next->core.PlanSolved(
       next->to_solve[0].round, PlanOf({{0.25, MiB(4)}}), next->clock.Now()));
   EXPECT_THAT(next->NoticesTo<PlanChangedNotice>(a), SizeIs(1));
@@ -74,7 +75,8 @@ TEST_F(LostRounds, OfAJoinTheJobItselfAsksAgain) {
   EXPECT_EQ(told[0].plan, PlanId());
 }
 
-// Guards against a refusal because no round is due that could give room.
+// Guards against refusing a lease because no round that could free memory is
+// due.
 TEST_F(LostRounds, ALeaseThatWaitsForOneIsNotRefused) {
   a = Ask("a");
   Solve({{1, MiB(32)}});

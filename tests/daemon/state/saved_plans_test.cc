@@ -1,4 +1,5 @@
-// Profiles and plans are saved whole, or refused before they are kept.
+// Tests that profiles and plans are saved whole, or refused before they are
+// kept.
 #include <fmt/format.h>
 
 #include <memory>
@@ -18,7 +19,7 @@ using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// As large as one may be (proto/plan/codec.h), but for its traces.
+// Returns a profile of the greatest size (proto/plan/codec.h), without traces.
 std::shared_ptr<plan::RankProfile> LargeProfile(size_t classes) {
   auto profile = std::make_shared<plan::RankProfile>();
   profile->kinds[0].name = std::string(plan::kMaxNameBytes, 'k');
@@ -32,7 +33,7 @@ std::shared_ptr<plan::RankProfile> LargeProfile(size_t classes) {
   return profile;
 }
 
-// Jobs that run by plans as long as their profiles.
+// Jobs with plans as long as their profiles.
 class Planned : public ::testing::Test {
  protected:
   absl::Status Submit(SessionId id, size_t classes) {

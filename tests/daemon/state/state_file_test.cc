@@ -1,4 +1,5 @@
-// What a process saved is there after its end, at whatever store that was.
+// Tests that saved state survives the process, at whichever store instruction
+// the process ended.
 #include "daemon/state/state_file.h"
 
 #include <sys/mman.h>
@@ -93,14 +94,15 @@ TEST(StateFile, ACheckpointTakesThePagesThatItNeeds) {
   EXPECT_LT(taken(), before + MiB(11).count());
 }
 
-// Bytes of an old record that look like a new one are none.
+// Bytes in an old record that look like a new record are ignored.
 TEST(StateFile, RecordsOfAnOlderCheckpointAreVoid) {
   const UniqueFd fd = Memory(), twin = Memory();
   const auto file = Made(fd), later = Made(twin);
   EXPECT_THAT(later->Checkpoint(""), IsOk());
   EXPECT_THAT(later->Append("1"), IsOk());
   EXPECT_THAT(later->Append("2"), IsOk());
-  // Record 1 of epoch 2, where the next record after one of 8 bytes begins.
+  // Forges record 1 of epoch 2, at the place where the record after one of 8
+  // bytes begins.
   std::string forged(8, 'x');
   forged.resize(48);
   const size_t log = 3 * 8 + 2 * 136;
@@ -111,9 +113,9 @@ TEST(StateFile, RecordsOfAnOlderCheckpointAreVoid) {
   EXPECT_EQ(Reopened(fd), (StateFile::Contents{"", {"8 bytes "}}));
 }
 
-// Runs `step` in a process of its own, one instruction at a time, and calls
-// `look` behind each one that changed what is in `fd`: a daemon that was killed
-// there would have left that.
+// Runs `step` in a child process, one instruction at a time, and calls `look`
+// after each instruction that changed the content of `fd`: a daemon killed
+// there would have left this content.
 void LookBehindEachStore(const UniqueFd& fd, const std::function<void()>& step,
                          const std::function<void()>& look) {
   struct stat size = {};
@@ -141,8 +143,8 @@ void LookBehindEachStore(const UniqueFd& fd, const std::function<void()>& step,
   munmap(memory, bytes);
 }
 
-// Each step counts from one store on, whole, and nothing of an earlier step is
-// lost.
+// Each step takes effect completely at one store instruction, and nothing of an
+// earlier step is lost.
 TEST(StateFile, WhatIsBeingStoredCountsWholeOrNotAtAll) {
   using Step = absl::Status (*)(StateFile&);
   const std::vector<Step> steps = {
@@ -175,14 +177,14 @@ TEST(StateFile, WhatIsBeingStoredCountsWholeOrNotAtAll) {
         });
     EXPECT_TRUE(counts);
     EXPECT_GT(stores, 4);
-    // Here too, as the child's own members are gone with it.
+    // Repeats the step in this process, as the child's objects ended with it.
     ASSERT_THAT(step(*file), IsOk());
     EXPECT_EQ(Reopened(fd), after);
   }
 }
 
 // Guards against a state that only the store could drop: if the store missed
-// the request, the next daemon would go on from it.
+// the request, the next daemon would use it.
 TEST(StateFile, WhatWasGivenUpCountsNoMoreFromOneWordOn) {
   const UniqueFd fd = Memory();
   const auto file = Made(fd);
@@ -217,7 +219,7 @@ TEST(StateFile, WhatWasGivenUpCountsAgainFromTheNextCheckpointOn) {
   EXPECT_EQ(Reopened(fd), (StateFile::Contents{"again", {}}));
 }
 
-// Each flipped bit is refused, or is where nothing counts.
+// Each flipped bit is either refused or unused.
 TEST(StateFile, DamageIsRefusedAndNeverMisread) {
   const UniqueFd fd = Memory();
   const auto file = Made(fd);
@@ -243,8 +245,8 @@ TEST(StateFile, DamageIsRefusedAndNeverMisread) {
   EXPECT_GT(refused, 8 * 40);
 }
 
-// Found while its fuzz target was written: the word behind the last page was
-// read, and the daemon ended by SIGSEGV instead of starting without the state.
+// Guards against reading the word behind the last page: the daemon died of
+// SIGSEGV instead of starting without the state.
 TEST(StateFile, OneWithoutRoomForRecordsIsRefused) {
   const UniqueFd fd = Memory();
   const StateFile::Sizes page = {Bytes(100), Bytes(4096 - 24 - 2 * 136 - 32)};

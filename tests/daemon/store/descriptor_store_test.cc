@@ -59,7 +59,7 @@ class Store : public ::testing::Test {
     return done->get_future();
   }
 
-  // "" after 2 s.
+  // Returns the next message's text; "" if none comes in 2 s.
   std::string NextText() {
     auto message = other_->Next();
     return message ? message->text : "";
@@ -111,7 +111,7 @@ TEST_F(Store, TellsTheManagerInOrder) {
 TEST_F(Store, AsksForOneBarrierPerBatch) {
   const auto store = Start();
   const UniqueFd memory = Memfd();
-  // The first is not answered yet, so the others wait together behind it.
+  // The first flush is not answered yet, so the others wait together.
   auto first = Flush(*store);
   auto barrier = other_->Next();
   ASSERT_TRUE(barrier);
@@ -175,7 +175,7 @@ TEST_F(Store, ThatNeverAnswersEndsInANamedErrorInTime) {
   EXPECT_LT(took, absl::Seconds(5));
 }
 
-// A keeper that is not this process's parent has died before the start.
+// If the keeper is not this process's parent, it died before the start.
 TEST_F(Store, OfADeadKeeperKeepsNothingAndIsDoneAtOnce) {
   constexpr pid_t kNone = (1 << 22) - 1;
   int lost = 0;
@@ -197,7 +197,7 @@ TEST_F(Store, OfADeadKeeperKeepsNothingAndIsDoneAtOnce) {
 TEST_F(Store, ThatReadsNothingEndsInANamedErrorInTime) {
   const auto store = Start(5000, absl::Milliseconds(100));
   const UniqueFd memory = Memfd();
-  for (int i = 0; i < 2000; ++i) {  // more than a socket's queue
+  for (int i = 0; i < 2000; ++i) {  // more than a socket's queue holds
     ASSERT_THAT(store->Put("m" + std::to_string(i), memory.get()), IsOk());
   }
   EXPECT_THAT(Flush(*store).get(),
@@ -205,9 +205,9 @@ TEST_F(Store, ThatReadsNothingEndsInANamedErrorInTime) {
                        HasSubstr("takes nothing in time")));
 }
 
-// Guards against forgetting what could not be sent.
+// Guards against forgetting messages that could not be sent.
 TEST_F(Store, WhatCouldNotBeSentGoesFirstInTheNextBatch) {
-  other_.reset();  // the store does not listen
+  other_.reset();  // no process listens
   const auto store = Start();
   ASSERT_THAT(store->Put("x-1", Memfd().get()), IsOk());
   store->Remove("x-1");
@@ -258,7 +258,7 @@ TEST(NoStore, KeepsNothingAndIsDoneAtOnce) {
   EXPECT_THAT(done, IsOk());
 }
 
-// A unit of Type=notify has no store by that.
+// A unit of Type=notify listens, but need not have a descriptor store.
 TEST_F(Store, WhoListensNeedNotKeepAnything) {
   const auto store = Start(/*capacity=*/0);
   EXPECT_FALSE(store->keeps());

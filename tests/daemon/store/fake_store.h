@@ -1,4 +1,4 @@
-// The other end of a notify socket, in the test's hands.
+// The receiving end of a notify socket, controlled by a test.
 #pragma once
 
 #include <poll.h>
@@ -24,7 +24,7 @@ class FakeStore {
     UniqueFd fd;
   };
 
-  // Binds `address`, a path or '@' and an abstract name.
+  // Binds to `address`: a path, or '@' and an abstract name.
   explicit FakeStore(const std::string& address)
       : socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
     sockaddr_un name = {};
@@ -36,13 +36,13 @@ class FakeStore {
                                              address.size())) == 0);
   }
 
-  // Within 2 s.
+  // Returns whether a message arrives within `wait_ms`.
   bool IsReadable(int wait_ms = 2000) {
     pollfd ready = {socket_.get(), POLLIN, 0};
     return poll(&ready, 1, wait_ms) > 0;
   }
 
-  // The next message; none within 2 s, or within `wait_ms`.
+  // Returns the next message; nullopt if none arrives within `wait_ms`.
   std::optional<Message> Next(int wait_ms = 2000) {
     if (!IsReadable(wait_ms)) return std::nullopt;
     std::array<char, 4096> text;

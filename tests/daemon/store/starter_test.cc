@@ -30,7 +30,7 @@ void Set(const char* name, const std::string& value) {
   setenv(name, value.c_str(), 1);
 }
 
-// In a process of its own, where descriptors 3 and 4 are memfds.
+// Runs `body` in a child process that has memfds as descriptors 3 and 4.
 void AsStarted(const std::function<void()>& body) {
   Child::Fork([&] {
     close_range(3, ~0U, 0);
@@ -152,7 +152,7 @@ TEST(StoreCapacity, IsNeverMoreThanTheNextDaemonCanBeHanded) {
   EXPECT_EQ(StoreCapacity(starter, 500), 10);
   starter.open_files = 1 << 20;
   starter.store_size = 1 << 20;
-  // All names of 16 characters fit into one environment variable.
+  // All names, of 16 characters each, fit into one environment variable.
   EXPECT_LT(17 * StoreCapacity(starter, 0), 128 << 10);
   EXPECT_GT(StoreCapacity(starter, 0), 7000);
   starter.open_files = 100;

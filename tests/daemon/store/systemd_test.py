@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The store as systemd has it: systemd_test.py STORING_DAEMON
+"""The descriptor store of a real systemd: systemd_test.py STORING_DAEMON
 
-Boots a systemd of its own in namespaces (private /run and /tmp, no unit but
-the test's), which starts the daemon of tests/daemon/keeper; a peer kills it 20
-times. Needs root, unshare and systemd; says what is missing and exits 77.
+Boots a systemd in private namespaces (own /run and /tmp, no unit but the
+test's), which starts the daemon of tests/daemon/keeper. A peer process kills
+that daemon 20 times. Needs root, unshare and systemd; prints what is missing
+and exits 77.
 """
 
 import os
@@ -38,7 +39,8 @@ TARGET = "[Unit]\nDefaultDependencies=no\nWants=storing.service\n"
 
 
 class Peer:
-    """The storing daemon's peer: a tagged question, its answer."""
+    """Connects to the storing daemon, sends tagged questions and reads
+    replies."""
 
     def __init__(self):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -92,12 +94,13 @@ def check():
     assert peer.ask("has x-0") == "no"
     full = peer.ask("fill 3000")
     assert f"it holds {SIZE} of {SIZE}" in full, full
-    peer.kill_daemon()  # none was dropped silently
+    peer.kill_daemon()  # no descriptor was dropped silently
     assert peer.ask("count") == str(SIZE)
 
 
 def boot(daemon):
-    """In the namespaces: becomes their systemd; a child of it checks."""
+    """Runs in the namespaces: becomes their systemd, while a child process
+    checks the daemon."""
     mount = ["mount", "-t", "tmpfs", "tmpfs"]
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(mount + ["/run"], check=True)
@@ -108,7 +111,8 @@ def boot(daemon):
     for name, text in (("storing.service", SERVICE), ("st.target", TARGET)):
         with open(f"{units}/{name}", "w", encoding="ascii") as file:
             file.write(text)
-    # Otherwise its first job empties the machine's.
+    # Without an own /tmp the first job of this systemd would empty the
+    # machine's.
     subprocess.run(mount + ["/tmp"], check=True)
     own_systemd.check_beside(check)
     os.execv(SYSTEMD, [SYSTEMD, "--system", "--unit=st.target",

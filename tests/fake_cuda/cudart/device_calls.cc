@@ -1,4 +1,4 @@
-// Devices, versions, errors.
+// Runtime calls for devices, versions and errors.
 #include <cstdio>
 #include <cstring>
 
@@ -25,7 +25,7 @@ cudaError_t CheckDevice(int device) {
 
 extern "C" {
 
-// No context comes of this one: torch asks before a process forks.
+// This call makes no context: torch calls it before a process forks.
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
   const Result initialised = cuInit(0);
@@ -41,7 +41,7 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
-// Since CUDA 12 this initialises the device ("cudaSetDevice" of the runtime's
+// Initialises the device, as since CUDA 12 ("cudaSetDevice" of the runtime's
 // documentation).
 cudaError_t cudaSetDevice(int device) {
   if (const auto error = CheckDevice(device)) return error;
@@ -63,7 +63,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
     return Told(result);
   }
   std::memcpy(properties->uuid.bytes, uuid.bytes, sizeof(uuid.bytes));
-  // What torch asks before it chooses kernels.
+  // The attributes that torch reads before it chooses kernels.
   for (const auto& [attribute, value] :
        {std::pair(kAttributeCapabilityMajor, &properties->major),
         std::pair(kAttributeCapabilityMinor, &properties->minor)}) {

@@ -7,7 +7,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// By the context that each was made in.
+// The kept objects, by the context that each was made in.
 struct Kept {
   Mutex mutex;
   bool destroyed_at_end ABSL_GUARDED_BY(mutex) = false;

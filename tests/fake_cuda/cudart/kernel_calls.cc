@@ -1,9 +1,9 @@
-// What the real libtorch_cuda.so and libtorch_python.so import of the CUDA
-// runtime beside what libc10_cuda.so does.
+// Functions of the CUDA runtime that the real libtorch_cuda.so and
+// libtorch_python.so import in addition to those that libc10_cuda.so imports.
 //
-// A kernel is registered when its library is loaded, which asks for no GPU; to
-// launch one is refused, for there is nothing to run it. No header declares
-// these here: whatever their parameters are, none is looked at.
+// A kernel is registered when its library is loaded, which needs no GPU. A
+// launch is refused, as nothing here could run it. No header declares these
+// functions here, and none of their parameters is read.
 #include "tests/fake_cuda/control.h"
 
 namespace {

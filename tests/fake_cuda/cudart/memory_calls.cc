@@ -1,6 +1,6 @@
-// Memory beside the lease, as torch's own allocator makes it. With `malloc=1`
-// (settings.h) it is made of the driver's; else each call is a finding: a
-// program that uses the lease as its memory makes and frees none.
+// Memory outside the lease, as torch's own allocator makes it. With `malloc=1`
+// (settings.h) it comes from the driver's memory. Without it each call is a
+// finding: a program that uses the lease as its memory makes and frees none.
 #include <map>
 
 #include "proto/base/mutex.h"
@@ -62,7 +62,7 @@ Result Make(size_t asked, DevicePointer* address, size_t* size) {
   if (result == kSuccess) {
     result = Map(*address, *size, memory, properties.location);
   }
-  cuMemRelease(memory);  // what is mapped keeps it
+  cuMemRelease(memory);  // its mapping keeps it
   return result;
 }
 
@@ -105,7 +105,8 @@ cudaError_t cudaMalloc(void** pointer, size_t asked) {
   return cudaSuccess;
 }
 
-// The caller has waited for all that uses it: else UnmapIdle is broken.
+// The caller has waited for all work that uses the memory; otherwise rule
+// UnmapIdle is broken.
 cudaError_t cudaFree(void* pointer) {
   if (!IsAllowed()) return Refuse("cudaFree");
   if (const Result entered = Enter()) return Told(entered);

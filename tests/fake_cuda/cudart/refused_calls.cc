@@ -1,6 +1,6 @@
-// What libc10_cuda.so imports and no program of ours may call, in one table.
-// Each call is a finding: counted, said on stderr, and the process ends badly
-// (tests/fake_cuda/world.h).
+// A table of the functions that libc10_cuda.so imports but that no program of
+// ours may call. Each call is a finding: it is counted and reported on stderr,
+// and the process exits with an error (tests/fake_cuda/world.h).
 #include <fmt/format.h>
 
 #include "tests/fake_cuda/control.h"
@@ -8,8 +8,8 @@
 
 using namespace sluice::fake_cuda;  // NOLINT: only exported functions follow
 
-// How well a reason is known is as in tests/fake_cuda/rules.h; "ours": CUDA
-// allows it, and Sluice promises that it does not happen.
+// The certainty of a reason is as in tests/fake_cuda/rules.h; "ours" means that
+// CUDA allows the call, but Sluice promises not to make it.
 #define SLUICE_FAKE_REFUSE(name, known, why, ...)                  \
   cudaError_t name(__VA_ARGS__) {                                  \
     fake_cuda_find(fmt::format("{}: {} ({})", #name, why, known)); \

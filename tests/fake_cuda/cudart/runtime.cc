@@ -20,7 +20,8 @@ Holds& TheHolds() {
   return *holds;
 }
 
-// Before the driver looks what is left: it was initialised earlier.
+// Runs before the driver checks for leftovers, as the driver was initialised
+// earlier (atexit runs in reverse order).
 void ReleaseAll() {
   DestroyKept();
   cuCtxSetCurrent(nullptr);
@@ -52,7 +53,7 @@ cudaError_t& LastError() {
 
 cudaError_t Told(Result result) {
   const auto error = static_cast<cudaError_t>(result);
-  // Not ready is no error to remember: cudaStreamQuery's comment.
+  // cudaErrorNotReady is not remembered as an error: cudaStreamQuery's comment.
   if (error != cudaSuccess && error != cudaErrorNotReady) LastError() = error;
   return error;
 }

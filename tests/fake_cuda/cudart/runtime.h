@@ -1,5 +1,5 @@
-// The state of the CUDA runtime between driver and caller: which GPU a thread
-// is on, its last error, and the primary contexts that the runtime holds.
+// The state of the CUDA runtime between driver and caller: the GPU of each
+// thread, its last error, and the primary contexts that the runtime holds.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,15 +8,15 @@
 
 namespace sluice::fake_cuda {
 
-// This thread's device, as cudaSetDevice left it: an ordinal, which
-// CUDA_VISIBLE_DEVICES gives to other GPUs.
+// This thread's device, as set by cudaSetDevice. It is an ordinal, which
+// CUDA_VISIBLE_DEVICES may renumber.
 int& ThreadDevice();
-// Makes sure that a context is current: the one that is, as the programming
-// guide has it ("interoperability between runtime and driver"), else the
-// primary one of the thread's device, which the runtime keeps until exit.
+// Makes sure that a context is current. It uses the current one, as in the
+// programming guide ("interoperability between runtime and driver"), or else
+// the primary one of the thread's device, which the runtime keeps until exit.
 Result Enter();
-// The runtime's code of a driver's, remembered for cudaGetLastError. They are
-// the same numbers since CUDA 10.1.
+// Returns the runtime's code for a driver's code, and remembers it for
+// cudaGetLastError. The numbers are equal since CUDA 10.1.
 cudaError_t Told(Result result);
 cudaError_t& LastError();
 
@@ -30,7 +30,7 @@ inline DevicePointer Driver(const void* pointer) {
   return reinterpret_cast<DevicePointer>(pointer);
 }
 
-// A call that is a driver's call in the thread's context.
+// Makes a driver's call in the thread's context.
 template <typename... Parameters, typename... Arguments>
 cudaError_t InContext(Result (*call)(Parameters...), Arguments... arguments) {
   const Result entered = Enter();

@@ -1,4 +1,5 @@
-// Streams, events and copies: the driver's, in the thread's context.
+// Runtime calls for streams, events and copies: the driver's calls, in the
+// thread's context.
 #include "tests/fake_cuda/cudart/kept.h"
 #include "tests/fake_cuda/cudart/runtime.h"
 
@@ -11,7 +12,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
                    flags);
 }
 
-// All have the same priority here.
+// All priorities are equal here.
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
                                          int) {
   const cudaError_t error = cudaStreamCreateWithFlags(stream, flags);
@@ -37,7 +38,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
   return InContext(cuStreamWaitEvent, Driver(stream), Driver(event), flags);
 }
 
-// Nothing is ever captured: graphs are refused.
+// No stream is ever captured: graphs are refused.
 cudaError_t cudaStreamIsCapturing(cudaStream_t,
                                   cudaStreamCaptureStatus* status) {
   *status = cudaStreamCaptureStatusNone;

@@ -15,9 +15,9 @@ namespace {
 
 constexpr size_t kStack = size_t{64} << 10;
 
-// The stack of a block's thread `index`. This thread's next kernel has it
-// again, and nothing clears it: a kernel needs a page or two of each, and the
-// faults for the rest would be most of a test's time.
+// Returns the stack of a block's thread `index`. This thread's next kernel
+// reuses it uncleared: a kernel needs a page or two of each, and page faults
+// for the rest would take most of a test's time.
 char* Stack(size_t index) {
   thread_local std::vector<std::unique_ptr<char[]>> stacks;
   while (stacks.size() <= index) {
@@ -28,8 +28,8 @@ char* Stack(size_t index) {
 
 enum class State { kReady, kAtWarpBarrier, kAtBlockBarrier, kDone };
 
-// A context is made once and then left and entered by _setjmp and _longjmp,
-// which, unlike swapcontext, call no kernel.
+// A fiber's context is made once, and then left and entered by _setjmp and
+// _longjmp, which, unlike swapcontext, make no system call.
 struct Fiber {
   ucontext_t first = {};
   jmp_buf place = {};
@@ -88,7 +88,7 @@ Scheduler::Scheduler(const Grid& grid, const std::function<void()>& body)
 
 Scheduler::~Scheduler() { running = nullptr; }
 
-// A fiber's life: one thread of block after block.
+// The main function of a fiber: runs one thread of each block after the other.
 void Scheduler::Main() {
   for (;;) {
     running->body_();
@@ -117,7 +117,7 @@ void Scheduler::Resume(unsigned index) {
   setcontext(&fiber.first);
 }
 
-// Whether all of these wait there; then they go on.
+// If all of these fibers wait there, lets them go on and returns true.
 bool Scheduler::Release(unsigned begin, unsigned end, State waiting) {
   const auto first = fibers_.begin() + begin, last = fibers_.begin() + end;
   if (!std::all_of(first, last,

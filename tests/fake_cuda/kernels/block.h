@@ -1,10 +1,10 @@
-// The threads of a block as fibers of one CPU thread, so that a .cu file runs
-// as it is written: each goes on alone until it waits for others.
+// Runs the threads of a block as fibers of one CPU thread, so that a .cu file
+// runs unchanged. Each fiber runs alone until it waits for others.
 //
-// Threads that do not wait run in an order that differs from block to block and
-// is the same in each run: what is only right in one order is found. A
-// barrier that some of its threads never reach is an error (documented: the
-// programming guide, of __syncwarp and __syncthreads).
+// Threads that do not wait run in an order that differs from block to block,
+// but is the same in each run, so that code which is right in only one order is
+// found. A barrier that some of its threads never reach is an error
+// (documented: the programming guide, of __syncwarp and __syncthreads).
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ inline constexpr unsigned kWarp = 32;
 struct Index3 {
   unsigned x = 0, y = 0, z = 0;
 };
-// Where the running thread is in its block and grid.
+// The running thread's position in its block and grid.
 struct Position {
   Index3 thread, block, threads, blocks;
 };
@@ -29,10 +29,10 @@ const Position& Here();
 // std::runtime_error.
 void RunGrid(const Grid& grid, const std::function<void()>& body);
 
-// Until all threads of the warp, or of the block, are here.
+// Wait until all threads of the warp, or of the block, have reached the call.
 void SyncWarp();
 void SyncBlock();
-// A place per thread of the warp for eight bytes, to hand values over.
+// Eight bytes per thread of the warp, to pass values on.
 uint64_t& Exchange(unsigned lane);
 unsigned Lane();
 

@@ -1,5 +1,5 @@
-// What the fake driver runs where a GPU runs a kernel: its CPU form, found by
-// the kernel's name in the library libfake_cuda_kernels.so.
+// The CPU form of a kernel, which the fake driver runs instead of the kernel.
+// It is found by the kernel's name in the library libfake_cuda_kernels.so.
 #pragma once
 
 #include <array>
@@ -12,19 +12,20 @@
 namespace sluice::fake_cuda {
 
 struct Grid {
-  std::array<unsigned, 3> blocks, threads;  // of a block
+  std::array<unsigned, 3> blocks, threads;  // threads of a block
 };
 
 struct KernelForm {
   // In bytes, in the order of the kernel's parameters.
   std::vector<size_t> argument_sizes;
-  // Which bytes a launch uses: nothing beside them may be touched.
+  // Returns the bytes that a launch uses; it may touch no others.
   std::function<std::vector<Access>(void* const* arguments)> accesses;
-  // On the stream's thread. The views are of `accesses`.
+  // Runs on the stream's thread. The views are those of `accesses`.
   std::function<void(const Grid&, void* const* arguments, const Views&)> run;
 };
 
-// const KernelForm* (const char* name), exported; null: it has none.
+// The exported function: const KernelForm* (const char* name). Null: the kernel
+// has no form.
 inline constexpr char kFindKernelForm[] = "fake_cuda_kernel_form";
 
 }  // namespace sluice::fake_cuda

@@ -1,6 +1,6 @@
-// As much of CUDA C++ as our .cu files use, for the CPU's compiler: included
-// before the file itself, which stays as it is. A name that is missing here is
-// an error of the compiler.
+// The part of CUDA C++ that our .cu files use, for the CPU's compiler. Included
+// before the unchanged file itself; a name that is missing here is a compile
+// error.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
-// One block at a time on each thread of the CPU.
+// Each thread of the CPU runs one block at a time.
 #define __shared__ static thread_local
 #define threadIdx (::sluice::fake_cuda::Here().thread)
 #define blockIdx (::sluice::fake_cuda::Here().block)
@@ -22,7 +22,7 @@
 inline constexpr int warpSize = ::sluice::fake_cuda::kWarp;
 
 inline void __syncthreads() { ::sluice::fake_cuda::SyncBlock(); }
-// Only of whole warps.
+// Supports only whole warps.
 inline void __syncwarp() { ::sluice::fake_cuda::SyncWarp(); }
 
 template <typename T>

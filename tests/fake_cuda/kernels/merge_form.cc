@@ -1,5 +1,5 @@
-// kernels/ops/merge.cu, compiled for the CPU. SLUICE_SEED_… plant one defect
-// each, to see that the merge's tests find it.
+// kernels/ops/merge.cu, compiled for the CPU. Each SLUICE_SEED_… plants one
+// defect, to check that the merge's tests find it.
 // clang-format off
 #include "tests/fake_cuda/kernels/language.h"
 #ifdef SLUICE_SEED_LOGF
@@ -33,7 +33,7 @@ const T& At(void* const* arguments, int i) {
   return *static_cast<const T*>(arguments[i]);
 }
 
-// All that lies between the first element and the last.
+// Returns all bytes from the first element to the last.
 template <typename T>
 Access Span(const T* start, const MergeShape& shape, const RowHeadStrides& by,
             int64_t dim, bool writes) {

@@ -1,5 +1,5 @@
-// kernels/ops/token_math.cu, compiled for the CPU. SLUICE_SEED_… plant one
-// defect each, to see that its tests find it.
+// kernels/ops/token_math.cu, compiled for the CPU. Each SLUICE_SEED_… plants
+// one defect, to check that the tests find it.
 // clang-format off
 #include "tests/fake_cuda/kernels/language.h"
 #ifdef SLUICE_SEED_NO_SYNCTHREADS
@@ -18,13 +18,14 @@ const T& At(void* const* arguments, int i) {
   return *static_cast<const T*>(arguments[i]);
 }
 
-// What a launch uses, tensor by tensor: each pointer of the tensors is told
-// with its elements, and then given the view of them.
+// The bytes that a launch uses, tensor by tensor. The first pass collects each
+// pointer of the tensors with its number of elements; the second one replaces
+// each pointer by its view.
 class Uses {
  public:
-  // Tells.
+  // For the first pass.
   explicit Uses(std::vector<Access>* told) : told_(told) {}
-  // Gives.
+  // For the second pass.
   explicit Uses(const Views& views) : views_(&views) {}
 
   template <typename T>

@@ -8,7 +8,7 @@
 
 namespace sluice::fake_cuda {
 
-// By the kernel's name; null: it is none of these.
+// Returns the form of this kernel; null: it is none of these kernels.
 const KernelForm* TokenForm(std::string_view name);
 
 }  // namespace sluice::fake_cuda

@@ -1,6 +1,6 @@
-// NCCL's functions as libtorch_cuda 2.11 imports them, by their binary shape
-// (nccl.h of 2.28.9): a machine without that header builds this too. Where the
-// header is found, header_check.cc compares every line with it.
+// NCCL's functions as libtorch_cuda 2.11 imports them, with their binary
+// interface (nccl.h of 2.28.9), so that a machine without that header can build
+// this. If the header is found, header_check.cc compares every line with it.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,7 @@ struct Config {
   int split_share;
   int traffic_class;
   const char* name;
-  // More follow, which no one sets here.
+  // More fields follow, which no program sets here.
 };
 inline constexpr unsigned kConfigMagic = 0xcafebeef;
 inline constexpr int kVersion = 22809;
@@ -59,7 +59,7 @@ using Stream = void*;
 
 }  // namespace sluice::fake_nccl
 
-// What is here: X(name, its parameters).
+// The implemented functions: X(name, its parameters).
 // clang-format off
 #define SLUICE_FAKE_NCCL_FUNCTIONS(X) \
   X(ncclGetVersion, int* version) \
@@ -85,7 +85,7 @@ using Stream = void*;
   X(ncclSend, const void* bytes, size_t count, DataType type, int peer, Communicator* communicator, Stream stream) \
   X(ncclRecv, void* bytes, size_t count, DataType type, int peer, Communicator* communicator, Stream stream)
 
-// What libtorch_cuda imports besides and nothing of ours calls: refused.
+// Functions that libtorch_cuda imports but no program of ours calls: refused.
 #define SLUICE_FAKE_NCCL_REFUSED(X) \
   X(ncclCommDeregister) X(ncclCommInitAll) X(ncclCommInitRankScalable) \
   X(ncclCommRegister) X(ncclCommShrink) X(ncclCommSplit) \
@@ -97,7 +97,7 @@ using Stream = void*;
 
 #define SLUICE_FAKE_NCCL_EXPORT extern "C" [[gnu::visibility("default")]]
 
-// Declared where NCCL's own header is not: that one has the same names.
+// Not declared together with NCCL's own header, which has the same names.
 #ifndef SLUICE_FAKE_NCCL_ONLY_TYPES
 namespace sluice::fake_nccl {
 #define SLUICE_FAKE_NCCL_DECLARE(name, ...) \

@@ -24,7 +24,7 @@ constexpr uint64_t kMagic = 0x4c43434e656b6146;  // "FakeNCCL"
 constexpr int kBeingWritten = -1;
 constexpr int64_t kLookMs = 20;
 
-// What a unique id says.
+// The content of a unique id.
 struct Address {
   uint64_t magic;
   uint64_t id;
@@ -47,7 +47,7 @@ bool HasEnded(int pidfd) {
   return poll(&ended, 1, 0) == 1;
 }
 
-// 64 random bits, not 0; the last 16 (the name) differ enough.
+// Returns 64 random bits, not 0; their last 16 (the name) differ enough.
 uint64_t NewId() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;
@@ -59,7 +59,7 @@ Shared* Map(int fd) {
   return at == MAP_FAILED ? nullptr : static_cast<Shared*>(at);
 }
 
-// Null: there is none any more.
+// Null: the board does not exist any more.
 Shared* Open(const UniqueId& id) {
   Address address;
   std::memcpy(&address, &id, sizeof(address));
@@ -210,7 +210,7 @@ Fate Board::FateOf(int rank) {
   };
   if (SilentDeaths()) return told() == Fate::kLeft ? told() : Fate::kHere;
   if (member.state != MemberState::kJoined || !HasDied(rank)) return told();
-  // It may have left, and then ended.
+  // It may have left before its process ended.
   return told() == Fate::kHere ? Fate::kDied : told();
 }
 

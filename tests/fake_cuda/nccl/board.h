@@ -1,10 +1,10 @@
-// A communicator's memory, which its ranks share: the ranks, what each has
-// issued, and the bytes on their way.
+// A communicator's memory, which its ranks share: the ranks, the operations
+// that each has issued, and the bytes in flight.
 //
-// It is a memfd that joiners open through /proc/PID/fd of the process that made
-// the unique id: nothing has a name in a file system, so nothing is left when
-// any of them is killed. Like NCCL's bootstrap, its maker must live until all
-// have joined.
+// It is a memfd, which joining ranks open through /proc/PID/fd of the process
+// that made the unique id. It has no name in a file system, so nothing is left
+// when any of them is killed. As with NCCL's bootstrap, its maker must live
+// until all have joined.
 #pragma once
 
 #include <sys/types.h>
@@ -23,13 +23,13 @@
 
 namespace sluice::fake_nccl {
 
-// How far a rank may be ahead of another; then it waits to issue, as with a
-// full launch queue.
+// How many operations a rank may be ahead of another; then it waits to issue,
+// as with a full launch queue.
 inline constexpr uint64_t kLog = 1024;
 inline constexpr size_t kChannelBytes = size_t{256} << 10;
 
-// What one side has issued: record i is at i % kLog and is whole once
-// count > i.
+// The operations that one side has issued: record i is at i % kLog, and is
+// complete once count > i.
 struct Log {
   std::atomic<uint64_t> count = 0;
   Record records[kLog];
@@ -48,7 +48,7 @@ struct Channel {
   std::byte bytes[kChannelBytes];
 };
 
-// absent -> joined -> left or aborted.
+// States follow each other: absent, joined, then left or aborted.
 enum class MemberState : uint32_t {
   kAbsent,
   kJoining,
@@ -71,25 +71,28 @@ struct Shared {
   uint64_t id = 0;
   std::atomic<int> ranks = 0;  // 0: no rank has joined
   std::atomic<int> joined = 0;
-  std::atomic<uint32_t> changed = 0;  // counts; waiters sleep on it
-  std::atomic<int> failure = 0;       // a Result, or -1 while it is written
+  std::atomic<uint32_t> changed = 0;  // a counter; waiters sleep on it
+  std::atomic<int> failure = 0;       // a Result; -1 while it is written
   char why[1024] = {};
   Member members[kMaxRanks];
-  Channel channels[kMaxRanks][kMaxRanks];  // from, to
+  Channel channels[kMaxRanks][kMaxRanks];  // [from][to]
 };
 
-// A rank among how many.
+// A rank and the number of ranks.
 struct Place {
   int rank = 0;
   int ranks = 0;
 };
 
-// This process's view of one. Thread safety: thread-safe.
+// This process's view of a communicator's memory.
+//
+// Thread safety: thread-safe.
 class Board {
  public:
-  // A new one, known by `id`.
+  // Makes a new board, which `id` names.
   static bool Make(UniqueId& id);
-  // Null: `why` says why. Waits until all have joined.
+  // Opens the board and waits until all ranks have joined. Null: `why` is the
+  // error.
   static std::shared_ptr<Board> Join(const UniqueId& id, int ranks, int rank,
                                      int device, std::string& why);
   ~Board();
@@ -98,20 +101,21 @@ class Board {
   Shared& shared() { return *shared_; }
   int ranks() const { return ranks_; }
 
-  // The first failure counts, and ends all operations of all ranks.
+  // Ends all operations of all ranks with this failure. Only the first one
+  // counts.
   bool Fail(Result result, const std::string& why);
   Result failure() const;
   std::string why() const;
-  // Whether a rank can still take part. A rank that died without leaving is
-  // found by its process; with silent deaths (options.h) only ranks that left
-  // are gone.
+  // Returns whether a rank can still take part. A rank that died without
+  // leaving is detected by its process; with silent deaths (options.h) only
+  // ranks that left are gone.
   Fate FateOf(int rank);
-  // Fails if a rank died.
+  // Fails the board if a rank died.
   void LookForDeaths();
 
   uint32_t Changes() const { return shared_->changed.load(); }
   void Changed();
-  // Until something changed since `seen`, or some milliseconds.
+  // Waits for a change since `seen`, but only some milliseconds.
   void WaitForChange(uint32_t seen);
 
  private:

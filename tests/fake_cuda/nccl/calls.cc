@@ -1,4 +1,4 @@
-// NCCL's functions: groups, and what each call is.
+// NCCL's functions: groups, and the translation of calls to operations.
 #include <fmt/format.h>
 
 #include <array>
@@ -14,7 +14,7 @@
 namespace sluice::fake_nccl {
 namespace {
 
-// What a thread has called since its outermost ncclGroupStart.
+// The calls of a thread since its outermost ncclGroupStart.
 struct Group {
   int depth = 0;
   Communicator* communicator = nullptr;
@@ -28,7 +28,7 @@ Result RefuseDead(const char* call) {
                 fmt::format("{}: no live communicator", call));
 }
 
-// What this process issued, by Operation.
+// The operations that this process issued, by Operation.
 struct Counts {
   ~Counts() {
     if (!TellsCounts()) return;
@@ -231,7 +231,7 @@ const char* ncclGetErrorString(Result result) {
 
 const char* ncclGetLastError(Communicator*) { return LastError(); }
 
-// Whatever their parameters are: none is looked at.
+// None of their parameters is read, whatever they are.
 #define SLUICE_FAKE_NCCL_REFUSE(name)                         \
   SLUICE_FAKE_NCCL_EXPORT Result name() {                     \
     return Refuse(kInvalidUsage, #name " is not built here"); \

@@ -1,4 +1,4 @@
-// Each collective against what it is by definition, ranks as threads.
+// Compares each collective with its definition; ranks are threads.
 #include <numeric>
 
 #include "gtest/gtest.h"
@@ -19,7 +19,7 @@ class Collectives : public ::testing::TestWithParam<int> {
   }
   static size_t Count() { return static_cast<size_t>(GetParam()); }
 
-  // What rank `rank` sends: no two elements alike.
+  // Returns what rank `rank` sends; all elements differ.
   static Floats Of(int rank, size_t count) {
     Floats values(count);
     std::iota(values.begin(), values.end(), 1.0F + 1000.0F * rank);
@@ -109,7 +109,7 @@ TEST_P(Collectives, BroadcastGivesAllTheRoots) {
   EXPECT_EQ(RunRanks(kRanks, WithOne(body)), "");
 }
 
-// As one call, and as c10d makes it: sends and receives in a group.
+// As one call, and as c10d does it: a group of sends and receives.
 TEST_P(Collectives, AllToAllIsAGroupOfMessages) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     void* const from = rank.Make(Of(rank.rank, kRanks * Count()));
@@ -151,7 +151,7 @@ TEST(Reductions, AreInRankOrderAndRoundOnce) {
   Reduce({bytes(large), bytes(minus), bytes(one)}, 1, kFloat32, kSum,
          reinterpret_cast<std::byte*>(&sum));
   EXPECT_EQ(sum, 1);
-  // bfloat16: 256 + 1 + 1 is 258, and in two roundings 256.
+  // In bfloat16, 256 + 1 + 1 is 258, but 256 if it is rounded twice.
   const uint16_t b256 = 0x4380, b1 = 0x3f80;
   uint16_t rounded = 0;
   Reduce({bytes(b256), bytes(b1), bytes(b1)}, 1, kBfloat16, kSum,

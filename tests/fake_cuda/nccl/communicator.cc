@@ -14,7 +14,7 @@
 namespace sluice::fake_nccl {
 namespace {
 
-// All of this process.
+// All communicators of this process.
 struct World {
   Mutex mutex;
   std::vector<Communicator*> live ABSL_GUARDED_BY(mutex);
@@ -51,7 +51,7 @@ Result Refuse(Result result, const std::string& why) {
 
 const char* LastError() { return LastText().c_str(); }
 
-// What operations need of their communicator: it outlives the handle.
+// The part of a communicator that its operations use; it outlives the handle.
 struct Communicator::Operations {
   explicit Operations(int device) : device(device) {}
 
@@ -68,7 +68,8 @@ struct Communicator::Operations {
     const MutexLock lock(mutex);
     return aborted;
   }
-  // Until all before it have ended; false: it is not to run.
+  // Waits until all earlier operations have ended; false: the operation must
+  // not run.
   bool Begin(const Board& board, uint64_t ticket);
   void End(uint64_t ticket);
 };
@@ -122,7 +123,7 @@ Result Communicator::Join(int ranks, const UniqueId& id, int rank,
   }
   std::string why;
   auto board = Board::Join(id, ranks, rank, device, why);
-  // Another rank's end is no mistake of this one.
+  // Another rank's end is no mistake of this rank.
   if (board == nullptr) {
     fake_cuda::fake_cuda_let_go(buffers);
     return Tell(kRemoteError, why);
@@ -193,7 +194,7 @@ std::string Communicator::Publish(const std::vector<Issue>& group) {
   const MutexLock lock(world.mutex);
   std::string wrong = world.sequences[device_].Publish(hold(), WhatsOf(group));
   if (wrong.empty()) return wrong;
-  // The others on this GPU would wait as well.
+  // The other communicators on this GPU would wait as well.
   for (Communicator* const one : world.live) {
     if (one->device_ == device_) one->board_->Fail(kInvalidUsage, wrong);
   }

@@ -1,8 +1,9 @@
-// One rank's hold on a communicator, and the operations that it issues.
+// One rank's handle of a communicator, and the operations that it issues.
 //
-// An operation is judged when it is issued: by its buffers, and against what
-// the others have issued (sequence.h). Then it is an operation of the fake
-// stream; those of a communicator run one after the other, as NCCL's launches.
+// An operation is checked when it is issued: by its buffers, and against the
+// operations of the other ranks (sequence.h). Then it becomes an operation of
+// the fake stream. A communicator's operations run one after the other, as
+// NCCL's launches do.
 #pragma once
 
 #include <memory>
@@ -15,38 +16,39 @@
 
 namespace sluice::fake_nccl {
 
-// Thread safety: thread-safe; the callers give operations their order.
+// Thread safety: thread-safe; the callers determine the order of operations.
 class Communicator {
  public:
   // Waits for all ranks.
   static Result Join(int ranks, const UniqueId& id, int rank,
                      Communicator** made);
-  // Whether this is one that lives.
+  // Returns whether this pointer is a live communicator.
   static bool IsLive(const Communicator* communicator);
-  // Not to be used afterwards. What queued operations use lives on.
+  // Releases the handle, which must not be used afterwards. What queued
+  // operations use lives on.
   static void Release(Communicator* communicator);
 
   Place place() const { return {rank_, board_->ranks()}; }
   int device() const { return device_; }
 
-  // One operation, or a group's, which are one.
+  // Enqueues one operation, or a group's operations, which run as one.
   Result Enqueue(const std::vector<Issue>& group, Stream stream);
   Result AsyncError();
-  // Waits for what was issued, and leaves the others.
+  // Waits for the issued operations, and leaves the communicator.
   Result Finalize();
-  // Ends what runs: here at once, for others with an error.
+  // Ends running operations: here at once, on other ranks with an error.
   void Abort();
 
  private:
   struct Operations;
 
-  // Takes `buffers` over (fake_cuda_hold).
+  // Takes ownership of `buffers` (fake_cuda_hold).
   Communicator(std::shared_ptr<Board> board, int rank, int device,
                void* buffers);
   ~Communicator();
   Hold hold() const { return {&board_->shared(), place()}; }
   std::string Check(const std::vector<Issue>& group) const;
-  // Until no rank is too far behind to compare with.
+  // Waits until no rank is too far behind to compare with.
   void AwaitOthers(const std::vector<Issue>& group) const;
   std::string Publish(const std::vector<Issue>& group);
   Result Launch(const std::vector<Issue>& group, Stream stream);
@@ -56,12 +58,12 @@ class Communicator {
   const std::shared_ptr<Operations> operations_;
   const int rank_;
   const int device_;
-  void* const buffers_;  // of the GPU's memory; may be null
+  void* const buffers_;  // memory of the GPU; may be null
 };
 
-// The caller broke a rule: a finding.
+// Records that the caller broke a rule, as a finding. Returns `result`.
 Result Refuse(Result result, const std::string& why);
-// Why a call of this thread failed last.
+// Returns why this thread's last failing call failed.
 const char* LastError();
 
 }  // namespace sluice::fake_nccl

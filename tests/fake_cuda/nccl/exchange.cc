@@ -8,15 +8,15 @@
 namespace sluice::fake_nccl {
 namespace {
 
-// A transfer on its way.
+// A running transfer.
 struct Progress {
   Transfer transfer;
   Channel& channel;
   size_t done = 0;
-  uint64_t whole = 0;  // of a send: the channel's count when all is put
+  uint64_t whole = 0;  // of a send: the channel's count once all is put
 };
 
-// Copies to or from the ring at `at`: at most to its end.
+// Returns the size of a copy to or from the ring at `at`, at most to its end.
 size_t Piece(uint64_t at, size_t wanted) {
   return std::min(wanted, kChannelBytes - at % kChannelBytes);
 }
@@ -56,7 +56,8 @@ bool IsDone(const Progress& progress) {
   return !progress.transfer.sends || progress.channel.taken >= progress.whole;
 }
 
-// Those of one channel go one after the other: the first that is not done.
+// Returns whether transfer `i` is the first unfinished one of its channel:
+// transfers of one channel run one after the other.
 bool IsFirst(const std::vector<Progress>& all, size_t i) {
   return std::none_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(i),
                       [&](const Progress& earlier) {
@@ -86,8 +87,8 @@ Ranks Gone(Board& board) {
   return gone;
 }
 
-// What is not done needs a rank that was gone before its channels were looked
-// at last.
+// Fails the board if an unfinished transfer needs a rank that had gone before
+// its channels were last checked.
 void FailWithout(Board& board, int rank, const std::vector<Progress>& all,
                  const Ranks& gone) {
   for (const Progress& progress : all) {

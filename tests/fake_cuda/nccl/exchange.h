@@ -1,5 +1,5 @@
-// One rank's part of an operation: bytes to and from others, all at once, as
-// NCCL's channels do within a group.
+// One rank's part of an operation: transfers to and from other ranks, all at
+// the same time, as NCCL's channels do within a group.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,10 @@ struct Transfer {
   size_t size = 0;
 };
 
-// Moves until all is there: what was sent is taken by the other side, what is
-// received is here. False: `stopped`, or the communicator has failed. A send
-// does not end before it is taken: code that relies on NCCL's buffers hangs
-// here.
+// Runs the transfers until the other side has taken all that was sent, and all
+// that is received is here. False: `stopped`, or the communicator has failed. A
+// send does not end before its bytes are taken, so code that relies on NCCL's
+// buffers hangs here.
 bool Exchange(Board& board, int rank, std::vector<Transfer> transfers,
               const std::function<bool()>& stopped);
 

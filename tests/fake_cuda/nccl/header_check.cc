@@ -1,5 +1,6 @@
-// Compares api.h with NVIDIA's nccl.h, where that is found: each function's
-// parameters by what a caller passes in registers, each number by its value.
+// Compares api.h with NVIDIA's nccl.h, if that is found: each function's
+// parameters by what a caller passes in registers, and each number by its
+// value.
 #define SLUICE_FAKE_NCCL_ONLY_TYPES
 #include <nccl.h>
 
@@ -10,7 +11,7 @@
 namespace sluice::fake_nccl {
 namespace {
 
-// A pointer is a pointer, an enum an int, a struct its size.
+// A pointer counts as a pointer, an enum as an int, a struct by its size.
 template <size_t size>
 struct Bytes {};
 template <typename T>

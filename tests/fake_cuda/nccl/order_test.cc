@@ -1,6 +1,6 @@
-// What breaks NCCL's rules is found, whatever the timing: sequences that
-// differ, communicators that cross, buffers that race; and what ends early ends
-// all.
+// Tests that violations of NCCL's rules are found, whatever the timing:
+// sequences that differ, communicators that cross, buffers that race. Also
+// tests that an early end of one rank ends all.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 constexpr size_t kCount = 16;
 
-// One rank comes later than the other by itself, in both orders.
+// One rank is later than the other, in both orders.
 class Order : public ::testing::TestWithParam<int> {
  protected:
   static void SetUpTestSuite() {
@@ -43,7 +43,7 @@ class Order : public ::testing::TestWithParam<int> {
     return ncclRecv(rank.Make(count), count, kFloat32, 1 - rank.rank,
                     communicator, rank.stream);
   }
-  // Both are told: the one by its call, the other by its communicator.
+  // Both learn of it: one by its call, the other by its communicator.
   static void BothFail(TestRank&, Communicator* communicator) {
     EXPECT_EQ(TestRank::AwaitError(communicator), kInvalidUsage);
   }
@@ -121,7 +121,8 @@ TEST_P(Order, CrossedCommunicatorsAreFound) {
   EXPECT_THAT(RunRanks(2, WithTwo(body)), HasSubstr("operations of communic"));
 }
 
-// Then no second operation would ever be issued: the first two are enough.
+// The hosts would never issue a second operation, so the first two must
+// suffice.
 TEST_P(Order, CrossedCommunicatorsAreFoundWhereTheHostWaitsBetween) {
   const auto body = [](TestRank& rank, Communicator* one, Communicator* two) {
     BeLate(rank);
@@ -219,7 +220,8 @@ TEST_P(Order, AnAbortEndsTheOthersOperations) {
             "");
 }
 
-// A rank aborts when the daemon reports a dead peer; nothing else ends it.
+// A rank aborts when the daemon reports a dead peer; nothing else ends the
+// wait.
 TEST_P(Order, AnAbortEndsWhatRunsAndWhatIsQueued) {
   UniqueId id;
   ASSERT_EQ(ncclGetUniqueId(&id), kSuccess);
@@ -227,7 +229,7 @@ TEST_P(Order, AnAbortEndsWhatRunsAndWhatIsQueued) {
     Communicator* const communicator = rank.Join(id);
     if (rank.rank != GetParam()) {
       EXPECT_EQ(SumAll(rank, communicator), kSuccess);
-      // The queue may know of the abort by then.
+      // The queue may have seen the abort by then.
       EXPECT_THAT(SumAll(rank, communicator), AnyOf(kSuccess, kRemoteError));
     }
     EXPECT_EQ(ncclCommAbort(communicator), kSuccess);

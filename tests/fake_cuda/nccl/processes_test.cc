@@ -1,4 +1,5 @@
-// Ranks as real processes: what kill -9 leaves of them, and which are told.
+// Runs ranks as real processes: what kill -9 leaves of them, and which of them
+// learn of a death.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -25,7 +26,7 @@ using ::testing::HasSubstr;
 constexpr size_t kCount = 100'000;
 constexpr absl::Duration kLong = absl::Seconds(60);
 
-// Only the children touch the fakes: each opens its own driver of one node.
+// Only the children use the fakes: each opens its own driver of one node.
 class Processes : public ::testing::Test {
  protected:
   Processes() {
@@ -91,8 +92,7 @@ TEST_F(Processes, SumAcrossThem) {
 }
 
 // If either rank is killed, also the maker of the unique id, the other's
-// operation ends with an error, and no shared memory has a name to leave
-// behind.
+// operation ends with an error, and no named shared memory is left.
 TEST_F(Processes, OneKilledEndsTheOthersOperation) {
   const auto names = [] {
     std::vector<std::string> names;
@@ -132,7 +132,7 @@ TEST_F(Processes, OneKilledEndsTheOthersOperation) {
   }
 }
 
-// As between GPUs of one node: only one's own abort ends the wait.
+// As between GPUs of one node, only the rank's own abort ends the wait.
 TEST_F(Processes, ASilentDeathIsEndedByAnAbort) {
   setenv("SLUICE_FAKE_NCCL", "silent=1", 1);
   const auto victim = Start(0, [](TestRank&, Communicator*) {

@@ -1,15 +1,16 @@
-// What one rank issued, as the other ranks see it, and what is wrong with two
-// records that must agree.
+// The record of an operation that a rank issued, as the other ranks see it, and
+// the comparison of two records that must agree.
 //
-// A record says besides how far its rank was in every communicator of the same
-// GPU. Two ranks that share communicators must issue their operations in one
-// order, for each may occupy a GPU while it waits for the other (NCCL's guide,
-// "Using multiple NCCL communicators concurrently"); so these positions must be
-// equal as well. They are known when an operation is issued: a wrong order is
-// found whatever the timing.
+// A record also has the rank's position in every communicator of the same GPU.
+// Two ranks that share communicators must issue their operations in one order,
+// because each operation may occupy a GPU while it waits for the other rank
+// (NCCL's guide, "Using multiple NCCL communicators concurrently"). So these
+// positions must be equal as well. They are known when an operation is issued,
+// so a wrong order is found whatever the timing.
 //
-// Lies in memory that processes share: plain bytes. Thread safety: pure
-// functions.
+// Lies in memory that processes share: plain bytes.
+//
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -38,16 +39,16 @@ enum class Operation : int {
 struct What {
   Operation operation = Operation::kAllReduce;
   DataType type = kFloat32;
-  Reduction reduction = kSum;  // of those that reduce
-  int root = -1;               // -1: it has none; of send and receive, the peer
+  Reduction reduction = kSum;  // of operations that reduce
+  int root = -1;               // -1: none; of send and receive: the peer
   uint64_t count = 0;
 };
 
-// How far a rank was in a communicator, before this operation.
+// A rank's position in a communicator before this operation.
 struct Position {
   uint64_t communicator = 0;  // 0: no entry
   uint64_t collectives = 0;
-  // In a send's or receive's record: the sends and receives with its peer.
+  // In the record of a send or receive: the sends and receives with its peer.
   uint64_t with_peer = 0;
 };
 
@@ -59,24 +60,25 @@ struct Record {
 bool HasRoot(Operation operation);
 bool Reduces(Operation operation);
 size_t SizeOf(DataType type);
-// "AllReduce of 4 float32 (sum)".
+// Returns text such as "AllReduce of 4 float32 (sum)".
 std::string Describe(const What& what);
-// "5f3a".
+// Returns text such as "5f3a".
 std::string NameOf(uint64_t communicator);
 
-// A rank's side in a sentence.
+// A rank and its record, for a message.
 struct Side {
   int rank = 0;
   const Record& record;
 };
 
-// Why two records of the same place in the sequence, or the send and receive of
-// one message, do not match.
+// Returns why two records at the same place in the sequence, or the send and
+// receive of one message, do not match; nullopt: they do.
 std::optional<std::string> Mismatch(const Side& one, const Side& other);
-// Why they match, but not in the order among communicators.
+// Returns why matching records are in different orders among communicators.
 std::optional<std::string> Crossing(const Side& one, const Side& other);
-// `other` has issued what this rank has not, which is now at `now`: whether
-// this rank is already past where `other` issued it.
+// `other` has issued an operation that this rank, which is at `now`, has not.
+// Returns a message if this rank is already past the position of that
+// operation.
 std::optional<std::string> Passed(int rank, const Record& now,
                                   const Side& other);
 

@@ -23,7 +23,7 @@ T Combine(T a, T b, Reduction reduction) {
   }
 }
 
-// How a type is stored (S), and computed in (T).
+// How a type is stored (S), and computed (T).
 template <typename T>
 struct Plain {
   using S = T;
@@ -93,7 +93,7 @@ void Reduce(const std::vector<const std::byte*>& parts, size_t count,
     case kBfloat16:
       return ReduceAs<Bfloat16>(parts, count, reduction, result);
     default:
-      return;  // CanReduce
+      return;  // see CanReduce
   }
 }
 

@@ -1,4 +1,4 @@
-// Reductions in rank order: the same input gives the same bits.
+// Reductions in rank order: equal input gives equal bits.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 namespace sluice::fake_nccl {
 
 bool CanReduce(DataType type);
-// result[i] = parts[0][i] + parts[1][i] + ...; 16-bit floats are summed in
-// float and rounded once. `result` may be one of the parts.
+// Computes result[i] = parts[0][i] + parts[1][i] + ...; 16-bit floats are
+// summed in float and rounded once. `result` may be one of the parts.
 void Reduce(const std::vector<const std::byte*>& parts, size_t count,
             DataType type, Reduction reduction, std::byte* result);
 

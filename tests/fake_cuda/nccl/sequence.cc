@@ -53,7 +53,8 @@ std::string Sentence(const Hold& in, uint64_t index, const std::string& why) {
                      index, why);
 }
 
-// The newest record of a log with those of the same place in the others.
+// Compares the newest record of a log with the records at the same place in the
+// others.
 std::string Compare(const Hold& in, const Logs& logs, uint64_t index) {
   const Side own{in.place.rank, logs.own->at(index)};
   for (const Other& other : logs.others) {
@@ -88,7 +89,8 @@ void Sequence::Remove(const Hold& hold) {
 }
 
 std::string Sequence::Publish(const Hold& in, const std::vector<What>& group) {
-  // Those of a group are issued at once: each says where the rank was before.
+  // A group's operations are issued at once: each record has the position
+  // before the group.
   std::vector<Record> records;
   for (const What& what : group) {
     const Member& peer =

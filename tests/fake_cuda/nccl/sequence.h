@@ -1,5 +1,5 @@
-// What the ranks on one GPU of this process have issued, in every communicator
-// and in which order, and whether the other ranks agree.
+// The operations that the ranks on one GPU of this process have issued, in
+// every communicator and in their order, and whether the other ranks agree.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace sluice::fake_nccl {
 
-// A rank's place in a communicator. The shared memory outlives it.
+// A rank's place in a communicator. The shared memory must outlive it.
 struct Hold {
   Shared* shared = nullptr;
   Place place;
@@ -19,17 +19,18 @@ struct Hold {
 // Thread safety: none; one lock for all of a process.
 class Sequence {
  public:
-  // False: there are as many as a record can name.
+  // False: there are already as many as a record can name.
   bool Add(const Hold& hold);
   void Remove(const Hold& hold);
 
-  // Records a group's operations for the others, and says how they disagree
-  // with what these have issued so far; empty: they agree. The second of two
-  // ranks finds what is wrong between them.
+  // Records a group's operations for the other ranks. Returns how they disagree
+  // with what the others have issued so far; empty: they agree. The second rank
+  // to issue a disagreeing operation finds it.
   std::string Publish(const Hold& in, const std::vector<What>& group);
 
  private:
-  // The process and GPU of a rank: by it communicators know their common ranks.
+  // The process and GPU of a rank, by which communicators find their common
+  // ranks.
   struct Identity {
     pid_t process = 0;
     int device = -1;
@@ -37,14 +38,16 @@ class Sequence {
 
   static Position PositionIn(const Hold& hold, Identity peer);
   Record RecordOf(const What& what, Identity peer) const;
-  // What others have issued and this rank not yet: is it past that already?
+  // Checks the operations that others have issued and this rank has not.
+  // Returns a message if this rank is already past one.
   std::string FindPassed() const;
   std::string FindPassed(const Hold& hold) const;
 
   std::vector<Hold> holds_;
 };
 
-// Whether another rank is so far behind that it cannot be recorded yet.
+// Returns whether another rank is so far behind that this operation cannot be
+// recorded yet.
 bool IsFull(const Hold& in, const What& what);
 
 }  // namespace sluice::fake_nccl

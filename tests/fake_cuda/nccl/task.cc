@@ -15,8 +15,8 @@ using fake_cuda::Access;
 
 size_t BytesOf(const What& what) { return what.count * SizeOf(what.type); }
 
-// An operation on its way: where its bytes are, and what peers sent that is
-// not yet summed.
+// A running operation: where its bytes are, and what peers sent that is not yet
+// summed.
 struct Running {
   const What& what;
   Place place;
@@ -37,12 +37,12 @@ void EachPeer(const Running& running, Visit visit) {
   }
 }
 
-// Block `i` of a buffer that has one a rank.
+// Returns block `i` of a buffer that has one block per rank.
 std::byte* Block(std::byte* buffer, const Running& running, int i) {
   return buffer + static_cast<size_t>(i) * running.bytes();
 }
 
-// To every peer the same, or its own block.
+// Adds a send to every peer: of the same bytes, or of the peer's own block.
 void SendToAll(const Running& running, bool blocks, Transfers& transfers) {
   EachPeer(running, [&](int peer) {
     std::byte* const from =
@@ -101,7 +101,7 @@ void Plan(Running& running, Transfers& transfers) {
   }
 }
 
-// What this rank adds itself.
+// Returns the part that this rank adds itself.
 std::byte* OwnPart(const Running& running) {
   return running.what.operation == Operation::kReduceScatter
              ? Block(running.read, running, running.place.rank)
@@ -146,7 +146,8 @@ bool Overlap(const Access& a, const Access& b) {
          At(b) < At(a) + a.size;
 }
 
-// nccl.h says of each where "in-place operation will happen".
+// Returns whether the operation is in place; nccl.h states for each when
+// "in-place operation will happen".
 bool InPlace(const Issue& issue, const Buffers& buffers, Place place) {
   const size_t own = static_cast<size_t>(place.rank) * BytesOf(issue.what);
   const uintptr_t read = At(buffers.read), written = At(buffers.written);

@@ -1,5 +1,5 @@
-// What an operation does on its rank: its buffers, what travels, and what is
-// made of it on arrival.
+// The work of an operation on its rank: its buffers, its transfers, and the
+// processing of received bytes.
 #pragma once
 
 #include <cstddef>
@@ -13,27 +13,28 @@
 
 namespace sluice::fake_nccl {
 
-// An operation as its caller gave it.
+// An operation as its caller issued it.
 struct Issue {
   What what;
   const void* send = nullptr;
   void* receive = nullptr;
 };
 
-// What it reads, and then what it writes; of no bytes: nothing.
+// The bytes that it reads, and those that it then writes; of size 0: none.
 struct Buffers {
   fake_cuda::Access read, written;
 };
 Buffers BuffersOf(const Issue& issue, Place place);
 
-// What is wrong with an operation in itself; empty: nothing.
+// Returns what is wrong with an operation by itself; empty: nothing.
 std::string CheckArguments(const Issue& issue, Place place);
 // Checks that no two operations of a group touch the same bytes if one writes,
 // except what NCCL calls in place.
 std::string CheckApart(const std::vector<Issue>& group, Place place);
 
-// To be done with the buffers of each, as the CPU finds them: two a piece, in
-// the order of BuffersOf. False: it was ended before it was whole.
+// Runs a group, given the CPU's views of each operation's buffers: two per
+// operation, in the order of BuffersOf. False: it was ended before it was
+// complete.
 bool Perform(Board& board, const std::vector<Issue>& group, Place place,
              const fake_cuda::Views& views,
              const std::function<bool()>& stopped);

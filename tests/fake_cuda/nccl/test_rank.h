@@ -16,22 +16,23 @@ using Floats = std::vector<float>;
 
 class TestRank {
  public:
-  // On GPU `rank`. Its context becomes the thread's.
+  // Uses GPU `rank`. Its context becomes the thread's.
   TestRank(int rank, int ranks);
   ~TestRank();
   TestRank(const TestRank&) = delete;
 
-  // Meets the others; fails the test if it cannot.
+  // Joins the communicator; fails the test if it cannot.
   Communicator* Join(const UniqueId& id);
-  // Memory on the GPU for so many floats, until the end.
+  // Returns memory on the GPU for so many floats; it lives as long as this
+  // object.
   void* Make(size_t floats);
   void* Make(const Floats& values);
-  // In the stream's order.
+  // Fills memory in the stream's order.
   void Fill(void* at, const Floats& values, StreamPointer on = nullptr);
   // Waits for the stream.
   Floats Read(void* at, size_t floats);
   void Wait() { cuStreamSynchronize(stream); }
-  // Until the communicator has an error, which is returned.
+  // Waits until the communicator has an error, and returns it.
   static Result AwaitError(Communicator* communicator);
 
   const int rank;
@@ -47,12 +48,12 @@ class TestRank {
   std::vector<Memory> memories_;
 };
 
-// Runs `body` on a thread per rank and returns what was found: "" is nothing.
+// Runs `body` on a thread per rank. Returns the findings; "": none.
 std::string RunRanks(int ranks, const std::function<void(TestRank&)>& body);
-// The same with a communicator of all, destroyed at the end.
+// Runs with a communicator of all ranks, which is destroyed at the end.
 using WithOne = std::function<void(TestRank&, Communicator*)>;
 std::string RunRanks(int ranks, const WithOne& body);
-// With two: of the first and of the second unique id.
+// Runs with two communicators: of the first and of the second unique id.
 using WithTwo = std::function<void(TestRank&, Communicator*, Communicator*)>;
 std::string RunRanks(int ranks, const WithTwo& body);
 

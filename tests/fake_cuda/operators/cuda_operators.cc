@@ -1,7 +1,7 @@
-// cuda_operators LIBTORCH_CUDA: reads operators, a line each, and prints those
+// cuda_operators LIBTORCH_CUDA: reads operators, one per line, and prints those
 // that have no kernel for CUDA once that library is loaded. Needs no GPU.
 //
-// Exits with 2 if the library cannot be loaded, or if it brings no kernels.
+// Exits with 2 if the library cannot be loaded, or if it registers no kernels.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <dlfcn.h>
 

@@ -2,8 +2,8 @@
 """operators_test.py HARNESS RECORDER CHECKER LIBTORCH_CUDA VENV
 
 Every ATen operator that a training run calls on sim has a kernel for CUDA in
-the real libtorch_cuda.so. HARNESS: the folder of the trainer's tests. VENV: has
-NVIDIA's libraries, which it needs (./dev setup python)."""
+the real libtorch_cuda.so. HARNESS is the folder of the trainer's tests. VENV
+has NVIDIA's libraries, which libtorch_cuda.so needs (./dev setup python)."""
 
 import glob
 import os
@@ -18,12 +18,13 @@ NVIDIA = glob.glob(VENV + "/lib/python3*/site-packages/nvidia/*/lib")
 sys.path.insert(0, HARNESS)
 import harness  # noqa: E402
 
-# The CPU's alone; client/torch/backend has others for other devices.
+# Operators of the CPU alone; client/torch/backend calls others on other
+# devices.
 ONLY_ON_CPU = {
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
 }
-# What a GPU has in their place, or beside.
+# Operators that a GPU has in their place, or in addition.
 INSTEAD = {
     "aten::_flash_attention_forward",
     "aten::_flash_attention_backward",
@@ -41,7 +42,8 @@ RUNS = [f"--arch {arch} --method {method} --ranks {ranks} --dtype {dtype}"
 
 
 def without_kernel(operators):
-    """What the real library has no kernel for; an exception: no library."""
+    """Returns the operators without a CUDA kernel in the real library. Raises
+    if there is no library."""
     checked = subprocess.run(
         [CHECKER, LIBTORCH_CUDA], input="".join(o + "\n" for o in operators),
         capture_output=True, text=True,
@@ -58,7 +60,7 @@ class Operators(harness.TrainTest):
                         "setup python")
 
     def recorded(self):
-        """The operators of all runs."""
+        """Returns the operators of all runs."""
         with tempfile.TemporaryDirectory() as folder:
             os.environ.update(LD_PRELOAD=RECORDER,
                               SLUICE_RECORDED_OPERATORS=folder)

@@ -1,6 +1,6 @@
-// Preloaded into a program: the overload of every ATen operator that it calls,
-// a line each in the folder that SLUICE_RECORDED_OPERATORS names, each once per
-// process, as soon as it is called.
+// Preloaded into a program, writes the overload of every ATen operator that it
+// calls to a file in the folder SLUICE_RECORDED_OPERATORS: one per line, each
+// once per process, as soon as it is called.
 #include <ATen/record_function.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ class Recorder {
     const std::string text = c10::toString(*name) + "\n";
     const MutexLock lock(mutex_);
     if (!seen_.insert(text).second) return;
-    // A line that is lost would make the test pass.
+    // A lost line would let the test pass.
     if (write(file_, text.data(), text.size()) !=
         static_cast<ssize_t>(text.size())) {
       std::abort();

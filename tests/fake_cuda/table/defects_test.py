@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Every removed check of an answer, push, release and call is found:
+"""Every removed check of a result, push, release and call is detected:
 defects_test.py BUILD.
 
-Makes a copy of each source of the cuda table with one thing removed, links the
-tests of the table with it, and expects one of them to fail on the fake driver:
-a rule broken, a race, an object left, an error not told, or wrong data. What no
-test finds is in SURVIVORS with the reason; one that is found after all is a
-mistake there.
+Copies each source of the cuda table with one thing removed, links the table's
+tests with it, and expects one of them to fail on the fake driver: by a broken
+rule, a race, a leaked object, an unreported error, or wrong data. SURVIVORS
+lists the removals that no test detects, with the reason. An entry there that a
+test does detect is an error.
 """
 
 import concurrent.futures
@@ -31,7 +31,7 @@ FOLDER = "kernels/device/cuda"
 SOURCES = ["address_space.cc", "contexts.cc", "cuda_driver.cc",
            "library.cc", "memory.cc"]
 
-# (source, function it is in, what was removed) -> why nothing can tell.
+# (source, enclosing function, what was removed) -> why no test can detect it.
 SURVIVORS = {
     ("memory.cc", "ProbeHost", "check cuDeviceGetAttribute"):
         "an attribute that cannot be asked reads as 0: memfds either way",
@@ -67,8 +67,8 @@ SURVIVORS = {
         "where there is no GPU cuInit says so already",
 }
 
-# What a mutant loses: (name, start of the statement, what stands instead).
-# The pattern ends before the opening bracket; the statement ends with ");".
+# What a mutant removes: (name, start of the statement, its replacement). The
+# pattern ends before the opening bracket; the statement ends with ");".
 STATEMENTS = [
     ("call", r"SLUICE_CUDA(?=\()", lambda text: ""),
     ("call", r"SLUICE_RETURN_IF_ERROR(?=\(library_->ToStatus)",
@@ -100,16 +100,17 @@ def ignored(text):
 
 
 def guards(text):
-    """(start and end of a condition, what it is then): `if (wrong) return
-    error`, which then holds never, and `if (right) return fine; return error`,
-    which holds always."""
+    """Yields (start, end, replacement) of conditions: `if (wrong) return
+    error` becomes never true; `if (right) return fine; return error` always
+    true."""
     error = (r"return (?:(?:ErrnoStatus|absl::\w+Error)\(|"
              r"context\.status\(\)|errno == )|std::string why = ")
     fine = r"(?:return (?:absl::OkStatus\(\)|it->second)|continue);"
     comments = r"(?:\s*//[^\n]*\n)*"
     for match in re.finditer(r"^ *if \(", text, re.M):
         start, end = match.end(), bracket_end(text, match.end() - 1)
-        behind = text[end:].replace("\\\n", "\n")  # in a macro, too
+        # The condition may be in a macro.
+        behind = text[end:].replace("\\\n", "\n")
         if re.match(rf"\s*{{?{comments}\s*{error}", behind):
             yield start, end - 1, "false"
         elif re.match(rf"\s*{{?\s*{fine}\s*}}?\s*{error}", behind):
@@ -117,7 +118,7 @@ def guards(text):
 
 
 def mutants(source):
-    """(function, what, mutated text): the n-th alike is numbered."""
+    """Yields (function, what, mutated text); equal entries are numbered."""
     text = read(f"{FOLDER}/{source}")
     seen = {}
     for kind, pattern, replace in STATEMENTS:
@@ -125,7 +126,7 @@ def mutants(source):
             line = text[text.rindex("\n", 0, match.start()) + 1:match.start()]
             end = end_of(text, match.start())
             if end == 0 or not re.fullmatch(r"\s*((if|for) \(.*\) )?", line):
-                continue  # part of an expression
+                continue  # the call is part of an expression
             statement = text[match.start():end]
             called = re.search(r"\bcu[A-Z]\w+", statement)
             name = called.group() if called else " ".join(
@@ -137,20 +138,20 @@ def mutants(source):
                 what += f" #{number}"
             yield (where, what,
                    text[:match.start()] + replace(statement) + text[end:])
-    # A release that the driver knows nothing of.
+    # The driver does not know of these releases.
     for match in re.finditer(r"\bmunmap(?=\()", text):
         yield (function_at(text, match.start()), "call munmap",
                f"{text[:match.start()]}0{text[bracket_end(text, match.end()):]}")
     for start, end, instead in guards(text):
         condition = text[start:end]
-        # A call in it is still made.
+        # Calls in the condition are still made.
         yield (function_at(text, start), "if " + " ".join(condition.split()),
                f"{text[:start]}(static_cast<void>({condition}), {instead})"
                f"{text[end:]}")
 
 
 def fails(program, *arguments, **environment):
-    """Whether a test fails; one that hangs does."""
+    """Returns whether a test fails; a test that hangs counts as failed."""
     return run(program, *arguments, **environment)[0] != 0
 
 
@@ -178,7 +179,7 @@ def main():
              for mutant in mutants(source)
              if not wanted or source in wanted]
     wrong, survived = [], set()
-    # What is found must be the removal.
+    # The unchanged source must pass, so that failures come from the removal.
     for source in wanted or SOURCES:
         if found(build, source, read(f"{FOLDER}/{source}")):
             sys.exit(f"error: {source} fails with nothing removed")

@@ -1,5 +1,5 @@
-// Every function of the driver fails once, at each of its calls: there is one
-// clear line, no crash, and nothing is left.
+// Lets each call of every driver function fail once: there must be one clear
+// error line, no crash, and nothing left.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -42,12 +42,11 @@ const std::vector<std::string>& Functions() {
   return names;
 }
 
-// Calls that cannot be recovered from: after a failure the object is lost to
-// us.
+// Functions with failures that cannot be handled: the object is lost.
 const std::set<std::string> kSilent = {"cuMemRelease",
                                        "cuDevicePrimaryCtxRelease_v2",
                                        "cuLibraryUnload", "cuCtxPopCurrent_v2"};
-// Asked when the driver is opened to find out what it can: a failure is a no.
+// Calls that detect features while the driver is opened: a failure means "no".
 const std::set<std::string> kProbes = {
     "cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemCreate",
     "cuMemExportToShareableHandle"};
@@ -129,13 +128,13 @@ absl::Status UseModule(Driver& driver, Stream stream) {
   return driver.Launch(function, LaunchShape{}, {}, stream);
 }
 
-// Everything that the seam offers.
+// Uses everything that the device interface offers.
 absl::Status Use(Driver& driver) {
   SLUICE_ASSIGN_OR_RETURN(const auto devices, driver.Devices());
   for (const DeviceInfo& gpu : devices) {
     if (!gpu.fault.empty()) return absl::UnavailableError(gpu.fault);
   }
-  // HeldOutside asks the same, and leaves out GPUs that do not answer.
+  // HeldOutside makes the same call, but omits GPUs that do not answer.
   for (const DeviceIndex gpu : {DeviceIndex(0), DeviceIndex(1)}) {
     SLUICE_RETURN_IF_ERROR(driver.Usage(Placement::Gpu(gpu)).status());
   }
@@ -166,7 +165,7 @@ Outcome RunAll() {
   return outcome;
 }
 
-// The lines that do not say it: what else was found stays.
+// Returns the lines that do not contain `what`.
 std::string Without(const std::string& lines, const std::string& what) {
   std::string left;
   for (const absl::string_view line :
@@ -183,14 +182,15 @@ class FailingCalls : public ::testing::TestWithParam<const char*> {
         "gpus=2,gpu_granularity_kib=64,host_granularity_kib=128");
     fake_cuda::fake_cuda_set(GetParam());
   }
-  // What is wrong beside the call that failed; the driver's end included.
+  // Returns the findings and live objects that the failed call does not
+  // explain, at the driver's end.
   static std::string Left(const std::string& failed) {
     std::string findings, alive;
     fake_cuda::fake_cuda_recover();
     fake_cuda::fake_cuda_take_findings(findings);
     fake_cuda::fake_cuda_alive(alive);
-    // Without its context an object cannot be released by itself: the last
-    // hold on the context takes it along.
+    // Without its context an object cannot be released alone: it is released
+    // with the last hold on the context.
     if (failed == "cuCtxPushCurrent_v2") {
       findings = Without(findings, "go before their context");
     }
@@ -219,7 +219,7 @@ TEST_P(FailingCalls, SayOneLineAndLeaveNothing) {
   for (const std::string& name : Functions()) {
     const long start = before.at(name);
     const long total = clean.closed.at(name) - start;
-    if (name.starts_with("cuGetError")) continue;  // the next test
+    if (name.starts_with("cuGetError")) continue;  // see the next test
     EXPECT_GT(total, 0) << name;
     for (long n = 1; n <= total; ++n, ++points) {
       SCOPED_TRACE(fmt::format("call {} of {}", n, name));

@@ -1,4 +1,4 @@
-// The cuda table, opened on a fake driver of two GPUs.
+// Fixture: the cuda table, opened on a fake driver of two GPUs.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ class OpenedTable : public ::testing::Test {
     driver_.reset();
     fake_cuda::ExpectNothingLeft();
   }
-  // Where `settings` (tests/fake_cuda/README.md) hold, until the test is over.
+  // Opens it with `settings` (tests/fake_cuda/README.md), until the test's end.
   void Open(const char* settings = "gpus=2") {
     fake_cuda::fake_cuda_set(settings);
     auto driver = OpenCudaDriver();

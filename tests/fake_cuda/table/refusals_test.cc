@@ -1,5 +1,5 @@
-// What the cuda table itself refuses, and what it says then: each check of what
-// it is asked for, or of an answer of the kernel, by its message.
+// Tests the errors of the cuda table itself: each check of its arguments, or of
+// an answer of the kernel, by its message.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 constexpr DeviceIndex kFirstGpu(0);
 constexpr Placement kHostPlacement{Placement::Kind::kHost, 0};
 
-// A process's limit is lower while this lives.
+// Lowers a limit of the process while the object lives.
 class Limit {
  public:
   Limit(int resource, rlim_t value) : resource_(resource) {
@@ -122,7 +122,7 @@ TEST_F(CudaRefusals, ANodeWithoutGpusIsRefused) {
                                      HasSubstr("CUDA_VISIBLE_DEVICES is ''"))));
 }
 
-// What the kernel refuses of host memory that is a memfd.
+// The kernel's refusals of host memory that is a memfd.
 TEST_F(CudaRefusals, HostMemoryThatTheKernelRefusesIsToldByItsCall) {
   Open("host_numa=0");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size,

@@ -1,4 +1,5 @@
-// What the cuda table did wrong once, on the fake driver that sees it.
+// Regression tests of the cuda table, on the fake driver, which detects its
+// mistakes.
 #include <gmock/gmock.h>
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
@@ -30,7 +31,7 @@ constexpr Placement kOnHost{Placement::Kind::kHost, 0};
 
 class CudaTable : public OpenedTable {
  protected:
-  // Memory that `gpu` may touch, until the driver goes.
+  // Returns memory that `gpu` may access, mapped until the driver is destroyed.
   absl::StatusOr<Address> Mapped(Placement where, DeviceIndex gpu) {
     SLUICE_ASSIGN_OR_RETURN(const Bytes size, driver_->Granularity(where));
     SLUICE_ASSIGN_OR_RETURN(const Memory memory, driver_->Create(where, size));
@@ -51,8 +52,8 @@ TEST_F(CudaTable, WhatIsLeftGoesInItsContextWithTheDriver) {
   ASSERT_THAT(Mapped(kOnHost, kGpu1), IsOk());
 }
 
-// Where host memory is a memfd its addresses are ours to release: the fake
-// would not miss it.
+// If host memory is a memfd, the table must release its addresses itself; the
+// fake would not report leaks.
 TEST_F(CudaTable, AddressesOfMemfdsAreReleasedWhenAskedAndWithTheDriver) {
   Open("host_numa=0");
   const auto is_mapped = [](Address at) {
@@ -76,7 +77,8 @@ TEST_F(CudaTable, AnAdoptedStreamOutlivesTheDriver) {
   ASSERT_THAT(driver_->AdoptStream(kGpu0, nullptr), IsOk());
 }
 
-// What is enqueued by either name is in one order: the fake finds a race else.
+// Operations enqueued under either handle are in one order; otherwise the fake
+// finds a race.
 TEST_F(CudaTable, AStreamThatIsHandedOutIsTheSameStream) {
   Open("jitter_us=500");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Address gpu, Mapped(kOnGpu0, kGpu0));
@@ -104,7 +106,7 @@ TEST_F(CudaTable, ARankOpensAContextOnItsOwnGpuOnly) {
   EXPECT_THAT(alive, ::testing::Not(HasSubstr("context of GPU 0")));
 }
 
-// The default alignment of a reservation is the driver's business.
+// The driver chooses the default alignment of a reservation.
 TEST_F(CudaTable, AReservationIsAlignedForWhatIsMappedThere) {
   Open("gpu_granularity_kib=8192,host_granularity_kib=16384");
   for (int i = 0; i < 4; ++i) {
@@ -113,7 +115,7 @@ TEST_F(CudaTable, AReservationIsAlignedForWhatIsMappedThere) {
   }
 }
 
-// Wrong once: of a GPU too its number was asked for, which is the exporter's.
+// Guards against comparing a GPU's number, too, which is the exporter's number.
 TEST_F(CudaTable, AnImportIsOfTheKindThatItIsSaidToBe) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
@@ -184,8 +186,8 @@ TEST_F(CudaTable, AGpuSaysItsComputeCapability) {
   EXPECT_EQ(devices.at(1).capability, 89);
 }
 
-// Another process's word: of a memfd it is held against the file, of the
-// driver's memory when that is mapped.
+// The size is another process's claim. It is compared with the file's size for
+// a memfd, and checked at mapping for the driver's memory.
 TEST_F(CudaTable, ALieAboutTheSizeIsFound) {
   constexpr auto kBad = absl::StatusCode::kInvalidArgument;
   for (const bool driver_pins : {false, true}) {
@@ -207,7 +209,7 @@ TEST_F(CudaTable, ALieAboutTheSizeIsFound) {
   }
 }
 
-// Unmapping the middle of what was pinned as one pins both ends again.
+// Unmapping the middle of memory that was pinned as one pins both ends again.
 TEST_F(CudaTable, WhatCannotBePinnedAgainIsTold) {
   Open("host_numa=0");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
@@ -231,7 +233,7 @@ TEST_F(CudaTable, WhatCannotBePinnedAgainIsTold) {
   }
 }
 
-// numactl's word for the process holds after memory was made.
+// The process's NUMA policy (numactl) is restored after memory was made.
 TEST_F(CudaTable, MakingHostMemoryLeavesTheThreadsNumaPolicy) {
   const unsigned long nodes[2] = {1, 0};
   if (syscall(SYS_set_mempolicy, MPOL_BIND, nodes, 65) != 0) {
@@ -258,7 +260,8 @@ TEST_F(CudaTable, ALostGpuIsUnavailableAndLeavesTheOther) {
   EXPECT_THAT(Mapped(kOnGpu1, kGpu1), IsOk());
 }
 
-// Once it was one answer for all: a lost GPU hid what the others hold.
+// Guards against one answer for all GPUs, in which a lost GPU hides what is
+// held on the others.
 TEST_F(CudaTable, ALostGpuAloneDoesNotSayWhatOthersHoldThere) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto beside, OpenCudaDriver());
@@ -271,7 +274,8 @@ TEST_F(CudaTable, ALostGpuAloneDoesNotSayWhatOthersHoldThere) {
   EXPECT_THAT(held, ElementsAre(Pair(kOnGpu1, MiB(4))));
 }
 
-// After such an error the context is of no use; the driver still ends cleanly.
+// After such an error the context is useless, but the driver still ends
+// cleanly.
 TEST_F(CudaTable, ALostContextIsUnavailableFromThenOn) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
@@ -289,7 +293,7 @@ TEST_F(CudaTable, ALostContextIsUnavailableFromThenOn) {
   EXPECT_THAT(driver_->SynchronizeStream(stream), StatusIs(kGone));
 }
 
-// What all of the above stands on: that the fake ends a process badly.
+// All tests above rely on this: that the fake ends a process with an error.
 TEST(FakeCudaDeathTest, AProcessThatLeavesSomethingFails) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto leave = [] {

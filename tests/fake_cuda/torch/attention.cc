@@ -18,7 +18,7 @@ constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
 at::Tensor InFp32(const at::Tensor& t) { return t.to(at::kFloat); }
 
-// Which keys a row sees through a window, [rows, keys].
+// Returns which keys a row sees through a window, [rows, keys].
 at::Tensor Seen(const Problem& p) {
   const int64_t rows = p.q.size(2), keys = p.k.size(2), own = keys - rows;
   at::Tensor seen = at::ones({rows, keys}, at::kBool);
@@ -27,7 +27,7 @@ at::Tensor Seen(const Problem& p) {
   return seen;
 }
 
-// How ATen's CPU attention is asked for it.
+// The arguments of ATen's CPU attention.
 struct Asked {
   explicit Asked(const Problem& p)
       : causal(p.causal && !p.windowed()), scale(p.scale) {
@@ -36,7 +36,7 @@ struct Asked {
     mask = at::zeros({p.q.size(2), p.k.size(2)})
                .masked_fill_(seen.logical_not(), -kInfinite);
   }
-  // Rows without keys.
+  // Returns the rows without keys.
   at::Tensor Empty() const { return seen.any(1).logical_not(); }
 
   bool causal;

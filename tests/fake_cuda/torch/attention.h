@@ -1,5 +1,6 @@
-// What the CPU forms of CUDA's attention operators share: a problem, what all
-// refuse, and ATen's CPU attention in fp32, which computes it.
+// Common parts of the CPU forms of CUDA's attention operators: a problem, the
+// arguments that all refuse, and ATen's CPU attention in fp32, which computes
+// it.
 //
 // Thread safety: as kernel.h.
 #pragma once
@@ -18,35 +19,39 @@ using Four = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Five =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// [batch, heads, rows, dim]; scale as the caller wants it, none: 1/sqrt(dim).
+// Tensors are [batch, heads, rows, dim]; scale is the caller's, or if unset
+// 1/sqrt(dim).
 struct Problem {
   at::Tensor q, k, v;
   bool causal = false;
   std::optional<double> scale;
-  // Keys that a row sees to either side of its own, where the last row's own
-  // is the last key; negative: all.
+  // The number of keys that a row sees on each side of its own key; negative:
+  // all. The last row's own key is the last key.
   int64_t left = -1, right = -1;
   bool windowed() const { return left >= 0 || right >= 0; }
 };
 
-// Four dimensions, one dtype, the last dimension contiguous, no dropout.
+// Checks for four dimensions, one dtype, a contiguous last dimension and no
+// dropout.
 void CheckBoth(const Problem& p, double dropout);
 inline bool IsGiven(const Maybe& t) { return t.has_value() && t->defined(); }
 
-// As the kernels lay their results out: [batch, rows, heads, dim] in memory.
+// Returns a tensor in the kernels' result layout: [batch, rows, heads, dim] in
+// memory.
 at::Tensor LikeRows(const at::Tensor& t, int64_t dim);
-// [batch, heads, rows], fp32.
+// Returns a tensor [batch, heads, rows] in fp32.
 at::Tensor LseOf(const Problem& p, int64_t rows);
 
-// `lse` may have more rows than q: they become infinite. A row without keys has
-// an output of 0 and a log-sum-exp of +infinity.
+// Computes the attention. `lse` may have more rows than q: they become
+// infinite. A row without keys has an output of 0 and a log-sum-exp of
+// +infinity.
 void Attend(const char* name, const Problem& p, const at::Tensor& output,
             const at::Tensor& lse);
-// Into `gradients`, of q, k and v. `lse`: [batch, heads, at least q's rows].
+// Computes `gradients` of q, k and v. `lse`: [batch, heads, at least q's rows].
 void AttendBackward(const char* name, const Problem& p,
                     const at::Tensor& gradient, const at::Tensor& output,
                     const at::Tensor& lse, const Three& gradients);
-// The same into new ones, laid out LikeRows.
+// Computes them into new tensors, laid out as by LikeRows.
 Three AttendBackward(const char* name, const Problem& p,
                      const at::Tensor& gradient, const at::Tensor& output,
                      const at::Tensor& lse);

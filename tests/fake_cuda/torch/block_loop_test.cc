@@ -1,7 +1,7 @@
-// Causal attention over chunks as the streamed layer runs it, of the product's
-// own parts: the cuda table, its copy engine and merge kernel, and torch's
-// flash attention on CUDA tensors. Each of its waits is left out in turn, and
-// the race detector says so by the order of the calls alone.
+// Causal attention over chunks as the streamed layer runs it, with the
+// product's own parts: the cuda table, its copy engine and merge kernel, and
+// torch's flash attention on CUDA tensors. Each of its waits is left out in
+// turn, and the race detector finds that by the order of the calls alone.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/cuda/CUDAStream.h>
@@ -30,11 +30,11 @@ using device::CopyDirection;
 
 enum class Wait {
   kNone,
-  kKeysArrived,   // compute for k, v in
-  kOutputSent,    // compute for the former o out
-  kQueriesUsed,   // q in for compute
-  kKeysUsed,      // k, v in for compute
-  kOutputMerged,  // o out for compute
+  kKeysArrived,   // compute waits for k, v in
+  kOutputSent,    // compute waits for the former o out
+  kQueriesUsed,   // q in waits for compute
+  kKeysUsed,      // k, v in wait for compute
+  kOutputMerged,  // o out waits for compute
 };
 constexpr const char* kNames[] = {"None",        "KeysArrived", "OutputSent",
                                   "QueriesUsed", "KeysUsed",    "OutputMerged"};
@@ -100,7 +100,7 @@ class BlockLoop {
 
   void Run() {
     for (int64_t m = 0; m < kChunks; ++m) {
-      // Compute need not wait for these: k and v follow on the same stream.
+      // Compute need not wait for q: k and v follow on the same stream.
       In(q_slot_, q_, m, After(Wait::kQueriesUsed, {queries_used_}));
       WaitFor(Wait::kOutputSent, output_sent_);
       lse_slot_.fill_(-INFINITY);
@@ -184,7 +184,7 @@ class BlockLoop {
   device::Stream compute_;
   at::Tensor q_, k_, v_, o_;
   at::Tensor q_slot_, o_slot_, lse_slot_, k_slots_[2], v_slots_[2];
-  std::unique_ptr<CopyEngine> engine_;  // ends before the memory
+  std::unique_ptr<CopyEngine> engine_;  // destroyed before the memory
   Ticket queries_used_, keys_used_[2], output_sent_;
   int slot_ = 0;
 };

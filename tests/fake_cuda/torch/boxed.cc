@@ -1,8 +1,9 @@
-// Every operator of ATen under torch's CUDA key that has no form of its own
-// here: ATen's CPU kernel, as one operation of the stream.
+// The fallback for ATen operators under torch's CUDA key that have no form
+// here: runs ATen's CPU kernel as one operation of the stream.
 //
-// Sizes of results come from ATen's Meta kernels where there are; else the CPU
-// kernel is looked at (kernel.h), which holds the caller up but orders nothing.
+// Sizes of results come from ATen's Meta kernels if they exist. Otherwise the
+// CPU kernel runs at once (LaunchAndLook in kernel.h), which delays the caller
+// but orders nothing.
 #include "tests/fake_cuda/torch/boxed.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -63,7 +64,8 @@ void PutOn(at::DeviceType device, Stack& values) {
   }
 }
 
-// A number of the program's text decides no type of a result.
+// Marks `copy` as a wrapped number if `t` is one: a number in the program's
+// text does not determine the type of a result.
 at::Tensor LikeNumber(const at::Tensor& t, at::Tensor copy) {
   if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
     copy.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -71,7 +73,8 @@ at::Tensor LikeNumber(const at::Tensor& t, at::Tensor copy) {
   return copy;
 }
 
-// But a number: Meta kernels that are written in Python take it as one.
+// Returns a Meta tensor, except for a wrapped number: Meta kernels in Python
+// take it as it is.
 at::Tensor ToMeta(const at::Tensor& t) {
   if (t.is_cpu() && t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
   at::Tensor meta =
@@ -84,9 +87,9 @@ bool Writes(const c10::AliasInfo& alias) {
                                         alias.containedTypes().end(), Writes);
 }
 
-// One call of an operator. Its operands of the GPU are known by their places
-// among all tensors of the stack; those of the CPU are numbers, as they are
-// now.
+// One call of an operator. Its GPU operands are identified by their places
+// among all tensors of the stack. Its CPU operands are numbers, with their
+// values at the call.
 class BoxedCall {
  public:
   BoxedCall(const c10::OperatorHandle& op, Stack arguments)
@@ -147,7 +150,7 @@ class BoxedCall {
     PutOn(at::kMeta, values);
     return values;
   }
-  // The CPU's call, on the stream's thread.
+  // Calls the CPU's kernel, on the stream's thread.
   static Stack OnCpu(const c10::OperatorHandle& op, Stack values,
                      const std::vector<std::pair<bool, bool>>& places,
                      const Tensors& reads, const Tensors& writes) {
@@ -162,7 +165,7 @@ class BoxedCall {
     return values;
   }
 
-  // The stack without storages: what is in flight keeps nothing alive.
+  // Returns the stack without storages: queued work keeps no memory alive.
   Stack Light() const {
     Stack values = arguments_;
     ForTensors(values,
@@ -190,13 +193,14 @@ class BoxedCall {
     return returned;
   }
 
-  // x_() comes as x(out=itself), which is as large already.
+  // An in-place x_() arrives as x(out=itself), which has the right size
+  // already.
   bool IsInPlace() const {
     return std::any_of(reads_.begin(), reads_.end(),
                        [this](const auto& t) { return t.is_same(writes_[0]); });
   }
 
-  // out=: as large as the result will be.
+  // Resizes the out= tensors to the sizes of the results.
   void ResizeOutputs() {
     if (IsInPlace()) return;
     std::vector<std::vector<int64_t>> sizes;
@@ -243,7 +247,7 @@ class BoxedCall {
     Stack results = OnMeta();
     op_.callBoxed(results);
     for (const c10::IValue& value : results) {
-      // A number depends on data.
+      // A result that is a number depends on data.
       if (!value.isTensor() && !value.isTensorList()) return LookForResults();
     }
     ForTensors(results, [&](const at::Tensor& t) { return MakeLike(t); });
@@ -282,7 +286,8 @@ class BoxedCall {
   const c10::OperatorHandle op_;
   const std::string name_;
   Stack arguments_;
-  std::vector<std::pair<bool, bool>> places_;  // on the GPU; written
+  // whether on the GPU; whether written
+  std::vector<std::pair<bool, bool>> places_;
   Tensors reads_, writes_;
   bool resizes_ = false;
   at::Device device_ = at::kCUDA;
@@ -292,7 +297,7 @@ class BoxedCall {
 
 void RunBoxed(const c10::OperatorHandle& op, c10::DispatchKeySet,
               Stack* stack) {
-  // Python's dispatch modes are not asked for what a kernel does inside.
+  // Python's dispatch modes do not see a kernel's inner calls.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::DispatchKeySet{
       c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
   const size_t count = op.schema().arguments().size();

@@ -1,4 +1,5 @@
-// ATen's CPU kernel of an operator, as one operation of torch's current stream.
+// Runs ATen's CPU kernel of an operator as one operation of torch's current
+// stream.
 #pragma once
 
 #include <ATen/core/boxing/KernelFunction.h>
@@ -6,7 +7,7 @@
 
 namespace sluice::fake_cuda {
 
-// A boxed kernel for torch's CUDA key, of any operator of ATen.
+// A boxed kernel for torch's CUDA key, for any operator of ATen.
 void RunBoxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
               torch::jit::Stack* stack);
 

@@ -77,15 +77,15 @@ Cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 
 using Numbers = std::vector<int64_t>;
 
-// That of one element leads nowhere.
+// Skips dimensions of one element: their strides have no meaning.
 void AddStrides(Numbers& all, const at::Tensor& t) {
   for (int64_t i = 0; i < t.dim(); ++i) {
     all.push_back(t.size(i) == 1 ? 0 : t.stride(i));
   }
 }
 
-// That this backward's other operands lie as those of the first one with such
-// q, k and v.
+// Checks that this backward's other operands have the same strides as those of
+// the first one with such q, k and v.
 void CheckPlan(const Problem& p, const std::vector<at::Tensor>& others) {
   static Mutex mutex;
   static auto* const plans = new std::map<Numbers, Numbers>;

@@ -13,7 +13,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// CUDA's dropout, which its autograd keeps the mask of.
+// CUDA's dropout; autograd keeps its mask.
 std::tuple<at::Tensor, at::Tensor> NativeDropout(const at::Tensor& x, double p,
                                                  std::optional<bool> train) {
   const bool draws = train.value_or(true);
@@ -45,8 +45,8 @@ at::Generator Drawn(at::Device device, std::optional<at::Generator> given) {
   static Mutex mutex;  // autograd's thread draws, too
   const MutexLock lock(mutex);
   const uint64_t offset = gpus.get_offset();
-  gpus.set_offset(offset + 4);  // Philox's are multiples of 4
-  // Seeds of the CPU's have 32 bits.
+  gpus.set_offset(offset + 4);  // Philox's offsets are multiples of 4
+  // Seeds of the CPU generator have 32 bits.
   return at::detail::createCPUGenerator(gpus.current_seed() +
                                         (offset + 1) * 0x9E3779B1);
 }

@@ -1,5 +1,5 @@
-// Random numbers of a fake GPU: by the seed and the offset of torch's CUDA
-// generator, as Philox has them, but other numbers than a GPU's.
+// Random numbers of a fake GPU. They depend on the seed and the offset of
+// torch's CUDA generator, as Philox's do, but differ from a GPU's.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -8,8 +8,9 @@
 
 namespace sluice::fake_cuda {
 
-// For one launch: a generator of the CPU that starts where the GPU's is, which
-// moves on as it is issued. Without a generator it is the GPU's default one.
+// Returns a CPU generator for one launch that starts at the GPU generator's
+// state, and advances the GPU's generator. Without `given` it uses the GPU's
+// default one.
 at::Generator Drawn(at::Device device, std::optional<at::Generator> given);
 
 }  // namespace sluice::fake_cuda

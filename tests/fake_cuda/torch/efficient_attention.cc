@@ -1,9 +1,9 @@
 // CUDA's efficient attention: its signatures, shapes and refusals. Signatures
-// are the wheel's own schemas; what it refuses, and how results are laid out
-// and padded, is assumed. How backward reads the output is documented by
-// torch's mem_eff_attention/kernel_backward.h and attention_backward.cu, and
-// measured on an H100: in fp16 and bf16 the kernel itself, by a row stride of
-// heads * dim whatever the tensor's is. Another one is refused here.
+// are the wheel's own schemas; its refusals, and the layout and padding of
+// results, are assumed. How backward reads the output is documented by torch's
+// mem_eff_attention/kernel_backward.h and attention_backward.cu, and measured
+// on an H100: in fp16 and bf16 the kernel itself uses a row stride of heads *
+// dim, whatever the tensor's stride is. Another stride is refused here.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -16,7 +16,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// No grouped queries: as many heads everywhere.
+// Grouped queries are not supported: all tensors need equally many heads.
 void CheckEfficient(const Problem& p, const Maybe& bias, double dropout) {
   CheckBoth(p, dropout);
   TORCH_CHECK(!IsGiven(bias), "attn_bias is not built here");

@@ -1,5 +1,6 @@
-// torch's CUDA tensors, in memory of the fake driver: real at::kCUDA tensors,
-// c10's own guards and streams, and kernels that are ATen's CPU ones.
+// Tests torch's CUDA tensors in memory of the fake driver: real at::kCUDA
+// tensors, c10's own guards and streams, and ATen's CPU kernels as CUDA
+// kernels.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Formatting.h>
@@ -79,7 +80,7 @@ class FakeTorch : public ::testing::Test {
 std::unique_ptr<device::Driver> FakeTorch::driver_;
 std::unique_ptr<Region> FakeTorch::memory_, FakeTorch::pinned_;
 
-// Holds a stream up until it is told to go on.
+// Blocks a stream until it is released.
 class Blocked {
  public:
   explicit Blocked(c10::cuda::CUDAStream stream) {
@@ -109,7 +110,7 @@ TEST_F(FakeTorch, OperatorsGiveTheCpusBits) {
   ExpectSame(out, at::mm(a, b));
   at::Tensor sums = at::zeros({96, 96}, x.options());
   sums.index_add_(0, at::empty({0}, x.options().dtype(at::kLong)),
-                  x.narrow(0, 0, 0));  // of a rank without rows
+                  x.narrow(0, 0, 0));  // as of a rank without rows
   EXPECT_EQ(sums.abs().sum().item<float>(), 0);
   at::Tensor part = x.narrow(1, 8, 16);
   part.mul_(3).add_(at::scalar_tensor(0.5));
@@ -151,7 +152,7 @@ TEST_F(FakeTorch, AutogradGoesThroughIt) {
   };
   const at::Tensor on_gpu = gradient(kGpu);
   ASSERT_TRUE(on_gpu.is_cuda());
-  // 4.8e-7 apart; the reason is not known.
+  // They differ by 4.8e-7; the reason is not known.
   EXPECT_TRUE(at::allclose(on_gpu.cpu(), gradient(at::kCPU), 1e-5, 1e-5));
 }
 
@@ -169,7 +170,7 @@ TEST_F(FakeTorch, IssuingDoesNotWaitForTheGpu) {
   ExpectSame(sum, expected);
 }
 
-// By the order of the calls alone: nothing here is late.
+// The race is found by the order of the calls alone: nothing here is late.
 TEST_F(FakeTorch, AKernelThatDoesNotWaitForACopyIsFound) {
   for (const bool waits : {true, false}) {
     const at::Tensor slot = at::empty({1024}, at::TensorOptions().device(kGpu));
@@ -192,7 +193,7 @@ TEST_F(FakeTorch, AKernelThatDoesNotWaitForACopyIsFound) {
   }
 }
 
-// Only the bytes that are used: two rings of one buffer do not meet.
+// Only the used bytes count: two rings in one buffer do not race.
 TEST_F(FakeTorch, APartOfEachRowIsNotTheWholeRow) {
   const at::Tensor whole =
       at::zeros({16, 64}, at::TensorOptions().device(kGpu));
@@ -233,7 +234,7 @@ TEST_F(FakeTorch, TheHostWaitsForACopyOfPinnedMemoryOnlyWhereItAsksTo) {
   EXPECT_EQ(fake_cuda_calls("cuStreamSynchronize"), waits);
   pinned.copy_(x);
   EXPECT_EQ(fake_cuda_calls("cuStreamSynchronize"), waits + 1);
-  // What is copied first is a tensor of the call's own.
+  // The source of the copy is a temporary tensor of the call.
   x.copy_(pinned.to(at::kDouble), /*non_blocking=*/true);
   EXPECT_EQ(fake_cuda_calls("cuStreamSynchronize"), waits + 2);
 }
@@ -336,7 +337,7 @@ TEST_F(FakeTorch, EfficientAttentionIsFp32WithAPaddedLogSumExp) {
                c10::Error);
 }
 
-// In half types the kernel reads the output by a row stride of heads * dim.
+// In half types the kernel reads the output with a row stride of heads * dim.
 TEST_F(FakeTorch, EfficientAttentionsBackwardReadsRowsBeforeHeads) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const Heads g = ToGpu(Draw(32, 2, 2, type));

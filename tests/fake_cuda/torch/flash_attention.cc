@@ -1,6 +1,6 @@
 // CUDA's flash attention: its signatures, shapes and refusals. Signatures are
-// the wheel's own schemas. What it refuses, and how results are laid out, is
-// assumed, but for windows: how they lie, and what a row without keys gets, is
+// the wheel's own schemas. Its refusals and the layout of results are assumed,
+// except for windows: their position, and the result of a row without keys, are
 // documented by flash-attention's README and by mha_fwd of torch's flash_api.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -13,8 +13,9 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// fp16 and bf16, as many heads of q as a multiple of k's, dim <= 256; a causal
-// mask is aligned to the last key, so only square ones mean the same to all.
+// Requires fp16 or bf16, q's heads a multiple of k's, and dim <= 256. A causal
+// mask is aligned to the last key, so only square problems mean the same in all
+// kernels.
 void CheckFlash(const Problem& p, double dropout) {
   CheckBoth(p, dropout);
   TORCH_CHECK(
@@ -71,13 +72,13 @@ Three FlashBackward(const at::Tensor& gradient, const at::Tensor& q,
                         gradient, output, lse);
 }
 
-// The same kernels, rows before heads: [batch, rows, heads, dim].
+// The same kernels with rows before heads: [batch, rows, heads, dim].
 void CheckDense(const Maybe& a, const Maybe& b) {
   TORCH_CHECK(!IsGiven(a) && !IsGiven(b), "ragged batches are not built here");
 }
 
-// As mha_fwd reads them: what is as wide as all keys is no bound, and causal is
-// a bound on the right.
+// Sets the window as mha_fwd reads it: a bound as wide as all keys is no bound,
+// and causal is a bound on the right.
 void SetWindow(Problem& p, std::optional<c10::SymInt> left,
                std::optional<c10::SymInt> right) {
   const auto bound = [&](const std::optional<c10::SymInt>& size) -> int64_t {

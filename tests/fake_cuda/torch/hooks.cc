@@ -1,5 +1,5 @@
-// What torch asks of CUDA beside its operators: whether there is a GPU, and
-// how many. Autograd does, for the threads of its devices.
+// What torch queries about CUDA apart from its operators: whether there is a
+// GPU, and how many. Autograd does so for the threads of its devices.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
@@ -12,10 +12,10 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// torch looks this name up.
+// torch looks up this name.
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
-  // torch's own allocator makes no memory by that.
+  // This does not create torch's own allocator.
   void init() const override {
     if (fake_cuda_setting("malloc") == 0) return;
     c10::cuda::CUDACachingAllocator::init(c10::cuda::device_count());
@@ -30,7 +30,7 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   c10::DeviceIndex deviceCount() const override {
     return c10::cuda::device_count();
   }
-  // torch asks before it chooses a kernel of attention.
+  // torch calls this before it chooses an attention kernel.
   bool hasCuDNN() const override { return false; }
   long versionCuDNN() const override { return 0; }         // NOLINT: torch's
   long versionRuntimeCuDNN() const override { return 0; }  // NOLINT: type
@@ -41,8 +41,9 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   c10::DeviceIndex getCurrentDevice() const override {
     return c10::cuda::current_device();
   }
-  // The real library's, where it is below (take_over.cc): Python has that one.
-  // Else one that can be seeded, as at::manual_seed does, and not drawn from.
+  // Returns the real library's generator if that is loaded (take_over.cc), as
+  // Python uses that one. Otherwise returns one that at::manual_seed can seed,
+  // but nothing draws from.
   const at::Generator& getDefaultGenerator(
       c10::DeviceIndex device) const override {
     using Of = const at::Generator& (*)(c10::DeviceIndex);
@@ -61,8 +62,8 @@ struct CUDAHooks final : at::CUDAHooksInterface {
 
 namespace at {
 using sluice::fake_cuda::CUDAHooks;
-// Before those of the real libtorch_cuda.so, where that is below
-// (take_over.cc).
+// Takes precedence over the hooks of the real libtorch_cuda.so, if that is
+// loaded (take_over.cc).
 C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks,
                                  c10::REGISTRY_PREFERRED, CUDAHooks)
 }  // namespace at

@@ -16,7 +16,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// A tensor in more pieces is told as all that lies between its ends.
+// A tensor of more pieces is reported as all bytes between its ends.
 constexpr int64_t kMostPieces = 256;
 
 std::atomic<int64_t> looks{0};
@@ -25,8 +25,8 @@ struct Dimension {
   int64_t size, stride;
 };
 
-// The dimensions that move, the innermost first; those that continue one
-// another are one.
+// Returns the dimensions with more than one element, the innermost first;
+// adjacent dimensions are merged.
 std::vector<Dimension> Merged(const at::Tensor& tensor) {
   std::vector<Dimension> dimensions;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
@@ -73,10 +73,10 @@ std::vector<Access> BytesOf(const at::Tensor& tensor) {
   return accesses;
 }
 
-// What a launch uses, and where its bytes are among the accesses.
+// The accesses of a launch, and the place of each tensor's bytes among them.
 struct Operands {
   std::vector<DeviceView> views;
-  std::vector<size_t> first;  // access of each
+  std::vector<size_t> first;  // index of each tensor's first access
   std::vector<Access> accesses;
 
   void Add(const Tensors& tensors, bool writes) {
@@ -134,7 +134,7 @@ void Launch(const std::string& name, const Tensors& reads,
     }
   }
   const c10::cuda::CUDAGuard guard(any.device());
-  // With it a context is current.
+  // Makes a context current.
   C10_CUDA_CHECK(cudaSetDevice(any.get_device()));
   const auto stream = c10::cuda::getCurrentCUDAStream(any.get_device());
   const auto operands = std::make_shared<Operands>();
@@ -150,7 +150,7 @@ void Launch(const std::string& name, const Tensors& reads,
 void LaunchAndLook(const std::string& name, const Tensors& reads,
                    const Tensors& writes, KernelCode code) {
   ++looks;
-  // In a lost context the work is dropped, and with it the promise.
+  // In a lost context the work is dropped, and the promise with it.
   auto done = std::make_shared<std::promise<void>>();
   std::future<void> future = done->get_future();
   Launch(name, reads, writes,

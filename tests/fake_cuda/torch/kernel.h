@@ -1,10 +1,10 @@
 // A kernel of the fake GPU: CPU code over device tensors, as one operation of
 // torch's current stream.
 //
-// A call checks on the caller and returns; the work is done later, on the
-// stream's thread. Nothing keeps operands alive: as on a GPU, memory that is
-// freed too early is overwritten. Accesses are told to the race detector, by
-// the bytes that a tensor really has.
+// A call checks its arguments on the caller's thread and returns; the work is
+// done later, on the stream's thread. It keeps no operands alive: as on a GPU,
+// memory that is freed too early is overwritten. The race detector gets the
+// accesses, by the bytes that a tensor really has.
 //
 // Thread safety: as of the caller's torch stream.
 #pragma once
@@ -20,14 +20,15 @@
 
 namespace sluice::fake_cuda {
 
-// A device tensor without its storage: where it lies, its sizes and type.
+// A device tensor without its storage: its address, sizes and type.
 class DeviceView {
  public:
   explicit DeviceView(const at::Tensor& tensor);
 
-  // Its bytes: in pieces, where it is a part of each row of something else.
+  // Its bytes, in several pieces if it is a part of each row of a larger
+  // tensor.
   const std::vector<Access>& reads() const { return reads_; }
-  // The same as a tensor of the CPU, over that memory.
+  // Returns the same as a CPU tensor over that memory.
   at::Tensor OnCpu(std::byte* bytes) const;
 
  private:
@@ -37,20 +38,20 @@ class DeviceView {
 };
 
 using Tensors = std::vector<at::Tensor>;
-// Gets what it reads and what it writes as tensors of the CPU, in the order in
-// which they were given; a tensor may be among both.
+// Receives the tensors that it reads and those that it writes as CPU tensors,
+// in the order in which they were given; a tensor may be in both.
 using KernelCode =
     std::function<void(const Tensors& reads, const Tensors& writes)>;
 
-// Throws at::Error with CUDA's code if the driver refuses. All tensors are on
-// one GPU. An exception of the code itself is a finding.
+// Launches a kernel. Throws at::Error with CUDA's code if the driver refuses.
+// All tensors must be on one GPU. An exception of the code itself is a finding.
 void Launch(const std::string& name, const Tensors& reads,
             const Tensors& writes, KernelCode code);
-// The same, and waits until it is done, unseen by the race detector: for what
-// a real kernel would know without having computed. Counted.
+// Launches and waits until it is done, hidden from the race detector: for
+// values that a real kernel would know without computing. Counted by Looks.
 void LaunchAndLook(const std::string& name, const Tensors& reads,
                    const Tensors& writes, KernelCode code);
-// How often that was, in this process.
+// Returns the number of LaunchAndLook calls in this process.
 int64_t Looks();
 
 inline bool IsOnGpu(const at::Tensor& tensor) {

@@ -1,5 +1,6 @@
-// torch's CUDA allocator over one piece of a GPU's memory, first fit. The
-// product's is client/torch/cuda's; these tests are of the fakes below it.
+// A CUDA allocator for torch in one piece of a GPU's memory, first fit. The
+// product's allocator is client/torch/cuda; these tests check the fakes below
+// it.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -17,7 +18,7 @@ class PieceAllocator final
     : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
  public:
   PieceAllocator(std::byte* begin, size_t size) : begin_(begin), size_(size) {}
-  // Installs one for the process's life.
+  // Installs an allocator for the rest of the process's life.
   static void Install(std::byte* begin, size_t size);
 
   c10::DataPtr allocate(size_t size) override;

@@ -1,5 +1,5 @@
-// Products of half types with fp32 sums, as cuBLAS has them: ATen has no kernel
-// of the CPU for them. What is refused is documented by torch's cuda/Blas.cpp.
+// Matrix products of half types with fp32 sums, as in cuBLAS: ATen has no CPU
+// kernel for them. The refusals are documented by torch's cuda/Blas.cpp.
 #include <ATen/ops/addmm.h>
 #include <torch/library.h>
 

@@ -1,5 +1,5 @@
 // Memory for the tests of torch on the fakes, made by the product's driver.
-// What fails throws.
+// Errors are thrown.
 #pragma once
 
 #include <c10/util/Exception.h>

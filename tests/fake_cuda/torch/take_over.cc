@@ -1,9 +1,9 @@
-// Opens the real libtorch_cuda.so, for what it has beside kernels (c10d's
-// ProcessGroupNCCL), and takes the place of every kernel that it registers:
-// none of its machine code can run here.
+// Opens the real libtorch_cuda.so, for the parts that are no kernels (c10d's
+// ProcessGroupNCCL), and replaces every kernel that it registers: none of its
+// machine code can run here.
 //
-// First of all in this library: the forms of its other files are registered
-// after, and of two kernels the dispatcher takes the later one.
+// This file must be linked first in this library: the forms of the other files
+// are registered later, and the dispatcher uses the later one of two kernels.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
@@ -33,7 +33,7 @@ std::set<std::string> Registered() {
   return names;
 }
 
-// That a kernel is registered over another is what is wanted.
+// Silences the warnings about replaced kernels, as the replacement is intended.
 struct Quiet final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -45,7 +45,7 @@ struct Quiet final : c10::WarningHandler {
     std::fprintf(stderr, "fake libtorch_cuda: %s\n", dlerror());
     std::abort();
   }
-  // For the process's life.
+  // Kept for the process's life.
   auto* const kept = new std::vector<c10::RegistrationHandleRAII>;
   static Quiet quiet;
   c10::WarningUtils::set_warning_handler(&quiet);

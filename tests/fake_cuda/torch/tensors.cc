@@ -1,10 +1,9 @@
-// What libtorch_cuda.so has beside kernels: making tensors in the allocator
-// that torch has for CUDA, views, copies to and from the host.
+// Functions of libtorch_cuda.so that are no kernels: making tensors in torch's
+// CUDA allocator, views, and copies to and from the host.
 //
-// A copy does what torch's own is assumed to do (its source is not in the
-// wheel): types and strides are changed before or after, so that the copy
-// itself is one cudaMemcpyAsync, and the caller waits unless it is
-// non_blocking.
+// A copy behaves as torch's own is assumed to (its source is not in the wheel):
+// types and strides are changed before or after it, so that the copy itself is
+// one cudaMemcpyAsync, and the caller waits unless the copy is non_blocking.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -20,7 +19,7 @@
 
 #include "tests/fake_cuda/torch/kernel.h"
 
-// Exported by libc10_cuda.so, in no header of the wheel.
+// Exported by libc10_cuda.so, but declared in no header of the wheel.
 namespace c10::cuda::_internal {
 C10_CUDA_API void setHasPrimaryContext(bool (*has)(DeviceIndex));
 }
@@ -32,7 +31,7 @@ constexpr c10::DispatchKeySet kCuda(c10::DispatchKey::CUDA);
 
 c10::Allocator* Allocator() { return c10::cuda::CUDACachingAllocator::get(); }
 
-// torch's allocators ask which device is the current one.
+// torch's allocators use the current device.
 c10::cuda::OptionalCUDAGuard On(std::optional<at::Device> device) {
   return c10::cuda::OptionalCUDAGuard(
       device && device->has_index() ? device : std::nullopt);
@@ -118,7 +117,8 @@ at::Tensor& Copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
       from.to(to.scalar_type()).expand_as(to).contiguous();
   at::Tensor target =
       to.is_contiguous() ? to : at::empty(to.sizes(), to.options());
-  // What is gone when this returns must have been read, or written, by then.
+  // Temporary tensors, freed at the return, must have been read or written by
+  // then.
   const bool temporary =
       source.const_data_ptr() != from.const_data_ptr() || !target.is_same(to);
   Memcpy(target, source, IsOnGpu(to) ? to : from, non_blocking && !temporary);
@@ -126,7 +126,7 @@ at::Tensor& Copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   return to;
 }
 
-// torch reads it into pinned memory of its own, and waits.
+// torch reads the value into pinned memory of its own, and waits.
 at::Scalar Item(const at::Tensor& self) {
   const at::Tensor host = at::empty({}, self.options().device(at::kCPU));
   void* const bytes = host.data_ptr();
@@ -145,8 +145,8 @@ void RecordStream(at::Tensor& self, at::Stream stream) {
                                      stream.device_type()));
 }
 
-// As libtorch_cuda.so does when it is loaded: a guard that goes back to a GPU
-// makes no context there.
+// As libtorch_cuda.so does when it is loaded, lets a guard that returns to a
+// GPU make no context there.
 [[maybe_unused]] const bool kLoaded = [] {
   c10::cuda::_internal::setHasPrimaryContext(
       [](c10::DeviceIndex device) { return fake_cuda_has_context(device); });

@@ -23,7 +23,7 @@ struct Workspaces {
       ABSL_GUARDED_BY(mutex);
 };
 
-// Not freed by themselves, as torch's are not.
+// Never freed, like torch's.
 Workspaces& TheWorkspaces() {
   static Workspaces* const workspaces = new Workspaces;
   return *workspaces;
@@ -36,7 +36,7 @@ bool IsProduct(const std::string& op) {
   return products.contains(op);
 }
 
-// ":KIB:COUNT", as often as there are sizes.
+// Parses ":KIB:COUNT", repeated.
 size_t ChosenBytes() {
   const char* text = std::getenv("CUBLAS_WORKSPACE_CONFIG");
   if (text == nullptr) {
@@ -69,7 +69,7 @@ void TakeWorkspace(const std::string& op, at::Device gpu) {
 
 }  // namespace sluice::fake_cuda
 
-// Torch's own function (ATen/cuda/CUDAContextLight.h), of what is played here.
+// Torch's own function (ATen/cuda/CUDAContextLight.h), for these workspaces.
 namespace at::cuda {
 
 __attribute__((visibility("default"))) void clearCublasWorkspaces();

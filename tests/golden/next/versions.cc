@@ -1,7 +1,7 @@
-// What a daemon of the next version would be: linked into sluiced in place of
-// this build's own versions.
+// Versions of a daemon of the next release: linked into sluiced instead of this
+// build's own versions.
 //
-// With SLUICE_FAR this build cannot read its state; otherwise it can.
+// With SLUICE_FAR this build cannot read that daemon's state; else it can.
 #include "daemon/state/state_versions.h"
 #include "proto/wire.h"
 

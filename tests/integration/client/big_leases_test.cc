@@ -1,6 +1,6 @@
-// Leases of a node's size on the strict fake driver, with host memory that
-// takes long to make, and is sparse. The daemon's answers are compared with
-// each other; how long they take is the bench's to judge.
+// Leases of a whole node's size on the strict fake driver, with host memory
+// that takes long to make, and is sparse. The tests compare the daemon's
+// answers with each other; the bench judges how long they take.
 #include <fmt/format.h>
 #include <signal.h>
 
@@ -36,7 +36,7 @@ class BigLeases : public ::testing::Test {
  protected:
   BigLeases() {
     setenv("LD_LIBRARY_PATH", InBuild("fake_cuda").c_str(), 1);
-    // 0.25 s a GiB on an H100: four times as long as here.
+    // 0.25 s per GiB on an H100, four times as long as here.
     const char* const told = std::getenv("SLUICE_TEST_PIN_MS");
     setenv("SLUICE_FAKE_CUDA",
            fmt::format("memory_mib=4096,host_memory_mib=200000,dirty=0,"
@@ -68,7 +68,8 @@ class BigLeases : public ::testing::Test {
     return ranks;
   }
   void Go(const char* job) const { std::ofstream(signs_.File(job)) << "\n"; }
-  // All of them; says for the bench how long the slowest took.
+  // Waits until all ranks have their lease. Prints for the bench how long the
+  // slowest took.
   static void ExpectLeased(const std::vector<std::unique_ptr<Child>>& ranks,
                            const char* when) {
     constexpr char kLeased[] = "leased in ";
@@ -82,7 +83,8 @@ class BigLeases : public ::testing::Test {
     }
     std::printf("%s: %d ms\n", when, slowest);
   }
-  // What the daemon made, by the fake's names: process and number.
+  // Returns the memory that the daemon made, by the fake's names: process,
+  // number.
   std::set<std::string> Memory(const RunningDaemon& daemon) const {
     const std::string of_daemon = fmt::format("-{}-", daemon.pid());
     std::set<std::string> names;

@@ -1,7 +1,8 @@
-// Something beside leases on a GPU, as a context or NCCL's buffers are:
+// A process that holds memory of a GPU outside leases, as a context or NCCL's
+// buffers do:
 //     cuda_holder GPU MIB UNTIL
-// Makes so much memory there without a session, says "holds", and keeps it
-// until the file UNTIL is there.
+// It makes MIB of memory on the GPU without a session, prints "holds", and
+// keeps the memory until the file UNTIL exists.
 #include <unistd.h>
 
 #include <cstdio>

@@ -1,8 +1,9 @@
 // A rank that leases much host memory:
 //     cuda_leases SOCKET JOB RANK RANKS MIB UID GO UNTIL
-// as user UID, whom this process must be allowed to become. Says "open" when it
-// has a session, leases when the file GO is there, says "leased in N ms", and
-// holds it until the file UNTIL is there. The daemon may be silent for 2 s.
+// It runs as user UID, which this process must be allowed to become. It prints
+// "open" once it has a session, leases once the file GO exists, prints "leased
+// in N ms", and holds the memory until the file UNTIL exists. The daemon may be
+// silent for 2 s.
 #include <sys/fsuid.h>
 #include <unistd.h>
 
@@ -30,8 +31,8 @@ absl::Status Run(char** words) {
       .world_size = std::atoi(words[4]),
       .local_ranks = std::atoi(words[4]),
       .answer_timeout = absl::Seconds(2)};
-  // The kernel names the user of the time of connecting. The fake driver's
-  // files are this process's own user's.
+  // The kernel reports the user at the time of connect. The fake driver's files
+  // belong to this process's own user.
   if (seteuid(static_cast<uid_t>(std::atoi(words[6]))) != 0) {
     return ErrnoStatus(errno, "become another user");
   }

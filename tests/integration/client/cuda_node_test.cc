@@ -1,5 +1,5 @@
 // A node on cuda as processes: the real sluiced and ranks of libsluice, each on
-// the strict fake driver (tests/fake_cuda), which exits with 86 when a rule was
+// the strict fake driver (tests/fake_cuda), which exits with 86 if a rule was
 // broken, copies raced or anything was left. It proves nothing about a GPU.
 #include <fmt/format.h>
 #include <signal.h>
@@ -29,18 +29,18 @@ using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
 // The fake has no device nodes, by which the daemon decides which ranks may use
-// a GPU: here all may.
+// a GPU; here all may.
 constexpr char kToml[] =
     "[device]\ndriver = \"cuda\"\n"
     "[gpus]\naccess = \"any\"\n"
     "[pools]\ngpu_bytes = \"32MiB\"\nhost_bytes = \"64MiB\"\n"
     "extent_bytes = \"4MiB\"\n";
 
-// Whether the driver makes host memory, and how late streams are.
+// Parameters: whether the driver makes host memory, and how late streams are.
 class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
  protected:
-  // One node for all processes: its folder is the test's. What any of them
-  // finds is a line of the file `findings` there.
+  // All processes share one node in the test's folder. The file `findings`
+  // there has the findings of all of them.
   OfCuda() {
     setenv("LD_LIBRARY_PATH", InBuild("fake_cuda").c_str(), 1);
     SetDriver(std::get<0>(GetParam()));
@@ -50,7 +50,7 @@ class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
     unsetenv("SLUICE_FAKE_CUDA");
   }
 
-  // For the processes that start from now on.
+  // Applies to processes that start from now on.
   void SetDriver(bool host_numa, const std::string& more = "") const {
     setenv("SLUICE_FAKE_CUDA",
            fmt::format("gpus=2,host_numa={},jitter_us={},node={}{}",
@@ -75,7 +75,7 @@ class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
   void ForgetFindings() const {
     std::filesystem::remove(node_.File("findings"));
   }
-  // Files that a process would hold: of GPU `gpu`, and of host memory there.
+  // Return whether a process holds memory of GPU `gpu`, or host memory.
   bool HasMemoryOfGpu(int gpu) const {
     for (const auto& entry :
          std::filesystem::directory_iterator(node_.path())) {
@@ -112,7 +112,7 @@ TEST_P(OfCuda, TwoRanksCopyThereAndBackAndNothingIsLeft) {
   const auto second = StartRank(daemon.socket(), 1);
   EXPECT_TRUE(first->WaitForOutput("same", absl::Seconds(30)));
   EXPECT_TRUE(second->WaitForOutput("same", absl::Seconds(30)));
-  // The test sees what it says it sees: memory of both GPUs is on this fake.
+  // Checks the check itself: memory of both GPUs is on this fake.
   EXPECT_TRUE(HasMemoryOfGpu(0));
   EXPECT_TRUE(HasMemoryOfGpu(1));
   LetRanksEnd();
@@ -142,8 +142,8 @@ TEST_P(OfCuda, ARankThatIsKilledGivesBackAllAndTheOtherGoesOn) {
   EXPECT_EQ(Findings(), "");
 }
 
-// A daemon that takes over has nothing but the descriptors: it imports what the
-// dead one made, of both kinds.
+// A daemon that takes over has only the descriptors: it imports the memory of
+// both kinds that the dead one made.
 class TakenOver : public OfCuda {
  protected:
   TakenOver() {
@@ -174,12 +174,12 @@ TEST_P(TakenOver, RanksGoOnCopying) {
   first->ExpectSuccess();
   second->ExpectSuccess();
   ExpectAllIsFree(daemon.socket());
-  EXPECT_TRUE(daemon.End());  // the fake says at the end what is left
+  EXPECT_TRUE(daemon.End());  // the fake reports leftovers at the end
   EXPECT_EQ(Findings(), "") << daemon.Log();
 }
 
-// Guards against exporting what was imported, which an H100 refuses: memory
-// that was taken over could not be leased again.
+// Guards against exporting imported memory, which an H100 refuses: memory that
+// was taken over could not be leased again.
 TEST_P(TakenOver, WhatTheDeadHadIsLeasedAgain) {
   UnderKeeper daemon(Config());
   for (const int times : {1, 2}) {
@@ -216,7 +216,7 @@ TEST_P(OfCuda, ADaemonThatEndsInACallThatHangsLeavesNoSocket) {
   lease.join();
 }
 
-// Guards against a takeover that one lost GPU turns into a frozen daemon.
+// Guards against one lost GPU that freezes the daemon at a takeover.
 TEST_P(TakenOver, ALostGpusMemoryIsNamedAndTheOtherRankGoesOn) {
   UnderKeeper daemon(Config());
   const auto first = StartRank(daemon.socket(), 0);
@@ -238,7 +238,8 @@ TEST_P(TakenOver, ALostGpusMemoryIsNamedAndTheOtherRankGoesOn) {
   EXPECT_EQ(Findings(), "") << daemon.Log();
 }
 
-// One line from the rank that had it; the other rank and the daemon go on.
+// The rank on the lost GPU reports one line; the other rank and the daemon go
+// on.
 TEST_P(OfCuda, ALostGpuIsOneLineAndTheOtherRankGoesOn) {
   RunningDaemon daemon(kToml);
   const auto first = StartRank(daemon.socket(), 0);
@@ -257,8 +258,8 @@ TEST_P(OfCuda, ALostGpuIsOneLineAndTheOtherRankGoesOn) {
   EXPECT_EQ(Findings(), "");
 }
 
-// Once each of its host leases failed by itself, in the words of an import.
-// A rank can pin a memfd whatever its driver makes, and takes one where the
+// Guards against host leases that fail one by one with an import's error. A
+// rank can pin a memfd whatever memory its driver makes, and uses one if the
 // daemon does.
 TEST_P(OfCuda, ARankWhoseDriverMakesOtherHostMemoryFollowsOrIsToldAtOnce) {
   const bool host_numa = std::get<0>(GetParam());
@@ -291,7 +292,8 @@ std::string Ctl(const std::string& socket,
   return Child::Spawn(words)->Join().out;
 }
 
-// Guards against a daemon, and ranks, that one lost GPU keeps from starting.
+// Guards against a daemon, and ranks, that cannot start because of one lost
+// GPU.
 TEST_P(OfCuda, AGpuThatIsLostAtTheStartIsNamedAndTheOtherIsServed) {
   LoseGpu(0);
   RunningDaemon daemon(kToml);
@@ -314,7 +316,7 @@ TEST_P(OfCuda, AGpuThatIsLostAtTheStartIsNamedAndTheOtherIsServed) {
   EXPECT_EQ(Findings(), "");
 }
 
-// GPUs have the numbers of nvidia-smi, not of their speed.
+// GPUs are numbered as by nvidia-smi, not by their speed.
 TEST_P(OfCuda, GpusAreCountedAlongThePciBus) {
   SetDriver(true, ",fastest_last=1");
   RunningDaemon daemon(kToml);
@@ -324,8 +326,8 @@ TEST_P(OfCuda, GpusAreCountedAlongThePciBus) {
   ExpectEndsWell(daemon);
 }
 
-// The C ABI's compute is the stream that its caller names, and the session's
-// GPU the one of its UUID, whatever the process calls it.
+// The C ABI computes on the stream that its caller passes. The session's GPU is
+// found by its UUID, whatever number the process gives it.
 TEST_P(OfCuda, ComputeIsOnTheCallersStreams) {
   setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
   RunningDaemon daemon(kToml);
@@ -341,8 +343,8 @@ TEST_P(OfCuda, ComputeIsOnTheCallersStreams) {
             "GPU 1 of the node is 0 here\n"
             "0 bytes are not those of the last fill\n");
   EXPECT_EQ(Findings(), "");
-  // A rank that only asks finds no event reached: a copy that was over in time
-  // would order what the missing step does not.
+  // With `unready` a rank that only queries finds no event reached: otherwise a
+  // copy that was done in time would replace the missing step.
   SetDriver(std::get<0>(GetParam()), ",unready=1");
   for (const char* step : {"mark", "wait", "use", "order"}) {
     SCOPED_TRACE(step);
@@ -374,8 +376,8 @@ class BesideLeases : public OfCuda {
   }
 };
 
-// The pool leaves 32 of the fake's 64 MiB to what is no lease. Guards against
-// counting as free what exceeds that after the daemon's start.
+// The pool leaves 32 of the fake's 64 MiB for memory outside leases. Guards
+// against counting as free what exceeds that after the daemon's start.
 TEST_P(BesideLeases, WhatTakesMoreThanThePoolsSpareIsNotFree) {
   RunningDaemon daemon(kToml);
   const auto rank = StartRank(daemon.socket(), 0);
@@ -393,8 +395,8 @@ TEST_P(BesideLeases, WhatTakesMoreThanThePoolsSpareIsNotFree) {
   EXPECT_EQ(Findings(), "");
 }
 
-// Guards against a question that fails for all GPUs: GPU 0 would have all of
-// its pool free as long as the other is lost.
+// Guards against a query that fails for all GPUs: GPU 0 would have its whole
+// pool free while the other GPU is lost.
 TEST_P(BesideLeases, AreSeenOnAGpuWhileAnotherIsLost) {
   RunningDaemon daemon(kToml);
   LoseGpu(1);
@@ -415,8 +417,8 @@ TEST_P(BesideLeases, AreSeenOnAGpuWhileAnotherIsLost) {
   EXPECT_EQ(Findings(), "");
 }
 
-// The contexts of the daemon and of the rank have 20 MiB each. Guards against a
-// report of the GPU from before the rank's own context.
+// The contexts of the daemon and of the rank take 20 MiB each. Guards against a
+// report of the GPU's use from before the rank's own context.
 TEST_P(BesideLeases, ARankTellsWhatItHasBeforeItsLease) {
   SetDriver(true, ",context_kib=20480");
   RunningDaemon daemon(kToml);

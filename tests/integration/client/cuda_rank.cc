@@ -1,9 +1,9 @@
 // A rank as users write one, without torch:
 //     cuda_rank SOCKET GPU RANK UNTIL
-// Says "leases may have N", the bytes of its GPU's pool that are not held
-// outside leases when its context is there. Leases GPU and host memory, copies
-// there and back through the copy engine, says "same" when every byte came
-// back, and holds all of it until the file UNTIL is there.
+// It prints "leases may have N": the bytes of its GPU's pool that are not held
+// outside leases, once its context exists. It leases GPU and host memory,
+// copies there and back through the copy engine, prints "same" if every byte
+// came back, and holds the memory until the file UNTIL exists.
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,10 +26,10 @@ std::byte Pattern(size_t at, int rank, int round) {
   return static_cast<std::byte>(at * 31 >> 3 ^ (rank * 7 + round * 13 + 1));
 }
 
-// `last`: the copy back of the round before. Drain has waited for it, and a
-// copy that waits for a grant is issued by the lane's thread all the same: the
-// fake takes the order of host threads from CUDA's calls alone, and would take
-// that for a race (tests/fake_cuda/README.md).
+// `last` is the copy back of the previous round. Drain has waited for it, but
+// the lane's thread issues a copy that waits for a grant. The fake takes the
+// order of host threads from CUDA's calls alone, and would report a race
+// (tests/fake_cuda/README.md).
 absl::Status CopyThereAndBack(CopyEngine& engine, Region& gpu, Region& host,
                               int rank, int round, Ticket& last) {
   std::byte* const out = host.data();

@@ -1,8 +1,8 @@
 // A program of the C ABI that computes on streams of its own, as torch does:
 //     cuda_streams SOCKET GPU [LEFT_OUT]
-// Fills memory of GPU number GPU of the node on one stream, copies it away,
-// fills it again there, goes on with another stream, and copies again. LEFT_OUT
-// is one step that is not done: mark, wait, use or order.
+// It fills memory of GPU number GPU of the node on one stream, copies it away,
+// fills it again, continues on another stream, and copies again. It omits the
+// step LEFT_OUT: mark, wait, use or order.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ void Check(int status, const char* what) {
   if (status != SLUICE_OK) Fail(std::string(what) + sluice_last_error());
 }
 
-// The library that libsluice has opened, as a user's runtime does.
+// The CUDA library that libsluice has opened, as a user's runtime opens it.
 struct Cuda {
   Cuda() : library(dlopen("libcuda.so.1", RTLD_NOW)) {
     if (library == nullptr) Fail(dlerror());
@@ -64,7 +64,7 @@ struct Rank {
     cuda.cuMemsetD8Async(reinterpret_cast<DevicePointer>(data()), value, kSize,
                          streams.at(stream));
   }
-  // After what was computed so far.
+  // Copies the memory away after all compute so far.
   sluice_ticket CopyAway() const {
     sluice_ticket mark = 0, copied = 0;
     if (Does("mark")) Check(sluice_engine_mark_compute(engine, &mark), "mark");
@@ -87,8 +87,8 @@ void OnTwoStreams(Rank& rank) {
   Check(sluice_engine_mark_compute(engine, &before), "mark");
   if (rank.Does("use")) {
     Check(sluice_engine_use_stream(engine, rank.streams[1]), "use");
-    // From here on it need not be there; what is enqueued on it runs. The fake
-    // driver knows no races of a stream that is gone.
+    // The stream may be destroyed now; work enqueued on it still runs. The fake
+    // driver finds no races of a destroyed stream.
     if (rank.left_out.empty()) {
       rank.cuda.cuStreamDestroy_v2(std::exchange(rank.streams[0], nullptr));
     }

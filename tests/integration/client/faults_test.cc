@@ -1,9 +1,9 @@
-// What goes wrong below ranks and below the daemon: each of their device calls
-// fails once, at its first and at later calls; a GPU is lost; the daemon may
-// open few files. A rank gets one clear line, no process crashes, the next rank
-// is served, and nothing is left. Each planted fault has to be met. (The daemon
-// believes nothing of the simulated node's state behind its start, so what is
-// planted later reaches its ranks alone.)
+// Faults below ranks and below the daemon: each of their device calls fails
+// once, at its first and at later calls; a GPU is lost; the daemon may open few
+// files. A rank must get one clear line, no process may crash, the next rank
+// must be served, and nothing may be left. Each planted fault must occur. (The
+// daemon does not trust the simulated node's state after its start, so faults
+// planted later reach only its ranks.)
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -66,7 +66,7 @@ absl::Status CopyThereAndBack(Session& session, Region& gpu, Region& host) {
   return absl::OkStatus();
 }
 
-// All that a rank does with memory, twice: what it gave back is leased again.
+// Uses memory in all ways of a rank, twice: freed memory is leased again.
 absl::Status LiveAsRank(const std::string& socket, int gpu) {
   SLUICE_ASSIGN_OR_RETURN(
       const auto session,
@@ -82,7 +82,8 @@ absl::Status LiveAsRank(const std::string& socket, int gpu) {
   return absl::OkStatus();
 }
 
-// In a process of its own: "whole", or the line that a person would read.
+// Runs a rank in a child process. Returns "whole", or the error line that a
+// user would read.
 std::string RunRank(const RunningDaemon& daemon, int gpu = 0) {
   const auto rank = Child::Fork([&] {
     const absl::Status lived = LiveAsRank(daemon.socket(), gpu);
@@ -93,7 +94,7 @@ std::string RunRank(const RunningDaemon& daemon, int gpu = 0) {
   const ChildResult result = rank->Join(absl::Seconds(60));
   EXPECT_EQ(result.signal, 0) << result.out << result.err;
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  // One line, nothing else: it says what a person can do something about.
+  // Exactly one line, which names something that a user can do.
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 1)
       << result.out;
   EXPECT_LT(result.out.size(), 600u);
@@ -101,7 +102,7 @@ std::string RunRank(const RunningDaemon& daemon, int gpu = 0) {
   return result.out;
 }
 
-// The daemon serves, and has all of its memory back.
+// Expects that the daemon serves, and has all of its memory back.
 void ExpectNothingLeft(RunningDaemon& daemon, const std::string& when) {
   ASSERT_THAT(
       testing::WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)).status(),
@@ -119,14 +120,14 @@ std::unique_ptr<device::SimNode> NodeIn(const std::string& runtime_dir) {
   return *std::move(node);
 }
 
-// Whether no fault waits any more.
+// Returns whether no planted fault is left.
 bool WasMet(const std::string& runtime_dir) {
   const auto node = device::NodeMapping::Open(runtime_dir + "/sim");
   SLUICE_CHECK_OK(node.status());
   return (*node)->state().failures_armed == 0;
 }
 
-// What goes on by itself may meet it later than a person sees.
+// Waits for it: background work may meet the fault later.
 bool IsMetSoon(const std::string& runtime_dir) {
   const absl::Time end = absl::Now() + absl::Seconds(30);
   while (!WasMet(runtime_dir) && absl::Now() < end) {
@@ -137,8 +138,8 @@ bool IsMetSoon(const std::string& runtime_dir) {
 
 struct Fault {
   const char* call;
-  // Whether the rank's code hears of it. Else it is met while something ends,
-  // which goes on all the same.
+  // Whether the rank's code sees the error. Otherwise it occurs during a
+  // cleanup, which continues.
   bool felt;
 
   friend void PrintTo(const Fault& fault, std::ostream* out) {
@@ -154,7 +155,7 @@ TEST_P(FailingCall, IsOneLineForAtMostOneRankAndNothingIsLeft) {
     const std::string when = fmt::format("call {} of {}", nth, call);
     RunningDaemon daemon;
     ASSERT_THAT(NodeIn(daemon.runtime_dir())->FailCall(call, nth), IsOk());
-    // At once, or while a later rank is served.
+    // The fault occurs at once, or while a later rank is served.
     int hit = 0;
     for (int rank = 0; rank < nth && !WasMet(daemon.runtime_dir()); ++rank) {
       const std::string said = RunRank(daemon);
@@ -198,14 +199,14 @@ INSTANTIATE_TEST_SUITE_P(Faults, FailingCall, ::testing::ValuesIn(kOfRanks),
                            return std::string(info.param.call);
                          });
 
-// The daemon's own calls: it reads what is to fail when it opens the node,
-// which stays as it is while this process has it open.
+// Faults of the daemon's own calls. The daemon reads the planned faults when it
+// opens the node. The node's state is kept while this process has it open.
 class FailingDaemonCall : public ::testing::TestWithParam<const char*> {
  protected:
-  // How many ranks heard of it; at most one does.
+  // Returns how many ranks saw the fault; at most one does.
   int Hears(int nth) {
     const std::string when = fmt::format("the daemon's {} {}", GetParam(), nth);
-    // A rank's leases are of many extents, for idle ones are used again.
+    // Leases have many extents, as idle extents are reused.
     RunningDaemon daemon("[pools]\nextent_bytes = \"256KiB\"\n");
     const auto node = NodeIn(daemon.runtime_dir());
     EXPECT_THAT(node->FailCall(GetParam(), nth), IsOk());
@@ -224,7 +225,7 @@ class FailingDaemonCall : public ::testing::TestWithParam<const char*> {
   }
 };
 
-// Memory that is not there at once is asked for again.
+// The daemon retries to make memory that is not available at once.
 TEST_P(FailingDaemonCall, OfAnExtentThatIsMadeIsTriedAgain) {
   for (const int nth : {1, 2}) EXPECT_EQ(Hears(nth), 0);
 }
@@ -241,8 +242,8 @@ INSTANTIATE_TEST_SUITE_P(Faults, FailingDaemonCall,
                            return std::string(info.param);
                          });
 
-// A start that takes over: it fails, or goes on without, and either way what a
-// rank has is there for the next daemon.
+// A start that takes over fails, or continues without the failed part. Either
+// way the rank's memory is kept for the next daemon.
 class FailingStart : public ::testing::TestWithParam<Fault> {};
 
 TEST_P(FailingStart, TakesNothingFromARank) {
@@ -272,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, FailingStart, ::testing::ValuesIn(kOfAStart),
                            return std::string(info.param.call);
                          });
 
-// Not planted here, and why.
+// Faults that are not planted here, and why.
 constexpr std::pair<const char*, const char*> kElsewhere[] = {
     {"Keep", "daemon_service_test: the keeping ends"},
     {"Usage", "on sim nobody asks: the kernel tells who holds what"},
@@ -310,8 +311,8 @@ TEST(Faults, ALostGpuIsOneLineForItsRanksAndNothingToOthers) {
 }
 
 // The daemon limits its sessions by the files that it may open, so that it
-// never runs out itself: one too many is refused in one line, and a later one
-// served.
+// never runs out itself: a session too many is refused in one line, and a later
+// one is served.
 TEST(Faults, ADaemonThatMayOpenFewFilesSaysSoAndServesWhoComesLater) {
   RunningDaemon daemon("", {.open_files = 64});
   std::vector<RawClient> crowd;

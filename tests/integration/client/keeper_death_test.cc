@@ -1,5 +1,5 @@
-// A sluiced-keeper that is killed under a daemon with a session: the daemon
-// serves on and says so, and its own death ends the session.
+// A sluiced-keeper is killed while its daemon has a session: the daemon
+// continues and logs it, and its own death then ends the session.
 #include <signal.h>
 
 #include <algorithm>

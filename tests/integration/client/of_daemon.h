@@ -1,4 +1,5 @@
-// What a user of a running daemon has: programs that ask it, and a session.
+// Fixture: users of a running daemon, with programs that query it and a
+// session.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// A plan's whole way: rank, daemon, worker process, daemon, ranks.
+// A plan's whole path: rank, daemon, worker process, daemon, ranks.
 #include "client/session/query.h"
 #include "client/session/session.h"
 #include "tests/integration/daemon/harness.h"
@@ -13,7 +13,7 @@ using ::sluice::testing::RunningDaemon;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// Two segments, one skeletal class that may be swapped.
+// Returns two segments and one skeletal class that may be swapped.
 plan::RankProfile ProfileOf(Rank rank) {
   plan::RankProfile profile;
   profile.rank = rank;

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Every command of ours that a text prints exists: printed_commands_test.py
+"""Every Sluice command that a text contains exists: printed_commands_test.py
 ROOT BIN [PROGRAM…].
 
-Texts are the string literals of the sources (refusals, --help), and the blocks
-and `code` of the READMEs. A command's subcommands must be those of the program
-and its flags in that subcommand's --help; a flag that stands alone must be one
-of some program."""
+Texts are the string literals of the sources (refusals, --help), and the code
+blocks and `code` of the READMEs. A command's subcommands must exist in the
+program, and its flags in that subcommand's --help. A flag without a command
+must exist in some program."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 
-# Flags of the system's programs, which these run or tell people to run.
+# Flags of the system's programs that these files run or tell people to run.
 OF_THE_SYSTEM = {
     "client/ctl/bundle/collect.cc":  # journalctl
         {"--unit", "--no-pager", "--lines"},
@@ -25,16 +25,17 @@ OF_THE_SYSTEM = {
     "client/ctl/doctor/service_checks.cc": {"--only-upgrade"},  # apt-get
     "deploy/bundle/verify/doctor.cc": {"--query-gpu"},  # nvidia-smi
     "deploy/bundle/verify/suite.cc": {"--gtest"},
-    # What verify says to the processes of its checks; its help has none of it.
+    # What verify passes to the processes of its checks; its --help omits
+    # these.
     "deploy/bundle/verify/check_process.cc": {"--check", "--work", "--busy"},
     "deploy/bundle/verify/hidden.cc": {"--check", "--work", "--busy"},
     "deploy/bundle/verify/tenant.h": {"--tenant"},
-    # And to the kit's Python.
+    # What verify passes to the kit's Python.
     "deploy/bundle/verify/torch.cc": {"--result", "--socket"},
 }
 FOLDERS = ["daemon", "client", "proto", "planner", "kernels", "deploy"]
 LITERAL = re.compile(r'R"(\w*)\((.*?)\)\1"|"((?:[^"\\\n]|\\.)*)"', re.S)
-# A command ends where prose goes on.
+# A command ends where the surrounding prose continues.
 ENDS = re.compile(r"[`;)|<>&]|\n|#|\s(?:and|or|lists|prints|measures)\s|$")
 
 
@@ -52,8 +53,8 @@ def subcommands(text):
 
 
 def literals(text):
-    """String literals, neighbours joined as the compiler does; raw ones as
-    they are."""
+    """Returns the string literals; adjacent ones are joined as the compiler
+    does, raw ones stay as they are."""
     joined, end = "", None
     for match in LITERAL.finditer(text):
         between = text[end:match.start()] if end is not None else "x"
@@ -96,8 +97,8 @@ def commands(text, programs):
 
 
 def check(binary, rest):
-    """What is wrong with `rest`; None: nothing. Prose that only names the
-    program ("sluicectl knows") is no command."""
+    """Returns what is wrong with `rest`, or None. Prose that only names the
+    program ("sluicectl knows") is not a command."""
     words = rest.split()
     chosen, flags = [], []
     known = subcommands(help_of(binary))
@@ -111,12 +112,12 @@ def check(binary, rest):
             break
     if not chosen and not flags:
         return None
-    # Prose may name a program's flag without the subcommand that has it.
+    # Prose may name a program's flag without the subcommand that has the flag.
     have = help_of(binary) + (help_of(binary, *chosen) if chosen else
                               whole_help(binary))
     for at in range(1, len(chosen)):
         have += help_of(binary, *chosen[:at])
-    # Flags may stand before the subcommand, too.
+    # Flags may precede the subcommand.
     for word in words:
         if word in known and word not in chosen:
             chosen.append(word)
@@ -137,7 +138,7 @@ def whole_help(binary, *words):
 
 
 def unknown_flags(text, have):
-    if "var(--" in text:  # a page with its colours
+    if "var(--" in text:  # an HTML page with CSS variables
         return
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text):
         if not re.search(
@@ -146,8 +147,8 @@ def unknown_flags(text, have):
 
 
 def undescribed(text):
-    """Flags and arguments of a --help that have no words beside them, or
-    below where they are too long."""
+    """Returns the flags and arguments of a --help without a description beside
+    them, or on the next line if they are too long."""
     lines = text.split("\n")
     for line, next_line in zip(lines, lines[1:]):
         found = re.match(r"  (-[^\s]+)(?: [A-Z]+\S*)?(?: REQUIRED)?(  .*)?$",

@@ -1,4 +1,5 @@
-// The command in a refusal works as printed, and then what was refused works.
+// Tests that the command in a refusal works as printed, and that the refused
+// request then succeeds.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -21,8 +22,8 @@ using ::sluice::testing::RunningDaemon;
 using ::sluice::testing::RunWithSocketOf;
 using ::testing::HasSubstr;
 
-// The first command in a message: up to the bracket it stands in, words that
-// follow a colon, else the end.
+// Returns the first command in a message. It ends at the bracket around it,
+// before a colon, or at the end.
 std::string CommandIn(const std::string& message) {
   static const std::regex kCommand(
       R"(sluice(ctl|-train|d)( (-[a-z-]+|[a-z]+))*?( lists|\)|$))");
@@ -36,7 +37,7 @@ std::string CommandIn(const std::string& message) {
   return message.substr(found.position(), found.length() - found.str(4).size());
 }
 
-// Through a shell, as an operator would paste it.
+// Runs it in a shell, as an operator would paste it.
 ChildResult RunAsPrinted(const RunningDaemon& daemon,
                          const std::string& command) {
   const std::string folder =
@@ -45,8 +46,8 @@ ChildResult RunAsPrinted(const RunningDaemon& daemon,
       daemon, {"/bin/sh", "-c", "PATH=" + folder + ":$PATH; " + command});
 }
 
-// Leases until it is refused `why`, then obeys the refusals, each of which may
-// name one more limit.
+// Leases until it is refused for reason `why`, then runs the commands of the
+// refusals, each of which may name one more limit.
 void ExpectRemedied(const RunningDaemon& daemon, Session& session, bool host,
                     const std::string& why) {
   const Bytes size = MiB(6) + KiB(64);

@@ -41,7 +41,7 @@ SessionOptions RankOf(const RunningDaemon& daemon, int rank, int ranks = 2) {
           .gpu = DeviceIndex(static_cast<uint64_t>(rank))};
 }
 
-// Says so on stdout, then waits to be killed.
+// Prints `text`, then waits to be killed.
 void Announce(const char* text) {
   std::puts(text);
   std::fflush(stdout);
@@ -67,7 +67,7 @@ TEST(ClientIntegration, ARankAloneLeasesOfTheOtherNumaNodeWhatItsOwnLacks) {
   EXPECT_GE(free, MiB(16));
   EXPECT_LT(free, MiB(32));
   EXPECT_THAT((*other)->LeaseHost(free), IsOk());
-  // All of it is given back, on both nodes.
+  // All memory is given back, on both nodes.
   region->reset();
   EXPECT_THAT((*alone)->LeaseHost(MiB(32)), IsOk());
 }
@@ -140,7 +140,8 @@ TEST(ClientIntegration, WhenTheDaemonIsKilledARankCopiesOn) {
     session.OnEvent([&](const SessionEvent& e) { event.set_value(e); });
     Announce("ready");
     EXPECT_EQ(event.get_future().get().kind, SessionEvent::Kind::kDisconnected);
-    // 400 MiB: 0.2 s on this link, had it to wait for grants it were for ever.
+    // 400 MiB take 0.2 s on this link; if copies waited for grants it would not
+    // end.
     for (int round = 1; round <= 50; ++round) {
       std::memset((*host)->data(), round, MiB(8).size());
       const Ticket in = (*engine)->Enqueue(
@@ -169,7 +170,7 @@ TEST(ClientIntegration, AFreedRegionCanBeLeasedAgainAtOnce) {
   }
 }
 
-// The flags that the kernel shows of the mapping at `address` ("rd wr dc dd").
+// Returns the kernel's flags of the mapping at `address` ("rd wr dc dd").
 std::string MappingFlags(const std::byte* address) {
   std::ifstream file("/proc/self/smaps");
   const auto wanted = reinterpret_cast<uintptr_t>(address);
@@ -224,8 +225,8 @@ TEST(ClientIntegration, AGpuTheNodeHasNotIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("9")));
 }
 
-// Seconds that each of two ranks takes for 60 MiB of grants, side by side on
-// one link of 200 MB/s.
+// Returns the seconds that each of two ranks takes for 60 MiB of grants at the
+// same time on one link of 200 MB/s.
 std::vector<double> TakeGrantsSideBySide() {
   RunningDaemon daemon(R"(
 [sim]
@@ -263,8 +264,9 @@ gpu_links = ["x", "x"]
 }
 
 TEST(ClientIntegration, GrantsHoldRanksOfOneLinkToAFairShare) {
-  // At half of 200 MB/s 60 MiB are 0.63 s, alone 0.31 s. On a machine so busy
-  // that the daemon's heart misses 20 ms, ranks rightly go ungated: try again.
+  // 60 MiB take 0.63 s at half of 200 MB/s, and 0.31 s alone. If a busy machine
+  // delays the daemon's heartbeat by 20 ms, ranks rightly run without grants,
+  // so the test tries again.
   std::vector<double> seconds;
   for (int attempt = 0; attempt < 8; ++attempt) {
     seconds = TakeGrantsSideBySide();
@@ -278,8 +280,8 @@ struct Copied {
   double h2d = 0, d2h = 0;  // bytes per second
 };
 
-// What a rank gets that wants all it can have both ways, on a link of 90 MB/s
-// for both directions together.
+// Returns what a rank gets that copies all it can in both directions, on a link
+// of 90 MB/s for both directions together.
 Copied TakeGrantsBothWays() {
   RunningDaemon daemon(R"(
 [sim]
@@ -312,8 +314,8 @@ gpu_links = ["x"]
 
 TEST(ClientIntegration, PrefetchesGoBeforeOffloadsOnALinkThatBothLoad) {
   Copied copied;
-  // Again where the machine was so busy that the daemon's heart missed 20 ms,
-  // or that one of the two was kept from the CPU for longer than its window.
+  // Tries again if the machine delayed the daemon's heartbeat by 20 ms, or kept
+  // one of the ranks from the CPU for longer than its window.
   for (int attempt = 0; attempt < 20; ++attempt) {
     copied = TakeGrantsBothWays();
     if (copied.h2d + copied.d2h < 100e6 && copied.h2d > 70e6 &&

@@ -1,4 +1,5 @@
-// What ranks hear when the service is stopped, and when only its daemon ends.
+// The errors of ranks when the service is stopped, and when only its daemon
+// ends.
 #include <signal.h>
 
 #include <string>
@@ -36,7 +37,7 @@ class StoppedService : public ::testing::Test {
     const MutexLock lock(mutex_);
     return events_;
   }
-  // The event that is the session's last; fails the test after 20 s.
+  // Returns the session's last event; fails the test after 20 s.
   SessionEvent Last() {
     for (const absl::Time late = absl::Now() + absl::Seconds(20);
          absl::Now() < late; absl::SleepFor(absl::Milliseconds(5))) {

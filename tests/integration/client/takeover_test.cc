@@ -1,5 +1,5 @@
-// A daemon that dies behind each message to its keeper in turn, under a client
-// that attaches, leases, uses, frees and ends.
+// A daemon dies after each message to its keeper in turn, while a client
+// attaches, leases, uses, frees and ends.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -28,7 +28,7 @@ bool IsFull(const client::Region& region, std::byte of) {
                      [&](std::byte each) { return each == of; });
 }
 
-// False: its daemon died before the next one could know of it.
+// False: its daemon died before the next one could know the session.
 bool AttachesAndWorks(const std::string& socket) {
   const auto session = client::Session::Open({.socket = socket});
   if (!session.ok()) {
@@ -47,7 +47,8 @@ bool AttachesAndWorks(const std::string& socket) {
   return true;
 }
 
-// What it had is free again, and of it only idle memory is kept.
+// Expects that the client's memory is free again, and that only idle memory of
+// it is kept.
 void ExpectNothingIsLeft(const KeptDaemon& daemon) {
   const auto done = [&] {
     const auto pool = HostPool(daemon.socket(), 0);

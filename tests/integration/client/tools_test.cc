@@ -1,4 +1,4 @@
-// What a user runs, against a real daemon: the C example, sluicectl.
+// Runs the user's programs against a real daemon: the C example and sluicectl.
 #include <pwd.h>
 #include <signal.h>
 #include <unistd.h>
@@ -58,7 +58,7 @@ TEST(Tools, StatusShowsWhoHoldsWhat) {
   EXPECT_THAT(json.out, HasSubstr("\"gpu_bytes\":5242880"));
 }
 
-// Guards against pools that are shown as all free after a crash, in silence.
+// Guards against pools that silently show as all free after a crash.
 TEST(Tools, ADaemonAfterACrashSaysWhatRanksStillHold) {
   RunningDaemon daemon;
   const auto session = OpenSession(daemon, "held");
@@ -102,7 +102,7 @@ TEST(Tools, AnAdministratorSetsABudgetThatHoldsAtOnce) {
   EXPECT_THAT(session->LeaseGpu(MiB(10)), IsOk());
 }
 
-// Guards against a limit that is not listed as long as it is not used.
+// Guards against a limit that is not listed while it is not used.
 TEST(Tools, EveryLimitThatIsSetIsListedWithWhoSetIt) {
   RunningDaemon daemon(
       "[budgets]\nprincipal_host_bytes = \"300MiB\"\n"
@@ -129,7 +129,8 @@ TEST(Tools, EveryLimitThatIsSetIsListedWithWhoSetIt) {
       HasSubstr("job tune: GPU 10 MiB, host unlimited, set by " + name));
 }
 
-// Guards against twenty lines from status and one from the others.
+// Guards against JSON of twenty lines from status and of one line from the
+// others.
 TEST(Tools, JsonIsOneLineFromEveryCommand) {
   RunningDaemon daemon;
   for (const std::vector<std::string>& command :

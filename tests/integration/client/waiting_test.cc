@@ -35,7 +35,7 @@ class Waiting : public ::testing::Test {
     EXPECT_THAT(session, IsOk());
     return *std::move(session);
   }
-  // Asks and, a moment later, still waits.
+  // Requests a lease, and checks a moment later that it still waits.
   static std::future<Leased> Ask(Session& session, Bytes size) {
     auto asked = std::async(std::launch::async, [&session, size] {
       return session.LeaseGpu(size);
@@ -47,7 +47,7 @@ class Waiting : public ::testing::Test {
     return asked.wait_for(std::chrono::milliseconds(within_ms)) ==
            std::future_status::ready;
   }
-  // Whether the line comes to hold a lease, or none.
+  // Waits until the queue has a lease, or none. Returns whether it does.
   bool IsWaitedSoon(bool wanted) {
     for (int i = 0; i < 1000; ++i) {
       const auto node = QueryNode(daemon_.socket());

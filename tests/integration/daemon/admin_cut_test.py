@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What sluicectl makes of a daemon that ends during an administrator's call:
+"""What sluicectl reports if the daemon ends during an administrator's call:
 admin_cut_test.py SLUICED SLUICECTL
 
-Between the two stands a socket that cuts the first connections behind the
-request, so that the daemon has it and the answer is lost.
+A proxy socket between sluicectl and the daemon cuts the first connections
+right after the request, so that the daemon receives it and the answer is lost.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ import running_sluiced
 
 SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
-PREFACE, HEADER = 24, 9  # bytes of HTTP/2 before its frames, and of each
+PREFACE, HEADER = 24, 9  # bytes of HTTP/2's preface and of each frame's header
 DATA, END_STREAM = 0, 1
 PATIENCE_S = 120
 
 
 class RequestEnd:
-    """Says when a whole request has gone by."""
+    """Detects in a stream of bytes that a whole request has passed."""
 
     def __init__(self):
         self._held = b""
@@ -50,7 +50,8 @@ class RequestEnd:
 
 
 class Cutter:
-    """Listens at `path` for what is at `behind`; cuts `cuts` connections."""
+    """Listens at `path` and forwards to `behind`; cuts the first `cuts`
+    connections after their request."""
 
     def __init__(self, path, behind, cuts):
         self._behind, self._cuts = behind, cuts
@@ -81,10 +82,11 @@ class Cutter:
                 whole = end.passes(data)
                 if cuts and whole:
                     self.cut += 1
-                    near.shutdown(socket.SHUT_RDWR)  # no answer gets through
+                    # No answer reaches sluicectl.
+                    near.shutdown(socket.SHUT_RDWR)
                 far.sendall(data)
                 if cuts and whole:
-                    time.sleep(0.3)  # the daemon does what it was asked for
+                    time.sleep(0.3)  # the daemon executes the request
                     break
             far.shutdown(socket.SHUT_RDWR)
 
@@ -117,7 +119,7 @@ class AdminCut(unittest.TestCase):
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def said(self, *words, **more):
-        """(exit status, output, errors)"""
+        """Returns (exit status, output, errors) of sluicectl."""
         process = self.ctl(*words, **more)
         out, err = process.communicate(timeout=PATIENCE_S)
         return process.returncode, out, err
@@ -152,11 +154,12 @@ class AdminCut(unittest.TestCase):
         self.assertEqual(err.count("\n"), 1)
         self.assertEqual(cutter.cut, 1)
         end = time.monotonic() + PATIENCE_S
-        while self.is_drained():  # until what was sent has come about
+        # Until the request that was sent has taken effect.
+        while self.is_drained():
             self.assertLess(time.monotonic(), end)
 
     def test_the_next_daemon_is_waited_for(self):
-        self.daemon.kill()  # its socket stays without a listener
+        self.daemon.kill()  # its socket file remains without a listener
         self.daemon.wait()
         self.assertTrue(os.path.exists(self.folder + "/run/admin.sock"))
         waits = self.ctl("status", "--admin")

@@ -1,5 +1,5 @@
-// What blocks elsewhere does not block the daemon: descriptors that take long
-// to close, a standard error that is not read.
+// Tests that nothing blocks the daemon: descriptors that take long to close, a
+// standard error that is not read.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -25,7 +25,7 @@
 namespace sluice::testing {
 namespace {
 
-// The honest requests of a second, none of which waits.
+// Sends honest requests for a second, none of which may wait.
 void ExpectPrompt(const std::string& socket) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
   ASSERT_THAT(client.Hello("honest"), IsOk());
@@ -53,7 +53,7 @@ wire::Packet ProfilePacket() {
   return packet;
 }
 
-// No request: a reply with as many descriptors as it says.
+// Returns a reply instead of a request, with as many descriptors as it states.
 wire::Packet ReplyPacket() {
   wire::Packet packet;
   packet.set_id(3);
@@ -61,8 +61,8 @@ wire::Packet ReplyPacket() {
   return packet;
 }
 
-// The last process to close waits. That is the daemon: it is stopped until the
-// sender's own copies are closed.
+// Stops the daemon until the sender's own copies are closed, so that the
+// daemon's close is the last one, which waits.
 class Stopped {
  public:
   explicit Stopped(RunningDaemon& daemon) : daemon_(daemon) {
@@ -74,7 +74,7 @@ class Stopped {
   RunningDaemon& daemon_;
 };
 
-// One that lingers with each packet.
+// Sends each packet with one descriptor that takes long to close.
 void SendLingering(int socket, const std::vector<wire::Packet>& packets,
                    std::vector<UniqueFd>& readers) {
   for (const wire::Packet& packet : packets) {
@@ -92,7 +92,8 @@ TEST(DaemonBlocking, ADescriptorThatLingersHoldsNobodyUp) {
   SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client, wire::Connect(daemon.socket()));
   {
     const Stopped stopped(daemon);
-    // Surplus; instead of a profile; before Hello; beside what is no request.
+    // Descriptors that are surplus, in place of a profile, before Hello, or
+    // with a packet that is no request.
     SendLingering(client.get(), {FreePacket(), ProfilePacket(), ReplyPacket()},
                   readers);
   }
@@ -128,8 +129,8 @@ bool HasEnded(const UniqueFd& client, absl::Duration within) {
   return poll(&ended, 1, static_cast<int>(within / absl::Milliseconds(1))) == 1;
 }
 
-// 16 lingering ones with every packet of 20 sessions. While they wait to be
-// closed, their user has no other session either.
+// Sends 16 such descriptors with every packet of 20 sessions. While they wait
+// to be closed, their user gets no other session either.
 TEST(DaemonBlocking, AFloodOfThemEndsTheSessionAndLeavesNothing) {
   RunningDaemon daemon;
   const std::string fds =
@@ -191,7 +192,7 @@ TEST(DaemonBlocking, AStandardErrorThatNobodyReadsHoldsNobodyUp) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(4));
 }
 
-// Long answers that are not read are few, and the session goes on.
+// Only few long unread answers are kept, and the session goes on.
 TEST(DaemonBlocking, AnswersThatAreNotReadDoNotPileUp) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
@@ -231,7 +232,7 @@ TEST(DaemonBlocking, AnswersThatAreNotReadDoNotPileUp) {
   EXPECT_THAT(client.Call(query, {}, 1000), IsOk());
 }
 
-// It took a minute to say so.
+// Guards against an error that comes only after a minute.
 TEST(DaemonBlocking, OfAStoppedDaemonTheToolSaysSoWithinSeconds) {
   RunningDaemon daemon;
   daemon.process().Kill(SIGSTOP);

@@ -1,5 +1,5 @@
-// A daemon that cannot go on from what it finds, or dies too often: it keeps
-// what jobs hold, grants nothing, and says why.
+// A daemon that cannot continue from the state that it finds, or dies too
+// often: it keeps the memory of jobs, grants nothing, and reports why.
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -40,14 +40,14 @@ class FrozenDaemonTest : public ::testing::Test {
         StatusIs(absl::StatusCode::kFailedPrecondition,
                  AllOf(HasSubstr("sluiced is frozen"), HasSubstr(why))));
   }
-  // An upgrade asks so.
+  // Runs the check of an upgrade.
   void ExpectUpgradeRefused(const std::string& why) {
     const ChildResult said = daemon_.CheckState();
     EXPECT_NE(said.exit_code, 0) << said.out;
     EXPECT_THAT(said.err, HasSubstr(why));
   }
   void ExpectServed(RawClient& rank) { ExpectKept(daemon_, rank); }
-  // As an administrator would.
+  // Ends the daemon as an administrator would.
   void End(int signal) {
     ASSERT_EQ(kill(daemon_.pid(), signal), 0);
     EXPECT_EQ(daemon_.Join(), 0);
@@ -90,7 +90,7 @@ TEST_F(FrozenDaemonTest, ADamagedStateEndsNoJob) {
   ExpectServed(rank);
 }
 
-// Guards against the same.
+// Guards against ending every session and giving up the memory.
 TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -99,7 +99,7 @@ TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   daemon_.Lose("e1");
   daemon_.Start();
   ExpectFrozen("was not kept");
-  // Guards against the answer "good", after which the next one froze too.
+  // Guards against the answer "good", after which the next daemon freezes too.
   ExpectUpgradeRefused("extent 1 of GPU 0 was not kept");
   daemon_.Kill();
   daemon_.Put("e1", std::move(extent));
@@ -107,7 +107,7 @@ TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   ExpectServed(rank);
 }
 
-// Guards against the same: nothing of GPU 1 is left.
+// Guards against ending every session: GPU 1 does not exist any more.
 TEST_F(FrozenDaemonTest, ANodeWithoutTheGpuEndsNoJob) {
   daemon_.Start();
   RawClient rank = Connected();
@@ -119,7 +119,7 @@ TEST_F(FrozenDaemonTest, ANodeWithoutTheGpuEndsNoJob) {
   std::ofstream(file, std::ios::app) << "[sim]\ngpus = 1\n";
   daemon_.Start();
   ExpectFrozen("GPU 1");
-  // The file is put right, and read again.
+  // The file is repaired, and read again.
   std::filesystem::rename(daemon_.File("two.toml"), file);
   End(SIGHUP);
   daemon_.Start();
@@ -147,14 +147,16 @@ TEST_F(FrozenDaemonTest, APoolSmallerThanWhatIsHeldEndsNoJob) {
   EXPECT_EQ(pool.leased_bytes(), MiB(16).size());
 }
 
-// Guards against starts that fail until five of them within 10 s have, or for
-// ever if a start takes longer, and a --check-state that says "good".
+// Guards against starts that fail until five of them fail within 10 s, or for
+// ever if a start takes longer, and against a --check-state that reports
+// "good".
 TEST_F(FrozenDaemonTest, APolicyOfANewerDaemonEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
   const std::string file = daemon_.File("policy");
-  // A section that this one does not know, and more than the node has.
+  // Writes a section that this daemon does not know, and more than the node
+  // has.
   const std::string_view head =
       R"({"sluice_policy": 1, "limits": [], "drained": null, )";
   for (const auto& [section, why] :
@@ -188,7 +190,8 @@ TEST_F(FrozenDaemonTest, FiveDeathsInTenSecondsFreezeTheNext) {
     EXPECT_EQ(serves, death < 5) << death;
   }
   ExpectFrozen("5 daemons died within 10 s");
-  // The operator mends the cause and restarts it, and it counts from 0.
+  // The operator repairs the cause and restarts the daemon, which counts from
+  // 0.
   End(SIGTERM);
   daemon_.Start();
   for (int taken_over = 1; taken_over <= 4; ++taken_over) {
@@ -199,7 +202,7 @@ TEST_F(FrozenDaemonTest, FiveDeathsInTenSecondsFreezeTheNext) {
   ExpectServed(rank);
 }
 
-// With nothing kept an early end says more.
+// If nothing is kept, a daemon that ends early is better than a frozen one.
 TEST_F(FrozenDaemonTest, StartsThatFailSayWhyWhenTheyFreeze) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -230,7 +233,7 @@ TEST_F(FrozenDaemonTest, AnEndInOrderIsNoDeath) {
   EXPECT_THAT(Connected().Observe(), IsOk());
 }
 
-// As `sluiced-keeper` asks when it is told to stop.
+// Ends it as a stopped `sluiced-keeper` does.
 TEST_F(FrozenDaemonTest, TheServiceCanBeStopped) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -250,7 +253,7 @@ TEST_F(FrozenDaemonTest, TheServiceCanBeStopped) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-// Guards against an end that waits 5 s, after which the caller would kill it.
+// Guards against an end that takes 5 s, after which the caller would kill it.
 TEST_F(FrozenDaemonTest, TheServiceCanBeStoppedWhereTheKeeperIsDead) {
   daemon_.Start();
   RawClient rank = Attached();

@@ -1,12 +1,11 @@
-// A session as clients and daemons of each protocol had it, packet by packet:
-// today's daemon answers each recorded request as it did then, and what a
-// daemon sent is read today as what it was.
+// Recorded sessions of clients and daemons of each protocol, packet by packet:
+// today's daemon must answer each recorded request in the same way, and today's
+// client must read a recorded packet of a daemon with the same meaning.
 //
 // tests/golden/session/protocolN.txt has a line per packet: ">" from the rank
-// or
-// "<" from the daemon, its bytes, and what they say. SLUICE_UPDATE_GOLDEN=1
-// records one anew with the protocol that this build speaks; those of others
-// are never recorded again.
+// or "<" from the daemon, its bytes, and its text. SLUICE_UPDATE_GOLDEN=1
+// records the file of this build's protocol again; those of other protocols are
+// never recorded again.
 #include <fmt/format.h>
 #include <sys/socket.h>
 
@@ -57,7 +56,7 @@ std::string TextOf(const std::string& bytes) {
   return Described(Parsed(bytes))->ShortDebugString();
 }
 
-// Which answer it is: its kind, or the error's code.
+// Returns the kind of an answer, or its error's code.
 std::string KindOf(const wire::Packet& packet) {
   if (packet.has_event()) {
     return fmt::format("event {}",
@@ -69,7 +68,8 @@ std::string KindOf(const wire::Packet& packet) {
              : fmt::format("reply {}", static_cast<int>(reply.body_case()));
 }
 
-// Sends one as it is, the GPUs beside a Hello, and returns its answer.
+// Sends the bytes unchanged, a Hello with the GPU nodes, and returns the
+// answer.
 std::string Ask(RawClient& rank, const std::string& bytes) {
   const wire::Packet packet = Parsed(bytes);
   std::vector<UniqueFd> nodes;
@@ -84,7 +84,7 @@ std::string Ask(RawClient& rank, const std::string& bytes) {
   return (*answer)->packet.SerializeAsString();
 }
 
-// What a rank asks in its life; of a Hello all fields.
+// Returns the requests of a rank's life; Hello has all fields.
 std::vector<wire::Packet> Requests() {
   std::vector<wire::Packet> packets;
   const auto add = [&]() -> wire::Request& {
@@ -125,7 +125,7 @@ std::vector<wire::Packet> Requests() {
   return packets;
 }
 
-// Without what is another's in each daemon.
+// Removes the parts that differ from daemon to daemon.
 std::string WithoutChance(const std::string& answer) {
   wire::Packet packet = Parsed(answer);
   packet.set_generation(1);

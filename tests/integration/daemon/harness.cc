@@ -68,7 +68,7 @@ RunningDaemon::RunningDaemon(const std::string& toml,
 }
 
 RunningDaemon::~RunningDaemon() {
-  // A keeper that is killed leaves its daemon behind.
+  // A killed keeper leaves its daemon running.
   if (!kept_) return;
   process_->Kill(SIGTERM);
   process_->Join();
@@ -144,7 +144,7 @@ absl::StatusOr<RawClient::Reply> RawClient::Call(const wire::Request& request,
   packet.set_id(id != 0 ? id : next_id_++);
   *packet.mutable_request() = request;
   const absl::Status sent = wire::Send(socket_.get(), packet, fds);
-  // One that was refused is closed, and still has the word why.
+  // A refused session is closed, but the reason can still be read.
   if (!sent.ok() && !absl::IsUnavailable(sent)) return sent;
   Reply whole;
   while (true) {
@@ -296,7 +296,7 @@ void AwaitRefills(int limits_page) {
   ASSERT_NE(page, MAP_FAILED);
   const auto& beat = static_cast<const GrantLimits*>(page)->heartbeat_ns;
   const absl::Time late = absl::Now() + absl::Seconds(10);
-  // Two: the first one may have read the pages before.
+  // Two refills: the first one may have read the pages earlier.
   for (int i = 0; i < 2; ++i) {
     const uint64_t before = beat.load();
     while (beat.load() == before && absl::Now() < late) {

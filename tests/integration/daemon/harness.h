@@ -17,18 +17,18 @@
 
 namespace sluice::testing {
 
-// What a daemon may, where it is less than this test.
+// Limits of the daemon that are stricter than this test's.
 struct DaemonLimits {
-  int open_files = 0;  // soft and hard; 0: as this process
-  uid_t user = 0;      // not root: without any capability; only root may
-  bool user_namespace = false;  // one that maps no user but root; only root may
-  bool kept = false;  // what it holds is stored: under a sluiced-keeper
+  int open_files = 0;           // soft and hard; 0: as this process
+  uid_t user = 0;               // not root: without capabilities; needs root
+  bool user_namespace = false;  // a namespace that maps only root; needs root
+  bool kept = false;            // its state is stored by a sluiced-keeper
 };
 
 class RunningDaemon {
  public:
-  // Starts it with this TOML (HTTP off unless the text switches it on) and
-  // waits until it is ready; fails the test otherwise.
+  // Starts the daemon with this TOML (HTTP is off unless the text enables it)
+  // and waits until it is ready; fails the test otherwise.
   explicit RunningDaemon(const std::string& toml = "",
                          const DaemonLimits& limits = {});
   ~RunningDaemon();
@@ -39,11 +39,13 @@ class RunningDaemon {
   std::string http_socket() const { return directory_.File("http.sock"); }
   Child& process() { return *process_; }  // or its keeper
   pid_t pid() const { return process_->pid(); }
-  // SIGKILL, and the next one on the same folder, as at first.
+  // Sends SIGKILL, and starts the next daemon in the same folder with the same
+  // settings.
   void KillAndStartNext();
-  // The rest of the ready line after `name=`, up to a blank.
+  // Returns the ready line's text after `name=`, up to a blank.
   std::string ReadyField(const std::string& name);
-  // A line of /proc/PID/status: "VmRSS", "RssAnon", "VmHWM"; 0 without one.
+  // Returns a value of /proc/PID/status: "VmRSS", "RssAnon", "VmHWM"; 0 without
+  // it.
   Bytes Memory(const std::string& line) const;
   int Descriptors() const;
 
@@ -56,10 +58,10 @@ class RunningDaemon {
   std::unique_ptr<Child> process_;
 };
 
-// What a rank of GPU `gpu` shows with its Hello.
+// Returns the descriptors that a rank of GPU `gpu` sends with its Hello.
 std::vector<UniqueFd> GpuNodes(int client, int gpu);
 
-// One session, blocking, one request at a time. Events that come meanwhile
+// One session, blocking, one request at a time. Events that arrive in between
 // are kept.
 class RawClient {
  public:
@@ -69,8 +71,8 @@ class RawClient {
     wire::Reply body;
     std::vector<UniqueFd> fds;
   };
-  // The reply, all parts of a lease's descriptors together. A reply with an
-  // error is that absl::Status. `id` 0: the next.
+  // Sends a request and returns its reply, with the descriptors of all parts of
+  // a lease. An error reply becomes its absl::Status. `id` 0: the next id.
   absl::StatusOr<Reply> Call(const wire::Request& request,
                              std::vector<int> fds = {}, uint64_t id = 0);
   absl::StatusOr<Reply> Hello(const std::string& job, int rank = 0,
@@ -79,7 +81,7 @@ class RawClient {
   absl::StatusOr<Reply> Lease(wire::Lease::Kind kind, Bytes size,
                               int ordinal = 0);
   absl::StatusOr<Reply> Free(uint64_t lease);
-  // The next event, or DeadlineExceeded; nullopt-like Unavailable when the
+  // Returns the next event. DeadlineExceeded: none came; Unavailable: the
   // daemon closed the session.
   absl::StatusOr<wire::Event> NextEvent(absl::Duration timeout,
                                         UniqueFd* fd = nullptr);
@@ -99,19 +101,20 @@ class RawClient {
   std::vector<wire::Message> events_;
 };
 
-// A daemon that finds `text` as its kept policy does not start, nor does
-// --check-config pass: exit status 2, and all of `words` on standard error.
+// Expects that a daemon with the kept policy `text` does not start, and that
+// --check-config fails: exit status 2, and all of `words` on standard error.
 void ExpectPolicyIsRefused(const std::string& text,
                            const std::vector<std::string>& words);
 
-// Pool `gpu` of the daemon at `socket`, asked by an observer.
+// Returns pool `gpu` of the daemon at `socket`, by an observer's query.
 absl::StatusOr<wire::Pool> GpuPool(const std::string& socket, int gpu);
 absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa);
-// Waits until that pool has nothing leased and nothing in quarantine; the
-// time it took, or DeadlineExceeded.
+// Waits until nothing of that pool is leased or quarantined. Returns the time
+// it took, or DeadlineExceeded.
 absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket, int gpu,
                                              absl::Duration timeout);
-// Until the daemon of that limits page has read all use pages since the call.
+// Waits until the daemon of that limits page has read all use pages since the
+// call.
 void AwaitRefills(int limits_page);
 
 }  // namespace sluice::testing

@@ -1,5 +1,5 @@
-// The daemon's pages, asked for by hand. An address is 127.0.0.1:PORT or the
-// path of a unix socket.
+// Requests of the daemon's HTTP pages without a library. An address is
+// 127.0.0.1:PORT or the path of a unix socket.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@
 
 namespace sluice::testing {
 
-// The whole answer.
+// Returns the whole answer.
 std::string HttpGet(const std::string& address, const std::string& path);
 std::string HttpAsk(const std::string& address, const std::string& request);
 
 // Empty if there is no listener.
 UniqueFd HttpConnect(const std::string& address);
-// Until the other end closes.
+// Reads until the other end closes.
 std::string HttpRest(int fd);
 
 }  // namespace sluice::testing

@@ -1,4 +1,4 @@
-// What any local user may send to the daemon's port, by real sockets to a real
+// Attacks of any local user on the daemon's port, by real sockets to a real
 // daemon: /metrics is answered within a second (five here: the machine is
 // shared), and memory stays small.
 #include <sys/socket.h>
@@ -51,7 +51,7 @@ class HttpAttack : public ::testing::Test {
     }
   }
 
-  // `begin`, then `piece` until 300 MiB are sent or the daemon hangs up.
+  // Sends `begin`, then `piece` until 300 MiB are sent or the daemon closes.
   void Flood(const std::string& begin, const std::string& piece) {
     const UniqueFd fd = HttpConnect(address_);
     ASSERT_TRUE(fd);
@@ -76,7 +76,7 @@ class HttpAttack : public ::testing::Test {
   Bytes before_;
 };
 
-// This and the next three guard against memory: RSS grew by up to 547 MB.
+// This and the next three guard against memory use: RSS grew by up to 547 MB.
 TEST_F(HttpAttack, RequestLineWithoutAnEnd) { Flood("GET /", "x"); }
 
 TEST_F(HttpAttack, HeaderWithoutAnEnd) {
@@ -93,7 +93,7 @@ TEST_F(HttpAttack, ChunkedBodyWithoutAnEnd) {
       "8\r\n01234567\r\n");
 }
 
-// Guards against three of them that block /metrics.
+// Guards against three such connections that block /metrics.
 TEST_F(HttpAttack, TricklersHoldUpNobody) {
   std::vector<UniqueFd> tricklers;
   for (int i = 0; i < 12; ++i) tricklers.push_back(HttpConnect(address_));
@@ -107,7 +107,7 @@ TEST_F(HttpAttack, TricklersHoldUpNobody) {
   ExpectSmall();
 }
 
-// Guards against keeping all of them, each with a descriptor.
+// Guards against keeping all connections, each with a descriptor.
 TEST_F(HttpAttack, IdleConnectionsHoldUpNobody) {
   std::vector<UniqueFd> idle;
   for (int i = 0; i < 900; ++i) idle.push_back(HttpConnect(address_));
@@ -121,7 +121,7 @@ TEST_F(HttpAttack, IdleConnectionsHoldUpNobody) {
   ExpectSmall();
 }
 
-// An honest rank meanwhile.
+// An honest rank is served during the attack.
 TEST_F(HttpAttack, WholeRequestsThatAreNeverReadCostLittle) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
                               RawClient::Connect(daemon_.socket()));

@@ -1,5 +1,5 @@
-// A real sluiced that has the test as its keeper: the test says when the daemon
-// dies, which of its messages are taken, and what of that is lost.
+// A real sluiced with the test as its keeper: the test decides when the daemon
+// dies, which of its messages are received, and which are lost.
 #pragma once
 
 #include <sys/types.h>
@@ -22,47 +22,49 @@ namespace sluice::testing {
 
 class KeptDaemon {
  public:
-  // Does not start it. HTTP is off unless the text switches it on.
+  // Does not start the daemon. HTTP is off unless the text enables it.
   explicit KeptDaemon(const std::string& toml = "", int64_t capacity = 4000);
   ~KeptDaemon();
   KeptDaemon(const KeptDaemon&) = delete;
 
-  // The next start is of this program: sluiced until then.
+  // Sets the program of later starts; the default is sluiced.
   void Use(const std::string& program) { program_ = program; }
-  // With all that is kept; returns when it serves, fails the test otherwise.
+  // Starts it with all kept descriptors and waits until it serves; fails the
+  // test otherwise.
   void Start();
-  // The same of a start that must fail; its exit status.
+  // Starts a daemon that must fail. Returns its exit status.
   int StartThatFails();
-  // SIGKILL. What it sent before is taken first, unless Ignore came.
+  // Sends SIGKILL. Messages sent before are received first, unless Ignore was
+  // called.
   void Kill();
   void KillAndStart() {
     Kill();
     Start();
   }
-  // The exit status of a daemon that ends by itself; -1: not within 20 s.
+  // Returns the exit status of a daemon that ends; -1: not within 20 s.
   int Join();
 
-  // Whether this program would take over from the one that runs.
+  // Checks whether this program would take over from the running daemon.
   ChildResult CheckState(const std::string& program = "sluiced",
                          const std::string& config = "sluiced.toml") const;
 
-  // From here to its death, or to Answer, nothing that it sends is taken or
+  // Until the daemon's death, or Answer, none of its messages is received or
   // answered.
   void Ignore();
-  void Answer();  // also what it sent meanwhile
-  // It is killed when so many more of its messages have been taken, and what it
-  // sent behind them is lost.
+  void Answer();  // also what it sent since Ignore
+  // Kills the daemon once `messages` more of its messages were received; later
+  // messages are lost.
   void KillBehind(int messages);
-  // Whether that has come about; Join() then.
+  // Returns whether that has happened; then call Join().
   bool WasKilled() const;
   bool Has(const std::string& name) const;
-  // How many are kept with names that begin so.
+  // Returns the number of kept descriptors with names that begin with `prefix`.
   int Count(const std::string& prefix) const;
-  // Whether it is soon.
+  // Waits for a while. Returns whether the descriptor is gone.
   bool WaitUntilGone(const std::string& name) const;
   bool WaitUntilKept(const std::string& name) const;
   void Lose(const std::string& name);
-  // Put there as if a daemon had.
+  // Keeps a descriptor as if a daemon had sent it.
   void Put(const std::string& name, UniqueFd fd);
   UniqueFd Copy(const std::string& name) const;
 
@@ -71,9 +73,9 @@ class KeptDaemon {
   }
   std::string socket() const { return File("session.sock"); }
   pid_t pid() const { return pid_; }
-  // All that it and its predecessors logged.
+  // Returns the log of this daemon and its predecessors.
   std::string Log() const;
-  // Whether that is in it soon: it is written by a thread of its own.
+  // Waits for `text` in the log, which a thread of its own writes.
   bool WaitForLog(const std::string& text) const;
 
  private:

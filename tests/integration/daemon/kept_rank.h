@@ -25,7 +25,7 @@ inline RawClient Attached(const KeptDaemon& daemon,
   return client;
 }
 
-// With 4 MiB of GPU 0.
+// Attaches a rank that leases 4 MiB of GPU 0.
 inline RawClient AttachedWithMemory(const KeptDaemon& daemon,
                                     const std::string& job = "job") {
   RawClient client = Attached(daemon, job);
@@ -33,7 +33,7 @@ inline RawClient AttachedWithMemory(const KeptDaemon& daemon,
   return client;
 }
 
-// That session and its memory went on.
+// Expects that the session and its memory survived.
 inline void ExpectKept(const KeptDaemon& daemon, RawClient& rank) {
   const auto event = rank.NextEvent(absl::Seconds(20));
   ASSERT_THAT(event, IsOk()) << daemon.Log();

@@ -1,5 +1,5 @@
-// Memory that was returned and is still reached, by real processes: what the
-// kernel says is what the daemon counts.
+// Memory that was returned but is still mapped, by real processes: the daemon's
+// counts match the kernel's.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ void ExpectLingering(const std::string& socket, Bytes wanted) {
   ExpectSoon(socket, &wire::Pool::lingering_bytes, wanted);
 }
 
-// Soon, alone, and with its memory.
+// Expects this process soon as the only holder, with its memory.
 void ExpectHolder(const std::string& socket, int pid) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
   ASSERT_THAT(client.Observe(), IsOk());

@@ -1,5 +1,6 @@
-// What another user can do to the ranks of a simulated node: nothing to its
-// state, and to the clocks that all share no more than it could by copying.
+// Attacks of another user on the ranks of a simulated node. It cannot change
+// the node's state, and by the shared clocks it delays others no more than by
+// copying.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -30,7 +31,7 @@ absl::StatusOr<std::unique_ptr<device::Driver>> DriverOf(
   return device::OpenSimDriver(daemon.runtime_dir() + "/sim", welcome.fds[2]);
 }
 
-// Copies so much to the GPU; how long it took.
+// Copies `size` to the GPU. Returns how long it took.
 absl::Duration Copy(device::Driver& driver, Bytes size) {
   std::vector<std::byte> from(size.size()), to(size.size());
   const auto stream = driver.CreateStream(kGpu);

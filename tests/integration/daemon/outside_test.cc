@@ -1,5 +1,5 @@
-// Memory that ranks of a killed daemon still reach, by real processes: the next
-// daemon says what the kernel says, and gives none of it.
+// Memory that ranks of a killed daemon still map, by real processes: the next
+// daemon reports what the kernel reports, and leases none of it.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ constexpr char kNode[] =
     "[sim]\ngpus = 1\ngpu_memory = \"16MiB\"\nhost_memory = \"32MiB\"\n";
 constexpr uid_t kOther = 61234;
 
-// A process that does this, says so, and stays.
+// Starts a process that calls `take`, reports that, and stays.
 std::unique_ptr<Child> Staying(const std::function<void()>& take) {
   auto child = Child::Fork([&] {
     take();

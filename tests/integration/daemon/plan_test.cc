@@ -93,7 +93,7 @@ TEST(DaemonPlan, BothRanksGetOneValidPlanAndARepeatComesFromTheCache) {
   }
 }
 
-// Asks for one plan; measured seconds are never the same.
+// Requests one plan; the measured seconds differ each time.
 absl::StatusOr<plan::NodePlan> AskOnce(const std::string& socket,
                                        double seconds) {
   SLUICE_ASSIGN_OR_RETURN(RawClient client, RawClient::Connect(socket));
@@ -116,7 +116,7 @@ TEST(DaemonPlan, TheSameUnitIsSolvedOnce) {
             first.ranks[0].segments[0].placement.offsets);
 }
 
-// Lifetimes and sizes without order: work for seconds.
+// Returns random lifetimes and sizes, which take seconds to solve.
 plan::Trace HardTrace(int64_t buffers) {
   plan::Trace trace;
   std::mt19937 random(5);
@@ -136,7 +136,7 @@ TEST(DaemonPlan, HowFarTheWorkerIsReachesSluicectlStatus) {
   plan::RankProfile profile = ProfileOf(0, 0);
   profile.segments[0].trace = HardTrace(20000);
   ASSERT_THAT(Submit(a, plan::Encode(profile)), IsOk());
-  // The worker is told to stop after 20 s.
+  // The worker's time limit is 20 s.
   std::string seen;
   for (int i = 0; i < 400 && seen.find(" segments; of rank 0: ") == seen.npos;
        ++i) {
@@ -270,8 +270,8 @@ std::string LongProfile(int rank, int gpu, int buffers) {
   return plan::Encode(profile);
 }
 
-// Guards against taking, holding and decoding 20,000 one after the other: an
-// honest profile got no answer within two minutes.
+// Guards against accepting, holding and decoding 20,000 profiles one after the
+// other: an honest profile got no answer within two minutes.
 TEST(DaemonPlan, ManyProfilesOfOneRankHoldUpNobodyAndAreNotKept) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,
@@ -338,7 +338,7 @@ TEST(DaemonPlan, AProfileThatIsTooLongIsRefusedWithLimitAndRemedy) {
   EXPECT_THAT(Submit(client, plan::Encode(ProfileOf(0, 0))), IsOk());
 }
 
-// Guards against another user's small plan that takes 14.1 s, 0.04 alone.
+// Guards against another user's small plan that takes 14.1 s instead of 0.04 s.
 TEST(DaemonPlan, AHardProfileOfOneUserEndsSoonWhenAnotherWaits) {
   if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
   RunningDaemon daemon;

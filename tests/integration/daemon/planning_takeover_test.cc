@@ -1,5 +1,5 @@
-// What becomes of others when some users have profiles as large as they may
-// be, and the daemon dies.
+// Tests the other users if some have the largest allowed profiles and the
+// daemon dies.
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,8 +22,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Names and reasons as long as they may be, of fixed fractions: there is
-// nothing to solve.
+// Returns a profile with the longest names and reasons and with fixed
+// fractions, so that there is nothing to solve.
 plan::RankProfile ProfileOf(size_t classes, size_t why) {
   plan::RankProfile profile;
   profile.kinds[0].name = std::string(plan::kMaxNameBytes, 'k');
@@ -47,7 +47,7 @@ class PlanningTakeOver : public ::testing::Test {
     SLUICE_CHECK(chmod(daemon_.File("").c_str(), 0755) == 0);
     daemon_.Start();
   }
-  // As another user where this one is root, else as this one.
+  // Attaches as user `user` if this process is root, else as its own user.
   RawClient Attached(const std::string& job, uid_t user) {
     const bool root = geteuid() == 0;
     if (root) SLUICE_CHECK(seteuid(user) == 0);

@@ -1,5 +1,5 @@
-// What a daemon's pool comes to have, which it learns a quarter of a second
-// later than it happens.
+// Waits for changes of a daemon's pool, of which the daemon learns up to a
+// quarter of a second late.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@
 namespace sluice::testing {
 
 // Waits until the pool of GPU 0 has `wanted` bytes of `part`, such as
-// &wire::Pool::lingering_bytes; its parts add up to it meanwhile. A failure
-// after 10 s.
+// &wire::Pool::lingering_bytes, and checks that the pool's parts always add up.
+// Fails after 10 s.
 inline void ExpectSoon(const std::string& socket,
                        uint64_t (wire::Pool::*part)() const, Bytes wanted) {
   const absl::Time until = absl::Now() + absl::Seconds(10);

@@ -1,5 +1,5 @@
-// SIGHUP: the configuration is read anew by a daemon that takes over, or stays
-// as it was.
+// SIGHUP: a daemon that takes over reads the configuration again, or everything
+// stays as it was.
 #include <signal.h>
 
 #include <fstream>

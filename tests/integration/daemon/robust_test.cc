@@ -1,5 +1,5 @@
-// Clients that break the protocol, do nothing, or never read: they end, and
-// everyone else is served all the while.
+// Clients that break the protocol, do nothing, or never read: their sessions
+// end, and all other clients are served all the time.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -29,8 +29,8 @@ constexpr bool kMeasureMemory = false;
 constexpr bool kMeasureMemory = true;
 #endif
 
-// Answered within the 100 ms that others are promised (fifty times that here:
-// the machine is shared).
+// Expects an answer within the 100 ms that other clients are promised (fifty
+// times as long here: the machine is shared).
 void ExpectServed(const std::string& socket) {
   const absl::Time start = absl::Now();
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
@@ -38,7 +38,7 @@ void ExpectServed(const std::string& socket) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
 }
 
-// The daemon ends that session, without an answer or after one.
+// Expects that the daemon ends that session, without or after an answer.
 void ExpectEnded(RawClient& client) {
   for (int i = 0; i < 100; ++i) {
     const auto event = client.NextEvent(absl::Seconds(5));
@@ -218,7 +218,7 @@ TEST(DaemonRobust, AttachLeaseDieCyclesLeaveNoDescriptorAndNoByte) {
       resident = daemon.Memory("VmRSS");
     }
   }
-  // Sockets are closed beside the loop.
+  // Another thread than the loop's closes sockets.
   const absl::Time late = absl::Now() + absl::Seconds(10);
   while (descriptors() > before + 2 && absl::Now() < late) {
     absl::SleepFor(absl::Milliseconds(20));

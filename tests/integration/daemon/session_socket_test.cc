@@ -1,5 +1,5 @@
 // A client that connects between two daemons waits for the next one: the socket
-// is kept, or the starter made it (socket activation).
+// is kept, or was made by the starter (socket activation).
 #include <signal.h>
 #include <sys/socket.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// No stored descriptor is called so: it is handed on at each start.
+// A name that no stored descriptor has: this socket is passed at each start.
 constexpr char kUnit[] = "sluiced.socket";
 
 class SessionSocket : public ::testing::Test {
@@ -44,8 +44,8 @@ class SessionSocket : public ::testing::Test {
     ASSERT_EQ(sigqueue(daemon_.pid(), SIGTERM, ends), 0);
     ASSERT_EQ(daemon_.Join(), 0);
   }
-  // A client that connects now is answered by the next daemon, which is
-  // started.
+  // Expects that a client that connects now is answered by the next daemon,
+  // which is then started.
   void ExpectWaits() {
     auto waits = RawClient::Connect(daemon_.socket());
     ASSERT_THAT(waits, IsOk());

@@ -125,7 +125,7 @@ TEST(DaemonSession, OneThatIsRefusedAtAcceptHearsWhyWhateverItSent) {
   }
 }
 
-// Guards against any user that leases any GPU.
+// Guards against any user that leases memory of any GPU.
 TEST(DaemonSession, OnlyWhoMayOpenAGpusNodeUsesIt) {
   if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
   const auto as_other = [](const RunningDaemon& daemon) {
@@ -191,7 +191,7 @@ TEST(DaemonSession, RepeatedRequestIsExecutedOnceAndAnsweredAgain) {
   EXPECT_EQ(pool.leased_bytes(), MiB(20).size());
 }
 
-// Attaches as `rank`, leases, says so on stdout and waits to be killed.
+// Forks a rank that attaches, leases, prints that, and waits to be killed.
 std::unique_ptr<Child> ForkHolder(const std::string& socket, int rank,
                                   int ranks) {
   return Child::Fork([=] {
@@ -265,7 +265,7 @@ TEST(DaemonDeath, ThoseThatDieTogetherEndInOneEvent) {
                                            daemon.socket(), "events"})
                                  ->Join()
                                  .out;
-  // Both sessions are closed before any client is told of a death.
+  // Both sessions are closed before any client is notified of a death.
   EXPECT_LT(events.rfind("closed its session"),
             events.find("killed by signal 9"))
       << events;

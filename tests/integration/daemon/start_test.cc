@@ -1,5 +1,4 @@
-// What an operator does around a daemon: checks its file, sends it signals,
-// probes it.
+// Tests an operator's work around a daemon: checking its file, signals, probes.
 #include <signal.h>
 
 #include <filesystem>

@@ -1,5 +1,5 @@
-// What becomes of a rank when its daemon dies at an unlucky moment, or the next
-// daemon does not come up at once.
+// Tests what happens to ranks if their daemon dies at an unlucky moment, or if
+// the next daemon does not start at once.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -34,7 +34,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The one that took over has said so, and answers.
+// Expects that the new daemon has announced itself, and answers.
 void ExpectServed(RawClient& client) {
   const auto event = client.NextEvent(absl::Seconds(20));
   ASSERT_THAT(event, IsOk());
@@ -57,18 +57,18 @@ wire::Request LoneHello() {
 
 class TakeOver : public ::testing::Test {
  protected:
-  // A rank; its session is 1 if it is the first.
+  // Attaches a rank; the first one's session is 1.
   RawClient Attached(const std::string& job = "job") {
     return testing::Attached(daemon_, job);
   }
   KeptDaemon daemon_;
 };
 
-// Guards against a daemon's number that is only what the clock says.
+// Guards against a daemon number that depends only on the clock.
 TEST_F(TakeOver, ADaemonsNumberRisesThoughTheClockWasSetBack) {
   daemon_.Start();
   RawClient rank = Attached();
-  // As of a daemon that ran when the clock was a year ahead.
+  // Simulates a daemon that ran while the clock was a year ahead.
   const UniqueFd page = daemon_.Copy("limits");
   const auto ahead = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now())) +
                      uint64_t{31'000'000} * 1'000'000'000;
@@ -89,7 +89,7 @@ TEST_F(TakeOver, ARankGoesOn) {
               HasSubstr("\nsluice_kept 1\n"));
 }
 
-// Wrong once: the new socket was called like the old one, and so not kept.
+// Guards against a new socket with the name of the old one, which was not kept.
 TEST_F(TakeOver, AListenerThatIsMadeAnewIsKeptToo) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -134,8 +134,8 @@ TEST_F(TakeOver, WhatIsInTheWayOfAdministratorsEndsNobody) {
   EXPECT_TRUE(std::filesystem::is_socket(in_the_way));
 }
 
-// Guards against a close by the daemon's loop or the keeper's: the last holder
-// of a socket closes what lies unread in it.
+// Guards against a close by the daemon's loop or by the keeper's: the last
+// holder of a socket closes the unread descriptors in it.
 TEST_F(TakeOver, WhatTakesLongToCloseHoldsUpNeitherTheNextNorTheKeeper) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -177,7 +177,7 @@ TEST(TakeOverOfPort, APortOfAnotherProgramIsAWarning) {
   EXPECT_TRUE(daemon.WaitUntilGone("orphan"));
 }
 
-// As when the daemon died just before its process was stored. Guards against
+// The daemon died just before it stored the rank's process. Guards against
 // taking over no session at all.
 TEST_F(TakeOver, AClosedRankWhoseProcessIsNotKeptIsGone) {
   daemon_.Start();
@@ -191,8 +191,8 @@ TEST_F(TakeOver, AClosedRankWhoseProcessIsNotKeptIsGone) {
   ExpectServed(rank);
 }
 
-// As when the daemon died just after it closed it. Guards against a socket that
-// stays in the store for ever.
+// The daemon died just after it closed the session. Guards against a socket
+// that stays in the store for ever.
 TEST_F(TakeOver, TheSocketOfAClosedRankIsNotKept) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -232,8 +232,8 @@ absl::StatusOr<RawClient::Reply> HelloAs(RawClient& rank, uint64_t id) {
   return rank.Call(LoneHello(), shown, id);
 }
 
-// As when the daemon died before the rank had its Welcome. Guards against a
-// rank that is refused because of its own session.
+// The daemon died before the rank got its Welcome. Guards against a rank that
+// is refused because of its own session.
 TEST(TakeOverOfTheLastRank, ItsHelloIsAnsweredAgain) {
   KeptDaemon daemon("[quota]\nrank_sessions = 1\n");
   daemon.Start();
@@ -253,7 +253,7 @@ TEST(TakeOverOfTheLastRank, ItsHelloIsAnsweredAgain) {
   ExpectServed(rank);
 }
 
-// As of another version. Guards against reading beyond its end.
+// The page is of another version. Guards against reading beyond its end.
 TEST_F(TakeOver, APageOfLimitsOfAnotherSizeIsMadeAnew) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -277,7 +277,7 @@ TEST_F(TakeOver, ARankWhoseUsePageIsNoneEndsAlone) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-// As when it was made just before the daemon died, but for what it is.
+// A descriptor is kept as if an extent had just been made, but it is no extent.
 TEST_F(TakeOver, AnExtentThatIsNoneIsNotKept) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -294,7 +294,7 @@ TEST_F(TakeOver, AnExtentThatIsNoneIsNotKept) {
   EXPECT_TRUE(daemon_.WaitUntilGone("e1"));
 }
 
-// Guards against each lease that waits 5 s from then on.
+// Guards against each later lease that waits 5 s.
 TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -305,10 +305,10 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   EXPECT_THAT(HttpGet(daemon_.File("http.sock"), "/metrics"),
               HasSubstr("\nsluice_kept 0\n"));
   const absl::Time before = absl::Now();
-  // It has another size, so that it is made.
+  // No idle extent has this size, so a new one is made.
   ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(128)), IsOk());
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
-  // What the keeper still has is of before: the next one begins anew.
+  // The keeper has only an old state, so the next daemon starts without it.
   daemon_.Kill();
   daemon_.Start();
   EXPECT_THAT(rank.NextEvent(absl::Seconds(20)),
@@ -355,8 +355,8 @@ TEST_F(TakeOver, WhereTheKeeperAnswersAgainTheNextDaemonGoesOn) {
   EXPECT_GE(pool.leased_bytes(), static_cast<uint64_t>(KiB(64).count()));
 }
 
-// As many processes as there are places, which attached and closed. Guards
-// against one too many, which would cost all of them the next daemon.
+// As many processes as there are places attached and closed. Guards against one
+// too many, which would prevent the next daemon from taking over any session.
 TEST(TakeOverOfFew, ProcessesWhoseSessionsEndedFillNotTheStore) {
   constexpr int kCapacity = 60;
   KeptDaemon daemon("", kCapacity);
@@ -403,8 +403,8 @@ TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheExtentsThatAreKept) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-// Guards against an end that waits 5 s as well, longer than a stopped service
-// has.
+// Guards against an end that waits 5 s as well, longer than a stopping service
+// is given.
 TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndDoesNotWaitForIt) {
   daemon_.Start();
   daemon_.Ignore();

@@ -1,4 +1,5 @@
-// Daemons of this version and of the next, one after the other, under ranks.
+// Daemons of this version and of the next, one after the other, with ranks
+// attached.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -32,7 +33,7 @@ class Versions : public ::testing::Test {
   RawClient Attached(const std::string& job = "job") {
     return testing::Attached(daemon_, job);
   }
-  // The protocol that a client takes which speaks `oldest` to `newest`.
+  // Returns the protocol that a client which speaks `oldest` to `newest` gets.
   absl::StatusOr<uint32_t> Agreed(uint32_t oldest, uint32_t newest) {
     wire::Request request;
     request.mutable_hello()->set_observer(true);
@@ -63,7 +64,7 @@ TEST_F(Versions, AClientOfThisOneTakesThisProtocolFromTheNextDaemon) {
                        HasSubstr("upgrade the daemon")));
 }
 
-// The same leases and sessions, to and fro.
+// Leases and sessions survive in both directions.
 TEST_F(Versions, RanksGoOnUnderTheNextOneAndBack) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -165,7 +166,8 @@ TEST_F(Versions, ABinarySaysWhetherItWouldTakeOverFromAFrozenOne) {
   EXPECT_THAT(same.err, HasSubstr(kNextState));
 }
 
-// A binary of an earlier build, by name: tests/golden/README.md says how.
+// Uses a binary of an earlier build, by its path: tests/golden/README.md says
+// how.
 TEST_F(Versions, RanksGoOnFromAnOlderBinaryToThisOneAndBack) {
   const char* const path = std::getenv("SLUICE_OLDER_DAEMON");
   if (path == nullptr) GTEST_SKIP() << "SLUICE_OLDER_DAEMON names no binary";

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""sluiced tells its starter's watchdog that its loop turns: watchdog_test.py
-SLUICED"""
+"""sluiced notifies the watchdog of its parent while its loop runs:
+watchdog_test.py SLUICED"""
 
 import os
 import signal
@@ -36,7 +36,8 @@ class Watchdog(unittest.TestCase):
         self.addCleanup(self.daemon.kill)
 
     def wait_for(self, line, patience_s):
-        """When a message with that line came; None: none did."""
+        """Returns when a message with that line arrived, or None if none did.
+        """
         end = time.monotonic() + patience_s
         while (left := end - time.monotonic()) > 0:
             self.starter.settimeout(left)
@@ -44,7 +45,8 @@ class Watchdog(unittest.TestCase):
                 text, handed, _, _ = socket.recv_fds(self.starter, 4096, 8)
             except TimeoutError:
                 break
-            for descriptor in handed:  # a barrier ends with its descriptor
+            # A barrier waits until its descriptor is closed.
+            for descriptor in handed:
                 os.close(descriptor)
             if line in text.decode().split("\n"):
                 return time.monotonic()
@@ -58,16 +60,19 @@ class Watchdog(unittest.TestCase):
             self.assertIsNotNone(told, "it is not told")
             gaps.append(told - last)
             last = told
-        # Not each: the machine may hold this test up.
+        # Checks the median gap, because the machine may delay this test at
+        # times.
         self.assertLess(sorted(gaps)[2], PERIOD_S, gaps)
-        # Twice a period, by a loop that sleeps in between.
+        # The loop sleeps in between and notifies twice a period, not more
+        # often.
         count, end = len(gaps), last + 2 * PERIOD_S
         while self.wait_for("WATCHDOG=1", end - time.monotonic()):
             count += 1
         self.assertLess(
             count, 2 + (time.monotonic() - self.began) / (PERIOD_S / 2))
         self.daemon.send_signal(signal.SIGSTOP)
-        for _ in range(20):  # some may be on their way
+        # Some notifications may have been sent before the stop.
+        for _ in range(20):
             if self.wait_for("WATCHDOG=1", 2 * PERIOD_S) is None:
                 return
         self.fail("it is told by a loop that stands still")

@@ -1,4 +1,5 @@
-"""What alst costs and reaches, with the demo's model, memory and ranks."""
+"""The memory and the longest sequence of alst, with the demo's model, memory
+and ranks."""
 
 import importlib.util
 import os
@@ -13,7 +14,7 @@ MODEL = ("--arch llama --layers 4 --hidden 128 --heads 2 --kv-heads 2 --ffn "
          "344 --dtype fp32 --ranks 2").split()
 HIDDEN_BYTES = 128 * 4
 LAYERS = 4
-# Just longer than recomputation reaches in 36 MiB, which --deep searches for.
+# Just longer than recomputation reaches in 36 MiB; --deep searches that limit.
 TOO_LONG = 3456
 FEW, MANY = (4096, 8192) if harness.WHOLE else (2048, 4096)
 
@@ -41,7 +42,7 @@ class Alst(either_node.NodeTest):
         states = more / ((MANY - FEW) / 2) / HIDDEN_BYTES
         print(f"alst: {states:.2f} hidden states per local row")
         self.assertLessEqual(states, 14)
-        # Layer inputs are in host memory, and there only.
+        # Layer inputs are in host memory only.
         self.assertEqual(many["host_bytes"], LAYERS * MANY * HIDDEN_BYTES +
                          2 * either_node.STAGE_BYTES)
 

@@ -7,46 +7,49 @@ import either_node
 import harness
 
 SHAPES = [
-    # the issue's own
+    # The reference case.
     "--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --arch llama "
     "--seq-len 333 --chunk 64 --ranks 2 --alpha 0.5",
-    # one chunk, one token, a tail of one, a tail that leaves ranks empty
+    # One chunk, one token, a last chunk of one row, a last chunk that leaves
+    # ranks empty.
     "--seq-len 40 --chunk 64 --ranks 1 --alpha 1",
     "--seq-len 1 --chunk 64 --ranks 1 --alpha 0",
     "--seq-len 129 --chunk 64 --ranks 2 --alpha 0",
     "--seq-len 130 --chunk 64 --ranks 4 --heads 4 --alpha 0.3",
     "--seq-len 3 --chunk 2 --ranks 4 --heads 4 --alpha 1",
-    # GPT, odd sizes
+    # GPT, and sizes that are no powers of two.
     "--arch gpt --layers 2 --hidden 60 --heads 3 --ffn 100 --seq-len 201 "
     "--chunk 50 --ranks 3 --alpha 0.7",
     "--arch gpt --seq-len 97 --chunk 33 --ranks 1 --alpha 0",
-    # grouped queries: replicated over ranks, expanded where they do not align
+    # Grouped queries: kv heads replicated over ranks, or expanded if they do
+    # not align with the ranks.
     "--heads 4 --kv-heads 1 --seq-len 150 --chunk 32 --ranks 4 --alpha 0.5",
     "--hidden 96 --heads 12 --kv-heads 3 --seq-len 150 --chunk 32 --ranks 4 "
     "--alpha 1",
     "--heads 8 --kv-heads 4 --seq-len 150 --chunk 32 --ranks 2 --alpha auto",
-    # more chunks than prefetch, three layers
+    # More chunks than prefetch, three layers.
     "--layers 3 --seq-len 500 --chunk 40 --ranks 2 --alpha 0.9 --prefetch 3",
     "--layers 3 --seq-len 300 --chunk 40 --ranks 1 --alpha 0.1 --prefetch 1",
-    # classes by themselves: kept, swapped, recomputed
+    # Single classes of activations are kept, swapped or recomputed.
     "--seq-len 201 --chunk 50 --ranks 3 --hidden 60 --heads 3 --fractions "
     "norm1=keep:0.5,q=0,k=0.3,norm2=0,ffn_up=keep:0.25+0.5,ffn_gate=0.7",
     "--arch gpt --seq-len 130 --chunk 33 --ranks 2 --alpha 0.3 --fractions "
     "attention_residual=keep:1,ffn_activation=keep:0.4+0.2",
-    # those that are used in place too, scratch among them
+    # The same for classes that are also used in place, scratch included.
     "--seq-len 201 --chunk 50 --ranks 3 --hidden 60 --heads 3 --fractions "
     "layer_input=keep:1,lse=keep:1,query_gradient=keep:1,q=keep:1",
     "--arch gpt --seq-len 130 --chunk 33 --ranks 2 --alpha 0.3 "
     "--backward-order queries --fractions attention_output=keep:1,k=keep:1,"
     "output_gradient=keep:1,value_gradient=keep:1,norm2=keep:0.5",
-    # more ranks than heads, or as many as do not divide them
+    # More ranks than heads, or a number of ranks that does not divide the
+    # heads.
     "--heads 2 --kv-heads 1 --seq-len 333 --chunk 63 --ranks 4 --alpha 0.5",
     "--heads 2 --seq-len 130 --chunk 32 --ranks 3 --alpha auto",
 ]
 # One of each kind of rank, model and order. The C++ tests of the streamed step
-# have all of these shapes, so the others run here with --deep.
+# have all of these shapes, so the others run here only with --deep.
 FEW = (0, 2, 5, 6, 8, 13, 16, 17)
-# The same plain torch judges alst.
+# The same plain torch checks alst.
 ALST_SHAPES = [
     "--seq-len 333 --kv-heads 2 --ranks 2",
     "--arch gpt --hidden 60 --heads 3 --ffn 100 --seq-len 201 --ranks 3",
@@ -59,9 +62,10 @@ SMALL = "--layers 2 --hidden 64 --heads 4 --ffn 96 --vocab 131".split()
 
 class Check(either_node.NodeTest):
     def check(self, shape):
-        if either_node.ON_FAKES:  # heads of a multiple of 8 alone
+        if either_node.ON_FAKES:  # the fakes need heads of a multiple of 8
             shape = shape.replace("--hidden 60", "--hidden 72")
-        # Later flags win over SMALL's only if given once: keep what differs.
+        # A shape's flags replace those of SMALL; a flag may be given only
+        # once.
         given = shape.split()
         flags = [f for i in range(0, len(SMALL), 2) if SMALL[i] not in given
                  for f in SMALL[i:i + 2]]

@@ -1,9 +1,9 @@
 """A daemon that is killed between any two steps of a change takes nothing with
 it: a run under it goes on, and comes to the same numbers.
 
-`crashing-sluiced` dies where a plan says (tests/daemon/crash), counted from the
-run's first rank on, and tells how many were attached. What the keeper holds for
-it is what systemd would: it speaks the same protocol.
+`crashing-sluiced` dies at the points of a plan (tests/daemon/crash), counted
+from the run's first rank on, and writes how many ranks were attached. The
+keeper holds what systemd would hold for it, by the same protocol.
 """
 
 import json
@@ -26,16 +26,18 @@ CRASHING = os.path.join(harness.BIN, "crashing-sluiced")
 SETTINGS = ("--ranks 2 --seq-len 333 --seed 3 --hbm 24MiB --alpha 0.5 "
             "--json").split()
 STEPS = 4
-ENDLESS = 100_000  # steps, of which a run does as many as are wanted
-# Only a start passes them that finds something left, and a checkpoint what fills
-# the ring of records: several lives in one run end there, one after the other.
+ENDLESS = 100_000  # steps; the test ends the run earlier
+# Points that are passed only by a start that finds stored state, or by the
+# checkpoint of a full ring of records. The daemons of one run die at them in
+# turn.
 OF_A_START = ["state-read", "extents-adopted", "sessions-adopted",
               "core-loaded", "checkpoint-saved", "adopted-saved", "taken-over",
               "ready-told"]
-# Only passed when a process has ended, or memory was not leased for a while:
-# the last rank may have gone by then. At all others one is attached.
+# Points that are passed only after a process has ended, or after memory was
+# not leased for a while: the last rank may have ended by then. At all other
+# points a rank is attached.
 OF_AN_END = ["process-dropped", "extent-dropped", "extent-released"]
-# Passed often in a run: at several moments of it.
+# Points that a run passes often: the counts at which the daemon dies.
 OFTEN = {"session-put": (1, 2), "session-stored": (1, 2),
          "session-released": (1, 2),
          "message-sent": (1, 3, 6), "barrier-passed": (1, 3),
@@ -43,7 +45,7 @@ OFTEN = {"session-put": (1, 2), "session-stored": (1, 2),
          "record-begun": (2, 7), "unpublished": (2, 7),
          "record-saved": (2, 7), "packet-sent": (1, 2, 5),
          "effects-done": (2, 9)}
-# Parts of what is free, which stay for a while.
+# Parts of free memory, which remain for a while.
 OF_FREE = "kept_bytes", "ready_bytes"
 MOMENTS = int(os.environ.get("SLUICE_MOMENTS", "20" if harness.WHOLE else "5"))
 
@@ -55,12 +57,13 @@ def names():
 
 
 def makes_extents(plan):
-    """Those points are passed where extents are made, not used again."""
+    """Returns whether the plan has points that are passed only when extents
+    are made, not when they are reused."""
     return any(name.startswith(("extent", "barrier")) for name, _ in plan)
 
 
 def write_plan(path, plan):
-    """Writes the plan for a service that may run as another user."""
+    """Writes the plan, readable for a service that may run as another user."""
     if os.path.exists(path + ".died"):
         os.unlink(path + ".died")
     with open(path, "w", encoding="ascii") as file:
@@ -69,7 +72,8 @@ def write_plan(path, plan):
 
 
 def died_under_ranks(path, plan):
-    """All of it, in that order; None, or what is wrong."""
+    """Returns None if the daemon died at all points of the plan, in that
+    order, with ranks attached; otherwise what is wrong."""
     with open(path + ".died", encoding="ascii") as file:
         died = [line.split() for line in file]
     if [name for name, _ in died] != [name for name, _ in plan]:
@@ -82,7 +86,7 @@ def died_under_ranks(path, plan):
 class CrashPoints(harness.TrainTest):
 
     def kept(self, program):
-        """A keeper of that daemon, which dies as `plan` says."""
+        """Starts a keeper of `program`, which dies as `plan` says."""
         runtime, config = self.configure()
         self.plan = self.path("plan")
         self.log = open(self.path("keeper.log"), "w", encoding="utf-8")
@@ -100,7 +104,7 @@ class CrashPoints(harness.TrainTest):
         return next(iter(harness.children_of(self.keeper_process.pid)), None)
 
     def renewed(self):
-        """The daemon begins to follow a plan that is there by now."""
+        """Restarts the daemon, so that it follows the plan just written."""
         before = self.daemon_pid()
         os.kill(before, signal.SIGKILL)
         self.wait_until(lambda: self.daemon_pid() not in (None, before),
@@ -112,7 +116,7 @@ class CrashPoints(harness.TrainTest):
                 "--log-jsonl", self.path(name + ".jsonl")]
 
     def losses_of(self, name):
-        """As far as it is."""
+        """Returns the losses that the run has logged so far."""
         return [line["loss"]
                 for line in harness.lines_of(self.path(name + ".jsonl"))]
 
@@ -125,7 +129,7 @@ class CrashPoints(harness.TrainTest):
         return self.keepers_log()[-4000:]
 
     def pools(self):
-        """None: no daemon answers just now."""
+        """Returns None if no daemon answers at the moment."""
         answer = subprocess.run(
             [os.path.join(harness.BIN, "sluicectl"), "--socket", self.socket,
              "status", "--json"], capture_output=True, text=True, check=False)
@@ -135,18 +139,20 @@ class CrashPoints(harness.TrainTest):
         return found["gpus"] + found["host"]
 
     def ledger(self):
-        """What each pool consists of; nothing where no daemon answers."""
+        """Returns the bytes of each pool, or an empty list if no daemon
+        answers."""
         return [{key: value for key, value in pool.items()
                  if key.endswith("_bytes") and key not in OF_FREE}
                 for pool in self.pools() or []]
 
     def keeps_nothing(self):
-        """No extent is left that the next run would use again."""
+        """Returns whether no extent is left that the next run would reuse."""
         pools = self.pools()
         return pools is not None and not any(p["kept_bytes"] for p in pools)
 
     def crash(self, plan):
-        """One run, with a daemon that dies at each point of the plan."""
+        """Does one run during which a daemon dies at each point of the plan.
+        """
         if makes_extents(plan):
             self.wait_until(self.keeps_nothing, "extents are kept")
         write_plan(self.plan, plan)
@@ -155,7 +161,7 @@ class CrashPoints(harness.TrainTest):
         self.assertEqual(self.losses(name), self.calm, plan)
         self.wait_until(lambda: self.ledger() == self.before,
                         f"the ledger is another after {plan}")
-        # What is destroyed after the run is passed then.
+        # Extents that are destroyed after the run pass their points only then.
         self.wait_until(lambda: os.path.getsize(self.plan) == 0,
                         f"not all of it is reached: {plan}")
         self.assertIsNone(died_under_ranks(self.plan, plan))
@@ -186,7 +192,8 @@ class CrashPoints(harness.TrainTest):
 
     def test_a_start_may_die_at_each_of_its_steps(self):
         self.begin()
-        # One that dies in the middle of the run, and starts that die then.
+        # One daemon dies in the middle of the run, then each next one while it
+        # starts.
         self.crash([("record-saved", 5), *((n, 1) for n in OF_A_START)])
 
     def test_several_deaths_in_one_run(self):
@@ -196,14 +203,14 @@ class CrashPoints(harness.TrainTest):
                     ("checkpoint-saved", 1), ("packet-sent", 2)])
 
     def run_endless(self, name):
-        """A run that the test ends."""
+        """Starts a run that the test ends."""
         with open(self.path(name + ".err"), "w", encoding="utf-8") as err:
             return self.start([harness.TRAIN, "train",
                                *self.flags(name, ENDLESS)],
                               stdout=subprocess.DEVNULL, stderr=err)
 
     def goes_on(self, run, name, steps):
-        """Until it has done so many."""
+        """Waits until the run has done that many steps."""
         def there():
             with open(self.path(name + ".err"), encoding="utf-8") as err:
                 self.assertIsNone(run.poll(), f"{err.read()}\n{self.said()}")
@@ -211,10 +218,12 @@ class CrashPoints(harness.TrainTest):
         self.wait_until(there, f"{name} does not go on")
 
     def test_a_checkpoint_in_the_middle_of_a_run(self):
-        """The requests of another session have filled the ring of records."""
+        """Another session's requests fill the ring of records."""
         self.begin()
         write_plan(self.plan, [("checkpoint-saved", 1)])
-        self.renewed()  # before there is a rank, so its own does not count
+        # Before any rank starts, so that the restart's own checkpoint does not
+        # count.
+        self.renewed()
         run = self.run_endless("filled")
         self.goes_on(run, "filled", 1)
         self.fill_records()
@@ -226,7 +235,7 @@ class CrashPoints(harness.TrainTest):
         self.compare("filled")
 
     def fill_records(self):
-        """Leases and frees until the planned death."""
+        """Leases and frees memory until the daemon dies as planned."""
         with native_session.Session(
                 os.path.join(harness.BIN, "../lib/libsluice.so"), "fills",
                 self.socket) as session:
@@ -236,7 +245,8 @@ class CrashPoints(harness.TrainTest):
                 session.free(session.lease(1 << 16))
 
     def test_random_moments_of_one_run(self):
-        """All of them from its first rank on, and it goes on behind the last."""
+        """All kills come after the first rank attached; the run continues
+        after the last one."""
         self.begin(os.path.join(harness.BIN, "sluiced"))
         run, left = self.run_endless("killed"), [MOMENTS]
         self.wait_until(lambda: "of job killed," in self.keepers_log(),
@@ -248,7 +258,8 @@ class CrashPoints(harness.TrainTest):
               f"{self.compare('killed')} steps")
 
     def compare(self, name):
-        """The steps of a run that is over, which are an undisturbed run's."""
+        """Checks that a run that has ended logged the losses of an undisturbed
+        run; returns the number of its steps."""
         losses = self.losses_of(name)
         calm = self.run_endless("undisturbed")
         self.goes_on(calm, "undisturbed", len(losses))
@@ -259,7 +270,7 @@ class CrashPoints(harness.TrainTest):
         return len(losses)
 
     def test_random_moments_of_short_runs(self):
-        """Their beginnings and ends too."""
+        """Kills also fall into the beginnings and ends of the runs."""
         self.begin(os.path.join(harness.BIN, "sluiced"))
         moments, left = random.Random(5), [MOMENTS // 2]
         while left[0] > 0:
@@ -276,9 +287,9 @@ class CrashPoints(harness.TrainTest):
                             "the ledger is another")
 
     def kill_until(self, done, moments, left):
-        """Kills the daemon again and again, as long as any are left. Each second
-        comes to serve first: on a machine with much to do none would, and a
-        client waits 5 s for one that does."""
+        """Kills the daemon repeatedly, left[0] times in all or until `done`.
+        Every second daemon may serve before it is killed: on a busy machine
+        none would serve otherwise, and a client waits at most 5 s for one."""
         served = -1
         while not done.is_set() and left[0] > 0:
             while (left[0] % 2 == 0 and self.served() <= served

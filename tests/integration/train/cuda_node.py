@@ -1,6 +1,6 @@
-"""A node with the driver cuda, for whole runs of sluice-train: the real sluiced
-and the real trainer on the strict fake driver (tests/fake_cuda). It proves
-nothing about a GPU."""
+"""A node with the driver cuda, for whole runs of sluice-train: the real
+sluiced and the real trainer on the strict fake driver (tests/fake_cuda). This
+proves nothing about a GPU."""
 
 import os
 import re
@@ -14,12 +14,13 @@ CONFIG = os.path.join(os.path.dirname(__file__),
                       "../../fake_cuda/node.toml")
 
 METHODS = ("keep-all", "recompute", "alst", "sluice")
-# How far losses may be apart in bf16: half of what its 8 bits tell.
+# Limit of the difference between losses in bf16: half of its 8 bits'
+# precision.
 BF16 = 2 ** -9
 
 
 class CudaTest(harness.TrainTest):
-    # Folders of the libraries that a run takes for CUDA's and torch's.
+    # Folders from which a run loads its CUDA and torch libraries.
     libraries = [FAKES]
 
     def setUp(self):
@@ -28,10 +29,12 @@ class CudaTest(harness.TrainTest):
         os.mkdir(self.node)
 
     def on_the_fakes(self, libraries=(FAKES,), settings="", **more):
-        """`settings`: more of SLUICE_FAKE_CUDA."""
+        """Makes programs run on the fakes. `settings` is appended to
+        SLUICE_FAKE_CUDA."""
         return mock.patch.dict(os.environ, {
             "LD_LIBRARY_PATH": ":".join(libraries), "OMP_NUM_THREADS": "1",
-            "CUBLAS_WORKSPACE_CONFIG": ":1024:1",  # for small leases
+            # A small workspace, so that leases may be small.
+            "CUBLAS_WORKSPACE_CONFIG": ":1024:1",
             "SLUICE_FAKE_CUDA": "gpus=2,host_numa=0,pageable=0,counts=1,"
                                 f"cublas=1,node={self.node}" + settings,
             **more})
@@ -47,8 +50,8 @@ class CudaTest(harness.TrainTest):
         with self.on_the_fakes():
             return self.daemon()
 
-    # torch's libraries take NVIDIA's runtime by a path of their own, but not
-    # where one is loaded already.
+    # torch's libraries load NVIDIA's runtime by their own path unless one is
+    # already loaded.
     def on_cuda(self, run, *arguments, settings="", **options):
         with self.on_the_fakes(
                 self.libraries, settings,
@@ -56,7 +59,8 @@ class CudaTest(harness.TrainTest):
             return run(*arguments, **options)
 
     def both(self, socket, steps, *flags):
-        """How far losses are from those of the same run on a simulated node."""
+        """Returns the largest relative difference of the losses from those of
+        the same run on a simulated node."""
         flags = [*flags, "--steps", str(steps)]
         sim = self.train(*flags, "--private")
         cuda = self.on_cuda(self.train, *flags, "--socket", socket,
@@ -70,16 +74,17 @@ class CudaTest(harness.TrainTest):
         return apart
 
     def said_at_end(self, of, ranks=1):
-        """What the last processes of ranks said of `of` (world.h)."""
+        """Returns what the last processes of the ranks printed about `of`
+        (world.h)."""
         with open(os.path.join(self.node, "counts"), encoding="utf-8") as file:
             lines = [line for line in file if line.startswith("sluice-train ")]
         return [re.search(rf"\b{of}=(\S*)", line)[1]
                 for line in lines[-ranks:]]
 
     def expect_few_waits(self, *flags, ranks=1):
-        """A step holds the host up three times at most, on every rank. Over
-        many steps: how often the stage waits while first weights come through
-        it is luck."""
+        """Checks that a step makes the host wait at most three times, on every
+        rank. This takes many steps, because the number of waits for the stage
+        varies while the first weights pass through it."""
         socket = self.cuda_daemon()
         for method in ("alst", "sluice"):
             waits = []
@@ -91,7 +96,8 @@ class CudaTest(harness.TrainTest):
             per_step = (waits[1] - waits[0]) / 20
             print(f"host waits per step of {method} on {ranks} ranks: "
                   f"{per_step:.2f}")
-            self.assertGreaterEqual(per_step, 1)  # for the loss, at least
+            # At least the wait for the loss.
+            self.assertGreaterEqual(per_step, 1)
             self.assertLessEqual(per_step, 3)
         self.expect_no_findings()
 

@@ -1,6 +1,6 @@
-"""All methods learn on GPUs what they learn on a simulated node, for many steps:
-one rank, and two over torch's own ProcessGroupNCCL, on the fakes
-(tests/fake_cuda). It proves nothing about a GPU."""
+"""All methods have the losses of a simulated node on GPUs, for many steps: on
+one rank, and on two with torch's own ProcessGroupNCCL, on the fakes
+(tests/fake_cuda). This proves nothing about a GPU."""
 
 import os
 import unittest
@@ -13,7 +13,7 @@ FLAGS = ("--seq-len 333 --lr 1e-3 --warmup 10 --clip 1 --beta1 .9 --beta2 .95 "
 
 
 class CudaParity(cuda_node.CudaTest):
-    # torch's own library, with CPU forms of its kernels.
+    # torch's own library, with CPU implementations of its kernels.
     libraries = [os.path.join(cuda_node.FAKES, "over_real"), cuda_node.FAKES]
 
     def test_every_method_learns_what_it_learns_on_a_simulated_node(self):

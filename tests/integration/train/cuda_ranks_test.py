@@ -1,7 +1,7 @@
-"""Ranks on GPUs of one node: the real sluiced and the real trainer over torch's
-own ProcessGroupNCCL, on the fake driver, runtime and NCCL (tests/fake_cuda).
-As within a node, that NCCL tells no rank of another's death. It proves nothing
-about a GPU."""
+"""Ranks on GPUs of one node: the real sluiced and the real trainer over
+torch's own ProcessGroupNCCL, on the fake driver, runtime and NCCL
+(tests/fake_cuda). As within a real node, that NCCL does not report another
+rank's death. This proves nothing about a GPU."""
 
 import os
 import re
@@ -19,7 +19,7 @@ RUN = "--ranks 2 --seq-len 200 --hbm 16MiB".split()
 
 
 class CudaRanks(cuda_node.CudaTest):
-    # torch's own library, with CPU forms of its kernels.
+    # torch's own library, with CPU implementations of its kernels.
     libraries = [os.path.join(cuda_node.FAKES, "over_real"), cuda_node.FAKES]
 
     def setUp(self):
@@ -33,11 +33,14 @@ class CudaRanks(cuda_node.CudaTest):
         self.addCleanup(played.stop)
 
     def expect_good_ends(self):
-        """From here on NCCL finds a rank that leaves by an abort."""
+        """From here on, NCCL's fake reports a rank that ends by an abort as a
+        finding.
+        """
         self.play_nccl("silent=1,aborts=0")
 
     def start_run(self, socket, *flags, steps=100000, **options):
-        """A run that has trained some steps, and its log."""
+        """Starts a run, waits until it has trained some steps, and returns it
+        and its log."""
         self.runs += 1
         log = self.path(f"log{self.runs}")
         run = self.on_cuda(
@@ -51,9 +54,10 @@ class CudaRanks(cuda_node.CudaTest):
         return run, log
 
     def expect_end(self, run, socket, log=None, of=""):
-        """The one line of a run that is about to end badly, and all it said.
-        With its `log`, how long after its last step it ended, which is judged
-        by `./dev bench deaths`: here a machine may be busy with others."""
+        """Waits for a run that fails; returns its one-line error and all
+        output. With `log` it prints how long after its last step the run
+        ended. Only `./dev bench deaths` checks that time, because tests run in
+        parallel."""
         _, err = run.communicate(timeout=200)
         if log is not None:
             after = time.time() - os.stat(log).st_mtime
@@ -66,16 +70,17 @@ class CudaRanks(cuda_node.CudaTest):
                             "memory is left")
         return lines[0], err
 
-    # Guards against a thread of rank 1 on GPU 0: torch makes a context there
+    # Guards against a thread of rank 1 on GPU 0: torch creates a context there
     # when the thread records an event.
     def expect_contexts_on_their_own_gpus(self, runs=1):
-        """Counts the contexts of the ranks of undisturbed runs."""
+        """Checks that the ranks of `runs` undisturbed runs have contexts only
+        on their own GPUs."""
         self.assertEqual(sorted(self.said_at_end("contexts", 2 * runs)),
                          ["0"] * runs + ["1"] * runs)
 
 
 class Losses(CudaRanks):
-    """Those of a simulated node."""
+    """On GPUs the losses are those of a simulated node."""
 
     def test_losses_of_every_method_are_those_of_a_simulated_node(self):
         self.expect_good_ends()
@@ -92,7 +97,7 @@ class Losses(CudaRanks):
 
 
 class Computes(CudaRanks):
-    """What else calm runs come to."""
+    """Checks other results of undisturbed runs."""
 
     def test_a_step_holds_the_host_up_three_times_at_most(self):
         self.expect_few_waits(*RUN, ranks=2)
@@ -113,7 +118,7 @@ class Computes(CudaRanks):
                 counts = re.findall(r"fake libnccl: reduce=(\d+) "
                                     r"reduce_scatter=(\d+) all_gather=(\d+) "
                                     r"broadcast=(\d+)", err)
-                self.assertEqual(len(counts), 2, err)  # of two ranks
+                self.assertEqual(len(counts), 2, err)  # one of each rank
                 issued[steps] = [int(n) for n in counts[0]]
                 self.assertEqual(counts[0], counts[1])
             per_step = [(b - a) / 10 for a, b in zip(issued[2], issued[12])]
@@ -158,12 +163,14 @@ class Computes(CudaRanks):
         self.assertTrue(exchanged, out)
         measured = tomllib.loads(out)
         self.assertEqual(measured["node"]["gpus"], 2)
-        # Issued is not done: by the host's clock it would be terabytes.
+        # Copies are timed until they are done; timing only their issue by the
+        # host's clock would give terabytes per second.
         rate = measured["links"]["gpu_bytes_per_s"]
         self.assertGreater(rate, 0)
         self.assertLess(rate, 1e12)
-        # Half of it went to the other rank, for 2 ms at least, unless twice of
-        # it, sent and received, did not fit in half of the GPU's memory.
+        # Half of it was sent to the other rank, which took at least 2 ms,
+        # unless the buffers to send and to receive did not fit in half of the
+        # GPU's memory.
         size = int(exchanged[1]) << 20
         if 4 * size <= measured["gpu"]["memory_bytes"] / 2:
             self.assertGreaterEqual(size / 2 / rate, 0.999 * 2e-3)
@@ -180,7 +187,8 @@ class Computes(CudaRanks):
                     for rank in job["ranks"]]
         self.wait_until(lambda: outside() == [6 << 20, 6 << 20],
                         "they do not tell")
-        # Nothing is spare here: it is held outside, and no part of a lease.
+        # Without spare memory the bytes are held outside, and are no part of a
+        # lease.
         self.assertEqual([gpu["held_outside_bytes"]
                           for gpu in self.status(socket)["gpus"]], outside())
         run.send_signal(signal.SIGTERM)
@@ -192,18 +200,18 @@ class Computes(CudaRanks):
         self.expect_contexts_on_their_own_gpus()
         self.expect_no_findings()
 
-    # Failed once: the ranks had leased all that was there when NCCL came.
+    # Guards against ranks that lease all memory before NCCL allocates its own.
     def test_nccl_has_its_room_where_a_pool_has_no_spare(self):
         self.expect_good_ends()
         run = self.on_cuda(
             self.train, "--ranks", "2", "--seq-len", "200", "--steps", "2",
             "--socket", self.cuda_daemon(),
             settings=",context_kib=4096,nccl_kib=8192")
-        # All that a GPU of 64 MiB leaves beside its context and NCCL.
+        # What a GPU of 64 MiB has free besides its contexts and NCCL.
         self.assertEqual(run["hbm_bytes_per_gpu"], 52 << 20)
         self.expect_no_findings()
 
-    # Guards against ranks that each say that another has probably ended.
+    # Guards against ranks that each report that another has probably ended.
     def test_two_ranks_on_one_gpu_are_refused_by_name(self):
         socket = self.cuda_daemon()
         for flags in ("--ranks 4", "--ranks 2 --gpu 0,0"):
@@ -218,7 +226,7 @@ class Computes(CudaRanks):
 
 
 class Ends(CudaRanks):
-    """How a run ends, and what it leaves."""
+    """Checks how a run ends, and what remains after it."""
 
     def test_kill_9_of_a_rank_ends_the_other(self):
         socket = self.cuda_daemon()

@@ -1,6 +1,6 @@
 """sluice-train on a node with the driver cuda: the real sluiced and the real
-trainer on the strict fake driver and torch's CUDA tensors there
-(tests/fake_cuda). It proves nothing about a GPU."""
+trainer on the strict fake driver, with torch's CUDA tensors on it
+(tests/fake_cuda). This proves nothing about a GPU."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import harness
 
 RUN = ["--seq-len", "200", "--hbm", "16MiB"]
 MODEL = "--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96".split()
-PIECE = 2 << 20  # what leases are multiples of
+PIECE = 2 << 20  # granularity of leases in bytes
 
 
 class Cuda(cuda_node.CudaTest):
@@ -45,9 +45,9 @@ class Cuda(cuda_node.CudaTest):
         self.assertIn("--gpu 0: the node has GPU 1 only", err)
         self.expect_no_findings()
 
-    # A calibration of one chunk runs every segment once, and with the fractions
-    # given it is the only one: what the first product takes would be a part of
-    # that segment's plan, and then be missed.
+    # A calibration of one chunk runs every segment once, and as the fractions
+    # are given it is the only calibration. If cuBLAS allocated its workspace
+    # then, it would count as that segment's memory in the plan.
     def test_no_segment_is_planned_with_what_cublas_keeps(self):
         result = self.on_cuda(self.train, "--seq-len", "60", "--hbm", "16MiB",
                               "--steps", "2", "--alpha", "1", "--socket",
@@ -72,7 +72,7 @@ class Cuda(cuda_node.CudaTest):
         run = [*RUN, "--steps", "2", "--method", "alst", "--socket", socket]
         code, _, err = self.on_cuda(
             self.run_train, *harness.MODEL, *run, "--data", self.text,
-            "--host", "4MiB")  # the stage's alone
+            "--host", "4MiB")  # only the stage uses host memory
         self.assertEqual(code, 3, err)
         given = re.search(r"give --host (\w+)", err)[1]
         self.on_cuda(self.train, *run, "--host", given)
@@ -136,7 +136,7 @@ class Cuda(cuda_node.CudaTest):
         self.assertEqual(code, 0, out + err)
         self.expect_no_findings()
 
-    # Guards against asking for all of the pool beside the rank's own context,
+    # Guards against a lease of the whole pool besides the rank's own context,
     # which is refused.
     def test_without_a_size_a_lease_leaves_room_for_what_is_outside(self):
         beside = ",context_kib=4096"
@@ -144,7 +144,8 @@ class Cuda(cuda_node.CudaTest):
             socket = self.daemon(name="cuda")
         result = self.on_cuda(self.train, "--seq-len", "200", "--steps", "2",
                               "--socket", socket, settings=beside)
-        # Contexts of the daemon and of the rank; nothing is spare here.
+        # This leaves out the contexts of the daemon and of the rank; no memory
+        # is spare here.
         self.assertEqual(result["hbm_bytes_per_gpu"], (64 - 2 * 4) << 20)
         self.expect_no_findings()
 
@@ -175,13 +176,14 @@ class Cuda(cuda_node.CudaTest):
         plan = max(self.status(socket)["plans"], key=lambda p: p["id"])
         print(f"host bytes: desk {desk}, run {run['host_bytes']}, plan "
               f"{plan['ranks'][0]['host_bytes']}")
-        # A plan's are an upper bound, a lease's whole pieces.
+        # A plan's bytes are an upper bound; a lease consists of whole pieces.
         self.assertGreaterEqual(run["host_bytes"], desk)
         self.assertLess(run["host_bytes"] - desk, PIECE)
         self.assertLess(abs(plan["ranks"][0]["host_bytes"] - desk), PIECE)
         self.expect_no_findings()
 
-    # What the fake's kernels take on its streams: of the CPU, but done.
+    # Profiles the fake's kernels, which run at a CPU's speed on the fake's
+    # streams and are timed until they are done.
     def test_profile_writes_what_the_planner_reads(self):
         # The rank's context is left out.
         code, out, err = self.on_cuda(
@@ -192,8 +194,8 @@ class Cuda(cuda_node.CudaTest):
         self.assertIn("by the GPU's clock", out)
         self.assertNotIn("SIMULATED", out)
         hardware = tomllib.loads(out)
-        # Issued is not done: a matmul of 1024 rows would have taken
-        # microseconds by the host's clock.
+        # Kernels are timed until they are done: by the host's clock a matmul
+        # of 1024 rows would have taken microseconds.
         self.assertLess(hardware["gpu"]["peak_flops"], 10e12)
         kernels = hardware["kernels"]
         self.assertEqual(kernels["attention_head_dim"], 128)

@@ -1,5 +1,5 @@
-"""A rank that dies takes its run with it, quickly, and nothing else; a
-daemon that dies takes nothing."""
+"""A rank that dies ends its run quickly and nothing else. A daemon that dies
+ends no run."""
 
 import os
 import random
@@ -37,7 +37,7 @@ class Death(harness.TrainTest):
         os.kill(ranks[1], signal.SIGKILL)
         killed = time.monotonic()
         _, err = victim.communicate(timeout=harness.PATIENCE_S)
-        # The launcher gives the others 4 s.
+        # The launcher gives the other ranks 4 s.
         self.assertLess(time.monotonic() - killed, 30)
         self.assertEqual(victim.returncode, 1)
         self.assertIn("error: rank 1 ended with signal 9", err)
@@ -51,7 +51,8 @@ class Death(harness.TrainTest):
 
     def kill_a_rank(self, socket, temporary, rank, delay_s, *more,
                     after=lambda: True):
-        """Starts two ranks and kills one after so long, once `after` is so."""
+        """Starts two ranks and kills one after `delay_s`, but not before
+        `after` holds."""
         run = self.start(
             [harness.TRAIN, "train", *harness.MODEL, *LONG, "--socket", socket,
              "--ranks", "2", "--hbm", "16MiB", "--data", self.text, *more],
@@ -66,7 +67,7 @@ class Death(harness.TrainTest):
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
         _, err = run.communicate(timeout=harness.PATIENCE_S)
-        # The launcher gives the others 4 s.
+        # The launcher gives the other ranks 4 s.
         self.assertLess(time.monotonic() - killed, 30)
         self.wait_until(lambda: self.leased(socket) == 0,
                         "the dead job's memory is not free")
@@ -76,7 +77,8 @@ class Death(harness.TrainTest):
         self.assertEqual(os.listdir(temporary), [])
 
     def test_kill_9_at_any_moment_of_a_start(self):
-        # Rendezvous, leases, calibration, waiting for the plan, first steps.
+        # The kills fall into rendezvous, leases, calibration, the wait for the
+        # plan, and the first steps.
         socket = self.daemon()
         temporary = self.path("tmp")
         os.mkdir(temporary)
@@ -262,8 +264,8 @@ class Death(harness.TrainTest):
                               "3000", "--steps", "1", *flags)
 
         results = [job("--alpha", "0.5")]
-        # What the planner chooses follows measured times; its second
-        # calibration is what it is here for.
+        # The planner chooses by measured times. This run is here for its
+        # second calibration.
         chosen = job("--no-keep")
         self.assertGreater(chosen["host_bytes"], 0.6 * 16 * 2**20)
         results += [job("--alpha", "0.5") for _ in range(2)]

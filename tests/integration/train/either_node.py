@@ -1,7 +1,7 @@
-"""Whole runs on either kind of node, by the environment: simulated GPUs, or,
-with SLUICE_FAKE_CUDA_DIR, the real sluiced and the real trainer on the strict
-fake driver (tests/fake_cuda). That driver's findings then judge the run, too.
-It proves nothing about a GPU."""
+"""Whole runs on one of two kinds of node, chosen by the environment: simulated
+GPUs, or, with SLUICE_FAKE_CUDA_DIR, the real sluiced and the real trainer on
+the strict fake driver (tests/fake_cuda). Findings of that driver fail the
+test, too. This proves nothing about a GPU."""
 
 import os
 
@@ -9,7 +9,7 @@ import harness
 
 FAKES = os.environ.get("SLUICE_FAKE_CUDA_DIR", "")
 ON_FAKES = bool(FAKES)
-# What a rank holds of host memory beside its step: a GPU's stage.
+# Host memory that a rank holds in addition to its step's: a GPU's stage.
 STAGE_BYTES = 4 * 2**20 if ON_FAKES else 0
 
 CONFIG = """\
@@ -25,19 +25,21 @@ extent_bytes = "{extent}"
 
 
 class FakeNodeTest(harness.TrainTest):
-    """Each daemon has a node of its own, of the GPUs that it was started with;
-    a program is on the node of the daemon that its command names."""
+    """Each daemon has its own fake node with the GPUs that it was started
+    with. A program uses the node of the daemon that its command names."""
 
-    # What leases are cut into. Memory that a living rank gave back is leased
-    # again as it was cut: a test in which jobs pass some on to each other has
-    # pieces as small beside its leases as a large node has.
+    # Size of the extents of leases. Memory that a living rank returned is
+    # leased again in the same extents. A test in which jobs pass memory to
+    # each other needs extents that are as small compared to its leases as on a
+    # large node.
     extent = "4MiB"
 
     def setUp(self):
         super().setUp()
-        self.nodes = {}  # runtime directory -> what the fake driver plays
+        self.nodes = {}  # runtime directory -> settings of the fake driver
         self.private = None
-        # Only once all processes have ended: clean-ups are last come first.
+        # Runs after all processes have ended, because clean-ups run in reverse
+        # order.
         self.addCleanup(self.expect_no_findings)
 
     def configure(self, gpus=2, gpu_memory="64MiB", host_memory="256MiB",
@@ -49,7 +51,7 @@ class FakeNodeTest(harness.TrainTest):
         os.mkdir(node)
         self.nodes[runtime] = (
             f"gpus={gpus},memory_mib=256,"
-            # As simulated: tests tell pieces of so much.
+            # As on simulated GPUs: tests expect pieces of this size.
             "gpu_granularity_kib=64,host_granularity_kib=64,"
             f"pageable=0,cublas=1,node={node}")
         config = self.path(name + ".toml")
@@ -60,7 +62,8 @@ class FakeNodeTest(harness.TrainTest):
         return runtime, config
 
     def node_of(self, command):
-        """What is played to that command: by the folder that it names."""
+        """Returns the fake driver's settings for a command, by the runtime
+        directory that it names."""
         for word in command:
             for runtime, played in self.nodes.items():
                 if word in (runtime, os.path.join(runtime, "session.sock")):
@@ -71,17 +74,19 @@ class FakeNodeTest(harness.TrainTest):
         fakes = {
             "LD_LIBRARY_PATH": f"{FAKES}/over_real:{FAKES}",
             "OMP_NUM_THREADS": "1",
-            "CUBLAS_WORKSPACE_CONFIG": ":1024:1",  # for small leases
+            # A small workspace, so that leases may be small.
+            "CUBLAS_WORKSPACE_CONFIG": ":1024:1",
             "SLUICE_FAKE_CUDA": self.node_of(command)}
         if command[0] == harness.TRAIN:
-            # torch's libraries take NVIDIA's runtime by a path of their own,
-            # but not where one is loaded already.
+            # torch's libraries load NVIDIA's runtime by their own path unless
+            # one is already loaded.
             fakes["LD_PRELOAD"] = os.path.join(FAKES, "libcudart.so.13")
         return super().start(command, {**fakes, **(variables or {})},
                              **options)
 
     def run_train(self, *arguments, command="train", **options):
-        """A private daemon has simulated GPUs: here one beside the others."""
+        """Starts a daemon on the fakes for a run with --private, because a
+        private daemon has simulated GPUs."""
         given = [word for word in arguments if word != "--private"]
         if "--socket" not in given:
             given += ["--socket", self.private_socket()]

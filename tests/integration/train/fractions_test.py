@@ -1,4 +1,4 @@
-"""What a run keeps, swaps and recomputes, class by class."""
+"""Which activations a run keeps, swaps and recomputes, by class."""
 
 import json
 import socket
@@ -39,7 +39,7 @@ class Fractions(either_node.NodeTest):
                          {"keep": 0.5, "swap": 0, "recompute": 0.5})
         self.assertEqual(of["ffn_gate"],
                          {"keep": 0.25, "swap": 0.5, "recompute": 0.25})
-        # What the plan gives for memory.
+        # The plan's price is what it recomputes to save memory.
         self.assertEqual(plain["price"]["recomputed_bytes"], 0)
         self.assertEqual(plain["price"]["recompute_seconds"], 0)
         self.assertLessEqual(
@@ -50,7 +50,7 @@ class Fractions(either_node.NodeTest):
         self.assertGreater(asked["price"]["length_gain"], 1)
 
     def test_classes_that_are_used_in_place_stay_where_they_are_asked_to(self):
-        # Elements of a token: of every layer, or of one layer's scratch.
+        # Elements per token, of every layer or of one layer's scratch.
         row = {"layer_input": 3 * 64, "attention_output": 2 * 64,
                "lse": 2 * 4, "q": 2 * 64, "output_gradient": 64,
                "query_gradient": 64}
@@ -63,7 +63,7 @@ class Fractions(either_node.NodeTest):
             self.assertEqual(kept["fractions"][name]["keep"], 1)
             self.assertFalse(kept["settings"]["resident"])
             less = plain["host_bytes"] - kept["host_bytes"]
-            # Leases are whole pieces of 64 KiB.
+            # Leases consist of whole pieces of 64 KiB.
             self.assertGreater(less, 0)
             self.assertLessEqual(abs(less - 1500 * 4 * elements), 2**16, name)
         every = [*FREE, *row, "k", "v"]
@@ -97,7 +97,8 @@ class Fractions(either_node.NodeTest):
         self.assertGreater(none["host_bytes"], roomy["host_bytes"])
         self.assertLess(none["peak_hbm_bytes"], roomy["peak_hbm_bytes"])
         self.assert_same_run(none, roomy)
-        # Between what it needs and what it would like.
+        # The memory is between the least that the run needs and the most that
+        # it can use.
         low = none["peak_hbm_bytes"]
         high = roomy["peak_hbm_bytes"]
         some = []
@@ -121,7 +122,8 @@ class Fractions(either_node.NodeTest):
         self.assert_same_run(report, whole)
         self.assertLessEqual(report["host_bytes"], budget)
         self.assertGreater(report["host_bytes"], 0.85 * budget)
-        # Not one alpha for all: at most one class is cut between its rows.
+        # Classes have different fractions: at most one class is split between
+        # its rows.
         swaps = [report["fractions"][name]["swap"] for name in FREE]
         self.assertIn(0, swaps)
         self.assertIn(1, swaps)
@@ -140,7 +142,8 @@ class Fractions(either_node.NodeTest):
         runs = [self.start(
             [harness.TRAIN, "train", *harness.MODEL, *flags, "--json",
              "--data", self.text, "--hbm", "6MiB", "--socket", daemon,
-             # NCCL's fake knows a GPU by its number, of whichever node it is.
+             # NCCL's fake identifies a GPU by its number, regardless of the
+             # node.
              "--gpu", str(rank)],
             variables={"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0",
                        "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
@@ -151,7 +154,7 @@ class Fractions(either_node.NodeTest):
         self.assertEqual([run.returncode for run in runs], [0, 0], ends)
         report = json.loads(ends[0][0])
         self.assert_same_run(report, whole)
-        # Rank 0's node has room for all of it.
+        # Rank 0's node has room for everything.
         of = report["fractions"]
         self.assertEqual(of["norm1"]["swap"], 1)
         self.assertLess(min(of[name]["swap"] for name in "qkv"), 1)

@@ -1,4 +1,4 @@
-"""Which GPU of the node a job takes, and how much of it."""
+"""Which GPU of the node a job uses, and how much of its memory."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """Real daemons and real ranks for the tests of sluice-train.
 
-Everything started here is ended by its own id when the test ends, and the
-temporary folders go with it.
+At the end of a test, every process started here is ended by its own id, and
+the temporary folders are removed.
 """
 
 import json
@@ -17,16 +17,16 @@ BIN = os.environ["SLUICE_BIN_DIR"]
 # Modules that tests of several kinds share.
 SUPPORT = os.path.join(os.path.dirname(__file__), "..", "..", "support")
 TRAIN = os.path.join(BIN, "sluice-train")
-# Set by the deep tier's entries: all shapes, moments and steps of a test that
-# otherwise runs some of them.
+# Set by the deep tier's entries: all shapes, moments and steps of a test of
+# which other tiers run only some.
 WHOLE = os.environ.get("SLUICE_WHOLE") == "1"
-# For what must come at last, on a machine that is busy with others: a test that
-# judges a time has a limit of its own.
+# Limit for events that must come eventually, on a busy machine. A test that
+# checks a time has its own limit.
 PATIENCE_S = 200
-# What runs that must learn the same are compared over.
+# Number of steps over which runs that must learn the same are compared.
 PARITY_STEPS = 50 if WHOLE else 10
 
-# The configuration of every daemon here: tests are about deaths in a row.
+# The configuration of every daemon here; repeated deaths must not freeze it.
 ALONE = """\
 [http]
 listen = ""
@@ -46,20 +46,21 @@ host_bytes = "{host_pool}"
 extent_bytes = "4MiB"
 """ + ALONE
 
-# A model small enough that a test starts many.
+# A model so small that a test can start many runs.
 MODEL = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 "
          "--chunk 64").split()
 
 
 def clean_environment():
-    """Ours, without what would make a launcher believe it is a rank."""
+    """Returns this process's environment without the variables that would make
+    a launcher believe that it is a rank."""
     leave_out = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLUICE_SOCKET",
                  "SLURM_STEP_NUM_TASKS"}
     return {k: v for k, v in os.environ.items() if k not in leave_out}
 
 
 class TrainTest(unittest.TestCase):
-    """A test with a folder and processes of its own."""
+    """A test with its own folder and processes."""
 
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="sluice-")
@@ -93,8 +94,9 @@ class TrainTest(unittest.TestCase):
 
     def configure(self, gpus=2, gpu_memory="64MiB", host_memory="256MiB",
                   host_pool=None, sim="", extra="", name="run"):
-        """(runtime directory, configuration). `sim`: more of that table;
-        `host_pool`: of each of its NUMA nodes, where they are several."""
+        """Returns (runtime directory, configuration). `sim` is added to that
+        table; `host_pool` is the pool of each NUMA node if there are several.
+        """
         runtime = self.path(name)
         os.mkdir(runtime, 0o700)
         config = self.path(name + ".toml")
@@ -105,7 +107,7 @@ class TrainTest(unittest.TestCase):
         return runtime, config
 
     def keeper(self, **settings):
-        """Starts sluiced-keeper, and it sluiced; returns the socket."""
+        """Starts sluiced-keeper, which starts sluiced; returns the socket."""
         runtime, config = self.configure(**settings)
         log = open(self.path("keeper.log"), "w", encoding="utf-8")
         self.addCleanup(log.close)
@@ -121,7 +123,7 @@ class TrainTest(unittest.TestCase):
             return file.read()
 
     def served(self):
-        """How many daemons have come to serve."""
+        """Returns how many daemons have become ready."""
         return self.keepers_log().count("sluiced: ready")
 
     def daemon(self, **settings):
@@ -136,14 +138,15 @@ class TrainTest(unittest.TestCase):
         return os.path.join(runtime, "session.sock")
 
     def run_train(self, *arguments, command="train", limit_s=900):
-        """(exit status, stdout, stderr) of one sluice-train."""
+        """Runs sluice-train and returns (exit status, stdout, stderr)."""
         process = self.start([TRAIN, command, *arguments],
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         out, err = process.communicate(timeout=limit_s)
         return process.returncode, out, err
 
     def train(self, *arguments, status=0):
-        """The object of --json of a run that ends with `status`."""
+        """Runs sluice-train and returns its --json object; it must exit with
+        `status`."""
         flags = [*MODEL, "--json"]
         if "--data" not in arguments:
             flags += ["--data", self.text]
@@ -152,8 +155,8 @@ class TrainTest(unittest.TestCase):
         return json.loads(out)
 
     def wait_until(self, condition, what):
-        """The seconds it took. `what` is what is wrong otherwise, or says it
-        when it is called."""
+        """Returns the seconds it took. `what` is the error message on a
+        timeout, or a function that returns the message."""
         start = time.monotonic()
         while not condition():
             if time.monotonic() - start > PATIENCE_S:
@@ -163,7 +166,7 @@ class TrainTest(unittest.TestCase):
         return time.monotonic() - start
 
     def status(self, socket):
-        """What sluicectl tells of a node."""
+        """Returns the node's state as `sluicectl status --json` prints it."""
         answer = subprocess.run(
             [os.path.join(BIN, "sluicectl"), "--socket", socket, "status",
              "--json"], capture_output=True, text=True, check=True,
@@ -171,14 +174,14 @@ class TrainTest(unittest.TestCase):
         return json.loads(answer.stdout)
 
     def leased(self, socket):
-        """Bytes of all GPUs and host pools that are not free."""
+        """Returns the bytes of all GPUs and host pools that are not free."""
         status = self.status(socket)
         pools = status["gpus"] + status["host"]
         return sum(p["leased_bytes"] + p["quarantined_bytes"] for p in pools)
 
 
 def children_of(parent):
-    """Their pids."""
+    """Returns the pids of its child processes."""
     path = f"/proc/{parent}/task/{parent}/children"
     try:
         with open(path, encoding="utf-8") as file:
@@ -188,8 +191,8 @@ def children_of(parent):
 
 
 def kill_if_there(pid):
-    """Kills one that may have ended meanwhile, as a daemon that was killed
-    before and that its keeper has reaped since; whether it was there."""
+    """Kills the process and returns whether it existed. It may have ended
+    before, as a daemon that was killed and that its keeper has reaped."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -198,7 +201,8 @@ def kill_if_there(pid):
 
 
 def running(program, folder):
-    """Pids of the processes of that program, in that folder."""
+    """Returns the pids of the processes of that program with `folder` in their
+    command line."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -212,7 +216,7 @@ def running(program, folder):
 
 
 def ranks_of(launcher):
-    """Rank number -> pid of a launcher's children."""
+    """Returns rank number -> pid of a launcher's children."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -231,7 +235,7 @@ def ranks_of(launcher):
 
 
 def lines_of(path):
-    """The step log so far."""
+    """Returns the step log's lines so far."""
     try:
         with open(path, encoding="utf-8") as file:
             return [json.loads(line) for line in file if line.endswith("\n")]

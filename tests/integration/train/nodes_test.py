@@ -1,6 +1,6 @@
-"""Ranks on two nodes: two daemons that know nothing of each other, and ranks
-that no launcher of ours started. A rank that dies on one node ends those of
-both, with its name, and all memory comes back."""
+"""Ranks on two nodes: two daemons that do not know each other, and ranks that
+no launcher of Sluice started. A rank that dies on one node ends the ranks of
+both, which name it, and all memory is returned."""
 
 import signal
 import socket as socketlib
@@ -15,10 +15,10 @@ import harness
 sys.path.append(harness.SUPPORT)
 from two_networks import TwoNetworks
 
-# From the death of one rank to the end of all others.
+# Limit from the death of one rank to the end of all others.
 LIMIT_S = 10
 WORLD = 3
-NODES = (0, 0, 1)  # of each rank
+NODES = (0, 0, 1)  # node of each rank
 
 
 class Nodes(either_node.NodeTest):
@@ -29,8 +29,8 @@ class Nodes(either_node.NodeTest):
 
     def start_ranks(self, *flags, after=lambda log: len(log) >= 2,
                     networks=None):
-        """The ranks, once rank 0's log is so far, each on the network of its
-        node."""
+        """Starts the ranks, each on the network of its node, and returns them
+        once `after` holds for rank 0's log."""
         with socketlib.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -40,7 +40,8 @@ class Nodes(either_node.NodeTest):
              "--seq-len", "300", "--steps", "100000", "--hbm", "16MiB",
              "--data", self.text, "--log-jsonl", log, "--socket",
              self.sockets[node],
-             # NCCL's fake knows a GPU by its number, of whichever node it is.
+             # NCCL's fake identifies a GPU by its number, regardless of the
+             # node.
              "--gpu", ",".join(str(r) for r in range(WORLD) if NODES[r] == node),
              *flags],
             {"RANK": str(rank), "WORLD_SIZE": str(WORLD),
@@ -49,7 +50,8 @@ class Nodes(either_node.NodeTest):
              "MASTER_ADDR": (networks.ADDRESSES[0] if networks
                              else "127.0.0.1"),
              "MASTER_PORT": port,
-             # As within a node, and as over most networks.
+             # NCCL does not report a rank's death, as within a node and over
+             # most networks.
              "SLUICE_FAKE_NCCL": "silent=1"},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=networks and (lambda n=node: networks.enter(n)))
@@ -59,7 +61,8 @@ class Nodes(either_node.NodeTest):
         return ranks
 
     def expect_ends(self, ranks, victim, names, killed):
-        """`killed`: when. All others end in time, and say what `names`."""
+        """Checks that all other ranks end within the limit after the time
+        `killed` and print what `names` matches."""
         others = [r for r in range(WORLD) if r != victim]
         said = {r: ranks[r].communicate(timeout=harness.PATIENCE_S)[1]
                 for r in others}
@@ -78,7 +81,8 @@ class Nodes(either_node.NodeTest):
         ranks[victim].kill()
         return time.monotonic()
 
-    # The daemon of its node names the signal, to the ranks of both.
+    # The daemon of the victim's node reports the signal to the ranks of both
+    # nodes.
     def test_killed_in_compute_while_the_others_wait_for_it(self):
         ranks = self.start_ranks()
         ranks[1].send_signal(signal.SIGSTOP)
@@ -87,12 +91,12 @@ class Nodes(either_node.NodeTest):
         self.expect_ends(ranks, 1, ["rank 1 of job .*signal 9"] * WORLD,
                          self.kill(ranks, 1))
 
-    # No rank is left on its node.
+    # No rank is left on the victim's node.
     def test_killed_in_a_collective_alone_on_its_node(self):
         ranks = self.start_ranks()
         for rank in (0, 1):
             ranks[rank].send_signal(signal.SIGSTOP)
-        time.sleep(1)  # rank 2 comes to a collective, and no further
+        time.sleep(1)  # rank 2 reaches a collective and waits there
         killed = self.kill(ranks, 2)
         for rank in (0, 1):
             ranks[rank].send_signal(signal.SIGCONT)
@@ -121,13 +125,14 @@ class Nodes(either_node.NodeTest):
         self.assertEqual(self.leased(self.sockets[1]), held)
         holder.kill()
 
-    # Rank 0 holds the store, and passes the news on.
+    # Rank 0 holds the store, which passes the news on.
     def test_killed_where_the_store_is(self):
         ranks = self.start_ranks()
         self.expect_ends(ranks, 0, ["rank 0 "] * WORLD,
                          self.kill(ranks, 0))
 
-    # As by a power cut: no packet comes any more, and no connection is closed.
+    # As in a power cut, no packet arrives any more, and no connection is
+    # closed.
     def test_nodes_that_lose_each_other(self):
         networks = TwoNetworks()
         self.addCleanup(networks.close)

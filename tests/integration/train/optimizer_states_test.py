@@ -1,5 +1,5 @@
-"""AdamW's states in host memory: the run is the one with states in HBM, to the
-bit, also where they are larger than the GPU and where a run is killed."""
+"""AdamW's states in host memory: the run has the same bits as with states in
+HBM, also if the states are larger than the GPU and if a run is killed."""
 
 import glob
 import json
@@ -12,8 +12,8 @@ import either_node
 import harness
 from resume_test import tensors_of
 
-# Many layers, so that the ring through HBM is a small part of the states: 6.3 MB
-# of them in bf16, beside 3.2 MB of weights and gradients.
+# Many layers, so that the ring in HBM is small compared to the states: 6.3 MB
+# of states in bf16, and 3.2 MB of weights and gradients.
 MODEL = ("--layers 16 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--alpha 1 --no-keep --dtype bf16 --seq-len 200 --warmup 2").split()
 HOST = ("--optimizer-states", "host")
@@ -22,14 +22,14 @@ STEPS = 20 if harness.WHOLE else 6
 
 class OptimizerStates(either_node.NodeTest):
     def job(self, *flags, status=0, steps=STEPS):
-        """The object of --json, and what was said."""
+        """Returns the object of --json and the output."""
         command = [*MODEL, "--json", "--data", self.text, "--private",
                    "--steps", str(steps), *flags]
         code, out, err = self.run_train(*command)
         self.assertEqual(code, status, err)
         return json.loads(out), err
 
-    # On the fakes cuBLAS's workspaces come out of the lease, too.
+    # On the fakes the lease also contains cuBLAS's workspaces.
     def small(self):
         return "8MiB" if either_node.ON_FAKES else "6MiB"
 
@@ -46,7 +46,7 @@ class OptimizerStates(either_node.NodeTest):
                 self.assertEqual(hbm["losses"], host["losses"])
                 self.assertEqual(host["optimizer_states"], "host")
                 self.assertEqual(host["plan"]["mismatches"], 0)
-                # m, v and master are leased, in pieces of a lease.
+                # The states m, v and master are leased, in whole pieces.
                 ranks = int(flags[1])
                 states = 12 * (host["host_bytes"] > 0) * self.parameters(flags)
                 more = host["host_bytes"] - hbm["host_bytes"]
@@ -112,7 +112,8 @@ class OptimizerStates(either_node.NodeTest):
         for pid in harness.ranks_of(run.pid).values():
             os.kill(pid, signal.SIGKILL)
         run.communicate(timeout=harness.PATIENCE_S)
-        # A run that got far goes back to a step that the whole run has.
+        # A run that got too far resumes from an earlier checkpoint, because
+        # `whole` must have the steps that follow.
         newest = sorted(int(name.rpartition("-")[2])
                         for name in glob.glob(folder + "/checkpoint-*")
                         if not name.endswith(".tmp"))

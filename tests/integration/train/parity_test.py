@@ -1,4 +1,4 @@
-"""All methods, on any number of ranks, learn the same."""
+"""All methods have the same losses on any number of ranks."""
 
 import unittest
 
@@ -6,7 +6,8 @@ import harness
 
 FLAGS = (f"--seq-len 333 --steps {harness.PARITY_STEPS} --lr 1e-3 --warmup 10 "
          "--clip 1 --beta1 .9 --beta2 .95 --private").split()
-LEARNED = 1 if harness.WHOLE else 0.3  # of the loss, by the last step
+# Least decrease of the loss by the last step.
+LEARNED = 1 if harness.WHOLE else 0.3
 
 
 class Parity(harness.TrainTest):

@@ -1,5 +1,6 @@
-"""Where what a step saves lies, and what of it runs again, in every pair of
-values: gradients of plain torch, and the losses of a run without all that."""
+"""Where a step's activations are stored and which of them are recomputed, in
+every pair of values: gradients are those of plain torch, and losses those of a
+run that keeps everything."""
 
 import itertools
 import json
@@ -8,7 +9,7 @@ import unittest
 import either_node
 import harness
 
-# Five layers: a group of four and one that is not whole.
+# Five layers: one group of four, and one incomplete group.
 MODEL = "--layers 5 --ffn 96 --chunk 40 --dtype fp32".split()
 
 
@@ -19,7 +20,7 @@ def rows(keep):
 
 
 # The first value of each factor is that of the plain run, if `same` says that
-# the losses do not depend on it.
+# the losses do not depend on the factor.
 FACTORS = {
     "rerun": {f: ["--rerun", f] for f in ("0", "0.25", "0.5", "1")},
     "rerun_layers": {k: ["--rerun-layers", k] for k in ("1", "2", "4")},
@@ -27,21 +28,23 @@ FACTORS = {
     "states": {where: ["--optimizer-states", where]
                for where in ("hbm", "host")},
     "order": {side: ["--backward-order", side] for side in ("keys", "queries")},
-    # A tail, whole chunks, a tail of one token that leaves ranks empty.
+    # A partial last chunk, only whole chunks, and a last chunk of one token,
+    # which leaves ranks empty.
     "length": {n: ["--seq-len", n] for n in ("333", "320", "321")},
     "ranks": {n: ["--ranks", n] for n in ("1", "2", "3", "4")},
     "model": {
         "llama": "--hidden 96 --heads 12 --kv-heads 4".split(),
         "gpt": "--arch gpt --hidden 96 --heads 12".split(),
         "kv_heads": "--hidden 96 --heads 12 --kv-heads 3".split(),
-        # Row parts, on more than one rank but two.
+        # With more than two ranks, a rank has part of the rows of a head.
         "few_heads": "--hidden 96 --heads 2 --kv-heads 1".split()},
 }
 PLACEMENT = ("rerun", "rerun_layers", "rows", "states")
 
 
 def runnable(case):
-    """Groups of layers are of what runs again."""
+    """Returns whether a run accepts the case: groups of layers need --rerun.
+    """
     return case["rerun"] != "0" or case["rerun_layers"] == "1"
 
 
@@ -50,8 +53,8 @@ def pairs(case):
 
 
 def cover():
-    """Each value of a placement alone, then cases, the one that has most new
-    pairs first, until every pair is in one."""
+    """Returns cases that contain every pair of values: first each placement's
+    values alone, then always the case with the most new pairs."""
     plain = {name: next(iter(values)) for name, values in FACTORS.items()}
     cases = [case for name in PLACEMENT for value in FACTORS[name]
              if value != plain[name] and runnable(
@@ -91,7 +94,8 @@ class Placements(either_node.NodeTest):
         return report["losses"]
 
     def plain_losses(self, case):
-        """Losses of the same ranks, model and order with nothing elsewhere."""
+        """Returns the losses with the same ranks, model and order, if
+        everything is kept on the GPU."""
         plain = {**case, **{name: next(iter(FACTORS[name]))
                             for name in PLACEMENT}}
         key = tuple(plain.values())

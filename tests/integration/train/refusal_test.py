@@ -1,4 +1,5 @@
-"""What cannot be done is said in one line, and nothing is left behind."""
+"""A run that is impossible is refused in one line, and leaves nothing behind.
+"""
 
 import json
 import os
@@ -29,7 +30,7 @@ class Refusal(harness.TrainTest):
         private = [*harness.MODEL, "--private"]
         cases = [
             (["--socket", "/no/such.sock"], "/no/such.sock"),
-            # Before a step of that length is measured and planned.
+            # Refused before a step of that length is measured and planned.
             ([*private, "--seq-len", "10M", "--data", self.text],
              "--seq-len 10485760 needs 10485761"),
             # The advice for a user without a daemon.
@@ -75,13 +76,13 @@ class Refusal(harness.TrainTest):
         run = [*harness.MODEL, "--private", "--seq-len", "100", "--steps", "1",
                "--data", picture]
         self.refused(run, f"--data {picture}: not text")
-        # Token ids, if that is said.
+        # Token ids are read if the flags say so.
         code, _, err = self.run_train(*run, "--token-bytes", "2", "--vocab",
                                       "65536")
         self.assertEqual(code, 0, err)
 
     def test_what_is_written_last_is_tried_first(self):
-        # So many steps take longer than refused() waits.
+        # So many steps would take longer than refused() waits.
         run = [*harness.MODEL, "--private", "--seq-len", "500", "--steps",
                "1000000", "--data", self.text]
         made = self.path("a/b")
@@ -92,7 +93,7 @@ class Refusal(harness.TrainTest):
         for flag, path in paths if harness.WHOLE else paths[:2]:
             with self.subTest(flag=flag, path=path):
                 self.refused([*run, flag, path], f"error: {flag} {path}")
-        # A refused run leaves no folder that it tried.
+        # A refused run leaves none of the folders that it tried to write.
         self.refused([*run, "--trace", "/no/such/trace", "--save", made],
                      "--trace")
         self.assertFalse(os.path.exists(os.path.dirname(made)))
@@ -109,7 +110,7 @@ class Refusal(harness.TrainTest):
             self.assertEqual(len(process.stderr.splitlines()), 1)
 
     def test_what_does_not_fit_says_which_memory(self):
-        # A run is refused as its probe is: with --deep each is asked both.
+        # A run is refused like its probe; with --deep each case does both.
         for i, (method, ranks, more, memory) in enumerate([
                 ("keep-all", "1", ["--hbm", "8MiB"], "gpu_memory"),
                 ("recompute", "2", ["--hbm", "6MiB"], "gpu_memory"),
@@ -227,13 +228,13 @@ class Refusal(harness.TrainTest):
             "200", "--steps", "50", "--lr", "1e3", "--warmup", "0", "--clip",
             "0", "--json")
         self.assertEqual(code, 1)
-        # It did fit, and yet it failed.
+        # The run did fit, and failed for another reason.
         result = json.loads(out)
         self.assertEqual((result["ok"], result["fits"], result["limited_by"]),
                          (False, True, "none"))
         self.assertRegex(err, r"error: step \d+: the loss is \S+ and the "
                               r"gradient norm -?(nan|inf)")
-        # What is known decides what is advised.
+        # The advice depends on what is known.
         self.assertRegex(err, r"\(lr 1e\+03, fp32\)")
         self.assertRegex(err, r"lower --lr \(it was 1e\+03.*--clip 1; it is off")
         self.assertRegex(err, r"(the weight \S+ \(element \d+\) is not finite|"

@@ -1,11 +1,11 @@
-"""Jobs that share a node are planned together: one that joins makes those that
-run smaller at their next step, one that leaves lets them grow again, and
-no job's losses show it.
+"""Jobs that share a node are planned together. A job that joins makes the
+running jobs smaller at their next step, and a job that leaves lets them grow
+again. No job's losses change.
 
-Rows that are swapped and rows that are recomputed go through the kernels in
-pieces of their own, so fp32 is the same to the bit where the pieces are: here
-a job runs with everything swapped, then with nothing but what must be, where
-both are whole chunks.
+Swapped rows and recomputed rows pass through the kernels in separate pieces,
+so fp32 losses are bit-identical only if the pieces are the same. Here a job
+first swaps everything, then only what it must; in both cases the pieces are
+whole chunks.
 """
 
 import json
@@ -23,17 +23,17 @@ RUN = "--seq-len 500 --hbm 16MiB --no-keep".split()
 
 class Replan(either_node.NodeTest):
     extent = "64KiB"
-    planned = {}  # flags -> host bytes, which is the same in every test
+    planned = {}  # flags -> host bytes, shared by all tests
 
     def planning(self, socket, job):
-        """What the daemon plans for a job; None: nothing."""
+        """Returns the daemon's entry in "planning" for a job, or None."""
         for each in self.status(socket)["planning"]:
             if each["job"] == job:
                 return each
         return None
 
     def planned_host_bytes(self, *flags):
-        """What a plan says that a job needs of host memory."""
+        """Returns the host bytes of the job's plan."""
         if flags in self.planned:
             return self.planned[flags]
         socket = self.daemon()
@@ -45,8 +45,8 @@ class Replan(either_node.NodeTest):
         return self.planned[flags]
 
     def node_that_holds(self, running, joining):
-        """A daemon that grants one user `joining` whole beside the least of
-        `running`."""
+        """Starts a daemon that grants one user enough host memory for
+        `joining` with all rows swapped plus the least that `running` needs."""
         least = self.planned_host_bytes(*running, "--alpha", "0")
         whole = self.planned_host_bytes(*joining, "--alpha", "1")
         ranks = 3 if "--ranks" in running else 2
@@ -63,7 +63,7 @@ class Replan(either_node.NodeTest):
         return process, log
 
     def start_long_job(self, socket, name, *flags):
-        """One that trains until it is stopped."""
+        """Starts a job that trains until it is stopped."""
         process, log = self.start_job(socket, name, "--steps", "100000",
                                       *flags)
         self.wait_until(lambda: len(harness.lines_of(log)) >= 2,
@@ -71,7 +71,7 @@ class Replan(either_node.NodeTest):
         return process, log
 
     def finish(self, process, interrupt=False):
-        """The report at the end."""
+        """Waits for the end of the job and returns its report."""
         if interrupt:
             process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=1000)
@@ -117,7 +117,8 @@ class Replan(either_node.NodeTest):
         socket = self.node_that_holds((), ())
         first, log = self.start_long_job(socket, "first")
         second, _ = self.start_long_job(socket, "second", "--alpha", "1")
-        # Its line comes at the end of a step, which may be slower than two.
+        # The job's log line comes at the end of a step, which may be slower
+        # than two.
         self.wait_until(lambda: self.changes(log) == 1,
                         "the first does not make room")
         report = self.finish(first, interrupt=True)
@@ -147,8 +148,8 @@ class Replan(either_node.NodeTest):
         self.assertEqual(self.leased(socket), 0)
 
     def waiting_pair(self):
-        """A job that was stopped before it can take its smaller plan, and one
-        that waits for it."""
+        """Starts a job, stops it before it can take its smaller plan, and
+        starts a second job, which waits for that."""
         socket = self.node_that_holds((), ())
         first, log = self.start_long_job(socket, "first")
         rank = harness.ranks_of(first.pid)[0]
@@ -162,7 +163,7 @@ class Replan(either_node.NodeTest):
         return socket, first, rank, log, second
 
     def test_a_change_that_cannot_be_planned_leaves_a_job_as_it_was(self):
-        # A daemon with a worker that can be taken away.
+        # A daemon with its own copy of the worker, which the test removes.
         own = self.path("bin")
         os.mkdir(own)
         for name in ("sluiced", "sluice-worker", "sluicectl"):
@@ -171,7 +172,7 @@ class Replan(either_node.NodeTest):
         self.addCleanup(setattr, harness, "BIN", whole)
         harness.BIN = own
         _, first, rank, log, second = self.waiting_pair()
-        harness.BIN = whole  # of the daemons that are still to come
+        harness.BIN = whole  # for the daemons that are started later
         os.remove(os.path.join(own, "sluice-worker"))
         self.resume(rank)
         out, _ = second.communicate(timeout=1000)
@@ -201,7 +202,8 @@ class Replan(either_node.NodeTest):
         os.kill(harness.ranks_of(second.pid)[0], signal.SIGKILL)
         second.communicate(timeout=harness.PATIENCE_S)
         self.resume(rank)
-        # It may take the change first: the leave is planned a moment later.
+        # The job may first take its smaller plan, because the other job's
+        # leave is planned a moment later.
         self.wait_until(lambda: self.settled_alpha(socket) == 1,
                         "the job that stays does not get its memory back")
         steps = len(harness.lines_of(log))
@@ -213,7 +215,8 @@ class Replan(either_node.NodeTest):
         self.assertEqual(self.leased(socket), 0)
 
     def settled_alpha(self, socket):
-        """By which the one job runs; None while anything is planned."""
+        """Returns the alpha of the only job's plan, or None while the daemon
+        plans."""
         status = self.status(socket)
         if status["planning"]:
             return None

@@ -1,4 +1,4 @@
-"""A run that was saved and resumed is the run that was not."""
+"""A run that was saved and resumed equals an uninterrupted run."""
 
 import glob
 import json
@@ -15,7 +15,7 @@ FLAGS = "--private --seq-len 300 --batch 1 --accumulate 2".split()
 
 
 def tensors_of(path):
-    """Name -> (dtype, shape, bytes) of a safetensors file."""
+    """Returns name -> (dtype, shape, bytes) of a safetensors file."""
     with open(path, "rb") as file:
         size = struct.unpack("<Q", file.read(8))[0]
         header = json.loads(file.read(size))
@@ -34,7 +34,7 @@ def replace_tensor(path, name, data):
 
 
 class Resume(harness.TrainTest):
-    _saved = {}  # steps -> (result, folder) of a run that was saved
+    _saved = {}  # steps -> (result, folder) of a saved run
 
     @classmethod
     def tearDownClass(cls):
@@ -43,8 +43,9 @@ class Resume(harness.TrainTest):
         cls._saved.clear()
 
     def saved(self, name, steps):
-        """The result of a run of so many steps with FLAGS, and self.path(name)
-        as it saved it. Runs once for all tests, each of which gets a copy."""
+        """Returns the result of a run of `steps` steps with FLAGS, and a copy
+        of what it saved in self.path(name). The run happens once for all
+        tests."""
         if steps not in self._saved:
             result = self.train(*FLAGS, "--steps", str(steps), "--save",
                                 self.path("original"))
@@ -56,7 +57,8 @@ class Resume(harness.TrainTest):
         return result
 
     def halves(self, *more, first=(), second=()):
-        """Losses of a run of 6 steps, and of one saved after 3."""
+        """Returns the losses of a run of 6 steps, and of a run that was saved
+        after 3 steps and resumed."""
         for name in ("whole", "half"):
             shutil.rmtree(self.path(name), ignore_errors=True)
         whole = self.train(*FLAGS, *more, *first, "--steps", "6", "--save",
@@ -124,7 +126,8 @@ class Resume(harness.TrainTest):
         for path in (folder, self.path("gpt/checkpoint-1/")):
             with open(path + "config.json", encoding="utf-8") as file:
                 config = json.load(file)
-            # Left out, transformers would take its own: GPT-2's is 50256.
+            # Without these keys transformers would use its default: GPT-2's is
+            # 50256.
             for key in ("bos_token_id", "eos_token_id"):
                 self.assertIsNone(config.get(key, "transformers' own"), path)
 
@@ -169,7 +172,8 @@ class Resume(harness.TrainTest):
             shutil.rmtree(self.path("broken"))
 
     def test_a_shard_of_another_rank_is_refused(self):
-        # A shard belongs to one rank, also if the sizes agree.
+        # A shard belongs to one rank, even if another rank's has the same
+        # size.
         flags = [*FLAGS, "--ranks", "2", "--vocab", "3000"]
         save = self.path("save")
         self.train(*flags, "--steps", "1", "--save", save)
@@ -184,7 +188,8 @@ class Resume(harness.TrainTest):
         self.assertIn("optimizer-1-of-2.safetensors", err)
 
     def lines(self, *arguments, status=0):
-        """What a run that ends so says, by lines; a refusal is one line."""
+        """Returns the output's lines of a run that exits with `status`; a
+        refusal is one line."""
         code, _, err = self.run_train(*harness.MODEL, *FLAGS, *arguments)
         self.assertEqual(code, status, err)
         said = err.splitlines()
@@ -222,7 +227,7 @@ class Resume(harness.TrainTest):
                           status=2)
         self.assertIn(f"checkpoint-2 of run {first['run']}", said[0])
         self.assertIn("--resume " + save, said[0])
-        # Nor where they are copied together.
+        # Two runs' shards are refused even if they are copied into one folder.
         other = self.path("other")
         self.saved("other", 3)
         shutil.move(other + "/checkpoint-3", save)
@@ -267,7 +272,7 @@ class Resume(harness.TrainTest):
                       said[0])
         self.assertIn("--allow-other-data", said[0])
         self.lines(*resume, "--allow-other-data")
-        # The same text elsewhere is the same text.
+        # The same text at another path is accepted.
         moved = shutil.copy(self.text, self.path("moved"))
         self.lines("--data", moved, "--steps", "3", "--resume", save)
 
@@ -332,8 +337,9 @@ class Resume(harness.TrainTest):
         def former(text):
             state = json.loads(text)
             del state["run"], state["data"], state["next_token"]
-            # Two sequences per step. Its shards were dealt by whole
-            # mebibytes, which is the same for one rank and so little.
+            # Two sequences per step. Format 1 divided shards by whole
+            # mebibytes, which makes no difference for one rank and so little
+            # data.
             return json.dumps({**state, "format": 1, "next_sequence": 4})
 
         self.edit(save + "/checkpoint-2/trainer_state.json", former)
@@ -353,8 +359,8 @@ class Resume(harness.TrainTest):
         self.assertIn("format 4, written by a newer sluice-train", said[-1])
 
     def test_shards_of_format_2_are_read(self):
-        """It dealt the whole model in two halves, and not each part of it:
-        embedding, two layers, final norm and head."""
+        """Format 2 divided the whole model into two halves, not each of its
+        parts: embedding, two layers, final norm and head."""
         parts = [16384, 30848, 30848, 16448]
         save = self.path("save")
         flags = [*FLAGS, "--ranks", "2", "--steps"]
@@ -384,7 +390,7 @@ class Resume(harness.TrainTest):
         for rank in (0, 1):
             shard = f"{save}/checkpoint-1/optimizer-{rank}-of-2.safetensors"
             sizes.append(tensors_of(shard)["m"][1][0])
-        # Each rank has its half of a small model's optimizer.
+        # Each rank has half of the small model's optimizer states.
         self.assertLess(abs(sizes[0] - sizes[1]), 64)
         with open(shard, "r+b") as file:
             file.truncate(os.path.getsize(shard) - 1)

@@ -1,5 +1,5 @@
-"""How a step is cut where the user leaves that open: chunk, prefetch depth,
-backward's order, and whether everything stays on the GPU."""
+"""Settings of a step that the trainer chooses if the user does not: chunk,
+prefetch depth, backward's order, and whether everything stays on the GPU."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import unittest
 
 import harness
 
-# Two GPUs behind one link that is slow enough to set a step's time.
+# Two GPUs behind one link that is so slow that it determines a step's time.
 SLOW = """\
 gpu_links = ["link", "link"]
 [[sim.links]]
@@ -21,7 +21,7 @@ OPEN = "--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --threads 1"
 
 class Settings(harness.TrainTest):
     def run_open(self, *flags, node=("--private",)):
-        """A run without --chunk: its report and what it said."""
+        """Runs without --chunk; returns the report and the output."""
         code, out, err = self.run_train(*OPEN.split(), *node, "--data",
                                         self.text, "--json", *flags)
         self.assertEqual(code, 0, err)
@@ -87,7 +87,7 @@ class Settings(harness.TrainTest):
         self.assertIsNone(re.search(r"(?m)^cut", said))
 
     def test_the_order_that_moves_less_is_taken_beside_a_chunk(self):
-        # Four ranks have as many kv heads each as heads.
+        # With four ranks each rank has as many kv heads as heads.
         for ranks, order in (("1", "queries"), ("4", "keys")):
             with self.subTest(ranks=ranks):
                 report, said = self.run_open(
@@ -147,7 +147,8 @@ class Settings(harness.TrainTest):
                                  str(first["settings"]["chunk"]))
         hbm = (first["peak_hbm_bytes"] + moved["peak_hbm_bytes"]) // 2
         flags += ["--hbm", f"{hbm}B", "--resume", save]
-        # It is cut as before, which on this GPU is an estimate that is wrong.
+        # The saved settings are used, and their estimate is wrong for this
+        # GPU.
         second, said = self.run_open(*flags, "--steps", "2")
         sentence = "not everything fits on the GPU after all"
         self.assertIn("the saved plan is not for this run (it was made with "
@@ -156,7 +157,7 @@ class Settings(harness.TrainTest):
         self.assertIn(sentence, second["settings"]["why"])
         self.assertFalse(second["settings"]["resident"])
         self.assertGreater(second["host_bytes"], 0)
-        # Guards against keeping everything, against the plan that is replayed.
+        # Guards against keeping everything when the saved plan is replayed.
         third, said = self.run_open(*flags, "--steps", "3")
         self.assertNotIn("planned anew", said)
         self.assertIn(sentence, said)

@@ -1,5 +1,5 @@
-"""What runs out is called by its name, and only memory means that a run does
-not fit."""
+"""The error names the resource that ran out, and a run is reported as not
+fitting only for lack of memory."""
 
 import json
 import os
@@ -14,8 +14,8 @@ RUN = [*harness.MODEL, "--private", "--seq-len", "300", "--json"]
 
 
 def in_small_disk(folder, size, command, after="true"):
-    """`command` in a mount namespace of its own, with a tmpfs on `folder`;
-    `after` is a line of shell that sees it too."""
+    """Returns `command` in its own mount namespace, with a tmpfs on `folder`.
+    `after` is a shell command that runs there afterwards."""
     script = (f"mount -t tmpfs -o size={size} none {folder} || exit 99\n"
               f'"$@"\ncode=$?\n{after} >&2\nexit $code')
     return ["unshare", "-rm", "sh", "-c", script, "sh", *command]
@@ -50,8 +50,9 @@ class Shortage(harness.TrainTest):
         self.assertNotIn("seq-len", err)
 
     def test_a_failed_save_ends_no_run(self):
-        # Room for one checkpoint; what fills it up goes after step 2 is
-        # refused, and step 4 finds room again.
+        # The disk has room for one checkpoint besides a file that fills it.
+        # The save at step 2 is refused; then the file is removed, and the save
+        # at step 4 succeeds.
         save = os.path.join(self.disk, "save")
         log = self.path("log.jsonl")
         filler = os.path.join(self.disk, "filler")
@@ -93,7 +94,7 @@ class Shortage(harness.TrainTest):
         self.assertEqual(err.count("--log-jsonl /dev/full: No space left"), 1)
 
     def test_a_full_folder_of_temporary_files_is_named_too(self):
-        # The launcher's own files, and those of its private daemon.
+        # The files of the launcher, and those of its private daemon.
         script = (f"mount -t tmpfs -o size=64k none {self.disk} || exit 99\n"
                   f"dd if=/dev/zero of={self.disk}/filler bs=4k 2>/dev/null\n"
                   f'TMPDIR={self.disk} "$@"')
@@ -124,7 +125,8 @@ class Shortage(harness.TrainTest):
         self.assertNotIn("seq-len", err)
 
     def test_too_many_open_files_are_no_small_gpu(self):
-        # The daemon's own, the rank's while it maps, and while it receives.
+        # Limits that the daemon reaches, the rank while it maps, and the rank
+        # while it receives.
         self.refuses_open_files(48, "--private")
         socket = self.daemon()
         for limit in (26, 16):

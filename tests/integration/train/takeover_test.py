@@ -1,5 +1,5 @@
-"""A daemon that is killed under a keeper takes nothing with it: a run under it
-goes on, and comes to the same numbers."""
+"""A daemon that is killed under a keeper ends nothing else: a run under it
+continues and has the same losses."""
 
 import concurrent.futures
 import os
@@ -13,7 +13,7 @@ import either_node
 import harness
 
 STEPS = 12
-# A fake GPU is slow.
+# A fake GPU is slow, so its sequence is shorter.
 LENGTH = "200" if either_node.ON_FAKES else "777"
 SETTINGS = (f"--ranks 2 --seq-len {LENGTH} --steps {STEPS} --seed 3 "
             "--hbm 24MiB --json").split()
@@ -29,9 +29,9 @@ class TakeOver(either_node.NodeTest):
         return [line["loss"] for line in harness.lines_of(log)]
 
     def kill_until(self, done, moments):
-        """Kills the daemon again and again; how often. Each second comes to
-        serve first: on a machine with much to do none would, and a client waits
-        5 s for one that does."""
+        """Kills the daemon repeatedly until `done`; returns how often. Every
+        second daemon may serve before it is killed: on a busy machine none
+        would serve otherwise, and a client waits at most 5 s for one."""
         kills, served = 0, -1
         while not done.is_set():
             if kills % 2 == 0 and self.served() <= served:
@@ -44,8 +44,8 @@ class TakeOver(either_node.NodeTest):
         return kills
 
     def compare(self, socket, kill, *more):
-        """Compares an undisturbed run with one during which kill(done) kills,
-        and returns how often it did."""
+        """Compares an undisturbed run with one during which kill(done) kills
+        the daemon; returns how often it did."""
         calm = self.losses(socket, "calm", *more)
         self.assertEqual(len(calm), STEPS)
         done = threading.Event()
@@ -55,7 +55,8 @@ class TakeOver(either_node.NodeTest):
                 disturbed = self.losses(socket, "disturbed", *more)
             finally:
                 done.set()
-        kills = killer.result()  # or what went wrong there
+        # Raises the thread's exception, if there is one.
+        kills = killer.result()
         self.assertEqual(disturbed, calm)  # bit by bit
         return kills
 
@@ -75,7 +76,7 @@ class TakeOver(either_node.NodeTest):
         self.compare_with_dying_daemons("--alpha", "0.5")
 
     def one(self, program, folder):
-        """The one that runs, once there is exactly one."""
+        """Waits until exactly one such process runs; returns its pid."""
         found = []
         def alone():
             found[:] = harness.running(program, folder)
@@ -84,7 +85,7 @@ class TakeOver(either_node.NodeTest):
         return found[0]
 
     def end_all(self, folder):
-        """Ends a daemon whose keeper is dead."""
+        """Ends a daemon after its keeper has died."""
         def gone():
             daemons = harness.running("sluiced", folder)
             for pid in daemons:
@@ -119,7 +120,7 @@ class TakeOver(either_node.NodeTest):
                         "it does not train")
         self.end(self.keeper_process)
         self.assertEqual(self.keeper_process.returncode, 0)
-        # What it has mapped stays.
+        # The run keeps its mapped memory and continues.
         steps = len(harness.lines_of(log))
         self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2,
                         "it stands still")

@@ -1,4 +1,5 @@
-"""A run is never silent: what it will do, where it is, what a signal does."""
+"""A run always reports what it will do, where it is, and what a signal does.
+"""
 
 import json
 import os
@@ -12,14 +13,15 @@ import unittest
 
 import harness
 
-# Steps of some ten seconds, so that a test can look inside one.
+# Each step takes some ten seconds, so that a test can act during one.
 SLOW = "--layers 4 --hidden 64 --heads 4 --ffn 96 --chunk 64 --seq-len 24000"
 
 
 class Watch(harness.TrainTest):
     def on_terminal(self, *arguments):
-        """A run with a terminal as its stderr, and a reader of it: `read(what)`
-        waits until it has been written and returns all so far."""
+        """Starts a run with a terminal as its stderr. Returns it and
+        `read(what)`, which waits until `what` has been written and returns all
+        output so far."""
         ours, theirs = pty.openpty()
         self.addCleanup(os.close, ours)
         process = self.start(
@@ -51,7 +53,7 @@ class Watch(harness.TrainTest):
                     "--method", method, "--json", "--log-jsonl",
                     self.path(method))
                 self.assertEqual(code, 0, err)
-                json.loads(out)  # and nothing else
+                json.loads(out)  # stdout contains nothing else
                 self.assertRegex(err, r"model .* parameters: llama, 2 layers")
                 self.assertRegex(err, r"plan .*recomputed" if not expects
                                  else r"plan .*: layer_input")
@@ -61,8 +63,8 @@ class Watch(harness.TrainTest):
                     self.assertRegex(err, r"about .* expected \(compute ")
                     self.assertRegex(err, r"step 1 took .*were expected")
                     self.assertGreater(log[0]["expected_seconds"], 0)
-                    # Within what other work on the machine may do to each step;
-                    # what it may do to a calibration has no limit.
+                    # Other work on the machine may slow down a step by this
+                    # much; it may slow down a calibration without limit.
                     ratio = min(line["seconds"] / line["expected_seconds"]
                                 for line in log[1:])
                     self.assertLess(ratio, 20)

@@ -1,4 +1,4 @@
-// Parts of bench-planner: one function and one file a part.
+// Parts of bench-planner: one function and one file per part.
 #pragma once
 
 #include <chrono>

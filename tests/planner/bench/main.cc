@@ -1,7 +1,7 @@
-// bench-planner [PART…] [--json FILE]: what the planner can do now, and how
-// fast; PART is memory, swap or train (default: all).
+// bench-planner [PART…] [--json FILE]: measures the quality and speed of the
+// planner; PART is memory, swap or train (default: all).
 //
-// Targets are the issue's; what is missed is shown as missed.
+// Targets are the issue's; a missed target is shown as missed.
 #include <fmt/format.h>
 
 #include <cstdio>

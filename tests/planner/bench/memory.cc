@@ -1,4 +1,4 @@
-// Memory plans against the musts.
+// Memory plans against the targets.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -50,7 +50,7 @@ void MiniMalloc(BenchReport& report) {
   report.Add({"minimalloc_all", all, "s", 20, true, "sum of the eleven"});
 }
 
-// Below the published capacity.
+// Measures traces below the published capacity.
 void Capacity(BenchReport& report) {
   constexpr Bytes kAsked(1045504);
   for (const char letter : std::string("DJ")) {
@@ -65,7 +65,7 @@ void Capacity(BenchReport& report) {
   }
 }
 
-// More unlike buffers than the race is through with in its time.
+// Has more different buffers than the race handles in its time.
 void Huge(BenchReport& report) {
   using Shape = LargeSpec::Shape;
   for (const Shape shape : {Shape::kRandom, Shape::kChurn, Shape::kCompiler}) {
@@ -113,9 +113,9 @@ void Iterations(BenchReport& report) {
   report.Add({"iterations_slowest", seconds.back(), "s", 2, true, worst});
 }
 
-// The gap has a target for shapes that can reach their bound. It is not known
-// whether random lifetimes can (uniform, churning, a compiler's): for these the
-// gap is printed, and the target is to end in time, by counted work.
+// Only shapes that can reach their bound have a target for the gap. For random
+// lifetimes (uniform, churning, a compiler's) that is unknown: their gap is
+// printed, and the target is to end in time, by counted work.
 void Large(BenchReport& report) {
   for (const LargeSpec& spec : StandardLarge()) {
     const plan::Trace trace = GenerateLarge(spec, 1);

@@ -1,4 +1,4 @@
-// Swap plans: the musts of planner/swap/README.md.
+// Swap plans against the targets of planner/swap/README.md.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ NodeSwapResult MustPlan(const NodeSwapProblem& node, SwapPolicy policy) {
   return *std::move(result);
 }
 
-// By how much a plan breaks a row, in units of its capacity.
+// Returns by how much a plan violates a row, in units of its capacity.
 double Breach(const NodeSwapResult& result) {
   double worst = 0;
   for (const CapacityRow& row : result.rows) {
@@ -34,7 +34,8 @@ double Breach(const NodeSwapResult& result) {
   return worst;
 }
 
-// How far joint lies behind MEMO in the first objective that differs.
+// Returns how much worse joint is than MEMO in the first objective that
+// differs.
 double Behind(const SwapObjective& joint, const SwapObjective& memo) {
   const double step = joint.step_s / memo.step_s - 1;
   if (std::fabs(step) > 1e-11) return step;

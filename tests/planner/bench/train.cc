@@ -1,5 +1,5 @@
-// The cost model against the papers' tables (sluicectl plan validate prints
-// every cell).
+// Compares the cost model with the papers' tables (sluicectl plan validate
+// prints every cell).
 #include <fmt/format.h>
 
 #include <chrono>

@@ -1,5 +1,6 @@
-// The rule by a table of cases; tests/python/attention/kernel_choice_test.py
-// asks the Python package the same.
+// Tests the rule by a table of cases;
+// tests/python/attention/kernel_choice_test.py tests the Python package with
+// the same table.
 #include "planner/stream/attention_kernel.h"
 
 #include <fstream>

@@ -1,4 +1,4 @@
-// Which chunk sizes are measured, and which one is taken.
+// Tests which chunk sizes are measured, and which one is chosen.
 #include "planner/stream/chunk_choice.h"
 
 #include <cmath>
@@ -31,8 +31,8 @@ Search Searched(const ChunkRange& range,
   }
 }
 
-// Blocks of attention that cost the host `host` each, the device `pair` for
-// each pair of rows.
+// Returns a trial with attention blocks that take `host` each on the host, and
+// `pair` per pair of rows on the device.
 ChunkTrial Blocks(int64_t rows, double host, double pair) {
   const double pairs = double(rows) * double(rows);
   return {rows, std::max(host / pairs, pair), host / pairs};

@@ -1,4 +1,5 @@
-// When copies are needed, by hand: segments take powers of two.
+// Tests when copies are needed, against values computed by hand: the segments
+// take powers of two.
 #include "planner/stream/copy_due.h"
 
 #include <gmock/gmock.h>

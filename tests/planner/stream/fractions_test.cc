@@ -28,7 +28,7 @@ TEST(FillFractions, HasEveryClassOfTheModelAndWhatIsGivenAsItIs) {
   EXPECT_TRUE(CheckFractions(filled, ThreeLayers()).ok());
 }
 
-// What is left out is what StreamShape takes it for.
+// Omitted fractions have the values that StreamShape assumes.
 TEST(FillFractions, ChangesNoStep) {
   StreamOptions options{
       .model = ThreeLayers(), .layout = ChunkLayout(71, 16, 2), .alpha = 0.5};
@@ -43,8 +43,8 @@ TEST(FillFractions, ChangesNoStep) {
   }
 }
 
-// Wrong once: where everything was kept, what cannot be computed again was
-// dropped.
+// Guards against dropping classes that cannot be recomputed if everything was
+// kept.
 TEST(WithoutKept, SwapsWhatCannotBeComputedAgainAndLeavesWhatIsGiven) {
   const FractionMap given = {{"lse", {.keep = 1, .swap = 0}},
                              {"norm2", {.keep = 0.5, .swap = 0.25}}};

@@ -1,4 +1,5 @@
-// A layer's time in closed form: by hand, and against the layer played through.
+// Tests the closed form of a layer's time, by hand and against a simulated
+// layer.
 #include "planner/stream/layer_time.h"
 
 #include <fmt/format.h>
@@ -34,7 +35,8 @@ StreamShape TimedShape(int64_t chunks, BackwardOrder order, int prefetch,
                       .order = order});
 }
 
-// As a GPU's: blocks take most, `times` as long as a chunk's local work.
+// Returns a chunk like a GPU's: blocks dominate, `times` as long as a chunk's
+// local work.
 ChunkCompute Chunk(double times) {
   return {.qkv = 0.2,
           .block = times,
@@ -63,8 +65,8 @@ TEST(LayerTime, OverLinksWithoutALimitItIsCompute) {
   }
 }
 
-// Wrong once: blocks that copies kept apart were said to wait for sums as if
-// they followed each other, the longer the faster they were.
+// Guards against counting blocks that copies separate as if they waited for
+// sums of the block before, which made faster blocks take longer.
 TEST(LayerTime, FasterComputeOrLinksNeverTakeLonger) {
   for (const auto& [chunks, prefetch] :
        {std::pair(2, 2), {4, 1}, {8, 2}, {13, 2}, {13, 4}, {64, 2}}) {
@@ -86,8 +88,8 @@ TEST(LayerTime, FasterComputeOrLinksNeverTakeLonger) {
   }
 }
 
-// Wrong once: what no other chunk's compute covers was left out, and a step of
-// four chunks was said to be faster than it can be.
+// Guards against omitting copies that no other chunk's compute covers: a step
+// of four chunks was predicted faster than possible.
 TEST(LayerTime, CopiesThatNoOtherChunksComputeCoversAreAdded) {
   constexpr double kSpeed = 1e6;
   for (const int64_t chunks : {2, 4, 32}) {
@@ -113,14 +115,15 @@ TEST(LayerTime, CopiesThatNoOtherChunksComputeCoversAreAdded) {
     EXPECT_NEAR(layer.tokens - compute.tokens,
                 (2 * x + o - chunk.qkv_backward - x) + (x + d_o + q + kv),
                 1e-9);
-    // The first block's come beside the last chunk of the token phase. dX, and
-    // sums beside which only a chunk's projections are computed.
+    // The first block's rows are copied during the last chunk of the token
+    // phase. dX is exposed, and so are the sums except for a chunk's
+    // projections.
     EXPECT_NEAR(layer.attention - compute.blocks - compute.projections,
                 x + 2 * sums - chunk.qkv_backward, 1e-9);
   }
 }
 
-// The ratio of the closed form to the layer played through.
+// The ratio of the closed form to the simulated layer.
 struct Range {
   double least = 1e9, most = 0;
   void Add(double ratio) {

@@ -12,14 +12,14 @@ ModelShape ModelWithVocabulary(int64_t layers, int64_t hidden, int64_t vocab) {
       .layers = layers, .hidden = hidden, .ffn = 4 * hidden, .vocab = vocab};
 }
 
-// Where nearly all the work is the head's, logits are as large as its gradient.
+// If nearly all the work is the head's, logits are as large as its gradient.
 TEST(LossRows, AreManyWhereTheVocabularyIsLarge) {
   for (const int64_t hidden : {128, 256, 1024}) {
     EXPECT_EQ(LossRows(ModelWithVocabulary(2, hidden, 32768), 4), hidden);
   }
 }
 
-// Llama 8B: more rows would only take memory, 128 MiB for every 256 of them.
+// In Llama 8B more rows would only take memory: 128 MiB for every 256 of them.
 TEST(LossRows, AreFewerWhereTheHeadIsASmallPart) {
   const ModelShape model = ModelWithVocabulary(32, 4096, 128256);
   const int64_t rows = LossRows(model, 2);
@@ -103,8 +103,8 @@ TEST(CalibrationLayout, HasEveryKindOfGroup) {
   }
 }
 
-// By cost, rows depend on the layers: a calibration's one layer takes the loss
-// as the model's many do.
+// The cost determines the rows, so they depend on the layers: a calibration's
+// one layer must use the loss groups of the model's many.
 TEST(CalibrationStep, CutsTheLossAsTheWholeStepDoes) {
   for (const int64_t layers : {1, 2, 4, 32}) {
     for (const int64_t vocab : {256, 32000, 128256}) {

@@ -1,4 +1,5 @@
-// What a step gives for memory: bytes that it does not hold, and seconds.
+// Tests the price of memory: the bytes that a step does not hold, and the
+// seconds that this costs.
 #include "planner/stream/price.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,7 @@
 namespace sluice::stream {
 namespace {
 
-// 8 chunks of 4 layers; a second for each kind of segment.
+// 8 chunks of 4 layers, with a second for each kind of segment.
 StreamOptions Options() {
   return {.model = Llama({.layers = 4,
                           .hidden = 64,

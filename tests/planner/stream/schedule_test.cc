@@ -32,7 +32,7 @@ TEST(Schedule, ForwardEndsARowBeforeTheNextAndBackwardAKeyChunk) {
                           Block{0, 1}, Block{0, 0}));
 }
 
-// When an outer chunk's turn ends, no later block adds to its gradients.
+// After an outer chunk's turn no later block adds to its gradients.
 TEST(Schedule, AChunksGradientsAreWholeWhenItsTurnEnds) {
   for (const BackwardOrder order : kOrders) {
     const std::vector<int64_t> chunks = {0, 1, 2, 5};
@@ -60,7 +60,7 @@ TEST(Schedule, OnlyDiagonalBlocksAreMasked) {
   }
 }
 
-// The closed form against counting.
+// Compares the closed form with counting.
 TEST(Schedule, ExecutionsAreThoseOfTheBlocks) {
   for (const int64_t seq_len : {1, 7, 16, 17, 48, 71, 128}) {
     const StreamShape shape = Shape(seq_len, 16);
@@ -92,7 +92,7 @@ TEST(Schedule, ExecutionsAreThoseOfTheBlocks) {
   }
 }
 
-// The closed form against block by block.
+// Compares the closed form with a sum over the blocks.
 TEST(Schedule, BlocksMoveTheirOperandsOnceEach) {
   for (const BackwardOrder order : kOrders) {
     for (const int64_t seq_len : {1, 16, 17, 71, 128}) {
@@ -132,8 +132,8 @@ TEST(Schedule, BlocksMoveTheirOperandsOnceEach) {
   }
 }
 
-// What profiles tell the planner: a fixed part, and a class's bytes both ways
-// for what is swapped.
+// Profiles report traffic as a fixed part, and each swapped class's bytes in
+// both directions.
 TEST(Schedule, FixedTrafficAndSwappedClassesAreAllTraffic) {
   for (const double alpha : {0.0, 0.5, 1.0}) {
     const StreamShape shape({.model = {.hidden = 32, .heads = 4, .kv_heads = 2},
@@ -168,8 +168,8 @@ TEST(Classes, EachHasAWidthInTheModelsThatHaveIt) {
   }
 }
 
-// Rows of k and v travel unless all of them are kept, whatever is asked for;
-// and where a part is kept the rest can be made again.
+// Rows of k and v are copied unless all of them are kept, whatever is
+// requested. If a part is kept, the rest can be recomputed.
 TEST(Classes, NoOneKeepsAPartOfWhatEveryRankReads) {
   for (const ClassTraits& c : kClasses) {
     const bool rows = c.keep == Keep::kRows;

@@ -1,4 +1,5 @@
-// Settings that are chosen: which are looked at, what fits, what is faster.
+// Tests the choice of settings: which are considered, which fit, which is
+// faster.
 #include "planner/stream/settings.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +36,7 @@ SettingsQuestion Question(int64_t seq_len, int64_t kv_heads = 8) {
   return q;
 }
 
-// Every segment takes what its operations take at one speed.
+// Records segments that take the time of their operations at one speed.
 std::vector<plan::SegmentKind> Recorded(const SettingsQuestion& q,
                                         int64_t chunk) {
   const auto rows = static_cast<double>(chunk);
@@ -102,8 +103,9 @@ TEST(Settings, WhatIsAskedForIsNotOpen) {
               ElementsAre(Settings{512, 3, BackwardOrder::kQueriesOuter}));
 }
 
-// Where host memory is short the last chunks stay in HBM, then the first run
-// again, as few as possible, and more layers together where it is shorter yet.
+// If host memory is short, the last chunks stay in HBM. Then as few of the
+// first chunks as possible run again, in larger groups of layers if memory is
+// shorter still.
 TEST(Settings, WithLessHostMemoryMoreRunsAgain) {
   SettingsQuestion q = Question(1 << 20);
   q.stream.model.layers = 8;
@@ -137,7 +139,7 @@ TEST(Settings, WithLessHostMemoryMoreRunsAgain) {
   EXPECT_LE(HostBytes(StreamOf(q, settings)), q.host);
 }
 
-// Chunks run again only where none of a free class is to be kept or swapped.
+// Chunks run again only if nothing of a free class must be kept or swapped.
 TEST(Settings, LayersRunAgainTogetherOnlyWhereChunksMay) {
   const auto most_layers = [](const FractionMap& fractions, double alpha = -1) {
     SettingsQuestion q = Question(4096);
@@ -175,7 +177,7 @@ TEST(Settings, TheirTextHasEachOfThem) {
   EXPECT_THAT(none, testing::Not(testing::HasSubstr("again")));
 }
 
-// The least time over all settings of a chunk size.
+// Returns the fastest settings of a chunk size.
 Settings Best(const SettingsQuestion& q, int64_t chunk,
               const LinkSpeeds& links) {
   Settings best;

@@ -49,7 +49,7 @@ namespace {
 // A slot before the phase that it belongs to.
 constexpr double kBlocked = std::numeric_limits<double>::infinity();
 
-// The rings of a phase: each slot's last use.
+// The rings of a phase: the time of each slot's last use.
 struct Rings {
   std::vector<double> staging, inputs, outer, blocks, gradients;
   Rings(size_t depth, double free)
@@ -75,7 +75,7 @@ class Simulation {
   void Forward();
   void Tokens();
   void Attention();
-  // What is issued is over, and the rings are cut anew.
+  // Waits for all issued work, and resets the rings.
   double Enter();
   double now() const { return compute_.free; }
 
@@ -111,7 +111,7 @@ class Simulation {
   }
   bool Last(size_t m) const { return chunks_ > 1 && m + 1 == chunks_; }
   void Prepare(Phase phase);
-  // The prepared phase's, if there is one.
+  // Returns the prepared phase's rings if there is one.
   Rings& latest() { return next_ != nullptr ? *next_ : *rings_; }
   void FetchTokens();
   void FetchAttention();
@@ -133,7 +133,7 @@ class Simulation {
   std::vector<Step> steps_;                           // attention's blocks
   std::map<size_t, std::pair<size_t, double>> sent_;  // by inner: outer, when
   std::optional<SimulatedFetches> saved_rows_, outer_, inner_, gradients_;
-  // When bytes of a chunk are in host memory.
+  // The times at which a chunk's bytes are in host memory.
   std::vector<double> hidden_, keys_;
 };
 

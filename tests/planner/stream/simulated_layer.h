@@ -1,7 +1,7 @@
-// A streamed layer played through: three engines (copies in, compute, copies
-// out) that each do one thing after the other, in the order in which
+// Simulates a streamed layer with three engines (copies in, compute, copies
+// out). Each does one thing after the other, in the order in which
 // client/torch/stream issues them, through rings with as many slots as the run
-// has. What planner/stream/layer_time says in closed form is judged by it.
+// has. The tests compare the closed form of planner/stream/layer_time with it.
 //
 // Thread safety: none.
 #pragma once
@@ -24,11 +24,12 @@ struct Engine {
   }
 };
 
-// A ring of slots that fetches in order: as far ahead as slots and what is
-// there allow (client/torch/stream/chunk_io.h).
+// A ring of slots that fetches in order, as far ahead as slots and available
+// bytes allow (client/torch/stream/chunk_io.h).
 class SimulatedFetches {
  public:
-  // Seconds of the k-th fetch, and when its bytes are there; false: not sent.
+  // Returns the seconds of the k-th fetch, and when its bytes are available;
+  // false: not sent yet.
   struct Fetch {
     double seconds = 0, written = 0;
   };
@@ -49,9 +50,9 @@ class SimulatedFetches {
   std::vector<double> ready_;
 };
 
-// Seconds that the second of two layers adds: forward, and backward by phases.
-// `block`: a block of attention off the diagonal, of which a diagonal one takes
-// half; the other pieces are per chunk.
+// The seconds that the second of two layers adds: forward, and backward by
+// phases. `block` is an attention block off the diagonal; a diagonal one takes
+// half. The other pieces are per chunk.
 struct ChunkCompute {
   double qkv = 0, block = 0, post = 0;  // forward
   double post_backward = 0, block_backward = 0, qkv_backward = 0;

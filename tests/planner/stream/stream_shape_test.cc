@@ -10,8 +10,8 @@
 namespace sluice::stream {
 namespace {
 
-// Every row of a chunk is in one piece, and stored rows count up; with 2 heads
-// on 4 ranks of queries those of a part.
+// Every row of a chunk is in exactly one piece, and stored rows are
+// consecutive. With 2 heads on 4 ranks these are the queries' rows of a part.
 TEST(StreamShape, PiecesCoverAChunkOnce) {
   for (const auto& [alpha, heads, rank] :
        {std::tuple(0.0, 4, 0), std::tuple(0.3, 4, 0), std::tuple(0.5, 4, 0),
@@ -104,7 +104,8 @@ TEST(StreamShape, WhereEverythingIsKeptThereIsNoRoomToMoveThings) {
   EXPECT_GT(StreamShape(options).host_bytes(), 0);
 }
 
-// Half of o, in bf16, of every layer; its blocks are summed in fp32 beside it.
+// Half of o, in bf16, of every layer; its blocks are summed in a separate fp32
+// buffer.
 TEST(StreamShape, ARoundedOutputHasTheActivationsBytes) {
   StreamOptions options{.model = Llama({.layers = 3,
                                         .hidden = 32,
@@ -128,7 +129,7 @@ TEST(StreamShape, ARoundedOutputHasTheActivationsBytes) {
   EXPECT_EQ(StreamShape(options).rings(Phase::kForward).query_sum, 0);
 }
 
-// Whether options are valid after a change of some of four layers and eight
+// Returns whether options are valid after a change of four layers and eight
 // chunks of two ranks.
 bool Valid(const std::function<void(StreamOptions&)>& change) {
   StreamOptions o{.model = Llama({.layers = 4,

@@ -1,4 +1,4 @@
-// What a segment's temporaries take, counted by hand.
+// Compares the temporaries of a segment with counts by hand.
 #include "planner/stream/transients.h"
 
 #include "gtest/gtest.h"

@@ -1,5 +1,5 @@
-// The node's LP once more, for GLPK: no eliminated columns, no shared scaling,
-// no shared code.
+// The node's LP for GLPK, written independently: no eliminated columns, no
+// shared scaling, no shared code.
 #include <glpk.h>
 
 #include <algorithm>
@@ -86,7 +86,7 @@ class Glpk {
   void Give(int column, double value) {
     glp_set_col_bnds(lp_, column, GLP_FX, value, value);
   }
-  // The last tensor's fractions are those of the first that shares them.
+  // The last tensor gets the columns of the first one that shares it.
   void Share(const std::string& name, const Own& own) {
     const std::pair<int, int> mine{own.keep.back(), own.swap.back()};
     const auto [first, added] = shared_.emplace(name, mine);

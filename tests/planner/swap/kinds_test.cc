@@ -1,5 +1,5 @@
-// Ranks with layers of several kinds: against GLPK, against the average of
-// their kinds, against a grid, and cases that can be worked out by hand.
+// Tests ranks with layers of several kinds: against GLPK, against the average
+// of their kinds, against a grid, and in cases that can be computed by hand.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,8 +25,8 @@ NodeSwapResult MustPlanKinds(const SwapProblem& problem) {
   return result.ok() ? *std::move(result) : NodeSwapResult{};
 }
 
-// A rank of 10 layers: half of them 1 s forward, 2 s backward, half four times
-// as long; each swaps 1 GB and has 4 GB to choose of.
+// Returns a rank of 10 layers: half take 1 s forward and 2 s backward, half
+// four times as long. Each swaps 1 GB, and may choose for 4 GB.
 SwapProblem SlidingAndFull(double bytes_per_s) {
   SwapProblem p;
   p.links = {{"pcie0", bytes_per_s, bytes_per_s, {}}};
@@ -56,7 +56,7 @@ SwapProblem SlidingAndFull(double bytes_per_s) {
   return p;
 }
 
-// A copy hides behind the layer that makes it, not behind another kind.
+// A copy hides behind the layers of its own kind only.
 TEST(Kinds, EachSwapsWhatItsOwnWindowHides) {
   const NodeSwapResult result = MustPlanKinds(SlidingAndFull(3e9));
   EXPECT_TRUE(result.in_time);
@@ -65,8 +65,8 @@ TEST(Kinds, EachSwapsWhatItsOwnWindowHides) {
   EXPECT_NEAR(result.joint->step_s, 5 * (3 + 12) + 5 * 0.05, 1e-9);
 }
 
-// What the sliding layers must copy takes twice their forward: nothing is
-// added to that, and the others use what the link has for them.
+// The mandatory copies of the sliding layers take twice their forward. They get
+// no more copies, and the other layers use what the link has for them.
 TEST(Kinds, AnOverloadOfOneKindAddsNothingToItAndStopsNoOther) {
   const NodeSwapResult result = MustPlanKinds(SlidingAndFull(0.5e9));
   EXPECT_TRUE(result.feasible);
@@ -77,8 +77,8 @@ TEST(Kinds, AnOverloadOfOneKindAddsNothingToItAndStopsNoOther) {
   EXPECT_NEAR(result.stall_s, 5, 1e-6);
 }
 
-// The short layers of two ranks overload the link together, but not beside the
-// other's long ones.
+// The short layers of two ranks overload the link together, but not next to the
+// other rank's long ones.
 TEST(Kinds, WhatTheOthersMustCopyLeavesOfALinkIsUsed) {
   SwapProblem p = SlidingAndFull(1.5e9);
   p.ranks.push_back(p.ranks[0]);
@@ -87,7 +87,7 @@ TEST(Kinds, WhatTheOthersMustCopyLeavesOfALinkIsUsed) {
   EXPECT_FALSE(result.in_time);
   for (const RankSwap& rank : result.ranks) {
     EXPECT_NEAR(rank.tensors[1].swap, 0, 1e-8);
-    // 1 + 4 s GB in 4 s beside the other's 1 GB/s.
+    // 1 + 4 s GB in 4 s, in addition to the other's 1 GB/s.
     EXPECT_NEAR(rank.tensors[3].swap, 0.25, 1e-8);
   }
 }
@@ -133,7 +133,7 @@ TEST(Kinds, RandomNodesComeOutAsGlpkSaysAndAreNeverWorseThanMemo) {
   EXPECT_GT(memos, 5);
 }
 
-// Each rank's layers as two kinds that differ in nothing but the name.
+// Splits each rank's layers into two kinds that differ only in their name.
 SwapProblem Halved(SwapProblem node) {
   for (SwapProblem::Rank& rank : node.ranks) {
     SwapProblem::Kind& one = rank.kinds[0];
@@ -174,8 +174,8 @@ TEST(Kinds, TwoEqualKindsArePlannedAsOne) {
   EXPECT_GT(feasible, 50);
 }
 
-// One kind of all layers, each thing the mean over the layers. No layers are
-// resident.
+// Replaces the kinds by one, with the mean of all values over the layers. No
+// layers are resident.
 SwapProblem Averaged(const SwapProblem& node) {
   SwapProblem averaged = node;
   for (SwapProblem::Rank& rank : averaged.ranks) {
@@ -245,7 +245,8 @@ TEST(Kinds, ThePlanIsNeverWorseThanThatOfTheAveragedLayer) {
     const NodeSwapResult plan = MustPlanKinds(averaged);
     if (!plan.feasible || !plan.in_time) continue;
     const std::vector<RankSwap> spread = Spread(node, averaged, plan);
-    // Memory is a sum over all layers, which an average keeps; a link is not.
+    // An average keeps memory, which is a sum over all layers, but not a link's
+    // use.
     if (WorstBreach(node, spread) > 1e-9) {
       ++shows;
       continue;
@@ -262,7 +263,7 @@ TEST(Kinds, ThePlanIsNeverWorseThanThatOfTheAveragedLayer) {
   EXPECT_GT(shows, 20);  // copies that the average promised to hide
 }
 
-// One tensor of each of two kinds, all points of a grid of their fractions.
+// Compares with a grid of the fractions of one tensor of each of two kinds.
 TEST(Kinds, NoPointOfAGridIsBetter) {
   std::mt19937 random(15);
   const auto uniform = [&random](double low, double high) {

@@ -10,7 +10,7 @@ using Problem = NodeSwapProblem;
 
 double Near(double value) { return std::max(1.0, std::fabs(value)); }
 
-// Lexicographic, equal within 1e-9 of what there is to choose.
+// Compares lexicographically; values within 1e-9 of the total choice are equal.
 bool NotWorse(const SwapObjective& a, const SwapObjective& b,
               double tolerance) {
   const double step = tolerance * b.step_s;
@@ -71,7 +71,8 @@ Rates MostOf(const std::vector<Rates>& kinds) {
 
 }  // namespace
 
-// The most by which a fraction row or a capacity (in its units) is broken.
+// Returns the most by which a fraction row or a capacity (in its units) is
+// violated.
 double WorstBreach(const Problem& p, const std::vector<RankSwap>& ranks) {
   double worst = 0;
   std::vector<double> host(p.numa.size(), 0);

@@ -1,4 +1,4 @@
-// The rows of planner/swap/README.md and its objectives, written out again.
+// The rows and objectives of planner/swap/README.md, written independently.
 #pragma once
 
 #include <vector>
@@ -7,18 +7,20 @@
 
 namespace sluice::planner {
 
-// At least 1: what a difference is counted in.
+// Returns the unit of a difference, at least 1.
 double Near(double value);
-// Lexicographic, equal within `tolerance` of what there is to choose.
+// Compares lexicographically; values within `tolerance` of the total choice are
+// equal.
 bool NotWorse(const SwapObjective& a, const SwapObjective& b,
               double tolerance = 1e-9);
-// The most by which a fraction row or a capacity (in its units) is broken.
+// Returns the most by which a fraction row or a capacity (in its units) is
+// violated.
 double WorstBreach(const NodeSwapProblem& p,
                    const std::vector<RankSwap>& ranks);
 SwapObjective Naive(const NodeSwapProblem& p,
                     const std::vector<RankSwap>& ranks);
-// Whether a grid of twelfths of the fractions of 1 rank's 2 tensors has a point
-// that keeps all rows and is better than `found`.
+// Returns whether a grid of twelfths of the fractions of 1 rank's 2 tensors has
+// a point that satisfies all rows and is better than `found`.
 bool AGridPointIsBetter(const NodeSwapProblem& p, const SwapObjective& found);
 
 }  // namespace sluice::planner

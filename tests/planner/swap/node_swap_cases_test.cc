@@ -1,4 +1,5 @@
-// The joint LP on nodes that one can work out, and on nonsense.
+// Tests the joint LP on nodes that can be computed by hand, and on invalid
+// input.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -240,7 +241,8 @@ std::string Complaint(const SwapProblem& problem) {
   return std::string(PlanNodeSwap(problem).status().message());
 }
 
-// What one more GiB of a limit beside NUMA nodes buys: 40 GB, half swapped.
+// The value of one more GiB of a limit other than NUMA nodes': 40 GB, half of
+// it swapped.
 TEST(NodeSwap, OneMoreGibibyteOfAHostLimitIsWorthItsRecomputation) {
   SwapProblem p = OneRank();
   p.hosts = {{"job", 20e9}, {"other", 1}};
@@ -257,7 +259,7 @@ TEST(NodeSwap, OneMoreGibibyteOfAHostLimitIsWorthItsRecomputation) {
   EXPECT_NEAR(row->one_more.step_s, 10 * 0.1 * 1.073741824 / 40, 1e-9);
 }
 
-// The field that is refused after a change of a node that is not; "": none.
+// Returns the field that is refused after a change of a valid node; "": none.
 std::string RefusedField(const std::function<void(SwapProblem&)>& change) {
   SwapProblem p = OneRank();
   p.numa.push_back({1, 1e12});

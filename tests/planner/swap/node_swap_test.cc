@@ -1,5 +1,6 @@
-// The joint LP without stalls by choice against MEMO's policy, against GLPK,
-// and against its own rows written out again; and never worse with them.
+// Compares the joint LP without voluntary stalls with MEMO's policy, with GLPK,
+// and with its own rows written independently. With stalls it must never be
+// worse.
 #include "planner/swap/node_swap.h"
 
 #include <algorithm>
@@ -30,8 +31,8 @@ NodeSwapResult MustPlanSwap(const SwapProblem& problem,
 
 // ---- Links are no refusal ---------------------------------------------------
 
-// The node with links that carry what must be copied, or `part` of what they
-// lack for it.
+// Returns the node with links that carry all mandatory copies, or only `part`
+// of what they lack for them.
 SwapProblem WithExcess(SwapProblem node, const NodeSwapResult& result,
                        double part) {
   for (const CapacityRow& row : result.rows) {
@@ -47,9 +48,8 @@ SwapProblem WithExcess(SwapProblem node, const NodeSwapResult& result,
   return node;
 }
 
-// Checks an answer with copies that are not hidden against another solver: it
-// keeps the rows of the node with that excess, and a node with less excess has
-// no answer.
+// Checks an answer with exposed copies against another solver: it satisfies the
+// rows of the node with that excess, and a node with less excess is infeasible.
 void ExpectTheLeastOverload(const SwapProblem& node,
                             const NodeSwapResult& result, int i) {
   EXPECT_FALSE(SolveWithGlpk(node).feasible) << i;
@@ -159,7 +159,7 @@ TEST(NodeSwap, ALargeNodeComesOutAsGlpkSays) {
 
 // ---- Copies that show by choice ---------------------------------------------
 
-// As if all seconds of recomputation were `times` as long.
+// Multiplies all recomputation seconds by `times`.
 SwapProblem Dearer(SwapProblem node, double times) {
   for (SwapProblem::Rank& rank : node.ranks) {
     for (SwapProblem::Tensor& tensor : rank.tensors) {
@@ -302,8 +302,8 @@ TEST(NodeSwap, OneMoreIsWhatSolvingWithOneMoreGives) {
 
 // ---- Tiny cases, by brute force ---------------------------------------------
 
-// The best of a grid of fractions of 2 tensors of 1 rank; the LP can only be
-// better, and by no more than the grid is coarse.
+// Compares with the best point of a grid of fractions of 2 tensors of 1 rank:
+// the LP may only be better, and by at most the grid's coarseness.
 TEST(NodeSwap, NoPointOfAGridIsBetter) {
   std::mt19937 random(6);
   for (int i = 0; i < 40; ++i) {
@@ -331,7 +331,7 @@ TEST(NodeSwap, NoPointOfAGridIsBetter) {
 
 // ---- What a runtime leaves to choose ----------------------------------------
 
-// All free tensors of all ranks at one alpha, none kept.
+// Gives all free tensors of all ranks one alpha; none are kept.
 SwapProblem WithOneFraction(SwapProblem node) {
   for (SwapProblem::Rank& rank : node.ranks) {
     for (SwapProblem::Tensor& tensor : rank.tensors) {
@@ -370,8 +370,8 @@ TEST(NodeSwap, TensorsThatAreSharedHaveOneFraction) {
   }
 }
 
-// What a daemon asks: jobs of two ranks that share their second tensors, some
-// fractions given, some tensors that cannot be kept or are copied in any case,
+// A daemon's request: jobs of two ranks that share their second tensors, some
+// fractions given, some tensors that cannot be kept or are always copied, and
 // host limits over any ranks.
 SwapProblem RandomJobs(std::mt19937& random) {
   SwapProblem node = RandomNode(random);

@@ -1,5 +1,5 @@
-// Random nodes for the swap planner, and what an LP solver that shares no code
-// with Clp says about a node.
+// Random nodes for the swap planner, and the result of an LP solver that shares
+// no code with Clp.
 #pragma once
 
 #include <random>
@@ -12,16 +12,16 @@ namespace sluice::planner {
 // tensors; from roomy to hopeless.
 NodeSwapProblem RandomNode(std::mt19937& random);
 
-// The node with ranks of up to three kinds of layers, unlike in everything but
-// which tensors they have; a later kind may be frozen.
+// Gives the ranks up to three kinds of layers, which differ in everything
+// except the tensors that they have; a later kind may be frozen.
 NodeSwapProblem WithKinds(NodeSwapProblem node, std::mt19937& random);
 
 // `ranks` ranks of `tensors` tensors with links and memory that bind as much as
 // those of 8 ranks of 12.
 NodeSwapProblem BusyNode(size_t ranks, size_t tensors);
 
-// GLPK's word on the rows of planner/swap/README.md, written out with a column
-// for every fraction and every rate.
+// GLPK's result for the rows of planner/swap/README.md, written independently
+// with a column for every fraction and every rate.
 struct Reference {
   bool feasible = false;
   double excess = 0;  // the least sum, where infeasible

@@ -1,4 +1,4 @@
-// Detected repetition, and two-level plans that use it.
+// Tests the detection of repetition, and two-level plans that use it.
 #include "planner/memory/passes.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ absl::StatusOr<plan::Placement> Flat(const plan::Trace& trace) {
   return static_cast<plan::Placement>(*std::move(plan));
 }
 
-// What lives and dies in the pass, relative to its start.
+// Returns the buffers that live only within the pass, relative to its start.
 std::multiset<std::tuple<int64_t, int64_t, int64_t>> Inside(
     const plan::Trace& trace, const Pass& pass) {
   std::multiset<std::tuple<int64_t, int64_t, int64_t>> inside;
@@ -33,7 +33,8 @@ std::multiset<std::tuple<int64_t, int64_t, int64_t>> Inside(
   return inside;
 }
 
-// `unit` repeated, with one buffer that lives from the first to the last.
+// Returns `unit` repeated, with one buffer that lives from the first to the
+// last.
 plan::Trace Repeated(const plan::Trace& unit, int times) {
   plan::Trace all;
   all.alignment = unit.alignment;

@@ -1,5 +1,5 @@
-// What a plan's peak does not depend on, and plans that must not change
-// unseen.
+// Tests transformations that must not change a plan's peak, and plans that must
+// not change unnoticed.
 #include <fmt/format.h>
 
 #include <algorithm>

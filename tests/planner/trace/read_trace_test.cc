@@ -1,4 +1,4 @@
-// Readers of traces: what each format means, and what is refused in one line.
+// Tests the readers of traces: the meaning of each format, and one-line errors.
 #include "planner/trace/read_trace.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ std::vector<std::string> Rows(const NamedTrace& named) {
   return rows;
 }
 
-// The message, which is one line without control characters.
+// Returns the error, which is one line without control characters.
 std::string ReadRefusal(const std::string& text,
                         const TraceOptions& options = {}) {
   const auto read = Read(text, options);
@@ -377,8 +377,7 @@ std::string WithTotal(std::string event, int64_t total) {
                        fmt::format("\"Total Allocated\":{},", total));
 }
 
-// Wrong once: weights were missing in the peak of a trace that begins after
-// them.
+// Guards against a peak without the weights of a trace that begins after them.
 TEST(PyTorchTrace, WhatWasAliveBeforeTheFirstEventIsCounted) {
   // 1,536 bytes are alive; 512 of them are freed in the trace.
   const auto named = Read(Chrome({WithTotal(Memory("2", 9, 64), 1600),

@@ -1,4 +1,4 @@
-// ALST beside what its authors reached.
+// Compares ALST's estimates with the lengths that its authors reached.
 #include <ostream>
 
 #include "planner/train/search.h"

@@ -1,5 +1,5 @@
-// A better machine, and one of more GPUs, never gets a worse answer. Questions
-// are drawn: --gtest_shuffle --gtest_random_seed=N draws others.
+// A better machine, or one with more GPUs, never gets a worse answer. Requests
+// are random: --gtest_shuffle --gtest_random_seed=N draws others.
 #include <random>
 
 #include "planner/train/search.h"

@@ -1,4 +1,4 @@
-// sluicectl plan train and plan validate as a process.
+// Runs sluicectl plan train and plan validate as processes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -73,8 +73,9 @@ TEST(PlanTrain, JsonIsTheGoldenObject) {
   }
 }
 
-// Whole answers, as people read them, and each method's numbers by six digits,
-// which no other compiler rounds away: a change of the cost model is a diff.
+// Compares whole answers as users read them, and each method's numbers to six
+// digits, which no other compiler changes. A change of the cost model shows as
+// a diff.
 TEST(PlanTrain, AnswersAreThoseThatWereReviewed) {
   std::string text;
   for (const char* const asked :
@@ -196,7 +197,7 @@ TEST(PlanTrain, A100SaysWhichMachineIsMeant) {
                                    "a100-80g)"));
 }
 
-// Wrong once: methods stood side by side in a picture only.
+// Guards against a comparison of methods that exists only as a picture.
 TEST(PlanTrain, CompareAnswersForEveryMethodAsIfItWereAsked) {
   const std::string where =
       "--model llama-8b --hardware h100-80g --gpus 8 --seq-len 256K ";
@@ -336,7 +337,7 @@ TEST(PlanTrain, RowPartsAreNamed) {
   EXPECT_THAT(Plan(asked).out, HasSubstr("in 2 parts"));
 }
 
-// Wrong once: --global-batch contradicted the --batch it was printed beside.
+// Guards against --global-batch that contradicts the --batch printed with it.
 TEST(PlanTrain, ARemedyWorksBesideBatch) {
   const std::string asked =
       "train --model llama-8b --hardware h100-80g --gpus 64 --method ulysses "
@@ -431,7 +432,7 @@ TEST(PlanTrain, TakesTheTrainersFlags) {
   ExpectOneLine(good + "--seqlen 1M", "did you mean --seq-len?");
 }
 
-// Wrong once: "longest 0M tokens".
+// Guards against "longest 0M tokens".
 TEST(PlanTrain, WhereNoLengthFitsItSaysSo) {
   const ChildResult result = Plan(
       "train --model llama-70b --hardware a100-40g --gpus 1 --method megatron "
@@ -467,7 +468,7 @@ TEST(PlanTrain, BadInputIsOneLine) {
   ExpectOneLine("train --model gpt-8b" + good, "no model 'gpt-8b'");
   ExpectOneLine("train --model gpt-7b --layers 3" + good, "give one of them");
   ExpectOneLine("train --layers 3 --hidden 0 --heads 4" + good, "hidden is 0");
-  // Wrong once: answered for heads of 33.
+  // Guards against an answer for heads of 33.
   ExpectOneLine("train --layers 2 --hidden 100 --heads 3" + good,
                 "hidden 100 does not divide by 3 heads");
   ExpectOneLine("train --model /nonexistent/c.json" + good,

@@ -1,4 +1,5 @@
-// The model as physics: what must grow grows, parts add up, limits bind.
+// Tests the model as physics: monotonic values, parts that add up, limits that
+// bind.
 #include "planner/train/estimate.h"
 
 #include <limits>
@@ -60,7 +61,7 @@ TEST(TrainEstimate, PartsAddUpToTheStepAndMfuFollowsFromIt) {
   }
 }
 
-// But where states leave the GPU for it.
+// Except that states leave the GPU to make room.
 TEST(TrainEstimate, ALongerSequenceNeverUsesLessMemory) {
   for (const Method method : kMethods) {
     Request request = Ask("gpt-7b", "a800-80g", method, 8, 64 * K);

@@ -1,5 +1,5 @@
-// UPipe, FSDP with a ring, and what Megatron-LM may choose: recomputation,
-// interleaved stages, spread experts. Arithmetic by hand.
+// Tests UPipe, FSDP with a ring, and Megatron-LM's choices: recomputation,
+// interleaved stages, spread experts. Expected values are computed by hand.
 #include "planner/train/search.h"
 #include "tests/support/status_matchers.h"
 

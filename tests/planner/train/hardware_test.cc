@@ -1,4 +1,4 @@
-// Hardware profiles: what is shipped reads; what is wrong is named.
+// Tests hardware profiles: shipped ones can be read, errors name the field.
 #include "planner/train/hardware.h"
 
 #include "tests/support/status_matchers.h"
@@ -38,7 +38,7 @@ TEST(TrainHardware, AllShippedProfilesReadAndBearTheirName) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("a800-80g")));
 }
 
-// Wrong once: a file of ./verify lacked a key that its profile had.
+// Guards against a file of ./verify that lacks a key of its profile.
 TEST(TrainHardware, WhatIsWrittenReadsAsTheSame) {
   std::vector<Hardware> all;
   for (const std::string& name : HardwareNames()) {

@@ -1,9 +1,9 @@
-// leave-out-train: how far the numbers of the a800-80g profile carry.
+// leave-out-train: how well the numbers of the a800-80g profile generalise.
 //
 // Fits its kernel fractions and link bandwidths on a part of the papers' cells
-// (coordinate steps of random size, a fixed seed) and judges on the rest:
-// random halves, and one model on the other. The shipped numbers are not what
-// it finds: they are rounded, with their reasons, in the profile.
+// (coordinate steps of random size, a fixed seed) and evaluates on the rest:
+// random halves, and one model on the other. The shipped numbers are not its
+// results: they are rounded, with their reasons, in the profile.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace sluice::planner::train {
 namespace {
 
-// What is fitted, and how far it may go while it stays physical.
+// A fitted number, and the range in which it stays physical.
 struct Knob {
   const char* name;
   double Hardware::*value;
@@ -32,7 +32,7 @@ constexpr Knob kKnobs[] = {
     {"gpu link", &Hardware::gpu_link_bytes_per_s, 120e9, 190e9},
     {"network", &Hardware::network_bytes_per_s, 6e9, 22e9}};
 
-// Which of the cells, by their place in the list.
+// Returns whether a cell is chosen, by its place in the list.
 using Chosen = std::function<bool(size_t, const ValidatedCell&)>;
 
 std::map<std::string, double> Differences(const Hardware& hardware,
@@ -51,7 +51,7 @@ std::map<std::string, double> Differences(const Hardware& hardware,
   return means;
 }
 
-// Each method as a part of what it may miss.
+// Returns the error of each method relative to its allowed error.
 double Loss(const Hardware& hardware, const Chosen& chosen) {
   const std::map<std::string, double> must = {{"MEMO", 1.5},
                                               {"DeepSpeed-Ulysses", 2.5},

@@ -1,5 +1,6 @@
-// The desk against steps that an H100 took (deploy/bundle/measured/README.md):
-// the figures of its table, of the commit named there.
+// Compares the desk with steps measured on an H100
+// (deploy/bundle/measured/README.md): the figures of its table, of the commit
+// named there.
 #include <cstdio>
 #include <fstream>
 #include <sstream>
@@ -22,8 +23,8 @@ constexpr int64_t kKibi = 1 << 10;
 constexpr double kTolerance = 0.17;
 
 // Those runs multiplied weights' gradients in fp32, by TF32, and their
-// elementwise kernels were ATen's (as engine python's still are): a slower
-// machine here.
+// elementwise kernels were ATen's (as engine python's still are), so the
+// machine is modelled as slower.
 void RunAsThen(const ModelShape& model, Hardware& hardware) {
   const double wide = double(model.ffn) / double(model.hidden);
   const Passes now = ForwardPasses(model, /*stored=*/true) +

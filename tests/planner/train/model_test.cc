@@ -1,4 +1,4 @@
-// Model shapes: the shipped ones, and Hugging Face's config.json.
+// Tests model shapes: the shipped ones, and Hugging Face's config.json.
 #include "planner/train/model.h"
 
 #include <fmt/format.h>
@@ -192,8 +192,8 @@ TEST(HuggingFaceConfig, WindowsThatAreUsedAreRefused) {
   EXPECT_THAT(read("qwen3", R"("layer_types": ["full_attention"], )"), IsOk());
 }
 
-// Wrong once: kv heads of Mistral and Qwen, heads of Qwen 3 and Mistral's
-// window were taken from Llama where the file leaves them out.
+// Guards against Llama's defaults for fields that the file omits: kv heads of
+// Mistral and Qwen, heads of Qwen 3 and Mistral's window.
 TEST(HuggingFaceConfig, WhatIsLeftOutIsTheFamilysDefault) {
   const auto read = [](const std::string& family, const std::string& fields) {
     return ReadHuggingFaceConfig(

@@ -1,4 +1,4 @@
-// What would make it fit does make it fit; what was measured is known.
+// Tests that a remedy makes the request fit, and which settings were measured.
 #include "planner/train/remedy.h"
 
 #include <ctime>
@@ -78,7 +78,7 @@ TEST(TrainRemedy, EveryRemedyFitsWhenItIsDone) {
   }
 }
 
-// Wrong once: only powers of two times the GPUs were tried, of which none
+// Guards against trying only powers of two times the GPUs, of which none
 // divides 40 heads and one sequence further.
 TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
   Request request = AskForRemedy("gpt-13b", "h100-80g", Method::kSluice, 10,
@@ -95,8 +95,8 @@ TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
   EXPECT_THAT(gpus(), ::testing::ElementsAre("40"));
 }
 
-// Wrong once: every question searched all settings of a division that there is
-// not, and a refusal took half a minute.
+// Guards against searching all settings for an impossible division: a refusal
+// took half a minute.
 TEST(TrainRemedy, ARefusalForAThousandGpusTakesNoTime) {
   for (const int64_t sequences : {16, 720, 1024}) {
     Request request = AskForRemedy("llama-70b", "h100-80g", Method::kSluice,

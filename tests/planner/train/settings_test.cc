@@ -1,4 +1,4 @@
-// Strategies: which there are, which are refused.
+// Tests strategies: which exist, and which are refused.
 #include "planner/train/settings.h"
 
 #include <limits>
@@ -52,8 +52,8 @@ TEST(TrainSettings, EveryCandidateDividesHeadsAndBatchAndTheFirstUsesAllGpus) {
   }
 }
 
-// Wrong once: a layer of sluice-train under FSDP2, with data parallelism and
-// chunks in HBM, which nothing runs.
+// Guards against a layer of sluice-train under FSDP2 with data parallelism and
+// chunks in HBM, which no engine runs.
 TEST(TrainSettings, EachEngineIsAskedOnlyForWhatItHas) {
   for (const char* model : {"llama-8b", "llama-70b", "qwen2.5-7b"}) {
     for (const int64_t gpus : {1, 6, 8, 32}) {
@@ -189,8 +189,8 @@ TEST(TrainSettings, GpusThatHeadsAndSequencesCannotShareStayIdle) {
   EXPECT_FALSE(WhyIdle(request, trainer, eight).batch.has_value());
 }
 
-// Wrong once: Llama-8B's 32 heads left 96 of 128 GPUs idle, 65 minutes a step,
-// and Qwen2.5-7B's 28 one of 8.
+// Guards against idle GPUs: Llama-8B's 32 heads left 96 of 128 GPUs idle, 65
+// minutes per step, and Qwen2.5-7B's 28 heads one of 8.
 TEST(TrainSettings, SluiceTrainsRanksMayBeMoreThanTheHeadsOrNotDivideThem) {
   Request request = AskGpt(Method::kSluice, 128, 8 << 20);
   request.model = *FindModel("llama-8b");
@@ -256,8 +256,8 @@ TEST(TrainSettings, EveryStageOfZeROIsSearchedForEveryMethod) {
   }
 }
 
-// Wrong once: sharded weights were asked for only where nothing else fitted, so
-// that a GPU with more memory was told a slower step.
+// Guards against sharding weights only if nothing else fits, so that a GPU with
+// more memory got a slower step.
 TEST(TrainSettings, SluiceShardsWeightsWhereThatIsFaster) {
   Request request = AskGpt(Method::kSluice, 64, 128 << 10);
   request.model = *FindModel("llama-70b");

@@ -1,4 +1,4 @@
-// The model against the papers' tables, within the limits.
+// Compares the model with the papers' tables, within the limits.
 #include "planner/train/validate.h"
 
 #include <map>

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::EndsWith;
 
-// A folder laid out as /proc and /sys/fs/cgroup are.
+// A folder laid out like /proc and /sys/fs/cgroup.
 class Cgroup : public ::testing::Test {
  protected:
   void IsIn(const std::string& proc_cgroup) {
@@ -58,7 +58,7 @@ TEST_F(Cgroup, OfTheOldHierarchiesOnlyTheMemoryControllersCounts) {
   EXPECT_EQ(Limit()->most, GiB(1));
 }
 
-// As in a container without a cgroup namespace; the path is the host's.
+// As in a container without a cgroup namespace, the path is the host's.
 TEST_F(Cgroup, BelowAMountThatBeginsAtItsOwnGroup) {
   IsIn("0::/docker/123/job/7\n");
   Set("memory.max", "4294967296");

@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kTold[] = "SLUICE_TEST_CLOCK";
 
-// Runs itself, too, in the namespace: with the outer clock in kTold.
+// The test also runs itself in the namespace, with the outer clock in kTold.
 TEST(MonotonicClock, TellsOneTimeInWhicheverTimeNamespace) {
   if (const char* told = std::getenv(kTold)) {
     EXPECT_NEAR(MonotonicSeconds(), std::stod(told), 1000);

@@ -1,4 +1,4 @@
-// Sizes and counts, as every program and every file reads them.
+// Tests sizes and counts, as every program and every file reads them.
 #include "proto/base/sizes.h"
 
 #include <string>
@@ -27,7 +27,7 @@ TEST(Sizes, MbIsAMillionBytesAndMibIsTwoToTheTwenty) {
   EXPECT_EQ(ParseBytes("4096B").value(), Bytes(4096));
 }
 
-// Guards against `budget set --gpu 40`, which sets 40 bytes in silence.
+// Guards against `budget set --gpu 40`, which silently sets 40 bytes.
 TEST(Sizes, ANumberWithoutAUnitIsRefusedWithWhatToWrite) {
   EXPECT_THAT(
       ParseBytes("40"),

@@ -1,4 +1,4 @@
-// A connection on a listener is turned away if no descriptor is left.
+// Tests that a connection is refused if the listener has no descriptor left.
 #include "proto/base/spare_fd.h"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 namespace sluice {
 namespace {
 
-// Takes all descriptors that there are.
+// Takes all free descriptors.
 std::vector<UniqueFd> TakeAll() {
   std::vector<UniqueFd> taken;
   while (true) {
@@ -77,7 +77,7 @@ TEST_F(SpareFdTest, WhereTheSpareOneIsTakenNobodyIsUntilItIsBack) {
   SpareFd spare;
   const UniqueFd waits = Connect();
   std::vector<UniqueFd> all = TakeAll();
-  // Another thread is faster.
+  // Another thread accepted the connection first.
   const UniqueFd nobody(spare.Take(-1));
   EXPECT_FALSE(nobody);
   all.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));

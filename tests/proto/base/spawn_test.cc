@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What that program wrote to its standard output.
+// Returns the standard output of that program.
 std::string OutputOf(const std::vector<std::string>& words,
                      SpawnOptions options) {
   const UniqueFd out(memfd_create("out", MFD_CLOEXEC));
@@ -34,8 +34,8 @@ std::string Said(const std::string& script, const SpawnOptions& options = {}) {
   return OutputOf({"/bin/sh", "-c", script}, options);
 }
 
-// The signals in a line of its /proc/PID/status: "SigBlk", "SigIgn"; those up
-// to SIGSYS, as glibc has later ones for itself.
+// Returns the signals in a line of the child's /proc/PID/status ("SigBlk",
+// "SigIgn"), up to SIGSYS: glibc uses later ones itself.
 uint64_t SignalsOf(const std::string& line, const SpawnOptions& options = {}) {
   const std::string text =
       OutputOf({"/bin/grep", line, "/proc/self/status"}, options);

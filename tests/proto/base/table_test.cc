@@ -14,7 +14,7 @@ using ::testing::IsEmpty;
 
 using Names = Table<std::string, int>;
 
-// "key=row", or "key" where it is gone.
+// Returns "key=row" for each changed row, or "key" if it was erased.
 std::vector<std::string> Changed(Names& names) {
   std::vector<std::string> changed;
   names.TakeChanged([&](const std::string& key, const int* row) {
@@ -37,7 +37,8 @@ TEST(Table, TellsOfEachChangedRowOnce) {
   EXPECT_THAT(Changed(names), IsEmpty());
 }
 
-// Guards against a daemon without a store that notes every change of its life.
+// Guards against a daemon without a store that records every change of its
+// life.
 TEST(Table, NotesNothingUntilSomebodyAsks) {
   Names names;
   for (int i = 0; i < 1000; ++i) {
@@ -54,7 +55,7 @@ TEST(Table, NotesNothingUntilSomebodyAsks) {
   EXPECT_THAT(Changed(names), ElementsAre("odd=3"));
 }
 
-// Guards against noting the key after its row is freed.
+// Guards against recording the key after its row is freed.
 TEST(Table, ARowIsErasedByItsOwnKey) {
   Names names;
   names.Insert("a name too long to be held without memory of its own", 1);

@@ -15,12 +15,12 @@ TEST(Printable, KeepsCharactersOfEveryLength) {
 
 TEST(Printable, NothingMovesACursor) {
   EXPECT_EQ(Printable("a\n\tb\x1b[1m\x7f"), "a??b?[1m?");
-  // As two bytes of UTF-8: what begins a command of a terminal, in one.
+  // In UTF-8 as two bytes; as a single byte it begins a terminal's command.
   EXPECT_EQ(Printable("a\u009b1m\u0085"), "a??1m??");
 }
 
 // Guards against a text that is cut within a character: in a packet, it ends
-// the session of its reader.
+// its reader's session.
 TEST(Printable, WhatIsNoUtf8IsReplacedByteByByte) {
   EXPECT_EQ(Printable("\xff\xfe"), "??");
   EXPECT_EQ(Printable("cut \xe2\x82"), "cut ??");

@@ -1,4 +1,4 @@
-// Whole reads and writes, and files that are replaced at once.
+// Tests complete reads and writes, and the atomic replacement of files.
 #include "proto/base/whole_io.h"
 
 #include <fcntl.h>
@@ -34,8 +34,8 @@ TEST(ReadAllAt, IsWhereverTheDescriptorStands) {
   EXPECT_EQ(all, "0123456789");
 }
 
-// Guards against reporting the end of a file as whatever the last call left in
-// errno, which may be OK.
+// Guards against reporting the end of a file with the errno of an earlier call,
+// which may be OK.
 TEST(ReadAllAt, RefusesAFileThatIsShorter) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   ASSERT_THAT(WriteAll(fd.get(), "0123", "four"), IsOk());
@@ -55,8 +55,7 @@ TEST(ReplaceFile, PutsNewBytesInThePlaceOfOldOnes) {
   EXPECT_FALSE(Exists(path + ".new"));
 }
 
-// What lies beside it may be a planted link, or a dead process may have left
-// it.
+// A file next to it may be a planted link, or the leftover of a dead process.
 TEST(ReplaceFile, WritesThroughNothingThatIsBesideIt) {
   const testing::TempDir folder;
   const std::string path = folder.File("f"), other = folder.File("other");
@@ -70,7 +69,7 @@ TEST(ReplaceFile, WritesThroughNothingThatIsBesideIt) {
 TEST(ReplaceFile, LeavesNothingWhereItFails) {
   const testing::TempDir folder;
   const std::string path = folder.File("f");
-  ASSERT_EQ(mkdir(path.c_str(), 0700), 0);  // which no file replaces
+  ASSERT_EQ(mkdir(path.c_str(), 0700), 0);  // no file can replace it
   EXPECT_FALSE(ReplaceFile(path, "mine").ok());
   EXPECT_FALSE(Exists(path + ".new"));
   EXPECT_THAT(SyncFolder(folder.File("none")),

@@ -1,4 +1,4 @@
-// What all three programs do with what was typed.
+// Tests how all three programs parse their command lines.
 #include "proto/cli/cli.h"
 
 #include <CLI/CLI.hpp>
@@ -18,7 +18,7 @@ using ::testing::Not;
 using ::testing::internal::CaptureStdout;
 using ::testing::internal::GetCapturedStdout;
 
-// A program with a command in a command.
+// A program with a command within a command.
 class Program {
  public:
   Program() {
@@ -66,7 +66,7 @@ TEST(CommandLines, SizesAndCountsAreReadByTheirNames) {
 }
 
 TEST(CommandLines, ATypoGetsASuggestionAndTheCommandThatHelps) {
-  // Guards against "not expected: 1M --seqlen".
+  // Guards against the error "not expected: 1M --seqlen".
   EXPECT_EQ(Program().Fault({"plan", "train", "--seqlen", "1M"}),
             "'--seqlen' is no flag of prog plan train: did you mean --seq-len? "
             "(see prog plan train --help)");

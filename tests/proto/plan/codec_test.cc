@@ -12,7 +12,8 @@
 namespace sluice::plan {
 namespace {
 
-// As for a layer of ten million tokens in small chunks: more than any memory.
+// The copies of a layer of ten million tokens in small chunks exceed any
+// memory.
 constexpr Bytes kManyCopies = GiB(int64_t{1} << 21);
 
 using nlohmann::json;
@@ -95,8 +96,8 @@ NodePlan SamplePlan() {
   return plan;
 }
 
-// Equality of all fields at once: the encoding leaves nothing out (the field
-// counts are checked below), so equal bytes are equal values.
+// Compares all fields at once: the encoding omits nothing (the field counts are
+// checked below), so equal bytes are equal values.
 TEST(PlanCodec, EverythingSurvivesARoundTrip) {
   const PlanRequest request = SampleRequest();
   const auto decoded = DecodePlanRequest(Encode(request));
@@ -132,7 +133,7 @@ TEST(PlanCodec, OneProfileAndAListSurviveARoundTrip) {
   EXPECT_EQ(Encode(*decoded_list), Encode(list));
 }
 
-// A request with two kinds of layers; a class of each has the same name.
+// A request with two kinds of layers; each has a class of the same name.
 PlanRequest SampleOfKinds() {
   PlanRequest request = SampleRequest();
   RankProfile& p = request.profiles[0];
@@ -163,8 +164,8 @@ TEST(PlanCodec, KindsOfLayersSurviveARoundTrip) {
   EXPECT_EQ(decoded_plan->ranks[0].classes[1].kind, "moe");
 }
 
-// What was written before there were kinds, and what a rank of one kind still
-// writes: nothing of them.
+// Profiles from before there were kinds, and those of ranks with one kind,
+// contain no kinds.
 TEST(PlanCodec, ARankThatTellsNoKindsApartWritesNone) {
   const json document = json::parse(Encode(SampleRequest()));
   const json& profile = document["profiles"][0];
@@ -198,7 +199,7 @@ TEST(PlanCodec, HashIsStableAndSeesEveryChange) {
 
 // ---- Refusals --------------------------------------------------------------
 
-// Every path to a value of the document, objects and lists included.
+// Collects every path to a value of the document, including objects and lists.
 void CollectPaths(const json& value, const json::json_pointer& at,
                   std::vector<json::json_pointer>* out) {
   if (!at.empty()) out->push_back(at);
@@ -213,8 +214,8 @@ void CollectPaths(const json& value, const json::json_pointer& at,
   }
 }
 
-// A rank without a limit of its own does not write one, nor does a link without
-// a limit of both directions.
+// Omitted for a rank without a limit of its own, and for a link without a limit
+// of both directions.
 const std::set<std::string> kOptional = {"host_limit", "both_bytes_per_second"};
 
 template <typename DecodeFn>
@@ -225,14 +226,14 @@ void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
   CollectPaths(document, json::json_pointer(), &paths);
   ASSERT_GT(paths.size(), 20u);
   for (const auto& path : paths) {
-    // A value of the wrong type: a null is legal nowhere.
+    // A value of the wrong type: null is never valid.
     json broken = document;
     broken[path] = nullptr;
     auto result = decode(broken.dump());
     ASSERT_FALSE(result.ok()) << path << " null was taken";
     EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(result.status().message()), Not(HasSubstr("\n")));
-    // Missing.
+    // The value is missing.
     if (!document[path.parent_pointer()].is_object()) continue;
     broken = document;
     broken[path.parent_pointer()].erase(path.back());
@@ -244,7 +245,7 @@ void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
       EXPECT_THAT(std::string(result.status().message()),
                   HasSubstr(path.back() + ": is missing"));
     }
-    // A neighbour that is not known.
+    // An unknown field next to it.
     broken = document;
     broken[path.parent_pointer()][path.back() + "_x"] = 1;
     result = decode(broken.dump());
@@ -341,7 +342,7 @@ TEST(PlanCodec, ValuesOutOfRangeAreRefusedWithFieldValueAndLimit) {
       DecodePlanRequest);
 }
 
-// Buffers one after the other at one place.
+// Returns buffers that use one place after each other.
 UnitPlan LongUnit(size_t buffers) {
   UnitPlan unit;
   for (size_t i = 0; i < buffers; ++i) {
@@ -460,7 +461,8 @@ TEST(PlanCodec, ARepeatedKeyIsRefused) {
               HasSubstr("key \"seconds\" occurs twice"));
 }
 
-// Any single byte changed, cut or doubled: decoded or refused, never a crash.
+// Each single byte is changed, cut or doubled: the text is decoded or refused,
+// without a crash.
 TEST(PlanCodec, AnyDamagedByteIsDecodedOrRefused) {
   const std::string good = Encode(SampleRequest());
   for (size_t i = 0; i < good.size(); ++i) {

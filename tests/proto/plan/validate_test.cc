@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Three buffers: 0 and 1 live together, 2 takes 0's place later.
+// Three buffers: 0 and 1 live together, 2 later uses 0's place.
 Trace SampleTrace() {
   return {.buffers = {{0, 0, 2, Bytes(100)},
                       {1, 1, 4, Bytes(64)},
@@ -105,8 +105,8 @@ TEST(Validate, EveryPlantedErrorOfAPlacementIsNamed) {
   }
 }
 
-// Large traces are played instead of compared pair by pair; both must say the
-// same of good plans and of every planted overlap.
+// Large traces are simulated instead of compared pair by pair. Both must accept
+// good plans and find every planted overlap.
 TEST(Validate, ALargePlacementIsJudgedAsItsPairsAre) {
   constexpr int64_t kBuffers = 6000;  // rows of 3 in one place, one by one
   Trace trace{.end = kBuffers, .alignment = Bytes(1)};
@@ -156,7 +156,7 @@ void ExpectNamed(const std::vector<PlantedNode>& errors) {
   }
 }
 
-// Class 'act' is kept whole: a byte of each of the two layers that stream.
+// Keeps all of class 'act': a byte of each of the two layers that stream.
 void Keep2Bytes(RankProfile& profile, NodePlan& plan) {
   profile.classes[2].bytes_per_layer = Bytes(1);
   plan.ranks[0].alpha = 2000. / 4001;
@@ -307,7 +307,7 @@ TEST(Validate, RanksOfAJobShareTheFractionsOfSharedClasses) {
   EXPECT_TRUE(ValidateNodePlan(profiles, {}, plan).ok());
 }
 
-// Two kinds of layers: of "long" ones twice the window, and two layers.
+// Adds a second kind of layers: two "long" ones, of twice the window.
 void AddLongLayers(RankProfile* profile, RankPlan* plan) {
   profile->kinds.push_back(profile->kinds[0]);
   profile->kinds[1].name = "long";
@@ -354,8 +354,8 @@ TEST(Validate, KindsOfLayersAreCheckedEachByItself) {
   EXPECT_EQ(complaint(), "rank 0: class 'up' planned 2 times");
 }
 
-// What the short layers must copy overloads the link; the long ones' copies are
-// no part of that, and may not come to more than the link.
+// The mandatory copies of the short layers overload the link. The long layers'
+// copies are not part of that, and may not exceed the link.
 TEST(Validate, AnOverloadOfOneKindAllowsNoOtherMoreThanTheLink) {
   RankProfile profile = SampleProfile();
   NodePlan plan = SamplePlan();

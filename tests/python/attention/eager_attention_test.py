@@ -1,5 +1,5 @@
-"""Attention that layers compute as matrix products: exact in every form, or
-refused by name."""
+"""Attention that layers compute by matrix products: exact in every form, or
+refused with an error that names the operation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ import sluice
 
 
 class WrittenOut(nn.Module):
-    """A Llama's attention with its products in `form(self, q, k, v, mask)`:
-    all [B, H, S, D], mask as eager attention gets it."""
+    """A Llama's attention, computed by `form(self, q, k, v, mask)`. q, k, v
+    are [B, H, S, D]; mask is what transformers passes to eager attention."""
 
     def __init__(self, inner, form, rows=96, window=None):
         super().__init__()
@@ -112,7 +112,8 @@ def times_seen(self, q, k, v, mask):
 
 
 def product_beside(self, q, k, v, mask):
-    """A product with as many columns as a chunk has rows is no score."""
+    """A product with as many columns as a chunk has rows is not taken for
+    scores."""
     b, h, c, d = q.shape
     square = torch.linspace(-1, 1, d * 16).view(d, 16)
     v = v + torch.matmul(v, square.expand(b, h, d, 16)).relu().sum(
@@ -125,7 +126,7 @@ EXACT = [plain, in_place, mask_first, heads_as_batch, added_to_zeros,
 
 
 def packed(length=75):
-    """Two rows with documents that end at different places."""
+    """Returns two rows with documents that end at different positions."""
     inputs = batch(2, length)
     inputs["position_ids"] = torch.stack(
         [torch.cat([torch.arange(n) for n in ends])
@@ -159,7 +160,7 @@ def test_packed_documents_are_kept_apart(session, form):
 
 @pytest.mark.parametrize("form", [where_seen, times_seen])
 def test_a_window_in_a_buffer_is_that_of_all_rows(session, form):
-    """A chunk's own corner of it looks like a causal mask."""
+    """A chunk's own part of the buffer looks like a causal mask."""
     model = written(form, window=20)
     assert abs(unstreamed(model, batch()).loss
                - unstreamed(written(form), batch()).loss) > 1e-5
@@ -181,7 +182,7 @@ def test_bf16_error_is_no_larger_than_unstreamed(session):
     assert error(got) <= 1.2 * error(own)
 
 
-# --- refused -----------------------------------------------------------------
+# --- refused operations ------------------------------------------------------
 
 def with_bias(self, q, k, v, mask):
     far = -torch.arange(k.shape[-2]).flip(0) * 0.1
@@ -228,14 +229,14 @@ def by_einsum(self, q, k, v, mask):
 
 
 def from_the_middle(self, q, k, v, mask):
-    """A part of the buffer that is not that of the first rows."""
+    """Reads a part of the buffer that does not belong to the first rows."""
     c = q.shape[-2]
     s = torch.where(self.seen[:, :, 5:5 + c, :c], scaled(q, k),
                     torch.tensor(-1e9))
     return F.softmax(s, dim=-1) @ v, None
 
 
-# A user can write these otherwise.
+# These are refused; a user can write each of them in another way.
 REFUSED = {with_bias: "'add'", with_dropout: "attention dropout of 0.3",
            head_mask: "'mul'", weights_are_used: "'mean'",
            against_itself: "'mul'", over_the_rows: "'softmax'"}
@@ -282,10 +283,11 @@ def test_attention_of_a_layer_that_runs_whole_goes_by_chunks(session):
     assert stream.stats().blocks > 0
 
 
-# --- masks that a model makes whole, by itself --------------------------------
+# --- dense masks that a model makes itself -----------------------------------
 
 class OwnMask(LlamaModel):
-    """Models of before transformers' mask functions."""
+    """Makes its own mask, as models did before transformers' mask functions.
+    """
 
     def forward(self, input_ids=None, attention_mask=None, use_cache=None,
                 **_):
@@ -299,7 +301,8 @@ class OwnMask(LlamaModel):
 
 
 def dense(self, x, padding, more=0):
-    """[B, 1, S, S + more], a window of 20, rows of padding seen by none."""
+    """Returns an additive mask [B, 1, S, S + more] with a window of 20, which
+    hides padding from all rows."""
     rows = x.shape[1]
     seen = torch.ones(rows, rows + more).tril()
     seen = (seen - seen.tril(-20))[None, None].repeat(x.shape[0], 1, 1, 1)
@@ -362,7 +365,8 @@ def test_layers_with_another_mask_made_by_the_model_run_whole(session, made,
 # --- products that only look like scores -------------------------------------
 
 class Experts(nn.Module):
-    """As wide as the chunk is long: x times their weights is [E, c, c]."""
+    """Experts as wide as a chunk is long, so that x times their weights is [E,
+    c, c]."""
 
     def __init__(self, form):
         super().__init__()
@@ -388,7 +392,8 @@ def indexed(up):
 
 @pytest.mark.parametrize("form", [gated_in_place, indexed])
 def test_a_product_with_a_weight_is_not_taken_for_scores(session, form):
-    """The probe has other chunks: there nothing looks like scores."""
+    """The probe's chunks have another length, for which nothing looks like
+    scores."""
     model = tiny("llama")
     for layer in model.model.layers:
         layer.self_attn = WrittenOut(layer.self_attn, plain)

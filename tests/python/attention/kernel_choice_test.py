@@ -1,4 +1,4 @@
-"""Which kernel computes a block: the cases of the planner's own test."""
+"""Which kernel computes a block: the cases of the planner's test."""
 
 import csv
 import pathlib
@@ -31,7 +31,7 @@ def test_the_kernel_is_the_planners(case, monkeypatch):
     monkeypatch.setattr(
         torch.nn.attention, "current_flash_attention_impl",
         lambda: {"3": "FA3", "4": "FA4"}.get(case["flash"]), raising=False)
-    # What a GPU's tensors are asked for, tensors without memory have too.
+    # The function reads only properties that tensors without memory also have.
     device = "cpu" if capability < 0 else "meta"
     dtypes = [DTYPES[name] for name in case["dtype"].split(" and ")]
 

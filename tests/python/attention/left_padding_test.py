@@ -1,5 +1,5 @@
-"""Batches padded on the left, or on both sides: rows that see no key change no
-loss and no gradient."""
+"""Batches that are padded on the left, or on both sides: rows that see no key
+change no loss and no gradient."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from support import deep
 import sluice
 
 ALWAYS = dict(quiet=True, check="always")
-LEFT, RIGHT = (37, 0), (0, 40)  # padding of each batch row of two
+LEFT, RIGHT = (37, 0), (0, 40)  # padded tokens of each of the two batch rows
 
 
 def padded(left=LEFT, right=(0, 0), counted=False):
-    """A batch with padding; `counted`: the first token after it has a label,
-    for which the last row of the padding answers."""
+    """Returns a batch with padding. With `counted` the first token after it
+    has a label, which the last row of padding predicts."""
     inputs = batch()
     mask = torch.ones_like(inputs["input_ids"])
     for row, (a, b) in enumerate(zip(left, right)):
@@ -70,8 +70,8 @@ def test_hidden_states_in_the_host(session, kind, changes):
     deep(LEFT, (0, 0)), deep((0, 0), RIGHT), (LEFT, RIGHT)])
 def test_positions_counted_from_the_mask_and_hidden_states_in_the_host(
         session, left, right):
-    """Those of a chunk cannot be counted: they are counted before, as the
-    model is found to do it."""
+    """A chunk's positions cannot be counted from its own mask. They are
+    counted in advance, in the way that the probe found the model to do it."""
     kind, changes = KINDS["learned positions, counted from the mask"]
     model, inputs = tiny(kind, **changes), padded(left, right)
     assert_same(streamed(model, session, inputs, **ALWAYS, hidden="host"),
@@ -86,8 +86,8 @@ def test_positions_counted_from_the_mask_and_hidden_states_in_the_host(
     deep("learned positions, counted from the mask", "device"),
     deep("written out", "host")])
 def test_labels_on_right_padding_are_exact(session, name, hidden):
-    """Its rows see keys, and have positions: forgotten labels are the
-    model's own business."""
+    """Rows of right padding see keys and have positions, so labels on them are
+    computed as the model does, even if the user forgot to remove them."""
     kind, changes = KINDS[name]
     model, inputs = tiny(kind, **changes), padded((0, 0), RIGHT)
     inputs["labels"] = inputs["input_ids"]
@@ -97,7 +97,7 @@ def test_labels_on_right_padding_are_exact(session, name, hidden):
 
 
 def test_positions_that_begin_behind_the_padding(session):
-    """As generation counts them; and rows that are packed too."""
+    """Positions are counted as in generation; also with packed rows."""
     model, inputs = tiny(), padded()
     positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
     for at in (positions, positions % 17):
@@ -113,8 +113,8 @@ def test_a_row_of_padding_alone(session):
 
 
 def test_rows_without_keys_have_the_output_of_torchs_attention(session):
-    """torch's attention has 0 for a row that sees nothing, and so a label of
-    such a row is exact where the model's own is torch's."""
+    """torch's attention returns 0 for a row that sees nothing. So the label of
+    such a row is exact if the model itself uses torch's attention."""
     model, inputs = tiny(), padded(counted=True)
     model.set_attn_implementation("sdpa")
     for more in ({}, {"hidden": "host"}):
@@ -127,7 +127,7 @@ def test_a_label_on_padding_is_refused_for_eager_attention(session, head):
     model, inputs = tiny(), padded(counted=True)
     eager, torchs = (unstreamed(model, inputs, attention).loss
                      for attention in ("eager", "sdpa"))
-    assert abs(eager - torchs) > 1e-5  # they are not the same number
+    assert abs(eager - torchs) > 1e-5  # the two losses differ
     stream = sluice.stream(model, session=session, chunk=16, quiet=True,
                            head=head)
     with pytest.raises(sluice.Unsupported, match="first token after padding"):

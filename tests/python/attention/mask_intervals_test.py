@@ -1,4 +1,4 @@
-"""Intervals found from mask functions, against the dense mask."""
+"""Intervals that are found from mask functions equal the dense mask."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MASKS = {
 
 
 def anywhere(length):
-    """Any row may be padding."""
+    """Returns a padding mask in which any row may be padding."""
     return torch.ones(1, length, dtype=torch.bool)
 
 
@@ -101,11 +101,12 @@ def test_pieces_are_the_mask(monkeypatch, name, chunk, least):
                 else:
                     place += mask.seen(slice(None), range(place.shape[1]),
                                        range(place.shape[2]))[:, 0]
-            assert torch.equal(times, wanted.long())  # once, and all
+            # Every pair is covered exactly once.
+            assert torch.equal(times, wanted.long())
 
 
 def through(window, rows, keys):
-    """What is seen through a window of a rectangle, [1, rows, keys]."""
+    """Returns what a window shows of a rectangle, [1, rows, keys]."""
     return window.seen(range(rows), range(keys), keys - rows, CPU)[:, 0]
 
 

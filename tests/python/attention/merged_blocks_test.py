@@ -1,5 +1,5 @@
-"""Attention by blocks joined by their log-sum-exp, against attention over all
-keys at once."""
+"""Attention by blocks that are merged by their log-sum-exp, compared with
+attention over all keys at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def inputs(heads_kv, d, dv, length, dtype=torch.float64):
 
 
 def whole(q, k, v, seen, scores, sinks=None):
-    """Attention as its definition, with autograd."""
+    """Computes attention by its definition, with autograd."""
     k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
     s = q @ k.transpose(-1, -2) * scores.scale
     if scores.softcap is not None:
@@ -50,7 +50,8 @@ def of(seen, rows, keys):
 
 
 def between(seen):
-    """The intervals of seen [B or 1, c, n]: each row sees one, or nothing."""
+    """Returns the intervals of seen [B or 1, c, n]; each row sees one interval
+    of keys, or nothing."""
     key, count = torch.arange(seen.shape[2]), seen.shape[2]
     return Between(torch.where(seen, key, count).amin(-1) + 5,
                    torch.where(seen, key, -1).amax(-1) + 5, 5)
@@ -140,8 +141,8 @@ def test_a_causal_block_is_the_same_in_strips(count):
         torch.testing.assert_close(gradient, wanted)
 
 
-# Some rows of one group of heads, or all of both, or of one batch row, or one
-# row with larger scores.
+# The room is for some rows of one group of heads, all rows of both groups, or
+# one batch row; the smallest is too small for one row.
 @pytest.mark.parametrize("room", [1, 40, 300, 2000, 5000, 1 << 20])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "behind", "blind",
@@ -161,7 +162,8 @@ def test_whole_scores_are_the_same_in_strips(monkeypatch, room, softcap, mask):
         "each its own": (None, (key <= at) & (key >= at - 3) & (at != 4)),
     }[mask]
     if told is None:
-        seen = torch.stack([seen, key <= at])  # by batch row
+        # A different mask for each batch row.
+        seen = torch.stack([seen, key <= at])
         told = between(seen)
     torch.manual_seed(0)
     q, k, v = (torch.randn(B, heads, count, width, dtype=torch.float64)
@@ -171,7 +173,8 @@ def test_whole_scores_are_the_same_in_strips(monkeypatch, room, softcap, mask):
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     every = seen.view(-1, 1, rows, keys).expand(B, H, -1, -1)
     some = every.any(-1, keepdim=True)
-    # The softmax of rows that see nothing is not a number: let them see all.
+    # The softmax of rows that see nothing is NaN, so these rows see all keys
+    # here.
     expected = whole(*leaves, every | ~some, scores) * some
     do = torch.randn_like(expected)
     o, lse = blocks.forward(q, k, v, told, scores)
@@ -199,7 +202,7 @@ def test_a_strips_bytes_are_bounded_for_any_chunk(shape, element):
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_memory_does_not_depend_on_the_chunk(monkeypatch, softcap):
-    """What is held at once, beside what comes in and goes out."""
+    """Measures the peak memory without inputs and outputs."""
     monkeypatch.setattr(whole_scores, "BYTES", 1 << 18)
     scores, counter = blocks.Scores(0.4, softcap), counting.Counter()
 
@@ -210,12 +213,12 @@ def test_memory_does_not_depend_on_the_chunk(monkeypatch, softcap):
         peak = counter.peak_bytes - before
         return found, peak - sum(t.nbytes for t in found)
 
-    for rows in (512, 2048):  # 4 and 64 MiB of scores
+    for rows in (512, 2048):  # all scores would take 4 and 64 MiB
         q, k, v = inputs(2, 8, 4, rows, torch.float32)
         found, forward = most(blocks.forward, q, k, v)
         _, backward = most(blocks.backward, torch.ones_like(found[0]), q, k, v,
                            *found)
         capped = softcap is not None
-        # And half a tensor more: what is seen, the strip's own q, k, v.
+        # Half of BYTES more is for the mask and the strip's copies of q, k, v.
         assert forward <= (1.5 + capped) * whole_scores.BYTES, forward
         assert backward <= (2.5 + capped) * whole_scores.BYTES, backward

@@ -1,5 +1,5 @@
-"""The meaning of a call's position_ids together with a cache and a mask: in
-transformers all three decide between documents and one sequence."""
+"""The meaning of a call's position_ids depends on a cache and a mask: in
+transformers all three decide whether rows are documents or one sequence."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ POSITIONS = {
     "one row": ROW[None],
     "from elsewhere": (ROW + 9).expand(2, -1),
     "documents": DOCUMENTS.expand(2, -1),
-    "skipped": SKIPPED.expand(2, -1),  # as PoSE does
+    "skipped": SKIPPED.expand(2, -1),  # positions with gaps, as in PoSE
     "skipped in one": torch.stack([ROW, SKIPPED]),
     "of nothing in one": torch.stack([DOCUMENTS, 0 * ROW]),
     "padded on the left": torch.stack([ROW, (ROW - 13).clamp(min=0)]),
     "padded on the right": torch.cat([ROW[:60], 0 * ROW[:15]]).expand(2, -1),
     "both": torch.cat([ROW[:30], ROW[:20], ROW[:25] + 300]).expand(2, -1),
 }
-# A mask of ones and a loss of one's own are crossed with some of the others.
+# A mask of ones and the user's own loss are combined only with some of the
+# others.
 CALLS = [
     call if call[1] is None or (call[2], call[3]) == (False, "loss")
     else deep(*call) for call in itertools.product(
@@ -53,7 +54,7 @@ def call(positions, use_cache, masked, what):
 
 
 class OwnLoss(nn.Module):
-    """A loss of one's own, of what the decoder answers."""
+    """The user's own loss, computed from the decoder's output."""
 
     def __init__(self, model):
         super().__init__()
@@ -70,7 +71,8 @@ def called(model, what):
 
 @pytest.fixture(scope="module")
 def streamed():
-    """One model for all calls: what one leaves behind, the next would show."""
+    """One model for all calls, so that state which a call leaves behind shows
+    in the next call."""
     model = tiny()
     stream = sluice.stream(model, chunk=16, quiet=True)
     yield model
@@ -81,10 +83,12 @@ def streamed():
 def test_gradients_are_the_models_own_or_the_call_is_refused(
         streamed, positions, use_cache, masked, what):
     inputs = call(positions, use_cache, masked, what)
-    makes_cache = use_cache is not False  # as these models are configured
+    # The default of these models' configuration.
+    makes_cache = use_cache is not False
     if makes_cache and not masked and positions in (
             "documents", "padded on the right"):
-        inputs["use_cache"] = False  # what is promised of them
+        # The documented meaning of these positions.
+        inputs["use_cache"] = False
     own = unstreamed(called(tiny(), what), inputs)
     inputs = call(positions, use_cache, masked, what)
     if makes_cache and not masked and positions in (

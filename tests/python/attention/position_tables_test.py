@@ -1,5 +1,5 @@
-"""Layers that index a table with their positions run whole, where that is not
-declared."""
+"""Layers that index a table with their positions run whole, unless the table
+is declared in `rows`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from torch import nn
 
 import sluice
 
-WIDTH = 8  # of a head
+WIDTH = 8  # width of a head
 
 
 def table_of(length: int, base: float = 10_000.0) -> tuple:
-    """(cos, sin), each [length, WIDTH]."""
+    """Returns (cos, sin), each [length, WIDTH]."""
     at = base ** (-torch.arange(0, WIDTH, 2) / WIDTH)
     angles = torch.outer(torch.arange(length), at)
     angles = torch.cat((angles, angles), -1)
@@ -35,14 +35,14 @@ def table_of(length: int, base: float = 10_000.0) -> tuple:
 
 
 class Tables(nn.Module):
-    """In the place of a model's rotary embedding: a table for all rows."""
+    """Replaces a model's rotary embedding; returns a table of all rows."""
 
     def forward(self, x, position_ids):
         return table_of(int(position_ids.max()) + 1)
 
 
 class Indexing(Wrapper):
-    """A layer around another, which indexes the table it is given."""
+    """Wraps a layer and indexes the table that it is given."""
 
     def forward(self, hidden_states, attention_mask=None, position_ids=None,
                 position_embeddings=None, **rest):
@@ -56,8 +56,8 @@ class Indexing(Wrapper):
 
 
 class Grown(nn.Module):
-    """A table that is kept, and is made anew for a longer sequence; `base`
-    is that of a sequence of so many rows."""
+    """A stored table, which is computed again for a longer sequence. `base`
+    maps a sequence's length to its base."""
 
     def __init__(self, rows, base=lambda rows: 10_000.0):
         super().__init__()
@@ -77,7 +77,7 @@ class Grown(nn.Module):
 
 
 class Asking(Indexing):
-    """Asks a module of its own for the table."""
+    """Gets the table from its own module."""
 
     def __init__(self, inner, table):
         super().__init__(inner)
@@ -102,7 +102,8 @@ def indexing():
     return model
 
 
-# With the last the probe, which has 70 rows, would not see that it is chunks'.
+# The last one's table depends on the number of rows only above 90, which the
+# probe's 70 rows do not show.
 @pytest.mark.parametrize("model", [
     indexing, *(lambda rows=rows: asking(rows) for rows in (512, 75, 30)),
     lambda: asking(16, base=lambda rows: 10_000.0 * max(1, rows / 90))],
@@ -118,7 +119,7 @@ def test_layers_that_index_a_table_run_whole(session, model):
 
 
 class Viewing(Wrapper):
-    """Is told how many rows it is given, which is no length of a table."""
+    """Receives a number of rows, which is not the length of a table."""
 
     def forward(self, x, seq_len=None):
         return self.inner(x.view(-1, seq_len, x.shape[-1]))
@@ -138,7 +139,7 @@ def test_a_module_receives_its_own_row_positions_only(session):
 
 
 class Indexed(Wrapper):
-    """titan's layer, which picks its rows of the table by itself."""
+    """titan's layer, which indexes the table by itself."""
 
     def forward(self, x, freqs_cis, positions):
         return self.inner(x, freqs_cis[positions])

@@ -1,4 +1,4 @@
-"""Finding the programs, and starting a daemon."""
+"""How the package finds the programs and starts a daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.native.daemon import find_programs
 
 MIB = 1 << 20
 
-# --- what is found ---------------------------------------------------------
+# --- finding the programs --------------------------------------------------
 
 
 def test_the_named_folder_wins_and_is_not_mixed_with_others(
@@ -57,7 +57,7 @@ def test_the_import_loads_no_transformers():
     assert ran.stdout == "False\n", ran.stderr
 
 
-# --- how it starts ---------------------------------------------------------
+# --- starting a daemon -----------------------------------------------------
 
 
 def test_a_closed_daemon_leaves_no_process_and_no_folder():

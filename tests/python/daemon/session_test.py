@@ -1,4 +1,4 @@
-"""Sessions: limits, reports and leases, and every way to end."""
+"""Sessions: limits, reports and leases, and every way a session can end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def first_byte(region):
 
 
 def status_of(daemon):
-    """`sluicectl status --json`."""
+    """Returns `sluicectl status --json` as an object."""
     told = subprocess.run(
         [os.path.join(os.environ["SLUICE_BIN_DIR"], "sluicectl"), "--socket",
          daemon.socket, "status", "--json"],
@@ -37,7 +37,7 @@ def status_of(daemon):
     return json.loads(told.stdout)
 
 
-# --- what it tells ---------------------------------------------------------
+# --- limits and reports ----------------------------------------------------
 
 
 def test_limits_are_the_nodes_in_bytes(session):
@@ -158,7 +158,7 @@ def test_a_killed_daemon_leaves_memory_and_copies_but_no_new_lease(
     assert raised.value.status is Status.UNAVAILABLE
 
 
-# --- what is refused -------------------------------------------------------
+# --- refusals --------------------------------------------------------------
 
 
 def test_a_socket_without_a_daemon_is_one_line_with_its_path(tmp_path):
@@ -209,7 +209,8 @@ def test_a_forked_child_gets_a_clear_error_and_ends(daemon):
             session.close()
             os._exit(0 if "forked child" in error.line else 2)
     assert os.waitpid(child, 0)[1] == 0
-    session.lease_host(MIB).free()  # the child closed nothing of ours
+    # The child process has closed nothing of this session.
+    session.lease_host(MIB).free()
     session.close()
 
 
@@ -253,7 +254,7 @@ COPIES = """
     "session.close()",
     "del host, gpu, engine, session",
     "engine.stop(); host.free(); gpu.free(); session.close()",
-    # A cycle: the collector may run their finalizers in any order.
+    # In a reference cycle the collector may run finalizers in any order.
     "host.me = [host, gpu, engine, session]; session.me = host.me; "
     "del host, gpu, engine, session; gc.collect()",
     "raise SystemExit(0)",

@@ -1,5 +1,5 @@
-"""A session that names no daemon: which one it takes, which rank it is, and
-that nothing of a daemon of the user's stays."""
+"""A session that names no daemon: which daemon it uses, which rank it is, and
+that a user's own daemon leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ TELLS = """
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folder of a user without a daemon; at the end none is left."""
+    """The folder of a user without a daemon. At the end of a test no daemon is
+    left."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(user_daemon, "NODES_OWN", str(tmp_path / "none"))
@@ -172,14 +173,14 @@ def test_a_job_of_slurms_has_its_own(folder):
       "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x", "MASTER_PORT": "29"},
      Place(9, 16, 1, 8, "python-x-29")),
     ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, 1, None, "python")),
-    # Third of three nodes, which has fewer tasks.
+    # The third of three nodes, which has fewer tasks than the others.
     ({"SLURM_PROCID": "8", "SLURM_STEP_NUM_TASKS": "9", "SLURM_LOCALID": "0",
       "SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "2",
       "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
      Place(8, 9, 0, 1, "python-7-0")),
     # A batch script is one process, however many tasks the job has.
     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}, Place()),
-    # torchrun in a step of one task.
+    # torchrun in a job step of one task.
     ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "RANK": "3",
       "WORLD_SIZE": "4", "LOCAL_RANK": "3"}, Place(3, 4, 3, None, "python")),
     ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4",
@@ -261,7 +262,7 @@ def test_torchrun_runs_the_readmes_lines_with_one_daemon(folder, tmp_path):
             env=environment(), text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT)
 
-    for run_of in [torchrun("a"), torchrun("b")]:  # beside each other
+    for run_of in [torchrun("a"), torchrun("b")]:  # both runs at the same time
         said, _ = run_of.communicate(timeout=250)
         assert run_of.returncode == 0, said
     jobs = []
@@ -308,7 +309,7 @@ def test_ranks_of_a_node_with_two_daemons_are_refused(
     first, second = daemon.socket, daemon_of_the_file.socket
     said = torchrun(first, second).stdout.splitlines()
     assert len(said) == 1 and first in said[0] and second in said[0], said
-    other = tmp_path / "other"  # the same daemon by another path
+    other = tmp_path / "other"  # another path to the same daemon
     other.symlink_to(os.path.dirname(first))
     ran = torchrun(first, str(other / "session.sock"))
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr

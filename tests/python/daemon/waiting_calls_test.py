@@ -1,4 +1,4 @@
-"""Blocking calls, each on a thread of its own."""
+"""Blocking calls that run on their own threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def no_threads_left(thread):
     raise RuntimeError("can't start new thread")
 
 
-# Wrong once: the call counted as running for ever, and close() left the session
-# open.
+# Guards against a call that counts as running for ever, so that close() leaves
+# the session open.
 def test_a_session_ends_though_no_thread_could_be_started(monkeypatch):
     closed = []
     calls = Calls(closed.append)

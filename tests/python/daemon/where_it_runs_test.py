@@ -1,5 +1,5 @@
-"""Where a private daemon starts: namespaces, cgroups, /proc and system libraries
-that are not a plain machine's."""
+"""A private daemon starts in unusual environments: namespaces, cgroups, /proc
+and system libraries that differ from a plain machine's."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ COPIES = """
 
 
 def run_in(*words, needs=None, code=COPIES):
-    """The outcome of `code` as `words` start it: `unshare` with its options, or
-    a shell that ends with exec "$@". Skips where the machine forbids that."""
+    """Runs `code` through `words`: `unshare` with its options, or a shell that
+    ends with exec "$@". Skips the test where the machine forbids that."""
     if needs == "root" and os.geteuid() != 0:
         pytest.skip("needs root")
     ran = subprocess.run(
@@ -45,7 +45,8 @@ def run_in(*words, needs=None, code=COPIES):
 
 
 def in_mounts(script):
-    """Words for run_in: after `script` in a mount namespace of its own."""
+    """Returns words for run_in that first run `script` in a new mount
+    namespace."""
     return ["unshare", "--mount", "sh", "-c", script + ' && exec "$@"', "sh"]
 
 
@@ -54,7 +55,8 @@ def in_mounts(script):
 
 @pytest.mark.parametrize("map_to", ["--map-root-user", "--map-current-user"])
 def test_it_starts_where_the_namespace_maps_its_user_only(map_to):
-    """As in Apptainer and bwrap; root's /tmp is there a stranger's."""
+    """As in Apptainer and bwrap, where root's /tmp belongs to an unknown user.
+    """
     if map_to == "--map-current-user" and os.geteuid() == 65534:
         pytest.skip("a user who looks like one that is not mapped")
     ran = run_in("unshare", "--user", map_to)
@@ -93,7 +95,7 @@ def test_it_starts_where_a_sandbox_refuses_pidfds_or_says_so():
 
 
 def cgroups(root, membership, **files):
-    """A folder laid out as /proc and /sys/fs/cgroup are."""
+    """Makes a folder laid out like /proc and /sys/fs/cgroup."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(membership)
     for name, text in files.items():
@@ -132,7 +134,8 @@ def test_a_containers_mount_begins_at_its_own_group(tmp_path):
            "memory/step/memory.limit_in_bytes": 64 * MIB})
     assert available_bytes(root) == 64 * MIB
     (tmp_path / "sys/fs/cgroup/memory/step/memory.limit_in_bytes").unlink()
-    assert available_bytes(root) == 96 * MIB  # the limit of one above the mount
+    # The limit of a group above the mount.
+    assert available_bytes(root) == 96 * MIB
 
 
 def test_no_limit_and_a_full_group(tmp_path):
@@ -144,7 +147,7 @@ def test_no_limit_and_a_full_group(tmp_path):
 
 
 def test_a_private_daemon_keeps_to_the_limit_of_a_group_above():
-    """On the machine's own /sys/fs/cgroup."""
+    """Uses the machine's own /sys/fs/cgroup."""
     folder = next((folder for folder in ("/sys/fs/cgroup/memory",
                                          "/sys/fs/cgroup")
                    if os.access(folder + "/cgroup.procs", os.W_OK)), None)
@@ -183,8 +186,8 @@ def elf_hash(name):
 
 
 def needing(path, old, new, made):
-    """A copy of a program or library that needs another version of a system's
-    library."""
+    """Makes a copy of a program or library that needs another version of a
+    system library."""
     data = pathlib.Path(path).read_bytes()
     assert data.count(old) == 1 and data.count(elf_hash(old)) == 1
     made.write_bytes(data.replace(old, new).replace(elf_hash(old),

@@ -1,5 +1,6 @@
-"""State changed between a forward and its backward: the gradient is that of
-the forward, as in autograd, or the backward names the change."""
+"""State that changes between a forward and its backward: the gradient is that
+of the forward, as in autograd, or the backward raises an error that names the
+change."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ SQUARE = dict(num_key_value_heads=4, intermediate_size=32)
 
 
 class Scaled(Wrapper):
-    """Times an attribute, what a dictionary says, and a buffer."""
+    """Multiplies by an attribute, by entries of a dictionary, and by a buffer.
+    """
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -48,7 +50,8 @@ def scaled():
 
 
 def gradients(model, change):
-    """One step's gradients; change(each MLP's Scaled) runs before backward."""
+    """Returns the loss and gradients of one step; calls change(the MLP's
+    Scaled) for each layer before the backward."""
     model.zero_grad()
     loss = model(**batch()).loss
     for layer in model.model.layers:
@@ -123,7 +126,8 @@ def add_module(mlp):
     add_hook, deep(add_hook_before), add_backward_hook, remove_hook,
     replace_module, deep(add_module)])
 def test_replays_use_the_modules_and_hooks_of_the_forward(session, change):
-    """Nothing is compared; in the second step some products are skipped."""
+    """Covers check="off", and a second step in which some products are
+    skipped."""
     def prepared():
         model = scaled()
         for layer in model.model.layers:
@@ -184,7 +188,7 @@ def test_adapters_that_come_before_a_backward_change_nothing(session):
 
 
 def unstreamed_twin(model):
-    """What a copy with the forwards of the classes makes of it."""
+    """Runs a copy of the model that has the forwards of its classes."""
     twin = copy.deepcopy(model)
     for module in twin.modules():
         vars(module).pop("forward", None)
@@ -217,7 +221,7 @@ FACTOR = [1.0]
 
 
 class Elsewhere(Wrapper):
-    """Reads what is no plain attribute of its own."""
+    """Reads values that are no plain attributes of its own."""
 
     factor = 1.0
 
@@ -262,7 +266,7 @@ def test_a_change_elsewhere_is_named_in_any_step(session, change, named):
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     mlps = [layer.mlp for layer in model.model.layers]
     for _ in range(3):
-        model(**batch())  # no backward: no step that was checked
+        model(**batch())  # without a backward this is not a checked step
         loss = model(**batch()).loss
         for mlp in mlps:
             change(mlp, -1.0)
@@ -296,7 +300,7 @@ def test_a_buffer_is_summed_once_per_version(monkeypatch):
 
 
 def test_a_change_that_is_not_found_is_blamed_on_nothing(session):
-    factor = [1.0]  # of a closure
+    factor = [1.0]  # a cell of a closure
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     for layer in model.model.layers:
@@ -335,7 +339,7 @@ def test_changed_contents_are_detected(session, change, name):
 
 
 def test_a_buffer_rewritten_with_the_same_values_is_unchanged(session):
-    """As DDP writes it before each forward."""
+    """DDP writes buffers like this before each forward."""
     def write(mlp):
         mlp.times.copy_(mlp.times.clone())
 
@@ -359,7 +363,7 @@ def test_the_same_values_in_another_order_are_a_change(session):
 
 
 def freeze_others(model):
-    """What is trained in forward, and another of the same shapes."""
+    """Changes which of two parameters of the same shape is trained."""
     for layer in model.model.layers:
         attention = layer.self_attn
         attention.q_proj.weight.requires_grad_(True)
@@ -367,7 +371,7 @@ def freeze_others(model):
 
 
 def test_gradients_go_to_the_parameters_trained_at_the_forward(session):
-    """k has k's gradient, though q is trained by now and o is not."""
+    """k gets its gradient although q is trained and o is frozen by then."""
     def step(model):
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight.requires_grad_(False)
@@ -413,7 +417,7 @@ def test_a_backward_uses_its_forwards_adapter(session):
 
 
 def on_parameters(*more):
-    """PEFT puts such adapters on as parametrizations, in each forward."""
+    """PEFT adds such adapters as parametrizations in each forward."""
     torch.manual_seed(0)
     return get_peft_model(tiny("mixtral", num_local_experts=4), LoraConfig(
         r=4, target_modules=["q_proj"], target_parameters=[
@@ -422,7 +426,8 @@ def on_parameters(*more):
 
 
 def test_adapters_on_parameters_are_exact(session):
-    """Two forwards, a generation and both backwards; then everything trains."""
+    """Runs two forwards, a generation and both backwards; then trains
+    everything."""
     def steps(model):
         model.zero_grad()
         first, second = (model(**batch(seed=seed)).loss for seed in (1, 2))

@@ -1,5 +1,5 @@
 """Streamed steps on torch's CUDA device, on the fake driver and its race
-detector (tests/fake_cuda), which finds each removed wait. It proves nothing
+detector (tests/fake_cuda), which finds each removed wait. This proves nothing
 about a GPU."""
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def test_a_step_is_the_models_own_and_ordered(node, what):
     assert node.take_findings() == ""
 
 
-# Of a speed that daemons grant; the fakes copy as fast as they can.
+# A link speed that makes the daemon grant copies; the fakes copy as fast as
+# they can.
 LINK = """
 [cuda]
 links = [{name = "pci-0000:3a:00.0", h2d_bytes_per_s = 3e8, d2h_bytes_per_s = 3e8}]
@@ -38,7 +39,8 @@ links = [{name = "pci-0000:3a:00.0", h2d_bytes_per_s = 3e8, d2h_bytes_per_s = 3e
                          ids=["limited"])
 @pytest.mark.parametrize("what", ["ahead", "deadlines", "waits"])
 def test_the_host_does_not_wait_for_copies_that_need_grants(node, what):
-    """It is four chunks ahead, and learns deadlines by the GPU's clock."""
+    """The host runs four chunks ahead, and deadlines follow the GPU's clock.
+    """
     node.jitter_us = 5000
     ran = node.run("cuda_step.py", what)
     print(ran.stdout)
@@ -66,7 +68,8 @@ def test_a_model_that_is_elsewhere_is_refused(node):
 
 
 def test_a_process_ends_without_findings(node):
-    """The last calls came after what they use of their thread was destroyed."""
+    """Its last calls come after thread-local objects that they use were
+    destroyed."""
     ran = node.start("cuda_exit.py")
     assert ran.returncode == 0, ran.stderr
     assert node.take_findings() == ""

@@ -1,5 +1,5 @@
-"""The user's own decoder layers, without transformers: exact, or refused in
-stream() if there is a sample and in the first call if not."""
+"""The user's own decoder layers, without transformers: exact, or refused. With
+a sample, stream() refuses them; without one, the first call does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_gradients_are_the_models_own(session, sample, repeats):
     assert stats.steps == 2 and stats.blocks > 0 and stats.host_bytes == 0
     layers, kv, heads = 2, 32 if repeats else 16, 4
     per_row = layers * (4 * 32 + 2 * 4 * kv + 4 * 32 + 4 * heads)
-    last = 100 - 6 * 16  # rows of the last chunk: its sums are never kept
+    last = 100 - 6 * 16  # rows of the last chunk; its sums are never kept
     assert stats.host_peak_bytes == 2 * (100 * (per_row + 8 * kv)
                                          - last * 8 * kv)
     stream.unstream()
@@ -60,8 +60,8 @@ DOCUMENTS = torch.block_diag(torch.ones(30, 30), torch.ones(70, 70)).tril(
 @pytest.mark.parametrize("sample", [True, False], ids=["sample", "first call"])
 @pytest.mark.parametrize("mask", [WINDOW, DOCUMENTS], ids=["window", "packed"])
 def test_layers_are_given_a_mask(session, sample, mask):
-    """The probe was given what stands for a mask in another step, which says
-    nothing, and refused all that are not causal."""
+    """Guards against probing with another step's tensor in place of the mask,
+    which refused all masks that are not causal."""
     model, ids = titan(), tokens(2, 100)
     model.mask = mask
     expected = graded(copy.deepcopy(model), ids)
@@ -74,7 +74,7 @@ def test_layers_are_given_a_mask(session, sample, mask):
 
 @pytest.mark.parametrize("repeats", [True, False], ids=["repeat", "gqa"])
 def test_hidden_states_in_the_host(session, repeats):
-    """Between the layers, all but the chunks that are worked on."""
+    """Between the layers only the chunks in use are on the device."""
     model = titan(repeats=repeats, layers=3)
     expected = graded(copy.deepcopy(model), tokens(2, 96))
     stream = streamed(model, session, check="always", hidden="host")
@@ -117,7 +117,7 @@ def test_unsupported_hidden_states_on_host_are_refused(session, given, word):
 
 
 class Shift(Wrapper):
-    """Hands each token's features to the next one."""
+    """Adds each token's features to the next token."""
 
     def forward(self, x):
         return self.inner(x) + F.pad(x, (0, 0, 1, -1))
@@ -145,7 +145,7 @@ def test_row_mixing_layers_run_whole_from_the_first_call_without_a_sample(
     model = shifting()
     expected = graded(copy.deepcopy(model), tokens())
     stream = streamed(model, session, sample=False)
-    model(tokens(2, 40))  # too short to show anything, and not streamed
+    model(tokens(2, 40))  # too short for the check, and not streamed
     assert stream.stats().blocks == 0 and not stream.whole
     assert_same(graded(model, tokens()), expected)
     assert [count for _, count in stream.whole] == [1]

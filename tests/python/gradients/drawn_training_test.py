@@ -1,8 +1,8 @@
-"""Training that a seed draws (draws.py) gives the plain model's losses and
-gradients, or is refused by name.
+"""Randomly drawn training (draws.py) has the plain model's losses and
+gradients, or is refused with an error that names the reason.
 
-SLUICE_DRAWS=FIRST:COUNT chooses the draws; each has its number in what fails,
-and `python draws.py --draw NUMBER` repeats it.
+SLUICE_DRAWS=FIRST:COUNT chooses the draws. A failure contains the draw's
+number, and `python draws.py --draw NUMBER` repeats the draw.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ FIRST, COUNT = map(int, os.environ.get("SLUICE_DRAWS", "0:12").split(":"))
 
 def test_drawn_training_equals_the_plain_models():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of hooks that run per chunk
+        warnings.simplefilter("ignore")  # about hooks that run per chunk
         report = draws.run_all(range(FIRST, FIRST + COUNT))
     assert not report.failures, "\n".join(report.failures)
-    # A stream that refused everything would be right, too.
+    # A stream that refused every draw would pass otherwise.
     assert report.compared > 3 * report.refused, (report, report.said)
 
 
 def test_a_gradient_that_is_silently_wrong_is_found(monkeypatch):
-    """As a stream would give it that trains a frozen weight's double."""
+    """Simulates a stream with gradients that are 1 % too large."""
     def wrong(trainee, step, threads):
         losses = right(trainee, step, threads)
-        if threads:  # the streamed one
+        if threads:  # only for the streamed model
             next(p for p in trainee.base.parameters()
                  if p.grad is not None).grad.mul_(1.01)
         return losses

@@ -1,5 +1,5 @@
-"""Hidden states in host memory: the same training without a [B, S, H] tensor
-on the device, and embeddings and heads that run by chunks."""
+"""Hidden states in host memory: results are the same without a [B, S, H]
+tensor on the device, and embeddings and heads run by chunks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hidden(request):
     return request.param
 
 
-# On the device stream_test has the same.
+# stream_test covers hidden states on the device.
 in_host = pytest.mark.parametrize("hidden", [deep("device"), "host"])
 
 
@@ -84,7 +84,7 @@ def test_host_bytes_are_the_formulas(session):
 
 
 class Largest(TorchDispatchMode):
-    """The largest storage of what torch computes inside."""
+    """Records the largest storage that torch computes while it is active."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,8 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("hidden,rows", [("host", 0.55), ("device", 1.0)])
 def test_no_tensor_has_more_rows(session, hidden, rows):
-    """Beside what finds masks, 33 keys a row in int64 at a time."""
+    """The limit is a little more than mask detection allocates: 33 keys a row
+    in int64."""
     model, tokens = tiny(hidden_size=128, head_dim=8), 256
     sluice.stream(model, session=session, chunk=16, hidden=hidden)
     inputs = batch(1, tokens)
@@ -119,7 +120,7 @@ def test_rotary_embeddings_that_remember_lengths(session, hidden):
     for length in (40, 90, 70, 30, 75):
         inputs = batch(length=length, seed=length)
         assert_same(run(model, inputs), run(twin, inputs))
-    # Both shorter and longer ones come between a forward and its backward.
+    # Both shorter and longer batches come between a forward and its backward.
     for lengths in ((40, 90), (90, 30), (30, 75, 40)):
         found = [losses(each, lengths) for each in (model, twin)]
         assert_same(*found)
@@ -127,7 +128,7 @@ def test_rotary_embeddings_that_remember_lengths(session, hidden):
 
 
 def losses(model, lengths):
-    """One backward of several forwards."""
+    """Runs several forwards and one backward of their sum."""
     model.zero_grad()
     loss = sum(model(**batch(length=n, seed=n)).loss for n in lengths)
     loss.backward()
@@ -136,7 +137,7 @@ def losses(model, lengths):
 
 
 def test_dropout_after_the_embedding(session, hidden):
-    """Its gradient is that of what it drew."""
+    """The gradient is that of the drawn dropout."""
     kind, changes = KINDS["learned positions"]
     model, inputs = tiny(kind, **{**changes, "embd_pdrop": 0.3}), batch()
     sluice.stream(model, session=session, chunk=16, hidden=hidden,
@@ -187,7 +188,7 @@ def test_accumulation_and_hooks(session, hidden):
 
 
 def test_a_custom_loss_has_the_models_gradients(session, hidden):
-    """Without labels the hidden states are a tensor of the device."""
+    """Without labels the hidden states are a tensor on the device."""
     def losses(model):
         ids = batch()["input_ids"]
         F.cross_entropy(model(ids, use_cache=False).logits[:, :-1].flatten(
@@ -213,7 +214,7 @@ def test_a_custom_loss_has_the_models_gradients(session, hidden):
 def test_an_exception_gives_everything_back(session, hidden, where, at):
     model, inputs, calls = tiny(), batch(), []
     if where == "model.embed_tokens" and hidden == "device":
-        at = min(at, 4)  # it is called for four chunks at once
+        at = min(at, 4)  # there it is called for four chunks at once
 
     def fail(*_):
         calls.append(1)
@@ -245,7 +246,7 @@ def test_a_forward_without_backward(session, hidden):
 
 
 class MixesRows(nn.Embedding):
-    """An embedding that a chunk alone cannot compute."""
+    """An embedding that cannot be computed for a chunk alone."""
 
     def forward(self, ids):
         return super().forward(ids) + self.weight[ids].mean(1, keepdim=True)
@@ -258,7 +259,8 @@ def mixing(model):
 
 
 def counting(model):
-    """Between two layers; the probe of a layer does not see it."""
+    """Changes the output between layers and head, where a layer's probe does
+    not look."""
     model.model.norm.register_forward_hook(
         lambda m, a, y: y * (1 + y.shape[1] / 100))
 
@@ -294,7 +296,8 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_unsupported_calls_are_refused_on_host_and_run_whole_on_device(
         session, name):
-    """In the host it is refused, on the device the ends run whole."""
+    """With hidden="host" the call is refused; with "device" embedding and head
+    run whole."""
     model, inputs = tiny(), batch()
     stream = sluice.stream(model, session=session, chunk=16, hidden="host")
     inputs.update(CALLS[name](model))
@@ -319,7 +322,7 @@ def test_embeddings_from_the_caller(session):
 
 
 def test_bf16(session):
-    """Its error against fp32 is that of hidden states on the device."""
+    """The error against fp32 is that of hidden states on the device."""
     model = tiny().to(torch.bfloat16)
     wide = tiny()
     wide.load_state_dict(model.state_dict())

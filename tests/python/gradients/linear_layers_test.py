@@ -1,5 +1,5 @@
 """Linear layers in replays: each gradient is torch's, and weight gradients are
-added inside the product."""
+accumulated inside the product."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SHAPES = [(7, 5), (1, 5), (5,), (2, 3, 5), (2, 1, 3, 5), (0, 5), (2, 0, 5)]
 
 
 def inputs(shape, dtype, count=3, seed=0):
-    """Some x, one per chunk."""
+    """Returns one x per chunk."""
     draw = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype)
             for _ in range(count)]
 
 
 def chunks(layer, xs, of=lambda y: y, patched=True):
-    """Sum of gradients of the parameters, and the gradient of each x, of
-    backwards chunk by chunk."""
+    """Runs backward chunk by chunk. Returns the summed gradients of the
+    parameters, then the gradient of each x."""
     layer, found = copy.deepcopy(layer), []
     with linears.in_place(layer.modules() if patched else ()):
         for x in xs:
@@ -58,7 +58,7 @@ def test_gradients_are_torchs(shape, bias, dtype, count):
 
 
 def test_narrow_sums_are_wide():
-    """Gradients in bf16 are summed in fp32, which no product adds to."""
+    """Gradients in bf16 are summed in fp32, which a product cannot add to."""
     layer = nn.Linear(5, 3, dtype=torch.bfloat16)
     gradients = Gradients(slots(layer))
     xs = inputs((4, 5), torch.bfloat16)
@@ -94,7 +94,7 @@ def test_gradients_of_views(view, of):
 
 
 class Twice(nn.Module):
-    """One weight in two products, and beside them."""
+    """Uses one weight in two products, and outside of products."""
 
     def __init__(self):
         super().__init__()
@@ -115,7 +115,7 @@ class Maps(nn.Module):
 
 
 class Cuts(nn.Module):
-    """Inner gradients are of the weight too."""
+    """Its backward computes gradients of its weight, too."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +126,7 @@ class Cuts(nn.Module):
 
 
 class Inner(torch.autograd.Function):
-    """As in layers that compute again by themselves."""
+    """Recomputes a layer in its own backward."""
 
     @staticmethod
     def forward(ctx, x, layer, *parameters):
@@ -145,7 +145,7 @@ class Inner(torch.autograd.Function):
 
 
 class Doubles(nn.Module):
-    """A hook on the weight that the forward sees."""
+    """Registers a hook on the weight's gradient in its forward."""
 
     def __init__(self):
         super().__init__()
@@ -205,7 +205,8 @@ def test_autocast_is_torchs():
 
 
 class Adding(TorchDispatchMode):
-    """Counts what is added in place to tensors of these shapes."""
+    """Counts additions to tensors of these shapes, inside products and
+    separate."""
 
     def __init__(self, shapes):
         super().__init__()
@@ -227,7 +228,7 @@ def test_a_streams_gradients_are_added_inside_their_products(session):
     expected = unstreamed(model, inputs)
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     try:
-        for _ in range(2):  # the second with products that are left out
+        for _ in range(2):  # the second time some products are skipped
             with Adding(shapes) as adding:
                 found = run(model, inputs)
             assert_same(found, expected)

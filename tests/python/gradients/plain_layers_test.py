@@ -1,5 +1,6 @@
-"""Layers that fit on the device run plain: the plain model's gradients in every
-mixture with streamed ones, within `hbm=` bytes, and nothing is computed again."""
+"""Layers that fit on the device run plain, without recomputation. Every
+mixture with streamed layers has the plain model's gradients, within `hbm=`
+bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ KINDS = {
 
 
 class Rows:
-    """How many times each layer's MLP has computed each row, per step."""
+    """Counts how many times each layer's MLP computes each row, per step."""
 
     def __init__(self, model: nn.Module):
         self.counts = [0.0] * len(model.model.layers)
@@ -53,7 +54,7 @@ def model_of(kind: str = "llama", **changes) -> nn.Module:
 
 def kept(session: sluice.Session, model: nn.Module, inputs: dict
          ) -> int:
-    """Bytes that all layers keep, plain."""
+    """Returns the bytes that all layers keep if they run plain."""
     stream = sluice.stream(model, session=session, chunk=16, hbm=ENOUGH,
                            quiet=True)
     run(model, inputs)
@@ -67,14 +68,15 @@ def kept(session: sluice.Session, model: nn.Module, inputs: dict
 
 
 def room_for(count: int, of_all: int, eager: bool = True) -> int:
-    """`hbm=` for so many layers, each with the room to compute in."""
+    """Returns the `hbm=` for `count` plain layers and the memory to compute
+    one."""
     return (count + 1 + eager) * of_all // LAYERS
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", range(LAYERS + 1))
 def test_each_mixture_has_the_plain_models_gradients(session, kind, count):
-    """With padding, too, and losses of routers."""
+    """Includes padding, and losses of routers."""
     model, inputs = model_of(kind), batch()
     plain = copy.deepcopy(model)
     more = {"output_router_logits": True} if kind == "mixtral" else {}
@@ -96,8 +98,8 @@ def test_each_mixture_has_the_plain_models_gradients(session, kind, count):
 
 
 def test_a_plain_layer_runs_once_and_the_last_layers_are_plain(session):
-    """Streamed layers run twice. In the step that measures, the first layer
-    runs plain, too."""
+    """Streamed layers run twice. In the step that measures, the first layer is
+    plain, too."""
     model, inputs = model_of(), batch()
     of_all, rows = kept(session, copy.deepcopy(model), inputs), Rows(model)
     for count in range(1, LAYERS + 1):
@@ -116,7 +118,7 @@ def test_a_plain_layer_runs_once_and_the_last_layers_are_plain(session):
 
 
 def peak(step) -> int:
-    """The most bytes that torch's allocator has handed out during a step."""
+    """Returns the most bytes in use by torch's allocator during a step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True
                  ) as profiled:
         step()
@@ -128,7 +130,8 @@ def peak(step) -> int:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_plain_layers_take_no_more_than_hbm(session, attention):
-    """Beside what a step takes with all layers streamed."""
+    """The limit is on memory in addition to a step with all layers streamed.
+    """
     model, inputs = model_of(hidden_size=64, intermediate_size=128), batch(
         1, 512)
     model.set_attn_implementation(attention)
@@ -152,8 +155,9 @@ def test_plain_layers_take_no_more_than_hbm(session, attention):
 
 
 def test_lengths_and_batches_change(session):
-    """A step of more tokens than any before is streamed; what layers keep is
-    known by length, so that a longer one has fewer that are plain."""
+    """A step with more tokens than any before is streamed. The bytes that
+    layers keep are known per length, so a longer step has fewer plain layers.
+    """
     model, short, long = model_of(), batch(2, 33), batch(2, 75)
     plain = copy.deepcopy(model)
     of_all = kept(session, copy.deepcopy(model), long)
@@ -173,7 +177,7 @@ def test_lengths_and_batches_change(session):
         seen.append(stream.stats().plain_layers)
     assert seen[0] == seen[2] == seen[8] == 0
     assert seen[1] == seen[3] == seen[9] == LAYERS
-    # The one that measures has its first layer plain, too.
+    # In the step that measures, the first layer is plain, too.
     assert seen[4] in (2, 3) and seen[5] == 2 and seen[6] == LAYERS
 
 
@@ -208,7 +212,7 @@ def test_forwards_before_a_backward_share_the_room(session):
 
 
 class Dropout(nn.Module):
-    """Around an MLP; notes what it drops, or drops what was noted."""
+    """Wraps an MLP; records its dropout mask, or applies a given mask."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
@@ -237,7 +241,7 @@ def test_dropout(session, count):
         drop.seen.clear()
     got, plain = run(model, inputs), copy.deepcopy(model)
     for drop, theirs in zip(drops, plain.model.layers):
-        # A streamed layer's first 5 are those of its forward.
+        # The first 5 masks of a streamed layer are its forward's.
         chunks = 1 if len(drop.seen) == 1 else 5
         theirs.mlp.given = torch.cat(drop.seen[:chunks], 1)
     assert sum(len(drop.seen) == 1 for drop in drops) == count
@@ -260,7 +264,7 @@ def test_a_model_that_fits_draws_what_the_plain_one_draws(session):
 
 
 class Large(nn.Module):
-    """Around an MLP, as if a whole sequence had no memory when it `fails`."""
+    """Wraps an MLP; with `fails`, a whole sequence runs out of memory."""
 
     fails = False
 
@@ -275,7 +279,7 @@ class Large(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4])  # before memory runs out
+@pytest.mark.parametrize("steps", [1, 2, 4])  # steps before memory runs out
 def test_out_of_memory_falls_back_to_streaming(session, monkeypatch, capsys,
                                                steps):
     model, inputs = wrap_mlps(Large, model_of()), batch()

@@ -1,5 +1,5 @@
-"""Layers that hand a state along the sequence, through the cache that they
-take: their gradients are the model's own."""
+"""Layers that pass a state along the sequence, through the cache argument:
+their gradients are the model's own."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if "update_conv_state" not in vars(transformers.Cache):
     pytest.skip("this transformers hands no states on",
                 allow_module_level=True)
 
-# Gated delta rules, KDA, Mamba-2, beside attention and in its place, short
-# convolutions, layers of a feed-forward network alone, a shared layer.
+# Gated delta rules, KDA, Mamba-2, in addition to attention and in place of it,
+# short convolutions, layers with only a feed-forward network, a shared layer.
 NAMES = ["kimi_linear", "falcon_h1", "lfm2", "nemotron_h", "qwen3_next",
          "zamba2"] + [deep(name) for name in (
              "bailing_hybrid", "bamba", "granitemoehybrid", "lfm2_moe",
              "lfm3", "mamba2", "olmo_hybrid", "qwen3_5", "qwen3_5_moe",
              "qwen3_5_moe_text", "qwen3_5_text")]
-# The decay's: a sum of what nearly cancels out.
+# Weights of the decay. Their gradients are sums of terms that nearly cancel.
 DECAY = ("A_log", "dt_bias", "dt_proj.weight", "dt_proj.bias",
          "in_proj_a.weight", "in_proj_ba.weight", "a_proj.weight",
          "f_a_proj.weight", "f_b_proj.weight")
 
 
 def assert_near(got, expected) -> None:
-    """Per parameter 1e-5 of its gradient's norm, 5e-5 where it decides on the
-    decay; or 1e-6 of the norm of all."""
+    """The limit per parameter is 1e-5 of its gradient's norm, 5e-5 if the
+    decay depends on it, or 1e-6 of the norm of all gradients."""
     whole = sum(float(g.norm()) ** 2 for g in expected.gradients.values()
                 if g is not None) ** 0.5
     assert abs(got.loss - expected.loss) <= 1e-5 * abs(expected.loss)
@@ -49,7 +49,8 @@ def assert_near(got, expected) -> None:
 
 
 def steps(name, session, calls, **options) -> None:
-    """Each call of the streamed model is the plain one's."""
+    """Each call of the streamed model has the plain one's loss and gradients.
+    """
     model = configs.tiny(name)
     stream = sluice.stream(model, session=session, quiet=True,
                            **{"chunk": BLOCK, **options})
@@ -65,8 +66,8 @@ def steps(name, session, calls, **options) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_the_models_own(session, name):
-    """The chunk divides the first length; a rest of one row joins the chunk
-    before it."""
+    """The chunk divides the first length. With the others the last chunk is
+    short; one of a single row is merged with the chunk before it."""
     steps(name, session, [batch(length=length, seed=length)
                           for length in (128, 150, 193)])
 
@@ -107,8 +108,8 @@ def test_chunks_are_whole_blocks_and_have_no_single_row(session):
 
 
 def test_host_bytes_are_the_formulas(session):
-    """Inputs of all rows, and for each chunk but the first what it begins
-    with."""
+    """The host holds inputs of all rows, and each chunk's initial state except
+    the first one's."""
     model, sequences, chunks = configs.tiny("mamba2"), 2, 4
     stream = sluice.stream(model, session=session, chunk=BLOCK, quiet=True)
     run(model, batch(sequences, chunks * BLOCK))
@@ -126,7 +127,7 @@ def test_two_forwards_before_a_backward_and_one_without(session):
     calls = [batch(length=length, seed=length) for length in (130, 200)]
     wanted = [unstreamed(model, inputs) for inputs in calls]
     stream = sluice.stream(model, session=session, chunk=BLOCK, quiet=True)
-    model(**calls[0])  # its gradient is not asked for
+    model(**calls[0])  # this forward has no backward
     sum(model(**inputs).loss for inputs in calls).backward()
     assert stream.stats().host_bytes == 0
     for name, parameter in model.named_parameters():
@@ -162,7 +163,7 @@ def test_bf16_is_no_false_alarm(session, name, narrow):
     stream.unstream()
 
 
-# --- what is refused --------------------------------------------------------
+# --- refusals ---------------------------------------------------------------
 
 @pytest.mark.parametrize("positions", [
     torch.cat([torch.arange(70), torch.arange(80)]),
@@ -174,7 +175,8 @@ def test_packed_documents(session, positions):
               "position_ids": positions.expand(2, -1)}
     with pytest.raises(Unsupported, match="documents"):
         run(model, inputs)
-    mask = torch.ones_like(inputs["input_ids"])  # they are none with a mask
+    # With a mask these positions mean one sequence.
+    mask = torch.ones_like(inputs["input_ids"])
     assert run(model, {**inputs, "attention_mask": mask}).loss > 0
     stream.unstream()
 
@@ -187,8 +189,8 @@ def test_a_state_that_is_left_and_not_taken(session, name):
 
 
 class Changing:
-    """A short convolution's forward that changes what it leaves, from so many
-    rows on."""
+    """Changes the state that a short convolution leaves, from a number of rows
+    on."""
 
     def __init__(self, conv, rows, factor):
         self._own, self._rows, self.factor = conv.forward, rows, factor
@@ -205,7 +207,7 @@ class Changing:
 
 
 def test_a_state_that_depends_on_how_many_rows_there_are(session):
-    """Beyond the probe's rows, so that a part of a chunk shows it."""
+    """The probe has fewer rows, so the check of a part of a chunk finds it."""
     model = configs.tiny("lfm2")
     for layer in model.model.layers:
         if not layer.is_attention_layer:

@@ -1,5 +1,5 @@
-"""Attention of the first chunks runs again in backward: gradients are the same
-to the bit as without, and the host holds less."""
+"""Attention of the first chunks is recomputed in backward: gradients are
+bit-identical, and the host holds less."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Load-balancing losses of experts, from the router logits of all layers."""
+"""Load-balancing losses of experts, computed from the router logits of all
+layers."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def test_gradients_are_the_models_own(session, name):
         expected = unstreamed(model, inputs)
         assert_same(streamed(model, session, inputs, quiet=True,
                              check="always"), expected)
-    # It is a loss that counts.
+    # The loss is large enough to matter.
     assert abs(unstreamed(model, asked()).loss - plain.loss) > 0.1
 
 
@@ -126,7 +127,7 @@ def test_a_loss_that_is_not_a_sum_is_refused(session, monkeypatch):
 
 
 class OlderLayer(mixtral.MixtralDecoderLayer):
-    """As transformers 4.57's: it answers its router's logits, where asked."""
+    """Works as transformers 4.57's: returns its router's logits on request."""
 
     def forward(self, hidden_states, output_router_logits=False, **kwargs):
         said = []
@@ -140,10 +141,10 @@ class OlderLayer(mixtral.MixtralDecoderLayer):
 
 
 class OlderModel(mixtral.MixtralModel):
-    """Gathers the logits itself."""
+    """Collects the logits itself."""
 
     _can_record_outputs = {}
-    first = False  # where in a layer's outputs they are
+    first = False  # their place in a layer's outputs
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None,
                 past_key_values=None, inputs_embeds=None, use_cache=None,

@@ -1,5 +1,5 @@
-"""Layers that take the keys and values of an earlier layer (Gemma-4): their
-gradients come to that layer."""
+"""Layers that use the keys and values of an earlier layer (Gemma-4): their
+gradients flow back to that layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def tiny() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def calls():
-    """Three batches, and the plain model's steps with both attentions."""
+    """Returns three batches, and the plain model's steps with both attentions.
+    """
     made = []
     for length in (64, 75, 97):
         inputs = batch(length=length, seed=length)
@@ -89,7 +90,8 @@ def test_bf16_is_no_false_alarm(session):
      "the gradient of 'shared_kv_states.sliding_attention.0'")])
 def test_a_gradient_that_is_not_handed_back_is_found(session, monkeypatch,
                                                      method, instead, found):
-    """The probe compares what layers hand on, too."""
+    """Removes the code that returns these gradients; the probe must notice it.
+    """
     monkeypatch.setattr(f"sluice.node.shared_tensors.Handing.{method}", instead)
     stream = sluice.stream(tiny(), session=session, quiet=True)
     assert any(found in kind.why for kind, _ in stream.whole)

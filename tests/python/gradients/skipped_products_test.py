@@ -1,5 +1,5 @@
-"""Products skipped in replays change no gradient, and a product that something
-reads is computed."""
+"""Skipping products in replays changes no gradient. A product is computed if
+its result is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ KV = {"self_attn.k_proj.weight", "self_attn.v_proj.weight"}
 
 
 def steps(session, model, inputs=None, count=3, **settings):
-    """Some streamed steps, and the weights that the last layer spares."""
+    """Returns the runs of some streamed steps, and the weights of the products
+    that the last layer skips."""
     stream = sluice.stream(model, session=session, chunk=16, quiet=True,
                            **settings)
     try:
@@ -53,8 +54,8 @@ GPT2 = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
     ("gpt2", {**GPT2, "resid_pdrop": 0.1}, set()),
     ("gemma2", {}, KV), ("qwen3", {}, {DOWN, "self_attn.v_proj.weight"})])
 def test_the_expected_products_are_skipped(session, kind, changes, spared):
-    """A parallel attention's too, and those of k and v; none before a norm,
-    under a dropout, or together with q."""
+    """A parallel attention's output product is skipped too, and k and v. None
+    is skipped before a norm, under a dropout, or as one product with q."""
     model = tiny(kind, **changes)
     (first, *_, last), weights = steps(session, model)
     assert weights == spared
@@ -166,7 +167,8 @@ def is_any(name):
     (lambda n: "gain" not in n, is_any)])
 def test_which_weights_train_may_change(session, first, then):
     """A frozen scale reads nothing of the product before it, a trained one
-    does; so do attention and the MLP of what trains behind them."""
+    does. Attention and the MLP also read it if weights behind them are
+    trained."""
     model = tiny()
     for layer in model.model.layers:
         layer.mlp = Reads(layer.mlp, Gain())
@@ -182,7 +184,7 @@ def test_which_weights_train_may_change(session, first, then):
 
 
 def unstreamed_twin(model):
-    """What an unstreamed model with the same weights makes of it."""
+    """Runs an unstreamed copy with the same weights."""
     twin = copy.deepcopy(model)
     for layer in (twin, twin.model, *twin.model.layers):
         vars(layer).pop("forward", None)
@@ -204,7 +206,7 @@ def cloning():
 
 
 def doubling():
-    """As save_on_cpu copies the tensors of a GPU."""
+    """Copies saved tensors, as save_on_cpu does with a GPU's."""
     return torch.autograd.graph.saved_tensors_hooks(
         lambda t: (t.double() if t.is_floating_point() else t, t.dtype),
         lambda kept: kept[0].to(kept[1]))
@@ -212,7 +214,7 @@ def doubling():
 
 @pytest.mark.parametrize("hooks", [cloning, doubling])
 def test_hooks_on_saved_tensors_may_copy(session, hooks):
-    """Around steps, and within a module of a layer."""
+    """The hooks surround whole steps, or only a module of a layer."""
     model = tiny()
     expected = unstreamed(model, batch())
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -223,7 +225,7 @@ def test_hooks_on_saved_tensors_may_copy(session, hooks):
     for layer in model.model.layers:
         layer.self_attn = Inside(layer.self_attn, hooks)
     found, weights = steps(session, model)
-    assert weights == {DOWN}  # attention's own products are saved in them
+    assert weights == {DOWN}  # the hooks save attention's own products
     for each, wanted in zip(found, [expected] * 3):
         assert_same(Run(each.loss, {n.replace(".own", ""): g for n, g in
                                     each.gradients.items()}), wanted)

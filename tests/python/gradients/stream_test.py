@@ -40,7 +40,7 @@ MODELS = {
 }
 
 
-# Those also in parallel/, attention/ or skipped_products_test.
+# parallel/, attention/ or skipped_products_test also cover the deep ones.
 @pytest.mark.parametrize("name", [
     deep(name) if name in ("one kv head", "q/k norms") else name
     for name in MODELS])
@@ -67,8 +67,8 @@ def test_lengths_and_chunks(session, length, chunk):
 def test_documents_and_padding(session):
     positions = torch.cat([torch.arange(20), torch.arange(55)])
     model, inputs = tiny(), batch()
-    # With a cache, which training does not need, transformers would not
-    # tell documents apart; streamed there is none.
+    # With a cache transformers would not separate the documents; training does
+    # not need one, and the streamed model has none.
     inputs["use_cache"] = False
     inputs["position_ids"] = torch.stack([positions, torch.arange(75)])
     assert_same(streamed(model, session, inputs, 16),
@@ -93,7 +93,7 @@ def test_host_bytes_are_the_formulas(session):
 
 
 class Kept:
-    """A tensor that autograd keeps."""
+    """Holds a tensor that autograd saves."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -123,8 +123,8 @@ def test_autograds_memory_does_not_grow_with_layers(session):
 
 
 def test_bf16_is_no_worse_than_plain(session):
-    """Than eager attention, and than SDPA. Over many batches: one alone is a
-    throw of dice, some 10 % apart."""
+    """Compares with eager attention and with SDPA. The error of a single batch
+    varies by some 10 %, so many batches are used."""
     def error(found, exact):
         return sum(float((g.double() - exact.gradients[n].double()).norm())
                    ** 2 for n, g in found.gradients.items()) ** 0.5
@@ -278,7 +278,7 @@ def test_stream_touches_no_gradient_and_no_random_state(session):
 
 
 def test_gradients_of_arguments_come_back_once(session):
-    """Per-layer inputs and any leaf that a layer is given."""
+    """Covers per-layer inputs and any leaf that is an argument of a layer."""
     class Scaled(Wrapper):
         def forward(self, hidden_states, scale=None, **kwargs):
             return self.inner(hidden_states, **kwargs) * scale
@@ -307,7 +307,7 @@ def test_gradients_of_arguments_come_back_once(session):
 
 
 class AsksTorch(Wrapper):
-    """Llama's attention, written on torch's function alone."""
+    """Llama's attention, written only with torch's function."""
 
     def __init__(self, inner, **asked):
         super().__init__(inner)

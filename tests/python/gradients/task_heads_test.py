@@ -1,4 +1,4 @@
-"""Heads other than a language model's give the model's own results."""
+"""Heads other than a language model's have the model's own results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_gradients_are_the_models_own(session, name, hidden):
 @pytest.mark.parametrize("name", ["a class for each token",
                                   "an answer that begins and ends"])
 def test_a_head_that_reads_padding_rows_is_refused(session, name, capfd):
-    """The model's own eager attention makes something else of them."""
+    """The model's own eager attention has other results for such rows."""
     head, inputs = HEADS[name]
     inputs = {**inputs, "attention_mask": padded_left()["attention_mask"]}
     model = tiny_with(head)
@@ -60,7 +60,7 @@ def test_a_custom_loss_that_reads_padding_rows_is_refused(session):
     sluice.stream(model, session=session, chunk=16, quiet=True)
     inputs = padded_left()
     counts = inputs["attention_mask"].clone()
-    for first in (1, 0):  # of the rows that count
+    for first in (1, 0):  # index of the first row in the loss
         logits = model(**inputs).logits.logsumexp(-1)
         if first:
             (logits * counts).sum().backward()

@@ -1,5 +1,5 @@
-"""Log-probabilities of given tokens by rows equal those of the model's
-logits."""
+"""Log-probabilities of given tokens, computed by rows, equal those from the
+model's logits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sluice.hf import lazy_logits as by_rows
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
-    """Several chunks in short sequences, the last one a rest."""
+    """Makes several chunks of short sequences; the last one is partial."""
     monkeypatch.setattr(by_rows, "ROWS", 32)
 
 
 def graded(model, *values):
-    """A Run of a sum of squares of what was found: it has a gradient that
-    differs per row."""
+    """Returns a Run of the sum of squares, which has a different gradient per
+    row."""
     model.zero_grad()
     loss = sum((value * value).sum() for value in values)
     loss.backward()
@@ -73,7 +73,7 @@ def test_labels_are_shifted_and_ignored_rows_are_zero(session):
     assert not found[:, -1].any() and not found[:, :-1][ignored].any()
     assert torch.allclose(found[:, :-1][~ignored], wanted[~ignored],
                           rtol=2e-5, atol=2e-5)
-    # Their mean is the loss.
+    # The mean of the log-probabilities is the loss.
     mean = -found.sum() / (~ignored).sum()
     assert abs(mean - model(**inputs).loss) < 1e-5
     del found, mean
@@ -92,7 +92,7 @@ def test_a_model_that_is_not_streamed_gives_the_same(session):
 
 
 def _loss(model, inputs):
-    """The model's loss, made of the log-probabilities."""
+    """Returns the model's loss, computed from the log-probabilities."""
     model.zero_grad()
     count = (inputs["labels"][:, 1:] != -100).sum()
     loss = -sluice.logprobs(model, **inputs).sum() / count

@@ -1,5 +1,5 @@
-"""Layers that cannot be cut into chunks run whole, one at a time: their
-gradients are the model's own, and they keep nothing but their input."""
+"""Layers that cannot be split into chunks run whole, one at a time. Their
+gradients are the model's own, and they keep only their input."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ import sluice
 from sluice import Unsupported
 from sluice.hf.causal_twin import Twins
 
-# Mamba-1 beside attention; a bias on all scores; hidden states of another
-# shape, with keys and values that layers hand on; tensors that they hand on.
+# Mamba-1 and attention; a bias on all scores; hidden states of another shape,
+# with keys and values passed between layers; tensors passed between layers.
 HYBRID, ALL = "jamba", ["bloom", "gemma3n_text", "zaya"]
 
 
@@ -59,7 +59,7 @@ def test_layers_run_whole_beside_layers_that_run_by_chunks(session, options):
             model.eval()(**inputs)
             model.train()
     assert stream.stats().blocks > 0
-    # The gradients of two batches add up.
+    # Gradients of two batches are summed.
     model.zero_grad(), twin.zero_grad()
     for seed in (1, 2):
         for each in (model, twin):
@@ -92,7 +92,8 @@ def test_layers_run_whole_after_a_change_in_them(session):
 
 
 def test_a_small_twin_shows_which_layers_run_whole(session, monkeypatch):
-    """No twin of the whole model is made for it, which may not fit."""
+    """Only a small twin is made to find this out, because a whole one might
+    not fit."""
     made, twins = [], Twins.made
     monkeypatch.setattr(Twins, "made", lambda self, small, device: (
         made.append(small), twins(self, small, device))[1])
@@ -109,7 +110,7 @@ def test_models_whose_layers_all_run_whole(session, name):
     layers = sum(count for _, count in stream.whole)
     assert layers == model.config.num_hidden_layers
     for kind, _ in stream.whole:
-        # Only Bloom's own attention writes its scores out.
+        # Only Bloom's own attention materialises its scores.
         assert kind.own_attention == (name == "bloom")
         assert (kind.bytes_per_pair > 0) == (name == "bloom")
     for length in (64, 75):
@@ -159,7 +160,8 @@ def test_only_inputs_stay_between_forward_and_backward(session, hidden):
     layers, sequences, length = len(model.backbone.layers), 2, 75
     loss = model(**batch(sequences, length)).loss
     assert len(made) == layers and all(ref() is None for ref in made)
-    # With hidden states in the host the last layer's output is there, too.
+    # With hidden states on the host the last layer's output is stored there,
+    # too.
     assert stream.stats().host_bytes == 4 * sequences * length * (
         model.config.hidden_size) * (layers + (hidden == "host"))
     loss.backward()
@@ -173,7 +175,7 @@ class Dropped(TokenShift):
 
 
 def test_random_numbers_are_drawn_again(session):
-    """A layer that is whole draws what it draws unstreamed."""
+    """A whole layer draws the same numbers as unstreamed."""
     model, inputs = wrap_mlps(Dropped), batch()
     torch.manual_seed(5)
     expected = unstreamed(model, inputs)

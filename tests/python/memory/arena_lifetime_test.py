@@ -26,8 +26,8 @@ from sluice.memory.host_tensor import HostTensor
 
 @pytest.fixture
 def slow_arena():
-    """Its link takes 200 ms for 1 MiB each way: longer than a machine with much
-    to do keeps a test from going on."""
+    """An arena on a link that takes 200 ms for 1 MiB each way, which is longer
+    than a busy machine delays a test."""
     daemon = PrivateDaemon(gpu_bytes=64 * MIB, host_bytes=HOST_BYTES,
                            link_bytes_per_second=5e6)
     with sluice.Session(daemon.socket) as session:
@@ -47,8 +47,9 @@ def test_a_put_does_not_wait_and_holds_its_tensor(slow_arena):
         assert torch.equal(slow_arena.get(host, "cpu"), tensor)
 
 
-# In both, another copy of the same direction holds the one back that must come
-# first, so that the other direction would overtake it by 200 ms.
+# In the next three tests, a copy of the same direction delays the copy that
+# must finish first. Without the right order the other direction would be 200
+# ms earlier.
 
 
 def test_dropped_bytes_are_not_filled_before_the_last_read_is_done(slow_arena):
@@ -89,10 +90,11 @@ def test_a_finished_copys_tensor_is_released_without_a_wait(slow_arena):
     slow_arena.put(big)
     del big
     slow_arena.put(torch.empty(4))
-    assert gone() is not None  # 1.6 s are not over
+    assert gone() is not None  # the copy takes 1.6 s
 
     def is_let_go_of():
-        time.sleep(0.1)  # not so many puts that they wait for each other
+        # Fewer puts, so that they need not wait for each other.
+        time.sleep(0.1)
         slow_arena.put(torch.empty(4))
         return gone() is None
 
@@ -113,7 +115,7 @@ def test_bytes_kept_alive_by_copies_are_bounded(session):
         for _ in range(50):
             arena.put(torch.empty(MIB // 4))
             assert arena._copies.in_flight[1].nbytes <= 4 * MIB
-        for _ in range(50):  # larger than the bound: two may run
+        for _ in range(50):  # larger than the bound: two may be in flight
             arena.drop(arena.put(torch.empty(2 * MIB)))
             assert len(arena._copies.in_flight[1].held) <= 2
         for _ in range(500):

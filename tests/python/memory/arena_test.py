@@ -93,7 +93,7 @@ def test_a_put_tensor_may_be_let_go_at_once(arena):
     hosts = []
     for i in range(300):
         hosts.append(arena.put(torch.full((1000,), float(i))))
-        torch.full((1000,), -1.0)  # takes the freed memory, if it was freed
+        torch.full((1000,), -1.0)  # reuses the memory if it was freed
     for i, host in enumerate(hosts):
         assert torch.equal(arena.get(host, "cpu"), torch.full((1000,), i * 1.))
 
@@ -199,8 +199,8 @@ def test_ten_thousand_random_calls_agree_with_a_dict(arena):
 
 
 def test_threads_that_call_at_once_keep_their_bytes(arena):
-    """An arena that rights its books in another thread's call gives bytes
-    away that are held."""
+    """Guards against an arena that updates its books in another thread's call
+    and so frees bytes that are in use."""
     def work(seed: int) -> None:
         draw = random.Random(seed)
         held = []
@@ -211,7 +211,8 @@ def test_threads_that_call_at_once_keep_their_bytes(arena):
             if len(held) > 5:
                 value, host = held.pop(draw.randrange(len(held)))
                 assert bool((arena.get(host, "cpu") == value).all())
-                if draw.random() < 0.5:  # else it goes with its last holder
+                # Otherwise the last reference frees it.
+                if draw.random() < 0.5:
                     arena.drop(host)
             assert arena.used_bytes >= 0
 
@@ -228,7 +229,7 @@ def test_threads_that_call_at_once_keep_their_bytes(arena):
 
 
 def test_free_ranges_agree_with_a_set_of_bytes():
-    # Two slabs that touch: no range may lie across their border.
+    # Two adjacent slabs: no range may lie across their border.
     rng, free, units = random.Random(5), FreeRanges(), set(range(200))
     for start in (0, 100):
         free.add_slab(start * ALIGNMENT, 100 * ALIGNMENT)
@@ -251,7 +252,7 @@ def test_free_ranges_agree_with_a_set_of_bytes():
         runs = [(s // ALIGNMENT, n // ALIGNMENT) for s, n in free.ranges()]
         assert {u for s, n in runs for u in range(s, s + n)} == units
         assert free.free_bytes == len(units) * ALIGNMENT
-        # Neighbours are one range, but at the border.
+        # Adjacent ranges are merged, except across the border.
         assert all(s + n < t or t == 100
                    for (s, n), (t, _) in zip(runs, runs[1:]))
 

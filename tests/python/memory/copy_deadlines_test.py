@@ -1,5 +1,5 @@
-"""When copies are needed: the slack that is learned, and the deadlines that
-the daemon is sent."""
+"""Deadlines of copies: the slack that is learned, and the deadlines that are
+sent to the daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def learn(slack, times, nbytes=8, first=1):
         slack.asked(ticket, 100.0 + seconds)
 
 
-# --- what is learned -------------------------------------------------------
+# --- learning the slack ----------------------------------------------------
 
 
 def test_similar_copies_get_the_least_recent_slack():
@@ -34,7 +34,7 @@ def test_similar_copies_get_the_least_recent_slack():
     assert slack.of(8) == UNKNOWN
     learn(slack, [3, 2, 4])
     assert slack.of(8) == 2
-    assert slack.of(16) == UNKNOWN  # of each size by itself
+    assert slack.of(16) == UNKNOWN  # each size has its own slack
 
 
 def test_old_measurements_are_dropped():
@@ -43,7 +43,7 @@ def test_old_measurements_are_dropped():
     learn(slack, [5] * (RECENT - 1), first=2)
     assert slack.of(8) == 1
     learn(slack, [5] * RECENT, first=100)
-    assert slack.of(8) == 1  # they may be of one step still
+    assert slack.of(8) == 1  # all of them may belong to one step
     learn(slack, [5], first=1000)
     assert slack.of(8) == 5
 
@@ -52,8 +52,8 @@ def test_copies_without_a_use_are_not_recorded():
     slack = Slack()
     for ticket in range(1000):
         slack.started(ticket, 8, 0.0)
-    slack.asked(3, 1.0)  # long forgotten
-    slack.asked(5000, 1.0)  # was needed at once
+    slack.asked(3, 1.0)  # dropped long ago
+    slack.asked(5000, 1.0)  # needed at once
     assert slack.of(8) == UNKNOWN
     assert len(slack._started) < 200
     learn(slack, [1] * 1000, first=2000)
@@ -83,7 +83,7 @@ def test_close_deadlines_are_sent_once():
     assert not slack.is_told(0.001)
 
 
-# --- what is told ----------------------------------------------------------
+# --- sending deadlines -----------------------------------------------------
 
 
 @pytest.fixture
@@ -97,12 +97,12 @@ def session():
 
 
 class Watched:
-    """A library that notes calls of know_slack. Its copies are not over before
-    they are waited for, and its waits take longer."""
+    """A library that records calls of engine_know_slack. Its copies are never
+    reported as done before a wait, and its waits take `wait_s` longer."""
 
     def __init__(self, library, wait_s=0.0):
         self._library, self._wait_s, self.told = library, wait_s, []
-        self.waited = 0.0  # at least
+        self.waited = 0.0  # least seconds spent in waits
 
     def __getattr__(self, name):
         return getattr(self._library, name)
@@ -112,7 +112,7 @@ class Watched:
         return self._library.engine_know_slack(engine, direction, seconds)
 
     def engine_reached(self, engine, ticket, reached):
-        return 0  # never: they take long
+        return 0  # never done
 
     def engine_wait(self, engine, ticket):
         time.sleep(self._wait_s)
@@ -134,13 +134,16 @@ def test_a_prefetchs_slack_is_the_compute_time_before_its_use(arena):
         arena.prefetch(host, "cpu")
         time.sleep(0.05)
         arena.get(host, "cpu")
-    [(direction, seconds)] = watched.told  # nothing was known of the first
+    # Nothing was known for the first one.
+    [(direction, seconds)] = watched.told
     assert direction == HOST_TO_GPU
     assert 0.05 <= seconds <= time.perf_counter() - began
     arena.get(hosts[2], "cpu")
-    assert watched.told[1:] == [(HOST_TO_GPU, 0.0)]  # it is needed at once
+    # The copy is needed at once.
+    assert watched.told[1:] == [(HOST_TO_GPU, 0.0)]
     arena.prefetch(hosts[0], "cpu")
-    [(direction, again)] = watched.told[2:]  # that taught nothing
+    # A fetch without prefetch changes no slack.
+    [(direction, again)] = watched.told[2:]
     assert direction == HOST_TO_GPU
     assert 0.05 <= again <= time.perf_counter() - began
 
@@ -150,7 +153,8 @@ def test_an_offloads_slack_is_the_compute_time_before_its_memory_is_reused(
     with HostArena(session, in_flight_bytes=1) as arena:
         watched = watch(arena)
         began = time.perf_counter()
-        for _ in range(6):  # two may run: the third waits for the first
+        # Two may be in flight: the third waits for the first.
+        for _ in range(6):
             arena.put(torch.ones(1000))
             time.sleep(0.02)
     direction, seconds = watched.told[0]
@@ -164,7 +168,7 @@ def test_waiting_for_other_copies_is_not_slack(arena):
     big, small = arena.put(torch.ones(2000)), arena.put(torch.ones(10))
     for _ in range(2):
         arena.prefetch(big, "cpu")
-        arena.get(small, "cpu")  # compute waits for it
+        arena.get(small, "cpu")  # compute waits for this copy
         arena.get(big, "cpu")
     computed = time.perf_counter() - began - watched.waited
     assert all(seconds <= computed for _, seconds in watched.told)
@@ -182,7 +186,7 @@ def test_no_deadlines_are_sent_without_a_bandwidth_limit(daemon):
 
 
 def test_the_daemon_learns_which_copies_are_late():
-    """8 MiB over a link of 10 MB/s, and nothing to compute meanwhile."""
+    """Copies 8 MiB over a link of 10 MB/s, without any compute."""
     daemon = PrivateDaemon(gpu_bytes=64 * MIB, host_bytes=64 * MIB,
                            link_bytes_per_second=10e6)
     try:
@@ -196,6 +200,6 @@ def test_the_daemon_learns_which_copies_are_late():
                 capture_output=True, text=True, check=True).stdout)
             late = told["jobs"][0]["ranks"][0]["late"]
             assert late["h2d_copies"] == 1 and late["h2d_seconds"] > 0.1
-            assert late["d2h_copies"] == 0  # no wait for its memory
+            assert late["d2h_copies"] == 0  # nothing waits for its memory
     finally:
         daemon.close()

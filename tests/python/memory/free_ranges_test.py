@@ -1,4 +1,5 @@
-"""The list of free host memory, interrupted between any two lines."""
+"""The list of free host memory is consistent after an interrupt between any
+two lines."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from sluice.memory.free_ranges import ALIGNMENT, FreeRanges
 
 
 def interrupted_at(line, action):
-    """Ctrl-C before the `line`-th line that runs in the ranges' module; False
-    where there are not so many."""
+    """Raises Ctrl-C before the `line`-th line that runs in the ranges' module.
+    Returns False if fewer lines run."""
     left = [line]
 
     def trace(frame, event, _):
@@ -43,7 +44,7 @@ def test_no_range_is_handed_out_twice_after_an_interrupt(taking):
         held = [free.take(ALIGNMENT)[0] for _ in range(8)]
         free.give(held.pop(3), ALIGNMENT, 1)
         free.give(held.pop(4), ALIGNMENT, 1)
-        given = held.pop(3)  # between the two
+        given = held.pop(3)  # the range between these two
         if not interrupted_at(line, lambda free=free, given=given: (
                 free.take(2 * ALIGNMENT) if taking else
                 free.give(given, ALIGNMENT, 2))):

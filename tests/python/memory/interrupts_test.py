@@ -1,5 +1,5 @@
 """Ctrl-C between any two lines of a step: all host bytes are freed, and the
-stream keeps working."""
+stream still works."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tracing(seen):
 
 
 def lines_of(action):
-    """How often each line of the package runs in it."""
+    """Returns how often the action runs each line of the package."""
     counts = {}
 
     def count(*line):
@@ -55,7 +55,8 @@ def lines_of(action):
 
 
 def interrupted(action, line, time):
-    """Whether Ctrl-C came before `line` ran for the `time`-th time."""
+    """Raises Ctrl-C before `line` runs for the `time`-th time; returns whether
+    that happened."""
     left = [time]
 
     def stop(*here):
@@ -73,7 +74,7 @@ def interrupted(action, line, time):
 
 
 def times(count):
-    """The first time, and one in the middle."""
+    """Returns the first time, and one in the middle."""
     return sorted({1, count // 2 + 1})
 
 
@@ -106,11 +107,12 @@ def test_an_interrupt_in_any_line_of_the_arena_leaves_it_whole(arena):
             arena.drop(kept)
             assert sum(size for _, size in arena._books.free.ranges()) == (
                 arena.leased_bytes), line
-    assert hit > 150  # a lease comes once
+    assert hit > 150  # lines of a lease run only once
 
 
 def test_an_interrupt_of_a_drop_is_put_right_where_used_bytes_are_read(arena):
-    """Nothing else died meanwhile, so that nothing else tells."""
+    """No other tensor dies here, so only reading used_bytes can repair the
+    books."""
     kept = arena.put(torch.ones(8))
     dropped = functools.partial(arena.drop, arena.put(torch.ones(1000)))
     for line in lines_of(dropped):
@@ -129,12 +131,12 @@ def test_an_interrupt_in_the_first_lease_is_no_loss(session):
         if line[0] in OWN:
             interrupted(use, line, 1)
     gc.collect()
-    with HostArena(session) as arena:  # all of it can be leased
+    with HostArena(session) as arena:  # all memory can be leased
         arena.put(torch.empty(HOST_BYTES, dtype=torch.int8))
 
 
 def interrupt_steps(session, files, apart):
-    """Interrupts a step before its lines of some files, each `apart`-th."""
+    """Interrupts a step before every `apart`-th of its lines in `files`."""
     model = tiny(num_hidden_layers=1)
     inputs = {**batch(rows=1, length=40), "use_cache": False}
     expected = unstreamed(model, inputs)
@@ -149,7 +151,7 @@ def interrupt_steps(session, files, apart):
     assert len(lines) > 150
     for line in lines[::apart]:
         assert interrupted(step, line, 1), line
-        # Where it came between a change and its end, which is not atomic.
+        # Needed if the interrupt came within a change that is not atomic.
         layer._running.call = None
         gc.collect(1)
         assert stream.stats().host_bytes == 0, line

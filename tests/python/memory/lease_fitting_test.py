@@ -25,9 +25,9 @@ def is_cut_off(session):
 
 
 def test_leases_are_resized_to_the_plans_bytes(session, daemon):
-    """What is too much goes back in one piece; what is held stays."""
+    """Excess memory is returned in one piece; memory in use stays leased."""
     with HostArena(session) as arena:
-        held = [arena.put(torch.ones(2 * MIB)) for _ in range(3)]  # of 8 MiB
+        held = [arena.put(torch.ones(2 * MIB)) for _ in range(3)]  # 8 MiB each
         before = arena.leased_bytes
         arena.reserve(before + MIB)
         assert arena.leased_bytes == before + MIB
@@ -38,9 +38,9 @@ def test_leases_are_resized_to_the_plans_bytes(session, daemon):
         arena.fit(6 * MIB)
         [(_, free)] = arena._books.free.ranges()
         assert free == arena.leased_bytes == 6 * MIB
-        arena.fit(6 * MIB - 1)  # as leases are rounded
+        arena.fit(6 * MIB - 1)  # rounded up to the same lease
         assert arena.leased_bytes == 6 * MIB
-        # Another has what this one would grow by: everything stays.
+        # Another arena has leased the rest of the memory, so nothing changes.
         with HostArena(session) as other:
             other.reserve(HOST_BYTES - 6 * MIB)
             with pytest.raises(sluice.Error, match="RESOURCE_EXHAUSTED"):
@@ -48,7 +48,8 @@ def test_leases_are_resized_to_the_plans_bytes(session, daemon):
             arena.fit(5 * MIB)
         os.kill(daemon.pid, signal.SIGKILL)
         await_true("the session has seen it", lambda: is_cut_off(session))
-        leased = arena.leased_bytes  # perhaps patched, and so a little more
+        # A lease of returned extents may be a little larger.
+        leased = arena.leased_bytes
         for size in (4 * MIB, 9 * MIB):
             with pytest.raises(sluice.Error, match="UNAVAILABLE"):
                 arena.fit(size)

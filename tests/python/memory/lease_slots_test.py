@@ -1,5 +1,5 @@
-"""Which slots of a lease are requested, and when. gradients/cuda_test has the
-same on the fake GPU."""
+"""Which slots of a lease are requested, and when. gradients/cuda_test covers
+the same on the fake GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.memory import slots
 
 
 class Daemon:
-    """A session with a daemon that leases so much and counts requests."""
+    """Stands for a session: leases up to `free` bytes and counts requests."""
 
     def __init__(self) -> None:
         self.free, self.status, self.asked = 0, Status.RESOURCE_EXHAUSTED, 0
@@ -43,7 +43,7 @@ def clock(monkeypatch):
 def asking(daemon, clock):
     asking = slots.Slots(daemon, torch.device("cuda", 0))
     yield asking
-    asking._end.detach()  # nothing lives in these leases
+    asking._end.detach()  # no tensor lives in these leases
 
 
 @pytest.mark.parametrize("why", [Status.RESOURCE_EXHAUSTED,

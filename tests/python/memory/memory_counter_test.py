@@ -1,4 +1,4 @@
-"""`./dev bench length` counts all CPU memory of torch and none that is leased
+"""`./dev bench length` counts all CPU memory of torch, and no memory leased
 from the daemon."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_temporary_memory_of_an_operation_counts(counter):
     x = torch.randn(64, 64)
     before = counter.used_bytes
     counter.reset_peak()
-    x.sort(dim=0, descending=True)  # makes copies to sort in
+    x.sort(dim=0, descending=True)  # allocates copies to sort in
     assert counter.peak_bytes - before > 64 * 64 * (4 + 8)
     assert counter.used_bytes == before
 

@@ -178,7 +178,7 @@ def test_calls_of_a_session_refuse(session, call, good, wrong):
     assert session.limits() == before and not session.closed
 
 
-# --- rows of one's own ------------------------------------------------------
+# --- the user's own rows ----------------------------------------------------
 
 @pytest.mark.parametrize("given, words", [
     ({"input_ids": [[1, 2]]}, "input_ids"),
@@ -212,7 +212,7 @@ def test_same_rows_refuses():
 
 @pytest.fixture(scope="module")
 def models():
-    """A streamed one, one that was, and the stream."""
+    """Returns a streamed model, a model that was streamed, and the stream."""
     made = tiny(), tiny()
     streams = [sluice.stream(model, chunk=16, quiet=True) for model in made]
     streams[1].unstream()
@@ -238,7 +238,7 @@ def test_logprobs_refuses(models, streams, given, words):
     assert_refused(lambda: sluice.logprobs(model, **{
         "input_ids": IDS, "labels": IDS, **given}), "logprobs: ", words)
     if streams:
-        gc.collect()  # a traceback holds what the forward kept
+        gc.collect()  # a traceback keeps the forward's tensors alive
         assert stream.stats().host_bytes == 0
         run(model, batch())
 

@@ -1,5 +1,6 @@
-"""python -m sluice and the example: each command once as typed, and invalid
-input in forks that have torch and transformers loaded already."""
+"""python -m sluice and the example: each command runs once as a user types it,
+and with invalid input in forks that have already loaded torch and
+transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def sluice(*arguments, **changes):
 
 
 def forked(*arguments):
-    """What sluice() gives, ten times sooner: to load torch is most of it."""
+    """Runs the command in a fork. Returns what sluice() returns, ten times
+    faster, because torch is already loaded."""
     from sluice.__main__ import main
     return support.forked(lambda: main(list(arguments)))
 
@@ -39,7 +41,7 @@ def test_doctor_finds_everything_here():
         "python", "torch", "transformers", "CUDA of torch", "libsluice.so",
         "sluiced", "session"]
     assert lines[3].split()[4].startswith(torch.version.cuda or "none")
-    # sluicectl's checks of the machine.
+    # The remaining lines are sluicectl's checks of the machine.
     assert lines[7].split()[1] == "driver" and len(lines) == 15
 
 
@@ -91,7 +93,7 @@ def test_both_doctor_commands_report_the_same_daemon():
                        num_experts=4, num_experts_per_tok=2,
                        moe_intermediate_size=24), 0,
      "streamed: 9 layers of 2 kinds"),
-    # Kinds of layers that are no field of the config.
+    # No field of this config lists the kinds of layers.
     ("mamba", {}, 0, "streamed: 2 layers (2 run whole) of 1 kinds"),
 ])
 def test_probe_reads_a_config(tmp_path, kind, changes, status, said):

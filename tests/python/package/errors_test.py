@@ -1,4 +1,4 @@
-"""Exceptions of the package, and constants and structs equal to the C
+"""Exceptions of the package; constants and structs equal those of the C
 header."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sluice.base.errors import Status
 from sluice.native import abi
 
 HEADER = (ROOT / "client" / "sluice.h").read_text()
-# As the header spells them.
+# Type names as in the header.
 C_TYPES = {
     "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int32,
     "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,

@@ -1,5 +1,5 @@
-"""The package's examples run, and their loss falls: two as typed, the others in
-forks that have loaded what they import."""
+"""The package's examples run, and their loss falls. Two run as a user types
+them, the others in forks that have loaded their imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from support import PACKAGE, Loaded, environment
 
 EXAMPLES = PACKAGE / "examples"
 LOADED = ["trainer", "lora", "packed_sft"]
-# One runs in command_line_test, one draws the README's picture.
+# command_line_test runs the first one; the second one draws the README's
+# picture.
 ELSEWHERE = {"train_tiny", "memory_over_a_step"}
 
 
@@ -24,7 +25,7 @@ def ran(*arguments: str) -> str:
 
 def said_by(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr
-    assert "sluice: " in done.stderr  # the line at attach
+    assert "sluice: " in done.stderr  # the line printed at attach
     return done.stdout
 
 

@@ -1,8 +1,8 @@
-"""The wheel: what is in it, and the READMEs' lines as typed.
+"""The wheel's contents, and the READMEs' commands as a user types them.
 
-The environment is empty but for torch and transformers, which it takes from
-the tests' own through a .pth file: that spares a download of 2.5 GB, and does
-not show that pip finds versions that fit; `./dev wheel --matrix` does.
+The environment contains only torch and transformers, which it imports from the
+tests' environment through a .pth file. That saves a download of 2.5 GB, but
+does not show that pip finds suitable versions; `./dev wheel --matrix` does.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def wheel() -> pathlib.Path:
 
 
 def empty_environment(folder: pathlib.Path) -> dict[str, str]:
-    """Variables of a new environment in `folder`, with nothing of the tree."""
+    """Makes an environment in `folder` without anything of the tree; returns
+    its variables."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     theirs = pathlib.Path(sysconfig.get_path(
         "purelib", vars={"base": str(folder), "platbase": str(folder)}))
@@ -79,7 +80,7 @@ def empty_environment(folder: pathlib.Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory) -> dict[str, str]:
-    """With the wheel installed, by the line of the package's README."""
+    """An environment where the README's command has installed the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     made = empty_environment(folder / "environment")
     [install] = readme.install_lines(TREE / "client/python/README.md")
@@ -150,7 +151,7 @@ def test_torchrun_runs_them_in_two_ranks(environment, tmp_path) -> None:
     done = run(environment, tmp_path, "python", "-m", "torch.distributed.run",
                "--standalone", "--nproc-per-node", "2", "typed.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    # Their one daemon is still there, and known to the wheel's command.
+    # Their one daemon still runs, and the wheel's command finds it.
     status = run(environment, tmp_path, "sluicectl", "status", "--json")
     [pid] = processes_of(str(tmp_path))
     os.kill(pid, signal.SIGTERM)

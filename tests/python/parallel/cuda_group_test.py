@@ -1,6 +1,6 @@
-"""Ranks that share sequences on GPUs of their own, as gradients/cuda_test has one
-rank: on the fake driver, with torch's own ProcessGroupNCCL over NCCL's fake
-(tests/fake_cuda). It proves nothing about a GPU."""
+"""Ranks that share sequences, each on its own GPU, as gradients/cuda_test does
+for one rank: on the fake driver, with torch's own ProcessGroupNCCL over NCCL's
+fake (tests/fake_cuda). This proves nothing about a GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_removed_wait_or_mark_is_detected(node, tmp_path, without):
 @pytest.mark.parametrize("how", ["killed", "killed_elsewhere", "left",
                                  "raised"])
 def test_a_failed_rank_ends_the_other_within_five_seconds(node, tmp_path, how):
-    """NCCL itself tells no rank, as between GPUs of one node."""
+    """NCCL does not report the failure, as between GPUs of one node."""
     ran = node.run("cuda_group.py", str(tmp_path), how,
                    SLUICE_FAKE_NCCL="silent=1")
     print(ran.stdout)

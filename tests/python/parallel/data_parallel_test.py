@@ -1,5 +1,5 @@
-"""DDP, FSDP2 and HSDP around a streamed model have the gradients of the same
-wrapping around the model itself. One process per rank, on Gloo."""
+"""DDP, FSDP2 and HSDP around a streamed model have the same gradients as
+around the model itself. There is one process per rank, on Gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a stranger writes to rank 0 does not end its watch over the others."""
+"""Invalid data from an unknown client does not end rank 0's watch over the
+others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A rank that is killed on one of two nodes ends those of both, with its name.
-Two daemons that know nothing of each other, and real processes, on Gloo."""
+"""A rank that is killed on one of two nodes ends the ranks of both, and their
+errors name it. The two daemons do not know each other; processes are real, on
+Gloo."""
 
 from __future__ import annotations
 

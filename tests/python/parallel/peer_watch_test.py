@@ -1,5 +1,5 @@
-"""The thread that looks whether a rank failed raises in the one that computes,
-unless a stream runs there, which raises itself."""
+"""The thread that checks whether a rank failed raises in the thread that
+computes, unless a stream runs there, because a stream raises by itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def stub(**more):
 
 
 def in_a_thread(work):
-    """What `work` raised there."""
+    """Runs `work` in a thread; returns the texts of PeerFailed that it raised.
+    """
     raised: list[str] = []
 
     def run():

@@ -1,5 +1,5 @@
-"""Sequences that ranks share have the gradients of the whole sequences on the
-model itself. Real processes, on Gloo."""
+"""Sequences that ranks share have the gradients of the model itself on the
+whole sequences. Processes are real, on Gloo."""
 
 from __future__ import annotations
 

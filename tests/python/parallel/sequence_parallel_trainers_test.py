@@ -1,5 +1,6 @@
 """Trainer and TRL's SFT on sequences that two ranks share log in each step
-what they log on one rank around the model itself. Real processes, on Gloo."""
+what they log on one rank around the model itself. Processes are real, on Gloo.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from private_daemon import PrivateDaemon
 from shared_loops import CASES, STEPS, work
 from support import forked
 
-# Others are sums over ranks, which were given the same rows.
+# Other figures are sums over ranks, which were given the same rows.
 COMPARED = ("loss", "grad_norm", "train_loss", "learning_rate")
 
 

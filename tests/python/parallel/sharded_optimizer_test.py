@@ -1,5 +1,5 @@
-"""sluice.AdamW under FSDP2 is torch's AdamW to the bit, and their states are each
-other's. One process per rank, on Gloo."""
+"""sluice.AdamW under FSDP2 is bit-identical to torch's AdamW, and each can
+load the other's states. There is one process per rank, on Gloo."""
 
 from __future__ import annotations
 

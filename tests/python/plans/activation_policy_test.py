@@ -18,7 +18,7 @@ CHUNK = 16
 
 
 class Products(TorchDispatchMode):
-    """Counts products of matrices."""
+    """Counts matrix products."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Products(TorchDispatchMode):
 
 
 def gradients(session, model, policy, inputs=None):
-    """(the run, products, stats) of one streamed step."""
+    """Runs one streamed step; returns (the run, number of products, stats)."""
     stream = sluice.stream(model, session=session, chunk=CHUNK, policy=policy,
                            quiet=True)
     try:
@@ -46,7 +46,7 @@ def gradients(session, model, policy, inputs=None):
         stream.unstream()
 
 
-RECOMPUTED = {}  # kind -> (the run, products) of its step by "recompute"
+RECOMPUTED = {}  # kind -> (the run, products) of its step with "recompute"
 
 
 def recomputed(session, kind, make):
@@ -96,7 +96,8 @@ def test_a_policy_changes_no_bit(session, kind, changes, policy):
 
 
 def test_stored_products_are_not_recomputed(session):
-    """Seven products per layer and chunk: q, k, v, o, gate, up, down."""
+    """There are seven products per layer and chunk: q, k, v, o, gate, up,
+    down."""
     again, computed = recomputed(session, ("llama",), tiny)
     _, kept, _ = gradients(session, tiny(), ALL)
     _, swapped, _ = gradients(session, tiny(), SWAPPED)
@@ -106,7 +107,7 @@ def test_stored_products_are_not_recomputed(session):
 
 
 def held(session, policy):
-    """Host bytes between forward and backward."""
+    """Returns the host bytes between forward and backward."""
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=CHUNK, policy=policy,
                            quiet=True)
@@ -118,7 +119,7 @@ def held(session, policy):
 
 
 def test_host_bytes_of_swapped_products_are_exact(session):
-    rows, width = 2 * 75, 48  # of the MLP
+    rows, width = 2 * 75, 48  # width of the MLP
     computed = held(session, "recompute")
     assert held(session, {"mlp.up_proj": {"keep": 1.0}}) == computed
     assert held(session, {"mlp.up_proj": {"swap": 1.0}}) == (
@@ -128,7 +129,7 @@ def test_host_bytes_of_swapped_products_are_exact(session):
 
 
 class Written(Wrapper):
-    """Writes a product in place, by a view that torch gives no version."""
+    """Writes a product in place, through a view that torch does not track."""
 
     def forward(self, x):
         up = self.inner.up_proj(x)
@@ -142,11 +143,12 @@ def test_a_product_that_is_written_in_place_is_computed_again(session, policy):
     again, computed = recomputed(session, Written, lambda: wrap_mlps(Written))
     got, products, _ = gradients(session, wrap_mlps(Written), policy)
     assert_bitwise(got, again)
-    assert computed - products == 2 * 5 * 5  # all but gate, unused, and up
+    # All but gate, which is unused, and up.
+    assert computed - products == 2 * 5 * 5
 
 
 class Reduced(Written):
-    """As a layer that reduces a product over ranks, in place."""
+    """Reduces a product over ranks in place."""
 
     def forward(self, x):
         up = self.inner.up_proj(x)
@@ -164,7 +166,8 @@ def test_a_product_that_a_collective_writes_is_computed_again(
         _, products, _ = gradients(session, wrap_mlps(Reduced), policy)
     finally:
         dist.destroy_process_group()
-    assert computed - products == 2 * 5 * 5  # all but gate, unused, and up
+    # All but gate, which is unused, and up.
+    assert computed - products == 2 * 5 * 5
 
 
 @pytest.mark.parametrize("policy", [ALL, SWAPPED])
@@ -230,13 +233,13 @@ def test_evaluation_stores_nothing(session):
     stream = sluice.stream(model, session=session, chunk=CHUNK, policy=SWAPPED)
     with torch.no_grad():
         model(**batch(), use_cache=False)
-    per_layer = 2 * 75 * 2 * 2 * 8 * 4  # k and v alone
+    per_layer = 2 * 75 * 2 * 2 * 8 * 4  # k and v only
     assert stream.stats().host_peak_bytes <= 2 * per_layer + (
         2 * 75 * 4 * (8 + 1) * 4)
     stream.unstream()
 
 
-# --- what a policy is --------------------------------------------------------
+# --- policies ----------------------------------------------------------------
 
 def test_shares_are_whole_chunks_the_last_ones_kept():
     share = Share(keep=0.25, swap=0.5)
@@ -278,8 +281,8 @@ def test_a_modules_pattern_matches_peft_submodules():
 
 
 def test_products_are_identified_by_weight_not_by_address():
-    """Memory of a weight is freed and had again elsewhere (FSDP2); what lies
-    where it was is no weight."""
+    """FSDP2 frees a weight's memory and allocates it elsewhere. Another tensor
+    at the old address is not taken for the weight."""
     layer = nn.Linear(4, 4, bias=False)
     found = LayerProducts(layer)
     x, weight = torch.ones(4, 4), layer.weight.detach()

@@ -32,12 +32,13 @@ BLOCKS, SQUARES = CHUNKS * (CHUNKS + 1) / 2, CHUNKS ** 2 / 2
 def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed, waits):
     chance = random.Random(seed)
     host = 10 ** chance.uniform(-5, -2)
-    # So that some size of those there are is worth its host time.
+    # At least one size has blocks that are worth their host time.
     pair = host / chance.choice(SIZES[1:]) ** 2 * chance.uniform(2.1, 50)
     walked = {}
 
     def walk(rows):
-        """Seconds of a walk where a pair of rows takes the device `pair`."""
+        """Returns the seconds of a walk if the device takes `pair` for each
+        pair of rows."""
         of_host, of_device = BLOCKS * host, SQUARES * pair * rows * rows
         walked[rows] = (of_host + of_device if waits else
                         max(of_host, of_device))
@@ -45,7 +46,7 @@ def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed, waits):
 
     made = choose(host, walk)
     assert made.host_seconds == host
-    # Never more than the device's own, of which a part may hide the host's.
+    # At most the device's own time, part of which may be hidden by the host's.
     assert made.device_seconds <= pair * made.rows ** 2 * (1 + 1e-9)
     hidden = [rows for rows, seconds in walked.items()
               if 3 * BLOCKS * host <= seconds]
@@ -55,7 +56,8 @@ def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed, waits):
     best = min(walked[rows] / rows ** 2 for rows in hidden)
     assert made.rows == min(rows for rows in hidden if (
         walked[rows] / rows ** 2 <= (1 + NEAR) * best))
-    # No walk is begun that takes the device long, once the host is hidden.
+    # Once the host's time is hidden, no walk starts that would take the device
+    # long.
     largest = max(walked)
     assert largest == SIZES[0] or SQUARES * pair * largest ** 2 <= max(
         BUDGET_S, 12 * BLOCKS * host)
@@ -113,7 +115,7 @@ def test_blocks_of_the_models_own_heads_are_measured(session, monkeypatch):
 
 
 def test_measured_blocks_have_the_shapes_of_a_step(arena, monkeypatch):
-    """Its sequences are walked at a time, as a step walks them."""
+    """A walk uses all sequences of a batch at once, as a step does."""
     shapes = set()
     own = chunk_size.Attend.apply
     monkeypatch.setattr(chunk_size.Attend, "apply", lambda question, q, k, v,
@@ -138,7 +140,7 @@ def test_all_ranks_use_the_first_ranks_choice(monkeypatch):
     store = dist.HashStore()
     first, second = ChunkChoice(512, 0.5, 1.5), ChunkChoice(1024, 0.5, 1.25)
     for told, expected in ((first, first), (second, first)):
-        # Each process counts by itself.
+        # Each process has its own counter.
         monkeypatch.setattr(chunk_size, "_chosen", iter([0]))
         assert agreed(told, Board(store)) == expected
     monkeypatch.undo()

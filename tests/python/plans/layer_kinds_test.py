@@ -1,4 +1,4 @@
-"""`policy="plan"` of a model with layers of several kinds."""
+"""`policy="plan"` of a model with several kinds of layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DENSE, MOE = "Qwen3MoeDecoderLayer.0", "Qwen3MoeDecoderLayer.1"
 
 
 def mixed(**changes):
-    """A dense layer, and two with experts."""
+    """Returns a model with a dense layer and two layers with experts."""
     return tiny("qwen3_moe", num_hidden_layers=3, mlp_only_layers=[0],
                 num_experts=4, num_experts_per_tok=2,
                 moe_intermediate_size=16, head_dim=8, **changes)
@@ -27,7 +27,7 @@ def planned(session, model, steps=3):
 
 
 def asked_of(session, model, monkeypatch):
-    """The profile that a stream of the model sends."""
+    """Returns the profile that a stream of the model sends."""
     seen = []
     monkeypatch.setattr(
         type(session), "plan", lambda self, given, **_: seen.append(
@@ -78,8 +78,8 @@ def test_layers_without_a_backward_are_a_kind_that_keeps_nothing(
 
 
 def test_a_plans_fractions_apply_to_their_kind(session, monkeypatch):
-    """All is swapped of one kind, nothing of the other: after a forward the
-    host has it, to the byte."""
+    """One kind swaps everything, the other nothing. The host bytes after a
+    forward are exactly those of the first."""
     def host_bytes(swapped):
         def plan(self, given, **_):
             classes = [{**c, "keep": 0.0, "recompute": 0.0,

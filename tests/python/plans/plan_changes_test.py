@@ -1,5 +1,6 @@
-"""A plan that changes during a run is taken by all ranks of a job at one step
-or by none, and the losses are those of an undisturbed run to the bit."""
+"""A plan that changes during a run is taken by all ranks of a job at the same
+step or by none, and losses are bit-identical to those of an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from support import forked
 from sluice.plan.plan_changes import Changes, Decision, Offer
 from sluice.ranks.board import Board
 
-# With several jobs each rank has an extent of 4 MiB less.
+# With several jobs each rank gets one extent of 4 MiB less.
 HOST_BYTES = 22 << 20
 
 
 def test_a_running_job(tmp_path):
-    """Its cases are in changing.py; the last one ends the daemon."""
+    """The cases are in changing.py; the last one ends the daemon."""
     with contextlib.closing(PrivateDaemon(
             gpus=RANKS + 1, gpu_bytes=64 << 20, host_bytes=HOST_BYTES)) as daemon:
         ranks = forked(lambda: run_ranks(
@@ -29,17 +30,17 @@ def test_a_running_job(tmp_path):
     assert ranks.returncode == 0, ranks.stdout + ranks.stderr
 
 
-# --- which plan, at which step -------------------------------------------------
+# --- which plan is taken, and at which step ----------------------------------
 
 class Ranks:
-    """The ranks of one job, each at a step of its own, in a random order."""
+    """The ranks of one job, which step in random order."""
 
     def __init__(self, count, seed):
         self.board = Board(dist.HashStore())
         self.changes = [Changes("job", rank, lambda: self.board)
                         for rank in range(count)]
         for one in self.changes:
-            one._stream = 0  # each is of another process
+            one._stream = 0  # as in separate processes
         self.random = random.Random(seed)
         self.steps = [0] * count
         self.offers: list[Offer | None] = [None] * count
@@ -50,7 +51,7 @@ class Ranks:
         self.offers[rank] = Offer(plan, range(len(self.steps)), refusal)
 
     def run(self, steps):
-        """No rank is more than two steps ahead of another."""
+        """Runs steps in which no rank gets more than two ahead of another."""
         for _ in range(steps * len(self.steps)):
             rank = self.random.choice([
                 r for r, step in enumerate(self.steps)
@@ -60,7 +61,7 @@ class Ranks:
             if made is not None:
                 self.decided[rank].append((self.steps[rank], made))
                 if self.offers[rank].plan == made.plan:
-                    self.offers[rank] = None  # answered
+                    self.offers[rank] = None  # the offer was answered
             self.steps[rank] += 1
 
 
@@ -71,7 +72,7 @@ def test_all_ranks_take_a_plan_at_one_step_or_none_does(seed):
         refuses = ranks.random.random() < 0.3
         for rank in ranks.random.sample(range(len(ranks.steps)),
                                         len(ranks.steps)):
-            # Some were told of one before, which this one has replaced.
+            # Some ranks were offered an earlier plan, which this one replaces.
             if ranks.random.random() < 0.3:
                 ranks.offer(rank, 10 * plan + 1)
                 ranks.run(ranks.random.randrange(3))
@@ -102,7 +103,7 @@ def test_the_board_is_not_read_without_an_offer():
 
     changes = Changes("job", 0, board)
     assert [changes.step(i, None) for i in range(3)] == [None] * 3
-    # A single rank decides alone.
+    # A job with one rank decides alone.
     assert changes.step(3, Offer(1, [0])) == Decision(1, "")
 
 

@@ -1,5 +1,5 @@
-"""`policy="plan"`: a step is measured, the daemon plans, and the plan is
-run."""
+"""With `policy="plan"` a step is measured, the daemon plans, and the stream
+follows the plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRODUCTS = 7  # per layer: q, k, v, o, gate, up, down
 
 
 def planned(session, model, steps=4, **options):
-    """The stream after some steps, and each step's run."""
+    """Returns the stream after some steps, and each step's run."""
     stream = sluice.stream(model, session=session, chunk=CHUNK, policy="plan",
                            quiet=True, **options)
     return stream, [run(model, batch()) for _ in range(steps)]
@@ -65,7 +65,7 @@ def test_the_profile_describes_the_measured_step(session, monkeypatch):
     [given] = seen
     rows, layers = 2 * 75, 2
     classes = {c["name"]: c for c in given["classes"]}
-    # e H + 2 e Hkv + 4 H + 4 heads per token, all fp32.
+    # e H + 2 e Hkv + 4 H + 4 heads bytes per token, all in fp32.
     assert classes[BASE]["bytes_per_layer"] == rows * (
         4 * 32 + 2 * 4 * 16 + 4 * 32 + 4 * 4)
     assert classes["mlp.up_proj.weight"]["bytes_per_layer"] == rows * 48 * 4
@@ -75,11 +75,11 @@ def test_the_profile_describes_the_measured_step(session, monkeypatch):
     windows = [given["forward_layer_seconds"], given["backward_layer_seconds"]]
     recomputed = sum(c["recompute_seconds"] for c in classes.values())
     assert 0 < recomputed < windows[0] and 0 < windows[1]
-    # A layer's last product is not computed again, nor those of k and v.
+    # A layer's last product is not recomputed, nor those of k and v.
     assert {n for n, c in classes.items() if not c["recompute_seconds"]} == {
         BASE, "mlp.down_proj.weight", "self_attn.k_proj.weight",
         "self_attn.v_proj.weight"}
-    # What goes out in forward is what is held after it.
+    # Forward copies to the host what the host holds after it.
     assert abs(given["forward_d2h_fixed"]
                - classes[BASE]["bytes_per_layer"]) <= rows * 4 * 48
     assert given["backward_h2d_fixed"] > classes[BASE]["bytes_per_layer"] / 2
@@ -113,7 +113,7 @@ def test_a_plan_says_what_it_computes_again_for_how_many_seconds(capfd, session)
 
 def test_a_product_that_every_replay_computes_has_its_cost(
         session, monkeypatch):
-    """Also the last one, where replays are compared."""
+    """With check="always" this includes the last product of a layer."""
     seen = []
     monkeypatch.setattr(type(session), "plan", lambda self, given, **_: seen.append(
         given) or {"infeasible": "only looking"})
@@ -124,7 +124,8 @@ def test_a_product_that_every_replay_computes_has_its_cost(
 
 
 def test_too_little_host_memory_swaps_less():
-    """4 MiB: what must be there, and not all of the rest."""
+    """4 MiB of host memory hold what must be there, but not all swapped
+    products."""
     def swapped(host_bytes):
         daemon = PrivateDaemon(gpu_bytes=64 << 20, host_bytes=host_bytes)
         inputs = batch(2, 1280)
@@ -136,7 +137,7 @@ def test_too_little_host_memory_swaps_less():
                 made = run(model, inputs)
             parts = {c["name"]: c["swap"] for c in stream.plan["classes"]
                      if c["name"] != BASE}
-            # These save nothing: no replay computes them.
+            # Swapping these saves nothing, because no replay computes them.
             for name in ("mlp.down_proj", "self_attn.k_proj",
                          "self_attn.v_proj"):
                 assert parts.pop(name + ".weight") == 0
@@ -152,7 +153,8 @@ def test_too_little_host_memory_swaps_less():
 
 
 def test_a_link_that_is_full_swaps_nothing():
-    """20 MB/s carry in 3 ms what goes out in any case, and no more."""
+    """In 3 ms, a link of 20 MB/s can carry only the bytes that must be copied.
+    """
     daemon = PrivateDaemon(gpu_bytes=64 << 20, host_bytes=256 << 20,
                            link_bytes_per_second=2e7)
     with sluice.Session(daemon.socket) as session:
@@ -196,7 +198,8 @@ def test_a_forward_without_backward_is_not_profiled(session):
 
 
 def test_ranks_of_a_job_are_planned_together(daemon, session):
-    """One is answered only when both have asked; each gets its own part."""
+    """The first rank is answered only after both have asked; each gets its
+    part."""
     model = tiny()
     stream, _ = planned(session, model, steps=2)
     stream.planning._session = asked = Asked(session)
@@ -225,7 +228,7 @@ def test_ranks_of_a_job_are_planned_together(daemon, session):
 
 
 class Asked:
-    """A session that keeps what it is asked, and asks with some changes."""
+    """A session that records profiles, and sends them with some changes."""
 
     def __init__(self, session, **changes):
         self._session, self._changes = session, changes

@@ -1,5 +1,5 @@
 """Hooks, modules and heads added after stream() are probed like earlier ones:
-exact, or refused by name in the next call."""
+exact, or refused in the next call with an error that names them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 import sluice
 
-LONG = dict(rows=1, length=700)  # of more than one chunk of the head's
+LONG = dict(rows=1, length=700)  # more rows than a chunk of the head has
 
 
 @pytest.fixture
@@ -91,7 +91,8 @@ class Wrapped(nn.Module):
 
 
 class Squared(nn.Linear):
-    """Needs what it multiplies; its attributes are a linear layer's."""
+    """Its backward needs its own product. Attributes are those of nn.Linear.
+    """
 
     def forward(self, x):
         y = super().forward(x)
@@ -115,7 +116,7 @@ def test_a_module_in_a_layer_that_mixes_rows_is_refused(stream):
 
 
 def test_products_of_a_replaced_module_are_computed(stream):
-    """Those of the one before were left out."""
+    """The products of the module that was replaced were skipped."""
     model, plain = tiny(), tiny()
     stream(model)
     for _ in range(2):
@@ -182,13 +183,13 @@ def test_another_head_is_exact(stream):
 
 
 def test_the_random_state_and_gradients_are_unchanged_by_a_new_probe(stream):
-    """Neither the random state nor gradients are the probe's."""
+    """The probe changes neither the random state nor gradients."""
     model = tiny()
     stream(model)
     first = run(model, batch())
     model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
     torch.manual_seed(5)
-    loss = model(**batch()).loss  # adds to the gradients that are there
+    loss = model(**batch()).loss  # adds to the existing gradients
     drawn = torch.rand(3)
     loss.backward()
     torch.manual_seed(5)
@@ -231,7 +232,7 @@ def test_custom_layers_are_probed_again(session, sample, hidden):
     lambda module, args, y: 2 * y)], ids=["mixing", "by rows"])
 def test_a_hook_in_a_sharded_layer_is_refused_or_exact(session, tmp_path,
                                                        hook):
-    """FSDP2's own hooks are no change."""
+    """FSDP2's own hooks do not count as a change."""
     dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
                             world_size=1)
     try:
@@ -269,11 +270,11 @@ def mean_loss(source, target, *args, **kwargs):
     "transformers.loss.loss_utils.fixed_cross_entropy"])
 def test_a_loss_replaced_by_a_mean_over_rows_is_exact(
         stream, monkeypatch, place):
-    """In chunks it would be a sum of means."""
+    """Computed in chunks, it would be a sum of means."""
     model, inputs = tiny(), batch(**LONG)
     made = stream(model)
     run(model, inputs)
     monkeypatch.setattr(place, mean_loss)
     expected = run(tiny(), inputs)
     assert_same(run(model, inputs), expected)
-    assert made.head == "rows"  # again, once it is a sum
+    assert made.head == "rows"  # by rows again once the loss is a sum

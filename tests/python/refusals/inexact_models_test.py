@@ -1,6 +1,7 @@
-"""Models that cannot be exact are refused in stream() by name. Models that
-once were wrong without an error are refused or exact (notes: python.md, second
-look)."""
+"""stream() refuses models that it cannot run exactly, with an error that names
+the reason. Guards also against models that gave wrong results without an
+error.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from sluice import Unsupported
 
 
 class Mlp(Wrapper):
-    """A layer's own feed-forward, and something after it."""
+    """A layer's own feed-forward network, followed by `after`."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -66,7 +67,7 @@ class Positions(Mlp):
 
 
 class LatePositions(Mlp):
-    """As Llama 4 scales queries, from a row on that no probe has."""
+    """Scales like Llama 4's queries, from a row on that no probe has."""
 
     def after(self, y, x):
         rows = torch.arange(0, x.shape[1], device=x.device)
@@ -74,7 +75,7 @@ class LatePositions(Mlp):
 
 
 class Indices(Mlp):
-    """Its rows by their number, as experts take them."""
+    """Indexes its rows by their number, as experts do."""
 
     def after(self, y, x):
         rows = torch.arange(end=x.shape[1])
@@ -82,7 +83,8 @@ class Indices(Mlp):
 
 
 class TwoUses(Mlp):
-    """Numbers that are positions, and indices of the layer's own rows."""
+    """Uses row numbers both as positions and as indices of the layer's own
+    rows."""
 
     def after(self, y, x):
         rows = torch.arange(x.shape[1])
@@ -90,7 +92,8 @@ class TwoUses(Mlp):
 
 
 class AuxiliaryLoss(Mlp):
-    """Balances experts over all rows: a product of two means."""
+    """Adds a loss that balances experts over all rows: a product of two means.
+    """
 
     def after(self, y, x):
         share = torch.softmax(y[..., :4], -1).mean((0, 1))
@@ -98,7 +101,8 @@ class AuxiliaryLoss(Mlp):
 
 
 class LossOfManyRows(Mlp):
-    """No chunk has as many: there the parameter has no gradient at all."""
+    """Adds a loss only for more rows than a chunk has, so that the parameter
+    has no gradient in chunks."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -109,7 +113,7 @@ class LossOfManyRows(Mlp):
 
 
 class CapacityRouter(Mlp):
-    """Each expert takes the first rows that want it, up to a share."""
+    """Each expert takes the first rows that choose it, up to its capacity."""
 
     def after(self, y, x):
         wish = x[..., :4].argmax(-1)
@@ -197,8 +201,8 @@ class IfLonger(Mlp):
     deep(FromRow, 71, 1024, torch.bfloat16)])
 def test_thresholds_beyond_the_probe_are_found_in_the_first_step(
         session, kind, at, chunk, dtype):
-    """Thresholds in a row's index and in the number of rows: within a chunk, or
-    between the last chunk's rows and the others'."""
+    """The thresholds are on a row's index or on the number of rows, within a
+    chunk or between the last chunk's rows and the others'."""
     model = with_mlp(kind, num_hidden_layers=1,
                      max_position_embeddings=4096).to(dtype)
     model.model.layers[0].mlp.at = at
@@ -210,7 +214,8 @@ def test_thresholds_beyond_the_probe_are_found_in_the_first_step(
 
 
 def rounded_by_shape(x, weight, bias=None, own=F.linear):
-    """Adds two parts up in the type, as GPUs do; which, the shape decides."""
+    """Adds two partial products in the tensor's own type, as GPUs do. The
+    shape decides where the product is divided."""
     at = 8 + x.shape[-2] * 7 % (x.shape[-1] - 16)
     y = own(x[..., :at], weight[..., :at]) + own(x[..., at:], weight[..., at:])
     return y if bias is None else y + bias
@@ -229,7 +234,8 @@ EXPERTS = {
     deep("qwen3_moe", 0), deep("mixtral", 40), deep("gpt_oss", 0)])
 def test_experts_in_bf16_are_not_taken_for_such_layers(
         session, monkeypatch, kind, padding):
-    """Rounding sends a row to another one; all rows of padding, if one."""
+    """Rounding may send a row to another expert. If that happens to one row of
+    padding, it happens to all of them."""
     model = tiny(kind, num_hidden_layers=1, **EXPERTS[kind]).bfloat16()
     model.set_attn_implementation("eager" if kind == "gpt_oss" else "sdpa")
     sluice.stream(model, session=session, chunk=200, check="always")
@@ -247,7 +253,7 @@ def test_a_load_counter_counts_each_row_once(session):
     model, inputs = with_mlp(LoadCounter), batch()
     sluice.stream(model, session=session, chunk=16)
     counted = [m for m in model.modules() if isinstance(m, LoadCounter)]
-    assert all(not m.load.any() for m in counted)  # the probe leaves none
+    assert all(not m.load.any() for m in counted)  # the probe leaves no counts
     run(model, inputs)
     assert all(m.load.sum() == inputs["input_ids"].numel() for m in counted)
 
@@ -262,7 +268,8 @@ def test_an_in_place_write_on_its_own_result_is_exact(session):
 
 @pytest.mark.parametrize("kind", [FunctionalDropout, SampledRouting])
 def test_random_layers_have_the_gradient_of_their_drawn_numbers(session, kind):
-    """Against differences along the gradient, with the same numbers drawn."""
+    """Compares with finite differences along the gradient, with the same
+    draws."""
     model, inputs = with_mlp(kind).double(), batch()
     sluice.stream(model, session=session, chunk=16, check="always")
     state = torch.get_rng_state()
@@ -288,7 +295,7 @@ def test_random_layers_have_the_gradient_of_their_drawn_numbers(session, kind):
     lambda y, most: y.uniform_(-most, most),
     lambda y, most: y.normal_(0, most)])
 def test_noise_that_depends_on_the_number_of_rows_is_exact(session, draw):
-    """NEFTune draws like this in a hook that it puts in before stream()."""
+    """NEFTune draws like this in a hook that it adds before stream()."""
     model = tiny()
     model.model.embed_tokens.register_forward_hook(
         lambda module, args, y: y + draw(torch.zeros_like(y), 5 / (
@@ -310,7 +317,8 @@ def test_a_backward_leaves_the_random_state_of_its_forward(session):
 
 
 def test_chunked_attention_is_the_masks(session):
-    """llama4's layers see pieces of the sequence: the mask says so."""
+    """llama4's layers attend within chunks of the sequence, as the mask says.
+    """
     model = tiny("llama4_text", attention_chunk_size=24, num_local_experts=2,
                  num_experts_per_tok=1, intermediate_size_mlp=48,
                  interleave_moe_layer_step=1, no_rope_layers=[1, 1],
@@ -362,8 +370,8 @@ def test_an_unknown_argument_as_long_as_the_sequence_is_refused(session):
 
 
 class Rounded(Wrapper):
-    """Steps where the last bits say so, as where torchao quantises
-    activations, which have many more values than a tiny model."""
+    """Rounds coarsely, as torchao's quantised activations, which have many
+    more values than a tiny model."""
 
     def forward(self, x):
         return self.inner(x) + 1e-3 * torch.sin(1e6 * x).sign()
@@ -393,13 +401,13 @@ def test_reasons_name_the_cause_and_not_how_it_was_met(session, kind, changes,
     stream = sluice.stream(model, session=session, chunk=16)
     [(found, _)] = stream.whole
     assert cause in found.why
-    # Without a mask torch's kernel keeps no scores.
+    # Without a mask torch's kernel stores no scores.
     assert (found.bytes_per_pair > 0) == (kind != "gemma")
     assert_same(run(model, inputs), expected)
 
 
 def test_a_decoder_that_takes_pictures_is_tried(session):
-    """Chameleon's become tokens of the sequence."""
+    """Chameleon's pictures become tokens of the sequence."""
     names = {f"IMGIMG{c}Z": 20 + i for i, c in enumerate("ABCDEFGH")}
     config = ChameleonConfig(**SIZES, vocabulary_map={"<image>": 5, **names},
                              vq_config=dict(
@@ -409,7 +417,7 @@ def test_a_decoder_that_takes_pictures_is_tried(session):
     torch.manual_seed(0)
     model = ChameleonForConditionalGeneration(config).train()
     inputs = batch(length=300)
-    inputs["input_ids"][:, 3:259] = 5  # 16 x 16 parts of a picture
+    inputs["input_ids"][:, 3:259] = 5  # 16 x 16 patches of a picture
     inputs["labels"][(inputs["labels"] >= 20) & (inputs["labels"] < 28)] = -100
     inputs["pixel_values"] = torch.randn(2, 3, 16, 16)
     expected = unstreamed(model, inputs)
@@ -419,7 +427,7 @@ def test_a_decoder_that_takes_pictures_is_tried(session):
 
 DROPPING = {
     "llama": dict(attention_dropout=0.1), "opt": dict(attention_dropout=0.1),
-    "gpt2": {}, "gpt_bigcode": {}, "openai-gpt": {},  # 0.1 unless said
+    "gpt2": {}, "gpt_bigcode": {}, "openai-gpt": {},  # defaults to 0.1
     "gptj": dict(attn_pdrop=0.1),
     "biogpt": dict(attention_probs_dropout_prob=0.1),
 }
@@ -429,7 +437,7 @@ LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512, rotary_dim=4,
 
 @pytest.mark.parametrize("kind", DROPPING)
 def test_remedies_against_attention_dropout_work(session, kind):
-    """Both remedies: change this model, or load it with another value."""
+    """One remedy changes this model, the other loads it with another value."""
     changes = {**LEARNED, **DROPPING[kind]}
     model = tiny(kind, **changes)
     with pytest.raises(Unsupported, match="attention dropout of 0.1") as said:
@@ -443,7 +451,7 @@ def test_remedies_against_attention_dropout_work(session, kind):
             owner = functools.reduce(getattr, parents, module)
             setattr(owner, last, 0.0)
     sluice.stream(model, session=session, chunk=16)
-    if kind != "openai-gpt":  # its layers do not have the config
+    if kind != "openai-gpt":  # layers of openai-gpt have no config
         sluice.stream(tiny(kind, **{**changes, loaded: 0.0}),
                       session=session, chunk=16)
 

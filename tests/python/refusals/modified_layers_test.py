@@ -1,4 +1,5 @@
-"""User's changes of layers are exact, or refused by name."""
+"""User's changes of layers are exact, or refused with an error that names
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sluice.base.randomness import Still
 
 
 class Around(nn.Module):
-    """Around a layer's mlp: `function(self, mlp, x)`."""
+    """Wraps a layer's mlp; computes `function(self, mlp, x)`."""
 
     def __init__(self, mlp, function, **parts):
         super().__init__()
@@ -69,7 +70,7 @@ def exact(session, model, inputs=None, **options):
 
 
 def whole(session, model, layers=(0, 1)):
-    """These layers run whole, and exactly."""
+    """Checks that these layers run whole, and that the step is exact."""
     inputs = batch()
     torch.manual_seed(4)
     expected = unstreamed(model, inputs)
@@ -82,7 +83,7 @@ def whole(session, model, layers=(0, 1)):
     assert_same(run(model, inputs), expected, other)
 
 
-# --- whole: they mix rows, where the plain probe does not look --------------
+# --- layers that mix rows in a way that the plain probe misses --------------
 
 MIXING = {
     "beside functional dropout": lambda s, mlp, x: F.dropout(
@@ -143,7 +144,7 @@ def test_a_very_faint_token_shift_is_refused(session):
     refused(session, around(lambda s, mlp, x: mlp(x) + 1e-6 * shift(x)))
 
 
-# --- losses and parameters that the layer's output does not show ------------
+# --- losses and parameters that do not affect the layer's output ------------
 
 @pytest.mark.parametrize("share", [1e-2, 1e-4])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -207,7 +208,8 @@ def test_a_layers_forward_that_is_no_method_is_refused(session):
 # --- exact ------------------------------------------------------------------
 
 def test_one_row_that_rounding_sends_elsewhere_is_no_refusal(session):
-    """As a router's near tie, of one of the probe's rows."""
+    """Simulates a router's near tie, which occurs in one of the probe's rows.
+    """
     first = []
 
     def forward(self, mlp, x):

@@ -1,5 +1,5 @@
-"""A model that is made like one that was tried in this process is not tried
-again; one that differs in anything is."""
+"""A model that is made like one that was probed in this process is not probed
+again; a model that differs in anything is."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ CHANGES = {
 
 @pytest.fixture
 def tried(session, monkeypatch):
-    """Streams a model after one like `tiny()`; whatever is tried then is
-    refused."""
+    """Streams a model after one like `tiny()`; any further probe raises."""
     def stream(model):
         sluice.stream(tiny(), session=session, quiet=True).unstream()
         monkeypatch.setattr("sluice.proof.probe.probe_layer", refuse)

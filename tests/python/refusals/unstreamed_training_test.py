@@ -32,7 +32,8 @@ def stream(session):
 
 
 def with_adapter(config, model=None):
-    """Moved off their initial values, at which many do nothing."""
+    """Adds an adapter and moves its weights off their initial values, because
+    many adapters do nothing at these."""
     model = tiny() if model is None else model
     torch.manual_seed(0)
     model = peft.get_peft_model(model, config).train()
@@ -44,7 +45,7 @@ def with_adapter(config, model=None):
 
 
 def named_as_before(got, *parts):
-    """Gradients by the names that they have without wrappers."""
+    """Renames the gradients to the names that they have without wrappers."""
     for part in parts:
         got.gradients = {n.replace(part, ""): g
                          for n, g in got.gradients.items()}
@@ -94,7 +95,8 @@ def test_prefix_tuning_is_refused_in_stream_by_name(stream):
                        match="'default' \\(prefix_tuning\\).*LoRA"):
         stream(model)
     assert all("forward" not in vars(m) for m in model.modules())
-    # One that comes later, in the step that it passes a cache to.
+    # An adapter added after stream() is refused in the step that it passes a
+    # cache to.
     model = tiny()
     stream(model)
     with pytest.raises(sluice.Unsupported, match="past_key_values in trai"):
@@ -167,7 +169,7 @@ def test_a_copy_reports_once_that_it_is_not_streamed(stream, capfd, copied):
     stream(twin).unstream()
 
 
-# --- what is put around, or in the place of something ------------------------
+# --- wrappers and replacements -----------------------------------------------
 
 def test_checkpointing_by_the_user_is_skipped_or_exact(stream):
     expected = unstreamed(tiny(), batch())
@@ -270,10 +272,11 @@ def test_a_larger_vocabulary_is_exact(stream):
     assert_same(*(run(model, batch()) for model in models))
 
 
-# --- what autograd and threads may ask ---------------------------------------
+# --- uses of autograd and threads --------------------------------------------
 
 def test_gradients_of_gradients_are_refused(stream):
-    """Torch would leave the model's part out where some other loss has one."""
+    """Torch would omit the model's part if another loss has a second
+    derivative."""
     model = tiny()
     stream(model)
     loss = model(**batch()).loss + (model.lm_head.weight ** 3).sum()
@@ -282,7 +285,8 @@ def test_gradients_of_gradients_are_refused(stream):
 
 
 def test_threads_take_turns(stream):
-    """A forward of one thread and a backward of another among them."""
+    """A forward of one thread may run between a forward and a backward of
+    another."""
     model, plain, seeds = tiny(), tiny(), range(4)
     made = stream(model)
     inputs = [batch(length=60 + 7 * seed, seed=seed) for seed in seeds]

@@ -1,4 +1,5 @@
-"""Unsupported calls of a streamed model are refused by name."""
+"""Unsupported calls of a streamed model are refused with an error that names
+them."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ from sluice import Unsupported
 
 
 def of_parameters(model):
-    """The loss, of the model's parameters."""
+    """Returns the loss as a function of the model's parameters, and these."""
     return (lambda given: functional_call(model, given, (), batch()).loss,
             {n: p.detach() for n, p in model.named_parameters()})
 
 
 def of_rows(model):
-    """The decoder's answer, of embeddings."""
+    """Returns a sum of the decoder's output as a function of embeddings, and
+    these."""
     return (lambda x: model.model(inputs_embeds=x, use_cache=False
                                   ).last_hidden_state.sum(),
             torch.randn(2, 75, 32))
@@ -59,7 +61,7 @@ def test_torch_func_over_layers_of_one_s_own_is_refused_by_name(session):
     stream.unstream()
 
 
-# --- after the end ----------------------------------------------------------
+# --- calls after unstream() -------------------------------------------------
 
 @pytest.mark.parametrize("hidden", ["device", "host"])
 @pytest.mark.parametrize("own", [False, True])
@@ -115,19 +117,21 @@ def test_a_mask_that_transformers_would_misread_is_refused(session, mask, why):
 # --- the probe's call of the model ------------------------------------------
 
 class Needy(type(tiny())):
-    """Its forward needs more than ids."""
+    """A model with a forward that requires more than ids."""
 
     def forward(self, input_ids=None, style=None, **rest):
         return super().forward(input_ids=input_ids + style, **rest)
 
 
 def test_a_failure_of_the_stream_s_own_is_not_swallowed(session, monkeypatch):
-    """It once was, where no model alone failed."""
+    """Guards against ignoring the stream's own failure if the model alone
+    works."""
     def broken(*_):
         raise AttributeError("'Step' object has no attribute 'of_ours'")
 
     monkeypatch.setattr("sluice.hf.padding.watch", broken)
-    with pytest.raises(Unsupported, match="of_ours"):  # one that no test tried
+    # A model that no test has probed.
+    with pytest.raises(Unsupported, match="of_ours"):
         sluice.stream(tiny(intermediate_size=40), session=session, chunk=16, quiet=True)
 
 

@@ -1,5 +1,5 @@
 """Evaluation of a streamed model in Trainer, by loss and by metrics, and uses
-of logits that are computed when they are read."""
+of logits, which are computed when they are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 class Largest(TorchDispatchMode):
-    """The most elements of any logits that were made."""
+    """Records the most elements of any logits tensor that torch computes."""
 
     elements = 0
 
@@ -37,7 +37,7 @@ class Largest(TorchDispatchMode):
 
 
 def evaluate(model, lengths=(300, 290), **options):
-    """What Trainer says of two rows in one batch."""
+    """Returns Trainer's metrics for two rows in one batch."""
     args = TrainingArguments(**settings(per_device_eval_batch_size=2))
     return Trainer(model=model, args=args, data_collator=(
         DataCollatorForSeq2Seq(tokenizer())), **options).evaluate(
@@ -101,7 +101,7 @@ USES = {
 
 @pytest.fixture(scope="module")
 def read():
-    """A streamed model and a plain one, of which logits are read."""
+    """Returns a streamed and a plain model for tests that read logits."""
     model = tiny()
     stream = sluice.stream(model, chunk=64, quiet=True)
     yield model, tiny()
@@ -133,7 +133,8 @@ def assert_close(found, expected):
 
 
 class Square(torch.autograd.Function):
-    """Autograd's functions are called without torch's overrides."""
+    """A custom autograd function, to which torch applies no overrides
+    (__torch_function__)."""
 
     @staticmethod
     def forward(ctx, x):
@@ -199,7 +200,7 @@ def test_logits_that_cannot_be_made_any_more_are_refused(session, name,
 
 
 def test_mixed_precision_loops_leave_logits_alone(session):
-    """accelerate widens what a model returns in half precision."""
+    """accelerate converts what a model returns in half precision to fp32."""
     model, stream = streamed(session)
     args = TrainingArguments(**settings(max_steps=2, bf16=True))
     with Largest() as largest:

@@ -1,4 +1,4 @@
-"""sluice.AdamW has torch's AdamW's parameters and states, to the bit."""
+"""sluice.AdamW has bit-identical parameters and states to torch's AdamW."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HALVES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def layers() -> nn.Module:
-    """Layers of each size and layout, one larger than a small bucket."""
+    """Returns layers of each size and layout; one exceeds a small bucket."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Linear(33, 77), nn.Linear(77, 5, bias=False), nn.Embedding(7, 901),
@@ -40,7 +40,7 @@ def layers() -> nn.Module:
 
 
 class Pair:
-    """A model with sluice.AdamW, and its fp32 copy with torch's."""
+    """A model with sluice.AdamW, and its fp32 copy with torch's AdamW."""
 
     def __init__(self, session, dtype=torch.float32, groups=None, **options):
         self.model = layers().to(dtype)
@@ -65,7 +65,7 @@ class Pair:
         self.torchs.step()
 
     def same(self):
-        """Checks that parameters and states are the same to the bit."""
+        """Checks that parameters and states are bit-identical."""
         for p, twin in self.both():
             assert torch.equal(p, twin.to(p.dtype))
             found, expected = (
@@ -117,7 +117,7 @@ def test_groups_schedulers_and_frozen_parameters(session):
     for p in frozen:
         p.requires_grad_(False)
     for i in range(6):
-        if i == 3:  # thawed, and one without a gradient
+        if i == 3:  # trains the frozen parameters; one has no gradient
             for p in frozen:
                 p.requires_grad_(True)
         pair.step(without={2} if i % 2 else {3})
@@ -143,7 +143,8 @@ def test_gradients_of_another_layout_and_dtype(session):
     pair.same()
     half = Pair(session, torch.bfloat16)
     half.step()
-    if hasattr(torch.Tensor, "grad_dtype"):  # wider gradients of bf16 weights
+    # Gradients of bf16 weights in a wider type.
+    if hasattr(torch.Tensor, "grad_dtype"):
         for p, twin in half.both():
             p.grad = None
             p.grad_dtype = torch.float32
@@ -189,7 +190,8 @@ def test_weights_that_are_set_count_more_than_their_masters(session):
 @pytest.mark.parametrize("through_file", [False, True])
 def test_a_state_goes_on_in_the_other_optimizer(session, bucket, dtype,
                                                 through_file):
-    """From torch's AdamW to this one, and back; both go on to the bit."""
+    """Each optimizer loads the other's state, and both continue
+    bit-identically."""
     pair = Pair(session, dtype, lr=1e-2)
     for _ in range(3):
         pair.step()
@@ -215,7 +217,8 @@ def test_a_state_goes_on_in_the_other_optimizer(session, bucket, dtype,
 
 
 def test_a_state_without_masters_begins_at_the_weights(session):
-    """Torch's AdamW of bf16 weights has none, and moments in bf16."""
+    """The loaded state is torch's for bf16 weights: it has no masters, and
+    moments in bf16."""
     model = layers().bfloat16()
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2),
                   sluice.AdamW(model.parameters(), session=session)]
@@ -269,7 +272,8 @@ def test_state_dicts_of_distributed_checkpoints(session):
         pair.ours = sluice.AdamW(pair.model.parameters(), session=session)
         pair.torchs = torch.optim.AdamW(pair.twin.parameters(), foreach=True)
         for optimizer in pair.ours, pair.torchs:
-            optimizer.zero_grad()  # else torch makes no states to load into
+            # Otherwise torch creates no states to load into.
+            optimizer.zero_grad()
         set_optimizer_state_dict(pair.model, pair.ours, kept[1],
                                  options=options)
         set_optimizer_state_dict(pair.twin, pair.torchs, kept[0],
@@ -317,7 +321,7 @@ def test_host_bytes_are_those_that_are_promised(daemon, session, dtype, each):
     state = optimizer.state[p]["exp_avg"]
     del optimizer
     gc.collect()
-    assert leased() == each * elements  # someone reads it still
+    assert leased() == each * elements  # `state` still refers to the memory
     del state
     gc.collect()
     assert leased() == 0

@@ -33,7 +33,7 @@ from sluice.attention import masks
 
 @pytest.fixture
 def streamed(session):
-    """Makes a model streamed until the test's end."""
+    """Returns a function that streams a model until the test's end."""
     streams = []
 
     def make(model, **options):
@@ -47,7 +47,8 @@ def streamed(session):
 
 
 def same_after(change, streamed, inputs=None, model=None, **options):
-    """Stream, change both, and compare."""
+    """Streams a model, changes it and its copy, and compares a step of both.
+    """
     model, inputs = model or tiny(), inputs or batch()
     twin = copy.deepcopy(model)
     stream = streamed(model, **options)
@@ -155,7 +156,7 @@ def test_packed_rows_without_a_cache_are_exact(streamed):
 
 
 def test_packed_documents_are_separated_without_being_declared(streamed):
-    """transformers mixes them while config.use_cache makes a cache."""
+    """transformers mixes the documents if config.use_cache creates a cache."""
     model = tiny()
     expected = unstreamed(model, {**restarting(), "use_cache": False})
     streamed(model)
@@ -228,13 +229,13 @@ def test_the_first_check_is_of_the_first_step_that_trains(streamed):
     stream = streamed(model)
     with torch.no_grad():
         model(**batch())
-    model(**batch())  # its backward does not come
+    model(**batch())  # a forward without a backward
     assert not stream.checks.has_passed
     run(model, batch())
     assert stream.checks.has_passed
     model.model.layers[0].mlp.register_forward_hook(
         lambda module, args, y: 2 * y)
-    model(**batch())  # probes the layers again
+    model(**batch())  # this call probes the layers again
     assert not stream.checks.has_passed
 
 
@@ -283,7 +284,8 @@ def test_modules_in_layers_run_compiled(streamed):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_accelerates_wrapper_comes_and_goes(streamed, keep):
-    """It binds what it finds as a forward to the model; so does a copy."""
+    """accelerate binds the forward that it finds to the model, and a copy of
+    the model binds it, too."""
     model = tiny()
     expected = unstreamed(model, batch())
     takes = inspect.signature(model.forward)
@@ -331,7 +333,7 @@ def test_hooks_inside_of_layers_are_said_to_be_called_per_chunk(session, late):
     calls.clear()
     assert_same(run(model, batch()), unstreamed(tiny(), batch()))
     assert calls.count("layer") == 1
-    assert calls.count("mlp") >= 2 * 5  # chunks of 75 rows
+    assert calls.count("mlp") >= 2 * 5  # each way has 5 chunks of 75 rows
 
 
 # --- the handle -------------------------------------------------------------

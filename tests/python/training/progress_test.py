@@ -25,17 +25,18 @@ from sluice.ranks.progress import Progress
 
 
 class Looked:
-    """A Progress with a clock and an ear of the test's own."""
+    """A Progress with a simulated clock; the test receives its messages."""
 
     def __init__(self, stalled_s=100.0):
         self.now, self.said = 0.0, []
         self.layers = [nn.Identity() for _ in range(4)]
         self.of = Progress(self.layers, stalled_s, lambda: self.now,
                            self.said.append)
-        self.of._thread = SimpleNamespace()  # none of its own
+        # Replaces the thread, so that only the test calls look().
+        self.of._thread = SimpleNamespace()
 
     def looks(self, seconds):
-        """Once a second."""
+        """Calls look() once per simulated second; returns the new messages."""
         for _ in range(seconds):
             self.now += 1
             self.of.look()
@@ -62,7 +63,7 @@ def test_a_long_step_reports_its_place_at_intervals():
     looked.of.done(looked.layers[3])
     assert len(looked.looks(10)) == 1
     looked.of.done(looked.layers[0])
-    assert looked.looks(500) == []  # the user's own time
+    assert looked.looks(500) == []  # no step runs, so nothing is stuck
 
 
 def test_a_stall_is_reported_at_growing_intervals():
@@ -75,8 +76,8 @@ def test_a_stall_is_reported_at_growing_intervals():
                                 line.format(60)]
     looked.of.move(step, "forward", looked.layers[1], 1)
     looked.looks(14)
-    assert len(looked.looks(1)) == 1  # again from the limit
-    del step  # it failed
+    assert len(looked.looks(1)) == 1  # reported again after the limit
+    del step  # a step that failed
     gc.collect()
     assert looked.looks(500) == []
 
@@ -93,7 +94,7 @@ def test_a_hanging_layer_is_named_during_the_hang(
 
     def hang(*_):
         calls.append(0)
-        if len(calls) != 8:  # of 5 chunks each way: the third last, backward
+        if len(calls) != 8:  # of 5 chunks each way: the third last in backward
             return
         if quiet:
             time.sleep(0.6)
@@ -103,7 +104,7 @@ def test_a_hanging_layer_is_named_during_the_hang(
     model.model.layers[1].mlp.register_forward_pre_hook(hang)
     stream = sluice.stream(model, session=session, chunk=16, quiet=quiet,
                            stalled_s=0.3, check="off")
-    calls.clear()  # of the probe
+    calls.clear()  # drop the probe's calls
     run(model, batch())
     said = "".join(said) + capsys.readouterr().err
     assert bool(re.search(r"rank 0 of 1: nothing has moved for \d+ s: backward,"
@@ -129,7 +130,7 @@ def test_an_exception_ends_progress_messages(session):
 
 def test_a_waiting_rank_reports_its_stall_and_names_the_failed_rank(
         daemon, tmp_path):
-    """What the two ranks do is in waiting_ranks.py."""
+    """waiting_ranks.py has the code of the two ranks."""
     ranks = forked(lambda: run_ranks(
         2, waiting_ranks.work, str(tmp_path / "group"), daemon.socket,
         str(tmp_path)))
@@ -145,7 +146,7 @@ def test_a_waiting_rank_reports_its_stall_and_names_the_failed_rank(
                      "division by zero", failed), said[0]
 
 
-# Wrong once: a victim's "Connection closed by peer" took the cause's place.
+# Guards against replacing the cause by a victim's "Connection closed by peer".
 def test_the_first_failure_stays_on_the_jobs_board(tmp_path):
     dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
                             world_size=1)
@@ -154,11 +155,11 @@ def test_the_first_failure_stays_on_the_jobs_board(tmp_path):
             board.Board.of_job().update(board.FAILED, lambda _: {
                 "rank": rank, "what": "the cause", "time": time.time() - ago})
 
-        fails(1, ago=3)  # before this rank came to its own part of the step
+        fails(1, ago=3)  # before this rank entered its part of the step
         with pytest.raises(RuntimeError), board.telling_job():
             raise RuntimeError("Connection closed by peer")
         assert board.failed_rank(time.time()) == "rank 1 failed: the cause"
-        fails(1, ago=100)  # in a step of long ago
+        fails(1, ago=100)  # in a much earlier step
         with pytest.raises(ValueError), board.telling_job():
             raise ValueError("its own")
         told = board.Board.of_job().read(board.FAILED)
@@ -167,11 +168,11 @@ def test_the_first_failure_stays_on_the_jobs_board(tmp_path):
         dist.destroy_process_group()
 
 
-# --- the daemon and other jobs in the midst of a step -------------------------
+# --- the daemon and other jobs during a step ---------------------------------
 
 def trained(model, steps, meanwhile=lambda step, where: None):
-    """Losses of some steps of AdamW; `meanwhile` is called in the midst of
-    each forward and each backward."""
+    """Returns the losses of some steps of AdamW; calls `meanwhile` during each
+    forward and each backward."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     found, at = [], SimpleNamespace(step=0, where="forward")
 
@@ -225,7 +226,7 @@ def test_a_daemon_killed_before_a_lease_is_reported(daemon):
     assert_same(run(model, batch()), expected)
     os.kill(daemon.pid, signal.SIGKILL)
     await_true("sluiced is gone", lambda: not is_running(daemon.pid))
-    long = batch(4, 500)  # more than that leased
+    long = batch(4, 500)  # needs more than is leased
     model.zero_grad()
     with pytest.raises(sluice.Error, match="UNAVAILABLE"):
         for _ in range(40):
@@ -233,7 +234,7 @@ def test_a_daemon_killed_before_a_lease_is_reported(daemon):
             long = {k: v.repeat(2, 1) for k, v in long.items()}
     gc.collect()
     assert stream.stats().host_bytes == 0
-    assert_same(run(model, batch()), expected)  # what fits goes on
+    assert_same(run(model, batch()), expected)  # steps that fit still work
     session.close()
 
 

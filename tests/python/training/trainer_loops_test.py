@@ -1,5 +1,5 @@
-"""Trainer's, TRL's and PEFT's loops around a streamed model log in each
-step what they log around the model itself."""
+"""Trainer's, TRL's and PEFT's loops around a streamed model log in each step
+what they log around the model itself."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def words(first, count):
 
 
 def grpo(model, log):
-    """Its prompts, and its batches, are padded on the left."""
+    """Prompts and batches are padded on the left."""
     def reward(completions, **_):
         return [float(sum(map(len, text.split()))) for text in completions]
 
@@ -82,7 +82,7 @@ def lora(**more):
         "q_proj", "down_proj"], **more})
 
 
-# name -> (the trainer, whether stream() comes after it was made)
+# name -> (the trainer, whether stream() is called after the trainer was made)
 LOOPS = {
     "trainer, accumulating, checkpointing": (trainer(
         gradient_accumulation_steps=2, gradient_checkpointing=True,
@@ -135,7 +135,7 @@ def test_adapters_have_the_gradients_of_the_model_itself(session, name, late):
     def adapted(model):
         torch.manual_seed(1)
         model = get_peft_model(model, ADAPTERS[name])
-        with torch.no_grad():  # new ones are zero in half
+        with torch.no_grad():  # half of a new adapter's weights are zero
             for key, parameter in model.named_parameters():
                 if "lora_" in key:
                     parameter.copy_(torch.randn_like(parameter) * 0.1)
@@ -169,7 +169,8 @@ def test_an_adapter_of_a_tied_head_is_exact(session, late):
 
 
 def test_adapters_with_dropout_have_the_gradient_of_their_drawn_masks(session):
-    """Against differences along the gradient, with the same numbers drawn."""
+    """Compares with finite differences along the gradient, with the same
+    draws."""
     torch.manual_seed(1)
     model = get_peft_model(tiny().double(), lora(
         lora_dropout=0.3, init_lora_weights=False)).double()
@@ -197,7 +198,8 @@ def test_adapters_with_dropout_have_the_gradient_of_their_drawn_masks(session):
 # --- packed documents -------------------------------------------------------
 
 def packed(**changes):
-    """[1, 75] of three documents, as flattening collators describe them."""
+    """Returns [1, 75] with three documents, described as flattening collators
+    do."""
     cut = torch.tensor([0, 20, 21, 75], dtype=torch.int32)
     lengths = cut.diff().tolist()
     return {**batch(1), "use_cache": False, "cu_seq_lens_q": cut,
@@ -212,7 +214,8 @@ def test_documents_described_twice_are_exact(session):
     model = tiny()
     expected = unstreamed(model, packed())
     apart = unstreamed(model, {**batch(1), "use_cache": False})
-    assert abs(apart.loss - expected.loss) > 1e-3  # they matter
+    # The documents make a difference.
+    assert abs(apart.loss - expected.loss) > 1e-3
     sluice.stream(model, session=session, chunk=16)
     assert_same(run(model, packed()), expected)
     again = packed()

@@ -1,4 +1,4 @@
-"""Unusual steps of user code: each equals the plain model."""
+"""Unusual steps of user code: each has the plain model's results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def graded(model: nn.Module, loss: float) -> Run:
 
 
 def lengths_that_differ(model):
-    """Some shorter than a chunk, some of one row with a label."""
+    """Some batches are shorter than a chunk, and one has one row with a label.
+    """
     total = 0.0
     for length in (75, 9, 40, 16, 120, 2):
         ids = batch(2, length, seed=length)["input_ids"]
@@ -88,7 +89,7 @@ class Texts(Dataset):
 
 
 def workers_of_a_loader(model):
-    """Forked while memory is leased."""
+    """The loader forks its workers while memory is leased."""
     total = 0.0
     for ids in DataLoader(Texts(), num_workers=2, persistent_workers=True):
         loss = model(input_ids=ids, labels=ids).loss

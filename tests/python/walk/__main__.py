@@ -44,8 +44,8 @@ def _arguments() -> argparse.Namespace:
 
 
 class _Asked:
-    """Whether a signal has asked to end. A flag and no exception: one that is
-    raised while a child is forked would be lost."""
+    """Whether a signal has asked to end. This is a flag, because an exception
+    that is raised while a child is forked would be lost."""
 
     def __init__(self, *signals: int):
         self.came = False
@@ -60,7 +60,7 @@ class _Asked:
 
 
 def _say(row, done: int, of: int, trace: bool) -> None:
-    """One line of progress to stderr."""
+    """Prints one line of progress to stderr."""
     detail = row.reason
     if row.difference is not None:
         detail = f"{row.worst} {row.difference:.1e} {detail}"
@@ -120,10 +120,11 @@ def main() -> int:
               f"language model {', '.join(unknown)}", file=sys.stderr)
         return 2
     names = arguments.names or configs.names()
-    configs.tiny("llama")  # imports once what every child needs
+    configs.tiny("llama")  # imports what every child needs, once
     if not arguments.plain_only:
         import sluice.hf.transformers_model  # noqa: F401
-    gc.freeze()  # what is loaded is neither searched nor copied in children
+    # Loaded objects are neither searched nor copied in the children.
+    gc.freeze()
     rows: list[judge.Row] = []
     walk = children.rows(
         names,

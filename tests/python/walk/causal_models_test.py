@@ -22,15 +22,16 @@ from walk import children, compare, configs, judge, plain
 
 WALK = pathlib.Path(__file__).resolve().parent
 TABLES = {
-    # transformers: the least of exact rows, of them all layers by chunks
+    # transformers: least number of exact rows, and of those with all layers by
+    # chunks
     "5.23.0": (180, 153),
     "4.57.1": (129, 103),
 }
 # Grouped and shared heads, QK norm, windows, caps, sinks, latent attention,
-# mixtures of experts, learned positions, an encoder's and an encoder-decoder's
-# decoder; attention written out; masks of a model around the decoder; layers
-# that hand keys and values on, or a state; one that picks its tokens.
-# Those of gradients/stream_test by themselves only with SLUICE_DEEP=1.
+# mixtures of experts, learned positions, decoders of an encoder model and of
+# an encoder-decoder; eager attention; masks that the model makes itself;
+# layers that pass on keys and values, or a state; one with token selection.
+# Models that gradients/stream_test covers run here only with SLUICE_DEEP=1.
 QUICK = (
     "bart bert deepseek_v32 falcon gemma3 gemma4_text gpt_neo llama openai-gpt opt"
     " qwen3_moe qwen3_next starcoder2 xglm"
@@ -39,7 +40,7 @@ QUICK = (
 
 
 def table(version: str) -> dict[str, list[str]]:
-    """Name -> its cells, of the committed table; names occur once."""
+    """Returns name -> cells of the committed table; each name occurs once."""
     text = (WALK / f"transformers-{version}.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.MULTILINE)
     twice = [n for n, k in collections.Counter(n for n, _ in rows).items()
@@ -111,19 +112,19 @@ def test_an_interrupted_walk_writes_nothing_and_leaves_no_child(tmp_path):
         cwd=WALK.parent, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:
-        process.stderr.readline()  # the first row is there
+        process.stderr.readline()  # the first row has been printed
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
         assert "interrupted after" in process.stderr.read()
     assert not told.exists()
 
 
-# --- it would notice --------------------------------------------------------
+# --- errors that the walk must find -----------------------------------------
 
 
 @pytest.fixture(scope="module")
 def llama():
-    """Both batches of a plain llama, {batch: {attention: step}}."""
+    """Returns both batches of a plain llama, {batch: {attention: step}}."""
     return {left_out: judge.plain_steps("llama", left_out)
             for left_out in judge.BATCHES}
 

@@ -1,4 +1,5 @@
-"""Runs each name in a forked child: a crash or a hang is one row."""
+"""Runs each name in a forked child, so that a crash or a hang affects only one
+row."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from .judge import FAILED, Row
 class _Child:
     name: str
     pid: int
-    pipe: int  # the child's row arrives here
+    pipe: int  # the child writes its row here
     deadline: float
     text: bytes = b""
 
@@ -33,7 +34,7 @@ def _start(name: str, judge: Callable[[str], Row], limit_s: float) -> _Child:
         return _Child(name, pid, read, time.monotonic() + limit_s)
     try:
         os.close(read)
-        # Ctrl-C is the parent's: it ends the child and reports once.
+        # The parent handles Ctrl-C: it ends the child and reports once.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _silence()
@@ -44,11 +45,11 @@ def _start(name: str, judge: Callable[[str], Row], limit_s: float) -> _Child:
     except BaseException:
         code = 1
     finally:
-        os._exit(code)  # no exit handlers of the parent's
+        os._exit(code)  # without the parent's exit handlers
 
 
 def _silence() -> None:
-    """What models print while they run is not the walk's progress."""
+    """Discards what models print while they run."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
@@ -83,11 +84,12 @@ def rows(
     limit_s: float,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Row]:
-    """Rows of `names` as they end, at most `jobs` children at a time.
+    """Yields rows of `names` as they end, with at most `jobs` children at a
+    time.
 
     A child that takes longer than `limit_s` is killed. Raises
-    KeyboardInterrupt when `stopped()`; when the iteration ends early, so do
-    all children.
+    KeyboardInterrupt when `stopped()`; when the iteration ends early, all
+    children are ended, too.
     """
     waiting, running = list(names), {}
     try:

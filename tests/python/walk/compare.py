@@ -1,16 +1,17 @@
 """How far a streamed step is from the plain one, parameter by parameter.
 
-Exact means: for every parameter the difference of the gradients has a norm of
-at most max(1e-5, 5 x the plain model's own difference) of the gradient's norm.
-The own one is between eager and SDPA; without SDPA, between fp32 and fp64, or
-between weights that differ by rounding, where a model does not run in fp64. A
-parameter's gradient below 1e-6 of the whole norm has only rounding in it, and
-its difference is held against 1e-6 of the whole.
+A step is exact if for every parameter the difference of the gradients has a
+norm of at most max(1e-5, 5 x the plain model's own difference) of the
+gradient's norm. The plain model's own difference is between eager and SDPA.
+For a model without SDPA it is between fp32 and fp64, or, if the model does not
+run in fp64, between weights that differ by rounding. A parameter's gradient
+below 1e-6 of the whole norm consists of rounding, so its difference is
+compared with 1e-6 of the whole norm.
 
-The plain model's own difference is the larger of those on the two batches: it
-stands for how well conditioned the parameter is, and one batch alone may be
-lucky (a gradient that is a small rest of large sums differs by 4e-6 on one
-batch and by 1e-5 on the next).
+The plain model's own difference is the larger one of two batches. It estimates
+how well conditioned the parameter is, and one batch may be a lucky case (a
+gradient that is a small rest of large sums differs by 4e-6 on one batch and by
+1e-5 on the next).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import torch
 from .plain import Step, norm
 
 LEAST = 1e-5
-# Two attentions that are further apart than this do not round differently:
-# they compute different things (one of them forgets a window, say).
+# Two attentions that differ by more than this do not only round differently:
+# they compute different things (one of them ignores a window, for example).
 DISAGREE = 1e-3
 TIMES_OWN = 5.0
 NEGLIGIBLE = 1e-6
@@ -34,8 +35,9 @@ NEGLIGIBLE = 1e-6
 class Worst:
     """The parameter that comes closest to its limit, or exceeds it most.
 
-    `difference` is relative to the gradient's norm (to the whole norm, where
-    that is negligible); `ratio` is difference / limit: exact means <= 1.
+    `difference` is relative to the gradient's norm (or to the whole norm if
+    the gradient is negligible). `ratio` is difference / limit: exact means <=
+    1.
     """
 
     name: str
@@ -47,7 +49,8 @@ class Worst:
 
 
 def _gap(a: torch.Tensor | None, b: torch.Tensor | None) -> tuple[float, float]:
-    """Norms of `a - b` and `a`, in fp64; a missing gradient is zero."""
+    """Returns the norms of `a - b` and `a`, in fp64; a missing gradient is
+    zero."""
     if a is None and b is None:
         return 0.0, 0.0
     if a is None:
@@ -64,9 +67,9 @@ def _relative(a: float, b: float) -> float:
 def own_differences(
     batches: list[dict[str, Step]],
 ) -> dict[str, float]:
-    """Per parameter, and for "loss", how far the plain model's other step is
-    from its eager one: the largest over `batches`, each {attention: step};
-    relative."""
+    """Returns, per parameter and for "loss", the relative difference of the
+    plain model's other step from its eager one: the largest over `batches`,
+    each {attention: step}."""
     found: dict[str, float] = {}
     for steps in batches:
         eager = steps["eager"]
@@ -82,8 +85,8 @@ def own_differences(
 
 
 def worst(plain: Step, own: dict[str, float], streamed: Step) -> Worst:
-    """The worst of loss and gradients of `streamed` against `plain`; `own`
-    is what `own_differences` found."""
+    """Returns the loss or gradient of `streamed` that is worst compared with
+    `plain`; `own` is the result of `own_differences`."""
     whole = norm(plain.gradients)
     gap = _relative(plain.loss, streamed.loss)
     found = Worst("loss", gap, _ratio(gap, _limit(own["loss"])))
@@ -99,7 +102,8 @@ def worst(plain: Step, own: dict[str, float], streamed: Step) -> Worst:
 
 
 def _ratio(gap: float, limit: float) -> float:
-    """gap / limit; infinite where it is NaN, which would compare as small."""
+    """Returns gap / limit, and infinity for NaN, which would compare as small.
+    """
     return math.inf if math.isnan(gap) else gap / limit
 
 
@@ -108,7 +112,8 @@ def _limit(own: float) -> float:
 
 
 def moved_buffer(plain: Step, streamed: Step) -> str | None:
-    """The name of a buffer that the streamed step left otherwise, or None."""
+    """Returns the name of a buffer that differs after the streamed step, or
+    None."""
     for name, value in plain.buffers.items():
         other = streamed.buffers.get(name)
         if other is None or other.shape != value.shape:

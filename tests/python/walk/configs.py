@@ -1,8 +1,8 @@
 """A tiny random model for each causal language model of transformers.
 
-`names()` lists them, `tiny(name)` builds one on the CPU, without a hub, in
-fp32: about 10 K to 100 K parameters, dropout 0, and no parameter at a value
-(0, 1) that would hide an error in how it is used.
+`names()` lists them. `tiny(name)` builds one on the CPU, without a hub, in
+fp32. It has about 10 K to 100 K parameters, dropout 0, and no parameter at a
+value (0, 1) that would hide an error in its use.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from .exceptions import ENCODERS, EXCEPTIONS
 
 
 def names() -> list[str]:
-    """The names of the installed mapping, sorted."""
+    """Returns the sorted names of the installed transformers' mapping."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def class_name(name: str) -> str:
-    """The model class that the mapping gives `name`."""
+    """Returns the model class that the mapping has for `name`."""
     value = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]
     return value if isinstance(value, str) else value[0]
 
 
 def config_class(name: str) -> type:
-    """The configuration class that the model class of `name` takes.
+    """Returns the configuration class of the model class of `name`.
 
-    Where the mapping names a composite (text, vision, audio), that may be the
-    text's alone.
+    If the mapping has a composite model (text, vision, audio), this may be the
+    text model's class.
     """
     model_class = getattr(transformers, class_name(name))
     return model_class.config_class or CONFIG_MAPPING[name]
 
 
 def defaults_of(cls: type) -> dict[str, object]:
-    """The fields that configuration class `cls` has, and their defaults."""
+    """Returns the fields of configuration class `cls` with their defaults."""
     if dataclasses.is_dataclass(cls):  # transformers 5
         common = transformers.PretrainedConfig
         common_fields = {f.name for f in dataclasses.fields(common)}
@@ -67,7 +67,8 @@ def _is_token(name: str, default: object) -> bool:
 
 
 def _layer_kinds(released: object, name: str, layers: int) -> list | None:
-    """`layers` kinds that show all those in the released list `name`."""
+    """Returns `layers` kinds that include all those of the released list
+    `name`."""
     kinds = list(dict.fromkeys(getattr(released, name, None) or ()))
     if len(kinds) < 2:
         return None
@@ -75,7 +76,7 @@ def _layer_kinds(released: object, name: str, layers: int) -> list | None:
 
 
 def _field(name: str, default: object, layers: int) -> object:
-    """What the general rules give a field, or its default."""
+    """Returns a field's value by the general rules, or its default."""
     if name in fields.LAYERS:
         return layers
     if name in fields.SIZES:
@@ -86,7 +87,7 @@ def _field(name: str, default: object, layers: int) -> object:
 
 
 def _nested(cls: type, released: object) -> dict[str, type]:
-    """The classes of the configurations nested in one of class `cls`."""
+    """Returns the classes of the configurations nested in class `cls`."""
     found = {}
     for key, declared in getattr(cls, "sub_configs", {}).items():
         value = getattr(released, key, None)
@@ -98,7 +99,8 @@ def _nested(cls: type, released: object) -> dict[str, type]:
 
 
 def tiny_fields(cls: type) -> dict[str, object]:
-    """What the general rules set in a configuration of class `cls`."""
+    """Returns the fields that the general rules set in a configuration of
+    `cls`."""
     defaults = defaults_of(cls)
     released = cls()
     layers = 4 if any(f in defaults for f in fields.LAYER_PATTERN) else 2
@@ -109,7 +111,7 @@ def tiny_fields(cls: type) -> dict[str, object]:
         if name in fields.LAYER_KINDS:
             value = _layer_kinds(released, name, layers)
         elif _is_token(name, default) and default >= fields.VOCAB:
-            value, token = token, token - 1  # the walk's tokens stay below
+            value, token = token, token - 1  # the walk's tokens are smaller
         if value is not default:
             chosen[name] = value
     if "qk_rope_head_dim" in defaults:
@@ -131,7 +133,7 @@ def _merge(into: dict, more: dict) -> dict:
 
 
 def tiny_config(name: str) -> transformers.PretrainedConfig:
-    """The configuration of the tiny model for `name`."""
+    """Returns the configuration of the tiny model for `name`."""
     cls = config_class(name)
     chosen = _merge(tiny_fields(cls), EXCEPTIONS.get(name, {}))
     if name in ENCODERS:
@@ -152,11 +154,11 @@ def _perturb(model: torch.nn.Module) -> None:
 
 
 def tiny(name: str, attention: str = "eager") -> torch.nn.Module:
-    """The tiny model for `name`, in fp32 and train mode.
+    """Returns the tiny model for `name`, in fp32 and train mode.
 
     The same name gives the same weights, whatever the attention. Raises
-    whatever transformers does where it cannot be made; ValueError or
-    ImportError where the model has no such attention.
+    transformers' exception if the model cannot be made, and ValueError or
+    ImportError if it does not have this attention.
     """
     torch.manual_seed(0)
     model_class = getattr(transformers, class_name(name))

@@ -1,4 +1,5 @@
-"""What single models need besides the table of sizes, each with its why."""
+"""What single models need in addition to the table of sizes, with the reasons.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ _TWO_ROPES = {
     for kind in ("sliding_attention", "full_attention")
 }
 
-# Tokens chosen by an index, few enough that some are left out.
+# An index chooses tokens, so few that some are not chosen.
 _INDEXER = {
     "eos_token_id": 2,
     "indexer_kv_heads": 1,
@@ -22,11 +23,12 @@ _INDEXER = {
     "hc_lowrank": 8,
 }
 
-# Heads of another size on the layers that see everything; the configuration
-# takes the size as an argument that is not one of its fields.
+# Heads have another size in layers with full attention. The configuration
+# takes that size as an argument that is none of its fields.
 _GEMMA4 = {"global_head_dim": 16, "num_kv_shared_layers": 2}
 
-# Layers with a window have sizes of their own, passed beside the fields.
+# Layers with a window have separate sizes, which are passed in addition to the
+# fields.
 _DOTS = {
     "swa_num_attention_heads": 4,
     "swa_num_key_value_heads": 4,
@@ -38,12 +40,13 @@ _DOTS = {
     "swa_v_head_dim": 8,
 }
 
-# name -> fields of its configuration; a nested dictionary is the fields of a
+# name -> fields of its configuration. A nested dictionary has the fields of a
 # nested configuration.
 EXCEPTIONS: dict[str, dict[str, object]] = {
-    # Without them no layer has attention.
+    # Without these no layer has attention.
     "bamba": {"attn_layer_indices": [1, 3]},
-    # The bytes' encoder and decoder name the width of the model between them.
+    # The byte encoder and decoder refer to the width of the model between
+    # them.
     "blt": {
         "encoder_hash_byte_group_vocab": 101,
         "encoder_config": {"hidden_size_global": 32},
@@ -54,17 +57,17 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "rope_parameters": _TWO_ROPES,
     },
-    # The nested configurations hold what others have at the top.
+    # The nested configurations contain fields that others have at the top.
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10_000.0},
         "ffn_config": {"moe_top_k": 2},
     },
     "dots3_note": _DOTS,
     "dots3_note_text": _DOTS,
-    # Widths of the state space that must multiply to one another.
+    # Widths of the state space; their products must agree.
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8},
     "mamba2": {"num_heads": 8},
-    # The last layers take keys and values from the ones before.
+    # The last layers use keys and values of earlier layers.
     "gemma3n_text": {
         "num_kv_shared_layers": 2,
         "hidden_size_per_layer_input": 8,
@@ -73,23 +76,24 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
     "gemma4_unified_text": _GEMMA4,
     "gemma4": {"text_config": {**_GEMMA4, "hidden_size_per_layer_input": 8}},
     "gemma4_unified": {"text_config": _GEMMA4},
-    # A picture of one patch and a class token: its loss needs one.
+    # A picture of one patch and a class token, which the loss needs.
     "git": {"vision_config": {"image_size": 16, "patch_size": 16}},
     "got_ocr2": {"vision_config": {"image_size": 64}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    # transformers 4 has no list of kinds where none is given.
+    # transformers 4 has no default list of kinds.
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "jamba": {"attn_layer_offset": 1},
-    # Without a list of kinds the first has no convolution, the second none.
+    # Without a list of kinds all layers of lfm2 have attention, and lfm2_moe's
+    # layers have no kind.
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": {"zero_expert_num": 2},
-    # transformers 4 wants the kind of its rotary embedding spelled out.
+    # transformers 4 requires the kind of the rotary embedding.
     "mllama": {"rope_scaling": {"rope_type": "default"}},
     "mega": {"is_decoder": True},
     "qwen4_exp": _INDEXER,
     "qwen4_exp_text": _INDEXER,
-    # Rows of 75 tokens are whole chunks of 15; hashes are drawn from a seed.
+    # 75 tokens are whole chunks of 15; hashes are drawn from a seed.
     "reformer": {
         "is_decoder": True,
         "attn_layers": ["local", "lsh", "local", "lsh"],
@@ -105,12 +109,12 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
         "pronunciation_vocab_size": 97,
         "pronunciation_embed_dim": 16,
     },
-    # One of its languages has to be the default.
+    # One of its languages must be the default.
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
 }
 
-# What cannot be made or trained on the CPU without a hub, and why.
+# Models that cannot be made or trained on the CPU without a hub, and why.
 UNBUILT: dict[str, str] = {
     "gemma3n": "its vision tower needs the packages timm and PIL",
     "gemma4_assistant": (
@@ -121,7 +125,7 @@ UNBUILT: dict[str, str] = {
     ),
 }
 
-# The same, in transformers 4 only.
+# The same for transformers 4 only.
 UNBUILT_4: dict[str, str] = {
     "qdqbert": "needs the package pytorch-quantization",
     "speech_to_text_2": (
@@ -136,14 +140,14 @@ UNBUILT_4: dict[str, str] = {
     ),
 }
 
-# Encoders with a language-model head: causal only as decoders.
+# Encoders with a language-model head, which are causal only as decoders.
 ENCODERS = frozenset(
     "bert bert-generation big_bird camembert data2vec-text electra ernie"
     " megatron-bert qdqbert rembert roberta roberta-prelayernorm roc_bert"
     " roformer xlm xlm-roberta xlm-roberta-xl xlnet xmod".split()
 )
 
-# Kinds that a configuration does not show (see kinds.py).
+# Kinds that cannot be found in a configuration (see kinds.py).
 KINDS: dict[str, str] = {
     "mamba": "state space",
     "mamba2": "state space",
@@ -161,7 +165,7 @@ KINDS: dict[str, str] = {
 
 
 def unbuilt(name: str) -> str | None:
-    """Why `name` cannot be built with the installed transformers, or None."""
+    """Returns why the installed transformers cannot build `name`, or None."""
     import transformers
 
     if transformers.__version__.startswith("4.") and name in UNBUILT_4:
@@ -170,7 +174,7 @@ def unbuilt(name: str) -> str | None:
 
 
 def arguments(name: str, ids, labels) -> dict[str, object]:
-    """What the model is called with for tokens `ids` and `labels`, [B, S]."""
+    """Returns the model's arguments for tokens `ids` and `labels`, [B, S]."""
     import torch
 
     if name.startswith("musicgen"):

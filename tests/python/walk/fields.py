@@ -1,8 +1,8 @@
-"""The table of sizes: what a configuration field is set to, by its name.
+"""The table of sizes: the value of each configuration field, by its name.
 
-A tiny model is made from the fields its configuration class has; a field that
-is not named here keeps its default. What only one model calls so, or must have
-otherwise, is in `exceptions.py`.
+A tiny model is made from the fields of its configuration class; a field that
+is not listed here keeps its default. Fields that only one model has, or that
+need another value there, are in `exceptions.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def _same(value: object, names: str) -> dict[str, object]:
     return dict.fromkeys(names.split(), value)
 
 
-# Two layers show everything where all layers are alike; four where a model
-# gives its layers kinds (see LAYER_PATTERN).
+# If all layers are alike, two are enough. A model with several kinds of layers
+# (see LAYER_PATTERN) has four.
 LAYERS = (
     "num_hidden_layers num_layers n_layer n_layers decoder_layers"
     " encoder_layers num_encoder_layers num_decoder_layers num_blocks"
@@ -38,8 +38,8 @@ LAYER_PATTERN = (
     " interleave_moe_layer_step layer_group_size attn_layers"
 ).split()
 
-# Lists with one kind a layer: a tiny model gets every kind that the released
-# one has, in their order, over and over.
+# Lists with one kind per layer. A tiny model repeats the kinds of the released
+# model in their order.
 LAYER_KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
 
 SIZES: dict[str, object] = {
@@ -117,7 +117,7 @@ SIZES: dict[str, object] = {
     ),
     **_same(16, "kv_lora_rank q_lora_rank o_lora_rank lru_width"),
     **_same(4, "qk_rope_head_dim rotary_dim index_n_heads indexer_n_heads"),
-    # Windows that a configuration has but leaves off.
+    # Enables windows that a configuration has but does not use.
     "use_sliding_window": True,
     # State spaces and convolutions.
     **_same(16, "mamba_d_state state_size ssm_state_size mamba_d_ssm"),
@@ -129,17 +129,17 @@ SIZES: dict[str, object] = {
     ),
     "use_mamba_kernels": False,
     "num_codebooks": 2,
-    # Row caches and heads the walk does not need.
+    # Caches and heads that the walk does not need.
     "use_cache": False,
     **_same(0, "num_mtp_layers num_nextn_predict_layers"),
 }
 
-# Where a configuration has qk_rope_head_dim, attention is latent (MLA): every
-# head has a key of its own, and rotary dimensions are taken from head_dim.
+# If a configuration has qk_rope_head_dim, attention is latent (MLA): every
+# head has its own key, and rotary dimensions are part of head_dim.
 LATENT = {"head_dim": 4, "num_key_value_heads": HEADS}
 
-# Set to zero: a comparison with the plain model needs the same draws, and
-# dropout has tests of its own.
+# Set to zero, because a comparison with the plain model would need the same
+# draws. Other tests cover dropout.
 RANDOM_ENDINGS = (
     "dropout", "_pdrop", "dropout_prob", "dropout_p", "layerdrop",
     "router_jitter_noise", "input_jitter_noise",

@@ -1,4 +1,5 @@
-"""The verdict on one name: runs it plain, then streamed, and compares."""
+"""Determines the verdict on one name: runs it plain, then streamed, and
+compares."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ import torch
 
 from . import compare, configs, exceptions, kinds, plain
 
-BATCHES = ("few", "many")  # labels left out
+BATCHES = ("few", "many")  # how many labels are left out
 CHUNK = 16  # 75 tokens: four chunks and a tail of 11
 
-# Verdicts. BUILT is what --plain-only ends with.
+# Verdicts. BUILT is the result of --plain-only.
 EXACT, REFUSED, UNBUILT, BUILT = "exact", "refused", "unbuilt", "built"
 WRONG, FAILED = "WRONG", "failed"
 BAD = (WRONG, FAILED)
@@ -27,16 +28,16 @@ class Row:
     model_class: str
     kind: str = ""
     verdict: str = FAILED
-    worst: str = ""  # parameter
+    worst: str = ""  # name of the parameter
     difference: float | None = None
     ratio: float | None = None  # difference / limit
     own: float | None = None  # the plain model's eager-SDPA difference
     blocks: int | None = None  # attention blocks that ran streamed
-    # Which layers ran whole, and why; empty where all ran by chunks.
+    # Which layers ran whole, and why; empty if all ran by chunks.
     whole: str = ""
     reason: str = ""
     remedy: str = ""
-    streamed: bool = False  # sluice.stream() returned
+    streamed: bool = False  # whether sluice.stream() returned
     seconds: float = 0.0
     trace: str = ""
 
@@ -52,11 +53,11 @@ def _fail(row: Row, where: str, error: BaseException) -> None:
 
 
 def plain_steps(name: str, left_out: str) -> dict[str, plain.Step]:
-    """Steps of the plain model by attention: eager, then SDPA. Where it has
-    no SDPA the eager step in fp64 goes before, or, where some of its operators
-    know fp32 only, that of weights that differ by rounding.
+    """Returns steps of the plain model by attention: eager, then SDPA. Without
+    SDPA the first one is the eager step in fp64 or, if some operators support
+    only fp32, a step with weights that differ by rounding.
 
-    Raises plain.Odd where the eager one cannot judge anything.
+    Raises plain.Odd if the eager step cannot be compared with.
     """
     ids, labels = plain.batch(left_out)
     steps = {
@@ -78,7 +79,7 @@ def plain_steps(name: str, left_out: str) -> dict[str, plain.Step]:
 
 
 def _plain(row: Row) -> dict[str, dict[str, plain.Step]]:
-    """The plain model's steps on both batches."""
+    """Returns the plain model's steps on both batches."""
     found = {left_out: plain_steps(row.name, left_out) for left_out in BATCHES}
     own = compare.own_differences(list(found.values()))
     row.own = max(own.values())
@@ -88,10 +89,12 @@ def _plain(row: Row) -> dict[str, dict[str, plain.Step]]:
 def yardstick(
     row: Row, steps: dict[str, dict[str, plain.Step]]
 ) -> tuple[dict[str, float], str]:
-    """The plain model's own differences, and the attention to compare with.
+    """Returns the plain model's own differences, and the attention to compare
+    with.
 
-    That is eager. Where its two attentions do not compute the same, it is the
-    one that the streamed model was loaded with, and nothing is forgiven.
+    That is eager. If the model's two attentions do not compute the same, it is
+    the one that the streamed model was loaded with, and the own differences
+    count as zero.
     """
     own = compare.own_differences(list(steps.values()))
     if max(own.values()) <= compare.DISAGREE:
@@ -105,7 +108,7 @@ def yardstick(
 def _stream_and_compare(
     row: Row, session: object, steps: dict[str, dict[str, plain.Step]]
 ) -> None:
-    """Streams the model on both batches, a fresh one each, and compares."""
+    """Streams a fresh model on each of both batches, and compares."""
     import sluice
 
     row.verdict = EXACT
@@ -125,8 +128,8 @@ def _stream_and_compare(
         if here.ratio > worst.ratio:
             worst = here
         moved = compare.moved_buffer(reference, found)
-        # Without the first the walk could compare the plain model with
-        # itself.
+        # Without the first condition (steps) the walk could compare the plain
+        # model with itself.
         if stats.steps == 0 or (stats.blocks == 0 and not whole
                                 and row.kind != "state space"):
             row.verdict, row.reason = WRONG, "no attention block ran streamed"
@@ -156,7 +159,8 @@ def _whole(model: torch.nn.Module, kinds: list) -> str:
 
 
 def judge(name: str, plain_only: bool) -> Row:
-    """The row of `name`. Never raises: what is raised becomes a verdict."""
+    """Returns the row of `name`. Never raises: an exception becomes a verdict.
+    """
     row = Row(name=name, model_class=configs.class_name(name))
     began = time.monotonic()
     where = "plain"
@@ -171,7 +175,7 @@ def judge(name: str, plain_only: bool) -> Row:
         if not plain_only:
             where = "streamed"
             _streamed(row, steps)
-    except Exception as error:  # the table's row says what it was
+    except Exception as error:  # the row contains the exception
         _fail(row, where, error)
     finally:
         row.seconds = round(time.monotonic() - began, 2)
@@ -185,7 +189,7 @@ def _streamed(row: Row, steps: dict[str, dict[str, plain.Step]]) -> None:
         with sluice.Session() as session:
             _stream_and_compare(row, session, steps)
     except sluice.Unsupported as refusal:
-        # A model must be refused by stream(), before its training begins.
+        # stream() must refuse a model before its training begins.
         row.verdict = FAILED if row.streamed else REFUSED
         late = "refused only in the step: " if row.streamed else ""
         row.reason = late + one_line(refusal)

@@ -1,7 +1,7 @@
-"""What kind of model a name is: decoder, hybrid, state space, encoder …
+"""The kind of a model: decoder, hybrid, state space, encoder …
 
 `decoder` and `hybrid` are the decoder-only ones. A hybrid has layers that mix
-tokens by recurrence or convolution besides (or beside) attention.
+tokens by recurrence or convolution, in addition to or in place of attention.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _RECURRENT_LAYERS = {
 
 
 def kind_of(name: str) -> str:
-    """The kind of the model `name`, from its configuration's fields."""
+    """Returns the kind of the model `name`, from its configuration's fields.
+    """
     if name in KINDS:
         return KINDS[name]
     if name in ENCODERS:

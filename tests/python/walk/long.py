@@ -1,11 +1,12 @@
-"""The verdict on one name at 8,400 tokens: what begins late, or where a layer
-sees more rows than a probe or a chunk of the quick walk has.
+"""The verdict on one name at 8,400 tokens. Finds effects that begin late, or
+need layers that see more rows than a probe or a chunk of the quick walk has.
 
-Llama 4 scales queries from row 8,192 on, other models change their rotary
-embeddings beyond the length that they were trained with. Labels are on the last
-eighth of the rows, so that what begins there is not lost among all others.
-The measure is the plain model with SDPA, or eager with checkpointing where it
-has none; its eager step beside SDPA would hold [heads, S, S] several times.
+Llama 4 scales queries from row 8,192 on; other models change their rotary
+embeddings beyond the length that they were trained with. Labels are on the
+last eighth of the rows, so that effects there are not lost among all others.
+The result is compared with the plain model with SDPA, or with eager attention
+and checkpointing if the model has no SDPA. Eager attention without
+checkpointing would hold [heads, S, S] several times.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .judge import EXACT, FAILED, REFUSED, UNBUILT, WRONG, Row, one_line
 
 TOKENS, CHUNK = 8400, 1024
 POSITIONS = TOKENS + 48
-LIMIT = 1e-4  # of a gradient's norm: rounding of sums over so many rows
+# Relative to a gradient's norm: rounding of sums over so many rows.
+LIMIT = 1e-4
 
 
 def _tiny(name: str) -> torch.nn.Module:
@@ -53,7 +55,7 @@ def _expected(name: str, model: torch.nn.Module) -> plain.Step:
 
 
 def judge(name: str) -> Row:
-    """The row of `name`. Never raises."""
+    """Returns the row of `name`. Never raises."""
     row = Row(name, configs.class_name(name), kinds.kind_of(name))
     began = time.monotonic()
     try:
@@ -62,7 +64,7 @@ def judge(name: str) -> Row:
             row.verdict = UNBUILT
         else:
             _compare(row, _tiny(name))
-    except Exception as error:  # the table's row says what it was
+    except Exception as error:  # the row contains the exception
         row.verdict = FAILED
         row.reason = one_line(f"{type(error).__name__}: {error}")[:400]
     row.seconds = round(time.monotonic() - began, 2)
@@ -79,7 +81,7 @@ def _compare(row: Row, model: torch.nn.Module) -> None:
         try:
             found = plain.step(model, row.name, *_batch())
             row.blocks = stream.stats().blocks
-        except sluice.Unsupported as refusal:  # of what the length shows
+        except sluice.Unsupported as refusal:  # caused by the length
             row.verdict, row.reason = REFUSED, one_line(refusal)
             return
         finally:

@@ -1,8 +1,8 @@
-"""The plain model's own step: what the streamed one is held against.
+"""The plain model's own step, with which the streamed step is compared.
 
-The same tokens and labels go through the model with eager attention and, where
-it has it, with SDPA. How far these two are apart says how well conditioned
-each parameter's gradient is.
+The same tokens and labels pass through the model with eager attention and, if
+it has it, with SDPA. The difference of these two steps shows how well
+conditioned each parameter's gradient is.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import torch
 from . import configs, exceptions
 
 ROWS, TOKENS = 2, 75
-# Below the ids at the top that a tiny configuration reserves, above padding.
+# Smaller than the ids that a tiny configuration reserves at the top, greater
+# than padding.
 FIRST_TOKEN, LAST_TOKEN = 3, 80
 
 
 @dataclasses.dataclass
 class Step:
-    """One forward and backward: the loss, and what it left behind."""
+    """One forward and backward: the loss, the gradients, and the buffers."""
 
     loss: float
     gradients: dict[str, torch.Tensor | None]
@@ -29,11 +30,12 @@ class Step:
 
 
 class Odd(Exception):
-    """A plain model that cannot judge anything: NaN, or no gradient at all."""
+    """A plain model that cannot be compared with: NaN, or no gradient at all.
+    """
 
 
 def batch(left_out: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels, [2, 75]; the rows have unequal label counts.
+    """Returns token ids and labels, [2, 75]; rows have unequal label counts.
 
     `left_out` is "few" (a gap in row 0, the end of row 1) or "many" (a whole
     chunk of both rows, and all but 20 tokens of row 1).
@@ -55,7 +57,8 @@ def batch(left_out: str) -> tuple[torch.Tensor, torch.Tensor]:
 def step(
     model: torch.nn.Module, name: str, ids: torch.Tensor, labels: torch.Tensor
 ) -> Step:
-    """Runs one forward and backward of `model`, the same draws each time."""
+    """Runs one forward and backward of `model`, with the same draws each time.
+    """
     model.zero_grad(set_to_none=True)
     torch.manual_seed(7)
     state = torch.get_rng_state()
@@ -74,14 +77,14 @@ def step(
 
 
 def norm(gradients: dict[str, torch.Tensor | None]) -> float:
-    """The norm of all gradients together."""
+    """Returns the norm of all gradients together."""
     squares = [float(g.double().norm()) ** 2 for g in gradients.values()
                if g is not None]
     return sum(squares) ** 0.5
 
 
 def check(found: Step) -> None:
-    """Raises Odd where a step's figures cannot judge another step."""
+    """Raises Odd if the step's values cannot be compared with."""
     total = norm(found.gradients)
     if not (total > 0 and total < float("inf")):
         raise Odd(f"plain gradients have norm {total}")
@@ -90,7 +93,8 @@ def check(found: Step) -> None:
 
 
 def attentions(name: str) -> list[str]:
-    """The attentions that the plain model has: eager first, then SDPA."""
+    """Returns the attentions that the plain model has: eager first, then SDPA.
+    """
     try:
         configs.tiny(name, "sdpa")
     except (ValueError, ImportError):

@@ -16,7 +16,7 @@ _ORDER = (
 
 
 def counts(rows: list[Row]) -> dict[str, int]:
-    """How many rows have each verdict, those that occur."""
+    """Returns the number of rows with each verdict that occurs."""
     found = collections.Counter(row.verdict for row in rows)
     return {verdict: found[verdict] for verdict in _ORDER if found[verdict]}
 
@@ -29,7 +29,7 @@ def decoder_only_unbuilt(rows: list[Row]) -> int:
 
 
 def summary(rows: list[Row]) -> str:
-    """One line: `189 names: 120 exact, …`."""
+    """Returns one line: `189 names: 120 exact, …`."""
     parts = ", ".join(f"{n} {verdict}" for verdict, n in counts(rows).items())
     return (
         f"{len(rows)} names: {parts}; "
@@ -55,7 +55,8 @@ def _line(row: Row) -> str:
 
 
 def markdown(rows: list[Row], version: str, command: str) -> str:
-    """The table of `rows`, with its counts and the command that made it."""
+    """Returns the table of `rows`, with its counts and the command that made
+    it."""
     by_kind = collections.Counter((row.kind, row.verdict) for row in rows)
     found = list(counts(rows))
     lines = [
@@ -80,8 +81,8 @@ def markdown(rows: list[Row], version: str, command: str) -> str:
 
 
 def updated(known: str, rows: list[Row]) -> str:
-    """The table `known`, with other rows in the place of theirs, counted
-    again."""
+    """Returns the table `known` with `rows` in place of the rows of the same
+    names, and with new counts."""
     lines = known.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("| name"))
     new = {row.name: _line(row) for row in rows}
@@ -97,7 +98,7 @@ def updated(known: str, rows: list[Row]) -> str:
 
 
 def as_json(rows: list[Row], version: str) -> str:
-    """All that is known of each row, for tools."""
+    """Returns all that is known of each row as JSON, for tools."""
     return json.dumps(
         {
             "transformers": version,

@@ -20,7 +20,8 @@ using namespace sluice::runtime;
 constexpr int kRounds = 7;
 constexpr int64_t kTokens = 4096, kHeads = 4, kDim = 64;
 
-// Forward and backward, one call each, everything resident.
+// Forward and backward of whole attention in one call each, with everything
+// resident.
 class WholeAttention {
  public:
   WholeAttention() {
@@ -41,7 +42,7 @@ class WholeAttention {
   at::Tensor q_, k_, v_, d_o_;
 };
 
-// A step of one layer; its blocks are timed where they run.
+// A step of one layer; its attention blocks are timed where they run.
 class StepAttention {
  public:
   StepAttention(Node& node, int64_t chunk)

@@ -1,4 +1,4 @@
-// The attention blocks of a real step against ATen's whole attention.
+// Compares the attention blocks of a real step with ATen's whole attention.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,9 @@
 
 namespace sluice::bench {
 
-// A step of `tokens` tokens on one thread, once per chunk size, in turns with
-// the whole attention of the same shape: the median ratio of 7 rounds.
+// Runs a step of `tokens` tokens on one thread, once per chunk size, in turns
+// with the whole attention of the same shape. Returns the median ratios of 7
+// rounds.
 std::vector<Entry> AttentionOfSteps();
 
 }  // namespace sluice::bench

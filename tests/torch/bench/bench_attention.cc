@@ -65,7 +65,7 @@ at::Tensor Unbatched(const at::Tensor& t) {
   return t.squeeze(0).transpose(0, 1).clone();
 }
 
-// Everything resident, as one call each way.
+// Everything resident, with one call in each direction.
 struct Whole {
   explicit Whole(const Problem& p)
       : q(p.q.tensor.clone()),
@@ -82,7 +82,7 @@ struct Whole {
   at::Tensor q, k, v, d_o, dq, dk, dv;
 };
 
-// The streamed layer's attention, its rings and its arena.
+// The streamed layer's attention, with its rings and its arena.
 class Chunked {
  public:
   Chunked(Problem& problem, Node& node, int64_t tokens, int64_t chunk)
@@ -138,7 +138,7 @@ class Chunked {
     const stream::StreamShape& shape = StreamState::Of(*context_).shape;
     return t.tensor.narrow(0, shape.layout.begin(m), shape.rows(m));
   }
-  // As in a layer's forward, with copies in place of projections.
+  // Runs as in a layer's forward, with copies instead of projections.
   absl::Status Forward(StreamState& state, AttentionForward& attention,
                        int64_t m) {
     SLUICE_RETURN_IF_ERROR(state.staging().Begin());
@@ -169,7 +169,7 @@ class Chunked {
   std::unique_ptr<StreamContext> context_;
 };
 
-// The largest difference relative to the largest value.
+// Returns the largest difference relative to the largest value.
 double Difference(const at::Tensor& a, const at::Tensor& b) {
   return ((a - b).abs().max() / b.abs().max()).item<double>();
 }
@@ -227,8 +227,9 @@ void Compare(int64_t chunks, int64_t chunk, std::vector<Entry>& entries) {
 
 std::vector<Entry> Measure() {
   std::vector<Entry> entries = AttentionOfSteps();
-  // A check's limits are far beyond what chunks and calls cost, and attention's
-  // time grows with the square: an eighth of it says as much.
+  // A check's limits are far above the cost of chunks and calls, and
+  // attention's time grows with the square, so an eighth of the time shows as
+  // much.
   const int64_t chunk = IsCheck() ? 384 : 1024;
   for (const int64_t chunks : {16, 24}) Compare(chunks, chunk, entries);
   return entries;

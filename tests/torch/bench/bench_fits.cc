@@ -1,6 +1,6 @@
-// What streaming costs where nothing needs to be streamed: a step of the
-// streamed layer that keeps every class in HBM, beside keep-all's on the same
-// weights, text and memory, in turns.
+// The cost of streaming when nothing needs to be streamed: a step of the
+// streamed layer that keeps every class in HBM, in turns with keep-all's step
+// on the same weights, text and memory.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -45,8 +45,8 @@ double KeepAll(Node& node, StepTensors& tensors) {
   });
 }
 
-// Its context lives for the step only, as keep-all's tensors do: HBM is the
-// method's alone while it runs.
+// The context lives only during the step, like keep-all's tensors, so that each
+// method has HBM alone while it runs.
 double Streamed(Node& node, StepTensors& tensors, int64_t chunk) {
   StreamContext::Options options{
       .stream = {.model = kModel,
@@ -69,8 +69,7 @@ std::vector<Entry> Measure() {
   Node node(GiB(1));
   StepTensors tensors(kModel, kSequence);
   std::vector<double> keep_all, ratios[std::size(kChunks)];
-  // A check allows ten times the target: no stall of one of these steps is
-  // that.
+  // A check allows ten times the target, more than any stall of one step.
   const int rounds = IsCheck() ? 1 : kRounds;
   for (int round = 0; round <= rounds; ++round) {
     const double baseline = KeepAll(node, tensors);

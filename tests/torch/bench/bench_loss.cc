@@ -1,6 +1,5 @@
-// What the chunk's size costs where the vocabulary is large: seconds of a
-// streamed step over chunks of 64 to 2,048 tokens, each length of chunk in
-// turn.
+// The cost of the chunk size for a large vocabulary: seconds of a streamed step
+// with chunks of 64 to 2,048 tokens, each chunk size in turn.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -42,8 +41,8 @@ class Step {
     options_.host_size = host_.size();
   }
 
-  // Seconds until the step's last copy is out as well. HBM is this step's
-  // alone while it runs.
+  // Returns the seconds until the step's last copy is out as well. This step
+  // has HBM alone while it runs.
   double Seconds() {
     auto context = StreamContext::Create(options_);
     SLUICE_CHECK_OK(context.status());
@@ -80,8 +79,7 @@ std::vector<Entry> Measure() {
     steps.back()->Seconds();  // the first is slower
   }
   std::vector<std::vector<double>> seconds(steps.size());
-  // A check allows ten times the target: no stall of one of these steps is
-  // that.
+  // A check allows ten times the target, more than any stall of one step.
   const int rounds = IsCheck() ? 1 : kRounds;
   for (int round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < steps.size(); ++i) {

@@ -1,5 +1,5 @@
-// What the baselines cost in HBM and how far they reach, with the demo's model
-// on one rank that has the demo's 36 MiB.
+// The HBM that the baselines need and the lengths that they reach, with the
+// demo's model on one rank that has the demo's 36 MiB.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -41,7 +41,8 @@ class Rank {
                            at::kFloat)),
         states_(node_.allocator().stats().used) {}
 
-  // The most a step needs beside the states; nothing where it does not fit.
+  // Returns the most that a step needs apart from the states; nullopt if it
+  // does not fit.
   std::optional<Bytes> Peak(BaselineMethod method, int64_t rows) {
     HostInputs::Options inputs{.layers = Model().layers,
                                .rows = rows,
@@ -60,7 +61,7 @@ class Rank {
     return node_.allocator().stats().peak - states_;
   }
 
-  // In rows, to kStep.
+  // Returns the longest sequence in rows, to a multiple of kStep.
   int64_t Longest(BaselineMethod method) {
     int64_t fits = 0, fails = 1;
     while (Peak(method, fails * kStep).has_value()) {

@@ -1,5 +1,5 @@
-// What the torch benches share: a simulated node with one GPU, HBM as an armed
-// region, and host memory.
+// Common parts of the torch benches: a simulated node with one GPU, HBM as an
+// armed region, and host memory.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace sluice::bench {
 
-// Aligned memory that no allocator of c10's sees.
+// Aligned memory from outside c10's allocators.
 class Memory {
  public:
   explicit Memory(Bytes size);
@@ -52,7 +52,7 @@ class Node {
 
 double Seconds(const std::function<void()>& body);
 double Median(std::vector<double> values);
-// One compute thread fewer than cores, at least one: the rest copies.
+// Returns one compute thread fewer than cores, at least one: the rest copies.
 int ComputeThreads();
 
 }  // namespace sluice::bench

@@ -1,6 +1,6 @@
-// How much of its copies a streamed step hides. A step's wall time with its
-// data resident and copies off is what its computation takes; the same step is
-// then run on links of a set speed:
+// The share of its copies that a streamed step hides. The step's wall time with
+// resident data and without copies is the time of its computation. The same
+// step then runs on links of a set speed:
 //   overlap       copies of both directions together take as long as the
 //                 computation: a step mostly of attention, the easy case;
 //   overlap even  the copies of the busier direction alone take as long: both
@@ -22,13 +22,13 @@ using namespace sluice::runtime;
 constexpr int kRepeats = 3, kEvenRepeats = 7;
 constexpr int64_t kChunk = 512;
 
-// A check's limits are far beyond what the half of it, a quarter of the time,
-// shows otherwise.
+// A check's limits are so wide that half of the length, a quarter of the time,
+// suffices.
 stream::ChunkLayout Layout() {
   return stream::ChunkLayout((IsCheck() ? 8 : 16) * kChunk, kChunk, 1);
 }
 
-// The share of attention blocks in a step's recorded compute.
+// Returns the share of attention blocks in a step's recorded compute.
 double AttentionShare(const std::vector<plan::SegmentKind>& kinds) {
   double attention = 0, all = 0;
   for (const plan::SegmentKind& kind : kinds) {
@@ -39,8 +39,7 @@ double AttentionShare(const std::vector<plan::SegmentKind>& kinds) {
   return attention / all;
 }
 
-// What a step moves; the run also fills the rings with what a step has in
-// them.
+// The bytes that a step moves; the run also fills the rings with a step's data.
 struct Moved {
   Bytes in, out;
 };
@@ -95,8 +94,8 @@ std::vector<Entry> Overlap() {
        "with less the overlap figure would not count"}};
 }
 
-// Each round sets the link by the resident run before it and judges by that
-// and the one after it, since the machine's speed drifts.
+// Each round sets the link's speed by the resident run before it, and judges by
+// that run and the one after it, since the machine's speed drifts.
 Entry EvenOverlap() {
   Node node(MiB(256));
   BenchStep step(node, {.model = {.layers = 2,

@@ -12,8 +12,8 @@
 
 namespace sluice::bench {
 
-// Copies that can be switched off: rings then keep what they last held, and
-// every ticket is reached.
+// An engine with copies that can be switched off: rings then keep what they
+// last held, and every ticket is reached.
 class SwitchedEngine final : public client::ForwardingEngine {
  public:
   using ForwardingEngine::ForwardingEngine;
@@ -31,7 +31,7 @@ class SwitchedEngine final : public client::ForwardingEngine {
   bool on_ = true;
 };
 
-// Weights, gradients and a text, which the steps that are compared share.
+// Weights, gradients and a text, shared by the compared steps.
 struct StepTensors {
   StepTensors(const stream::ModelShape& model, int64_t seq_len);
 
@@ -43,7 +43,7 @@ class BenchStep {
  public:
   BenchStep(Node& node, const stream::StreamOptions& options);
 
-  // Seconds until the step's last copy is out as well.
+  // Returns the seconds until the step's last copy is out as well.
   double Run();
   SwitchedEngine& copies() { return copies_; }
   const stream::StreamOptions& options() const { return options_; }

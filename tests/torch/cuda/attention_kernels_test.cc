@@ -1,7 +1,7 @@
-// Each attention kernel of a GPU against autograd over a whole row, on the fake
-// CUDA driver or on one: blocks of keys are merged, and each block's backward
-// takes the merged output and log-sum-exp. SLUICE_TEST_ATTENTION names the
-// kernel (test_node.h).
+// Compares each attention kernel of a GPU with autograd over a whole row, on
+// the fake CUDA driver or on a real one. Blocks of keys are merged, and each
+// block's backward takes the merged output and log-sum-exp.
+// SLUICE_TEST_ATTENTION names the kernel (test_node.h).
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -34,7 +34,7 @@ struct Shape {
   }
 };
 
-// [rows, heads, dim] of the CPU, in fp64, as bf16 has it.
+// Returns a CPU tensor [rows, heads, dim] in fp64 with values of bf16.
 at::Tensor Drawn(int64_t rows, int64_t heads, int64_t dim) {
   return at::randn({rows, heads, dim}).to(kBf16).to(at::kDouble);
 }
@@ -43,12 +43,12 @@ at::Tensor OnGpu(const at::Tensor& t) {
   return t.to(kBf16).to(TestNode(1, 0, 0).device());
 }
 
-// The same values, [rows, heads, dim], as another layout.
+// Returns the same values, [rows, heads, dim], in another layout.
 at::Tensor HeadsBeforeRows(const at::Tensor& t) {
   return t.transpose(0, 1).contiguous().transpose(0, 1);
 }
 
-// Autograd of the whole row, attention as a full matrix in fp64.
+// Autograd of the whole row, with attention as a full matrix in fp64.
 struct Truth {
   at::Tensor output, q, k, v;  // and the gradients of these
 };
@@ -116,7 +116,7 @@ TEST_P(AttentionKernels, MergedBlocksHaveTheGradientsOfAutograd) {
   }
   EXPECT_LT(ErrorOf(running.output, truth.output), 0.02);
 
-  // On an H100 the efficient kernel read the second wrongly.
+  // On an H100 the efficient kernel read the second layout wrongly.
   for (const at::Tensor& output :
        {running.output, HeadsBeforeRows(running.output)}) {
     SCOPED_TRACE(output.strides());

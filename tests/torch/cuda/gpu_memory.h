@@ -1,4 +1,4 @@
-// A rank's fake GPU for programs that include torch, since its headers declare
+// A rank's fake GPU, for programs that include torch: torch's headers declare
 // CUDA's functions themselves.
 #pragma once
 
@@ -11,13 +11,13 @@ namespace sluice::testing {
 
 class GpuMemory {
  public:
-  // Memory of GPU `rank`; its context becomes the thread's.
+  // Takes memory of GPU `rank`. Its context becomes the thread's.
   explicit GpuMemory(int rank, int ranks);
   ~GpuMemory();
 
   void* Make(const std::vector<float>& values);
   std::vector<float> Read(void* at, size_t floats);
-  // What the fakes have found so far in this process.
+  // Returns the findings of the fakes in this process so far.
   static std::string Findings();
 
  private:

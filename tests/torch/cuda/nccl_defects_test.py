@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Every order, wait and abort of ranks on GPUs is needed: nccl_defects_test.py
-BUILD [NAME…].
+"""Every ordering, wait and abort of ranks on GPUs is needed:
+nccl_defects_test.py BUILD [NAME…].
 
-Makes the module sluice_torch_nccl with one thing removed from nccl_ranks.cc,
-and expects nccl_ranks_test to fail with it: a race or another finding of the
-fakes, a hang, a wrong value or a wrong word. What no test finds says why.
+Builds the module sluice_torch_nccl with one thing removed from nccl_ranks.cc,
+and expects nccl_ranks_test to fail with it: by a race or another finding of
+the fakes, a hang, a wrong value or a wrong message. SURVIVORS lists the
+removals that no test detects, with the reason.
 """
 
 import json
@@ -20,7 +21,7 @@ SOURCE = "client/torch/cuda/nccl_ranks.cc"
 MODULE = "lib/libsluice_torch_nccl.so"
 
 ASKED = "  SLUICE_RETURN_IF_ERROR(Check());\n"
-# Name -> what is removed (once there), and what stands instead.
+# Name -> (removed text, which occurs once, and its replacement).
 DEFECTS = {
     "the stream does not wait for an operation":
         ("    if (waits) work->wait();\n", ""),
@@ -81,7 +82,7 @@ DEFECTS = {
          "  if (!aborted_.ok() || !connected_)"),
 }
 
-# Name -> why nothing can tell.
+# Name -> why no test can detect it.
 SURVIVORS = {
     "an operation that fails is not asked for the reason":
         "the abort would have to come while the operation is issued",
@@ -115,7 +116,7 @@ class Build:
                 " && :")
 
     def module(self, text, folder):
-        """The module with this text, in the folder."""
+        """Builds the module from this text, in the folder."""
         copy = os.path.join(folder, os.path.basename(SOURCE))
         with open(copy, "w", encoding="utf-8") as file:
             file.write(text)
@@ -157,7 +158,7 @@ def main():
     build = Build(os.path.abspath(sys.argv[1]))
     with open(os.path.join(ROOT, SOURCE), encoding="utf-8") as file:
         text = file.read()
-    # What is found must be the removal.
+    # The unchanged module must pass, so that failures come from the removal.
     if build.found(text):
         sys.exit("error: it fails with nothing removed")
     wanted = sys.argv[2:] or list(DEFECTS)

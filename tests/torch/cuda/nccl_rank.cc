@@ -2,7 +2,7 @@
 // runtime and NCCL, for nccl_ranks_test: RANK FOLDER TORCH_CUDA WHAT.
 //
 // It ends by _exit: torch keeps its streams, events and context to the end of
-// the process, which the fakes would call left behind.
+// the process, which the fakes would report as left behind.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -170,7 +170,7 @@ class Rank {
   std::unique_ptr<Collectives> host_, ranks_;
 };
 
-// Every collective, on the GPU and on the host, against its definition.
+// Compares every collective, on the GPU and on the host, with its definition.
 void Rank::Exchange() {
   at::Tensor sum = Make(Own());
   Require(ranks_->SumAll(sum));
@@ -232,7 +232,7 @@ void Rank::ExchangeOnHost() {
           "all-to-all on the host");
 }
 
-// None is issued: all ranks are refused.
+// All ranks refuse these, so none is issued.
 void Rank::ExpectRefusals() {
   const auto refused = [](const absl::Status& status, const char* what) {
     Require(status.code() == absl::StatusCode::kInvalidArgument, what);
@@ -245,8 +245,8 @@ void Rank::ExpectRefusals() {
           "to the host from a GPU");
 }
 
-// Without the abort, it would make a communicator and wait for the others in
-// it.
+// Without the earlier abort, this rank would make a communicator and wait in it
+// for the others.
 void Rank::AbortFirst() {
   ranks_->Abort("rank 0 of job demo: ended");
   at::Tensor sum = Make(Own());
@@ -254,7 +254,7 @@ void Rank::AbortFirst() {
           "a sum after an abort");
 }
 
-// The other never comes to what this one has begun.
+// The other rank never joins the operation that this one has started.
 void Rank::AwaitNobody() {
   at::Tensor sum = Make(Own());
   const absl::Status alone = ranks_->SumAll(sum);
@@ -262,8 +262,8 @@ void Rank::AwaitNobody() {
   std::cout << alone.message() << std::endl;
 }
 
-// The other is killed while this one waits for it on the host. NCCL does not
-// tell; a word from outside, as the daemon's, ends the wait.
+// The other rank is killed while this one waits for it on the host. NCCL does
+// not report that; an abort from outside, as by the daemon, ends the wait.
 void Rank::AwaitAbort() {
   at::Tensor sum = Make(Own());
   Require(ranks_->SumAll(sum));
@@ -288,7 +288,7 @@ void Rank::AwaitAbort() {
   Require(ranks_->Check() == later, "the first reason stays");
 }
 
-// As between nodes, where NCCL itself is told.
+// As between nodes, NCCL itself reports the death.
 void Rank::AwaitError() {
   at::Tensor sum = Make(Own());
   Require(ranks_->SumAll(sum));
@@ -303,7 +303,7 @@ void Rank::AwaitError() {
   ranks_->Abort("a peer has died");
 }
 
-// Its own GPU is lost, and the first to notice is NCCL.
+// This rank's GPU is lost, and NCCL is the first to notice.
 void Rank::LoseGpu() {
   at::Tensor sum = Make(Own());
   Require(ranks_->SumAll(sum));

@@ -26,7 +26,7 @@ constexpr absl::Duration kLong = absl::Seconds(100);
 
 class NcclRanks : public ::testing::Test {
  protected:
-  // Silent: NCCL does not report a death, as within a node.
+  // With `silent`, NCCL does not report a death, as within a node.
   std::unique_ptr<Child> Start(int rank, const std::string& what,
                                bool silent = true, bool aborts = true) {
     return Child::Spawn(
@@ -60,8 +60,8 @@ TEST_F(NcclRanks, NothingIsIssuedAfterAnAbort) {
   EXPECT_EQ(Findings(), "");
 }
 
-// It was five minutes, c10d's own, whatever the run had asked for. Rank 0 is
-// the one that the others wait for.
+// Guards against c10d's own five minutes in place of the run's timeout. The
+// others wait for rank 0.
 TEST_F(NcclRanks, ARankThatIsLateForTheFirstOperationIsAwaitedAsLongAsAsked) {
   const auto absent = Start(0, "idle"), other = Start(1, "await-nobody");
   const ChildResult result = other->Join(kLong);
@@ -93,7 +93,7 @@ TEST_F(NcclRanks, WhatNcclKnowsOfADeathIsTheErrorAfterTheHostsWait) {
   victim->Kill(SIGKILL);
   const ChildResult result = other->Join(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  // By the operation that waits, or by the next one.
+  // The waiting operation reports it, or the next one.
   EXPECT_THAT(result.out, AnyOf(HasSubstr("rank 0, whose process has ended"),
                                 HasSubstr("the process of rank 0 has ended")));
   EXPECT_EQ(Findings(), "");

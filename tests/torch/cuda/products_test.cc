@@ -1,7 +1,7 @@
-// In which precision a rank's fp32 tensors are multiplied, on the fakes
+// Tests in which precision a rank's fp32 tensors are multiplied, on the fakes
 // (tests/fake_cuda): a real sluiced, and this process as its ranks. Nothing
-// else of a run tells: the fakes multiply on the CPU, and on a GPU TF32 is only
-// less exact. It proves nothing about a GPU.
+// else in a run shows it: the fakes multiply on the CPU, and on a GPU TF32 is
+// only less exact. It proves nothing about a GPU.
 #include <ATen/Context.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ using ::sluice::testing::BinaryPath;
 using ::sluice::testing::Child;
 using ::sluice::testing::IsOk;
 
-// One node of the fakes for the daemon and this process: its folder is theirs.
+// The daemon and this process share one node of the fakes.
 class Products : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -64,7 +64,8 @@ class Products : public ::testing::Test {
     EXPECT_THAT((*memory)->Lease(), IsOk());
     return *std::move(memory);
   }
-  // What torch asks before each product of fp32 tensors by cuBLAS.
+  // Returns the setting that torch checks before each cuBLAS product of fp32
+  // tensors.
   static bool Tf32() { return at::globalContext().allowTF32CuBLAS(); }
 
   static testing::TempDir* directory_;
@@ -83,7 +84,7 @@ TEST_F(Products, OfABf16RanksFp32TensorsAreTf32AndOfAnFp32RankIeee) {
   }
 }
 
-// As TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 does in a user's environment.
+// A user's environment may set it, as TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 does.
 TEST_F(Products, AnFp32RankIsIeeeWhateverTheProcessHadChosen) {
   at::globalContext().setAllowTF32CuBLAS(true);
   const auto memory = Open(stream::Dtype::kFp32);

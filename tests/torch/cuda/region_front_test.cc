@@ -1,5 +1,6 @@
-// torch's CUDA tensors in a region, on the fakes (tests/fake_cuda): the module
-// is the one that a program opens on a GPU. It proves nothing about one.
+// Tests torch's CUDA tensors in a region, on the fakes (tests/fake_cuda). The
+// module is the one that a program opens on a GPU. It proves nothing about a
+// GPU.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/core/Event.h>
@@ -88,7 +89,7 @@ class RegionFrontTest : public ::testing::Test {
     return static_cast<const std::byte*>(tensor.data_ptr()) -
            memory_->address();
   }
-  // An operation of the stream that does nothing for so long.
+  // Enqueues an operation that only takes so much time.
   void Sleep(device::Stream stream, std::chrono::milliseconds time) const {
     EXPECT_EQ(fake_cuda::fake_cuda_run(
                   Ok(driver_->NativeStream(stream)), "sleep", {},
@@ -194,14 +195,15 @@ TEST_F(RegionFrontTest, DisarmedTorchHasItsOwnAllocatorAndBlocksStillReturn) {
   EXPECT_EQ(OffsetOf(Make(kSize)), 0);
 }
 
-// It was lost in the region's, and then torch's own knew of no GPU.
+// Guards against an init call that stays in the region's allocator, so that
+// torch's own knows of no GPU.
 TEST_F(RegionFrontTest, TorchsOwnAllocatorHearsOfTorchsBeginning) {
   c10::cuda::CUDACachingAllocator::get()->init(1);
   allocator_->Disarm();
   EXPECT_TRUE(c10::cuda::CUDACachingAllocator::get()->initialized());
 }
 
-// What torch keeps for cuBLAS would outlive the lease that it lies in.
+// Guards against torch's cuBLAS workspaces that outlive the lease they lie in.
 TEST_F(RegionFrontTest, WhatTorchKeepsForCublasIsGivenBack) {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":1024:1", 1);
   fake_cuda::fake_cuda_set("cublas=1");
@@ -212,7 +214,8 @@ TEST_F(RegionFrontTest, WhatTorchKeepsForCublasIsGivenBack) {
   fake_cuda::fake_cuda_set("cublas=0");
 }
 
-// It was the driver's own, which goes with the driver.
+// Guards against a current stream of the driver's own, which ends with the
+// driver.
 TEST_F(RegionFrontTest, TheStreamThatABackendSetIsTorchsNoLonger) {
   allocator_->Disarm();
   torch_cuda_->SetCurrentStream(0, nullptr);
@@ -237,7 +240,8 @@ TEST_F(RegionFrontTest, AMergeOnAGpuThatFailsThrowsItsError) {
               HasSubstr("cuCtxPushCurrent"));
 }
 
-// A deleter asks for it in builds that poison: a throw would end the process.
+// In builds that poison, a deleter fills memory, and a throw there would end
+// the process.
 TEST_F(RegionFrontTest, AFillThatFailsThrowsNothing) {
   const at::Tensor tensor = Make(KiB(1));
   fake_cuda::fake_cuda_set("fail=cuMemsetD8Async:1:1");
@@ -245,8 +249,8 @@ TEST_F(RegionFrontTest, AFillThatFailsThrowsNothing) {
             "");
 }
 
-// Without UseStream the engine marks a stream that torch does not compute on,
-// and the race detector finds the copy beside the kernel.
+// Without UseStream the engine marks a stream on which torch does not compute,
+// and the race detector finds a race of copy and kernel.
 TEST_F(RegionFrontTest, CopiesAreInOrderWithTorchsCurrentStream) {
   const auto host = Extent(device::Placement::Host(NumaIndex(0)));
   const device::Stream own = Ok(driver_->CreateStream(DeviceIndex(0)));
@@ -273,7 +277,7 @@ TEST_F(RegionFrontTest, CopiesAreInOrderWithTorchsCurrentStream) {
   ThrowIfError(driver_->DestroyStream(own));
 }
 
-// The host's clock says how long issuing took.
+// The host's clock would give only the time of issuing.
 TEST_F(RegionFrontTest, ASegmentTakesAsLongAsItsOperations) {
   constexpr auto kLong = std::chrono::milliseconds(1000);
   constexpr auto kShort = std::chrono::milliseconds(20);
@@ -305,7 +309,7 @@ TEST_F(RegionFrontTest, ASegmentTakesAsLongAsItsOperations) {
   }
 }
 
-// Wait only enqueues, and returns long before the copy is made.
+// Wait only enqueues, and returns long before the copy ends.
 TEST_F(RegionFrontTest, AStreamsStallIsCountedByItsOwnClock) {
   constexpr auto kLate = std::chrono::milliseconds(1000);
   const absl::Time start = absl::Now();

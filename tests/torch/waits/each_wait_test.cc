@@ -1,13 +1,13 @@
-// Every wait that a streamed step asks for, and every mark that several wait
-// for, is left out, one at a time and at its one place in the step, on the fake
-// CUDA driver; as in removed_waits_test by the order of the calls alone.
+// Removes every wait of a streamed step, and every group of waits for one mark,
+// one at a time and at its one place in the step, on the fake CUDA driver. As
+// in removed_waits_test, only the order of the calls counts.
 //
-// Where that leaves two operations unordered that use common bytes, one of them
-// writing these (WaitGraph), the race detector must say so, each time. Where it
-// does not, nothing needs the wait there: others imply it, or what they leave
-// unordered are other bytes. As many of these as may go together are left out
-// at once, and the detector must say nothing. The waits are not listed: all go
-// through the copy engine.
+// If the removal leaves two operations unordered that use common bytes, one of
+// them writing (WaitGraph), the race detector must report it each time. If not,
+// nothing needs the wait there: other waits imply it, or the unordered
+// operations use different bytes. As many of these waits as possible are then
+// removed at once, and the detector must report nothing. The waits are not
+// listed: all go through the copy engine.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -32,7 +32,7 @@ using client::NotedWaits;
 using Order = stream::BackwardOrder;
 using Removal = std::set<size_t>;  // numbers of waits
 
-// What operations of torch's stream used since the last call.
+// Returns the accesses of operations on torch's stream since the last call.
 client::WaitGraph::Accesses Computed() {
   using Take = void (*)(void*, client::WaitGraph::Accesses&);
   static const auto take =
@@ -122,7 +122,7 @@ TEST(WaitGraph, AWaitForOtherBytesIsNotNeeded) {
 
 class EachWait : public ::testing::TestWithParam<Shape> {
  protected:
-  // A step without those waits; what was found.
+  // Runs a step without those waits. Returns the findings.
   std::string Run(const Removal& removed, NotedWaits* noted) {
     StepCase c = ManyChunks(GetParam().order);
     c.seq_len = GetParam().seq_len;
@@ -137,7 +137,7 @@ class EachWait : public ::testing::TestWithParam<Shape> {
     return TakeFindings();
   }
 
-  // Each wait alone, and all that wait for one mark.
+  // Returns each wait alone, and each group of waits for one mark.
   static std::vector<Removal> RemovalsOf(const NotedWaits& step) {
     std::vector<Removal> removals;
     for (size_t i = 0; i < step.names.size(); ++i) removals.push_back({i});

@@ -5,7 +5,7 @@
 
 namespace sluice::runtime {
 
-// Chunks enough that a slot of every ring is used again.
+// Returns a step of so many chunks that every ring's slots are reused.
 inline StepCase ManyChunks(stream::BackwardOrder order) {
   return {.model = stream::Llama({.layers = 2,
                                   .hidden = 32,

@@ -1,9 +1,11 @@
-// A copy engine between a step and its own, which numbers all waits that the
-// step asks for, notes the order that they make, and leaves out those of some
-// numbers; the step knows nothing of it.
+// A copy engine between a step and the real engine. It numbers all waits of the
+// step, records the order that they make, and omits the waits of some numbers,
+// unnoticed by the step.
 //
-// A step asks for the same waits in the same order each time, so that a number
-// is one wait at one place in one step. Thread safety: as a CopyEngine's.
+// A step requests the same waits in the same order each time, so a number
+// identifies one wait at one place in one step.
+//
+// Thread safety: as a CopyEngine's.
 #pragma once
 
 #include <functional>
@@ -21,18 +23,19 @@
 
 namespace sluice::client {
 
-// What a step asked for.
+// The recorded waits of a step.
 struct NotedWaits {
   std::vector<std::string> names;  // by number: "x in for layer out"
-  // Waits for one mark of compute, where there are several.
+  // Groups of several waits for one mark of compute.
   std::vector<std::set<size_t>> of_marks;
   WaitGraph graph;
 };
 
 class NumberedEngine final : public ForwardingEngine {
  public:
-  // `computed`: what operations that were issued to compute since its last call
-  // use. `noted` outlives the engine, and is whole when that is gone.
+  // `computed` returns the accesses of operations issued to compute since its
+  // last call. `noted` must outlive the engine, and is complete once the engine
+  // is destroyed.
   NumberedEngine(CopyEngine* engine, std::set<size_t> left_out,
                  std::function<WaitGraph::Accesses()> computed,
                  NotedWaits* noted)

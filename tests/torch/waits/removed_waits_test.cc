@@ -1,13 +1,12 @@
-// Every wait that a streamed step makes is left out, one kind at a time, on the
-// fake CUDA driver, and its race detector says so by the order of the calls
-// alone, however fast the copies were: it is run with `unready`, so that no
-// query finds a copy over. (planted_waits_test shows on sim that such a step
-// computes something else; each_wait_test leaves out one wait of a kind after
-// the other.)
+// Removes every wait that a streamed step makes, one kind at a time, on the
+// fake CUDA driver. Its race detector must report it by the order of the calls
+// alone, however fast the copies were: with `unready` no query finds a copy
+// done. (planted_waits_test shows on sim that such a step computes something
+// else; each_wait_test removes the waits of a kind one by one.)
 //
-// A kind is a pair of waiter and waited: compute, or a copy by its label and
-// direction. The kinds come from the step itself, so a new one is tried too.
-// What none finds is listed here, with the reason.
+// A kind is a pair of waiter and awaited work: compute, or a copy by its label
+// and direction. The kinds come from the step itself, so a new one is tried
+// too. Kinds that the detector does not find are listed here, with the reason.
 #include <cstdio>
 #include <memory>
 #include <set>
@@ -33,12 +32,12 @@ std::string WaitName(const StepWait& wait) {
   return wait.first + " for " + wait.second;
 }
 
-// What nothing finds, and why: each is implied by others, so that all of these
-// may be left out at once. Copies of a direction follow one another, and so
-// does compute; a wait for a later one, or for compute that did, covers it. A
-// step makes them because its parts know nothing of each other, and because
-// other shapes need them (planted_waits_test has two chunks, and resident
-// classes).
+// Waits that can be removed unnoticed: other waits imply each of them, so all
+// of them may be removed at once. Copies of a direction follow one another, and
+// so does compute; a wait for a later copy, or for compute that waited, covers
+// an earlier one. A step makes them because its parts are independent, and
+// because other shapes need them (planted_waits_test has two chunks, and
+// resident classes).
 const std::set<StepWait> kImplied = {
     {kCompute, kCompute},
     {kCompute, "x, dX in"},
@@ -76,8 +75,8 @@ const std::set<StepWait> kImpliedWithQueriesOuter = {
 
 class RemovedWaits : public ::testing::TestWithParam<Order> {
  protected:
-  // A step without the waits `forgotten`. Notes all that it would make; what
-  // was found.
+  // Runs a step without the waits `forgotten`, and records all its waits.
+  // Returns the findings.
   std::string Run(const std::set<StepWait>& forgotten,
                   std::set<StepWait>* made) {
     StepCase c = ManyChunks(GetParam());

@@ -1,13 +1,13 @@
-// Which operations of a step run before which others, by the order of each
-// stream and by the waits between them, and whether a wait is needed: whether
-// without it two operations that use common bytes, one of them writing, are no
-// longer in order.
+// The order of a step's operations, by their streams and by the waits between
+// them. Tells whether a wait is needed: whether without it two operations that
+// use common bytes, one of them writing, are no longer ordered.
 //
-// A test that shows that a race detector finds each wait that is left out must
-// know which of them are needed. This class says so, from the order and the
-// bytes alone.
+// A test that a race detector finds each removed wait must know which waits are
+// needed. This class computes it from the order and the bytes alone.
 //
-// Bookkeeping only. Thread safety: none.
+// Only bookkeeping.
+//
+// Thread safety: none.
 #pragma once
 
 #include <cstddef>
@@ -26,21 +26,23 @@ class WaitGraph {
  public:
   using Accesses = std::vector<fake_cuda::Access>;
 
-  // An operation behind all earlier ones of `stream`, and what it uses; its
-  // number. Marks and waits use nothing: they only hand on the order.
+  // Adds an operation behind all earlier ones of `stream`, with its accesses.
+  // Returns its number. Marks and waits access nothing; they only pass on the
+  // order.
   size_t Add(int stream, const Accesses& accesses = {});
-  // Operation `waiter` runs after `waited`, an earlier one; the wait's number.
-  // REQUIRES: nothing was added after `waiter`.
+  // Lets operation `waiter` run after `waited`, an earlier one. Returns the
+  // wait's number. REQUIRES: nothing was added after `waiter`.
   size_t Wait(size_t waiter, size_t waited);
 
-  // Whether any two operations that conflict are in order, and are no longer so
-  // without these waits.
+  // Returns whether any two conflicting operations that are ordered are no
+  // longer ordered without these waits.
   bool AreNeeded(const std::set<size_t>& waits) const;
-  // Whether two operations use common bytes, and one of them writes these.
+  // Returns whether two operations use common bytes, and one of them writes
+  // these.
   bool Conflict(size_t one, size_t other) const;
 
  private:
-  // Begins and ends of addresses that do not touch, in their order.
+  // Begins and ends of disjoint address ranges, in order.
   using Ranges = std::map<uintptr_t, uintptr_t>;
   struct Operation {
     Ranges read, written;
@@ -51,8 +53,8 @@ class WaitGraph {
 
   static void Insert(const fake_cuda::Access& access, Ranges* ranges);
   static bool Overlap(const Ranges& some, const Ranges& others);
-  // For each operation, the others that run before it. They were all added
-  // before it, so one pass is enough.
+  // Returns, for each operation, the operations that run before it. All of them
+  // were added before it, so one pass is enough.
   std::vector<Bits> Order(const std::set<size_t>& without) const;
 
   std::vector<Operation> operations_;

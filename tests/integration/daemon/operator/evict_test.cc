@@ -1,4 +1,4 @@
-// Jobs that an administrator ends.
+// Tests jobs that an administrator ends.
 #include <unistd.h>
 
 #include "absl/time/time.h"
@@ -101,7 +101,8 @@ TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
   EXPECT_EQ(rank->Join().signal, 9);
 }
 
-// Guards against killing it and answering that there was nothing to evict.
+// Guards against killing a process but answering that there was nothing to
+// evict.
 TEST(DaemonAdmin, EvictWithKillSaysWhatItKilledOfSessionsThatHadEnded) {
   RunningDaemon daemon;
   const auto rank = Child::Fork([&] {

@@ -1,4 +1,4 @@
-// That operators see which copies came later than they were needed.
+// Tests that operators see which copies came later than they were needed.
 #include <sys/mman.h>
 
 #include "absl/time/clock.h"

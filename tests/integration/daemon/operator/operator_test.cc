@@ -1,4 +1,4 @@
-// What an operator sees and does: metrics, the status page, admin calls.
+// Tests what operators use: metrics, the status page, admin calls.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <grp.h>
@@ -90,7 +90,8 @@ TEST(DaemonMetrics, ScrapeTellsPoolsLeasesStepsAndDeaths) {
   }
 }
 
-// Guards against counters that stand still within a step, which may take hours.
+// Guards against counters that do not change within a step, which may take
+// hours.
 TEST(DaemonMetrics, SwapCountersMoveWithTheUsePagesWithinAStep) {
   RunningDaemon daemon(kHttpOn);
   const std::string address = daemon.ReadyField("http");
@@ -348,7 +349,7 @@ TEST(DaemonAdmin, BudgetBindsAtOnceAndIsRefusedWhereItWouldBreakAPromise) {
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(2)), IsOk());
 }
 
-// Guards against an answer that nothing was changed, though the file was.
+// Guards against an answer that nothing was changed although the file was.
 TEST(DaemonAdmin, WhereTheFolderCannotBeSyncedWhatIsSetHoldsAndThatIsSaid) {
   if (geteuid() != 0) GTEST_SKIP() << "only root may start it as another user";
   constexpr uid_t kNobody = 65534;

@@ -26,8 +26,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A tmpfs of its own for all that a test makes. Seen by this process and those
-// it starts, and gone with the last of them.
+// A tmpfs for all files of a test. Only this process and its children see it,
+// and it ends with the last of them.
 class FullFolder : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -47,7 +47,7 @@ class FullFolder : public ::testing::Test {
     umount2(place_.path().c_str(), MNT_DETACH);
   }
 
-  // Neither a byte nor a file fits any more.
+  // Fills the folder until neither a byte nor a file fits any more.
   void Fill() {
     const int fd = open(place_.File("filler").c_str(),
                         O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
@@ -126,7 +126,8 @@ TEST_F(FullFolder, LosesNoSessionOfADaemonThatDies) {
   ASSERT_THAT(client.Hello("demo"), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto leased,
                               client.Lease(wire::Lease::GPU, MiB(8)));
-  // As each rank does: the node is not made anew.
+  // Keeps the node open, as each rank does, so that the next daemon does not
+  // make it again.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto driver,
                               device::OpenSimDriver(daemon.File("sim")));
   Fill();

@@ -1,5 +1,5 @@
-// A daemon that has no descriptor left, not even the one that it keeps to turn
-// people away with.
+// A daemon without any free descriptor, not even the spare one with which it
+// turns away connections.
 #include <sys/resource.h>
 #include <unistd.h>
 

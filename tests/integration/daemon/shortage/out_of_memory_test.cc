@@ -25,8 +25,8 @@ rlim_t AddressSpaceOf(pid_t pid) {
   return pages * 4096;
 }
 
-// It refuses what needs more, and where even that is too much it dies as by any
-// other cause: the next one goes on.
+// The daemon refuses requests that need more memory. If even that needs too
+// much, it dies as by any other cause, and the next daemon continues.
 TEST(OutOfMemory, IsOneLineForWhoComesAndNothingToWhoIsThere) {
   if (kThreadSanitizer) GTEST_SKIP() << "it needs terabytes of addresses";
   KeptDaemon daemon;
