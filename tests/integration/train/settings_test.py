@@ -96,12 +96,18 @@ class Settings(harness.TrainTest):
                 self.assertEqual(report["settings"]["backward_order"], order)
                 self.assertRegex(said, rf"(?m)^cut .* {order} outer")
 
-    def test_a_class_that_the_order_lacks_is_refused(self):
+    def test_the_order_that_has_the_classes_of_fractions_is_taken(self):
+        flags = ["--seq-len", "400", "--steps", "1", "--chunk", "100",
+                 "--fractions"]
+        for name, order in (("key_gradient", "queries"),
+                            ("query_gradient", "keys")):
+            report, _ = self.run_open(*flags, name + "=keep:1")
+            self.assertEqual(report["settings"]["backward_order"], order)
         code, _, err = self.run_train(
-            "--private", "--seq-len", "400", "--steps", "1", "--chunk", "100",
-            "--data", self.text, "--fractions", "key_gradient=keep:1")
+            "--private", *flags, "key_gradient=keep:1,query_gradient=keep:1",
+            "--data", self.text)
         self.assertEqual(code, 2)
-        self.assertIn("key_gradient", err)
+        self.assertIn("no class of this step", err)
 
     def test_a_resumed_run_is_cut_as_it_was(self):
         save = self.path("save")
