@@ -43,6 +43,8 @@ def prepare(build, work):
     assert len(debs) == 4, debs
     rootfs.make(work + "/rootfs", rootfs.what_they_need(debs),
                 work + "/apt.conf")
+    for program in "sluiced-next", "crashing-sluiced":
+        rootfs.add_libraries(work + "/rootfs", f"{build}/bin/{program}")
 
 
 def skips():

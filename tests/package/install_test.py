@@ -69,7 +69,7 @@ class Installed(unittest.TestCase):
                  f"{self.prefix}/{installed.library_folder()}",
                  "SLUICE_SOCKET": self.folder + "/none.sock"})
         self.assertEqual(said.returncode, 0, said.stderr)
-        self.assertIn("ABI 5, no daemon: ", said.stdout)
+        self.assertIn("ABI 6, no daemon: ", said.stdout)
 
     def test_a_program_builds_by_cmake(self):
         for component in "runtime", "dev":

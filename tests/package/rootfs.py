@@ -55,6 +55,15 @@ def make(root, packages, options):
         codename(), root, *sources())
 
 
+def add_libraries(root, program):
+    """Copies those shared libraries of a program of the build that no package
+    in `root` has: packages link theirs statically."""
+    for library in re.findall(r"=> (/\S+)", run("ldd", program)):
+        if not os.path.exists(root + library):
+            os.makedirs(os.path.dirname(root + library), exist_ok=True)
+            shutil.copy(library, root + library)
+
+
 def what_they_need(debs):
     """Returns the names of other packages that these packages depend on."""
     needed, own = set(), set()
