@@ -74,7 +74,7 @@ class Demo:
         self.screen.head("a node")
         binaries = self.arguments.bin
         self.daemon = Daemon(self.processes, os.path.join(binaries, "sluiced"),
-                         s, self.folder)
+                             s, self.folder)
         self.screen.line(f"  sluiced     pid {self.daemon.process.pid}, "
                          f"metrics on 127.0.0.1:{self.daemon.port}")
         self.prometheus = Prometheus(self.processes, self.arguments.prometheus,

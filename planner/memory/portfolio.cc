@@ -152,8 +152,9 @@ class PieceSolver {
   // MiniMalloc's D and J); then lower peaks again.
   void Search() {
     const size_t n = problem_.items.size();
-    if (options_.goal_is_capacity)
+    if (options_.goal_is_capacity) {
       return Descend(0, NodesFor(n, kCapacityNodes));
+    }
     const int64_t nodes = NodesFor(n, kSearchNodes);
     Descend(NodesFor(n, kCoarseNodes), nodes / 8);
     const int64_t bound = std::max(goal_, known_.bound);

@@ -100,8 +100,7 @@ std::optional<std::string> Refusal(const AttentionBlock& b) {
   if (TakesHeads(traits, b)) return std::nullopt;
   return fmt::format(
       "{} takes heads of a multiple of {} and at most {}, and this model's "
-      "have "
-      "{}",
+      "have {}",
       traits.name, traits.multiple, traits.widest, b.head_dim);
 }
 

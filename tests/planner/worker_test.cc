@@ -184,8 +184,7 @@ TEST(Worker, BadInputIsOneLineAndExitStatusTwo) {
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(outcome.err,
             "error: sluice.plan_request: profiles[1].layers: 0 is not "
-            "between "
-            "1 and 1048576\n");
+            "between 1 and 1048576\n");
   EXPECT_EQ(RunWorker(Memfd("").get(), kFds).exit_code(), 2);
   const Outcome flag = RunWorker(Memfd("").get(), {"--time-limit-s", "-1"});
   EXPECT_EQ(flag.exit_code(), 2);

@@ -67,7 +67,7 @@ class FakeNode:
             [os.path.join(bin_dir, "sluiced"), "--config", config,
              "--runtime-dir", runtime], text=True, env=environment(
                  LD_LIBRARY_PATH=VARIABLES["LD_LIBRARY_PATH"],
-                 SLUICE_FAKE_CUDA=f"{self._fakes}500"),
+                 SLUICE_FAKE_CUDA=self._variable()),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         line = self._daemon.stdout.readline()
         assert "sluiced: ready" in line, line + self._daemon.stderr.read()

@@ -134,8 +134,8 @@ std::string ToString(const StepCase& c) {
   const stream::Biases& b = m.biases;
   std::string line = fmt::format(
       "{} layers, hidden {}, {} heads of {}, {} kv heads, ffn {}{}, vocab "
-      "{}{}, "
-      "{}, {}, biases{}{}{}{}{}; {} tokens in chunks of {} on {} ranks, {}, "
+      "{}{}, {}, {}, biases{}{}{}{}{}; {} tokens in chunks of {} on {} ranks, "
+      "{}, "
       "{} outer, prefetch {}, ffn rows {}, loss rows {}, alpha {}{}, {} chunks "
       "again by {} layers",
       m.layers, m.hidden, m.heads, m.head_dim(), m.kv_heads, m.ffn,

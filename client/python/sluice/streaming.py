@@ -162,7 +162,7 @@ def stream(model: nn.Module | None = None,
             raise Unsupported(adapter.name, 'policy="plan" with layers that '
                               "run whole", 'stream it with policy="recompute"')
         for _, _, width, _ in made.attended:
-            gpu_blocks.kernel_for(how.kernel, made.arena.device, 2, width, width)
+            gpu_blocks.kernel_for(how.kernel, device, 2, width, width)
         made.kernel = how.kernel
         made.reset_stats()  # drops what the probe has counted
         if planned:
@@ -246,12 +246,12 @@ def _adapter(model: nn.Module | None, how: Fields) -> Adapter | OwnLayers:
 def _attached(made: Stream, adapter: Patched) -> str:
     head = {"rows": "head and loss by rows", "none": "the rest as it is",
             "whole": "head and loss whole"}[made.head]
+    device, kernel = made.arena.device, made.kernel
     where = made.session.socket + (
-        ", where GPUs are simulated" if made.arena.device.type == "cpu" else "")
+        ", where GPUs are simulated" if device.type == "cpu" else "")
     shared = "" if made.ranks is None else (
         f" dealt to {made.ranks.size} ranks")
     chosen = "" if made.chunk_choice is None else f" ({made.chunk_choice})"
-    device, kernel = made.arena.device, made.kernel
     widths = next(((w, v) for _, _, w, v in made.attended), (8, 8))
     by = "" if device.type == "cpu" else (
         f", attention by {gpu_blocks.kernel_for(kernel, device, 2, *widths)}")

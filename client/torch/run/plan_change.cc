@@ -28,8 +28,7 @@ absl::Status RoomToRecord(const RecordingMemory& m) {
       Shortage::kGpuMemory,
       fmt::format(
           "its fractions need {} of GPU memory for rings and kept rows beside "
-          "{} "
-          "in use and {} of transient buffers, the rank has {}",
+          "{} in use and {} of transient buffers, the rank has {}",
           FormatBytes(m.rings + m.kept), FormatBytes(m.used),
           FormatBytes(m.transient), FormatBytes(m.lease)));
 }

@@ -22,8 +22,7 @@ absl::Status CheckPools(const CoreState& saved, const Core& fresh) {
     if (made <= total) continue;
     return absl::FailedPreconditionError(fmt::format(
         "{} has {} here, and jobs hold {} of it{}: make the pool as large "
-        "again "
-        "([pools] {}_bytes)",
+        "again ([pools] {}_bytes)",
         Name(id), FormatBytes(total), FormatBytes(made - idle),
         idle > Bytes(0) ? fmt::format(", {} are idle, for 10 minutes at most",
                                       FormatBytes(idle))

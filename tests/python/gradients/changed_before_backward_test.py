@@ -22,6 +22,7 @@ from models import (
 from peft import LoraConfig, get_peft_model
 from support import deep
 from torch import nn
+from walk import configs
 
 import sluice
 from sluice.base.hashing import fingerprint
@@ -464,3 +465,23 @@ def test_changed_contents_below_adapters_on_parameters_are_detected(
     with pytest.raises(RuntimeError, match="'gate_up_proj' of MixtralExperts"):
         loss.backward()
     stream.unstream()
+
+
+def test_a_whole_layer_with_more_outputs_in_backward_is_named(
+        session, monkeypatch):
+    model = configs.tiny("bloom")  # its layers run whole
+    kind, more = type(model.transformer.h[0]), []
+    own = kind.forward
+
+    def forward(self, *args, **kwargs):
+        out = own(self, *args, **kwargs)
+        if not more:
+            return out
+        return (*(out if isinstance(out, tuple) else (out,)), *more)
+
+    monkeypatch.setattr(kind, "forward", forward)
+    sluice.stream(model, session=session, chunk=16, quiet=True)
+    loss = model(**batch()).loss
+    more.append(torch.ones(1))
+    with pytest.raises(RuntimeError, match="of BloomBlock computed other"):
+        loss.backward()

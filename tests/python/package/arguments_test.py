@@ -154,7 +154,7 @@ def test_ranks_and_local_ranks_are_of_the_world():
     ("lease_host", dict(nbytes=1), {
         "nbytes": [0, -1, 1.5, NAN, HUGE, 2**64, "1", None]}),
     ("lease_gpu", dict(nbytes=1), {"nbytes": [0, -1, HUGE, "1"],
-                                     "wait_s": [-1, NAN, "1"]}),
+                                   "wait_s": [-1, NAN, "1"]}),
     ("report", dict(step=1, seconds=1.0, tokens=1), {
         "step": [-1, 1.5, HUGE, "1", None], "tokens": [-1, NAN, HUGE],
         "seconds": [-1, NAN, INF, "1", None], "loss": ["1", None],

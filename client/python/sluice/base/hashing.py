@@ -36,6 +36,14 @@ def fingerprint(values: Tensor) -> int:
     return int(of_tensor(values))
 
 
+def equal(found: Tensor, wanted: Tensor) -> Tensor:
+    """Returns `torch.equal` of two hashes on one device as a bool () there, so
+    that the host need not wait for it."""
+    if found.shape != wanted.shape:
+        return found.new_zeros((), dtype=torch.bool)
+    return (found == wanted).all()
+
+
 def _mixed(x: Tensor) -> Tensor:
     """Mixes the bits of each number (Steele et al., splitmix64); overwrites
     x."""

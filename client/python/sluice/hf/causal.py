@@ -95,12 +95,12 @@ class Causal:
                     "temperature": asked.temperature,
                     "entropy": asked.entropy})
                 return logprobs(call, self.head, asked,
-                                       self.head.of_base(given))
+                                self.head.of_base(given))
             if self._can_chunk(given):
                 return self._chunked(call, given, own)
         out = call.whole(given, own, self._foreign)
         padding.check_whole(call, stream, self._ends.adapter, _shifted(given),
-                           self._foreign)
+                            self._foreign)
         return out
 
     def _by_rows(self, given: dict[str, Any]) -> bool:
@@ -129,9 +129,9 @@ class Causal:
         """Returns whether the loss function is a sum over rows divided by a
         given count. Tries that again if a function that it calls was replaced:
         libraries replace such functions for all models."""
-        calls = _calls(self.causal.loss_function)
-        if not calls or list(map(id, calls)) != list(map(id, self._tried)):
-            self._tried, self._adds_up = calls, self._sums_rows()
+        called = _calls(self.causal.loss_function)
+        if not called or list(map(id, called)) != list(map(id, self._tried)):
+            self._tried, self._adds_up = called, self._sums_rows()
         return self._adds_up
 
     def _sums_rows(self) -> bool:

@@ -130,7 +130,7 @@ def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
 
 
 def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
-           mask: Tensor | None) -> MoeCausalLMOutputWithPast:
+                 mask: Tensor | None) -> MoeCausalLMOutputWithPast:
     """Returns the model's output, with the routers' loss added to `loss`, the
     loss of the logits; see [Note: routers' loss]. `base` is the base model's
     output for the mask [B, S]."""

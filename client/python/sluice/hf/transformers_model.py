@@ -187,8 +187,8 @@ class Adapter(Model):
         return causal.head
 
     def _take_layers(self, stream: Stream, tried: Adapter) -> None:
-        trial_results.of_layers(stream, self.layers, tried.ends.stream, tried.layers,
-                        self._like(tried))
+        trial_results.of_layers(stream, self.layers, tried.ends.stream,
+                                tried.layers, self._like(tried))
         stream.checks.kinds = by_kind(self.layers)
         self._inside = Inside.of(self.layers)
         warn_of_hooks(self.layers, self._warn)
@@ -546,7 +546,7 @@ class Adapter(Model):
                 out = call.with_all_rows(out, x.shape[1])
                 call.rejoin(seed, x.device)
             padding.watch(self, step, call.blind if call.blind is None else
-                         call.own(call.blind), out[0])
+                          call.own(call.blind), out[0])
             return out
 
         return forward

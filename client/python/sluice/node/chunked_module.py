@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice.base.errors import Unsupported
-from sluice.base.hashing import of_tensor
+from sluice.base.hashing import equal, of_tensor
 from sluice.base.precision import autocast_now, wide_dtype
 from sluice.base.randomness import RandomState
 from sluice.memory.host_tensor import HostTensor
@@ -245,7 +245,7 @@ class ChunkedCall:
         with torch.enable_grad(), self._autocast:
             y = self.compute(m, x, extra)
         if self.is_compared(m):
-            same: Tensor | bool = (self.bits(y) == self._fingerprints[m]).all()
+            same: Tensor | bool = equal(self.bits(y), self._fingerprints[m])
             if self.compares_parts(m):
                 with torch.no_grad(), self._autocast:
                     same = self.compare_parts(m, x, y, same)

@@ -151,7 +151,7 @@ class LayerCall(chunked_module.ChunkedCall):
             self._begin_states(self._carried, m)
         if self.handing is not None:
             self.handing.begin(m, not (self.replays or self._again),
-                                self.replays)
+                               self.replays)
         with self._noting(), self._taping(m, x.device), self._weighing(
                 ), self._sparing(x, extra) as following:
             out = self._run(x, extra)

@@ -90,7 +90,7 @@ def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
         # Seconds per pair of rows: a walk has rows ** 2 pairs, times a constant
         # factor.
         trials = [abi.ChunkTrial(n, (of_host + seconds) / n ** 2,
-                                     of_host / n ** 2)
+                                 of_host / n ** 2)
                   for n, seconds in of_device.items()]
         library.check(library.chunk_choice(
             SIZES[0], SIZES[-1], NEAR, (abi.ChunkTrial * len(trials))(

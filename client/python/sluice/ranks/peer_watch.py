@@ -19,14 +19,13 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import weakref
 
 import torch
 import torch.distributed as dist
 
 from sluice.base.errors import PeerFailed, Status
 from sluice.native.session import Session
-from sluice.ranks import peer_line
+from sluice.ranks import looking, peer_line
 from sluice.ranks.groups import LOOK_S, Ranks
 
 
@@ -49,8 +48,7 @@ class PeerWatch:
         if self._line is not None:
             self._line.heard_by(self)
             ranks.hears_deaths = True
-        threading.Thread(target=_keep_looking, name="sluice peers", daemon=True,
-                         args=(weakref.ref(self), self._over)).start()
+        looking.start(self, LOOK_S, self._over, "sluice peers")
 
     @staticmethod
     def of(ranks: Ranks | None, session: Session, device: torch.device
@@ -103,16 +101,6 @@ class PeerWatch:
 
 def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
     return None if device.type == "cpu" else torch.cuda.current_stream(device)
-
-
-def _keep_looking(watch: weakref.ref[PeerWatch],
-                  over: threading.Event) -> None:
-    while not over.wait(LOOK_S):
-        alive = watch()
-        if alive is None:
-            return
-        alive.look()
-        del alive
 
 
 def _raise_in(thread: int, error: PeerFailed) -> None:

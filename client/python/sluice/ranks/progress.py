@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch.distributed as dist
 from torch import nn
 
+from sluice.ranks import looking
 from sluice.ranks.board import failed_rank
 
 LONG_S = 20.0  # seconds of a step before its first line
@@ -77,10 +78,8 @@ class Progress:
             self._index.get(layer, 0), chunk, len(step.chunks),
             last.began if same else now, now)
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=_keep_looking, name="sluice progress", daemon=True,
-                args=(weakref.ref(self), self._ended))
-            self._thread.start()
+            self._thread = looking.start(self, LOOK_S, self._ended,
+                                         "sluice progress")
 
     def done(self, layer: nn.Module) -> None:
         """Notes that a layer's backward is over. The backward of the first
@@ -120,17 +119,6 @@ class Progress:
                 now - self._said >= EVERY_S):
             self._said = now
             self._say(f"sluice: {where}, {now - place.began:.0f} s")
-
-
-def _keep_looking(progress: weakref.ref[Progress],
-                  ended: threading.Event) -> None:
-    """Looks until the stream is closed or collected."""
-    while not ended.wait(LOOK_S):
-        alive = progress()
-        if alive is None:
-            return
-        alive.look()
-        del alive
 
 
 def _rank() -> tuple[int, int]:
