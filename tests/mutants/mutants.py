@@ -32,8 +32,6 @@ sys.path.insert(0, os.path.join(ROOT, "tests/run"))
 import suite  # noqa: E402
 
 LEAST_FOUND = 0.85
-# Limit on the test time of one kind that is spent on a mutant.
-BUDGET_SECONDS = 300
 CASES = 10  # most cases of a Python test that run for a mutant
 KINDS = [suite.OWN_PROGRAM_ONLY, {"python"}, {"integration", "attacks"}]
 TESTS = ["-LE", "^(root|deep|bench|package)$",
@@ -169,9 +167,10 @@ def cases_of(entry, look, number):
         for file in files if file.endswith("/" + name)])
 
 
-def judge(name, site, tests):
-    """Runs tests until one finds the mutant; returns its row. `tests`: (row of
-    `look`, entry) of the tests that reach the mutant."""
+def judge(name, site, tests, budget):
+    """Runs tests until one finds the mutant, for at most `budget` seconds;
+    returns its row. `tests`: (row of `look`, entry) of the tests that reach
+    the mutant."""
     number = name.split()[0]
     row = {"name": name, "site": str(site), "room": os.path.dirname(
         site.path), "said": "survived" if tests else "not reached", "by": []}
@@ -182,14 +181,15 @@ def judge(name, site, tests):
                 test[0]["seconds"] * len(test[0]["reached"]))
     spent = 0.0
     for look, entry in sorted(tests, key=order):
-        if spent + look["seconds"] > BUDGET_SECONDS:
+        if spent + look["seconds"] > budget:
             continue
         passed, took = run(cases_of(entry, look, number),
                            30 + 3 * look["seconds"], SLUICE_MUTANT=number)
         spent += took
         row["by"].append(entry.name)
         if not passed:
-            return {**row, "said": "found", "by": [entry.name]}
+            return {**row, "said": "found", "by": [entry.name],
+                    "seconds": round(took)}
     return row
 
 
@@ -250,6 +250,9 @@ def main():
     parser.add_argument("--tests", default="", metavar="REGEX",
                         help="only these run: what they do not find may be "
                         "found by others")
+    parser.add_argument("--budget", type=float, default=300, metavar="SECONDS",
+                        help="limit on the time that tests of one kind take "
+                        "for a mutant (%(default)g)")
     given = parser.parse_args()
     # Results of a draw are valid only for the tree of this commit.
     folder = os.path.join(ROOT, "build/mutants", "-".join(
@@ -279,7 +282,8 @@ def main():
             [(f"{number} {k}", site, [
                 (looked[entry.name], entry) for entry in mine
                 if looked[entry.name]["passed"]
-                and str(number) in looked[entry.name]["reached"]])
+                and str(number) in looked[entry.name]["reached"]],
+              given.budget)
              for number, site in left.items()])
         for number in [*left]:
             row, before = said[f"{number} {k}"], judged.get(number)
