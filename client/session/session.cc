@@ -337,6 +337,8 @@ absl::Status SessionImpl::Submit(const plan::RankProfile& given) {
   request.mutable_submit_profile();
   std::vector<UniqueFd> fds;
   fds.push_back(std::move(memfd));
+  // Just before the call: a takeover until then concerns an earlier profile.
+  inbox_.Clear();
   return connection_->Call(request, std::move(fds)).status();
 }
 
@@ -360,7 +362,6 @@ absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + timeout;
   for (;;) {
-    inbox_.Clear();
     SLUICE_RETURN_IF_ERROR(Submit(profile));
     auto plan = inbox_.Await(deadline - clock.Now());
     if (!absl::IsAborted(plan.status())) return plan;

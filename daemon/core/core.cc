@@ -129,8 +129,7 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
     case RequestHistory::Seen::kRunning:
       return effects;  // a repeated request, which will be answered
     case RequestHistory::Seen::kAnswered:
-      effects.push_back(
-          SendReply{id, request, leases_.Repeat(*session, request)});
+      Repeat(*session, request, effects);
       return effects;
     case RequestHistory::Seen::kForgotten:
       effects.push_back(SendReply{
@@ -153,6 +152,26 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
   Dispatch(*session, request, body, now, effects);
   Settle(now, effects);
   return effects;
+}
+
+// A client repeats a request that a former daemon may have answered in vain.
+// Collected profiles are not saved, so if there is no plan for the profile yet,
+// it is read again: the rank does not know that it must submit it again.
+void Core::Repeat(Session& session, RequestId request, Effects& effects) {
+  const bool submitted =
+      std::holds_alternative<SubmittedReply>(session.history.answer(request));
+  const bool planned = joint_.FindPlan(session.told_plan, nullptr) != nullptr;
+  if (submitted && !planned) {
+    session.history.Reopen(request);
+    effects.push_back(ReadProfile{session.id, request});
+    return;
+  }
+  effects.push_back(
+      SendReply{session.id, request, leases_.Repeat(session, request)});
+  if (submitted) {
+    effects.push_back(
+        SendNotice{session.id, PlanReadyNotice{session.told_plan}});
+  }
 }
 
 void Core::Dispatch(Session& session, RequestId request, const Request& body,

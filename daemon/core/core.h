@@ -194,6 +194,7 @@ class Core {
 
  private:
   GpuNames NamesOfGpus() const;
+  void Repeat(Session& session, RequestId request, Effects& effects);
   void Dispatch(Session& session, RequestId request, const Request& body,
                 absl::Time now, Effects& effects);
   void Attach(Session& session, RequestId request, const HelloRequest& hello,

@@ -35,6 +35,8 @@ class RequestHistory {
   void Answer(RequestId id, const Reply& reply);
   // Replaces the answer to `id`, which could not be sent, by the error `why`.
   void TakeBack(RequestId id, const absl::Status& why);
+  // Makes an answered request a running one: it is executed again.
+  void Reopen(RequestId id) { requests_.Edit(id).reset(); }
   // Drops the list of extents, which can be long, from the answer to `id`,
   // because its lease has ended.
   void LeaseEnded(RequestId id);
