@@ -39,9 +39,20 @@ def codename():
         return re.search(r"^VERSION_CODENAME=(\w+)$", file.read(), re.M)[1]
 
 
-def make(root, packages, options):
-    """Makes the Debian. `options`: an apt configuration for this machine's
-    mirrors."""
+def mirror():
+    """Returns the address of this machine's mirror of Debian."""
+    for path in sources():
+        with open(path, encoding="utf-8") as file:
+            found = re.search(r"^(?:URIs:|deb(?: \[.*\])?) *(\S+/debian/?)\b",
+                              file.read(), re.M)
+        if found:
+            return found[1]
+    raise AssertionError("apt's sources name no mirror of Debian")
+
+
+def make(root, packages, options, release=None):
+    """Makes the Debian: this machine's release, or another one. `options`: an
+    apt configuration for this machine's mirrors."""
     asked = run("apt-config", "dump").splitlines()
     with open(options, "w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in asked
@@ -52,7 +63,7 @@ def make(root, packages, options):
     # /sys mounted below `root`.
     run(*own_systemd.NAMESPACES, "mmdebstrap", "--variant=apt", "--mode=root",
         "--include=" + ",".join(packages), "--aptopt=" + options,
-        codename(), root, *sources())
+        release or codename(), root, *([mirror()] if release else sources()))
 
 
 def add_libraries(root, program):
