@@ -21,18 +21,6 @@ class TakeOverTest : public ::testing::Test {
     after_.Run(
         [&](Core& core) { return core.TakeOver(reached, after_.clock.Now()); });
   }
-  // Reads the last profile, of rank `rank` of 2.
-  static void Read(CoreDriver& node, int rank) {
-    auto profile = std::make_shared<plan::RankProfile>();
-    profile->rank = Rank(rank);
-    profile->kinds[0].layers = 1;
-    const ReadProfile read = node.to_read.back();
-    node.Run([&](Core& core) {
-      return core.ProfileRead(read.session, read.request,
-                              ProfileWithHash{profile, "x", {}},
-                              node.clock.Now());
-    });
-  }
   CoreDriver before_, after_;
 };
 
@@ -105,49 +93,6 @@ TEST_F(TakeOverTest, AnInterruptedRequestIsExecutedWhenItIsRepeated) {
   EXPECT_THAT(after_.to_read, SizeIs(1));
 }
 
-// Guards against a job that waits for its plan forever: profiles are not saved,
-// and a rank without its answer does not know that it must submit again.
-TEST_F(TakeOverTest, AProfileWithALostAnswerIsReadWhenItIsRepeated) {
-  const SessionId a = before_.Attach("a", 0, 2), b = before_.Attach("a", 1, 2);
-  const RequestId request(900);
-  before_.Ask(a, ProfileRequest{});
-  Read(before_, 0);
-  before_.Ask(b, ProfileRequest{}, request);
-  Read(before_, 1);
-  ASSERT_THAT(before_.to_solve, SizeIs(1));
-  TakeOver({a, b});
-  after_.Ask(a, ProfileRequest{});
-  Read(after_, 0);
-  EXPECT_FALSE(after_.Ask(b, ProfileRequest{}, request));
-  ASSERT_THAT(after_.to_read, SizeIs(2));
-  Read(after_, 1);
-  EXPECT_EQ(after_.replies.count({b, request}), 1u);
-  EXPECT_THAT(after_.to_solve, SizeIs(1));
-}
-
-TEST_F(TakeOverTest, APlanComesAgainWithTheAnswerToItsProfile) {
-  const SessionId a = before_.Attach("a", 0, 2), b = before_.Attach("a", 1, 2);
-  const RequestId request(900);
-  before_.Ask(a, ProfileRequest{});
-  Read(before_, 0);
-  before_.Ask(b, ProfileRequest{}, request);
-  Read(before_, 1);
-  plan::NodePlan plan;
-  plan.ranks.resize(2);
-  before_.Run([&](Core& core) {
-    return core.PlanSolved(before_.to_solve.back().round, plan,
-                           before_.clock.Now());
-  });
-  const auto ready = before_.NoticesTo<PlanReadyNotice>(b);
-  ASSERT_THAT(ready, SizeIs(1));
-  TakeOver({a, b});
-  EXPECT_TRUE(after_.Ask(b, ProfileRequest{}, request));
-  EXPECT_THAT(after_.to_read, IsEmpty());
-  const auto again = after_.NoticesTo<PlanReadyNotice>(b);
-  ASSERT_THAT(again, SizeIs(1));
-  EXPECT_EQ(again[0].plan, ready[0].plan);
-}
-
 TEST_F(TakeOverTest, AWaitingLeaseKeepsItsPlaceAndWaitsOnce) {
   const SessionId a = before_.Attach("a", 0), b = before_.Attach("b", 0);
   const auto held = *before_.Lease(a, Gpu(0), MiB(16));
@@ -178,8 +123,14 @@ TEST_F(TakeOverTest, TheDeviceIsAskedAboutLingeringMemoryAgain) {
 TEST_F(TakeOverTest, PlanNoticesThatARankMayHaveMissedAreSentAgain) {
   const SessionId a = before_.Attach("a", 0);
   before_.Ask(a, ProfileRequest{});
-  Read(before_, 0);
+  auto profile = std::make_shared<plan::RankProfile>();
+  profile->kinds[0].layers = 1;
   const absl::Time now = before_.clock.Now();
+  const ReadProfile read = before_.to_read.back();
+  before_.Run([&](Core& core) {
+    return core.ProfileRead(read.session, read.request,
+                            ProfileWithHash{profile, "x", {}}, now);
+  });
   {
     SCOPED_TRACE("it waits");
     CoreDriver while_it_waits;

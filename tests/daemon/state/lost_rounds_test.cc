@@ -39,6 +39,12 @@ class LostRounds : public Replan {
     next->Apply(next->core.Tick(next->clock.Now()));
     return next;
   }
+  // Lets `of` read the profile of job a.
+  void Read(CoreDriver& of) {
+    of.Apply(of.core.ProfileRead(
+        a, request, ProfileWithHash{ProfileOf(0, 0), "a", {}}, of.clock.Now()));
+  }
+  const RequestId request = RequestId(900);
 };
 
 // Guards against jobs that are not planned again until another job leaves.
@@ -73,6 +79,35 @@ TEST_F(LostRounds, OfAJoinTheJobItselfAsksAgain) {
   const auto told = next->NoticesTo<TakenOverNotice>(b);
   ASSERT_THAT(told, SizeIs(1));
   EXPECT_EQ(told[0].plan, PlanId());
+}
+
+// Guards against a job that waits for its plan forever: a rank that got no
+// answer does not know that it must submit its profile again.
+TEST_F(LostRounds, AProfileWithALostAnswerIsReadWhenItIsRepeated) {
+  a = node.Attach("a", 0);
+  node.Ask(a, ProfileRequest{}, request);
+  Read(node);
+  const auto next = TakeOver();
+  EXPECT_FALSE(next->Ask(a, ProfileRequest{}, request));
+  ASSERT_THAT(next->to_read, SizeIs(1));
+  Read(*next);
+  EXPECT_EQ(next->replies.count({a, request}), 1u);
+  EXPECT_THAT(next->to_solve, SizeIs(1));
+}
+
+TEST_F(LostRounds, APlanComesAgainWithTheAnswerToItsProfile) {
+  a = node.Attach("a", 0);
+  node.Ask(a, ProfileRequest{}, request);
+  Read(node);
+  Solve({{1, MiB(8)}});
+  const auto ready = node.NoticesTo<PlanReadyNotice>(a);
+  ASSERT_THAT(ready, SizeIs(1));
+  const auto next = TakeOver();
+  EXPECT_TRUE(next->Ask(a, ProfileRequest{}, request));
+  EXPECT_THAT(next->to_read, IsEmpty());
+  const auto again = next->NoticesTo<PlanReadyNotice>(a);
+  ASSERT_THAT(again, SizeIs(1));
+  EXPECT_EQ(again[0].plan, ready[0].plan);
 }
 
 // Guards against refusing a lease because no round that could free memory is
