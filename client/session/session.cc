@@ -22,7 +22,6 @@
 #include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
 #include "proto/base/simulated.h"
-#include "proto/base/span_text.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/check_request.h"

@@ -13,8 +13,8 @@
 #include "planner/trace/formats.h"
 #include "planner/trace/json_records.h"
 #include "planner/trace/lines.h"
-#include "proto/base/sizes.h"
 #include "proto/base/status.h"
+#include "proto/base/units.h"
 
 namespace sluice::planner {
 namespace {

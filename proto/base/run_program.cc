@@ -13,7 +13,6 @@
 
 #include "absl/time/clock.h"
 #include "proto/base/pidfd.h"
-#include "proto/base/span_text.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -25,9 +24,8 @@ namespace {
 
 constexpr int kSliceMs = 100;
 
-// Starts the program. Its input and output are memory files, so that neither
-// process waits for the other. Ctrl-C ends the program even if this process
-// defers its end.
+// Starts the program in this process group, so that Ctrl-C ends it even if this
+// process defers its end.
 absl::StatusOr<pid_t> StartProgram(const std::vector<std::string>& words,
                                    const UniqueFd& in, const UniqueFd& out,
                                    const UniqueFd& err) {
@@ -39,8 +37,7 @@ absl::StatusOr<pid_t> StartProgram(const std::vector<std::string>& words,
   return absl::NotFoundError(fmt::format("there is no {} here", words[0]));
 }
 
-// Returns whether the child has ended; does not reap it. REQUIRES: it has not
-// been waited for.
+// Returns whether the child has ended, without reaping it.
 bool HasEnded(pid_t child) {
   siginfo_t how = {};
   return waitid(P_PID, static_cast<id_t>(child), &how,
@@ -48,16 +45,14 @@ bool HasEnded(pid_t child) {
          how.si_pid == child;
 }
 
-// Waits for the program. Returns OK if it ended without being killed here.
-// Without a pidfd (no descriptor is free) the end is noticed when a time slice
-// is over.
+// Waits for the program. Without a pidfd (no descriptor is free) its end is
+// noticed when a time slice is over.
 absl::Status Await(pid_t pid, const std::string& name,
                    const ProgramLimits& limits) {
   const UniqueFd pidfd = PidfdOf(pid);
   const absl::Time deadline = absl::Now() + limits.patience;
   while (true) {
     pollfd ended = {.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-    // Rounded up, so that the wait does not end before the deadline.
     const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
     const auto slice = static_cast<int>(std::clamp<int64_t>(left, 0, kSliceMs));
     if (poll(&ended, 1, slice) == 1 || HasEnded(pid)) return absl::OkStatus();
@@ -82,6 +77,7 @@ std::string WrittenTo(const UniqueFd& file) {
 
 absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& words,
                                          const ProgramLimits& limits) {
+  // Memory files, so that neither process waits for the other.
   const UniqueFd in(memfd_create("in", MFD_CLOEXEC));
   const UniqueFd out(memfd_create("out", MFD_CLOEXEC));
   const UniqueFd err(memfd_create("err", MFD_CLOEXEC));

@@ -1,6 +1,3 @@
-// Runs a program to its end.
-//
-// Thread safety: safe.
 #pragma once
 
 #include <functional>
@@ -25,9 +22,9 @@ struct ProgramLimits {
   std::string_view input;  // the program's stdin
 };
 
-// Runs `words`, and searches $PATH for `words[0]`. NotFound: there is no such
-// program. DeadlineExceeded: it was killed at the deadline. Cancelled:
-// `stopped` returned true.
+// Runs `words` to the program's end, and searches $PATH for `words[0]`.
+// NotFound: there is no such program. DeadlineExceeded: it was killed at the
+// deadline. Cancelled: `stopped` returned true.
 absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& words,
                                          const ProgramLimits& limits = {});
 

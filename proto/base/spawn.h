@@ -1,7 +1,3 @@
-// Starts a program without blocked signals. This process may block some, for a
-// signalfd or for its threads.
-//
-// Thread safety: safe.
 #pragma once
 
 #include <sys/types.h>
@@ -28,8 +24,9 @@ struct SpawnOptions {
   bool search_path = false;  // search $PATH for words[0]
 };
 
-// Returns the child's pid. The status code follows errno (such as NotFound);
-// the message is "start NAME: …".
+// Starts a program without the signals blocked that this process may block, and
+// returns its pid. The status code follows errno (such as NotFound); the
+// message is "start NAME: …".
 absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words,
                             const SpawnOptions& options);
 

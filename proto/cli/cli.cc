@@ -5,8 +5,8 @@
 #include <CLI/CLI.hpp>
 
 #include "proto/base/lost_output.h"
-#include "proto/base/sizes.h"
 #include "proto/base/text.h"
+#include "proto/base/units.h"
 #include "proto/cli/suggest.h"
 
 namespace sluice::cli {
