@@ -13,11 +13,11 @@ namespace sluice::wire {
 // The most device nodes that a Hello may carry.
 inline constexpr size_t kMaxShown = 32;
 
-// Opens the device nodes that this process can open for reading and writing.
-// For simulated GPUs that is the node of `gpu` in the folder of the daemon's
-// `socket`. For real GPUs it is `node`. If `node` is empty, it is all of
-// /dev/nvidia0 and so on, because the daemon numbers GPUs differently. Each
-// open may wake a GPU, which takes seconds.
+// Opens the device nodes that this process can open for reading and writing:
+// of simulated GPUs the node of `gpu` in the folder of the daemon's `socket`,
+// of real GPUs `node`, or all of /dev/nvidia0 and so on if that is empty,
+// because the daemon numbers GPUs differently. Each open may wake a GPU, which
+// takes seconds.
 std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu,
                                    const std::string& node = "");
 

@@ -81,8 +81,8 @@ absl::Status SendFault(int error) {
   }
 }
 
-// Owns every descriptor that arrived with a packet, so that none leaks if the
-// packet is bad. Discards the descriptors that are not taken.
+// Owns the descriptors that arrived with a packet, and discards those that are
+// not taken.
 class ReceivedFds {
  public:
   ReceivedFds(msghdr& header, const Discard& discard);
@@ -94,7 +94,6 @@ class ReceivedFds {
   ReceivedFds(const ReceivedFds&) = delete;
 
   size_t size() const { return fds_.size(); }
-  // Returns the first `most` descriptors, or all if there are fewer.
   std::vector<UniqueFd> Take(size_t most);
 
  private:
@@ -128,8 +127,7 @@ std::vector<UniqueFd> ReceivedFds::Take(size_t most) {
 
 absl::StatusOr<Message> Parse(const char* bytes, size_t size, ReceivedFds& fds,
                               bool lost) {
-  // Silences protobuf, which would print to stderr what the Status already
-  // states.
+  // Protobuf would print to stderr what the Status states.
   static const auto silenced = google::protobuf::SetLogHandler(nullptr);
   (void)silenced;
   Message message;
@@ -199,17 +197,15 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags,
   ssize_t size;
   do {
     size = recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
-    // The kernel reports a connection reset once, and before the packets that
-    // the peer sent. So try again: the packets can still be read, and one may
-    // have the reason.
+    // The kernel reports a connection reset once, before the packets that the
+    // peer sent, of which one may have the reason.
   } while (size < 0 && (errno == EINTR || errno == ECONNRESET));
   if (size < 0) {
     if (errno == EAGAIN) return absl::UnavailableError("no packet is waiting");
     return ErrnoStatus(errno, "receive on the session socket");
   }
   ReceivedFds fds(header, discard);
-  // SEQPACKET shows an empty packet like the end of the connection, but our
-  // peers never send an empty packet.
+  // An empty packet looks the same, but our peers send none.
   if (size == 0) return std::nullopt;
   if (header.msg_flags & MSG_TRUNC) {
     return absl::InvalidArgumentError(

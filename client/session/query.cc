@@ -11,7 +11,7 @@
 #include "client/session/welcome.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
-#include "proto/check_request.h"
+#include "proto/wire.h"
 
 namespace sluice::client {
 

@@ -6,7 +6,6 @@
 
 #include <vector>
 
-#include "proto/plan/fractions.h"
 #include "proto/plan/profile.h"
 
 namespace sluice::planner {

@@ -15,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "proto/plan/fractions.h"
 #include "proto/plan/profile.h"
 
 namespace sluice::planner {

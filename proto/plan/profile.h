@@ -1,8 +1,6 @@
-// The profile of one training step of a rank: the planner's input.
-//
-// A rank makes the profile by running one chunk of each segment kind in a
-// provisional lease, and sends it to the daemon as a sealed memfd (codec.h).
-// Plain data. Thread safety: values.
+// The profile of one training step of a rank: the planner's input. A rank makes
+// it by running one chunk of each segment kind in a provisional lease, and
+// sends it to the daemon as a sealed memfd (codec.h).
 #pragma once
 
 #include <cstdint>
@@ -13,11 +11,27 @@
 
 #include "proto/base/ids.h"
 #include "proto/base/units.h"
-#include "proto/plan/fractions.h"
 
 namespace sluice::plan {
 
-// One buffer of a trace, alive in [lower, upper) on the trace's time axis.
+// The fractions of a class's tokens that a rank requests to keep on the GPU and
+// to swap to host memory. The planner chooses those that are unset.
+struct GivenFractions {
+  std::optional<double> keep, swap;
+  bool all() const { return keep && swap; }
+  bool operator==(const GivenFractions&) const = default;
+};
+
+// Planned fractions, which sum to 1. A training run uses a third type
+// (planner/stream/fractions.h).
+struct TokenFractions {
+  double keep = 0;
+  double swap = 0;
+  double recompute = 0;
+  bool operator==(const TokenFractions&) const = default;
+};
+
+// A buffer, alive in [lower, upper) of the trace's time.
 struct Buffer {
   int64_t id = 0;
   int64_t lower = 0;
@@ -25,9 +39,9 @@ struct Buffer {
   Bytes size;
 };
 
-// The allocator requests of one piece of work, in order. `buffers[k]` is the
-// k-th allocation; replay relies on that order. A buffer that is not freed
-// inside the trace has upper = `end`.
+// The allocator requests of one piece of work. `buffers[k]` is the k-th
+// allocation; replay relies on that order. A buffer that is not freed inside
+// the trace has upper = `end`.
 struct Trace {
   std::vector<Buffer> buffers;
   int64_t end = 0;
@@ -40,12 +54,11 @@ struct Trace {
 struct SegmentKind {
   std::string name;
   Trace trace;
-  double seconds = 0;      // measured time of one execution, without waits
-  int64_t executions = 0;  // number in one step of this rank
+  double seconds = 0;      // measured, of one execution, without waits
+  int64_t executions = 0;  // in one step of this rank
 };
 
-// The name of a rank's only kind of layers.
-inline constexpr const char* kOneKind = "layer";
+inline constexpr const char* kOneKind = "layer";  // a rank's only kind
 
 // A group of equal layers of a rank: dense or with experts, with windowed or
 // full attention, frozen. Each kind has its own windows and traffic, because a
@@ -84,14 +97,12 @@ struct SkeletalClass {
   // because these happen whatever alpha is (k and v are copied out in forward
   // and read again). The class's swapped fraction then costs only host memory.
   bool traffic_in_fixed = false;
-  // True if all ranks of a job must keep and swap the same fractions. Holds for
-  // q, k, v in head layout, because their rows come from all ranks.
+  // True if all ranks of a job must keep and swap the same fractions, as of q,
+  // k, v in head layout, because their rows come from all ranks.
   bool shared = false;
-  // True if the runtime supports keeping the class on the GPU.
-  bool can_keep = false;
+  bool can_keep = false;  // the runtime supports keeping it on the GPU
   GivenFractions given;
-  // If an earlier round chose the fractions, its reason, which the plan
-  // repeats.
+  // The reason of an earlier round's fractions, which the plan repeats.
   std::string why;
 };
 
@@ -103,22 +114,20 @@ struct RankProfile {
   Rank rank;
   DeviceIndex gpu;
   NumaIndex numa;
-  // At least one kind, with distinct names.
-  std::vector<LayerKind> kinds = {LayerKind{}};
+  std::vector<LayerKind> kinds = {LayerKind{}};  // at least one
   std::vector<SegmentKind> segments;
   std::vector<SkeletalClass> classes;
   // Host memory of this rank that does not depend on the plan: one layer's
   // scratch, the last layer's output, dX.
   Bytes host_fixed;
-  // The host memory that the user allows this rank. Unset: only the node's
-  // limits hold.
+  // The host memory that the user allows this rank, if limited.
   std::optional<Bytes> host_limit;
   // The room in the rank's GPU lease without states and rounding buffers. 0 if
   // unknown: the plan then keeps nothing and is not checked against it.
   Bytes transient_capacity;
-  // The part of `transient_capacity` that kept rows may not use. It is reserved
-  // because the plan's transient buffers may be larger than those recorded with
-  // other fractions.
+  // The part of `transient_capacity` that kept rows may not use, because the
+  // plan's transient buffers may be larger than those recorded with other
+  // fractions.
   Bytes keep_reserve;
   // MEMO's policy, if the user requests it: all free classes swap this fraction
   // and keep nothing, except classes that request their own fractions.
@@ -134,15 +143,13 @@ struct RankProfile {
   std::string limited_by;
 };
 
-// Returns the position of the kind with that name. Returns nullopt if there is
-// none, which codec.h and the planner refuse.
+// Returns the position of the kind with that name.
 std::optional<size_t> FindKind(const RankProfile& profile,
                                std::string_view name);
 // Returns the kind of a class. REQUIRES: the profile was checked.
 const LayerKind& KindOf(const RankProfile& profile,
                         const SkeletalClass& skeletal);
-// Formats the class's name for people: "moe/ffn_up", or "ffn_up" if there is
-// one kind.
+// Returns "moe/ffn_up", or "ffn_up" if there is one kind.
 std::string FullName(const std::string& kind, const std::string& name);
 
 }  // namespace sluice::plan
