@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <unordered_set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "planner/trace/formats.h"
-#include "planner/trace/lines.h"
+#include "planner/trace/readers.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {
@@ -48,14 +48,14 @@ class CsvReader {
   absl::Status ReadHeader() {
     const std::vector<std::string_view> fields = Fields(lines_.line());
     columns_.count = fields.size();
-    const std::pair<const char*, size_t*> wanted[] = {
+    const std::pair<const char*, size_t*> known[] = {
         {"id", &columns_.id},         {"lower", &columns_.lower},
         {"upper", &columns_.upper},   {"size", &columns_.size},
         {"offset", &columns_.offset}, {"alignment", &columns_.alignment},
         {"gaps", &columns_.gaps}};
     for (size_t k = 0; k < fields.size(); ++k) {
       const std::string called = absl::AsciiStrToLower(std::string(fields[k]));
-      for (const auto& [name, column] : wanted) {
+      for (const auto& [name, column] : known) {
         if (called != name) continue;
         if (*column != kNoColumn) {
           return lines_.Wrong(fields[k],
@@ -64,11 +64,8 @@ class CsvReader {
         *column = k;
       }
     }
-    for (const auto& [name, column] : wanted) {
-      const bool needed = column != &columns_.offset &&
-                          column != &columns_.alignment &&
-                          column != &columns_.gaps;
-      if (*column == kNoColumn && needed) {
+    for (const auto& [name, column] : std::span(known).first(4)) {
+      if (*column == kNoColumn) {
         return lines_.Wrong(
             fmt::format("column '{}' is missing from the header {}: needed "
                         "are id, lower, upper and size, in any order",

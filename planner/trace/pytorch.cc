@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -15,9 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "planner/trace/builder.h"
-#include "planner/trace/formats.h"
 #include "planner/trace/json_records.h"
+#include "planner/trace/readers.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {
@@ -42,9 +40,9 @@ enum TraceField {
   kTotal,
 };
 
-// Masks text that PyTorch writes although JSON strings may not contain it: raw
-// control characters, unknown escapes, bytes that are not UTF-8. The plan does
-// not use these texts (operators' names). Positions in the file do not change.
+// Masks what PyTorch writes into operators' names although JSON strings may not
+// contain it: raw control characters, unknown escapes, bytes that are not
+// UTF-8. Positions in the file do not change.
 class HiddenTexts : public std::streambuf {
  public:
   explicit HiddenTexts(std::streambuf* from) : from_(from) {}
@@ -92,9 +90,8 @@ std::string DeviceName(int64_t type, int64_t id) {
                                : fmt::format("{}:{}", known->second, id);
 }
 
-// Converts microseconds such as "1700000000000000.123" to nanoseconds, exactly.
-// A double's 53 bits are too few for a time since 1970: different times would
-// become equal.
+// Converts microseconds such as "1700000000000000.123" to nanoseconds, exactly:
+// a double's 53 bits are too few for a time since 1970.
 bool ParseNanoseconds(const std::string& text, int64_t* value) {
   const size_t point = text.find('.');
   const bool plain = text.find_first_of("eE") == std::string::npos;
@@ -140,7 +137,6 @@ class PyTorchReader {
     SLUICE_ASSIGN_OR_RETURN(const int32_t device, Choose());
     std::erase_if(events_,
                   [&](const TraceEvent& e) { return e.device != device; });
-    // The sort is stable, so that events of equal times stay in file order.
     std::ranges::stable_sort(events_, {}, &TraceEvent::nanoseconds);
     SLUICE_RETURN_IF_ERROR(Pair(before_[static_cast<size_t>(device)].bytes));
     builder_.out().time_unit = "requests";
@@ -192,14 +188,8 @@ class PyTorchReader {
   }
 
   static bool ParseAddress(std::string_view text, uint64_t* value) {
-    int base = 10;
-    if (text.starts_with("0x")) {
-      text.remove_prefix(2);
-      base = 16;
-    }
-    const char* end = text.data() + text.size();
-    const auto [at, error] = std::from_chars(text.data(), end, *value, base);
-    return error == std::errc() && at == end;
+    return text.starts_with("0x") ? ParseInt(text.substr(2), value, 16)
+                                  : ParseInt(text, value);
   }
 
   absl::Status Wrong(const TraceEvent& event, const char* field,
@@ -263,9 +253,9 @@ class PyTorchReader {
   };
 
   // Pairs allocations and frees by address. Request k is at time k + 1. Buffers
-  // that are freed without an allocation are born at time 0, the start. Bytes
-  // that are alive before the first event and never freed (`before`) become one
-  // buffer, because weights do not move.
+  // that are freed without an allocation are born at time 0. Bytes that are
+  // alive before the first event (`before`) and never freed become one buffer,
+  // because weights do not move.
   absl::Status Pair(int64_t before) {
     std::vector<Life> lives;
     std::unordered_map<uint64_t, size_t> alive;

@@ -6,8 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "planner/trace/formats.h"
-#include "planner/trace/lines.h"
+#include "planner/trace/readers.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {
@@ -45,10 +44,8 @@ class LogReader {
       return Malloc(words[1], words[2]);
     }
     if (words[0] == "free" && words.size() == 2) return Free(words[1]);
-    return lines_.Wrong(
-        fmt::format("{} is neither 'malloc ID SIZE' nor 'free "
-                    "ID'",
-                    Quoted(lines_.line())));
+    return lines_.Wrong(fmt::format(
+        "{} is neither 'malloc ID SIZE' nor 'free ID'", Quoted(lines_.line())));
   }
 
   absl::Status Malloc(std::string_view id, std::string_view text) {
@@ -93,16 +90,10 @@ class LogReader {
     return absl::OkStatus();
   }
 
-  // Returns a buffer's name, which must be unique in the plan: its id, with the
-  // number of the allocation ("7#2") if the id was allocated before.
+  // Returns a buffer's unique name: its id, with the number of the allocation
+  // ("7#2") if the id was allocated before.
   std::string NameOfBuffer(std::string_view id, int times) {
-    std::string name(id);
-    for (char& c : name) {
-      // A comma would split the plan's row into more fields.
-      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == ',') {
-        c = '?';
-      }
-    }
+    std::string name = CleanName(std::string(id));
     if (times > 1) name += fmt::format("#{}", times);
     while (!names_.insert(name).second) name += '\'';
     return name;
