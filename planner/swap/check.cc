@@ -1,5 +1,5 @@
 // Validates problems (node_swap.h) and the requests in profiles
-// (rank_fractions.h). Every error is one line with the path of the field.
+// (rank_fractions.h).
 #include <fmt/format.h>
 
 #include <cmath>
@@ -8,7 +8,6 @@
 #include <set>
 #include <utility>
 
-#include "planner/swap/given_fractions.h"
 #include "planner/swap/node_swap.h"
 #include "planner/swap/rank_fractions.h"
 #include "proto/base/status.h"
@@ -157,23 +156,21 @@ absl::Status CheckPlaces(const std::string& path, const SwapProblem::Rank& rank,
   if (!numa.contains(rank.numa)) {
     return WrongInput(path + "numa", "there is no NUMA node {}", rank.numa);
   }
-  std::set<std::string> own;
-  for (size_t i = 0; i < rank.links.size(); ++i) {
-    const std::string at = fmt::format("{}links[{}]", path, i);
-    SLUICE_RETURN_IF_ERROR(Unique(at, rank.links[i], &own));
-    if (!links.contains(rank.links[i])) {
-      return WrongInput(at, "there is no link '{}'", rank.links[i]);
+  const auto check = [&path](const std::vector<std::string>& own,
+                             const std::set<std::string>& all, const char* list,
+                             const char* what) -> absl::Status {
+    std::set<std::string> seen;
+    for (size_t i = 0; i < own.size(); ++i) {
+      const std::string at = fmt::format("{}{}[{}]", path, list, i);
+      SLUICE_RETURN_IF_ERROR(Unique(at, own[i], &seen));
+      if (!all.contains(own[i])) {
+        return WrongInput(at, "there is no {} '{}'", what, own[i]);
+      }
     }
-  }
-  std::set<std::string> in;
-  for (size_t i = 0; i < rank.hosts.size(); ++i) {
-    const std::string at = fmt::format("{}hosts[{}]", path, i);
-    SLUICE_RETURN_IF_ERROR(Unique(at, rank.hosts[i], &in));
-    if (!hosts.contains(rank.hosts[i])) {
-      return WrongInput(at, "there is no host limit '{}'", rank.hosts[i]);
-    }
-  }
-  return absl::OkStatus();
+    return absl::OkStatus();
+  };
+  SLUICE_RETURN_IF_ERROR(check(rank.links, links, "links", "link"));
+  return check(rank.hosts, hosts, "hosts", "host limit");
 }
 
 absl::Status CheckLayers(const std::string& path,

@@ -40,11 +40,32 @@ plan::TokenFractions FractionsAtAlpha(const SwapProblem::Tensor& tensor,
   return f;
 }
 
+Fractions AtAlpha(const SwapProblem::Rank& rank, double alpha) {
+  Fractions fractions;
+  for (const SwapProblem::Tensor& tensor : rank.tensors) {
+    switch (tensor.must) {
+      case SwapProblem::Must::kKeep:
+        fractions.push_back({.keep = 1});
+        break;
+      case SwapProblem::Must::kSwap:
+        fractions.push_back({.swap = 1});
+        break;
+      case SwapProblem::Must::kRecompute:
+        fractions.push_back({.recompute = 1});
+        break;
+      case SwapProblem::Must::kNothing:
+        fractions.push_back(FractionsAtAlpha(tensor, alpha));
+        break;
+    }
+  }
+  return fractions;
+}
+
 // Returns a rank's swapped bytes as a function of alpha. `layers` returns how
 // many layers of a tensor count.
 Line SwappedLine(const SwapProblem::Rank& rank, auto layers) {
   Line line;
-  const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank, 0);
+  const Fractions at_zero = AtAlpha(rank, 0);
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const SwapProblem::Tensor& tensor = rank.tensors[t];
     const double bytes = layers(tensor) * tensor.bytes;
@@ -64,7 +85,7 @@ class OneRank {
   const std::string& refusal() const { return refusal_; }
 
   void Solve() {
-    Links();
+    for (size_t k = 0; k < rank_.kinds.size(); ++k) LinksOfKind(k);
     Host();
     Gpu();
   }
@@ -84,10 +105,6 @@ class OneRank {
     if (line.slope > 0) {
       alpha_ = std::clamp((limit - line.fixed) / line.slope, 0.0, alpha_);
     }
-  }
-
-  void Links() {
-    for (size_t k = 0; k < rank_.kinds.size(); ++k) LinksOfKind(k);
   }
 
   void LinksOfKind(size_t k) {
@@ -149,7 +166,7 @@ class OneRank {
 
   void Gpu() {
     double kept = 0;
-    const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank_, 0);
+    const Fractions at_zero = AtAlpha(rank_, 0);
     for (size_t t = 0; t < rank_.tensors.size(); ++t) {
       const SwapProblem::Tensor& tensor = rank_.tensors[t];
       kept += MovingLayers(rank_, tensor) * tensor.bytes * at_zero[t].keep;
@@ -202,28 +219,6 @@ void MakeEqual(const SwapProblem& problem, std::vector<double>* alphas) {
 }
 
 }  // namespace
-
-std::vector<plan::TokenFractions> AtAlpha(const SwapProblem::Rank& rank,
-                                          double alpha) {
-  std::vector<plan::TokenFractions> fractions;
-  for (const SwapProblem::Tensor& tensor : rank.tensors) {
-    switch (tensor.must) {
-      case SwapProblem::Must::kKeep:
-        fractions.push_back({.keep = 1});
-        break;
-      case SwapProblem::Must::kSwap:
-        fractions.push_back({.swap = 1});
-        break;
-      case SwapProblem::Must::kRecompute:
-        fractions.push_back({.recompute = 1});
-        break;
-      case SwapProblem::Must::kNothing:
-        fractions.push_back(FractionsAtAlpha(tensor, alpha));
-        break;
-    }
-  }
-  return fractions;
-}
 
 MemoPlan PlanMemo(const SwapProblem& problem) {
   MemoPlan plan;

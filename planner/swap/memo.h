@@ -21,8 +21,4 @@ struct MemoPlan {
 // largest alpha that fits its part. Keeps on the GPU only what must be kept.
 MemoPlan PlanMemo(const NodeSwapProblem& problem);
 
-// Returns a rank's fractions at an alpha.
-std::vector<plan::TokenFractions> AtAlpha(const NodeSwapProblem::Rank& rank,
-                                          double alpha);
-
 }  // namespace sluice::planner

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "planner/swap/joint.h"
@@ -103,9 +102,8 @@ SwapObjective PricedObjective(const SwapProblem& problem,
   return objective;
 }
 
-// Sets one_more of full rows. Other rows gain nothing, because an LP's optimum
-// does not change with a row that is not tight. `stalls`: the objectives of
-// `program` include stalls.
+// Sets one_more of full rows; an LP's optimum does not change with another row.
+// `stalls`: the objectives of `program` include stalls.
 absl::Status BuyJoint(const SwapProblem& problem,
                       const NodeFractions& fractions, bool stalls,
                       JointProgram* program, std::vector<CapacityRow>* rows) {
@@ -154,8 +152,7 @@ class Planner {
         program.Solve(result_.memo ? &result_.memo->objective : nullptr));
     if (joint.feasible) {
       result_.joint = ObjectiveOf(problem_, joint.fractions);
-      // If both plans are equal except for rounding, uses MEMO's, the simpler
-      // one.
+      // If both are equal except for rounding, MEMO's is the simpler one.
       if (result_.memo && NotWorse(result_.memo->objective, *result_.joint)) {
         result_.joint = result_.memo->objective;
         joint.fractions = memo.fractions;

@@ -3,9 +3,7 @@
 // README.md lists the rows.
 //
 // Bytes and seconds are doubles, because fractions of tensors are not whole
-// bytes and a problem is solved within 1e-9 relative.
-//
-// Thread safety: pure functions; Clp runs under one lock.
+// bytes. Thread safety: pure functions; Clp runs under one lock.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +17,9 @@
 
 namespace sluice::planner {
 
+// One per tensor of a rank, or per class of its profile.
+using Fractions = std::vector<plan::TokenFractions>;
+
 struct NodeSwapProblem {
   struct Link {
     std::string name;
@@ -30,8 +31,7 @@ struct NodeSwapProblem {
     int64_t id = 0;
     double host_budget_bytes = 0;
   };
-  // A limit of the host memory that a group of ranks uses together, in addition
-  // to the limits of NUMA nodes.
+  // A limit of a group of ranks, in addition to those of NUMA nodes.
   struct Host {
     std::string name;
     double budget_bytes = 0;
@@ -51,7 +51,6 @@ struct NodeSwapProblem {
     bool can_keep = true;
     plan::GivenFractions given;
     // Tensors with the same name here, on any rank, have the same fractions.
-    // Empty: not shared.
     std::string shared;
   };
   // Equal layers of a rank. Copies of a layer overlap with its own compute.
@@ -60,8 +59,7 @@ struct NodeSwapProblem {
     int64_t layers = 0;
     int64_t resident_layers = 0;
     // Windows: the measured wall times of a layer's passes, including waits.
-    // They are above 0, except for a backward that copies nothing (as of frozen
-    // layers).
+    // Above 0, except for a backward that copies nothing (of frozen layers).
     double forward_layer_s = 0;
     double backward_layer_s = 0;
     // Traffic per layer that does not depend on the plan.
@@ -86,8 +84,7 @@ struct NodeSwapProblem {
   std::vector<Rank> ranks;
 };
 
-// kHidden: like kJoint, but without plans that expose copies because that is
-// faster.
+// kHidden: kJoint without plans that expose copies because that is faster.
 enum class SwapPolicy { kJoint, kHidden, kMemo };
 
 // The objectives, in the order in which they are minimised.
@@ -102,7 +99,7 @@ struct RankSwap {
   double step_s = 0;
   double stall_s = 0;    // compute waits for copies; not in step_s
   bool slowest = false;  // no other rank's step is longer
-  std::vector<plan::TokenFractions> tensors;
+  Fractions tensors;
 };
 
 // A row of the LP that limits a capacity of the node or of a GPU.
@@ -117,18 +114,17 @@ struct CapacityRow {
   // `capacity` is 0). Set for memory if no plan fits, and for a link also if
   // copies overload it.
   double excess = 0;
-  // By how much each objective falls if the row gets one more GB/s or GiB and
-  // the problem is solved again. Later objectives may rise when earlier ones
-  // fall.
+  // By how much each objective falls if the row gets one more GB/s or GiB.
+  // Later objectives may rise when earlier ones fall.
   SwapObjective one_more;
 };
 
 struct NodeSwapResult {
   bool feasible = false;  // under the requested policy
-  // Whether all copies are hidden by the windows. Overloaded links do not make
-  // a plan infeasible: the step then takes `stall_s` longer than the objective
-  // says. Links are overloaded if mandatory copies exceed them (then no other
-  // copies are added), or if exposed copies are faster than recomputing.
+  // Whether all copies are hidden by the windows. If not, because mandatory
+  // copies exceed a link (then no other copies are added) or exposed copies are
+  // faster than recomputing, the step takes `stall_s` longer than the objective
+  // says.
   bool in_time = true;
   double stall_s = 0;
   // Set if the plan exposes copies because that is faster: the slowest rank's

@@ -9,9 +9,6 @@
 #include <set>
 #include <utility>
 
-#include "planner/swap/explain.h"
-#include "planner/swap/given_fractions.h"
-#include "planner/swap/node_swap.h"
 #include "planner/swap/swap_accounting.h"
 #include "proto/base/status.h"
 
@@ -25,14 +22,12 @@ using plan::RankProfile;
 using plan::SkeletalClass;
 
 constexpr double kUnlimitedBytes = 1e18;
-// The window of a forward that was not measured. It is practically 0, so it
-// hides no copies.
+// The window of a forward that was not measured, which hides no copies.
 constexpr double kUnmeasured = 1e-9;
 
-// The problem with its given fractions. The referenced objects must outlive it.
 struct GivenNode {
-  const std::vector<plan::RankProfile>& profiles;
-  const plan::NodeResources& resources;
+  const std::vector<RankProfile>& profiles;
+  const NodeResources& resources;
   const std::vector<Bytes>& gpu_room;  // by rank, as in PlanFractions
   std::vector<Fractions> given_only;   // by rank, from GivenOnly
 };
@@ -250,17 +245,14 @@ std::optional<Refusal> RefusalOf(const GivenNode& node) {
 
 // ---- From the LP's fractions to the plan's ----------------------------------
 
-// Chosen fractions are rounded down to multiples of this. The loss is
-// negligible, and the plan is the same on every machine even if the LP's last
-// digits differ.
+// Chosen fractions are rounded down to multiples of this, so that the plan is
+// the same on every machine even if the LP's last digits differ.
 constexpr double kStep = 1.0 / 4096;
 constexpr double kUnlimitedRate = std::numeric_limits<double>::infinity();
-// A fraction below this is a rounding error.
-constexpr double kNothing = 1e-6;
-// Tolerance for link rates; links are measured less exactly.
-constexpr double kCutDigits = 1e-7;
+constexpr double kNothing = 1e-6;    // a smaller fraction is rounding
+constexpr double kCutDigits = 1e-7;  // tolerance for link rates
 
-// Rounds down to a step, with a tolerance for an LP's rounding.
+// Rounds down to a step, except an LP's rounding.
 double CutDown(double fraction) {
   const double steps = std::floor(fraction / kStep + 1e-4);
   return std::clamp(steps * kStep, 0.0, 1.0);
@@ -356,17 +348,15 @@ std::vector<Fractions> CutAll(const GivenNode& node,
 }
 
 // Returns the LP's answer in multiples of 1/4096, within every limit to the
-// byte, or only the given fractions if no rounding fits. Given fractions are
-// not changed. `problem` must be made from `node`. REQUIRES: RefusalOf returns
-// nullopt.
+// byte, or only the given fractions if no rounding fits. REQUIRES: RefusalOf
+// returns nullopt.
 std::vector<Fractions> CutFractions(const GivenNode& node,
                                     const NodeSwapProblem& problem,
                                     const NodeSwapResult& result) {
   std::vector<Fractions> all = CutAll(node, problem, result, /*fill=*/true, 0);
   const bool stalls = result.hidden_step_s.has_value();
   if (FitsResources(node, problem, all, stalls)) return all;
-  // The rounded fractions may be a step too high, so lower them all step by
-  // step.
+  // The rounded fractions may be a step too high.
   for (int back = 0; back < 64; ++back) {
     all = CutAll(node, problem, result, /*fill=*/false, back);
     if (FitsResources(node, problem, all, stalls)) return all;
@@ -422,8 +412,7 @@ absl::StatusOr<FractionsPlan> PlanFractions(
     for (size_t r = 0; r < profiles.size(); ++r) {
       const std::vector<FullRows> full(profiles[r].kinds.size(), nothing);
       plan.ranks.push_back(Explained(profiles[r], node.given().given_only[r],
-                                     full,
-                                     /*stalls=*/false));
+                                     full, /*stalls=*/false));
     }
     return plan;
   }

@@ -10,8 +10,7 @@ namespace {
 using SwapProblem = NodeSwapProblem;
 using RowKind = CapacityRow::Kind;
 
-// Full within a plan's promised accuracy.
-constexpr double kBinds = 1e-6;
+constexpr double kBinds = 1e-6;  // a plan's promised accuracy
 constexpr double kSlowest = 1e-9;
 constexpr double kUnlimitedCapacity = 1e300;
 
@@ -21,8 +20,7 @@ struct Held {
   double swapped = 0;  // in host memory
 };
 
-Held HeldOf(const SwapProblem::Rank& rank,
-            const std::vector<plan::TokenFractions>& fractions) {
+Held HeldOf(const SwapProblem::Rank& rank, const Fractions& fractions) {
   Held sum;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const SwapProblem::Tensor& tensor = rank.tensors[t];
@@ -36,7 +34,7 @@ Held HeldOf(const SwapProblem::Rank& rank,
 // Returns the bytes that one layer of kind k swaps in addition to its fixed
 // traffic.
 double CopiedOf(const SwapProblem::Rank& rank, size_t k,
-                const std::vector<plan::TokenFractions>& fractions) {
+                const Fractions& fractions) {
   double sum = 0;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const SwapProblem::Tensor& tensor = rank.tensors[t];
@@ -46,9 +44,25 @@ double CopiedOf(const SwapProblem::Rank& rank, size_t k,
   return sum;
 }
 
+// `copied`: the bytes that each layer swaps.
+CopyRates RatesOf(const SwapProblem::Kind& kind, double copied) {
+  const double forward_out = copied + kind.forward_d2h_fixed_bytes;
+  const double forward_in = kind.forward_h2d_fixed_bytes;
+  const double backward_out = kind.backward_d2h_fixed_bytes;
+  const double backward_in = copied + kind.backward_h2d_fixed_bytes;
+  const auto rate = [](double bytes, double window) {
+    return bytes > 0 ? bytes / window : 0;
+  };
+  const double tf = kind.forward_layer_s;
+  const double tb = kind.backward_layer_s;
+  return {.d2h = std::max(rate(forward_out, tf), rate(backward_out, tb)),
+          .h2d = std::max(rate(forward_in, tf), rate(backward_in, tb)),
+          .total = std::max(rate(forward_out + forward_in, tf),
+                            rate(backward_out + backward_in, tb))};
+}
+
 // Returns the maximum rates over all kinds.
-CopyRates PeakRates(const SwapProblem::Rank& rank,
-                    const std::vector<plan::TokenFractions>& fractions) {
+CopyRates PeakRates(const SwapProblem::Rank& rank, const Fractions& fractions) {
   CopyRates peak;
   for (const CopyRates& rates : RatesOfKinds(rank, fractions)) {
     peak.d2h = std::max(peak.d2h, rates.d2h);
@@ -58,8 +72,7 @@ CopyRates PeakRates(const SwapProblem::Rank& rank,
   return peak;
 }
 
-double AddedSeconds(const SwapProblem::Rank& rank,
-                    const std::vector<plan::TokenFractions>& fractions) {
+double AddedSeconds(const SwapProblem::Rank& rank, const Fractions& fractions) {
   double sum = 0;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const SwapProblem::Tensor& tensor = rank.tensors[t];
@@ -73,16 +86,13 @@ double UseOf(const SwapProblem& problem, const NodeFractions& fractions,
              const CapacityRow& row) {
   double used = 0;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    if (!Uses(problem, r, row)) continue;
     const SwapProblem::Rank& rank = problem.ranks[r];
-    if (row.kind == RowKind::kHost) {
-      if (rank.numa != problem.numa[row.index].id) continue;
+    if (row.kind == RowKind::kGpu) {
+      used += HeldOf(rank, fractions[r]).kept;
+    } else if (IsMemory(row)) {
       used += HeldOf(rank, fractions[r]).swapped + rank.host_fixed_bytes;
-    } else if (row.kind == RowKind::kLimit) {
-      if (!IsIn(rank, problem.hosts[row.index].name)) continue;
-      used += HeldOf(rank, fractions[r]).swapped + rank.host_fixed_bytes;
-    } else if (row.kind == RowKind::kGpu) {
-      if (r == row.index) used += HeldOf(rank, fractions[r]).kept;
-    } else if (IsOn(rank, problem.links[row.index].name)) {
+    } else {
       used += RateOf(PeakRates(rank, fractions[r]), row);
     }
   }
@@ -133,8 +143,8 @@ NodeRates RatesOfNode(const SwapProblem& problem,
   return all;
 }
 
-// Returns the seconds by which one layer of a kind exceeds its windows if it
-// swaps `copied` bytes.
+// Returns the seconds by which one layer that swaps `copied` bytes exceeds its
+// windows.
 double LayerStall(const SwapProblem& problem, const NodeRates& all, size_t r,
                   const SwapProblem::Kind& kind, double copied) {
   const SwapProblem::Rank& rank = problem.ranks[r];
@@ -206,25 +216,8 @@ bool IsIn(const SwapProblem::Rank& rank, const std::string& host) {
   return std::ranges::find(rank.hosts, host) != rank.hosts.end();
 }
 
-CopyRates RatesOf(const SwapProblem::Kind& kind, double copied) {
-  const double forward_out = copied + kind.forward_d2h_fixed_bytes;
-  const double forward_in = kind.forward_h2d_fixed_bytes;
-  const double backward_out = kind.backward_d2h_fixed_bytes;
-  const double backward_in = copied + kind.backward_h2d_fixed_bytes;
-  const auto rate = [](double bytes, double window) {
-    return bytes > 0 ? bytes / window : 0;
-  };
-  const double tf = kind.forward_layer_s;
-  const double tb = kind.backward_layer_s;
-  return {.d2h = std::max(rate(forward_out, tf), rate(backward_out, tb)),
-          .h2d = std::max(rate(forward_in, tf), rate(backward_in, tb)),
-          .total = std::max(rate(forward_out + forward_in, tf),
-                            rate(backward_out + backward_in, tb))};
-}
-
-std::vector<CopyRates> RatesOfKinds(
-    const SwapProblem::Rank& rank,
-    const std::vector<plan::TokenFractions>& fractions) {
+std::vector<CopyRates> RatesOfKinds(const SwapProblem::Rank& rank,
+                                    const Fractions& fractions) {
   std::vector<CopyRates> rates;
   for (size_t k = 0; k < rank.kinds.size(); ++k) {
     rates.push_back(RatesOf(rank.kinds[k], CopiedOf(rank, k, fractions)));
@@ -233,7 +226,7 @@ std::vector<CopyRates> RatesOfKinds(
 }
 
 CopyRates RatesIfSwapped(const SwapProblem::Rank& rank) {
-  std::vector<plan::TokenFractions> all;
+  Fractions all;
   for (const SwapProblem::Tensor& tensor : rank.tensors) {
     using Must = SwapProblem::Must;
     const bool free = tensor.must == Must::kNothing;
@@ -273,6 +266,20 @@ std::vector<CapacityRow> CapacitiesOf(const SwapProblem& problem) {
     add(RowKind::kGpu, r, problem.ranks[r].gpu_budget_bytes);
   }
   return rows;
+}
+
+bool Uses(const SwapProblem& problem, size_t r, const CapacityRow& row) {
+  const SwapProblem::Rank& rank = problem.ranks[r];
+  switch (row.kind) {
+    case RowKind::kHost:
+      return rank.numa == problem.numa[row.index].id;
+    case RowKind::kLimit:
+      return IsIn(rank, problem.hosts[row.index].name);
+    case RowKind::kGpu:
+      return r == row.index;
+    default:
+      return IsOn(rank, problem.links[row.index].name);
+  }
 }
 
 bool IsMemory(const CapacityRow& row) {
