@@ -1,8 +1,8 @@
-#include "planner/memory/decompose.h"
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
+
+#include "planner/memory/arms.h"
 
 namespace sluice::planner {
 namespace {

@@ -1,6 +1,6 @@
-#include "planner/memory/occupancy_scan.h"
-
 #include <algorithm>
+
+#include "planner/memory/occupancy.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

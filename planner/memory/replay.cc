@@ -1,17 +1,16 @@
-#include "planner/memory/replay.h"
-
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <set>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "planner/memory/arms.h"
 
 namespace sluice::planner {
 namespace {
@@ -24,9 +23,9 @@ struct Stay {
   uint32_t item;
 };
 
-// The rule that chooses a free range: among the `candidates` smallest ranges
-// that are large enough, the one with the least sum of `left_over` x (remainder
-// / size) and the mismatch of deaths. 0 candidates: best fit.
+// Chooses a free range: among the `candidates` smallest ranges that are large
+// enough, the one with the least sum of `left_over` x (remainder / size) and
+// the mismatch of deaths. 0 candidates: best fit.
 struct Rule {
   int candidates = 0;
   double left_over = 0;
@@ -147,8 +146,7 @@ class FreeList {
 // `limit`.
 std::optional<int64_t> Sweep(const Problem& problem, bool backward,
                              int32_t start, const Rule& rule, int64_t limit,
-                             const std::function<bool()>& expired,
-                             Offsets* offsets) {
+                             const Expired& expired, Offsets* offsets) {
   std::vector<Stay> births;
   std::vector<Stay> deaths;
   FreeList free(rule);
@@ -220,8 +218,7 @@ std::vector<uint32_t> StackOf(const Problem& problem, Stack stack) {
 
 }  // namespace
 
-Offsets ReplayAllocator(const Problem& problem,
-                        const std::function<bool()>& expired) {
+Offsets ReplayAllocator(const Problem& problem, const Expired& expired) {
   Offsets offsets(problem.items.size());
   if (Sweep(problem, /*backward=*/false, /*start=*/-1, {},
             std::numeric_limits<int64_t>::max(), expired, &offsets)) {
@@ -236,7 +233,7 @@ Offsets ReplayAllocator(const Problem& problem,
 
 std::optional<Offsets> SweepFromPeak(const Problem& problem, Stack stack,
                                      int64_t limit, int64_t target,
-                                     const std::function<bool()>& expired) {
+                                     const Expired& expired) {
   const int32_t peak = problem.peak_slot;
   Offsets stacked(problem.items.size());
   int64_t top = 0;

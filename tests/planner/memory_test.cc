@@ -11,7 +11,7 @@
 
 #include "planner/memory/greedy.h"
 #include "planner/memory/problem.h"
-#include "planner/memory/restarts.h"
+#include "planner/memory/search.h"
 #include "planner/planner.h"
 #include "proto/plan/validate.h"
 #include "tests/planner/brute_force.h"
