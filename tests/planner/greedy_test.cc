@@ -190,8 +190,9 @@ TEST(Replay, IsAValidPlan) {
   for (int round = 0; round < 50; ++round) {
     const plan::Trace trace = RandomTrace(random, 80, 60, 30);
     const Problem problem = Normalise(trace);
-    const absl::Status valid = plan::ValidatePlacement(
-        trace, ToPlacement(problem, ReplayAllocator(problem, kNever), trace));
+    const Offsets replayed = ReplayAllocator(problem, [] { return false; });
+    const absl::Status valid =
+        plan::ValidatePlacement(trace, ToPlacement(problem, replayed, trace));
     EXPECT_TRUE(valid.ok()) << valid;
   }
 }
