@@ -6,7 +6,6 @@
 
 #include "proto/base/status.h"
 #include "proto/base/step_report.h"
-#include "proto/gpu_nodes.h"
 #include "proto/wire.h"
 
 namespace sluice::wire {

@@ -1,11 +1,11 @@
-#include "proto/gpu_nodes.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <filesystem>
 #include <utility>
+
+#include "proto/wire.h"
 
 namespace sluice::wire {
 

@@ -13,7 +13,6 @@
 
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
-#include "proto/gpu_nodes.h"
 
 namespace sluice::wire {
 namespace {
@@ -85,7 +84,20 @@ absl::Status SendFault(int error) {
 // not taken.
 class ReceivedFds {
  public:
-  ReceivedFds(msghdr& header, const Discard& discard);
+  ReceivedFds(msghdr& header, const Discard& discard) : discard_(discard) {
+    for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
+         part = CMSG_NXTHDR(&header, part)) {
+      if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
+        continue;
+      }
+      const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (size_t i = 0; i < count; ++i) {
+        int fd;
+        std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+        fds_.emplace_back(fd);
+      }
+    }
+  }
   ~ReceivedFds() {
     for (UniqueFd& fd : fds_) {
       if (discard_) discard_(std::move(fd));
@@ -94,36 +106,18 @@ class ReceivedFds {
   ReceivedFds(const ReceivedFds&) = delete;
 
   size_t size() const { return fds_.size(); }
-  std::vector<UniqueFd> Take(size_t most);
+  std::vector<UniqueFd> Take(size_t most) {
+    const auto end = fds_.begin() + std::min(most, fds_.size());
+    std::vector<UniqueFd> taken(std::make_move_iterator(fds_.begin()),
+                                std::make_move_iterator(end));
+    fds_.erase(fds_.begin(), end);
+    return taken;
+  }
 
  private:
   const Discard& discard_;
   std::vector<UniqueFd> fds_;
 };
-
-ReceivedFds::ReceivedFds(msghdr& header, const Discard& discard)
-    : discard_(discard) {
-  for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
-       part = CMSG_NXTHDR(&header, part)) {
-    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
-      continue;
-    }
-    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < count; ++i) {
-      int fd;
-      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
-      fds_.emplace_back(fd);
-    }
-  }
-}
-
-std::vector<UniqueFd> ReceivedFds::Take(size_t most) {
-  const auto end = fds_.begin() + std::min(most, fds_.size());
-  std::vector<UniqueFd> taken(std::make_move_iterator(fds_.begin()),
-                              std::make_move_iterator(end));
-  fds_.erase(fds_.begin(), end);
-  return taken;
-}
 
 absl::StatusOr<Message> Parse(const char* bytes, size_t size, ReceivedFds& fds,
                               bool lost) {

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "proto/base/ids.h"
 #include "proto/base/step_report.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
@@ -34,6 +35,7 @@ inline constexpr int kMaxPacketBytes = 64 << 10;
 inline constexpr int kMaxMaps = 64;  // mapped leases in one step report
 inline constexpr int kMaxFds = 253;  // SCM_RIGHTS, unix(7)
 inline constexpr int64_t kMaxMemfdBytes = int64_t{64} << 20;
+inline constexpr size_t kMaxShown = 32;  // device nodes beside a Hello
 // The first words of the error with which a frozen daemon (daemon/frozen)
 // answers every connection, including administrators'; the reason follows.
 inline constexpr std::string_view kFrozen = "sluiced is frozen";
@@ -92,5 +94,13 @@ absl::StatusOr<UniqueFd> Connect(const std::string& path);
 absl::StatusOr<UniqueFd> ToMemfd(std::string_view name, std::string_view bytes);
 absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd);
 absl::Status CheckMemfd(const UniqueFd& fd);
+
+// Opens the device nodes that a rank sends with its Hello to prove that it may
+// use GPUs, if this process can open them for reading and writing: of simulated
+// GPUs the node of `gpu` in the folder of the daemon's `socket`, of real GPUs
+// `node`, or all of /dev/nvidia0 and so on if that is empty, because the daemon
+// numbers GPUs differently. Each open may wake a GPU, which takes seconds.
+std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu,
+                                   const std::string& node = "");
 
 }  // namespace sluice::wire

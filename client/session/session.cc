@@ -24,7 +24,6 @@
 #include "proto/base/simulated.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
-#include "proto/gpu_nodes.h"
 #include "proto/plan/codec.h"
 #include "proto/plan/validate.h"
 #include "proto/wire.h"

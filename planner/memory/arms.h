@@ -39,8 +39,8 @@ Offsets ReplayAllocator(const Problem& problem, const Expired& expired);
 
 // How SweepFromPeak stacks the items of the peak slot.
 enum class Stack {
-  // Sorted by birth and divided into sqrt(n) groups, each sorted by death.
-  // Items that are born or die together then leave one wide gap.
+  // Sorted by birth and divided into sqrt(n) groups, each sorted by death, so
+  // that items that are born or die together leave one wide gap.
   kGroups,
   kBySize,
 };

@@ -24,9 +24,8 @@ constexpr int64_t kLookVisits = 14;
 // With fewer items, a step ends before a thread has started.
 constexpr size_t kMinItemsToEjectInThreads = 2000;
 
-// State shared by the two runs of a step, which have different seeds. One
-// thread's timing must not change the result, so the successful run with the
-// fewest visits wins, and the first seed on ties.
+// Shared by the two runs of a step, which have different seeds. The successful
+// run with the fewest visits wins, the first seed on ties, whichever is faster.
 struct Shared {
   std::atomic<int64_t> least{std::numeric_limits<int64_t>::max()};
   const Expired& expired;
@@ -84,7 +83,6 @@ class Ejector {
     uint32_t item;
     int64_t from;  // -1: the item had no place before
   };
-  // One struct, because a search for a place reads thousands of them.
   struct Seat {
     float cost;      // of placing the item again; grows with each failure
     uint16_t first;  // bucket of its first unit
@@ -210,7 +208,7 @@ class Ejector {
       const int64_t at = std::min(static_cast<int64_t>(b) << shift_, highest);
       const double cost =
           begun_[BucketOf(at + item.size - 1)] - (b == 0 ? 0 : ended_[b - 1]);
-      // Random noise makes a place that costs up to a fifth more win sometimes.
+      // A place that costs up to a fifth more wins sometimes.
       const double noisy = cost * static_cast<double>(64 + random_() % 13);
       if (noisy >= best_cost) continue;
       best_cost = noisy;
@@ -224,8 +222,8 @@ class Ejector {
            offsets_[other] + problem_.items[other].size > at;
   }
 
-  // Returns the cheapest place in a bucket, among the places that touch another
-  // item. Fills near_ with the items that may block such a place.
+  // Returns the cheapest place in a bucket that touches another item. Fills
+  // near_ with the items that may block one.
   int64_t BestPlace(const Item& item, size_t bucket) {
     const int64_t highest = limit_ - item.size;
     const int64_t from =

@@ -77,7 +77,7 @@ class Detector {
   };
 
   // Gives equal tokens to requests with equal direction, size and (if it is
-  // short) lifetime. Returns false once `stopped` returns true.
+  // short) lifetime.
   bool Tokenize(const std::function<bool()>& stopped) {
     std::vector<uint32_t> born(trace_.buffers.size());
     std::vector<uint32_t> life(trace_.buffers.size());
@@ -103,8 +103,7 @@ class Detector {
     return true;
   }
 
-  // Returns whether requests k and k + period are equal. Lifetimes are compared
-  // only if a buffer may die inside a pass of that period.
+  // Lifetimes are compared only if a buffer may die inside a pass.
   bool Same(size_t k, size_t period) const {
     return tokens_[k] == tokens_[k + period] &&
            (lives_[k] == lives_[k + period] ||
@@ -153,8 +152,7 @@ class Detector {
     int64_t least = 0;
     int64_t alive = 0;  // short-lived bytes of this run before request k
     for (size_t k = run.begin; k <= run.end; ++k) {
-      // Uses `alive` of the second period, because it includes the buffers of
-      // the first.
+      // `alive` of the second period includes the buffers of the first.
       const size_t phase = k - run.period;
       if (k >= run.begin + run.period && run.end - phase >= 2 * run.period &&
           IsCut(phase) && (best == SIZE_MAX || alive < least)) {
@@ -178,7 +176,7 @@ class Detector {
     return true;
   }
 
-  // Returns whether a time boundary lies between requests k - 1 and k.
+  // Returns whether time passes between requests k - 1 and k.
   bool IsCut(size_t k) const {
     return k == 0 || k == requests_.size() ||
            requests_[k - 1].time < requests_[k].time;
@@ -190,8 +188,7 @@ class Detector {
   const plan::Trace& trace_;
   const std::vector<Request> requests_;
   std::vector<uint32_t> tokens_;
-  // Lifetime of each request's buffer, in requests.
-  std::vector<uint32_t> lives_;
+  std::vector<uint32_t> lives_;  // of each request's buffer, in requests
 };
 
 // ---- Two levels ------------------------------------------------------------
@@ -245,8 +242,8 @@ std::vector<Unit> UnitsOf(const plan::Trace& trace,
 
 using Signature = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
 
-// Returns the key by which equal passes are planned once. Buffers are in the
-// order of requests, so the i-th buffers of two equal passes correspond.
+// Returns the key by which equal passes are planned once. The i-th buffers of
+// two equal passes correspond.
 Signature SignatureOf(const Unit& unit) {
   Signature signature;
   for (const plan::Buffer& b : unit.trace.buffers) {

@@ -192,8 +192,7 @@ class PieceSolver {
   std::unique_ptr<Restarts> restarts_;
 };
 
-// Makes a piece's plan by replay, sweep and greedy race, because the plan of
-// the whole is not optimised for the piece's own peak.
+// Makes a piece's plan by replay, sweep and greedy race.
 Knowledge KnownOf(const Piece& piece, int64_t goal,
                   const PortfolioOptions& options) {
   Knowledge known{.offsets = ReplayAllocator(
@@ -230,9 +229,8 @@ Knowledge KnownOf(const Piece& piece, int64_t goal,
 // A piece with this many items that is most of the problem is not raced again.
 constexpr size_t kMinItemsKept = 1000;
 
-// Derives a piece's plan from the plan of the whole problem. Peeled items live
-// throughout the piece, so every item above a peeled one moves down by its
-// size.
+// Derives a piece's plan from that of the whole problem: items above a peeled
+// one move down by its size.
 Knowledge KnownOf(const Problem& problem, const Knowledge& whole,
                   const Piece& piece) {
   std::vector<uint8_t> inside(problem.items.size(), 0);
@@ -306,8 +304,7 @@ void RunPieces(const Problem& problem, const PortfolioOptions& options,
       bound = piece.base + solved.bound;
       proved_by = solved.proved_by;
     }
-    // The first piece usually decides the peak. Later pieces need only be as
-    // low.
+    // Later pieces need only be as low as the first.
     if (piece.base + solved.peak > peak) {
       peak = piece.base + solved.peak;
       method = solved.method;

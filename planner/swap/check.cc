@@ -16,15 +16,12 @@ namespace sluice::planner {
 namespace {
 
 using SwapProblem = NodeSwapProblem;
-using plan::HostLimit;
 using plan::kOneKind;
-using plan::LinkCapacity;
 using plan::NodeResources;
 using plan::RankProfile;
 using plan::SkeletalClass;
 
-// A limit far above any machine's values, and far below the point at which
-// doubles lose whole seconds and bytes.
+// Far above any machine's values, far below where doubles lose whole units.
 constexpr double kMost = 1e18;
 
 template <typename... Args>
@@ -185,15 +182,14 @@ absl::Status CheckLayers(const std::string& path,
                       "{} is not between 0 and layers, {}",
                       kind.resident_layers, kind.layers);
   }
-  const std::pair<const char*, double> amounts[] = {
-      {"forward_d2h_fixed_bytes", kind.forward_d2h_fixed_bytes},
-      {"forward_h2d_fixed_bytes", kind.forward_h2d_fixed_bytes},
-      {"backward_d2h_fixed_bytes", kind.backward_d2h_fixed_bytes},
-      {"backward_h2d_fixed_bytes", kind.backward_h2d_fixed_bytes}};
-  for (const auto& [key, value] : amounts) {
-    SLUICE_RETURN_IF_ERROR(NotNegative(path + key, value));
-  }
-  return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(NotNegative(path + "forward_d2h_fixed_bytes",
+                                     kind.forward_d2h_fixed_bytes));
+  SLUICE_RETURN_IF_ERROR(NotNegative(path + "forward_h2d_fixed_bytes",
+                                     kind.forward_h2d_fixed_bytes));
+  SLUICE_RETURN_IF_ERROR(NotNegative(path + "backward_d2h_fixed_bytes",
+                                     kind.backward_d2h_fixed_bytes));
+  return NotNegative(path + "backward_h2d_fixed_bytes",
+                     kind.backward_h2d_fixed_bytes);
 }
 
 // A backward window may be 0 only if backward copies nothing, as in frozen
@@ -285,7 +281,7 @@ absl::Status CheckClass(const RankProfile& p, const SkeletalClass& c) {
   return absl::OkStatus();
 }
 
-// Checks that every kind is listed once and every class belongs to one of them.
+// Every kind is listed once and every class belongs to one of them.
 absl::Status CheckKinds(const RankProfile& p) {
   std::set<std::string> names;
   for (const plan::LayerKind& kind : p.kinds) {
@@ -303,12 +299,13 @@ absl::Status CheckKinds(const RankProfile& p) {
   return absl::OkStatus();
 }
 
-absl::Status CheckPositions(const std::vector<size_t>& positions,
-                            const std::string& name, size_t count) {
-  for (const size_t at : positions) {
-    if (at >= count) {
+// Checks the positions of links or host limits among `count` profiles.
+absl::Status CheckPositions(const auto& limits, size_t count) {
+  for (const auto& limit : limits) {
+    for (const size_t at : limit.profiles) {
+      if (at < count) continue;
       return absl::InvalidArgumentError(
-          fmt::format("'{}' names profile {} of {}", name, at, count));
+          fmt::format("'{}' names profile {} of {}", limit.name, at, count));
     }
   }
   return absl::OkStatus();
@@ -359,15 +356,8 @@ absl::Status CheckProfiles(const std::vector<RankProfile>& profiles,
       SLUICE_RETURN_IF_ERROR(CheckClass(p, c));
     }
   }
-  for (const LinkCapacity& link : resources.links) {
-    SLUICE_RETURN_IF_ERROR(
-        CheckPositions(link.profiles, link.name, profiles.size()));
-  }
-  for (const HostLimit& host : resources.hosts) {
-    SLUICE_RETURN_IF_ERROR(
-        CheckPositions(host.profiles, host.name, profiles.size()));
-  }
-  return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(CheckPositions(resources.links, profiles.size()));
+  return CheckPositions(resources.hosts, profiles.size());
 }
 
 }  // namespace sluice::planner

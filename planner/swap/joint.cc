@@ -40,8 +40,7 @@ JointProgram::JointProgram(const SwapProblem& problem,
 
 // Minimises the objectives in turn, and fixes each at its optimum within 1e-9.
 // A later objective may use that tolerance, but not beyond `known`, a plan with
-// the same objectives so far. So rounding cannot make the answer worse than
-// `known`.
+// the same objectives so far.
 absl::Status JointProgram::Stages(const SwapObjective* known, size_t first) {
   JointRows& s = rows_;
   const std::pair<int, double SwapObjective::*> objectives[] = {
@@ -96,9 +95,8 @@ absl::StatusOr<double> JointProgram::LeastExcess(Answer* answer) {
   return sum;
 }
 
-// Bounds the copy rates of layer kinds on links that mandatory copies overload.
-// A kind may use at most the capacity that the peak rates of the other ranks
-// leave, or its own mandatory rate if that is higher.
+// On links that mandatory copies overload, a kind may use at most the capacity
+// that the peak rates of the other ranks leave, or its own mandatory rate.
 absl::Status JointProgram::BoundKinds(const Answer& answer) {
   JointRows& s = rows_;
   if (s.kinds_sum == 0) return absl::OkStatus();

@@ -1,10 +1,11 @@
-// The LP of README.md over all ranks of a node: its rows, and its stages
-// (internal to the planner).
+// The two policies of a node (internal to the planner): the LP of README.md
+// over all ranks, and MEMO's one alpha per rank.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -121,5 +122,18 @@ class JointProgram {
   };
   std::vector<Stage> solved_;
 };
+
+// ---- MEMO's policy (memo.cc) -----------------------------------------------
+
+struct MemoPlan {
+  std::vector<double> alpha;  // one per rank
+  NodeFractions fractions;
+  // The reason in one line if no alpha fits. The other fields are empty then.
+  std::string refusal;
+};
+
+// Divides every shared capacity evenly among its ranks, and gives each rank the
+// largest alpha that fits its part. Keeps on the GPU only what must be kept.
+MemoPlan PlanMemo(const NodeSwapProblem& problem);
 
 }  // namespace sluice::planner

@@ -1,9 +1,9 @@
-#include "planner/swap/memo.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
+
+#include "planner/swap/joint.h"
 
 namespace sluice::planner {
 namespace {
@@ -11,17 +11,16 @@ namespace {
 using SwapProblem = NodeSwapProblem;
 using RowKind = CapacityRow::Kind;
 
-// Tolerance for rounding of alpha.
 constexpr double kAlphaDigits = 1e-9;
 
-// Bytes as a function of alpha: fixed + alpha * slope.
+// Bytes: fixed + alpha * slope.
 struct Line {
   double fixed = 0;
   double slope = 0;
 };
 
-// Returns whether the tensor's swapped fraction is alpha. If a fraction to keep
-// is given, the tensor does not follow alpha and the rest is recomputed.
+// Returns whether the tensor's swapped fraction is alpha. With a given fraction
+// to keep, the rest is recomputed.
 bool IsFree(const SwapProblem::Tensor& tensor) {
   return tensor.must == SwapProblem::Must::kNothing && tensor.recompute_s &&
          !tensor.given.swap && tensor.given.keep.value_or(0) == 0;
@@ -61,8 +60,8 @@ Fractions AtAlpha(const SwapProblem::Rank& rank, double alpha) {
   return fractions;
 }
 
-// Returns a rank's swapped bytes as a function of alpha. `layers` returns how
-// many layers of a tensor count.
+// Returns a rank's swapped bytes. `layers` returns how many layers of a tensor
+// count.
 Line SwappedLine(const SwapProblem::Rank& rank, auto layers) {
   Line line;
   const Fractions at_zero = AtAlpha(rank, 0);
@@ -91,8 +90,7 @@ class OneRank {
   }
 
  private:
-  // Lowers alpha until fixed + alpha * slope <= limit. `row` names the limit in
-  // a refusal.
+  // Lowers alpha until the bytes are at most `limit`, which `row` names.
   void AtMost(Line line, double limit, const std::string& row) {
     if (line.fixed > limit * (1 + kAlphaDigits)) {
       if (refusal_.empty()) {
@@ -185,10 +183,11 @@ class OneRank {
   std::string refusal_;
 };
 
-// Returns, by shared name, the ranks that have a tensor of that name that
-// follows alpha.
-std::map<std::string, std::vector<size_t>> SharedBy(
-    const SwapProblem& problem) {
+// Gives ranks that share a fraction the lowest of their alphas. Repeats until
+// nothing changes, because a lowered alpha may affect further ranks through
+// another tensor.
+void MakeEqual(const SwapProblem& problem, std::vector<double>* alphas) {
+  // By shared name, the ranks with a tensor of that name that follows alpha.
   std::map<std::string, std::vector<size_t>> sharing;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     for (const SwapProblem::Tensor& tensor : problem.ranks[r].tensors) {
@@ -196,14 +195,6 @@ std::map<std::string, std::vector<size_t>> SharedBy(
       sharing[tensor.shared].push_back(r);
     }
   }
-  return sharing;
-}
-
-// Gives ranks that share a fraction the lowest of their alphas. Repeats until
-// nothing changes, because a lowered alpha may affect further ranks through
-// another tensor.
-void MakeEqual(const SwapProblem& problem, std::vector<double>* alphas) {
-  const auto sharing = SharedBy(problem);
   bool changed = true;
   while (changed) {
     changed = false;

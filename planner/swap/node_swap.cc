@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "planner/swap/joint.h"
-#include "planner/swap/memo.h"
 #include "planner/swap/swap_accounting.h"
 #include "proto/base/status.h"
 
@@ -38,9 +37,8 @@ std::vector<Item> Picked(const std::vector<Item>& items,
   return picked;
 }
 
-// The problem sorted by names. An LP may have many optima, and the order of
-// columns determines which one Clp finds, so sorting makes the result
-// independent of the caller's order.
+// The problem sorted by names, because the order of columns determines which
+// one of many optima Clp finds.
 struct Canonical {
   // Indices in the caller's problem.
   std::vector<size_t> links, numa, hosts, ranks;
@@ -78,8 +76,7 @@ SwapObjective Fall(const SwapObjective& from, const SwapObjective& to) {
           from.moved_bytes - to.moved_bytes};
 }
 
-// Returns whether `stalls` slows down no rank and makes the slowest one faster
-// by at least kWorthStalling.
+// Returns whether `stalls` slows down no rank and speeds up the slowest.
 bool IsWorthStalling(const SwapProblem& problem, const NodeFractions& hidden,
                      const NodeFractions& stalls) {
   const std::vector<RankSwap> before = RanksOf(problem, hidden);
@@ -94,7 +91,7 @@ bool IsWorthStalling(const SwapProblem& problem, const NodeFractions& hidden,
          StepWithStalls(problem, hidden) * (1 - kWorthStalling);
 }
 
-// Returns the objectives. `stalls`: the step includes waits for copies.
+// `stalls`: the step includes waits for copies.
 SwapObjective PricedObjective(const SwapProblem& problem,
                               const NodeFractions& fractions, bool stalls) {
   SwapObjective objective = ObjectiveOf(problem, fractions);
@@ -125,8 +122,8 @@ absl::Status BuyJoint(const SwapProblem& problem,
   return absl::OkStatus();
 }
 
-// Sets one_more of all rows. A rank's alpha is limited by its part of a
-// capacity, so a row can limit an alpha even if it is not full.
+// Sets one_more of all rows: a rank's part of a capacity can limit its alpha
+// even if the row is not full.
 void BuyMemo(const SwapProblem& problem, const SwapObjective& now,
              std::vector<CapacityRow>* rows) {
   for (CapacityRow& row : *rows) {
@@ -226,7 +223,7 @@ class Planner {
   NodeSwapResult result_;
 };
 
-// Converts a result from the canonical order to the caller's.
+// Puts a result into the caller's order.
 void PutBack(const Canonical& canonical, const SwapProblem& given,
              NodeSwapResult* result) {
   const auto put = [&canonical](auto* values) {

@@ -42,18 +42,18 @@ struct NodeSwapProblem {
     size_t kind = 0;   // index into the rank's kinds
     double bytes = 0;  // per layer of that kind
     // Seconds per layer for all tokens, if the tensors before it are available.
-    // Unset: the tensor cannot be recomputed.
+    // Unset: it cannot be recomputed.
     std::optional<double> recompute_s;
     Must must = Must::kNothing;
-    // The kind's `…_fixed_bytes` count its copies whatever is chosen, so
-    // swapping it costs only host memory.
+    // `…_fixed_bytes` count its copies, so swapping it costs only host memory.
     bool traffic_in_fixed = false;
     bool can_keep = true;
     plan::GivenFractions given;
     // Tensors with the same name here, on any rank, have the same fractions.
     std::string shared;
   };
-  // Equal layers of a rank. Copies of a layer overlap with its own compute.
+  // Equal layers of a rank. Copies of a layer overlap only with its own
+  // compute.
   struct Kind {
     std::string name = plan::kOneKind;
     int64_t layers = 0;
@@ -87,7 +87,7 @@ struct NodeSwapProblem {
 // kHidden: kJoint without plans that expose copies because that is faster.
 enum class SwapPolicy { kJoint, kHidden, kMemo };
 
-// The objectives, in the order in which they are minimised.
+// In the order in which they are minimised.
 struct SwapObjective {
   double step_s = 0;       // the slowest rank's step
   double recompute_s = 0;  // sum over all ranks
@@ -102,7 +102,7 @@ struct RankSwap {
   Fractions tensors;
 };
 
-// A row of the LP that limits a capacity of the node or of a GPU.
+// A row of the LP that limits a capacity.
 struct CapacityRow {
   enum class Kind { kLinkD2h, kLinkH2d, kLinkTotal, kHost, kLimit, kGpu };
   Kind kind = Kind::kHost;
@@ -110,9 +110,8 @@ struct CapacityRow {
   double used = 0;      // bytes/s if the row is a link's, else bytes
   double capacity = 0;  // in the same unit as `used`
   bool binds = false;   // full within 1e-6
-  // Missing capacity as a fraction of `capacity` (in 1 GiB or 1 GB/s if
-  // `capacity` is 0). Set for memory if no plan fits, and for a link also if
-  // copies overload it.
+  // Missing capacity as a fraction of `capacity` (of 1 GiB or 1 GB/s if that is
+  // 0). Set for memory if no plan fits, for a link also if copies overload it.
   double excess = 0;
   // By how much each objective falls if the row gets one more GB/s or GiB.
   // Later objectives may rise when earlier ones fall.
@@ -128,7 +127,7 @@ struct NodeSwapResult {
   bool in_time = true;
   double stall_s = 0;
   // Set if the plan exposes copies because that is faster: the slowest rank's
-  // step, with its stalls, of the plan that does not.
+  // step, with stalls, without that.
   std::optional<double> hidden_step_s;
   std::optional<SwapObjective> joint;
   struct Memo {
@@ -150,12 +149,12 @@ std::string RowName(const NodeSwapProblem& problem, const CapacityRow& row);
 std::string TensorName(const NodeSwapProblem::Rank& rank,
                        const NodeSwapProblem::Tensor& tensor);
 
-// Checks the problem. InvalidArgument: the message has the path of the wrong
-// field: `ranks[3].tensors[1].bytes: -1 is negative`.
+// InvalidArgument has the path of the wrong field:
+// `ranks[3].tensors[1].bytes: -1 is negative`.
 absl::Status CheckNodeSwap(const NodeSwapProblem& problem);
 
-// Plans the node. The result does not depend on the order of ranks, links and
-// NUMA nodes. InvalidArgument: CheckNodeSwap's. Internal: Clp failed.
+// The result does not depend on the order of ranks, links and NUMA nodes.
+// InvalidArgument: CheckNodeSwap's. Internal: Clp failed.
 absl::StatusOr<NodeSwapResult> PlanNodeSwap(
     const NodeSwapProblem& problem, SwapPolicy policy = SwapPolicy::kJoint);
 

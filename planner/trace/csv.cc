@@ -17,8 +17,7 @@ namespace {
 
 constexpr size_t kNoColumn = SIZE_MAX;
 
-// Indices of the columns that are read. `offset` is the column of an earlier
-// plan.
+// Indices of the columns. `offset` is of an earlier plan.
 struct Columns {
   size_t id = kNoColumn, lower = kNoColumn, upper = kNoColumn, size = kNoColumn;
   size_t offset = kNoColumn, alignment = kNoColumn, gaps = kNoColumn;
@@ -75,7 +74,7 @@ class CsvReader {
     return absl::OkStatus();
   }
 
-  // Reads a row's alignment. The trace's alignment is the largest of its rows.
+  // The trace's alignment is the largest of its rows.
   absl::Status ReadAlignment(const std::vector<std::string_view>& fields) {
     if (columns_.alignment == kNoColumn) return absl::OkStatus();
     const std::string_view field = fields[columns_.alignment];

@@ -37,8 +37,16 @@ enum TraceField {
   kBytes,
   kType,
   kDevice,
-  kTotal,
+  kTotal
 };
+constexpr const char* kFieldNames[] = {"name",
+                                       "ph",
+                                       "ts",
+                                       "args.Addr",
+                                       "args.Bytes",
+                                       "args.Device Type",
+                                       "args.Device Id",
+                                       "args.Total Allocated"};
 
 // Masks what PyTorch writes into operators' names although JSON strings may not
 // contain it: raw control characters, unknown escapes, bytes that are not
@@ -124,9 +132,7 @@ class PyTorchReader {
     const RecordQuery query = {
         .array = "traceEvents",
         .root_array = true,
-        .fields = {"name", "ph", "ts", "args.Addr", "args.Bytes",
-                   "args.Device Type", "args.Device Id",
-                   "args.Total Allocated"},
+        .fields = {std::begin(kFieldNames), std::end(kFieldNames)},
         .root_field = "profile_memory",
         .root_value = &profile_memory_};
     HiddenTexts hidden(in.rdbuf());
@@ -152,27 +158,32 @@ class PyTorchReader {
     const std::string& phase = fields[kPhase].text;
     if (!phase.empty() && phase != "i" && phase != "I") return absl::OkStatus();
     TraceEvent event{.index = record.index};
+    const auto wrong = [&](TraceField field, const char* wanted) {
+      return At({.file = options_.file},
+                fmt::format("traceEvents[{}], a [memory] event: {} {}, it must "
+                            "be {}",
+                            event.index, kFieldNames[field],
+                            fields[field].kind == JsonField::Kind::kMissing
+                                ? "is missing"
+                                : "is " + Quoted(fields[field].text),
+                            wanted));
+    };
     if (!ParseNanoseconds(fields[kTime].text, &event.nanoseconds)) {
-      return Wrong(event, "ts", fields[kTime], "microseconds");
+      return wrong(kTime, "microseconds");
     }
-    int64_t type = 0, id = 0;
     if (!ParseAddress(fields[kAddress].text, &event.address)) {
-      return Wrong(event, "args.Addr", fields[kAddress], "an address");
+      return wrong(kAddress, "an address");
     }
     if (!ParseInt(fields[kBytes].text, &event.bytes) ||
         event.bytes == INT64_MIN) {
-      return Wrong(event, "args.Bytes", fields[kBytes], "a count of bytes");
+      return wrong(kBytes, "a count of bytes");
     }
-    if (!ParseInt(fields[kType].text, &type)) {
-      return Wrong(event, "args.Device Type", fields[kType], "a number");
-    }
-    if (!ParseInt(fields[kDevice].text, &id)) {
-      return Wrong(event, "args.Device Id", fields[kDevice], "a number");
-    }
-    int64_t total = 0;
+    int64_t type = 0, id = 0, total = 0;
+    if (!ParseInt(fields[kType].text, &type)) return wrong(kType, "a number");
+    if (!ParseInt(fields[kDevice].text, &id)) return wrong(kDevice, "a number");
     if (fields[kTotal].kind != JsonField::Kind::kMissing &&
         !ParseInt(fields[kTotal].text, &total)) {
-      return Wrong(event, "args.Total Allocated", fields[kTotal], "a number");
+      return wrong(kTotal, "a number");
     }
     if (event.bytes == 0) return absl::OkStatus();
     event.device = DeviceIndexOf(DeviceName(type, id));
@@ -190,18 +201,6 @@ class PyTorchReader {
   static bool ParseAddress(std::string_view text, uint64_t* value) {
     return text.starts_with("0x") ? ParseInt(text.substr(2), value, 16)
                                   : ParseInt(text, value);
-  }
-
-  absl::Status Wrong(const TraceEvent& event, const char* field,
-                     const JsonField& value, const char* wanted) const {
-    return At({.file = options_.file},
-              fmt::format("traceEvents[{}], a [memory] event: {} {}, it must "
-                          "be {}",
-                          event.index, field,
-                          value.kind == JsonField::Kind::kMissing
-                              ? "is missing"
-                              : "is " + Quoted(value.text),
-                          wanted));
   }
 
   int32_t DeviceIndexOf(const std::string& name) {

@@ -38,8 +38,7 @@ class TraceBuilder {
   NamedTrace& out() { return out_; }
 
   // Adds a buffer. Close sets `upper` later if it is kStillAlive.
-  // InvalidArgument: the message has no place in the file, so the reader must
-  // add it.
+  // InvalidArgument has no place in the file: the reader adds it.
   absl::Status Add(std::string name, int64_t lower, int64_t upper,
                    int64_t bytes);
   void Close(size_t buffer, int64_t upper) {

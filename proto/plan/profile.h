@@ -49,8 +49,7 @@ struct Trace {
 };
 
 // A repeated unit of work: "qkv.forward.full", "block.diagonal.backward.tail",
-// "ffn.forward.full", "loss.full". The unit is the segment and not the layer,
-// because FPDT's layer has O(u^2) requests.
+// "loss.full". Not the layer, because FPDT's layer has O(u^2) requests.
 struct SegmentKind {
   std::string name;
   Trace trace;
@@ -62,17 +61,15 @@ inline constexpr const char* kOneKind = "layer";  // a rank's only kind
 
 // A group of equal layers of a rank: dense or with experts, with windowed or
 // full attention, frozen. Each kind has its own windows and traffic, because a
-// layer's copies hide behind the compute of the same layer: at most two chunks
-// are in flight.
+// layer's copies hide only behind its own compute: at most two chunks are in
+// flight.
 struct LayerKind {
   std::string name = kOneKind;
   int64_t layers = 0;
-  // Layers that keep their skeletal tensors on the GPU (MEMO's last two layers;
-  // 0 for the chunk-streamed layer).
+  // Layers that keep their skeletal tensors on the GPU (MEMO's last two).
   int64_t resident_layers = 0;
-  // Windows: measured seconds of one layer's forward and backward, including
-  // waits. 0 for a pass that copies nothing, such as the backward of frozen
-  // layers.
+  // Windows: measured seconds of one layer's passes, including waits. 0 for a
+  // pass that copies nothing, such as the backward of frozen layers.
   double forward_layer_seconds = 0;
   double backward_layer_seconds = 0;
   // Traffic per layer that does not depend on the plan (k/v re-reads, dq).
@@ -80,7 +77,6 @@ struct LayerKind {
   Bytes forward_h2d_fixed;
   Bytes backward_d2h_fixed;
   Bytes backward_h2d_fixed;
-  // Layers that swap or recompute their skeletal tensors.
   int64_t moving_layers() const { return layers - resident_layers; }
 };
 
@@ -93,9 +89,9 @@ struct SkeletalClass {
   // Per layer, for all tokens, from the layer's input.
   double recompute_seconds = 0;
   bool must_swap = false;  // set for layer input, attention output, lse
-  // True if the rank's `…_fixed` counts already contain this class's copies,
-  // because these happen whatever alpha is (k and v are copied out in forward
-  // and read again). The class's swapped fraction then costs only host memory.
+  // True if `…_fixed` of the kind contains this class's copies, which happen
+  // whatever alpha is (k and v are copied out in forward and read again). The
+  // swapped fraction then costs only host memory.
   bool traffic_in_fixed = false;
   // True if all ranks of a job must keep and swap the same fractions, as of q,
   // k, v in head layout, because their rows come from all ranks.
@@ -108,8 +104,7 @@ struct SkeletalClass {
 
 // The planner's input for one rank.
 struct RankProfile {
-  // The job's number in this request; (job, rank) is unique. Ranks of one job
-  // have the same fractions of classes that are `SkeletalClass::shared`.
+  // The job's number in this request; (job, rank) is unique.
   int64_t job = 0;
   Rank rank;
   DeviceIndex gpu;
@@ -123,23 +118,22 @@ struct RankProfile {
   // The host memory that the user allows this rank, if limited.
   std::optional<Bytes> host_limit;
   // The room in the rank's GPU lease without states and rounding buffers. 0 if
-  // unknown: the plan then keeps nothing and is not checked against it.
+  // unknown: the plan then keeps nothing.
   Bytes transient_capacity;
   // The part of `transient_capacity` that kept rows may not use, because the
   // plan's transient buffers may be larger than those recorded with other
   // fractions.
   Bytes keep_reserve;
-  // MEMO's policy, if the user requests it: all free classes swap this fraction
-  // and keep nothing, except classes that request their own fractions.
-  // Negative: the planner chooses.
+  // MEMO's policy, if the user requests it: classes that request no fractions
+  // of their own swap this fraction and keep nothing. Negative: the planner
+  // chooses.
   double alpha = -1;
   // True if an earlier round chose the fractions: each free class requests its
-  // keep and swap. The planner then plans only memory for this rank and changes
-  // no other rank's plan because of it. `transient_capacity` excludes the rows
-  // that the rank keeps.
+  // keep and swap, and only memory is planned. `transient_capacity` excludes
+  // the rows that the rank keeps.
   bool settled = false;
-  // If settled: what limited the earlier round's choice
-  // (RankPlan::alpha_limited_by), which the plan repeats.
+  // If settled: the earlier round's RankPlan::alpha_limited_by, which the plan
+  // repeats.
   std::string limited_by;
 };
 
