@@ -142,10 +142,7 @@ class RowWriter {
   using Passes = std::vector<Form>;
   static std::map<RowKind, Passes> PassesOf(const SwapProblem::Kind& kind,
                                             const Form& copied) {
-    const double ff = kind.forward_d2h_fixed_bytes;
-    const double fh = kind.forward_h2d_fixed_bytes;
-    const double bf = kind.backward_d2h_fixed_bytes;
-    const double bh = kind.backward_h2d_fixed_bytes;
+    const auto [f, b] = PassBytes(kind, 0);  // fixed
     const auto pass = [&copied](double moved, double fixed, double window) {
       // A pass without a window copies nothing.
       if (window <= 0) return Form{};
@@ -156,9 +153,9 @@ class RowWriter {
     const double tf = kind.forward_layer_s;
     const double tb = kind.backward_layer_s;
     return {
-        {Direction::kLinkD2h, {pass(1, ff, tf), pass(0, bf, tb)}},
-        {Direction::kLinkH2d, {pass(0, fh, tf), pass(1, bh, tb)}},
-        {Direction::kLinkTotal, {pass(1, ff + fh, tf), pass(1, bf + bh, tb)}}};
+        {Direction::kLinkD2h, {pass(1, f.d2h, tf), pass(0, b.d2h, tb)}},
+        {Direction::kLinkH2d, {pass(0, f.h2d, tf), pass(1, b.h2d, tb)}},
+        {Direction::kLinkTotal, {pass(1, f.total, tf), pass(1, b.total, tb)}}};
   }
 
   // Adds README.md's columns D_r, H_r and U_r.

@@ -123,19 +123,16 @@ class OneRank {
       const double part = 1 / Sharing([&link](const SwapProblem::Rank& other) {
                             return IsOn(other, link.name);
                           });
-      const double ff = kind.forward_d2h_fixed_bytes;
-      const double fh = kind.forward_h2d_fixed_bytes;
-      const double bf = kind.backward_d2h_fixed_bytes;
-      const double bh = kind.backward_h2d_fixed_bytes;
+      const auto [f, b] = PassBytes(kind, 0);  // fixed
       const std::string row = fmt::format("link '{}' ", link.name);
-      AtMost(rate(copied, ff, tf), link.d2h_bytes_per_s * part, row + "d2h");
-      AtMost(rate({}, bf, tb), link.d2h_bytes_per_s * part, row + "d2h");
-      AtMost(rate({}, fh, tf), link.h2d_bytes_per_s * part, row + "h2d");
-      AtMost(rate(copied, bh, tb), link.h2d_bytes_per_s * part, row + "h2d");
+      AtMost(rate(copied, f.d2h, tf), link.d2h_bytes_per_s * part, row + "d2h");
+      AtMost(rate({}, b.d2h, tb), link.d2h_bytes_per_s * part, row + "d2h");
+      AtMost(rate({}, f.h2d, tf), link.h2d_bytes_per_s * part, row + "h2d");
+      AtMost(rate(copied, b.h2d, tb), link.h2d_bytes_per_s * part, row + "h2d");
       if (!link.total_bytes_per_s) continue;
       const double total = *link.total_bytes_per_s * part;
-      AtMost(rate(copied, ff + fh, tf), total, row + "total");
-      AtMost(rate(copied, bf + bh, tb), total, row + "total");
+      AtMost(rate(copied, f.total, tf), total, row + "total");
+      AtMost(rate(copied, b.total, tb), total, row + "total");
     }
   }
 

@@ -110,7 +110,7 @@ absl::Status BuyJoint(const SwapProblem& problem,
     if (!row.binds) continue;
     if (row.excess > 0) {
       // More capacity of an overloaded link only shortens exposed copies.
-      const SwapProblem more = WithMore(problem, row, OneMore(row));
+      const SwapProblem more = WithOneMore(problem, row);
       row.one_more.step_s =
           StepWithStalls(problem, fractions) - StepWithStalls(more, fractions);
       continue;
@@ -127,7 +127,7 @@ absl::Status BuyJoint(const SwapProblem& problem,
 void BuyMemo(const SwapProblem& problem, const SwapObjective& now,
              std::vector<CapacityRow>* rows) {
   for (CapacityRow& row : *rows) {
-    const SwapProblem more = WithMore(problem, row, OneMore(row));
+    const SwapProblem more = WithOneMore(problem, row);
     row.one_more = Fall(now, ObjectiveOf(more, PlanMemo(more).fractions));
   }
 }

@@ -43,21 +43,6 @@ double CopiedOf(const SwapProblem::Rank& rank, size_t k,
   return sum;
 }
 
-// Bytes that a layer's passes copy, by direction. `copied`: the bytes that each
-// layer swaps.
-struct PassBytes {
-  CopyRates forward, backward;
-
-  PassBytes(const SwapProblem::Kind& kind, double copied)
-      : forward{.d2h = copied + kind.forward_d2h_fixed_bytes,
-                .h2d = kind.forward_h2d_fixed_bytes},
-        backward{.d2h = kind.backward_d2h_fixed_bytes,
-                 .h2d = copied + kind.backward_h2d_fixed_bytes} {
-    forward.total = forward.d2h + forward.h2d;
-    backward.total = backward.d2h + backward.h2d;
-  }
-};
-
 CopyRates RatesOf(const SwapProblem::Kind& kind, double copied) {
   const PassBytes bytes(kind, copied);
   const auto most = [&](double CopyRates::*way) {
@@ -160,6 +145,15 @@ std::vector<double> StallsOf(const SwapProblem& problem,
 }
 
 }  // namespace
+
+PassBytes::PassBytes(const SwapProblem::Kind& kind, double copied)
+    : forward{.d2h = copied + kind.forward_d2h_fixed_bytes,
+              .h2d = kind.forward_h2d_fixed_bytes},
+      backward{.d2h = kind.backward_d2h_fixed_bytes,
+               .h2d = copied + kind.backward_h2d_fixed_bytes} {
+  forward.total = forward.d2h + forward.h2d;
+  backward.total = backward.d2h + backward.h2d;
+}
 
 double MovingLayers(const SwapProblem::Rank& rank,
                     const SwapProblem::Tensor& tensor) {
@@ -268,9 +262,9 @@ double UnitOf(const CapacityRow& row) {
   return row.capacity > 0 ? row.capacity : OneMore(row);
 }
 
-SwapProblem WithMore(const SwapProblem& problem, const CapacityRow& row,
-                     double more) {
+SwapProblem WithOneMore(const SwapProblem& problem, const CapacityRow& row) {
   SwapProblem changed = problem;
+  const double more = OneMore(row);
   switch (row.kind) {
     case RowKind::kLinkD2h:
       changed.links[row.index].d2h_bytes_per_s += more;

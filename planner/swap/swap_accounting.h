@@ -21,12 +21,17 @@ double MovingLayers(const NodeSwapProblem::Rank& rank,
 double WindowSeconds(const NodeSwapProblem::Rank& rank);
 bool IsOn(const NodeSwapProblem::Rank& rank, const std::string& link);
 bool IsIn(const NodeSwapProblem::Rank& rank, const std::string& host);
-// Copy rates in bytes per second while layers of one kind run: those of the
-// pass that needs more.
+// By direction: copy rates in bytes per second while layers of one kind run, of
+// the pass that needs more.
 struct CopyRates {
   double d2h = 0;
   double h2d = 0;
   double total = 0;
+};
+// The bytes that a layer's passes copy if it swaps `copied` bytes.
+struct PassBytes {
+  PassBytes(const NodeSwapProblem::Kind& kind, double copied);
+  CopyRates forward, backward;
 };
 std::vector<CopyRates> RatesOfKinds(const NodeSwapProblem::Rank& rank,
                                     const Fractions& fractions);
@@ -45,9 +50,9 @@ bool IsMemory(const CapacityRow& row);
 // UnitOf returns the unit of an excess, OneMore the size of "one more".
 double UnitOf(const CapacityRow& row);
 double OneMore(const CapacityRow& row);
-// Returns the problem with `more` added to a row's capacity.
-NodeSwapProblem WithMore(const NodeSwapProblem& problem, const CapacityRow& row,
-                         double more);
+// Returns the problem with OneMore added to a row's capacity.
+NodeSwapProblem WithOneMore(const NodeSwapProblem& problem,
+                            const CapacityRow& row);
 
 // Sets `used` and `binds` of the rows.
 void Use(const NodeSwapProblem& problem, const NodeFractions& fractions,

@@ -134,11 +134,9 @@ class CsvReader {
           fields[columns_.size],
           fmt::format("size = {} is below 0: give bytes, at least 0", size));
     }
-    const absl::Status added =
-        builder_.Add(std::string(fields[columns_.id]), lower, upper, size);
-    if (!added.ok()) {
-      return lines_.Wrong(fields[columns_.size], std::string(added.message()));
-    }
+    SLUICE_RETURN_IF_ERROR(lines_.Placed(
+        fields[columns_.size],
+        builder_.Add(std::string(fields[columns_.id]), lower, upper, size)));
     end_ = builder_.size() == 1 ? upper : std::max(end_, upper);
     builder_.out().csv_rows.push_back(WithoutOffset(fields));
     return absl::OkStatus();

@@ -99,6 +99,10 @@ class Lines {
   // line, or of the whole line.
   absl::Status Wrong(const std::string& text) const;
   absl::Status Wrong(std::string_view part, const std::string& text) const;
+  // Returns `status` with the place of `part` if it is an error.
+  absl::Status Placed(std::string_view part, const absl::Status& status) const {
+    return status.ok() ? status : Wrong(part, std::string(status.message()));
+  }
 
  private:
   bool Get();

@@ -71,10 +71,9 @@ class LogReader {
              .line = lines_.number(),
              .alive = true,
              .times = known.times + 1};
-    const absl::Status added = builder_.Add(NameOfBuffer(id, known.times),
-                                            lines_.number(), kStillAlive, size);
-    return added.ok() ? added
-                      : lines_.Wrong(text, std::string(added.message()));
+    return lines_.Placed(
+        text, builder_.Add(NameOfBuffer(id, known.times), lines_.number(),
+                           kStillAlive, size));
   }
 
   absl::Status Free(std::string_view id) {
