@@ -48,8 +48,7 @@ struct Message {
 };
 
 // Returns the newest version that both sides speak. FailedPrecondition names
-// both ranges and the side to upgrade. A `client.oldest` of 0 means that the
-// client speaks only its newest version.
+// the side to upgrade. A `client.oldest` of 0 means only its newest version.
 absl::StatusOr<uint32_t> AgreeOnProtocol(Protocols client,
                                          Protocols daemon = kProtocols);
 
@@ -62,10 +61,10 @@ absl::Status Send(int socket, const Packet& packet,
 // descriptor may block.
 using Discard = std::function<void(UniqueFd)>;
 
-// Receives one packet. Returns nullopt if the peer closed the socket. With
-// `flags` = MSG_DONTWAIT, Unavailable means that there is no packet. Without
-// `discard`, surplus descriptors are closed here and lost descriptors are an
-// error; that suits only a trusted peer.
+// Returns nullopt if the peer closed the socket. With `flags` = MSG_DONTWAIT,
+// Unavailable means that there is no packet. Without `discard`, surplus
+// descriptors are closed here and lost descriptors are an error; that suits
+// only a trusted peer.
 absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0,
                                                const Discard& discard = {});
 

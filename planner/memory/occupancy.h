@@ -24,8 +24,8 @@ namespace sluice::planner {
 // ---- The inner loop (occupancy_scan.cc)
 // --------------------------------------
 
-// A block of items, ascending in `begin`. Unused places, from `count` on, have
-// lifetimes that overlap with no slot.
+// Items ascending in `begin`. Unused places have lifetimes that overlap with no
+// slot.
 struct ScanBlock {
   static constexpr size_t kCapacity = 256;
 
@@ -55,14 +55,12 @@ struct ScanFunctions {
   // Scans the items of a block. Returns true if the answer is found.
   bool (*scan)(const ScanBlock& block, Scan* scan);
   // Writes the items of a block that live in slots of [lower, upper) to
-  // `items`, in the block's order, and returns their number. `items` has room
-  // for kCapacity + 16.
+  // `items`, which has room for kCapacity + 16, and returns their number.
   size_t (*list)(const ScanBlock& block, int32_t lower, int32_t upper,
                  uint32_t* items);
 };
 
-// Returns the variants that this machine can run, the fastest first. All give
-// the same results.
+// Returns the variants that this machine can run, the fastest first.
 const std::vector<ScanFunctions>& Scans();
 
 // ---- The index -------------------------------------------------------------

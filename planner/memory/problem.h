@@ -35,8 +35,7 @@ struct Problem {
   std::vector<size_t> source;  // items[k] is the trace's buffers[source[k]]
   std::vector<int64_t> live;   // units alive in each slot
   int64_t unit = 1;            // bytes per unit
-  // The maximum of `live`, a lower bound of any plan. `peak_slot` is the first
-  // slot that reaches it.
+  // The maximum of `live`, a lower bound of any plan, and its first slot.
   int64_t max_live = 0;
   int32_t peak_slot = 0;
 };
@@ -72,8 +71,7 @@ void CompressSlots(Problem* problem);
 
 int64_t PeakOf(const Problem& problem, const Offsets& offsets);
 
-// Returns the placement in bytes and request order. The caller sets proof and
-// method.
+// Returns the placement in bytes and request order, without proof and method.
 plan::Placement ToPlacement(const Problem& problem, const Offsets& offsets,
                             const plan::Trace& trace);
 

@@ -22,8 +22,7 @@ enum class Verdict {
 
 // Searches depth first over canonical placements: items are placed in ascending
 // (offset, rank), and each rests on 0 or on an item placed before it. Memory:
-// one entry per pair of items that live together, and one per slot that an item
-// lives in.
+// one entry per pair of items that live together.
 class CanonicalSearch {
  public:
   explicit CanonicalSearch(const Problem& problem);
@@ -141,8 +140,8 @@ class Restarts {
  public:
   explicit Restarts(const Problem& problem);
 
-  // Decides whether the problem fits `capacity`, with at most `max_nodes` nodes
-  // over all orders. The answer does not depend on earlier calls.
+  // Decides whether the problem fits `capacity`, with at most `max_nodes`
+  // nodes. The answer does not depend on earlier calls.
   SearchResult Ask(int64_t capacity, int64_t max_nodes, const Expired& expired);
 
  private:
@@ -157,7 +156,7 @@ class Restarts {
   double Criterion(size_t k, char letter) const;
   Order StaticOrder(const std::string& letters) const;
   Order Mixture(std::mt19937* random) const;
-  // Runs the search with one order. Returns whether it decided.
+  // Returns whether the search with one order decided.
   bool Try(const Order& order, const std::string& name, int64_t capacity,
            int64_t budget, const Expired& expired, SearchResult* result);
 

@@ -91,9 +91,9 @@ class JointProgram {
   // that fits, or null. The answer is never worse, not even by rounding.
   absl::StatusOr<Answer> Solve(const SwapObjective* known);
 
-  // Solves the program with copies that may take longer than their windows; the
-  // objectives count the additional time. `hidden` is the answer of Solve, and
-  // must be feasible. NotFound: rounding in `hidden` leaves no solution.
+  // Solves the program with copies that may take longer than their windows.
+  // `hidden` is the answer of Solve, and must be feasible. NotFound: rounding
+  // in `hidden` leaves no solution.
   absl::StatusOr<NodeFractions> SolveWithStalls(const Answer& hidden);
 
   // Solves again with the capacity of `row` raised by one unit (OneMore),
@@ -105,8 +105,7 @@ class JointProgram {
   // Minimises the sum of the rows' excesses. NotFound: excesses that are
   // already fixed allow no solution.
   absl::StatusOr<double> LeastExcess(Answer* answer);
-  // Minimises the objectives from number `first` on. Earlier ones keep their
-  // bounds.
+  // Minimises the objectives from number `first` on.
   absl::Status Stages(const SwapObjective* known, size_t first = 0);
   absl::Status BoundKinds(const Answer& answer);
   NodeFractions Fractions() const;

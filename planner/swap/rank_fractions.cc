@@ -152,8 +152,7 @@ std::string Amount(double bytes) {
   return fmt::format("{} ({} bytes)", FormatBytes(whole), whole.count());
 }
 
-// Returns one line if the least host memory of the limit's ranks exceeds it, or
-// "" if it fits.
+// Returns one line if the least host memory of the limit's ranks exceeds it.
 std::string TooMuchHost(const Node& node, const HostLimit& host) {
   Bytes need;
   double fixed = 0, slope = 0;  // bytes = fixed + the user's alpha * slope
@@ -251,9 +250,9 @@ double Most(const std::vector<CopyRates>& kinds, double CopyRates::*way) {
   return most;
 }
 
-// Returns whether the ranks' rates stay within the link's capacity, or within
-// the rates of the mandatory copies if those are higher, whichever kinds run at
-// the same time.
+// Returns whether the ranks' rates stay within the link's capacity, or those of
+// the mandatory copies if they are higher, whichever kinds run at the same
+// time.
 bool LinkHolds(const Node& node, const LinkCapacity& link,
                const std::vector<Fractions>& all) {
   std::vector<std::vector<CopyRates>> used, least;  // rank of the link, kind
@@ -283,8 +282,7 @@ bool LinkHolds(const Node& node, const LinkCapacity& link,
                link.both_bytes_per_second.value_or(kUnlimitedRate));
 }
 
-// Returns whether the fractions fit host limits, GPUs and links. Links are not
-// checked with `stalls`, because copies may then be exposed.
+// With `stalls`, copies may be exposed, so links are not checked.
 bool FitsResources(const Node& node, const std::vector<Fractions>& all,
                    bool stalls) {
   for (const HostLimit& host : node.resources.hosts) {
@@ -306,9 +304,8 @@ bool FitsResources(const Node& node, const std::vector<Fractions>& all,
   return true;
 }
 
-// Rounds the LP's fractions down, then lowers them by `steps_back` steps more.
-// `fill`: a class of which the LP recomputes nothing is swapped up to its last
-// row.
+// Rounds the LP's fractions down, then lowers them by `steps_back` steps.
+// `fill`: a class of which the LP recomputes nothing is swapped whole.
 std::vector<Fractions> CutAll(const Node& node, const NodeSwapResult& result,
                               bool fill, int steps_back) {
   std::vector<Fractions> all = node.given_only;
@@ -350,8 +347,7 @@ std::vector<Fractions> CutFractions(const Node& node,
 
 // ---- The plan -------------------------------------------------------------
 
-// Returns the swapped fraction of all bytes except those of classes that must
-// be swapped.
+// Returns the swapped fraction of all bytes that need not be swapped.
 double AlphaOf(const RankProfile& p, const Fractions& fractions) {
   double swapped = 0, bytes = 0;
   std::set<double> all;

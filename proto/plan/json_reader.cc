@@ -10,15 +10,15 @@ using nlohmann::json;
 
 constexpr int kMaxDepth = 16;
 
-// Formats a value for messages, cut to a short text.
+// A value for messages, cut to a short text.
 std::string Shown(const json& value) {
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 57) + "...";
   return text;
 }
 
-// Returns a remark if the parser stopped at `byte` (counted from 1) because of
-// a number that Python writes and JSON lacks: NaN or an infinity.
+// Names NaN or an infinity, which Python writes, if the parser stopped there.
+// `byte` counts from 1.
 std::string NotJson(std::string_view bytes, size_t byte) {
   const std::string_view rest =
       bytes.substr(std::min(std::max<size_t>(byte, 1) - 1, bytes.size()));
