@@ -224,12 +224,6 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
   return offsets;
 }
 
-std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
-                                    Fit fit, int64_t limit) {
-  Occupancy taken(problem);
-  return PlaceInOrder(problem, order, fit, limit, &taken, [] { return false; });
-}
-
 GreedyResult RaceOrders(const Problem& problem,
                         const std::vector<NamedOrder>& orders,
                         const Frozen& frozen, int64_t peak, int64_t target,

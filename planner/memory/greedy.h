@@ -31,10 +31,6 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit, Occupancy* taken,
                                     const Expired& expired);
 
-// The same into empty memory, without a deadline.
-std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
-                                    Fit fit, int64_t limit);
-
 struct GreedyResult {
   Offsets offsets;
   int64_t peak = 0;

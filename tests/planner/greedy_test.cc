@@ -52,7 +52,7 @@ TEST(Occupancy, FindsTheGapsThatLookingAtEveryPairFinds) {
     const Problem problem = Normalise(trace);
     for (const NamedOrder& named : GreedyOrders(problem)) {
       for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
-        const auto found = PlaceInOrder(problem, named.order, fit, kNoLimit);
+        const auto found = PlaceAlone(problem, named.order, fit, kNoLimit);
         ASSERT_TRUE(found.has_value());
         Offsets expected(problem.items.size());
         std::vector<uint32_t> placed;
@@ -208,7 +208,7 @@ TEST(Race, HasTheOutcomeOfOneThread) {
   int64_t best = kNoLimit;
   for (const NamedOrder& named : GreedyOrders(problem)) {
     for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
-      auto offsets = PlaceInOrder(problem, named.order, fit, best - 1);
+      auto offsets = PlaceAlone(problem, named.order, fit, best - 1);
       if (!offsets) continue;
       best = PeakOf(problem, *offsets);
       expected = *std::move(offsets);
@@ -228,8 +228,8 @@ TEST(Race, AllAliveAtOnceTakesNoMemoryPerPair) {
   const plan::Trace trace =
       GenerateLarge({"all", 60000, LargeSpec::Shape::kAllLive}, 1);
   const Problem problem = Normalise(trace);
-  const auto offsets = PlaceInOrder(problem, GreedyOrders(problem)[0].order,
-                                    Fit::kFirst, kNoLimit);
+  const auto offsets = PlaceAlone(problem, GreedyOrders(problem)[0].order,
+                                  Fit::kFirst, kNoLimit);
   EXPECT_EQ(PeakOf(problem, *offsets), problem.max_live);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
