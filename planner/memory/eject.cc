@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -156,11 +157,10 @@ class Ejector {
       pool_.push_back(other);
     }
     // The most expensive of the ejected items is placed next.
-    std::sort(pool_.begin() + static_cast<ptrdiff_t>(before), pool_.end(),
-              [this](uint32_t a, uint32_t b) {
-                return std::pair(seats_[a].cost, a) <
-                       std::pair(seats_[b].cost, b);
-              });
+    std::ranges::sort(std::span(pool_).subspan(before), {},
+                      [this](uint32_t other) {
+                        return std::pair(seats_[other].cost, other);
+                      });
     return at;
   }
 

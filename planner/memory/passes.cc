@@ -64,8 +64,7 @@ class Detector {
       if (!free || taken.size() == kMostRuns) continue;
       if (AddPasses(run, &passes)) taken.push_back(run);
     }
-    std::sort(passes.begin(), passes.end(),
-              [](const Pass& a, const Pass& b) { return a.lower < b.lower; });
+    std::ranges::sort(passes, {}, &Pass::lower);
     return passes;
   }
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <span>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
@@ -164,12 +165,11 @@ std::optional<int64_t> Sweep(const Problem& problem, bool backward,
       peak = std::max(peak, (*offsets)[k] + item.size);
     }
   }
-  std::sort(births.begin(), births.end(), [](const Stay& a, const Stay& b) {
-    return std::tie(a.begin, a.birth, a.item) <
-           std::tie(b.begin, b.birth, b.item);
+  std::ranges::sort(births, {}, [](const Stay& stay) {
+    return std::tie(stay.begin, stay.birth, stay.item);
   });
-  std::sort(deaths.begin(), deaths.end(), [](const Stay& a, const Stay& b) {
-    return std::tie(a.end, a.item) < std::tie(b.end, b.item);
+  std::ranges::sort(deaths, {}, [](const Stay& stay) {
+    return std::tie(stay.end, stay.item);
   });
   auto dead = deaths.begin();
   size_t placed = 0;
@@ -197,10 +197,8 @@ std::vector<uint32_t> StackOf(const Problem& problem, Stack stack) {
     }
   }
   const auto sort = [&](size_t from, size_t to, auto key) {
-    std::stable_sort(
-        order.begin() + static_cast<ptrdiff_t>(from),
-        order.begin() + static_cast<ptrdiff_t>(to),
-        [&](uint32_t a, uint32_t b) { return key(items[a]) < key(items[b]); });
+    std::ranges::stable_sort(std::span(order).subspan(from, to - from), {},
+                             [&](uint32_t k) { return key(items[k]); });
   };
   if (stack == Stack::kBySize) {
     sort(0, order.size(), [](const Item& item) { return -item.size; });

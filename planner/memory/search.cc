@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -231,11 +232,9 @@ bool CanonicalSearch::Fits(Part part, Mark last) {
 
 // Sorts a range and splits it into groups that no open item connects in time.
 std::vector<CanonicalSearch::Part> CanonicalSearch::Split(Part whole) {
-  const auto begin = open_.begin() + static_cast<ptrdiff_t>(whole.begin);
-  const auto end = open_.begin() + static_cast<ptrdiff_t>(whole.end);
-  std::sort(begin, end, [this](uint32_t a, uint32_t b) {
-    return std::pair(items_[a].lower, a) < std::pair(items_[b].lower, b);
-  });
+  std::ranges::sort(
+      std::span(open_).subspan(whole.begin, whole.end - whole.begin), {},
+      [this](uint32_t k) { return std::pair(items_[k].lower, k); });
   std::vector<Part> parts;
   for (size_t i = whole.begin; i < whole.end; ++i) {
     const Item& item = items_[open_[i]];
@@ -265,11 +264,7 @@ void CanonicalSearch::AddCandidates(Part part, Mark last) {
     if (twin_[k] >= 0 && !placed_[static_cast<size_t>(twin_[k])]) continue;
     pool_.push_back({least_[k], rank_[k], k});
   }
-  std::sort(pool_.begin() + static_cast<ptrdiff_t>(first), pool_.end(),
-            [](const Candidate& a, const Candidate& b) {
-              return a.offset != b.offset ? a.offset < b.offset
-                                          : a.rank < b.rank;
-            });
+  std::ranges::sort(std::span(pool_).subspan(first));
 }
 
 CanonicalSearch::Part CanonicalSearch::Without(Part part, uint32_t item) {

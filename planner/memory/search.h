@@ -44,6 +44,7 @@ class CanonicalSearch {
     int64_t offset;
     uint32_t rank;
     uint32_t item;
+    auto operator<=>(const Candidate&) const = default;
   };
   struct Change {
     uint32_t item;

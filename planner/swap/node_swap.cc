@@ -24,8 +24,7 @@ template <typename Item, typename Key>
 std::vector<size_t> OrderOf(const std::vector<Item>& items, Key Item::*key) {
   std::vector<size_t> order(items.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return items[a].*key < items[b].*key; });
+  std::ranges::sort(order, {}, [&](size_t i) { return items[i].*key; });
   return order;
 }
 
