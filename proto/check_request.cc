@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 
 #include "proto/base/status.h"
-#include "proto/base/step_report.h"
 #include "proto/wire.h"
 
 namespace sluice::wire {

@@ -7,7 +7,6 @@
 #include <span>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "planner/memory/arms.h"
 #include "planner/memory/occupancy.h"

@@ -5,7 +5,6 @@
 #include <limits>
 #include <numeric>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "proto/base/mutex.h"

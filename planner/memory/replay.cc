@@ -9,7 +9,6 @@
 #include <tuple>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "planner/memory/arms.h"
 

@@ -2,7 +2,6 @@
 #include <iterator>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "planner/memory/arms.h"
 #include "planner/memory/greedy.h"

@@ -8,7 +8,6 @@
 #include <set>
 #include <utility>
 
-#include "planner/swap/node_swap.h"
 #include "planner/swap/rank_fractions.h"
 #include "proto/base/status.h"
 

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <string>
 
 #include "planner/swap/rank_fractions.h"
 

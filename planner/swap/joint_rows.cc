@@ -1,7 +1,6 @@
 // The columns and rows of the LP.
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <utility>
 
 #include "planner/swap/joint.h"

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
 #include "planner/swap/joint.h"
 
@@ -9,7 +8,6 @@ namespace sluice::planner {
 namespace {
 
 using SwapProblem = NodeSwapProblem;
-using RowKind = CapacityRow::Kind;
 
 constexpr double kAlphaDigits = 1e-9;
 

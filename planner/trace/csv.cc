@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <span>
-#include <string>
 #include <unordered_set>
 #include <utility>
 

@@ -9,10 +9,8 @@
 #include <map>
 #include <span>
 #include <streambuf>
-#include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "planner/trace/json_records.h"
 #include "planner/trace/readers.h"

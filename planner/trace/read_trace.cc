@@ -7,7 +7,6 @@
 #include <array>
 #include <exception>
 #include <streambuf>
-#include <utility>
 
 #include "planner/trace/json_records.h"
 #include "planner/trace/readers.h"

@@ -2,7 +2,6 @@
 // per line. Time is the line number.
 #include <fmt/format.h>
 
-#include <string>
 #include <unordered_map>
 #include <unordered_set>
 

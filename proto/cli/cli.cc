@@ -7,7 +7,6 @@
 
 #include "proto/base/lost_output.h"
 #include "proto/base/text.h"
-#include "proto/base/units.h"
 
 namespace sluice::cli {
 namespace {

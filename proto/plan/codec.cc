@@ -3,12 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
-#include <set>
-#include <utility>
 
 #include "proto/plan/codec_parts.h"
-#include "proto/plan/json_reader.h"
 
 namespace sluice::plan {
 namespace {

@@ -1,15 +1,9 @@
 // Encodes and decodes profiles as JSON (codec.h).
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "proto/plan/codec_parts.h"
-#include "proto/plan/json_reader.h"
 
 namespace sluice::plan {
 namespace {
