@@ -15,7 +15,7 @@
 #include "daemon/table_reader.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
-#include "proto/check_request.h"
+#include "proto/wire.h"
 
 namespace sluice::daemon {
 namespace {

@@ -9,7 +9,6 @@
 #include <filesystem>
 
 #include "daemon/runtime/runtime_dir.h"
-#include "proto/base/replace_file.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/whole_io.h"

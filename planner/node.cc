@@ -9,7 +9,6 @@
 
 #include "absl/time/clock.h"
 #include "planner/planner.h"
-#include "planner/swap/explain.h"
 #include "planner/swap/rank_fractions.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"

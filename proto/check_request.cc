@@ -1,14 +1,9 @@
-#include "proto/check_request.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 
 #include "proto/base/status.h"
-#include "proto/base/step_report.h"
-#include "proto/gpu_nodes.h"
 #include "proto/wire.h"
 
 namespace sluice::wire {
@@ -31,8 +26,7 @@ absl::Status CheckName(std::string_view what, const std::string& name,
         "{} has {} characters, the limit is {}", what, name.size(), kMaxName));
   }
   for (const unsigned char c : name) {
-    // Also rejects quotes and backslashes, which labels and logs would have to
-    // escape.
+    // Labels and logs would have to escape quotes and backslashes.
     if (c <= 0x20 || c >= 0x7f || c == '"' || c == '\\') {
       return absl::InvalidArgumentError(
           fmt::format("{} has a character with code {}: use printable ASCII "
@@ -43,7 +37,6 @@ absl::Status CheckName(std::string_view what, const std::string& name,
   return absl::OkStatus();
 }
 
-// Checks that first <= value <= last.
 absl::Status CheckRange(std::string_view what, uint64_t value, uint64_t first,
                         uint64_t last) {
   if (value >= first && value <= last) return absl::OkStatus();
@@ -64,14 +57,6 @@ std::string Spoken(Protocols range) {
              ? fmt::format("protocol {}", range.newest)
              : fmt::format("protocols {} to {}", range.oldest, range.newest);
 }
-
-}  // namespace
-
-absl::Status CheckJob(const std::string& name) {
-  return CheckName("job", name, /*may_be_empty=*/false);
-}
-
-namespace {
 
 absl::Status Check(const Hello& hello) {
   SLUICE_RETURN_IF_ERROR(
@@ -148,6 +133,10 @@ absl::Status Check(const PlanTaken& taken) {
 }
 
 }  // namespace
+
+absl::Status CheckJob(const std::string& name) {
+  return CheckName("job", name, /*may_be_empty=*/false);
+}
 
 absl::Status CheckFields(const Request& request) {
   switch (request.body_case()) {

@@ -1,5 +1,3 @@
-#include "proto/gpu_nodes.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -7,21 +5,16 @@
 #include <filesystem>
 #include <utility>
 
+#include "proto/wire.h"
+
 namespace sluice::wire {
-namespace {
-
-// Opens without waiting if the device is busy or is being reset.
-UniqueFd OpenNode(const std::string& path) {
-  return UniqueFd(open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
-}
-
-}  // namespace
 
 std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu,
                                    const std::string& node) {
   std::vector<UniqueFd> nodes;
   const auto add = [&nodes](const std::string& path) {
-    UniqueFd fd = OpenNode(path);
+    // Does not wait if the device is busy or is being reset.
+    UniqueFd fd(open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
     if (fd) nodes.push_back(std::move(fd));
   };
   const std::string sim =

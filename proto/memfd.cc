@@ -19,6 +19,21 @@ absl::Status TooLarge(int64_t size) {
       "a message of {} bytes is over the limit of {}", size, kMaxMemfdBytes));
 }
 
+// Returns the size of a memfd that passes CheckMemfd.
+absl::StatusOr<size_t> SizeOfMemfd(const UniqueFd& fd) {
+  // The size of an unsealed memfd could change between the check and the read.
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) {
+    return absl::InvalidArgumentError(
+        "a file descriptor that carries a message must be a memfd sealed "
+        "against writing, growing and shrinking");
+  }
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "fstat a memfd");
+  if (info.st_size > kMaxMemfdBytes) return TooLarge(info.st_size);
+  return static_cast<size_t>(info.st_size);
+}
+
 }  // namespace
 
 absl::StatusOr<UniqueFd> ToMemfd(std::string_view name,
@@ -36,25 +51,6 @@ absl::StatusOr<UniqueFd> ToMemfd(std::string_view name,
   }
   return fd;
 }
-
-namespace {
-
-// Returns the size of a memfd that passes CheckMemfd.
-absl::StatusOr<size_t> SizeOfMemfd(const UniqueFd& fd) {
-  // The size of an unsealed memfd could change between the check and the read.
-  const int seals = fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals) {
-    return absl::InvalidArgumentError(
-        "a file descriptor that carries a message must be a memfd sealed "
-        "against writing, growing and shrinking");
-  }
-  struct stat info;
-  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "fstat a memfd");
-  if (info.st_size > kMaxMemfdBytes) return TooLarge(info.st_size);
-  return static_cast<size_t>(info.st_size);
-}
-
-}  // namespace
 
 absl::Status CheckMemfd(const UniqueFd& fd) { return SizeOfMemfd(fd).status(); }
 

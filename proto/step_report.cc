@@ -1,4 +1,4 @@
-#include "proto/step_report.h"
+#include "proto/wire.h"
 
 namespace sluice::wire {
 

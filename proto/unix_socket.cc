@@ -83,8 +83,7 @@ absl::Status RemoveStale(const std::string& path) {
 absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode) {
   SLUICE_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, MakeSocket());
-  // The mode is set before bind, so that the socket never has wider
-  // permissions.
+  // Before bind, so that the socket never has wider permissions.
   if (fchmod(fd.get(), static_cast<mode_t>(mode)) != 0) {
     return ErrnoStatus(errno, "set the mode of a socket");
   }
@@ -109,8 +108,7 @@ absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode) {
 absl::StatusOr<UniqueFd> Connect(const std::string& path) {
   SLUICE_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, MakeSocket());
-  // Connecting has a timeout, because a stopped daemon with a full backlog must
-  // not block its callers.
+  // A stopped daemon with a full backlog must not block its callers.
   setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectTimeout,
              sizeof(kConnectTimeout));
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address),

@@ -13,7 +13,6 @@
 
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
-#include "proto/gpu_nodes.h"
 
 namespace sluice::wire {
 namespace {
@@ -81,11 +80,24 @@ absl::Status SendFault(int error) {
   }
 }
 
-// Owns every descriptor that arrived with a packet, so that none leaks if the
-// packet is bad. Discards the descriptors that are not taken.
+// Owns the descriptors that arrived with a packet, and discards those that are
+// not taken.
 class ReceivedFds {
  public:
-  ReceivedFds(msghdr& header, const Discard& discard);
+  ReceivedFds(msghdr& header, const Discard& discard) : discard_(discard) {
+    for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
+         part = CMSG_NXTHDR(&header, part)) {
+      if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
+        continue;
+      }
+      const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (size_t i = 0; i < count; ++i) {
+        int fd;
+        std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+        fds_.emplace_back(fd);
+      }
+    }
+  }
   ~ReceivedFds() {
     for (UniqueFd& fd : fds_) {
       if (discard_) discard_(std::move(fd));
@@ -94,42 +106,22 @@ class ReceivedFds {
   ReceivedFds(const ReceivedFds&) = delete;
 
   size_t size() const { return fds_.size(); }
-  // Returns the first `most` descriptors, or all if there are fewer.
-  std::vector<UniqueFd> Take(size_t most);
+  std::vector<UniqueFd> Take(size_t most) {
+    const auto end = fds_.begin() + std::min(most, fds_.size());
+    std::vector<UniqueFd> taken(std::make_move_iterator(fds_.begin()),
+                                std::make_move_iterator(end));
+    fds_.erase(fds_.begin(), end);
+    return taken;
+  }
 
  private:
   const Discard& discard_;
   std::vector<UniqueFd> fds_;
 };
 
-ReceivedFds::ReceivedFds(msghdr& header, const Discard& discard)
-    : discard_(discard) {
-  for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
-       part = CMSG_NXTHDR(&header, part)) {
-    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
-      continue;
-    }
-    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < count; ++i) {
-      int fd;
-      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
-      fds_.emplace_back(fd);
-    }
-  }
-}
-
-std::vector<UniqueFd> ReceivedFds::Take(size_t most) {
-  const auto end = fds_.begin() + std::min(most, fds_.size());
-  std::vector<UniqueFd> taken(std::make_move_iterator(fds_.begin()),
-                              std::make_move_iterator(end));
-  fds_.erase(fds_.begin(), end);
-  return taken;
-}
-
 absl::StatusOr<Message> Parse(const char* bytes, size_t size, ReceivedFds& fds,
                               bool lost) {
-  // Silences protobuf, which would print to stderr what the Status already
-  // states.
+  // Protobuf would print to stderr what the Status states.
   static const auto silenced = google::protobuf::SetLogHandler(nullptr);
   (void)silenced;
   Message message;
@@ -199,17 +191,15 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags,
   ssize_t size;
   do {
     size = recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
-    // The kernel reports a connection reset once, and before the packets that
-    // the peer sent. So try again: the packets can still be read, and one may
-    // have the reason.
+    // The kernel reports a connection reset once, before the packets that the
+    // peer sent, of which one may have the reason.
   } while (size < 0 && (errno == EINTR || errno == ECONNRESET));
   if (size < 0) {
     if (errno == EAGAIN) return absl::UnavailableError("no packet is waiting");
     return ErrnoStatus(errno, "receive on the session socket");
   }
   ReceivedFds fds(header, discard);
-  // SEQPACKET shows an empty packet like the end of the connection, but our
-  // peers never send an empty packet.
+  // An empty packet looks the same, but our peers send none.
   if (size == 0) return std::nullopt;
   if (header.msg_flags & MSG_TRUNC) {
     return absl::InvalidArgumentError(

@@ -1,11 +1,7 @@
 // One end of a session: packets with file descriptors over SOCK_SEQPACKET.
 //
-// This is the trust boundary. Everything read is checked here, once: the
-// packet's size, truncation (MSG_TRUNC, MSG_CTRUNC), parse errors, and
-// descriptors beyond those that the message may carry. Surplus descriptors are
-// closed here, or passed to the caller's `discard`, because closing a peer's
-// descriptor may block. Code above this file sees only packets with all fields
-// in range.
+// This is the trust boundary. Everything read is checked here, once, so code
+// above this file sees only packets with all fields in range.
 //
 // Thread safety: one thread may send while another receives; two senders need a
 // lock.
@@ -21,6 +17,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "proto/base/ids.h"
+#include "proto/base/step_report.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
 #include "proto/session.pb.h"
@@ -37,18 +35,20 @@ inline constexpr int kMaxPacketBytes = 64 << 10;
 inline constexpr int kMaxMaps = 64;  // mapped leases in one step report
 inline constexpr int kMaxFds = 253;  // SCM_RIGHTS, unix(7)
 inline constexpr int64_t kMaxMemfdBytes = int64_t{64} << 20;
+inline constexpr size_t kMaxShown = 32;  // device nodes beside a Hello
+// The first words of the error with which a frozen daemon (daemon/frozen)
+// answers every connection, including administrators'; the reason follows.
+inline constexpr std::string_view kFrozen = "sluiced is frozen";
 
 struct Message {
   Packet packet;
   std::vector<UniqueFd> fds;
-  // Some descriptors were lost because this process has too many open files.
-  // Not the peer's fault: it cannot send more descriptors than arrive.
+  // Some descriptors were lost, because this process has too many open files.
   bool lost_fds = false;
 };
 
 // Returns the newest version that both sides speak. FailedPrecondition names
-// both ranges and the side to upgrade. A `client.oldest` of 0 means that the
-// client speaks only its newest version.
+// the side to upgrade. A `client.oldest` of 0 means only its newest version.
 absl::StatusOr<uint32_t> AgreeOnProtocol(Protocols client,
                                          Protocols daemon = kProtocols);
 
@@ -57,32 +57,49 @@ absl::StatusOr<uint32_t> AgreeOnProtocol(Protocols client,
 absl::Status Send(int socket, const Packet& packet,
                   std::span<const int> fds = {});
 
-// Called with each received descriptor that is not passed on; must dispose of
-// it.
+// Disposes of a received descriptor that is not passed on. Closing a peer's
+// descriptor may block.
 using Discard = std::function<void(UniqueFd)>;
 
-// Receives one packet. Returns nullopt if the peer closed the socket. With
-// `flags` = MSG_DONTWAIT, Unavailable means that there is no packet. Without
-// `discard`, surplus descriptors are closed here and lost descriptors are an
-// error; that suits only a trusted peer.
+// Returns nullopt if the peer closed the socket. With `flags` = MSG_DONTWAIT,
+// Unavailable means that there is no packet. Without `discard`, surplus
+// descriptors are closed here and lost descriptors are an error; that suits
+// only a trusted peer.
 absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0,
                                                const Discard& discard = {});
 
 // Checks that every field of a request is in range: names printable and short,
 // sizes positive and below 2^60, ordinals below 1024, the right number of fds.
+// InvalidArgument names the first field that is out of range, and the range.
+// Unimplemented: this version does not know the request's kind.
 absl::Status CheckRequest(const Message& message);
+// CheckRequest without descriptors, for a client before it sends.
+absl::Status CheckFields(const Request& request);
+// InvalidArgument: a job cannot have this name; the message states why.
+absl::Status CheckJob(const std::string& name);
+
+// CheckRequest must have accepted the report that FromWire converts.
+void ToWire(const ::sluice::StepReport& report, StepReport* out);
+::sluice::StepReport FromWire(const StepReport& report);
 
 // Listen makes a blocking socket at `path`, and Connect connects to it. Listen
 // replaces a stale socket. AlreadyExists: a live daemon serves `path`.
 absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode);
 absl::StatusOr<UniqueFd> Connect(const std::string& path);
 
-// ToMemfd writes bytes to a sealed memfd, and FromMemfd reads them. FromMemfd
-// checks that the memfd is sealed and has at most kMaxMemfdBytes.
+// ToMemfd writes bytes to a sealed memfd of at most kMaxMemfdBytes, and
+// FromMemfd checks and reads one. A memfd that passes CheckMemfd can neither
+// block a reader nor change.
 absl::StatusOr<UniqueFd> ToMemfd(std::string_view name, std::string_view bytes);
 absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd);
-// Checks the memfd without reading it. A memfd that passes can neither block a
-// reader nor change.
 absl::Status CheckMemfd(const UniqueFd& fd);
+
+// Opens the device nodes that a rank sends with its Hello to prove that it may
+// use GPUs, if this process can open them for reading and writing: of simulated
+// GPUs the node of `gpu` in the folder of the daemon's `socket`, of real GPUs
+// `node`, or all of /dev/nvidia0 and so on if that is empty, because the daemon
+// numbers GPUs differently. Each open may wake a GPU, which takes seconds.
+std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu,
+                                   const std::string& node = "");
 
 }  // namespace sluice::wire

@@ -13,8 +13,8 @@
 
 #include "absl/time/clock.h"
 #include "proto/base/clock.h"
-#include "proto/base/span_text.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::client {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "proto/base/span_text.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/plan/codec.h"
 #include "proto/wire.h"
 

@@ -9,9 +9,9 @@
 #include "client/session/plan_inbox.h"
 #include "client/session/session.h"
 #include "client/session/welcome.h"
-#include "proto/base/span_text.h"
 #include "proto/base/status.h"
-#include "proto/check_request.h"
+#include "proto/base/text.h"
+#include "proto/wire.h"
 
 namespace sluice::client {
 

@@ -22,14 +22,11 @@
 #include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
 #include "proto/base/simulated.h"
-#include "proto/base/span_text.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
-#include "proto/check_request.h"
-#include "proto/gpu_nodes.h"
 #include "proto/plan/codec.h"
 #include "proto/plan/validate.h"
-#include "proto/step_report.h"
+#include "proto/wire.h"
 
 namespace sluice::client {
 namespace {

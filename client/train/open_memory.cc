@@ -10,8 +10,8 @@
 #include "client/train/launch/visible_gpus.h"
 #include "proto/base/numa.h"
 #include "proto/base/simulated.h"
-#include "proto/base/sizes.h"
 #include "proto/base/status.h"
+#include "proto/base/units.h"
 
 namespace sluice::train {
 namespace {

@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "proto/base/shortage.h"
-#include "proto/base/sizes.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
+#include "proto/base/units.h"
 
 namespace sluice::daemon {
 namespace {

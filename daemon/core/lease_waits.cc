@@ -7,8 +7,8 @@
 
 #include "daemon/core/borrowing.h"
 #include "proto/base/shortage.h"
-#include "proto/base/span_text.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
 namespace {

@@ -16,7 +16,7 @@
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
 #include "proto/base/whole_io.h"
-#include "proto/frozen.h"
+#include "proto/wire.h"
 
 namespace sluice::daemon {
 namespace {

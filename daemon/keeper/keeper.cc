@@ -14,8 +14,8 @@
 #include "daemon/keeper/say.h"
 #include "daemon/runtime/signals.h"
 #include "proto/base/clock.h"
-#include "proto/base/span_text.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
 namespace {

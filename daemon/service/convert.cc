@@ -11,7 +11,6 @@
 #include "proto/base/overloaded.h"
 #include "proto/base/shortage.h"
 #include "proto/base/text.h"
-#include "proto/step_report.h"
 #include "proto/wire.h"
 
 namespace sluice::daemon {

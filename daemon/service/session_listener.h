@@ -8,7 +8,7 @@
 // wait at a socket that was handed over or kept.
 //
 // Shortage. If no descriptor is free for accepting, the spare one is closed, to
-// accept a connection and refuse it in one line (spare_fd.h). If that does not
+// accept a connection and refuse it in one line (SpareFd). If that does not
 // help either, or too many sockets wait to be closed, the socket is not polled
 // for kPause, because a waiting connection would wake the loop without end.
 //
@@ -27,7 +27,6 @@
 #include "daemon/service/log/event_writer.h"
 #include "daemon/service/takeover/handover.h"
 #include "daemon/service/threads/loop.h"
-#include "proto/base/spare_fd.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {

@@ -1,8 +1,8 @@
-#include "planner/memory/decompose.h"
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
+
+#include "planner/memory/arms.h"
 
 namespace sluice::planner {
 namespace {
@@ -69,10 +69,8 @@ Pieces Decompose(const Problem& problem) {
   result.offsets.assign(problem.items.size(), 0);
   ItemGroup all{std::vector<uint32_t>(problem.items.size()), 0};
   std::iota(all.items.begin(), all.items.end(), 0u);
-  std::stable_sort(all.items.begin(), all.items.end(),
-                   [&](uint32_t a, uint32_t b) {
-                     return problem.items[a].lower < problem.items[b].lower;
-                   });
+  std::ranges::stable_sort(all.items, {},
+                           [&](uint32_t k) { return problem.items[k].lower; });
   std::vector<ItemGroup> open = {std::move(all)};
   while (!open.empty()) {
     const ItemGroup next = std::move(open.back());
@@ -86,11 +84,9 @@ Pieces Decompose(const Problem& problem) {
       }
     }
   }
-  std::stable_sort(result.pieces.begin(), result.pieces.end(),
-                   [](const Piece& a, const Piece& b) {
-                     return a.base + a.problem.max_live >
-                            b.base + b.problem.max_live;
-                   });
+  std::ranges::stable_sort(
+      result.pieces, std::greater(),
+      [](const Piece& piece) { return piece.base + piece.problem.max_live; });
   return result;
 }
 

@@ -1,38 +1,34 @@
-#include "planner/memory/eject.h"
-
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
+#include <span>
 #include <thread>
 #include <utility>
-#include <vector>
 
+#include "planner/memory/arms.h"
 #include "planner/memory/occupancy.h"
 
 namespace sluice::planner {
 namespace {
 
-// Limit of moves in a chain. Then the chain is undone.
-constexpr int kChain = 50;
+constexpr int kChain = 50;  // the most moves in a chain
 // Addresses are grouped into about this many buckets; the search chooses a
-// bucket, then a place in it.
+// bucket, then one of at most kPlaces places in it.
 constexpr int64_t kBuckets = 512;
-// Limit of exact places to try in the best bucket.
 constexpr size_t kPlaces = 64;
 // Checking one item for a place costs as much as this many visits of the index.
 constexpr int64_t kLookVisits = 14;
 // With fewer items, a step ends before a thread has started.
 constexpr size_t kMinItemsToEjectInThreads = 2000;
 
-// State shared by the two runs of a step, which have different seeds. One
-// thread's timing must not change the result, so the successful run with the
-// fewest visits wins, and the first seed on ties.
+// Shared by the two runs of a step, which have different seeds. The successful
+// run with the fewest visits wins, the first seed on ties, whichever is faster.
 struct Shared {
   std::atomic<int64_t> least{std::numeric_limits<int64_t>::max()};
-  const std::function<bool()>& expired;
+  const Expired& expired;
 };
 
 // One run of a step: tries to place all items below one limit.
@@ -62,8 +58,8 @@ class Ejector {
     }
   }
 
-  // Places the items. Returns whether all got a place. Gives up after `visits`
-  // visits, when the other run has won with fewer, or when the time is over.
+  // Returns whether all items got a place. Gives up after `visits` visits, when
+  // the other run has won with fewer, or when the time is over.
   bool Run(int64_t visits, Shared* shared) {
     for (int chains = 1; !pool_.empty(); ++chains) {
       if (this->visits() > std::min(visits, shared->least.load()) ||
@@ -87,7 +83,6 @@ class Ejector {
     uint32_t item;
     int64_t from;  // -1: the item had no place before
   };
-  // One struct, because a search for a place reads thousands of them.
   struct Seat {
     float cost;      // of placing the item again; grows with each failure
     uint16_t first;  // bucket of its first unit
@@ -103,7 +98,7 @@ class Ejector {
     offsets_[k] = at;
     seats_[k].first = static_cast<uint16_t>(BucketOf(at));
     seats_[k].last = static_cast<uint16_t>(BucketOf(at + item.size - 1));
-    taken_.Add(item.lower, item.upper, at, at + item.size, k);
+    taken_.Add(item, at, k);
   }
 
   void Drop(uint32_t k) { taken_.Remove(problem_.items[k], offsets_[k], k); }
@@ -136,8 +131,7 @@ class Ejector {
     const uint32_t k = pool_.back();
     pool_.pop_back();
     const Item& item = problem_.items[k];
-    int64_t at =
-        taken_.Find(item.lower, item.upper, item.size, Fit::kBest, limit_);
+    int64_t at = taken_.Find(item, Fit::kBest, limit_);
     if (at + item.size > limit_) {
       seats_[k].cost += weight_[k];
       at = MakeRoom(k);
@@ -147,11 +141,10 @@ class Ejector {
     moves_.push_back({k, -1});
   }
 
-  // Removes the items that occupy a cheap place for item k, and returns the
-  // place.
+  // Removes the items that occupy a cheap place for item k, and returns it.
   int64_t MakeRoom(uint32_t k) {
     const Item& item = problem_.items[k];
-    taken_.List(item.lower, item.upper, &together_);
+    taken_.List(item, &together_);
     looked_ += kLookVisits * static_cast<int64_t>(together_.size());
     const int64_t at = BestPlace(item, CheapBucket(item));
     const size_t before = pool_.size();
@@ -162,17 +155,16 @@ class Ejector {
       missing_ += static_cast<double>(weight_[other]);
       pool_.push_back(other);
     }
-    // Sorts the ejected items, because the most expensive one is placed next.
-    std::sort(pool_.begin() + static_cast<ptrdiff_t>(before), pool_.end(),
-              [this](uint32_t a, uint32_t b) {
-                return std::pair(seats_[a].cost, a) <
-                       std::pair(seats_[b].cost, b);
-              });
+    // The most expensive of the ejected items is placed next.
+    std::ranges::sort(std::span(pool_).subspan(before), {},
+                      [this](uint32_t other) {
+                        return std::pair(seats_[other].cost, other);
+                      });
     return at;
   }
 
-  // For each bucket, sums the cost of items that begin in this or a lower
-  // bucket (begun_), and of items that end in this or a lower bucket (ended_).
+  // For each bucket, sums the cost of items that begin (begun_) and that end
+  // (ended_) in this or a lower bucket.
   void SumCosts(size_t buckets) {
     begun_.assign(buckets, 0);
     ended_.assign(2 * buckets, 0);
@@ -202,8 +194,8 @@ class Ejector {
     }
   }
 
-  // Returns the bucket where the blocking items cost least, approximately: the
-  // items that begin up to the place's last bucket, less those that end before
+  // Returns the bucket where the blocking items cost least, approximately:
+  // those that begin up to the place's last bucket, less those that end before
   // its first.
   size_t CheapBucket(const Item& item) {
     const size_t buckets = BucketOf(limit_) + 1;
@@ -215,7 +207,7 @@ class Ejector {
       const int64_t at = std::min(static_cast<int64_t>(b) << shift_, highest);
       const double cost =
           begun_[BucketOf(at + item.size - 1)] - (b == 0 ? 0 : ended_[b - 1]);
-      // Random noise makes a place that costs up to a fifth more win sometimes.
+      // A place that costs up to a fifth more wins sometimes.
       const double noisy = cost * static_cast<double>(64 + random_() % 13);
       if (noisy >= best_cost) continue;
       best_cost = noisy;
@@ -229,8 +221,8 @@ class Ejector {
            offsets_[other] + problem_.items[other].size > at;
   }
 
-  // Returns the cheapest place in a bucket, among the places that touch another
-  // item. Fills near_ with the items that may block such a place.
+  // Returns the cheapest place in a bucket that touches another item. Fills
+  // near_ with the items that may block one.
   int64_t BestPlace(const Item& item, size_t bucket) {
     const int64_t highest = limit_ - item.size;
     const int64_t from =
@@ -293,15 +285,13 @@ class Ejector {
   std::vector<double> ended_;
 };
 
-// The visits a step took, and the placement if all items got below `limit`.
 struct Step {
   int64_t visits = 0;
-  std::optional<Offsets> offsets;
+  std::optional<Offsets> offsets;  // set if all items got below `limit`
 };
 
 Step TakeStep(const Problem& problem, const Offsets& offsets, int64_t limit,
-              uint32_t seed, int64_t visits,
-              const std::function<bool()>& expired) {
+              uint32_t seed, int64_t visits, const Expired& expired) {
   Shared shared{.expired = expired};
   Ejector one(problem, offsets, limit, 2 * seed);
   Ejector two(problem, offsets, limit, 2 * seed + 1);
@@ -326,7 +316,7 @@ Step TakeStep(const Problem& problem, const Offsets& offsets, int64_t limit,
 
 std::optional<Offsets> LowerByEjection(const Problem& problem, Offsets offsets,
                                        int64_t target, int64_t visits,
-                                       const std::function<bool()>& expired) {
+                                       const Expired& expired) {
   std::optional<Offsets> best;
   int64_t peak = PeakOf(problem, offsets);
   // A step lowers the limit by this part of the gap to `target`.

@@ -1,7 +1,9 @@
 #include "planner/memory/greedy.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -13,14 +15,14 @@ namespace {
 // With fewer items, a race ends before a thread has started.
 constexpr size_t kMinItemsToPlaceInThreads = 4000;
 
-// Runs all orders with both fits. Any number of threads take the runs in
-// sequence. The result is the same as with one thread: the first run that meets
-// the target, or else the run with the lowest peak, the first one on ties.
+// Runs all orders with both fits, in any number of threads. The result is that
+// of one thread: the first run that meets the target, or else the run with the
+// lowest peak, the first one on ties.
 class Race {
  public:
   Race(const Problem& problem, const std::vector<NamedOrder>& orders,
        const Frozen& frozen, int64_t peak, int64_t target,
-       const std::function<bool()>& expired)
+       const Expired& expired)
       : problem_(problem),
         orders_(orders),
         frozen_(frozen),
@@ -60,9 +62,7 @@ class Race {
   void AddFrozen(Occupancy* taken) const {
     for (size_t i = 0; i < frozen_.items.size(); ++i) {
       const uint32_t k = frozen_.items[i];
-      const Item& item = problem_.items[k];
-      taken->Add(item.lower, item.upper, frozen_.offsets[i],
-                 frozen_.offsets[i] + item.size, k);
+      taken->Add(problem_.items[k], frozen_.offsets[i], k);
     }
   }
 
@@ -82,7 +82,7 @@ class Race {
     return Heat{next_++, best_.peak - 1};
   }
 
-  // Returns whether an earlier run has met the target or the time is over.
+  // An earlier run has met the target, or the time is over.
   bool Over(const Heat& heat) {
     if (expired_()) return true;
     const MutexLock lock(mutex_);
@@ -109,24 +109,100 @@ class Race {
   const std::vector<NamedOrder>& orders_;
   const Frozen& frozen_;
   const int64_t target_;
-  const std::function<bool()>& expired_;
+  const Expired& expired_;
   Mutex mutex_;
   int next_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Index of the run that found best_. -1: best_ is the plan known before the
-  // race.
+  // Index of the run that found best_; -1: it was known before the race.
   int index_ ABSL_GUARDED_BY(mutex_) = -1;
   GreedyResult best_ ABSL_GUARDED_BY(mutex_);
 };
 
+using SortKey = std::pair<double, double>;  // ascending
+
+SortKey KeyOf(const std::string& name, const Item& item, int64_t breadth,
+              int64_t neighbours) {
+  const auto size = static_cast<double>(item.size);
+  const auto birth = static_cast<double>(item.birth);
+  const auto death = static_cast<double>(item.death);
+  const double lifetime = death - birth;
+  const double area = size * lifetime;
+  const auto breadth_of = static_cast<double>(breadth);
+  if (name == "size") return {-size, -lifetime};
+  if (name == "lifetime") return {-lifetime, -size};
+  if (name == "area") return {-area, -size};
+  if (name == "birth") return {birth, -size};
+  if (name == "death") return {-death, -size};
+  if (name == "birth-lifetime") return {birth, -lifetime};
+  if (name == "death-lifetime") return {-death, -lifetime};
+  if (name == "breadth") return {-breadth_of, -size};
+  if (name == "neighbours") return {-static_cast<double>(neighbours), -size};
+  return {-area * lifetime, -size};  // squared-lifetime-area
+}
+
+const char* const kOrderNames[] = {
+    "size",           "lifetime",  "area",  "squared-lifetime-area",
+    "breadth",        "birth",     "death", "birth-lifetime",
+    "death-lifetime", "neighbours"};
+
+// The variants of the first kPairs orders come directly before their plain
+// orders, the others after all plain orders, so that a deadline does not
+// prevent a plain order.
+constexpr size_t kPairs = 3;
+
+// The items of the peak slot in the order of `inner`, then the rest by size.
+NamedOrder PeakFirst(const Problem& problem, const NamedOrder& inner,
+                     const Order& by_size) {
+  const auto at_peak = [&](uint32_t k) {
+    const Item& item = problem.items[k];
+    return item.lower <= problem.peak_slot && problem.peak_slot < item.upper;
+  };
+  NamedOrder named{"peak-" + inner.name, {}};
+  named.order.reserve(by_size.size());
+  for (const uint32_t k : inner.order) {
+    if (at_peak(k)) named.order.push_back(k);
+  }
+  for (const uint32_t k : by_size) {
+    if (!at_peak(k)) named.order.push_back(k);
+  }
+  return named;
+}
+
 }  // namespace
+
+std::vector<NamedOrder> GreedyOrders(const Problem& problem) {
+  const size_t n = problem.items.size();
+  const RangeMax breadth(problem.live);
+  const std::vector<int64_t> neighbours = NeighbourCounts(problem);
+  std::vector<NamedOrder> all;
+  std::vector<NamedOrder> last;
+  Order by_size;
+  for (const char* name : kOrderNames) {
+    std::vector<SortKey> keys(n);
+    for (size_t k = 0; k < n; ++k) {
+      const Item& item = problem.items[k];
+      keys[k] =
+          KeyOf(name, item, breadth.Of(item.lower, item.upper), neighbours[k]);
+    }
+    NamedOrder plain{name, Order(n)};
+    std::iota(plain.order.begin(), plain.order.end(), 0u);
+    std::ranges::stable_sort(plain.order, {},
+                             [&](uint32_t item) { return keys[item]; });
+    if (by_size.empty()) by_size = plain.order;
+    (all.size() < 2 * kPairs ? all : last)
+        .push_back(PeakFirst(problem, plain, by_size));
+    all.push_back(std::move(plain));
+  }
+  std::move(last.begin(), last.end(), std::back_inserter(all));
+  return all;
+}
 
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit, Occupancy* taken,
-                                    const std::function<bool()>& expired) {
+                                    const Expired& expired) {
   Offsets offsets(problem.items.size());
   size_t placed = 0;
-  // Items that all live in one slot are stacked without a search. In orders
-  // that begin with the peak slot's items, the first items do.
+  // The first items that all live in one slot, as in orders that begin with the
+  // peak slot, are stacked without a search.
   bool stacked = taken->empty();
   int32_t from = 0;
   int32_t to = std::numeric_limits<int32_t>::max();
@@ -137,28 +213,20 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
     from = std::max(from, item.lower);
     to = std::min(to, item.upper);
     stacked = stacked && from < to;
-    const int64_t offset =
-        stacked ? top
-                : taken->Find(item.lower, item.upper, item.size, fit, limit);
+    const int64_t offset = stacked ? top : taken->Find(item, fit, limit);
     const int64_t end = offset + item.size;
     if (end > limit) return std::nullopt;
-    taken->Add(item.lower, item.upper, offset, end, k);
+    taken->Add(item, offset, k);
     top = end;
     offsets[k] = offset;
   }
   return offsets;
 }
 
-std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
-                                    Fit fit, int64_t limit) {
-  Occupancy taken(problem);
-  return PlaceInOrder(problem, order, fit, limit, &taken, [] { return false; });
-}
-
 GreedyResult RaceOrders(const Problem& problem,
                         const std::vector<NamedOrder>& orders,
                         const Frozen& frozen, int64_t peak, int64_t target,
-                        const std::function<bool()>& expired) {
+                        const Expired& expired) {
   if (peak <= target) return {.peak = peak};
   Race race(problem, orders, frozen, peak, target, expired);
   const bool ahead = problem.items.size() >= kMinItemsToPlaceInThreads &&
@@ -171,7 +239,7 @@ GreedyResult RaceOrders(const Problem& problem,
 }
 
 GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
-                        const std::function<bool()>& expired) {
+                        const Expired& expired) {
   if (peak <= target || expired()) return {.peak = peak};
   return RaceOrders(problem, GreedyOrders(problem), {}, peak, target, expired);
 }

@@ -9,21 +9,27 @@
 #include <vector>
 
 #include "planner/memory/occupancy.h"
-#include "planner/memory/orders.h"
 #include "planner/memory/problem.h"
 
 namespace sluice::planner {
 
+struct NamedOrder {
+  std::string name;
+  Order order;
+};
+
+// Returns plain orders by one criterion each (size, lifetime, area, birth, …),
+// and for each a variant that begins with the items alive at the peak slot,
+// which alone decide whether the bound is met. The most promising orders come
+// first. Ties are broken by a second criterion, then by the items' order.
+std::vector<NamedOrder> GreedyOrders(const Problem& problem);
+
 // Places the items of `order` into `taken`. Returns nullopt as soon as an item
-// would end above `limit` (the caller has a plan with a lower peak), or when
-// `expired` returns true. Offsets of items not in `order` are 0.
+// would end above `limit`, or when `expired` returns true. Offsets of items not
+// in `order` are 0.
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit, Occupancy* taken,
-                                    const std::function<bool()>& expired);
-
-// Places the items into empty memory, without a deadline.
-std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
-                                    Fit fit, int64_t limit);
+                                    const Expired& expired);
 
 struct GreedyResult {
   Offsets offsets;
@@ -38,17 +44,16 @@ struct Frozen {
 };
 
 // Tries every order with both fits, in the given sequence, around the frozen
-// items. Keeps the best plan below `peak`, the peak of a known plan. Stops at
-// the first plan with a peak of at most `target`, or when `expired` returns
-// true. `offsets` is empty if no plan is below `peak`. Each order lists all
-// items except the frozen ones.
+// items, which the orders do not list. Keeps the best plan below `peak`;
+// without one, `offsets` is empty. Stops at the first plan with a peak of at
+// most `target`, or when `expired` returns true.
 GreedyResult RaceOrders(const Problem& problem,
                         const std::vector<NamedOrder>& orders,
                         const Frozen& frozen, int64_t peak, int64_t target,
-                        const std::function<bool()>& expired);
+                        const Expired& expired);
 
-// Calls RaceOrders with the orders of GreedyOrders and nothing frozen.
+// Races the orders of GreedyOrders, with nothing frozen.
 GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
-                        const std::function<bool()>& expired);
+                        const Expired& expired);
 
 }  // namespace sluice::planner

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "proto/base/run_program.h"
+#include "proto/base/spawn.h"
 #include "proto/base/whole_io.h"
 
 namespace sluice::planner {

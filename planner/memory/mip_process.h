@@ -1,6 +1,6 @@
-// Solves MEMO section 4.2's mixed-integer program, strengthened, for one
-// problem (internal to the planner). CBC (cbc.cc) runs in a separate process,
-// so that a crash, a hang or a print costs only the proof.
+// MEMO section 4.2's mixed-integer program, strengthened, for one problem
+// (internal to the planner). CBC (cbc.cc) runs in a separate process, so that a
+// crash, a hang or a print costs only the proof.
 #pragma once
 
 #include <cstdint>
@@ -20,27 +20,25 @@ struct MipResult {
   int64_t bound = 0;
 };
 
-// Solves the program in this process. `start` is a valid placement, and `bound`
-// a proved lower bound of the peak, both in units. CBC's answer is not trusted:
-// offsets are recomputed in integers from its order, and its bound is lowered
-// by more than its tolerances. CBC may exceed the time limit, because it does
-// not interrupt an LP; the worker has a hard deadline. A process can run only
-// one solve at a time.
+// Solves the program in this process, one at a time. `start` is a valid
+// placement, and `bound` a proved lower bound of the peak, both in units. CBC's
+// answer is not trusted: offsets are recomputed in integers from its order, and
+// its bound is lowered by more than its tolerances. CBC may exceed the time
+// limit, because it does not interrupt an LP.
 MipResult SolveDsaMip(const Problem& problem, const Offsets& start,
                       int64_t bound, absl::Duration time_limit);
 
 // Runs SolveDsaMip in a helper process, `program mip`, with memfds for question
 // and answer, or in this process if `program` is empty. The helper is killed at
-// the time limit. Its answer is checked: a placement is validated and
-// corrected, and a bound must lie between `bound` and the start's peak. Without
-// a valid answer the result has no placement and the given bound. `stopped` is
-// called ten times a second; the helper is killed when it returns true.
+// the time limit, or when `stopped`, which is called ten times a second,
+// returns true. A placement must be valid, and a bound lie between `bound` and
+// the start's peak. Without a valid answer the result has no placement and the
+// given bound.
 MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
                    absl::Duration time_limit, const std::string& program,
                    const std::function<bool()>& stopped);
 
-// The helper's main function: reads a question from `in_fd` and writes the
-// answer to `out_fd`. Returns the program's exit status.
+// The helper's main function. Returns the program's exit status.
 int ServeMip(int in_fd, int out_fd);
 
 }  // namespace sluice::planner

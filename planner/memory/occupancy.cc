@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <utility>
 
 namespace sluice::planner {
@@ -12,23 +11,23 @@ constexpr int64_t kAny = Scan::kNone - 1;
 
 // With fewer items, scanning all of them is faster than maintaining windows.
 constexpr size_t kMinItemsInWindows = 8192;
-// Windows are so wide that an item lies in at most this many on average. (With
-// any width it lies in at least two.)
+// Windows are so wide that an item lies in at most this many on average.
 constexpr int64_t kMostWindowsAnItem = 4;
 constexpr int32_t kLeastWidth = 256;
 constexpr int32_t kWider = 8;  // factor of the width from one level to the next
 
-// Return the first and the last window with a slot of [lower, upper).
-int32_t FirstWindow(int32_t lower, int32_t width) {
-  return std::max(lower / width - 1, 0);
+// Return the first and the last window with a slot of the item.
+int32_t FirstWindow(const Item& item, int32_t width) {
+  return std::max(item.lower / width - 1, 0);
 }
-int32_t LastWindow(int32_t upper, int32_t width) { return (upper - 1) / width; }
+int32_t LastWindow(const Item& item, int32_t width) {
+  return (item.upper - 1) / width;
+}
 
 bool AreFew(const Problem& problem, int32_t width) {
   int64_t windows = 0;
   for (const Item& item : problem.items) {
-    windows +=
-        LastWindow(item.upper, width) + 1 - FirstWindow(item.lower, width);
+    windows += LastWindow(item, width) + 1 - FirstWindow(item, width);
   }
   return windows <=
          kMostWindowsAnItem * static_cast<int64_t>(problem.items.size());
@@ -96,57 +95,57 @@ void AddressList::Split(size_t at) {
                  std::move(upper));
 }
 
-void AddressList::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
-                      uint32_t item) {
-  size_t at = BlockOf(begin);
-  if (blocks_[at]->count == ScanBlock::kCapacity) {
-    Split(at);
-    if (begin >= firsts_[at + 1]) ++at;
+void AddressList::Add(const Item& item, int64_t at, uint32_t k) {
+  size_t b = BlockOf(at);
+  if (blocks_[b]->count == ScanBlock::kCapacity) {
+    Split(b);
+    if (at >= firsts_[b + 1]) ++b;
   }
-  ScanBlock* const block = blocks_[at].get();
+  ScanBlock* const block = blocks_[b].get();
   const auto place = static_cast<size_t>(
-      std::upper_bound(block->begin, block->begin + block->count, begin) -
+      std::upper_bound(block->begin, block->begin + block->count, at) -
       block->begin);
   ForEachArray(block, [&](auto& array) {
     std::copy_backward(array + place, array + block->count,
                        array + block->count + 1);
   });
-  block->lower[place] = lower;
-  block->upper[place] = upper;
-  block->begin[place] = begin;
-  block->end[place] = end;
-  block->item[place] = item;
+  block->lower[place] = item.lower;
+  block->upper[place] = item.upper;
+  block->begin[place] = at;
+  block->end[place] = at + item.size;
+  block->item[place] = k;
   ++block->count;
 }
 
-void AddressList::Remove(int64_t begin, uint32_t item) {
+void AddressList::Remove(int64_t at, uint32_t k) {
   // Items at the same address may lie in several blocks.
-  for (size_t at = BlockOf(begin);; --at) {
-    ScanBlock* const block = blocks_[at].get();
+  for (size_t b = BlockOf(at);; --b) {
+    ScanBlock* const block = blocks_[b].get();
     const auto [from, to] =
-        std::equal_range(block->begin, block->begin + block->count, begin);
+        std::equal_range(block->begin, block->begin + block->count, at);
     for (auto place = static_cast<size_t>(from - block->begin);
          place < static_cast<size_t>(to - block->begin); ++place) {
-      if (block->item[place] != item) continue;
+      if (block->item[place] != k) continue;
       ForEachArray(block, [&](auto& array) {
         std::copy(array + place + 1, array + block->count, array + place);
       });
       Truncate(block, block->count - 1);
       return;
     }
-    if (at == 0 || firsts_[at] < begin) return;
+    if (b == 0 || firsts_[b] < at) return;
   }
 }
 
-int64_t AddressList::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
-                          int64_t limit, int64_t* visited) const {
+int64_t AddressList::Find(const Item& item, Fit fit, int64_t limit,
+                          int64_t* visited) const {
   const auto scan_block = Scans()[0].scan;
-  Scan scan{.lower = lower,
-            .upper = upper,
-            .size = size,
-            .enough = fit == Fit::kFirst ? kAny : size};
+  const bool first = fit == Fit::kFirst;
+  Scan scan{.lower = item.lower,
+            .upper = item.upper,
+            .size = item.size,
+            .enough = first ? kAny : item.size};
   const int64_t highest =
-      fit == Fit::kFirst ? std::max<int64_t>(limit, size) - size : kAny;
+      first ? std::max<int64_t>(limit, item.size) - item.size : kAny;
   for (const auto& block : blocks_) {
     *visited += static_cast<int64_t>(block->count);
     if (scan_block(*block, &scan)) return scan.offset;
@@ -155,14 +154,14 @@ int64_t AddressList::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
   return scan.gap == Scan::kNone ? scan.reach : scan.offset;
 }
 
-void AddressList::List(int32_t lower, int32_t upper,
-                       std::vector<uint32_t>* items, int64_t* visited) const {
+void AddressList::List(const Item& item, std::vector<uint32_t>* items,
+                       int64_t* visited) const {
   const auto list_block = Scans()[0].list;
   size_t count = 0;
   for (const auto& block : blocks_) {
     *visited += static_cast<int64_t>(block->count);
     items->resize(count + ScanBlock::kCapacity + 16);
-    count += list_block(*block, lower, upper, items->data() + count);
+    count += list_block(*block, item.lower, item.upper, items->data() + count);
   }
   items->resize(count);
 }
@@ -172,31 +171,29 @@ Occupancy::Occupancy(const Problem& problem) {
   const auto slots = static_cast<int32_t>(problem.live.size());
   int32_t width = kLeastWidth;
   while (width < slots && !AreFew(problem, width)) width *= 2;
-  // Wider windows would be useless: two windows of half of all slots hold every
-  // item.
+  // Two windows of half of all slots would hold every item.
   for (; width < slots / 4; width *= kWider) {
     levels_.push_back(
         {width, std::vector<AddressList>(
-                    static_cast<size_t>(LastWindow(slots, width)) + 1)});
+                    static_cast<size_t>((slots - 1) / width) + 1)});
   }
 }
 
-// Returns the list to scan for [lower, upper). A lifetime of at most `width`
-// slots lies inside the window that has the lifetime's begin in its first half.
-const AddressList& Occupancy::ListOf(int32_t lower, int32_t upper) const {
+// Returns the list to scan for the item. A lifetime of at most `width` slots
+// lies inside the window that has the lifetime's begin in its first half.
+const AddressList& Occupancy::ListOf(const Item& item) const {
   for (const Windows& level : levels_) {
-    if (upper - lower > level.width) continue;
-    return level.lists[static_cast<size_t>(lower / level.width)];
+    if (item.lifetime() > level.width) continue;
+    return level.lists[static_cast<size_t>(item.lower / level.width)];
   }
   return whole_;
 }
 
-template <typename Visitor>
-void Occupancy::ForEachList(int32_t lower, int32_t upper, Visitor visit) {
+void Occupancy::ForEachList(const Item& item, auto visit) {
   visit(whole_);
   for (Windows& level : levels_) {
-    for (int32_t k = FirstWindow(lower, level.width);
-         k <= LastWindow(upper, level.width); ++k) {
+    for (int32_t k = FirstWindow(item, level.width);
+         k <= LastWindow(item, level.width); ++k) {
       visit(level.lists[static_cast<size_t>(k)]);
     }
   }
@@ -209,26 +206,20 @@ void Occupancy::Clear() {
   }
 }
 
-void Occupancy::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
-                    uint32_t item) {
-  ForEachList(lower, upper, [&](AddressList& list) {
-    list.Add(lower, upper, begin, end, item);
-  });
+void Occupancy::Add(const Item& item, int64_t at, uint32_t k) {
+  ForEachList(item, [&](AddressList& list) { list.Add(item, at, k); });
 }
 
-void Occupancy::Remove(const Item& lifetime, int64_t begin, uint32_t item) {
-  ForEachList(lifetime.lower, lifetime.upper,
-              [&](AddressList& list) { list.Remove(begin, item); });
+void Occupancy::Remove(const Item& item, int64_t at, uint32_t k) {
+  ForEachList(item, [&](AddressList& list) { list.Remove(at, k); });
 }
 
-int64_t Occupancy::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
-                        int64_t limit) const {
-  return ListOf(lower, upper).Find(lower, upper, size, fit, limit, &visited_);
+int64_t Occupancy::Find(const Item& item, Fit fit, int64_t limit) const {
+  return ListOf(item).Find(item, fit, limit, &visited_);
 }
 
-void Occupancy::List(int32_t lower, int32_t upper,
-                     std::vector<uint32_t>* items) const {
-  ListOf(lower, upper).List(lower, upper, items, &visited_);
+void Occupancy::List(const Item& item, std::vector<uint32_t>* items) const {
+  ListOf(item).List(item, items, &visited_);
 }
 
 }  // namespace sluice::planner

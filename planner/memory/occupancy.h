@@ -2,11 +2,9 @@
 // planner). With it a greedy placement of 60,000 buffers takes about a second.
 //
 // A list holds items in blocks, ascending in address. A query scans all items,
-// sixteen lifetimes per instruction with AVX-512 and eight with AVX2, and
-// tracks the highest end of the items that live in the queried slots. (A
-// segment tree over the slots visits fewer items, but took 3 to 10 times as
-// long on random lifetimes, and as long on a training run's.) An item takes 28
-// bytes; no pairs of items are stored.
+// and tracks the highest end of those that live in the queried slots. (A
+// segment tree over the slots took 3 to 10 times as long on random lifetimes,
+// and as long on a training run's.)
 //
 // If lifetimes are short compared with the trace, items are also stored in
 // lists of half-overlapping windows of slots, of several widths. A query about
@@ -15,13 +13,57 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
-#include "planner/memory/occupancy_scan.h"
 #include "planner/memory/problem.h"
 
 namespace sluice::planner {
+
+// ---- The inner loop (occupancy_scan.cc)
+// --------------------------------------
+
+// Items ascending in `begin`. Unused places have lifetimes that overlap with no
+// slot.
+struct ScanBlock {
+  static constexpr size_t kCapacity = 256;
+
+  size_t count = 0;
+  alignas(64) int32_t lower[kCapacity];
+  alignas(64) int32_t upper[kCapacity];
+  alignas(64) int64_t begin[kCapacity];
+  alignas(64) int64_t end[kCapacity];
+  alignas(64) uint32_t item[kCapacity];
+};
+
+// The state of one Find while it goes up through the blocks.
+struct Scan {
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+
+  int32_t lower;  // slots
+  int32_t upper;
+  int64_t size;
+  int64_t enough;       // a gap of at most this ends the scan
+  int64_t reach = 0;    // the highest end of the scanned items
+  int64_t gap = kNone;  // the smallest gap of `size` or more, lowest on ties
+  int64_t offset = 0;   // of that gap
+};
+
+struct ScanFunctions {
+  const char* name;
+  // Scans the items of a block. Returns true if the answer is found.
+  bool (*scan)(const ScanBlock& block, Scan* scan);
+  // Writes the items of a block that live in slots of [lower, upper) to
+  // `items`, which has room for kCapacity + 16, and returns their number.
+  size_t (*list)(const ScanBlock& block, int32_t lower, int32_t upper,
+                 uint32_t* items);
+};
+
+// Returns the variants that this machine can run, the fastest first.
+const std::vector<ScanFunctions>& Scans();
+
+// ---- The index -------------------------------------------------------------
 
 enum class Fit {
   kFirst,  // the lowest gap that is large enough
@@ -35,22 +77,21 @@ class AddressList {
   void Clear();
   bool empty() const { return blocks_.size() == 1 && blocks_[0]->count == 0; }
 
-  // Marks [begin, end) as taken by `item` in slots [lower, upper).
-  void Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
-           uint32_t item);
+  // Marks the range of `item`, which has number k and begins at `at`, as taken.
+  void Add(const Item& item, int64_t at, uint32_t k);
 
-  // Frees the range of `item`, which begins at `begin`.
-  void Remove(int64_t begin, uint32_t item);
+  // Frees the range of item k, which begins at `at`.
+  void Remove(int64_t at, uint32_t k);
 
-  // Returns an offset where `size` units are free in all slots of [lower,
-  // upper). If even the first fit would end above `limit`, returns any offset
-  // that ends above it. Adds the number of visited items to `visited`.
-  int64_t Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
-               int64_t limit, int64_t* visited) const;
+  // Returns an offset where `item` has room in all of its slots. If even the
+  // first fit would end above `limit`, returns any offset that ends above it.
+  // Adds the number of visited items to `visited`.
+  int64_t Find(const Item& item, Fit fit, int64_t limit,
+               int64_t* visited) const;
 
-  // Fills `items` with the items that live in slots of [lower, upper),
+  // Fills `items` with the numbers of the items that live together with `item`,
   // ascending in address.
-  void List(int32_t lower, int32_t upper, std::vector<uint32_t>* items,
+  void List(const Item& item, std::vector<uint32_t>* items,
             int64_t* visited) const;
 
  private:
@@ -64,22 +105,18 @@ class AddressList {
 
 class Occupancy {
  public:
-  // An index with a single list, without windows.
-  Occupancy() = default;
-
+  Occupancy() = default;  // without windows
   // Uses windows if the problem is large and its lifetimes are short.
   explicit Occupancy(const Problem& problem);
 
   void Clear();
   bool empty() const { return whole_.empty(); }
 
-  // These functions are documented in AddressList.
-  void Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
-           uint32_t item);
-  void Remove(const Item& lifetime, int64_t begin, uint32_t item);
-  int64_t Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
-               int64_t limit) const;
-  void List(int32_t lower, int32_t upper, std::vector<uint32_t>* items) const;
+  // As of AddressList.
+  void Add(const Item& item, int64_t at, uint32_t k);
+  void Remove(const Item& item, int64_t at, uint32_t k);
+  int64_t Find(const Item& item, Fit fit, int64_t limit) const;
+  void List(const Item& item, std::vector<uint32_t>* items) const;
 
   int64_t visited() const { return visited_; }
 
@@ -90,10 +127,8 @@ class Occupancy {
     std::vector<AddressList> lists;
   };
 
-  const AddressList& ListOf(int32_t lower, int32_t upper) const;
-
-  template <typename Visitor>
-  void ForEachList(int32_t lower, int32_t upper, Visitor visit);
+  const AddressList& ListOf(const Item& item) const;
+  void ForEachList(const Item& item, auto visit);
 
   AddressList whole_;
   std::vector<Windows> levels_;  // the narrowest first

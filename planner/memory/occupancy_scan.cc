@@ -1,6 +1,6 @@
-#include "planner/memory/occupancy_scan.h"
-
 #include <algorithm>
+
+#include "planner/memory/occupancy.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 namespace sluice::planner {
 namespace {
 
-// Processes a gap that was found. Returns true if it ends the scan.
+// Returns true if the gap ends the scan.
 bool Meet(int64_t gap, int64_t offset, Scan* scan) {
   if (gap < scan->size || gap >= scan->gap) return false;
   scan->gap = gap;
@@ -44,8 +44,7 @@ size_t ListPortable(const ScanBlock& block, int32_t lower, int32_t upper,
 
 #if defined(__x86_64__)
 
-// Returns a bit mask of which of eight items from `k` on live in slots of
-// [lower, upper).
+// Returns which of eight items from `k` on live in slots of [lower, upper).
 __attribute__((target("avx2"))) inline unsigned Together(const ScanBlock& block,
                                                          size_t k,
                                                          __m256i lower,
@@ -88,7 +87,7 @@ __attribute__((target("avx2"))) size_t ListAvx2(const ScanBlock& block,
   return count;
 }
 
-// The address ranges of those items of a block that live in the queried slots.
+// The address ranges of those items that live in the queried slots.
 struct Packed {
   alignas(64) int64_t begin[ScanBlock::kCapacity + 8];
   alignas(64) int64_t end[ScanBlock::kCapacity + 8];

@@ -12,37 +12,30 @@
 namespace sluice::planner {
 namespace {
 
-// A request of the trace. Requests are sorted by time, with frees before
-// allocations on ties, because lifetimes are half-open.
+// Sorted by time, with frees before allocations on ties, because lifetimes are
+// half-open.
 struct Request {
   int64_t time = 0;
   bool allocates = false;
   uint32_t buffer = 0;
+  auto operator<=>(const Request&) const = default;
 };
 
 std::vector<Request> RequestsOf(const plan::Trace& trace) {
   std::vector<Request> requests;
   requests.reserve(2 * trace.buffers.size());
-  for (size_t k = 0; k < trace.buffers.size(); ++k) {
-    requests.push_back(
-        {trace.buffers[k].lower, true, static_cast<uint32_t>(k)});
-    requests.push_back(
-        {trace.buffers[k].upper, false, static_cast<uint32_t>(k)});
+  for (uint32_t k = 0; k < trace.buffers.size(); ++k) {
+    requests.push_back({trace.buffers[k].lower, true, k});
+    requests.push_back({trace.buffers[k].upper, false, k});
   }
-  std::sort(requests.begin(), requests.end(),
-            [](const Request& a, const Request& b) {
-              return std::tie(a.time, a.allocates, a.buffer) <
-                     std::tie(b.time, b.allocates, b.buffer);
-            });
+  std::sort(requests.begin(), requests.end());
   return requests;
 }
 
 // Period detection compares a lifetime only if it is shorter than this, in
-// requests. A buffer that lives longer may outlive its pass, and its lifetime
-// may then differ between passes.
+// requests: a buffer that lives longer may outlive its pass.
 constexpr uint32_t kNear = 32;
-// Limit of a pass's requests: planning a shorter pass separately gains nothing.
-constexpr size_t kLeastPeriod = 8;
+constexpr size_t kLeastPeriod = 8;   // a shorter pass gains nothing
 constexpr size_t kMostPeriods = 24;  // candidates that are examined
 constexpr size_t kMostRuns = 64;
 
@@ -55,8 +48,8 @@ class Detector {
     if (!Tokenize(stopped)) return {};
     std::vector<Run> runs;
     for (const size_t period : Periods()) FindRuns(period, &runs);
-    // Sorts runs by the number of requests that they cover, the most first. On
-    // ties the shorter period comes first, because planning it takes less time.
+    // The longest runs first, of equal ones the shorter period, because
+    // planning it takes less time.
     std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
       return std::make_tuple(b.Length(), a.period, a.begin) <
              std::make_tuple(a.Length(), b.period, b.begin);
@@ -71,8 +64,7 @@ class Detector {
       if (!free || taken.size() == kMostRuns) continue;
       if (AddPasses(run, &passes)) taken.push_back(run);
     }
-    std::sort(passes.begin(), passes.end(),
-              [](const Pass& a, const Pass& b) { return a.lower < b.lower; });
+    std::ranges::sort(passes, {}, &Pass::lower);
     return passes;
   }
 
@@ -84,7 +76,7 @@ class Detector {
   };
 
   // Gives equal tokens to requests with equal direction, size and (if it is
-  // short) lifetime. Returns false once `stopped` returns true.
+  // short) lifetime.
   bool Tokenize(const std::function<bool()>& stopped) {
     std::vector<uint32_t> born(trace_.buffers.size());
     std::vector<uint32_t> life(trace_.buffers.size());
@@ -110,16 +102,14 @@ class Detector {
     return true;
   }
 
-  // Returns whether requests k and k + period are equal. Lifetimes are compared
-  // only if a buffer may die inside a pass of that period.
+  // Lifetimes are compared only if a buffer may die inside a pass.
   bool Same(size_t k, size_t period) const {
     return tokens_[k] == tokens_[k + period] &&
            (lives_[k] == lives_[k + period] ||
             (lives_[k] >= period && lives_[k + period] >= period));
   }
 
-  // Returns the most frequent distances between a token and its next
-  // occurrence.
+  // Returns the most frequent distances from a token to its next occurrence.
   std::vector<size_t> Periods() const {
     std::unordered_map<uint32_t, size_t> last;
     std::unordered_map<size_t, size_t> count;
@@ -131,8 +121,7 @@ class Detector {
     }
     std::vector<std::pair<size_t, size_t>> ranked;  // times, period
     for (const auto& [period, times] : count) {
-      // A token that occurs once per pass counts once per repetition, so the
-      // count is weighted by the period.
+      // A token counts once per repetition, so the count is weighted.
       ranked.push_back({times * period, period});
     }
     std::sort(ranked.rbegin(), ranked.rend());
@@ -156,14 +145,13 @@ class Detector {
   }
 
   // Cuts the run into passes at the phase with the least short-lived memory
-  // across the cut. Returns false if the run cannot be cut at any phase.
+  // across the cut. Returns false if it cannot be cut at any phase.
   bool AddPasses(const Run& run, std::vector<Pass>* passes) const {
     size_t best = SIZE_MAX;
     int64_t least = 0;
     int64_t alive = 0;  // short-lived bytes of this run before request k
     for (size_t k = run.begin; k <= run.end; ++k) {
-      // Uses `alive` of the second period, because it includes the buffers of
-      // the first.
+      // `alive` of the second period includes the buffers of the first.
       const size_t phase = k - run.period;
       if (k >= run.begin + run.period && run.end - phase >= 2 * run.period &&
           IsCut(phase) && (best == SIZE_MAX || alive < least)) {
@@ -187,7 +175,7 @@ class Detector {
     return true;
   }
 
-  // Returns whether a time boundary lies between requests k - 1 and k.
+  // Returns whether time passes between requests k - 1 and k.
   bool IsCut(size_t k) const {
     return k == 0 || k == requests_.size() ||
            requests_[k - 1].time < requests_[k].time;
@@ -199,8 +187,7 @@ class Detector {
   const plan::Trace& trace_;
   const std::vector<Request> requests_;
   std::vector<uint32_t> tokens_;
-  // Lifetime of each request's buffer, in requests.
-  std::vector<uint32_t> lives_;
+  std::vector<uint32_t> lives_;  // of each request's buffer, in requests
 };
 
 // ---- Two levels ------------------------------------------------------------
@@ -254,8 +241,8 @@ std::vector<Unit> UnitsOf(const plan::Trace& trace,
 
 using Signature = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
 
-// Returns the key by which equal passes are planned once. Buffers are in the
-// order of requests, so the i-th buffers of two equal passes correspond.
+// Returns the key by which equal passes are planned once. The i-th buffers of
+// two equal passes correspond.
 Signature SignatureOf(const Unit& unit) {
   Signature signature;
   for (const plan::Buffer& b : unit.trace.buffers) {
@@ -265,28 +252,22 @@ Signature SignatureOf(const Unit& unit) {
 }
 
 // The plan of each pass; null if the pass is too small to be planned.
-class PassPlans {
- public:
+struct PassPlans {
+  std::map<Signature, plan::Placement> known;  // keeps the values' addresses
+  std::vector<const plan::Placement*> of;
+
   absl::Status Plan(const std::vector<Unit>& units, const FlatPlanner& flat) {
-    of_.assign(units.size(), nullptr);
+    of.assign(units.size(), nullptr);
     for (size_t p = 0; p < units.size(); ++p) {
       if (units[p].buffers.size() < 2) continue;
-      const auto [at, first] = known_.try_emplace(SignatureOf(units[p]));
+      const auto [at, first] = known.try_emplace(SignatureOf(units[p]));
       if (first) {
         SLUICE_ASSIGN_OR_RETURN(at->second, flat(units[p].trace));
       }
-      of_[p] = &at->second;
+      of[p] = &at->second;
     }
     return absl::OkStatus();
   }
-
-  bool empty() const { return known_.empty(); }
-  const plan::Placement* of(size_t pass) const { return of_[pass]; }
-
- private:
-  // A std::map keeps the addresses of its values.
-  std::map<Signature, plan::Placement> known_;
-  std::vector<const plan::Placement*> of_;
 };
 
 // Level 2's trace: the buffers outside planned passes, unchanged, and one
@@ -311,12 +292,12 @@ UpperLevel UpperLevelOf(const plan::Trace& trace,
   upper.trace.end = trace.end;
   upper.trace.alignment = trace.alignment;
   for (size_t p = 0; p < passes.size(); ++p) {
-    if (plans.of(p) == nullptr) continue;
+    if (plans.of[p] == nullptr) continue;
     upper.passes.emplace_back(
-        p, upper.Add(passes[p].lower, passes[p].upper, plans.of(p)->peak));
+        p, upper.Add(passes[p].lower, passes[p].upper, plans.of[p]->peak));
   }
   for (size_t k = 0; k < trace.buffers.size(); ++k) {
-    if (pass[k] != kCrosses && plans.of(pass[k]) != nullptr) continue;
+    if (pass[k] != kCrosses && plans.of[pass[k]] != nullptr) continue;
     const plan::Buffer& b = trace.buffers[k];
     upper.own.emplace_back(k, upper.Add(b.lower, b.upper, b.size));
   }
@@ -343,7 +324,7 @@ absl::StatusOr<std::optional<plan::Placement>> PlanByPasses(
   const std::vector<Unit> units = UnitsOf(trace, passes, pass);
   PassPlans plans;
   SLUICE_RETURN_IF_ERROR(plans.Plan(units, flat));
-  if (plans.empty()) return std::nullopt;
+  if (plans.known.empty()) return std::nullopt;
   const UpperLevel upper = UpperLevelOf(trace, passes, pass, plans);
   SLUICE_ASSIGN_OR_RETURN(const plan::Placement top, flat(upper.trace));
   plan::Placement whole{.proved_by = "none", .method = top.method};
@@ -355,7 +336,7 @@ absl::StatusOr<std::optional<plan::Placement>> PlanByPasses(
   for (const auto& [p, place] : upper.passes) {
     for (size_t i = 0; i < units[p].buffers.size(); ++i) {
       whole.offsets[units[p].buffers[i]] =
-          top.offsets[place] + plans.of(p)->offsets[i];
+          top.offsets[place] + plans.of[p]->offsets[i];
     }
   }
   return whole;

@@ -1,7 +1,5 @@
 // Finds repetition in a trace and plans with it: MEMO section 4.2's two levels
 // without marked layers (internal to the planner).
-//
-// Thread safety: pure functions.
 #pragma once
 
 #include <functional>
@@ -15,7 +13,7 @@
 namespace sluice::planner {
 
 // A span of the trace's time with the same requests as another span, such as a
-// layer or a micro batch. The two-level plan plans it as one unit.
+// layer or a micro batch.
 struct Pass {
   int64_t lower = 0;
   int64_t upper = 0;
@@ -23,9 +21,8 @@ struct Pass {
 
 // Returns disjoint, ascending spans of the trace that make the same requests:
 // the same sizes in the same order, and the same lifetimes of buffers freed
-// inside. Searches the sequence of requests for runs that repeat with a period,
-// and uses the longest runs first. A run is cut into passes at the phase where
-// the least short-lived memory is alive. Returns nothing if nothing repeats or
+// inside. Uses the longest runs that repeat with a period first, and cuts a run
+// into passes where the least short-lived memory is alive. Returns nothing if
 // `stopped` returned true. Time: a few hundred visits of each request.
 std::vector<Pass> DetectPasses(
     const plan::Trace& trace,
@@ -40,10 +37,9 @@ using FlatPlanner =
 
 // Plans a trace in two levels. Level 1 plans each distinct pass once, with the
 // buffers that live and die inside it. Level 2 replaces each pass by one pseudo
-// request with the peak of its plan, and places these together with the buffers
-// that live in no single pass. Returns nullopt if no pass contains two buffers,
-// because then two levels gain nothing. The placement covers the whole trace
-// and is valid. Its lower_bound is 0 and proved_by "none", because a proof for
+// request with the peak of its plan, and places these together with the other
+// buffers. Returns nullopt if no pass contains two buffers, because then two
+// levels gain nothing. The placement's lower_bound is 0, because a proof for
 // level 2 proves nothing about the flat trace.
 absl::StatusOr<std::optional<plan::Placement>> PlanByPasses(
     const plan::Trace& trace, const std::vector<Pass>& passes,

@@ -1,4 +1,3 @@
-// PlanMemory: runs the solvers in turn and stops at the first proof.
 #include "planner/memory/plan_memory.h"
 
 #include <fmt/format.h>
@@ -19,8 +18,8 @@ namespace {
 // A limit that keeps sums of sizes in 64 bits.
 constexpr int64_t kMostBytes = int64_t{1} << 61;
 
-// Checks the trace as Decode does, because a caller in this process may not
-// have decoded it.
+// Checks the trace as Decode does, which a caller in this process may not have
+// used.
 absl::Status CheckTrace(const plan::Trace& trace) {
   const int64_t alignment = trace.alignment.count();
   if (alignment < 1 || (alignment & (alignment - 1)) != 0) {
@@ -47,8 +46,6 @@ absl::Status CheckTrace(const plan::Trace& trace) {
   return absl::OkStatus();
 }
 
-// For traces of this size or more, planning a repeated part once takes less
-// time than a race over the flat trace.
 constexpr size_t kMinLeveledItems = 1000;
 
 PortfolioOptions PortfolioOptionsOf(const MemoryOptions& options,
@@ -87,8 +84,7 @@ MemoryPlan PlanOf(const plan::Trace& trace, const Problem& problem,
 }
 
 // Plans two levels, each by greedy orders alone. Replaces `known` by the plan
-// if it is better, and returns whether it is. A proof for a level is no proof
-// for the flat trace.
+// if it is better, and returns whether it is.
 bool RunLevels(const plan::Trace& trace, const Problem& problem,
                const std::vector<Pass>& passes, const PortfolioOptions& inner,
                Knowledge* known) {
@@ -116,9 +112,8 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
   return true;
 }
 
-// Plans two levels if at least half of a long trace is repetition. The repeated
-// part is then planned only once, while a race over the flat trace would take
-// seconds.
+// Plans two levels if at least half of a long trace is repetition, which takes
+// less time than a race over the flat trace.
 bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
                     const MemoryOptions& options, const PortfolioOptions& inner,
                     Knowledge* known) {
@@ -173,8 +168,8 @@ Found CombineFound(Found first, Found second) {
   return std::move(best);
 }
 
-// Plans the trace. With a capacity, first searches only for a plan that fits
-// it. If none is found, searches for the smallest peak.
+// With a capacity, first searches only for a plan that fits it. If none is
+// found, searches for the smallest peak.
 Found Solve(const plan::Trace& trace, const Problem& problem,
             const MemoryOptions& options, absl::Time start) {
   if (!options.capacity) return SolveOnce(trace, problem, options, start);

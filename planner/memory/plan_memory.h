@@ -1,8 +1,6 @@
 // PlanMemory: places every buffer of a trace, with a proved lower bound
 // (offline dynamic storage allocation; MEMO section 4.2). README.md describes
-// the portfolio.
-//
-// Thread safety: pure functions; concurrent calls are allowed.
+// the portfolio. Concurrent calls are allowed.
 #pragma once
 
 #include <atomic>
@@ -10,7 +8,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -30,26 +27,25 @@ struct MemoryProgress {
 struct MemoryOptions {
   // Wall time, including the checks of the input and the plan.
   absl::Duration time_limit = absl::Seconds(10);
-  // Set by a signal handler or another thread. The search then ends with the
-  // best plan so far, as if the time were over.
+  // Set by a signal handler or another thread: ends the search as if the time
+  // were over.
   const std::atomic<bool>* stop = nullptr;
   // Stops at the first plan with a peak of at most this. If no plan meets it
   // within half of the time limit, the rest is spent on the smallest peak.
   std::optional<Bytes> capacity;
   // A multiple of the usual work, at least 1. The additional work continues
-  // from the usual result, and is done only if that has no proof.
+  // from the usual result if that has no proof.
   int64_t effort = 1;
-  // Called in the calling thread; may be empty.
+  // Called in the calling thread.
   std::function<void(const MemoryProgress&)> progress;
   bool use_search = true;  // canonical search: whole, windows, neighbourhoods
   bool use_cbc = true;     // the MIP, for pieces without a proof
-  // The program that answers `PROGRAM mip` (sluice-worker, planner/worker).
-  // Empty: CBC runs in this process, which a crash of CBC ends.
+  // The program that answers `PROGRAM mip` (planner/worker). Empty: CBC runs in
+  // this process, which a crash of CBC ends.
   std::string mip_program;
 };
 
-// A placement (which is sent, and written to the plan file), with facts about
-// how it was found.
+// A placement, with facts about how it was found.
 struct MemoryPlan : plan::Placement {
   size_t buffers = 0;
   Bytes max_live;  // most bytes alive at once, with sizes rounded up
@@ -57,8 +53,7 @@ struct MemoryPlan : plan::Placement {
   // "proof": the peak equals the bound; "capacity": the plan fits in it;
   // "work": all arms used their budgets; "time"; "stopped".
   std::string stopped_by;
-  // Whether a plan fits the capacity; nullopt if that is unknown or there is no
-  // capacity.
+  // Whether a plan fits the capacity, if there is one and that is known.
   std::optional<bool> fits;
   bool valid = false;  // passed ValidatePlacement
 

@@ -6,25 +6,21 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "planner/memory/decompose.h"
-#include "planner/memory/eject.h"
+#include "planner/memory/arms.h"
 #include "planner/memory/greedy.h"
 #include "planner/memory/mip_process.h"
-#include "planner/memory/replay.h"
-#include "planner/memory/restarts.h"
-#include "planner/memory/window.h"
+#include "planner/memory/search.h"
 
 namespace sluice::planner {
 namespace {
 
-// A node of the search takes 0.5 to 1 microsecond.
+// Nodes of the search, each of 0.5 to 1 microsecond.
 constexpr int64_t kQuickNodes = 100'000;
 constexpr int64_t kSearchNodes = 4'000'000;
 constexpr int64_t kCoarseNodes = 60'000;
 constexpr int64_t kCapacityNodes = 6'000'000;
-// The search's lists, and with them the time per node, grow with the number of
-// pairs of items that live together. Problems of more than kFullSearchItems
-// items get fewer nodes.
+// The time per node grows with the number of pairs of items that live together,
+// so problems of more than kFullSearchItems items get fewer nodes.
 constexpr size_t kMaxSearchItems = 4000;
 constexpr int64_t kFullSearchItems = 600;
 
@@ -34,20 +30,17 @@ int64_t NodesFor(size_t items, int64_t nodes) {
   return nodes * kFullSearchItems / n * kFullSearchItems / n;
 }
 
-// Problems of kMinSweepItems items or more are swept before the race, because
-// the race may not end in time. Problems of more than kMaxRacedItems are raced
-// only if the sweep leaves a gap, because the race would use up the time of
+// Problems of kMinSweepItems items or more are swept before the race, which may
+// not end in time. Problems of more than kMaxRacedItems are raced only if the
+// sweep leaves a gap of kRacedGap, because the race would use up the time of
 // ejection.
 constexpr size_t kMinSweepItems = 20'000;
 constexpr size_t kMaxRacedItems = 100'000;
-// Problems of more than kMaxRacedItems are raced if the sweep's gap is at least
-// this.
 constexpr double kRacedGap = 0.02;
 
 constexpr size_t kMinWindowItems = 300;
-// Ejection is used for problems on which the search is too slow. A visit takes
-// half a nanosecond. On larger problems the race takes more time, so ejection
-// gets fewer visits.
+// A visit of ejection takes half a nanosecond. On larger problems the race
+// takes more time, so ejection gets fewer visits.
 constexpr size_t kMinEjectionItems = 1000;
 constexpr int64_t kEjectionVisits = 12'000'000'000;
 constexpr int64_t kEjectionVisitsAnItem = 1'000'000;
@@ -61,8 +54,8 @@ int64_t EjectionVisits(size_t items) {
       std::max(kEjectionVisits - 3 * n * (n / 2), kLeastEjectionVisits));
 }
 
-// CBC proves problems of 40 to 60 buffers, but not reliably; on larger ones it
-// only takes time.
+// CBC proves problems of 40 to 60 buffers, not reliably; on larger ones it only
+// takes time.
 constexpr size_t kMaxCbcItems = 60;
 
 // Runs the arms on one piece of the problem.
@@ -86,8 +79,6 @@ class PieceSolver {
     if (large && Open()) Eject(1);
     if (small && Open()) Search();
     if (options_.asked.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
-    // Additional effort continues from the usual result, so its result is never
-    // worse.
     if (options_.asked.effort > 1) {
       const int64_t nodes = NodesFor(n, kCapacityNodes);
       if (small) Descend(nodes, nodes * (options_.asked.effort - 1));
@@ -145,11 +136,10 @@ class PieceSolver {
     if (offsets) Adopt(*std::move(offsets), "ejection");
   }
 
-  // Runs the canonical search. With a capacity, tries only the capacity, with
-  // more nodes. Otherwise tries lower peaks with few nodes, so that a slow
-  // machine has a good plan soon. Then tries the bound, which proves
-  // optimality, with a limited budget because that may never be decided (as for
-  // MiniMalloc's D and J); then lower peaks again.
+  // Without a capacity, tries lower peaks with few nodes, so that a slow
+  // machine has a good plan soon; then the bound, which proves optimality, with
+  // a limited budget because that may never be decided (as for MiniMalloc's D
+  // and J); then lower peaks again.
   void Search() {
     const size_t n = problem_.items.size();
     if (options_.goal_is_capacity) {
@@ -164,8 +154,7 @@ class PieceSolver {
 
   // Searches for a peak below the best plan's by a part of the gap, and
   // continues from each plan found. The part halves with each failure; when it
-  // is small, it is reset and the nodes are doubled. With a capacity, tries
-  // only the capacity.
+  // is small, it is reset and the nodes are doubled.
   void Descend(int64_t nodes_each, int64_t nodes) {
     if (options_.goal_is_capacity && Open()) Ask("search", goal_, nodes);
     if (options_.goal_is_capacity) return;
@@ -199,12 +188,11 @@ class PieceSolver {
   const int64_t goal_;
   const PortfolioOptions& options_;
   Knowledge known_;
-  const std::function<bool()> expired_;
+  const Expired expired_;
   std::unique_ptr<Restarts> restarts_;
 };
 
-// Makes a piece's plan by replay, sweep and greedy race, because the plan of
-// the whole is not optimised for the piece's own peak.
+// Makes a piece's plan by replay, sweep and greedy race.
 Knowledge KnownOf(const Piece& piece, int64_t goal,
                   const PortfolioOptions& options) {
   Knowledge known{.offsets = ReplayAllocator(
@@ -212,9 +200,7 @@ Knowledge KnownOf(const Piece& piece, int64_t goal,
                   .bound = piece.problem.max_live,
                   .method = "replay"};
   known.peak = PeakOf(piece.problem, known.offsets);
-  const std::function<bool()> expired = [&options] {
-    return options.Expired();
-  };
+  const Expired expired = [&options] { return options.Expired(); };
   for (const Stack stack : {Stack::kGroups, Stack::kBySize}) {
     if (piece.problem.items.size() < kMinSweepItems || known.peak <= goal)
       break;
@@ -243,9 +229,8 @@ Knowledge KnownOf(const Piece& piece, int64_t goal,
 // A piece with this many items that is most of the problem is not raced again.
 constexpr size_t kMinItemsKept = 1000;
 
-// Derives a piece's plan from the plan of the whole problem. Peeled items live
-// throughout the piece, so every item above a peeled one moves down by its
-// size.
+// Derives a piece's plan from that of the whole problem: items above a peeled
+// one move down by its size.
 Knowledge KnownOf(const Problem& problem, const Knowledge& whole,
                   const Piece& piece) {
   std::vector<uint8_t> inside(problem.items.size(), 0);
@@ -319,8 +304,7 @@ void RunPieces(const Problem& problem, const PortfolioOptions& options,
       bound = piece.base + solved.bound;
       proved_by = solved.proved_by;
     }
-    // The first piece usually decides the peak. Later pieces need only be as
-    // low.
+    // Later pieces need only be as low as the first.
     if (piece.base + solved.peak > peak) {
       peak = piece.base + solved.peak;
       method = solved.method;

@@ -12,7 +12,7 @@
 
 namespace sluice::planner {
 
-// The known facts about a problem: its best placement so far and a lower bound.
+// A problem's best placement so far and a lower bound.
 struct Knowledge {
   Offsets offsets;
   int64_t peak = 0;
@@ -28,8 +28,7 @@ struct PortfolioOptions {
   absl::Time deadline;
   // The search ends with a plan of at most this peak. At least max_live.
   int64_t goal = 0;
-  // True: the goal is a capacity. Only a plan that meets it is useful, so arms
-  // try nothing else.
+  // Only a plan that meets the goal is useful, so arms try nothing else.
   bool goal_is_capacity = false;
   // Called before each arm and after each better plan.
   std::function<void(const std::string& arm, const Knowledge&)> progress;

@@ -11,12 +11,7 @@ struct LifetimeEvent {
   int64_t time;
   bool allocates;  // frees sort first: lifetimes are half-open
   size_t item;
-
-  bool operator<(const LifetimeEvent& other) const {
-    if (time != other.time) return time < other.time;
-    if (allocates != other.allocates) return !allocates;
-    return item < other.item;
-  }
+  auto operator<=>(const LifetimeEvent&) const = default;
 };
 
 // Gives items their slots: a new slot starts with each allocation that follows
@@ -80,6 +75,25 @@ int64_t RangeMax::Of(int32_t from, int32_t to) const {
   const std::vector<int64_t>& level = levels_[k];
   return std::max(level[static_cast<size_t>(from)],
                   level[static_cast<size_t>(to) - (size_t{1} << k)]);
+}
+
+std::vector<int64_t> NeighbourCounts(const Problem& problem) {
+  // The numbers of items born and dead before each slot.
+  std::vector<int64_t> born(problem.live.size() + 1);
+  std::vector<int64_t> dead(problem.live.size() + 1);
+  for (const Item& item : problem.items) {
+    ++born[static_cast<size_t>(item.lower) + 1];
+    ++dead[static_cast<size_t>(item.upper)];
+  }
+  std::partial_sum(born.begin(), born.end(), born.begin());
+  std::partial_sum(dead.begin(), dead.end(), dead.begin());
+  std::vector<int64_t> counts;
+  for (const Item& item : problem.items) {
+    // Items born before its end, less those dead at its birth.
+    counts.push_back(born[static_cast<size_t>(item.upper)] -
+                     dead[static_cast<size_t>(item.lower)]);
+  }
+  return counts;
 }
 
 void FinishProblem(Problem* problem) {

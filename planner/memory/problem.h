@@ -1,15 +1,15 @@
 // A trace in the normal form that the solvers use (internal to the planner).
 //
-// Nothing is lost: an optimal placement of the problem is one of the trace.
-// Sizes are rounded up to the alignment and divided by their greatest common
-// divisor (some optimal placement uses only sums of sizes as offsets). Time is
-// compressed to slots. A slot lasts from an allocation that follows a free to
-// the next such allocation (the maximal cliques of an interval graph). Empty
-// buffers are left out.
+// An optimal placement of the problem is one of the trace. Sizes are rounded up
+// to the alignment and divided by their greatest common divisor (some optimal
+// placement uses only sums of sizes as offsets). A slot of time lasts from an
+// allocation that follows a free to the next such allocation (the maximal
+// cliques of an interval graph). Empty buffers are left out.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "proto/base/units.h"
@@ -35,28 +35,33 @@ struct Problem {
   std::vector<size_t> source;  // items[k] is the trace's buffers[source[k]]
   std::vector<int64_t> live;   // units alive in each slot
   int64_t unit = 1;            // bytes per unit
-  // The maximum of `live`, a lower bound of any plan. `peak_slot` is the first
-  // slot that reaches it.
+  // The maximum of `live`, a lower bound of any plan, and its first slot.
   int64_t max_live = 0;
   int32_t peak_slot = 0;
 };
 
 // Offset of each item, in units.
 using Offsets = std::vector<int64_t>;
+// A permutation of item indices; the first is placed first.
+using Order = std::vector<uint32_t>;
+// Returns true once a solver must end with what it has.
+using Expired = std::function<bool()>;
 
 Problem Normalise(const plan::Trace& trace);
 
-// Finds the maximum over any range of `values`: O(n log n) memory, O(1) per
-// query.
+// The maximum over any range of `values`: O(n log n) memory, O(1) per query.
 class RangeMax {
  public:
   explicit RangeMax(const std::vector<int64_t>& values);
-  // Returns the maximum over [from, to), which must not be empty.
+  // Over [from, to), which must not be empty.
   int64_t Of(int32_t from, int32_t to) const;
 
  private:
   std::vector<std::vector<int64_t>> levels_;  // [k][i]: maximum of [i, i + 2^k)
 };
+
+// Returns for each item how many items, itself included, live together with it.
+std::vector<int64_t> NeighbourCounts(const Problem& problem);
 
 // Recomputes live, max_live and peak_slot from the items.
 void FinishProblem(Problem* problem);
@@ -66,8 +71,7 @@ void CompressSlots(Problem* problem);
 
 int64_t PeakOf(const Problem& problem, const Offsets& offsets);
 
-// Returns the placement in bytes and request order. The caller sets proof and
-// method.
+// Returns the placement in bytes and request order, without proof and method.
 plan::Placement ToPlacement(const Problem& problem, const Offsets& offsets,
                             const plan::Trace& trace);
 

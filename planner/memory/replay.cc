@@ -1,17 +1,16 @@
-#include "planner/memory/replay.h"
-
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <set>
+#include <span>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
-#include <vector>
+
+#include "planner/memory/arms.h"
 
 namespace sluice::planner {
 namespace {
@@ -24,9 +23,9 @@ struct Stay {
   uint32_t item;
 };
 
-// The rule that chooses a free range: among the `candidates` smallest ranges
-// that are large enough, the one with the least sum of `left_over` x (remainder
-// / size) and the mismatch of deaths. 0 candidates: best fit.
+// Chooses a free range: among the `candidates` smallest ranges that are large
+// enough, the one with the least sum of `left_over` x (remainder / size) and
+// the mismatch of deaths. 0 candidates: best fit.
 struct Rule {
   int candidates = 0;
   double left_over = 0;
@@ -147,8 +146,7 @@ class FreeList {
 // `limit`.
 std::optional<int64_t> Sweep(const Problem& problem, bool backward,
                              int32_t start, const Rule& rule, int64_t limit,
-                             const std::function<bool()>& expired,
-                             Offsets* offsets) {
+                             const Expired& expired, Offsets* offsets) {
   std::vector<Stay> births;
   std::vector<Stay> deaths;
   FreeList free(rule);
@@ -166,12 +164,11 @@ std::optional<int64_t> Sweep(const Problem& problem, bool backward,
       peak = std::max(peak, (*offsets)[k] + item.size);
     }
   }
-  std::sort(births.begin(), births.end(), [](const Stay& a, const Stay& b) {
-    return std::tie(a.begin, a.birth, a.item) <
-           std::tie(b.begin, b.birth, b.item);
+  std::ranges::sort(births, {}, [](const Stay& stay) {
+    return std::tie(stay.begin, stay.birth, stay.item);
   });
-  std::sort(deaths.begin(), deaths.end(), [](const Stay& a, const Stay& b) {
-    return std::tie(a.end, a.item) < std::tie(b.end, b.item);
+  std::ranges::sort(deaths, {}, [](const Stay& stay) {
+    return std::tie(stay.end, stay.item);
   });
   auto dead = deaths.begin();
   size_t placed = 0;
@@ -199,10 +196,8 @@ std::vector<uint32_t> StackOf(const Problem& problem, Stack stack) {
     }
   }
   const auto sort = [&](size_t from, size_t to, auto key) {
-    std::stable_sort(
-        order.begin() + static_cast<ptrdiff_t>(from),
-        order.begin() + static_cast<ptrdiff_t>(to),
-        [&](uint32_t a, uint32_t b) { return key(items[a]) < key(items[b]); });
+    std::ranges::stable_sort(std::span(order).subspan(from, to - from), {},
+                             [&](uint32_t k) { return key(items[k]); });
   };
   if (stack == Stack::kBySize) {
     sort(0, order.size(), [](const Item& item) { return -item.size; });
@@ -220,8 +215,7 @@ std::vector<uint32_t> StackOf(const Problem& problem, Stack stack) {
 
 }  // namespace
 
-Offsets ReplayAllocator(const Problem& problem,
-                        const std::function<bool()>& expired) {
+Offsets ReplayAllocator(const Problem& problem, const Expired& expired) {
   Offsets offsets(problem.items.size());
   if (Sweep(problem, /*backward=*/false, /*start=*/-1, {},
             std::numeric_limits<int64_t>::max(), expired, &offsets)) {
@@ -236,7 +230,7 @@ Offsets ReplayAllocator(const Problem& problem,
 
 std::optional<Offsets> SweepFromPeak(const Problem& problem, Stack stack,
                                      int64_t limit, int64_t target,
-                                     const std::function<bool()>& expired) {
+                                     const Expired& expired) {
   const int32_t peak = problem.peak_slot;
   Offsets stacked(problem.items.size());
   int64_t top = 0;

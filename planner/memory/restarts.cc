@@ -1,10 +1,10 @@
-#include "planner/memory/restarts.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+
+#include "planner/memory/search.h"
 
 namespace sluice::planner {
 namespace {
@@ -18,8 +18,7 @@ const char* const kOrders[] = {"TWA", "Twa", "WAT", "waT", "TAW", "Taw", "TOW",
                                "AWT", "awT", "OZW", "ZWT", "TZW", "OTA", "OWA"};
 
 constexpr int64_t kFirstBudget = 2000;
-// A mixture's budget in nodes per item: most mixtures that ever end do so
-// within it.
+// Nodes per item, within which most mixtures end that ever do.
 constexpr int64_t kMixtureNodes = 2;
 
 // Returns a number uniform in [low, high), the same on every machine.
@@ -83,8 +82,8 @@ Order Restarts::StaticOrder(const std::string& letters) const {
 }
 
 Order Restarts::Mixture(std::mt19937* random) const {
-  // Three of four mixtures are close to size^a lifetime^b with b > a: they end
-  // most often, nearly without backtracking. The others are arbitrary.
+  // Three of four mixtures are close to size^a lifetime^b with b > a, which end
+  // most often; the others are arbitrary.
   const bool near_area = Uniform(random, 0, 1) < 0.75;
   const auto pick = [&](double low, double high, double any_low,
                         double any_high) {
@@ -113,8 +112,8 @@ Order Restarts::Mixture(std::mt19937* random) const {
 }
 
 bool Restarts::Try(const Order& order, const std::string& name,
-                   int64_t capacity, int64_t budget,
-                   const std::function<bool()>& expired, SearchResult* result) {
+                   int64_t capacity, int64_t budget, const Expired& expired,
+                   SearchResult* result) {
   result->verdict = search_.Run(order, capacity, budget, expired);
   result->nodes += std::max<int64_t>(search_.nodes(), 1);
   if (result->verdict == Verdict::kUnknown) return false;
@@ -124,7 +123,7 @@ bool Restarts::Try(const Order& order, const std::string& name,
 }
 
 SearchResult Restarts::Ask(int64_t capacity, int64_t max_nodes,
-                           const std::function<bool()>& expired) {
+                           const Expired& expired) {
   SearchResult result;
   std::mt19937 random(1);
   const int64_t mixture_budget =

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -65,8 +66,7 @@ void CanonicalSearch::FindTwins() {
 }
 
 Verdict CanonicalSearch::Run(const Order& order, int64_t capacity,
-                             int64_t max_nodes,
-                             const std::function<bool()>& expired) {
+                             int64_t max_nodes, const Expired& expired) {
   nodes_ = 0;
   stopped_ = false;
   if (problem_.max_live > capacity) return Verdict::kImpossible;
@@ -133,8 +133,7 @@ bool CanonicalSearch::Branch(Part part, Mark last) {
     solved = effect.fits && Continue(Without(part, next.item), next, effect);
     if (solved) break;
     Rewind(before);
-    // No open item lives together with the placed one, so it blocks none, and
-    // another choice cannot help.
+    // Without a hat the placed item blocks none, so another choice cannot help.
     if (stopped_ || !effect.hat) break;
   }
   pool_.resize(first);
@@ -164,7 +163,7 @@ bool CanonicalSearch::PassedOver(uint32_t k, Mark last) const {
 
 // Returns whether item k, which was passed over (its lowest place is before the
 // mark), can rest on another open item that lives together with it and ends at
-// `limit` or below. The item that was found last is checked first.
+// `limit` or below.
 bool CanonicalSearch::CanRest(uint32_t k, Mark last, int64_t limit) {
   const auto holds = [&](uint32_t other) {
     return !placed_[other] &&
@@ -207,8 +206,7 @@ bool CanonicalSearch::SlotFits(size_t slot, Mark last) {
   return false;
 }
 
-// Returns whether the part may still fit: every slot fits, and every open item
-// has a place.
+// Returns whether every slot fits and every open item has a place.
 bool CanonicalSearch::Fits(Part part, Mark last) {
   const auto from = static_cast<size_t>(part.from);
   const auto to = static_cast<size_t>(part.to);
@@ -232,14 +230,11 @@ bool CanonicalSearch::Fits(Part part, Mark last) {
   return true;
 }
 
-// Splits a range into groups that no open item connects in time. Sorts the
-// range.
+// Sorts a range and splits it into groups that no open item connects in time.
 std::vector<CanonicalSearch::Part> CanonicalSearch::Split(Part whole) {
-  const auto begin = open_.begin() + static_cast<ptrdiff_t>(whole.begin);
-  const auto end = open_.begin() + static_cast<ptrdiff_t>(whole.end);
-  std::sort(begin, end, [this](uint32_t a, uint32_t b) {
-    return std::pair(items_[a].lower, a) < std::pair(items_[b].lower, b);
-  });
+  std::ranges::sort(
+      std::span(open_).subspan(whole.begin, whole.end - whole.begin), {},
+      [this](uint32_t k) { return std::pair(items_[k].lower, k); });
   std::vector<Part> parts;
   for (size_t i = whole.begin; i < whole.end; ++i) {
     const Item& item = items_[open_[i]];
@@ -269,11 +264,7 @@ void CanonicalSearch::AddCandidates(Part part, Mark last) {
     if (twin_[k] >= 0 && !placed_[static_cast<size_t>(twin_[k])]) continue;
     pool_.push_back({least_[k], rank_[k], k});
   }
-  std::sort(pool_.begin() + static_cast<ptrdiff_t>(first), pool_.end(),
-            [](const Candidate& a, const Candidate& b) {
-              return a.offset != b.offset ? a.offset < b.offset
-                                          : a.rank < b.rank;
-            });
+  std::ranges::sort(std::span(pool_).subspan(first));
 }
 
 CanonicalSearch::Part CanonicalSearch::Without(Part part, uint32_t item) {

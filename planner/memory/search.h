@@ -1,15 +1,15 @@
 // Canonical search (internal to the planner): decides whether a problem fits a
 // capacity. The algorithm is MiniMalloc's (Moffitt, ASPLOS'23, DOI
-// 10.1145/3623278.3624752), in our own code. README.md shows why each cut is
-// sound.
+// 10.1145/3623278.3624752). README.md shows why each cut is sound.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <random>
+#include <string>
 #include <vector>
 
-#include "planner/memory/orders.h"
+#include "planner/memory/greedy.h"
 #include "planner/memory/problem.h"
 
 namespace sluice::planner {
@@ -22,22 +22,20 @@ enum class Verdict {
 
 // Searches depth first over canonical placements: items are placed in ascending
 // (offset, rank), and each rests on 0 or on an item placed before it. Memory:
-// one entry per pair of items that live together, and one per slot that an item
-// lives in.
+// one entry per pair of items that live together.
 class CanonicalSearch {
  public:
   explicit CanonicalSearch(const Problem& problem);
 
-  // Runs the search. `order` ranks the items. `expired` is called every few
-  // hundred nodes.
+  // `order` ranks the items. `expired` is called every few hundred nodes.
   Verdict Run(const Order& order, int64_t capacity, int64_t max_nodes,
-              const std::function<bool()>& expired);
+              const Expired& expired);
 
   const Offsets& offsets() const { return least_; }  // valid after kFits
   int64_t nodes() const { return nodes_; }           // of the last Run
 
  private:
-  // The position of the last placement. The next one must not be before it.
+  // The last placement. The next one must not be before it.
   struct Mark {
     int64_t offset = 0;
     uint32_t rank = 0;
@@ -46,6 +44,7 @@ class CanonicalSearch {
     int64_t offset;
     uint32_t rank;
     uint32_t item;
+    auto operator<=>(const Candidate&) const = default;
   };
   struct Change {
     uint32_t item;
@@ -106,7 +105,7 @@ class CanonicalSearch {
   // State of one run.
   int64_t capacity_ = 0;
   int64_t max_nodes_ = 0;
-  const std::function<bool()>* expired_ = nullptr;
+  const Expired* expired_ = nullptr;
   int64_t nodes_ = 0;
   bool stopped_ = false;
   std::vector<uint32_t> rank_;
@@ -116,14 +115,56 @@ class CanonicalSearch {
   std::vector<int32_t> cover_;      // open items across a slot's first border
   std::vector<uint32_t> support_;   // [item]: the last item that CanRest found
   std::vector<uint32_t> witness_;   // [slot]: the last item that SlotFits found
-  // The slot and item of the last failure are checked first, because most dead
-  // ends have the same reason.
+  // The slot and item of the last failure are checked first: most dead ends
+  // have the same reason.
   size_t bad_slot_ = 0;
   uint32_t bad_item_ = 0;
   std::vector<uint32_t> open_;
   std::vector<uint32_t> position_;  // of an item in open_
   std::vector<Candidate> pool_;  // candidates of all nodes on the current path
   std::vector<Change> trail_;
+};
+
+struct SearchResult {
+  Verdict verdict = Verdict::kUnknown;
+  Offsets offsets;
+  std::string order;  // the order that decided
+  int64_t nodes = 0;  // spent
+};
+
+// Runs the canonical search with many static orders. The time that it takes
+// with one order is heavy-tailed: with most orders it never ends, with some it
+// ends after a few hundred nodes. So orders get small budgets in turn: the
+// classic orders with growing budgets, and between them random mixtures of
+// their criteria.
+class Restarts {
+ public:
+  explicit Restarts(const Problem& problem);
+
+  // Decides whether the problem fits `capacity`, with at most `max_nodes`
+  // nodes. The answer does not depend on earlier calls.
+  SearchResult Ask(int64_t capacity, int64_t max_nodes, const Expired& expired);
+
+ private:
+  struct Features {
+    double total;     // most units alive in a slot the item lives in
+    double lifetime;  // in the trace's time
+    double slots;     // lifetime in slots
+    double size;
+    double neighbours;  // number of items that live together with it
+  };
+
+  double Criterion(size_t k, char letter) const;
+  Order StaticOrder(const std::string& letters) const;
+  Order Mixture(std::mt19937* random) const;
+  // Returns whether the search with one order decided.
+  bool Try(const Order& order, const std::string& name, int64_t capacity,
+           int64_t budget, const Expired& expired, SearchResult* result);
+
+  const Problem& problem_;
+  CanonicalSearch search_;
+  std::vector<Features> features_;
+  std::vector<NamedOrder> statics_;
 };
 
 }  // namespace sluice::planner

@@ -1,13 +1,11 @@
-#include "planner/memory/window.h"
-
 #include <algorithm>
 #include <iterator>
 #include <string_view>
 #include <utility>
-#include <vector>
 
+#include "planner/memory/arms.h"
 #include "planner/memory/greedy.h"
-#include "planner/memory/restarts.h"
+#include "planner/memory/search.h"
 
 namespace sluice::planner {
 namespace {
@@ -15,8 +13,8 @@ namespace {
 // Numbers of items in the windows. The public LLM trace needed 638 items.
 constexpr size_t kWindows[] = {250, 700, 1500};
 constexpr int64_t kNodes = 200'000;
-// No wider window is tried after this many placements around frozen windows:
-// with 60,000 items they take long and rarely help.
+// No wider window is tried after this many placements around frozen windows,
+// which take long with 60,000 items and rarely help.
 constexpr size_t kPlacements = 400'000;
 
 // The orders of GreedyOrders that place the items outside the window.
@@ -60,7 +58,7 @@ std::vector<NamedOrder> RestOrders(const Problem& problem) {
 // Places the other items around the frozen ones by the best greedy order.
 GreedyResult PlaceRest(const Problem& problem, std::vector<NamedOrder> orders,
                        const Frozen& frozen, int64_t peak, int64_t target,
-                       const std::function<bool()>& expired) {
+                       const Expired& expired) {
   std::vector<uint8_t> is_frozen(problem.items.size(), 0);
   for (const uint32_t k : frozen.items) is_frozen[k] = 1;
   for (NamedOrder& named : orders) {
@@ -72,8 +70,7 @@ GreedyResult PlaceRest(const Problem& problem, std::vector<NamedOrder> orders,
 }  // namespace
 
 std::optional<Offsets> SolveWindow(const Problem& problem, int64_t peak,
-                                   int64_t target,
-                                   const std::function<bool()>& expired) {
+                                   int64_t target, const Expired& expired) {
   const Order order = ByDistance(problem);
   std::vector<NamedOrder> rest_orders;
   std::optional<Offsets> best;

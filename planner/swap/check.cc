@@ -1,5 +1,5 @@
 // Validates problems (node_swap.h) and the requests in profiles
-// (rank_fractions.h). Every error is one line with the path of the field.
+// (rank_fractions.h).
 #include <fmt/format.h>
 
 #include <cmath>
@@ -8,8 +8,6 @@
 #include <set>
 #include <utility>
 
-#include "planner/swap/given_fractions.h"
-#include "planner/swap/node_swap.h"
 #include "planner/swap/rank_fractions.h"
 #include "proto/base/status.h"
 
@@ -17,247 +15,229 @@ namespace sluice::planner {
 namespace {
 
 using SwapProblem = NodeSwapProblem;
-using plan::HostLimit;
 using plan::kOneKind;
-using plan::LinkCapacity;
 using plan::NodeResources;
 using plan::RankProfile;
 using plan::SkeletalClass;
 
-// A limit far above any machine's values, and far below the point at which
-// doubles lose whole seconds and bytes.
+// Far above any machine's values, far below where doubles lose whole units.
 constexpr double kMost = 1e18;
 
-template <typename... Args>
-absl::Status WrongInput(const std::string& path,
-                        fmt::format_string<Args...> what, Args&&... args) {
-  return absl::InvalidArgumentError(fmt::format(
-      "{}: {}", path, fmt::format(what, std::forward<Args>(args)...)));
-}
+// Keeps the first error. Every check is harmless after an error.
+class SwapChecker {
+ public:
+  explicit SwapChecker(const SwapProblem& problem) : problem_(problem) {}
 
-absl::Status NotNegative(const std::string& path, double value) {
-  if (std::isnan(value)) return WrongInput(path, "is not a number");
-  if (value < 0) return WrongInput(path, "{} is negative", value);
-  if (value > kMost) return WrongInput(path, "{} is above {:g}", value, kMost);
-  return absl::OkStatus();
-}
-
-absl::Status Positive(const std::string& path, double value) {
-  SLUICE_RETURN_IF_ERROR(NotNegative(path, value));
-  if (value == 0) return WrongInput(path, "is 0: it must be above");
-  return absl::OkStatus();
-}
-
-// Checks that `name` is not empty and differs from the names before it.
-absl::Status Unique(const std::string& path, const std::string& name,
-                    std::set<std::string>* seen) {
-  if (name.empty()) return WrongInput(path, "is empty");
-  if (!seen->insert(name).second) {
-    return WrongInput(path, "'{}' occurs twice", name);
+  absl::Status Check() {
+    CheckNode();
+    if (problem_.ranks.empty()) Wrong("ranks", "there is none");
+    for (size_t i = 0; i < problem_.ranks.size() && status_.ok(); ++i) {
+      CheckRank(fmt::format("ranks[{}].", i), problem_.ranks[i]);
+    }
+    return status_;
   }
-  return absl::OkStatus();
-}
 
-absl::Status CheckLinks(const SwapProblem& problem,
-                        std::set<std::string>* names) {
-  for (size_t i = 0; i < problem.links.size(); ++i) {
-    const SwapProblem::Link& link = problem.links[i];
-    const std::string path = fmt::format("links[{}].", i);
-    SLUICE_RETURN_IF_ERROR(Unique(path + "name", link.name, names));
-    SLUICE_RETURN_IF_ERROR(
-        Positive(path + "h2d_bytes_per_s", link.h2d_bytes_per_s));
-    SLUICE_RETURN_IF_ERROR(
-        Positive(path + "d2h_bytes_per_s", link.d2h_bytes_per_s));
-    if (link.total_bytes_per_s) {
-      SLUICE_RETURN_IF_ERROR(
-          Positive(path + "total_bytes_per_s", *link.total_bytes_per_s));
+ private:
+  using Names = std::set<std::string>;
+
+  template <typename... Args>
+  void Wrong(const std::string& path, fmt::format_string<Args...> what,
+             Args&&... args) {
+    if (!status_.ok()) return;
+    status_ = absl::InvalidArgumentError(fmt::format(
+        "{}: {}", path, fmt::format(what, std::forward<Args>(args)...)));
+  }
+
+  void NotNegative(const std::string& path, double value) {
+    if (std::isnan(value)) Wrong(path, "is not a number");
+    if (value < 0) Wrong(path, "{} is negative", value);
+    if (value > kMost) Wrong(path, "{} is above {:g}", value, kMost);
+  }
+
+  void Positive(const std::string& path, double value) {
+    NotNegative(path, value);
+    if (value == 0) Wrong(path, "is 0: it must be above");
+  }
+
+  // Checks that `name` is not empty and differs from the names before it.
+  void Unique(const std::string& path, const std::string& name, Names* seen) {
+    if (name.empty()) Wrong(path, "is empty");
+    if (!seen->insert(name).second) Wrong(path, "'{}' occurs twice", name);
+  }
+
+  void CheckNode() {
+    for (size_t i = 0; i < problem_.links.size(); ++i) {
+      const SwapProblem::Link& link = problem_.links[i];
+      const std::string path = fmt::format("links[{}].", i);
+      Unique(path + "name", link.name, &links_);
+      Positive(path + "h2d_bytes_per_s", link.h2d_bytes_per_s);
+      Positive(path + "d2h_bytes_per_s", link.d2h_bytes_per_s);
+      if (!link.total_bytes_per_s) continue;
+      Positive(path + "total_bytes_per_s", *link.total_bytes_per_s);
+    }
+    for (size_t i = 0; i < problem_.numa.size(); ++i) {
+      const SwapProblem::Numa& numa = problem_.numa[i];
+      const std::string path = fmt::format("numa[{}].", i);
+      if (numa.id < 0) Wrong(path + "id", "{} is negative", numa.id);
+      if (!numa_.insert(numa.id).second) {
+        Wrong(path + "id", "{} occurs twice", numa.id);
+      }
+      NotNegative(path + "host_budget_bytes", numa.host_budget_bytes);
+    }
+    for (size_t i = 0; i < problem_.hosts.size(); ++i) {
+      const std::string path = fmt::format("hosts[{}].", i);
+      Unique(path + "name", problem_.hosts[i].name, &hosts_);
+      NotNegative(path + "budget_bytes", problem_.hosts[i].budget_bytes);
     }
   }
-  return absl::OkStatus();
-}
 
-absl::Status CheckNuma(const SwapProblem& problem, std::set<int64_t>* ids) {
-  for (size_t i = 0; i < problem.numa.size(); ++i) {
-    const SwapProblem::Numa& numa = problem.numa[i];
-    const std::string path = fmt::format("numa[{}].", i);
-    if (numa.id < 0) return WrongInput(path + "id", "{} is negative", numa.id);
-    if (!ids->insert(numa.id).second) {
-      return WrongInput(path + "id", "{} occurs twice", numa.id);
+  void CheckRank(const std::string& path, const SwapProblem::Rank& rank) {
+    Unique(path + "name", rank.name, &ranks_);
+    if (!numa_.contains(rank.numa)) {
+      Wrong(path + "numa", "there is no NUMA node {}", rank.numa);
     }
-    SLUICE_RETURN_IF_ERROR(
-        NotNegative(path + "host_budget_bytes", numa.host_budget_bytes));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckHosts(const SwapProblem& problem,
-                        std::set<std::string>* names) {
-  for (size_t i = 0; i < problem.hosts.size(); ++i) {
-    const std::string path = fmt::format("hosts[{}].", i);
-    SLUICE_RETURN_IF_ERROR(Unique(path + "name", problem.hosts[i].name, names));
-    SLUICE_RETURN_IF_ERROR(
-        NotNegative(path + "budget_bytes", problem.hosts[i].budget_bytes));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckGiven(const std::string& path,
-                        const SwapProblem::Tensor& tensor) {
-  const std::pair<const char*, std::optional<double>> given[] = {
-      {"keep", tensor.given.keep}, {"swap", tensor.given.swap}};
-  for (const auto& [key, value] : given) {
-    if (value && !(*value >= 0 && *value <= 1)) {
-      return WrongInput(path + key, "{} is not between 0 and 1", *value);
+    CheckPlaces(path + "links", rank.links, links_, "link");
+    CheckPlaces(path + "hosts", rank.hosts, hosts_, "host limit");
+    if (rank.kinds.empty()) Wrong(path + "kinds", "there is none");
+    Names names;
+    for (size_t k = 0; k < rank.kinds.size(); ++k) {
+      const std::string at = KindPath(path, rank, k);
+      Unique(at + "name", rank.kinds[k].name, &names);
+      CheckLayers(at, rank.kinds[k]);
+    }
+    NotNegative(path + "gpu_budget_bytes", rank.gpu_budget_bytes);
+    NotNegative(path + "host_fixed_bytes", rank.host_fixed_bytes);
+    CheckTensors(path, rank);
+    for (size_t k = 0; k < rank.kinds.size(); ++k) {
+      CheckWindows(KindPath(path, rank, k), rank, k);
+    }
+    for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      CheckShared(fmt::format("{}tensors[{}].shared", path, t),
+                  rank.tensors[t]);
     }
   }
-  const double keep = tensor.given.keep.value_or(0);
-  if (keep > 0 && !tensor.can_keep) {
-    return WrongInput(path + "keep", "{} of a tensor that cannot be kept",
-                      keep);
-  }
-  const double sum = keep + tensor.given.swap.value_or(0);
-  if (sum > 1 + 1e-9) {
-    return WrongInput(path + "swap", "with keep it is {}: more than 1", sum);
-  }
-  const bool keeps = tensor.can_keep && !tensor.given.keep;
-  if (tensor.given.swap && !keeps && !tensor.recompute_s && sum < 1 - 1e-9) {
-    return WrongInput(path + "swap",
-                      "with keep it is {}: less than 1, and the rest cannot be "
-                      "recomputed",
-                      sum);
-  }
-  return absl::OkStatus();
-}
 
-absl::Status CheckTensor(const std::string& path,
-                         const SwapProblem::Tensor& tensor) {
-  SLUICE_RETURN_IF_ERROR(NotNegative(path + "bytes", tensor.bytes));
-  if (tensor.recompute_s) {
-    SLUICE_RETURN_IF_ERROR(
-        NotNegative(path + "recompute_s", *tensor.recompute_s));
-  } else if (tensor.must == SwapProblem::Must::kRecompute) {
-    return WrongInput(
-        path + "must",
-        "'recompute' of a tensor without recompute_s, which cannot "
-        "be recomputed");
-  }
-  return CheckGiven(path, tensor);
-}
-
-// Returns whether the same choices are open for both tensors.
-bool SameChoice(const SwapProblem::Tensor& a, const SwapProblem::Tensor& b) {
-  return a.must == b.must && a.given == b.given && a.can_keep == b.can_keep &&
-         a.recompute_s.has_value() == b.recompute_s.has_value();
-}
-
-absl::Status CheckPlaces(const std::string& path, const SwapProblem::Rank& rank,
-                         const std::set<std::string>& links,
-                         const std::set<int64_t>& numa,
-                         const std::set<std::string>& hosts) {
-  if (!numa.contains(rank.numa)) {
-    return WrongInput(path + "numa", "there is no NUMA node {}", rank.numa);
-  }
-  std::set<std::string> own;
-  for (size_t i = 0; i < rank.links.size(); ++i) {
-    const std::string at = fmt::format("{}links[{}]", path, i);
-    SLUICE_RETURN_IF_ERROR(Unique(at, rank.links[i], &own));
-    if (!links.contains(rank.links[i])) {
-      return WrongInput(at, "there is no link '{}'", rank.links[i]);
+  void CheckPlaces(const std::string& path, const std::vector<std::string>& own,
+                   const Names& all, const char* what) {
+    Names seen;
+    for (size_t i = 0; i < own.size(); ++i) {
+      const std::string at = fmt::format("{}[{}]", path, i);
+      Unique(at, own[i], &seen);
+      if (!all.contains(own[i])) {
+        Wrong(at, "there is no {} '{}'", what, own[i]);
+      }
     }
   }
-  std::set<std::string> in;
-  for (size_t i = 0; i < rank.hosts.size(); ++i) {
-    const std::string at = fmt::format("{}hosts[{}]", path, i);
-    SLUICE_RETURN_IF_ERROR(Unique(at, rank.hosts[i], &in));
-    if (!hosts.contains(rank.hosts[i])) {
-      return WrongInput(at, "there is no host limit '{}'", rank.hosts[i]);
+
+  // Returns the path of kind k's fields. If the kinds have no names, the fields
+  // are the rank's own.
+  static std::string KindPath(const std::string& path,
+                              const SwapProblem::Rank& rank, size_t k) {
+    const bool one = rank.kinds.size() == 1 && rank.kinds[0].name == kOneKind;
+    return one ? path : fmt::format("{}kinds[{}].", path, k);
+  }
+
+  void CheckLayers(const std::string& path, const SwapProblem::Kind& kind) {
+    if (kind.layers < 1) {
+      Wrong(path + "layers", "{} is below 1", kind.layers);
+    }
+    if (kind.layers > 1'000'000) {
+      Wrong(path + "layers", "{} is above 1000000", kind.layers);
+    }
+    if (kind.resident_layers < 0 || kind.resident_layers > kind.layers) {
+      Wrong(path + "resident_layers", "{} is not between 0 and layers, {}",
+            kind.resident_layers, kind.layers);
+    }
+    NotNegative(path + "forward_d2h_fixed_bytes", kind.forward_d2h_fixed_bytes);
+    NotNegative(path + "forward_h2d_fixed_bytes", kind.forward_h2d_fixed_bytes);
+    NotNegative(path + "backward_d2h_fixed_bytes",
+                kind.backward_d2h_fixed_bytes);
+    NotNegative(path + "backward_h2d_fixed_bytes",
+                kind.backward_h2d_fixed_bytes);
+  }
+
+  void CheckTensors(const std::string& path, const SwapProblem::Rank& rank) {
+    std::set<std::pair<size_t, std::string>> names;
+    for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      const SwapProblem::Tensor& tensor = rank.tensors[t];
+      const std::string at = fmt::format("{}tensors[{}].", path, t);
+      if (tensor.kind >= rank.kinds.size()) {
+        Wrong(at + "kind", "there is no kind {} of {}", tensor.kind,
+              rank.kinds.size());
+      }
+      if (tensor.name.empty()) Wrong(at + "name", "is empty");
+      if (!names.emplace(tensor.kind, tensor.name).second) {
+        Wrong(at + "name", "'{}' occurs twice", tensor.name);
+      }
+      NotNegative(at + "bytes", tensor.bytes);
+      if (tensor.recompute_s) {
+        NotNegative(at + "recompute_s", *tensor.recompute_s);
+      } else if (tensor.must == SwapProblem::Must::kRecompute) {
+        Wrong(at + "must",
+              "'recompute' of a tensor without recompute_s, which cannot be "
+              "recomputed");
+      }
+      CheckGiven(at, tensor);
     }
   }
-  return absl::OkStatus();
-}
 
-absl::Status CheckLayers(const std::string& path,
-                         const SwapProblem::Kind& kind) {
-  if (kind.layers < 1)
-    return WrongInput(path + "layers", "{} is below 1", kind.layers);
-  if (kind.layers > 1'000'000) {
-    return WrongInput(path + "layers", "{} is above 1000000", kind.layers);
-  }
-  if (kind.resident_layers < 0 || kind.resident_layers > kind.layers) {
-    return WrongInput(path + "resident_layers",
-                      "{} is not between 0 and layers, {}",
-                      kind.resident_layers, kind.layers);
-  }
-  const std::pair<const char*, double> amounts[] = {
-      {"forward_d2h_fixed_bytes", kind.forward_d2h_fixed_bytes},
-      {"forward_h2d_fixed_bytes", kind.forward_h2d_fixed_bytes},
-      {"backward_d2h_fixed_bytes", kind.backward_d2h_fixed_bytes},
-      {"backward_h2d_fixed_bytes", kind.backward_h2d_fixed_bytes}};
-  for (const auto& [key, value] : amounts) {
-    SLUICE_RETURN_IF_ERROR(NotNegative(path + key, value));
-  }
-  return absl::OkStatus();
-}
-
-// A backward window may be 0 only if backward copies nothing, as in frozen
-// layers.
-absl::Status CheckWindows(const std::string& path,
-                          const SwapProblem::Rank& rank, size_t k) {
-  const SwapProblem::Kind& kind = rank.kinds[k];
-  SLUICE_RETURN_IF_ERROR(
-      Positive(path + "forward_layer_s", kind.forward_layer_s));
-  double copied = kind.backward_d2h_fixed_bytes + kind.backward_h2d_fixed_bytes;
-  for (const SwapProblem::Tensor& tensor : rank.tensors) {
-    if (tensor.kind == k && !tensor.traffic_in_fixed) copied += tensor.bytes;
-  }
-  return copied > 0
-             ? Positive(path + "backward_layer_s", kind.backward_layer_s)
-             : NotNegative(path + "backward_layer_s", kind.backward_layer_s);
-}
-
-// Returns the path of kind k's fields. If the kinds have no names, the fields
-// are the rank's own.
-std::string KindPath(const std::string& path, const SwapProblem::Rank& rank,
-                     size_t k) {
-  const bool one = rank.kinds.size() == 1 && rank.kinds[0].name == kOneKind;
-  return one ? path : fmt::format("{}kinds[{}].", path, k);
-}
-
-absl::Status CheckAmounts(const std::string& path,
-                          const SwapProblem::Rank& rank) {
-  if (rank.kinds.empty()) return WrongInput(path + "kinds", "there is none");
-  std::set<std::string> names;
-  for (size_t k = 0; k < rank.kinds.size(); ++k) {
-    const std::string at = KindPath(path, rank, k);
-    SLUICE_RETURN_IF_ERROR(Unique(at + "name", rank.kinds[k].name, &names));
-    SLUICE_RETURN_IF_ERROR(CheckLayers(at, rank.kinds[k]));
-  }
-  SLUICE_RETURN_IF_ERROR(
-      NotNegative(path + "gpu_budget_bytes", rank.gpu_budget_bytes));
-  return NotNegative(path + "host_fixed_bytes", rank.host_fixed_bytes);
-}
-
-absl::Status CheckTensors(const std::string& path,
-                          const SwapProblem::Rank& rank) {
-  std::set<std::pair<size_t, std::string>> names;
-  for (size_t t = 0; t < rank.tensors.size(); ++t) {
-    const SwapProblem::Tensor& tensor = rank.tensors[t];
-    const std::string at = fmt::format("{}tensors[{}].", path, t);
-    if (tensor.kind >= rank.kinds.size()) {
-      return WrongInput(at + "kind", "there is no kind {} of {}", tensor.kind,
-                        rank.kinds.size());
+  void CheckGiven(const std::string& path, const SwapProblem::Tensor& tensor) {
+    const std::pair<const char*, std::optional<double>> given[] = {
+        {"keep", tensor.given.keep}, {"swap", tensor.given.swap}};
+    for (const auto& [key, value] : given) {
+      if (value && !(*value >= 0 && *value <= 1)) {
+        Wrong(path + key, "{} is not between 0 and 1", *value);
+      }
     }
-    if (tensor.name.empty()) return WrongInput(at + "name", "is empty");
-    if (!names.emplace(tensor.kind, tensor.name).second) {
-      return WrongInput(at + "name", "'{}' occurs twice", tensor.name);
+    const double keep = tensor.given.keep.value_or(0);
+    if (keep > 0 && !tensor.can_keep) {
+      Wrong(path + "keep", "{} of a tensor that cannot be kept", keep);
     }
-    SLUICE_RETURN_IF_ERROR(CheckTensor(at, tensor));
+    const double sum = keep + tensor.given.swap.value_or(0);
+    if (sum > 1 + 1e-9) {
+      Wrong(path + "swap", "with keep it is {}: more than 1", sum);
+    }
+    const bool keeps = tensor.can_keep && !tensor.given.keep;
+    if (tensor.given.swap && !keeps && !tensor.recompute_s && sum < 1 - 1e-9) {
+      Wrong(
+          path + "swap",
+          "with keep it is {}: less than 1, and the rest cannot be recomputed",
+          sum);
+    }
   }
-  for (size_t k = 0; k < rank.kinds.size(); ++k) {
-    SLUICE_RETURN_IF_ERROR(CheckWindows(KindPath(path, rank, k), rank, k));
+
+  // A backward window may be 0 only if backward copies nothing, as in frozen
+  // layers.
+  void CheckWindows(const std::string& path, const SwapProblem::Rank& rank,
+                    size_t k) {
+    const SwapProblem::Kind& kind = rank.kinds[k];
+    Positive(path + "forward_layer_s", kind.forward_layer_s);
+    double copied =
+        kind.backward_d2h_fixed_bytes + kind.backward_h2d_fixed_bytes;
+    for (const SwapProblem::Tensor& tensor : rank.tensors) {
+      if (tensor.kind == k && !tensor.traffic_in_fixed) copied += tensor.bytes;
+    }
+    NotNegative(path + "backward_layer_s", kind.backward_layer_s);
+    if (copied > 0) Positive(path + "backward_layer_s", kind.backward_layer_s);
   }
-  return absl::OkStatus();
-}
+
+  // The same choices must be open for all tensors of one shared name.
+  void CheckShared(const std::string& path, const SwapProblem::Tensor& b) {
+    if (b.shared.empty()) return;
+    const SwapProblem::Tensor& a = *shared_.emplace(b.shared, &b).first->second;
+    if (a.must != b.must || a.given != b.given || a.can_keep != b.can_keep ||
+        a.recompute_s.has_value() != b.recompute_s.has_value()) {
+      Wrong(path, "'{}' is shared, but not every rank may choose the same",
+            b.shared);
+    }
+  }
+
+  const SwapProblem& problem_;
+  absl::Status status_;
+  Names links_, hosts_, ranks_;
+  std::set<int64_t> numa_;
+  std::map<std::string, const SwapProblem::Tensor*> shared_;
+};
 
 // ---- Profiles --------------------------------------------------------------
 
@@ -288,7 +268,7 @@ absl::Status CheckClass(const RankProfile& p, const SkeletalClass& c) {
   return absl::OkStatus();
 }
 
-// Checks that every kind is listed once and every class belongs to one of them.
+// Every kind is listed once and every class belongs to one of them.
 absl::Status CheckKinds(const RankProfile& p) {
   std::set<std::string> names;
   for (const plan::LayerKind& kind : p.kinds) {
@@ -306,12 +286,13 @@ absl::Status CheckKinds(const RankProfile& p) {
   return absl::OkStatus();
 }
 
-absl::Status CheckPositions(const std::vector<size_t>& positions,
-                            const std::string& name, size_t count) {
-  for (const size_t at : positions) {
-    if (at >= count) {
+// Checks the positions of links or host limits among `count` profiles.
+absl::Status CheckPositions(const auto& limits, size_t count) {
+  for (const auto& limit : limits) {
+    for (const size_t at : limit.profiles) {
+      if (at < count) continue;
       return absl::InvalidArgumentError(
-          fmt::format("'{}' names profile {} of {}", name, at, count));
+          fmt::format("'{}' names profile {} of {}", limit.name, at, count));
     }
   }
   return absl::OkStatus();
@@ -320,33 +301,7 @@ absl::Status CheckPositions(const std::vector<size_t>& positions,
 }  // namespace
 
 absl::Status CheckNodeSwap(const SwapProblem& problem) {
-  std::set<std::string> links, hosts, ranks;
-  std::set<int64_t> numa;
-  std::map<std::string, const SwapProblem::Tensor*> shared;
-  SLUICE_RETURN_IF_ERROR(CheckLinks(problem, &links));
-  SLUICE_RETURN_IF_ERROR(CheckNuma(problem, &numa));
-  SLUICE_RETURN_IF_ERROR(CheckHosts(problem, &hosts));
-  if (problem.ranks.empty()) return WrongInput("ranks", "there is none");
-  for (size_t i = 0; i < problem.ranks.size(); ++i) {
-    const SwapProblem::Rank& rank = problem.ranks[i];
-    const std::string path = fmt::format("ranks[{}].", i);
-    SLUICE_RETURN_IF_ERROR(Unique(path + "name", rank.name, &ranks));
-    SLUICE_RETURN_IF_ERROR(CheckPlaces(path, rank, links, numa, hosts));
-    SLUICE_RETURN_IF_ERROR(CheckAmounts(path, rank));
-    SLUICE_RETURN_IF_ERROR(CheckTensors(path, rank));
-    for (size_t t = 0; t < rank.tensors.size(); ++t) {
-      const SwapProblem::Tensor& tensor = rank.tensors[t];
-      if (tensor.shared.empty()) continue;
-      const auto [first, added] = shared.emplace(tensor.shared, &tensor);
-      if (!added && !SameChoice(*first->second, tensor)) {
-        return WrongInput(
-            fmt::format("{}tensors[{}].shared", path, t),
-            "'{}' is shared, but not every rank may choose the same",
-            tensor.shared);
-      }
-    }
-  }
-  return absl::OkStatus();
+  return SwapChecker(problem).Check();
 }
 
 absl::Status CheckProfiles(const std::vector<RankProfile>& profiles,
@@ -362,15 +317,8 @@ absl::Status CheckProfiles(const std::vector<RankProfile>& profiles,
       SLUICE_RETURN_IF_ERROR(CheckClass(p, c));
     }
   }
-  for (const LinkCapacity& link : resources.links) {
-    SLUICE_RETURN_IF_ERROR(
-        CheckPositions(link.profiles, link.name, profiles.size()));
-  }
-  for (const HostLimit& host : resources.hosts) {
-    SLUICE_RETURN_IF_ERROR(
-        CheckPositions(host.profiles, host.name, profiles.size()));
-  }
-  return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(CheckPositions(resources.links, profiles.size()));
+  return CheckPositions(resources.hosts, profiles.size());
 }
 
 }  // namespace sluice::planner

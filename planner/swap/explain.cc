@@ -1,11 +1,10 @@
-#include "planner/swap/explain.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
 
+#include "planner/swap/rank_fractions.h"
 #include "planner/swap/swap_accounting.h"
 
 namespace sluice::planner {
@@ -13,11 +12,8 @@ namespace {
 
 using RowKind = CapacityRow::Kind;
 
-// A row is full within the plan's promised accuracy.
-constexpr double kFills = 1e-6;
-
-// A capacity above this counts as no limit; no machine has more.
-constexpr double kNoLimit = 1e17;
+constexpr double kFills = 1e-6;    // the plan's promised accuracy
+constexpr double kNoLimit = 1e17;  // no machine has a larger capacity
 
 // Rounds to six digits, because an LP's last digits differ between machines.
 double Rounded(double value) {
@@ -60,11 +56,10 @@ FullRow FullOf(const NodeSwapProblem& problem, const NodeSwapResult& result,
   for (const CapacityRow& row : result.rows) {
     if (!row.binds) continue;
     const NodeSwapProblem::Rank& r = problem.ranks[rank];
-    const bool host =
-        row.kind == RowKind::kLimit && IsIn(r, problem.hosts[row.index].name);
-    const bool link = !IsMemory(row) &&
-                      IsOn(r, problem.links[row.index].name) &&
-                      FillsIt(problem, result, row, rank, k);
+    const bool uses = Uses(problem, rank, row);
+    const bool host = row.kind == RowKind::kLimit && uses;
+    const bool link =
+        !IsMemory(row) && uses && FillsIt(problem, result, row, rank, k);
     if (!host && (!link || !full.kind.empty())) continue;
     full = {host ? "host" : "bandwidth",
             fmt::format("{} is full", RowName(problem, row))};
@@ -81,8 +76,7 @@ std::string Percent(double fraction) {
   return fmt::format("{:.1f} %", 100 * fraction);
 }
 
-// Returns the seconds that recomputing the whole class costs, by which classes
-// compete for memory.
+// Returns the cost of recomputing, by which classes compete for memory.
 std::string Price(const plan::SkeletalClass& c) {
   if (c.recompute_seconds <= 0) return "recomputing it costs nothing";
   const auto bytes = static_cast<double>(c.bytes_per_layer.count());

@@ -1,14 +1,13 @@
-#include "planner/swap/given_fractions.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <string>
+
+#include "planner/swap/rank_fractions.h"
 
 namespace sluice::planner {
 namespace {
 
-// Rounds up, with a tolerance for rounding errors.
+// Rounds up, except rounding errors.
 Bytes Whole(double bytes) {
   return Bytes(static_cast<int64_t>(std::ceil(bytes - 1e-3)));
 }

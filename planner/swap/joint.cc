@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
-#include <string>
 #include <utility>
 
-#include "planner/swap/joint_rows.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {
@@ -14,13 +11,11 @@ namespace {
 
 using SwapProblem = NodeSwapProblem;
 
-// Relative tolerance within which a stage's value is fixed.
-constexpr double kFixed = 1e-9;
-// An excess below this, summed over all rows, is rounding.
+constexpr double kFixed = 1e-9;  // relative tolerance of a stage's value
+// A sum of all rows' excesses below this is rounding.
 constexpr double kNoJointExcess = 1e-7;
 constexpr double kNoDigits = 1e-11;
-// Fractions this close to 0 or 1 are rounded to it.
-constexpr double kSnap = 1e-9;
+constexpr double kSnap = 1e-9;  // fractions this close to 0 or 1 become it
 
 double Snap(double fraction) {
   return fraction < kSnap ? 0 : fraction > 1 - kSnap ? 1 : fraction;
@@ -38,20 +33,16 @@ plan::TokenFractions CleanFractions(double swap, double recompute) {
 JointProgram::JointProgram(const SwapProblem& problem,
                            const JointProgram* hidden)
     : problem_(problem),
-      rows_(std::make_unique<JointRows>(
-          MakeJointRows(problem, /*stalls=*/hidden != nullptr))) {
+      rows_(MakeJointRows(problem, /*stalls=*/hidden != nullptr)) {
   if (hidden == nullptr) return;
-  rows_->solver->StartFrom(hidden->rows_->solver->basis(), /*dual=*/false);
+  rows_.solver->StartFrom(hidden->rows_.solver->basis(), /*dual=*/false);
 }
-
-JointProgram::~JointProgram() = default;
 
 // Minimises the objectives in turn, and fixes each at its optimum within 1e-9.
 // A later objective may use that tolerance, but not beyond `known`, a plan with
-// the same objectives so far. So rounding cannot make the answer worse than
-// `known`.
+// the same objectives so far.
 absl::Status JointProgram::Stages(const SwapObjective* known, size_t first) {
-  JointRows& s = *rows_;
+  JointRows& s = rows_;
   const std::pair<int, double SwapObjective::*> objectives[] = {
       {s.step, &SwapObjective::step_s},
       {s.recompute, &SwapObjective::recompute_s},
@@ -84,18 +75,18 @@ absl::Status JointProgram::Stages(const SwapObjective* known, size_t first) {
 
 NodeFractions JointProgram::Fractions() const {
   NodeFractions fractions;
-  for (const std::vector<TensorForms>& rank : rows_->tensors) {
-    std::vector<plan::TokenFractions>& all = fractions.emplace_back();
+  for (const std::vector<TensorForms>& rank : rows_.tensors) {
+    auto& all = fractions.emplace_back();
     for (const TensorForms& tensor : rank) {
-      all.push_back(CleanFractions(tensor.swap.At(*rows_->solver),
-                                   tensor.recompute.At(*rows_->solver)));
+      all.push_back(CleanFractions(tensor.swap.At(*rows_.solver),
+                                   tensor.recompute.At(*rows_.solver)));
     }
   }
   return fractions;
 }
 
 absl::StatusOr<double> JointProgram::LeastExcess(Answer* answer) {
-  JointRows& s = *rows_;
+  JointRows& s = rows_;
   SLUICE_ASSIGN_OR_RETURN(const double sum, s.solver->Minimise(s.excess_sum));
   answer->excess.clear();
   for (const int column : s.excess) {
@@ -104,11 +95,10 @@ absl::StatusOr<double> JointProgram::LeastExcess(Answer* answer) {
   return sum;
 }
 
-// Bounds the copy rates of layer kinds on links that mandatory copies overload.
-// A kind may use at most the capacity that the peak rates of the other ranks
-// leave, or its own mandatory rate if that is higher.
+// On links that mandatory copies overload, a kind may use at most the capacity
+// that the peak rates of the other ranks leave, or its own mandatory rate.
 absl::Status JointProgram::BoundKinds(const Answer& answer) {
-  JointRows& s = *rows_;
+  JointRows& s = rows_;
   if (s.kinds_sum == 0) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(s.solver->Minimise(s.kinds_sum).status());
   const auto most = [&](const JointRows::Rate& rate) {
@@ -123,8 +113,7 @@ absl::Status JointProgram::BoundKinds(const Answer& answer) {
     if (IsMemory(row) || answer.excess[i] < kNoDigits) continue;
     double all = 0;  // bytes/s
     const auto rate_of = [&](size_t r) -> const JointRows::Rate* {
-      const std::string& link = problem_.links[row.index].name;
-      return IsOn(problem_.ranks[r], link) ? &s.rates[r].at(row.kind) : nullptr;
+      return Uses(problem_, r, row) ? &s.rates[r].at(row.kind) : nullptr;
     };
     for (size_t r = 0; r < problem_.ranks.size(); ++r) {
       if (const JointRows::Rate* rate = rate_of(r))
@@ -151,13 +140,13 @@ absl::Status JointProgram::BoundKinds(const Answer& answer) {
 
 absl::StatusOr<JointProgram::Answer> JointProgram::Solve(
     const SwapObjective* known) {
-  JointRows& s = *rows_;
+  JointRows& s = rows_;
   Answer answer;
   SLUICE_ASSIGN_OR_RETURN(const double sum, LeastExcess(&answer));
   answer.feasible = answer.in_time = sum <= kNoJointExcess;
   if (!answer.feasible) {
-    // Memory is a hard limit, and links are not. With the excess of memory
-    // fixed at 0, the least excess of links is that of the mandatory copies.
+    // Memory is a hard limit, links are not: with the excess of memory fixed at
+    // 0, the least excess of links is that of the mandatory copies.
     answer.fractions = Fractions();
     for (size_t i = 0; i < s.excess.size(); ++i) {
       if (IsMemory(s.capacities[i])) s.solver->SetColumn(s.excess[i], 0, 0);
@@ -181,7 +170,7 @@ absl::StatusOr<JointProgram::Answer> JointProgram::Solve(
 
 absl::StatusOr<NodeFractions> JointProgram::SolveWithStalls(
     const Answer& hidden) {
-  JointRows& s = *rows_;
+  JointRows& s = rows_;
   for (size_t i = 0; i < s.excess.size(); ++i) {
     const bool digits = hidden.excess[i] < kNoDigits;
     const bool none = digits || !IsMemory(s.capacities[i]);
@@ -193,7 +182,7 @@ absl::StatusOr<NodeFractions> JointProgram::SolveWithStalls(
 
 absl::StatusOr<std::optional<NodeFractions>> JointProgram::SolveWithOneMore(
     size_t row) {
-  JointRows& s = *rows_;
+  JointRows& s = rows_;
   size_t first = 0;  // the first objective that may fall
   while (first < solved_.size() && solved_[first].prices[row] < kNoDigits) {
     ++first;

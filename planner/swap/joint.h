@@ -1,9 +1,11 @@
-// Solves the LP of README.md over all ranks of a node (internal to the
-// planner).
+// The two policies of a node (internal to the planner): the LP of README.md
+// over all ranks, and MEMO's one alpha per rank.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -13,35 +15,85 @@
 
 namespace sluice::planner {
 
-struct JointRows;
+// A linear form: constant + sum of coefficient * column.
+struct Form {
+  double constant = 0;
+  std::map<int, double> terms;
 
-// Builds and solves the LP of one problem.
-//
-// Thread safety: one owner.
+  void Add(const Form& other, double weight) {
+    constant += weight * other.constant;
+    for (const auto& [column, value] : other.terms) {
+      terms[column] += weight * value;
+    }
+  }
+  static Form Of(int column) { return {0, {{column, 1}}}; }
+  static Form Of(double constant) { return {constant, {}}; }
+  double At(const LinearSolver& solver) const {
+    double value = constant;
+    for (const auto& [column, weight] : terms) {
+      value += weight * solver.Value(column);
+    }
+    return value;
+  }
+};
+
+struct TensorForms {
+  Form swap;
+  Form recompute;
+};
+
+// The LP, and the meaning of its columns and rows.
+struct JointRows {
+  std::vector<CapacityRow> capacities;
+  std::vector<std::vector<TensorForms>> tensors;  // rank, tensor
+  LinearProgram program;
+  // Columns: the sum of excesses and the three objectives. Each has a unit that
+  // makes its value about 1.
+  int excess_sum = 0, step = 0, recompute = 0, moved = 0;
+  SwapObjective unit;             // of the objectives' columns
+  std::vector<int> excess;        // excess column of each capacity
+  std::vector<int> capacity_row;  // row of each capacity
+  std::vector<double> row_scale;  // bytes or bytes/s per unit of the row
+  // A rank's copy rate on its links, in units of its slowest link's capacity.
+  struct Rate {
+    int column = -1;
+    double unit = 0;
+    // One column per kind of layers, of which `column` is at least each. Empty
+    // for a rank with one kind.
+    std::vector<int> kinds;
+  };
+  std::vector<std::map<CapacityRow::Kind, Rate>> rates;  // rank, direction
+  int kinds_sum = 0;  // sum of the kinds' columns
+  std::unique_ptr<LinearSolver> solver;
+};
+
+// Builds the LP. `stalls`: passes may be longer than their windows, and `step`
+// and `recompute` count the additional time; columns and rows are the same.
+JointRows MakeJointRows(const NodeSwapProblem& problem, bool stalls);
+
+// Builds and solves the LP of one problem. Thread safety: one owner.
 class JointProgram {
  public:
-  // `problem` must have passed CheckNodeSwap and outlive the program. `hidden`
-  // is given if SolveWithStalls will be called instead of Solve: the program
-  // that Solve has solved without stalls.
+  // `problem` must have passed CheckNodeSwap and outlive the program. With
+  // `hidden`, the program that Solve has solved, this one is for
+  // SolveWithStalls.
   explicit JointProgram(const NodeSwapProblem& problem,
                         const JointProgram* hidden = nullptr);
-  ~JointProgram();
 
   struct Answer {
     bool feasible = false;    // a plan fits the memory
     bool in_time = false;     // and its copies fit the links
     NodeFractions fractions;  // those with the least excess if infeasible
-    // of each row of CapacitiesOf, in the row's unit
+    // Of each row of CapacitiesOf, in the row's unit.
     std::vector<double> excess;
   };
   // Solves the program without stalls. `known`: the objectives of another plan
-  // that fits, or null. The answer's objectives are never worse than `known`,
-  // not even by rounding.
+  // that fits, or null. The answer is never worse, not even by rounding.
   absl::StatusOr<Answer> Solve(const SwapObjective* known);
 
-  // Solves the program with copies that may take longer than their windows; the
-  // objectives count the additional time. `hidden` is the answer of Solve, and
-  // must be feasible. NotFound: rounding in `hidden` leaves no solution.
+  // Solves the program with copies that may take longer than their windows.
+  // `hidden` is the answer of Solve, and must be feasible. NotFound: rounding
+  // in `hidden` leaves no solution.
   absl::StatusOr<NodeFractions> SolveWithStalls(const Answer& hidden);
 
   // Solves again with the capacity of `row` raised by one unit (OneMore),
@@ -53,14 +105,13 @@ class JointProgram {
   // Minimises the sum of the rows' excesses. NotFound: excesses that are
   // already fixed allow no solution.
   absl::StatusOr<double> LeastExcess(Answer* answer);
-  // Minimises the objectives from number `first` on. Earlier ones keep their
-  // bounds.
+  // Minimises the objectives from number `first` on.
   absl::Status Stages(const SwapObjective* known, size_t first = 0);
   absl::Status BoundKinds(const Answer& answer);
   NodeFractions Fractions() const;
 
   const NodeSwapProblem& problem_;
-  const std::unique_ptr<JointRows> rows_;
+  JointRows rows_;
   // One solved stage: the objective's bound, the price of each capacity row,
   // and the final basis.
   struct Stage {
@@ -70,5 +121,18 @@ class JointProgram {
   };
   std::vector<Stage> solved_;
 };
+
+// ---- MEMO's policy (memo.cc) -----------------------------------------------
+
+struct MemoPlan {
+  std::vector<double> alpha;  // one per rank
+  NodeFractions fractions;
+  // The reason in one line if no alpha fits. The other fields are empty then.
+  std::string refusal;
+};
+
+// Divides every shared capacity evenly among its ranks, and gives each rank the
+// largest alpha that fits its part. Keeps on the GPU only what must be kept.
+MemoPlan PlanMemo(const NodeSwapProblem& problem);
 
 }  // namespace sluice::planner

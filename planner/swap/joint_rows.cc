@@ -1,9 +1,9 @@
-#include "planner/swap/joint_rows.h"
-
+// The columns and rows of the LP.
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <utility>
+
+#include "planner/swap/joint.h"
 
 namespace sluice::planner {
 namespace {
@@ -12,7 +12,6 @@ using SwapProblem = NodeSwapProblem;
 using RowKind = CapacityRow::Kind;
 using Direction = CapacityRow::Kind;  // of a link
 
-// Writes the rows.
 class RowWriter {
  public:
   RowWriter(const SwapProblem& problem, bool stalls, JointRows* rows)
@@ -32,8 +31,7 @@ class RowWriter {
   }
 
  private:
-  // Adds each tensor's three fractions. A fraction that is not open gets no
-  // column.
+  // Only open fractions get a column.
   void AddTensors(const SwapProblem::Rank& rank) {
     std::vector<TensorForms> all;
     for (const SwapProblem::Tensor& tensor : rank.tensors) {
@@ -82,9 +80,7 @@ class RowWriter {
   }
 
   enum Counted { kCopied, kSwapped, kKept, kSeconds };
-  // Returns a sum over rank r's tensors, each times the number of layers of its
-  // kind that are not resident. `counted` selects the bytes or seconds that are
-  // summed.
+  // Returns the bytes or seconds of all moving layers of rank r.
   Form RankForm(size_t r, Counted counted) const {
     Form sum;
     const SwapProblem::Rank& rank = problem_.ranks[r];
@@ -93,7 +89,10 @@ class RowWriter {
       const TensorForms& forms = s_.tensors[r][t];
       const double m = MovingLayers(rank, tensor);
       if (counted == kKept) {
-        sum.Add(forms.Keep(), m * tensor.bytes);
+        Form keep = Form::Of(1.0);
+        keep.Add(forms.swap, -1);
+        keep.Add(forms.recompute, -1);
+        sum.Add(keep, m * tensor.bytes);
       } else if (counted == kSeconds) {
         sum.Add(forms.recompute, m * tensor.recompute_s.value_or(0));
       } else if (counted == kSwapped || !tensor.traffic_in_fixed) {
@@ -117,9 +116,8 @@ class RowWriter {
   }
 
   // Returns one column that is at least `form`, so that rows over many ranks
-  // have one term per rank. (Factorising a basis takes time quadratic in the
-  // longest row, because Clp searches a row for each of its columns that it
-  // eliminates.)
+  // have one term per rank: factorising a basis takes Clp time quadratic in the
+  // longest row.
   Form AsColumn(Form form) {
     double unit = std::fabs(form.constant);
     for (const auto& [column, value] : form.terms) unit += std::fabs(value);
@@ -143,10 +141,7 @@ class RowWriter {
   using Passes = std::vector<Form>;
   static std::map<RowKind, Passes> PassesOf(const SwapProblem::Kind& kind,
                                             const Form& copied) {
-    const double ff = kind.forward_d2h_fixed_bytes;
-    const double fh = kind.forward_h2d_fixed_bytes;
-    const double bf = kind.backward_d2h_fixed_bytes;
-    const double bh = kind.backward_h2d_fixed_bytes;
+    const auto [f, b] = PassBytes(kind, 0);  // fixed
     const auto pass = [&copied](double moved, double fixed, double window) {
       // A pass without a window copies nothing.
       if (window <= 0) return Form{};
@@ -157,13 +152,12 @@ class RowWriter {
     const double tf = kind.forward_layer_s;
     const double tb = kind.backward_layer_s;
     return {
-        {Direction::kLinkD2h, {pass(1, ff, tf), pass(0, bf, tb)}},
-        {Direction::kLinkH2d, {pass(0, fh, tf), pass(1, bh, tb)}},
-        {Direction::kLinkTotal, {pass(1, ff + fh, tf), pass(1, bf + bh, tb)}}};
+        {Direction::kLinkD2h, {pass(1, f.d2h, tf), pass(0, b.d2h, tb)}},
+        {Direction::kLinkH2d, {pass(0, f.h2d, tf), pass(1, b.h2d, tb)}},
+        {Direction::kLinkTotal, {pass(1, f.total, tf), pass(1, b.total, tb)}}};
   }
 
-  // Adds README.md's columns D_r, H_r and U_r, each at least the rate that
-  // every kind needs.
+  // Adds README.md's columns D_r, H_r and U_r.
   void AddRates(size_t r) {
     const SwapProblem::Rank& rank = problem_.ranks[r];
     waits_.emplace_back();
@@ -189,18 +183,16 @@ class RowWriter {
     }
   }
 
-  // Returns the bytes that rank r copies per second of waiting. That is its
-  // share of its slowest link, in proportion to what the ranks on the link
-  // would copy if everything were swapped.
+  // Returns the bytes that rank r copies per second of waiting: its share of
+  // its slowest link, in proportion to what the ranks on the link would copy if
+  // everything were swapped.
   double WaitRate(size_t r, Direction direction) const {
     double rate = kUnbounded;
     for (const CapacityRow& row : s_.capacities) {
-      if (row.kind != direction) continue;
-      const std::string& link = problem_.links[row.index].name;
-      if (!IsOn(problem_.ranks[r], link)) continue;
+      if (row.kind != direction || !Uses(problem_, r, row)) continue;
       double all = 0;
       for (size_t other = 0; other < problem_.ranks.size(); ++other) {
-        if (!IsOn(problem_.ranks[other], link)) continue;
+        if (!Uses(problem_, other, row)) continue;
         all += RateOf(if_swapped_[other], row);
       }
       const double own = RateOf(if_swapped_[r], row);
@@ -209,13 +201,11 @@ class RowWriter {
     return rate < kUnbounded ? rate : 0;
   }
 
-  // Returns the capacity of the rank's slowest link, which is the unit of its
-  // rates, or 0 if no link limits it.
+  // Returns the capacity of the rank's slowest link, or 0 if no link limits it.
   double RateUnit(size_t r, Direction direction) const {
     double unit = 0;
     for (const CapacityRow& row : s_.capacities) {
-      if (row.kind != direction) continue;
-      if (!IsOn(problem_.ranks[r], problem_.links[row.index].name)) continue;
+      if (row.kind != direction || !Uses(problem_, r, row)) continue;
       unit = unit == 0 ? row.capacity : std::min(unit, row.capacity);
     }
     return unit;
@@ -244,18 +234,13 @@ class RowWriter {
   Form UseOf(const CapacityRow& row) const {
     Form used;
     for (size_t r = 0; r < problem_.ranks.size(); ++r) {
-      const SwapProblem::Rank& rank = problem_.ranks[r];
-      if (row.kind == RowKind::kHost) {
-        if (rank.numa != problem_.numa[row.index].id) continue;
+      if (!Uses(problem_, r, row)) continue;
+      if (row.kind == RowKind::kGpu) {
+        used.Add(RankForm(r, kKept), 1);
+      } else if (IsMemory(row)) {
         used.Add(swapped_[r], 1);
-        used.constant += rank.host_fixed_bytes;
-      } else if (row.kind == RowKind::kLimit) {
-        if (!IsIn(rank, problem_.hosts[row.index].name)) continue;
-        used.Add(swapped_[r], 1);
-        used.constant += rank.host_fixed_bytes;
-      } else if (row.kind == RowKind::kGpu) {
-        if (r == row.index) used.Add(RankForm(r, kKept), 1);
-      } else if (IsOn(rank, problem_.links[row.index].name)) {
+        used.constant += problem_.ranks[r].host_fixed_bytes;
+      } else {
         const JointRows::Rate& rate = s_.rates[r].at(row.kind);
         used.Add(Form::Of(rate.column), rate.unit);
       }

@@ -36,11 +36,10 @@ struct LinearProgram {
   }
 };
 
-// Solves one program repeatedly, each time from the last basis, as needed by
-// lexicographic stages and by "one more". Rows and bounds hold within 1e-9, so
-// scale the program to values and coefficients near 1.
-//
-// Thread safety: one owner; different solvers may run concurrently.
+// Solves one program repeatedly, each time from the last basis, for
+// lexicographic stages and "one more". Rows and bounds hold within 1e-9, so
+// scale the program to values and coefficients near 1. Thread safety: one
+// owner; different solvers may run concurrently.
 class LinearSolver {
  public:
   explicit LinearSolver(const LinearProgram& program);
@@ -56,8 +55,7 @@ class LinearSolver {
   // Returns a column's value at the last optimum.
   double Value(int column) const;
   // Returns the row's dual price: by how much, at most, the last optimum falls
-  // per unit of the row's upper bound. 0: raising the bound does not lower the
-  // optimum.
+  // per unit of the row's upper bound.
   double Price(int row) const;
 
   // The basis status of each column and row at the last optimum. A basic one is

@@ -1,27 +1,24 @@
-#include "planner/swap/memo.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+
+#include "planner/swap/joint.h"
 
 namespace sluice::planner {
 namespace {
 
 using SwapProblem = NodeSwapProblem;
-using RowKind = CapacityRow::Kind;
 
-// Tolerance for rounding of alpha.
 constexpr double kAlphaDigits = 1e-9;
 
-// Bytes as a function of alpha: fixed + alpha * slope.
+// Bytes: fixed + alpha * slope.
 struct Line {
   double fixed = 0;
   double slope = 0;
 };
 
-// Returns whether the tensor's swapped fraction is alpha. If a fraction to keep
-// is given, the tensor does not follow alpha and the rest is recomputed.
+// Returns whether the tensor's swapped fraction is alpha. With a given fraction
+// to keep, the rest is recomputed.
 bool IsFree(const SwapProblem::Tensor& tensor) {
   return tensor.must == SwapProblem::Must::kNothing && tensor.recompute_s &&
          !tensor.given.swap && tensor.given.keep.value_or(0) == 0;
@@ -40,11 +37,32 @@ plan::TokenFractions FractionsAtAlpha(const SwapProblem::Tensor& tensor,
   return f;
 }
 
-// Returns a rank's swapped bytes as a function of alpha. `layers` returns how
-// many layers of a tensor count.
+Fractions AtAlpha(const SwapProblem::Rank& rank, double alpha) {
+  Fractions fractions;
+  for (const SwapProblem::Tensor& tensor : rank.tensors) {
+    switch (tensor.must) {
+      case SwapProblem::Must::kKeep:
+        fractions.push_back({.keep = 1});
+        break;
+      case SwapProblem::Must::kSwap:
+        fractions.push_back({.swap = 1});
+        break;
+      case SwapProblem::Must::kRecompute:
+        fractions.push_back({.recompute = 1});
+        break;
+      case SwapProblem::Must::kNothing:
+        fractions.push_back(FractionsAtAlpha(tensor, alpha));
+        break;
+    }
+  }
+  return fractions;
+}
+
+// Returns a rank's swapped bytes. `layers` returns how many layers of a tensor
+// count.
 Line SwappedLine(const SwapProblem::Rank& rank, auto layers) {
   Line line;
-  const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank, 0);
+  const Fractions at_zero = AtAlpha(rank, 0);
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const SwapProblem::Tensor& tensor = rank.tensors[t];
     const double bytes = layers(tensor) * tensor.bytes;
@@ -64,14 +82,13 @@ class OneRank {
   const std::string& refusal() const { return refusal_; }
 
   void Solve() {
-    Links();
+    for (size_t k = 0; k < rank_.kinds.size(); ++k) LinksOfKind(k);
     Host();
     Gpu();
   }
 
  private:
-  // Lowers alpha until fixed + alpha * slope <= limit. `row` names the limit in
-  // a refusal.
+  // Lowers alpha until the bytes are at most `limit`, which `row` names.
   void AtMost(Line line, double limit, const std::string& row) {
     if (line.fixed > limit * (1 + kAlphaDigits)) {
       if (refusal_.empty()) {
@@ -84,10 +101,6 @@ class OneRank {
     if (line.slope > 0) {
       alpha_ = std::clamp((limit - line.fixed) / line.slope, 0.0, alpha_);
     }
-  }
-
-  void Links() {
-    for (size_t k = 0; k < rank_.kinds.size(); ++k) LinksOfKind(k);
   }
 
   void LinksOfKind(size_t k) {
@@ -108,19 +121,16 @@ class OneRank {
       const double part = 1 / Sharing([&link](const SwapProblem::Rank& other) {
                             return IsOn(other, link.name);
                           });
-      const double ff = kind.forward_d2h_fixed_bytes;
-      const double fh = kind.forward_h2d_fixed_bytes;
-      const double bf = kind.backward_d2h_fixed_bytes;
-      const double bh = kind.backward_h2d_fixed_bytes;
+      const auto [f, b] = PassBytes(kind, 0);  // fixed
       const std::string row = fmt::format("link '{}' ", link.name);
-      AtMost(rate(copied, ff, tf), link.d2h_bytes_per_s * part, row + "d2h");
-      AtMost(rate({}, bf, tb), link.d2h_bytes_per_s * part, row + "d2h");
-      AtMost(rate({}, fh, tf), link.h2d_bytes_per_s * part, row + "h2d");
-      AtMost(rate(copied, bh, tb), link.h2d_bytes_per_s * part, row + "h2d");
+      AtMost(rate(copied, f.d2h, tf), link.d2h_bytes_per_s * part, row + "d2h");
+      AtMost(rate({}, b.d2h, tb), link.d2h_bytes_per_s * part, row + "d2h");
+      AtMost(rate({}, f.h2d, tf), link.h2d_bytes_per_s * part, row + "h2d");
+      AtMost(rate(copied, b.h2d, tb), link.h2d_bytes_per_s * part, row + "h2d");
       if (!link.total_bytes_per_s) continue;
       const double total = *link.total_bytes_per_s * part;
-      AtMost(rate(copied, ff + fh, tf), total, row + "total");
-      AtMost(rate(copied, bf + bh, tb), total, row + "total");
+      AtMost(rate(copied, f.total, tf), total, row + "total");
+      AtMost(rate(copied, b.total, tb), total, row + "total");
     }
   }
 
@@ -149,7 +159,7 @@ class OneRank {
 
   void Gpu() {
     double kept = 0;
-    const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank_, 0);
+    const Fractions at_zero = AtAlpha(rank_, 0);
     for (size_t t = 0; t < rank_.tensors.size(); ++t) {
       const SwapProblem::Tensor& tensor = rank_.tensors[t];
       kept += MovingLayers(rank_, tensor) * tensor.bytes * at_zero[t].keep;
@@ -168,10 +178,11 @@ class OneRank {
   std::string refusal_;
 };
 
-// Returns, by shared name, the ranks that have a tensor of that name that
-// follows alpha.
-std::map<std::string, std::vector<size_t>> SharedBy(
-    const SwapProblem& problem) {
+// Gives ranks that share a fraction the lowest of their alphas. Repeats until
+// nothing changes, because a lowered alpha may affect further ranks through
+// another tensor.
+void MakeEqual(const SwapProblem& problem, std::vector<double>* alphas) {
+  // By shared name, the ranks with a tensor of that name that follows alpha.
   std::map<std::string, std::vector<size_t>> sharing;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     for (const SwapProblem::Tensor& tensor : problem.ranks[r].tensors) {
@@ -179,14 +190,6 @@ std::map<std::string, std::vector<size_t>> SharedBy(
       sharing[tensor.shared].push_back(r);
     }
   }
-  return sharing;
-}
-
-// Gives ranks that share a fraction the lowest of their alphas. Repeats until
-// nothing changes, because a lowered alpha may affect further ranks through
-// another tensor.
-void MakeEqual(const SwapProblem& problem, std::vector<double>* alphas) {
-  const auto sharing = SharedBy(problem);
   bool changed = true;
   while (changed) {
     changed = false;
@@ -202,28 +205,6 @@ void MakeEqual(const SwapProblem& problem, std::vector<double>* alphas) {
 }
 
 }  // namespace
-
-std::vector<plan::TokenFractions> AtAlpha(const SwapProblem::Rank& rank,
-                                          double alpha) {
-  std::vector<plan::TokenFractions> fractions;
-  for (const SwapProblem::Tensor& tensor : rank.tensors) {
-    switch (tensor.must) {
-      case SwapProblem::Must::kKeep:
-        fractions.push_back({.keep = 1});
-        break;
-      case SwapProblem::Must::kSwap:
-        fractions.push_back({.swap = 1});
-        break;
-      case SwapProblem::Must::kRecompute:
-        fractions.push_back({.recompute = 1});
-        break;
-      case SwapProblem::Must::kNothing:
-        fractions.push_back(FractionsAtAlpha(tensor, alpha));
-        break;
-    }
-  }
-  return fractions;
-}
 
 MemoPlan PlanMemo(const SwapProblem& problem) {
   MemoPlan plan;

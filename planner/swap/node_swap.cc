@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "planner/swap/joint.h"
-#include "planner/swap/memo.h"
 #include "planner/swap/swap_accounting.h"
 #include "proto/base/status.h"
 
@@ -26,8 +24,7 @@ template <typename Item, typename Key>
 std::vector<size_t> OrderOf(const std::vector<Item>& items, Key Item::*key) {
   std::vector<size_t> order(items.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return items[a].*key < items[b].*key; });
+  std::ranges::sort(order, {}, [&](size_t i) { return items[i].*key; });
   return order;
 }
 
@@ -39,9 +36,8 @@ std::vector<Item> Picked(const std::vector<Item>& items,
   return picked;
 }
 
-// The problem sorted by names. An LP may have many optima, and the order of
-// columns determines which one Clp finds, so sorting makes the result
-// independent of the caller's order.
+// The problem sorted by names, because the order of columns determines which
+// one of many optima Clp finds.
 struct Canonical {
   // Indices in the caller's problem.
   std::vector<size_t> links, numa, hosts, ranks;
@@ -79,8 +75,7 @@ SwapObjective Fall(const SwapObjective& from, const SwapObjective& to) {
           from.moved_bytes - to.moved_bytes};
 }
 
-// Returns whether `stalls` slows down no rank and makes the slowest one faster
-// by at least kWorthStalling.
+// Returns whether `stalls` slows down no rank and speeds up the slowest.
 bool IsWorthStalling(const SwapProblem& problem, const NodeFractions& hidden,
                      const NodeFractions& stalls) {
   const std::vector<RankSwap> before = RanksOf(problem, hidden);
@@ -95,7 +90,7 @@ bool IsWorthStalling(const SwapProblem& problem, const NodeFractions& hidden,
          StepWithStalls(problem, hidden) * (1 - kWorthStalling);
 }
 
-// Returns the objectives. `stalls`: the step includes waits for copies.
+// `stalls`: the step includes waits for copies.
 SwapObjective PricedObjective(const SwapProblem& problem,
                               const NodeFractions& fractions, bool stalls) {
   SwapObjective objective = ObjectiveOf(problem, fractions);
@@ -103,9 +98,8 @@ SwapObjective PricedObjective(const SwapProblem& problem,
   return objective;
 }
 
-// Sets one_more of full rows. Other rows gain nothing, because an LP's optimum
-// does not change with a row that is not tight. `stalls`: the objectives of
-// `program` include stalls.
+// Sets one_more of full rows; an LP's optimum does not change with another row.
+// `stalls`: the objectives of `program` include stalls.
 absl::Status BuyJoint(const SwapProblem& problem,
                       const NodeFractions& fractions, bool stalls,
                       JointProgram* program, std::vector<CapacityRow>* rows) {
@@ -115,7 +109,7 @@ absl::Status BuyJoint(const SwapProblem& problem,
     if (!row.binds) continue;
     if (row.excess > 0) {
       // More capacity of an overloaded link only shortens exposed copies.
-      const SwapProblem more = WithMore(problem, row, OneMore(row));
+      const SwapProblem more = WithOneMore(problem, row);
       row.one_more.step_s =
           StepWithStalls(problem, fractions) - StepWithStalls(more, fractions);
       continue;
@@ -127,12 +121,12 @@ absl::Status BuyJoint(const SwapProblem& problem,
   return absl::OkStatus();
 }
 
-// Sets one_more of all rows. A rank's alpha is limited by its part of a
-// capacity, so a row can limit an alpha even if it is not full.
+// Sets one_more of all rows: a rank's part of a capacity can limit its alpha
+// even if the row is not full.
 void BuyMemo(const SwapProblem& problem, const SwapObjective& now,
              std::vector<CapacityRow>* rows) {
   for (CapacityRow& row : *rows) {
-    const SwapProblem more = WithMore(problem, row, OneMore(row));
+    const SwapProblem more = WithOneMore(problem, row);
     row.one_more = Fall(now, ObjectiveOf(more, PlanMemo(more).fractions));
   }
 }
@@ -154,8 +148,7 @@ class Planner {
         program.Solve(result_.memo ? &result_.memo->objective : nullptr));
     if (joint.feasible) {
       result_.joint = ObjectiveOf(problem_, joint.fractions);
-      // If both plans are equal except for rounding, uses MEMO's, the simpler
-      // one.
+      // If both are equal except for rounding, MEMO's is the simpler one.
       if (result_.memo && NotWorse(result_.memo->objective, *result_.joint)) {
         result_.joint = result_.memo->objective;
         joint.fractions = memo.fractions;
@@ -229,7 +222,7 @@ class Planner {
   NodeSwapResult result_;
 };
 
-// Converts a result from the canonical order to the caller's.
+// Puts a result into the caller's order.
 void PutBack(const Canonical& canonical, const SwapProblem& given,
              NodeSwapResult* result) {
   const auto put = [&canonical](auto* values) {

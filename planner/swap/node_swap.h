@@ -3,9 +3,7 @@
 // README.md lists the rows.
 //
 // Bytes and seconds are doubles, because fractions of tensors are not whole
-// bytes and a problem is solved within 1e-9 relative.
-//
-// Thread safety: pure functions; Clp runs under one lock.
+// bytes. Thread safety: pure functions; Clp runs under one lock.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +13,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "proto/plan/fractions.h"
 #include "proto/plan/profile.h"
 
 namespace sluice::planner {
+
+// One per tensor of a rank, or per class of its profile.
+using Fractions = std::vector<plan::TokenFractions>;
 
 struct NodeSwapProblem {
   struct Link {
@@ -31,8 +31,7 @@ struct NodeSwapProblem {
     int64_t id = 0;
     double host_budget_bytes = 0;
   };
-  // A limit of the host memory that a group of ranks uses together, in addition
-  // to the limits of NUMA nodes.
+  // A limit of a group of ranks, in addition to those of NUMA nodes.
   struct Host {
     std::string name;
     double budget_bytes = 0;
@@ -43,26 +42,24 @@ struct NodeSwapProblem {
     size_t kind = 0;   // index into the rank's kinds
     double bytes = 0;  // per layer of that kind
     // Seconds per layer for all tokens, if the tensors before it are available.
-    // Unset: the tensor cannot be recomputed.
+    // Unset: it cannot be recomputed.
     std::optional<double> recompute_s;
     Must must = Must::kNothing;
-    // The kind's `…_fixed_bytes` count its copies whatever is chosen, so
-    // swapping it costs only host memory.
+    // `…_fixed_bytes` count its copies, so swapping it costs only host memory.
     bool traffic_in_fixed = false;
     bool can_keep = true;
     plan::GivenFractions given;
     // Tensors with the same name here, on any rank, have the same fractions.
-    // Empty: not shared.
     std::string shared;
   };
-  // Equal layers of a rank. Copies of a layer overlap with its own compute.
+  // Equal layers of a rank. Copies of a layer overlap only with its own
+  // compute.
   struct Kind {
     std::string name = plan::kOneKind;
     int64_t layers = 0;
     int64_t resident_layers = 0;
     // Windows: the measured wall times of a layer's passes, including waits.
-    // They are above 0, except for a backward that copies nothing (as of frozen
-    // layers).
+    // Above 0, except for a backward that copies nothing (of frozen layers).
     double forward_layer_s = 0;
     double backward_layer_s = 0;
     // Traffic per layer that does not depend on the plan.
@@ -87,11 +84,10 @@ struct NodeSwapProblem {
   std::vector<Rank> ranks;
 };
 
-// kHidden: like kJoint, but without plans that expose copies because that is
-// faster.
+// kHidden: kJoint without plans that expose copies because that is faster.
 enum class SwapPolicy { kJoint, kHidden, kMemo };
 
-// The objectives, in the order in which they are minimised.
+// In the order in which they are minimised.
 struct SwapObjective {
   double step_s = 0;       // the slowest rank's step
   double recompute_s = 0;  // sum over all ranks
@@ -103,10 +99,10 @@ struct RankSwap {
   double step_s = 0;
   double stall_s = 0;    // compute waits for copies; not in step_s
   bool slowest = false;  // no other rank's step is longer
-  std::vector<plan::TokenFractions> tensors;
+  Fractions tensors;
 };
 
-// A row of the LP that limits a capacity of the node or of a GPU.
+// A row of the LP that limits a capacity.
 struct CapacityRow {
   enum class Kind { kLinkD2h, kLinkH2d, kLinkTotal, kHost, kLimit, kGpu };
   Kind kind = Kind::kHost;
@@ -114,26 +110,24 @@ struct CapacityRow {
   double used = 0;      // bytes/s if the row is a link's, else bytes
   double capacity = 0;  // in the same unit as `used`
   bool binds = false;   // full within 1e-6
-  // Missing capacity as a fraction of `capacity` (in 1 GiB or 1 GB/s if
-  // `capacity` is 0). Set for memory if no plan fits, and for a link also if
-  // copies overload it.
+  // Missing capacity as a fraction of `capacity` (of 1 GiB or 1 GB/s if that is
+  // 0). Set for memory if no plan fits, for a link also if copies overload it.
   double excess = 0;
-  // By how much each objective falls if the row gets one more GB/s or GiB and
-  // the problem is solved again. Later objectives may rise when earlier ones
-  // fall.
+  // By how much each objective falls if the row gets one more GB/s or GiB.
+  // Later objectives may rise when earlier ones fall.
   SwapObjective one_more;
 };
 
 struct NodeSwapResult {
   bool feasible = false;  // under the requested policy
-  // Whether all copies are hidden by the windows. Overloaded links do not make
-  // a plan infeasible: the step then takes `stall_s` longer than the objective
-  // says. Links are overloaded if mandatory copies exceed them (then no other
-  // copies are added), or if exposed copies are faster than recomputing.
+  // Whether all copies are hidden by the windows. If not, because mandatory
+  // copies exceed a link (then no other copies are added) or exposed copies are
+  // faster than recomputing, the step takes `stall_s` longer than the objective
+  // says.
   bool in_time = true;
   double stall_s = 0;
   // Set if the plan exposes copies because that is faster: the slowest rank's
-  // step, with its stalls, of the plan that does not.
+  // step, with stalls, without that.
   std::optional<double> hidden_step_s;
   std::optional<SwapObjective> joint;
   struct Memo {
@@ -155,12 +149,12 @@ std::string RowName(const NodeSwapProblem& problem, const CapacityRow& row);
 std::string TensorName(const NodeSwapProblem::Rank& rank,
                        const NodeSwapProblem::Tensor& tensor);
 
-// Checks the problem. InvalidArgument: the message has the path of the wrong
-// field: `ranks[3].tensors[1].bytes: -1 is negative`.
+// InvalidArgument has the path of the wrong field:
+// `ranks[3].tensors[1].bytes: -1 is negative`.
 absl::Status CheckNodeSwap(const NodeSwapProblem& problem);
 
-// Plans the node. The result does not depend on the order of ranks, links and
-// NUMA nodes. InvalidArgument: CheckNodeSwap's. Internal: Clp failed.
+// The result does not depend on the order of ranks, links and NUMA nodes.
+// InvalidArgument: CheckNodeSwap's. Internal: Clp failed.
 absl::StatusOr<NodeSwapResult> PlanNodeSwap(
     const NodeSwapProblem& problem, SwapPolicy policy = SwapPolicy::kJoint);
 

@@ -9,9 +9,6 @@
 #include <set>
 #include <utility>
 
-#include "planner/swap/explain.h"
-#include "planner/swap/given_fractions.h"
-#include "planner/swap/node_swap.h"
 #include "planner/swap/swap_accounting.h"
 #include "proto/base/status.h"
 
@@ -25,68 +22,38 @@ using plan::RankProfile;
 using plan::SkeletalClass;
 
 constexpr double kUnlimitedBytes = 1e18;
-// The window of a forward that was not measured. It is practically 0, so it
-// hides no copies.
+// The window of a forward that was not measured, which hides no copies.
 constexpr double kUnmeasured = 1e-9;
-
-// The problem with its given fractions. The referenced objects must outlive it.
-struct GivenNode {
-  const std::vector<plan::RankProfile>& profiles;
-  const plan::NodeResources& resources;
-  const std::vector<Bytes>& gpu_room;  // by rank, as in PlanFractions
-  std::vector<Fractions> given_only;   // by rank, from GivenOnly
-};
 
 // ---- The profiles as an LP's problem ----------------------------------------
 
-class Node {
- public:
+struct Node {
+  const std::vector<RankProfile>& profiles;
+  const NodeResources& resources;
+  const std::vector<Bytes>& gpu_room;            // by rank, as in PlanFractions
+  std::vector<Fractions> given_only;             // by rank, from GivenOnly
+  std::vector<std::vector<bool>> hides_nothing;  // rank, kind
+  NodeSwapProblem problem;
+
   Node(const std::vector<RankProfile>& profiles, const NodeResources& resources,
-       const std::vector<Bytes>& gpu_room)
-      : given_{profiles, resources, gpu_room, {}} {
-    for (const RankProfile& p : profiles) {
-      given_.given_only.push_back(GivenOnly(p));
-      hides_nothing_.emplace_back();
-      for (size_t k = 0; k < p.kinds.size(); ++k) {
-        hides_nothing_.back().push_back(HidesNothing(p, k));
-      }
-    }
-    // Limits of host memory have names, so all ranks share one NUMA node
-    // without a limit.
-    problem_.numa.push_back({0, kUnlimitedBytes});
-    for (size_t r = 0; r < profiles.size(); ++r) AddRank(r);
-    for (const LinkCapacity& link : resources.links) AddLink(link);
-    for (const HostLimit& host : resources.hosts) AddHost(host);
-  }
-
-  const NodeSwapProblem& problem() const { return problem_; }
-  const GivenNode& given() const { return given_; }
-  bool hides_nothing(size_t r, size_t k) const { return hides_nothing_[r][k]; }
-
- private:
+       const std::vector<Bytes>& gpu_room);
   void AddRank(size_t r);
   void AddLink(const LinkCapacity& link);
-  void AddHost(const HostLimit& host);
   NodeSwapProblem::Tensor TensorOf(size_t r, const SkeletalClass& c) const;
   bool OneOfJobHidesNothing(int64_t job, const std::string& kind) const;
-
-  GivenNode given_;
-  NodeSwapProblem problem_;
-  std::vector<std::vector<bool>> hides_nothing_;  // rank, kind
 };
 
 bool Node::OneOfJobHidesNothing(int64_t job, const std::string& kind) const {
-  for (size_t r = 0; r < given_.profiles.size(); ++r) {
-    const std::optional<size_t> k = plan::FindKind(given_.profiles[r], kind);
-    if (k && hides_nothing_[r][*k] && given_.profiles[r].job == job)
-      return true;
+  for (size_t r = 0; r < profiles.size(); ++r) {
+    const std::optional<size_t> k = plan::FindKind(profiles[r], kind);
+    if (k && hides_nothing[r][*k] && profiles[r].job == job) return true;
   }
   return false;
 }
 
 NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
   using Must = NodeSwapProblem::Must;
-  const RankProfile& p = given_.profiles[r];
+  const RankProfile& p = profiles[r];
   const size_t kind = *plan::FindKind(p, c.kind);
   NodeSwapProblem::Tensor tensor{
       .name = c.name,
@@ -96,7 +63,7 @@ NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
       .must = c.must_swap ? Must::kSwap : Must::kNothing,
       // Copies of a kind without a window are exposed, so no link's row counts
       // them.
-      .traffic_in_fixed = c.traffic_in_fixed || hides_nothing_[r][kind],
+      .traffic_in_fixed = c.traffic_in_fixed || hides_nothing[r][kind],
       .can_keep = c.can_keep};
   if (c.must_swap) return tensor;
   tensor.given = GivenOf(p, c);
@@ -106,7 +73,7 @@ NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
   }
   // If copies cannot be hidden, only mandatory copies are made.
   const bool no_copies =
-      c.shared ? OneOfJobHidesNothing(p.job, c.kind) : hides_nothing_[r][kind];
+      c.shared ? OneOfJobHidesNothing(p.job, c.kind) : hides_nothing[r][kind];
   if (no_copies && !c.traffic_in_fixed && !tensor.given.swap) {
     tensor.given.swap = 0;
   }
@@ -129,38 +96,53 @@ NodeSwapProblem::Kind KindOf(const plan::LayerKind& k, bool hides_nothing) {
 }
 
 void Node::AddRank(size_t r) {
-  const RankProfile& p = given_.profiles[r];
+  const RankProfile& p = profiles[r];
   NodeSwapProblem::Rank rank;
-  rank.name = RankName(given_.profiles, r);
-  rank.gpu_budget_bytes =
-      p.settled ? kUnlimitedBytes : AsDouble(given_.gpu_room[r]);
+  rank.name = RankName(profiles, r);
+  rank.gpu_budget_bytes = p.settled ? kUnlimitedBytes : AsDouble(gpu_room[r]);
   rank.kinds.clear();
   for (size_t k = 0; k < p.kinds.size(); ++k) {
-    rank.kinds.push_back(KindOf(p.kinds[k], hides_nothing_[r][k]));
+    rank.kinds.push_back(KindOf(p.kinds[k], hides_nothing[r][k]));
   }
   rank.host_fixed_bytes = AsDouble(p.host_fixed);
   for (const SkeletalClass& c : p.classes) {
     rank.tensors.push_back(TensorOf(r, c));
   }
-  problem_.ranks.push_back(std::move(rank));
+  problem.ranks.push_back(std::move(rank));
 }
 
 void Node::AddLink(const LinkCapacity& link) {
   if (link.d2h_bytes_per_second <= 0 || link.h2d_bytes_per_second <= 0) return;
   for (const size_t r : link.profiles) {
-    problem_.ranks[r].links.push_back(link.name);
+    problem.ranks[r].links.push_back(link.name);
   }
-  problem_.links.push_back({.name = link.name,
-                            .h2d_bytes_per_s = link.h2d_bytes_per_second,
-                            .d2h_bytes_per_s = link.d2h_bytes_per_second,
-                            .total_bytes_per_s = link.both_bytes_per_second});
+  problem.links.push_back({.name = link.name,
+                           .h2d_bytes_per_s = link.h2d_bytes_per_second,
+                           .d2h_bytes_per_s = link.d2h_bytes_per_second,
+                           .total_bytes_per_s = link.both_bytes_per_second});
 }
 
-void Node::AddHost(const HostLimit& host) {
-  for (const size_t r : host.profiles) {
-    problem_.ranks[r].hosts.push_back(host.name);
+Node::Node(const std::vector<RankProfile>& profiles,
+           const NodeResources& resources, const std::vector<Bytes>& gpu_room)
+    : profiles(profiles), resources(resources), gpu_room(gpu_room) {
+  for (const RankProfile& p : profiles) {
+    given_only.push_back(GivenOnly(p));
+    hides_nothing.emplace_back();
+    for (size_t k = 0; k < p.kinds.size(); ++k) {
+      hides_nothing.back().push_back(HidesNothing(p, k));
+    }
   }
-  problem_.hosts.push_back({host.name, AsDouble(host.bytes)});
+  // Limits of host memory have names, so all ranks share one NUMA node without
+  // a limit.
+  problem.numa.push_back({0, kUnlimitedBytes});
+  for (size_t r = 0; r < profiles.size(); ++r) AddRank(r);
+  for (const LinkCapacity& link : resources.links) AddLink(link);
+  for (const HostLimit& host : resources.hosts) {
+    for (const size_t r : host.profiles) {
+      problem.ranks[r].hosts.push_back(host.name);
+    }
+    problem.hosts.push_back({host.name, AsDouble(host.bytes)});
+  }
 }
 
 // ---- Given fractions that do not fit ----------------------------------------
@@ -170,9 +152,8 @@ std::string Amount(double bytes) {
   return fmt::format("{} ({} bytes)", FormatBytes(whole), whole.count());
 }
 
-// Returns one line if the least host memory of the limit's ranks exceeds it, or
-// "" if it fits.
-std::string TooMuchHost(const GivenNode& node, const HostLimit& host) {
+// Returns one line if the least host memory of the limit's ranks exceeds it.
+std::string TooMuchHost(const Node& node, const HostLimit& host) {
   Bytes need;
   double fixed = 0, slope = 0;  // bytes = fixed + the user's alpha * slope
   std::optional<double> flag;
@@ -218,7 +199,7 @@ std::string TooMuchHost(const GivenNode& node, const HostLimit& host) {
       Amount(AsDouble(host.bytes)), hint);
 }
 
-std::string TooMuchKept(const GivenNode& node, size_t r) {
+std::string TooMuchKept(const Node& node, size_t r) {
   const RankProfile& p = node.profiles[r];
   const Bytes kept = KeptBytesOf(p, node.given_only[r]);
   if (p.settled || kept <= node.gpu_room[r]) return "";
@@ -236,7 +217,7 @@ struct Refusal {
 
 // Returns the first limit that the given fractions exceed, host memory before
 // GPUs, or nullopt if they fit.
-std::optional<Refusal> RefusalOf(const GivenNode& node) {
+std::optional<Refusal> RefusalOf(const Node& node) {
   for (const HostLimit& host : node.resources.hosts) {
     std::string why = TooMuchHost(node, host);
     if (!why.empty()) return Refusal{std::move(why), "host_memory"};
@@ -250,17 +231,14 @@ std::optional<Refusal> RefusalOf(const GivenNode& node) {
 
 // ---- From the LP's fractions to the plan's ----------------------------------
 
-// Chosen fractions are rounded down to multiples of this. The loss is
-// negligible, and the plan is the same on every machine even if the LP's last
-// digits differ.
+// Chosen fractions are rounded down to multiples of this, so that the plan is
+// the same on every machine even if the LP's last digits differ.
 constexpr double kStep = 1.0 / 4096;
 constexpr double kUnlimitedRate = std::numeric_limits<double>::infinity();
-// A fraction below this is a rounding error.
-constexpr double kNothing = 1e-6;
-// Tolerance for link rates; links are measured less exactly.
-constexpr double kCutDigits = 1e-7;
+constexpr double kNothing = 1e-6;    // a smaller fraction is rounding
+constexpr double kCutDigits = 1e-7;  // tolerance for link rates
 
-// Rounds down to a step, with a tolerance for an LP's rounding.
+// Rounds down to a step, except an LP's rounding.
 double CutDown(double fraction) {
   const double steps = std::floor(fraction / kStep + 1e-4);
   return std::clamp(steps * kStep, 0.0, 1.0);
@@ -272,14 +250,14 @@ double Most(const std::vector<CopyRates>& kinds, double CopyRates::*way) {
   return most;
 }
 
-// Returns whether the ranks' rates stay within the link's capacity, or within
-// the rates of the mandatory copies if those are higher, whichever kinds run at
-// the same time.
-bool LinkHolds(const GivenNode& node, const NodeSwapProblem& problem,
-               const LinkCapacity& link, const std::vector<Fractions>& all) {
+// Returns whether the ranks' rates stay within the link's capacity, or those of
+// the mandatory copies if they are higher, whichever kinds run at the same
+// time.
+bool LinkHolds(const Node& node, const LinkCapacity& link,
+               const std::vector<Fractions>& all) {
   std::vector<std::vector<CopyRates>> used, least;  // rank of the link, kind
   for (const size_t r : link.profiles) {
-    const NodeSwapProblem::Rank& rank = problem.ranks[r];
+    const NodeSwapProblem::Rank& rank = node.problem.ranks[r];
     used.push_back(RatesOfKinds(rank, all[r]));
     least.push_back(RatesOfKinds(rank, node.given_only[r]));
   }
@@ -304,10 +282,9 @@ bool LinkHolds(const GivenNode& node, const NodeSwapProblem& problem,
                link.both_bytes_per_second.value_or(kUnlimitedRate));
 }
 
-// Returns whether the fractions fit host limits, GPUs and links. Links are not
-// checked with `stalls`, because copies may then be exposed.
-bool FitsResources(const GivenNode& node, const NodeSwapProblem& problem,
-                   const std::vector<Fractions>& all, bool stalls) {
+// With `stalls`, copies may be exposed, so links are not checked.
+bool FitsResources(const Node& node, const std::vector<Fractions>& all,
+                   bool stalls) {
   for (const HostLimit& host : node.resources.hosts) {
     Bytes used;
     for (const size_t r : host.profiles) {
@@ -322,22 +299,19 @@ bool FitsResources(const GivenNode& node, const NodeSwapProblem& problem,
     }
   }
   for (const LinkCapacity& link : node.resources.links) {
-    if (!stalls && !LinkHolds(node, problem, link, all)) return false;
+    if (!stalls && !LinkHolds(node, link, all)) return false;
   }
   return true;
 }
 
-// Rounds the LP's fractions down, then lowers them by `steps_back` steps more.
-// `fill`: a class of which the LP recomputes nothing is swapped up to its last
-// row.
-std::vector<Fractions> CutAll(const GivenNode& node,
-                              const NodeSwapProblem& problem,
-                              const NodeSwapResult& result, bool fill,
-                              int steps_back) {
+// Rounds the LP's fractions down, then lowers them by `steps_back` steps.
+// `fill`: a class of which the LP recomputes nothing is swapped whole.
+std::vector<Fractions> CutAll(const Node& node, const NodeSwapResult& result,
+                              bool fill, int steps_back) {
   std::vector<Fractions> all = node.given_only;
   for (size_t r = 0; r < node.profiles.size(); ++r) {
     for (size_t i = 0; i < all[r].size(); ++i) {
-      const NodeSwapProblem::Tensor& tensor = problem.ranks[r].tensors[i];
+      const NodeSwapProblem::Tensor& tensor = node.problem.ranks[r].tensors[i];
       if (tensor.must != NodeSwapProblem::Must::kNothing) continue;
       const plan::TokenFractions& from = result.ranks[r].tensors[i];
       plan::TokenFractions& to = all[r][i];
@@ -356,28 +330,24 @@ std::vector<Fractions> CutAll(const GivenNode& node,
 }
 
 // Returns the LP's answer in multiples of 1/4096, within every limit to the
-// byte, or only the given fractions if no rounding fits. Given fractions are
-// not changed. `problem` must be made from `node`. REQUIRES: RefusalOf returns
-// nullopt.
-std::vector<Fractions> CutFractions(const GivenNode& node,
-                                    const NodeSwapProblem& problem,
+// byte, or only the given fractions if no rounding fits. REQUIRES: RefusalOf
+// returns nullopt.
+std::vector<Fractions> CutFractions(const Node& node,
                                     const NodeSwapResult& result) {
-  std::vector<Fractions> all = CutAll(node, problem, result, /*fill=*/true, 0);
+  std::vector<Fractions> all = CutAll(node, result, /*fill=*/true, 0);
   const bool stalls = result.hidden_step_s.has_value();
-  if (FitsResources(node, problem, all, stalls)) return all;
-  // The rounded fractions may be a step too high, so lower them all step by
-  // step.
+  if (FitsResources(node, all, stalls)) return all;
+  // The rounded fractions may be a step too high.
   for (int back = 0; back < 64; ++back) {
-    all = CutAll(node, problem, result, /*fill=*/false, back);
-    if (FitsResources(node, problem, all, stalls)) return all;
+    all = CutAll(node, result, /*fill=*/false, back);
+    if (FitsResources(node, all, stalls)) return all;
   }
   return node.given_only;
 }
 
 // ---- The plan -------------------------------------------------------------
 
-// Returns the swapped fraction of all bytes except those of classes that must
-// be swapped.
+// Returns the swapped fraction of all bytes that need not be swapped.
 double AlphaOf(const RankProfile& p, const Fractions& fractions) {
   double swapped = 0, bytes = 0;
   std::set<double> all;
@@ -415,32 +385,29 @@ absl::StatusOr<FractionsPlan> PlanFractions(
     const std::vector<Bytes>& gpu_room) {
   const Node node(profiles, resources, gpu_room);
   FractionsPlan plan;
-  if (std::optional<Refusal> refusal = RefusalOf(node.given())) {
+  if (std::optional<Refusal> refusal = RefusalOf(node)) {
     plan.infeasible = std::move(refusal->why);
     plan.limited_by = std::move(refusal->limited_by);
     const FullRows nothing{.own = {"host", "nothing fits"}, .job = {}};
     for (size_t r = 0; r < profiles.size(); ++r) {
       const std::vector<FullRows> full(profiles[r].kinds.size(), nothing);
-      plan.ranks.push_back(Explained(profiles[r], node.given().given_only[r],
-                                     full,
-                                     /*stalls=*/false));
+      plan.ranks.push_back(
+          Explained(profiles[r], node.given_only[r], full, /*stalls=*/false));
     }
     return plan;
   }
   SLUICE_ASSIGN_OR_RETURN(const NodeSwapResult result,
-                          PlanNodeSwap(node.problem()));
+                          PlanNodeSwap(node.problem));
   if (!result.feasible) {
     return absl::InternalError(
         "the swap plan does not fit, at fractions that do");
   }
-  plan.limits = LimitsOf(node.problem(), result);
-  const std::vector<Fractions> all =
-      CutFractions(node.given(), node.problem(), result);
+  plan.limits = LimitsOf(node.problem, result);
+  const std::vector<Fractions> all = CutFractions(node, result);
   for (size_t r = 0; r < profiles.size(); ++r) {
-    std::vector<FullRows> full =
-        FullRowsOf(profiles, node.problem(), result, r);
+    std::vector<FullRows> full = FullRowsOf(profiles, node.problem, result, r);
     for (size_t k = 0; k < full.size(); ++k) {
-      if (!node.hides_nothing(r, k) || !full[k].own.kind.empty()) continue;
+      if (!node.hides_nothing[r][k] || !full[k].own.kind.empty()) continue;
       full[k].own = {"bandwidth",
                      fmt::format("a pass of rank {} has no measured window "
                                  "that could hide a copy",

@@ -1,11 +1,13 @@
 // Plans what the ranks of a node keep, swap and recompute, class by class, in
-// fractions that the runtime can use (internal to the planner).
+// fractions that the runtime can use, and explains it in words (internal to the
+// planner).
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "planner/swap/node_swap.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 #include "proto/plan/request.h"
@@ -36,10 +38,69 @@ absl::StatusOr<FractionsPlan> PlanFractions(
     const std::vector<plan::RankProfile>& profiles,
     const plan::NodeResources& resources, const std::vector<Bytes>& gpu_room);
 
-// Checks the profiles. InvalidArgument, one line: a rank has two profiles,
-// requests contradict each other, a settled profile has open choices, or an
-// index is out of range.
+// InvalidArgument, one line: a rank has two profiles, requests contradict each
+// other, a settled profile has open choices, or an index is out of range.
 absl::Status CheckProfiles(const std::vector<plan::RankProfile>& profiles,
                            const plan::NodeResources& resources);
+
+// ---- Given fractions (given_fractions.cc) -----------------------------------
+
+// Returns a class's given fractions: requested for the class, set by the user's
+// alpha, or fixed because the runtime has no choice.
+plan::GivenFractions GivenOf(const plan::RankProfile& profile,
+                             const plan::SkeletalClass& skeletal);
+
+// Returns the given fractions of all classes; what is open is recomputed.
+Fractions GivenOnly(const plan::RankProfile& profile);
+
+// Return the swapped and the kept bytes of all layers.
+Bytes HostBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
+Bytes KeptBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
+inline double AsDouble(Bytes bytes) {
+  return static_cast<double>(bytes.count());
+}
+
+// Returns whether the kind has a pass that copies but has no measured window,
+// so that no copy can overlap with it.
+bool HidesNothing(const plan::RankProfile& profile, size_t kind);
+
+// ---- Explanations (explain.cc), for `sluicectl plan show ID --explain` ------
+
+// Returns "3", or "3 of job 1" if there are several jobs.
+std::string RankName(const std::vector<plan::RankProfile>& profiles,
+                     size_t rank);
+
+// Returns the use of links, host limits and GPUs that keep something, and the
+// gain from one more unit of each.
+std::vector<plan::PlanLimit> LimitsOf(const NodeSwapProblem& problem,
+                                      const NodeSwapResult& result);
+
+// The full capacity that limits the layers of one kind: the first full host
+// limit, or else a full link.
+struct FullRow {
+  std::string kind;  // "host" or "bandwidth"; empty if nothing is full
+  // "link pcie0 d2h is full", and if there are several kinds "… while layers of
+  // kind 'dense' run".
+  std::string what;
+};
+struct FullRows {
+  FullRow own;  // among the capacities that the rank uses
+  FullRow job;  // among those of the whole job, which limit shared classes
+};
+// Returns the full capacities for each kind of the rank's profile.
+std::vector<FullRows> FullRowsOf(const std::vector<plan::RankProfile>& profiles,
+                                 const NodeSwapProblem& problem,
+                                 const NodeSwapResult& result, size_t rank);
+
+// Returns RankPlan::alpha_limited_by.
+std::string LimitedBy(const plan::RankProfile& profile,
+                      const Fractions& fractions,
+                      const std::vector<FullRows>& full);
+
+// Returns one line per class: why it is kept, swapped or recomputed. `stalls`:
+// the plan exposes copies because that is faster.
+std::vector<std::string> WhyOf(const plan::RankProfile& profile,
+                               const Fractions& fractions,
+                               const std::vector<FullRows>& full, bool stalls);
 
 }  // namespace sluice::planner

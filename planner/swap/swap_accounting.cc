@@ -10,10 +10,8 @@ namespace {
 using SwapProblem = NodeSwapProblem;
 using RowKind = CapacityRow::Kind;
 
-// Full within a plan's promised accuracy.
-constexpr double kBinds = 1e-6;
+constexpr double kBinds = 1e-6;  // a plan's promised accuracy
 constexpr double kSlowest = 1e-9;
-constexpr double kUnlimitedCapacity = 1e300;
 
 // Bytes of all layers, by place.
 struct Held {
@@ -21,8 +19,7 @@ struct Held {
   double swapped = 0;  // in host memory
 };
 
-Held HeldOf(const SwapProblem::Rank& rank,
-            const std::vector<plan::TokenFractions>& fractions) {
+Held HeldOf(const SwapProblem::Rank& rank, const Fractions& fractions) {
   Held sum;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const SwapProblem::Tensor& tensor = rank.tensors[t];
@@ -36,7 +33,7 @@ Held HeldOf(const SwapProblem::Rank& rank,
 // Returns the bytes that one layer of kind k swaps in addition to its fixed
 // traffic.
 double CopiedOf(const SwapProblem::Rank& rank, size_t k,
-                const std::vector<plan::TokenFractions>& fractions) {
+                const Fractions& fractions) {
   double sum = 0;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const SwapProblem::Tensor& tensor = rank.tensors[t];
@@ -46,9 +43,22 @@ double CopiedOf(const SwapProblem::Rank& rank, size_t k,
   return sum;
 }
 
+CopyRates RatesOf(const SwapProblem::Kind& kind, double copied) {
+  const PassBytes bytes(kind, copied);
+  const auto most = [&](double CopyRates::*way) {
+    const auto rate = [way](const CopyRates& pass, double window) {
+      return pass.*way > 0 ? pass.*way / window : 0;
+    };
+    return std::max(rate(bytes.forward, kind.forward_layer_s),
+                    rate(bytes.backward, kind.backward_layer_s));
+  };
+  return {.d2h = most(&CopyRates::d2h),
+          .h2d = most(&CopyRates::h2d),
+          .total = most(&CopyRates::total)};
+}
+
 // Returns the maximum rates over all kinds.
-CopyRates PeakRates(const SwapProblem::Rank& rank,
-                    const std::vector<plan::TokenFractions>& fractions) {
+CopyRates PeakRates(const SwapProblem::Rank& rank, const Fractions& fractions) {
   CopyRates peak;
   for (const CopyRates& rates : RatesOfKinds(rank, fractions)) {
     peak.d2h = std::max(peak.d2h, rates.d2h);
@@ -58,8 +68,7 @@ CopyRates PeakRates(const SwapProblem::Rank& rank,
   return peak;
 }
 
-double AddedSeconds(const SwapProblem::Rank& rank,
-                    const std::vector<plan::TokenFractions>& fractions) {
+double AddedSeconds(const SwapProblem::Rank& rank, const Fractions& fractions) {
   double sum = 0;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const SwapProblem::Tensor& tensor = rank.tensors[t];
@@ -73,103 +82,62 @@ double UseOf(const SwapProblem& problem, const NodeFractions& fractions,
              const CapacityRow& row) {
   double used = 0;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    if (!Uses(problem, r, row)) continue;
     const SwapProblem::Rank& rank = problem.ranks[r];
-    if (row.kind == RowKind::kHost) {
-      if (rank.numa != problem.numa[row.index].id) continue;
+    if (row.kind == RowKind::kGpu) {
+      used += HeldOf(rank, fractions[r]).kept;
+    } else if (IsMemory(row)) {
       used += HeldOf(rank, fractions[r]).swapped + rank.host_fixed_bytes;
-    } else if (row.kind == RowKind::kLimit) {
-      if (!IsIn(rank, problem.hosts[row.index].name)) continue;
-      used += HeldOf(rank, fractions[r]).swapped + rank.host_fixed_bytes;
-    } else if (row.kind == RowKind::kGpu) {
-      if (r == row.index) used += HeldOf(rank, fractions[r]).kept;
-    } else if (IsOn(rank, problem.links[row.index].name)) {
+    } else {
       used += RateOf(PeakRates(rank, fractions[r]), row);
     }
   }
   return used;
 }
 
-// One of a link's three rows.
-struct LinkRow {
-  double used = 0;
-  double capacity = 0;
-};
-
 // Returns the seconds of a layer's pass: its window, or longer if its copies
 // take longer. On an overloaded link, a rank's share is proportional to its
 // use.
 double PassSeconds(double window, double bytes, double rate,
-                   const LinkRow& row) {
-  if (row.used <= row.capacity || rate <= 0) return window;
-  return std::max(window, bytes * row.used / (rate * row.capacity));
+                   const CapacityRow& link) {
+  if (link.used <= link.capacity || rate <= 0) return window;
+  return std::max(window, bytes * link.used / (rate * link.capacity));
 }
 
-struct NodeRates {
-  std::vector<CopyRates> ranks;
-  std::vector<LinkRow> d2h, h2d, total;  // one per link
-};
-
-NodeRates RatesOfNode(const SwapProblem& problem,
-                      const NodeFractions& fractions) {
-  NodeRates all;
-  for (size_t r = 0; r < problem.ranks.size(); ++r) {
-    all.ranks.push_back(PeakRates(problem.ranks[r], fractions[r]));
-  }
-  for (const SwapProblem::Link& link : problem.links) {
-    LinkRow out{.capacity = link.d2h_bytes_per_s};
-    LinkRow in{.capacity = link.h2d_bytes_per_s};
-    LinkRow both{.capacity =
-                     link.total_bytes_per_s.value_or(kUnlimitedCapacity)};
-    for (size_t r = 0; r < problem.ranks.size(); ++r) {
-      if (!IsOn(problem.ranks[r], link.name)) continue;
-      out.used += all.ranks[r].d2h;
-      in.used += all.ranks[r].h2d;
-      both.used += all.ranks[r].total;
-    }
-    all.d2h.push_back(out);
-    all.h2d.push_back(in);
-    all.total.push_back(both);
-  }
-  return all;
-}
-
-// Returns the seconds by which one layer of a kind exceeds its windows if it
-// swaps `copied` bytes.
-double LayerStall(const SwapProblem& problem, const NodeRates& all, size_t r,
+// Returns the seconds by which one layer that swaps `copied` bytes exceeds its
+// windows. `links`: the rows of the rank's links; `rates`: its highest ones.
+double LayerStall(const std::vector<CapacityRow>& links, const CopyRates& rates,
                   const SwapProblem::Kind& kind, double copied) {
-  const SwapProblem::Rank& rank = problem.ranks[r];
-  const double fo = copied + kind.forward_d2h_fixed_bytes;
-  const double fi = kind.forward_h2d_fixed_bytes;
-  const double bo = kind.backward_d2h_fixed_bytes;
-  const double bi = copied + kind.backward_h2d_fixed_bytes;
+  const PassBytes bytes(kind, copied);
   double forward = kind.forward_layer_s, backward = kind.backward_layer_s;
-  for (size_t l = 0; l < problem.links.size(); ++l) {
-    if (!IsOn(rank, problem.links[l].name)) continue;
-    const CopyRates& rate = all.ranks[r];
-    forward = PassSeconds(forward, fo, rate.d2h, all.d2h[l]);
-    forward = PassSeconds(forward, fi, rate.h2d, all.h2d[l]);
-    forward = PassSeconds(forward, fo + fi, rate.total, all.total[l]);
-    backward = PassSeconds(backward, bo, rate.d2h, all.d2h[l]);
-    backward = PassSeconds(backward, bi, rate.h2d, all.h2d[l]);
-    backward = PassSeconds(backward, bo + bi, rate.total, all.total[l]);
+  for (const CapacityRow& link : links) {
+    const double rate = RateOf(rates, link);
+    forward = PassSeconds(forward, RateOf(bytes.forward, link), rate, link);
+    backward = PassSeconds(backward, RateOf(bytes.backward, link), rate, link);
   }
   return (forward - kind.forward_layer_s) + (backward - kind.backward_layer_s);
 }
 
 std::vector<double> StallsOf(const SwapProblem& problem,
                              const NodeFractions& fractions) {
-  const NodeRates all = RatesOfNode(problem, fractions);
+  std::vector<CapacityRow> rows = CapacitiesOf(problem);
+  std::erase_if(rows, IsMemory);
+  Use(problem, fractions, &rows);
   std::vector<double> stalls;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     const SwapProblem::Rank& rank = problem.ranks[r];
+    std::vector<CapacityRow> links = rows;
+    std::erase_if(
+        links, [&](const CapacityRow& row) { return !Uses(problem, r, row); });
+    const CopyRates rates = PeakRates(rank, fractions[r]);
     double stall = 0;
     for (size_t k = 0; k < rank.kinds.size(); ++k) {
       const SwapProblem::Kind& kind = rank.kinds[k];
       const double copied = CopiedOf(rank, k, fractions[r]);
       const auto resident = static_cast<double>(kind.resident_layers);
       stall += (static_cast<double>(kind.layers) - resident) *
-                   LayerStall(problem, all, r, kind, copied) +
-               resident * LayerStall(problem, all, r, kind, 0);
+                   LayerStall(links, rates, kind, copied) +
+               resident * LayerStall(links, rates, kind, 0);
     }
     stalls.push_back(stall);
   }
@@ -177,6 +145,15 @@ std::vector<double> StallsOf(const SwapProblem& problem,
 }
 
 }  // namespace
+
+PassBytes::PassBytes(const SwapProblem::Kind& kind, double copied)
+    : forward{.d2h = copied + kind.forward_d2h_fixed_bytes,
+              .h2d = kind.forward_h2d_fixed_bytes},
+      backward{.d2h = kind.backward_d2h_fixed_bytes,
+               .h2d = copied + kind.backward_h2d_fixed_bytes} {
+  forward.total = forward.d2h + forward.h2d;
+  backward.total = backward.d2h + backward.h2d;
+}
 
 double MovingLayers(const SwapProblem::Rank& rank,
                     const SwapProblem::Tensor& tensor) {
@@ -206,25 +183,8 @@ bool IsIn(const SwapProblem::Rank& rank, const std::string& host) {
   return std::ranges::find(rank.hosts, host) != rank.hosts.end();
 }
 
-CopyRates RatesOf(const SwapProblem::Kind& kind, double copied) {
-  const double forward_out = copied + kind.forward_d2h_fixed_bytes;
-  const double forward_in = kind.forward_h2d_fixed_bytes;
-  const double backward_out = kind.backward_d2h_fixed_bytes;
-  const double backward_in = copied + kind.backward_h2d_fixed_bytes;
-  const auto rate = [](double bytes, double window) {
-    return bytes > 0 ? bytes / window : 0;
-  };
-  const double tf = kind.forward_layer_s;
-  const double tb = kind.backward_layer_s;
-  return {.d2h = std::max(rate(forward_out, tf), rate(backward_out, tb)),
-          .h2d = std::max(rate(forward_in, tf), rate(backward_in, tb)),
-          .total = std::max(rate(forward_out + forward_in, tf),
-                            rate(backward_out + backward_in, tb))};
-}
-
-std::vector<CopyRates> RatesOfKinds(
-    const SwapProblem::Rank& rank,
-    const std::vector<plan::TokenFractions>& fractions) {
+std::vector<CopyRates> RatesOfKinds(const SwapProblem::Rank& rank,
+                                    const Fractions& fractions) {
   std::vector<CopyRates> rates;
   for (size_t k = 0; k < rank.kinds.size(); ++k) {
     rates.push_back(RatesOf(rank.kinds[k], CopiedOf(rank, k, fractions)));
@@ -233,7 +193,7 @@ std::vector<CopyRates> RatesOfKinds(
 }
 
 CopyRates RatesIfSwapped(const SwapProblem::Rank& rank) {
-  std::vector<plan::TokenFractions> all;
+  Fractions all;
   for (const SwapProblem::Tensor& tensor : rank.tensors) {
     using Must = SwapProblem::Must;
     const bool free = tensor.must == Must::kNothing;
@@ -275,6 +235,20 @@ std::vector<CapacityRow> CapacitiesOf(const SwapProblem& problem) {
   return rows;
 }
 
+bool Uses(const SwapProblem& problem, size_t r, const CapacityRow& row) {
+  const SwapProblem::Rank& rank = problem.ranks[r];
+  switch (row.kind) {
+    case RowKind::kHost:
+      return rank.numa == problem.numa[row.index].id;
+    case RowKind::kLimit:
+      return IsIn(rank, problem.hosts[row.index].name);
+    case RowKind::kGpu:
+      return r == row.index;
+    default:
+      return IsOn(rank, problem.links[row.index].name);
+  }
+}
+
 bool IsMemory(const CapacityRow& row) {
   return row.kind == RowKind::kHost || row.kind == RowKind::kLimit ||
          row.kind == RowKind::kGpu;
@@ -288,9 +262,9 @@ double UnitOf(const CapacityRow& row) {
   return row.capacity > 0 ? row.capacity : OneMore(row);
 }
 
-SwapProblem WithMore(const SwapProblem& problem, const CapacityRow& row,
-                     double more) {
+SwapProblem WithOneMore(const SwapProblem& problem, const CapacityRow& row) {
   SwapProblem changed = problem;
+  const double more = OneMore(row);
   switch (row.kind) {
     case RowKind::kLinkD2h:
       changed.links[row.index].d2h_bytes_per_s += more;

@@ -1,7 +1,5 @@
 // Computes the effects of a node's fractions: plain arithmetic on the rows of
 // README.md, separate from the LP that chose them (internal to the planner).
-//
-// Thread safety: pure functions.
 #pragma once
 
 #include <vector>
@@ -10,35 +8,34 @@
 
 namespace sluice::planner {
 
-using NodeFractions =
-    std::vector<std::vector<plan::TokenFractions>>;  // rank, tensor
+using NodeFractions = std::vector<Fractions>;  // by rank
 
 inline constexpr double kGiB = 1024.0 * 1024 * 1024;
 inline constexpr double kGigaPerSecond = 1e9;
 
-// Returns m of README.md: the number of layers of the tensor's kind that are
-// not resident.
+// Returns m of README.md: the layers of the tensor's kind that are not
+// resident.
 double MovingLayers(const NodeSwapProblem::Rank& rank,
                     const NodeSwapProblem::Tensor& tensor);
-// Returns the sum of all layers' windows, which is the step without
-// recomputation.
+// Returns the sum of all layers' windows: the step without recomputation.
 double WindowSeconds(const NodeSwapProblem::Rank& rank);
 bool IsOn(const NodeSwapProblem::Rank& rank, const std::string& link);
 bool IsIn(const NodeSwapProblem::Rank& rank, const std::string& host);
-// Copy rates in bytes per second while layers of one kind run: those of the
-// pass that needs more. `copied`: the bytes that each layer swaps.
+// By direction: copy rates in bytes per second while layers of one kind run, of
+// the pass that needs more.
 struct CopyRates {
   double d2h = 0;
   double h2d = 0;
   double total = 0;
 };
-CopyRates RatesOf(const NodeSwapProblem::Kind& kind, double copied);
-// Returns the rates of each kind of a rank's layers.
-std::vector<CopyRates> RatesOfKinds(
-    const NodeSwapProblem::Rank& rank,
-    const std::vector<plan::TokenFractions>& fractions);
-// Returns the maximum rates over kinds if everything that may be swapped is
-// swapped.
+// The bytes that a layer's passes copy if it swaps `copied` bytes.
+struct PassBytes {
+  PassBytes(const NodeSwapProblem::Kind& kind, double copied);
+  CopyRates forward, backward;
+};
+std::vector<CopyRates> RatesOfKinds(const NodeSwapProblem::Rank& rank,
+                                    const Fractions& fractions);
+// Returns the maximum rates over kinds if everything is swapped that may be.
 CopyRates RatesIfSwapped(const NodeSwapProblem::Rank& rank);
 // Returns the one of the rates that a link's row limits.
 double RateOf(const CopyRates& rates, const CapacityRow& row);
@@ -46,14 +43,16 @@ double RateOf(const CopyRates& rates, const CapacityRow& row);
 // Returns every capacity of the node, with `used` 0: links' d2h, h2d and (if
 // given) total; NUMA nodes; host limits; GPUs.
 std::vector<CapacityRow> CapacitiesOf(const NodeSwapProblem& problem);
+// Returns whether rank r takes a part of the row's capacity.
+bool Uses(const NodeSwapProblem& problem, size_t r, const CapacityRow& row);
 // Returns whether the row is in bytes and not in bytes per second.
 bool IsMemory(const CapacityRow& row);
 // UnitOf returns the unit of an excess, OneMore the size of "one more".
 double UnitOf(const CapacityRow& row);
 double OneMore(const CapacityRow& row);
-// Returns the problem with `more` added to a row's capacity.
-NodeSwapProblem WithMore(const NodeSwapProblem& problem, const CapacityRow& row,
-                         double more);
+// Returns the problem with OneMore added to a row's capacity.
+NodeSwapProblem WithOneMore(const NodeSwapProblem& problem,
+                            const CapacityRow& row);
 
 // Sets `used` and `binds` of the rows.
 void Use(const NodeSwapProblem& problem, const NodeFractions& fractions,

@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string>
+#include <span>
 #include <unordered_set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "planner/trace/formats.h"
-#include "planner/trace/lines.h"
+#include "planner/trace/readers.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {
@@ -17,8 +16,7 @@ namespace {
 
 constexpr size_t kNoColumn = SIZE_MAX;
 
-// Indices of the columns that are read. `offset` is the column of an earlier
-// plan.
+// Indices of the columns. `offset` is of an earlier plan.
 struct Columns {
   size_t id = kNoColumn, lower = kNoColumn, upper = kNoColumn, size = kNoColumn;
   size_t offset = kNoColumn, alignment = kNoColumn, gaps = kNoColumn;
@@ -48,14 +46,14 @@ class CsvReader {
   absl::Status ReadHeader() {
     const std::vector<std::string_view> fields = Fields(lines_.line());
     columns_.count = fields.size();
-    const std::pair<const char*, size_t*> wanted[] = {
+    const std::pair<const char*, size_t*> known[] = {
         {"id", &columns_.id},         {"lower", &columns_.lower},
         {"upper", &columns_.upper},   {"size", &columns_.size},
         {"offset", &columns_.offset}, {"alignment", &columns_.alignment},
         {"gaps", &columns_.gaps}};
     for (size_t k = 0; k < fields.size(); ++k) {
       const std::string called = absl::AsciiStrToLower(std::string(fields[k]));
-      for (const auto& [name, column] : wanted) {
+      for (const auto& [name, column] : known) {
         if (called != name) continue;
         if (*column != kNoColumn) {
           return lines_.Wrong(fields[k],
@@ -64,11 +62,8 @@ class CsvReader {
         *column = k;
       }
     }
-    for (const auto& [name, column] : wanted) {
-      const bool needed = column != &columns_.offset &&
-                          column != &columns_.alignment &&
-                          column != &columns_.gaps;
-      if (*column == kNoColumn && needed) {
+    for (const auto& [name, column] : std::span(known).first(4)) {
+      if (*column == kNoColumn) {
         return lines_.Wrong(
             fmt::format("column '{}' is missing from the header {}: needed "
                         "are id, lower, upper and size, in any order",
@@ -78,7 +73,7 @@ class CsvReader {
     return absl::OkStatus();
   }
 
-  // Reads a row's alignment. The trace's alignment is the largest of its rows.
+  // The trace's alignment is the largest of its rows.
   absl::Status ReadAlignment(const std::vector<std::string_view>& fields) {
     if (columns_.alignment == kNoColumn) return absl::OkStatus();
     const std::string_view field = fields[columns_.alignment];
@@ -138,11 +133,9 @@ class CsvReader {
           fields[columns_.size],
           fmt::format("size = {} is below 0: give bytes, at least 0", size));
     }
-    const absl::Status added =
-        builder_.Add(std::string(fields[columns_.id]), lower, upper, size);
-    if (!added.ok()) {
-      return lines_.Wrong(fields[columns_.size], std::string(added.message()));
-    }
+    SLUICE_RETURN_IF_ERROR(lines_.Placed(
+        fields[columns_.size],
+        builder_.Add(std::string(fields[columns_.id]), lower, upper, size)));
     end_ = builder_.size() == 1 ? upper : std::max(end_, upper);
     builder_.out().csv_rows.push_back(WithoutOffset(fields));
     return absl::OkStatus();

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "planner/trace/builder.h"
+#include "planner/trace/readers.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {
@@ -14,8 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// Receives the parser's events, and passes on the array's records. All other
-// values are dropped at once.
+// Passes on the array's records, and drops all other values at once.
 class RecordHandler : public nlohmann::json_sax<json> {
  public:
   RecordHandler(std::string file, const RecordQuery& query,
@@ -80,8 +79,7 @@ class RecordHandler : public nlohmann::json_sax<json> {
   }
   bool parse_error(std::size_t position, const std::string& last_token,
                    const json::exception& error) override {
-    // nlohmann's message repeats the input. This one has the place and the last
-    // part of nlohmann's message.
+    // nlohmann's message would repeat the input.
     const std::string what = error.what();
     const bool ended =
         what.find("unexpected end of input") != std::string::npos ||
@@ -163,39 +161,6 @@ class RecordHandler : public nlohmann::json_sax<json> {
   bool found_ = false;
 };
 
-// Receives the parser's events, and collects the root's keys until the prefix
-// ends.
-class KeyHandler : public nlohmann::json_sax<json> {
- public:
-  std::vector<std::string> keys;
-
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool start_object(std::size_t) override { return ++depth_ > 0; }
-  bool end_object() override { return --depth_ > 0; }
-  bool start_array(std::size_t) override {
-    if (depth_ == 0) keys.push_back("[");
-    return ++depth_ > 0;
-  }
-  bool end_array() override { return --depth_ > 0; }
-  bool key(string_t& name) override {
-    if (depth_ == 1) keys.push_back(std::move(name));
-    return true;
-  }
-  bool parse_error(std::size_t, const std::string&,
-                   const json::exception&) override {
-    return false;
-  }
-
- private:
-  int depth_ = 0;
-};
-
 }  // namespace
 
 absl::Status ReadJsonRecords(
@@ -213,9 +178,16 @@ absl::Status ReadJsonRecords(
 }
 
 std::vector<std::string> RootKeys(std::string_view prefix) {
-  KeyHandler handler;
-  json::sax_parse(prefix.begin(), prefix.end(), &handler);
-  return std::move(handler.keys);
+  std::vector<std::string> keys;
+  const auto note = [&keys](int depth, json::parse_event_t event, json& key) {
+    if (depth == 0 && event == json::parse_event_t::array_start) {
+      keys.push_back("[");
+    }
+    if (depth == 1 && event == json::parse_event_t::key) keys.push_back(key);
+    return false;  // drops the value at once
+  };
+  (void)json::parse(prefix, note, /*allow_exceptions=*/false);
+  return keys;
 }
 
 }  // namespace sluice::planner

@@ -1,8 +1,6 @@
 // Reads the objects of one array of a JSON document as a stream (internal to
 // planner/trace), because the DOM of a profiler's trace of hundreds of MB would
 // not fit in memory.
-//
-// Thread safety: one owner.
 #pragma once
 
 #include <cstdint>
@@ -23,22 +21,18 @@ struct JsonField {
   std::string text;  // a number's digits or a string's characters
 };
 
-// One object of the array: its requested fields, in the order of the request.
-// Fields that the object does not have are missing.
+// The requested fields of one object of the array, in the query's order.
 struct JsonRecord {
-  int64_t index = 0;  // index in the array, from 0
+  int64_t index = 0;  // in the array
   std::vector<JsonField> fields;
 };
 
 struct RecordQuery {
-  // The array to read: a key of the root object. The root may also be the
-  // array.
-  std::string array;
-  bool root_array = false;
+  std::string array;        // a key of the root object
+  bool root_array = false;  // the root may also be the array
   // "name", or "args.Addr" for a field of an object inside the record.
   std::vector<std::string> fields;
-  // A number of the root object, before or after the array, to read too, and
-  // the place where its text is stored.
+  // A number of the root object to read too, and where its text is stored.
   std::string root_field;
   std::string* root_value = nullptr;
 };

@@ -2,27 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "planner/trace/builder.h"
-#include "planner/trace/formats.h"
 #include "planner/trace/json_records.h"
+#include "planner/trace/readers.h"
 #include "proto/base/status.h"
-#include "proto/plan/codec.h"
 
 namespace sluice::planner {
 namespace {
-
-// Returns a file's name with the characters replaced that a row of the plan
-// cannot have.
-std::string CleanName(std::string name) {
-  for (char& c : name) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == ',') c = '?';
-  }
-  return name;
-}
 
 absl::StatusOr<std::vector<plan::RankProfile>> Decode(std::istream& in) {
   std::string text;
@@ -63,8 +50,7 @@ absl::StatusOr<size_t> ChooseRank(
                               Quoted(options.device), fmt::join(ranks, ", ")));
 }
 
-// Appends the segments' traces to each other, because segments run one after
-// another.
+// Appends the traces of the segments, which run one after another.
 absl::StatusOr<NamedTrace> Join(const plan::RankProfile& profile,
                                 const TraceOptions& options, Bytes alignment) {
   TraceBuilder builder(alignment);

@@ -4,20 +4,16 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <map>
 #include <span>
 #include <streambuf>
-#include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
-#include "planner/trace/builder.h"
-#include "planner/trace/formats.h"
 #include "planner/trace/json_records.h"
+#include "planner/trace/readers.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {
@@ -39,12 +35,20 @@ enum TraceField {
   kBytes,
   kType,
   kDevice,
-  kTotal,
+  kTotal
 };
+constexpr const char* kFieldNames[] = {"name",
+                                       "ph",
+                                       "ts",
+                                       "args.Addr",
+                                       "args.Bytes",
+                                       "args.Device Type",
+                                       "args.Device Id",
+                                       "args.Total Allocated"};
 
-// Masks text that PyTorch writes although JSON strings may not contain it: raw
-// control characters, unknown escapes, bytes that are not UTF-8. The plan does
-// not use these texts (operators' names). Positions in the file do not change.
+// Masks what PyTorch writes into operators' names although JSON strings may not
+// contain it: raw control characters, unknown escapes, bytes that are not
+// UTF-8. Positions in the file do not change.
 class HiddenTexts : public std::streambuf {
  public:
   explicit HiddenTexts(std::streambuf* from) : from_(from) {}
@@ -92,9 +96,8 @@ std::string DeviceName(int64_t type, int64_t id) {
                                : fmt::format("{}:{}", known->second, id);
 }
 
-// Converts microseconds such as "1700000000000000.123" to nanoseconds, exactly.
-// A double's 53 bits are too few for a time since 1970: different times would
-// become equal.
+// Converts microseconds such as "1700000000000000.123" to nanoseconds, exactly:
+// a double's 53 bits are too few for a time since 1970.
 bool ParseNanoseconds(const std::string& text, int64_t* value) {
   const size_t point = text.find('.');
   const bool plain = text.find_first_of("eE") == std::string::npos;
@@ -127,9 +130,7 @@ class PyTorchReader {
     const RecordQuery query = {
         .array = "traceEvents",
         .root_array = true,
-        .fields = {"name", "ph", "ts", "args.Addr", "args.Bytes",
-                   "args.Device Type", "args.Device Id",
-                   "args.Total Allocated"},
+        .fields = {std::begin(kFieldNames), std::end(kFieldNames)},
         .root_field = "profile_memory",
         .root_value = &profile_memory_};
     HiddenTexts hidden(in.rdbuf());
@@ -140,7 +141,6 @@ class PyTorchReader {
     SLUICE_ASSIGN_OR_RETURN(const int32_t device, Choose());
     std::erase_if(events_,
                   [&](const TraceEvent& e) { return e.device != device; });
-    // The sort is stable, so that events of equal times stay in file order.
     std::ranges::stable_sort(events_, {}, &TraceEvent::nanoseconds);
     SLUICE_RETURN_IF_ERROR(Pair(before_[static_cast<size_t>(device)].bytes));
     builder_.out().time_unit = "requests";
@@ -156,27 +156,32 @@ class PyTorchReader {
     const std::string& phase = fields[kPhase].text;
     if (!phase.empty() && phase != "i" && phase != "I") return absl::OkStatus();
     TraceEvent event{.index = record.index};
+    const auto wrong = [&](TraceField field, const char* wanted) {
+      return At({.file = options_.file},
+                fmt::format("traceEvents[{}], a [memory] event: {} {}, it must "
+                            "be {}",
+                            event.index, kFieldNames[field],
+                            fields[field].kind == JsonField::Kind::kMissing
+                                ? "is missing"
+                                : "is " + Quoted(fields[field].text),
+                            wanted));
+    };
     if (!ParseNanoseconds(fields[kTime].text, &event.nanoseconds)) {
-      return Wrong(event, "ts", fields[kTime], "microseconds");
+      return wrong(kTime, "microseconds");
     }
-    int64_t type = 0, id = 0;
     if (!ParseAddress(fields[kAddress].text, &event.address)) {
-      return Wrong(event, "args.Addr", fields[kAddress], "an address");
+      return wrong(kAddress, "an address");
     }
     if (!ParseInt(fields[kBytes].text, &event.bytes) ||
         event.bytes == INT64_MIN) {
-      return Wrong(event, "args.Bytes", fields[kBytes], "a count of bytes");
+      return wrong(kBytes, "a count of bytes");
     }
-    if (!ParseInt(fields[kType].text, &type)) {
-      return Wrong(event, "args.Device Type", fields[kType], "a number");
-    }
-    if (!ParseInt(fields[kDevice].text, &id)) {
-      return Wrong(event, "args.Device Id", fields[kDevice], "a number");
-    }
-    int64_t total = 0;
+    int64_t type = 0, id = 0, total = 0;
+    if (!ParseInt(fields[kType].text, &type)) return wrong(kType, "a number");
+    if (!ParseInt(fields[kDevice].text, &id)) return wrong(kDevice, "a number");
     if (fields[kTotal].kind != JsonField::Kind::kMissing &&
         !ParseInt(fields[kTotal].text, &total)) {
-      return Wrong(event, "args.Total Allocated", fields[kTotal], "a number");
+      return wrong(kTotal, "a number");
     }
     if (event.bytes == 0) return absl::OkStatus();
     event.device = DeviceIndexOf(DeviceName(type, id));
@@ -192,26 +197,8 @@ class PyTorchReader {
   }
 
   static bool ParseAddress(std::string_view text, uint64_t* value) {
-    int base = 10;
-    if (text.starts_with("0x")) {
-      text.remove_prefix(2);
-      base = 16;
-    }
-    const char* end = text.data() + text.size();
-    const auto [at, error] = std::from_chars(text.data(), end, *value, base);
-    return error == std::errc() && at == end;
-  }
-
-  absl::Status Wrong(const TraceEvent& event, const char* field,
-                     const JsonField& value, const char* wanted) const {
-    return At({.file = options_.file},
-              fmt::format("traceEvents[{}], a [memory] event: {} {}, it must "
-                          "be {}",
-                          event.index, field,
-                          value.kind == JsonField::Kind::kMissing
-                              ? "is missing"
-                              : "is " + Quoted(value.text),
-                          wanted));
+    return text.starts_with("0x") ? ParseInt(text.substr(2), value, 16)
+                                  : ParseInt(text, value);
   }
 
   int32_t DeviceIndexOf(const std::string& name) {
@@ -263,9 +250,9 @@ class PyTorchReader {
   };
 
   // Pairs allocations and frees by address. Request k is at time k + 1. Buffers
-  // that are freed without an allocation are born at time 0, the start. Bytes
-  // that are alive before the first event and never freed (`before`) become one
-  // buffer, because weights do not move.
+  // that are freed without an allocation are born at time 0. Bytes that are
+  // alive before the first event (`before`) and never freed become one buffer,
+  // because weights do not move.
   absl::Status Pair(int64_t before) {
     std::vector<Life> lives;
     std::unordered_map<uint64_t, size_t> alive;

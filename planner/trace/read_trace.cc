@@ -3,34 +3,33 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <cctype>
 #include <exception>
 #include <streambuf>
-#include <utility>
 
-#include "planner/trace/builder.h"
-#include "planner/trace/formats.h"
 #include "planner/trace/json_records.h"
-#include "planner/trace/lines.h"
-#include "proto/base/sizes.h"
+#include "planner/trace/readers.h"
 #include "proto/base/status.h"
+#include "proto/base/units.h"
 
 namespace sluice::planner {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, TraceFormat>, 4> kFormatNames =
-    {{
-        {"minimalloc", TraceFormat::kMiniMalloc},
-        {"log", TraceFormat::kRequestLog},
-        {"pytorch", TraceFormat::kPyTorch},
-        {"profile", TraceFormat::kProfile},
-    }};
+struct KnownFormat {
+  std::string_view name;
+  TraceReader* read;
+};
+// In the order of TraceFormat.
+constexpr KnownFormat kFormats[] = {{"minimalloc", &ReadCsvTrace},
+                                    {"log", &ReadRequestLog},
+                                    {"pytorch", &ReadPyTorchTrace},
+                                    {"profile", &ReadProfile}};
 
 constexpr size_t kPrefixBytes = 64 << 10;
 
-// A stream buffer that can show the input's first bytes and still deliver them
-// to the reader. The input may be a pipe, so nothing can be read twice.
+// A stream buffer that shows the input's first bytes and still delivers them to
+// the reader. The input may be a pipe, so nothing can be read twice.
 class Sniffed : public std::streambuf {
  public:
   explicit Sniffed(std::streambuf* from) : from_(from) { Fill(); }
@@ -110,21 +109,6 @@ absl::StatusOr<TraceFormat> Detect(std::string_view prefix,
                         Quoted(line)));
 }
 
-absl::StatusOr<NamedTrace> Read(TraceFormat format, std::istream& in,
-                                const TraceOptions& options, Bytes alignment) {
-  switch (format) {
-    case TraceFormat::kMiniMalloc:
-      return ReadCsvTrace(in, options, alignment);
-    case TraceFormat::kRequestLog:
-      return ReadRequestLog(in, options, alignment);
-    case TraceFormat::kPyTorch:
-      return ReadPyTorchTrace(in, options, alignment);
-    case TraceFormat::kProfile:
-      return ReadProfile(in, options, alignment);
-  }
-  return absl::InternalError("a trace format without a reader");
-}
-
 absl::StatusOr<NamedTrace> ReadText(Sniffed& text,
                                     const TraceOptions& options) {
   TraceFormat format = TraceFormat::kMiniMalloc;
@@ -143,7 +127,8 @@ absl::StatusOr<NamedTrace> ReadText(Sniffed& text,
   }
   std::istream stream(&text);
   const Bytes usual(format == TraceFormat::kMiniMalloc ? 1 : 512);
-  return Read(format, stream, options, options.alignment.value_or(usual));
+  const auto read = kFormats[static_cast<size_t>(format)].read;
+  return read(stream, options, options.alignment.value_or(usual));
 }
 
 absl::Status CheckAlignment(Bytes alignment) {
@@ -158,17 +143,13 @@ absl::Status CheckAlignment(Bytes alignment) {
 }  // namespace
 
 std::optional<TraceFormat> TraceFormatOf(std::string_view name) {
-  for (const auto& [known, format] : kFormatNames) {
-    if (known == name) return format;
-  }
-  return std::nullopt;
+  const auto at = std::ranges::find(kFormats, name, &KnownFormat::name);
+  if (at == std::end(kFormats)) return std::nullopt;
+  return static_cast<TraceFormat>(at - std::begin(kFormats));
 }
 
 std::string_view NameOf(TraceFormat format) {
-  for (const auto& [name, known] : kFormatNames) {
-    if (known == format) return name;
-  }
-  return "";
+  return kFormats[static_cast<size_t>(format)].name;
 }
 
 absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,

@@ -2,11 +2,9 @@
 // profiler traces and rank profiles. README.md has the formats.
 //
 // An error in the input is InvalidArgument in one line that starts with the
-// place: "FILE:LINE:COLUMN: what, value, limit, what to do". The input is not
-// trusted: counts, sizes, times and their sums have limits, so that every sum
-// over a trace is exact in int64.
-//
-// Thread safety: pure functions.
+// place: "FILE:LINE:COLUMN: what, value, limit, what to do". Counts, sizes,
+// times and their sums have limits, so that every sum over a trace is exact in
+// int64.
 #pragma once
 
 #include <istream>
@@ -16,9 +14,29 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "planner/trace/named_trace.h"
+#include "proto/plan/profile.h"
 
 namespace sluice::planner {
+
+// A trace with the names from its file. The planner plans `trace`; messages and
+// output use the names.
+struct NamedTrace {
+  plan::Trace trace;
+  // names[k] is the name of trace.buffers[k], without control characters. Names
+  // are distinct if the format's names are (a request log's id that is
+  // allocated again after its free becomes "7#2").
+  std::vector<std::string> names;
+  // The unit of trace time, for output: "requests", "lines", "time".
+  std::string time_unit = "time";
+  // The source, for output: "MiniMalloc CSV", "PyTorch trace, cuda:0".
+  std::string source;
+  // A CSV's header and rows as in the file, without line ends and without its
+  // own `offset` column. The output repeats them.
+  std::string csv_header;
+  std::vector<std::string> csv_rows;
+  // Notes for the user about assumptions made where the input is ambiguous.
+  std::vector<std::string> notes;
+};
 
 enum class TraceFormat {
   kMiniMalloc,  // id,lower,upper,size
@@ -27,8 +45,7 @@ enum class TraceFormat {
   kProfile,     // a rank's profile, proto/plan/codec.h
 };
 
-// Returns the format of "minimalloc", "log", "pytorch" or "profile", or nullopt
-// for another name.
+// The formats' names are "minimalloc", "log", "pytorch" and "profile".
 std::optional<TraceFormat> TraceFormatOf(std::string_view name);
 std::string_view NameOf(TraceFormat format);
 
@@ -47,9 +64,8 @@ struct TraceOptions {
 absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
                                      const TraceOptions& options);
 
-// Returns a CSV's rows in input order with an `offset` column added, with one
-// offset per buffer. For other formats, returns rows of
-// id,lower,upper,size,offset.
+// Returns a CSV's rows with an `offset` column added, with one offset per
+// buffer. For other formats, returns rows of id,lower,upper,size,offset.
 std::string PlanCsv(const NamedTrace& named, const std::vector<Bytes>& offsets);
 
 }  // namespace sluice::planner

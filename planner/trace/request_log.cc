@@ -2,12 +2,10 @@
 // per line. Time is the line number.
 #include <fmt/format.h>
 
-#include <string>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "planner/trace/formats.h"
-#include "planner/trace/lines.h"
+#include "planner/trace/readers.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {
@@ -45,10 +43,8 @@ class LogReader {
       return Malloc(words[1], words[2]);
     }
     if (words[0] == "free" && words.size() == 2) return Free(words[1]);
-    return lines_.Wrong(
-        fmt::format("{} is neither 'malloc ID SIZE' nor 'free "
-                    "ID'",
-                    Quoted(lines_.line())));
+    return lines_.Wrong(fmt::format(
+        "{} is neither 'malloc ID SIZE' nor 'free ID'", Quoted(lines_.line())));
   }
 
   absl::Status Malloc(std::string_view id, std::string_view text) {
@@ -74,10 +70,9 @@ class LogReader {
              .line = lines_.number(),
              .alive = true,
              .times = known.times + 1};
-    const absl::Status added = builder_.Add(NameOfBuffer(id, known.times),
-                                            lines_.number(), kStillAlive, size);
-    return added.ok() ? added
-                      : lines_.Wrong(text, std::string(added.message()));
+    return lines_.Placed(
+        text, builder_.Add(NameOfBuffer(id, known.times), lines_.number(),
+                           kStillAlive, size));
   }
 
   absl::Status Free(std::string_view id) {
@@ -93,16 +88,10 @@ class LogReader {
     return absl::OkStatus();
   }
 
-  // Returns a buffer's name, which must be unique in the plan: its id, with the
-  // number of the allocation ("7#2") if the id was allocated before.
+  // Returns a buffer's unique name: its id, with the number of the allocation
+  // ("7#2") if the id was allocated before.
   std::string NameOfBuffer(std::string_view id, int times) {
-    std::string name(id);
-    for (char& c : name) {
-      // A comma would split the plan's row into more fields.
-      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == ',') {
-        c = '?';
-      }
-    }
+    std::string name = CleanName(std::string(id));
     if (times > 1) name += fmt::format("#{}", times);
     while (!names_.insert(name).second) name += '\'';
     return name;

@@ -8,8 +8,8 @@
 #include <numeric>
 
 #include "planner/train/layer.h"
-#include "proto/base/sizes.h"
 #include "proto/base/status.h"
+#include "proto/base/units.h"
 
 namespace sluice::planner::train {
 namespace {

@@ -222,7 +222,7 @@ std::vector<int64_t> Divisors(int64_t n);
 // the limit.
 absl::Status Validate(const Request& request, const GivenSettings& given);
 
-// Parses a number of tokens with ParseCount (proto/base/sizes.h), and checks
+// Parses a number of tokens with ParseCount (proto/base/units.h), and checks
 // the limits of a sequence.
 absl::StatusOr<int64_t> ParseTokens(std::string_view text);
 // Returns the number in the form "1M", "640K" or "1000".

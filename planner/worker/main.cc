@@ -1,10 +1,13 @@
 // sluice-worker: reads one plan request, writes one plan, then exits.
-//
-// It is a process of its own, so that a solver that crashes, hangs or prints
-// costs only its answer. README.md has the contract with the daemon.
+// README.md has the contract with the daemon.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <poll.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -12,15 +15,15 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "planner/memory/mip_process.h"
 #include "planner/planner.h"
-#include "planner/worker/confine.h"
 #include "proto/base/lost_output.h"
-#include "proto/base/status.h"
 #include "proto/base/whole_io.h"
 #include "proto/plan/codec.h"
 #include "proto/plan/progress.h"
@@ -32,8 +35,8 @@ constexpr int kFault = 1;
 constexpr int kBadInput = 2;
 constexpr int kDeadline = 4;
 
-// A valid but perhaps unproved plan, which is made before the solvers start. It
-// is written if they crash or run out of time.
+// A valid but perhaps unproved plan, which is written if the solvers crash or
+// run out of time.
 struct Fallback {
   const char* bytes = nullptr;
   size_t size = 0;
@@ -81,8 +84,7 @@ void OnSignal(int signal) {
 }
 
 // Installs the handlers. CBC is known to crash when its limits end it (a null
-// pointer in 2.10.8's postProcess). A solver's crash costs only its proof,
-// because the fallback plan is written.
+// pointer in 2.10.8's postProcess).
 void CatchSignals() {
   static char stack[1 << 16];  // a crash may have exhausted the normal stack
   const stack_t alternate{
@@ -122,8 +124,8 @@ int Fail(int code, const absl::Status& status) {
   return code;
 }
 
-// Duplicates `out_fd` and redirects standard output to /dev/null, so that a
-// solver's prints never get into a plan. Returns the duplicate.
+// Redirects standard output to /dev/null, so that a solver's prints never get
+// into a plan. Returns a duplicate of `out_fd`.
 int SecludeOutput(int out_fd) {
   const int secluded = fcntl(out_fd, F_DUPFD_CLOEXEC, 3);
   const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
@@ -134,14 +136,95 @@ int SecludeOutput(int out_fd) {
   return secluded >= 0 ? secluded : out_fd;
 }
 
-// Overwrites the last line. A reader that finds half a line waits for the next
-// one (plan::ReadProgress).
+// Overwrites the last line.
 void WriteProgress(int fd, const NodeProgress& progress) {
   const std::string line =
       plan::WriteProgress({progress.done, progress.all, progress.segment,
                            progress.arm, progress.peak, progress.lower_bound});
-  // Progress is optional, so an error is ignored.
+  // Progress is optional.
   if (pwrite(fd, line.data(), line.size(), 0) < 0) return;
+}
+
+struct Confinement {
+  // Limit of the address space; 0: none. Has no effect under a sanitizer: its
+  // shadow memory is address space too.
+  uint64_t memory_bytes = 0;
+  std::optional<uint32_t> uid, gid;
+};
+
+#ifdef SLUICE_SANITIZED
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+// Ends the process like any other crash. An exception would print a line.
+void OutOfMemory() { raise(SIGABRT); }
+
+absl::Status LimitMemory(uint64_t bytes) {
+  if (bytes == 0 || kSanitized) return absl::OkStatus();
+  const rlimit limit{bytes, bytes};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) {
+    return absl::PermissionDeniedError(
+        fmt::format("cannot limit the worker's memory to {} bytes: {}", bytes,
+                    strerror(errno)));
+  }
+  std::set_new_handler(OutOfMemory);
+  return absl::OkStatus();
+}
+
+// A daemon that is not root may have capabilities, and its children inherit
+// them.
+bool GiveUpCapabilities() {
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {};
+  return prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) == 0 &&
+         syscall(SYS_capset, &header, none) == 0;
+}
+
+// A daemon may have raised a limit for one of its threads, and its children
+// inherit it. Lowering a limit is always allowed.
+void GiveUpPriority() {
+  const rlimit none{0, 0};
+  setrlimit(RLIMIT_NICE, &none);
+  setrlimit(RLIMIT_RTPRIO, &none);
+}
+
+// Drops the worker's privileges before it reads a request, because its solvers
+// process untrusted numbers: limits memory and priority, and drops groups,
+// user, capabilities and the right to gain privileges. PermissionDenied: a step
+// failed, for example because only root may change the user.
+absl::Status Confine(const Confinement& to) {
+  const absl::Status limited = LimitMemory(to.memory_bytes);
+  if (!limited.ok()) return limited;
+  GiveUpPriority();
+  const auto refused = [&] {
+    return absl::PermissionDeniedError(
+        fmt::format("the worker cannot become user {}: {}", to.uid.value_or(0),
+                    strerror(errno)));
+  };
+  if (to.gid) {
+    if (setgroups(0, nullptr) != 0) return refused();
+    if (setresgid(*to.gid, *to.gid, *to.gid) != 0) return refused();
+  }
+  if (to.uid && setresuid(*to.uid, *to.uid, *to.uid) != 0) return refused();
+  // Root stays root: the administrator chose to run the daemon as root.
+  if (geteuid() != 0 && !GiveUpCapabilities()) {
+    return absl::PermissionDeniedError(fmt::format(
+        "the worker cannot give up its capabilities: {}", strerror(errno)));
+  }
+  // The worker's only child is itself, for a mixed-integer program.
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return refused();
+  return absl::OkStatus();
+}
+
+// Kills this process when the thread that started it ends, because only that
+// thread reads `out_fd`; if it ended before prctl, poll reports a pipe without
+// a reader. Call it after Confine: changing the user would cancel it.
+void EndWithParent(int out_fd) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  pollfd out{.fd = out_fd, .events = 0, .revents = 0};
+  if (poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0) _exit(1);
 }
 
 int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
@@ -160,8 +243,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
       WriteProgress(progress_fd, progress);
     };
   }
-  // Makes the safe plan first, then runs solvers that may crash or take too
-  // long.
+  // The safe plan comes first, then solvers that may crash or take too long.
   auto greedy = PlanNode(request->profiles, request->resources,
                          {.time_limit = absl::Seconds(time_limit_s * 0.2),
                           .use_search = false,
@@ -190,7 +272,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
 }  // namespace sluice::planner
 
 int main(int argc, char** argv) {
-  // PlanMemory starts this mode (planner/memory/mip_process.h), not users.
+  // Started by PlanMemory (planner/memory/mip_process.h), not by users.
   if (argc == 2 && std::string_view(argv[1]) == "mip") {
     return sluice::planner::ServeMip(STDIN_FILENO, STDOUT_FILENO);
   }

@@ -1,14 +1,16 @@
+// The functions of the small headers of this folder.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <ctime>
-#include <sstream>
-#include <string_view>
+#include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -17,69 +19,12 @@
 #include "proto/base/pidfd.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
-#include "proto/base/text.h"
+#include "proto/base/temporary_folder.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/unix_address.h"
+#include "proto/base/user_map.h"
 
 namespace sluice {
-
-namespace {
-
-// Returns the length in bytes of the first character of `text`, or 0 if that
-// character is a control character or invalid UTF-8.
-size_t PrintableAt(std::string_view text) {
-  const auto byte = [&](size_t i) {
-    return static_cast<unsigned char>(text[i]);
-  };
-  if (byte(0) < 0x80) return byte(0) >= 0x20 && byte(0) != 0x7f ? 1 : 0;
-  const size_t size = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
-  if (byte(0) < 0xc2 || byte(0) > 0xf4 || text.size() < size) return 0;
-  uint32_t code = byte(0) & (0x7fu >> size);
-  for (size_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-    code = code << 6 | (byte(i) & 0x3f);
-  }
-  // The least code of a character of 2, 3 and 4 bytes. Codes below 0xa0 are
-  // control characters; an encoding longer than needed is invalid.
-  constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};
-  const bool surrogate = code >= 0xd800 && code < 0xe000;
-  return code >= kLeast[size] && code <= 0x10ffff && !surrogate ? size : 0;
-}
-
-}  // namespace
-
-std::string Printable(std::string text) {
-  for (size_t at = 0; at < text.size();) {
-    const size_t size = PrintableAt(std::string_view(text).substr(at));
-    if (size == 0) text[at] = '?';
-    at += std::max<size_t>(size, 1);
-  }
-  return text;
-}
-
-std::string PrintableLine(std::string text) {
-  constexpr size_t kMost = 1000;
-  if (text.size() > kMost) {
-    text.resize(kMost);
-    text += " ...";
-  }
-  return Printable(std::move(text));
-}
-
-std::string ShellWord(const std::string& word) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@+=,";
-  if (!word.empty() && word.find_first_not_of(kPlain) == word.npos) return word;
-  std::string quoted = "'";
-  for (const char c : word) {
-    c == '\'' ? quoted += "'\\''" : quoted += c;
-  }
-  return quoted + "'";
-}
-
-std::string FirstLine(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
 
 UniqueFd PidfdOf(pid_t pid) {
   return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
@@ -105,7 +50,7 @@ std::optional<sockaddr_un> UnixAddress(const std::string& path) {
 }
 
 absl::Time MonotonicClock::Now() const {
-  // The offset of this process's time namespace, from a line "monotonic SECONDS
+  // The offset of this process's time namespace: "monotonic SECONDS
   // NANOSECONDS".
   static const absl::Duration added = [] {
     std::istringstream text(TextOf("/proc/self/timens_offsets"));
@@ -162,6 +107,68 @@ absl::StatusOr<UniqueFd> UniqueFd::Duplicate() const {
   const int copy = fcntl(fd_, F_DUPFD_CLOEXEC, 0);
   if (copy < 0) return ErrnoStatus(errno, "duplicate a file descriptor");
   return UniqueFd(copy);
+}
+
+std::string TextOf(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::istringstream ProcessStat(const std::string& process) {
+  const std::string text = TextOf("/proc/" + process + "/stat");
+  const size_t name_end = text.rfind(')');  // a name may contain any character
+  return std::istringstream(
+      name_end == std::string::npos ? "" : text.substr(name_end + 1));
+}
+
+absl::StatusOr<TemporaryFolder> TemporaryFolder::Make(
+    const std::string& prefix) {
+  const char* base = std::getenv("TMPDIR");
+  std::string path = fmt::format(
+      "{}/{}-XXXXXX", base != nullptr && *base != '\0' ? base : "/tmp", prefix);
+  if (mkdtemp(path.data()) == nullptr) {
+    return ErrnoStatus(errno, "make a temporary folder " + path);
+  }
+  return TemporaryFolder(path);
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  if (path_.empty()) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+UserMap UserMap::Of(std::string_view uid_map) {
+  UserMap users{.mapped = 0};
+  std::istringstream lines{std::string(uid_map)};
+  for (uint64_t inside, outside, count; lines >> inside >> outside >> count;) {
+    users.mapped += count;
+  }
+  return users;
+}
+
+UserMap UserMap::OfThisProcess() {
+  UserMap users = Of(TextOf("/proc/self/uid_map"));
+  std::istringstream overflow(TextOf("/proc/sys/kernel/overflowuid"));
+  if (uint32_t uid; overflow >> uid) users.overflow_uid = uid;
+  return users;
+}
+
+bool SpareFd::IsShortage(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS ||
+         error == ENOMEM;
+}
+
+UniqueFd SpareFd::Take(int listener) {
+  spare_.Reset();
+  return UniqueFd(
+      accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+}
+
+void SpareFd::Refill() {
+  if (!spare_) spare_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
 }  // namespace sluice

@@ -17,9 +17,8 @@ namespace {
 // cgroup v1 writes "no limit" as a number near 2^63.
 constexpr Bytes kNoLimit = GiB(1 << 20);
 
-// Lowers `smallest` to the limit in the file `path`. If `key` is not empty, the
-// limit follows `key` in that file. "max" and cgroup v1's largest number are no
-// limit.
+// Lowers `smallest` to the limit in the file `path`, after `key` if that is
+// given. "max" and cgroup v1's largest number are no limit.
 void Lower(std::optional<MemoryLimit>& smallest, const std::string& path,
            const std::string& key = "") {
   std::ifstream file(path);

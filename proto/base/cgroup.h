@@ -1,7 +1,5 @@
 // The memory that a process may use: the machine's, limited by the process's
 // cgroups. `root` is the folder that contains /proc and /sys.
-//
-// Thread safety: reads the file system only.
 #pragma once
 
 #include <optional>

@@ -1,12 +1,11 @@
-// Clocks are passed in as arguments: only the wiring in `main` reads a real
-// clock, so tests never sleep (tests/support/fake_clock.h).
 #pragma once
 
 #include "absl/time/time.h"
 
 namespace sluice {
 
-// Monotonic time. Thread safety: implementations are thread-safe.
+// Monotonic time, thread-safe. Only the wiring in `main` makes a real clock, so
+// tests never sleep (tests/support/fake_clock.h).
 class Clock {
  public:
   virtual ~Clock() = default;

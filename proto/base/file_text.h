@@ -1,6 +1,3 @@
-// Reads whole files, and /proc/PROCESS/stat.
-//
-// Thread safety: safe.
 #pragma once
 
 #include <sstream>

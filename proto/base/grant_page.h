@@ -1,18 +1,17 @@
 // The two shared pages of swap-bandwidth grants. Their memory layout is a
 // contract between daemon and client.
 //
-// The daemon writes `GrantLimits`: one page per node, with one slot per
-// session, which clients map read-only. It has the cumulative bytes that each
-// direction may have started since the session began, and the daemon's
-// heartbeat. Each rank writes `GrantUse`, the page of its session. It has the
-// cumulative bytes that the rank has started, and the time by which compute
-// needs the first waiting copy. The daemon never trusts that page.
+// The daemon writes `GrantLimits`, one page per node, which clients map
+// read-only: per session the cumulative bytes that each direction may have
+// started since the session began, and the daemon's heartbeat. Each rank writes
+// `GrantUse`: the cumulative bytes that it has started, and the time by which
+// compute needs the first waiting copy. The daemon never trusts that page.
 //
 // A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
 // fast path is one fetch_add on `use`. When the heartbeat is older than
-// kGrantStaleAfter, the daemon may only be late, so the rank keeps its last
-// granted rate for kGrantPacedFor. After that the rank copies ungated, so that
-// no step waits for a dead daemon.
+// kGrantStaleAfter, the rank keeps its last granted rate for kGrantPacedFor,
+// because the daemon may only be late. After that it copies ungated, so that no
+// step waits for a dead daemon.
 #pragma once
 
 #include <atomic>
@@ -25,16 +24,14 @@ namespace sluice {
 inline constexpr int kGrantSlots = 256;
 inline constexpr absl::Duration kGrantStaleAfter = absl::Milliseconds(20);
 inline constexpr absl::Duration kGrantPacedFor = absl::Milliseconds(500);
-// A limit that exceeds the use by this much means unlimited, because the link's
-// speed is unknown.
+// A limit this far above the use means unlimited: the link's speed is unknown.
 inline constexpr uint64_t kGrantFar = uint64_t{1} << 43;
 inline constexpr int kH2d = 0;
 inline constexpr int kD2h = 1;
 
 struct alignas(64) GrantLimitSlot {
   std::atomic<uint64_t> limit_bytes[2];  // kH2d, kD2h; cumulative
-  // The rate granted recently; 0 if it is unlimited or the daemon does not
-  // state it.
+  // The rate granted recently; 0 if it is unlimited or not stated.
   std::atomic<uint64_t> bytes_per_second[2];
 };
 
@@ -50,8 +47,8 @@ struct alignas(64) GrantUseSlot {
   // The first waiting copy: the cumulative bytes at its end, and the time
   // (CLOCK_MONOTONIC nanoseconds) at which compute needs the copy or the memory
   // that it frees. 0 bytes if the rank states no deadline, as older client
-  // libraries do. The two values are not written together, so a reader may see
-  // one of them still belong to the previous copy.
+  // libraries do. They are not written together, so one of them may still
+  // belong to the previous copy.
   std::atomic<uint64_t> due_bytes[2];
   std::atomic<uint64_t> due_ns[2];
 };

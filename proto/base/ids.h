@@ -1,6 +1,5 @@
 // Identifiers of distinct types, so that the compiler refuses mixed-up ones.
-//
-// Ids are never reused within one daemon generation. Thread safety: values.
+// Ids are never reused within one daemon generation.
 #pragma once
 
 #include <compare>
@@ -10,8 +9,6 @@
 
 namespace sluice {
 
-// `Tag` only distinguishes types, so an `Id<A>` does not compare with an
-// `Id<B>`.
 template <typename Tag>
 class Id {
  public:
@@ -38,8 +35,7 @@ using LeaseId = Id<struct LeaseTag>;
 using ExtentId = Id<struct ExtentTag>;
 using PlanId = Id<struct PlanTag>;
 
-// Ordinals: of a GPU or NUMA node on the node, or of a rank in its job. Each is
-// a distinct type.
+// Ordinals: of a GPU or NUMA node on the node, or of a rank in its job.
 using DeviceIndex = Id<struct DeviceTag>;
 using NumaIndex = Id<struct NumaTag>;
 using Rank = Id<struct RankTag>;

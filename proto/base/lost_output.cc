@@ -21,8 +21,7 @@ void CheckOutput() {
   errno = 0;
   const bool failed_before = std::ferror(stdout) != 0;
   if (std::fflush(stdout) == 0 && !failed_before) return;
-  // 0 if an earlier write failed, because its error is not kept
-  const int error = errno;
+  const int error = errno;  // 0 if an earlier write failed
   if (error != EPIPE && !ReaderIsGone()) {
     std::fprintf(stderr, "error: cannot write to standard output: %s\n",
                  error != 0 ? std::strerror(error) : "is its disk full?");

@@ -1,12 +1,11 @@
-// Mutex, MutexLock and CondVar: those of the standard library, with the
-// attributes that clang's -Wthread-safety needs to prove that a member is
-// accessed only under its lock (`./dev lint`).
+// The standard library's locks, with the attributes that clang's
+// -Wthread-safety needs to prove that a member is accessed only under its lock
+// (`./dev lint`). All locks of the tree use these classes.
 //
-// All locks of the tree use these classes. A member declares which lock guards
-// it (ABSL_GUARDED_BY(mutex_)), a function declares which locks its caller must
-// hold (ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_)). CondVar takes no predicate,
-// because the analysis does not know which locks are held inside a lambda: wait
-// in a loop.
+// A member declares the lock that guards it (ABSL_GUARDED_BY(mutex_)), a
+// function the locks that its caller must hold
+// (ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_)). CondVar takes no predicate, because
+// the analysis does not know which locks are held inside a lambda:
 //
 //   const MutexLock lock(mutex_);
 //   while (queue_.empty()) changed_.Wait(mutex_);
@@ -64,15 +63,13 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // Releases `mutex`, sleeps until notified or spuriously woken, and takes it
-  // again.
   void Wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
     condition_.wait(lock);
     lock.release();
   }
-  // Waits until `deadline`. Returns false if it has passed. A loop that waits
-  // several times needs one deadline for all waits: see Deadline.
+  // Returns false if `deadline` has passed. A loop needs one deadline for all
+  // of its waits.
   bool WaitUntil(Mutex& mutex, std::chrono::steady_clock::time_point deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
@@ -83,8 +80,8 @@ class CondVar {
   void NotifyOne() { condition_.notify_one(); }
   void NotifyAll() { condition_.notify_all(); }
 
-  // Returns the time `timeout` from now, for WaitUntil. An infinite timeout
-  // becomes a time far in the future.
+  // Returns the time `timeout` from now, or far in the future if it is
+  // infinite.
   static std::chrono::steady_clock::time_point Deadline(
       absl::Duration timeout) {
     const auto now = std::chrono::steady_clock::now();

@@ -1,6 +1,4 @@
 // Reads the machine's NUMA nodes from /sys below `root`.
-//
-// Thread safety: reads the file system only; StayOn changes the calling thread.
 #pragma once
 
 #include <sched.h>

@@ -1,9 +1,9 @@
-// Combines several lambdas into one visitor of a std::variant:
-// std::visit(Overloaded{[](int) {}, [](const auto&) {}}, variant).
 #pragma once
 
 namespace sluice {
 
+// Makes one visitor of a std::variant from several lambdas:
+// std::visit(Overloaded{[](int) {}, [](const auto&) {}}, variant).
 template <typename... Each>
 struct Overloaded : Each... {
   using Each::operator()...;

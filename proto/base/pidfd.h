@@ -1,7 +1,3 @@
-// Opens a descriptor of a process. Unlike a pid, it never refers to another
-// process later.
-//
-// Thread safety: safe.
 #pragma once
 
 #include <sys/types.h>
@@ -13,14 +9,14 @@
 
 namespace sluice {
 
-// Returns a descriptor that is readable once the process has ended. Returns
-// none and sets errno if there is no such process (ESRCH), this process has no
-// free descriptor, or a sandbox or an old kernel refuses pidfds.
+// Returns a descriptor of a process, which is readable once the process has
+// ended and, unlike a pid, never refers to another one. Returns none and sets
+// errno if there is no such process (ESRCH), this process has no free
+// descriptor, or a sandbox or an old kernel refuses pidfds.
 UniqueFd PidfdOf(pid_t pid);
 
-// Converts the errno of PidfdOf to a Status; `what` is the operation that
-// failed because of it. PermissionDenied, with the remedy, if this system
-// refuses pidfds.
+// Returns the errno of PidfdOf as a Status; `what` is the operation that
+// failed. PermissionDenied, with the remedy: this system refuses pidfds.
 absl::Status PidfdFault(int error, std::string_view what);
 
 }  // namespace sluice

@@ -1,11 +1,19 @@
-// Returns whether this process writes NaN into memory that must not be read:
-// freed blocks, and buffers before their bytes arrive. SLUICE_POISON=1 in the
-// environment switches this on, for tests and debugging. The variable is read
-// at the first call.
 #pragma once
+
+#include <cstdlib>
+#include <string_view>
 
 namespace sluice {
 
-bool PoisonsBuffers();
+// Returns whether SLUICE_POISON=1 was in the environment at the first call:
+// memory that must not be read (freed blocks, buffers before their bytes
+// arrive) is then filled with NaN, for tests and debugging.
+inline bool PoisonsBuffers() {
+  static const bool poisons = [] {
+    const char* value = std::getenv("SLUICE_POISON");
+    return value != nullptr && std::string_view(value) == "1";
+  }();
+  return poisons;
+}
 
 }  // namespace sluice

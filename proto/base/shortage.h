@@ -1,11 +1,8 @@
 // Marks a status with the resource that ran out.
 //
 // ResourceExhausted alone does not distinguish a full disk from a full GPU, and
-// the remedies differ. So the code that knows the resource marks its status.
-// The mark travels with the status (through Annotate and over the session
-// socket). Code that chooses a remedy reads the mark, never the status code.
-//
-// Thread safety: pure functions.
+// the remedies differ. The mark travels with the status (through Annotate and
+// over the session socket), and a remedy is chosen by it, never by the code.
 #pragma once
 
 #include <optional>
@@ -25,14 +22,12 @@ std::optional<Shortage> ShortageNamed(std::string_view name);
 
 // Returns a marked ResourceExhausted.
 absl::Status ShortOf(Shortage shortage, std::string_view message);
-// Returns `status` with the mark. Returns an OK or already marked status
-// unchanged.
+// Marks `status` unless it is OK or already marked.
 absl::Status Mark(absl::Status status, Shortage shortage);
 // Returns kNone if `status` is not marked.
 Shortage ShortageOf(const absl::Status& status);
-// Returns the resource that an errno means: a disk for ENOSPC and EDQUOT, open
-// files for EMFILE and ENFILE, ordinary memory for ENOMEM. ENOSPC of a memfd
-// means host memory: the caller must mark that.
+// Returns the resource that an errno means. ENOSPC counts as a disk; of a memfd
+// it means host memory, which the caller must mark.
 Shortage ShortageOfErrno(int error);
 // Returns `status` marked as stating its remedy, so that no caller adds one.
 absl::Status Advised(absl::Status status);

@@ -15,11 +15,11 @@
 
 namespace sluice {
 
-// Converts errno to a Status: `ErrnoStatus(errno, "mmap 4 MiB")`. Call it right
-// after the system call. Marks the resource that ran out (shortage.h).
+// Converts errno to a Status, as in `ErrnoStatus(errno, "mmap 4 MiB")`, marked
+// with the resource that ran out (shortage.h).
 absl::Status ErrnoStatus(int error, std::string_view what);
 
-// Prefixes a fault's message with `context: `; keeps its code and marks.
+// Prefixes a fault's message with `context: `; keeps code and marks.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
 // Ends the process. Only for invariants: a CHECK that user input can make fail

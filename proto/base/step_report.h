@@ -1,5 +1,5 @@
-// A rank's report about one step. The session's callers, the wire
-// (proto/step_report.h converts) and the daemon's policy share this struct.
+// A rank's report about one step, for the session's callers, the wire
+// (ToWire and FromWire of proto/wire.h) and the daemon's policy.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace sluice {
 
-// Sums over all steps that a session has reported. If the daemon did not read a
-// report, the next report's sums include it.
+// Sums over all steps that a session has reported, so that a report that the
+// daemon did not read is made up for by the next one.
 struct StepTotals {
-  int64_t reports = 0;  // number of reports, including this one
+  int64_t reports = 0;  // including this one
   Bytes h2d, d2h;
   double stall_seconds = 0, grant_wait_seconds = 0;
   int64_t tokens = 0;
@@ -42,11 +42,10 @@ StepTotals Plus(StepTotals totals, const StepReport& step);
 
 // Returns the difference of two totals, which is never negative. Seconds and
 // counts are at most one step's limits (below) and reports at most kMostMissed,
-// so that no single report can saturate a sum over many reports.
+// so that one report cannot saturate a sum over many.
 StepTotals Since(const StepTotals& before, const StepTotals& after);
 
-// Limits of one step's figures. The daemon adds up steps for its whole
-// lifetime.
+// Limits of one step's figures.
 inline constexpr double kMaxStepSeconds = 366 * 86400.0;
 inline constexpr int64_t kMaxStepCount = int64_t{1} << 40;
 inline constexpr int64_t kMostMissed = int64_t{1} << 20;

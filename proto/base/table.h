@@ -1,10 +1,6 @@
-// A map that records which rows changed since the last TakeChanged.
-//
-// The daemon saves only changed rows (daemon/state), and an event changes a few
-// of thousands of rows. Only the non-const methods change rows, so no change is
-// missed.
-//
-// Thread safety: one owner.
+// A map that records which rows changed since the last TakeChanged, because the
+// daemon saves only these (daemon/state). Only the non-const methods change
+// rows, so no change is missed. Thread safety: one owner.
 #pragma once
 
 #include <algorithm>
@@ -38,27 +34,27 @@ class Table {
   size_t size() const { return rows_.size(); }
   bool empty() const { return rows_.empty(); }
 
-  // Returns the row for writing. REQUIRES: the row exists.
+  // Edit, Find, Insert and Put return the row for writing. REQUIRES: it exists.
   Row& Edit(const Key& key) {
     Row* row = Find(key);
     SLUICE_CHECK(row != nullptr);
     return *row;
   }
-  // Returns the row for writing, or null if it does not exist.
+  // Returns null if the row does not exist.
   Row* Find(const Key& key) {
     const auto found = rows_.find(key);
     if (found == rows_.end()) return nullptr;
     Note(key);
     return &found->second;
   }
-  // Inserts a row and returns it for writing. REQUIRES: no row has this key.
+  // REQUIRES: no row has this key.
   Row& Insert(const Key& key, Row row = {}) {
     const auto [at, is_new] = rows_.emplace(key, std::move(row));
     SLUICE_CHECK(is_new);
     Note(key);
     return at->second;
   }
-  // Returns the row for writing; inserts it if it does not exist.
+  // Inserts the row if it does not exist.
   Row& Put(const Key& key) {
     Note(key);
     return rows_[key];
@@ -73,17 +69,16 @@ class Table {
     if (found != rows_.end()) erase(found);
   }
 
-  // Replaces all rows by saved ones, and makes the next TakeChanged visit all
-  // rows.
+  // Replaces all rows by saved ones; the next TakeChanged visits all.
   void Load(Rows rows) {
     rows_ = std::move(rows);
     ++changes_;
     TouchAll();
   }
   // Calls visit(key, row) once for each row that changed since the last call,
-  // and for all rows at the first call. `row` is null if the row was erased,
-  // also if it was inserted after the last call. If rows contain tables,
-  // `visit` may call TakeChanged of those; it must not change rows otherwise.
+  // and for all rows at the first call. `row` is null if the row was erased. If
+  // rows contain tables, `visit` may call TakeChanged of those; it must not
+  // change rows otherwise.
   void TakeChanged(auto visit) {
     if (!std::exchange(notes_, true)) {
       for (auto& [key, row] : rows_) visit(key, &row);
@@ -98,9 +93,8 @@ class Table {
     }
     changed_.clear();
   }
-  // Makes the next TakeChanged visit all rows, as the first call does. Until
-  // that call, changes are not recorded, so a table that is never saved costs
-  // nothing.
+  // Makes the next TakeChanged visit all rows. Until then changes are not
+  // recorded, so a table that is never saved costs nothing.
   void TouchAll() {
     notes_ = false;
     changed_ = {};

@@ -1,6 +1,3 @@
-// A folder that is removed on destruction.
-//
-// Thread safety: safe.
 #pragma once
 
 #include <string>

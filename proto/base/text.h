@@ -1,26 +1,28 @@
-// Makes foreign text safe to show inside messages.
-//
-// Thread safety: pure functions.
+// Text for people, and foreign text that is safe to show inside messages.
 #pragma once
 
 #include <string>
 
+#include "absl/time/time.h"
+
 namespace sluice {
 
 // Replaces each byte of a control character or of invalid UTF-8 by '?'. The
-// result stays on its line and moves no cursor. It may be a protobuf string; a
-// packet with invalid UTF-8 would be dropped.
+// result stays on its line, moves no cursor, and may be a protobuf string (a
+// packet with invalid UTF-8 would be dropped).
 std::string Printable(std::string text);
 
-// Does the same and cuts the result to a screen's length, for messages that
-// quote a file.
+// Does the same and cuts the result to 1,000 bytes.
 std::string PrintableLine(std::string text);
 
 // Returns the first line without its line break.
 std::string FirstLine(const std::string& text);
 
-// Quotes `word` for a shell, with single quotes if it needs them. For commands
-// that are printed for people to run.
+// Quotes `word` for a shell if it needs quotes, for commands that are printed
+// for people to run.
 std::string ShellWord(const std::string& word);
+
+// Formats "2 d 4 h", "3 min 12 s", "10 min", "5 s", "0.52 s", "2.5 ms".
+std::string FormatSpan(absl::Duration span);
 
 }  // namespace sluice

@@ -1,4 +1,3 @@
-// The only owner of a file descriptor.
 #pragma once
 
 #include <utility>
@@ -7,9 +6,8 @@
 
 namespace sluice {
 
-// Closes its descriptor on destruction. Moved-from and default-constructed
-// objects have no descriptor (-1). Every descriptor that Sluice opens is
-// close-on-exec.
+// Owns a descriptor (-1: none) and closes it on destruction. Every descriptor
+// that Sluice opens is close-on-exec.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -27,6 +25,30 @@ class UniqueFd {
 
  private:
   int fd_ = -1;
+};
+
+// A reserve descriptor for an event loop that has no free one. A connection
+// that cannot be accepted would wake the loop again and again, so the loop
+// closes the spare, accepts the connection and refuses it. Thread safety: one
+// owner.
+class SpareFd {
+ public:
+  SpareFd() { Refill(); }
+
+  // Returns whether accept failed because descriptors or kernel memory are
+  // short for the moment.
+  static bool IsShortage(int error);
+
+  // Accepts a waiting connection, which the caller refuses and closes. Returns
+  // none if it cannot be accepted, for example because another thread took the
+  // freed descriptor; the loop must then ignore its listener for a moment.
+  UniqueFd Take(int listener);
+  // Opens the spare again if it is closed and a descriptor is free. Call it
+  // after the refused connection was closed, before the listener is polled.
+  void Refill();
+
+ private:
+  UniqueFd spare_;
 };
 
 }  // namespace sluice

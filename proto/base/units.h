@@ -1,10 +1,8 @@
-// Distinct types for units.
+// Sizes as a type of their own, and their text, which all flags and
+// configuration keys share.
 //
 // In public headers, a size in bytes is `Bytes` and never a bare integer,
-// because functions take sizes, offsets and counts together, and a swapped pair
-// of integers would compile.
-//
-// Thread safety: plain values.
+// because a swapped pair of integers would compile.
 #pragma once
 
 #include <compare>
@@ -61,8 +59,18 @@ constexpr Bytes RoundUp(Bytes size, Bytes unit) {
 // Formats for people, with at most one decimal: "36 MiB", "1.5 GiB", "512 B".
 std::string FormatBytes(Bytes size);
 
-// Parses "36MiB" (2^20), "36MB" (10^6), "4096B". A number without a unit is
-// InvalidArgument; the message has the text and what to write. See sizes.h.
+// Formats "36MiB", "40000001B", for commands that are printed for people to
+// run: ParseBytes returns exactly `size`.
+std::string ExactBytes(Bytes size);
+
+// Parses "36MiB" (2^20), "36MB" (10^6), "4096B"; case and blanks do not matter,
+// decimals are allowed. InvalidArgument, with what to write: no unit ("40",
+// except "0") or a bare letter ("40G"), which have two possible meanings.
 absl::StatusOr<Bytes> ParseBytes(std::string_view text);
+
+// Parses a count of tokens, rows or steps: "131072", "128K", "1.5M", with K =
+// 1,024 and M = 1,048,576 as in names of sequence lengths. The result is an
+// integer; the caller checks its range.
+absl::StatusOr<int64_t> ParseCount(std::string_view text);
 
 }  // namespace sluice

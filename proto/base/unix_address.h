@@ -1,6 +1,3 @@
-// Converts a path to the kernel's address of a unix socket.
-//
-// Thread safety: pure function.
 #pragma once
 
 #include <sys/un.h>
@@ -13,8 +10,8 @@ namespace sluice {
 
 inline constexpr size_t kLongestSocketPath = sizeof(sockaddr_un::sun_path) - 1;
 
-// Returns the address of the socket at `path`. It is never an abstract address,
-// which would have no permissions. Returns nullopt if `path` is empty or longer
+// Returns the kernel's address of the unix socket at `path`, or nullopt if
+// `path` is empty (an abstract address would have no permissions) or longer
 // than kLongestSocketPath.
 std::optional<sockaddr_un> UnixAddress(const std::string& path);
 

@@ -1,6 +1,3 @@
-// The users that the user namespace of this process can name.
-//
-// Thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +5,13 @@
 
 namespace sluice {
 
+// The users that the user namespace of this process can name.
 struct UserMap {
   uint64_t mapped = UINT32_MAX;  // number of mapped users; UINT32_MAX: all
   // The id that the kernel shows for every unmapped user.
   uint32_t overflow_uid = 65534;
 
-  // Parses the text of a uid_map.
+  // Parses a uid_map.
   static UserMap Of(std::string_view uid_map);
   // Reads /proc/self/uid_map and /proc/sys/kernel/overflowuid.
   static UserMap OfThisProcess();

@@ -1,22 +1,21 @@
 #include "proto/base/whole_io.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 
 #include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
 
 namespace sluice {
-namespace {
-
-constexpr size_t kPiece = size_t{64} << 10;
-
-}  // namespace
 
 absl::StatusOr<std::string> ReadAll(int fd, size_t most,
                                     const std::string& what) {
+  constexpr size_t kPiece = size_t{64} << 10;
   std::string bytes;
   while (true) {
     const size_t have = bytes.size();
@@ -55,6 +54,30 @@ absl::Status WriteAll(int fd, std::string_view bytes, const std::string& what) {
     if (put <= 0) return ErrnoStatus(put < 0 ? errno : EIO, "write " + what);
     bytes.remove_prefix(static_cast<size_t>(put));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ReplaceFile(const std::string& path, std::string_view bytes) {
+  const std::string beside = path + ".new";
+  unlink(beside.c_str());  // an earlier process may have died here and left it
+  const UniqueFd fd(open(beside.c_str(),
+                         O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
+                         0600));
+  if (!fd) return ErrnoStatus(errno, "make " + beside);
+  absl::Status status = WriteAll(fd.get(), bytes, beside);
+  if (status.ok() && fsync(fd.get()) != 0) {
+    status = ErrnoStatus(errno, "sync " + beside);
+  }
+  if (status.ok() && rename(beside.c_str(), path.c_str()) != 0) {
+    status = ErrnoStatus(errno, "replace " + path);
+  }
+  if (!status.ok()) unlink(beside.c_str());
+  return status;
+}
+
+absl::Status SyncFolder(const std::string& folder) {
+  const UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd || fsync(fd.get()) != 0) return ErrnoStatus(errno, "sync " + folder);
   return absl::OkStatus();
 }
 

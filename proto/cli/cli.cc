@@ -3,11 +3,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "proto/base/lost_output.h"
-#include "proto/base/sizes.h"
 #include "proto/base/text.h"
-#include "proto/cli/suggest.h"
 
 namespace sluice::cli {
 namespace {
@@ -61,8 +60,7 @@ std::vector<std::string> Commands(const CLI::App& app) {
   return names;
 }
 
-// Returns the flags of `app` and of its parent commands, which `app` accepts
-// too.
+// Returns the flags of `app` and of its parents, which `app` accepts too.
 std::vector<std::string> FlagsOf(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* at = &app; at != nullptr; at = at->get_parent()) {
@@ -126,8 +124,7 @@ absl::Status Misuse(CLI::App& app, const CLI::ParseError& error) {
   const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error);
   const std::vector<std::string> left = app.remaining(true);
   std::string what = Printable(FirstLine(error.what()));
-  // If a word is unexpected and another one missing, report the unexpected one,
-  // because it explains the missing one.
+  // An unexpected word explains a missing one.
   if ((missing || extra) && !left.empty()) {
     what = Unknown(*at, left.front());
   } else if (missing && !Commands(*at).empty()) {
@@ -140,6 +137,25 @@ absl::Status Misuse(CLI::App& app, const CLI::ParseError& error) {
   }
   return absl::InvalidArgumentError(
       fmt::format("{} (see {} --help)", what, Called(at)));
+}
+
+// Returns the number of edits from `a` to `b`. Swapping two neighbours counts
+// as one edit (optimal string alignment).
+size_t Distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1,
+                                     std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    for (size_t j = 1; j <= b.size(); ++j) {
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1,
+                          d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return d[a.size()][b.size()];
 }
 
 }  // namespace
@@ -178,6 +194,24 @@ absl::StatusOr<std::optional<int>> Parse(
     return Misuse(app, error);
   }
   return std::nullopt;
+}
+
+std::string Nearest(std::string_view typed,
+                    const std::vector<std::string>& known) {
+  constexpr size_t kLongest = 64;  // longer words are no misspellings
+  std::string best;
+  if (typed.empty() || typed.size() > kLongest) return best;
+  const size_t letters =
+      typed.size() - std::min(typed.find_first_not_of('-'), typed.size());
+  size_t least = std::max<size_t>(1, letters / 3) + 1;
+  for (const std::string& word : known) {
+    const size_t distance = Distance(typed, word);
+    if (distance < least) {
+      least = distance;
+      best = word;
+    }
+  }
+  return best;
 }
 
 std::string Version() { return SLUICE_VERSION; }

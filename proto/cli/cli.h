@@ -1,13 +1,12 @@
-// Functions that the command lines of all three programs share: sizes and
-// counts, --version, --json, and one clear line for bad input.
-//
-// Thread safety: none; a command line is read before threads start.
+// What the command lines of all programs share: sizes and counts, --version,
+// and one clear line for bad input. Not thread-safe.
 #pragma once
 
 #include <CLI/App.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -34,6 +33,12 @@ CLI::Option* AddCount(CLI::App& app, const std::string& names,
 // is wrong, the probable correction, and the command that lists the choices.
 absl::StatusOr<std::optional<int>> Parse(
     CLI::App& app, const std::vector<std::string>& arguments);
+
+// Returns the word of `known` that `typed` probably stands for, or "" if none
+// is near. At most a third of the letters (but at least one) may have been
+// added, left out, replaced or swapped with their neighbour.
+std::string Nearest(std::string_view typed,
+                    const std::vector<std::string>& known);
 
 // Returns the version: "0.1.0".
 std::string Version();

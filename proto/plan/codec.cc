@@ -3,13 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
-#include <set>
-#include <utility>
 
-#include "proto/base/status.h"
 #include "proto/plan/codec_parts.h"
-#include "proto/plan/json_reader.h"
 
 namespace sluice::plan {
 namespace {
@@ -115,8 +110,7 @@ LinkCapacity ReadLink(FieldReader in, size_t count,
                       std::set<std::string>* names) {
   LinkCapacity link;
   link.name = ReadName(in, names);
-  // At least 1, because a link without bandwidth would make every swap
-  // infinitely slow.
+  // A link without bandwidth would make every swap infinitely slow.
   link.h2d_bytes_per_second = in.Number("h2d_bytes_per_second", 1, kMaxRate);
   link.d2h_bytes_per_second = in.Number("d2h_bytes_per_second", 1, kMaxRate);
   if (in.Has("both_bytes_per_second")) {

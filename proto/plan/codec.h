@@ -1,9 +1,7 @@
 // Encodes profiles and plans as versioned JSON, so that people can read a plan
-// in a checkpoint. Decoding checks every field and length and refuses unknown
-// and repeated keys. InvalidArgument names the field, its value and the limit
-// in one line. Doubles survive a round trip bit by bit.
-//
-// Thread safety: pure functions.
+// in a checkpoint. Decoding refuses unknown and repeated keys; InvalidArgument
+// names the field, its value and the limit in one line. Doubles survive a round
+// trip bit by bit.
 #pragma once
 
 #include <string>
@@ -28,10 +26,8 @@ inline constexpr size_t kMaxKinds = 64;         // of layers, per rank
 inline constexpr int64_t kMaxLayers = 1 << 20;  // of all kinds, per rank
 inline constexpr size_t kMaxBuffers = 1 << 20;  // per trace
 inline constexpr size_t kMaxNameBytes = 256;
-// The largest single size in bytes.
-inline constexpr int64_t kMaxAmount = int64_t{1} << 50;
-// The latest time of a trace.
-inline constexpr int64_t kMaxTime = int64_t{1} << 53;
+inline constexpr int64_t kMaxAmount = int64_t{1} << 50;  // bytes of one size
+inline constexpr int64_t kMaxTime = int64_t{1} << 53;    // of a trace
 
 std::string Encode(const RankProfile& profile);
 std::string Encode(const std::vector<RankProfile>& profiles);
@@ -43,9 +39,9 @@ absl::StatusOr<std::vector<RankProfile>> DecodeProfiles(std::string_view bytes);
 absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes);
 absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes);
 
-// Returns a stable 128-bit hash, in hex, of the encoded profiles. It is the key
-// of the plan cache. The hash is not cryptographic, so a process that adopts a
-// cached plan must validate it against its profile (validate.h).
+// Returns a stable 128-bit hash, in hex, of the encoded profiles: the key of
+// the plan cache. It is not cryptographic, so a process that adopts a cached
+// plan must validate it against its profile (validate.h).
 std::string HashProfiles(const std::vector<RankProfile>& profiles);
 
 }  // namespace sluice::plan

@@ -5,8 +5,32 @@
 #include "proto/plan/validate.h"
 
 namespace sluice::plan {
+namespace {
 
 using nlohmann::json;
+
+Buffer ReadBuffer(FieldReader in, int64_t end) {
+  Buffer buffer;
+  if (in.Entries() != 4) {
+    in.Refuse("", "is not [id, lower, upper, size]");
+    return buffer;
+  }
+  buffer.id = in.At(0, "id", 0, kMaxId);
+  buffer.lower = in.At(1, "lower", 0, kMaxTime);
+  buffer.upper = in.At(2, "upper", 0, kMaxTime);
+  buffer.size = Bytes(in.At(3, "size", 0, kMaxAmount));
+  if (buffer.lower >= buffer.upper) {
+    in.Refuse("upper", fmt::format("{} is not above lower = {}", buffer.upper,
+                                   buffer.lower));
+  }
+  if (buffer.upper > end) {
+    in.Refuse("upper", fmt::format("{} is beyond the trace's end = {}",
+                                   buffer.upper, end));
+  }
+  return buffer;
+}
+
+}  // namespace
 
 Bytes ReadBytes(FieldReader& in, const char* key) {
   return Bytes(in.Int(key, 0, kMaxAmount));
@@ -55,31 +79,6 @@ json Write(const Placement& placement) {
           {"method", placement.method},
           {"seconds", placement.seconds}};
 }
-
-namespace {
-
-Buffer ReadBuffer(FieldReader in, int64_t end) {
-  Buffer buffer;
-  if (in.Entries() != 4) {
-    in.Refuse("", "is not [id, lower, upper, size]");
-    return buffer;
-  }
-  buffer.id = in.At(0, "id", 0, kMaxId);
-  buffer.lower = in.At(1, "lower", 0, kMaxTime);
-  buffer.upper = in.At(2, "upper", 0, kMaxTime);
-  buffer.size = Bytes(in.At(3, "size", 0, kMaxAmount));
-  if (buffer.lower >= buffer.upper) {
-    in.Refuse("upper", fmt::format("{} is not above lower = {}", buffer.upper,
-                                   buffer.lower));
-  }
-  if (buffer.upper > end) {
-    in.Refuse("upper", fmt::format("{} is beyond the trace's end = {}",
-                                   buffer.upper, end));
-  }
-  return buffer;
-}
-
-}  // namespace
 
 Trace ReadTrace(FieldReader in) {
   Trace trace;
@@ -154,8 +153,6 @@ std::vector<UnitPlan> ReadUnits(FieldReader& in, const char* key) {
   return units;
 }
 
-// `format` names the kind of document, so that decoding cannot mistake a plan
-// for a profile.
 std::string Finish(json document, const char* format) {
   document["format"] = format;
   document["version"] = kFormatVersion;

@@ -1,6 +1,4 @@
-// Helpers of codec.cc, codec_profile.cc and units.cc; no other file uses them.
-//
-// Thread safety: pure functions.
+// Helpers of codec.cc and codec_profile.cc.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +38,8 @@ nlohmann::json WriteAll(const std::vector<T>& items,
 Bytes ReadBytes(FieldReader& in, const char* key);
 // Reads a name that is not empty and not in `taken`, and adds it to `taken`.
 std::string ReadName(FieldReader& in, std::set<std::string>* taken);
-// Reads a class's "name" and "kind", and adds the pair to `taken`, which must
-// not contain it. "kind" is absent if the rank has only one kind of layers.
+// Does the same with a class's "name" and "kind", which is absent if the rank
+// has only one kind of layers.
 void ReadClassName(FieldReader& in, std::set<std::string>* taken,
                    std::string* kind, std::string* name);
 void WriteKindName(const std::string& kind, nlohmann::json* written);
@@ -56,12 +54,11 @@ Placement ReadPlacement(FieldReader in);
 // Reads the list `key` and checks every placement with ValidatePlacement.
 std::vector<UnitPlan> ReadUnits(FieldReader& in, const char* key);
 
-// Adds the envelope and formats the document. `format` names the kind of
-// document, so that decoding cannot mistake a plan for a profile.
+// Adds the envelope and formats the document. `format` names its kind, so that
+// decoding cannot mistake a plan for a profile.
 std::string Finish(nlohmann::json document, const char* format);
 
 // Parses `bytes`, checks the envelope, and reads the document with `read`.
-// Error messages name the document.
 template <typename Read>
 auto Decode(std::string_view bytes, const char* format, Read read)
     -> absl::StatusOr<decltype(read(std::declval<FieldReader&>()))> {

@@ -1,15 +1,9 @@
 // Encodes and decodes profiles as JSON (codec.h).
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "proto/plan/codec_parts.h"
-#include "proto/plan/json_reader.h"
 
 namespace sluice::plan {
 namespace {
@@ -41,15 +35,10 @@ json Write(const LayerKind& kind) {
           {"backward_h2d_fixed", kind.backward_h2d_fixed.count()}};
 }
 
-// Returns whether the list "kinds" is written. A rank with one unnamed kind of
-// layers writes that kind's fields among its own, which is also the older
-// format.
-bool TellsKinds(const RankProfile& p) {
-  return p.kinds.size() != 1 || p.kinds[0].name != kOneKind;
-}
-
+// A rank with one unnamed kind of layers writes that kind's fields among its
+// own, which is also the older format.
 void WriteKinds(const RankProfile& p, json* profile) {
-  if (TellsKinds(p)) {
+  if (p.kinds.size() != 1 || p.kinds[0].name != kOneKind) {
     (*profile)["kinds"] = WriteAll(p.kinds, Write);
     return;
   }
@@ -73,34 +62,10 @@ json Write(const SkeletalClass& skeletal) {
   return c;
 }
 
-}  // namespace
-
-json Write(const RankProfile& p) {
-  json profile = {{"job", p.job},
-                  {"rank", p.rank.value()},
-                  {"gpu", p.gpu.value()},
-                  {"numa", p.numa.value()},
-                  {"segments", WriteAll(p.segments, Write)},
-                  {"classes", WriteAll(p.classes, Write)},
-                  {"host_fixed", p.host_fixed.count()},
-                  {"transient_capacity", p.transient_capacity.count()},
-                  {"keep_reserve", p.keep_reserve.count()},
-                  {"alpha", p.alpha},
-                  {"settled", p.settled},
-                  {"limited_by", p.limited_by}};
-  if (p.host_limit.has_value()) {
-    profile["host_limit"] = p.host_limit->count();
-  }
-  WriteKinds(p, &profile);
-  return profile;
-}
-
 // ---- Reading ---------------------------------------------------------------
 
-namespace {
-
-// Reads copied bytes per layer. Their limit is higher than that of memory
-// sizes, because they grow with the square of the sequence length.
+// Reads copied bytes per layer, which grow with the square of the sequence
+// length.
 Bytes ReadTraffic(FieldReader& in, const char* key) {
   return Bytes(in.Int(key, 0, kMaxTraffic));
 }
@@ -131,8 +96,7 @@ std::optional<double> ReadAsked(FieldReader& in, const char* key) {
   return fraction < 0 ? std::nullopt : std::optional(fraction);
 }
 
-// Reads all fields of a kind except its name. `most` is how many layers the
-// kind may have, given the rank's other kinds.
+// Reads all fields of a kind of at most `most` layers, except its name.
 LayerKind ReadKindFields(FieldReader& in, int64_t most) {
   LayerKind kind;
   kind.layers = in.Int("layers", 1, most);
@@ -148,7 +112,6 @@ LayerKind ReadKindFields(FieldReader& in, int64_t most) {
   return kind;
 }
 
-// Reads the list "kinds", or a single kind from the rank's fields.
 std::vector<LayerKind> ReadKinds(FieldReader& in) {
   if (!in.Has("kinds")) return {ReadKindFields(in, kMaxLayers)};
   std::vector<LayerKind> kinds;
@@ -187,6 +150,26 @@ SkeletalClass ReadSkeletalClass(FieldReader in, const RankProfile& profile,
 }
 
 }  // namespace
+
+json Write(const RankProfile& p) {
+  json profile = {{"job", p.job},
+                  {"rank", p.rank.value()},
+                  {"gpu", p.gpu.value()},
+                  {"numa", p.numa.value()},
+                  {"segments", WriteAll(p.segments, Write)},
+                  {"classes", WriteAll(p.classes, Write)},
+                  {"host_fixed", p.host_fixed.count()},
+                  {"transient_capacity", p.transient_capacity.count()},
+                  {"keep_reserve", p.keep_reserve.count()},
+                  {"alpha", p.alpha},
+                  {"settled", p.settled},
+                  {"limited_by", p.limited_by}};
+  if (p.host_limit.has_value()) {
+    profile["host_limit"] = p.host_limit->count();
+  }
+  WriteKinds(p, &profile);
+  return profile;
+}
 
 RankProfile ReadRankProfile(FieldReader& in) {
   RankProfile p;

@@ -10,15 +10,15 @@ using nlohmann::json;
 
 constexpr int kMaxDepth = 16;
 
-// Formats a value for messages, cut to a short text.
+// A value for messages, cut to a short text.
 std::string Shown(const json& value) {
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 57) + "...";
   return text;
 }
 
-// Returns a remark if the parser stopped at `byte` (counted from 1) because of
-// a number that Python writes and JSON lacks: NaN or an infinity.
+// Names NaN or an infinity, which Python writes, if the parser stopped there.
+// `byte` counts from 1.
 std::string NotJson(std::string_view bytes, size_t byte) {
   const std::string_view rest =
       bytes.substr(std::min(std::max<size_t>(byte, 1) - 1, bytes.size()));
@@ -31,43 +31,6 @@ std::string NotJson(std::string_view bytes, size_t byte) {
   return fmt::format("not JSON: stopped at byte {} of {}", byte, bytes.size());
 }
 
-// Finds repeated keys, by recording the keys of every open object. nlohmann
-// would silently use the last value.
-class KeyGuard {
- public:
-  explicit KeyGuard(absl::Status* status) : status_(status) {}
-
-  bool operator()(int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxDepth && status_->ok()) {
-      *status_ = absl::InvalidArgumentError(
-          fmt::format("nested deeper than {} levels", kMaxDepth));
-    }
-    // Stops parsing, so that the rest takes no memory.
-    if (!status_->ok()) return false;
-    switch (event) {
-      case json::parse_event_t::object_start:
-        open_.emplace_back();
-        break;
-      case json::parse_event_t::object_end:
-        open_.pop_back();
-        break;
-      case json::parse_event_t::key:
-        if (!open_.back().insert(parsed.get<std::string>()).second) {
-          *status_ = absl::InvalidArgumentError(
-              fmt::format("key {} occurs twice in one object", Shown(parsed)));
-        }
-        break;
-      default:
-        break;
-    }
-    return true;
-  }
-
- private:
-  absl::Status* status_;
-  std::vector<std::set<std::string>> open_;
-};
-
 }  // namespace
 
 json ParseChecked(std::string_view bytes, size_t max_bytes,
@@ -77,13 +40,26 @@ json ParseChecked(std::string_view bytes, size_t max_bytes,
         fmt::format("{} bytes; the limit is {}", bytes.size(), max_bytes));
     return {};
   }
-  KeyGuard guard(status);
+  // Finds repeated keys, of which nlohmann would silently use the last value.
+  std::vector<std::set<std::string>> open;  // the keys of every open object
+  const auto guard = [&](int depth, json::parse_event_t event, json& value) {
+    if (depth > kMaxDepth && status->ok()) {
+      *status = absl::InvalidArgumentError(
+          fmt::format("nested deeper than {} levels", kMaxDepth));
+    }
+    if (!status->ok()) return false;  // so that the rest takes no memory
+    if (event == json::parse_event_t::object_start) open.emplace_back();
+    if (event == json::parse_event_t::object_end) open.pop_back();
+    if (event == json::parse_event_t::key &&
+        !open.back().insert(value.get<std::string>()).second) {
+      *status = absl::InvalidArgumentError(
+          fmt::format("key {} occurs twice in one object", Shown(value)));
+    }
+    return true;
+  };
   json parsed;
   try {
-    parsed = json::parse(
-        bytes, [&guard](int depth, json::parse_event_t event, json& value) {
-          return guard(depth, event, value);
-        });
+    parsed = json::parse(bytes, guard);
   } catch (const json::parse_error& e) {
     if (status->ok()) {
       *status = absl::InvalidArgumentError(NotJson(bytes, e.byte));

@@ -1,9 +1,4 @@
-// Checked reading of JSON documents, for codec.cc and for the files that people
-// write for sluicectl.
-//
-// A FieldReader reads one object or array element. The shared status keeps the
-// first error with its full path. After an error every read returns a harmless
-// default, so decoders need no branches.
+// Checked reading of JSON documents.
 #pragma once
 
 #include <fmt/format.h>
@@ -23,6 +18,9 @@ namespace sluice::plan {
 nlohmann::json ParseChecked(std::string_view bytes, size_t max_bytes,
                             absl::Status* status);
 
+// Reads one object or array element. The shared status keeps the first error
+// with its full path. After an error every read returns a harmless default, so
+// decoders need no branches.
 class FieldReader {
  public:
   // `json` and `status` outlive the reader.
@@ -40,8 +38,7 @@ class FieldReader {
   std::string Choice(const char* key,
                      std::initializer_list<std::string_view> choices);
   FieldReader Object(const char* key);
-  // Returns whether an optional field exists. Reading any other missing field
-  // is an error.
+  // Reading a missing field is an error.
   bool Has(const char* key) const {
     return ok() && json_.is_object() && json_.contains(key);
   }

@@ -1,5 +1,5 @@
 // The planner's answer. A plan is immutable; a new one takes effect only at a
-// step boundary. Plain data. Thread safety: values.
+// step boundary.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,6 @@
 
 #include "proto/base/ids.h"
 #include "proto/base/units.h"
-#include "proto/plan/fractions.h"
 #include "proto/plan/profile.h"
 
 namespace sluice::plan {
@@ -48,7 +47,7 @@ struct PlanLimit {
   std::string unit;  // of `used` and `capacity`: "bytes", "bytes_per_second"
   bool binds = false;
   // How much one more GiB or GB/s would shorten the slowest rank's step and the
-  // total recomputation. Found by solving again.
+  // total recomputation.
   double one_more_step_seconds = 0;
   double one_more_recompute_seconds = 0;
 };
@@ -59,9 +58,8 @@ struct RankPlan {
   std::vector<SegmentPlan> segments;
   Bytes transient_peak;  // of the whole transient region
   std::vector<ClassPlan> classes;
-  // The swapped share of the bytes of all free classes and layers. This is
-  // MEMO's alpha if all of these swap the same fraction. If not, `classes` has
-  // the fractions.
+  // The swapped share of the bytes of all free classes and layers, which is
+  // MEMO's alpha if all of these swap the same fraction.
   double alpha = 0;
   std::string alpha_limited_by;  // "none", "bandwidth", "host", "flag"
   Bytes host_bytes;              // all host memory that this rank needs
@@ -76,12 +74,10 @@ struct NodePlan {
   // Empty if the plan is feasible, else one line: what does not fit, its value,
   // the limit, what to do.
   std::string infeasible;
-  // The scarce resource of an infeasible plan ("gpu_memory", "host_memory");
-  // "none" if the plan is feasible.
+  // The scarce resource of an infeasible plan ("gpu_memory", "host_memory").
   std::string limited_by = "none";
   std::vector<PlanLimit> limits;
-  // How many units (units.h) were solved for this plan, and how many had known
-  // plans.
+  // How many units (units.h) were solved, and how many had known plans.
   int64_t units_solved = 0;
   int64_t units_known = 0;
 };

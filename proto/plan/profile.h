@@ -1,8 +1,6 @@
-// The profile of one training step of a rank: the planner's input.
-//
-// A rank makes the profile by running one chunk of each segment kind in a
-// provisional lease, and sends it to the daemon as a sealed memfd (codec.h).
-// Plain data. Thread safety: values.
+// The profile of one training step of a rank: the planner's input. A rank makes
+// it by running one chunk of each segment kind in a provisional lease, and
+// sends it to the daemon as a sealed memfd (codec.h).
 #pragma once
 
 #include <cstdint>
@@ -13,11 +11,27 @@
 
 #include "proto/base/ids.h"
 #include "proto/base/units.h"
-#include "proto/plan/fractions.h"
 
 namespace sluice::plan {
 
-// One buffer of a trace, alive in [lower, upper) on the trace's time axis.
+// The fractions of a class's tokens that a rank requests to keep on the GPU and
+// to swap to host memory. The planner chooses those that are unset.
+struct GivenFractions {
+  std::optional<double> keep, swap;
+  bool all() const { return keep && swap; }
+  bool operator==(const GivenFractions&) const = default;
+};
+
+// Planned fractions, which sum to 1. A training run uses a third type
+// (planner/stream/fractions.h).
+struct TokenFractions {
+  double keep = 0;
+  double swap = 0;
+  double recompute = 0;
+  bool operator==(const TokenFractions&) const = default;
+};
+
+// A buffer, alive in [lower, upper) of the trace's time.
 struct Buffer {
   int64_t id = 0;
   int64_t lower = 0;
@@ -25,9 +39,9 @@ struct Buffer {
   Bytes size;
 };
 
-// The allocator requests of one piece of work, in order. `buffers[k]` is the
-// k-th allocation; replay relies on that order. A buffer that is not freed
-// inside the trace has upper = `end`.
+// The allocator requests of one piece of work. `buffers[k]` is the k-th
+// allocation; replay relies on that order. A buffer that is not freed inside
+// the trace has upper = `end`.
 struct Trace {
   std::vector<Buffer> buffers;
   int64_t end = 0;
@@ -35,31 +49,27 @@ struct Trace {
 };
 
 // A repeated unit of work: "qkv.forward.full", "block.diagonal.backward.tail",
-// "ffn.forward.full", "loss.full". The unit is the segment and not the layer,
-// because FPDT's layer has O(u^2) requests.
+// "loss.full". Not the layer, because FPDT's layer has O(u^2) requests.
 struct SegmentKind {
   std::string name;
   Trace trace;
-  double seconds = 0;      // measured time of one execution, without waits
-  int64_t executions = 0;  // number in one step of this rank
+  double seconds = 0;      // measured, of one execution, without waits
+  int64_t executions = 0;  // in one step of this rank
 };
 
-// The name of a rank's only kind of layers.
-inline constexpr const char* kOneKind = "layer";
+inline constexpr const char* kOneKind = "layer";  // a rank's only kind
 
 // A group of equal layers of a rank: dense or with experts, with windowed or
 // full attention, frozen. Each kind has its own windows and traffic, because a
-// layer's copies hide behind the compute of the same layer: at most two chunks
-// are in flight.
+// layer's copies hide only behind its own compute: at most two chunks are in
+// flight.
 struct LayerKind {
   std::string name = kOneKind;
   int64_t layers = 0;
-  // Layers that keep their skeletal tensors on the GPU (MEMO's last two layers;
-  // 0 for the chunk-streamed layer).
+  // Layers that keep their skeletal tensors on the GPU (MEMO's last two).
   int64_t resident_layers = 0;
-  // Windows: measured seconds of one layer's forward and backward, including
-  // waits. 0 for a pass that copies nothing, such as the backward of frozen
-  // layers.
+  // Windows: measured seconds of one layer's passes, including waits. 0 for a
+  // pass that copies nothing, such as the backward of frozen layers.
   double forward_layer_seconds = 0;
   double backward_layer_seconds = 0;
   // Traffic per layer that does not depend on the plan (k/v re-reads, dq).
@@ -67,7 +77,6 @@ struct LayerKind {
   Bytes forward_h2d_fixed;
   Bytes backward_d2h_fixed;
   Bytes backward_h2d_fixed;
-  // Layers that swap or recompute their skeletal tensors.
   int64_t moving_layers() const { return layers - resident_layers; }
 };
 
@@ -80,69 +89,61 @@ struct SkeletalClass {
   // Per layer, for all tokens, from the layer's input.
   double recompute_seconds = 0;
   bool must_swap = false;  // set for layer input, attention output, lse
-  // True if the rank's `…_fixed` counts already contain this class's copies,
-  // because these happen whatever alpha is (k and v are copied out in forward
-  // and read again). The class's swapped fraction then costs only host memory.
+  // True if `…_fixed` of the kind contains this class's copies, which happen
+  // whatever alpha is (k and v are copied out in forward and read again). The
+  // swapped fraction then costs only host memory.
   bool traffic_in_fixed = false;
-  // True if all ranks of a job must keep and swap the same fractions. Holds for
-  // q, k, v in head layout, because their rows come from all ranks.
+  // True if all ranks of a job must keep and swap the same fractions, as of q,
+  // k, v in head layout, because their rows come from all ranks.
   bool shared = false;
-  // True if the runtime supports keeping the class on the GPU.
-  bool can_keep = false;
+  bool can_keep = false;  // the runtime supports keeping it on the GPU
   GivenFractions given;
-  // If an earlier round chose the fractions, its reason, which the plan
-  // repeats.
+  // The reason of an earlier round's fractions, which the plan repeats.
   std::string why;
 };
 
 // The planner's input for one rank.
 struct RankProfile {
-  // The job's number in this request; (job, rank) is unique. Ranks of one job
-  // have the same fractions of classes that are `SkeletalClass::shared`.
+  // The job's number in this request; (job, rank) is unique.
   int64_t job = 0;
   Rank rank;
   DeviceIndex gpu;
   NumaIndex numa;
-  // At least one kind, with distinct names.
-  std::vector<LayerKind> kinds = {LayerKind{}};
+  std::vector<LayerKind> kinds = {LayerKind{}};  // at least one
   std::vector<SegmentKind> segments;
   std::vector<SkeletalClass> classes;
   // Host memory of this rank that does not depend on the plan: one layer's
   // scratch, the last layer's output, dX.
   Bytes host_fixed;
-  // The host memory that the user allows this rank. Unset: only the node's
-  // limits hold.
+  // The host memory that the user allows this rank, if limited.
   std::optional<Bytes> host_limit;
   // The room in the rank's GPU lease without states and rounding buffers. 0 if
-  // unknown: the plan then keeps nothing and is not checked against it.
+  // unknown: the plan then keeps nothing.
   Bytes transient_capacity;
-  // The part of `transient_capacity` that kept rows may not use. It is reserved
-  // because the plan's transient buffers may be larger than those recorded with
-  // other fractions.
+  // The part of `transient_capacity` that kept rows may not use, because the
+  // plan's transient buffers may be larger than those recorded with other
+  // fractions.
   Bytes keep_reserve;
-  // MEMO's policy, if the user requests it: all free classes swap this fraction
-  // and keep nothing, except classes that request their own fractions.
-  // Negative: the planner chooses.
+  // MEMO's policy, if the user requests it: classes that request no fractions
+  // of their own swap this fraction and keep nothing. Negative: the planner
+  // chooses.
   double alpha = -1;
   // True if an earlier round chose the fractions: each free class requests its
-  // keep and swap. The planner then plans only memory for this rank and changes
-  // no other rank's plan because of it. `transient_capacity` excludes the rows
-  // that the rank keeps.
+  // keep and swap, and only memory is planned. `transient_capacity` excludes
+  // the rows that the rank keeps.
   bool settled = false;
-  // If settled: what limited the earlier round's choice
-  // (RankPlan::alpha_limited_by), which the plan repeats.
+  // If settled: the earlier round's RankPlan::alpha_limited_by, which the plan
+  // repeats.
   std::string limited_by;
 };
 
-// Returns the position of the kind with that name. Returns nullopt if there is
-// none, which codec.h and the planner refuse.
+// Returns the position of the kind with that name.
 std::optional<size_t> FindKind(const RankProfile& profile,
                                std::string_view name);
 // Returns the kind of a class. REQUIRES: the profile was checked.
 const LayerKind& KindOf(const RankProfile& profile,
                         const SkeletalClass& skeletal);
-// Formats the class's name for people: "moe/ffn_up", or "ffn_up" if there is
-// one kind.
+// Returns "moe/ffn_up", or "ffn_up" if there is one kind.
 std::string FullName(const std::string& kind, const std::string& name);
 
 }  // namespace sluice::plan

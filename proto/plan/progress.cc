@@ -12,8 +12,7 @@ namespace {
 
 constexpr size_t kMaxWord = 128;
 
-// Returns `text` as a printable word that does not contain the line's
-// separator.
+// Returns `text` as a printable word without the line's separator.
 std::string Word(std::string text) {
   text.resize(std::min(text.size(), kMaxWord));
   for (char& c : text) {

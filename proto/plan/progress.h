@@ -1,7 +1,5 @@
-// The progress of a plan worker: one line in a memfd. The worker overwrites it,
-// and the daemon reads it when a client asks.
-//
-// Thread safety: pure functions.
+// The progress of a plan worker: one line in a memfd, which the worker
+// overwrites and the daemon reads when a client asks.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // The daemon's request to its plan worker: the profiles of all local ranks of
-// the jobs that are planned together, and the resources of the node. Plain
-// data. Thread safety: values.
+// the jobs that are planned together, and the resources of the node.
 #pragma once
 
 #include <optional>
@@ -15,15 +14,13 @@
 namespace sluice::plan {
 
 // A link between host and GPUs, with speeds measured under contention. A rank
-// may copy over several links, such as its own PCIe port and a switch that it
-// shares.
+// may copy over several, such as its own PCIe port and a shared switch.
 struct LinkCapacity {
   std::string name;
   double h2d_bytes_per_second = 0;  // > 0
   double d2h_bytes_per_second = 0;  // > 0
   std::vector<size_t> profiles;     // positions of the ranks that copy over it
-  // Limit of both directions together, > 0. Unset: only the two limits above
-  // hold.
+  // Limit of both directions together, > 0, in addition to those above.
   std::optional<double> both_bytes_per_second = std::nullopt;
   bool operator==(const LinkCapacity&) const = default;
 };

@@ -14,45 +14,23 @@
 namespace sluice::plan {
 namespace {
 
-// Relative tolerance: measured rates are doubles, so rounding may make a plan
-// exceed a capacity.
-constexpr double kTolerance = 1e-6;
-// The tolerance of a plan's limits, which have six digits.
-constexpr double kRounded = 1e-5;
+constexpr double kTolerance = 1e-6;  // relative, of measured rates
+constexpr double kRounded = 1e-5;    // a plan's limits have six digits
 
 template <typename... Args>
 absl::Status Wrong(fmt::format_string<Args...> text, Args&&... args) {
   return absl::InternalError(fmt::format(text, std::forward<Args>(args)...));
 }
 
-template <typename Planned, typename IsIt>
-const Planned* FindOnce(const std::vector<Planned>& all, IsIt is_it,
-                        int* count) {
-  const Planned* found = nullptr;
-  *count = 0;
-  for (const Planned& one : all) {
-    if (!is_it(one)) continue;
-    found = &one;
-    ++*count;
-  }
-  return found;
+auto PlannedAs(const SkeletalClass& skeletal) {
+  return [&skeletal](const ClassPlan& c) {
+    return c.name == skeletal.name && c.kind == skeletal.kind;
+  };
 }
 
-const SegmentPlan* FindSegment(const RankPlan& plan, const std::string& name,
-                               int* count) {
-  return FindOnce(
-      plan.segments, [&](const SegmentPlan& s) { return s.name == name; },
-      count);
-}
-
-const ClassPlan* FindClass(const RankPlan& plan, const SkeletalClass& skeletal,
-                           int* count) {
-  return FindOnce(
-      plan.classes,
-      [&](const ClassPlan& c) {
-        return c.name == skeletal.name && c.kind == skeletal.kind;
-      },
-      count);
+// REQUIRES: the class is planned.
+const ClassPlan& ClassOf(const RankPlan& plan, const SkeletalClass& skeletal) {
+  return *std::ranges::find_if(plan.classes, PlannedAs(skeletal));
 }
 
 absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
@@ -61,31 +39,32 @@ absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
                  profile.segments.size());
   }
   for (const SegmentKind& kind : profile.segments) {
-    int count = 0;
-    const SegmentPlan* segment = FindSegment(plan, kind.name, &count);
+    const auto count =
+        std::ranges::count(plan.segments, kind.name, &SegmentPlan::name);
     if (count != 1) {
       return Wrong("segment '{}' planned {} times", kind.name, count);
     }
-    if (absl::Status s = ValidatePlacement(kind.trace, segment->placement);
+    const SegmentPlan& segment =
+        *std::ranges::find(plan.segments, kind.name, &SegmentPlan::name);
+    if (absl::Status s = ValidatePlacement(kind.trace, segment.placement);
         !s.ok()) {
       return Annotate(s, fmt::format("segment '{}'", kind.name));
     }
-    if (segment->base < Bytes(0) ||
-        segment->base.count() % kind.trace.alignment.count() != 0) {
+    if (segment.base < Bytes(0) ||
+        segment.base.count() % kind.trace.alignment.count() != 0) {
       return Wrong("segment '{}' has base {}, no multiple of {}", kind.name,
-                   segment->base.count(), kind.trace.alignment.count());
+                   segment.base.count(), kind.trace.alignment.count());
     }
-    if (segment->base + segment->placement.peak > plan.transient_peak) {
+    const Bytes end = segment.base + segment.placement.peak;
+    if (end > plan.transient_peak) {
       return Wrong("segment '{}' ends at {}, above the region's {}", kind.name,
-                   (segment->base + segment->placement.peak).count(),
-                   plan.transient_peak.count());
+                   end.count(), plan.transient_peak.count());
     }
   }
   return absl::OkStatus();
 }
 
-// Checks that the plan has the fractions that a class or the rank's alpha
-// requested.
+// Checks the fractions that the class or the rank's alpha requested.
 absl::Status CheckAsked(const RankProfile& profile,
                         const SkeletalClass& skeletal, const ClassPlan& c) {
   if (skeletal.must_swap) return absl::OkStatus();
@@ -131,18 +110,14 @@ absl::Status CheckClass(const RankProfile& profile,
   return CheckAsked(profile, skeletal, c);
 }
 
-// Checks that alpha is the swapped share of the bytes of all free classes and
-// layers.
 absl::Status CheckAlpha(const RankProfile& profile, const RankPlan& plan) {
   double swapped = 0, free = 0;
   for (const SkeletalClass& skeletal : profile.classes) {
     if (skeletal.must_swap) continue;
-    int count = 0;
-    const ClassPlan* c = FindClass(plan, skeletal, &count);
     const auto bytes = static_cast<double>(KindOf(profile, skeletal).layers) *
                        static_cast<double>(skeletal.bytes_per_layer.count());
     free += bytes;
-    swapped += c->fractions.swap * bytes;
+    swapped += ClassOf(plan, skeletal).fractions.swap * bytes;
   }
   const double share = free > 0 ? swapped / free : plan.alpha;
   if (std::fabs(share - plan.alpha) > 1e-9) {
@@ -152,11 +127,7 @@ absl::Status CheckAlpha(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-double MovingLayers(const LayerKind& kind) {
-  return static_cast<double>(kind.moving_layers());
-}
-
-// The bytes that all layers together hold in host memory and on the GPU.
+// Bytes of all layers.
 struct Held {
   double host = 0;
   double gpu = 0;
@@ -165,12 +136,12 @@ struct Held {
 Held HeldOf(const RankProfile& profile, const RankPlan& plan) {
   Held sum;
   for (const SkeletalClass& skeletal : profile.classes) {
-    int count = 0;
-    const ClassPlan* c = FindClass(plan, skeletal, &count);
-    const double all = MovingLayers(KindOf(profile, skeletal)) *
-                       static_cast<double>(skeletal.bytes_per_layer.count());
-    sum.host += c->fractions.swap * all;
-    sum.gpu += c->fractions.keep * all;
+    const TokenFractions& fractions = ClassOf(plan, skeletal).fractions;
+    const double all =
+        static_cast<double>(KindOf(profile, skeletal).moving_layers()) *
+        static_cast<double>(skeletal.bytes_per_layer.count());
+    sum.host += fractions.swap * all;
+    sum.gpu += fractions.keep * all;
   }
   return sum;
 }
@@ -217,17 +188,15 @@ absl::Status CheckShared(const std::vector<RankProfile>& profiles,
     const RankPlan& rank = *PartOf(plan, profile);
     for (const SkeletalClass& skeletal : profile.classes) {
       if (!skeletal.shared) continue;
-      int count = 0;
-      const ClassPlan* c = FindClass(rank, skeletal, &count);
+      const TokenFractions& own = ClassOf(rank, skeletal).fractions;
       const auto [at, added] = first.emplace(
-          std::make_tuple(profile.job, skeletal.kind, skeletal.name),
-          c->fractions);
-      if (added || (at->second.keep == c->fractions.keep &&
-                    at->second.swap == c->fractions.swap)) {
+          std::make_tuple(profile.job, skeletal.kind, skeletal.name), own);
+      if (added ||
+          (at->second.keep == own.keep && at->second.swap == own.swap)) {
         continue;
       }
       return Wrong("class '{}' swaps {} on rank {}, {} on another rank",
-                   FullName(c->kind, c->name), c->fractions.swap,
+                   FullName(skeletal.kind, skeletal.name), own.swap,
                    profile.rank.value(), at->second.swap);
     }
   }
@@ -260,7 +229,7 @@ struct Rates {
   double both = 0;  // both directions together
 };
 
-// Returns a layer's rates; `copied` is the number of bytes that it swaps.
+// `copied`: the bytes that a layer swaps.
 Rates RatesOf(const LayerKind& k, double copied) {
   const auto rate = [](Bytes fixed, double more, double seconds) {
     return Rate(static_cast<double>(fixed.count()) + more, seconds);
@@ -277,15 +246,13 @@ Rates RatesOf(const LayerKind& k, double copied) {
           rate(k.backward_d2h_fixed + k.backward_h2d_fixed, copied, backward))};
 }
 
-// Returns the smallest fraction that must be swapped, which is 0 for a class
-// that the planner may choose freely.
+// Returns the smallest fraction that must be swapped.
 double LeastSwapped(const RankProfile& p, const SkeletalClass& c) {
   if (c.must_swap) return 1;
   return c.given.swap.value_or(std::max(p.alpha, 0.0));
 }
 
-// The rates of each kind of a rank's layers: those of this plan, and the least
-// possible ones.
+// The rates of this plan, and the least possible ones.
 struct KindRates {
   std::vector<Rates> used, least;  // by kind
 };
@@ -296,9 +263,8 @@ KindRates RatesOf(const RankProfile& p, const RankPlan& plan) {
     double copied = 0, least = 0;
     for (const SkeletalClass& c : p.classes) {
       if (c.kind != kind.name || c.traffic_in_fixed) continue;
-      int count = 0;
       const auto all = static_cast<double>(c.bytes_per_layer.count());
-      copied += FindClass(plan, c, &count)->fractions.swap * all;
+      copied += ClassOf(plan, c).fractions.swap * all;
       least += LeastSwapped(p, c) * all;
     }
     rates.used.push_back(RatesOf(kind, copied));
@@ -323,10 +289,9 @@ double Overload(const NodePlan& plan, const std::string& row) {
   return 0;
 }
 
-// Checks one direction of a link: for every combination of kinds of layers that
-// the ranks may run at the same time, their copies must not exceed `capacity`
-// (the link's, or the rate that the plan states if that is larger). Copies that
-// no plan can avoid are allowed to exceed it.
+// Checks one direction of a link: whatever kinds of layers the ranks run at the
+// same time, their copies must not exceed `capacity` (the link's, or the rate
+// that the plan states if that is larger). Copies that no plan can avoid may.
 absl::Status CheckWay(const std::vector<KindRates>& ranks, double Rates::*way,
                       double capacity, const std::string& link,
                       const char* where) {
@@ -396,13 +361,13 @@ absl::Status ValidateRankPlan(const RankProfile& profile,
                  profile.classes.size());
   }
   for (const SkeletalClass& skeletal : profile.classes) {
-    int count = 0;
-    const ClassPlan* c = FindClass(plan, skeletal, &count);
+    const auto count = std::ranges::count_if(plan.classes, PlannedAs(skeletal));
     if (count != 1) {
       return Wrong("class '{}' planned {} times",
                    FullName(skeletal.kind, skeletal.name), count);
     }
-    SLUICE_RETURN_IF_ERROR(CheckClass(profile, skeletal, *c));
+    SLUICE_RETURN_IF_ERROR(
+        CheckClass(profile, skeletal, ClassOf(plan, skeletal)));
   }
   SLUICE_RETURN_IF_ERROR(CheckAlpha(profile, plan));
   return CheckHostBytes(profile, plan);

@@ -1,12 +1,9 @@
-// The naive check that every plan passes before use. It follows the definition
-// and shares no code with the solvers. It is here and not in planner/, because
-// the daemon and the client check a worker's answer and may not depend on the
-// planner.
+// The naive check that every plan passes before use. It shares no code with the
+// solvers, and is not in planner/, because the daemon and the client check a
+// worker's answer and may not depend on the planner.
 //
 // Errors are Internal (a solver is wrong, or its answer was damaged) in one
 // line: what, value, limit.
-//
-// Thread safety: pure functions.
 #pragma once
 
 #include <vector>
@@ -18,26 +15,24 @@
 
 namespace sluice::plan {
 
-// Returns the part of a plan for a rank of a job, or for a profile's rank; null
-// if there is none.
+// Returns the part of a plan for a rank of a job; null if there is none.
 const RankPlan* PartOf(const NodePlan& plan, int64_t job, Rank rank);
 const RankPlan* PartOf(const NodePlan& plan, const RankProfile& profile);
 
-// Checks that every buffer has one offset; that no buffer overlaps another that
-// is alive at the same time, has a negative or unaligned offset, or ends above
-// the peak; and that peak >= lower_bound. Compares all pairs up to 2,000
-// buffers; with more, it plays the trace in O(n log n).
+// Checks that no buffer overlaps another that is alive at the same time, has a
+// negative or unaligned offset, or ends above the peak, and that peak >=
+// lower_bound. Compares all pairs up to 2,000 buffers; with more, it plays the
+// trace in O(n log n).
 absl::Status ValidatePlacement(const Trace& trace, const Placement& placement);
 
-// Checks what a client needs before it adopts its rank's part of a plan: every
-// segment kind of the profile is planned once, inside the transient region;
-// every class is planned once, with fractions in [0, 1] that sum to 1 and equal
-// the requested ones; `must_swap` classes are swapped whole, and only
-// `can_keep` classes are kept; alpha is the swapped share; host_bytes covers
-// all of it.
+// Checks a rank's part of a plan, for the client that adopts it: every segment
+// kind is planned once, inside the transient region; every class is planned
+// once, with fractions in [0, 1] that sum to 1 and equal the requested ones;
+// `must_swap` classes are swapped whole, and only `can_keep` classes are kept;
+// alpha is the swapped share; host_bytes covers all of it.
 absl::Status ValidateRankPlan(const RankProfile& profile, const RankPlan& plan);
 
-// Checks ValidateRankPlan for every rank, each planned once; that `shared`
+// Checks ValidateRankPlan for every rank; that `shared`
 // fractions are equal over a job's ranks; that host limits hold; and that
 // transient buffers and kept rows fit their leases. No link may have to carry
 // more than the largest of its capacity, the unavoidable copies, and what the

@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/status.h"
 #include "proto/plan/validate.h"
 
 namespace sluice::plan {
 namespace {
 
-// Above this number buffers are not compared pair by pair: 70,000 would take
-// seconds.
+// More buffers are not compared pair by pair: 70,000 would take seconds.
 constexpr size_t kMostInPairs = 2000;
 
 template <typename... Args>
@@ -67,13 +67,10 @@ absl::Status CheckPair(const Trace& trace, const Placement& placement, size_t i,
       (at_b + b.size).count());
 }
 
-// Compares all pairs of buffers, as the definition states.
 absl::Status CheckAllPairs(const Trace& trace, const Placement& placement) {
   for (size_t i = 0; i < trace.buffers.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      if (absl::Status s = CheckPair(trace, placement, j, i); !s.ok()) {
-        return s;
-      }
+      SLUICE_RETURN_IF_ERROR(CheckPair(trace, placement, j, i));
     }
   }
   return absl::OkStatus();
@@ -101,12 +98,12 @@ absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
     const auto [at, added] = lying.emplace(offset, k);
     if (!added) return CheckPair(trace, placement, at->second, k);
     if (at != lying.begin()) {
-      absl::Status s = CheckPair(trace, placement, std::prev(at)->second, k);
-      if (!s.ok()) return s;
+      SLUICE_RETURN_IF_ERROR(
+          CheckPair(trace, placement, std::prev(at)->second, k));
     }
     if (std::next(at) != lying.end()) {
-      absl::Status s = CheckPair(trace, placement, std::next(at)->second, k);
-      if (!s.ok()) return s;
+      SLUICE_RETURN_IF_ERROR(
+          CheckPair(trace, placement, std::next(at)->second, k));
     }
   }
   return absl::OkStatus();
@@ -126,7 +123,7 @@ absl::Status ValidatePlacement(const Trace& trace, const Placement& placement) {
                           placement.lower_bound.count());
   }
   for (size_t k = 0; k < n; ++k) {
-    if (absl::Status s = CheckBuffer(trace, placement, k); !s.ok()) return s;
+    SLUICE_RETURN_IF_ERROR(CheckBuffer(trace, placement, k));
   }
   return n <= kMostInPairs ? CheckAllPairs(trace, placement)
                            : CheckByPlaying(trace, placement);

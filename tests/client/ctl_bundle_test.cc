@@ -9,7 +9,7 @@
 #include "client/ctl/bundle/support_bundle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/base/run_program.h"
+#include "proto/base/spawn.h"
 #include "tests/support/child.h"
 #include "tests/support/no_pidfds.h"
 #include "tests/support/status_matchers.h"

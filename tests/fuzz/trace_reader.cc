@@ -4,8 +4,8 @@
 #include <streambuf>
 #include <string>
 
-#include "planner/trace/builder.h"
 #include "planner/trace/read_trace.h"
+#include "planner/trace/readers.h"
 #include "proto/base/status.h"
 #include "tests/fuzz/readers.h"
 

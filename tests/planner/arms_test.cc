@@ -1,5 +1,7 @@
 // Compares each arm of the portfolio with brute force, and tests what
 // PlanMemory promises about clocks, capacities and determinism.
+#include "planner/memory/arms.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,14 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "planner/memory/decompose.h"
-#include "planner/memory/eject.h"
 #include "planner/memory/greedy.h"
-#include "planner/memory/orders.h"
 #include "planner/memory/plan_memory.h"
-#include "planner/memory/replay.h"
-#include "planner/memory/restarts.h"
-#include "planner/memory/window.h"
+#include "planner/memory/search.h"
 #include "proto/plan/validate.h"
 #include "tests/planner/brute_force.h"
 #include "tests/planner/large_traces.h"

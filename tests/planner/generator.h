@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "planner/trace/named_trace.h"
+#include "planner/trace/read_trace.h"
 
 namespace sluice::planner {
 

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "planner/memory/replay.h"
+#include "planner/memory/arms.h"
 #include "proto/plan/validate.h"
 #include "tests/planner/large_traces.h"
 #include "tests/planner/traces.h"
@@ -52,7 +52,7 @@ TEST(Occupancy, FindsTheGapsThatLookingAtEveryPairFinds) {
     const Problem problem = Normalise(trace);
     for (const NamedOrder& named : GreedyOrders(problem)) {
       for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
-        const auto found = PlaceInOrder(problem, named.order, fit, kNoLimit);
+        const auto found = PlaceAlone(problem, named.order, fit, kNoLimit);
         ASSERT_TRUE(found.has_value());
         Offsets expected(problem.items.size());
         std::vector<uint32_t> placed;
@@ -121,20 +121,16 @@ TEST(Occupancy, WhatIsGivenBackIsAsIfItHadNeverBeenTaken) {
     Occupancy both, one;
     for (size_t k = 0; k < problem.items.size(); ++k) {
       const Item& item = problem.items[k];
-      both.Add(item.lower, item.upper, offset(k), offset(k) + item.size,
-               static_cast<uint32_t>(k));
-      if (k % 3 != 0) {
-        one.Add(item.lower, item.upper, offset(k), offset(k) + item.size,
-                static_cast<uint32_t>(k));
-      }
+      both.Add(item, offset(k), static_cast<uint32_t>(k));
+      if (k % 3 != 0) one.Add(item, offset(k), static_cast<uint32_t>(k));
     }
     for (size_t k = 0; k < problem.items.size(); k += 3) {
       both.Remove(problem.items[k], offset(k), static_cast<uint32_t>(k));
     }
     for (const Item& item : problem.items) {
       for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
-        ASSERT_EQ(both.Find(item.lower, item.upper, item.size, fit, kNoLimit),
-                  one.Find(item.lower, item.upper, item.size, fit, kNoLimit));
+        ASSERT_EQ(both.Find(item, fit, kNoLimit),
+                  one.Find(item, fit, kNoLimit));
       }
     }
   }
@@ -170,12 +166,11 @@ TEST(Occupancy, WindowsAnswerAsOneListDoes) {
   };
   every([&](uint32_t k, const Item& item) {
     const Fit fit = k % 2 ? Fit::kFirst : Fit::kBest;
-    const int64_t at =
-        windows.Find(item.lower, item.upper, item.size, fit, kNoLimit);
-    ASSERT_EQ(at, one.Find(item.lower, item.upper, item.size, fit, kNoLimit));
+    const int64_t at = windows.Find(item, fit, kNoLimit);
+    ASSERT_EQ(at, one.Find(item, fit, kNoLimit));
     offsets.push_back(at);
-    windows.Add(item.lower, item.upper, at, at + item.size, k);
-    one.Add(item.lower, item.upper, at, at + item.size, k);
+    windows.Add(item, at, k);
+    one.Add(item, at, k);
   });
   every([&](uint32_t k, const Item& item) {
     if (k % 3 != 0) return;
@@ -183,8 +178,8 @@ TEST(Occupancy, WindowsAnswerAsOneListDoes) {
     one.Remove(item, offsets[k], k);
   });
   every([&](uint32_t, const Item& item) {
-    windows.List(item.lower, item.upper, &listed);
-    one.List(item.lower, item.upper, &expected);
+    windows.List(item, &listed);
+    one.List(item, &expected);
     ASSERT_EQ(listed, expected);
   });
   EXPECT_LT(5 * windows.visited(), one.visited());
@@ -195,8 +190,9 @@ TEST(Replay, IsAValidPlan) {
   for (int round = 0; round < 50; ++round) {
     const plan::Trace trace = RandomTrace(random, 80, 60, 30);
     const Problem problem = Normalise(trace);
-    const absl::Status valid = plan::ValidatePlacement(
-        trace, ToPlacement(problem, ReplayAllocator(problem, kNever), trace));
+    const Offsets replayed = ReplayAllocator(problem, [] { return false; });
+    const absl::Status valid =
+        plan::ValidatePlacement(trace, ToPlacement(problem, replayed, trace));
     EXPECT_TRUE(valid.ok()) << valid;
   }
 }
@@ -212,7 +208,7 @@ TEST(Race, HasTheOutcomeOfOneThread) {
   int64_t best = kNoLimit;
   for (const NamedOrder& named : GreedyOrders(problem)) {
     for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
-      auto offsets = PlaceInOrder(problem, named.order, fit, best - 1);
+      auto offsets = PlaceAlone(problem, named.order, fit, best - 1);
       if (!offsets) continue;
       best = PeakOf(problem, *offsets);
       expected = *std::move(offsets);
@@ -232,8 +228,8 @@ TEST(Race, AllAliveAtOnceTakesNoMemoryPerPair) {
   const plan::Trace trace =
       GenerateLarge({"all", 60000, LargeSpec::Shape::kAllLive}, 1);
   const Problem problem = Normalise(trace);
-  const auto offsets = PlaceInOrder(problem, GreedyOrders(problem)[0].order,
-                                    Fit::kFirst, kNoLimit);
+  const auto offsets = PlaceAlone(problem, GreedyOrders(problem)[0].order,
+                                  Fit::kFirst, kNoLimit);
   EXPECT_EQ(PeakOf(problem, *offsets), problem.max_live);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

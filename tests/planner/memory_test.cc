@@ -11,7 +11,7 @@
 
 #include "planner/memory/greedy.h"
 #include "planner/memory/problem.h"
-#include "planner/memory/restarts.h"
+#include "planner/memory/search.h"
 #include "planner/planner.h"
 #include "proto/plan/validate.h"
 #include "tests/planner/brute_force.h"
@@ -283,8 +283,8 @@ TEST(Greedy, EveryOrderIsAPermutationAndGivesAValidPlan) {
     std::iota(all.begin(), all.end(), 0u);
     EXPECT_EQ(sorted, all) << named.name;
     for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
-      const auto offsets = PlaceInOrder(problem, named.order, fit,
-                                        std::numeric_limits<int64_t>::max());
+      const auto offsets = PlaceAlone(problem, named.order, fit,
+                                      std::numeric_limits<int64_t>::max());
       ASSERT_TRUE(offsets.has_value());
       const plan::Placement placement = ToPlacement(problem, *offsets, trace);
       const absl::Status valid = plan::ValidatePlacement(trace, placement);
@@ -296,8 +296,8 @@ TEST(Greedy, EveryOrderIsAPermutationAndGivesAValidPlan) {
 TEST(Greedy, GivesUpAtTheLimit) {
   const Problem problem = Normalise(
       {.buffers = {{0, 0, 2, Bytes(64)}, {1, 0, 2, Bytes(64)}}, .end = 2});
-  EXPECT_FALSE(PlaceInOrder(problem, {0, 1}, Fit::kFirst, 1).has_value());
-  EXPECT_TRUE(PlaceInOrder(problem, {0, 1}, Fit::kFirst, 2).has_value());
+  EXPECT_FALSE(PlaceAlone(problem, {0, 1}, Fit::kFirst, 1).has_value());
+  EXPECT_TRUE(PlaceAlone(problem, {0, 1}, Fit::kFirst, 2).has_value());
 }
 
 TEST(Normalise, TimeShrinksToTheSlotsThatMatter) {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <string>
 
 #include "absl/time/time.h"
+#include "planner/memory/greedy.h"
 #include "proto/plan/profile.h"
 
 namespace sluice::planner {
@@ -13,6 +15,14 @@ namespace sluice::planner {
 // The limit for a search that ends by work, not by time, so that a slow machine
 // proves the same.
 constexpr absl::Duration kNoClock = absl::Minutes(5);
+
+// Places the items greedily into empty memory.
+inline std::optional<Offsets> PlaceAlone(const Problem& problem,
+                                         const Order& order, Fit fit,
+                                         int64_t limit) {
+  Occupancy taken(problem);
+  return PlaceInOrder(problem, order, fit, limit, &taken, [] { return false; });
+}
 
 // `n` buffers with lifetimes in [0, horizon) and sizes in [1, max_size]
 // units of 64 bytes, some of them not multiples of it.

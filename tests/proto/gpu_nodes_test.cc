@@ -1,11 +1,10 @@
 // Tests which device nodes a rank opens for its Hello.
-#include "proto/gpu_nodes.h"
-
 #include <sys/stat.h>
 
 #include <fstream>
 
 #include "gtest/gtest.h"
+#include "proto/wire.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice::wire {

@@ -1,9 +1,8 @@
-#include "proto/step_report.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
+#include "proto/wire.h"
 #include "tests/proto/session_text.h"
 
 namespace sluice {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "absl/time/clock.h"
-#include "proto/base/run_program.h"
+#include "proto/base/spawn.h"
 
 namespace sluice::ctl {
 namespace {

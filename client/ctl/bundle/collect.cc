@@ -21,7 +21,7 @@
 #include "client/ctl/status/render_events.h"
 #include "client/session/query.h"
 #include "proto/base/file_text.h"
-#include "proto/base/run_program.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/unix_address.h"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "planner/memory/plan_memory.h"
-#include "planner/trace/named_trace.h"
+#include "planner/trace/read_trace.h"
 
 namespace sluice::ctl {
 

@@ -19,7 +19,7 @@
 #include "kernels/device/cuda/nvidia.h"
 #include "kernels/device/driver.h"
 #include "proto/base/file_text.h"
-#include "proto/base/run_program.h"
+#include "proto/base/spawn.h"
 #include "proto/cli/cli.h"
 
 namespace sluice::ctl {

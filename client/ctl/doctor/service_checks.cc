@@ -8,7 +8,7 @@
 #include "client/ctl/doctor/check.h"
 #include "client/ctl/doctor/started_with.h"
 #include "proto/base/text.h"
-#include "proto/frozen.h"
+#include "proto/wire.h"
 
 namespace sluice::ctl {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "proto/base/span_text.h"
+#include "proto/base/text.h"
 #include "proto/base/units.h"
 
 namespace sluice::ctl {

@@ -11,9 +11,9 @@
 #include <fstream>
 
 #include "absl/time/clock.h"
-#include "proto/base/sizes.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
+#include "proto/base/units.h"
 
 namespace sluice::train {
 namespace {

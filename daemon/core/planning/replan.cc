@@ -62,7 +62,7 @@ const JobKey* WhoMustShrink(const plan::HostLimit& limit,
 
 // Returns whether `what` names the GPU limit of a rank of `part`. If so,
 // removes the job from that name, which a question of several jobs adds
-// (planner/swap/explain.h).
+// (planner/swap/explain.cc).
 bool NameOwnGpu(const plan::NodePlan& part, int64_t number, bool several,
                 std::string& what) {
   for (const plan::RankPlan& rank : part.ranks) {

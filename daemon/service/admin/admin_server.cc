@@ -7,7 +7,7 @@
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
-#include "proto/check_request.h"
+#include "proto/wire.h"
 
 namespace sluice::daemon {
 namespace {

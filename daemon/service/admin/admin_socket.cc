@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "daemon/service/log/log.h"
-#include "proto/base/span_text.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
 namespace {

@@ -12,7 +12,7 @@
 #include "kernels/device/cuda/library.h"
 #include "kernels/device/driver.h"
 #include "proto/base/file_text.h"
-#include "proto/base/run_program.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 
 namespace sluice::verify {

@@ -11,7 +11,7 @@
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/rules/probes.h"
 #include "deploy/bundle/verify/visible.h"
-#include "proto/base/run_program.h"
+#include "proto/base/spawn.h"
 #include "proto/base/text.h"
 
 namespace sluice::verify {

@@ -10,7 +10,7 @@
 #include "deploy/bundle/verify/last_line.h"
 #include "deploy/bundle/verify/visible.h"
 #include "proto/base/file_text.h"
-#include "proto/base/run_program.h"
+#include "proto/base/spawn.h"
 
 namespace sluice::verify {
 namespace {

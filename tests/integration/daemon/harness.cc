@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
-#include "proto/gpu_nodes.h"
+#include "proto/wire.h"
 
 namespace sluice::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "gmock/gmock.h"
-#include "planner/trace/builder.h"
+#include "planner/trace/readers.h"
 #include "proto/plan/codec.h"
 #include "tests/planner/generator.h"
 #include "tests/support/status_matchers.h"

@@ -1,9 +1,8 @@
 // Tests sizes and counts, as every program and every file reads them.
-#include "proto/base/sizes.h"
-
 #include <string>
 
 #include "gmock/gmock.h"
+#include "proto/base/units.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice {

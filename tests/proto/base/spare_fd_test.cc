@@ -1,6 +1,4 @@
 // Tests that a connection is refused if the listener has no descriptor left.
-#include "proto/base/spare_fd.h"
-
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "proto/base/unique_fd.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice {

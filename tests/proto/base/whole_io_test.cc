@@ -12,7 +12,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/file_text.h"
-#include "proto/base/replace_file.h"
 #include "proto/base/unique_fd.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"

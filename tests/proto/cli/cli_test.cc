@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "proto/cli/suggest.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::cli {

@@ -1,4 +1,4 @@
-#include "proto/base/sizes.h"
+#include "proto/base/units.h"
 
 #include <fmt/format.h>
 
@@ -21,8 +21,7 @@ struct Written {
   std::string unit;
 };
 
-// Parses digits with at most one point, and a unit. Rejects signs, exponents
-// and "inf".
+// Parses digits with at most one point, and a unit: no signs, exponents, "inf".
 bool Read(std::string_view text, Written& out) {
   const auto is_number = [](unsigned char c) {
     return std::isdigit(c) != 0 || c == '.';
@@ -60,7 +59,7 @@ absl::Status BareLetter(std::string_view text, const Written& written) {
 }  // namespace
 
 std::string FormatBytes(Bytes size) {
-  double value = static_cast<double>(size.count());
+  auto value = static_cast<double>(size.count());
   size_t unit = 0;
   while (std::fabs(value) >= 1024 && unit + 1 < kUnits.size()) {
     value /= 1024;
