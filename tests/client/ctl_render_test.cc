@@ -318,14 +318,14 @@ TEST(CtlRender, ASnapshotOfAnotherVersionIsOneClearLine) {
 }
 
 TEST(CtlTable, ColumnsAlignAndNoNameSteersTheTerminal) {
-  Table table({{"A"}, {"B", Table::Align::kRight}});
+  Table table({"A", ">B"});
   table.Add({"α", "1"});
   table.Add({"x\x1b[2J", "100"});
   EXPECT_EQ(table.Text(), "A        B\nα        1\nx?[2J  100\n");
 }
 
 TEST(CtlTable, ColumnsThatDoNotFitFollowBelowWithTheFirstAgain) {
-  Table table({{"KEY"}, {"ONE", Table::Align::kRight}, {"TEXT"}});
+  Table table({"KEY", ">ONE", "TEXT"});
   table.Add({"k", "12345", "a text that goes on and on"});
   EXPECT_EQ(table.Text(40, 1),
             "KEY    ONE  TEXT\nk    12345  a text that goes on and on\n");

@@ -53,8 +53,8 @@ def section(readme, title):
 
 def columns_of(render):
     """Yields the headings of each table that the source defines."""
-    for table in re.findall(r"Table table\(\{(.*?)\}\);", render, re.S):
-        yield re.findall(r'\{"([^"]+)"', table)
+    for table in re.findall(r"Table table\(\s*\{(.*?)\}\);", render, re.S):
+        yield [title.lstrip(">") for title in re.findall(r'"([^"]*)"', table)]
 
 
 def check_columns(render, readme):

@@ -247,15 +247,8 @@ std::string ConfigurationOf(const MeasurableNode& node) {
 }
 
 std::string RenderMeasured(const MeasurableNode& node) {
-  using Align = Table::Align;
-  Table table({{"LINK"},
-               {"GPUS"},
-               {"TO GPU", Align::kRight},
-               {"TO HOST", Align::kRight},
-               {"BOTH: TO GPU", Align::kRight},
-               {"TO HOST", Align::kRight},
-               {"SET BEFORE"},
-               {"BY"}});
+  Table table({"LINK", "GPUS", ">TO GPU", ">TO HOST", ">BOTH: TO GPU",
+               ">TO HOST", "SET BEFORE", "BY"});
   for (const MeasurableLink& link : node.links) {
     if (!link.measured) continue;
     table.Add({link.name, GpuList(link.gpus), Speed(link.measured->h2d),

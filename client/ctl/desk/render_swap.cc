@@ -19,7 +19,6 @@ using planner::NodeSwapProblem;
 using planner::NodeSwapResult;
 using planner::RankSwap;
 using planner::SwapObjective;
-using Align = Table::Align;
 using RowKind = CapacityRow::Kind;
 
 std::string ByteText(double bytes) {
@@ -108,12 +107,8 @@ std::string Fractions(const NodeSwapProblem& problem,
           "  all layers stay on the GPU: nothing is swapped or recomputed\n";
       continue;
     }
-    Table table({{"  TENSOR"},
-                 {"PER LAYER", Align::kRight},
-                 {"KEPT", Align::kRight},
-                 {"SWAPPED", Align::kRight},
-                 {"RECOMPUTED", Align::kRight},
-                 {"Kept Swapped recomputed"}});
+    Table table({"  TENSOR", ">PER LAYER", ">KEPT", ">SWAPPED", ">RECOMPUTED",
+                 "Kept Swapped recomputed"});
     for (size_t t = 0; t < problem.ranks[r].tensors.size(); ++t) {
       const NodeSwapProblem::Tensor& tensor = problem.ranks[r].tensors[t];
       const bool stays = Stays(problem.ranks[r].kinds[tensor.kind]);
@@ -131,10 +126,7 @@ std::string Fractions(const NodeSwapProblem& problem,
 
 std::string RankTable(const NodeSwapProblem& problem,
                       const NodeSwapResult& result) {
-  Table table({{"RANK"},
-               {"STEP", Align::kRight},
-               {"RECOMPUTATION", Align::kRight},
-               {""}});
+  Table table({"RANK", ">STEP", ">RECOMPUTATION", ""});
   for (size_t r = 0; r < result.ranks.size(); ++r) {
     const RankSwap& rank = result.ranks[r];
     table.Add({problem.ranks[r].name, Seconds(rank.step_s),
@@ -144,11 +136,7 @@ std::string RankTable(const NodeSwapProblem& problem,
 }
 
 std::string Use(const NodeSwapProblem& problem, const NodeSwapResult& result) {
-  Table table({{"CAPACITY"},
-               {"USED", Align::kRight},
-               {"OF", Align::kRight},
-               {"USE"},
-               {""}});
+  Table table({"CAPACITY", ">USED", ">OF", "USE", ""});
   for (const CapacityRow& row : result.rows) {
     table.Add({planner::RowName(problem, row), RowAmount(row, row.used),
                RowAmount(row, row.capacity),
@@ -167,11 +155,7 @@ std::string Less(double fall, double of, std::string shown) {
 
 std::string BuysText(const NodeSwapProblem& problem,
                      const NodeSwapResult& result, const SwapObjective& now) {
-  Table table({{"ONE MORE"},
-               {""},
-               {"STEP", Align::kRight},
-               {"RECOMPUTATION", Align::kRight},
-               {"MOVED", Align::kRight}});
+  Table table({"ONE MORE", "", ">STEP", ">RECOMPUTATION", ">MOVED"});
   for (const CapacityRow& row : result.rows) {
     const SwapObjective& fall = row.one_more;
     const std::string step =
@@ -215,10 +199,7 @@ std::string Objectives(const NodeSwapResult& result) {
 
 std::string ExcessText(const NodeSwapProblem& problem,
                        const NodeSwapResult& result) {
-  Table table({{"  CAPACITY"},
-               {"NEEDED", Align::kRight},
-               {"THERE IS", Align::kRight},
-               {"EXCESS", Align::kRight}});
+  Table table({"  CAPACITY", ">NEEDED", ">THERE IS", ">EXCESS"});
   for (const CapacityRow& row : result.rows) {
     if (row.excess <= 1e-9) continue;
     table.Add({"  " + planner::RowName(problem, row), RowAmount(row, row.used),

@@ -55,15 +55,8 @@ absl::StatusOr<std::vector<MethodAnswer>> AnswerEveryMethod(
 }
 
 std::string MethodsTable(const std::vector<MethodAnswer>& methods) {
-  using Align = Table::Align;
-  Table table({{"METHOD"},
-               {"MFU", Align::kRight},
-               {"TOKENS/S PER GPU", Align::kRight},
-               {"MEMORY PER GPU", Align::kRight},
-               {"LONGEST", Align::kRight},
-               {"ITS STEP", Align::kRight},
-               {"SETTINGS"},
-               {"FIGURES"}});
+  Table table({"METHOD", ">MFU", ">TOKENS/S PER GPU", ">MEMORY PER GPU",
+               ">LONGEST", ">ITS STEP", "SETTINGS", "FIGURES"});
   for (const MethodAnswer& each : methods) {
     const Estimate& e = each.estimate;
     const bool memory = HasMemory(e);

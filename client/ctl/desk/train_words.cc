@@ -31,9 +31,7 @@ bool Swapped(Method method, const Settings& settings) {
 }
 
 std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
-  Table table({{"", Table::Align::kLeft},
-               {"", Table::Align::kRight},
-               {"", Table::Align::kLeft}});
+  Table table({"", ">", ""});
   for (const auto& [name, value] : parts) {
     if (value <= 0) continue;
     table.Add({fmt::format("  {}", name),

@@ -74,13 +74,7 @@ std::string Speed(double bytes_per_second) {
 }
 
 std::string RenderLinks(const json& node) {
-  using Align = Table::Align;
-  Table table({{"LINK"},
-               {"ON"},
-               {"TO GPU", Align::kRight},
-               {"TO HOST", Align::kRight},
-               {"TOGETHER", Align::kRight},
-               {"FROM"}});
+  Table table({"LINK", "ON", ">TO GPU", ">TO HOST", ">TOGETHER", "FROM"});
   const json measured = node.value("measured_links", json());
   const std::set<std::string> names = NamesOf(measured);
   for (const json& link : node.at("links")) {

@@ -20,7 +20,6 @@ namespace sluice::ctl {
 namespace {
 
 using nlohmann::json;
-using Align = Table::Align;
 
 constexpr size_t kEventsShown = 8;
 
@@ -77,13 +76,8 @@ void AddPool(const json& pool, const std::string& name, std::string what,
 }
 
 std::string RenderPools(const json& node) {
-  Table table({{"POOL"},
-               {"TOTAL", Align::kRight},
-               {"LEASED", Align::kRight},
-               {"FREE", Align::kRight},
-               {"RETURNING", Align::kRight},
-               {"USE"},
-               {"WHAT"}});
+  Table table(
+      {"POOL", ">TOTAL", ">LEASED", ">FREE", ">RETURNING", "USE", "WHAT"});
   for (const json& gpu : node.at("gpus")) {
     AddPool(gpu, fmt::format("gpu {}", Number(gpu, "index")),
             gpu.value("fault", json()).is_null()
@@ -99,17 +93,8 @@ std::string RenderPools(const json& node) {
 }
 
 std::string RenderRanks(const json& node) {
-  Table table({{"JOB"},
-               {"RANK", Align::kRight},
-               {"PID", Align::kRight},
-               {"GPU", Align::kRight},
-               {"GPU MEMORY", Align::kRight},
-               {"HOST MEMORY", Align::kRight},
-               {"STEP", Align::kRight},
-               {"LOSS", Align::kRight},
-               {"TOKENS/S", Align::kRight},
-               {"STALLED", Align::kRight},
-               {"GRANT WAITS", Align::kRight}});
+  Table table({"JOB", ">RANK", ">PID", ">GPU", ">GPU MEMORY", ">HOST MEMORY",
+               ">STEP", ">LOSS", ">TOKENS/S", ">STALLED", ">GRANT WAITS"});
   for (const json& job : node.at("jobs")) {
     for (const json& rank : job.at("ranks")) {
       table.Add(
@@ -130,13 +115,8 @@ std::string RenderRanks(const json& node) {
 }
 
 std::string RenderPlans(const json& node) {
-  Table table({{"PLAN", Align::kRight},
-               {"JOB"},
-               {"RANKS", Align::kRight},
-               {"ALPHA", Align::kRight},
-               {"LIMITED BY"},
-               {"HOST MEMORY", Align::kRight},
-               {"SOLVED IN", Align::kRight}});
+  Table table({">PLAN", "JOB", ">RANKS", ">ALPHA", "LIMITED BY", ">HOST MEMORY",
+               ">SOLVED IN"});
   for (const json& plan : node.at("plans")) {
     double least = 1;
     int64_t host = 0;
@@ -190,11 +170,7 @@ std::string ProgressOf(const json& planning) {
 }
 
 std::string RenderPlanning(const json& node) {
-  Table table({{"PLANNING"},
-               {"RANKS", Align::kRight},
-               {"FOR", Align::kRight},
-               {"AT MOST", Align::kRight},
-               {"HOW FAR"}});
+  Table table({"PLANNING", ">RANKS", ">FOR", ">AT MOST", "HOW FAR"});
   for (const json& planning : node.at("planning")) {
     const auto span = [](double seconds) { return Span(seconds); };
     table.Add({Text(planning, "job"),
@@ -209,13 +185,8 @@ std::string RenderPlanning(const json& node) {
 
 // Formats the leases that wait in the queue.
 std::string RenderWaiting(const json& node) {
-  Table table({{"WAITING"},
-               {"RANK", Align::kRight},
-               {"FOR", Align::kRight},
-               {"OF"},
-               {"SINCE", Align::kRight},
-               {"AT MOST", Align::kRight},
-               {"LACKS"}});
+  Table table(
+      {"WAITING", ">RANK", ">FOR", "OF", ">SINCE", ">AT MOST", "LACKS"});
   for (const json& lease : node.value("waiting", json::array())) {
     const int64_t in_front = Number(lease, "in_front");
     std::string lacks = Text(lease, "lacks") == "pool"
@@ -235,7 +206,7 @@ std::string RenderWaiting(const json& node) {
 
 std::string RenderEvents(const json& node) {
   const json& events = node.at("events");
-  Table table({{"AGO", Align::kRight}, {"EVENT"}, {"WHAT"}});
+  Table table({">AGO", "EVENT", "WHAT"});
   const size_t first =
       events.size() > kEventsShown ? events.size() - kEventsShown : 0;
   for (size_t i = first; i < events.size(); ++i) {

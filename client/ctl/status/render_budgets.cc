@@ -13,7 +13,6 @@ namespace sluice::ctl {
 namespace {
 
 using nlohmann::json;
-using Align = Table::Align;
 
 // Formats "root, 3 min ago" or "configuration".
 std::string SetByText(const json& limit) {
@@ -28,10 +27,7 @@ std::string LimitText(int64_t bytes) {
 }
 
 std::string LimitLines(const json& node) {
-  Table table({{"LIMIT OF"},
-               {"GPU LIMIT", Align::kRight},
-               {"HOST LIMIT", Align::kRight},
-               {"SET BY"}});
+  Table table({"LIMIT OF", ">GPU LIMIT", ">HOST LIMIT", "SET BY"});
   for (const json& limit : node.at("limits")) {
     std::string of = Text(limit, "of");
     if (!limit.at("job").is_null()) of += " " + Text(limit, "job");
@@ -54,11 +50,7 @@ std::string UserText(const json& user) {
 // Formats the reservations; empty if there are none, or the daemon is too old
 // to report them.
 std::string ReservationLines(const json& node) {
-  Table table({{"RESERVED FOR"},
-               {"POOL"},
-               {"MEMORY", Align::kRight},
-               {"NOT USED YET", Align::kRight},
-               {"SET BY"}});
+  Table table({"RESERVED FOR", "POOL", ">MEMORY", ">NOT USED YET", "SET BY"});
   if (!node.contains("reservations")) return "";
   for (const json& each : node.at("reservations")) {
     const std::string who = Text(each, "by");
@@ -75,11 +67,7 @@ std::string ReservationLines(const json& node) {
 // Formats a line for all users together, then one for each user with a quota in
 // use.
 std::string QuotaLines(const json& node) {
-  Table table({{"QUOTA"},
-               {"USER"},
-               {"USED", Align::kRight},
-               {"LIMIT", Align::kRight},
-               {"REFUSED", Align::kRight}});
+  Table table({"QUOTA", "USER", ">USED", ">LIMIT", ">REFUSED"});
   const auto text = [](const json& from, const char* key) {
     const json& value = from.at(key);
     if (value.is_null()) return std::string("shared in turns");
@@ -100,13 +88,8 @@ std::string QuotaLines(const json& node) {
 }  // namespace
 
 std::string BudgetLines(const json& node) {
-  Table table({{"USER", Align::kRight},
-               {"CGROUP"},
-               {"JOB"},
-               {"GPU USED", Align::kRight},
-               {"GPU LIMIT", Align::kRight},
-               {"HOST USED", Align::kRight},
-               {"HOST LIMIT", Align::kRight}});
+  Table table({">USER", "CGROUP", "JOB", ">GPU USED", ">GPU LIMIT",
+               ">HOST USED", ">HOST LIMIT"});
   for (const json& line : node.at("budgets")) {
     table.Add({fmt::format("{}", Number(line, "uid")), Text(line, "cgroup"),
                line.at("job").is_null() ? "(all)" : Text(line, "job"),

@@ -12,7 +12,6 @@ namespace sluice::ctl {
 namespace {
 
 using nlohmann::json;
-using Align = Table::Align;
 
 // Formats "2.35 GB/s, 14.9 GiB a step: promised".
 std::string CopiesText(const json& copies, const std::string& direction) {
@@ -42,12 +41,8 @@ std::string LateText(const json& late) {
 }  // namespace
 
 std::string RenderCopies(const json& node) {
-  Table table({{"COPIES OF"},
-               {"RANK", Align::kRight},
-               {"WEIGHT", Align::kRight},
-               {"LATE"},
-               {"PLAN TO THE GPU"},
-               {"PLAN FROM THE GPU"}});
+  Table table({"COPIES OF", ">RANK", ">WEIGHT", "LATE", "PLAN TO THE GPU",
+               "PLAN FROM THE GPU"});
   for (const json& job : node.at("jobs")) {
     for (const json& rank : job.at("ranks")) {
       const double weight = rank.value("weight", 1.0);

@@ -11,18 +11,10 @@
 namespace sluice::ctl {
 
 using nlohmann::json;
-using Align = Table::Align;
 
 std::string JobLines(const json& node) {
-  Table table({{"JOB"},
-               {"USER", Align::kRight},
-               {"RANKS", Align::kRight},
-               {"GPU MEMORY", Align::kRight},
-               {"HOST MEMORY", Align::kRight},
-               {"STEP", Align::kRight},
-               {"LOSS", Align::kRight},
-               {"TOKENS/S", Align::kRight},
-               {"PLAN", Align::kRight}});
+  Table table({"JOB", ">USER", ">RANKS", ">GPU MEMORY", ">HOST MEMORY", ">STEP",
+               ">LOSS", ">TOKENS/S", ">PLAN"});
   for (const json& job : node.at("jobs")) {
     int64_t gpu = 0, host = 0;
     double speed = 0;

@@ -51,6 +51,13 @@ size_t Width(const std::string& text) {
       text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
+Table::Table(std::initializer_list<std::string_view> columns) {
+  for (const std::string_view column : columns) {
+    const bool right = column.starts_with('>');
+    columns_.push_back({std::string(column.substr(right ? 1 : 0)), right});
+  }
+}
+
 void Table::Add(std::vector<std::string> cells) {
   SLUICE_CHECK(cells.size() == columns_.size());
   for (std::string& cell : cells) cell = Printable(std::move(cell));
@@ -64,8 +71,7 @@ std::string Table::Line(const std::vector<std::string>& cells,
   for (const size_t i : shown) {
     const std::string fill(widths[i] - Width(cells[i]), ' ');
     if (i != shown.front()) line += "  ";
-    line +=
-        columns_[i].align == Align::kRight ? fill + cells[i] : cells[i] + fill;
+    line += columns_[i].right ? fill + cells[i] : cells[i] + fill;
   }
   line.erase(line.find_last_not_of(' ') + 1);
   return line + "\n";
@@ -88,7 +94,7 @@ std::string Table::Text(size_t columns, size_t keys) const {
     size_t used = 0;
     for (const size_t key : shown) used += widths[key] + 2;
     for (; next <= last; used += widths[next++] + 2) {
-      const bool is_text = next == last && columns_[next].align == Align::kLeft;
+      const bool is_text = next == last && !columns_[next].right;
       const size_t least =
           is_text ? std::min(widths[next], kLeastText) : widths[next];
       if (next > first && used + least > columns) break;

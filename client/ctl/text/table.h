@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,13 +17,9 @@ inline constexpr size_t kTerminalColumns = 80;
 
 class Table {
  public:
-  enum class Align { kLeft, kRight };
-  struct Column {
-    std::string title;
-    Align align = Align::kLeft;
-  };
-
-  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+  // The columns' titles. A column is aligned to the right if '>' precedes its
+  // title.
+  explicit Table(std::initializer_list<std::string_view> columns);
 
   // Adds a row with one cell per column. Replaces control characters by '?',
   // because a name must not control the operator's terminal.
@@ -40,6 +37,10 @@ class Table {
                    const std::vector<size_t>& shown,
                    const std::vector<size_t>& widths) const;
 
+  struct Column {
+    std::string title;
+    bool right;
+  };
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
