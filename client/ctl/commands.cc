@@ -16,10 +16,11 @@
 #include "client/ctl/admin/admin.h"
 #include "client/ctl/bandwidth/measure_command.h"
 #include "client/ctl/bundle/support_bundle.h"
+#include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/read_facts.h"
-#include "client/ctl/doctor/render_doctor.h"
 #include "client/ctl/live.h"
 #include "client/ctl/status/render.h"
+#include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
 #include "client/session/query.h"
 #include "client/session/session.h"
@@ -125,10 +126,6 @@ json NullIfEmpty(const std::string& text) {
   return text.empty() ? json() : json(text);
 }
 
-std::string Line(const json& object) {
-  return object.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-}
-
 std::string OptionalLimitText(const std::optional<Bytes>& limit) {
   return !limit || *limit == Bytes(0) ? "unlimited" : FormatBytes(*limit);
 }
@@ -152,11 +149,11 @@ absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const BudgetLimits now,
                           SetBudget(AdminSocket(flags), target, limits));
   if (flags.json) {
-    return Line({{"job", target.uid ? json() : json(flags.job)},
-                 {"uid", target.uid ? json(*target.uid) : json()},
-                 {"cgroup", NullIfEmpty(flags.cgroup)},
-                 {"gpu_limit_bytes", LimitJson(now.gpu)},
-                 {"host_limit_bytes", LimitJson(now.host)}});
+    return JsonLine(json{{"job", target.uid ? json() : json(flags.job)},
+                         {"uid", target.uid ? json(*target.uid) : json()},
+                         {"cgroup", NullIfEmpty(flags.cgroup)},
+                         {"gpu_limit_bytes", LimitJson(now.gpu)},
+                         {"host_limit_bytes", LimitJson(now.host)}});
   }
   return fmt::format("{} {}: GPU memory {}, host memory {}\n",
                      target.uid ? "user" : "job",
@@ -184,11 +181,11 @@ absl::StatusOr<std::string> DoReserve(const Flags& flags) {
   }
   SLUICE_RETURN_IF_ERROR(Reserve(AdminSocket(flags), asked));
   if (flags.json) {
-    return Line({{"pool", asked.gpu ? "gpu" : "numa"},
-                 {"index", asked.gpu ? *asked.gpu : *asked.numa},
-                 {"uid", asked.uid},
-                 {"cgroup", NullIfEmpty(flags.cgroup)},
-                 {"bytes", asked.bytes.count()}});
+    return JsonLine(json{{"pool", asked.gpu ? "gpu" : "numa"},
+                         {"index", asked.gpu ? *asked.gpu : *asked.numa},
+                         {"uid", asked.uid},
+                         {"cgroup", NullIfEmpty(flags.cgroup)},
+                         {"bytes", asked.bytes.count()}});
   }
   return fmt::format(
       "{} {}: {} reserved for user {}\n", asked.gpu ? "gpu" : "numa",
@@ -225,10 +222,11 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
   }
   SLUICE_RETURN_IF_ERROR(evicted.status());
   if (flags.json) {
-    return Line({{"job", flags.job},
-                 {"sessions", evicted->sessions},
-                 {"processes",
-                  evicted->processes ? json(*evicted->processes) : json()}});
+    return JsonLine(
+        json{{"job", flags.job},
+             {"sessions", evicted->sessions},
+             {"processes",
+              evicted->processes ? json(*evicted->processes) : json()}});
   }
   std::string killed;
   if (flags.kill && evicted->processes) {
@@ -245,7 +243,7 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
 absl::StatusOr<std::string> DoDrain(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const uint32_t ranks,
                           Drain(AdminSocket(flags), flags.reason));
-  if (flags.json) return Line({{"drained", true}, {"ranks", ranks}});
+  if (flags.json) return JsonLine(json{{"drained", true}, {"ranks", ranks}});
   return fmt::format(
       "the node is drained: nothing new is granted; {} rank{} attached still\n",
       ranks, ranks == 1 ? " is" : "s are");
@@ -253,7 +251,7 @@ absl::StatusOr<std::string> DoDrain(const Flags& flags) {
 
 absl::StatusOr<std::string> DoUndrain(const Flags& flags) {
   SLUICE_RETURN_IF_ERROR(Undrain(AdminSocket(flags)));
-  if (flags.json) return Line({{"drained", false}});
+  if (flags.json) return JsonLine(json{{"drained", false}});
   return "the node is not drained any more\n";
 }
 

@@ -13,7 +13,6 @@
 
 #include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/read_facts.h"
-#include "client/ctl/doctor/render_doctor.h"
 #include "client/ctl/doctor/told_facts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -10,8 +10,7 @@ METRICS = "daemon/metrics/README.md"
 STATS = "daemon/core/stats.h"
 LABELS = {"sluice_job"}  # label names, not metrics
 COLUMNS = "client/ctl/README.md"
-STATUS = ("client/ctl/status/render.cc", "client/ctl/status/render_budgets.cc",
-          "client/ctl/status/render_copies.cc", "client/ctl/status/render_jobs.cc",
+STATUS = ("client/ctl/status/render.cc", "client/ctl/status/render_memory.cc",
           "client/ctl/status/link_speeds.cc")
 SNAPSHOT = "daemon/README.md"
 SNAPSHOT_KEYS = "daemon/metrics/snapshot_json.cc"

@@ -6,8 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "client/ctl/status/link_speeds.h"
+#include "client/ctl/text/format.h"
 #include "client/ctl/text/table.h"
 #include "proto/base/simulated.h"
+#include "proto/base/status.h"
 
 namespace sluice::ctl {
 namespace {
@@ -203,9 +205,7 @@ absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot) {
         node.attached.insert(job.at("name").get<std::string>());
       }
     }
-    if (auto status = ReadParents(read.at("links"), node); !status.ok()) {
-      return status;
-    }
+    SLUICE_RETURN_IF_ERROR(ReadParents(read.at("links"), node));
   } catch (const json::exception& error) {
     return Unreadable(std::string("no such links (") + error.what() + ")");
   }
@@ -280,7 +280,7 @@ std::string MeasuredJson(const MeasurableNode& node, double seconds,
                     {"links", links},
                     {"kept", kept ? json(*kept ? "holds" : "waits") : json()},
                     {"configuration", ConfigurationOf(node)}};
-  return all.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  return JsonLine(all);
 }
 
 }  // namespace sluice::ctl

@@ -1,5 +1,3 @@
-#include "client/ctl/bundle/collect.h"
-
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -14,9 +12,9 @@
 #include "absl/time/clock.h"
 #include "client/ctl/admin/admin.h"
 #include "client/ctl/bundle/secrets.h"
+#include "client/ctl/bundle/support_bundle.h"
 #include "client/ctl/doctor/checks.h"
-#include "client/ctl/doctor/render_doctor.h"
-#include "client/ctl/doctor/started_with.h"
+#include "client/ctl/doctor/told_facts.h"
 #include "client/ctl/status/render.h"
 #include "client/ctl/status/render_events.h"
 #include "client/session/query.h"

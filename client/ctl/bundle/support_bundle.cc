@@ -9,6 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "client/ctl/bundle/archive.h"
+#include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -64,7 +65,7 @@ std::string RenderBundleJson(const std::string& file, size_t bytes,
                     {"bytes", bytes},
                     {"contents", std::move(contents)},
                     {"left_out", std::move(left_out)}};
-  return all.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  return JsonLine(all);
 }
 
 absl::StatusOr<std::string> MakeSupportBundle(const SocketPaths& sockets,

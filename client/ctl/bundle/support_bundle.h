@@ -6,9 +6,20 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/ctl/bundle/collect.h"
+#include "client/ctl/doctor/read_facts.h"
 
 namespace sluice::ctl {
+
+// One file of a support bundle.
+struct Item {
+  std::string name;                  // "status.json"
+  std::string what;                  // description for people
+  absl::StatusOr<std::string> text;  // or the reason why it is missing
+};
+
+// Asks the daemon, reads files and runs tools for all items. Secrets are
+// removed. Works without a daemon. Thread safety: one call at a time.
+std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines);
 
 struct BundleOptions {
   std::string out;  // a file or "-"; empty: a name made of host and time

@@ -21,6 +21,7 @@
 namespace sluice::ctl {
 namespace {
 
+using planner::train::GivenSettings;
 using planner::train::Request;
 
 constexpr const char* kTrainExamples = R"(Examples:
@@ -36,6 +37,38 @@ constexpr const char* kTrainExamples = R"(Examples:
 
 Sizes of sequences: K = 1,024, M = 1,048,576. Exit status: 0 it fits; 2 bad
 input; 3 it does not fit (the answer is printed all the same); 1 a fault.)";
+
+absl::StatusOr<MethodAnswer> AnswerMethod(const Request& request,
+                                          const GivenSettings& given,
+                                          double max_step_s) {
+  MethodAnswer answer;
+  answer.request = request;
+  SLUICE_ASSIGN_OR_RETURN(answer.estimate,
+                          planner::train::BestEstimate(request, given));
+  SLUICE_ASSIGN_OR_RETURN(
+      answer.longest, planner::train::FindLongest(request, given, max_step_s));
+  return answer;
+}
+
+// Returns the answers in the order of kMethods. A step with the longest
+// sequence takes at most `max_step_s`. The given settings apply to the
+// requested method; settings of other methods are searched. A method that
+// cannot use these GPUs is left out; if it is the requested one, this is an
+// error.
+absl::StatusOr<std::vector<MethodAnswer>> AnswerEveryMethod(
+    const Request& asked, const GivenSettings& given, double max_step_s) {
+  std::vector<MethodAnswer> methods;
+  for (const auto method : planner::train::kMethods) {
+    Request request = asked;
+    request.method = method;
+    const bool is_asked = method == asked.method;
+    auto answer =
+        AnswerMethod(request, is_asked ? given : GivenSettings(), max_step_s);
+    if (is_asked && !answer.ok()) return answer.status();
+    if (answer.ok()) methods.push_back(*std::move(answer));
+  }
+  return methods;
+}
 
 absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   TrainAnswer answer;
@@ -74,8 +107,7 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
 
 // Returns the MFU of a method at lengths up to its longest sequence; no points
 // if none fits.
-absl::StatusOr<MfuCurve> CurveOf(Request request,
-                                 const planner::train::GivenSettings& given) {
+absl::StatusOr<MfuCurve> CurveOf(Request request, const GivenSettings& given) {
   MfuCurve curve;
   curve.method = planner::train::MethodName(request.method);
   curve.validated = !planner::train::EvidenceOf(request).speed.empty();
@@ -98,14 +130,13 @@ absl::StatusOr<MfuCurve> CurveOf(Request request,
   return curve;
 }
 
-absl::StatusOr<std::vector<MfuCurve>> Curves(
-    Request request, const planner::train::GivenSettings& given) {
+absl::StatusOr<std::vector<MfuCurve>> Curves(Request request,
+                                             const GivenSettings& given) {
   std::vector<MfuCurve> curves;
   const planner::train::Method chosen = request.method;
   for (const auto method : planner::train::kMethods) {
     request.method = method;
-    auto curve = CurveOf(
-        request, method == chosen ? given : planner::train::GivenSettings());
+    auto curve = CurveOf(request, method == chosen ? given : GivenSettings());
     if (method == chosen && !curve.ok()) return curve.status();
     if (!curve.ok()) continue;  // the method cannot use these GPUs
     curve->chosen = method == chosen;

@@ -7,11 +7,17 @@
 #include <utility>
 #include <vector>
 
-#include "client/ctl/desk/train_methods.h"
 #include "planner/train/remedy.h"
 #include "planner/train/search.h"
 
 namespace sluice::ctl {
+
+// The answer of one method to a request.
+struct MethodAnswer {
+  planner::train::Request request;  // the request with this answer's method
+  planner::train::Estimate estimate;
+  planner::train::LongestSequence longest;
+};
 
 // The answer of `sluicectl plan train`.
 struct TrainAnswer {

@@ -1,5 +1,4 @@
-// Finds problems and the command that solves each. Each check is a pure
-// function.
+// Finds problems and the command that solves each, and formats both.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -27,5 +26,13 @@ std::vector<Finding> ExamineMachine(const Facts& facts);
 
 // Parses "0-2,5" to {0, 1, 2, 5}; returns an empty list for any other text.
 std::vector<int> ParseNodes(const std::string& list);
+
+// Returns whether there is no problem; warnings are allowed.
+bool IsWell(const std::vector<Finding>& findings);
+// Formats one line per finding, and one per command that solves it.
+std::string RenderDoctor(const std::vector<Finding>& findings);
+// Formats one line: {"ok", "findings": [{"what", "ok", "health", "said",
+// "fix"}]}, a superset of `python -m sluice doctor --json`.
+std::string RenderDoctorJson(const std::vector<Finding>& findings);
 
 }  // namespace sluice::ctl

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "client/ctl/doctor/check.h"
-#include "client/ctl/doctor/started_with.h"
+#include "client/ctl/doctor/told_facts.h"
 #include "proto/base/text.h"
 #include "proto/frozen.h"
 

@@ -37,6 +37,31 @@ std::optional<int64_t> ParsedNumber(const std::string& text) {
   return number;
 }
 
+void ReadLinkFacts(const json& node, DaemonFacts& facts) {
+  for (const json& link : node.value("links", json::array())) {
+    const json from = link.value("speed_from", json());
+    ++facts.links;
+    facts.links_configured += from == "configuration" ? 1 : 0;
+    facts.links_measured += from == "measured" ? 1 : 0;
+  }
+  const json measured = node.value("measured_links", json());
+  facts.measured_waits =
+      !measured.is_null() && measured.at("waits").get<bool>();
+}
+
+// Returns the value of `flag` if words[i] is that flag: the text after "=" in
+// the same word, or the next word, to which `i` then advances. Returns nullopt
+// for another flag or a missing value.
+std::optional<std::string> ValueOf(const std::string& flag,
+                                   const std::vector<std::string>& words,
+                                   size_t& i) {
+  if (words[i].starts_with(flag + "=")) {
+    return words[i].substr(flag.size() + 1);
+  }
+  if (words[i] != flag || i + 1 == words.size()) return std::nullopt;
+  return words[++i];
+}
+
 }  // namespace
 
 std::optional<int64_t> ToldLimit(const std::string& limits,
@@ -125,22 +150,6 @@ std::optional<std::vector<bool>> ToldPersistence(const std::string& csv) {
   return on;
 }
 
-namespace {
-
-void ReadLinkFacts(const json& node, DaemonFacts& facts) {
-  for (const json& link : node.value("links", json::array())) {
-    const json from = link.value("speed_from", json());
-    ++facts.links;
-    facts.links_configured += from == "configuration" ? 1 : 0;
-    facts.links_measured += from == "measured" ? 1 : 0;
-  }
-  const json measured = node.value("measured_links", json());
-  facts.measured_waits =
-      !measured.is_null() && measured.at("waits").get<bool>();
-}
-
-}  // namespace
-
 absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
   try {
     const json node = json::parse(snapshot);
@@ -183,6 +192,18 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
     return absl::InternalError(fmt::format(
         "its snapshot is not what this sluicectl knows ({})", error.what()));
   }
+}
+
+StartedWith ReadStartedWith(const std::vector<std::string>& words) {
+  StartedWith with;
+  for (size_t i = 1; i < words.size(); ++i) {
+    if (auto config = ValueOf("--config", words, i)) {
+      with.config = *std::move(config);
+    } else if (!ValueOf("--runtime-dir", words, i)) {
+      with.others.push_back(words[i]);
+    }
+  }
+  return with;
 }
 
 }  // namespace sluice::ctl

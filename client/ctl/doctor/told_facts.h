@@ -48,4 +48,13 @@ std::optional<std::vector<bool>> ToldPersistence(const std::string& csv);
 // snapshot.
 absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot);
 
+struct StartedWith {
+  std::optional<std::string> config;  // as given, possibly a relative path
+  // All words except the program, the configuration and the folder.
+  std::vector<std::string> others;
+};
+// Reads a daemon's arguments. `words` are the program and its arguments, as in
+// /proc/PID/cmdline; empty if the command line is unknown.
+StartedWith ReadStartedWith(const std::vector<std::string>& words);
+
 }  // namespace sluice::ctl

@@ -4,7 +4,6 @@
 
 #include <set>
 
-#include "client/ctl/text/fields.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/table.h"
 #include "proto/base/text.h"
@@ -18,13 +17,6 @@ double SpeedIn(const json& link, const char* key) {
   return link.at(key).is_null() ? 0 : link.at(key).get<double>();
 }
 
-// Formats "root, 3 min ago".
-std::string MeasuredBy(const json& measured) {
-  const std::string by = Text(measured, "by");
-  return fmt::format("{}, {} ago", by.empty() ? "an administrator" : by,
-                     Span(measured.at("age_s").get<double>()));
-}
-
 std::set<std::string> NamesOf(const json& measured) {
   std::set<std::string> names;
   if (measured.is_null()) return names;
@@ -35,7 +27,7 @@ std::set<std::string> NamesOf(const json& measured) {
 
 std::string FromText(const json& link, const json& measured, bool is_measured) {
   const json from = link.value("speed_from", json());
-  if (from == "measured") return "measured by " + MeasuredBy(measured);
+  if (from == "measured") return "measured by " + ByWhom(measured);
   if (from.is_null()) return "-";
   return from.get<std::string>() +
          (is_measured ? ", not what was measured" : "");
@@ -49,7 +41,7 @@ std::string NotHeld(const json& node, const json& measured) {
     return fmt::format(
         "What was measured by {} waits until no rank is attached, or the "
         "daemon is started again\n",
-        Printable(MeasuredBy(measured)));
+        Printable(ByWhom(measured)));
   }
   std::set<std::string> unused = NamesOf(measured);
   for (const json& link : node.at("links")) {
@@ -61,7 +53,7 @@ std::string NotHeld(const json& node, const json& measured) {
   return fmt::format(
       "What was measured by {} is not used, since it does not fit this node: "
       "measure again, or sluicectl bandwidth forget\n",
-      Printable(MeasuredBy(measured)));
+      Printable(ByWhom(measured)));
 }
 
 }  // namespace

@@ -4,14 +4,9 @@
 
 #include <algorithm>
 #include <functional>
-#include <nlohmann/json.hpp>
 
 #include "client/ctl/status/link_speeds.h"
-#include "client/ctl/status/render_budgets.h"
-#include "client/ctl/status/render_copies.h"
-#include "client/ctl/status/render_jobs.h"
 #include "client/ctl/status/render_memory.h"
-#include "client/ctl/text/fields.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/table.h"
 #include "proto/base/text.h"
@@ -27,9 +22,8 @@ std::string RenderHeader(const json& node) {
   return fmt::format(
       "sluiced {} on {}  driver {}, up {}, generation {}, {} session{}\n\n",
       Text(node, "version"), Text(node, "hostname"), Text(node, "driver"),
-      Span(node.at("uptime_s").get<double>()),
-      node.at("generation").get<uint64_t>(), Number(node, "sessions"),
-      Number(node, "sessions") == 1 ? "" : "s");
+      SpanOf(node, "uptime_s"), node.at("generation").get<uint64_t>(),
+      Number(node, "sessions"), Number(node, "sessions") == 1 ? "" : "s");
 }
 
 // Formats the drain; empty if the node is not drained, or its daemon is too old
@@ -43,7 +37,7 @@ std::string RenderDrain(const json& node) {
       "DRAINED by {} {} ago{}: nothing new is granted until sluicectl "
       "undrain\n\n",
       by.empty() ? "an administrator" : Printable(by),
-      Span(drained->at("age_s").get<double>()),
+      SpanOf(*drained, "age_s"),
       reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
@@ -107,11 +101,81 @@ std::string RenderRanks(const json& node) {
            Size(Number(rank, "gpu_bytes")), Size(Number(rank, "host_bytes")),
            Optional(rank.at("step"), Count), Optional(rank.at("loss"), Loss),
            Optional(rank.at("tokens_per_second"), Count),
-           Span(rank.at("stall_seconds").get<double>()),
-           Span(rank.at("grant_wait_seconds").get<double>())});
+           SpanOf(rank, "stall_seconds"), SpanOf(rank, "grant_wait_seconds")});
     }
   }
   return table.empty() ? "no jobs\n" : table.Text(kTerminalColumns, 2);
+}
+
+// Formats "2.35 GB/s, 14.9 GiB a step: promised".
+std::string CopiesText(const json& copies, const std::string& direction) {
+  const auto of = [&](const std::string& key) {
+    return copies.at(key).get<double>();
+  };
+  const double rate = of(direction + "_bytes_per_second");
+  if (rate <= 0) return "-";
+  return fmt::format(
+      "{:.2f} GB/s, {} a step: {}", rate / 1e9,
+      Size(copies.value(direction + "_bytes_per_step", int64_t{-1})),
+      of("promised_" + direction + "_bytes_per_second") > 0 ? "promised"
+                                                            : "fair share");
+}
+
+// Formats "12 to, 3 from: 0.41 s".
+std::string LateText(const json& late) {
+  if (late.is_null()) return "-";  // the daemon is older
+  const auto h2d = late.at("h2d_copies").get<uint64_t>();
+  const auto d2h = late.at("d2h_copies").get<uint64_t>();
+  if (h2d + d2h == 0) return "-";
+  return fmt::format("{} to, {} from: {}", h2d, d2h,
+                     Span(late.at("h2d_seconds").get<double>() +
+                          late.at("d2h_seconds").get<double>()));
+}
+
+std::string RenderCopies(const json& node) {
+  Table table({"COPIES OF", ">RANK", ">WEIGHT", "LATE", "PLAN TO THE GPU",
+               "PLAN FROM THE GPU"});
+  for (const json& job : node.at("jobs")) {
+    for (const json& rank : job.at("ranks")) {
+      const double weight = rank.value("weight", 1.0);
+      const json plan = rank.value("plan_copies", json());
+      const std::string late = LateText(rank.value("late", json()));
+      if (weight == 1 && plan.is_null() && late == "-") continue;
+      table.Add({Text(job, "name"),
+                 fmt::format("{}/{}", Number(rank, "rank"),
+                             Number(job, "world_size")),
+                 fmt::format("{:g}", weight), late,
+                 plan.is_null() ? "-" : CopiesText(plan, "h2d"),
+                 plan.is_null() ? "-" : CopiesText(plan, "d2h")});
+    }
+  }
+  return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 2);
+}
+
+std::string JobLines(const json& node) {
+  Table table({"JOB", ">USER", ">RANKS", ">GPU MEMORY", ">HOST MEMORY", ">STEP",
+               ">LOSS", ">TOKENS/S", ">PLAN"});
+  for (const json& job : node.at("jobs")) {
+    int64_t gpu = 0, host = 0;
+    double speed = 0;
+    json step, loss;
+    for (const json& rank : job.at("ranks")) {
+      gpu += Number(rank, "gpu_bytes");
+      host += Number(rank, "host_bytes");
+      if (!rank.at("step").is_null()) step = rank.at("step");
+      if (!rank.at("loss").is_null()) loss = rank.at("loss");
+      if (const json& own = rank.at("tokens_per_second"); !own.is_null()) {
+        speed += own.get<double>();
+      }
+    }
+    table.Add({Text(job, "name"), fmt::format("{}", Number(job, "uid")),
+               fmt::format("{}/{}", job.at("ranks").size(),
+                           Number(job, "world_size")),
+               Size(gpu), Size(host), Optional(step, Count),
+               Optional(loss, Loss), speed > 0 ? Count(speed) : "-",
+               Optional(job.at("plan_id"), Count)});
+  }
+  return table.empty() ? "no jobs\n" : table.Text(kTerminalColumns, 1);
 }
 
 std::string RenderPlans(const json& node) {
@@ -136,7 +200,7 @@ std::string RenderPlans(const json& node) {
                feasible ? limit
                         : fmt::format("does not fit: sluicectl plan show {}",
                                       Number(plan, "id")),
-               Size(host), Span(plan.at("seconds").get<double>())});
+               Size(host), SpanOf(plan, "seconds")});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
@@ -198,8 +262,8 @@ std::string RenderWaiting(const json& node) {
                fmt::format("{} {}",
                            Text(lease, "pool") == "gpu" ? "GPU" : "NUMA node",
                            Number(lease, "index")),
-               Span(lease.at("elapsed_s").get<double>()),
-               Span(lease.at("deadline_in_s").get<double>()), lacks});
+               SpanOf(lease, "elapsed_s"), SpanOf(lease, "deadline_in_s"),
+               lacks});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 2);
 }
@@ -210,8 +274,8 @@ std::string RenderEvents(const json& node) {
   const size_t first =
       events.size() > kEventsShown ? events.size() - kEventsShown : 0;
   for (size_t i = first; i < events.size(); ++i) {
-    table.Add({Span(events[i].at("age_s").get<double>()),
-               Text(events[i], "kind"), Text(events[i], "text")});
+    table.Add({SpanOf(events[i], "age_s"), Text(events[i], "kind"),
+               Text(events[i], "text")});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }

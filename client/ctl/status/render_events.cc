@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "client/ctl/text/format.h"
+
 namespace sluice::ctl {
 namespace {
 
@@ -32,7 +34,7 @@ std::string LineOf(const json& event, bool as_json, absl::Time now) {
   json shown = event;
   shown.erase("age_s");
   shown["time"] = TimeOf(event, now);
-  return shown.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  return JsonLine(shown);
 }
 
 std::string Missed(uint64_t count, bool as_json) {

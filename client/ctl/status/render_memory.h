@@ -1,10 +1,7 @@
-// Formats the parts of `status` about memory that are no tables: memory held
-// outside leases, and the kind of pinned host memory.
+// Formats the holders of memory and their limits.
 //
 // Errors: json::exception if the snapshot has another form; render.cc catches
-// it.
-//
-// Thread safety: pure functions.
+// it. Thread safety: pure functions.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -21,5 +18,9 @@ std::string HolderLines(const nlohmann::json& node);
 
 // Formats ", HOST_NUMA"; empty on sim, or from a daemon that does not state it.
 std::string HostKind(const nlohmann::json& node);
+
+// Formats the output of `budget`: limits, reservations, how much of its limit
+// each user, cgroup or job holds, memory held outside leases, and quotas.
+std::string BudgetLines(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

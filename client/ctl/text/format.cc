@@ -10,6 +10,8 @@
 
 namespace sluice::ctl {
 
+using nlohmann::json;
+
 std::string Size(int64_t bytes) {
   return bytes < 0 ? "-" : FormatBytes(Bytes(bytes));
 }
@@ -36,6 +38,29 @@ std::string Bar(double part, double whole) {
                        : static_cast<int>(share * 10);
   return fmt::format("{}{} {:3.0f} %", std::string(full, '#'),
                      std::string(10 - full, '.'), 100 * share);
+}
+
+int64_t Number(const json& from, const char* key) {
+  return from.at(key).is_null() ? -1 : from.at(key).get<int64_t>();
+}
+
+std::string Text(const json& from, const char* key) {
+  return from.at(key).get<std::string>();
+}
+
+std::string SpanOf(const json& from, const char* key) {
+  return Span(from.at(key).get<double>());
+}
+
+std::string Optional(const json& value,
+                     const std::function<std::string(double)>& format) {
+  return value.is_null() ? "-" : format(value.get<double>());
+}
+
+std::string ByWhom(const json& from) {
+  const std::string by = Text(from, "by");
+  return fmt::format("{}, {} ago", by.empty() ? "an administrator" : by,
+                     SpanOf(from, "age_s"));
 }
 
 }  // namespace sluice::ctl
