@@ -4,14 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "client/copy/copy_lane.h"
 #include "client/copy/copy_timeline.h"
-#include "client/copy/stall_clock.h"
 #include "client/copy/ticket_state.h"
+#include "kernels/device/stream_timer.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::client {
@@ -34,6 +36,66 @@ absl::Status Check(const CopyRequest& request) {
   }
   return absl::OkStatus();
 }
+
+// Measures how long compute waited for tickets, by compute's own clock. On sim
+// that is the host's clock, because the calling thread computes. On a GPU it is
+// the clock of the compute stream; the host runs ahead of the stream, so a wait
+// counts once the stream has passed it.
+//
+// Thread safety: total by any thread, other methods by the compute thread.
+class StallClock {
+ public:
+  // `compute` is the driver's own compute stream; `driver` outlives the clock.
+  StallClock(device::Driver* driver, device::Stream compute)
+      : driver_(driver), compute_(compute), timer_(driver) {}
+
+  // Measures waits on this adopted stream from now on.
+  void UseStream(device::Stream stream) {
+    compute_ = stream;
+    on_stream_ = true;
+  }
+  // Call Begin before a wait and End after it, whether the wait is enqueued or
+  // blocks.
+  absl::Status Begin() {
+    // Without native streams (sim), the calling thread computes.
+    if (!on_stream_) on_stream_ = driver_->NativeStream(compute_).ok();
+    if (*on_stream_) return timer_.Begin(compute_);
+    began_s_ = MonotonicSeconds();
+    return absl::OkStatus();
+  }
+  absl::Status End() {
+    if (*on_stream_) {
+      SLUICE_RETURN_IF_ERROR(timer_.End(compute_));
+      TakeEnded();
+    } else {
+      total_ns_ += static_cast<int64_t>(1e9 * (MonotonicSeconds() - began_s_));
+    }
+    return absl::OkStatus();
+  }
+  // Returns the sum of all waits that have ended. Does not wait for the device.
+  absl::Duration total() {
+    TakeEnded();
+    return absl::Nanoseconds(total_ns_.load());
+  }
+
+ private:
+  // Adds the completed spans to the total. A lost device reports no more spans;
+  // waits on it return the fault.
+  void TakeEnded() {
+    for (;;) {
+      const auto span = timer_.Next();
+      if (!span.ok() || !span->has_value()) return;
+      total_ns_ += absl::ToInt64Nanoseconds((*span)->length);
+    }
+  }
+
+  device::Driver* const driver_;
+  device::Stream compute_;
+  std::optional<bool> on_stream_;  // nullopt until the first Begin
+  double began_s_ = 0;
+  device::StreamTimer timer_;
+  std::atomic<int64_t> total_ns_{0};
+};
 
 class Engine final : public CopyEngine {
  public:

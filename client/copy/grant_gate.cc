@@ -41,11 +41,13 @@ void GrantGate::ForgetDue(int direction) {
 
 int64_t GrantGate::NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
 
-bool GrantGate::Stale(int64_t now_ns) const {
-  if (detached_.load(std::memory_order_relaxed)) return true;
+absl::Duration GrantGate::SilentFor(int64_t now_ns) const {
+  if (detached_.load(std::memory_order_relaxed)) {
+    return absl::InfiniteDuration();
+  }
   const auto beat = static_cast<int64_t>(
       limits_->heartbeat_ns.load(std::memory_order_acquire));
-  return now_ns - beat > absl::ToInt64Nanoseconds(kGrantStaleAfter);
+  return absl::Nanoseconds(now_ns - beat);
 }
 
 void GrantGate::Forgive(int direction, uint64_t end) {
@@ -57,12 +59,8 @@ void GrantGate::Forgive(int direction, uint64_t end) {
   }
 }
 
-double GrantGate::PacedRate(int direction, int64_t now_ns) const {
-  if (detached_.load(std::memory_order_relaxed)) return 0;
-  const auto beat = static_cast<int64_t>(
-      limits_->heartbeat_ns.load(std::memory_order_acquire));
-  const absl::Duration kUngatedAfter = kGrantStaleAfter + kGrantPacedFor;
-  if (now_ns - beat > absl::ToInt64Nanoseconds(kUngatedAfter)) return 0;
+double GrantGate::PacedRate(int direction, absl::Duration silent) const {
+  if (silent > kGrantStaleAfter + kGrantPacedFor) return 0;
   return static_cast<double>(
       limits_->slots[slot_].bytes_per_second[direction].load(
           std::memory_order_relaxed));
@@ -87,8 +85,9 @@ absl::Duration GrantGate::AcquireSlow(int direction, uint64_t bytes,
     const int64_t now = NowNs();
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
     if (end <= granted(direction) + forgiven_[direction].load()) break;
-    if (Stale(now)) {
-      const double rate = PacedRate(direction, now);
+    const absl::Duration silent = SilentFor(now);
+    if (silent > kGrantStaleAfter) {
+      const double rate = PacedRate(direction, silent);
       if (rate > 0 && !booked) booked = Book(direction, bytes, rate);
       if (rate == 0 || now >= *booked) {
         Forgive(direction, end);

@@ -118,10 +118,11 @@ class GrantGate {
   }
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);
-  bool Stale(int64_t now_ns) const;
+  // Returns the heartbeat's age; infinite after Detach.
+  absl::Duration SilentFor(int64_t now_ns) const;
   // Returns the rate in bytes per second while the daemon grants nothing, or 0
   // if copies are ungated.
-  double PacedRate(int direction, int64_t now_ns) const;
+  double PacedRate(int direction, absl::Duration silent) const;
   // Forgives the bytes by which a copy that ends at `end` exceeds the limit, so
   // that the copy may start.
   void Forgive(int direction, uint64_t end);

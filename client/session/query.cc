@@ -28,13 +28,17 @@ struct Observer {
   wire::Message welcome;
 };
 
+std::string Resolved(const std::string& socket) {
+  return socket.empty() ? DefaultSocket() : socket;
+}
+
 // Returns `reply`, and adds the socket's path to its error.
 template <typename Reply>
 Reply NameSocket(Reply reply, const std::string& socket) {
   if (!absl::IsDeadlineExceeded(reply.status())) return reply;
-  return absl::DeadlineExceededError(fmt::format(
-      "sluiced at {} does not answer ({}): is it stopped?",
-      socket.empty() ? DefaultSocket() : socket, FormatSpan(kPatience)));
+  return absl::DeadlineExceededError(
+      fmt::format("sluiced at {} does not answer ({}): is it stopped?",
+                  Resolved(socket), FormatSpan(kPatience)));
 }
 
 absl::StatusOr<Observer> Observe(const std::string& socket) {
@@ -48,35 +52,11 @@ absl::StatusOr<Observer> Observe(const std::string& socket) {
       Connection::Greeted greeted,
       NameSocket(
           Connection::Greet(
-              socket.empty() ? DefaultSocket() : socket, request,
-              [] { return std::vector<UniqueFd>(); }, [](wire::Message) {},
-              [](const std::string&) {}, kPatience),
+              Resolved(socket), request, [] { return std::vector<UniqueFd>(); },
+              [](wire::Message) {}, [](const std::string&) {}, kPatience),
           socket));
   return Observer{std::move(greeted.connection), std::move(greeted.answer[0])};
 }
-
-}  // namespace
-
-absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket) {
-  SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
-  std::vector<GpuState> gpus;
-  for (const wire::Gpu& gpu :
-       observer.welcome.packet.reply().welcome().gpus()) {
-    gpus.push_back(
-        {.index = DeviceIndex(gpu.index()),
-         .uuid = gpu.uuid(),
-         .numa = NumaIndex(gpu.numa()),
-         .total = LeasableOf(gpu.pool()),
-         .leased = Bytes(static_cast<int64_t>(gpu.pool().leased_bytes()))});
-  }
-  return gpus;
-}
-
-bool DaemonListens(const std::string& socket) {
-  return wire::Connect(socket.empty() ? DefaultSocket() : socket).ok();
-}
-
-namespace {
 
 absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
                                      const std::string& plan_id) {
@@ -109,6 +89,25 @@ absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
 }
 
 }  // namespace
+
+absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket) {
+  SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
+  std::vector<GpuState> gpus;
+  for (const wire::Gpu& gpu :
+       observer.welcome.packet.reply().welcome().gpus()) {
+    gpus.push_back(
+        {.index = DeviceIndex(gpu.index()),
+         .uuid = gpu.uuid(),
+         .numa = NumaIndex(gpu.numa()),
+         .total = LeasableOf(gpu.pool()),
+         .leased = Bytes(static_cast<int64_t>(gpu.pool().leased_bytes()))});
+  }
+  return gpus;
+}
+
+bool DaemonListens(const std::string& socket) {
+  return wire::Connect(Resolved(socket)).ok();
+}
 
 // Asks again if a daemon dies: it loses its observers, and a query may be
 // repeated.

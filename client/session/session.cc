@@ -1,18 +1,19 @@
 #include "client/session/session.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <iterator>
 #include <utility>
 #include <vector>
 
-#include "client/copy/grant_pages.h"
 #include "client/session/connection.h"
-#include "client/session/event_relay.h"
 #include "client/session/mapping.h"
 #include "client/session/plan_inbox.h"
 #include "client/session/welcome.h"
@@ -49,6 +50,51 @@ absl::Status WhyNoPlan(const wire::PlanFailed& failed) {
   return failed.peer_left() ? CausedByPeer(std::move(why)) : why;
 }
 
+// Maps a shared page of grants until the pointer's last copy ends. A forked
+// child does not inherit it. InvalidArgument: the file is too small.
+absl::StatusOr<std::shared_ptr<void>> MapPage(const UniqueFd& fd, size_t size,
+                                              int protection) {
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "a grant page");
+  // Reading beyond the end of the file would raise SIGBUS.
+  if (static_cast<size_t>(info.st_size) < size) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a grant page of {} bytes, it needs {}: install the same version of "
+        "sluiced and libsluice",
+        info.st_size, size));
+  }
+  void* page = mmap(nullptr, size, protection, MAP_SHARED, fd.get(), 0);
+  if (page == MAP_FAILED) return ErrnoStatus(errno, "map a grant page");
+  madvise(page, size, MADV_DONTFORK);
+  return std::shared_ptr<void>(page, [size](void* p) { munmap(p, size); });
+}
+
+// Delivers events to the session's handler, and keeps those that arrive before
+// there is one. The handler is called under the lock, so a call that replaces
+// it waits until it has returned. Thread safety: safe.
+class EventRelay {
+ public:
+  void Set(Session::EventHandler handler) {
+    const MutexLock lock(mutex_);
+    handler_ = std::move(handler);
+    if (!handler_) return;
+    for (const SessionEvent& event : std::exchange(early_, {})) handler_(event);
+  }
+  void Deliver(const SessionEvent& event) {
+    const MutexLock lock(mutex_);
+    if (handler_) {
+      handler_(event);
+    } else {
+      early_.push_back(event);
+    }
+  }
+
+ private:
+  Mutex mutex_;
+  Session::EventHandler handler_ ABSL_GUARDED_BY(mutex_);
+  std::vector<SessionEvent> early_ ABSL_GUARDED_BY(mutex_);
+};
+
 class LeasedRegion final : public Region {
  public:
   LeasedRegion(std::shared_ptr<Connection> connection,
@@ -79,7 +125,6 @@ class LeasedRegion final : public Region {
 
   std::byte* data() const override { return mapping_->data(); }
   Bytes size() const override { return mapping_->size(); }
-  LeaseId lease() const override { return leases_.front(); }
 
  private:
   const std::shared_ptr<Connection> connection_;
@@ -111,7 +156,6 @@ class SessionImpl final : public Session {
   }
 
   absl::Status Start();
-  SessionId id() const override { return welcome_.session; }
   NodeLimits limits() const override;
   device::Driver& driver() override { return *driver_; }
   GrantGate& grants() override { return *gate_; }
@@ -146,10 +190,9 @@ class SessionImpl final : public Session {
   absl::Status LeaseOfAllNodes(LeasedRegion& region, Bytes size,
                                const absl::Status& refused);
   absl::StatusOr<wire::Request> UseOfGpu();
-  absl::Status Submit(const plan::RankProfile& profile);
   // Submits the profile and waits for its plan. Submits it again if another
   // daemon took over and has no plan.
-  absl::StatusOr<plan::NodePlan> AskForPlan(const plan::RankProfile& profile,
+  absl::StatusOr<plan::NodePlan> AskForPlan(plan::RankProfile profile,
                                             absl::Duration timeout);
   void OnTakenOver(const wire::Message& message);
   void OnWireEvent(wire::Message message);
@@ -160,7 +203,7 @@ class SessionImpl final : public Session {
   const MonotonicClock clock_;
   Welcome welcome_;  // Start fills it; later only the GPU's limits change
   std::shared_ptr<device::Driver> driver_;
-  std::unique_ptr<GrantPages> pages_;
+  std::shared_ptr<void> limit_page_, use_page_;  // mapped while the gate lives
   std::unique_ptr<GrantGate> gate_;
   // The gate as seen by the receiving thread, which may run before the gate
   // exists.
@@ -179,17 +222,15 @@ class SessionImpl final : public Session {
 };
 
 absl::Status SessionImpl::Start() {
-  const std::string socket =
-      options_.socket.empty() ? DefaultSocket() : options_.socket;
   const wire::Request hello = HelloOf(options_);
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(hello));
   SLUICE_ASSIGN_OR_RETURN(
       Connection::Greeted greeted,
       Connection::Greet(
-          socket, hello,
+          options_.socket, hello,
           [&] {
             return wire::OpenGpuNodes(
-                socket, options_.gpu,
+                options_.socket, options_.gpu,
                 device::NvidiaDeviceNode(options_.gpu_uuid));
           },
           [this](wire::Message m) { OnWireEvent(std::move(m)); },
@@ -208,10 +249,13 @@ absl::Status SessionImpl::Start() {
                           FindDevice(*driver_, welcome_));
   SLUICE_RETURN_IF_ERROR(CheckHostMemory(*driver_, welcome_));
   SLUICE_RETURN_IF_ERROR(MeasureOutside());
-  SLUICE_ASSIGN_OR_RETURN(pages_,
-                          GrantPages::Map(reply[0].fds[0], reply[0].fds[1]));
-  gate_ = std::make_unique<GrantGate>(pages_->limits(), welcome_.grant_slot,
-                                      pages_->use(), &clock_);
+  SLUICE_ASSIGN_OR_RETURN(
+      limit_page_, MapPage(reply[0].fds[0], sizeof(GrantLimits), PROT_READ));
+  SLUICE_ASSIGN_OR_RETURN(use_page_, MapPage(reply[0].fds[1], sizeof(GrantUse),
+                                             PROT_READ | PROT_WRITE));
+  gate_ = std::make_unique<GrantGate>(
+      static_cast<const GrantLimits*>(limit_page_.get()), welcome_.grant_slot,
+      static_cast<GrantUse*>(use_page_.get()), &clock_);
   shared_gate_ = gate_.get();
   if (gone_) gate_->Detach();
   return absl::OkStatus();
@@ -231,12 +275,11 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
     leased = LeaseOfAllNodes(*region, size, leased);
   }
   SLUICE_RETURN_IF_ERROR(leased);
-  const MonotonicClock clock;
-  const absl::Time start = clock.Now();
+  const absl::Time start = clock_.Now();
   SLUICE_RETURN_IF_ERROR(region->Map(welcome_.limits.device));
   const MutexLock lock(report_mutex_);
   if (map_seconds_.size() < wire::kMaxMaps) {
-    map_seconds_.push_back(absl::ToDoubleSeconds(clock.Now() - start));
+    map_seconds_.push_back(absl::ToDoubleSeconds(clock_.Now() - start));
   }
   return region;
 }
@@ -326,20 +369,6 @@ absl::Status SessionImpl::MeasureOutside() {
   return absl::OkStatus();
 }
 
-absl::Status SessionImpl::Submit(const plan::RankProfile& given) {
-  // Sets the daemon's index of the GPU, which a caller that named a UUID does
-  // not know.
-  plan::RankProfile profile = given;
-  profile.gpu = options_.gpu;
-  SLUICE_ASSIGN_OR_RETURN(
-      UniqueFd memfd, wire::ToMemfd("sluice-profile", plan::Encode(profile)));
-  wire::Request request;
-  request.mutable_submit_profile();
-  std::vector<UniqueFd> fds;
-  fds.push_back(std::move(memfd));
-  return connection_->Call(request, std::move(fds)).status();
-}
-
 absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
     const plan::RankProfile& profile, absl::Duration timeout) {
   const MutexLock lock(plan_mutex_);
@@ -356,13 +385,19 @@ absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
 }
 
 absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
-    const plan::RankProfile& profile, absl::Duration timeout) {
-  const MonotonicClock clock;
-  const absl::Time deadline = clock.Now() + timeout;
+    plan::RankProfile profile, absl::Duration timeout) {
+  const absl::Time deadline = clock_.Now() + timeout;
+  // The daemon's index, which a caller that named a UUID does not know.
+  profile.gpu = options_.gpu;
+  wire::Request request;
+  request.mutable_submit_profile();
   for (;;) {
     inbox_.Clear();
-    SLUICE_RETURN_IF_ERROR(Submit(profile));
-    auto plan = inbox_.Await(deadline - clock.Now());
+    std::vector<UniqueFd> fds(1);
+    SLUICE_ASSIGN_OR_RETURN(
+        fds[0], wire::ToMemfd("sluice-profile", plan::Encode(profile)));
+    SLUICE_RETURN_IF_ERROR(connection_->Call(request, std::move(fds)).status());
+    auto plan = inbox_.Await(deadline - clock_.Now());
     if (!absl::IsAborted(plan.status())) return plan;
   }
 }
@@ -444,8 +479,7 @@ void SessionImpl::OnWireEvent(wire::Message message) {
 // Offers the changed plan to the rank. If the plan is unreadable or the rank
 // takes no changes, refuses it here, because the daemon waits for an answer.
 void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
-  // Start has not returned, so no plan yet
-  if (shared_gate_ == nullptr) return;
+  if (shared_gate_ == nullptr) return;  // Start has not returned: no plan yet
   auto plan = ReadPlan(message.fds[0]);
   if (!plan.ok() || !options_.takes_changes) {
     const std::string why =
@@ -463,8 +497,7 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
 // ignored.
 void SessionImpl::OnTakenOver(const wire::Message& message) {
   const wire::TakenOver& told = message.packet.event().taken_over();
-  // Start has not returned, so no plan yet
-  if (shared_gate_ == nullptr) return;
+  if (shared_gate_ == nullptr) return;  // as in OnChanged
   if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
   if (told.plan_id() != 0) {
     return inbox_.Put(ReadPlan(message.fds[0]));
@@ -513,8 +546,7 @@ absl::Status FindGpu(SessionOptions& options) {
   return absl::NotFoundError(fmt::format(
       "{} is not among the {} GPUs of the daemon at {} ({}): start that one "
       "where this GPU is visible, or use a daemon that serves it",
-      uuid, gpus.size(),
-      options.socket.empty() ? DefaultSocket() : options.socket, has));
+      uuid, gpus.size(), options.socket, has));
 }
 
 // Returns whether NVIDIA's driver shows which device node belongs to which GPU.
@@ -539,6 +571,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
         FormatSpan(options.lease_wait), FormatSpan(kMostLeaseWait)));
   }
   SessionOptions chosen = options;
+  if (chosen.socket.empty()) chosen.socket = DefaultSocket();
   if (!options.gpu_uuid.empty() || DriverTellsNodes()) {
     SLUICE_RETURN_IF_ERROR(FindGpu(chosen));
   }

@@ -58,7 +58,6 @@ class Region {
   virtual ~Region() = default;
   virtual std::byte* data() const = 0;
   virtual Bytes size() const = 0;
-  virtual LeaseId lease() const = 0;
 };
 
 struct SessionEvent {
@@ -100,7 +99,6 @@ class Session {
       const SessionOptions& options);
   virtual ~Session() = default;
 
-  virtual SessionId id() const = 0;
   virtual NodeLimits limits() const = 0;
   virtual device::Driver& driver() = 0;
   virtual GrantGate& grants() = 0;

@@ -12,7 +12,6 @@ namespace sluice::client {
 
 struct Welcome {
   bool kept = false;  // if true, the socket stays open when the daemon dies
-  SessionId session;
   NodeLimits limits;
   uint64_t numa_nodes = 0;  // number of NUMA nodes with host memory
   Bytes borrowable;         // free host memory of the other NUMA nodes
