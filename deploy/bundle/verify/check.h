@@ -41,8 +41,12 @@ std::span<const Check> Checks();
 // Returns the check of that name, or null if there is none.
 const Check* FindCheck(const std::string& name);
 
+// Makes programs that are started from now on see these GPUs, in this order.
+// `gpus`: indices as this process numbers them.
+void ShowOnly(const std::vector<int>& gpus);
+
 // Each check is defined in its own file.
-Result RunSurvey(const Surroundings&);  // survey.cc: finds the free GPUs
+Result RunSurvey(const Surroundings&);  // checks.cc: finds the free GPUs
 Result RunDoctor(const Surroundings&);
 Result RunConformance(const Surroundings&);
 Result RunRules(const Surroundings&);

@@ -18,7 +18,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/descendants.h"
-#include "deploy/bundle/verify/last_line.h"
 #include "proto/base/file_text.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/spawn.h"

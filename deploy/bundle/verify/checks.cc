@@ -1,7 +1,21 @@
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "deploy/bundle/verify/check.h"
+#include "kernels/device/driver.h"
 
 namespace sluice::verify {
 namespace {
+
+using nlohmann::json;
+
+constexpr char kVisible[] = "CUDA_VISIBLE_DEVICES";
+// A GPU is busy if more than 1/16 of its memory is in use. Idle contexts of
+// other processes use less.
+constexpr int kIdlePart = 16;
 
 // Without the checks of torch, the limits add up to less than ten minutes.
 constexpr Check kChecks[] = {
@@ -44,6 +58,48 @@ const Check* FindCheck(const std::string& name) {
     if (name == check.name) return &check;
   }
   return name == kSurvey.name ? &kSurvey : nullptr;
+}
+
+void ShowOnly(const std::vector<int>& gpus) {
+  // This process's own list (as set by Slurm), by which it numbers the GPUs.
+  static const std::string told = [] {
+    const char* const text = std::getenv(kVisible);
+    return std::string(text != nullptr ? text : "");
+  }();
+  std::string list = absl::StrJoin(gpus, ",");
+  if (!told.empty()) {
+    const std::vector<std::string> names = absl::StrSplit(told, ',');
+    list = absl::StrJoin(gpus, ",", [&](std::string* out, int gpu) {
+      out->append(names.at(static_cast<size_t>(gpu)));
+    });
+  }
+  setenv(kVisible, list.c_str(), 1);
+}
+
+Result RunSurvey(const Surroundings&) {
+  const char* const expected = "a driver with a GPU";
+  const auto driver = device::OpenCudaDriver();
+  if (!driver.ok()) return Failed({}, expected, driver.status());
+  const auto devices = (*driver)->Devices();
+  if (!devices.ok()) return Failed({}, expected, devices.status());
+  json free = json::array(), busy = json::array();
+  for (const device::DeviceInfo& gpu : *devices) {
+    const auto place = device::Placement::Gpu(gpu.index);
+    const auto use = (*driver)->Usage(place);
+    if (!use.ok()) {
+      return Failed({}, expected,
+                    fmt::format("GPU {}: {}", gpu.index.value(),
+                                std::string(use.status().message())));
+    }
+    if (use->used.count() > use->total.count() / kIdlePart) {
+      busy.push_back(fmt::format("GPU {}: {} of {} are in use",
+                                 gpu.index.value(), FormatBytes(use->used),
+                                 FormatBytes(use->total)));
+    } else {
+      free.push_back(gpu.index.value());
+    }
+  }
+  return Passed({{"free", free}, {"busy", busy}}, expected);
 }
 
 }  // namespace sluice::verify

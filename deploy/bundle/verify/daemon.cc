@@ -8,11 +8,9 @@
 #include <memory>
 
 #include "absl/time/clock.h"
-#include "client/session/session.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/private_daemon.h"
 #include "deploy/bundle/verify/tenant.h"
-#include "deploy/bundle/verify/visible.h"
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -97,14 +95,6 @@ class Course {
     return tenants;
   }
 
-  absl::StatusOr<Bytes> Leased() const {
-    SLUICE_ASSIGN_OR_RETURN(const auto gpus,
-                            client::ListGpus(daemon_->socket()));
-    Bytes leased;
-    for (const client::GpuState& gpu : gpus) leased += gpu.leased;
-    return leased;
-  }
-
   // Checks that killed ranks keep no memory: the next ranks lease the whole
   // pool.
   absl::Status RanksAreKilled() {
@@ -120,12 +110,13 @@ class Course {
 
   absl::Status DaemonIsKilled() {
     Say("the daemon is killed under them");
-    SLUICE_ASSIGN_OR_RETURN(const Bytes leased, Leased());
+    SLUICE_ASSIGN_OR_RETURN(const Bytes leased, daemon_->Leased());
     value_["leased_bytes"] = leased.count();
     const double killed = MonotonicSeconds();
     SLUICE_RETURN_IF_ERROR(daemon_->KillDaemon());
     const absl::Time late = absl::Now() + patience_;
-    for (auto now = Leased(); !now.ok() || *now != leased; now = Leased()) {
+    for (auto now = daemon_->Leased(); !now.ok() || *now != leased;
+         now = daemon_->Leased()) {
       if (absl::Now() >= late) {
         return absl::InternalError(fmt::format(
             "the next daemon did not take over the leases of {}: {}",
@@ -197,9 +188,8 @@ Result RunDaemon(const Surroundings& here) {
   ShowOnly(here.gpus);
   Course course(here);
   const absl::Status status = course.Run();
-  return status.ok()
-             ? Passed(course.value(), expected)
-             : Failed(course.value(), expected, std::string(status.message()));
+  return status.ok() ? Passed(course.value(), expected)
+                     : Failed(course.value(), expected, status);
 }
 
 }  // namespace sluice::verify

@@ -8,12 +8,12 @@
 #include "client/ctl/doctor/read_facts.h"
 #include "client/ctl/doctor/told_facts.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/host_memory.h"
 #include "kernels/device/cuda/library.h"
 #include "kernels/device/driver.h"
 #include "proto/base/file_text.h"
 #include "proto/base/run_program.h"
 #include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
 
 namespace sluice::verify {
 namespace {
@@ -112,6 +112,51 @@ void JudgeGpu(const json& gpu, json& lines) {
                            granularity),
                "tell us: Sluice cannot lend such memory");
   }
+}
+
+// Allocates and exports one piece of HOST_NUMA memory, as the daemon's driver
+// does to probe it.
+absl::Status MakeOne(const device::cuda::LoadedLibrary& library) {
+  using namespace device::cuda;  // NOLINT: the driver's own names
+  int device = 0, offered = 0;
+  SLUICE_CUDA(&library, cuDeviceGet, "0", &device, 0);
+  SLUICE_CUDA(&library, cuDeviceGetAttribute, "of HOST_NUMA", &offered,
+              kAttributeHostNumaVirtualMemory, device);
+  if (offered == 0) {
+    return absl::UnimplementedError("the driver offers no HOST_NUMA memory");
+  }
+  AllocationProperties properties = {};
+  properties.type = kAllocationPinned;
+  properties.handle_types = kHandlePosixFd;
+  properties.location = {kLocationHostNuma, 0};
+  size_t granularity = 0;
+  SLUICE_CUDA(&library, cuMemGetAllocationGranularity, "of HOST_NUMA",
+              &granularity, &properties, kGranularityMinimum);
+  MemoryHandle handle = 0;
+  SLUICE_CUDA(&library, cuMemCreate, "of HOST_NUMA", &handle, granularity,
+              &properties, 0);
+  int fd = -1;
+  const absl::Status exported =
+      library.ToStatus(library.functions().cuMemExportToShareableHandle(
+                           &fd, handle, kHandlePosixFd, 0),
+                       "cuMemExportToShareableHandle of HOST_NUMA");
+  const UniqueFd closes(fd);
+  SLUICE_CUDA(&library, cuMemRelease, "of HOST_NUMA", handle);
+  return exported;
+}
+
+// Returns {kind, why, granularity} of NUMA node 0's pinned memory. `kind`:
+// "HOST_NUMA" if the driver allocates the memory, or "memfd" if each process
+// that maps it must pin it. `why`: the error of HOST_NUMA, or "".
+absl::StatusOr<json> DescribeHostMemory(
+    const device::cuda::LoadedLibrary& library, device::Driver& driver) {
+  SLUICE_ASSIGN_OR_RETURN(
+      const Bytes granularity,
+      driver.Granularity(device::Placement::Host(NumaIndex(0))));
+  const absl::Status made = MakeOne(library);
+  return json{{"kind", made.ok() ? "HOST_NUMA" : "memfd"},
+              {"why", made.ok() ? "" : std::string(made.message())},
+              {"granularity", granularity.count()}};
 }
 
 absl::StatusOr<json> DescribeGpus(json& lines) {

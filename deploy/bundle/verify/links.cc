@@ -6,14 +6,19 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <limits>
+#include <memory>
+#include <numeric>
+#include <utility>
 
+#include "client/ctl/bandwidth/copy_flow.h"
 #include "client/ctl/bandwidth/link_tree.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/hardware_file.h"
-#include "deploy/bundle/verify/link_bench.h"
-#include "deploy/bundle/verify/visible.h"
+#include "kernels/device/driver.h"
+#include "proto/base/clock.h"
 #include "proto/base/file_text.h"
 #include "proto/base/status.h"
 
@@ -23,12 +28,174 @@ namespace {
 using ctl::CopyFlow;
 using ctl::MeasuredSpeeds;
 using device::CopyDirection;
+using device::Placement;
 using nlohmann::json;
-using Benches = std::vector<std::unique_ptr<LinkBench>>;
 
 constexpr absl::Duration kWindow = absl::Milliseconds(200);
 constexpr absl::Duration kWarmUp = absl::Milliseconds(50);
 
+// With this size the fixed cost of a copy is negligible on any link.
+constexpr Bytes kMostCopy = MiB(16);
+// The memory is at most 1/8 of the GPU's free memory.
+constexpr int64_t kLinkPartOfGpu = 8;
+
+// Allocates memory at both ends of one GPU's link and copies between them, with
+// bytes that can be compared.
+class LinkBench {
+ public:
+  // Allocates a small part of the GPU's memory and as much pinned memory of the
+  // nearest NUMA node. `driver` must outlive the bench. `name`: the GPU's name
+  // in messages, because this process may number GPUs differently.
+  static absl::StatusOr<std::unique_ptr<LinkBench>> Open(
+      device::Driver& driver, const device::DeviceInfo& gpu, std::string name);
+  ~LinkBench();
+  LinkBench(const LinkBench&) = delete;
+
+  const device::DeviceInfo& gpu() const { return gpu_; }
+  const std::string& name() const { return name_; }
+  Bytes copy_size() const { return half_; }
+  double pin_seconds_per_gib() const { return pin_seconds_per_gib_; }
+
+  // Writes new bytes to the host's memory and copies them to both halves of the
+  // GPU's.
+  absl::Status Fill();
+  // Returns a flow of copies: of the first half to the GPU, or of the second
+  // half to the host.
+  std::unique_ptr<CopyFlow> Flow(device::CopyDirection direction);
+  // Checks the copied bytes after Fill and flows: those that arrived at the
+  // host if `copied_to_host`, and those on the GPU by copying them back.
+  // DataLoss: a byte differs.
+  absl::Status Compare(bool copied_to_host);
+
+ private:
+  struct Piece {
+    device::Memory memory;
+    device::Address address = nullptr;
+    Bytes size;
+  };
+  LinkBench(device::Driver& driver, device::DeviceInfo gpu, std::string name)
+      : driver_(driver), gpu_(std::move(gpu)), name_(std::move(name)) {}
+  absl::Status Make(Piece& piece, device::Placement where, Bytes size);
+  void Drop(const Piece& piece);
+  absl::Status CopyNow(device::Address to, const std::byte* from,
+                       device::CopyDirection direction);
+  absl::Status CompareArrived(const char* what) const;
+
+  device::Driver& driver_;
+  const device::DeviceInfo gpu_;
+  const std::string name_;
+  device::Stream stream_;
+  Bytes half_;
+  Piece on_gpu_, on_host_;
+  double pin_seconds_per_gib_ = 0;
+  uint8_t seed_ = 0;
+};
+
+absl::StatusOr<std::unique_ptr<LinkBench>> LinkBench::Open(
+    device::Driver& driver, const device::DeviceInfo& gpu, std::string name) {
+  auto bench =
+      std::unique_ptr<LinkBench>(new LinkBench(driver, gpu, std::move(name)));
+  const Placement here = Placement::Gpu(gpu.index);
+  const Placement near = Placement::Host(gpu.numa);
+  SLUICE_ASSIGN_OR_RETURN(const Bytes of_gpu, driver.Granularity(here));
+  SLUICE_ASSIGN_OR_RETURN(const Bytes of_host, driver.Granularity(near));
+  SLUICE_ASSIGN_OR_RETURN(const device::MemoryUse use, driver.Usage(here));
+  const int64_t unit = std::lcm(of_gpu.count(), of_host.count());
+  const int64_t free = use.total.count() - use.used.count();
+  const int64_t wanted = std::min(kMostCopy.count(), free / kLinkPartOfGpu);
+  bench->half_ = Bytes(std::max(wanted / unit * unit, unit));
+  SLUICE_RETURN_IF_ERROR(bench->Make(bench->on_gpu_, here, 2 * bench->half_));
+  const double begin = MonotonicSeconds();
+  SLUICE_RETURN_IF_ERROR(bench->Make(bench->on_host_, near, 2 * bench->half_));
+  bench->pin_seconds_per_gib_ =
+      (MonotonicSeconds() - begin) /
+      (static_cast<double>(bench->on_host_.size.count()) /
+       static_cast<double>(GiB(1).count()));
+  SLUICE_ASSIGN_OR_RETURN(bench->stream_, driver.CreateStream(gpu.index));
+  return bench;
+}
+
+LinkBench::~LinkBench() {
+  if (stream_.value() != 0) driver_.DestroyStream(stream_).IgnoreError();
+  Drop(on_gpu_);
+  Drop(on_host_);
+}
+
+absl::Status LinkBench::Make(Piece& piece, Placement where, Bytes size) {
+  piece.size = size;
+  SLUICE_ASSIGN_OR_RETURN(piece.memory, driver_.Create(where, size));
+  SLUICE_ASSIGN_OR_RETURN(piece.address, driver_.Reserve(size, where.kind));
+  SLUICE_RETURN_IF_ERROR(driver_.Map(piece.address, size, piece.memory));
+  return driver_.SetAccess(piece.address, size, gpu_.index);
+}
+
+// Frees what Make has allocated. Errors are ignored, because Make may have
+// failed before it mapped the piece.
+void LinkBench::Drop(const Piece& piece) {
+  if (piece.address != nullptr) {
+    driver_.Unmap(piece.address, piece.size).IgnoreError();
+    driver_.FreeReservation(piece.address, piece.size).IgnoreError();
+  }
+  if (piece.memory.value() != 0) driver_.Release(piece.memory).IgnoreError();
+}
+
+absl::Status LinkBench::CopyNow(device::Address to, const std::byte* from,
+                                CopyDirection direction) {
+  SLUICE_RETURN_IF_ERROR(
+      driver_.CopyAsync(to, from, half_, direction, stream_));
+  return driver_.SynchronizeStream(stream_);
+}
+
+absl::Status LinkBench::Fill() {
+  ++seed_;
+  for (size_t i = 0; i < half_.size(); ++i) {
+    on_host_.address[i] =
+        static_cast<std::byte>((i * 2654435761u >> 13) ^ (i >> 21) ^ seed_);
+  }
+  std::memset(on_host_.address + half_.size(), ~seed_, half_.size());
+  for (const size_t to : {size_t{0}, half_.size()}) {
+    SLUICE_RETURN_IF_ERROR(CopyNow(on_gpu_.address + to, on_host_.address,
+                                   CopyDirection::kHostToDevice));
+  }
+  return absl::OkStatus();
+}
+
+std::unique_ptr<CopyFlow> LinkBench::Flow(CopyDirection direction) {
+  const size_t from =
+      direction == CopyDirection::kHostToDevice ? 0 : half_.size();
+  return std::make_unique<CopyFlow>(
+      driver_, CopyFlow::Range{.device = gpu_.index,
+                               .direction = direction,
+                               .gpu = on_gpu_.address + from,
+                               .host = on_host_.address + from,
+                               .size = half_});
+}
+
+absl::Status LinkBench::CompareArrived(const char* what) const {
+  const std::byte* const sent = on_host_.address;
+  const std::byte* const arrived = sent + half_.size();
+  if (std::memcmp(sent, arrived, half_.size()) == 0) return absl::OkStatus();
+  const auto at = std::mismatch(sent, arrived, arrived).first - sent;
+  return absl::DataLossError(
+      fmt::format("GPU {}: byte {} of {} differs after {}", gpu_.index.value(),
+                  at, FormatBytes(half_), what));
+}
+
+absl::Status LinkBench::Compare(bool copied_to_host) {
+  if (copied_to_host) {
+    SLUICE_RETURN_IF_ERROR(CompareArrived("copies to the host"));
+  }
+  const device::Address back = on_host_.address + half_.size();
+  for (const size_t from : {size_t{0}, half_.size()}) {
+    std::memset(back, ~seed_, half_.size());
+    SLUICE_RETURN_IF_ERROR(
+        CopyNow(back, on_gpu_.address + from, CopyDirection::kDeviceToHost));
+    SLUICE_RETURN_IF_ERROR(CompareArrived("a copy to the GPU and back"));
+  }
+  return absl::OkStatus();
+}
+
+using Benches = std::vector<std::unique_ptr<LinkBench>>;
 absl::StatusOr<Benches> OpenAll(device::Driver& driver,
                                 const std::vector<int>& numbers) {
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, driver.Devices());
@@ -108,8 +275,7 @@ absl::StatusOr<Measured> MeasureNode(const std::vector<int>& numbers) {
   SLUICE_ASSIGN_OR_RETURN(const auto driver, device::OpenCudaDriver());
   SLUICE_ASSIGN_OR_RETURN(const Benches benches, OpenAll(*driver, numbers));
   SLUICE_ASSIGN_OR_RETURN(
-      const auto host,
-      driver->Usage(device::Placement::Host(benches[0]->gpu().numa)));
+      const auto host, driver->Usage(Placement::Host(benches[0]->gpu().numa)));
   Measured measured;
   for (size_t i = 0; i < benches.size(); ++i) {
     const device::DeviceInfo& gpu = benches[i]->gpu();
@@ -160,18 +326,14 @@ Result RunLinks(const Surroundings& here) {
       "copies arrive whole, and the planner reads the hardware file";
   ShowOnly(here.gpus);
   const auto measured = MeasureNode(here.gpus);
-  if (!measured.ok()) {
-    return Failed({}, expected, std::string(measured.status().message()));
-  }
+  if (!measured.ok()) return Failed({}, expected, measured.status());
   json value = {{"window_seconds", absl::ToDoubleSeconds(kWindow)},
                 {"gpus", measured->gpus}};
   const auto file = HardwareFileOf(measured->node);
   const absl::Status written =
       file.ok() ? WriteAndReadBack(here.work + "/hardware.toml", *file)
                 : file.status();
-  if (!written.ok()) {
-    return Failed(value, expected, std::string(written.message()));
-  }
+  if (!written.ok()) return Failed(value, expected, written);
   return Passed(value, expected);
 }
 

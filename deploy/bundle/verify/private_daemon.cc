@@ -91,6 +91,13 @@ absl::StatusOr<pid_t> PrivateDaemon::Daemon() const {
   return absl::InternalError("no sluiced runs under sluiced-keeper");
 }
 
+absl::StatusOr<Bytes> PrivateDaemon::Leased() const {
+  SLUICE_ASSIGN_OR_RETURN(const auto gpus, client::ListGpus(socket()));
+  Bytes leased;
+  for (const client::GpuState& gpu : gpus) leased += gpu.leased;
+  return leased;
+}
+
 absl::Status PrivateDaemon::KillDaemon() {
   SLUICE_ASSIGN_OR_RETURN(const pid_t pid, Daemon());
   const UniqueFd pidfd = PidfdOf(pid);

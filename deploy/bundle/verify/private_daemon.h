@@ -32,6 +32,8 @@ class PrivateDaemon {
 
   std::string socket() const { return folder_.path() + "/session.sock"; }
 
+  // Returns how much of all GPUs is leased.
+  absl::StatusOr<Bytes> Leased() const;
   // Kills the daemon with SIGKILL and returns when it is dead. Its keeper keeps
   // running.
   absl::Status KillDaemon();

@@ -5,6 +5,9 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+
+#include "absl/status/status.h"
 
 namespace sluice::verify {
 
@@ -34,6 +37,11 @@ inline Result Failed(nlohmann::json value, std::string expected,
           .expected = std::move(expected),
           .reason = std::move(reason)};
 }
+inline Result Failed(nlohmann::json value, std::string expected,
+                     const absl::Status& why) {
+  return Failed(std::move(value), std::move(expected),
+                std::string(why.message()));
+}
 inline Result Skipped(std::string reason) {
   return {.status = Status::kSkipped, .reason = std::move(reason)};
 }
@@ -47,5 +55,9 @@ Result FromJson(const nlohmann::json& json);
 // Returns the failed result of a process that ended badly. The reason is `how`,
 // after the reason in `json` if the process wrote one.
 Result FromJson(const nlohmann::json& json, const std::string& how);
+
+// Returns the last line of a program's output that is not empty, which usually
+// has the reason of a failure; "" if there is none.
+std::string LastLine(const std::string& text);
 
 }  // namespace sluice::verify

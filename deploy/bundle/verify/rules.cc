@@ -10,7 +10,6 @@
 
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/rules/probes.h"
-#include "deploy/bundle/verify/visible.h"
 #include "proto/base/run_program.h"
 #include "proto/base/text.h"
 

@@ -7,8 +7,6 @@
 
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/last_line.h"
-#include "deploy/bundle/verify/visible.h"
 #include "proto/base/file_text.h"
 #include "proto/base/run_program.h"
 
@@ -89,8 +87,7 @@ Result RunOn(const Suite& suite, const std::vector<int>& gpus,
       RunProgram({program, fmt::format("--gtest_filter={}", suite.filter),
                   "--gtest_output=json:" + report},
                  {.patience = absl::Floor(patience, absl::Milliseconds(100))});
-  if (!run.ok())
-    return Failed({}, expected, std::string(run.status().message()));
+  if (!run.ok()) return Failed({}, expected, run.status());
   std::fputs(run->out.c_str(), stdout);
   std::fputs(run->err.c_str(), stderr);
   const Outcome outcome = ReadOutcome(report);

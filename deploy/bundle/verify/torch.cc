@@ -11,13 +11,10 @@
 #include <filesystem>
 
 #include "absl/time/clock.h"
-#include "client/session/session.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/descendants.h"
 #include "deploy/bundle/verify/hardware_file.h"
-#include "deploy/bundle/verify/last_line.h"
 #include "deploy/bundle/verify/private_daemon.h"
-#include "deploy/bundle/verify/visible.h"
 #include "kernels/device/driver.h"
 #include "proto/base/file_text.h"
 #include "proto/base/spawn.h"
@@ -87,11 +84,9 @@ absl::StatusOr<std::string> RunPython(const Surroundings& here,
 }
 
 // Waits until no memory is leased any more. Internal: some still is at `until`.
-absl::Status AwaitNothingLeased(const std::string& socket, absl::Time until) {
+absl::Status AwaitNothingLeased(const PrivateDaemon& daemon, absl::Time until) {
   while (true) {
-    SLUICE_ASSIGN_OR_RETURN(const auto gpus, client::ListGpus(socket));
-    Bytes leased;
-    for (const client::GpuState& gpu : gpus) leased += gpu.leased;
+    SLUICE_ASSIGN_OR_RETURN(const Bytes leased, daemon.Leased());
     if (leased == Bytes()) return absl::OkStatus();
     if (absl::Now() >= until) {
       return absl::InternalError(
@@ -122,7 +117,7 @@ absl::StatusOr<Result> AskTorch(const Surroundings& here, const char* name) {
                                "the Python process {}; it said last: {}",
                                bad_end, LastLine(TextOf(here.work + ".log"))));
   if (result.status == Status::kPassed) {
-    SLUICE_RETURN_IF_ERROR(AwaitNothingLeased(daemon->socket(), until));
+    SLUICE_RETURN_IF_ERROR(AwaitNothingLeased(*daemon, until));
     SLUICE_RETURN_IF_ERROR(daemon->End(until));
   }
   if (result.value.is_object()) result.value["on_gpu"] = here.gpus.at(0);
@@ -132,7 +127,7 @@ absl::StatusOr<Result> AskTorch(const Surroundings& here, const char* name) {
 Result RunInTorch(const Surroundings& here, const char* name) {
   auto result = AskTorch(here, name);
   if (result.ok()) return *std::move(result);
-  return Failed({}, "the check runs", std::string(result.status().message()));
+  return Failed({}, "the check runs", result.status());
 }
 
 }  // namespace

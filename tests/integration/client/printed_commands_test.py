@@ -28,7 +28,7 @@ OF_THE_SYSTEM = {
     # What verify passes to the processes of its checks; its --help omits
     # these.
     "deploy/bundle/verify/check_process.cc": {"--check", "--work", "--busy"},
-    "deploy/bundle/verify/hidden.cc": {"--check", "--work", "--busy"},
+    "deploy/bundle/verify/main.cc": {"--check", "--work", "--busy"},
     "deploy/bundle/verify/tenant.h": {"--tenant"},
     # What verify passes to the kit's Python.
     "deploy/bundle/verify/torch.cc": {"--result", "--socket"},
