@@ -1,5 +1,4 @@
-// The C ABI over Session, Region and CopyEngine. No exception may cross the
-// ABI. The layers below throw only std::bad_alloc.
+// The C ABI over Session, Region and CopyEngine. No exception may cross it.
 #include "client/sluice.h"
 
 #include <fmt/format.h>
@@ -62,8 +61,7 @@ static_assert(SLUICE_EVENT_DISCONNECTED ==
 static_assert(SLUICE_EVENT_PLAN_CHANGED ==
               static_cast<int>(SessionEvent::Kind::kPlanChanged));
 
-// The values are those of absl::StatusCode. Comparing both ends and one value
-// between them would show a shift.
+// Both ends and one value between them would show a shift.
 static_assert(SLUICE_CANCELLED ==
               static_cast<int>(absl::StatusCode::kCancelled));
 static_assert(SLUICE_ALREADY_EXISTS ==
@@ -143,7 +141,7 @@ absl::Status CheckDirection(int direction) {
 // The labels of copies, by direction.
 constexpr std::array kLabels = {"copy in", "copy out"};
 
-// Returns a copy of the text, which the caller frees with sluice_string_free.
+// For sluice_string_free.
 char* NewText(const std::string& text) {
   char* copy = new char[text.size() + 1];
   std::memcpy(copy, text.c_str(), text.size() + 1);

@@ -37,12 +37,10 @@ absl::Status Check(const CopyRequest& request) {
   return absl::OkStatus();
 }
 
-// Measures how long compute waited for tickets, by compute's own clock. On sim
-// that is the host's clock, because the calling thread computes. On a GPU it is
-// the clock of the compute stream; the host runs ahead of the stream, so a wait
-// counts once the stream has passed it.
-//
-// Thread safety: total by any thread, other methods by the compute thread.
+// Measures how long compute waited for tickets: on sim, where the calling
+// thread computes, by the host's clock; on a GPU by the compute stream's, so a
+// wait counts once the stream has passed it. Thread safety: total by any
+// thread, other methods by the compute thread.
 class StallClock {
  public:
   // `compute` is the driver's own compute stream; `driver` outlives the clock.
@@ -54,8 +52,7 @@ class StallClock {
     compute_ = stream;
     on_stream_ = true;
   }
-  // Call Begin before a wait and End after it, whether the wait is enqueued or
-  // blocks.
+  // Call them around a wait, whether it is enqueued or blocks.
   absl::Status Begin() {
     // Without native streams (sim), the calling thread computes.
     if (!on_stream_) on_stream_ = driver_->NativeStream(compute_).ok();
@@ -72,7 +69,7 @@ class StallClock {
     }
     return absl::OkStatus();
   }
-  // Returns the sum of all waits that have ended. Does not wait for the device.
+  // Returns the sum of all waits that have ended.
   absl::Duration total() {
     TakeEnded();
     return absl::Nanoseconds(total_ns_.load());
@@ -124,8 +121,7 @@ class Engine final : public CopyEngine {
   CopyLane& lane(CopyDirection direction) {
     return *lanes_[direction == CopyDirection::kHostToDevice ? 0 : 1];
   }
-  // Returns a new ticket. Returns null, and keeps the fault, if no event is
-  // available for the ticket.
+  // Returns null, and keeps the fault, if no event is available.
   std::shared_ptr<State> NewTicket(device::Stream stream);
   absl::Status WaitOnCompute(const State& state);
   std::optional<absl::Duration> SlackOf(std::string_view label) const;
@@ -158,15 +154,13 @@ absl::Status Engine::StartLanes() {
 }
 
 Engine::~Engine() {
-  // Stop both lanes before joining either, because one may wait for a ticket of
-  // the other.
+  // Both, before either is joined: one may wait for a ticket of the other.
   for (auto& lane : lanes_) {
     if (lane) lane->Stop();
   }
   for (auto& lane : lanes_) lane.reset();
   for (const device::Stream stream : streams_) {
     if (stream.value() == 0) continue;
-    // Drain reports the error
     options_.driver->SynchronizeStream(stream).IgnoreError();
   }
   timeline_.reset();
@@ -223,15 +217,13 @@ absl::Status Engine::WaitOnCompute(const State& state) {
   if (state.pool->closed()) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(
       options_.driver->StreamWaitEvent(compute_, state.event));
-  // If compute failed, the call above has returned its fault. The stream of a
-  // compute mark may belong to the caller and be destroyed by now.
+  // A compute mark's stream may belong to the caller and be destroyed by now.
   if (std::find(streams_.begin(), streams_.end(), state.stream) ==
       streams_.end()) {
     return absl::OkStatus();
   }
-  // The event of a failed copy is reached too, so QueryEvent alone does not
-  // show the failure. StreamWaitEvent has no effect here, but returns the
-  // stream's fault.
+  // The event of a failed copy is reached too. This wait has no effect, but
+  // returns the stream's fault.
   return options_.driver->StreamWaitEvent(state.stream, state.event);
 }
 

@@ -1,14 +1,10 @@
-// Records when copies really started and ended, for reports and for plans that
-// depend on link speed. Internal to the copy engine.
+// Records when copies really started and ended. Internal to the copy engine.
 //
 // The copy streams' clocks measure the times (kernels/device/stream_timer.h).
 // Not the host's clock: to a host that polls, a short copy seems to take no
-// time, or as long as a nap. No method except Align waits: ended copies are
-// collected when the next copy is added and when the times are read.
+// time, or as long as a nap. No method except Align waits.
 //
-// Errors: the driver's. After an error in reading times, no more times are
-// reported; copies detect a lost device by themselves.
-//
+// Errors: the driver's. After an error in reading times, no more are reported.
 // Thread safety: Begin and End of a direction are called by the thread that
 // issues its copies; other methods by any thread.
 #pragma once
@@ -30,12 +26,12 @@ class CopyTimeline {
   // `streams[0]` copies to the GPU, `streams[1]` to the host.
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
-  // Waits for both streams and aligns the host's clock with theirs. Call it at
-  // the start, and again wherever the host has waited for the streams anyway,
-  // because a stream's clock drifts.
+  // Waits for both streams and aligns the host's clock with theirs, which
+  // drift. Call it at the start, and wherever the host has waited for them
+  // anyway.
   absl::Status Align();
-  // Call Begin before the copies of a request are enqueued, and End after them.
-  // Begin drops a span that has begun and not ended.
+  // Call them around enqueuing a request's copies. Begin drops a span that has
+  // begun and not ended.
   absl::Status Begin(device::CopyDirection direction);
   // `record` states the label, direction, size and issue time.
   absl::Status End(const CopyRecord& record);

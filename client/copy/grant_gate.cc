@@ -26,8 +26,7 @@ void GrantGate::TellDue(int direction, Bytes size, absl::Time due) {
   GrantUseSlot& slot = use_->slot;
   const uint64_t used =
       slot.used_bytes[direction].load(std::memory_order_relaxed);
-  // The page's value is unsigned, so a negative time would read as one in the
-  // far future.
+  // The page's value is unsigned: a negative time would be far in the future.
   const int64_t at = std::max<int64_t>(0, absl::ToUnixNanos(due));
   slot.due_ns[direction].store(static_cast<uint64_t>(at),
                                std::memory_order_relaxed);

@@ -1,5 +1,4 @@
 // Repeats a query until Ctrl-C, or q on a drawn screen.
-//
 // Thread safety: one call at a time, before other threads start; the calls
 // handle SIGINT and SIGTERM while they run.
 #pragma once

@@ -22,8 +22,7 @@ namespace {
 constexpr absl::Duration kBetweenGreetings = absl::Milliseconds(20);
 
 absl::Status FaultOf(const wire::Error& error) {
-  // A code that this Abseil does not know (0, or one of a newer version) must
-  // still become an error.
+  // A code that this Abseil does not know must still become an error.
   const auto code = error.code() >= 1 && error.code() <= 16
                         ? static_cast<absl::StatusCode>(error.code())
                         : absl::StatusCode::kUnknown;
@@ -36,8 +35,7 @@ absl::Status FromDaemon(const absl::Status& fault,
                         const std::string& shortage) {
   const absl::Status marked =
       Mark(fault, ShortageNamed(shortage).value_or(Shortage::kNone));
-  // If something other than memory ran out, it ran out in the daemon's process
-  // and not in this one.
+  // Other resources than memory ran out in the daemon's process.
   const bool of_process =
       ShortageOf(marked) != Shortage::kNone && !IsOutOfMemory(marked);
   return of_process ? Annotate(marked, "in sluiced") : marked;
@@ -59,8 +57,8 @@ absl::StatusOr<Connection::Greeted> Connection::Greet(
   absl::Status before;
   for (;; absl::SleepFor(kBetweenGreetings)) {
     auto connection = Open(socket, on_event, on_gone);
-    // No daemon listens now. If an earlier Hello was lost, its error explains
-    // more than this one.
+    // The error of a Hello that was lost explains more than "no daemon
+    // listens".
     if (!connection.ok()) return before.ok() ? connection.status() : before;
     auto answer = (*connection)->Call(hello, fds(), timeout);
     if (answer.ok()) return Greeted{*std::move(connection), *std::move(answer)};
@@ -92,8 +90,8 @@ void Connection::Close() {
     const MutexLock lock(mutex_);
     closing_ = true;
   }
-  // Wakes the receiving thread from any wait. The daemon sees the end of the
-  // session even if a forked child still holds the socket.
+  // Wakes the receiving thread, and ends the session even if a forked child
+  // still holds the socket.
   shutdown(socket_.get(), SHUT_RDWR);
   if (thread_.joinable()) thread_.join();
 }
@@ -114,8 +112,8 @@ absl::Status Connection::TrySend(const wire::Packet& packet,
   return wire::Send(socket_.get(), packet, fds);
 }
 
-// Sends, and waits for room until `deadline`. Waits without send_mutex_, so
-// that Post, which the receiving thread calls too, is not delayed.
+// Waits for room without send_mutex_, so that Post, which the receiving thread
+// calls too, is not delayed.
 absl::Status Connection::SendPacket(const wire::Packet& packet,
                                     std::span<const int> fds,
                                     absl::Time deadline) {
@@ -132,9 +130,8 @@ absl::Status Connection::SendPacket(const wire::Packet& packet,
   }
 }
 
-// Polls for the answer for 500 us. Most answers arrive within a fraction of a
-// millisecond, and putting this thread to sleep and waking it would take a good
-// part of that.
+// Polls for 500 us. Most answers arrive sooner, and sleeping and waking would
+// take a good part of that time.
 void Connection::AwaitBriefly(uint64_t id) {
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::microseconds(500);
@@ -146,8 +143,7 @@ void Connection::AwaitBriefly(uint64_t id) {
   }
 }
 
-// Waits for the answer until `end`, but longer while the daemon reports
-// progress at least once per `timeout`.
+// Waits until `end`, but longer while progress comes once per `timeout`.
 void Connection::AwaitAnswer(uint64_t id, absl::Time end,
                              absl::Duration timeout) {
   const MonotonicClock clock;
@@ -219,7 +215,6 @@ absl::Status Connection::Post(const wire::Request& request) {
   return sent;
 }
 
-// Removes an abandoned lease request from the daemon's queue.
 void Connection::GiveUp(uint64_t id) {
   wire::Request request;
   request.mutable_give_up()->set_request_id(id);
@@ -253,8 +248,7 @@ void Connection::OnReply(wire::Message message) {
 void Connection::OnGeneration(const wire::Packet& packet) {
   const MutexLock lock(mutex_);
   const uint64_t generation = packet.generation();
-  // True also for the first daemon that answers, if another one received the
-  // Hello and died before it answered.
+  // Also set if the daemon that received the Hello died before it answered.
   const bool taken_over = packet.event().has_taken_over();
   if (generation != 0 && generation != generation_) {
     if (generation_ != 0 || taken_over) calls_.Restart();
@@ -263,9 +257,8 @@ void Connection::OnGeneration(const wire::Packet& packet) {
   ResendLocked();
 }
 
-// Sends marked requests again. Does not block: if the socket is full, the
-// daemon still has requests to answer, and each answer calls this function
-// again.
+// Does not block: if the socket is full, the daemon still has requests to
+// answer, and each answer calls this function again.
 void Connection::ResendLocked() {
   calls_.SendUnsent([&](const wire::Packet& packet, std::span<const int> fds) {
     return TrySend(packet, fds);
@@ -279,7 +272,7 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
     gone_ = true;
     gone_reason_ = reason;
     gone_shortage_ = shortage;
-    // Nothing to report if we closed the session or none was open yet.
+    // Not reported if this side closed the session, or none was open yet.
     told = closing_ || generation_ == 0;
   }
   changed_.NotifyAll();

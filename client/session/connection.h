@@ -1,16 +1,11 @@
 // Requests, replies and events over one session socket. Internal to client.
 //
-// How it works. A dedicated thread receives. Call sends one request and sleeps
-// until its whole reply (all parts) has arrived. The receiving thread passes
-// events to the handler. When the daemon closes the socket, every waiting and
-// later Call returns Unavailable.
-//
-// If a daemon dies, the next one may take over its socket. Its packets have
-// another generation. The connection then sends requests without a whole answer
-// again, under the same ids; each is executed once (pending_calls.h).
-//
-// Thread safety: safe. The handlers run on the receiving thread and must not
-// call back.
+// A dedicated thread receives, and passes events to the handler. When the
+// daemon closes the socket, every waiting and later Call returns Unavailable.
+// If a daemon dies, the next one may take over its socket; its packets have
+// another generation. Requests without a whole answer are then sent again,
+// under the same ids; each is executed once (pending_calls.h). Thread safety:
+// safe. The handlers run on the receiving thread and must not call back.
 #pragma once
 
 #include <atomic>
@@ -40,9 +35,9 @@ class Connection {
 
   static absl::StatusOr<std::unique_ptr<Connection>> Open(
       const std::string& socket, EventHandler on_event, GoneHandler on_gone);
-  // Connects, and sends the first request, which opens the session. If the
-  // daemon dies before it answers, no session exists, so Greet asks the next
-  // daemon, for at most kGreeting. `fds` makes the descriptors of each try.
+  // Connects, and sends the request that opens the session. If the daemon dies
+  // before it answers, asks the next daemon, for at most kGreeting. `fds` makes
+  // the descriptors of each try.
   struct Greeted {
     std::unique_ptr<Connection> connection;
     std::vector<wire::Message> answer;
@@ -53,12 +48,10 @@ class Connection {
       GoneHandler on_gone, absl::Duration timeout = kCallTimeout);
   ~Connection();
 
-  // Sends a request and waits for the reply; returns all its parts. The
-  // daemon's Error becomes a Status. That includes an Error that answers no
-  // request but states, before the socket closes, why the daemon refuses the
-  // session. `timeout` covers sending and the answer; DeadlineExceeded after
-  // it. It starts again whenever the daemon reports that it is making the
-  // lease's memory.
+  // Sends a request and returns all parts of its reply. The daemon's Error
+  // becomes a Status, also one that refuses the session as a whole.
+  // DeadlineExceeded: `timeout` passed, for sending and the answer; it starts
+  // again whenever the daemon reports that it is making the lease's memory.
   absl::StatusOr<std::vector<wire::Message>> Call(
       const wire::Request& request, std::vector<UniqueFd> fds = {},
       absl::Duration timeout = kCallTimeout);
@@ -67,8 +60,7 @@ class Connection {
   // sent, because the daemon does not read or answer.
   absl::Status Post(const wire::Request& request);
 
-  // States that a service keeps the socket open, so that only a stopped service
-  // and not the daemon's death closes it.
+  // States that a service keeps the socket open over the daemon's death.
   void SetKept() { kept_ = true; }
 
   // Returns whether a request of this kind has no answer yet.
@@ -85,16 +77,15 @@ class Connection {
   // Returns whether the daemon closed the socket without sending a packet.
   bool IsUnheard();
   void Run();
-  // Called when the peer closed the socket. `said` is the reason that it sent,
-  // or empty.
+  // `said`: the reason that the peer sent before it closed the socket, or
+  // empty.
   void OnClosed(const std::string& said);
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);
   void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells the daemon that the caller no longer waits for this Lease, so that
-  // the daemon removes it from the queue.
+  // Removes an abandoned lease request from the daemon's queue.
   void GiveUp(uint64_t id);
-  // Frees a lease that was granted after its caller had given up.
+  // Frees a lease that its caller abandoned.
   void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);
@@ -125,7 +116,7 @@ class Connection {
   std::thread thread_;  // last, because it uses all members above
 };
 
-// Returns a fault that the daemon reported. `shortage` names the resource that
+// Marks a fault that the daemon reported. `shortage` names the resource that
 // ran out (empty: none).
 absl::Status FromDaemon(const absl::Status& fault, const std::string& shortage);
 

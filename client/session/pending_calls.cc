@@ -10,7 +10,6 @@
 namespace sluice::client {
 namespace {
 
-// Returns the number of packets of an answer.
 uint32_t PartsOf(const wire::Reply& reply) {
   return reply.has_granted() ? std::max(1u, reply.granted().parts()) : 1;
 }
@@ -44,8 +43,6 @@ size_t PendingCalls::Posted() const {
       [](const auto& each) { return each.second.waits == Waits::kNobody; }));
 }
 
-// If kMostReports step reports are kept, forgets the oldest, so that one more
-// fits.
 void PendingCalls::ForgetOldReports() {
   const auto is_report = [](const auto& each) {
     return each.second.packet.request().has_step_report();

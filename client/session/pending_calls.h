@@ -1,14 +1,11 @@
-// Requests of a session that have no whole answer yet. They are kept to be sent
-// again, under the same id, to a daemon that took over from one that died.
-// Internal to client.
+// Requests of a session that have no whole answer yet, kept to be sent again to
+// a daemon that took over from one that died. Internal to client.
 //
 // Each request is executed once: the daemon remembers the ids that it answered
-// until a later request states that their answers have arrived
-// (answered_up_to). So a second answer to a request equals the first. It is
-// ignored, because what the first answer granted is in use. Only a lease
-// granted to an abandoned request has no owner; it is given back.
-//
-// Thread safety: none; the connection locks.
+// until a later request states that the answers have arrived (answered_up_to).
+// So a second answer equals the first and is ignored. Only a lease granted to
+// an abandoned request has no owner; it is given back. Thread safety: none; the
+// connection locks.
 #pragma once
 
 #include <cstddef>
@@ -31,9 +28,9 @@ class PendingCalls {
  public:
   enum class Waits { kCaller, kNobody };
   // Keeps the request and its descriptors, and returns the packet to send.
-  // ResourceExhausted: kMostPosted requests that no caller waits for have no
-  // answer. Keeps only the last kMostReports step reports, since their totals
-  // include older ones.
+  // Keeps only the last kMostReports step reports: their totals include older
+  // ones. ResourceExhausted: kMostPosted requests without a caller have no
+  // answer.
   absl::StatusOr<wire::Packet> Add(const wire::Request& request,
                                    std::vector<UniqueFd> fds, Waits waits);
   // Forgets a call that was never sent or is answered.
@@ -41,15 +38,13 @@ class PendingCalls {
   // Records that the caller no longer waits; the answer may still arrive.
   void Abandon(uint64_t id);
 
-  // Records that the daemon reported progress on request `id` at `now`.
   void Progressed(uint64_t id, absl::Time now);
-  // Returns the time of the request's last progress, or InfinitePast if there
-  // was none.
+  // Returns the time of the last progress that the daemon reported on the
+  // request, or InfinitePast.
   absl::Time progressed_at(uint64_t id) const;
 
-  // Adds a packet of an answer to its request. If the answer is now whole and
-  // grants a lease to an abandoned request, returns this lease, which must be
-  // given back.
+  // Adds a packet of an answer to its request. Returns a lease that is now
+  // granted to an abandoned request; it must be given back.
   std::optional<uint64_t> Answer(wire::Message message);
   bool complete(uint64_t id) const;
   // Returns whether a request of this kind has no whole answer.
@@ -57,12 +52,11 @@ class PendingCalls {
   // Returns the answer, in the order of its parts, and drops the request.
   std::vector<wire::Message> Take(uint64_t id);
 
-  // Call it when another daemon took over. Drops the parts of incomplete
-  // answers and marks their requests to be sent again.
+  // Call it when another daemon took over. Drops incomplete answers and marks
+  // their requests to be sent again.
   void Restart();
-  // Sends the marked requests again, in the order of their ids, until `send`
-  // returns ResourceExhausted because there is no room. The next call sends the
-  // rest.
+  // Sends the marked requests in the order of their ids, until `send` returns
+  // ResourceExhausted. The next call sends the rest.
   using Send = absl::FunctionRef<absl::Status(const wire::Packet&,
                                               std::span<const int>)>;
   void SendUnsent(Send send);

@@ -17,12 +17,10 @@ namespace sluice::client {
 
 namespace {
 
-// The daemon answers an observer within milliseconds, and a person waits for
-// the result.
+// A person waits, and the daemon answers an observer within milliseconds.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 constexpr int kRepeats = 3;
 
-// A connection of an observer.
 struct Observer {
   std::unique_ptr<Connection> connection;
   wire::Message welcome;
@@ -62,8 +60,7 @@ absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
                                      const std::string& plan_id) {
   wire::Request request;
   request.mutable_query()->set_plan_id(plan_id);
-  // The daemon would end the session, without an answer, if a name were not
-  // UTF-8.
+  // A name that is not UTF-8 would end the session without an answer.
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
   SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
   SLUICE_ASSIGN_OR_RETURN(
@@ -109,8 +106,7 @@ bool DaemonListens(const std::string& socket) {
   return wire::Connect(Resolved(socket)).ok();
 }
 
-// Asks again if a daemon dies: it loses its observers, and a query may be
-// repeated.
+// Asks again if a daemon dies, because it loses its observers.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id) {
   auto status = QueryOnce(socket, plan_id);

@@ -1,8 +1,5 @@
-// Queries the daemon as an observer, which has no rank, no lease and no grant
-// pages.
-//
-// The daemon's own user sees everything, an ordinary user only what belongs to
-// it.
+// Queries the daemon as an observer, which has no rank and no lease. The
+// daemon's own user sees everything, another user only what belongs to it.
 #pragma once
 
 #include <optional>

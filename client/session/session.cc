@@ -37,8 +37,7 @@ namespace {
 
 using Kind = SessionEvent::Kind;
 
-// Waits shortly for the answer to Free, so that the next lease finds the freed
-// memory.
+// How long Free's answer is awaited, so that the next lease finds the memory.
 constexpr absl::Duration kFreeTimeout = absl::Seconds(5);
 // The wire's field has 32 bits of milliseconds.
 constexpr absl::Duration kMostLeaseWait = absl::Hours(24 * 40);
@@ -105,13 +104,12 @@ class LeasedRegion final : public Region {
     for (const LeaseId lease : leases_) {
       wire::Request request;
       request.mutable_free()->set_lease_id(lease.value());
-      // Without a daemon the lease has ended, so an error does not matter.
+      // An error does not matter: without a daemon the lease has ended.
       connection_->Call(request, {}, kFreeTimeout).status().IgnoreError();
     }
   }
 
-  // Makes the region own the lease: from here on it frees the lease, also after
-  // errors.
+  // From here on the region frees the lease, also after errors.
   void Add(LeaseId lease, std::vector<Extent> extents) {
     leases_.push_back(lease);
     std::move(extents.begin(), extents.end(), std::back_inserter(extents_));
@@ -185,13 +183,12 @@ class SessionImpl final : public Session {
                                                 Bytes size, Wait wait);
   absl::Status LeaseInto(LeasedRegion& region, device::Placement where,
                          Bytes size, absl::Duration wait);
-  // Leases pieces from all NUMA nodes, from the GPU's node first. Returns
-  // `refused` if they do not have `size` together.
+  // Leases from all NUMA nodes, the GPU's first. Returns `refused` if they do
+  // not have `size` together.
   absl::Status LeaseOfAllNodes(LeasedRegion& region, Bytes size,
                                const absl::Status& refused);
   absl::StatusOr<wire::Request> UseOfGpu();
-  // Submits the profile and waits for its plan. Submits it again if another
-  // daemon took over and has no plan.
+  // Waits for the profile's plan, also from a daemon that took over.
   absl::StatusOr<plan::NodePlan> AskForPlan(plan::RankProfile profile,
                                             absl::Duration timeout);
   void OnTakenOver(const wire::Message& message);
@@ -205,17 +202,15 @@ class SessionImpl final : public Session {
   std::shared_ptr<device::Driver> driver_;
   std::shared_ptr<void> limit_page_, use_page_;  // mapped while the gate lives
   std::unique_ptr<GrantGate> gate_;
-  // The gate as seen by the receiving thread, which may run before the gate
-  // exists.
+  // The gate for the receiving thread, which may run before the gate exists.
   std::atomic<GrantGate*> shared_gate_{nullptr};
   std::atomic<bool> gone_{false};
   EventRelay relay_;
   PlanInbox inbox_;
-  // Guards the GPU's limits, which change after Start.
-  mutable Mutex limits_mutex_;
+  mutable Mutex limits_mutex_;  // guards the GPU's limits of welcome_
   Mutex report_mutex_;
   StepTotals totals_ ABSL_GUARDED_BY(report_mutex_);
-  // How long each lease since the last report took to map.
+  // How long each lease since the last report took.
   std::vector<double> map_seconds_ ABSL_GUARDED_BY(report_mutex_);
   Mutex plan_mutex_;  // admits one Plan at a time, as the inbox holds one
   std::shared_ptr<Connection> connection_;
@@ -239,8 +234,7 @@ absl::Status SessionImpl::Start() {
   const std::vector<wire::Message>& reply = greeted.answer;
   SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
   if (welcome_.kept) connection_->SetKept();
-  // With several local ranks, another rank may need this memory, or count it
-  // too.
+  // With several local ranks, another one may need this memory or count it.
   if (options_.local_ranks == 1) {
     welcome_.limits.host_free += welcome_.borrowable;
   }
@@ -293,7 +287,7 @@ absl::Status SessionImpl::LeaseInto(LeasedRegion& region,
   lease->set_kind(gpu ? wire::Lease::GPU : wire::Lease::HOST);
   lease->set_ordinal(static_cast<uint32_t>(where.ordinal));
   lease->set_bytes(size.size());
-  // Round up, because a wait of less than a millisecond is still a wait.
+  // Rounded up: less than a millisecond is still a wait.
   lease->set_wait_ms(static_cast<uint32_t>(
       absl::ToInt64Milliseconds(absl::Ceil(most, absl::Milliseconds(1)))));
   SLUICE_ASSIGN_OR_RETURN(
@@ -316,8 +310,7 @@ absl::Status SessionImpl::LeaseInto(LeasedRegion& region,
 
 absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
                                           const absl::Status& refused) {
-  // A refusal does not state how much memory there is, so try halves, down to a
-  // few percent of the size.
+  // A refusal does not state how much there is, so halves are tried.
   const Bytes unit = welcome_.limits.granularity;
   const Bytes least = RoundUp(size / 32, unit);
   for (uint64_t i = 0; i < welcome_.numa_nodes; ++i) {
@@ -341,8 +334,7 @@ absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
   return refused;
 }
 
-// Reads how much of the session's GPU all processes use. This creates a CUDA
-// context of this process on the GPU.
+// Reads the GPU's use by all processes. Creates this process's CUDA context.
 absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
   SLUICE_ASSIGN_OR_RETURN(
       const device::MemoryUse seen,
@@ -352,15 +344,13 @@ absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
   return request;
 }
 
-// When the daemon last measured the GPU, this process had no context there, so
-// without this message a lease could take the context's memory. On sim a rank
-// holds nothing outside its lease.
+// Without this message a lease could take the memory of this process's context,
+// which the daemon has not measured yet. On sim there is no such memory.
 absl::Status SessionImpl::MeasureOutside() {
   if (IsSimulated(welcome_.limits.driver)) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const wire::Request request, UseOfGpu());
   const auto reply = connection_->Call(request);
-  // An older daemon notices the bytes without this message, half a second
-  // later.
+  // An older daemon notices the bytes by itself, half a second later.
   if (absl::IsUnimplemented(reply.status())) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(reply.status());
   const wire::Noted& noted = reply->front().packet.reply().noted();
@@ -409,7 +399,7 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
   wire::PlanTaken* out = request.mutable_plan_taken();
   out->set_plan_id(plan.value());
   out->set_taken(taken);
-  // The daemon would end a session that sends text that is not UTF-8.
+  // Text that is not UTF-8 would end the session.
   out->set_note(Printable(note.substr(0, kMaxNoteBytes)));
   return connection_->Post(request);
 }
@@ -417,26 +407,23 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
 absl::Status SessionImpl::Report(const StepReport& report) {
   StepReport numbered = report;
   numbered.totals = {};
-  // Checks the figures before they are added, because a bad one would stay in
-  // the sums of every later report.
+  // Checked before the sums, in which a bad figure would stay.
   wire::Request request;
   wire::StepReport* out = request.mutable_step_report();
   wire::ToWire(numbered, out);
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
-  // Held until the report is sent, so that the sums grow from one report to the
-  // next.
+  // Held until the report is sent, so that reports are in the sums' order.
   const MutexLock lock(report_mutex_);
   numbered.totals = Plus(totals_, report);
   wire::ToWire(numbered, out);
   out->mutable_map_seconds()->Add(map_seconds_.begin(), map_seconds_.end());
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
   totals_ = numbered.totals;
-  // Does not wait for the daemon's answer: no step waits for the daemon.
+  // Posted, because no step waits for the daemon.
   const absl::Status sent = connection_->Post(request);
   if (sent.ok()) map_seconds_.clear();
-  // After the first step, communicators and other objects of first use exist.
-  // Without this message the daemon would see their bytes, but not which
-  // process holds them.
+  // The first step made communicators and the like. The daemon sees their bytes
+  // by itself, but not which process holds them.
   if (totals_.reports == 1 && !IsSimulated(welcome_.limits.driver)) {
     const auto use = UseOfGpu();
     if (use.ok()) connection_->Post(*use).IgnoreError();
@@ -476,8 +463,7 @@ void SessionImpl::OnWireEvent(wire::Message message) {
   }
 }
 
-// Offers the changed plan to the rank. If the plan is unreadable or the rank
-// takes no changes, refuses it here, because the daemon waits for an answer.
+// Offers the plan to the rank, or refuses it here: the daemon awaits an answer.
 void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   if (shared_gate_ == nullptr) return;  // Start has not returned: no plan yet
   auto plan = ReadPlan(message.fds[0]);
@@ -492,9 +478,8 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
 }
 
-// Handles the plan that the new daemon states. If the profile has no reply, it
-// is sent again and the stated plan belongs to an earlier profile, so it is
-// ignored.
+// A profile without a reply is sent again; the plan that the new daemon states
+// then belongs to an earlier profile and is ignored.
 void SessionImpl::OnTakenOver(const wire::Message& message) {
   const wire::TakenOver& told = message.packet.event().taken_over();
   if (shared_gate_ == nullptr) return;  // as in OnChanged
@@ -527,8 +512,7 @@ std::string DefaultSocket() {
 
 namespace {
 
-// Finds the daemon's GPU with the UUID of `options`, or with its number if no
-// UUID is set, and sets both.
+// Finds the daemon's GPU by UUID, or by number if no UUID is set; sets both.
 absl::Status FindGpu(SessionOptions& options) {
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(options.socket));
   const std::string uuid = options.gpu_uuid;
@@ -549,7 +533,7 @@ absl::Status FindGpu(SessionOptions& options) {
       uuid, gpus.size(), options.socket, has));
 }
 
-// Returns whether NVIDIA's driver shows which device node belongs to which GPU.
+// Whether NVIDIA's driver shows which device node belongs to which GPU.
 bool DriverTellsNodes() {
   return access("/proc/driver/nvidia/gpus", R_OK) == 0;
 }

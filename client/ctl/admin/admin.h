@@ -6,7 +6,6 @@
 // daemon and is sent again. Undrain, ForgetLinks and Evict are not sent twice:
 // if the daemon dies after they were sent, they return Unavailable, and their
 // outcome is unknown.
-//
 // Thread safety: safe.
 #pragma once
 

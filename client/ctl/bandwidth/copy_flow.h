@@ -1,6 +1,5 @@
 // Measures how fast one GPU copies in one direction. It repeats a copy and
 // keeps several copies in flight. Other flows may run at the same time.
-//
 // Thread safety: one owner.
 #pragma once
 

@@ -3,7 +3,6 @@
 //
 // A link above several links is measured by all GPUs below it at once. It is a
 // limit if it carries less than the sum of the links below.
-//
 // Thread safety: pure functions.
 #pragma once
 

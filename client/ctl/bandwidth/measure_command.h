@@ -1,7 +1,6 @@
 // `sluicectl bandwidth measure`: measures copies between each GPU and host
 // memory, alone and together, and writes the links section of the daemon's
 // configuration from the results.
-//
 // Thread safety: one call at a time; it handles SIGINT, SIGTERM and SIGHUP
 // while it runs.
 #pragma once

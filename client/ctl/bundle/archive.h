@@ -1,5 +1,4 @@
 // Packs text files into one archive.
-//
 // Thread safety: safe.
 #pragma once
 

@@ -2,7 +2,6 @@
 //
 // Sluice has no secrets, but people write theirs into comments of a
 // configuration, and programs write theirs into a journal.
-//
 // Thread safety: pure functions.
 #pragma once
 

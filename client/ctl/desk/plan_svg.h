@@ -1,6 +1,5 @@
 // Draws a memory plan: the x axis is time, the y axis is the address, and each
 // buffer is a rectangle.
-//
 // Thread safety: pure functions.
 #pragma once
 

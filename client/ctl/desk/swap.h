@@ -1,6 +1,5 @@
 // `sluicectl plan swap`: reads a node that people wrote in JSON, and formats
 // its plan.
-//
 // Thread safety: pure functions.
 #pragma once
 

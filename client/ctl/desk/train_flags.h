@@ -1,5 +1,4 @@
 // The flags of `sluicectl plan train`, and their conversion to a request.
-//
 // Thread safety: pure functions, except that they read the files named by
 // flags.
 #pragma once

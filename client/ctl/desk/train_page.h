@@ -2,7 +2,6 @@
 // one layer's timeline, MFU over length. The template train_page.html draws the
 // JSON that is inserted into it. The page is one file without network access,
 // light and dark.
-//
 // Thread safety: pure functions.
 #pragma once
 

@@ -1,5 +1,4 @@
 // Finds problems and the command that solves each, and formats both.
-//
 // Thread safety: pure functions.
 #pragma once
 

@@ -1,6 +1,5 @@
 // The facts that the doctor's checks examine, as plain data. read_facts.h reads
 // them from this machine; tests invent them.
-//
 // Thread safety: values.
 #pragma once
 

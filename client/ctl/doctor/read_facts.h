@@ -1,6 +1,5 @@
 // Reads facts from this machine and its daemon. The rest of the doctor has pure
 // functions.
-//
 // Thread safety: one call at a time.
 #pragma once
 

@@ -1,6 +1,5 @@
 // Extracts facts from the output of the kernel, systemd, nvidia-smi and
 // sluiced.
-//
 // Thread safety: pure functions.
 #pragma once
 

@@ -1,5 +1,4 @@
 // Formats the speed that the daemon uses for each link, and the speed's source.
-//
 // Thread safety: pure functions.
 #pragma once
 

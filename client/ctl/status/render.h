@@ -1,5 +1,4 @@
 // Formats the daemon's snapshot and plans as text for people.
-//
 // Thread safety: pure functions.
 #pragma once
 

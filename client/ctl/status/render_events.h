@@ -1,5 +1,4 @@
 // Formats the daemon's events, one per line.
-//
 // Thread safety: pure functions.
 #pragma once
 

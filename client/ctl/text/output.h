@@ -1,5 +1,4 @@
 // Reports errors, and writes output files so that they are complete or absent.
-//
 // Thread safety: pure functions, except for the files they write.
 #pragma once
 

@@ -1,6 +1,5 @@
 // Formats text tables, with columns as wide as their widest cell and two blanks
 // between, and lines that fit a terminal.
-//
 // Thread safety: one owner.
 #pragma once
 

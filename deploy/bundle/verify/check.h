@@ -1,6 +1,5 @@
 // A check of the kit, the facts that it receives, and the table of all checks.
 // Each check runs in its own process.
-//
 // Thread safety: a check is the only code in its process.
 #pragma once
 

@@ -1,6 +1,5 @@
 // Runs a check in its own process, so that a crash, a hang or a kill fails only
 // that check.
-//
 // Thread safety: one check at a time.
 #pragma once
 

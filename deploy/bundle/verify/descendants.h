@@ -1,6 +1,5 @@
 // Finds and ends all descendants of this process, including those that have
 // left its process group (a daemon under a keeper has its own group).
-//
 // Thread safety: safe.
 #pragma once
 

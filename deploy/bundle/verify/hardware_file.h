@@ -1,6 +1,5 @@
 // Writes the measurements of a node as the hardware file that the planner reads
 // (planner/train/hardware.h, `sluicectl plan train --hardware FILE`).
-//
 // Thread safety: pure functions.
 #pragma once
 

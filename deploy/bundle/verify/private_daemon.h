@@ -1,6 +1,5 @@
 // Runs the kit's own sluiced under its keeper, in a new temporary folder,
 // reachable only by this user.
-//
 // Thread safety: one owner.
 #pragma once
 

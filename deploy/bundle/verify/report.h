@@ -1,6 +1,5 @@
 // Collects the results of a run and writes them as JSON and as the archive that
 // the user sends back.
-//
 // Thread safety: one owner.
 #pragma once
 

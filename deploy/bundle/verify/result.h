@@ -1,5 +1,4 @@
 // The result of a check: one row of the report.
-//
 // Thread safety: values.
 #pragma once
 

@@ -1,6 +1,5 @@
 // A rank that leases memory of a PrivateDaemon and fills it. It runs in its own
 // process, so that it can be killed.
-//
 // Thread safety: one owner.
 #pragma once
 

@@ -1,6 +1,5 @@
 // Probes break each rule that the fake driver assumes (tests/fake_cuda/rules.h)
 // once, to learn what this machine's driver answers.
-//
 // Thread safety: a probe must be the only code in its process, which it may
 // crash.
 #pragma once
