@@ -35,7 +35,6 @@ namespace {
 using nlohmann::json;
 using Renderer = absl::StatusOr<std::string> (*)(const std::string&);
 
-// Prints the answer or the error, and returns the exit status.
 int Print(const absl::StatusOr<std::string>& text) {
   if (text.ok()) {
     std::fputs(text->c_str(), stdout);
@@ -63,9 +62,8 @@ absl::StatusOr<std::string> SnapshotJson(const Flags& flags) {
   return std::move(status.json);
 }
 
-// Prints a note if this user may use admin.sock but did not pass --admin,
-// because more would be shown with it. The daemon's own user sees everything
-// without --admin, unless that user is root.
+// Prints a note if --admin would show this user more. The daemon's own user
+// sees everything without it, unless that user is root.
 void NoteWhatIsHidden(const Flags& flags) {
   const std::string admin = AdminSocket(flags);
   struct stat info;
@@ -80,7 +78,7 @@ void NoteWhatIsHidden(const Flags& flags) {
       stderr);
 }
 
-// Formats the snapshot by `render`, or with --json its parts `keys`.
+// Formats the snapshot, or with --json its parts `keys`.
 absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
                                      const std::vector<std::string>& keys) {
   SLUICE_ASSIGN_OR_RETURN(const std::string json, SnapshotJson(flags));
@@ -194,8 +192,8 @@ absl::StatusOr<std::string> DoReserve(const Flags& flags) {
       flags.user);
 }
 
-// Lists processes without a session that still have memory, one per line. Waits
-// up to a second for the memory of ended processes to be returned.
+// Lists processes without a session that still have memory, after at most a
+// second in which the memory of ended processes returns.
 std::string StillHeld(const Flags& flags) {
   constexpr absl::Duration kPause = absl::Milliseconds(100);
   for (int i = 0; i < 10; ++i) {

@@ -1,8 +1,6 @@
 // The commands of sluicectl. They print to stdout, or one `error:` line to
-// stderr, and return the exit status.
-//
-// Exit status: 0 done; 2 a mistake of the caller (no such socket, plan, user,
-// size); 1 any other failure.
+// stderr, and return the exit status: 0 done; 2 a mistake of the caller (no
+// such socket, plan, user, size); 1 any other failure.
 #pragma once
 
 #include <cstdint>

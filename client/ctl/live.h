@@ -19,8 +19,8 @@ struct Screen {
   absl::Duration interval;
   std::function<absl::StatusOr<std::string>(const std::string&)> draw;
 };
-// Draws the answers. If a daemon disappears, the last line states it and the
-// query is repeated. Returns an error only if the first query failed.
+// Draws the answers, and states if a daemon has disappeared. Returns an error
+// only if the first query failed.
 absl::Status Draw(const Ask& ask, const Screen& screen);
 
 struct Following {

@@ -1,5 +1,4 @@
-// sluicectl: queries and administers the node's daemon. This file only reads
-// flags.
+// sluicectl: queries and administers the node's daemon. Flags only.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -150,7 +149,7 @@ constexpr const char* kEvictExamples = R"(Examples:
   sluicectl evict tune --reason "the node is drained"
   sluicectl evict tune --user alice --kill)";
 
-// The commands of `plan` that need no daemon, one line each.
+// The commands of `plan` that need no daemon.
 const std::vector<AddDeskCommand> kDeskCommands = {
     AddPlanMemory,
     AddPlanSwap,
@@ -219,8 +218,7 @@ class CommandLine {
 
   void Choose(CLI::App* command, Runner run) {
     command->fallthrough();
-    // The callback of the parent command runs last and must not override the
-    // subcommand's choice.
+    // The parent command's callback runs last.
     command->callback([this, run = std::move(run)] {
       if (!chosen_) chosen_ = run;
     });

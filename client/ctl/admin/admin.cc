@@ -21,8 +21,7 @@ namespace {
 constexpr std::chrono::seconds kDeadline{5};
 constexpr std::chrono::milliseconds kPause{20};
 
-// Reports a missing socket clearly; gRPC would report "failed to connect to all
-// addresses".
+// gRPC would report "failed to connect to all addresses".
 absl::Status CheckSocket(const std::string& path) {
   if (access(path.c_str(), R_OK | W_OK) == 0) return absl::OkStatus();
   if (errno == EACCES) {
@@ -37,11 +36,9 @@ absl::Status CheckSocket(const std::string& path) {
                   path));
 }
 
-// gRPC's message when all threads of the server are busy. The call was then not
-// executed.
+// gRPC's message when all threads of the server are busy; nothing was executed.
 constexpr const char* kServerIsBusy = "Server Threadpool Exhausted";
 
-// Whether making a call twice has the same effect as making it once.
 enum class Repeat { kHarmless, kNot };
 
 grpc::ChannelArguments QuickReconnects() {
@@ -52,7 +49,7 @@ grpc::ChannelArguments QuickReconnects() {
   return arguments;
 }
 
-// Converts gRPC's status; gRPC and Abseil use the same numbers for their codes.
+// gRPC and Abseil use the same numbers for their codes.
 absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
   if (status.ok()) return absl::OkStatus();
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
@@ -64,9 +61,9 @@ absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
                       status.error_message());
 }
 
-// Makes one call, even across daemons: if a daemon dies, a call that was not
-// sent waits for the next one, and a call that was sent is sent again if it may
-// be repeated. A call that the daemon had no free thread for is sent again.
+// Makes one call, even across daemons. If a daemon dies, a call that was not
+// sent waits for the next one; a call that was sent is sent again if that is
+// harmless.
 template <typename Request, typename Reply>
 absl::Status Call(const std::string& path, Repeat repeat,
                   grpc::Status (admin::Admin::Stub::*method)(
@@ -99,8 +96,7 @@ absl::Status Call(const std::string& path, Repeat repeat,
   }
 }
 
-// Returns this user's name, and under sudo also the name of the user that
-// called sudo.
+// Returns this user's name, and under sudo also that of sudo's caller.
 std::string OwnName() {
   const passwd* entry = getpwuid(getuid());
   const std::string name =
@@ -172,8 +168,7 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
 
 absl::Status Undrain(const std::string& admin_socket) {
   admin::UndrainReply reply;
-  // Not repeated: a second call would be refused, because the node is no longer
-  // drained.
+  // Not repeated: the second call would be refused, as the node is not drained.
   return Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::Undrain,
               admin::UndrainRequest(), reply);
 }
@@ -198,8 +193,7 @@ absl::StatusOr<bool> KeepLinks(
 
 absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket) {
   admin::ForgetLinksReply reply;
-  // Not repeated: a second call would be refused, because no speeds are stored
-  // any more.
+  // Not repeated: the second call would be refused, as no speeds are stored.
   SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
                               &admin::Admin::Stub::ForgetLinks,
                               admin::ForgetLinksRequest(), reply));

@@ -1,12 +1,10 @@
 // The administrators' calls: gRPC over the daemon's admin.sock.
 //
-// A user that may open the socket is an administrator; others get
-// PermissionDenied. NotFound: no such socket. DeadlineExceeded: the daemon did
-// not answer within 5 s. If a daemon dies, a call waits up to 5 s for the next
-// daemon and is sent again. Undrain, ForgetLinks and Evict are not sent twice:
-// if the daemon dies after they were sent, they return Unavailable, and their
-// outcome is unknown.
-// Thread safety: safe.
+// PermissionDenied: this user may not open the socket. NotFound: no such
+// socket. DeadlineExceeded: no answer within 5 s. If a daemon dies, a call
+// waits up to 5 s for the next daemon and is sent again. Undrain, ForgetLinks
+// and Evict are not sent twice: they return Unavailable, and their outcome is
+// unknown. Thread safety: safe.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +20,7 @@ namespace sluice::ctl {
 // Returns the path of admin.sock in the session socket's folder.
 std::string AdminSocketOf(const std::string& session_socket);
 
-// The owner of a budget: a user (in one cgroup, or in all if empty), or a job
-// label.
+// A user (in one cgroup, or in all if empty), or a job label.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
   std::string cgroup;
@@ -39,14 +36,13 @@ struct BudgetLimits {
 // Returns the snapshot of all users as JSON.
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket);
 
-// Sets limits and returns the new ones. The daemon records this process's user
-// as the one that set them.
+// Sets limits, under this process's user name, and returns the new ones.
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits);
 
-// Memory of one pool that is reserved for a user (in one cgroup, or in all if
-// empty). Bytes(0) ends the reservation.
+// Memory of one pool for a user (in one cgroup, or in all if empty). Bytes(0)
+// ends the reservation.
 struct Reservation {
   uint32_t uid = 0;
   std::string cgroup;

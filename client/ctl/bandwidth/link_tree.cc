@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 // A link is a limit if it carries less than this part of what the links below
-// it carry together, or, for both directions, of its two single directions.
+// carry, or, for both directions, of its two single directions.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {
@@ -224,8 +224,7 @@ std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node) {
 
 std::string ConfigurationOf(const MeasurableNode& node) {
   const LimitFinder limits(node);
-  // The configuration of a simulated node defines its links, so all are
-  // printed.
+  // The configuration of a simulated node defines its links.
   const bool sim = IsSimulated(node.driver);
   std::string links;
   for (size_t i = 0; i < node.links.size(); ++i) {

@@ -28,33 +28,27 @@ namespace {
 
 using device::CopyDirection;
 
-// The copy size: large enough to hide a copy's fixed cost, and small enough
-// that slow links complete several.
+// Hides a copy's fixed cost, and slow links still complete several.
 constexpr Bytes kMostCopy = MiB(4);
 constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
 
-// Measures how fast several GPUs copy at the same time. It copies as an
-// ordinary rank does, in leased memory and through the device seam, but does
-// not wait for grants.
+// Measures how fast several GPUs copy at the same time. Copies as a rank does,
+// in leased memory, but waits for no grants.
 class CopyMeter {
  public:
   struct Options {
     std::string socket;
     std::vector<int64_t> gpu_free;  // free bytes of each GPU
-    // The time over which each number is averaged.
     absl::Duration window = absl::Seconds(1);
   };
 
-  // Attaches one rank per GPU. Each leases a little memory of its GPU and of
-  // the host near it until the meter is destroyed. Errors are those of
-  // Session::Open and of leases; they name the GPU.
+  // Attaches one rank per GPU, each with a little memory of its GPU and of the
+  // host near it. Errors name the GPU.
   static absl::StatusOr<std::unique_ptr<CopyMeter>> Open(Options options);
 
-  // Makes all `gpus` copy as fast as they can, and returns the sums of their
-  // speeds.
+  // Returns the sums of the speeds of all `gpus`, which copy at once.
   absl::StatusOr<MeasuredSpeeds> Measure(const std::vector<size_t>& gpus);
 
-  // Returns the job name of the meter's ranks, which is unique to this process.
   static std::string Job();
 
  private:
@@ -149,8 +143,7 @@ absl::StatusOr<CopyMeter::Rates> CopyMeter::CopyAtOnce(
   return rates;
 }
 
-// Reports progress on stderr. On a terminal it overwrites one line; elsewhere
-// it prints a line per link.
+// On a terminal one line that is overwritten; elsewhere a line per link.
 class Progress {
  public:
   ~Progress() {
@@ -207,7 +200,7 @@ absl::Status MeasureLinks(const MeasureOptions& options, MeasurableNode& node) {
   return absl::OkStatus();
 }
 
-// Waits until the daemon has noticed that the meter's ranks disconnected.
+// Waits until the daemon has noticed that the meter's ranks are gone.
 absl::Status WaitUntilLeft(const std::string& admin_socket) {
   const MonotonicClock clock;
   const absl::Time give_up = clock.Now() + absl::Seconds(5);
@@ -220,8 +213,7 @@ absl::Status WaitUntilLeft(const std::string& admin_socket) {
   return absl::OkStatus();
 }
 
-// Stores the measured speeds in the daemon. Returns whether the daemon uses
-// them already; if not, it will once no rank is attached.
+// Returns whether the daemon uses the speeds already.
 absl::StatusOr<bool> Keep(const MeasureOptions& options,
                           const MeasurableNode& node) {
   std::map<std::string, MeasuredLink> links;

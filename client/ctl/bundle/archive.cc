@@ -8,8 +8,8 @@
 namespace sluice::ctl {
 namespace {
 
-// Returns a member of a tar archive in POSIX's ustar format: a header of 512
-// bytes, and the text in blocks of 512 bytes.
+// A member in POSIX's ustar format: a header and the text, in blocks of 512
+// bytes.
 std::string TarMember(const std::string& folder, const std::string& name,
                       const std::string& text) {
   std::string header(512, '\0');

@@ -34,13 +34,12 @@ constexpr char kUnitsConfig[] = "/etc/sluice/sluiced.toml";
 constexpr timeval kPatience = {5, 0};
 constexpr size_t kMaxReplyBytes = size_t{64} << 20;
 
-// The snapshot of all users if this user may read it, else the user's own.
 struct StatusSnapshot {
   TextOr json;
   std::string what = "what the daemon knows";
 };
-// Asks the daemon for its snapshot, unless it did not answer the doctor either
-// (`reached`).
+// Asks for all users' snapshot, else this user's own. Does not ask a daemon
+// that did not answer the doctor (`reached`).
 StatusSnapshot AskDaemon(const SocketPaths& sockets,
                          const absl::Status& reached) {
   if (!reached.ok()) return {reached};
@@ -109,17 +108,14 @@ TextOr HttpGet(const std::string& socket, const std::string& path) {
   return answer.substr(body + 4);
 }
 
-// Returns a path by which this process can open the file that process `pid`
-// means by `path`. A relative path goes through that process's working folder.
-// A user that may not trace the process cannot resolve it; the file then counts
-// as unreadable.
+// Returns a path to the file that process `pid` means by `path`. A user that
+// may not trace the process cannot open it.
 std::string SeenBy(int64_t pid, const std::string& path) {
   if (path.starts_with('/')) return path;
   return fmt::format("/proc/{}/cwd/{}", pid, path);
 }
 
-// Returns the configuration's path from the daemon's command line, which every
-// user may see.
+// By the daemon's command line, which every user may see.
 TextOr ConfigPath(const Facts& facts) {
   if (facts.process.pid) {
     const StartedWith with = ReadStartedWith(facts.process.command);
@@ -191,8 +187,6 @@ TextOr Journal(const Facts& facts, int64_t lines) {
   return text;
 }
 
-// Removes secrets from the item's text, and adds the number of removed secrets
-// to its description.
 Item Cleaned(Item item) {
   if (!item.text.ok()) return item;
   WithoutSecrets clean = RemoveSecrets(*item.text);

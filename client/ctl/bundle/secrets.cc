@@ -29,9 +29,8 @@ const std::array<Rule, 3>& Rules() {
       {Pattern(R"((://)[^\s/@"']+@)"), "$1(removed)@"},
       {Pattern(R"(\b(bearer|basic)\s+[-\w.~+/=]{8,})"), "$1 (removed)"},
       // key = "value", "key": "value", --key=value, KEY=value, but not counts
-      // of tokens. The pattern does not match the letters before the key word:
-      // a pattern that begins with "any letters" takes time quadratic in the
-      // line's length.
+      // of tokens. Not the letters before the key word: a pattern that begins
+      // with any letters takes time quadratic in the line's length.
       {Pattern(R"re(((?:passw|passphrase|secret|token(?!s\b)|credential|)re"
                R"re(api_?key|private_?key|auth(?:orization)?(?![a-z])))re"
                R"re([-\w]*["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,;}]+))re"),

@@ -1,7 +1,5 @@
-// Removes secrets from text that is sent to others.
-//
-// Sluice has no secrets, but people write theirs into comments of a
-// configuration, and programs write theirs into a journal.
+// Removes secrets from text that is sent to others. Sluice has none, but people
+// write theirs into a configuration's comments, and programs into a journal.
 // Thread safety: pure functions.
 #pragma once
 

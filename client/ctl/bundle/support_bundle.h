@@ -27,8 +27,7 @@ struct BundleOptions {
   bool json = false;
 };
 
-// Formats contents.txt of a bundle: what the bundle contains, what is missing,
-// and why.
+// Formats contents.txt: what the bundle contains, what is missing, and why.
 std::string RenderContents(const std::vector<Item>& items);
 
 // Formats one line: {"file", "bytes", "contents": [{"name", "what"}],

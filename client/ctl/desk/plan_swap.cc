@@ -1,5 +1,4 @@
-// sluicectl plan swap: what each rank of a node keeps on the GPU, swaps and
-// recomputes.
+// sluicectl plan swap: what each rank of a node keeps, swaps and recomputes.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -128,8 +127,7 @@ SwapProblem::Rank ReadRank(FieldReader in) {
   });
   rank.gpu_budget_bytes = ReadAmount(in, "gpu_budget_bytes");
   rank.host_fixed_bytes = OptionalAmount(in, "host_fixed_bytes");
-  // If a rank has one unnamed kind of layers, that kind's fields are among the
-  // rank's fields.
+  // The fields of a single, unnamed kind are among the rank's.
   if (!in.Has("kinds")) {
     rank.kinds = {ReadKind(in)};
     ReadTensors(in, 0, &rank);

@@ -1,5 +1,4 @@
-// sluicectl plan train: estimates whether a training run fits, how fast it is,
-// with which settings, and its longest sequence.
+// sluicectl plan train: does a run fit, how fast, and its longest sequence.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -50,11 +49,9 @@ absl::StatusOr<MethodAnswer> AnswerMethod(const Request& request,
   return answer;
 }
 
-// Returns the answers in the order of kMethods. A step with the longest
-// sequence takes at most `max_step_s`. The given settings apply to the
-// requested method; settings of other methods are searched. A method that
-// cannot use these GPUs is left out; if it is the requested one, this is an
-// error.
+// Returns the answers in the order of kMethods. The given settings are for the
+// requested method; those of others are searched. A method that cannot use
+// these GPUs is left out; if it is the requested one, this is an error.
 absl::StatusOr<std::vector<MethodAnswer>> AnswerEveryMethod(
     const Request& asked, const GivenSettings& given, double max_step_s) {
   std::vector<MethodAnswer> methods;
@@ -92,8 +89,7 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   }
   SLUICE_ASSIGN_OR_RETURN(answer.remedies,
                           planner::train::FindRemedies(answer.request, given));
-  // An explicit --batch or --accumulate would contradict another
-  // --global-batch.
+  // --batch or --accumulate would contradict another --global-batch.
   const std::vector<std::string> batch = flags.batch_flags();
   for (auto& remedy : answer.remedies) {
     if (remedy.flag == "--global-batch") remedy.without = batch;
@@ -105,8 +101,7 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   return answer;
 }
 
-// Returns the MFU of a method at lengths up to its longest sequence; no points
-// if none fits.
+// Lengths up to the longest sequence; no points if none fits.
 absl::StatusOr<MfuCurve> CurveOf(Request request, const GivenSettings& given) {
   MfuCurve curve;
   curve.method = planner::train::MethodName(request.method);

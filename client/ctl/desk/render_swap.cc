@@ -22,8 +22,7 @@ using planner::SwapObjective;
 using RowKind = CapacityRow::Kind;
 using Json = nlohmann::ordered_json;
 
-// Returns whether `row` is the capacity of a link. Other rows are memory or
-// limits.
+// Other rows are memory or limits.
 bool IsLink(const CapacityRow& row) {
   return row.kind != RowKind::kHost && row.kind != RowKind::kLimit &&
          row.kind != RowKind::kGpu;
@@ -41,8 +40,8 @@ std::string SharePercent(double part) {
   return fmt::format("{:.1f} %", 100 * part);
 }
 
-// Formats "KKKKKSSSSSSSSSSrrrrr": 20 characters for the kept, swapped and
-// recomputed fractions, and at least one for any fraction above 0.
+// Formats "KKKKKSSSSSSSSSSrrrrr" for the kept, swapped and recomputed
+// fractions, at least one character for any above 0.
 std::string FractionBar(const TokenFractions& f) {
   constexpr int kWide = 20;
   const std::pair<double, char> parts[] = {
@@ -93,7 +92,7 @@ bool Alike(const NodeSwapProblem& problem, const NodeSwapResult& result,
   return true;
 }
 
-// Formats one table for all ranks with equal fractions.
+// One table for all ranks with equal fractions.
 std::string Fractions(const NodeSwapProblem& problem,
                       const NodeSwapResult& result) {
   std::string text;
@@ -154,8 +153,7 @@ std::string Use(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   return "\n" + table.Text();
 }
 
-// Formats a decrease as `shown`. A decrease within the LP's rounding error
-// counts as none.
+// A decrease within the LP's rounding error counts as none.
 std::string Less(double fall, double of, std::string shown) {
   if (std::fabs(fall) <= 1e-9 * of) return "-";
   return (fall > 0 ? "-" : "+") + shown;
@@ -225,8 +223,8 @@ std::string Infeasible(const NodeSwapProblem& problem,
       sum, ExcessText(problem, result));
 }
 
-// Formats by how much overloaded links lengthen the step; empty if all copies
-// hide. An overloaded link does not make the plan infeasible.
+// Empty if all copies hide. An overloaded link does not make the plan
+// infeasible.
 std::string Overload(const NodeSwapProblem& problem,
                      const NodeSwapResult& result) {
   if (result.in_time) return "";
@@ -272,8 +270,7 @@ Json RanksJson(const NodeSwapProblem& problem, const NodeSwapResult& result) {
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
       const NodeSwapProblem::Kind& kind = rank.kinds[rank.tensors[t].kind];
       const int64_t moving = kind.layers - kind.resident_layers;
-      // If all layers of a kind stay on the GPU, they swap nothing, whatever
-      // the kind's fractions are.
+      // Layers that all stay on the GPU swap nothing.
       const plan::TokenFractions f = moving > 0
                                          ? result.ranks[r].tensors[t]
                                          : plan::TokenFractions{.keep = 1};

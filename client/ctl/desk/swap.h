@@ -18,7 +18,6 @@ absl::StatusOr<planner::NodeSwapProblem> ReadSwapProblem(std::string_view json);
 std::string RenderSwap(const planner::NodeSwapProblem& problem,
                        const planner::NodeSwapResult& result,
                        planner::SwapPolicy policy);
-// Formats one JSON object on one line.
 std::string SwapJson(const planner::NodeSwapProblem& problem,
                      const planner::NodeSwapResult& result,
                      planner::SwapPolicy policy);

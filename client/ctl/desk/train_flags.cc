@@ -19,7 +19,6 @@ namespace {
 
 using planner::train::ModelShape;
 
-// Returns whether `name` means a file: it exists or has a slash or the ending.
 // Any other word is the name of a preset.
 bool IsFile(const std::string& name, const char* ending) {
   std::error_code error;
@@ -48,7 +47,6 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
   return text;
 }
 
-// Makes a shape from --layers, --hidden and so on; the defaults are GPT's.
 absl::StatusOr<ModelShape> ShapeOfFlags(const TrainFlags& flags) {
   if (flags.arch != "" && flags.arch != "gpt" && flags.arch != "llama") {
     return absl::InvalidArgumentError(fmt::format(

@@ -1,6 +1,5 @@
 // The flags of `sluicectl plan train`, and their conversion to a request.
-// Thread safety: pure functions, except that they read the files named by
-// flags.
+// Thread safety: pure functions, except that they read files.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -29,7 +28,7 @@ struct TrainFlags {
   planner::train::GivenSettings given;
   std::string alpha = "auto";
   std::string recompute;  // empty: the fastest that fits
-  // Sequences per step: either their total, or the batch and its accumulation.
+  // Sequences per step: their total, or the batch and its accumulation.
   std::optional<int64_t> global_batch, batch, accumulate;
   // Returns those of "--batch" and "--accumulate" that were given.
   std::vector<std::string> batch_flags() const;
@@ -41,11 +40,10 @@ struct TrainFlags {
   std::string html;
 };
 
-// Adds all flags to `app`, which parses them into `flags`.
 void AddTrainFlags(CLI::App& app, TrainFlags& flags);
 
-// Makes the request. An error names the flag, its value and the allowed values.
-// seq_len is 0 if the user asks only for the longest sequence.
+// An error names the flag, its value and the allowed values. seq_len is 0 if
+// the user asks only for the longest sequence.
 absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags);
 absl::StatusOr<planner::train::GivenSettings> TrainSettings(
     const TrainFlags& flags);

@@ -1,7 +1,5 @@
-// Makes the page of `sluicectl plan train --html`: memory by class, the step,
-// one layer's timeline, MFU over length. The template train_page.html draws the
-// JSON that is inserted into it. The page is one file without network access,
-// light and dark.
+// Makes the page of `sluicectl plan train --html`, one file without network
+// access: train_page.html, which draws the JSON that is inserted into it.
 // Thread safety: pure functions.
 #pragma once
 
@@ -17,8 +15,7 @@ namespace sluice::ctl {
 // The text of train_page.html, with @DATA@ where the JSON belongs.
 extern const char* const kTrainPage;
 
-// A method's MFU with its best settings, at growing lengths up to its longest
-// sequence.
+// A method's MFU with its best settings, at growing lengths.
 struct MfuCurve {
   std::string method;
   bool chosen = false;     // the requested method, with the given settings

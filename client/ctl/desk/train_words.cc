@@ -28,8 +28,7 @@ Json OrNull(bool there, const auto& value) {
 
 std::string Sized(double bytes) { return Size(int64_t(bytes)); }
 
-// Returns whether alpha applies: the method must have an alpha, and sluice has
-// one only with the trainer's engine.
+// Whether alpha applies; sluice has one only with the trainer's engine.
 bool Swapped(Method method, const Settings& settings) {
   return planner::train::TraitsOf(method).alpha &&
          settings.engine == Engine::kTrainer;
@@ -421,8 +420,6 @@ Json TrainObject(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
   const auto evidence = planner::train::EvidenceOf(answer.request);
   const bool memory = HasMemory(estimate);
-  // Speeds are null if the request does not fit. Memory is null if the GPUs
-  // cannot be divided as requested.
   Json json = {
       {"fits", estimate.fits},
       {"reason", ReasonName(estimate.reason)},

@@ -32,14 +32,13 @@ struct TrainAnswer {
   std::vector<MethodAnswer> methods;
 };
 
-// Named parts of a sum: of the step's seconds or of the GPU's bytes. Parts that
-// are 0 are included.
+// Named parts of the step's seconds or of the GPU's bytes, also those that are
+// 0.
 using NamedParts = std::vector<std::pair<const char*, double>>;
 NamedParts StepParts(const planner::train::Breakdown& breakdown);
 NamedParts MemoryParts(const planner::train::GpuMemory& memory);
 
-// Formats "TP 4, CP 2, ZeRO 1, alpha 0.5": the settings that differ from 1, and
-// the number of idle GPUs.
+// Formats "TP 4, CP 2, ZeRO 1, alpha 0.5", without degrees of 1.
 std::string SettingsText(const planner::train::Request& request,
                          const planner::train::Settings& settings);
 nlohmann::ordered_json SettingsJson(const planner::train::Request& request,
@@ -49,15 +48,13 @@ std::string ReasonText(const TrainAnswer& answer);
 // Formats "not validated: no published table has sluice on h100-80g".
 std::string SpeedEvidence(const planner::train::Request& request);
 std::string MemoryEvidence(const planner::train::Request& request);
-// Returns whether the estimate has memory, which it lacks if the GPUs cannot be
-// divided as requested.
+// False if the GPUs cannot be divided as requested.
 bool HasMemory(const planner::train::Estimate& estimate);
-// Returns one sentence for each fact that people should know besides the
-// figures.
+// Returns one sentence for each fact besides the figures.
 std::vector<std::string> NotesOf(const TrainAnswer& answer);
 
 std::string TrainWords(const TrainAnswer& answer);
-// Returns the object that --json prints.
+// The object of --json: speeds are null if the request does not fit.
 nlohmann::ordered_json TrainObject(const TrainAnswer& answer);
 
 }  // namespace sluice::ctl

@@ -18,9 +18,9 @@ struct Finding {
   std::string fix;   // a command that solves it; may be empty
 };
 
-// Runs all checks. Returns one finding per check, always in the same order.
+// Returns one finding per check, always in the same order.
 std::vector<Finding> Examine(const Facts& facts);
-// Runs only the machine's checks, which need no daemon.
+// Only the machine's checks, which need no daemon.
 std::vector<Finding> ExamineMachine(const Facts& facts);
 
 // Parses "0-2,5" to {0, 1, 2, 5}; returns an empty list for any other text.

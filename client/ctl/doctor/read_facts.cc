@@ -27,7 +27,6 @@ namespace {
 
 constexpr char kUnitsPolicy[] = "/var/lib/sluice";
 
-// Returns the program's output, or "" if the program does not exist or failed.
 std::string ToldBy(const std::vector<std::string>& words) {
   return OutputOf(words).value_or("");
 }
@@ -66,8 +65,7 @@ std::string ProgramsFolder() {
   return folder == "/usr/bin/" || folder == "/usr/local/bin/" ? "" : folder;
 }
 
-// Returns whether the group database lists `user` in `group`. This process may
-// not have that group yet.
+// By the group database; this process may not have that group yet.
 bool Joins(const std::string& user, const std::string& group) {
   const ::group* const entry = getgrnam(group.c_str());
   if (entry == nullptr) return false;
@@ -77,8 +75,7 @@ bool Joins(const std::string& user, const std::string& group) {
   return false;
 }
 
-// Reads the snapshot of all users if this user is an administrator, because it
-// lists the processes of every user; else the user's own.
+// An administrator's snapshot lists the processes of every user.
 DaemonFacts ReadDaemon(const SocketPaths& sockets) {
   const auto fault = [](const absl::Status& why) {
     DaemonFacts facts;
@@ -92,7 +89,6 @@ DaemonFacts ReadDaemon(const SocketPaths& sockets) {
   return told.ok() ? *told : fault(told.status());
 }
 
-// Splits the command line at its zeros.
 std::vector<std::string> ToldCommand(const std::string& cmdline) {
   std::vector<std::string> words = absl::StrSplit(cmdline, '\0');
   words.pop_back();
@@ -160,8 +156,7 @@ MachineFacts ReadMachine() {
   return facts;
 }
 
-// Returns a fault if the policy is not JSON. The daemon checks the rest when it
-// starts.
+// The daemon checks more than JSON when it starts.
 std::string PolicyFault(const FileFacts& file) {
   if (access(file.path.c_str(), R_OK) != 0) return "";
   const bool whole = nlohmann::json::accept(TextOf(file.path));
@@ -178,8 +173,7 @@ int FindHolder(const std::string& lock) {
 
 Facts ReadFacts(const SocketPaths& sockets) {
   Facts facts;
-  // admin.sock is always in the runtime folder; session.sock may be elsewhere
-  // (--session-dir).
+  // session.sock may be elsewhere (--session-dir).
   const std::string folder =
       std::filesystem::path(sockets.admin).parent_path().string();
   facts.version = cli::Version();
@@ -194,8 +188,7 @@ Facts ReadFacts(const SocketPaths& sockets) {
   facts.http_listener = ToldListener(TextOf(net + "tcp") + TextOf(net + "tcp6"),
                                      facts.daemon.http);
   facts.unit = ReadUnit(folder);
-  // The keeper may run in another pid namespace, where its process is
-  // invisible.
+  // The keeper may be in another pid namespace.
   facts.keeper = FindHolder(folder + "/keeper.lock") > 0 ||
                  (!facts.process.pid &&
                   access((folder + "/keeper.sock").c_str(), F_OK) == 0);

@@ -1,5 +1,4 @@
-// Reads facts from this machine and its daemon. The rest of the doctor has pure
-// functions.
+// Reads facts from this machine and its daemon.
 // Thread safety: one call at a time.
 #pragma once
 
@@ -16,9 +15,8 @@ struct SocketPaths {
 // Reads all facts and changes nothing. Facts that cannot be read are unset.
 Facts ReadFacts(const SocketPaths& sockets);
 
-// Returns the process that holds the file lock `lock`, or 0 if none is visible.
-// In a runtime folder the daemon holds `lock` and the keeper `keeper.lock`.
-// Works for every user.
+// Returns the process that holds the file lock, or 0 if none is visible. In a
+// runtime folder the daemon holds `lock` and the keeper `keeper.lock`.
 int FindHolder(const std::string& lock);
 
 }  // namespace sluice::ctl

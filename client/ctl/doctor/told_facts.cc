@@ -49,9 +49,8 @@ void ReadLinkFacts(const json& node, DaemonFacts& facts) {
       !measured.is_null() && measured.at("waits").get<bool>();
 }
 
-// Returns the value of `flag` if words[i] is that flag: the text after "=" in
-// the same word, or the next word, to which `i` then advances. Returns nullopt
-// for another flag or a missing value.
+// Returns the value of `flag` if words[i] is that flag: the text after "=", or
+// the next word, to which `i` then advances.
 std::optional<std::string> ValueOf(const std::string& flag,
                                    const std::vector<std::string>& words,
                                    size_t& i) {
@@ -90,7 +89,7 @@ int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode) {
   const std::string file =
       fmt::format("{:02x}:{:02x}:{}", major(device), minor(device), inode);
   for (const std::string& line : Lines(locks)) {
-    // A line is "1: FLOCK  ADVISORY  WRITE 4242 00:1a:99 0 EOF".
+    // "1: FLOCK  ADVISORY  WRITE 4242 00:1a:99 0 EOF"
     const auto words = SplitWords(line);
     if (words.size() < 6 || words[5] != file) continue;
     if (const auto pid = ParsedNumber(words[4]); pid && *pid > 0) {
@@ -112,8 +111,7 @@ std::optional<uid_t> ToldListener(const std::string& sockets,
   const std::string exact = fmt::format("{:08X}{}", ip.s_addr, port);
   std::optional<uid_t> found;
   for (const std::string& line : Lines(sockets)) {
-    // A line is "0: 0100007F:24DB 00000000:0000 0A 00000000:00000000 00:0 0
-    // 1001 …".
+    // "0: 0100007F:24DB 00000000:0000 0A 00000000:00000000 00:0 0 1001 …"
     const auto words = SplitWords(line);
     constexpr const char* kListens = "0A";
     if (words.size() < 8 || words[3] != kListens || !words[1].ends_with(port)) {

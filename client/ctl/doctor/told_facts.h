@@ -1,5 +1,4 @@
-// Extracts facts from the output of the kernel, systemd, nvidia-smi and
-// sluiced.
+// Extracts facts from what the kernel, systemd, nvidia-smi and sluiced print.
 // Thread safety: pure functions.
 #pragma once
 
@@ -15,36 +14,31 @@
 
 namespace sluice::ctl {
 
-// Returns a limit from the text of /proc/PID/limits, in the units used there;
-// unset if unlimited or missing.
+// From /proc/PID/limits, in the units used there; unset: unlimited or missing.
 enum class LimitKind { kSoft, kHard };
 std::optional<int64_t> ToldLimit(const std::string& limits,
                                  const std::string& name, LimitKind kind);
 
-// Returns the value of `key` in lines of "key: value" (/proc) or "key=value"
-// (systemctl show); empty if there is no such line.
+// From lines of "key: value" (/proc) or "key=value" (systemctl show); empty if
+// there is no such line.
 std::string ToldValue(const std::string& text, const std::string& key,
                       char separator = ':');
 
-// Returns the process that holds a lock of the file with this device and inode,
-// from the text of /proc/locks; 0 if none is listed.
+// Returns the process that holds a lock of the file, from /proc/locks; 0: none.
 int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode);
 
-// Returns the user that listens at `address` ("127.0.0.1:9435"), or if there is
-// none, at the same port of any address. `sockets` is the text of /proc/net/tcp
-// and tcp6. Unset if no user listens there.
+// Returns the user that listens at `address` ("127.0.0.1:9435"), or else at the
+// same port of any address. `sockets` is the text of /proc/net/tcp and tcp6.
 std::optional<uid_t> ToldListener(const std::string& sockets,
                                   const std::string& address);
 
-// Parses the output of `systemctl show`; unset if there is no such unit.
+// From `systemctl show`; unset if there is no such unit.
 std::optional<UnitFacts> ToldUnit(const std::string& shown);
 
-// Parses the output of `nvidia-smi --query-gpu=persistence_mode
-// --format=csv,noheader`.
+// From `nvidia-smi --query-gpu=persistence_mode --format=csv,noheader`.
 std::optional<std::vector<bool>> ToldPersistence(const std::string& csv);
 
-// Reads facts from a snapshot (daemon/README.md). Internal: the text is no
-// snapshot.
+// Internal: the text is no snapshot (daemon/README.md).
 absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot);
 
 struct StartedWith {
@@ -52,8 +46,7 @@ struct StartedWith {
   // All words except the program, the configuration and the folder.
   std::vector<std::string> others;
 };
-// Reads a daemon's arguments. `words` are the program and its arguments, as in
-// /proc/PID/cmdline; empty if the command line is unknown.
+// `words`: the daemon's command line, or empty if it is unknown.
 StartedWith ReadStartedWith(const std::vector<std::string>& words);
 
 }  // namespace sluice::ctl

@@ -33,8 +33,7 @@ std::string FromText(const json& link, const json& measured, bool is_measured) {
          (is_measured ? ", not what was measured" : "");
 }
 
-// Lists stored speeds that are not in use, on one line; empty if all are in
-// use.
+// States on one line whether stored speeds are not in use; empty if all are.
 std::string NotHeld(const json& node, const json& measured) {
   if (measured.is_null()) return "";
   if (measured.at("waits").get<bool>()) {

@@ -12,11 +12,10 @@ namespace sluice::ctl {
 // Formats "24.00 GB/s", or "-" for 0.
 std::string Speed(double bytes_per_second);
 
-// Formats one line per link of the snapshot `node` (daemon/README.md), with
-// notes. This function and RenderMeasuredLinks throw nlohmann::json::exception
-// if `node` has another form.
+// Format the links of the snapshot `node` (daemon/README.md), one per line.
+// Throw nlohmann::json::exception if `node` has another form.
 std::string RenderLinks(const nlohmann::json& node);
-// Formats the stored measurement; empty if there is none.
+// Empty if no measurement is stored.
 std::string RenderMeasuredLinks(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

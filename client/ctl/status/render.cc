@@ -26,8 +26,7 @@ std::string RenderHeader(const json& node) {
       Number(node, "sessions"), Number(node, "sessions") == 1 ? "" : "s");
 }
 
-// Formats the drain; empty if the node is not drained, or its daemon is too old
-// to report it.
+// Empty if the node is not drained, or its daemon does not report it.
 std::string RenderDrain(const json& node) {
   const auto drained = node.find("drained");
   if (drained == node.end() || drained->is_null()) return "";
@@ -41,8 +40,7 @@ std::string RenderDrain(const json& node) {
       reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
-// Formats a problem of the metrics port; empty if metrics are served over TCP
-// or switched off.
+// Empty if metrics are served over TCP or switched off.
 std::string RenderHttp(const json& node) {
   const json http = node.value("http", json());
   if (http.is_null() || http.at("fault").is_null()) return "";
@@ -195,8 +193,7 @@ std::string RenderPlans(const json& node) {
     table.Add({fmt::format("{}", Number(plan, "id")), Text(plan, "job"),
                fmt::format("{}", plan.at("ranks").size()),
                feasible ? fmt::format("{:.3f}", least) : "-",
-               // The reason is a sentence, which would make the column too
-               // wide.
+               // The reason is a sentence, too wide for a column.
                feasible ? limit
                         : fmt::format("does not fit: sluicectl plan show {}",
                                       Number(plan, "id")),
@@ -247,7 +244,6 @@ std::string RenderPlanning(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// Formats the leases that wait in the queue.
 std::string RenderWaiting(const json& node) {
   Table table(
       {"WAITING", ">RANK", ">FOR", "OF", ">SINCE", ">AT MOST", "LACKS"});
@@ -280,8 +276,7 @@ std::string RenderEvents(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// Parses the snapshot and formats it by `render`. A missing field, or one of
-// another type, is an error.
+// Internal: a field is missing or of another type.
 absl::StatusOr<std::string> Render(
     const std::string& text,
     const std::function<std::string(const json&)>& render) {
@@ -295,7 +290,7 @@ absl::StatusOr<std::string> Render(
   }
 }
 
-// Does the same, and breaks lines to fit a terminal.
+// Breaks lines to fit a terminal.
 absl::StatusOr<std::string> RenderLines(
     const std::string& text,
     const std::function<std::string(const json&)>& render) {

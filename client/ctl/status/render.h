@@ -17,16 +17,16 @@ absl::StatusOr<std::string> RenderBandwidth(const std::string& json);
 absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 
 // Formats a line for each process without a session that has memory. Sets
-// `returning` to whether some memory of ended sessions is not free yet.
+// `returning` to whether memory of ended sessions is not free yet.
 absl::StatusOr<std::string> RenderHolders(const std::string& json,
                                           bool& returning);
 
-// Formats a plan. `explain` adds the reasons, the binding limits, what is
-// proved, and what more of a resource would gain.
+// `explain` adds the reasons, the binding limits, what is proved, and what more
+// of a resource would gain.
 std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 
-// Formats the snapshot for --json on one line: all of it (no key), one part
-// ("jobs"), or an object of several parts.
+// Formats one line of --json: the whole snapshot (no key), one part ("jobs"),
+// or an object of several parts.
 absl::StatusOr<std::string> JsonPart(const std::string& json,
                                      const std::vector<std::string>& keys);
 

@@ -17,7 +17,7 @@ std::string TimeOf(const json& event, absl::Time now) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", at, absl::UTCTimeZone());
 }
 
-// Returns the request's id as in the daemon's log, or "" from an older daemon.
+// The request's id as in the daemon's log; "" from an older daemon.
 std::string RequestOf(const json& event) {
   const auto request = event.find("request");
   if (request == event.end() || request->is_null()) return "";
@@ -51,8 +51,7 @@ absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
   try {
     const json node = json::parse(snapshot);
     const auto generation = node.at("generation").get<uint64_t>();
-    // The daemon has dropped no event from this number on: later missing
-    // numbers are other users' events.
+    // No event is dropped from here on: missing numbers are other users'.
     const auto from = node.value("events_from", uint64_t{0});
     if (generation != seen.generation) seen.last = 0;
     seen.generation = generation;
@@ -69,7 +68,7 @@ absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
       lines.text += LineOf(event, as_json, now);
       seen.last = number;
     }
-    // Counts dropped events as seen, so that they are reported once.
+    // Dropped events are reported once.
     if (from > 0) seen.last = std::max(seen.last, from - 1);
     lines.seen = seen;
   } catch (const json::exception& error) {

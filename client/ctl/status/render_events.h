@@ -20,10 +20,10 @@ struct EventLines {
   SeenEvents seen;   // includes the events in `text`
 };
 
-// Formats the events of a snapshot, taken at `now`, that are not in `seen`. If
-// events in between were dropped, a first line states how many. `as_json`: one
-// object per line, as in the snapshot, but with the time of day instead of the
-// age. Internal: this version cannot read the snapshot's form.
+// Formats the events of a snapshot, taken at `now`, that are not in `seen`; a
+// first line states how many in between were dropped. `as_json`: one object per
+// line, with the time of day instead of the age. Internal: this version cannot
+// read the snapshot.
 absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
                                             SeenEvents seen, bool as_json,
                                             absl::Time now);

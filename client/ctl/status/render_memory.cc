@@ -11,9 +11,8 @@ namespace {
 
 using nlohmann::json;
 
-// Formats a line for each rank that reported memory outside its lease. Such
-// memory may be more than the pool lacks, because the pool's spare memory is
-// used first.
+// Such memory may be more than the pool lacks, because the pool's spare memory
+// is used first.
 std::string RanksOutside(const json& node) {
   std::string text;
   for (const json& job : node.at("jobs")) {
@@ -59,8 +58,7 @@ std::string UserText(const json& user) {
                      cgroup.empty() ? "" : " in ", cgroup);
 }
 
-// Formats the reservations; empty if there are none, or the daemon is too old
-// to report them.
+// Empty if there are none, or the daemon does not report them.
 std::string ReservationLines(const json& node) {
   Table table({"RESERVED FOR", "POOL", ">MEMORY", ">NOT USED YET", "SET BY"});
   if (!node.contains("reservations")) return "";
@@ -73,8 +71,7 @@ std::string ReservationLines(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// Formats a line for all users together, then one for each user with a quota in
-// use.
+// A line for all users together, then one for each user with a quota in use.
 std::string QuotaLines(const json& node) {
   Table table({"QUOTA", "USER", ">USED", ">LIMIT", ">REFUSED"});
   const auto text = [](const json& from, const char* key) {
@@ -96,8 +93,6 @@ std::string QuotaLines(const json& node) {
 
 }  // namespace
 
-// Formats a line for each pool with memory held outside leases; empty from a
-// daemon that does not report it.
 std::string RenderOutside(const json& node) {
   std::string text;
   const std::string holders =

@@ -123,7 +123,7 @@ std::string PlanLimits(const plan::NodePlan& plan) {
   return table.empty() ? "" : "\n" + table.Text();
 }
 
-// Formats the peak, or "-" for a changed plan, which has only fractions.
+// A changed plan has only fractions.
 std::string Peak(const plan::RankPlan& rank) {
   return rank.segments.empty() ? "-" : Size(rank.transient_peak.count());
 }

@@ -1,4 +1,4 @@
-// Reports errors, and writes output files so that they are complete or absent.
+// Reports errors, and writes output files whole or not at all.
 // Thread safety: pure functions, except for the files they write.
 #pragma once
 
@@ -20,9 +20,8 @@ int ReportError(const absl::Status& status);
 // Checks whether `path` can be written. Call it before long work.
 absl::Status CheckOutput(const std::string& path);
 
-// Writes `text` to a temporary file in the folder of `path` and renames it: a
-// reader sees the old file or the whole new one, also after Ctrl-C or on a full
-// disk. "-" means stdout. Errors have the path and the reason.
+// Writes and renames a temporary file: a reader sees the old file or the whole
+// new one, also after Ctrl-C or on a full disk. "-" means stdout.
 absl::Status WriteOutput(const std::string& path, std::string_view text);
 
 }  // namespace sluice::ctl

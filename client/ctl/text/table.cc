@@ -10,8 +10,7 @@
 
 namespace sluice::ctl {
 
-// The least width of the last column if it holds text and follows other
-// columns.
+// The least width of the last column if it holds text.
 constexpr size_t kLeastText = 24;
 
 std::string_view FirstOf(std::string_view line, size_t columns) {

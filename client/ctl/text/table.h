@@ -20,15 +20,14 @@ class Table {
   // title.
   explicit Table(std::initializer_list<std::string_view> columns);
 
-  // Adds a row with one cell per column. Replaces control characters by '?',
-  // because a name must not control the operator's terminal.
+  // Adds a row with one cell per column. Control characters become '?': a name
+  // must not control the operator's terminal.
   void Add(std::vector<std::string> cells);
   bool empty() const { return rows_.empty(); }
   std::string Text() const { return Text(SIZE_MAX, 1); }
-  // Formats the table. Columns that do not fit into `columns` characters follow
-  // in further tables, which begin with the first `keys` columns again. Does
-  // not break the last column's text or a cell wider than `columns`: the caller
-  // uses Wrapped for that.
+  // Columns that do not fit into `columns` characters follow in further tables,
+  // which begin with the first `keys` columns again. Wrapped breaks what is
+  // still too wide: the last column's text, or a single cell.
   std::string Text(size_t columns, size_t keys) const;
 
  private:
@@ -48,8 +47,8 @@ class Table {
 size_t Width(const std::string& text);
 // Returns the first `columns` characters; never splits a UTF-8 character.
 std::string_view FirstOf(std::string_view line, size_t columns);
-// Breaks `text` into lines of at most `columns` characters, between words where
-// possible; continued lines are indented.
+// Breaks lines at `columns` characters, between words where possible; continued
+// lines are indented.
 std::string Wrapped(const std::string& text, size_t columns = kTerminalColumns);
 
 // Returns printable text, escaped for HTML and SVG, attributes included.
