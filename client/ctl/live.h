@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/ctl/status/render_events.h"
+#include "client/ctl/status/render.h"
 
 namespace sluice::ctl {
 

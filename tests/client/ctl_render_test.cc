@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_split.h"
 #include "client/ctl/status/render.h"
-#include "client/ctl/status/render_events.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/table.h"
 #include "tests/support/golden.h"

@@ -51,7 +51,6 @@ grpc::ChannelArguments QuickReconnects() {
 
 // gRPC and Abseil use the same numbers for their codes.
 absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
-  if (status.ok()) return absl::OkStatus();
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     return absl::DeadlineExceededError(
         fmt::format("sluiced does not answer at {} ({} s): is it stopped?",
@@ -65,10 +64,10 @@ absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
 // sent waits for the next one; a call that was sent is sent again if that is
 // harmless.
 template <typename Request, typename Reply>
-absl::Status Call(const std::string& path, Repeat repeat,
-                  grpc::Status (admin::Admin::Stub::*method)(
-                      grpc::ClientContext*, const Request&, Reply*),
-                  const Request& request, Reply& reply) {
+absl::StatusOr<Reply> Call(const std::string& path, Repeat repeat,
+                           grpc::Status (admin::Admin::Stub::*method)(
+                               grpc::ClientContext*, const Request&, Reply*),
+                           const Request& request) {
   SLUICE_RETURN_IF_ERROR(CheckSocket(path));
   const std::string absolute = std::filesystem::absolute(path).string();
   admin::Admin::Stub stub(grpc::CreateCustomChannel(
@@ -77,6 +76,7 @@ absl::Status Call(const std::string& path, Repeat repeat,
   const auto deadline = std::chrono::system_clock::now() + kDeadline;
   while (true) {
     grpc::ClientContext context;
+    Reply reply;
     context.set_deadline(deadline);
     // So Unavailable means that the call was sent.
     context.set_wait_for_ready(true);
@@ -84,6 +84,7 @@ absl::Status Call(const std::string& path, Repeat repeat,
     const bool busy =
         status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
         status.error_message() == kServerIsBusy;
+    if (status.ok()) return reply;
     if (!busy && status.error_code() != grpc::StatusCode::UNAVAILABLE) {
       return ToAbsl(status, path);
     }
@@ -114,10 +115,10 @@ std::string AdminSocketOf(const std::string& session_socket) {
 }
 
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket) {
-  admin::StatusReply reply;
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
-                              &admin::Admin::Stub::Status,
-                              admin::StatusRequest(), reply));
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto reply,
+      Call(admin_socket, Repeat::kHarmless, &admin::Admin::Stub::Status,
+           admin::StatusRequest()));
   return reply.json();
 }
 
@@ -134,9 +135,9 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
   request.set_by(OwnName());
   if (limits.gpu) request.set_gpu_bytes(limits.gpu->size());
   if (limits.host) request.set_host_bytes(limits.host->size());
-  admin::SetBudgetReply reply;
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
-                              &admin::Admin::Stub::SetBudget, request, reply));
+  SLUICE_ASSIGN_OR_RETURN(const auto reply,
+                          Call(admin_socket, Repeat::kHarmless,
+                               &admin::Admin::Stub::SetBudget, request));
   return BudgetLimits{Bytes(static_cast<int64_t>(reply.gpu_bytes())),
                       Bytes(static_cast<int64_t>(reply.host_bytes()))};
 }
@@ -150,9 +151,9 @@ absl::Status Reserve(const std::string& admin_socket,
   if (reservation.numa) request.set_numa(*reservation.numa);
   request.set_bytes(reservation.bytes.size());
   request.set_by(OwnName());
-  admin::ReserveReply reply;
   return Call(admin_socket, Repeat::kHarmless, &admin::Admin::Stub::Reserve,
-              request, reply);
+              request)
+      .status();
 }
 
 absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
@@ -160,22 +161,21 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
   admin::DrainRequest request;
   request.set_by(OwnName());
   request.set_reason(Printable(reason));
-  admin::DrainReply reply;
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
-                              &admin::Admin::Stub::Drain, request, reply));
+  SLUICE_ASSIGN_OR_RETURN(const auto reply,
+                          Call(admin_socket, Repeat::kHarmless,
+                               &admin::Admin::Stub::Drain, request));
   return reply.ranks();
 }
 
 absl::Status Undrain(const std::string& admin_socket) {
-  admin::UndrainReply reply;
   // Not repeated: the second call would be refused, as the node is not drained.
   return Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::Undrain,
-              admin::UndrainRequest(), reply);
+              admin::UndrainRequest())
+      .status();
 }
 
-absl::StatusOr<bool> KeepLinks(
-    const std::string& admin_socket,
-    const std::map<std::string, MeasuredLink>& links) {
+absl::StatusOr<bool> KeepLinks(const std::string& admin_socket,
+                               const std::map<std::string, LinkLimits>& links) {
   admin::KeepLinksRequest request;
   request.set_by(OwnName());
   for (const auto& [name, link] : links) {
@@ -185,18 +185,18 @@ absl::StatusOr<bool> KeepLinks(
     to->set_d2h_bytes_per_second(link.d2h);
     to->set_both_bytes_per_second(link.both);
   }
-  admin::KeepLinksReply reply;
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
-                              &admin::Admin::Stub::KeepLinks, request, reply));
+  SLUICE_ASSIGN_OR_RETURN(const auto reply,
+                          Call(admin_socket, Repeat::kHarmless,
+                               &admin::Admin::Stub::KeepLinks, request));
   return reply.holds();
 }
 
 absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket) {
-  admin::ForgetLinksReply reply;
   // Not repeated: the second call would be refused, as no speeds are stored.
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
-                              &admin::Admin::Stub::ForgetLinks,
-                              admin::ForgetLinksRequest(), reply));
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto reply,
+      Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::ForgetLinks,
+           admin::ForgetLinksRequest()));
   return reply.holds();
 }
 
@@ -207,9 +207,9 @@ absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
   if (eviction.uid) request.set_uid(*eviction.uid);
   request.set_kill(eviction.kill);
   request.set_reason(Printable(eviction.reason));
-  admin::EvictReply reply;
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
-                              &admin::Admin::Stub::Evict, request, reply));
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto reply,
+      Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::Evict, request));
   Evicted evicted = {.sessions = reply.sessions(), .processes = {}};
   if (reply.has_processes()) evicted.processes = reply.processes();
   return evicted;

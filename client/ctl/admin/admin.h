@@ -57,16 +57,17 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
                                const std::string& reason);
 absl::Status Undrain(const std::string& admin_socket);
 
-// A link's measured speeds in bytes per second, by its name. 0: no limit.
-struct MeasuredLink {
-  double h2d = 0, d2h = 0, both = 0;
+// The limits of a link in bytes per second. 0: no limit.
+struct LinkLimits {
+  double h2d = 0;
+  double d2h = 0;
+  double both = 0;  // of both directions together
+  bool any() const { return h2d > 0 || d2h > 0 || both > 0; }
 };
-// Stores the speeds in the daemon. Returns whether the daemon uses them now. If
-// not, ranks are attached; the daemon will use the speeds once no rank is
-// attached or after a restart.
-absl::StatusOr<bool> KeepLinks(
-    const std::string& admin_socket,
-    const std::map<std::string, MeasuredLink>& links);
+// Stores measured limits by the links' names. Returns whether the daemon uses
+// them now; if not, it will once no rank is attached or after a restart.
+absl::StatusOr<bool> KeepLinks(const std::string& admin_socket,
+                               const std::map<std::string, LinkLimits>& links);
 absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket);
 
 struct Eviction {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/ctl/admin/admin.h"
 
 namespace sluice::ctl {
 
@@ -21,14 +22,6 @@ struct MeasuredSpeeds {
   double d2h = 0;
   double both_h2d = 0;  // while both directions are busy
   double both_d2h = 0;
-};
-
-// The limits that the daemon uses, in bytes per second. 0: no limit.
-struct LinkLimits {
-  double h2d = 0;
-  double d2h = 0;
-  double both = 0;  // of both directions together
-  bool any() const { return h2d > 0 || d2h > 0 || both > 0; }
 };
 
 struct MeasurableLink {

@@ -213,17 +213,6 @@ absl::Status WaitUntilLeft(const std::string& admin_socket) {
   return absl::OkStatus();
 }
 
-// Returns whether the daemon uses the speeds already.
-absl::StatusOr<bool> Keep(const MeasureOptions& options,
-                          const MeasurableNode& node) {
-  std::map<std::string, MeasuredLink> links;
-  for (const auto& [name, limits] : LimitsOf(node)) {
-    links[name] = {limits.h2d, limits.d2h, limits.both};
-  }
-  SLUICE_RETURN_IF_ERROR(WaitUntilLeft(options.admin_socket));
-  return KeepLinks(options.admin_socket, links);
-}
-
 std::string WhenText(bool holds) {
   return holds ? "from now on"
                : "as soon as no rank is attached, or from its next start "
@@ -273,7 +262,9 @@ absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options) {
   }
   std::optional<bool> holds;
   if (options.keep) {
-    SLUICE_ASSIGN_OR_RETURN(holds, Keep(options, node));
+    SLUICE_RETURN_IF_ERROR(WaitUntilLeft(options.admin_socket));
+    SLUICE_ASSIGN_OR_RETURN(holds,
+                            KeepLinks(options.admin_socket, LimitsOf(node)));
   }
   if (options.json) return MeasuredJson(node, options.seconds, holds);
   if (options.out == "-") return "";

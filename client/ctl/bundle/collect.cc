@@ -16,7 +16,6 @@
 #include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/told_facts.h"
 #include "client/ctl/status/render.h"
-#include "client/ctl/status/render_events.h"
 #include "client/session/query.h"
 #include "proto/base/file_text.h"
 #include "proto/base/run_program.h"
