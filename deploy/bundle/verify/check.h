@@ -1,5 +1,4 @@
-// A check of the kit, the facts that it receives, and the table of all checks.
-// Each check runs in its own process.
+// The table of the kit's checks, and the facts that a check receives.
 // Thread safety: a check is the only code in its process.
 #pragma once
 
@@ -12,15 +11,14 @@
 
 namespace sluice::verify {
 
-// Subfolder of the work folder that is left out of the archive.
+// Subfolder of the work folder, not archived.
 inline constexpr char kScratch[] = "scratch";
 
 struct Surroundings {
-  std::string work;  // this check's folder; its files go into the archive
-  // Indices of the free GPUs, as this process numbers them.
-  std::vector<int> gpus;
-  std::string busy;  // the busy GPUs, one line for users; empty if none is busy
-  std::string python;  // absolute path of the user's Python with torch
+  std::string work;       // this check's folder; its files go into the archive
+  std::vector<int> gpus;  // the free ones, as this process numbers them
+  std::string busy;       // the busy GPUs, one line for users; may be empty
+  std::string python;     // absolute path of the user's Python with torch
   absl::Duration limit;
 };
 
@@ -30,18 +28,17 @@ struct Check {
   absl::Duration limit;
   Result (*run)(const Surroundings&);
   bool needs_gpu = true;
-  // True if the check tests the user's torch on one GPU, which requires
-  // --python.
+  // Tests the user's torch on one GPU, which requires --python.
   bool needs_python = false;
 };
 
 // Returns the checks in the order in which they run.
 std::span<const Check> Checks();
-// Returns the check of that name, or null if there is none.
+// Returns null if there is no check of that name.
 const Check* FindCheck(const std::string& name);
 
-// Makes programs that are started from now on see these GPUs, in this order.
-// `gpus`: indices as this process numbers them.
+// Makes programs that are started from now on see these GPUs, in this order;
+// `gpus` are indices as this process numbers them.
 void ShowOnly(const std::vector<int>& gpus);
 
 // Each check is defined in its own file.

@@ -29,7 +29,7 @@ namespace {
 
 using nlohmann::json;
 
-// Read end of a pipe, which closes when the parent ends.
+// Read end of a pipe that closes when the parent ends.
 constexpr int kWatched = 3;
 constexpr int kSliceMs = 100;
 // Attempts to delete a folder in which files still appear.
@@ -58,9 +58,8 @@ absl::StatusOr<pid_t> Start(const CheckProcess& process, const UniqueFd& log,
        .own_group = true});
 }
 
-// Waits for the process. Returns "" if it ended, else why the wait was given
-// up. Without a pidfd (no descriptor is free) the end is noticed at the end of
-// a time slice.
+// Returns "" if the process ended, else why the wait was given up. Without a
+// pidfd (no descriptor is free) the end is noticed after a slice.
 std::string Await(pid_t pid, absl::Duration limit,
                   const std::function<bool()>& stopped) {
   const UniqueFd pidfd = PidfdOf(pid);
@@ -87,8 +86,8 @@ Result ReadResult(const CheckProcess& process, const std::string& bad_end,
 
 std::atomic<bool> starter_is_gone = false;
 
-// Starts a thread that waits for the end of the parent process. It then kills
-// all descendants, deletes `work`, and kills this process's group.
+// Starts a thread that waits for the parent's end, then kills all descendants,
+// deletes `work`, and kills this process's group.
 void EndWithStarter(const std::string& work) {
   std::thread([work] {
     char none;

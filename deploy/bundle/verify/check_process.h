@@ -1,5 +1,4 @@
-// Runs a check in its own process, so that a crash, a hang or a kill fails only
-// that check.
+// Runs a check in its own process: a crash, a hang or a kill fails only it.
 // Thread safety: one check at a time.
 #pragma once
 
@@ -18,19 +17,17 @@ struct CheckProcess {
   std::string work;  // the work folder of all checks
   std::string gpus, busy, python;
   std::optional<absl::Duration> limit;  // replaces the table's limit
-  // Called ten times a second. The check is killed when it returns true.
+  // Called ten times a second; true: the check is killed.
   std::function<bool()> stopped;
 };
 
-// Runs the check and returns its result. All processes that the check started
-// have ended when this returns.
+// When this returns, all processes that the check started have ended.
 Result RunInProcess(const CheckProcess& process);
 
-// Runs the check in the child process and writes its result where RunInProcess
-// reads it. Returns the exit status. If the parent process ends first, kills
-// this process and all its descendants and deletes `work`, the folder of all
-// checks. `gpus`: "0,2". `here`: `work` and `gpus` are filled in, the other
-// fields are given.
+// Runs the check in the child process, writes its result where RunInProcess
+// reads it, and returns the exit status. If the parent process ends first,
+// kills this process and all its descendants and deletes `work`, the folder of
+// all checks. `gpus`: "0,2". `work` and `gpus` of `here` are filled in.
 int ServeCheck(const Check& check, const std::string& work,
                const std::string& gpus, Surroundings here);
 

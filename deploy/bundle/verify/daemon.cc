@@ -1,6 +1,6 @@
-// Runs the kit's own daemon on the free GPUs and checks that the memory of
-// killed ranks can be leased again, whole and usable; that ranks and their
-// memory outlive a killed daemon; and that no memory stays in use at the end.
+// Runs the kit's own daemon on the free GPUs: memory of killed ranks can be
+// leased again, whole and usable; ranks and their memory outlive a killed
+// daemon; no memory stays in use at the end.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,8 +21,7 @@ namespace {
 using nlohmann::json;
 using Tenants = std::vector<std::unique_ptr<Tenant>>;
 
-// The pool takes 3/4 of a GPU, so that no second pool fits. The rest is for
-// CUDA contexts.
+// The pool takes 3/4 of a GPU, so that no second pool fits; contexts the rest.
 constexpr int kDaemonPartOfGpu = 4;
 constexpr Bytes kHostPerGpu = MiB(64);
 // Differences below 1/16 of a GPU are noise from other processes' contexts.
@@ -36,7 +35,6 @@ class Course {
         until_(absl::Now() + here.limit * 0.9),
         patience_(here.limit / 9) {}
 
-  // Returns the measurements so far, also after a failure.
   const json& value() const { return value_; }
 
   absl::Status Run() {
@@ -52,7 +50,7 @@ class Course {
   }
 
  private:
-  // Prints the check's progress, which shows where a killed check was.
+  // The log shows where a killed check was.
   static void Say(const char* what) {
     std::puts(what);
     std::fflush(stdout);
@@ -95,8 +93,7 @@ class Course {
     return tenants;
   }
 
-  // Checks that killed ranks keep no memory: the next ranks lease the whole
-  // pool.
+  // Killed ranks keep no memory: the next ranks lease the whole pool.
   absl::Status RanksAreKilled() {
     Say("ranks lease and fill all of the pool");
     SLUICE_ASSIGN_OR_RETURN(Tenants first, Lease("first"));
@@ -171,8 +168,7 @@ class Course {
 
   const Surroundings& here_;
   const absl::Time until_;
-  // Limit of one wait for the daemon or the driver.
-  const absl::Duration patience_;
+  const absl::Duration patience_;  // of one wait for the daemon or the driver
   json value_ = json::object();
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<PrivateDaemon> daemon_;

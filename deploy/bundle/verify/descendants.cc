@@ -22,10 +22,9 @@ namespace {
 constexpr absl::Duration kDescendantsNap = absl::Milliseconds(5);
 constexpr int kKillRounds = 1000;
 
-// Returns the parent of a process, or 0 if the process has ended.
+// Returns 0 if the process has ended.
 pid_t ParentOf(pid_t pid) {
-  // The line is "PID (NAME) STATE PARENT …", and NAME may contain any
-  // character.
+  // "PID (NAME) STATE PARENT …", and NAME may contain any character.
   const std::string stat = TextOf("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = stat.rfind(')');
   char state = 0;

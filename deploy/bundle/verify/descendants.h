@@ -1,5 +1,5 @@
-// Finds and ends all descendants of this process, including those that have
-// left its process group (a daemon under a keeper has its own group).
+// Finds and ends all descendants of this process, also those that have left its
+// process group (a daemon under a keeper).
 // Thread safety: safe.
 #pragma once
 
@@ -16,16 +16,14 @@ void AdoptOrphans();
 // Returns whether `child` has ended but has not been reaped.
 bool HasEnded(pid_t child);
 
-// Returns the living descendants of process `of`, children before
-// grandchildren.
+// Returns the living ones, children before grandchildren.
 std::vector<pid_t> Descendants(pid_t of);
 
-// Kills all descendants and reaps them. Gives up on a process that does not die
-// within some seconds, such as one inside a driver call.
+// Kills and reaps all. Gives up on a process that does not die within some
+// seconds, such as one inside a driver call.
 void EndDescendants();
 
-// Describes waitpid's status: "ended by signal 9 (Killed)", "ended with status
-// 1"; empty if it ended with 0.
+// Describes waitpid's status: "ended by signal 9 (Killed)"; empty for 0.
 std::string HowItEnded(int status);
 
 }  // namespace sluice::verify

@@ -1,5 +1,4 @@
-// Reports what the machine offers: the findings of `sluicectl doctor`, and
-// properties that only the driver reports.
+// Reports the findings of `sluicectl doctor`, and what only the driver reports.
 #include <fmt/format.h>
 
 #include <bit>
@@ -45,7 +44,6 @@ constexpr struct {
 };
 constexpr int kDefaultMode = 0;  // several processes may have a context
 
-// Adds one line to the report.
 void AddFinding(json& lines, const char* health, const std::string& what,
                 const std::string& said, const std::string& fix = "") {
   lines.push_back({{"what", what},
@@ -54,10 +52,9 @@ void AddFinding(json& lines, const char* health, const std::string& what,
                    {"fix", fix.empty() ? json(nullptr) : json(fix)}});
 }
 
-// Adds the findings about the machine. Returns why the driver cannot be used,
-// or "".
+// Returns why the driver cannot be used, or "".
 std::string SayMachine(const Surroundings& here, json& lines) {
-  // These sockets do not exist, so no daemon is queried.
+  // No daemon is queried: these sockets do not exist.
   ctl::Facts facts = ctl::ReadFacts(
       {.session = here.work + "/none.sock", .admin = here.work + "/none.sock"});
   // A container may hide the device files that show that there is a GPU.
@@ -114,8 +111,7 @@ void JudgeGpu(const json& gpu, json& lines) {
   }
 }
 
-// Allocates and exports one piece of HOST_NUMA memory, as the daemon's driver
-// does to probe it.
+// Makes and exports a piece of HOST_NUMA memory, as the daemon's driver does.
 absl::Status MakeOne(const device::cuda::LoadedLibrary& library) {
   using namespace device::cuda;  // NOLINT: the driver's own names
   int device = 0, offered = 0;
@@ -146,8 +142,8 @@ absl::Status MakeOne(const device::cuda::LoadedLibrary& library) {
 }
 
 // Returns {kind, why, granularity} of NUMA node 0's pinned memory. `kind`:
-// "HOST_NUMA" if the driver allocates the memory, or "memfd" if each process
-// that maps it must pin it. `why`: the error of HOST_NUMA, or "".
+// "HOST_NUMA", or "memfd", which each process that maps it must pin; then `why`
+// is the error of HOST_NUMA.
 absl::StatusOr<json> DescribeHostMemory(
     const device::cuda::LoadedLibrary& library, device::Driver& driver) {
   SLUICE_ASSIGN_OR_RETURN(
@@ -191,7 +187,7 @@ absl::StatusOr<json> DescribeGpus(json& lines) {
   return json{{"gpus", gpus}, {"host", host}};
 }
 
-// Adds nvidia-smi's output as text for readers, or null if it does not run.
+// Text for readers; null if nvidia-smi does not run.
 void AddNvidiaSmi(json& value) {
   const auto ask = [](std::vector<std::string> words) -> json {
     const auto told = OutputOf(words, {.patience = absl::Seconds(10)});

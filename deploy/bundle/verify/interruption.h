@@ -7,9 +7,8 @@
 
 namespace sluice::verify {
 
-// While an object lives, SIGINT, SIGTERM and SIGHUP are only recorded, in any
-// thread. The destructor restores the former handlers and raises the recorded
-// signal. One object at a time.
+// While an object lives, SIGINT, SIGTERM and SIGHUP are only recorded. The
+// destructor raises the recorded signal again. One object at a time.
 class Interruption {
  public:
   Interruption();

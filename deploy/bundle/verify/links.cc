@@ -1,5 +1,5 @@
 // Measures how fast each GPU copies from and to host memory, alone and while
-// all GPUs copy, and writes the result as a hardware file for the planner.
+// all GPUs copy, and writes a hardware file for the planner.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,18 +34,17 @@ using nlohmann::json;
 constexpr absl::Duration kWindow = absl::Milliseconds(200);
 constexpr absl::Duration kWarmUp = absl::Milliseconds(50);
 
-// With this size the fixed cost of a copy is negligible on any link.
+// Hides a copy's fixed cost on any link.
 constexpr Bytes kMostCopy = MiB(16);
-// The memory is at most 1/8 of the GPU's free memory.
+// At most 1/8 of the GPU's free memory is used.
 constexpr int64_t kLinkPartOfGpu = 8;
 
-// Allocates memory at both ends of one GPU's link and copies between them, with
-// bytes that can be compared.
+// Memory at both ends of one GPU's link, and copies that can be compared.
 class LinkBench {
  public:
   // Allocates a small part of the GPU's memory and as much pinned memory of the
-  // nearest NUMA node. `driver` must outlive the bench. `name`: the GPU's name
-  // in messages, because this process may number GPUs differently.
+  // nearest NUMA node. `driver` outlives the bench. `name` is for messages:
+  // this process may number GPUs differently.
   static absl::StatusOr<std::unique_ptr<LinkBench>> Open(
       device::Driver& driver, const device::DeviceInfo& gpu, std::string name);
   ~LinkBench();
@@ -56,14 +55,11 @@ class LinkBench {
   Bytes copy_size() const { return half_; }
   double pin_seconds_per_gib() const { return pin_seconds_per_gib_; }
 
-  // Writes new bytes to the host's memory and copies them to both halves of the
-  // GPU's.
+  // Copies new bytes of the host to both halves of the GPU's memory.
   absl::Status Fill();
-  // Returns a flow of copies: of the first half to the GPU, or of the second
-  // half to the host.
+  // Copies the first half to the GPU, or the second half to the host.
   std::unique_ptr<CopyFlow> Flow(device::CopyDirection direction);
-  // Checks the copied bytes after Fill and flows: those that arrived at the
-  // host if `copied_to_host`, and those on the GPU by copying them back.
+  // Compares the bytes on the GPU, and those at the host if `copied_to_host`.
   // DataLoss: a byte differs.
   absl::Status Compare(bool copied_to_host);
 
@@ -129,8 +125,7 @@ absl::Status LinkBench::Make(Piece& piece, Placement where, Bytes size) {
   return driver_.SetAccess(piece.address, size, gpu_.index);
 }
 
-// Frees what Make has allocated. Errors are ignored, because Make may have
-// failed before it mapped the piece.
+// Errors are ignored, because Make may have failed before it mapped the piece.
 void LinkBench::Drop(const Piece& piece) {
   if (piece.address != nullptr) {
     driver_.Unmap(piece.address, piece.size).IgnoreError();
@@ -209,7 +204,7 @@ absl::StatusOr<Benches> OpenAll(device::Driver& driver,
   return benches;
 }
 
-// Prints the check's progress, which shows where a killed check was.
+// The log shows where a killed check was.
 void PrintBenches(std::span<const std::unique_ptr<LinkBench>> benches, bool h2d,
                   bool d2h) {
   fmt::print("{} to {}\n",
@@ -308,8 +303,7 @@ absl::StatusOr<Measured> MeasureNode(const std::vector<int>& numbers) {
   return measured;
 }
 
-// Writes the file and checks that the planner's reader returns the same values
-// from it.
+// The planner's reader must return the same values.
 absl::Status WriteAndReadBack(const std::string& path,
                               const HardwareFile& file) {
   std::ofstream(path) << file.text;

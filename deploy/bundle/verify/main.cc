@@ -1,5 +1,5 @@
-// verify: checks whether Sluice can run on a GPU node, and writes the results
-// as one archive.
+// verify: checks whether Sluice can run on a GPU node, and archives the
+// results.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -64,7 +64,6 @@ std::string VersionOfTheKit() {
   return told.empty() ? cli::Version() : std::string(FirstLine(told));
 }
 
-// Checks the options. InvalidArgument: an option is wrong, one line.
 absl::Status Judge(const Options& options) {
   for (const auto* names : {&options.only, &options.skip}) {
     for (const std::string& name : *names) {
@@ -96,15 +95,14 @@ absl::Status Judge(const Options& options) {
   return absl::OkStatus();
 }
 
-// Returns the absolute path. Symbolic links are not resolved, because Python
-// finds its virtual environment by the path of the link.
+// Does not resolve links: Python finds its virtual environment by their path.
 std::string Absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).string();
 }
 
 // Returns the folders of this Python's environment (ENVIRONMENT/bin/python3)
-// and of the Python that it was made from. The system's folders are left out,
-// because they do not identify a user.
+// and of the Python that it was made from, without the system's, which identify
+// no user.
 std::vector<std::string> FoldersOf(const std::string& python) {
   std::vector<std::string> folders;
   std::error_code ignored;
@@ -205,7 +203,7 @@ class Run {
       return Skipped("no GPU can be used: " + no_gpu_);
     }
     Result result = RunInProcess(Process(check));
-    // A check of all GPUs has not passed if busy GPUs were left out.
+    // A check of all GPUs does not pass if busy ones were left out.
     if (check.needs_gpu && !check.needs_python && !busy_.empty() &&
         result.status == Status::kPassed) {
       result.status = Status::kSkipped;
@@ -255,8 +253,7 @@ int Verify(const Options& options) {
   return ExitStatus(run.report().status());
 }
 
-// Runs a check. `arguments`: flags and values in turn, as RunInProcess passes
-// them.
+// `arguments`: flags and values in turn, as RunInProcess passes them.
 int BeACheck(const std::vector<std::string>& arguments) {
   std::map<std::string, std::string> given;
   for (size_t i = 0; i + 1 < arguments.size(); i += 2) {

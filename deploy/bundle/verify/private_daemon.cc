@@ -31,8 +31,7 @@ std::string Beside(const char* program) {
       .replace_filename(program);
 }
 
-// Writes the daemon's configuration. Only this user can connect to the socket,
-// so every rank may use every GPU.
+// Only this user can connect to the socket, so every rank may use every GPU.
 void WriteConfiguration(const std::string& path,
                         const PrivateDaemon::Pools& pools) {
   std::ofstream(path) << fmt::format(

@@ -1,5 +1,4 @@
-// Runs the kit's own sluiced under its keeper, in a new temporary folder,
-// reachable only by this user.
+// Runs the kit's own sluiced under its keeper, reachable only by this user.
 // Thread safety: one owner.
 #pragma once
 
@@ -22,8 +21,7 @@ class PrivateDaemon {
     Bytes gpu;   // of each GPU that this process sees
     Bytes host;  // of each NUMA node
   };
-  // Starts the daemon and returns when it serves. It logs to this process's
-  // standard error.
+  // Returns when the daemon serves. It logs to this process's standard error.
   static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
       const Pools& pools, absl::Time until);
   ~PrivateDaemon();
@@ -33,11 +31,10 @@ class PrivateDaemon {
 
   // Returns how much of all GPUs is leased.
   absl::StatusOr<Bytes> Leased() const;
-  // Kills the daemon with SIGKILL and returns when it is dead. Its keeper keeps
-  // running.
+  // Kills the daemon, not its keeper, and returns when it is dead.
   absl::Status KillDaemon();
-  // Ends the keeper and the daemon by SIGTERM. DeadlineExceeded: the keeper did
-  // not end by `until`. Internal: the keeper failed, or left a file.
+  // Ends both by SIGTERM. DeadlineExceeded: the keeper did not end by `until`.
+  // Internal: the keeper failed, or left a file.
   absl::Status End(absl::Time until);
 
  private:

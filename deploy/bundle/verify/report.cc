@@ -27,8 +27,7 @@ constexpr size_t kMostOfAFile = 256 << 10;
 // A shorter name occurs in every text by chance.
 constexpr size_t kLeastHidden = 3;
 
-// Returns the files below `folder`, except scratch files, with '-' for '/' in
-// their names.
+// Without scratch files; '-' stands for '/' in names.
 ctl::NamedTexts FilesBelow(const std::string& folder) {
   ctl::NamedTexts files;
   std::error_code error;

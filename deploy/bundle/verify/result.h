@@ -46,13 +46,12 @@ inline Result Skipped(std::string reason) {
 }
 
 const char* Name(Status status);
-// Returns {name, status, seconds, value, expected, reason}. FromJson reads it.
+// {name, status, seconds, value, expected, reason}
 nlohmann::json ToJson(const Result& result);
-// Returns the result, or a failed one with the reason if `json` is not a
-// result.
+// Returns a failed result if `json` is no result.
 Result FromJson(const nlohmann::json& json);
-// Returns the failed result of a process that ended badly. The reason is `how`,
-// after the reason in `json` if the process wrote one.
+// Returns the failed result of a process that ended badly: `how`, after the
+// reason that it wrote itself.
 Result FromJson(const nlohmann::json& json, const std::string& how);
 
 // Returns the last line of a program's output that is not empty, which usually

@@ -32,8 +32,7 @@ using device::CopyDirection;
 constexpr char kFilled[] = "filled";
 constexpr char kSame[] = "same";
 
-// Reads one line. DeadlineExceeded: no line by `until`. Internal: the other
-// process has ended.
+// DeadlineExceeded: no line by `until`. Internal: the other process has ended.
 absl::StatusOr<std::string> ReadLine(const UniqueFd& from, absl::Time until) {
   std::string line;
   while (true) {
@@ -56,11 +55,9 @@ absl::StatusOr<std::string> ReadLine(const UniqueFd& from, absl::Time until) {
 
 constexpr Bytes kTenantHost = MiB(32);
 constexpr int kPieces = 16;  // pieces of GPU memory to read back, at most
-// A lease may wait this long, because the memory of a killed rank is freed only
-// when the kernel has ended it.
+// A killed rank's memory is free only when the kernel has ended it.
 constexpr absl::Duration kWait = absl::Seconds(10);
 
-// Sends one line to the process that started this one.
 void PrintLine(const std::string& line) {
   std::printf("%s\n", line.c_str());
   std::fflush(stdout);
@@ -92,8 +89,7 @@ class Holder {
     return driver().SynchronizeStream(stream_);
   }
 
-  // Compares the first piece, the last one, and some between. DataLoss: a byte
-  // differs.
+  // Compares the first piece, the last one, and some between.
   absl::Status Compare() {
     const Bytes size = std::min(host_->size(), gpu_->size());
     const size_t last = (gpu_->size() - size).size();
@@ -185,7 +181,7 @@ absl::Status Tenant::AwaitFilled(absl::Time until) {
 }
 
 absl::Status Tenant::FindSame(absl::Time until) {
-  // A failure to send means that the rank has ended, which Await reports.
+  // Await reports a rank that has ended.
   send(socket_.get(), "?", 1, MSG_NOSIGNAL);
   return Await(kSame, until);
 }

@@ -1,6 +1,5 @@
-// A rank that leases memory of a PrivateDaemon and fills it. It runs in its own
-// process, so that it can be killed.
-// Thread safety: one owner.
+// A rank, in a process that can be killed, that fills memory of a
+// PrivateDaemon. Thread safety: one owner.
 #pragma once
 
 #include <sys/types.h>
@@ -29,14 +28,13 @@ class Tenant {
   Tenant(const Tenant&) = delete;
 
   // Waits until the rank has leased the whole pool of its GPU and a little host
-  // memory, filled the GPU's memory and read the same bytes back. Internal: the
-  // rank reported an error or ended. DeadlineExceeded: it did not answer.
+  // memory, and has read back what it filled the GPU's memory with. Internal:
+  // the rank reported an error or ended. DeadlineExceeded: no answer.
   absl::Status AwaitFilled(absl::Time until);
-  // Checks that the rank's memory is unchanged and can be filled again. Errors
-  // are those of AwaitFilled.
+  // Checks that the memory is unchanged and can be filled again.
   absl::Status FindSame(absl::Time until);
   void Kill();  // SIGKILL
-  // Makes the rank free its memory and end; its exit status must be 0.
+  // Makes the rank free its memory and end with 0.
   absl::Status End(absl::Time until);
 
  private:
@@ -51,8 +49,7 @@ class Tenant {
 
 inline constexpr char kBeATenant[] = "--tenant";
 
-// Runs the rank in the child process, with the arguments that follow
-// kBeATenant. Returns the exit status.
+// Runs the rank, by the arguments behind kBeATenant. Returns the exit status.
 int BeATenant(const std::vector<std::string>& arguments);
 
 }  // namespace sluice::verify

@@ -1,6 +1,5 @@
 // Runs the checks of the user's torch in their Python, with the kit's package
-// and the kit's own daemon, on the first free GPU. Nothing is installed in the
-// user's environment.
+// and daemon, on the first free GPU. Nothing is installed.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,13 +24,12 @@ namespace {
 
 using nlohmann::json;
 
-// The lease takes 1/8 of the GPU's free memory. The rest is for torch.
+// The lease takes 1/8 of the GPU's free memory, torch the rest.
 constexpr int kTorchPartOfGpu = 8;
 constexpr Bytes kTorchHost = GiB(1);
 constexpr absl::Duration kTorchNap = absl::Milliseconds(20);
 
-// Sets the environment so that Python finds the package and programs of the
-// kit, or of a build of the source tree. NotFound: the package is missing.
+// Makes Python find the package and programs of the kit, or of a build.
 absl::Status ShowPackage() {
   const auto bin =
       std::filesystem::read_symlink("/proc/self/exe").parent_path();
@@ -66,8 +64,7 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> StartDaemon(absl::Time until) {
       until);
 }
 
-// Runs the check and waits for it. Returns HowItEnded's text: empty if it ended
-// with 0.
+// Returns HowItEnded's text.
 absl::StatusOr<std::string> RunPython(const Surroundings& here,
                                       const char* name,
                                       const std::string& socket,
@@ -83,7 +80,6 @@ absl::StatusOr<std::string> RunPython(const Surroundings& here,
   return HowItEnded(status);
 }
 
-// Waits until no memory is leased any more. Internal: some still is at `until`.
 absl::Status AwaitNothingLeased(const PrivateDaemon& daemon, absl::Time until) {
   while (true) {
     SLUICE_ASSIGN_OR_RETURN(const Bytes leased, daemon.Leased());
@@ -97,8 +93,6 @@ absl::Status AwaitNothingLeased(const PrivateDaemon& daemon, absl::Time until) {
   }
 }
 
-// Runs the check in the user's torch. Returns the result that the process
-// wrote; if the process ended badly, a failed result with the reason.
 absl::StatusOr<Result> AskTorch(const Surroundings& here, const char* name) {
   const absl::Time until = absl::Now() + here.limit * 0.9;
   ShowOnly({here.gpus.at(0)});

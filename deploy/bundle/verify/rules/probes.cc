@@ -35,9 +35,8 @@ AllocationProperties OnDevice(Device device) {
 
 constexpr size_t kPage = 4096;
 
-// The equipment of a probe: the driver's functions, a context, a stream and
-// memory. A failure of these functions ends the process with one line, because
-// the rule could then not be tested. Thread safety: one thread.
+// The driver's functions, a context, a stream and memory. A failure ends the
+// process with one line: the rule cannot be tested. Thread safety: one thread.
 class ProbeBench {
  public:
   struct Piece {
@@ -55,12 +54,10 @@ class ProbeBench {
   StreamPointer stream() const { return stream_; }
   size_t granularity() const { return granularity_; }
 
-  // Create allocates GPU memory, Reserve addresses. `units`: of the
-  // granularity.
+  // GPU memory and addresses; `units` of the granularity.
   MemoryHandle Create(size_t units);
   DevicePointer Reserve(size_t units);
-  // Mapped returns at least `bytes` of mapped GPU memory without access rights,
-  // OnGpu with them.
+  // At least `bytes` of GPU memory, without access rights and with them.
   Piece Mapped(size_t bytes);
   Piece OnGpu(size_t bytes);
   std::byte* Pages(size_t bytes);   // pageable memory, written once
@@ -272,9 +269,8 @@ Result CopyOneRegistration(ProbeBench& bench) {
   return bench.CopyToGpu(piece.address, host, 2 * kPage);
 }
 
-// Merges two elements. The log-sum-exp of one lies in pageable memory, and the
-// kernel always reads it. If the launch succeeds, the error is found by waiting
-// for the stream.
+// Merges two elements, of which one has its log-sum-exp in pageable memory. The
+// kernel always reads it, so waiting for the stream finds the error.
 Result OperationPinned(ProbeBench& bench) {
   constexpr ops::RowHeadStrides kOne = {1, 1};
   ops::MergeShape shape = {1, 1, 1, kOne, kOne, kOne, kOne};
@@ -296,8 +292,8 @@ constexpr struct {
   Rule rule;
   Result (*ask)(ProbeBench&);
   int gpus = 1;
-  // False: the stream was destroyed with its context. A call with that stream
-  // is undefined (an H100's driver, 580.159.04, crashed).
+  // False: a call with a stream of a destroyed context is undefined (an
+  // H100's driver, 580.159.04, crashed).
   bool leaves_stream = true;
 } kProbes[] = {
     {Rule::kNotForked, NotForked},
@@ -328,8 +324,7 @@ int AskRule(const std::string& name) {
   for (const auto& probe : kProbes) {
     if (TextOf(probe.rule).name != name) continue;
     ProbeBench bench;
-    // The answer is printed at once, because the next call may crash the
-    // process.
+    // Printed at once: the next call may crash the process.
     std::printf("%s %d", name.c_str(), probe.ask(bench));
     std::fflush(stdout);
     if (probe.leaves_stream) {
