@@ -21,7 +21,6 @@
 #include "client/ctl/live.h"
 #include "client/ctl/status/render.h"
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/output.h"
 #include "client/session/query.h"
 #include "client/session/session.h"
 #include "proto/base/status.h"
@@ -34,14 +33,6 @@ namespace {
 
 using nlohmann::json;
 using Renderer = absl::StatusOr<std::string> (*)(const std::string&);
-
-int Print(const absl::StatusOr<std::string>& text) {
-  if (text.ok()) {
-    std::fputs(text->c_str(), stdout);
-    return 0;
-  }
-  return ReportError(text.status());
-}
 
 std::string SessionSocket(const Flags& flags) {
   return flags.socket.empty() ? client::DefaultSocket() : flags.socket;
@@ -128,7 +119,95 @@ std::string OptionalLimitText(const std::optional<Bytes>& limit) {
   return !limit || *limit == Bytes(0) ? "unlimited" : FormatBytes(*limit);
 }
 
-absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
+// Lists processes without a session that still have memory, after at most a
+// second in which the memory of ended processes returns.
+std::string StillHeld(const Flags& flags) {
+  constexpr absl::Duration kPause = absl::Milliseconds(100);
+  for (int i = 0; i < 10; ++i) {
+    bool returning = false;
+    const auto json = ReadStatus(AdminSocket(flags));
+    const auto lines = json.ok() ? RenderHolders(*json, returning) : json;
+    if (!lines.ok() || !lines->empty() || !returning) {
+      return lines.value_or("");
+    }
+    absl::SleepFor(kPause);
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ShowStatus(const Flags& flags) {
+  NoteWhatIsHidden(flags);
+  return Snapshot(flags, RenderStatus, {});
+}
+
+absl::StatusOr<std::string> ShowJobs(const Flags& flags) {
+  NoteWhatIsHidden(flags);
+  return Snapshot(flags, RenderJobs, {"jobs"});
+}
+
+absl::StatusOr<std::string> ShowTop(const Flags& flags) {
+  if (flags.json) return ShowStatus(flags);
+  NoteWhatIsHidden(flags);
+  SLUICE_RETURN_IF_ERROR(Draw([&] { return SnapshotJson(flags); },
+                              {.once = flags.once,
+                               .interval = absl::Seconds(flags.interval_s),
+                               .draw = RenderStatus}));
+  return "";
+}
+
+absl::StatusOr<std::string> ShowEvents(const Flags& flags) {
+  NoteWhatIsHidden(flags);
+  SLUICE_RETURN_IF_ERROR(
+      PrintEvents([&] { return SnapshotJson(flags); },
+                  {.follow = flags.follow,
+                   .as_json = flags.json,
+                   .interval = absl::Seconds(flags.interval_s)}));
+  return "";
+}
+
+int ShowDoctor(const Flags& flags) {
+  const auto findings =
+      Examine(ReadFacts({SessionSocket(flags), AdminSocket(flags)}));
+  std::fputs((flags.json ? RenderDoctorJson(findings) : RenderDoctor(findings))
+                 .c_str(),
+             stdout);
+  return IsWell(findings) ? 0 : 1;
+}
+
+absl::StatusOr<std::string> WriteBundle(const Flags& flags) {
+  return MakeSupportBundle({SessionSocket(flags), AdminSocket(flags)},
+                           {.out = flags.out,
+                            .journal_lines = flags.journal_lines,
+                            .json = flags.json});
+}
+
+absl::StatusOr<std::string> Measure(const Flags& flags) {
+  return MeasureBandwidth({.socket = SessionSocket(flags),
+                           .admin_socket = AdminSocket(flags),
+                           .seconds = flags.seconds,
+                           .beside_jobs = flags.beside_jobs,
+                           .json = flags.json,
+                           .out = flags.out,
+                           .keep = flags.keep});
+}
+
+absl::StatusOr<std::string> Forget(const Flags& flags) {
+  return ForgetMeasured(AdminSocket(flags), flags.json);
+}
+
+absl::StatusOr<std::string> ShowBandwidth(const Flags& flags) {
+  return Snapshot(flags, RenderBandwidth, {"links", "measured_links"});
+}
+
+absl::StatusOr<std::string> ShowBudgets(const Flags& flags) {
+  NoteWhatIsHidden(flags);
+  return Snapshot(flags, RenderBudgets,
+                  {"limits", "reservations", "budgets", "quotas"});
+}
+
+absl::StatusOr<std::string> ChangeBudget(const Flags& flags) {
   if (flags.user.empty() == flags.job.empty()) {
     return absl::InvalidArgumentError(
         "whose budget? give either --user or --job");
@@ -159,7 +238,7 @@ absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
                      OptionalLimitText(now.gpu), OptionalLimitText(now.host));
 }
 
-absl::StatusOr<std::string> DoReserve(const Flags& flags) {
+absl::StatusOr<std::string> ReserveMemory(const Flags& flags) {
   if (flags.pool_gpu.has_value() == flags.pool_numa.has_value()) {
     return absl::InvalidArgumentError(
         "memory of which pool? give either --gpu or --numa, and its number");
@@ -192,23 +271,7 @@ absl::StatusOr<std::string> DoReserve(const Flags& flags) {
       flags.user);
 }
 
-// Lists processes without a session that still have memory, after at most a
-// second in which the memory of ended processes returns.
-std::string StillHeld(const Flags& flags) {
-  constexpr absl::Duration kPause = absl::Milliseconds(100);
-  for (int i = 0; i < 10; ++i) {
-    bool returning = false;
-    const auto json = ReadStatus(AdminSocket(flags));
-    const auto lines = json.ok() ? RenderHolders(*json, returning) : json;
-    if (!lines.ok() || !lines->empty() || !returning) {
-      return lines.value_or("");
-    }
-    absl::SleepFor(kPause);
-  }
-  return "";
-}
-
-absl::StatusOr<std::string> DoEvict(const Flags& flags) {
+absl::StatusOr<std::string> EvictJob(const Flags& flags) {
   Eviction eviction = {
       .job = flags.job, .kill = flags.kill, .reason = flags.reason};
   if (!flags.user.empty()) {
@@ -238,7 +301,7 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
                      killed, flags.kill ? StillHeld(flags) : "");
 }
 
-absl::StatusOr<std::string> DoDrain(const Flags& flags) {
+absl::StatusOr<std::string> DrainNode(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const uint32_t ranks,
                           Drain(AdminSocket(flags), flags.reason));
   if (flags.json) return JsonLine(json{{"drained", true}, {"ranks", ranks}});
@@ -247,13 +310,13 @@ absl::StatusOr<std::string> DoDrain(const Flags& flags) {
       ranks, ranks == 1 ? " is" : "s are");
 }
 
-absl::StatusOr<std::string> DoUndrain(const Flags& flags) {
+absl::StatusOr<std::string> UndrainNode(const Flags& flags) {
   SLUICE_RETURN_IF_ERROR(Undrain(AdminSocket(flags)));
   if (flags.json) return JsonLine(json{{"drained", false}});
   return "the node is not drained any more\n";
 }
 
-absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
+absl::StatusOr<std::string> ShowPlan(const Flags& flags) {
   if (flags.plan.find_first_not_of("0123456789") != std::string::npos) {
     return absl::InvalidArgumentError(
         fmt::format("plan '{}' is not a number: sluicectl status lists the "
@@ -265,73 +328,5 @@ absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
   return flags.json ? plan::Encode(*status.plan) + "\n"
                     : RenderPlan(*status.plan, flags.explain);
 }
-
-}  // namespace
-
-int ShowStatus(const Flags& flags) {
-  NoteWhatIsHidden(flags);
-  return Print(Snapshot(flags, RenderStatus, {}));
-}
-int ShowJobs(const Flags& flags) {
-  NoteWhatIsHidden(flags);
-  return Print(Snapshot(flags, RenderJobs, {"jobs"}));
-}
-int ShowTop(const Flags& flags) {
-  if (flags.json) return ShowStatus(flags);
-  NoteWhatIsHidden(flags);
-  const absl::Status shown = Draw([&] { return SnapshotJson(flags); },
-                                  {.once = flags.once,
-                                   .interval = absl::Seconds(flags.interval_s),
-                                   .draw = RenderStatus});
-  return shown.ok() ? 0 : ReportError(shown);
-}
-int ShowEvents(const Flags& flags) {
-  NoteWhatIsHidden(flags);
-  const absl::Status shown =
-      PrintEvents([&] { return SnapshotJson(flags); },
-                  {.follow = flags.follow,
-                   .as_json = flags.json,
-                   .interval = absl::Seconds(flags.interval_s)});
-  return shown.ok() ? 0 : ReportError(shown);
-}
-int ShowDoctor(const Flags& flags) {
-  const auto findings =
-      Examine(ReadFacts({SessionSocket(flags), AdminSocket(flags)}));
-  const int printed =
-      Print(flags.json ? RenderDoctorJson(findings) : RenderDoctor(findings));
-  return IsWell(findings) ? printed : 1;
-}
-int WriteBundle(const Flags& flags) {
-  return Print(MakeSupportBundle({SessionSocket(flags), AdminSocket(flags)},
-                                 {.out = flags.out,
-                                  .journal_lines = flags.journal_lines,
-                                  .json = flags.json}));
-}
-int Measure(const Flags& flags) {
-  return Print(MeasureBandwidth({.socket = SessionSocket(flags),
-                                 .admin_socket = AdminSocket(flags),
-                                 .seconds = flags.seconds,
-                                 .beside_jobs = flags.beside_jobs,
-                                 .json = flags.json,
-                                 .out = flags.out,
-                                 .keep = flags.keep}));
-}
-int Forget(const Flags& flags) {
-  return Print(ForgetMeasured(AdminSocket(flags), flags.json));
-}
-int ShowBandwidth(const Flags& flags) {
-  return Print(Snapshot(flags, RenderBandwidth, {"links", "measured_links"}));
-}
-int ShowBudgets(const Flags& flags) {
-  NoteWhatIsHidden(flags);
-  return Print(Snapshot(flags, RenderBudgets,
-                        {"limits", "reservations", "budgets", "quotas"}));
-}
-int ShowPlan(const Flags& flags) { return Print(DoShowPlan(flags)); }
-int ChangeBudget(const Flags& flags) { return Print(DoChangeBudget(flags)); }
-int ReserveMemory(const Flags& flags) { return Print(DoReserve(flags)); }
-int EvictJob(const Flags& flags) { return Print(DoEvict(flags)); }
-int DrainNode(const Flags& flags) { return Print(DoDrain(flags)); }
-int UndrainNode(const Flags& flags) { return Print(DoUndrain(flags)); }
 
 }  // namespace sluice::ctl

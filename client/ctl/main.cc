@@ -1,6 +1,4 @@
 // sluicectl: queries and administers the node's daemon. Flags only.
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -157,6 +155,15 @@ const std::vector<AddDeskCommand> kDeskCommands = {
     AddPlanValidate,
 };
 
+// Returns the exit status.
+int Print(const absl::StatusOr<std::string>& text) {
+  if (text.ok()) {
+    std::fputs(text->c_str(), stdout);
+    return 0;
+  }
+  return ReportError(text.status());
+}
+
 class CommandLine {
  public:
   CommandLine() {
@@ -174,8 +181,10 @@ class CommandLine {
              kStatusExamples));
     Json(Add(&app_, "jobs", "one line per job", ShowJobs, kJobsExamples));
     AddLive();
-    Json(Add(&app_, "doctor", "is the daemon, and all it needs, well set up?",
-             ShowDoctor, kDoctorExamples));
+    CLI::App* doctor = Json(Add(&app_, "doctor",
+                                "is the daemon, and all it needs, well set up?",
+                                nullptr, kDoctorExamples));
+    Choose(doctor, [this] { return ShowDoctor(flags_); });
     AddBundle();
     AddBandwidth();
     AddPlan();
@@ -203,15 +212,14 @@ class CommandLine {
   }
 
  private:
-  using Command = int (*)(const Flags&);
   using Runner = std::function<int()>;
 
   CLI::App* Add(CLI::App* to, const char* name, const char* help,
-                Command command, const char* examples) {
+                Command* command, const char* examples) {
     CLI::App* added = to->add_subcommand(name, help);
     added->footer(examples);
     if (command != nullptr) {
-      Choose(added, [this, command] { return command(flags_); });
+      Choose(added, [this, command] { return Print(command(flags_)); });
     }
     return added;
   }

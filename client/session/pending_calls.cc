@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "proto/base/status.h"
-
 namespace sluice::client {
 namespace {
 

@@ -395,10 +395,7 @@ DeskCommand AddPlanMemory(CLI::App& plan) {
                      "whose requests, where the trace has several devices "
                      "(cuda:0) or ranks (0)");
   memory->add_flag("--json", flags->json, "print one JSON object");
-  return {memory, [flags] {
-            const absl::StatusOr<int> result = PlanMemory(*flags);
-            return result.ok() ? *result : ReportError(result.status());
-          }};
+  return {memory, [flags] { return ExitStatus(PlanMemory(*flags)); }};
 }
 
 }  // namespace sluice::ctl

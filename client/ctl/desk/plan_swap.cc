@@ -234,10 +234,7 @@ DeskCommand AddPlanSwap(CLI::App& plan) {
                    "one alpha per rank");
   swap->add_flag("--example", flags->example, "print a node to start from");
   swap->add_flag("--json", flags->json, "print one JSON object");
-  return {swap, [flags] {
-            const absl::StatusOr<int> result = RunSwap(*flags);
-            return result.ok() ? *result : ReportError(result.status());
-          }};
+  return {swap, [flags] { return ExitStatus(RunSwap(*flags)); }};
 }
 
 }  // namespace sluice::ctl

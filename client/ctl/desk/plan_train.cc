@@ -169,10 +169,7 @@ DeskCommand AddPlanTrain(CLI::App& plan) {
   auto flags = std::make_shared<TrainFlags>();
   AddTrainFlags(*app, *flags);
   app->footer(kTrainExamples);
-  return {app, [flags] {
-            const absl::StatusOr<int> result = RunTrain(*flags);
-            return result.ok() ? *result : ReportError(result.status());
-          }};
+  return {app, [flags] { return ExitStatus(RunTrain(*flags)); }};
 }
 
 }  // namespace sluice::ctl

@@ -5,8 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "absl/status/statusor.h"
-
 namespace sluice::ctl {
 
 // Formats "24.00 GB/s", or "-" for 0.

@@ -72,6 +72,10 @@ int ReportError(const absl::Status& status) {
   return bad_input ? kBadInput : 1;
 }
 
+int ExitStatus(const absl::StatusOr<int>& result) {
+  return result.ok() ? *result : ReportError(result.status());
+}
+
 absl::Status CheckOutput(const std::string& path) {
   if (path == "-") return absl::OkStatus();
   struct stat info;

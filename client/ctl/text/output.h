@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace sluice::ctl {
 
@@ -16,6 +17,8 @@ inline constexpr int kInterrupted = 130;  // 128 + SIGINT, as shells report it
 // Prints one `error:` line to stderr. Returns 2 for mistakes of the caller
 // (InvalidArgument, NotFound), else 1.
 int ReportError(const absl::Status& status);
+// Returns the exit status that a command returned, or reports its error.
+int ExitStatus(const absl::StatusOr<int>& result);
 
 // Checks whether `path` can be written. Call it before long work.
 absl::Status CheckOutput(const std::string& path);

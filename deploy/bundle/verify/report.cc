@@ -1,6 +1,5 @@
 #include "deploy/bundle/verify/report.h"
 
-#include <fmt/format.h>
 #include <pwd.h>
 #include <unistd.h>
 
