@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "client/ctl/text/table.h"
+#include "client/ctl/text/format.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 

@@ -1,5 +1,3 @@
-#include "client/session/query.h"
-
 #include <fmt/format.h>
 
 #include <cstdint>

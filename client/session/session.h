@@ -151,6 +151,19 @@ absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket);
 // Returns whether a daemon listens at the socket (empty: DefaultSocket()).
 bool DaemonListens(const std::string& socket);
 
+// Asks the daemon as an observer, which has no rank and no lease. The daemon's
+// own user sees everything, another user only what belongs to it.
+struct NodeStatus {
+  std::string json;                    // keys: daemon/README.md
+  std::optional<plan::NodePlan> plan;  // set if a plan was asked for
+};
+
+// An empty `socket` means DefaultSocket(); an empty `plan_id` asks for no plan.
+// Errors are those of Session::Open; NotFound also if the plan does not exist
+// or belongs to another user. Thread safety: safe.
+absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
+                                     const std::string& plan_id = "");
+
 // Returns $SLUICE_SOCKET, else /run/sluice/session.sock.
 std::string DefaultSocket();
 

@@ -9,7 +9,6 @@
 #include "absl/strings/str_split.h"
 #include "client/ctl/status/render.h"
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "tests/support/golden.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/whole_lines.h"

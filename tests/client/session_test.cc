@@ -9,7 +9,6 @@
 #include <future>
 
 #include "client/session/connection.h"
-#include "client/session/query.h"
 #include "client/session/welcome.h"
 #include "kernels/device/sim/sim.h"
 #include "tests/client/session_fixture.h"

@@ -10,8 +10,7 @@ METRICS = "daemon/metrics/README.md"
 STATS = "daemon/core/stats.h"
 LABELS = {"sluice_job"}  # label names, not metrics
 COLUMNS = "client/ctl/README.md"
-STATUS = ("client/ctl/status/render.cc", "client/ctl/status/render_memory.cc",
-          "client/ctl/status/link_speeds.cc")
+STATUS = ("client/ctl/status/render.cc", "client/ctl/status/render_memory.cc")
 SNAPSHOT = "daemon/README.md"
 SNAPSHOT_KEYS = "daemon/metrics/snapshot_json.cc"
 MESSAGES = "proto/README.md"

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "client/ctl/status/link_speeds.h"
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "proto/base/simulated.h"
 #include "proto/base/status.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/ctl/doctor/read_facts.h"
+#include "client/ctl/doctor/facts.h"
 
 namespace sluice::ctl {
 

@@ -23,7 +23,6 @@
 #include "client/ctl/desk/plan_svg.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
-#include "client/ctl/text/table.h"
 #include "planner/trace/read_trace.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"

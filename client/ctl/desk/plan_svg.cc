@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 
 namespace sluice::ctl {
 namespace {

@@ -11,7 +11,6 @@
 #include "absl/strings/str_join.h"
 #include "client/ctl/desk/plan_commands.h"
 #include "client/ctl/desk/train_flags.h"
-#include "client/ctl/desk/train_page.h"
 #include "client/ctl/desk/train_words.h"
 #include "client/ctl/text/output.h"
 #include "planner/train/published.h"

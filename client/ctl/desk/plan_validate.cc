@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "client/ctl/desk/plan_commands.h"
+#include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
-#include "client/ctl/text/table.h"
 #include "planner/train/validate.h"
 
 namespace sluice::ctl {

@@ -7,7 +7,6 @@
 
 #include "client/ctl/desk/swap.h"
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {

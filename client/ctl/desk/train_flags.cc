@@ -8,7 +8,7 @@
 #include <map>
 
 #include "absl/strings/str_join.h"
-#include "client/ctl/text/table.h"
+#include "client/ctl/text/format.h"
 #include "planner/train/search.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"

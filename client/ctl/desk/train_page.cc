@@ -1,10 +1,9 @@
-#include "client/ctl/desk/train_page.h"
-
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_replace.h"
+#include "client/ctl/desk/train_words.h"
 
 namespace sluice::ctl {
 namespace {

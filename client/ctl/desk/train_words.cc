@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "planner/train/published.h"
 #include "proto/base/text.h"
 

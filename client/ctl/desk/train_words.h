@@ -1,6 +1,7 @@
 // Formats a cost model's estimate for people. Thread safety: pure functions.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -56,5 +57,21 @@ std::vector<std::string> NotesOf(const TrainAnswer& answer);
 std::string TrainWords(const TrainAnswer& answer);
 // The object of --json: speeds are null if the request does not fit.
 nlohmann::ordered_json TrainObject(const TrainAnswer& answer);
+
+// ---- The page of --html: one file without network access ----
+
+// The text of train_page.html, with @DATA@ where the JSON belongs.
+extern const char* const kTrainPage;
+
+// A method's MFU with its best settings, at growing lengths.
+struct MfuCurve {
+  std::string method;
+  bool chosen = false;     // the requested method, with the given settings
+  bool validated = false;  // a published table has its speed on this machine
+  std::vector<std::pair<int64_t, double>> points;  // tokens, MFU as a fraction
+};
+
+std::string TrainPage(const TrainAnswer& answer,
+                      const std::vector<MfuCurve>& curves);
 
 }  // namespace sluice::ctl

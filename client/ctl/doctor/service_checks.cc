@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "client/ctl/doctor/check.h"
-#include "client/ctl/doctor/told_facts.h"
+#include "client/ctl/doctor/facts.h"
 #include "proto/base/text.h"
 #include "proto/frozen.h"
 

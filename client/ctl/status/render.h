@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,12 @@ absl::StatusOr<std::string> RenderStatus(const std::string& json);
 absl::StatusOr<std::string> RenderJobs(const std::string& json);
 absl::StatusOr<std::string> RenderBandwidth(const std::string& json);
 absl::StatusOr<std::string> RenderBudgets(const std::string& json);
+
+// Format the links of the snapshot `node` (daemon/README.md), one per line:
+// all, or none if no measurement is stored. Throw nlohmann::json::exception if
+// `node` has another form.
+std::string RenderLinks(const nlohmann::json& node);
+std::string RenderMeasuredLinks(const nlohmann::json& node);
 
 // Formats a line for each process without a session that has memory. Sets
 // `returning` to whether memory of ended sessions is not free yet.

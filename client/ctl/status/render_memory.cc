@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {

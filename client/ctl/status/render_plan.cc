@@ -5,7 +5,6 @@
 
 #include "client/ctl/status/render.h"
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {

@@ -2,6 +2,8 @@
 // Thread safety: a check is the only code in its process.
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,5 +56,27 @@ Result RunGradients(const Surroundings&);
 Result RunTraining(const Surroundings&);
 Result RunMemory(const Surroundings&);
 Result RunThroughput(const Surroundings&);
+
+// ---- A check's process: a crash, a hang or a kill fails only this check ----
+
+struct CheckProcess {
+  std::string program;  // path of this program
+  const Check* check = nullptr;
+  std::string work;  // the work folder of all checks
+  std::string gpus, busy, python;
+  std::optional<absl::Duration> limit;  // replaces the table's limit
+  // Called ten times a second; true: the check is killed.
+  std::function<bool()> stopped;
+};
+
+// When this returns, all processes that the check started have ended.
+Result RunInProcess(const CheckProcess& process);
+
+// Runs the check in the child process, writes its result where RunInProcess
+// reads it, and returns the exit status. If the parent process ends first,
+// kills this process and all its descendants and deletes `work`, the folder of
+// all checks. `gpus`: "0,2". `work` and `gpus` of `here` are filled in.
+int ServeCheck(const Check& check, const std::string& work,
+               const std::string& gpus, Surroundings here);
 
 }  // namespace sluice::verify

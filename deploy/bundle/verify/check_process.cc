@@ -1,5 +1,3 @@
-#include "deploy/bundle/verify/check_process.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
@@ -17,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/descendants.h"
 #include "proto/base/file_text.h"
 #include "proto/base/pidfd.h"

@@ -4,8 +4,7 @@
 #include <bit>
 
 #include "client/ctl/doctor/checks.h"
-#include "client/ctl/doctor/read_facts.h"
-#include "client/ctl/doctor/told_facts.h"
+#include "client/ctl/doctor/facts.h"
 #include "deploy/bundle/verify/check.h"
 #include "kernels/device/cuda/library.h"
 #include "kernels/device/driver.h"

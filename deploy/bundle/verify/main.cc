@@ -16,7 +16,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/check_process.h"
 #include "deploy/bundle/verify/interruption.h"
 #include "deploy/bundle/verify/report.h"
 #include "deploy/bundle/verify/rules/probes.h"
