@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_replace.h"
-#include "client/ctl/doctor/check.h"
 #include "client/ctl/text/format.h"
 #include "proto/base/text.h"
 

@@ -5,7 +5,7 @@
 #include <charconv>
 
 #include "absl/strings/str_split.h"
-#include "client/ctl/doctor/check.h"
+#include "client/ctl/doctor/checks.h"
 #include "kernels/device/driver.h"
 #include "proto/base/simulated.h"
 #include "proto/base/text.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "client/ctl/doctor/check.h"
+#include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/facts.h"
 #include "proto/base/text.h"
 #include "proto/frozen.h"

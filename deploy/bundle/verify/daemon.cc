@@ -10,7 +10,6 @@
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/private_daemon.h"
-#include "deploy/bundle/verify/tenant.h"
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"

@@ -2,6 +2,9 @@
 // Thread safety: one owner.
 #pragma once
 
+#include <signal.h>
+
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,5 +45,20 @@ class Report {
 
 // Returns this machine's name, user and folders, for Options::hidden.
 std::vector<std::pair<std::string, std::string>> NamesOfThisMachine();
+
+// While an object lives, SIGINT, SIGTERM and SIGHUP are only recorded. The
+// destructor raises the recorded signal again. One object at a time.
+class Interruption {
+ public:
+  Interruption();
+  ~Interruption();
+  Interruption(const Interruption&) = delete;
+
+  static bool came();
+
+ private:
+  static constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> before_;
+};
 
 }  // namespace sluice::verify

@@ -29,7 +29,7 @@ OF_THE_SYSTEM = {
     # these.
     "deploy/bundle/verify/check_process.cc": {"--check", "--work", "--busy"},
     "deploy/bundle/verify/main.cc": {"--check", "--work", "--busy"},
-    "deploy/bundle/verify/tenant.h": {"--tenant"},
+    "deploy/bundle/verify/private_daemon.h": {"--tenant"},
     # What verify passes to the kit's Python.
     "deploy/bundle/verify/torch.cc": {"--result", "--socket"},
 }
