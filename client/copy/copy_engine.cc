@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "client/copy/copy_lane.h"
-#include "client/copy/copy_timeline.h"
 #include "client/copy/ticket_state.h"
 #include "kernels/device/stream_timer.h"
 #include "proto/base/clock.h"

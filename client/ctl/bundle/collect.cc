@@ -11,7 +11,6 @@
 
 #include "absl/time/clock.h"
 #include "client/ctl/admin/admin.h"
-#include "client/ctl/bundle/secrets.h"
 #include "client/ctl/bundle/support_bundle.h"
 #include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/facts.h"

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -38,5 +39,25 @@ std::string RenderBundleJson(const std::string& file, size_t bytes,
 // Writes a bundle that only this user may read. Returns the text to print.
 absl::StatusOr<std::string> MakeSupportBundle(const SocketPaths& sockets,
                                               const BundleOptions& options);
+
+using NamedTexts = std::vector<std::pair<std::string, std::string>>;
+
+// Returns a tar archive of files in a folder `name`, compressed by the system's
+// gzip. Names have at most 100 bytes, as in POSIX's ustar.
+absl::StatusOr<std::string> MakeTarGz(const std::string& name,
+                                      const NamedTexts& files);
+
+// Sluice has no secrets, but people write theirs into a configuration's
+// comments, and programs into a journal.
+struct WithoutSecrets {
+  std::string text;
+  int removed = 0;
+};
+
+// Replaces each secret by "(removed)": the value of a key named password,
+// token, secret, credential, key or the like; the text after "Bearer" or
+// "Basic"; user and password in an address; PEM blocks. Cuts lines after 4,096
+// bytes.
+WithoutSecrets RemoveSecrets(const std::string& text);
 
 }  // namespace sluice::ctl

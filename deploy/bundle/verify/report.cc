@@ -11,7 +11,7 @@
 #include <fstream>
 
 #include "absl/strings/str_replace.h"
-#include "client/ctl/bundle/archive.h"
+#include "client/ctl/bundle/support_bundle.h"
 #include "deploy/bundle/verify/check.h"
 #include "proto/base/file_text.h"
 #include "proto/base/status.h"
