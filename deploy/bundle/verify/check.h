@@ -17,10 +17,11 @@ namespace sluice::verify {
 inline constexpr char kScratch[] = "scratch";
 
 struct Surroundings {
-  std::string work;       // this check's folder; its files go into the archive
-  std::vector<int> gpus;  // the free ones, as this process numbers them
-  std::string busy;       // the busy GPUs, one line for users; may be empty
-  std::string python;     // absolute path of the user's Python with torch
+  const char* check = "";  // its name
+  std::string work;        // this check's folder; its files go into the archive
+  std::vector<int> gpus;   // the free ones, as this process numbers them
+  std::string busy;        // the busy GPUs, one line for users; may be empty
+  std::string python;      // absolute path of the user's Python with torch
   absl::Duration limit;
 };
 
@@ -51,11 +52,7 @@ Result RunRules(const Surroundings&);
 Result RunKernels(const Surroundings&);
 Result RunLinks(const Surroundings&);
 Result RunDaemon(const Surroundings&);
-Result RunTorch(const Surroundings&);  // torch.cc, as are the checks below
-Result RunGradients(const Surroundings&);
-Result RunTraining(const Surroundings&);
-Result RunMemory(const Surroundings&);
-Result RunThroughput(const Surroundings&);
+Result RunTorch(const Surroundings&);  // torch.cc: every check of torch
 
 // ---- A check's process: a crash, a hang or a kill fails only this check ----
 

@@ -153,6 +153,7 @@ int ServeCheck(const Check& check, const std::string& work,
   std::error_code ignored;
   std::filesystem::create_directories(scratch, ignored);
   setenv("TMPDIR", scratch.c_str(), 1);
+  here.check = check.name;
   here.work = FolderOf(work, check);
   for (const auto word : absl::StrSplit(gpus, ',', absl::SkipEmpty())) {
     int gpu = 0;

@@ -17,6 +17,15 @@ constexpr char kVisible[] = "CUDA_VISIBLE_DEVICES";
 // other processes use less.
 constexpr int kIdlePart = 16;
 
+constexpr Check OfTorch(const char* name, const char* what, int limit_s) {
+  return {name,
+          what,
+          absl::Seconds(limit_s),
+          RunTorch,
+          /*needs_gpu=*/true,
+          /*needs_python=*/true};
+}
+
 // Without the checks of torch, the limits add up to less than ten minutes.
 constexpr Check kChecks[] = {
     {"doctor", "what the machine offers, and what mends what it does not",
@@ -31,20 +40,14 @@ constexpr Check kChecks[] = {
      absl::Seconds(60), RunLinks},
     {"daemon", "memory of killed ranks, and ranks of a killed daemon",
      absl::Seconds(90), RunDaemon},
-    {"torch", "what your torch has of what Sluice needs", absl::Seconds(90),
-     RunTorch, /*needs_gpu=*/true, /*needs_python=*/true},
-    {"gradients", "a streamed step on the GPU against torch on the CPU",
-     absl::Seconds(180), RunGradients, /*needs_gpu=*/true,
-     /*needs_python=*/true},
-    {"training", "50 steps on the GPU against the CPU's curve",
-     absl::Seconds(180), RunTraining, /*needs_gpu=*/true,
-     /*needs_python=*/true},
-    {"memory", "what a streamed step takes against what is promised",
-     absl::Seconds(120), RunMemory, /*needs_gpu=*/true,
-     /*needs_python=*/true},
-    {"throughput", "how fast torch's kernels and a streamed step are",
-     absl::Seconds(180), RunThroughput, /*needs_gpu=*/true,
-     /*needs_python=*/true},
+    OfTorch("torch", "what your torch has of what Sluice needs", 90),
+    OfTorch("gradients", "a streamed step on the GPU against torch on the CPU",
+            180),
+    OfTorch("training", "50 steps on the GPU against the CPU's curve", 180),
+    OfTorch("memory", "what a streamed step takes against what is promised",
+            120),
+    OfTorch("throughput", "how fast torch's kernels and a streamed step are",
+            180),
 };
 constexpr Check kSurvey = {"survey", "which GPUs nobody uses",
                            absl::Seconds(40), RunSurvey, /*needs_gpu=*/false};

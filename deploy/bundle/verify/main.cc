@@ -261,9 +261,7 @@ int BeACheck(const std::vector<std::string>& arguments) {
   int64_t limit = 0;
   if (check == nullptr || !absl::SimpleAtoi(given["--limit"], &limit)) return 2;
   return ServeCheck(*check, given["--work"], given["--gpus"],
-                    {.work = {},
-                     .gpus = {},
-                     .busy = given["--busy"],
+                    {.busy = given["--busy"],
                      .python = given["--python"],
                      .limit = absl::Seconds(limit)});
 }

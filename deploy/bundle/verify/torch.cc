@@ -66,11 +66,10 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> StartDaemon(absl::Time until) {
 
 // Returns HowItEnded's text.
 absl::StatusOr<std::string> RunPython(const Surroundings& here,
-                                      const char* name,
                                       const std::string& socket,
                                       const std::string& result) {
   SLUICE_ASSIGN_OR_RETURN(const pid_t pid,
-                          Spawn({here.python, "-m", "sluice_verify", name,
+                          Spawn({here.python, "-m", "sluice_verify", here.check,
                                  "--socket", socket, "--result", result},
                                 {.name = "the Python of --python",
                                  .signals = SpawnOptions::Signals::kDefault}));
@@ -93,15 +92,15 @@ absl::Status AwaitNothingLeased(const PrivateDaemon& daemon, absl::Time until) {
   }
 }
 
-absl::StatusOr<Result> AskTorch(const Surroundings& here, const char* name) {
+absl::StatusOr<Result> AskTorch(const Surroundings& here) {
   const absl::Time until = absl::Now() + here.limit * 0.9;
   ShowOnly({here.gpus.at(0)});
   SLUICE_RETURN_IF_ERROR(ShowPackage());
   SLUICE_ASSIGN_OR_RETURN(const auto daemon, StartDaemon(until));
   const std::string path =
-      std::string(std::getenv("TMPDIR")) + "/" + name + ".result";
+      std::string(std::getenv("TMPDIR")) + "/" + here.check + ".result";
   SLUICE_ASSIGN_OR_RETURN(const std::string bad_end,
-                          RunPython(here, name, daemon->socket(), path));
+                          RunPython(here, daemon->socket(), path));
   const json told =
       json::parse(TextOf(path), nullptr, /*allow_exceptions=*/false);
   Result result =
@@ -118,26 +117,12 @@ absl::StatusOr<Result> AskTorch(const Surroundings& here, const char* name) {
   return result;
 }
 
-Result RunInTorch(const Surroundings& here, const char* name) {
-  auto result = AskTorch(here, name);
-  if (result.ok()) return *std::move(result);
-  return Failed({}, "the check runs", result.status());
-}
-
 }  // namespace
 
-Result RunTorch(const Surroundings& here) { return RunInTorch(here, "torch"); }
-Result RunGradients(const Surroundings& here) {
-  return RunInTorch(here, "gradients");
-}
-Result RunTraining(const Surroundings& here) {
-  return RunInTorch(here, "training");
-}
-Result RunMemory(const Surroundings& here) {
-  return RunInTorch(here, "memory");
-}
-Result RunThroughput(const Surroundings& here) {
-  return RunInTorch(here, "throughput");
+Result RunTorch(const Surroundings& here) {
+  auto result = AskTorch(here);
+  if (result.ok()) return *std::move(result);
+  return Failed({}, "the check runs", result.status());
 }
 
 }  // namespace sluice::verify
