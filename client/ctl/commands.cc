@@ -87,22 +87,24 @@ absl::StatusOr<uint32_t> UserId(const std::string& user) {
       fmt::format("there is no user '{}': give a user's name or number", user));
 }
 
+// Parses a size, or `none` as 0.
+absl::StatusOr<Bytes> SizeOr(const char* none, const char* flag,
+                             const std::string& text, const char* see = "") {
+  if (text == none) return Bytes(0);
+  const absl::StatusOr<Bytes> size = ParseBytes(text);
+  if (size.ok() && *size > Bytes(0)) return *size;
+  return absl::InvalidArgumentError(
+      size.ok() ? fmt::format("{} '{}': give a size above 0, or '{}'", flag,
+                              text, none)
+                : fmt::format("{} {}, or {}{}", flag,
+                              std::string(size.status().message()), none, see));
+}
+
 // Parses a limit. "" leaves the limit unchanged; "unlimited" is 0 on the wire.
 absl::StatusOr<std::optional<Bytes>> Limit(const char* flag,
                                            const std::string& text) {
   if (text.empty()) return std::nullopt;
-  if (text == "unlimited") return Bytes(0);
-  const absl::StatusOr<Bytes> size = ParseBytes(text);
-  if (!size.ok()) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} {}, or unlimited (see sluicectl budget set --help)",
-                    flag, std::string(size.status().message())));
-  }
-  if (*size <= Bytes(0)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{} '{}': give a size above 0, or 'unlimited'", flag, text));
-  }
-  return *size;
+  return SizeOr("unlimited", flag, text, " (see sluicectl budget set --help)");
 }
 
 // Formats an unlimited limit as null, as the snapshot does.
@@ -245,16 +247,8 @@ absl::StatusOr<std::string> ReserveMemory(const Flags& flags) {
   Reservation asked = {
       .cgroup = flags.cgroup, .gpu = flags.pool_gpu, .numa = flags.pool_numa};
   SLUICE_ASSIGN_OR_RETURN(asked.uid, UserId(flags.user));
-  if (flags.memory != "none") {
-    const absl::StatusOr<Bytes> size = ParseBytes(flags.memory);
-    if (!size.ok() || *size <= Bytes(0)) {
-      return absl::InvalidArgumentError(fmt::format(
-          "--memory {}",
-          size.ok() ? "'" + flags.memory + "': give a size above 0, or 'none'"
-                    : std::string(size.status().message()) + ", or none"));
-    }
-    asked.bytes = *size;
-  }
+  SLUICE_ASSIGN_OR_RETURN(asked.bytes,
+                          SizeOr("none", "--memory", flags.memory));
   SLUICE_RETURN_IF_ERROR(Reserve(AdminSocket(flags), asked));
   if (flags.json) {
     return JsonLine(json{{"pool", asked.gpu ? "gpu" : "numa"},

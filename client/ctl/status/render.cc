@@ -6,7 +6,6 @@
 #include <functional>
 #include <set>
 
-#include "client/ctl/status/render_memory.h"
 #include "client/ctl/text/format.h"
 #include "proto/base/text.h"
 
@@ -252,15 +251,12 @@ std::string ProgressOf(const json& planning) {
     return fmt::format("plan {} at the next step", Number(planning, "plan_id"));
   }
   if (state == "waiting") {
-    std::string others;
-    for (const json& each : planning.at("waiting_for")) {
-      others += (others.empty() ? "" : ", ") + each.get<std::string>();
-    }
+    const std::vector<std::string> others = planning.at("waiting_for");
     if (planning.at("plan_id").is_null()) {
       return "waits for host memory to calibrate in";
     }
     return fmt::format("plan {} waits for host memory of {}",
-                       Number(planning, "plan_id"), others);
+                       Number(planning, "plan_id"), fmt::join(others, ", "));
   }
   if (progress.is_null()) return "starts";
   return fmt::format("{} of {} segments; {}: {}, peak {}, at least {}",
@@ -274,12 +270,11 @@ std::string ProgressOf(const json& planning) {
 std::string RenderPlanning(const json& node) {
   Table table({"PLANNING", ">RANKS", ">FOR", ">AT MOST", "HOW FAR"});
   for (const json& planning : node.at("planning")) {
-    const auto span = [](double seconds) { return Span(seconds); };
     table.Add({Text(planning, "job"),
                fmt::format("{}/{}", Number(planning, "ranks"),
                            Number(planning, "ranks_wanted")),
-               Optional(planning.at("elapsed_s"), span),
-               Optional(planning.at("deadline_in_s"), span),
+               Optional(planning.at("elapsed_s"), Span),
+               Optional(planning.at("deadline_in_s"), Span),
                ProgressOf(planning)});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);

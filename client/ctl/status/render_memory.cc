@@ -1,7 +1,8 @@
-#include "client/ctl/status/render_memory.h"
-
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
+#include "client/ctl/status/render.h"
 #include "client/ctl/text/format.h"
 #include "proto/base/text.h"
 
