@@ -110,8 +110,7 @@ class Demo:
         return found
 
     def train_alike(self, lengths):
-        """Trains every method at the longest length that all methods can
-        train."""
+        """Trains every method at the longest length that all can train."""
         length = min(lengths.values())
         if length == 0:
             raise RunFailed("a method fits no sequence at all")
@@ -153,8 +152,7 @@ class Demo:
         return {"result": result, "steps": lines, "trace": trace}
 
     def ask_prometheus(self):
-        """Returns Sluice's series in Prometheus, which proves that the scrape
-        is real."""
+        """Returns Sluice's series, which proves that the scrape is real."""
         ours = '{__name__=~"sluice_.+"}'
         names = self.prometheus.query(f"count by (__name__) ({ours})")
         target = self.prometheus.query('up{job="sluice"}')

@@ -98,9 +98,9 @@ def check(result: Result, socket: str) -> None:
 
 
 def compare(session: sluice.Session, case: Case) -> dict[str, object]:
-    """Compares two streamed steps with the CPU's. The second one runs on
-    another stream and reuses the first one's memory. Returns the differences,
-    and the kernels that computed attention. Raises `Failure`."""
+    """Compares two streamed steps with the CPU's; the second one runs on
+    another stream and reuses the first one's memory. Returns the differences
+    and the kernels of attention."""
     model = seeded(case.sizes)
     ids = torch.randint(case.sizes.vocabulary, (2, case.rows),
                         generator=torch.Generator().manual_seed(1))
@@ -131,8 +131,7 @@ def compare(session: sluice.Session, case: Case) -> dict[str, object]:
 
 
 def gradients(model: Decoder, ids: Tensor, mask: Tensor | None) -> Gradients:
-    """Runs a step. Returns its gradients by parameter, and its "loss", copied
-    to the CPU."""
+    """Returns a step's gradients by parameter, and its "loss", on the CPU."""
     model.zero_grad()
     loss = loss_of(model, ids, mask)
     loss.backward()
