@@ -90,7 +90,7 @@ class Trainer:
 
 
 def read_object(output, fits):
-    """Returns the last line that is an object; it must agree with the status."""
+    """Returns the last object, which must agree with the status."""
     for line in reversed(output.strip().splitlines()):
         if line.startswith("{"):
             result = json.loads(line)

@@ -61,7 +61,7 @@ class Prometheus:
                             ).replace("$instance", self._instance)
 
     def series(self, text):
-        """Returns [(labels, [(time, value)])], without values that are NaN."""
+        """Returns [(labels, [(time, value)])], without infinite values and NaN."""
         query = urllib.parse.urlencode(dict(
             query=self.expression(text), start=self.begin, end=self.end,
             step=self.step))

@@ -1,17 +1,69 @@
-// The table of the kit's checks, and the facts that a check receives.
-// Thread safety: a check is the only code in its process.
+// The kit's checks: their table, what each receives and returns, and its
+// process. Thread safety: a check is the only code in its process.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "deploy/bundle/verify/result.h"
 
 namespace sluice::verify {
+
+// A skipped check never counts as passed.
+enum class Status { kPassed, kFailed, kSkipped };
+
+struct Result {
+  std::string name;
+  Status status = Status::kFailed;
+  double seconds = 0;
+  nlohmann::json value;
+  std::string expected;
+  std::string reason;  // empty if it passed
+  // false: the user did not request it, so it does not count
+  bool asked = true;
+};
+
+inline Result Passed(nlohmann::json value, std::string expected) {
+  return {.status = Status::kPassed,
+          .value = std::move(value),
+          .expected = std::move(expected)};
+}
+inline Result Failed(nlohmann::json value, std::string expected,
+                     std::string reason) {
+  return {.status = Status::kFailed,
+          .value = std::move(value),
+          .expected = std::move(expected),
+          .reason = std::move(reason)};
+}
+inline Result Failed(nlohmann::json value, std::string expected,
+                     const absl::Status& why) {
+  return Failed(std::move(value), std::move(expected),
+                std::string(why.message()));
+}
+inline Result Skipped(std::string reason) {
+  return {.status = Status::kSkipped, .reason = std::move(reason)};
+}
+
+const char* Name(Status status);
+// {name, status, seconds, value, expected, reason}
+nlohmann::json ToJson(const Result& result);
+// Returns a failed result if `json` is no result.
+Result FromJson(const nlohmann::json& json);
+// Returns the failed result of a process that ended badly: `how`, after the
+// reason that it wrote itself.
+Result FromJson(const nlohmann::json& json, const std::string& how);
+
+// Returns the last line of a program's output that is not empty, which usually
+// has the reason of a failure; "" if there is none.
+std::string LastLine(const std::string& text);
 
 // Subfolder of the work folder, not archived.
 inline constexpr char kScratch[] = "scratch";
@@ -75,5 +127,24 @@ Result RunInProcess(const CheckProcess& process);
 // all checks. `gpus`: "0,2". `work` and `gpus` of `here` are filled in.
 int ServeCheck(const Check& check, const std::string& work,
                const std::string& gpus, Surroundings here);
+
+// ---- All descendants of this process, also those that have left its group
+// ----
+
+// Makes this process the parent of descendants that become orphans from now on.
+void AdoptOrphans();
+
+// Returns whether `child` has ended but has not been reaped.
+bool HasEnded(pid_t child);
+
+// Returns the living ones, children before grandchildren.
+std::vector<pid_t> Descendants(pid_t of);
+
+// Kills and reaps all. Gives up on a process that does not die within some
+// seconds, such as one inside a driver call.
+void EndDescendants();
+
+// Describes waitpid's status: "ended by signal 9 (Killed)"; empty for 0.
+std::string HowItEnded(int status);
 
 }  // namespace sluice::verify

@@ -18,7 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "client/session/session.h"
-#include "deploy/bundle/verify/descendants.h"
+#include "deploy/bundle/verify/check.h"
 #include "proto/base/file_text.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/spawn.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "deploy/bundle/verify/result.h"
+#include "deploy/bundle/verify/check.h"
 
 namespace sluice::verify {
 

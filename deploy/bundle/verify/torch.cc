@@ -11,7 +11,6 @@
 
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/descendants.h"
 #include "deploy/bundle/verify/hardware_file.h"
 #include "deploy/bundle/verify/private_daemon.h"
 #include "kernels/device/driver.h"

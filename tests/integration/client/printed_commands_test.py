@@ -15,7 +15,7 @@ import sys
 
 # Flags of the system's programs that these files run or tell people to run.
 OF_THE_SYSTEM = {
-    "client/ctl/bundle/collect.cc":  # journalctl
+    "client/ctl/bundle/support_bundle.cc":  # journalctl
         {"--unit", "--no-pager", "--lines"},
     "client/ctl/doctor/machine_checks.cc":  # systemctl, prlimit, nvidia-smi
         {"--now", "--pid", "--memlock", "--nofile", "--query-gpu",

@@ -12,7 +12,7 @@ class Failure(Exception):
 
 
 class Result:
-    """The result of one check, written in the format of verify/result.h. After
+    """The result of one check, written in the format of verify/check.h. After
     a failure it has what was found before.
 
     Attributes:
