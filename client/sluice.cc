@@ -49,25 +49,20 @@ struct sluice_engine {
 
 namespace {
 
-static_assert(SLUICE_EVENT_PEER_DIED ==
-              static_cast<int>(SessionEvent::Kind::kPeerDied));
-static_assert(SLUICE_EVENT_EVICTED ==
-              static_cast<int>(SessionEvent::Kind::kEvicted));
-static_assert(SLUICE_EVENT_SHUTTING_DOWN ==
-              static_cast<int>(SessionEvent::Kind::kShuttingDown));
-static_assert(SLUICE_EVENT_DISCONNECTED ==
-              static_cast<int>(SessionEvent::Kind::kDisconnected));
+using Code = absl::StatusCode;
+using Kind = SessionEvent::Kind;
 
-static_assert(SLUICE_EVENT_PLAN_CHANGED ==
-              static_cast<int>(SessionEvent::Kind::kPlanChanged));
+static_assert(SLUICE_EVENT_PEER_DIED == int(Kind::kPeerDied));
+static_assert(SLUICE_EVENT_EVICTED == int(Kind::kEvicted));
+static_assert(SLUICE_EVENT_SHUTTING_DOWN == int(Kind::kShuttingDown));
+static_assert(SLUICE_EVENT_DISCONNECTED == int(Kind::kDisconnected));
+
+static_assert(SLUICE_EVENT_PLAN_CHANGED == int(Kind::kPlanChanged));
 
 // Both ends and one value between them would show a shift.
-static_assert(SLUICE_CANCELLED ==
-              static_cast<int>(absl::StatusCode::kCancelled));
-static_assert(SLUICE_ALREADY_EXISTS ==
-              static_cast<int>(absl::StatusCode::kAlreadyExists));
-static_assert(SLUICE_UNAUTHENTICATED ==
-              static_cast<int>(absl::StatusCode::kUnauthenticated));
+static_assert(SLUICE_CANCELLED == int(Code::kCancelled));
+static_assert(SLUICE_ALREADY_EXISTS == int(Code::kAlreadyExists));
+static_assert(SLUICE_UNAUTHENTICATED == int(Code::kUnauthenticated));
 
 std::string& LastError() {
   thread_local std::string message;

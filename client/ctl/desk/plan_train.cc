@@ -162,26 +162,24 @@ absl::StatusOr<planner::train::Hardware> HardwareOf(const TrainFlags& flags) {
 
 void AddSearched(CLI::App& app, TrainFlags& f) {
   const char* searched = "What is not given is searched";
-  app.add_option("--tp", f.given.tp, "tensor parallel degree")->group(searched);
-  app.add_option("--cp", f.given.cp, "context parallel")->group(searched);
-  app.add_option("--sp", f.given.sp, "Ulysses degree")->group(searched);
-  app.add_option("--dp", f.given.dp, "data parallel")->group(searched);
-  app.add_option("--pp", f.given.pp, "pipeline parallel")->group(searched);
-  app.add_option("--ep", f.given.ep, "megatron: ranks of a layer's experts")
-      ->group(searched);
-  app.add_option("--interleave", f.given.interleave,
-                 "megatron: pieces of a pipeline stage")
-      ->group(searched);
-  app.add_option("--recompute", f.recompute,
-                 "megatron, ring: none, selective or full")
-      ->group(searched);
-  app.add_option("--zero", f.given.zero, "ZeRO stage, 0 to 3")->group(searched);
+  const auto add = [&](const char* name, auto& to, const char* help) {
+    app.add_option(name, to, help)->group(searched);
+  };
+  add("--tp", f.given.tp, "tensor parallel degree");
+  add("--cp", f.given.cp, "context parallel");
+  add("--sp", f.given.sp, "Ulysses degree");
+  add("--dp", f.given.dp, "data parallel");
+  add("--pp", f.given.pp, "pipeline parallel");
+  add("--ep", f.given.ep, "megatron: ranks of a layer's experts");
+  add("--interleave", f.given.interleave,
+      "megatron: pieces of a pipeline stage");
+  add("--recompute", f.recompute, "megatron, ring: none, selective or full");
+  add("--zero", f.given.zero, "ZeRO stage, 0 to 3");
   app.add_flag_callback(
          "--no-keep", [&f] { f.given.keep = false; },
          "trainer: nothing that backward needs stays on the GPU")
       ->group(searched);
-  app.add_option("--alpha", f.alpha, "fraction swapped, 0 to 1, or 'auto'")
-      ->group(searched);
+  add("--alpha", f.alpha, "fraction swapped, 0 to 1, or 'auto'");
   cli::AddCount(app, "--chunk", f.given.chunk, "tokens of a chunk: 64K")
       ->group(searched);
 }
