@@ -210,7 +210,7 @@ class SessionImpl final : public Session {
   mutable Mutex limits_mutex_;  // guards the GPU's limits of welcome_
   Mutex report_mutex_;
   StepTotals totals_ ABSL_GUARDED_BY(report_mutex_);
-  // How long each lease since the last report took.
+  // How long each lease since the last report took to map.
   std::vector<double> map_seconds_ ABSL_GUARDED_BY(report_mutex_);
   Mutex plan_mutex_;  // admits one Plan at a time, as the inbox holds one
   std::shared_ptr<Connection> connection_;

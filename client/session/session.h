@@ -117,7 +117,8 @@ class Session {
 
   // Returns the newest unanswered plan that the daemon made because the set of
   // jobs changed, or null. It is for the next step boundary. Only its fractions
-  // count: a rank that takes it records again and calls Plan.
+  // count: a rank that takes it records again and calls Plan with a settled
+  // profile.
   virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
   // Answers a changed plan; does not wait. The daemon awaits the answer, so a
   // rank that never calls ChangedPlan must set `takes_changes` to false. `note`

@@ -2,8 +2,8 @@
 # upgrade.sh FROM TO ARGUMENTS...: replaces the sluiced that runs on this node
 # from TO, with ARGUMENTS, by the one in FROM, and returns when it serves. Its
 # keeper passes all state on, so no job is interrupted. If the new one would not
-# take over, or the running one does not serve (because it is frozen), the script
-# prints why and exits with 1.
+# take over, or the running one does not serve (because it is frozen), nothing
+# changes, and the script prints why and exits with 1.
 set -eu
 from=$1 to=$2
 shift 2

@@ -39,7 +39,8 @@ using NamedParts = std::vector<std::pair<const char*, double>>;
 NamedParts StepParts(const planner::train::Breakdown& breakdown);
 NamedParts MemoryParts(const planner::train::GpuMemory& memory);
 
-// Formats "TP 4, CP 2, ZeRO 1, alpha 0.5", without degrees of 1.
+// Formats "TP 4, CP 2, ZeRO 1, alpha 0.5", without degrees of 1, and how many
+// GPUs are idle.
 std::string SettingsText(const planner::train::Request& request,
                          const planner::train::Settings& settings);
 nlohmann::ordered_json SettingsJson(const planner::train::Request& request,

@@ -62,7 +62,7 @@ std::string Start(const Facts& facts);
 // Starts a new daemon below a keeper. Without systemd this ends the sessions.
 std::string EndAndStart(const Facts& facts);
 std::string Reload(const Facts& facts);
-// Removes all changes to the unit in /etc.
+// Removes all changes to the unit in /etc, and restarts it.
 inline constexpr const char* kShippedUnit =
     "sudo systemctl revert sluiced && sudo systemctl restart sluiced";
 

@@ -13,8 +13,8 @@
 namespace sluice::ctl {
 namespace {
 
-// A node of eight GPUs needs more extents, each with a descriptor and a second
-// one that is kept for the next daemon (daemon/quota).
+// With fewer a node of eight GPUs has too few extents, each with a descriptor
+// and a second one that is kept for the next daemon (daemon/quota).
 constexpr int64_t kEnoughFiles = 8192;
 
 Finding CheckDriver(const Facts& facts) {

@@ -128,8 +128,7 @@ Result RunInProcess(const CheckProcess& process);
 int ServeCheck(const Check& check, const std::string& work,
                const std::string& gpus, Surroundings here);
 
-// ---- All descendants of this process, also those that have left its group
-// ----
+// ---- Descendants of this process, also those that have left its group ----
 
 // Makes this process the parent of descendants that become orphans from now on.
 void AdoptOrphans();
