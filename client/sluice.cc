@@ -1,5 +1,4 @@
-// The C ABI over Session, Region and CopyEngine. No exception may cross the
-// ABI. The layers below throw only std::bad_alloc.
+// The C ABI over Session, Region and CopyEngine. No exception may cross it.
 #include "client/sluice.h"
 
 #include <fmt/format.h>
@@ -50,26 +49,20 @@ struct sluice_engine {
 
 namespace {
 
-static_assert(SLUICE_EVENT_PEER_DIED ==
-              static_cast<int>(SessionEvent::Kind::kPeerDied));
-static_assert(SLUICE_EVENT_EVICTED ==
-              static_cast<int>(SessionEvent::Kind::kEvicted));
-static_assert(SLUICE_EVENT_SHUTTING_DOWN ==
-              static_cast<int>(SessionEvent::Kind::kShuttingDown));
-static_assert(SLUICE_EVENT_DISCONNECTED ==
-              static_cast<int>(SessionEvent::Kind::kDisconnected));
+using Code = absl::StatusCode;
+using Kind = SessionEvent::Kind;
 
-static_assert(SLUICE_EVENT_PLAN_CHANGED ==
-              static_cast<int>(SessionEvent::Kind::kPlanChanged));
+static_assert(SLUICE_EVENT_PEER_DIED == int(Kind::kPeerDied));
+static_assert(SLUICE_EVENT_EVICTED == int(Kind::kEvicted));
+static_assert(SLUICE_EVENT_SHUTTING_DOWN == int(Kind::kShuttingDown));
+static_assert(SLUICE_EVENT_DISCONNECTED == int(Kind::kDisconnected));
 
-// The values are those of absl::StatusCode. Comparing both ends and one value
-// between them would show a shift.
-static_assert(SLUICE_CANCELLED ==
-              static_cast<int>(absl::StatusCode::kCancelled));
-static_assert(SLUICE_ALREADY_EXISTS ==
-              static_cast<int>(absl::StatusCode::kAlreadyExists));
-static_assert(SLUICE_UNAUTHENTICATED ==
-              static_cast<int>(absl::StatusCode::kUnauthenticated));
+static_assert(SLUICE_EVENT_PLAN_CHANGED == int(Kind::kPlanChanged));
+
+// Both ends and one value between them would show a shift.
+static_assert(SLUICE_CANCELLED == int(Code::kCancelled));
+static_assert(SLUICE_ALREADY_EXISTS == int(Code::kAlreadyExists));
+static_assert(SLUICE_UNAUTHENTICATED == int(Code::kUnauthenticated));
 
 std::string& LastError() {
   thread_local std::string message;
@@ -81,18 +74,15 @@ int Fail(const absl::Status& status) {
   return static_cast<int>(status.code());
 }
 
-int Return(const absl::Status& status) {
-  return status.ok() ? SLUICE_OK : Fail(status);
+absl::Status Bad(const std::string& message) {
+  return absl::InvalidArgumentError(message);
 }
 
-int BadArgument(const std::string& message) {
-  return Fail(absl::InvalidArgumentError(message));
-}
-
-// Runs `body` and converts exceptions to a status.
+// Runs `body`, which returns a status, and converts exceptions to one.
 int Guard(const auto& body) {
   try {
-    return body();
+    const absl::Status status = body();
+    return status.ok() ? SLUICE_OK : Fail(status);
   } catch (const std::bad_alloc&) {
     return Fail(sluice::ShortOf(sluice::Shortage::kHostMemory,
                                 "out of ordinary memory"));
@@ -101,34 +91,44 @@ int Guard(const auto& body) {
   }
 }
 
+int Guard(const sluice_session* session, const auto& body) {
+  return session == nullptr ? Fail(Bad("session is NULL")) : Guard(body);
+}
+
+int Guard(const sluice_engine* engine, const auto& body) {
+  return engine == nullptr ? Fail(Bad("engine is NULL")) : Guard(body);
+}
+
+absl::Status CheckSize(const auto* versioned) {
+  if (versioned != nullptr && versioned->size >= sizeof(versioned->size)) {
+    return absl::OkStatus();
+  }
+  return Bad("set the struct's size field to its sizeof first");
+}
+
 // Copies a struct to the caller's, which may have fewer fields.
 template <typename T>
-int FillVersioned(T value, T* out) {
-  if (out == nullptr || out->size < sizeof(out->size)) {
-    return BadArgument("set the struct's size field to its sizeof first");
-  }
+absl::Status FillVersioned(T value, T* out) {
+  SLUICE_RETURN_IF_ERROR(CheckSize(out));
   value.size = out->size;
   std::memcpy(out, &value, std::min(out->size, sizeof(T)));
-  return SLUICE_OK;
+  return absl::OkStatus();
 }
 
 // Copies a caller's struct, which may have fewer fields; those it lacks keep
 // their value in `out`.
 template <typename T>
-int ReadVersioned(const T* in, T* out) {
-  if (in == nullptr || in->size < sizeof(in->size)) {
-    return BadArgument("set the struct's size field to its sizeof first");
-  }
+absl::Status ReadVersioned(const T* in, T* out) {
+  SLUICE_RETURN_IF_ERROR(CheckSize(in));
   std::memcpy(out, in, std::min(in->size, sizeof(T)));
-  return SLUICE_OK;
+  return absl::OkStatus();
 }
 
-bool IsDirection(int direction) {
-  return direction == SLUICE_HOST_TO_GPU || direction == SLUICE_GPU_TO_HOST;
-}
-
-int BadDirection(int direction) {
-  return BadArgument(fmt::format(
+absl::Status CheckDirection(int direction) {
+  if (direction == SLUICE_HOST_TO_GPU || direction == SLUICE_GPU_TO_HOST) {
+    return absl::OkStatus();
+  }
+  return Bad(fmt::format(
       "direction = {}: give SLUICE_HOST_TO_GPU ({}) or SLUICE_GPU_TO_HOST ({})",
       direction, int{SLUICE_HOST_TO_GPU}, int{SLUICE_GPU_TO_HOST}));
 }
@@ -136,7 +136,7 @@ int BadDirection(int direction) {
 // The labels of copies, by direction.
 constexpr std::array kLabels = {"copy in", "copy out"};
 
-// Returns a copy of the text, which the caller frees with sluice_string_free.
+// For sluice_string_free.
 char* NewText(const std::string& text) {
   char* copy = new char[text.size() + 1];
   std::memcpy(copy, text.c_str(), text.size() + 1);
@@ -185,26 +185,23 @@ int sluice_abi_version(void) { return SLUICE_ABI_VERSION; }
 
 int sluice_session_open(const sluice_session_options* options,
                         sluice_session** out) {
-  if (out == nullptr) return BadArgument("sluice_session_open: out is NULL");
+  if (out == nullptr) return Fail(Bad("sluice_session_open: out is NULL"));
   *out = nullptr;
-  sluice_session_options known = {};
-  if (options != nullptr) {
-    const int status = ReadVersioned(options, &known);
-    if (status != SLUICE_OK) return status;
-  }
-  return Guard([&] {
-    auto session = Session::Open(Translate(known));
-    if (!session.ok()) return Fail(session.status());
-    *out = new sluice_session{*std::move(session)};
-    return int{SLUICE_OK};
+  return Guard([&]() -> absl::Status {
+    sluice_session_options known = {};
+    if (options != nullptr) {
+      SLUICE_RETURN_IF_ERROR(ReadVersioned(options, &known));
+    }
+    SLUICE_ASSIGN_OR_RETURN(auto session, Session::Open(Translate(known)));
+    *out = new sluice_session{std::move(session)};
+    return absl::OkStatus();
   });
 }
 
 void sluice_session_close(sluice_session* session) { delete session; }
 
 int sluice_session_limits(const sluice_session* session, sluice_limits* out) {
-  if (session == nullptr) return BadArgument("session is NULL");
-  return Guard([&] {
+  return Guard(session, [&] {
     const auto limits = session->session->limits();
     return FillVersioned(
         sluice_limits{
@@ -227,8 +224,7 @@ int sluice_session_limits(const sluice_session* session, sluice_limits* out) {
 
 int sluice_session_on_event(sluice_session* session,
                             sluice_event_handler handler, void* context) {
-  if (session == nullptr) return BadArgument("session is NULL");
-  return Guard([&] {
+  return Guard(session, [&] {
     if (handler == nullptr) {
       session->session->OnEvent(nullptr);
     } else {
@@ -236,53 +232,49 @@ int sluice_session_on_event(sluice_session* session,
         handler(context, static_cast<int>(event.kind), event.detail.c_str());
       });
     }
-    return int{SLUICE_OK};
+    return absl::OkStatus();
   });
 }
 
 int sluice_session_plan(sluice_session* session, const char* profile,
                         double timeout, char** plan) {
-  if (plan == nullptr) return BadArgument("sluice_session_plan: plan is NULL");
+  if (plan == nullptr) return Fail(Bad("sluice_session_plan: plan is NULL"));
   *plan = nullptr;
-  if (session == nullptr) return BadArgument("session is NULL");
-  if (profile == nullptr) return BadArgument("profile is NULL");
-  if (!(timeout >= 0)) {
-    return BadArgument(
-        fmt::format("timeout = {}: give 0 or more seconds", timeout));
-  }
-  return Guard([&] {
-    const auto decoded = sluice::plan::DecodeRankProfile(profile);
-    if (!decoded.ok()) return Fail(decoded.status());
-    const auto solved =
-        session->session->Plan(*decoded, absl::Seconds(timeout));
-    if (!solved.ok()) return Fail(solved.status());
-    *plan = NewText(sluice::plan::Encode(*solved));
-    return int{SLUICE_OK};
+  return Guard(session, [&]() -> absl::Status {
+    if (profile == nullptr) return Bad("profile is NULL");
+    if (!(timeout >= 0)) {
+      return Bad(fmt::format("timeout = {}: give 0 or more seconds", timeout));
+    }
+    SLUICE_ASSIGN_OR_RETURN(const auto decoded,
+                            sluice::plan::DecodeRankProfile(profile));
+    SLUICE_ASSIGN_OR_RETURN(
+        const auto solved,
+        session->session->Plan(decoded, absl::Seconds(timeout)));
+    *plan = NewText(sluice::plan::Encode(solved));
+    return absl::OkStatus();
   });
 }
 
 int sluice_session_changed_plan(sluice_session* session, char** plan,
                                 uint64_t* id) {
   if (plan == nullptr || id == nullptr) {
-    return BadArgument("sluice_session_changed_plan: plan or id is NULL");
+    return Fail(Bad("sluice_session_changed_plan: plan or id is NULL"));
   }
   *plan = nullptr;
-  if (session == nullptr) return BadArgument("session is NULL");
-  return Guard([&] {
+  return Guard(session, [&] {
     if (const auto changed = session->session->ChangedPlan()) {
       *plan = NewText(sluice::plan::Encode(*changed));
       *id = changed->id.value();
     }
-    return int{SLUICE_OK};
+    return absl::OkStatus();
   });
 }
 
 int sluice_session_answer_change(sluice_session* session, uint64_t id,
                                  int taken, const char* note) {
-  if (session == nullptr) return BadArgument("session is NULL");
-  return Guard([&] {
-    return Return(session->session->AnswerChange(sluice::PlanId(id), taken != 0,
-                                                 note ? note : ""));
+  return Guard(session, [&] {
+    return session->session->AnswerChange(sluice::PlanId(id), taken != 0,
+                                          note ? note : "");
   });
 }
 
@@ -290,12 +282,11 @@ void sluice_string_free(char* text) { delete[] text; }
 
 int sluice_session_report(sluice_session* session,
                           const sluice_step_report* report) {
-  if (session == nullptr) return BadArgument("session is NULL");
-  sluice_step_report known = {};
-  const int status = ReadVersioned(report, &known);
-  if (status != SLUICE_OK) return status;
-  return Guard(
-      [&] { return Return(session->session->Report(Translate(known))); });
+  return Guard(session, [&]() -> absl::Status {
+    sluice_step_report known = {};
+    SLUICE_RETURN_IF_ERROR(ReadVersioned(report, &known));
+    return session->session->Report(Translate(known));
+  });
 }
 
 int sluice_region_lease(sluice_session* session, int kind, uint64_t bytes,
@@ -306,29 +297,29 @@ int sluice_region_lease(sluice_session* session, int kind, uint64_t bytes,
 int sluice_region_lease_within(sluice_session* session, int kind,
                                uint64_t bytes, double wait,
                                sluice_region** out) {
-  if (out == nullptr) return BadArgument("sluice_region_lease: out is NULL");
+  if (out == nullptr) return Fail(Bad("sluice_region_lease: out is NULL"));
   *out = nullptr;
-  if (session == nullptr) return BadArgument("session is NULL");
-  if (kind != SLUICE_GPU && kind != SLUICE_HOST) {
-    return BadArgument(
-        fmt::format("kind = {}: give SLUICE_GPU ({}) or SLUICE_HOST ({})", kind,
-                    int{SLUICE_GPU}, int{SLUICE_HOST}));
-  }
-  if (bytes >> 60) {
-    return BadArgument(
-        fmt::format("a lease of {} bytes: ask for less than 2^60", bytes));
-  }
-  if (!(wait >= 0 && wait <= 1e6)) {
-    return BadArgument(fmt::format("wait = {}: give 0 to 1e6 seconds", wait));
-  }
-  return Guard([&] {
+  return Guard(session, [&]() -> absl::Status {
+    if (kind != SLUICE_GPU && kind != SLUICE_HOST) {
+      return Bad(
+          fmt::format("kind = {}: give SLUICE_GPU ({}) or SLUICE_HOST ({})",
+                      kind, int{SLUICE_GPU}, int{SLUICE_HOST}));
+    }
+    if (bytes >> 60) {
+      return Bad(
+          fmt::format("a lease of {} bytes: ask for less than 2^60", bytes));
+    }
+    if (!(wait >= 0 && wait <= 1e6)) {
+      return Bad(fmt::format("wait = {}: give 0 to 1e6 seconds", wait));
+    }
     const Bytes size(static_cast<int64_t>(bytes));
-    auto region = kind == SLUICE_GPU
-                      ? session->session->LeaseGpu(size, absl::Seconds(wait))
-                      : session->session->LeaseHost(size, absl::Seconds(wait));
-    if (!region.ok()) return Fail(region.status());
-    *out = new sluice_region{*std::move(region)};
-    return int{SLUICE_OK};
+    SLUICE_ASSIGN_OR_RETURN(
+        auto region,
+        kind == SLUICE_GPU
+            ? session->session->LeaseGpu(size, absl::Seconds(wait))
+            : session->session->LeaseHost(size, absl::Seconds(wait)));
+    *out = new sluice_region{std::move(region)};
+    return absl::OkStatus();
   });
 }
 
@@ -343,17 +334,16 @@ uint64_t sluice_region_size(const sluice_region* region) {
 }
 
 int sluice_engine_start(sluice_session* session, sluice_engine** out) {
-  if (out == nullptr) return BadArgument("sluice_engine_start: out is NULL");
+  if (out == nullptr) return Fail(Bad("sluice_engine_start: out is NULL"));
   *out = nullptr;
-  if (session == nullptr) return BadArgument("session is NULL");
-  return Guard([&] {
-    auto engine =
+  return Guard(session, [&]() -> absl::Status {
+    SLUICE_ASSIGN_OR_RETURN(
+        auto engine,
         CopyEngine::Start({.driver = &session->session->driver(),
                            .device = session->session->limits().device,
-                           .gate = &session->session->grants()});
-    if (!engine.ok()) return Fail(engine.status());
-    *out = new sluice_engine{.engine = *std::move(engine), .tickets = {}};
-    return int{SLUICE_OK};
+                           .gate = &session->session->grants()}));
+    *out = new sluice_engine{.engine = std::move(engine), .tickets = {}};
+    return absl::OkStatus();
   });
 }
 
@@ -372,13 +362,12 @@ int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
                               const sluice_piece* pieces, size_t piece_count,
                               const sluice_ticket* after, size_t count,
                               sluice_ticket* out) {
-  if (engine == nullptr) return BadArgument("engine is NULL");
-  if (out == nullptr) return BadArgument("a copy's out is NULL");
-  if (!IsDirection(direction)) return BadDirection(direction);
-  if ((piece_count && !pieces) || (count && !after)) {
-    return BadArgument("a copy's pieces or after are NULL");
-  }
-  return Guard([&] {
+  return Guard(engine, [&]() -> absl::Status {
+    if (out == nullptr) return Bad("a copy's out is NULL");
+    SLUICE_RETURN_IF_ERROR(CheckDirection(direction));
+    if ((piece_count && !pieces) || (count && !after)) {
+      return Bad("a copy's pieces or after are NULL");
+    }
     CopyRequest request;
     request.label = kLabels[direction];
     request.direction = direction == SLUICE_HOST_TO_GPU
@@ -386,7 +375,7 @@ int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
                             : sluice::device::CopyDirection::kDeviceToHost;
     for (const sluice_piece& piece : std::span(pieces, piece_count)) {
       if (piece.bytes >> 60 || (piece.bytes && (!piece.to || !piece.from))) {
-        return BadArgument("a copy has a NULL range, or 2^60 bytes or more");
+        return Bad("a copy has a NULL range, or 2^60 bytes or more");
       }
       if (piece.bytes == 0) continue;
       request.pieces.push_back({static_cast<std::byte*>(piece.to),
@@ -398,25 +387,23 @@ int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
     }
     *out = engine->tickets.Add(engine->engine->Enqueue(std::move(request)));
     engine->tickets.DropReached();
-    return int{SLUICE_OK};
+    return absl::OkStatus();
   });
 }
 
 int sluice_engine_use_stream(sluice_engine* engine, void* stream) {
-  if (engine == nullptr) return BadArgument("engine is NULL");
-  return Guard([&] { return Return(engine->engine->UseStream(stream)); });
+  return Guard(engine, [&] { return engine->engine->UseStream(stream); });
 }
 
 int sluice_engine_know_slack(sluice_engine* engine, int direction,
                              double seconds) {
-  if (engine == nullptr) return BadArgument("engine is NULL");
-  if (!IsDirection(direction)) return BadDirection(direction);
-  if (!std::isfinite(seconds)) {
-    return BadArgument(
-        "sluice_engine_know_slack: seconds must be a number; below 0 says that "
-        "it is not known");
-  }
-  return Guard([&] {
+  return Guard(engine, [&]() -> absl::Status {
+    SLUICE_RETURN_IF_ERROR(CheckDirection(direction));
+    if (!std::isfinite(seconds)) {
+      return Bad(
+          "sluice_engine_know_slack: seconds must be a number; below 0 says "
+          "that it is not known");
+    }
     engine->slack_seconds[direction] = seconds;
     std::vector<CopySlack> known;
     for (const int each : {SLUICE_HOST_TO_GPU, SLUICE_GPU_TO_HOST}) {
@@ -424,49 +411,44 @@ int sluice_engine_know_slack(sluice_engine* engine, int direction,
       if (slack >= 0) known.push_back({kLabels[each], absl::Seconds(slack)});
     }
     engine->engine->KnowSlack(std::move(known));
-    return int{SLUICE_OK};
+    return absl::OkStatus();
   });
 }
 
 int sluice_engine_mark_compute(sluice_engine* engine, sluice_ticket* out) {
-  if (engine == nullptr) return BadArgument("engine is NULL");
-  if (out == nullptr) {
-    return BadArgument("sluice_engine_mark_compute: out is NULL");
-  }
-  return Guard([&] {
+  return Guard(engine, [&] {
+    if (out == nullptr) {
+      return Bad("sluice_engine_mark_compute: out is NULL");
+    }
     engine->tickets.DropReached();
     *out = engine->tickets.Add(engine->engine->MarkCompute());
-    return int{SLUICE_OK};
+    return absl::OkStatus();
   });
 }
 
 int sluice_engine_wait(sluice_engine* engine, sluice_ticket ticket) {
-  if (engine == nullptr) return BadArgument("engine is NULL");
-  return Guard([&] {
-    return Return(engine->engine->Wait(engine->tickets.Find(ticket)));
+  return Guard(engine, [&] {
+    return engine->engine->Wait(engine->tickets.Find(ticket));
   });
 }
 
 int sluice_engine_reached(sluice_engine* engine, sluice_ticket ticket,
                           int* reached) {
-  if (engine == nullptr) return BadArgument("engine is NULL");
-  if (reached == nullptr) {
-    return BadArgument("sluice_engine_reached: reached is NULL");
-  }
-  return Guard([&] {
+  return Guard(engine, [&] {
+    if (reached == nullptr) {
+      return Bad("sluice_engine_reached: reached is NULL");
+    }
     *reached = engine->tickets.Find(ticket).done();
-    return int{SLUICE_OK};
+    return absl::OkStatus();
   });
 }
 
 int sluice_engine_drain(sluice_engine* engine) {
-  if (engine == nullptr) return BadArgument("engine is NULL");
-  return Guard([&] { return Return(engine->engine->Drain()); });
+  return Guard(engine, [&] { return engine->engine->Drain(); });
 }
 
 int sluice_engine_stats(const sluice_engine* engine, sluice_copy_stats* out) {
-  if (engine == nullptr) return BadArgument("engine is NULL");
-  return Guard([&] {
+  return Guard(engine, [&] {
     const auto stats = engine->engine->stats();
     return FillVersioned(
         sluice_copy_stats{.size = 0,
@@ -482,17 +464,17 @@ int sluice_attention_kernel(const sluice_attention_block* block,
                             const char** kernel) {
   using sluice::stream::AttentionKernel;
   if (kernel == nullptr) {
-    return BadArgument("sluice_attention_kernel: kernel is NULL");
+    return Fail(Bad("sluice_attention_kernel: kernel is NULL"));
   }
-  return Guard([&] {
+  return Guard([&]() -> absl::Status {
     sluice_attention_block b = {};
-    if (const int bad = ReadVersioned(block, &b)) return bad;
+    SLUICE_RETURN_IF_ERROR(ReadVersioned(block, &b));
     const std::string_view asked = b.kernel == nullptr ? "auto" : b.kernel;
     const auto* const found = std::ranges::find(
         sluice::stream::kAskedKernels, asked,
         [](AttentionKernel each) { return std::string_view(Name(each)); });
     if (found == std::end(sluice::stream::kAskedKernels)) {
-      return BadArgument(fmt::format(
+      return Bad(fmt::format(
           "kernel = {}: give auto, flash, efficient or cudnn", asked));
     }
     const sluice::stream::AttentionBlock question = {
@@ -511,10 +493,10 @@ int sluice_attention_kernel(const sluice_attention_block* block,
         .softcap = (b.traits & SLUICE_BLOCK_SOFTCAP) != 0};
     const auto refusal = sluice::stream::Refusal(question);
     if (*found != AttentionKernel::kAuto && refusal.has_value()) {
-      return Fail(absl::UnimplementedError(*refusal));
+      return absl::UnimplementedError(*refusal);
     }
     *kernel = Name(KernelOf(question));
-    return int{SLUICE_OK};
+    return absl::OkStatus();
   });
 }
 
@@ -522,7 +504,7 @@ int sluice_chunk_choice(uint64_t least, uint64_t most, double tolerance,
                         const sluice_chunk_trial* trials, size_t count,
                         uint64_t* next, uint64_t* rows) {
   if (next == nullptr || rows == nullptr || (trials == nullptr && count > 0)) {
-    return BadArgument("sluice_chunk_choice: trials, next or rows is NULL");
+    return Fail(Bad("sluice_chunk_choice: trials, next or rows is NULL"));
   }
   return Guard([&] {
     std::vector<sluice::stream::ChunkTrial> all;
@@ -534,7 +516,7 @@ int sluice_chunk_choice(uint64_t least, uint64_t most, double tolerance,
         {first, first, static_cast<int64_t>(most), tolerance}, all);
     *next = static_cast<uint64_t>(choice.next.value_or(0));
     *rows = static_cast<uint64_t>(choice.rows);
-    return int{SLUICE_OK};
+    return absl::OkStatus();
   });
 }
 

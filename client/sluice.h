@@ -2,10 +2,9 @@
  * language that calls C. (C++: client/session/session.h and
  * client/copy/copy_engine.h.)
  *
- * A session is a connection to the node's daemon. Through it a rank leases
- * GPU and pinned host memory, which is mapped into the process. The rank copies
- * between the two on separate copy streams, as fast as the daemon's grants
- * allow. When the process ends, in any way, the daemon reclaims all memory.
+ * A session is a connection to the node's daemon. Through it a rank leases GPU
+ * and pinned host memory, and copies between the two as fast as the daemon's
+ * grants allow. When the process ends, in any way, the daemon reclaims all.
  *
  * Units        sizes and offsets are bytes, times are seconds.
  * Ownership    the caller owns an object returned in `*out`: end it with the
@@ -14,9 +13,9 @@
  *              An engine may not: stop every engine before its session closes.
  * Errors       functions return SLUICE_OK (0) or another sluice_status. After
  *              an error `*out` is NULL or untouched, and sluice_last_error()
- *              states in one line what failed, the value, the limit and what
- *              to do. A null handle gives SLUICE_INVALID_ARGUMENT; the
- *              functions that end an object ignore NULL.
+ *              states the reason and what to do in one line. A null handle
+ *              gives SLUICE_INVALID_ARGUMENT; functions that end an object
+ *              ignore NULL.
  * Threads      sessions and regions may be used from any thread. An engine
  *              belongs to one thread at a time: the one that computes.
  *              sluice_last_error() is separate for each thread.
@@ -68,11 +67,10 @@ typedef struct sluice_session sluice_session;
 typedef struct sluice_region sluice_region;
 typedef struct sluice_engine sluice_engine;
 
-/* Returns the error of this thread's last failed call, or "" if none has
- * failed. Valid until this thread's next call. */
+/* This thread's last error, or "". Valid until this thread's next call. */
 SLUICE_API const char* sluice_last_error(void);
 
-/* Returns the SLUICE_ABI_VERSION of the loaded library. */
+/* The SLUICE_ABI_VERSION of the loaded library. */
 SLUICE_API int sluice_abi_version(void);
 
 /* --- sessions -------------------------------------------------------------*/
@@ -87,12 +85,11 @@ typedef struct sluice_session_options {
   uint32_t gpu;                       /* the node's GPU that this rank uses */
   double guaranteed_bytes_per_second; /* ignored since 5 */
   /* Since 2. Not 0: this rank calls sluice_session_changed_plan between its
-   * steps and answers each plan; the daemon waits for the answer. 0: the
-   * library answers each changed plan with "not taken". */
+   * steps and answers each plan. 0: the library answers "not taken". */
   uint32_t takes_changes;
   uint32_t reserved; /* 0 */
-  /* Since 4. The GPU's UUID as the driver writes it ("GPU-…"). It does not
-   * depend on CUDA_VISIBLE_DEVICES. NULL: `gpu` is used. */
+  /* Since 4. The GPU's UUID as the driver writes it ("GPU-…"), whatever
+   * CUDA_VISIBLE_DEVICES is. NULL: `gpu` is used. */
   const char* gpu_uuid;
 } sluice_session_options;
 
@@ -138,9 +135,9 @@ typedef enum sluice_event_kind {
 typedef void (*sluice_event_handler)(void* context, int kind,
                                      const char* detail);
 
-/* Sets the handler of events. The library calls it on the session's thread,
- * where it must not call any function of this library. NULL: no handler. When
- * this function returns, the previous handler is no longer running. */
+/* Sets the handler of events, or none (NULL). It runs on the session's thread,
+ * where it must not call any function of this library. When this function
+ * returns, the previous handler is no longer running. */
 SLUICE_API int sluice_session_on_event(sluice_session* session,
                                        sluice_event_handler handler,
                                        void* context);
@@ -158,18 +155,17 @@ SLUICE_API int sluice_session_plan(sluice_session* session, const char* profile,
 SLUICE_API void sluice_string_free(char* text);
 
 /* Since 2. Returns the newest unanswered plan that the daemon made because the
- * node's set of jobs changed, or NULL in `*plan`. The rank should use the plan
- * from its next step boundary on. Only the plan's fractions count, and all
- * ranks of the job must agree on the step from which they apply. End `*plan`
- * with sluice_string_free. `*id` is the plan's id, for the answer. Does not
- * wait. */
+ * node's set of jobs changed, or NULL in `*plan`; does not wait. The plan is
+ * for the next step boundary. Only its fractions count, and all ranks of the
+ * job must agree on the step from which they apply. End `*plan` with
+ * sluice_string_free. `*id` is for the answer. */
 SLUICE_API int sluice_session_changed_plan(sluice_session* session, char** plan,
                                            uint64_t* id);
 
-/* Since 2. Answers a changed plan. `taken`: not 0 if the rank takes the plan, 0
- * if it continues with its current plan. A rank that takes it records again and
- * calls sluice_session_plan with a settled profile. `note` is one line for
- * people, or NULL. Does not wait for the daemon. */
+/* Since 2. Answers a changed plan; does not wait for the daemon. `taken`: 0 if
+ * the rank continues with its current plan. A rank that takes it records again
+ * and calls sluice_session_plan with a settled profile. `note` is one line for
+ * people, or NULL. */
 SLUICE_API int sluice_session_answer_change(sluice_session* session,
                                             uint64_t id, int taken,
                                             const char* note);
@@ -206,10 +202,9 @@ typedef enum sluice_memory_kind {
 SLUICE_API int sluice_region_lease(sluice_session* session, int kind,
                                    uint64_t bytes, sluice_region** out);
 
-/* Since 5. Leases as sluice_region_lease does, but if memory is short, waits
- * for it: at most `wait` seconds, and at most the daemon's longest_wait_s. Then
- * returns SLUICE_DEADLINE_EXCEEDED; the error names the first lease in the
- * queue. */
+/* Since 5. Leases as sluice_region_lease does, but waits for memory that is
+ * short: at most `wait` seconds, and at most the daemon's longest_wait_s. Then
+ * returns SLUICE_DEADLINE_EXCEEDED. */
 SLUICE_API int sluice_region_lease_within(sluice_session* session, int kind,
                                           uint64_t bytes, double wait,
                                           sluice_region** out);
@@ -264,21 +259,18 @@ SLUICE_API int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
                                          const sluice_ticket* after,
                                          size_t count, sluice_ticket* out);
 
-/* Since 2. Makes the engine treat the work on `stream` as compute from now on.
- * `stream` is a CUstream of the session's GPU in its primary context (torch's
- * current stream; NULL is the default stream). It must stay valid until the
- * next such call or the engine's end. Before the first call, compute is a
- * private stream of the library. SLUICE_UNIMPLEMENTED on a simulated GPU, where
- * the calling thread computes. */
+/* Since 2. Makes the engine treat the work on `stream` as compute from now on;
+ * at first a private stream of the library is compute. `stream` is a CUstream
+ * of the session's GPU in its primary context (NULL: the default stream), valid
+ * until the next such call or the engine's end. SLUICE_UNIMPLEMENTED on a
+ * simulated GPU, where the calling thread computes. */
 SLUICE_API int sluice_engine_use_stream(sluice_engine* engine, void* stream);
 
 /* Since 3. Sets the slack of copies of `direction` that are enqueued from now
  * on: compute needs the data that such a copy brings, or the memory that it
- * frees, `seconds` after the copy could start (0: at once). While such a copy
- * waits for bandwidth, the daemon knows its deadline, lends bandwidth first to
- * copies that would be late, and shows operators which copies were late. With
- * too small a value copies are reported as late; with too large a value they
- * are not given priority. Below 0 (the default): unknown. Does not wait. */
+ * frees, `seconds` after the copy could start (0: at once; below 0, the
+ * default: unknown). The daemon lends bandwidth first to copies that would be
+ * late, and shows operators which ones were. */
 SLUICE_API int sluice_engine_know_slack(sluice_engine* engine, int direction,
                                         double seconds);
 
@@ -287,8 +279,8 @@ SLUICE_API int sluice_engine_know_slack(sluice_engine* engine, int direction,
 SLUICE_API int sluice_engine_mark_compute(sluice_engine* engine,
                                           sluice_ticket* out);
 
-/* Makes compute from now on run after the ticket is reached. On a simulated GPU
- * this call waits; on a real one it enqueues the wait. Returns the first
+/* Makes compute from now on run after the ticket is reached: on a simulated GPU
+ * this call waits, on a real one it enqueues the wait. Returns the first
  * failure of any copy of this engine. */
 SLUICE_API int sluice_engine_wait(sluice_engine* engine, sluice_ticket ticket);
 
@@ -336,9 +328,9 @@ typedef struct sluice_attention_block {
   uint32_t flash;
 } sluice_attention_block;
 
-/* Since 6. Sets `*kernel` to the name of the kernel that computes such a block:
- * "flash", "flash (FA3)", "flash (FA4)", "efficient", "cudnn", "flash on the
- * CPU", or "whole scores" if no kernel supports it. The text is never freed.
+/* Since 6. Sets `*kernel` to the kernel that computes such a block: "flash",
+ * "flash (FA3)", "flash (FA4)", "efficient", "cudnn", "flash on the CPU", or
+ * "whole scores" if no kernel supports it. The text is never freed.
  * SLUICE_UNIMPLEMENTED: the requested kernel does not support the dtype or the
  * heads. SLUICE_INVALID_ARGUMENT: there is no such kernel. */
 SLUICE_API int sluice_attention_kernel(const sluice_attention_block* block,

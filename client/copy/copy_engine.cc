@@ -4,14 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "client/copy/copy_lane.h"
-#include "client/copy/copy_timeline.h"
-#include "client/copy/stall_clock.h"
 #include "client/copy/ticket_state.h"
+#include "kernels/device/stream_timer.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::client {
@@ -34,6 +35,63 @@ absl::Status Check(const CopyRequest& request) {
   }
   return absl::OkStatus();
 }
+
+// Measures how long compute waited for tickets: on sim, where the calling
+// thread computes, by the host's clock; on a GPU by the compute stream's, so a
+// wait counts once the stream has passed it. Thread safety: total by any
+// thread, other methods by the compute thread.
+class StallClock {
+ public:
+  // `compute` is the driver's own compute stream; `driver` outlives the clock.
+  StallClock(device::Driver* driver, device::Stream compute)
+      : driver_(driver), compute_(compute), timer_(driver) {}
+
+  // Measures waits on this adopted stream from now on.
+  void UseStream(device::Stream stream) {
+    compute_ = stream;
+    on_stream_ = true;
+  }
+  // Call them around a wait, whether it is enqueued or blocks.
+  absl::Status Begin() {
+    // Without native streams (sim), the calling thread computes.
+    if (!on_stream_) on_stream_ = driver_->NativeStream(compute_).ok();
+    if (*on_stream_) return timer_.Begin(compute_);
+    began_s_ = MonotonicSeconds();
+    return absl::OkStatus();
+  }
+  absl::Status End() {
+    if (*on_stream_) {
+      SLUICE_RETURN_IF_ERROR(timer_.End(compute_));
+      TakeEnded();
+    } else {
+      total_ns_ += static_cast<int64_t>(1e9 * (MonotonicSeconds() - began_s_));
+    }
+    return absl::OkStatus();
+  }
+  // Returns the sum of all waits that have ended.
+  absl::Duration total() {
+    TakeEnded();
+    return absl::Nanoseconds(total_ns_.load());
+  }
+
+ private:
+  // Adds the completed spans to the total. A lost device reports no more spans;
+  // waits on it return the fault.
+  void TakeEnded() {
+    for (;;) {
+      const auto span = timer_.Next();
+      if (!span.ok() || !span->has_value()) return;
+      total_ns_ += absl::ToInt64Nanoseconds((*span)->length);
+    }
+  }
+
+  device::Driver* const driver_;
+  device::Stream compute_;
+  std::optional<bool> on_stream_;  // nullopt until the first Begin
+  double began_s_ = 0;
+  device::StreamTimer timer_;
+  std::atomic<int64_t> total_ns_{0};
+};
 
 class Engine final : public CopyEngine {
  public:
@@ -62,8 +120,7 @@ class Engine final : public CopyEngine {
   CopyLane& lane(CopyDirection direction) {
     return *lanes_[direction == CopyDirection::kHostToDevice ? 0 : 1];
   }
-  // Returns a new ticket. Returns null, and keeps the fault, if no event is
-  // available for the ticket.
+  // Returns null, and keeps the fault, if no event is available.
   std::shared_ptr<State> NewTicket(device::Stream stream);
   absl::Status WaitOnCompute(const State& state);
   std::optional<absl::Duration> SlackOf(std::string_view label) const;
@@ -96,15 +153,13 @@ absl::Status Engine::StartLanes() {
 }
 
 Engine::~Engine() {
-  // Stop both lanes before joining either, because one may wait for a ticket of
-  // the other.
+  // Both, before either is joined: one may wait for a ticket of the other.
   for (auto& lane : lanes_) {
     if (lane) lane->Stop();
   }
   for (auto& lane : lanes_) lane.reset();
   for (const device::Stream stream : streams_) {
     if (stream.value() == 0) continue;
-    // Drain reports the error
     options_.driver->SynchronizeStream(stream).IgnoreError();
   }
   timeline_.reset();
@@ -161,15 +216,13 @@ absl::Status Engine::WaitOnCompute(const State& state) {
   if (state.pool->closed()) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(
       options_.driver->StreamWaitEvent(compute_, state.event));
-  // If compute failed, the call above has returned its fault. The stream of a
-  // compute mark may belong to the caller and be destroyed by now.
+  // A compute mark's stream may belong to the caller and be destroyed by now.
   if (std::find(streams_.begin(), streams_.end(), state.stream) ==
       streams_.end()) {
     return absl::OkStatus();
   }
-  // The event of a failed copy is reached too, so QueryEvent alone does not
-  // show the failure. StreamWaitEvent has no effect here, but returns the
-  // stream's fault.
+  // The event of a failed copy is reached too. This wait has no effect, but
+  // returns the stream's fault.
   return options_.driver->StreamWaitEvent(state.stream, state.event);
 }
 

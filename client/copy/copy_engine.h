@@ -1,27 +1,21 @@
 // Copies between host and GPU memory. Each direction has its own stream. Grants
 // limit when copies start, and only tickets order them.
 //
-// How it works. A request is issued in four steps: the copy stream waits for
-// the events of the `after` tickets; a grant is taken (one atomic operation if
-// bandwidth is available); the copies are enqueued; the ticket's event is
-// recorded. Enqueue issues a request itself if the request need not wait. Other
-// requests go to their direction's issuing thread, which issues them in order.
-// The compute thread waits for no grant and synchronises no stream; it waits
-// for tickets, through events. Such a wait blocks the thread until the ticket's
-// event is recorded, so a request that still waits for its grant also blocks
-// the thread that waits for its ticket; `stall` counts that time.
+// A request is issued in four steps: the copy stream waits for the events of
+// the `after` tickets; a grant is taken; the copies are enqueued; the ticket's
+// event is recorded. Enqueue issues a request itself if it need not wait;
+// others go to their direction's issuing thread, which issues them in order.
+// The compute thread waits only for tickets, through events, which blocks it
+// until the ticket's event is recorded; `stall` counts that time.
 //
-// Why tickets and not bare events: CUDA treats an event that was not yet
-// recorded as complete, so a wait enqueued too early would pass silently. A
-// ticket knows whether its event was recorded, and blocks the waiter until
-// then.
+// Not bare events: CUDA treats an event that was not yet recorded as complete,
+// so a wait enqueued too early would pass silently.
 //
 // Large pieces are cut into slices, each with its own grant, so that ranks on
 // one link take turns. Small pieces share a grant.
 //
 // Errors: the first failure of a copy is kept. Every later wait returns it, and
 // later copies are not made.
-//
 // Thread safety: one compute thread per engine calls Enqueue, MarkCompute,
 // UseStream, KnowSlack and Wait; stats() is safe from any thread.
 #pragma once
@@ -39,9 +33,8 @@
 
 namespace sluice::client {
 
-// A point on a stream, reached when all work enqueued before it is done. Cheap
-// to copy. A default-constructed ticket counts as reached. May outlive the
-// engine.
+// A point on a stream, reached when all work enqueued before it is done. A
+// default-constructed ticket counts as reached. May outlive the engine.
 class Ticket {
  public:
   Ticket() = default;
@@ -67,9 +60,9 @@ struct CopyRequest {
   const char* label = "";  // name in the timeline; static storage
 };
 
-// One finished request, for the report's timeline. Times are seconds on the
-// monotonic clock. The duration is measured by the copy stream's clock; the
-// start time is accurate to about the length of a host wait.
+// One finished request. Times are seconds on the monotonic clock. The copy
+// stream's clock measures the duration; the start is accurate to about the
+// length of a host wait.
 struct CopyRecord {
   const char* label;
   device::CopyDirection direction;
@@ -87,9 +80,8 @@ struct CopySlack {
 struct CopyStats {
   Bytes h2d, d2h;
   absl::Duration grant_wait;  // waits of the issuing threads
-  // How long compute waited for tickets. If compute runs on a stream, the
-  // stream's clock measures the waits, and a wait counts once the stream has
-  // passed it.
+  // How long compute waited for tickets. If compute runs on a stream, a wait
+  // counts once the stream has passed it.
   absl::Duration stall;
 };
 
@@ -106,27 +98,25 @@ class CopyEngine {
       const Options& options);
   virtual ~CopyEngine() = default;  // waits for copies in flight
 
-  // Makes the engine treat the work on `native` as compute from now on.
-  // `native` is a stream of the caller on this device (a CUstream; null is the
-  // device's default stream). It must stay valid until the next call or outlive
-  // the engine. Unimplemented on sim, where the calling thread computes.
+  // Makes the engine treat the work on `native`, a CUstream of this device
+  // (null: its default stream), as compute from now on. It must stay valid
+  // until the next call or outlive the engine. Unimplemented on sim, where the
+  // calling thread computes.
   virtual absl::Status UseStream(void* native) = 0;
 
   // Replaces the slacks of all labels, for copies that are enqueued from now
-  // on. While such a copy waits for its grant, the engine sends its deadline to
-  // the daemon (GrantGate::TellDue). Copies with other labels have no deadline.
+  // on. While such a copy waits for its grant, the daemon has its deadline
+  // (GrantGate::TellDue). Copies with other labels have no deadline.
   virtual void KnowSlack(std::vector<CopySlack> slack) = 0;
 
   // Returns a ticket that is reached when all compute enqueued so far is done.
   virtual Ticket MarkCompute() = 0;
   virtual Ticket Enqueue(CopyRequest request) = 0;
   // Makes compute that is enqueued from now on run after the ticket is reached.
-  // Blocks the caller until the ticket's event is recorded (see the file
-  // comment), on sim until the ticket is reached. The time that compute waits
-  // for the ticket counts as stall.
+  // Blocks the caller until the ticket's event is recorded, on sim until the
+  // ticket is reached.
   virtual absl::Status Wait(const Ticket& ticket) = 0;
-  // Blocks until everything enqueued has ended. Only for the end of a run and
-  // for tests.
+  // Blocks until everything enqueued has ended. For the end of a run.
   virtual absl::Status Drain() = 0;
 
   virtual CopyStats stats() const = 0;

@@ -15,12 +15,10 @@
 namespace sluice::client {
 namespace {
 
-// The lane's naps are as short as 5 us; the default timer slack would add 50 us
-// to each.
+// The default slack would add 50 us to naps of 5 us.
 constexpr unsigned long kTimerSlackNs = 1'000;
-// How often the lane checks whether a copy can start: kLook for a copy that is
-// not issued yet, kLookOfOwed for an issued copy that owes its grant. The
-// daemon refills grants every 2 ms.
+// How often the lane checks whether a copy can start that is not issued yet,
+// and one that owes its grant. The daemon refills grants every 2 ms.
 constexpr std::chrono::microseconds kLook{100};
 constexpr std::chrono::milliseconds kLookOfOwed{1};
 
@@ -188,8 +186,7 @@ void CopyLane::Run() {
       }
     }
     if (queue_.empty()) return;
-    // The reference stays valid without the lock, because push_back does not
-    // move the front of a deque.
+    // Stays valid without the lock: push_back does not move a deque's front.
     const Item& item = queue_.front();
     lock.Unlock();
     Issue(item, /*granted=*/Bytes(0));
@@ -233,7 +230,6 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
 absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
   for (const Ticket& ticket : request.after) {
     const auto& state = TicketAccess::StateOf(ticket);
-    // Work on the lane's own stream is in order already.
     if (!state || state->stream == stream_) continue;
     state->AwaitIssued();
     if (state->IsReached()) continue;
@@ -294,8 +290,8 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
   return absl::OkStatus();
 }
 
-// Fills the targets with bytes that read as NaN. A read that comes too early
-// then fails loudly instead of training on the buffer's previous contents.
+// Fills the targets with bytes that read as NaN, which a read that comes too
+// early finds instead of the buffer's previous contents.
 absl::Status CopyLane::Poison(const CopyRequest& request) {
   for (const CopyPiece& piece : request.pieces) {
     if (piece.size <= Bytes(0)) continue;  // CopyAsync reports the error
@@ -303,6 +299,56 @@ absl::Status CopyLane::Poison(const CopyRequest& request) {
                                                       piece.size, stream_));
   }
   return absl::OkStatus();
+}
+
+CopyTimeline::CopyTimeline(device::Driver* driver,
+                           std::array<device::Stream, 2> streams)
+    : lanes_{std::make_unique<Lane>(driver, streams[0]),
+             std::make_unique<Lane>(driver, streams[1])} {}
+
+absl::Status CopyTimeline::Align() {
+  for (const auto& lane : lanes_) {
+    {
+      // Collects the ended copies first, so that the old alignment dates them.
+      const MutexLock lock(mutex_);
+      TakeEnded(*lane);
+    }
+    SLUICE_RETURN_IF_ERROR(lane->timer.Align(lane->stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CopyTimeline::Begin(device::CopyDirection direction) {
+  Lane& lane = LaneOf(direction);
+  return lane.timer.Begin(lane.stream);
+}
+
+absl::Status CopyTimeline::End(const CopyRecord& record) {
+  Lane& lane = LaneOf(record.direction);
+  const MutexLock lock(mutex_);
+  SLUICE_RETURN_IF_ERROR(lane.timer.End(lane.stream));
+  lane.pending.push_back(record);
+  TakeEnded(lane);
+  return absl::OkStatus();
+}
+
+std::vector<CopyRecord> CopyTimeline::Take() {
+  const MutexLock lock(mutex_);
+  for (const auto& lane : lanes_) TakeEnded(*lane);
+  return std::exchange(ended_, {});
+}
+
+void CopyTimeline::TakeEnded(Lane& lane) {
+  while (!lane.pending.empty()) {
+    const auto span = lane.timer.Next();
+    if (!span.ok() || !span->has_value()) return;
+    CopyRecord& record = lane.pending.front();
+    record.started_s = (*span)->start_s;
+    record.finished_s =
+        record.started_s + absl::ToDoubleSeconds((*span)->length);
+    ended_.push_back(record);
+    lane.pending.pop_front();
+  }
 }
 
 }  // namespace sluice::client

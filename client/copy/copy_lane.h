@@ -1,41 +1,40 @@
 // One direction of the copy engine: its stream, a queue, and the thread that
 // issues queued requests. Internal to the copy engine.
 //
-// Push issues a request itself if the request need not wait, because waking a
-// thread costs more than issuing. A request goes through the queue only if it
-// has to wait (for a ticket that is not recorded yet, for a grant, or until it
-// may ask for a grant, see granted_ahead.h) or if the queue is not empty. So
-// requests are issued in the order of Push.
+// Push issues a request itself, because waking a thread costs more. A request
+// goes through the queue only if it has to wait (for a ticket that is not
+// recorded yet, for a grant, or until it may ask for one, see granted_ahead.h)
+// or if the queue is not empty. So requests are issued in the order of Push.
 //
 // [Note: owed grants] A host that runs ahead may enqueue a whole step behind
 // one kernel. If all those copies took their grants at once, copies that cannot
-// start would use up the rank's limit, while other ranks' copies could start.
-// So a copy that compute or the other direction still holds back is issued as
-// soon as the limit has room for it and for all such copies before it, but its
-// grant is taken only when the copy can start. If the limit has no room, the
-// copy waits until the limit has room or the copy can start.
+// start would use up the limit that other ranks could use. So a copy that
+// compute or the other direction still holds back is issued as soon as the
+// limit has room for it and for all such copies before it, but takes its grant
+// only when it can start.
 //
 // Threads: Push runs on the compute thread. The lane's state belongs to the
 // lane's thread while the queue is not empty, and to the thread that calls Push
 // while the queue is empty.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "client/copy/copy_engine.h"
-#include "client/copy/copy_timeline.h"
 #include "client/copy/granted_ahead.h"
 #include "client/copy/ticket_state.h"
+#include "kernels/device/stream_timer.h"
 #include "proto/base/mutex.h"
 
 namespace sluice::client {
 
-// Keeps the first fault of an engine, because later faults are its
-// consequences. Thread safety: thread-safe.
+// Keeps an engine's first fault; later ones are its consequences. Thread-safe.
 class Fault {
  public:
   void Keep(const absl::Status& status);
@@ -48,18 +47,62 @@ class Fault {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Records when copies really started and ended.
+//
+// The copy streams' clocks measure the times (kernels/device/stream_timer.h).
+// Not the host's clock: to a host that polls, a short copy seems to take no
+// time, or as long as a nap. No method except Align waits.
+//
+// Errors: the driver's. After an error in reading times, no more are reported.
+// Thread safety: Begin and End of a direction are called by the thread that
+// issues its copies; other methods by any thread.
+class CopyTimeline {
+ public:
+  // `streams[0]` copies to the GPU, `streams[1]` to the host.
+  CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
+
+  // Waits for both streams and aligns the host's clock with theirs, which
+  // drift. Call it at the start, and wherever the host has waited for them
+  // anyway.
+  absl::Status Align();
+  // Call them around enqueuing a request's copies. Begin drops a span that has
+  // begun and not ended.
+  absl::Status Begin(device::CopyDirection direction);
+  // `record` states the label, direction, size and issue time.
+  absl::Status End(const CopyRecord& record);
+  // Returns the copies that ended since the last call; those of one direction
+  // are in order.
+  std::vector<CopyRecord> Take();
+
+ private:
+  struct Lane {
+    Lane(device::Driver* driver, device::Stream stream)
+        : stream(stream), timer(driver) {}
+    const device::Stream stream;
+    device::StreamTimer timer;
+    std::deque<CopyRecord> pending;  // guarded by mutex_
+  };
+
+  Lane& LaneOf(device::CopyDirection direction) {
+    return *lanes_[direction == device::CopyDirection::kHostToDevice ? 0 : 1];
+  }
+  void TakeEnded(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  std::array<std::unique_ptr<Lane>, 2> lanes_;
+  Mutex mutex_;
+  std::vector<CopyRecord> ended_ ABSL_GUARDED_BY(mutex_);
+};
+
 class CopyLane {
  public:
-  // All pointers must stay valid as long as the lane exists; `timeline` may be
-  // null.
+  // All pointers outlive the lane; `timeline` may be null.
   CopyLane(const CopyEngine::Options& options, device::CopyDirection direction,
            device::Stream stream, std::shared_ptr<EventPool> pool, Fault* fault,
            CopyTimeline* timeline);
-  // Stops, issues the queued requests and ends the thread.
+  // Issues the queued requests and ends the thread.
   ~CopyLane();
 
-  // Makes the lane issue queued requests without waiting for grants from now
-  // on.
+  // From now on the lane issues queued requests without waiting for grants.
   void Stop();
 
   // `slack` is the CopySlack of the request's label, if known.
@@ -80,39 +123,32 @@ class CopyLane {
     std::shared_ptr<TicketAccess::State> ticket;
     double issued_s;
     std::optional<absl::Duration> slack;
-    // When compute needs the copy. Set if only grants held the copy back at
-    // Push.
+    // When compute needs the copy; set if only grants held it back at Push.
     std::optional<absl::Time> due;
   };
 
   void Run();
   // Returns whether grants limit this direction.
   bool IsLimited() const;
-  // Returns how many of the `size` bytes of `item` may be issued without
-  // waiting: one slice or all bytes. Takes the grant for these bytes or records
-  // it as owed. Returns nullopt if the item has to wait.
+  // Takes the grant of one slice, or records that of all bytes as owed. Returns
+  // how many of the `size` bytes may be issued, or nullopt if the item waits.
   std::optional<Bytes> GrantNow(const Item& item, Bytes size);
-  // Records an owed grant; returns false if the limit has no room for it.
+  // Returns false if the limit has no room for the owed grant.
   bool Owe(const CopyRequest& request, Bytes size);
   // Returns whether the request waits for nothing but the link.
   bool CanStart(const CopyRequest& request);
   // Takes the grants of owed copies that can start.
   void TakeOwed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits until the request may owe its grant (returns `size`) or can start
-  // (returns 0).
+  // Waits until the request owes its grant (returns `size`) or can start (0).
   Bytes AwaitTurn(const CopyRequest& request, Bytes size);
-  // Issues the item and sets its ticket's phase. The first `granted` bytes
-  // already have their grant.
+  // Issues the item; its first `granted` bytes already have their grant.
   void Issue(const Item& item, Bytes granted);
   absl::Status TryIssue(const Item& item, Bytes granted);
   absl::Status AwaitTickets(const CopyRequest& request);
-  // Returns whether all tickets are reached, ignoring those of the lane's own
-  // stream.
+  // Ignores tickets of the lane's own stream, which is in order already.
   bool AreReached(const std::vector<Ticket>& after) const;
-  // Sends the daemon the deadline of `item`, which has `size` bytes.
   void TellDue(const Item& item, Bytes size);
-  // Copies all pieces; `left` is the number of their bytes. If `timed`, the
-  // timeline's span begins just before the first piece.
+  // `left`: the bytes of all pieces. `timed`: begins the timeline's span.
   absl::Status CopyPieces(const CopyRequest& request, Bytes left, Bytes granted,
                           bool timed);
   int GrantDirection() const {
@@ -120,8 +156,6 @@ class CopyLane {
   }
   void TakeGrant(Bytes size);
   absl::Status EndSlice();
-  // Records `mark`, which is reached when all work so far on the stream has
-  // ended.
   absl::Status Record(TicketAccess::State& mark);
   absl::Status Poison(const CopyRequest& request);
 
@@ -140,8 +174,7 @@ class CopyLane {
   CondVar changed_;
   // The front is the item that is currently issued.
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
-  // Copies that owe their grant, in the stream's order: see [Note: owed
-  // grants].
+  // In the stream's order: see [Note: owed grants].
   struct Owed {
     std::vector<Ticket> after;
     Bytes size;

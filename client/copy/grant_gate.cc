@@ -26,8 +26,7 @@ void GrantGate::TellDue(int direction, Bytes size, absl::Time due) {
   GrantUseSlot& slot = use_->slot;
   const uint64_t used =
       slot.used_bytes[direction].load(std::memory_order_relaxed);
-  // The page's value is unsigned, so a negative time would read as one in the
-  // far future.
+  // The page's value is unsigned: a negative time would be far in the future.
   const int64_t at = std::max<int64_t>(0, absl::ToUnixNanos(due));
   slot.due_ns[direction].store(static_cast<uint64_t>(at),
                                std::memory_order_relaxed);
@@ -41,11 +40,13 @@ void GrantGate::ForgetDue(int direction) {
 
 int64_t GrantGate::NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
 
-bool GrantGate::Stale(int64_t now_ns) const {
-  if (detached_.load(std::memory_order_relaxed)) return true;
+absl::Duration GrantGate::SilentFor(int64_t now_ns) const {
+  if (detached_.load(std::memory_order_relaxed)) {
+    return absl::InfiniteDuration();
+  }
   const auto beat = static_cast<int64_t>(
       limits_->heartbeat_ns.load(std::memory_order_acquire));
-  return now_ns - beat > absl::ToInt64Nanoseconds(kGrantStaleAfter);
+  return absl::Nanoseconds(now_ns - beat);
 }
 
 void GrantGate::Forgive(int direction, uint64_t end) {
@@ -57,12 +58,8 @@ void GrantGate::Forgive(int direction, uint64_t end) {
   }
 }
 
-double GrantGate::PacedRate(int direction, int64_t now_ns) const {
-  if (detached_.load(std::memory_order_relaxed)) return 0;
-  const auto beat = static_cast<int64_t>(
-      limits_->heartbeat_ns.load(std::memory_order_acquire));
-  const absl::Duration kUngatedAfter = kGrantStaleAfter + kGrantPacedFor;
-  if (now_ns - beat > absl::ToInt64Nanoseconds(kUngatedAfter)) return 0;
+double GrantGate::PacedRate(int direction, absl::Duration silent) const {
+  if (silent > kGrantStaleAfter + kGrantPacedFor) return 0;
   return static_cast<double>(
       limits_->slots[slot_].bytes_per_second[direction].load(
           std::memory_order_relaxed));
@@ -87,8 +84,9 @@ absl::Duration GrantGate::AcquireSlow(int direction, uint64_t bytes,
     const int64_t now = NowNs();
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
     if (end <= granted(direction) + forgiven_[direction].load()) break;
-    if (Stale(now)) {
-      const double rate = PacedRate(direction, now);
+    const absl::Duration silent = SilentFor(now);
+    if (silent > kGrantStaleAfter) {
+      const double rate = PacedRate(direction, silent);
       if (rate > 0 && !booked) booked = Book(direction, bytes, rate);
       if (rate == 0 || now >= *booked) {
         Forgive(direction, end);

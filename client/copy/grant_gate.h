@@ -1,17 +1,13 @@
 // The rank's side of swap-bandwidth grants (proto/base/grant_page.h).
 //
-// How it works. `use` counts the bytes of all copies that this rank has
-// started, and `limit` the bytes of those that it may start. A copy that keeps
-// `use` within `limit` starts at once. Otherwise the caller sleeps in short
-// naps until the daemon has raised the limit. If the daemon's heartbeat is
-// older than kGrantStaleAfter, the daemon may only be late, so the rank keeps
-// its last granted rate for kGrantPacedFor. After that it copies ungated. Bytes
-// copied over the limit in that time are forgiven: they do not delay later
-// copies.
-//
-// Thread safety: all methods are thread-safe, except that one thread per
-// direction calls TellDue and ForgetDue. The fast path is one atomic operation:
-// TryAcquire compares and exchanges, Acquire adds.
+// `use` counts the bytes of all copies that this rank has started, and `limit`
+// those that it may start. A copy that keeps `use` within `limit` starts at
+// once. Otherwise the caller naps until the daemon has raised the limit. If the
+// daemon's heartbeat is older than kGrantStaleAfter, the daemon may only be
+// late, so the rank keeps its last granted rate for kGrantPacedFor. After that
+// it copies ungated. Bytes over the limit are forgiven: they delay no later
+// copy. Thread safety: safe, except that one thread per direction calls TellDue
+// and ForgetDue. The fast path is one atomic operation.
 #pragma once
 
 #include <atomic>
@@ -32,8 +28,8 @@ class GrantGate {
             const Clock* clock);
 
   // Takes `size` bytes of direction kH2d or kD2h. Waits while the limit is too
-  // low and the daemon is alive. Returns the time waited. Setting `*cancel`
-  // ends the wait; the bytes are taken nevertheless.
+  // low and the daemon is alive, or until `*cancel`; then the bytes are taken
+  // nevertheless. Returns the time waited.
   absl::Duration Acquire(int direction, Bytes size,
                          const std::atomic<bool>* cancel = nullptr) {
     const auto bytes = static_cast<uint64_t>(size.count());
@@ -47,8 +43,7 @@ class GrantGate {
     return AcquireSlow(direction, bytes, end, cancel);
   }
 
-  // Takes the bytes as Acquire does, but returns false and takes nothing if
-  // Acquire would have to wait.
+  // Returns false and takes nothing where Acquire would wait.
   bool TryAcquire(int direction, Bytes size) {
     const auto bytes = static_cast<uint64_t>(size.count());
     auto& used = use_->slot.used_bytes[direction];
@@ -61,7 +56,7 @@ class GrantGate {
     return true;
   }
 
-  // Takes the bytes at once, whether or not the limit has room.
+  // Takes the bytes even if the limit has no room.
   void Take(int direction, Bytes size) {
     use_->slot.used_bytes[direction].fetch_add(
         static_cast<uint64_t>(size.count()), std::memory_order_relaxed);
@@ -73,8 +68,7 @@ class GrantGate {
            granted(direction);
   }
 
-  // Returns false if the daemon sets no limit, because the link's speed is
-  // unknown.
+  // Returns false if the link's speed is unknown, so that there is no limit.
   bool Limits(int direction) const {
     const uint64_t limit = granted(direction);
     const uint64_t used =
@@ -82,35 +76,30 @@ class GrantGate {
     return limit < used || limit - used < kGrantFar;
   }
 
-  // States that the next `size` bytes taken of `direction` are one copy, which
-  // compute needs at `due` (by this gate's clock). The daemon first lends
-  // bandwidth to copies that would be late with a fair share. The deadline
-  // replaces the previous one and holds until ForgetDue. Costs two stores; one
-  // thread per direction.
+  // States until ForgetDue that the next `size` bytes taken of `direction` are
+  // one copy, which compute needs at `due` (by this gate's clock). The daemon
+  // first lends bandwidth to copies that would be late with a fair share.
   void TellDue(int direction, Bytes size, absl::Time due);
-  // States that the next copy has no known deadline.
   void ForgetDue(int direction);
   absl::Time now() const { return clock_->Now(); }
 
-  // Call it when the session is over (disconnected, evicted, closing), because
-  // the limits are no longer raised then. Copies then run ungated.
+  // Makes copies run ungated. Call it when the session is over, because the
+  // limits are no longer raised then.
   void Detach() { detached_.store(true, std::memory_order_relaxed); }
 
  private:
   // Pacing of one direction while the daemon grants nothing.
   struct Pace {
     Mutex mutex;
-    // When the next copy may start.
     int64_t free_at_ns ABSL_GUARDED_BY(mutex) = 0;
   };
 
-  // Returns the cumulative bytes up to which the daemon lets this rank start
-  // copies.
+  // The cumulative bytes up to which this rank may start copies.
   uint64_t granted(int direction) const {
     return limits_->slots[slot_].limit_bytes[direction].load(
         std::memory_order_relaxed);
   }
-  // Drops the forgiven bytes. Call it once the limit has reached the use.
+  // Call it once the limit has reached the use.
   void ForgetForgiven(int direction) {
     if (forgiven_[direction].load(std::memory_order_relaxed) != 0) {
       forgiven_[direction].store(0, std::memory_order_relaxed);
@@ -118,16 +107,14 @@ class GrantGate {
   }
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);
-  bool Stale(int64_t now_ns) const;
-  // Returns the rate in bytes per second while the daemon grants nothing, or 0
-  // if copies are ungated.
-  double PacedRate(int direction, int64_t now_ns) const;
-  // Forgives the bytes by which a copy that ends at `end` exceeds the limit, so
-  // that the copy may start.
+  // Returns the heartbeat's age; infinite after Detach.
+  absl::Duration SilentFor(int64_t now_ns) const;
+  // In bytes per second while the daemon grants nothing; 0: ungated.
+  double PacedRate(int direction, absl::Duration silent) const;
+  // Forgives the bytes by which a copy that ends at `end` exceeds the limit.
   void Forgive(int direction, uint64_t end);
   int64_t NowNs() const;
-  // Reserves time for `bytes` at that rate; returns when they may start, in
-  // nanoseconds.
+  // Reserves time at that rate; returns when the bytes may start, in ns.
   int64_t Book(int direction, uint64_t bytes, double bytes_per_second);
 
   const GrantLimits* limits_;

@@ -6,9 +6,8 @@
 namespace sluice::client {
 namespace {
 
-// Each nap is twice as long as the previous one, up to kLastNap. So a waiting
-// lane notices the end of a copy late by at most the time that it has waited,
-// and by at most kLastNap; the next granted copies run in that time.
+// Naps double up to kLastNap, so a lane notices the end of a copy late by at
+// most the time that it has waited; the next granted copies run in that time.
 constexpr std::chrono::microseconds kFirstNap{5};
 constexpr std::chrono::microseconds kLastNap{100};
 

@@ -1,16 +1,12 @@
-// Limits how many granted copies of a lane are in flight. Copies that only the
-// link holds back count too. Internal to the copy engine.
+// Limits how many granted copies of a lane are in flight; copies that only the
+// link holds back count too. Internal to the copy engine, for lanes with a
+// limit (GrantGate::Limits).
 //
-// The number is at least two: one copy runs and one follows it. Two are too few
-// if both end before the host looks again. A nap lasts as long as the machine
-// makes it: on an H100 with slices of 83 us, two at a time reached half of the
-// link's speed. So a nap in which all granted copies ended doubles the number,
-// and kCalm waits without such a nap halve it. The number follows the machine's
-// naps, and stays at two on a slow link.
-//
-// A lane without a limit (GrantGate::Limits) does not use this class.
-//
-// Thread safety: one thread at a time, the one that issues for the lane.
+// At least two: one copy runs and one follows it. Two are too few if both end
+// before the host looks again: on an H100 with slices of 83 us they reached
+// half of the link's speed. So a nap in which all granted copies ended doubles
+// the number, and kCalm waits without such a nap halve it. Thread safety: one
+// thread at a time, the one that issues for the lane.
 #pragma once
 
 #include <atomic>
@@ -34,7 +30,7 @@ class GrantedAhead {
   GrantedAhead();
   explicit GrantedAhead(Nap nap) : nap_(std::move(nap)) {}
 
-  // Returns whether a grant may be taken now. Never waits.
+  // Returns whether a grant may be taken now.
   bool HasRoom();
   // Naps until a grant may be taken. Setting `cancel` ends the wait.
   void AwaitRoom(const std::atomic<bool>& cancel);

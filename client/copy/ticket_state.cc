@@ -54,8 +54,7 @@ bool Ticket::done() const {
     case State::kPending:
       return false;
     case State::kRecorded:
-      // On a lost device nothing is in flight, so an unknown state counts as
-      // reached; Wait returns the fault.
+      // On a lost device nothing is in flight; Wait returns the fault.
       return state_->pool->Reached(state_->event).value_or(true);
     default:
       return true;

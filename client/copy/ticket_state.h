@@ -10,10 +10,8 @@
 
 namespace sluice::client {
 
-// A pool of events. An event is reused once its ticket is destroyed. CUDA
-// allows recording an event again while earlier waits for it are still queued,
-// because a wait refers to the recording that preceded it.
-//
+// A pool of events, each reused once its ticket is destroyed. Earlier waits may
+// still be queued then: a wait refers to the recording that preceded it.
 // Thread safety: thread-safe.
 class EventPool {
  public:
@@ -21,12 +19,10 @@ class EventPool {
 
   absl::StatusOr<device::Event> Take();
   void Return(device::Event event);
-  // Returns whether the last recording of `event` is reached. After Close,
-  // returns true for every event.
+  // Whether the last recording of `event` is reached; true after Close.
   absl::StatusOr<bool> Reached(device::Event event);
   bool closed();
-  // Destroys all events. Call it when all recordings have been reached. Tickets
-  // that outlive the pool's events count as reached.
+  // Destroys all events, of which all recordings are reached.
   void Close();
 
  private:
@@ -54,9 +50,9 @@ struct Ticket::State {
   bool issued() const {
     return phase.load(std::memory_order_acquire) != kPending;
   }
-  // Returns whether the point is reached or has failed. If the device's state
-  // is unknown, returns false, unlike Ticket::done(): the caller then waits,
-  // and the wait returns the fault.
+  // Whether the point is reached or has failed. False, unlike Ticket::done(),
+  // if the device's state is unknown: the caller then waits, which finds the
+  // fault.
   bool IsReached() const {
     const int now = phase.load(std::memory_order_acquire);
     return now == kFailed ||

@@ -8,16 +8,14 @@
 
 namespace sluice::client {
 
-// Numbers tickets from 1 upwards. Tickets of one direction are reached in
-// order, so reached ones gather at the front, where DropReached drops them. The
-// table thus holds about as many tickets as are in flight. Thread safety: one
-// thread at a time.
+// Numbers tickets from 1 upwards. Reached ones gather at the front, where they
+// are dropped, so the table holds about as many as are in flight. Thread
+// safety: one thread at a time.
 class TicketTable {
  public:
-  // Drops at most two reached tickets, which keeps pace with additions at
-  // constant cost. Call it before a mark of compute. Then every dropped ticket
-  // precedes the mark, even for a copy that names both and is issued by another
-  // thread.
+  // Drops at most two, which keeps pace with additions. Call it before a mark
+  // of compute, so that every dropped ticket precedes the mark, even for a copy
+  // that names both and is issued by another thread.
   void DropReached() {
     for (int i = 0; i < 2 && !open_.empty() && open_.front().done(); ++i) {
       open_.pop_front();

@@ -16,12 +16,11 @@
 #include "client/ctl/admin/admin.h"
 #include "client/ctl/bandwidth/measure_command.h"
 #include "client/ctl/bundle/support_bundle.h"
-#include "client/ctl/doctor/read_facts.h"
-#include "client/ctl/doctor/render_doctor.h"
+#include "client/ctl/doctor/checks.h"
+#include "client/ctl/doctor/facts.h"
 #include "client/ctl/live.h"
 #include "client/ctl/status/render.h"
-#include "client/ctl/text/output.h"
-#include "client/session/query.h"
+#include "client/ctl/text/format.h"
 #include "client/session/session.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -33,15 +32,6 @@ namespace {
 
 using nlohmann::json;
 using Renderer = absl::StatusOr<std::string> (*)(const std::string&);
-
-// Prints the answer or the error, and returns the exit status.
-int Print(const absl::StatusOr<std::string>& text) {
-  if (text.ok()) {
-    std::fputs(text->c_str(), stdout);
-    return 0;
-  }
-  return ReportError(text.status());
-}
 
 std::string SessionSocket(const Flags& flags) {
   return flags.socket.empty() ? client::DefaultSocket() : flags.socket;
@@ -62,9 +52,8 @@ absl::StatusOr<std::string> SnapshotJson(const Flags& flags) {
   return std::move(status.json);
 }
 
-// Prints a note if this user may use admin.sock but did not pass --admin,
-// because more would be shown with it. The daemon's own user sees everything
-// without --admin, unless that user is root.
+// Prints a note if --admin would show this user more. The daemon's own user
+// sees everything without it, unless that user is root.
 void NoteWhatIsHidden(const Flags& flags) {
   const std::string admin = AdminSocket(flags);
   struct stat info;
@@ -79,7 +68,7 @@ void NoteWhatIsHidden(const Flags& flags) {
       stderr);
 }
 
-// Formats the snapshot by `render`, or with --json its parts `keys`.
+// Formats the snapshot, or with --json its parts `keys`.
 absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
                                      const std::vector<std::string>& keys) {
   SLUICE_ASSIGN_OR_RETURN(const std::string json, SnapshotJson(flags));
@@ -98,22 +87,24 @@ absl::StatusOr<uint32_t> UserId(const std::string& user) {
       fmt::format("there is no user '{}': give a user's name or number", user));
 }
 
+// Parses a size, or `none` as 0.
+absl::StatusOr<Bytes> SizeOr(const char* none, const char* flag,
+                             const std::string& text, const char* see = "") {
+  if (text == none) return Bytes(0);
+  const absl::StatusOr<Bytes> size = ParseBytes(text);
+  if (size.ok() && *size > Bytes(0)) return *size;
+  return absl::InvalidArgumentError(
+      size.ok() ? fmt::format("{} '{}': give a size above 0, or '{}'", flag,
+                              text, none)
+                : fmt::format("{} {}, or {}{}", flag,
+                              std::string(size.status().message()), none, see));
+}
+
 // Parses a limit. "" leaves the limit unchanged; "unlimited" is 0 on the wire.
 absl::StatusOr<std::optional<Bytes>> Limit(const char* flag,
                                            const std::string& text) {
   if (text.empty()) return std::nullopt;
-  if (text == "unlimited") return Bytes(0);
-  const absl::StatusOr<Bytes> size = ParseBytes(text);
-  if (!size.ok()) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} {}, or unlimited (see sluicectl budget set --help)",
-                    flag, std::string(size.status().message())));
-  }
-  if (*size <= Bytes(0)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{} '{}': give a size above 0, or 'unlimited'", flag, text));
-  }
-  return *size;
+  return SizeOr("unlimited", flag, text, " (see sluicectl budget set --help)");
 }
 
 // Formats an unlimited limit as null, as the snapshot does.
@@ -125,15 +116,99 @@ json NullIfEmpty(const std::string& text) {
   return text.empty() ? json() : json(text);
 }
 
-std::string Line(const json& object) {
-  return object.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-}
-
 std::string OptionalLimitText(const std::optional<Bytes>& limit) {
   return !limit || *limit == Bytes(0) ? "unlimited" : FormatBytes(*limit);
 }
 
-absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
+// Lists processes without a session that still have memory, after at most a
+// second in which the memory of ended processes returns.
+std::string StillHeld(const Flags& flags) {
+  constexpr absl::Duration kPause = absl::Milliseconds(100);
+  for (int i = 0; i < 10; ++i) {
+    bool returning = false;
+    const auto json = ReadStatus(AdminSocket(flags));
+    const auto lines = json.ok() ? RenderHolders(*json, returning) : json;
+    if (!lines.ok() || !lines->empty() || !returning) {
+      return lines.value_or("");
+    }
+    absl::SleepFor(kPause);
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ShowStatus(const Flags& flags) {
+  NoteWhatIsHidden(flags);
+  return Snapshot(flags, RenderStatus, {});
+}
+
+absl::StatusOr<std::string> ShowJobs(const Flags& flags) {
+  NoteWhatIsHidden(flags);
+  return Snapshot(flags, RenderJobs, {"jobs"});
+}
+
+absl::StatusOr<std::string> ShowTop(const Flags& flags) {
+  if (flags.json) return ShowStatus(flags);
+  NoteWhatIsHidden(flags);
+  SLUICE_RETURN_IF_ERROR(Draw([&] { return SnapshotJson(flags); },
+                              {.once = flags.once,
+                               .interval = absl::Seconds(flags.interval_s),
+                               .draw = RenderStatus}));
+  return "";
+}
+
+absl::StatusOr<std::string> ShowEvents(const Flags& flags) {
+  NoteWhatIsHidden(flags);
+  SLUICE_RETURN_IF_ERROR(
+      PrintEvents([&] { return SnapshotJson(flags); },
+                  {.follow = flags.follow,
+                   .as_json = flags.json,
+                   .interval = absl::Seconds(flags.interval_s)}));
+  return "";
+}
+
+int ShowDoctor(const Flags& flags) {
+  const auto findings =
+      Examine(ReadFacts({SessionSocket(flags), AdminSocket(flags)}));
+  std::fputs((flags.json ? RenderDoctorJson(findings) : RenderDoctor(findings))
+                 .c_str(),
+             stdout);
+  return IsWell(findings) ? 0 : 1;
+}
+
+absl::StatusOr<std::string> WriteBundle(const Flags& flags) {
+  return MakeSupportBundle({SessionSocket(flags), AdminSocket(flags)},
+                           {.out = flags.out,
+                            .journal_lines = flags.journal_lines,
+                            .json = flags.json});
+}
+
+absl::StatusOr<std::string> Measure(const Flags& flags) {
+  return MeasureBandwidth({.socket = SessionSocket(flags),
+                           .admin_socket = AdminSocket(flags),
+                           .seconds = flags.seconds,
+                           .beside_jobs = flags.beside_jobs,
+                           .json = flags.json,
+                           .out = flags.out,
+                           .keep = flags.keep});
+}
+
+absl::StatusOr<std::string> Forget(const Flags& flags) {
+  return ForgetMeasured(AdminSocket(flags), flags.json);
+}
+
+absl::StatusOr<std::string> ShowBandwidth(const Flags& flags) {
+  return Snapshot(flags, RenderBandwidth, {"links", "measured_links"});
+}
+
+absl::StatusOr<std::string> ShowBudgets(const Flags& flags) {
+  NoteWhatIsHidden(flags);
+  return Snapshot(flags, RenderBudgets,
+                  {"limits", "reservations", "budgets", "quotas"});
+}
+
+absl::StatusOr<std::string> ChangeBudget(const Flags& flags) {
   if (flags.user.empty() == flags.job.empty()) {
     return absl::InvalidArgumentError(
         "whose budget? give either --user or --job");
@@ -152,11 +227,11 @@ absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const BudgetLimits now,
                           SetBudget(AdminSocket(flags), target, limits));
   if (flags.json) {
-    return Line({{"job", target.uid ? json() : json(flags.job)},
-                 {"uid", target.uid ? json(*target.uid) : json()},
-                 {"cgroup", NullIfEmpty(flags.cgroup)},
-                 {"gpu_limit_bytes", LimitJson(now.gpu)},
-                 {"host_limit_bytes", LimitJson(now.host)}});
+    return JsonLine(json{{"job", target.uid ? json() : json(flags.job)},
+                         {"uid", target.uid ? json(*target.uid) : json()},
+                         {"cgroup", NullIfEmpty(flags.cgroup)},
+                         {"gpu_limit_bytes", LimitJson(now.gpu)},
+                         {"host_limit_bytes", LimitJson(now.host)}});
   }
   return fmt::format("{} {}: GPU memory {}, host memory {}\n",
                      target.uid ? "user" : "job",
@@ -164,7 +239,7 @@ absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
                      OptionalLimitText(now.gpu), OptionalLimitText(now.host));
 }
 
-absl::StatusOr<std::string> DoReserve(const Flags& flags) {
+absl::StatusOr<std::string> ReserveMemory(const Flags& flags) {
   if (flags.pool_gpu.has_value() == flags.pool_numa.has_value()) {
     return absl::InvalidArgumentError(
         "memory of which pool? give either --gpu or --numa, and its number");
@@ -172,23 +247,15 @@ absl::StatusOr<std::string> DoReserve(const Flags& flags) {
   Reservation asked = {
       .cgroup = flags.cgroup, .gpu = flags.pool_gpu, .numa = flags.pool_numa};
   SLUICE_ASSIGN_OR_RETURN(asked.uid, UserId(flags.user));
-  if (flags.memory != "none") {
-    const absl::StatusOr<Bytes> size = ParseBytes(flags.memory);
-    if (!size.ok() || *size <= Bytes(0)) {
-      return absl::InvalidArgumentError(fmt::format(
-          "--memory {}",
-          size.ok() ? "'" + flags.memory + "': give a size above 0, or 'none'"
-                    : std::string(size.status().message()) + ", or none"));
-    }
-    asked.bytes = *size;
-  }
+  SLUICE_ASSIGN_OR_RETURN(asked.bytes,
+                          SizeOr("none", "--memory", flags.memory));
   SLUICE_RETURN_IF_ERROR(Reserve(AdminSocket(flags), asked));
   if (flags.json) {
-    return Line({{"pool", asked.gpu ? "gpu" : "numa"},
-                 {"index", asked.gpu ? *asked.gpu : *asked.numa},
-                 {"uid", asked.uid},
-                 {"cgroup", NullIfEmpty(flags.cgroup)},
-                 {"bytes", asked.bytes.count()}});
+    return JsonLine(json{{"pool", asked.gpu ? "gpu" : "numa"},
+                         {"index", asked.gpu ? *asked.gpu : *asked.numa},
+                         {"uid", asked.uid},
+                         {"cgroup", NullIfEmpty(flags.cgroup)},
+                         {"bytes", asked.bytes.count()}});
   }
   return fmt::format(
       "{} {}: {} reserved for user {}\n", asked.gpu ? "gpu" : "numa",
@@ -197,23 +264,7 @@ absl::StatusOr<std::string> DoReserve(const Flags& flags) {
       flags.user);
 }
 
-// Lists processes without a session that still have memory, one per line. Waits
-// up to a second for the memory of ended processes to be returned.
-std::string StillHeld(const Flags& flags) {
-  constexpr absl::Duration kPause = absl::Milliseconds(100);
-  for (int i = 0; i < 10; ++i) {
-    bool returning = false;
-    const auto json = ReadStatus(AdminSocket(flags));
-    const auto lines = json.ok() ? RenderHolders(*json, returning) : json;
-    if (!lines.ok() || !lines->empty() || !returning) {
-      return lines.value_or("");
-    }
-    absl::SleepFor(kPause);
-  }
-  return "";
-}
-
-absl::StatusOr<std::string> DoEvict(const Flags& flags) {
+absl::StatusOr<std::string> EvictJob(const Flags& flags) {
   Eviction eviction = {
       .job = flags.job, .kill = flags.kill, .reason = flags.reason};
   if (!flags.user.empty()) {
@@ -225,10 +276,11 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
   }
   SLUICE_RETURN_IF_ERROR(evicted.status());
   if (flags.json) {
-    return Line({{"job", flags.job},
-                 {"sessions", evicted->sessions},
-                 {"processes",
-                  evicted->processes ? json(*evicted->processes) : json()}});
+    return JsonLine(
+        json{{"job", flags.job},
+             {"sessions", evicted->sessions},
+             {"processes",
+              evicted->processes ? json(*evicted->processes) : json()}});
   }
   std::string killed;
   if (flags.kill && evicted->processes) {
@@ -242,22 +294,22 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
                      killed, flags.kill ? StillHeld(flags) : "");
 }
 
-absl::StatusOr<std::string> DoDrain(const Flags& flags) {
+absl::StatusOr<std::string> DrainNode(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const uint32_t ranks,
                           Drain(AdminSocket(flags), flags.reason));
-  if (flags.json) return Line({{"drained", true}, {"ranks", ranks}});
+  if (flags.json) return JsonLine(json{{"drained", true}, {"ranks", ranks}});
   return fmt::format(
       "the node is drained: nothing new is granted; {} rank{} attached still\n",
       ranks, ranks == 1 ? " is" : "s are");
 }
 
-absl::StatusOr<std::string> DoUndrain(const Flags& flags) {
+absl::StatusOr<std::string> UndrainNode(const Flags& flags) {
   SLUICE_RETURN_IF_ERROR(Undrain(AdminSocket(flags)));
-  if (flags.json) return Line({{"drained", false}});
+  if (flags.json) return JsonLine(json{{"drained", false}});
   return "the node is not drained any more\n";
 }
 
-absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
+absl::StatusOr<std::string> ShowPlan(const Flags& flags) {
   if (flags.plan.find_first_not_of("0123456789") != std::string::npos) {
     return absl::InvalidArgumentError(
         fmt::format("plan '{}' is not a number: sluicectl status lists the "
@@ -269,73 +321,5 @@ absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
   return flags.json ? plan::Encode(*status.plan) + "\n"
                     : RenderPlan(*status.plan, flags.explain);
 }
-
-}  // namespace
-
-int ShowStatus(const Flags& flags) {
-  NoteWhatIsHidden(flags);
-  return Print(Snapshot(flags, RenderStatus, {}));
-}
-int ShowJobs(const Flags& flags) {
-  NoteWhatIsHidden(flags);
-  return Print(Snapshot(flags, RenderJobs, {"jobs"}));
-}
-int ShowTop(const Flags& flags) {
-  if (flags.json) return ShowStatus(flags);
-  NoteWhatIsHidden(flags);
-  const absl::Status shown = Draw([&] { return SnapshotJson(flags); },
-                                  {.once = flags.once,
-                                   .interval = absl::Seconds(flags.interval_s),
-                                   .draw = RenderStatus});
-  return shown.ok() ? 0 : ReportError(shown);
-}
-int ShowEvents(const Flags& flags) {
-  NoteWhatIsHidden(flags);
-  const absl::Status shown =
-      PrintEvents([&] { return SnapshotJson(flags); },
-                  {.follow = flags.follow,
-                   .as_json = flags.json,
-                   .interval = absl::Seconds(flags.interval_s)});
-  return shown.ok() ? 0 : ReportError(shown);
-}
-int ShowDoctor(const Flags& flags) {
-  const auto findings =
-      Examine(ReadFacts({SessionSocket(flags), AdminSocket(flags)}));
-  const int printed =
-      Print(flags.json ? RenderDoctorJson(findings) : RenderDoctor(findings));
-  return IsWell(findings) ? printed : 1;
-}
-int WriteBundle(const Flags& flags) {
-  return Print(MakeSupportBundle({SessionSocket(flags), AdminSocket(flags)},
-                                 {.out = flags.out,
-                                  .journal_lines = flags.journal_lines,
-                                  .json = flags.json}));
-}
-int Measure(const Flags& flags) {
-  return Print(MeasureBandwidth({.socket = SessionSocket(flags),
-                                 .admin_socket = AdminSocket(flags),
-                                 .seconds = flags.seconds,
-                                 .beside_jobs = flags.beside_jobs,
-                                 .json = flags.json,
-                                 .out = flags.out,
-                                 .keep = flags.keep}));
-}
-int Forget(const Flags& flags) {
-  return Print(ForgetMeasured(AdminSocket(flags), flags.json));
-}
-int ShowBandwidth(const Flags& flags) {
-  return Print(Snapshot(flags, RenderBandwidth, {"links", "measured_links"}));
-}
-int ShowBudgets(const Flags& flags) {
-  NoteWhatIsHidden(flags);
-  return Print(Snapshot(flags, RenderBudgets,
-                        {"limits", "reservations", "budgets", "quotas"}));
-}
-int ShowPlan(const Flags& flags) { return Print(DoShowPlan(flags)); }
-int ChangeBudget(const Flags& flags) { return Print(DoChangeBudget(flags)); }
-int ReserveMemory(const Flags& flags) { return Print(DoReserve(flags)); }
-int EvictJob(const Flags& flags) { return Print(DoEvict(flags)); }
-int DrainNode(const Flags& flags) { return Print(DoDrain(flags)); }
-int UndrainNode(const Flags& flags) { return Print(DoUndrain(flags)); }
 
 }  // namespace sluice::ctl

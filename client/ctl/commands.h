@@ -1,13 +1,11 @@
-// The commands of sluicectl. They print to stdout, or one `error:` line to
-// stderr, and return the exit status.
-//
-// Exit status: 0 done; 2 a mistake of the caller (no such socket, plan, user,
-// size); 1 any other failure.
+// The commands of sluicectl.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+
+#include "absl/status/statusor.h"
 
 namespace sluice::ctl {
 
@@ -42,23 +40,14 @@ struct Flags {
   std::string reason;
 };
 
-int ShowStatus(const Flags& flags);
-int ShowJobs(const Flags& flags);
-// ShowTop and ShowEvents run until Ctrl-C.
-int ShowTop(const Flags& flags);
-int ShowEvents(const Flags& flags);
-// Returns exit status 1 if the doctor found a problem.
+// Return the text to print.
+using Command = absl::StatusOr<std::string>(const Flags& flags);
+Command ShowStatus, ShowJobs, ShowBandwidth, ShowPlan, ShowBudgets;
+Command WriteBundle, Measure, Forget, ChangeBudget, ReserveMemory, EvictJob,
+    DrainNode, UndrainNode;
+// Print by themselves, until Ctrl-C.
+Command ShowTop, ShowEvents;
+// Prints, and returns 1 if the doctor found a problem.
 int ShowDoctor(const Flags& flags);
-int WriteBundle(const Flags& flags);
-int ShowBandwidth(const Flags& flags);
-int Measure(const Flags& flags);
-int Forget(const Flags& flags);
-int ShowPlan(const Flags& flags);
-int ShowBudgets(const Flags& flags);
-int ChangeBudget(const Flags& flags);
-int ReserveMemory(const Flags& flags);
-int EvictJob(const Flags& flags);
-int DrainNode(const Flags& flags);
-int UndrainNode(const Flags& flags);
 
 }  // namespace sluice::ctl

@@ -14,16 +14,14 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "client/ctl/text/table.h"
+#include "client/ctl/text/format.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::ctl {
 namespace {
 
-// Control sequences: switch to the terminal's alternate screen without a
-// cursor, and back; go to the upper left; clear the rest of the line; clear the
-// rest of the screen.
+// Control sequences: to the alternate screen without a cursor, and back.
 constexpr const char* kEnter = "\x1b[?1049h\x1b[?25l";
 constexpr const char* kLeave = "\x1b[?25h\x1b[?1049l";
 constexpr const char* kHome = "\x1b[H";
@@ -32,8 +30,7 @@ constexpr const char* kClearRest = "\x1b[J";
 
 // While an object exists, SIGINT and SIGTERM end waits instead of the process,
 // even if they reach a thread that was started later, such as gRPC's. With
-// `q_ends` the key q ends waits too, if standard input is a terminal. The
-// terminal then does not echo and passes on single characters.
+// `q_ends` the key q ends waits too, if standard input is a terminal.
 class Interrupts {
  public:
   explicit Interrupts(bool q_ends = false) {
@@ -56,8 +53,7 @@ class Interrupts {
   }
   Interrupts(const Interrupts&) = delete;
 
-  // Waits for `time`. Returns false if a signal or q came. Returns true early
-  // if another key was pressed.
+  // Returns false if a signal or q came; true early if another key was pressed.
   bool Wait(absl::Duration time) {
     pollfd readable[] = {{.fd = fd_.get(), .events = POLLIN, .revents = 0},
                          {.fd = reads_keys_ ? STDIN_FILENO : -1,
@@ -82,7 +78,6 @@ class Interrupts {
   UniqueFd fd_;
 };
 
-// Returns the size of stdout's terminal, or a common size if it is unknown.
 winsize SizeOfTerminal() {
   winsize size = {};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) {

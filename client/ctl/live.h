@@ -1,5 +1,4 @@
 // Repeats a query until Ctrl-C, or q on a drawn screen.
-//
 // Thread safety: one call at a time, before other threads start; the calls
 // handle SIGINT and SIGTERM while they run.
 #pragma once
@@ -8,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/ctl/status/render_events.h"
+#include "client/ctl/status/render.h"
 
 namespace sluice::ctl {
 
@@ -20,8 +19,8 @@ struct Screen {
   absl::Duration interval;
   std::function<absl::StatusOr<std::string>(const std::string&)> draw;
 };
-// Draws the answers. If a daemon disappears, the last line states it and the
-// query is repeated. Returns an error only if the first query failed.
+// Draws the answers, and states if a daemon has disappeared. Returns an error
+// only if the first query failed.
 absl::Status Draw(const Ask& ask, const Screen& screen);
 
 struct Following {

@@ -1,7 +1,4 @@
-// sluicectl: queries and administers the node's daemon. This file only reads
-// flags.
-#include <fmt/format.h>
-
+// sluicectl: queries and administers the node's daemon. Flags only.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -150,13 +147,22 @@ constexpr const char* kEvictExamples = R"(Examples:
   sluicectl evict tune --reason "the node is drained"
   sluicectl evict tune --user alice --kill)";
 
-// The commands of `plan` that need no daemon, one line each.
+// The commands of `plan` that need no daemon.
 const std::vector<AddDeskCommand> kDeskCommands = {
     AddPlanMemory,
     AddPlanSwap,
     AddPlanTrain,
     AddPlanValidate,
 };
+
+// Returns the exit status.
+int Print(const absl::StatusOr<std::string>& text) {
+  if (text.ok()) {
+    std::fputs(text->c_str(), stdout);
+    return 0;
+  }
+  return ReportError(text.status());
+}
 
 class CommandLine {
  public:
@@ -175,8 +181,10 @@ class CommandLine {
              kStatusExamples));
     Json(Add(&app_, "jobs", "one line per job", ShowJobs, kJobsExamples));
     AddLive();
-    Json(Add(&app_, "doctor", "is the daemon, and all it needs, well set up?",
-             ShowDoctor, kDoctorExamples));
+    CLI::App* doctor = Json(Add(&app_, "doctor",
+                                "is the daemon, and all it needs, well set up?",
+                                nullptr, kDoctorExamples));
+    Choose(doctor, [this] { return ShowDoctor(flags_); });
     AddBundle();
     AddBandwidth();
     AddPlan();
@@ -204,23 +212,21 @@ class CommandLine {
   }
 
  private:
-  using Command = int (*)(const Flags&);
   using Runner = std::function<int()>;
 
   CLI::App* Add(CLI::App* to, const char* name, const char* help,
-                Command command, const char* examples) {
+                Command* command, const char* examples) {
     CLI::App* added = to->add_subcommand(name, help);
     added->footer(examples);
     if (command != nullptr) {
-      Choose(added, [this, command] { return command(flags_); });
+      Choose(added, [this, command] { return Print(command(flags_)); });
     }
     return added;
   }
 
   void Choose(CLI::App* command, Runner run) {
     command->fallthrough();
-    // The callback of the parent command runs last and must not override the
-    // subcommand's choice.
+    // The parent command's callback runs last.
     command->callback([this, run = std::move(run)] {
       if (!chosen_) chosen_ = run;
     });

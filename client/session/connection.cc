@@ -19,11 +19,17 @@
 namespace sluice::client {
 namespace {
 
+uint32_t PartsOf(const wire::Reply& reply) {
+  return reply.has_granted() ? std::max(1u, reply.granted().parts()) : 1;
+}
+uint32_t PartOf(const wire::Reply& reply) {
+  return reply.has_granted() ? reply.granted().part() : 0;
+}
+
 constexpr absl::Duration kBetweenGreetings = absl::Milliseconds(20);
 
 absl::Status FaultOf(const wire::Error& error) {
-  // A code that this Abseil does not know (0, or one of a newer version) must
-  // still become an error.
+  // A code that this Abseil does not know must still become an error.
   const auto code = error.code() >= 1 && error.code() <= 16
                         ? static_cast<absl::StatusCode>(error.code())
                         : absl::StatusCode::kUnknown;
@@ -36,8 +42,7 @@ absl::Status FromDaemon(const absl::Status& fault,
                         const std::string& shortage) {
   const absl::Status marked =
       Mark(fault, ShortageNamed(shortage).value_or(Shortage::kNone));
-  // If something other than memory ran out, it ran out in the daemon's process
-  // and not in this one.
+  // Other resources than memory ran out in the daemon's process.
   const bool of_process =
       ShortageOf(marked) != Shortage::kNone && !IsOutOfMemory(marked);
   return of_process ? Annotate(marked, "in sluiced") : marked;
@@ -59,8 +64,8 @@ absl::StatusOr<Connection::Greeted> Connection::Greet(
   absl::Status before;
   for (;; absl::SleepFor(kBetweenGreetings)) {
     auto connection = Open(socket, on_event, on_gone);
-    // No daemon listens now. If an earlier Hello was lost, its error explains
-    // more than this one.
+    // The error of a Hello that was lost explains more than "no daemon
+    // listens".
     if (!connection.ok()) return before.ok() ? connection.status() : before;
     auto answer = (*connection)->Call(hello, fds(), timeout);
     if (answer.ok()) return Greeted{*std::move(connection), *std::move(answer)};
@@ -92,8 +97,8 @@ void Connection::Close() {
     const MutexLock lock(mutex_);
     closing_ = true;
   }
-  // Wakes the receiving thread from any wait. The daemon sees the end of the
-  // session even if a forked child still holds the socket.
+  // Wakes the receiving thread, and ends the session even if a forked child
+  // still holds the socket.
   shutdown(socket_.get(), SHUT_RDWR);
   if (thread_.joinable()) thread_.join();
 }
@@ -114,8 +119,8 @@ absl::Status Connection::TrySend(const wire::Packet& packet,
   return wire::Send(socket_.get(), packet, fds);
 }
 
-// Sends, and waits for room until `deadline`. Waits without send_mutex_, so
-// that Post, which the receiving thread calls too, is not delayed.
+// Waits for room without send_mutex_, so that Post, which the receiving thread
+// calls too, is not delayed.
 absl::Status Connection::SendPacket(const wire::Packet& packet,
                                     std::span<const int> fds,
                                     absl::Time deadline) {
@@ -132,9 +137,8 @@ absl::Status Connection::SendPacket(const wire::Packet& packet,
   }
 }
 
-// Polls for the answer for 500 us. Most answers arrive within a fraction of a
-// millisecond, and putting this thread to sleep and waking it would take a good
-// part of that.
+// Polls for 500 us. Most answers arrive sooner, and sleeping and waking would
+// take a good part of that time.
 void Connection::AwaitBriefly(uint64_t id) {
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::microseconds(500);
@@ -146,8 +150,7 @@ void Connection::AwaitBriefly(uint64_t id) {
   }
 }
 
-// Waits for the answer until `end`, but longer while the daemon reports
-// progress at least once per `timeout`.
+// Waits until `end`, but longer while progress comes once per `timeout`.
 void Connection::AwaitAnswer(uint64_t id, absl::Time end,
                              absl::Duration timeout) {
   const MonotonicClock clock;
@@ -219,7 +222,6 @@ absl::Status Connection::Post(const wire::Request& request) {
   return sent;
 }
 
-// Removes an abandoned lease request from the daemon's queue.
 void Connection::GiveUp(uint64_t id) {
   wire::Request request;
   request.mutable_give_up()->set_request_id(id);
@@ -253,8 +255,7 @@ void Connection::OnReply(wire::Message message) {
 void Connection::OnGeneration(const wire::Packet& packet) {
   const MutexLock lock(mutex_);
   const uint64_t generation = packet.generation();
-  // True also for the first daemon that answers, if another one received the
-  // Hello and died before it answered.
+  // Also set if the daemon that received the Hello died before it answered.
   const bool taken_over = packet.event().has_taken_over();
   if (generation != 0 && generation != generation_) {
     if (generation_ != 0 || taken_over) calls_.Restart();
@@ -263,9 +264,8 @@ void Connection::OnGeneration(const wire::Packet& packet) {
   ResendLocked();
 }
 
-// Sends marked requests again. Does not block: if the socket is full, the
-// daemon still has requests to answer, and each answer calls this function
-// again.
+// Does not block: if the socket is full, the daemon still has requests to
+// answer, and each answer calls this function again.
 void Connection::ResendLocked() {
   calls_.SendUnsent([&](const wire::Packet& packet, std::span<const int> fds) {
     return TrySend(packet, fds);
@@ -279,7 +279,7 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
     gone_ = true;
     gone_reason_ = reason;
     gone_shortage_ = shortage;
-    // Nothing to report if we closed the session or none was open yet.
+    // Not reported if this side closed the session, or none was open yet.
     told = closing_ || generation_ == 0;
   }
   changed_.NotifyAll();
@@ -319,6 +319,118 @@ void Connection::Run() {
       on_event_(std::move(message));
     }
     // Other bodies, from a newer daemon, are ignored.
+  }
+}
+
+absl::StatusOr<wire::Packet> PendingCalls::Add(const wire::Request& request,
+                                               std::vector<UniqueFd> fds,
+                                               Waits waits) {
+  if (waits == Waits::kNobody && Posted() >= kMostPosted) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "sluiced has left {} requests unanswered: is it stopped?", Posted()));
+  }
+  if (request.has_step_report()) ForgetOldReports();
+  wire::Packet packet;
+  packet.set_id(next_id_++);
+  *packet.mutable_request() = request;
+  const uint64_t oldest = calls_.empty() ? packet.id() : calls_.begin()->first;
+  packet.mutable_request()->set_answered_up_to(oldest - 1);
+  calls_[packet.id()] = {
+      .packet = packet, .fds = std::move(fds), .waits = waits};
+  return packet;
+}
+
+size_t PendingCalls::Posted() const {
+  return static_cast<size_t>(std::ranges::count_if(
+      calls_,
+      [](const auto& each) { return each.second.waits == Waits::kNobody; }));
+}
+
+void PendingCalls::ForgetOldReports() {
+  const auto is_report = [](const auto& each) {
+    return each.second.packet.request().has_step_report();
+  };
+  if (std::ranges::count_if(calls_, is_report) <
+      static_cast<ptrdiff_t>(kMostReports)) {
+    return;
+  }
+  calls_.erase(std::ranges::find_if(calls_, is_report));
+}
+
+void PendingCalls::Abandon(uint64_t id) {
+  if (const auto call = calls_.find(id); call != calls_.end()) {
+    call->second.waits = Waits::kNobody;
+  }
+}
+
+bool PendingCalls::IsWhole(const Call& call) {
+  return !call.parts.empty() &&
+         call.parts.size() >=
+             PartsOf(call.parts.begin()->second.packet.reply());
+}
+
+bool PendingCalls::complete(uint64_t id) const {
+  const auto call = calls_.find(id);
+  return call != calls_.end() && IsWhole(call->second);
+}
+
+void PendingCalls::Progressed(uint64_t id, absl::Time now) {
+  if (const auto call = calls_.find(id); call != calls_.end()) {
+    call->second.progressed_at = now;
+  }
+}
+
+absl::Time PendingCalls::progressed_at(uint64_t id) const {
+  const auto call = calls_.find(id);
+  return call != calls_.end() ? call->second.progressed_at
+                              : absl::InfinitePast();
+}
+
+std::optional<uint64_t> PendingCalls::Answer(wire::Message message) {
+  const auto found = calls_.find(message.packet.id());
+  if (found == calls_.end()) return std::nullopt;
+  Call& call = found->second;
+  call.unsent = false;
+  call.parts[PartOf(message.packet.reply())] = std::move(message);
+  if (call.waits == Waits::kCaller || !IsWhole(call)) return std::nullopt;
+  const wire::Reply reply = call.parts.begin()->second.packet.reply();
+  calls_.erase(found);
+  if (!reply.has_granted()) return std::nullopt;
+  return reply.granted().lease_id();
+}
+
+bool PendingCalls::Awaits(wire::Request::BodyCase kind) const {
+  return std::ranges::any_of(calls_, [&](const auto& each) {
+    return each.second.packet.request().body_case() == kind &&
+           !IsWhole(each.second);
+  });
+}
+
+std::vector<wire::Message> PendingCalls::Take(uint64_t id) {
+  std::vector<wire::Message> parts;
+  const auto call = calls_.find(id);
+  for (auto& [part, message] : call->second.parts) {
+    parts.push_back(std::move(message));
+  }
+  calls_.erase(call);
+  return parts;
+}
+
+void PendingCalls::Restart() {
+  for (auto& [id, call] : calls_) {
+    if (IsWhole(call)) continue;  // complete: its caller is about to take it
+    call.parts.clear();
+    call.unsent = true;
+  }
+}
+
+void PendingCalls::SendUnsent(Send send) {
+  for (auto& [id, call] : calls_) {
+    if (!call.unsent) continue;
+    std::vector<int> fds;
+    for (const UniqueFd& fd : call.fds) fds.push_back(fd.get());
+    if (absl::IsResourceExhausted(send(call.packet, fds))) return;
+    call.unsent = false;
   }
 }
 

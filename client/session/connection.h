@@ -1,35 +1,101 @@
 // Requests, replies and events over one session socket. Internal to client.
 //
-// How it works. A dedicated thread receives. Call sends one request and sleeps
-// until its whole reply (all parts) has arrived. The receiving thread passes
-// events to the handler. When the daemon closes the socket, every waiting and
-// later Call returns Unavailable.
-//
-// If a daemon dies, the next one may take over its socket. Its packets have
-// another generation. The connection then sends requests without a whole answer
-// again, under the same ids; each is executed once (pending_calls.h).
-//
+// A dedicated thread receives, and passes events to the handler. When the
+// daemon closes the socket, every waiting and later Call returns Unavailable.
+// If a daemon dies, the next one may take over its socket; its packets have
+// another generation. Requests without a whole answer are then sent again,
+// under the same ids; each is executed once.
 // Thread safety: safe. The handlers run on the receiving thread and must not
 // call back.
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/session/pending_calls.h"
 #include "proto/base/mutex.h"
 #include "proto/base/shortage.h"
+#include "proto/base/unique_fd.h"
 #include "proto/wire.h"
 
 namespace sluice::client {
+
+// Requests of a session that have no whole answer yet, kept to be sent again to
+// a daemon that took over from one that died.
+//
+// Each request is executed once: the daemon remembers the ids that it answered
+// until a later request states that the answers have arrived (answered_up_to).
+// So a second answer equals the first and is ignored. Only a lease granted to
+// an abandoned request has no owner; it is given back. Thread safety: none; the
+// connection locks.
+class PendingCalls {
+ public:
+  enum class Waits { kCaller, kNobody };
+  // Keeps the request and its descriptors, and returns the packet to send.
+  // Keeps only the last kMostReports step reports: their totals include older
+  // ones. ResourceExhausted: kMostPosted requests without a caller have no
+  // answer.
+  absl::StatusOr<wire::Packet> Add(const wire::Request& request,
+                                   std::vector<UniqueFd> fds, Waits waits);
+  // Forgets a call that was never sent or is answered.
+  void Drop(uint64_t id) { calls_.erase(id); }
+  // Records that the caller no longer waits; the answer may still arrive.
+  void Abandon(uint64_t id);
+
+  void Progressed(uint64_t id, absl::Time now);
+  // Returns the time of the last progress that the daemon reported on the
+  // request, or InfinitePast.
+  absl::Time progressed_at(uint64_t id) const;
+
+  // Adds a packet of an answer to its request. Returns a lease that is now
+  // granted to an abandoned request; it must be given back.
+  std::optional<uint64_t> Answer(wire::Message message);
+  bool complete(uint64_t id) const;
+  // Returns whether a request of this kind has no whole answer.
+  bool Awaits(wire::Request::BodyCase kind) const;
+  // Returns the answer, in the order of its parts, and drops the request.
+  std::vector<wire::Message> Take(uint64_t id);
+
+  // Call it when another daemon took over. Drops incomplete answers and marks
+  // their requests to be sent again.
+  void Restart();
+  // Sends the marked requests in the order of their ids, until `send` returns
+  // ResourceExhausted. The next call sends the rest.
+  using Send = absl::FunctionRef<absl::Status(const wire::Packet&,
+                                              std::span<const int>)>;
+  void SendUnsent(Send send);
+
+  static constexpr size_t kMostPosted = 1024;
+  static constexpr size_t kMostReports = 64;
+
+ private:
+  struct Call {
+    wire::Packet packet;
+    std::vector<UniqueFd> fds;
+    Waits waits = Waits::kCaller;
+    bool unsent = false;
+    std::map<uint32_t, wire::Message> parts;
+    absl::Time progressed_at = absl::InfinitePast();
+  };
+  static bool IsWhole(const Call& call);
+  size_t Posted() const;
+  void ForgetOldReports();
+
+  std::map<uint64_t, Call> calls_;
+  uint64_t next_id_ = 1;
+};
 
 class Connection {
  public:
@@ -40,9 +106,9 @@ class Connection {
 
   static absl::StatusOr<std::unique_ptr<Connection>> Open(
       const std::string& socket, EventHandler on_event, GoneHandler on_gone);
-  // Connects, and sends the first request, which opens the session. If the
-  // daemon dies before it answers, no session exists, so Greet asks the next
-  // daemon, for at most kGreeting. `fds` makes the descriptors of each try.
+  // Connects, and sends the request that opens the session. If the daemon dies
+  // before it answers, asks the next daemon, for at most kGreeting. `fds` makes
+  // the descriptors of each try.
   struct Greeted {
     std::unique_ptr<Connection> connection;
     std::vector<wire::Message> answer;
@@ -53,12 +119,10 @@ class Connection {
       GoneHandler on_gone, absl::Duration timeout = kCallTimeout);
   ~Connection();
 
-  // Sends a request and waits for the reply; returns all its parts. The
-  // daemon's Error becomes a Status. That includes an Error that answers no
-  // request but states, before the socket closes, why the daemon refuses the
-  // session. `timeout` covers sending and the answer; DeadlineExceeded after
-  // it. It starts again whenever the daemon reports that it is making the
-  // lease's memory.
+  // Sends a request and returns all parts of its reply. The daemon's Error
+  // becomes a Status, also one that refuses the session as a whole.
+  // DeadlineExceeded: `timeout` passed, for sending and the answer; it starts
+  // again whenever the daemon reports that it is making the lease's memory.
   absl::StatusOr<std::vector<wire::Message>> Call(
       const wire::Request& request, std::vector<UniqueFd> fds = {},
       absl::Duration timeout = kCallTimeout);
@@ -67,8 +131,7 @@ class Connection {
   // sent, because the daemon does not read or answer.
   absl::Status Post(const wire::Request& request);
 
-  // States that a service keeps the socket open, so that only a stopped service
-  // and not the daemon's death closes it.
+  // States that a service keeps the socket open over the daemon's death.
   void SetKept() { kept_ = true; }
 
   // Returns whether a request of this kind has no answer yet.
@@ -85,16 +148,15 @@ class Connection {
   // Returns whether the daemon closed the socket without sending a packet.
   bool IsUnheard();
   void Run();
-  // Called when the peer closed the socket. `said` is the reason that it sent,
-  // or empty.
+  // `said`: the reason that the peer sent before it closed the socket, or
+  // empty.
   void OnClosed(const std::string& said);
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);
   void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells the daemon that the caller no longer waits for this Lease, so that
-  // the daemon removes it from the queue.
+  // Removes an abandoned lease request from the daemon's queue.
   void GiveUp(uint64_t id);
-  // Frees a lease that was granted after its caller had given up.
+  // Frees a lease that its caller abandoned.
   void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);
@@ -125,7 +187,7 @@ class Connection {
   std::thread thread_;  // last, because it uses all members above
 };
 
-// Returns a fault that the daemon reported. `shortage` names the resource that
+// Marks a fault that the daemon reported. `shortage` names the resource that
 // ran out (empty: none).
 absl::Status FromDaemon(const absl::Status& fault, const std::string& shortage);
 

@@ -18,9 +18,8 @@ absl::StatusOr<std::unique_ptr<Mapping>> Mapping::Make(
     SLUICE_RETURN_IF_ERROR(mapping->MapExtent(extent));
   }
   SLUICE_RETURN_IF_ERROR(driver->SetAccess(base, size, device));
-  // A forked child would keep the memory alive after this process ends. The
-  // kernel may refuse this for memory of a real GPU, which a fork cannot copy
-  // anyway.
+  // A forked child would keep the memory alive. The kernel may refuse this for
+  // memory of a real GPU, which a fork cannot copy anyway.
   madvise(base, size.size(), MADV_DONTFORK);
   // A core dump would write gigabytes of activations to a disk.
   madvise(base, size.size(), MADV_DONTDUMP);
@@ -41,9 +40,8 @@ absl::Status Mapping::MapExtent(const Extent& extent) {
 }
 
 Mapping::~Mapping() {
-  // Unmaps all extents in one call: they are pinned as one range, and unmapping
-  // them one by one would pin the rest again each time. On a lost device the
-  // calls fail, and the memory is gone anyway.
+  // In one call: unmapping the extents one by one would pin the rest again each
+  // time. On a lost device the calls fail, and the memory is gone anyway.
   if (mapped_ > Bytes(0)) driver_->Unmap(base_, mapped_).IgnoreError();
   driver_->FreeReservation(base_, size_).IgnoreError();
 }

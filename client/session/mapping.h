@@ -19,10 +19,10 @@ struct Extent {
 // Unmaps on destruction. Thread safety: one owner.
 class Mapping {
  public:
-  // Imports and maps every extent, and lets `device` (and the CPU, where it
-  // can) read and write the range. A forked child does not inherit it. After an
-  // error nothing is mapped. `driver` outlives the mapping. REQUIRES: at least
-  // one extent, and all of one kind.
+  // Maps every extent for `device` (and the CPU, where it can) to read and
+  // write. A forked child does not inherit the range. After an error nothing is
+  // mapped. `driver` outlives the mapping. REQUIRES: at least one extent, and
+  // all of one kind.
   static absl::StatusOr<std::unique_ptr<Mapping>> Make(
       device::Driver* driver, DeviceIndex device,
       const std::vector<Extent>& extents);

@@ -29,8 +29,7 @@ void PlanInbox::AskAgain() {
 void PlanInbox::Put(absl::StatusOr<plan::NodePlan> plan) {
   {
     const MutexLock lock(mutex_);
-    // The first answer counts: if a peer dies after the plan, the plan stays
-    // valid.
+    // The first answer counts: a plan stays valid if a peer dies later.
     if (!plan_) plan_ = std::move(plan);
   }
   changed_.NotifyAll();

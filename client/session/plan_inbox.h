@@ -18,16 +18,13 @@ class PlanInbox {
   // Forgets earlier answers, so that the next Put answers the next profile.
   void Clear();
   void Put(absl::StatusOr<plan::NodePlan> plan);
-  // Makes Await return Aborted, because a daemon that took over has no plan for
-  // the profile.
+  // Makes Await return Aborted: a daemon that took over has no plan.
   void AskAgain();
-  // Waits for the plan. DeadlineExceeded: `timeout` passed. Aborted: submit the
-  // profile again.
+  // DeadlineExceeded: `timeout` passed. Aborted: submit the profile again.
   absl::StatusOr<plan::NodePlan> Await(absl::Duration timeout);
 
-  // These keep the newest changed plan for a running rank (null if there is
-  // none). DropChanged forgets that plan, even if it arrives again, but not a
-  // newer one.
+  // Keep the newest changed plan (null: none). DropChanged forgets that plan,
+  // even if it arrives again, but not a newer one.
   void PutChanged(plan::NodePlan plan);
   std::shared_ptr<const plan::NodePlan> changed() const;
   void DropChanged(PlanId plan);

@@ -1,5 +1,3 @@
-#include "client/session/query.h"
-
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -17,24 +15,26 @@ namespace sluice::client {
 
 namespace {
 
-// The daemon answers an observer within milliseconds, and a person waits for
-// the result.
+// A person waits, and the daemon answers an observer within milliseconds.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 constexpr int kRepeats = 3;
 
-// A connection of an observer.
 struct Observer {
   std::unique_ptr<Connection> connection;
   wire::Message welcome;
 };
 
+std::string Resolved(const std::string& socket) {
+  return socket.empty() ? DefaultSocket() : socket;
+}
+
 // Returns `reply`, and adds the socket's path to its error.
 template <typename Reply>
 Reply NameSocket(Reply reply, const std::string& socket) {
   if (!absl::IsDeadlineExceeded(reply.status())) return reply;
-  return absl::DeadlineExceededError(fmt::format(
-      "sluiced at {} does not answer ({}): is it stopped?",
-      socket.empty() ? DefaultSocket() : socket, FormatSpan(kPatience)));
+  return absl::DeadlineExceededError(
+      fmt::format("sluiced at {} does not answer ({}): is it stopped?",
+                  Resolved(socket), FormatSpan(kPatience)));
 }
 
 absl::StatusOr<Observer> Observe(const std::string& socket) {
@@ -48,42 +48,17 @@ absl::StatusOr<Observer> Observe(const std::string& socket) {
       Connection::Greeted greeted,
       NameSocket(
           Connection::Greet(
-              socket.empty() ? DefaultSocket() : socket, request,
-              [] { return std::vector<UniqueFd>(); }, [](wire::Message) {},
-              [](const std::string&) {}, kPatience),
+              Resolved(socket), request, [] { return std::vector<UniqueFd>(); },
+              [](wire::Message) {}, [](const std::string&) {}, kPatience),
           socket));
   return Observer{std::move(greeted.connection), std::move(greeted.answer[0])};
 }
-
-}  // namespace
-
-absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket) {
-  SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
-  std::vector<GpuState> gpus;
-  for (const wire::Gpu& gpu :
-       observer.welcome.packet.reply().welcome().gpus()) {
-    gpus.push_back(
-        {.index = DeviceIndex(gpu.index()),
-         .uuid = gpu.uuid(),
-         .numa = NumaIndex(gpu.numa()),
-         .total = LeasableOf(gpu.pool()),
-         .leased = Bytes(static_cast<int64_t>(gpu.pool().leased_bytes()))});
-  }
-  return gpus;
-}
-
-bool DaemonListens(const std::string& socket) {
-  return wire::Connect(socket.empty() ? DefaultSocket() : socket).ok();
-}
-
-namespace {
 
 absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
                                      const std::string& plan_id) {
   wire::Request request;
   request.mutable_query()->set_plan_id(plan_id);
-  // The daemon would end the session, without an answer, if a name were not
-  // UTF-8.
+  // A name that is not UTF-8 would end the session without an answer.
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
   SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
   SLUICE_ASSIGN_OR_RETURN(
@@ -110,8 +85,26 @@ absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
 
 }  // namespace
 
-// Asks again if a daemon dies: it loses its observers, and a query may be
-// repeated.
+absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket) {
+  SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
+  std::vector<GpuState> gpus;
+  for (const wire::Gpu& gpu :
+       observer.welcome.packet.reply().welcome().gpus()) {
+    gpus.push_back(
+        {.index = DeviceIndex(gpu.index()),
+         .uuid = gpu.uuid(),
+         .numa = NumaIndex(gpu.numa()),
+         .total = LeasableOf(gpu.pool()),
+         .leased = Bytes(static_cast<int64_t>(gpu.pool().leased_bytes()))});
+  }
+  return gpus;
+}
+
+bool DaemonListens(const std::string& socket) {
+  return wire::Connect(Resolved(socket)).ok();
+}
+
+// Asks again if a daemon dies, because it loses its observers.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id) {
   auto status = QueryOnce(socket, plan_id);

@@ -1,18 +1,19 @@
 #include "client/session/session.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <iterator>
 #include <utility>
 #include <vector>
 
-#include "client/copy/grant_pages.h"
 #include "client/session/connection.h"
-#include "client/session/event_relay.h"
 #include "client/session/mapping.h"
 #include "client/session/plan_inbox.h"
 #include "client/session/welcome.h"
@@ -33,8 +34,7 @@ namespace {
 
 using Kind = SessionEvent::Kind;
 
-// Waits shortly for the answer to Free, so that the next lease finds the freed
-// memory.
+// How long Free's answer is awaited, so that the next lease finds the memory.
 constexpr absl::Duration kFreeTimeout = absl::Seconds(5);
 // The wire's field has 32 bits of milliseconds.
 constexpr absl::Duration kMostLeaseWait = absl::Hours(24 * 40);
@@ -46,6 +46,51 @@ absl::Status WhyNoPlan(const wire::PlanFailed& failed) {
   return failed.peer_left() ? CausedByPeer(std::move(why)) : why;
 }
 
+// Maps a shared page of grants until the pointer's last copy ends. A forked
+// child does not inherit it. InvalidArgument: the file is too small.
+absl::StatusOr<std::shared_ptr<void>> MapPage(const UniqueFd& fd, size_t size,
+                                              int protection) {
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "a grant page");
+  // Reading beyond the end of the file would raise SIGBUS.
+  if (static_cast<size_t>(info.st_size) < size) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a grant page of {} bytes, it needs {}: install the same version of "
+        "sluiced and libsluice",
+        info.st_size, size));
+  }
+  void* page = mmap(nullptr, size, protection, MAP_SHARED, fd.get(), 0);
+  if (page == MAP_FAILED) return ErrnoStatus(errno, "map a grant page");
+  madvise(page, size, MADV_DONTFORK);
+  return std::shared_ptr<void>(page, [size](void* p) { munmap(p, size); });
+}
+
+// Delivers events to the session's handler, and keeps those that arrive before
+// there is one. The handler is called under the lock, so a call that replaces
+// it waits until it has returned. Thread safety: safe.
+class EventRelay {
+ public:
+  void Set(Session::EventHandler handler) {
+    const MutexLock lock(mutex_);
+    handler_ = std::move(handler);
+    if (!handler_) return;
+    for (const SessionEvent& event : std::exchange(early_, {})) handler_(event);
+  }
+  void Deliver(const SessionEvent& event) {
+    const MutexLock lock(mutex_);
+    if (handler_) {
+      handler_(event);
+    } else {
+      early_.push_back(event);
+    }
+  }
+
+ private:
+  Mutex mutex_;
+  Session::EventHandler handler_ ABSL_GUARDED_BY(mutex_);
+  std::vector<SessionEvent> early_ ABSL_GUARDED_BY(mutex_);
+};
+
 class LeasedRegion final : public Region {
  public:
   LeasedRegion(std::shared_ptr<Connection> connection,
@@ -56,13 +101,12 @@ class LeasedRegion final : public Region {
     for (const LeaseId lease : leases_) {
       wire::Request request;
       request.mutable_free()->set_lease_id(lease.value());
-      // Without a daemon the lease has ended, so an error does not matter.
+      // An error does not matter: without a daemon the lease has ended.
       connection_->Call(request, {}, kFreeTimeout).status().IgnoreError();
     }
   }
 
-  // Makes the region own the lease: from here on it frees the lease, also after
-  // errors.
+  // From here on the region frees the lease, also after errors.
   void Add(LeaseId lease, std::vector<Extent> extents) {
     leases_.push_back(lease);
     std::move(extents.begin(), extents.end(), std::back_inserter(extents_));
@@ -76,7 +120,6 @@ class LeasedRegion final : public Region {
 
   std::byte* data() const override { return mapping_->data(); }
   Bytes size() const override { return mapping_->size(); }
-  LeaseId lease() const override { return leases_.front(); }
 
  private:
   const std::shared_ptr<Connection> connection_;
@@ -108,7 +151,6 @@ class SessionImpl final : public Session {
   }
 
   absl::Status Start();
-  SessionId id() const override { return welcome_.session; }
   NodeLimits limits() const override;
   device::Driver& driver() override { return *driver_; }
   GrantGate& grants() override { return *gate_; }
@@ -138,15 +180,13 @@ class SessionImpl final : public Session {
                                                 Bytes size, Wait wait);
   absl::Status LeaseInto(LeasedRegion& region, device::Placement where,
                          Bytes size, absl::Duration wait);
-  // Leases pieces from all NUMA nodes, from the GPU's node first. Returns
-  // `refused` if they do not have `size` together.
+  // Leases from all NUMA nodes, the GPU's first. Returns `refused` if they do
+  // not have `size` together.
   absl::Status LeaseOfAllNodes(LeasedRegion& region, Bytes size,
                                const absl::Status& refused);
   absl::StatusOr<wire::Request> UseOfGpu();
-  absl::Status Submit(const plan::RankProfile& profile);
-  // Submits the profile and waits for its plan. Submits it again if another
-  // daemon took over and has no plan.
-  absl::StatusOr<plan::NodePlan> AskForPlan(const plan::RankProfile& profile,
+  // Waits for the profile's plan, also from a daemon that took over.
+  absl::StatusOr<plan::NodePlan> AskForPlan(plan::RankProfile profile,
                                             absl::Duration timeout);
   void OnTakenOver(const wire::Message& message);
   void OnWireEvent(wire::Message message);
@@ -157,16 +197,14 @@ class SessionImpl final : public Session {
   const MonotonicClock clock_;
   Welcome welcome_;  // Start fills it; later only the GPU's limits change
   std::shared_ptr<device::Driver> driver_;
-  std::unique_ptr<GrantPages> pages_;
+  std::shared_ptr<void> limit_page_, use_page_;  // mapped while the gate lives
   std::unique_ptr<GrantGate> gate_;
-  // The gate as seen by the receiving thread, which may run before the gate
-  // exists.
+  // The gate for the receiving thread, which may run before the gate exists.
   std::atomic<GrantGate*> shared_gate_{nullptr};
   std::atomic<bool> gone_{false};
   EventRelay relay_;
   PlanInbox inbox_;
-  // Guards the GPU's limits, which change after Start.
-  mutable Mutex limits_mutex_;
+  mutable Mutex limits_mutex_;  // guards the GPU's limits of welcome_
   Mutex report_mutex_;
   StepTotals totals_ ABSL_GUARDED_BY(report_mutex_);
   // How long each lease since the last report took to map.
@@ -176,17 +214,15 @@ class SessionImpl final : public Session {
 };
 
 absl::Status SessionImpl::Start() {
-  const std::string socket =
-      options_.socket.empty() ? DefaultSocket() : options_.socket;
   const wire::Request hello = HelloOf(options_);
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(hello));
   SLUICE_ASSIGN_OR_RETURN(
       Connection::Greeted greeted,
       Connection::Greet(
-          socket, hello,
+          options_.socket, hello,
           [&] {
             return wire::OpenGpuNodes(
-                socket, options_.gpu,
+                options_.socket, options_.gpu,
                 device::NvidiaDeviceNode(options_.gpu_uuid));
           },
           [this](wire::Message m) { OnWireEvent(std::move(m)); },
@@ -195,8 +231,7 @@ absl::Status SessionImpl::Start() {
   const std::vector<wire::Message>& reply = greeted.answer;
   SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
   if (welcome_.kept) connection_->SetKept();
-  // With several local ranks, another rank may need this memory, or count it
-  // too.
+  // With several local ranks, another one may need this memory or count it.
   if (options_.local_ranks == 1) {
     welcome_.limits.host_free += welcome_.borrowable;
   }
@@ -205,10 +240,13 @@ absl::Status SessionImpl::Start() {
                           FindDevice(*driver_, welcome_));
   SLUICE_RETURN_IF_ERROR(CheckHostMemory(*driver_, welcome_));
   SLUICE_RETURN_IF_ERROR(MeasureOutside());
-  SLUICE_ASSIGN_OR_RETURN(pages_,
-                          GrantPages::Map(reply[0].fds[0], reply[0].fds[1]));
-  gate_ = std::make_unique<GrantGate>(pages_->limits(), welcome_.grant_slot,
-                                      pages_->use(), &clock_);
+  SLUICE_ASSIGN_OR_RETURN(
+      limit_page_, MapPage(reply[0].fds[0], sizeof(GrantLimits), PROT_READ));
+  SLUICE_ASSIGN_OR_RETURN(use_page_, MapPage(reply[0].fds[1], sizeof(GrantUse),
+                                             PROT_READ | PROT_WRITE));
+  gate_ = std::make_unique<GrantGate>(
+      static_cast<const GrantLimits*>(limit_page_.get()), welcome_.grant_slot,
+      static_cast<GrantUse*>(use_page_.get()), &clock_);
   shared_gate_ = gate_.get();
   if (gone_) gate_->Detach();
   return absl::OkStatus();
@@ -228,12 +266,11 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
     leased = LeaseOfAllNodes(*region, size, leased);
   }
   SLUICE_RETURN_IF_ERROR(leased);
-  const MonotonicClock clock;
-  const absl::Time start = clock.Now();
+  const absl::Time start = clock_.Now();
   SLUICE_RETURN_IF_ERROR(region->Map(welcome_.limits.device));
   const MutexLock lock(report_mutex_);
   if (map_seconds_.size() < wire::kMaxMaps) {
-    map_seconds_.push_back(absl::ToDoubleSeconds(clock.Now() - start));
+    map_seconds_.push_back(absl::ToDoubleSeconds(clock_.Now() - start));
   }
   return region;
 }
@@ -247,7 +284,7 @@ absl::Status SessionImpl::LeaseInto(LeasedRegion& region,
   lease->set_kind(gpu ? wire::Lease::GPU : wire::Lease::HOST);
   lease->set_ordinal(static_cast<uint32_t>(where.ordinal));
   lease->set_bytes(size.size());
-  // Round up, because a wait of less than a millisecond is still a wait.
+  // Rounded up: less than a millisecond is still a wait.
   lease->set_wait_ms(static_cast<uint32_t>(
       absl::ToInt64Milliseconds(absl::Ceil(most, absl::Milliseconds(1)))));
   SLUICE_ASSIGN_OR_RETURN(
@@ -270,8 +307,7 @@ absl::Status SessionImpl::LeaseInto(LeasedRegion& region,
 
 absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
                                           const absl::Status& refused) {
-  // A refusal does not state how much memory there is, so try halves, down to a
-  // few percent of the size.
+  // A refusal does not state how much there is, so halves are tried.
   const Bytes unit = welcome_.limits.granularity;
   const Bytes least = RoundUp(size / 32, unit);
   for (uint64_t i = 0; i < welcome_.numa_nodes; ++i) {
@@ -295,8 +331,7 @@ absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
   return refused;
 }
 
-// Reads how much of the session's GPU all processes use. This creates a CUDA
-// context of this process on the GPU.
+// Reads the GPU's use by all processes. Creates this process's CUDA context.
 absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
   SLUICE_ASSIGN_OR_RETURN(
       const device::MemoryUse seen,
@@ -306,37 +341,19 @@ absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
   return request;
 }
 
-// When the daemon last measured the GPU, this process had no context there, so
-// without this message a lease could take the context's memory. On sim a rank
-// holds nothing outside its lease.
+// Without this message a lease could take the memory of this process's context,
+// which the daemon has not measured yet. On sim there is no such memory.
 absl::Status SessionImpl::MeasureOutside() {
   if (IsSimulated(welcome_.limits.driver)) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const wire::Request request, UseOfGpu());
   const auto reply = connection_->Call(request);
-  // An older daemon notices the bytes without this message, half a second
-  // later.
+  // An older daemon notices the bytes by itself, half a second later.
   if (absl::IsUnimplemented(reply.status())) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(reply.status());
   const wire::Noted& noted = reply->front().packet.reply().noted();
   const MutexLock lock(limits_mutex_);
   if (noted.has_gpu()) SetGpuPool(noted.gpu(), welcome_.limits);
   return absl::OkStatus();
-}
-
-absl::Status SessionImpl::Submit(const plan::RankProfile& given) {
-  // Sets the daemon's index of the GPU, which a caller that named a UUID does
-  // not know.
-  plan::RankProfile profile = given;
-  profile.gpu = options_.gpu;
-  SLUICE_ASSIGN_OR_RETURN(
-      UniqueFd memfd, wire::ToMemfd("sluice-profile", plan::Encode(profile)));
-  wire::Request request;
-  request.mutable_submit_profile();
-  std::vector<UniqueFd> fds;
-  fds.push_back(std::move(memfd));
-  // Just before the call: a takeover until then concerns an earlier profile.
-  inbox_.Clear();
-  return connection_->Call(request, std::move(fds)).status();
 }
 
 absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
@@ -355,12 +372,20 @@ absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
 }
 
 absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
-    const plan::RankProfile& profile, absl::Duration timeout) {
-  const MonotonicClock clock;
-  const absl::Time deadline = clock.Now() + timeout;
+    plan::RankProfile profile, absl::Duration timeout) {
+  const absl::Time deadline = clock_.Now() + timeout;
+  // The daemon's index, which a caller that named a UUID does not know.
+  profile.gpu = options_.gpu;
+  wire::Request request;
+  request.mutable_submit_profile();
   for (;;) {
-    SLUICE_RETURN_IF_ERROR(Submit(profile));
-    auto plan = inbox_.Await(deadline - clock.Now());
+    std::vector<UniqueFd> fds(1);
+    SLUICE_ASSIGN_OR_RETURN(
+        fds[0], wire::ToMemfd("sluice-profile", plan::Encode(profile)));
+    // Just before the call: a takeover until then concerns an earlier profile.
+    inbox_.Clear();
+    SLUICE_RETURN_IF_ERROR(connection_->Call(request, std::move(fds)).status());
+    auto plan = inbox_.Await(deadline - clock_.Now());
     if (!absl::IsAborted(plan.status())) return plan;
   }
 }
@@ -372,7 +397,7 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
   wire::PlanTaken* out = request.mutable_plan_taken();
   out->set_plan_id(plan.value());
   out->set_taken(taken);
-  // The daemon would end a session that sends text that is not UTF-8.
+  // Text that is not UTF-8 would end the session.
   out->set_note(Printable(note.substr(0, kMaxNoteBytes)));
   return connection_->Post(request);
 }
@@ -380,26 +405,23 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
 absl::Status SessionImpl::Report(const StepReport& report) {
   StepReport numbered = report;
   numbered.totals = {};
-  // Checks the figures before they are added, because a bad one would stay in
-  // the sums of every later report.
+  // Checked before the sums, in which a bad figure would stay.
   wire::Request request;
   wire::StepReport* out = request.mutable_step_report();
   wire::ToWire(numbered, out);
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
-  // Held until the report is sent, so that the sums grow from one report to the
-  // next.
+  // Held until the report is sent, so that reports are in the sums' order.
   const MutexLock lock(report_mutex_);
   numbered.totals = Plus(totals_, report);
   wire::ToWire(numbered, out);
   out->mutable_map_seconds()->Add(map_seconds_.begin(), map_seconds_.end());
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
   totals_ = numbered.totals;
-  // Does not wait for the daemon's answer: no step waits for the daemon.
+  // Posted, because no step waits for the daemon.
   const absl::Status sent = connection_->Post(request);
   if (sent.ok()) map_seconds_.clear();
-  // After the first step, communicators and other objects of first use exist.
-  // Without this message the daemon would see their bytes, but not which
-  // process holds them.
+  // The first step made communicators and the like. The daemon sees their bytes
+  // by itself, but not which process holds them.
   if (totals_.reports == 1 && !IsSimulated(welcome_.limits.driver)) {
     const auto use = UseOfGpu();
     if (use.ok()) connection_->Post(*use).IgnoreError();
@@ -439,11 +461,9 @@ void SessionImpl::OnWireEvent(wire::Message message) {
   }
 }
 
-// Offers the changed plan to the rank. If the plan is unreadable or the rank
-// takes no changes, refuses it here, because the daemon waits for an answer.
+// Offers the plan to the rank, or refuses it here: the daemon awaits an answer.
 void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
-  // Start has not returned, so no plan yet
-  if (shared_gate_ == nullptr) return;
+  if (shared_gate_ == nullptr) return;  // Start has not returned: no plan yet
   auto plan = ReadPlan(message.fds[0]);
   if (!plan.ok() || !options_.takes_changes) {
     const std::string why =
@@ -456,13 +476,11 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
 }
 
-// Handles the plan that the new daemon states. If the profile has no reply, it
-// is sent again and the stated plan belongs to an earlier profile, so it is
-// ignored.
+// A profile without a reply is sent again; the plan that the new daemon states
+// then belongs to an earlier profile and is ignored.
 void SessionImpl::OnTakenOver(const wire::Message& message) {
   const wire::TakenOver& told = message.packet.event().taken_over();
-  // Start has not returned, so no plan yet
-  if (shared_gate_ == nullptr) return;
+  if (shared_gate_ == nullptr) return;  // as in OnChanged
   if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
   if (told.plan_id() != 0) {
     return inbox_.Put(ReadPlan(message.fds[0]));
@@ -492,8 +510,7 @@ std::string DefaultSocket() {
 
 namespace {
 
-// Finds the daemon's GPU with the UUID of `options`, or with its number if no
-// UUID is set, and sets both.
+// Finds the daemon's GPU by UUID, or by number if no UUID is set; sets both.
 absl::Status FindGpu(SessionOptions& options) {
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(options.socket));
   const std::string uuid = options.gpu_uuid;
@@ -511,11 +528,10 @@ absl::Status FindGpu(SessionOptions& options) {
   return absl::NotFoundError(fmt::format(
       "{} is not among the {} GPUs of the daemon at {} ({}): start that one "
       "where this GPU is visible, or use a daemon that serves it",
-      uuid, gpus.size(),
-      options.socket.empty() ? DefaultSocket() : options.socket, has));
+      uuid, gpus.size(), options.socket, has));
 }
 
-// Returns whether NVIDIA's driver shows which device node belongs to which GPU.
+// Whether NVIDIA's driver shows which device node belongs to which GPU.
 bool DriverTellsNodes() {
   return access("/proc/driver/nvidia/gpus", R_OK) == 0;
 }
@@ -537,6 +553,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
         FormatSpan(options.lease_wait), FormatSpan(kMostLeaseWait)));
   }
   SessionOptions chosen = options;
+  if (chosen.socket.empty()) chosen.socket = DefaultSocket();
   if (!options.gpu_uuid.empty() || DriverTellsNodes()) {
     SLUICE_RETURN_IF_ERROR(FindGpu(chosen));
   }

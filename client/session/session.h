@@ -1,10 +1,6 @@
-// A rank's session with the node's daemon: lease, map, plan, events.
-//
-// The session is its socket: when the process ends, in any way, the daemon
-// reclaims everything that the session held. Memory is mapped MADV_DONTFORK and
-// MADV_DONTDUMP: a forked child does not inherit it, and a core dump does not
-// contain it.
-//
+// A rank's session with the node's daemon: lease, map, plan, events. The
+// session is its socket: when the process ends, in any way, the daemon reclaims
+// what the session held. Forked children and core dumps do not get its memory.
 // Thread safety: Session is thread-safe; a Region belongs to one owner.
 #pragma once
 
@@ -33,32 +29,27 @@ struct SessionOptions {
   int world_size = 1;
   int local_ranks = 1;
   DeviceIndex gpu;
-  // The GPU's UUID, used instead of its number, which CUDA_VISIBLE_DEVICES may
-  // change. Empty: `gpu` is used.
+  // Used instead of `gpu` if set; CUDA_VISIBLE_DEVICES does not change it.
   std::string gpu_uuid;
-  // How long a lease may wait for memory. At zero it is refused at once if
-  // there is no room. Leases are served in order, but smaller ones may pass in
-  // the first half of the wait. The daemon's longest_wait_s and its number of
-  // waiting leases are upper limits. When the wait ends with DeadlineExceeded,
-  // the message names the first lease in the queue.
+  // How long a lease may wait for memory; zero: it is refused at once. Leases
+  // are served in order, but smaller ones may pass in the first half of the
+  // wait. The daemon's longest_wait_s and number of waiting leases are upper
+  // limits. DeadlineExceeded names the first lease in the queue.
   absl::Duration lease_wait = absl::ZeroDuration();
-  // How long the daemon may be silent about a lease that it neither grants nor
-  // refuses. While the daemon makes memory it sends progress, which restarts
-  // this time.
+  // How long the daemon may be silent about a lease. The progress that it sends
+  // while it makes memory restarts this time.
   absl::Duration answer_timeout = absl::Seconds(60);
   // If false, the session answers every changed plan with "not taken".
   bool takes_changes = true;
 };
 
-// One or more leases, mapped as one contiguous range. Unmaps and frees them on
-// destruction. The region may outlive its session; the session's end
-// gives the leases back.
+// One or more leases, mapped as one range; unmapped and freed on destruction.
+// May outlive its session; the session's end gives the leases back.
 class Region {
  public:
   virtual ~Region() = default;
   virtual std::byte* data() const = 0;
   virtual Bytes size() const = 0;
-  virtual LeaseId lease() const = 0;
 };
 
 struct SessionEvent {
@@ -73,18 +64,15 @@ struct SessionEvent {
   std::string detail;
 };
 
-// The node's limits as the daemon stated them at Open. MeasureOutside updates
-// those of the GPU.
+// The node's limits at Open. MeasureOutside updates those of the GPU.
 struct NodeLimits {
   std::string driver;  // "sim", "cuda"
-  // The session's GPU by this process's numbering, which CUDA_VISIBLE_DEVICES
-  // may change. Driver and CopyEngine expect it.
+  // The session's GPU as this process (CUDA_VISIBLE_DEVICES) numbers it.
   DeviceIndex device;
-  // The session's GPU, excluding memory held outside leases.
+  // The session's GPU, without memory held outside leases.
   Bytes gpu_total, gpu_free;
   Bytes gpu_leased;  // by all sessions
-  // Host memory of the GPU's NUMA node. If the job has one local rank,
-  // host_free includes memory of other nodes.
+  // The GPU's NUMA node. With one local rank, host_free includes other nodes.
   Bytes host_total, host_free;
   Bytes granularity;  // of leases
   NumaIndex numa;
@@ -100,23 +88,19 @@ class Session {
       const SessionOptions& options);
   virtual ~Session() = default;
 
-  virtual SessionId id() const = 0;
   virtual NodeLimits limits() const = 0;
   virtual device::Driver& driver() = 0;
   virtual GrantGate& grants() = 0;
 
-  // Reports to the daemon how much of the session's GPU is used, because
-  // libraries of this process may have taken memory after Open. Later leases
-  // leave room for that memory, and limits() returns what remains. Does nothing
-  // on sim.
+  // Reports the GPU's use to the daemon, because libraries may have taken
+  // memory after Open. Later leases leave room for it, and limits() returns
+  // what remains. Does nothing on sim.
   virtual absl::Status MeasureOutside() = 0;
 
   // Lease `size`, rounded up to limits().granularity. A host lease may be
   // larger by less than an extent, and takes from other NUMA nodes what the
-  // GPU's node lacks. ResourceExhausted: over budget or the pool is empty; the
-  // message has the requested, free and allowed bytes and a remedy.
-  // Unavailable: the daemon is gone. A set `wait` replaces
-  // SessionOptions::lease_wait.
+  // GPU's node lacks. ResourceExhausted: over budget or the pool is empty.
+  // Unavailable: the daemon is gone. `wait` replaces the options' lease_wait.
   using Wait = std::optional<absl::Duration>;
   virtual absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size,
                                                            Wait wait = {}) = 0;
@@ -124,60 +108,64 @@ class Session {
                                                             Wait wait = {}) = 0;
 
   // Sends the profile, and waits until all local ranks of the job have sent
-  // theirs and the daemon's worker has solved. Daemon and client both validate
-  // the plan. An infeasible plan is an answer and not an error.
-  // DeadlineExceeded: `timeout` passed. Unavailable: the daemon is gone, or a
-  // peer died. FailedPrecondition: the worker failed, with its reason, or a
+  // theirs and the daemon's worker has solved. An infeasible plan is an answer
+  // and not an error. DeadlineExceeded: `timeout` passed. Unavailable: the
+  // daemon is gone, or a peer died. FailedPrecondition: the worker failed, or a
   // peer left. Faults that a peer caused are marked (proto/base/peer_fault.h).
   virtual absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
                                               absl::Duration timeout) = 0;
 
   // Returns the newest unanswered plan that the daemon made because the set of
-  // jobs changed, or null. The rank should use the plan from its next step
-  // boundary on. Only the plan's fractions count: a rank that takes it records
-  // again and calls Plan with a settled profile.
+  // jobs changed, or null. It is for the next step boundary. Only its fractions
+  // count: a rank that takes it records again and calls Plan with a settled
+  // profile.
   virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
-  // Answers a changed plan: the rank takes it, or continues with its current
-  // plan. The daemon waits for the answer, so a rank that never calls
-  // ChangedPlan must set `takes_changes` to false. The session itself answers a
-  // plan that it cannot read. `note` is one line for people; its first 512
-  // bytes are sent, with '?' in place of bytes that are not UTF-8. Does not
-  // wait.
+  // Answers a changed plan; does not wait. The daemon awaits the answer, so a
+  // rank that never calls ChangedPlan must set `takes_changes` to false. `note`
+  // is one line for people; its first 512 bytes are sent, as UTF-8.
   virtual absl::Status AnswerChange(PlanId plan, bool taken,
                                     const std::string& note) = 0;
 
-  // Reports a step; does not wait. Unavailable, ResourceExhausted: the daemon
-  // is not reading; the next report that is sent includes this one's counts.
-  // InvalidArgument: a figure is impossible for a step; nothing is counted.
+  // Reports a step; does not wait. Unavailable, ResourceExhausted: not sent;
+  // the next report includes its counts. InvalidArgument: a figure is
+  // impossible; nothing is counted.
   virtual absl::Status Report(const StepReport& report) = 0;
 
   // Sets the handler, which runs on the session's own thread and must not call
-  // back into the session. OnEvent first delivers the events that arrived
-  // before any handler was set. When OnEvent returns, the previous handler is
-  // no longer running.
+  // back. First delivers the events that arrived before any handler was set.
+  // When OnEvent returns, the previous handler is no longer running.
   using EventHandler = std::function<void(const SessionEvent&)>;
   virtual void OnEvent(EventHandler handler) = 0;
 };
 
-// Returns the GPUs of the daemon's node in their order, for choosing
-// SessionOptions::gpu. Connects as an observer, so no rank joins a job. Errors
-// are those of Session::Open.
+// Returns the GPUs of the daemon's node, asked as an observer. Errors are those
+// of Session::Open.
 struct GpuState {
   DeviceIndex index;
   std::string uuid;
   NumaIndex numa;
   Bytes total, leased;  // excluding memory held outside leases
-  // Includes memory that the process of a dead job still holds, because it will
-  // be freed.
+  // Includes what the process of a dead job still holds, which will be freed.
   Bytes available() const { return total - leased; }
 };
 absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket);
-// Returns at once whether a daemon listens at the socket (empty:
-// DefaultSocket()).
+// Returns whether a daemon listens at the socket (empty: DefaultSocket()).
 bool DaemonListens(const std::string& socket);
 
-// Returns the session socket that is used if none is named: $SLUICE_SOCKET,
-// else /run/sluice/session.sock.
+// Asks the daemon as an observer, which has no rank and no lease. The daemon's
+// own user sees everything, another user only what belongs to it.
+struct NodeStatus {
+  std::string json;                    // keys: daemon/README.md
+  std::optional<plan::NodePlan> plan;  // set if a plan was asked for
+};
+
+// An empty `socket` means DefaultSocket(); an empty `plan_id` asks for no plan.
+// Errors are those of Session::Open; NotFound also if the plan does not exist
+// or belongs to another user. Thread safety: safe.
+absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
+                                     const std::string& plan_id = "");
+
+// Returns $SLUICE_SOCKET, else /run/sluice/session.sock.
 std::string DefaultSocket();
 
 }  // namespace sluice::client

@@ -58,7 +58,6 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
                                 in.grant_slot(), in.granularity()));
   }
   Welcome out;
-  out.session = SessionId(in.session_id());
   out.kept = in.kept();
   out.sim_directory = in.sim_directory();
   out.host_memory = {.name = in.host_memory(), .why = in.host_memory_why()};

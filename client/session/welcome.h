@@ -12,7 +12,6 @@ namespace sluice::client {
 
 struct Welcome {
   bool kept = false;  // if true, the socket stays open when the daemon dies
-  SessionId session;
   NodeLimits limits;
   uint64_t numa_nodes = 0;  // number of NUMA nodes with host memory
   Bytes borrowable;         // free host memory of the other NUMA nodes
@@ -26,19 +25,17 @@ struct Welcome {
 Bytes LeasableOf(const wire::Pool& pool);
 void SetGpuPool(const wire::Pool& pool, NodeLimits& limits);
 
-// Checks and converts the reply to a rank's Hello. The wire layer has checked
-// the reply's form; this function checks its meaning.
+// Checks the meaning of the reply to a rank's Hello; the wire layer has checked
+// its form.
 absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
                                     DeviceIndex gpu);
 
-// Opens the driver that the daemon uses. `message` is the one passed to
-// ReadWelcome.
+// Opens the driver that the daemon uses. `message`: that of ReadWelcome.
 absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
     const Welcome& welcome, const wire::Message& message);
 
 // FailedPrecondition: the driver here makes another kind of host memory than
-// the daemon's, so this process could map no host lease. The message has both
-// kinds and the reasons.
+// the daemon's, so this process could map no host lease.
 absl::Status CheckHostMemory(const device::Driver& driver,
                              const Welcome& welcome);
 

@@ -1,6 +1,6 @@
 # Device code: compiled to a fatbin on every machine (nvcc needs no GPU) and
-# embedded as bytes, so that nothing links to CUDA. nvcc comes from a CUDA
-# toolkit or from PyPI (./dev setup installs it where there is no toolkit).
+# embedded as bytes, so that nothing links to CUDA. ./dev setup installs nvcc from
+# PyPI where there is no toolkit.
 if(SLUICE_ENABLE_CUDA)
   find_program(SLUICE_NVCC nvcc HINTS /usr/local/cuda/bin
     ${SLUICE_PYTHON_PACKAGES}/nvidia/cu13/bin
@@ -14,10 +14,10 @@ endif()
 # Compiler options of all device code; tests/ops passes the same to ptxas.
 set(SLUICE_NVCC_FLAGS -std=c++20 -O3 -I${CMAKE_SOURCE_DIR})
 
-# sluice_fatbin(OUT source.cu): a .cc file, in OUT, that defines
-# `extern "C" const unsigned char sluice_NAME_fatbin[], …_end[]` for NAME.cu.
-# Code for sm_80 and sm_90; PTX for GPUs newer than those. The global property
-# SLUICE_DEVICE_SOURCES lists every source given.
+# sluice_fatbin(OUT NAME.cu): a .cc file, in OUT, that defines
+# `extern "C" const unsigned char sluice_NAME_fatbin[], …_end[]`: code for sm_80
+# and sm_90, PTX for newer GPUs. The global property SLUICE_DEVICE_SOURCES lists
+# every source given.
 function(sluice_fatbin out source)
   get_filename_component(name ${source} NAME_WE)
   set(fatbin "${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin")

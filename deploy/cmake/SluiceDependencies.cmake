@@ -1,13 +1,11 @@
-# Finds every third-party package once. The layer table (SluiceLayers.cmake) and
-# tests/layers say what each is used for, and where.
+# Finds every third-party package once; tests/layers says where each is used.
 if(SLUICE_STATIC)
   set(Protobuf_USE_STATIC_LIBS ON)
   set(ZLIB_USE_STATIC_LIBS ON)
 endif()
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
-# Debian's absl::string_view is not std::string_view, so messages are made
-# with fmt, and absl only sees std::string.
+# For messages: Debian's absl::string_view is not std::string_view.
 find_package(fmt REQUIRED)
 find_package(Protobuf REQUIRED)
 find_package(gRPC REQUIRED)
@@ -37,9 +35,8 @@ elseif(SLUICE_SANITIZE STREQUAL "thread")
   include(SluiceInstrumented)
 endif()
 
-# libtorch is the PyPI wheel that `./dev setup` unpacks; Debian's is too old.
-# Only libtorch_cpu and libc10 are linked; libtorch_cuda is opened at run time
-# where there is a GPU.
+# The PyPI wheel that `./dev setup` unpacks; Debian's is too old. Only
+# libtorch_cpu and libc10 are linked; libtorch_cuda is opened at run time.
 if(SLUICE_ENABLE_TORCH)
   if(NOT SLUICE_PYTHON_PACKAGES)
     set(SLUICE_PYTHON_PACKAGES "$ENV{HOME}/.cache/sluice/python")
@@ -50,8 +47,7 @@ if(SLUICE_ENABLE_TORCH)
       "configure with -DSLUICE_ENABLE_TORCH=OFF")
   endif()
   add_library(torch_cpu INTERFACE)
-  # After the system's folders: the wheel bundles its own fmt and protobuf
-  # headers, which must not win over the ones we link.
+  # After the system's folders: the wheel bundles fmt and protobuf headers.
   target_compile_options(torch_cpu INTERFACE
     "SHELL:-idirafter ${torch_root}/include"
     "SHELL:-idirafter ${torch_root}/include/torch/csrc/api/include")

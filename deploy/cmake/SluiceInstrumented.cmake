@@ -1,8 +1,7 @@
 # SLUICE_SANITIZE=thread: Abseil and protobuf, compiled with the sanitizer from
-# the sources of Debian's packages. With Debian's own builds, order established
-# by their atomics (the last owner of a Status frees it) would be reported as a
-# race. gRPC stays Debian's: it takes its locks from pthread and from this
-# Abseil.
+# Debian's sources. In Debian's own builds, order by their atomics (the last owner
+# of a Status frees it) would be reported as a race. gRPC stays Debian's: it takes
+# its locks from pthread and from this Abseil.
 set(sources ${SLUICE_DEBIAN_SOURCES})
 file(GLOB_RECURSE absl_sources ${sources}/absl/*.cc)
 file(GLOB protobuf_sources ${sources}/google/protobuf/*.cc
@@ -11,9 +10,8 @@ file(GLOB protobuf_sources ${sources}/google/protobuf/*.cc
 set(no_library "(test|benchmark|mock|print_hash_of)[^/]*$")
 list(FILTER absl_sources EXCLUDE REGEX "${no_library}")
 list(FILTER protobuf_sources EXCLUDE REGEX "${no_library}")
-# Leaves out flags, JSON of messages and the messages that come with protobuf,
-# which nothing here uses and which take a fifth of the time. Code that uses
-# them fails to link.
+# Leaves out what nothing here uses and takes a fifth of the time. Code that uses
+# it fails to link.
 list(FILTER absl_sources EXCLUDE REGEX "/absl/flags/")
 list(FILTER protobuf_sources EXCLUDE REGEX
   "/(any|api|duration|empty|field_mask|source_context|struct|timestamp|type|wrappers)\\.pb\\.cc$")

@@ -1,5 +1,5 @@
-# The layer table of the design: what each target may use. A link that is not
-# listed (directly or through listed layers) fails at configure.
+# What each target may use. A link that is not listed, directly or through listed
+# layers, fails at configure.
 set(SLUICE_LAYER_base "")
 set(SLUICE_LAYER_cli base)
 set(SLUICE_LAYER_plan_format base)
@@ -55,10 +55,9 @@ function(sluice_check_layer layer)
   endforeach()
 endfunction()
 
-# sluice_precompiled(TARGET OWNER): reuses OWNER's precompiled header (the
-# standard library, Abseil's status and more), which saves a third of most
-# sources' time. Does nothing for OFF (for a target that does not link fmt), or
-# for an owner without such a header.
+# sluice_precompiled(TARGET OWNER): reuses OWNER's precompiled header, which saves
+# a third of most sources' time. Does nothing for OFF (for a target that does not
+# link fmt), or for an owner without such a header.
 function(sluice_precompiled target owner)
   if(TARGET "${owner}")
     get_target_property(header ${owner} PRECOMPILE_HEADERS)
@@ -68,8 +67,7 @@ function(sluice_precompiled target owner)
   endif()
 endfunction()
 
-# sluice_precompile(TARGET HEADER): makes TARGET an owner of a precompiled
-# header.
+# Makes the target an owner of a precompiled header.
 function(sluice_precompile target header)
   target_precompile_headers(${target} PRIVATE ${header})
   # ccache compares clang's precompiled file by its bytes.
@@ -122,8 +120,7 @@ function(sluice_layer_of_target target out)
   file(RELATIVE_PATH folder ${CMAKE_SOURCE_DIR} ${folder})
   set(best_length 0)
   set(layer "")
-  # A parent's CMakeLists.txt may define the targets of its subfolders, so the
-  # name takes precedence over the folder.
+  # The name comes first: a parent folder may define a subfolder's targets.
   string(REGEX REPLACE "^sluice_" "" name ${target})
   if(DEFINED SLUICE_LAYER_${name})
     set(${out} ${name} PARENT_SCOPE)
@@ -142,9 +139,8 @@ function(sluice_layer_of_target target out)
   set(${out} "${layer}" PARENT_SCOPE)
 endfunction()
 
-# Finds links that bypass the functions above, which refuse an upward USES at
-# once (target_link_libraries, LINKS sluice_…). Called once, after all folders
-# except tests/, which may use everything.
+# Finds links that bypass the functions above (target_link_libraries, LINKS
+# sluice_…). Called once, after all folders but tests/, which may use everything.
 function(sluice_check_links folder)
   get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
   foreach(target IN LISTS targets)

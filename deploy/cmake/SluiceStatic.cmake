@@ -1,6 +1,6 @@
 # SLUICE_STATIC: replaces the packages that SluiceDependencies.cmake found by
-# archives, so that a program needs only glibc, libstdc++ and libgcc. Objects
-# are compiled with the same flags as without it, so ccache has them already.
+# archives, so that a program needs only glibc, libstdc++ and libgcc. Compiler
+# flags stay the same, so ccache has the objects already.
 #
 # The linker writes a map of each program, NAME.map; deploy/wheel reads it.
 add_link_options("LINKER:-Map=$<TARGET_PROPERTY:NAME>.map")
@@ -27,8 +27,7 @@ foreach(target IN LISTS imported ITEMS gRPC::grpc++_unsecure
   endif()
 endforeach()
 
-# gRPC's targets name c-ares and re2, which Debian ships without CMake files. An
-# archive does not record its dependencies, so they are listed here.
+# gRPC's dependencies that Debian ships without CMake files.
 find_library(SLUICE_CARES libcares.a REQUIRED)
 find_library(SLUICE_RE2 libre2.a REQUIRED)
 get_target_property(links gRPC::grpc_unsecure INTERFACE_LINK_LIBRARIES)
@@ -39,8 +38,8 @@ set_target_properties(gRPC::grpc_unsecure PROPERTIES
 set_target_properties(re2::re2 PROPERTIES
   INTERFACE_LINK_LIBRARIES "${SLUICE_RE2}")
 
-# Cbc and its dependencies. LAPACK's error handler is replaced by ours, which
-# avoids linking libgfortran's whole input and output for it.
+# Cbc and its dependencies. LAPACK's error handler would link libgfortran's whole
+# input and output; ours does not.
 add_library(sluice_archive_xerbla STATIC
   ${CMAKE_CURRENT_LIST_DIR}/archives/xerbla.cc)
 set(parts sluice_archive_xerbla)
@@ -75,12 +74,11 @@ foreach(pair fmt::fmt=fmt prometheus-cpp::core=prometheus)
   add_dependencies(${target} sluice_archive_${pair})
 endforeach()
 
-# Debian's archives of protobuf and Abseil are compiled for programs. In a
-# shared library, if they link at all, their thread-local variables lie in the
-# block that glibc reserves, which is full once torch is loaded. So these files
-# are compiled for libsluice.so from the sources of Debian's package. The
-# linker, or deploy/wheel/needs.py (STATIC_TLS), refuses the library if one is
-# missing.
+# Debian's archives of protobuf and Abseil are compiled for programs. In a shared
+# library their thread-local variables would lie in the block that glibc reserves,
+# which is full once torch is loaded. So these files are compiled from Debian's
+# sources for libsluice.so. The linker, or deploy/wheel/needs.py (STATIC_TLS),
+# refuses the library if one is missing.
 set(again
   google/protobuf/arena.cc google/protobuf/repeated_field.cc
   google/protobuf/repeated_ptr_field.cc google/protobuf/stubs/common.cc
@@ -92,8 +90,7 @@ set(again
   absl/time/internal/cctz/src/time_zone_info.cc)
 list(TRANSFORM again PREPEND ${SLUICE_DEBIAN_SOURCES}/)
 add_library(sluice_archive_pic STATIC ${again})
-# After the system's headers, so that only headers that Debian does not install
-# come from there.
+# Only for headers that Debian does not install.
 target_compile_options(sluice_archive_pic PRIVATE
   -w "SHELL:-idirafter ${SLUICE_DEBIAN_SOURCES}")
 target_compile_definitions(sluice_archive_pic PRIVATE HAVE_PTHREAD=1)

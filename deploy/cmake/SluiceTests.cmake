@@ -1,6 +1,6 @@
-# How tests are registered: every CTest entry starts through tests/run/launch.py
-# and has a limit. Tiers (tests/README.md) are labels: none for `./dev test`, `ci`
-# for what `.ci/run` runs besides, `deep` for `./dev test --deep` alone.
+# Every CTest entry starts through tests/run/launch.py and has a limit. Tiers
+# (tests/README.md) are labels: none for `./dev test`, `ci` for what `.ci/run` runs
+# besides, `deep` for `./dev test --deep` alone.
 set(SLUICE_TEST_LAUNCHER ${CMAKE_SOURCE_DIR}/tests/run/launch.py)
 # Seconds, of a test that hangs. Six may take 600.
 set(SLUICE_TEST_LIMIT 300)
@@ -36,8 +36,8 @@ function(sluice_add_test)
   endif()
 endfunction()
 
-# The launcher's limit is TIMEOUT; CTest's is a little later, for a launcher
-# that fails. Called at the end of each folder with tests.
+# The launcher's limit is TIMEOUT; CTest's is a little later, for a launcher that
+# fails. Called at the end of each folder with tests.
 function(sluice_limit_tests)
   get_property(tests DIRECTORY PROPERTY TESTS)
   foreach(test IN LISTS tests)
@@ -65,16 +65,14 @@ function(sluice_limit_tests)
   endforeach()
 endfunction()
 
-# sluice_in_tier(ci|deep TARGETS…): programs and libraries that only the tests of
-# that tier need. The default build leaves them out.
+# sluice_in_tier(ci|deep TARGETS…): the default build leaves them out.
 function(sluice_in_tier tier)
   set_target_properties(${ARGN} PROPERTIES EXCLUDE_FROM_ALL ON)
   add_dependencies(${tier}_programs ${ARGN})
 endfunction()
 
 # sluice_test(NAME LABELS unit SOURCES … LINKS … [PRECOMPILED owner]): one GTest
-# binary, one CTest entry a test suite file (discovery at test time keeps builds
-# short).
+# binary and CTest entry.
 function(sluice_test name)
   cmake_parse_arguments(arg "" "TIMEOUT;PRECOMPILED" "SOURCES;LINKS;LABELS"
     ${ARGN})
@@ -129,9 +127,8 @@ function(sluice_test_in_part test filter)
   set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT GTEST_FILTER=${filter})
 endfunction()
 
-# sluice_test_calls(TEST PROGRAMS…): programs that TEST only starts. If
-# SLUICE_TOOLS names the folder of another build, they come from there, so that
-# a sanitizer's build does not make them.
+# sluice_test_calls(TEST PROGRAMS…): programs that TEST only starts. They come from
+# SLUICE_TOOLS, if that names the folder of another build.
 function(sluice_test_calls test)
   if(NOT SLUICE_TOOLS)
     add_dependencies(${test} ${ARGN})

@@ -25,8 +25,7 @@ endif()
 # For own targets only; headers of others are SYSTEM.
 add_library(sluice_options INTERFACE)
 target_compile_options(sluice_options INTERFACE
-  # For every source, programs included: a precompiled header serves only
-  # sources with the same options.
+  # For programs too: a precompiled header serves only sources with its options.
   -fPIC -pthread
   # A test has many short expressions, which are a quarter of its compilation.
   $<$<AND:$<BOOL:$<TARGET_PROPERTY:SLUICE_TEST>>,$<CONFIG:RelWithDebInfo>>:-O1>
@@ -35,8 +34,7 @@ target_compile_options(sluice_options INTERFACE
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
   # GCC 12 warns wrongly about moved-from std::optional.
   $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
-# Made now, because ccache uses another relative name for a folder that does not
-# exist yet, and later would not find what was compiled then.
+# Made now: ccache gives a folder that does not exist yet another name.
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/generated)
 target_include_directories(sluice_options INTERFACE
   ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/generated)
@@ -47,13 +45,11 @@ if(SLUICE_SANITIZE)
     message(FATAL_ERROR "SLUICE_SANITIZE is '${SLUICE_SANITIZE}', it must be "
       "empty, address or thread")
   endif()
-  # Without vptr, which takes a quarter of a source's compilation. ASan finds
-  # objects that are destroyed or too small.
+  # vptr takes a quarter of a source's compilation.
   target_compile_options(sluice_options INTERFACE
     -fsanitize=${sanitizers_${SLUICE_SANITIZE}} -fno-sanitize-recover=all
     -fno-sanitize=vptr -fno-omit-frame-pointer
-    # A test's own expressions are half of its compilation, and -O1 doubles the
-    # time of each.
+    # A test's own expressions are half of its compilation.
     $<$<BOOL:$<TARGET_PROPERTY:SLUICE_TEST>>:-fno-sanitize=undefined>
     $<$<BOOL:$<TARGET_PROPERTY:SLUICE_TEST>>:-O0>)
   target_link_options(sluice_options INTERFACE

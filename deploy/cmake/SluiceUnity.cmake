@@ -1,6 +1,5 @@
 # SLUICE_UNITY: compiles a target's sources eight at a time (four if they read
-# torch's headers), as sources that include them. A third to a half of a
-# source's time is shared with its neighbours. Not CMAKE_UNITY_BUILD: CMake 3.25
+# torch's headers), as sources that include them. Not CMAKE_UNITY_BUILD: CMake 3.25
 # includes by absolute paths, so ccache could not serve another checkout. A name
 # in two anonymous namespaces of one target is then an error: rename it for its
 # subject. Sources with properties of their own are compiled separately.
@@ -60,8 +59,7 @@ function(sluice_unite_target target)
   sluice_batches(${target}_plain 8 plain_batches ${united_plain})
   set_source_files_properties(${plain_batches} TARGET_DIRECTORY ${target}
     PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
-  # GCC takes an included source for a header, and warns of classes that only
-  # one source has.
+  # GCC takes an included source for a header.
   set_property(SOURCE ${batches} ${plain_batches} TARGET_DIRECTORY ${target}
     APPEND PROPERTY COMPILE_OPTIONS
     $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)

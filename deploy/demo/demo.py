@@ -110,28 +110,22 @@ class Demo:
         return found
 
     def train_alike(self, lengths):
-        """Trains every method at the longest length that all methods can
-        train."""
+        """Trains every method at the longest length that all can train."""
         length = min(lengths.values())
         if length == 0:
             raise RunFailed("a method fits no sequence at all")
         steps = self.settings["parity_steps"]
         self.screen.head(f"the same loss: {steps} steps at {length:,} tokens")
-        runs = {}
-        for method in METHODS:
-            runs[method] = self.train(method, length, steps)
+        runs = {m: self.train(m, length, steps) for m in METHODS}
         return {"seq_len": length, "steps": steps, "runs": runs}
 
     def train_longest(self, lengths):
         self.screen.head("at the longest length of each")
-        best = {}
-        for method in METHODS:
-            steps = self.settings["longest_steps"][method]
-            trace = os.path.join(self.folder, f"trace-{method}.json")
-            best[method] = self.train(
-                method, lengths[method], steps,
-                trace=trace if method == "sluice" else None)
-        return best
+        trace = os.path.join(self.folder, "trace-sluice.json")
+        return {m: self.train(m, lengths[m],
+                              self.settings["longest_steps"][m],
+                              trace=trace if m == "sluice" else None)
+                for m in METHODS}
 
     def train(self, method, length, steps, trace=None):
         label = f"  {method:<11} "
@@ -158,8 +152,7 @@ class Demo:
         return {"result": result, "steps": lines, "trace": trace}
 
     def ask_prometheus(self):
-        """Returns Sluice's series in Prometheus, which proves that the scrape
-        is real."""
+        """Returns Sluice's series, which proves that the scrape is real."""
         ours = '{__name__=~"sluice_.+"}'
         names = self.prometheus.query(f"count by (__name__) ({ours})")
         target = self.prometheus.query('up{job="sluice"}')
@@ -211,6 +204,9 @@ class Demo:
         if len(differences) != parity["steps"]:
             raise RunFailed(f"{len(differences)} losses for "
                             f"{parity['steps']} steps")
+        def over(one, other):
+            return lengths[one] / max(1, lengths[other])
+
         facts = {
             "hbm_bytes_per_gpu": s["hbm_mib"] * mib_bytes, "gpus": s["gpus"],
             "host_budget_bytes": s["host_mib"] * mib_bytes,
@@ -218,11 +214,9 @@ class Demo:
             "parity": {"steps": parity["steps"], "seq_len": parity["seq_len"],
                        "first_step_loss_diff": differences[0],
                        "max_abs_loss_diff": max(differences)},
-            "sluice_over_recompute":
-                lengths["sluice"] / max(1, lengths["recompute"]),
-            "sluice_over_alst": lengths["sluice"] / max(1, lengths["alst"]),
-            "alst_over_recompute":
-                lengths["alst"] / max(1, lengths["recompute"]),
+            "sluice_over_recompute": over("sluice", "recompute"),
+            "sluice_over_alst": over("sluice", "alst"),
+            "alst_over_recompute": over("alst", "recompute"),
             "desk": answers,
             "prometheus_scraped": scraped["ok"],
             "seconds": round(self.screen.seconds(), 1),
@@ -251,15 +245,12 @@ def show(screen, facts):
                   "limited by"), rows)
     parity = facts["parity"]
     screen.line()
-    screen.line("  Sluice / full recomputation  " +
-                screen.bold(f"{facts['sluice_over_recompute']:.1f}x") +
-                "  in the same memory (target: at least 3x)")
-    screen.line("  Sluice / alst                " +
-                screen.bold(f"{facts['sluice_over_alst']:.1f}x") +
-                "  in the same memory (target: at least 1.4x)")
-    screen.line("  alst / full recomputation    " +
-                screen.bold(f"{facts['alst_over_recompute']:.1f}x") +
-                "  in the same memory (target: at least 2.3x)")
+    for name, key, target in (
+            ("Sluice / full recomputation", "sluice_over_recompute", 3),
+            ("Sluice / alst", "sluice_over_alst", 1.4),
+            ("alst / full recomputation", "alst_over_recompute", 2.3)):
+        screen.line(f"  {name:<29}" + screen.bold(f"{facts[key]:.1f}x") +
+                    f"  in the same memory (target: at least {target}x)")
     screen.line(f"  losses over {parity['steps']} steps       " +
                 screen.bold(f"{parity['max_abs_loss_diff']:.1e}") +
                 "  apart at most (target: at most 1e-3)")

@@ -31,8 +31,7 @@ SHORT_OF = {"gpu_memory": "GPU memory", "host_memory": "host memory"}
 
 
 def verdict(methods):
-    """Returns one or two sentences that compare the longest lengths of sluice
-    and alst."""
+    """Compares the longest lengths of sluice and alst."""
     ours, theirs = methods["sluice"], methods["alst"]
     further, other = (("sluice", "alst")
                       if ours["max_seq_len"] >= theirs["max_seq_len"] else

@@ -107,13 +107,12 @@ class Prometheus:
                 urllib.parse.urlencode(query))
 
     def query(self, expression):
-        """Returns the result of an instant query: a list of {metric,
-        value}."""
+        """Returns a list of {metric, value}."""
         answer = json.loads(get(self._url("api/v1/query", query=expression)))
         return answer["data"]["result"]
 
     def query_range(self, expression, start_s, end_s, step_s=1):
-        """Returns the series of a range query: a list of {metric, values}."""
+        """Returns a list of {metric, values}."""
         answer = json.loads(get(self._url(
             "api/v1/query_range", query=expression, start=start_s, end=end_s,
             step=step_s)))

@@ -16,9 +16,8 @@ def _end_with_parent():
 
 
 class Processes:
-    """Starts processes, each in its own process group, and stops exactly
-    those: terminates them, and kills those still running after a grace
-    time."""
+    """Starts processes, each in its own group, and stops exactly those; kills
+    what still runs after GRACE_S."""
 
     GRACE_S = 8
 
@@ -50,8 +49,7 @@ class Processes:
 
     @staticmethod
     def _signal(process, number):
-        # The group exists as long as any of its members (ranks outlive a
-        # killed launcher), and its id is not reused before that.
+        # Ranks outlive a killed launcher; the group's id is not reused before.
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -65,8 +63,7 @@ def free_port():
 
 
 def wait_until(ready, process, what, timeout_s=30):
-    """Polls ready() until it is true. Raises an error if the process ends or
-    the time is over."""
+    """Raises an error if the process ends or the time is over."""
     end = time.monotonic() + timeout_s
     while not ready():
         if process.poll() is not None:

@@ -56,20 +56,17 @@ def page_data(facts, parity, best, scraped):
 
 
 def compact(trace):
-    """Returns the trace as rows of numbers for the page. Times are microseconds
-    since the step's first event. If there are more than MAX_BLOCKS blocks, only
-    the most visible ones are returned."""
+    """Returns the trace as rows of numbers for the page, with at most
+    MAX_BLOCKS blocks. Times are microseconds since the step's first event."""
     names = {}
 
     def name_id(name):
         return names.setdefault(name, len(names))
 
-    # The step begins with its first compute or copy. Some blocks (weights) are
-    # older than the step.
-    begin = min((e["start_s"] for e in
-                 trace["compute"] + trace["h2d"] + trace["d2h"]), default=0)
-    end = max((e["end_s"] for e in
-               trace["compute"] + trace["h2d"] + trace["d2h"]), default=0)
+    # Some blocks (weights) are older than the step.
+    events = trace["compute"] + trace["h2d"] + trace["d2h"]
+    begin = min((e["start_s"] for e in events), default=0)
+    end = max((e["end_s"] for e in events), default=0)
 
     def micros(second):
         return round((min(max(second, begin), end) - begin) * 1e6)
@@ -99,8 +96,8 @@ def compact(trace):
 
 
 def segments_of(blocks):
-    """Returns when each segment ran, derived from its blocks: a segment lasts
-    while any of its blocks lives. For traces without "compute"."""
+    """Returns when each segment ran, which lasts while any of its blocks lives.
+    For traces without "compute"."""
     runs = []
     for block in sorted((b for b in blocks if b["segment"]),
                         key=lambda b: b["born_s"]):
@@ -115,9 +112,9 @@ def segments_of(blocks):
 
 
 def most_visible(blocks, compute, seconds):
-    """Returns at most MAX_BLOCKS blocks: those near the window that the page
-    first enlarges (step.js: at a fifth of the compute), then the largest ones
-    by bytes times lifetime."""
+    """Returns MAX_BLOCKS blocks: those near the window that the page first
+    enlarges (step.js: at a fifth of the compute), then the largest by bytes
+    times lifetime."""
     start = compute[len(compute) // 5]["start_s"] if compute else 0
 
     def rank(block):
@@ -141,8 +138,7 @@ SHOWN = {"sluice_pool_bytes", "sluice_host_pool_bytes",
 
 
 def chosen_series(series):
-    """Returns Prometheus' series of bytes leased and bytes moved, thinned to
-    what a chart shows."""
+    """Returns the series in SHOWN, thinned to what a chart shows."""
     chosen = []
     for one in series:
         labels = {k: v for k, v in one["metric"].items()

@@ -45,8 +45,7 @@ class Screen:
         self.line(f"{clock}  {self.bold(text)}")
 
     def live(self, text):
-        """Prints a line that the next one replaces; prints nothing without a
-        tty."""
+        """Prints a line that the next one replaces; nothing without a tty."""
         if self._live:
             print("\r\033[K" + text, end="", file=self._out, flush=True)
 

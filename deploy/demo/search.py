@@ -4,13 +4,10 @@ STEPS = 16  # bisection ends at 1/16 of the last doubled length
 
 
 def longest(fits, start, limit=1 << 22):
-    """Returns the longest length for which fits(length) holds.
-
-    Doubles from `start` (or halves, if `start` does not fit) until a length
-    fits and its double does not; then bisects between the two in sixteenths.
-    Returns (longest that fits or 0, shortest that does not fit or None).
-    `fits` is called at most once for each length.
-    """
+    """Doubles from `start` (or halves) until a length fits and its double does
+    not; then bisects between the two in sixteenths. Returns (longest that fits
+    or 0, shortest that does not fit or None). Calls `fits` at most once for
+    each length."""
     known = {}
 
     def ask(length):

@@ -37,14 +37,13 @@ class Trainer:
         self._runs = 0
 
     def probe(self, method, length, timeout_s=150):
-        """Checks without training whether the length fits. Returns the object
-        of --json, which has the answer."""
+        """Returns the object of --json, which says whether the length fits."""
         return self._run(method, length, ["--probe"], timeout_s)
 
     def train(self, method, length, steps, on_step=None, trace=None,
               timeout_s=900):
-        """Trains, and calls on_step(line) after each step. Returns (object of
-        --json, lines of --log-jsonl)."""
+        """Calls on_step(line) after each step. Returns (object of --json, lines
+        of --log-jsonl)."""
         lines = []
         log = os.path.join(self._folder, f"steps-{self._runs}.jsonl")
         more = ["--steps", str(steps), "--log-jsonl", log]
@@ -91,8 +90,7 @@ class Trainer:
 
 
 def read_object(output, fits):
-    """Returns the last line that is a JSON object; it must agree with the
-    status."""
+    """Returns the last object, which must agree with the status."""
     for line in reversed(output.strip().splitlines()):
         if line.startswith("{"):
             result = json.loads(line)
@@ -110,8 +108,7 @@ def last_line(path):
 
 
 def follow_lines(path, on_object, done):
-    """Calls on_object for each JSON line of a growing file, until `done` is
-    set and the whole file is read."""
+    """Follows a growing file until `done` is set and the whole file is read."""
     position, rest = 0, ""
     while True:
         last = done.is_set()

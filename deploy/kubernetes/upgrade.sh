@@ -1,10 +1,9 @@
 #!/bin/sh
 # upgrade.sh FROM TO ARGUMENTS...: replaces the sluiced that runs on this node
-# from TO by the one in FROM, and returns when it serves. ARGUMENTS are those of
-# the running one. Its keeper passes all state of the jobs to the new one, so no
-# job is interrupted. If the new one would not take over, nothing changes, and
-# the script prints why and exits with 1. The same holds if the running one does
-# not serve, for example because it is frozen.
+# from TO, with ARGUMENTS, by the one in FROM, and returns when it serves. Its
+# keeper passes all state on, so no job is interrupted. If the new one would not
+# take over, or the running one does not serve (because it is frozen), nothing
+# changes, and the script prints why and exits with 1.
 set -eu
 from=$1 to=$2
 shift 2
@@ -15,8 +14,7 @@ for word in "$@"; do
   option=$word
 done
 
-# Prints the process that runs the current file in TO, if any; not one that runs
-# a replaced file.
+# Prints the process that runs the current file in TO, if any.
 running() {
   for exe in /proc/[0-9]*/exe; do
     if [ "$(readlink "$exe")" = "$to/sluiced" ]; then
@@ -28,8 +26,7 @@ running() {
 }
 
 # Returns whether a process other than $1 runs from TO and serves within 30 s:
-# sets `now` to its id, or `why` to the reason. A frozen daemon answers
-# --check-state too, and would not serve later either.
+# sets `now` to its id, or `why` to the reason. A frozen one will not serve.
 serves() {
   why="none has started within 30 s: see its keeper's log"
   until=$(($(date +%s) + 30))
@@ -45,8 +42,7 @@ serves() {
   return 1
 }
 
-# Copied next to the old files and then renamed, because a keeper may start them
-# at any moment.
+# Renamed into place, because a keeper may start them at any moment.
 mkdir -p "$to"
 for program in sluice-worker sluiced; do
   cp "$from/$program" "$to/$program.next"

@@ -23,8 +23,8 @@ def read(path):
 
 
 def entries(build):
-    """Yields the compile commands of the tree's own C++ sources and of
-    batches of them (SLUICE_UNITY), without generated ones."""
+    """Yields the commands of the tree's own C++ sources and of batches of
+    them (SLUICE_UNITY), without generated ones."""
     batches = os.path.join(os.path.abspath(build), "unity") + os.sep
     for entry in json.loads(read(os.path.join(build, "compile_commands.json"))):
         path = os.path.relpath(entry["file"], ROOT)
@@ -35,8 +35,7 @@ def entries(build):
 
 
 def sources(entry):
-    """Returns the compiled sources relative to the root; for a batch, the
-    files that it includes."""
+    """Relative to the root; for a batch, the files that it includes."""
     path = os.path.relpath(entry["file"], ROOT)
     if os.sep + "unity" + os.sep in path:
         return INCLUDE.findall(read(entry["file"]))
@@ -52,8 +51,7 @@ def precompiled(words):
 
 
 def arguments(entry):
-    """Returns the compiler's arguments without launcher, outputs, warnings,
-    source and the precompiled header."""
+    """Without launcher, outputs, warnings, source and precompiled header."""
     words = shlex.split(entry["command"])
     words = words[next(i for i, word in enumerate(words) if os.path.basename(
         word).startswith(("c++", "g++", "clang++"))) + 1:]

@@ -35,8 +35,7 @@ SHARED = 3
 
 
 def sees_mutex(path, known):
-    """Returns whether `path`, relative to the root, includes the mutex header.
-    `known` caches results."""
+    """`path` is relative to the root; `known` caches results."""
     if path == MUTEX:
         return True
     if path not in known:
@@ -48,8 +47,7 @@ def sees_mutex(path, known):
 
 
 def said(entry, *words, text=""):
-    """Runs clang. Returns its output if it failed, else "". `text`: its
-    standard input."""
+    """Returns clang's output if it failed, else "". `text`: its input."""
     run = subprocess.run(["clang++", *words, *CLANG], input=text, text=True,
                          check=False, capture_output=True,
                          cwd=entry["directory"])
@@ -57,7 +55,7 @@ def said(entry, *words, text=""):
 
 
 def complaints(entry, paths, made):
-    """Returns clang's warnings for `paths`, compiled as one source with the
+    """Returns the warnings for `paths`, compiled as one source with the
     entry's flags. `made`: the result of precompile()."""
     key = key_of(entry)
     header = made[key].result() if key in made else (
@@ -74,8 +72,7 @@ def key_of(entry):
 
 
 def precompile(chosen, folder, pool, shared=SHARED):
-    """Precompiles the headers that at least `shared` of `chosen` share, because
-    reading torch's headers takes longer than the rest of a source. Returns
+    """Precompiles the headers that at least `shared` of `chosen` share. Returns
     {key: future of the arguments that make clang use the header}. A header
     with warnings is included as text, so that its sources report them."""
     count = collections.Counter(key_of(entry) for entry, _ in chosen)
@@ -108,8 +105,8 @@ def newest_header():
 
 
 def analysed(build, since):
-    """Returns the sources that `build` has already compiled with this analysis,
-    after the time `since` and after their last change."""
+    """Returns the sources that `build` has already compiled with this analysis
+    since their last change and `since`."""
     done = set()
     for entry in entries(build):
         words = shlex.split(entry["command"])

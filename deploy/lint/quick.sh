@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Runs the linters that compile nothing, over the whole tree, in well under a
-# minute: clang-format, ruff, mypy, import-linter, shellcheck. Each runs even if
-# others failed. `./dev lint` and `./dev test` call it; see /pyproject.toml.
+# The linters that compile nothing, over the whole tree, even if others failed.
+# `./dev lint` and `./dev test` call it; see /pyproject.toml.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 bin=${SLUICE_DEPS:-$HOME/.cache/sluice}/lint/bin

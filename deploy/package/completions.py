@@ -2,8 +2,8 @@
 """completions.py PROGRAM FOLDER: writes scripts that complete the program's
 commands and options: FOLDER/NAME (bash), FOLDER/_NAME (zsh), FOLDER/NAME.fish.
 
-Each script finds the innermost command that the words before the cursor name,
-and offers the subcommands and options of that command.
+Each script offers the subcommands and options of the innermost command that the
+words before the cursor name.
 """
 
 import os

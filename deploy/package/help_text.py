@@ -1,5 +1,4 @@
-"""Parses a program's --help into data, so that its man page and completions
-describe the installed program."""
+"""Parses a program's --help for its man page and completions."""
 
 import dataclasses
 import re

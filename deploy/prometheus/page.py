@@ -61,8 +61,7 @@ class Prometheus:
                             ).replace("$instance", self._instance)
 
     def series(self, text):
-        """Returns [(labels, [(time, value)])] of a query, without values that
-        are not numbers."""
+        """Returns [(labels, [(time, value)])], without infinite values and NaN."""
         query = urllib.parse.urlencode(dict(
             query=self.expression(text), start=self.begin, end=self.end,
             step=self.step))
@@ -84,8 +83,7 @@ class Prometheus:
 
 
 def named(legend, labels, one_instance):
-    """Returns Grafana's legend with each {{label}} replaced. The instance is
-    left out if there is only one."""
+    """Replaces each {{label}}; leaves out the instance if there is only one."""
     text = re.sub(r"\{\{(\w+)\}\}", lambda m: (
         "" if one_instance and m[1] == "instance" else labels.get(m[1], "")),
         legend)
@@ -103,8 +101,7 @@ def lines_of(panel, prometheus):
 
 
 def stacked(lines):
-    """Returns each line stacked on those before it, at the times of all
-    lines."""
+    """Returns each line stacked on those before it."""
     total, found = {}, []
     for name, points in lines:
         for at, value in points:
@@ -114,7 +111,6 @@ def stacked(lines):
 
 
 def number(value, unit):
-    """Formats a number for reading."""
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
     if unit in ("bytes", "Bps"):
@@ -129,7 +125,6 @@ def number(value, unit):
 
 
 def drawn(lines, unit, stack, prometheus):
-    """Returns the SVG of some lines."""
     top = max(value for _, points in lines for _, value in points) or 1
     span = prometheus.end - prometheus.begin
 
@@ -182,7 +177,6 @@ def figure(panel, prometheus):
 
 
 def page(dashboard, prometheus):
-    """Returns the HTML document."""
     parts = ['<!doctype html><html lang="en"><meta charset="utf-8">'
              f"<title>{dashboard['title']}</title><style>{STYLE}</style>"
              f"<h1>{dashboard['title']}</h1><p>"

@@ -35,7 +35,6 @@ missing_packages() {
   wanted=$(for group in "${groups[@]}"; do
     list "$here/packages.txt" | awk -v g="$group" '$1 == g {print $2}'
   done)
-  # Finds the packages that dpkg does not list as installed.
   comm -23 <(sort -u <<<"$wanted") \
     <(dpkg-query -W -f '${db:Status-Status} ${Package}\n' |
       awk '$1 == "installed" {print $2}' | sort -u)
@@ -56,8 +55,7 @@ install_packages() {
     apt-get install -q -y --no-install-recommends "${missing[@]}"
 }
 
-# Unpacks Debian's prometheus package next to the other dependencies. It is not
-# installed, because it would start and enable a service.
+# Not installed, because Debian's package would start and enable a service.
 unpack_prometheus() {
   [ ! -x "$deps/prometheus/usr/bin/prometheus" ] || return 0
   local work=$deps/prometheus.new
@@ -73,8 +71,8 @@ unpack_prometheus() {
 
 has_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
 
-# Installs libtorch, and the CUDA compiler if the machine has none, from PyPI's
-# wheels into one folder, which is replaced as a whole if the lists change.
+# libtorch, and the CUDA compiler if the machine has none, from PyPI's wheels into
+# one folder, which is replaced as a whole if the lists change.
 unpack_wheels() {
   local lists=("$here/python.txt") stamp=$deps/python/.stamp hash wheels
   has_nvcc || lists+=("$here/nvcc.txt")
@@ -94,8 +92,7 @@ unpack_wheels() {
   rm -rf "$deps/python.old"
 }
 
-# make_venv NAME LIST SIZE: makes a virtual environment with the packages of
-# LIST. If the list has changed, replaces the old environment as a whole.
+# make_venv NAME LIST SIZE: replaces the environment if the list has changed.
 make_venv() {
   local venv=$deps/$1 list=$here/$2 size=$3 new=$deps/$1.new hash
   hash="$(list "$list" | sha256sum | cut -d' ' -f1) with bytecode"
@@ -108,9 +105,8 @@ make_venv() {
     "$new/bin/python" -m pip install --no-deps --only-binary :all: \
     --no-compile --no-input --progress-bar off -r "$list"
   step "what was installed fits together" "$new/bin/python" -m pip check
-  # Without it each process that imports torch and transformers compiles them
-  # again (12 s instead of 6) wherever PYTHONDONTWRITEBYTECODE is set. Some
-  # packages ship templates with the suffix .py that are no Python.
+  # Where PYTHONDONTWRITEBYTECODE is set, each process would compile torch again
+  # (12 s instead of 6). Some packages ship templates *.py that are no Python.
   step "bytecode of what was installed" \
     bytecode "$new/bin/python" "$new"/lib/python3*/site-packages
   # The scripts in bin/ contain the path of the folder they were made in.
@@ -124,9 +120,8 @@ make_venv() {
 
 bytecode() { "$1" -m compileall -q -j 0 "$2" || true; }
 
-# Fetches the sources that SluiceStatic.cmake compiles, because Debian has
-# prometheus-cpp only as a shared library, and the others as archives without
-# position-independent code.
+# For SluiceStatic.cmake: Debian has prometheus-cpp only as a shared library, and
+# the others as archives without position-independent code.
 fetch_sources() {
   local folder=$deps/debian-sources new=$deps/debian-sources.new stamp
   stamp=$(dpkg-query -W -f '${source:Package} ${source:Version} ' \
@@ -143,8 +138,7 @@ fetch_sources() {
 
 in_folder() (set -e; cd "$1"; shift; "$@")
 
-# Reads the source index of the mirrors that the machine uses into a folder of
-# its own. The machine's package lists are not changed.
+# Reads the index of the machine's mirrors; its package lists are not changed.
 fetch_sources_here() {
   local file options
   mkdir -p apt/parts apt/lists/partial apt/cache/archives/partial

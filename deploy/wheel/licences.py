@@ -65,8 +65,7 @@ def _title(name: str) -> str:
 
 
 def _files(build: pathlib.Path) -> set[str]:
-    """Returns the archives and headers outside the tree that are in the
-    programs."""
+    """Returns the archives and headers in the programs, without the tree's."""
     found = set()
     for path in build.glob("*.map"):
         found |= set(_MEMBER.findall(path.read_text("utf-8", "replace")))
@@ -74,7 +73,6 @@ def _files(build: pathlib.Path) -> set[str]:
                           text=True, stdout=subprocess.PIPE).stdout
     found |= {line.strip() for line in said.splitlines()
               if line.startswith("    /")}
-    # Leaves out the build's own files and the tree's.
     own = f"{build.resolve()}/"
     tree = f"{pathlib.Path(__file__).resolve().parents[2]}/"
     return {str(pathlib.Path(path).resolve()) for path in found

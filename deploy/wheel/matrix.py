@@ -47,8 +47,7 @@ def main() -> int:
 
 
 def _interpreter(python: str) -> str | None:
-    """Returns an interpreter that runs; a shim of pyenv may exist without its
-    Python."""
+    """A shim of pyenv may exist without its Python."""
     versions = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv"))
     candidates = [shutil.which(f"python{python}"),
                   *sorted(versions.expanduser().glob(
@@ -70,8 +69,7 @@ def _try(wheel: pathlib.Path, python: str, torch: str) -> str | None:
             if not name.startswith(("SLUICE_", "PYTHON"))}
     with tempfile.TemporaryDirectory(prefix="sluice-matrix-") as folder:
         environment = {**kept, "PATH": f"{folder}/bin:{kept['PATH']}",
-                       # An automatically started daemon must end before this
-                       # folder is deleted.
+                       # A daemon must end before its folder is deleted.
                        "TMPDIR": folder, "SLUICE_DAEMON_IDLE_S": "0",
                        "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         steps = [[interpreter, "-m", "venv", folder],

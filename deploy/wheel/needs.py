@@ -37,7 +37,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _references(headers: str) -> str:
-    """Returns the section with the symbol versions that the binary imports."""
     return headers.partition("Version References:")[2]
 
 
@@ -50,8 +49,7 @@ def newest(binary: pathlib.Path) -> list[str]:
 
 
 def problems_of(name: str, headers: str) -> list[str]:
-    """Returns why a binary cannot be in the wheel. `headers`: the output of
-    `objdump -p`."""
+    """Returns why a binary cannot be in the wheel."""
     found = [f"{name} needs {library}"
              for library in _NEEDED.findall(headers)
              if library not in LIBRARIES]

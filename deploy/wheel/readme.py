@@ -1,5 +1,4 @@
-"""Extracts the commands that a README's reader types: the pip installation,
-and the example program."""
+"""Extracts what a README's reader types."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "client/ctl/bandwidth/link_tree.h"
-#include "client/ctl/status/link_speeds.h"
+#include "client/ctl/status/render.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"

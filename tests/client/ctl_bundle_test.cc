@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
-#include "client/ctl/bundle/secrets.h"
 #include "client/ctl/bundle/support_bundle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -12,9 +12,7 @@
 #include <set>
 
 #include "client/ctl/doctor/checks.h"
-#include "client/ctl/doctor/read_facts.h"
-#include "client/ctl/doctor/render_doctor.h"
-#include "client/ctl/doctor/told_facts.h"
+#include "client/ctl/doctor/facts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/device/driver.h"

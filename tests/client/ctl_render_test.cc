@@ -8,9 +8,7 @@
 
 #include "absl/strings/str_split.h"
 #include "client/ctl/status/render.h"
-#include "client/ctl/status/render_events.h"
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "tests/support/golden.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/whole_lines.h"
@@ -318,14 +316,14 @@ TEST(CtlRender, ASnapshotOfAnotherVersionIsOneClearLine) {
 }
 
 TEST(CtlTable, ColumnsAlignAndNoNameSteersTheTerminal) {
-  Table table({{"A"}, {"B", Table::Align::kRight}});
+  Table table({"A", ">B"});
   table.Add({"α", "1"});
   table.Add({"x\x1b[2J", "100"});
   EXPECT_EQ(table.Text(), "A        B\nα        1\nx?[2J  100\n");
 }
 
 TEST(CtlTable, ColumnsThatDoNotFitFollowBelowWithTheFirstAgain) {
-  Table table({{"KEY"}, {"ONE", Table::Align::kRight}, {"TEXT"}});
+  Table table({"KEY", ">ONE", "TEXT"});
   table.Add({"k", "12345", "a text that goes on and on"});
   EXPECT_EQ(table.Text(40, 1),
             "KEY    ONE  TEXT\nk    12345  a text that goes on and on\n");

@@ -3,8 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "client/ctl/desk/render_swap.h"
-#include "client/ctl/desk/swap_problem.h"
+#include "client/ctl/desk/swap.h"
 #include "tests/support/child.h"
 #include "tests/support/golden.h"
 #include "tests/support/places.h"

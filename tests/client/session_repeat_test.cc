@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "client/session/connection.h"
-#include "client/session/pending_calls.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "tests/client/session_fixture.h"

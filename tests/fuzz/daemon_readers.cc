@@ -4,7 +4,7 @@
 #include <utility>
 #include <variant>
 
-#include "client/session/pending_calls.h"
+#include "client/session/connection.h"
 #include "client/session/welcome.h"
 #include "daemon/config.h"
 #include "daemon/keeper/notification.h"

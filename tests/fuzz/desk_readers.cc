@@ -1,7 +1,7 @@
 // Readers of the files that users give to sluicectl.
 #include <cmath>
 
-#include "client/ctl/desk/swap_problem.h"
+#include "client/ctl/desk/swap.h"
 #include "planner/train/hardware.h"
 #include "planner/train/model.h"
 #include "proto/base/status.h"

@@ -10,9 +10,7 @@ METRICS = "daemon/metrics/README.md"
 STATS = "daemon/core/stats.h"
 LABELS = {"sluice_job"}  # label names, not metrics
 COLUMNS = "client/ctl/README.md"
-STATUS = ("client/ctl/status/render.cc", "client/ctl/status/render_budgets.cc",
-          "client/ctl/status/render_copies.cc", "client/ctl/status/render_jobs.cc",
-          "client/ctl/status/link_speeds.cc")
+STATUS = ("client/ctl/status/render.cc", "client/ctl/status/render_memory.cc")
 SNAPSHOT = "daemon/README.md"
 SNAPSHOT_KEYS = "daemon/metrics/snapshot_json.cc"
 MESSAGES = "proto/README.md"
@@ -53,8 +51,8 @@ def section(readme, title):
 
 def columns_of(render):
     """Yields the headings of each table that the source defines."""
-    for table in re.findall(r"Table table\(\{(.*?)\}\);", render, re.S):
-        yield re.findall(r'\{"([^"]+)"', table)
+    for table in re.findall(r"Table table\(\s*\{(.*?)\}\);", render, re.S):
+        yield [title.lstrip(">") for title in re.findall(r'"([^"]*)"', table)]
 
 
 def check_columns(render, readme):

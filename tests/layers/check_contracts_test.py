@@ -61,9 +61,9 @@ class Metrics(unittest.TestCase):
 
 class Columns(unittest.TestCase):
     render = """
-  Table table({{"POOL"}, {"TOTAL", Align::kRight}});
-  Table table({{"JOB"}, {"GPU MEMORY", Align::kRight},
-               {"LOSS", Align::kRight}});
+  Table table({"POOL", ">TOTAL"});
+  Table table({"JOB", ">GPU MEMORY",
+               ">LOSS"});
 """
 
     def check(self, readme):

@@ -28,7 +28,6 @@ class FakeSession final : public client::Session {
     handler_(event);
   }
 
-  SessionId id() const override { std::abort(); }
   client::NodeLimits limits() const override { std::abort(); }
   device::Driver& driver() override { std::abort(); }
   client::GrantGate& grants() override { std::abort(); }

@@ -21,8 +21,7 @@ namespace {
 constexpr std::chrono::seconds kDeadline{5};
 constexpr std::chrono::milliseconds kPause{20};
 
-// Reports a missing socket clearly; gRPC would report "failed to connect to all
-// addresses".
+// gRPC would report "failed to connect to all addresses".
 absl::Status CheckSocket(const std::string& path) {
   if (access(path.c_str(), R_OK | W_OK) == 0) return absl::OkStatus();
   if (errno == EACCES) {
@@ -37,11 +36,9 @@ absl::Status CheckSocket(const std::string& path) {
                   path));
 }
 
-// gRPC's message when all threads of the server are busy. The call was then not
-// executed.
+// gRPC's message when all threads of the server are busy; nothing was executed.
 constexpr const char* kServerIsBusy = "Server Threadpool Exhausted";
 
-// Whether making a call twice has the same effect as making it once.
 enum class Repeat { kHarmless, kNot };
 
 grpc::ChannelArguments QuickReconnects() {
@@ -52,9 +49,8 @@ grpc::ChannelArguments QuickReconnects() {
   return arguments;
 }
 
-// Converts gRPC's status; gRPC and Abseil use the same numbers for their codes.
+// gRPC and Abseil use the same numbers for their codes.
 absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
-  if (status.ok()) return absl::OkStatus();
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     return absl::DeadlineExceededError(
         fmt::format("sluiced does not answer at {} ({} s): is it stopped?",
@@ -64,14 +60,14 @@ absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
                       status.error_message());
 }
 
-// Makes one call, even across daemons: if a daemon dies, a call that was not
-// sent waits for the next one, and a call that was sent is sent again if it may
-// be repeated. A call that the daemon had no free thread for is sent again.
+// Makes one call, even across daemons. If a daemon dies, a call that was not
+// sent waits for the next one; a call that was sent is sent again if that is
+// harmless.
 template <typename Request, typename Reply>
-absl::Status Call(const std::string& path, Repeat repeat,
-                  grpc::Status (admin::Admin::Stub::*method)(
-                      grpc::ClientContext*, const Request&, Reply*),
-                  const Request& request, Reply& reply) {
+absl::StatusOr<Reply> Call(const std::string& path, Repeat repeat,
+                           grpc::Status (admin::Admin::Stub::*method)(
+                               grpc::ClientContext*, const Request&, Reply*),
+                           const Request& request) {
   SLUICE_RETURN_IF_ERROR(CheckSocket(path));
   const std::string absolute = std::filesystem::absolute(path).string();
   admin::Admin::Stub stub(grpc::CreateCustomChannel(
@@ -80,6 +76,7 @@ absl::Status Call(const std::string& path, Repeat repeat,
   const auto deadline = std::chrono::system_clock::now() + kDeadline;
   while (true) {
     grpc::ClientContext context;
+    Reply reply;
     context.set_deadline(deadline);
     // So Unavailable means that the call was sent.
     context.set_wait_for_ready(true);
@@ -87,6 +84,7 @@ absl::Status Call(const std::string& path, Repeat repeat,
     const bool busy =
         status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
         status.error_message() == kServerIsBusy;
+    if (status.ok()) return reply;
     if (!busy && status.error_code() != grpc::StatusCode::UNAVAILABLE) {
       return ToAbsl(status, path);
     }
@@ -99,8 +97,7 @@ absl::Status Call(const std::string& path, Repeat repeat,
   }
 }
 
-// Returns this user's name, and under sudo also the name of the user that
-// called sudo.
+// Returns this user's name, and under sudo also that of sudo's caller.
 std::string OwnName() {
   const passwd* entry = getpwuid(getuid());
   const std::string name =
@@ -118,10 +115,10 @@ std::string AdminSocketOf(const std::string& session_socket) {
 }
 
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket) {
-  admin::StatusReply reply;
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
-                              &admin::Admin::Stub::Status,
-                              admin::StatusRequest(), reply));
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto reply,
+      Call(admin_socket, Repeat::kHarmless, &admin::Admin::Stub::Status,
+           admin::StatusRequest()));
   return reply.json();
 }
 
@@ -138,9 +135,9 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
   request.set_by(OwnName());
   if (limits.gpu) request.set_gpu_bytes(limits.gpu->size());
   if (limits.host) request.set_host_bytes(limits.host->size());
-  admin::SetBudgetReply reply;
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
-                              &admin::Admin::Stub::SetBudget, request, reply));
+  SLUICE_ASSIGN_OR_RETURN(const auto reply,
+                          Call(admin_socket, Repeat::kHarmless,
+                               &admin::Admin::Stub::SetBudget, request));
   return BudgetLimits{Bytes(static_cast<int64_t>(reply.gpu_bytes())),
                       Bytes(static_cast<int64_t>(reply.host_bytes()))};
 }
@@ -154,9 +151,9 @@ absl::Status Reserve(const std::string& admin_socket,
   if (reservation.numa) request.set_numa(*reservation.numa);
   request.set_bytes(reservation.bytes.size());
   request.set_by(OwnName());
-  admin::ReserveReply reply;
   return Call(admin_socket, Repeat::kHarmless, &admin::Admin::Stub::Reserve,
-              request, reply);
+              request)
+      .status();
 }
 
 absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
@@ -164,23 +161,21 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
   admin::DrainRequest request;
   request.set_by(OwnName());
   request.set_reason(Printable(reason));
-  admin::DrainReply reply;
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
-                              &admin::Admin::Stub::Drain, request, reply));
+  SLUICE_ASSIGN_OR_RETURN(const auto reply,
+                          Call(admin_socket, Repeat::kHarmless,
+                               &admin::Admin::Stub::Drain, request));
   return reply.ranks();
 }
 
 absl::Status Undrain(const std::string& admin_socket) {
-  admin::UndrainReply reply;
-  // Not repeated: a second call would be refused, because the node is no longer
-  // drained.
+  // Not repeated: the second call would be refused, as the node is not drained.
   return Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::Undrain,
-              admin::UndrainRequest(), reply);
+              admin::UndrainRequest())
+      .status();
 }
 
-absl::StatusOr<bool> KeepLinks(
-    const std::string& admin_socket,
-    const std::map<std::string, MeasuredLink>& links) {
+absl::StatusOr<bool> KeepLinks(const std::string& admin_socket,
+                               const std::map<std::string, LinkLimits>& links) {
   admin::KeepLinksRequest request;
   request.set_by(OwnName());
   for (const auto& [name, link] : links) {
@@ -190,19 +185,18 @@ absl::StatusOr<bool> KeepLinks(
     to->set_d2h_bytes_per_second(link.d2h);
     to->set_both_bytes_per_second(link.both);
   }
-  admin::KeepLinksReply reply;
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
-                              &admin::Admin::Stub::KeepLinks, request, reply));
+  SLUICE_ASSIGN_OR_RETURN(const auto reply,
+                          Call(admin_socket, Repeat::kHarmless,
+                               &admin::Admin::Stub::KeepLinks, request));
   return reply.holds();
 }
 
 absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket) {
-  admin::ForgetLinksReply reply;
-  // Not repeated: a second call would be refused, because no speeds are stored
-  // any more.
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
-                              &admin::Admin::Stub::ForgetLinks,
-                              admin::ForgetLinksRequest(), reply));
+  // Not repeated: the second call would be refused, as no speeds are stored.
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto reply,
+      Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::ForgetLinks,
+           admin::ForgetLinksRequest()));
   return reply.holds();
 }
 
@@ -213,9 +207,9 @@ absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
   if (eviction.uid) request.set_uid(*eviction.uid);
   request.set_kill(eviction.kill);
   request.set_reason(Printable(eviction.reason));
-  admin::EvictReply reply;
-  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
-                              &admin::Admin::Stub::Evict, request, reply));
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto reply,
+      Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::Evict, request));
   Evicted evicted = {.sessions = reply.sessions(), .processes = {}};
   if (reply.has_processes()) evicted.processes = reply.processes();
   return evicted;

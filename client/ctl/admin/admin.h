@@ -1,13 +1,10 @@
 // The administrators' calls: gRPC over the daemon's admin.sock.
 //
-// A user that may open the socket is an administrator; others get
-// PermissionDenied. NotFound: no such socket. DeadlineExceeded: the daemon did
-// not answer within 5 s. If a daemon dies, a call waits up to 5 s for the next
-// daemon and is sent again. Undrain, ForgetLinks and Evict are not sent twice:
-// if the daemon dies after they were sent, they return Unavailable, and their
-// outcome is unknown.
-//
-// Thread safety: safe.
+// PermissionDenied: this user may not open the socket. NotFound: no such
+// socket. DeadlineExceeded: no answer within 5 s. If a daemon dies, a call
+// waits up to 5 s for the next daemon and is sent again. Undrain, ForgetLinks
+// and Evict are not sent twice: they return Unavailable, and their outcome is
+// unknown. Thread safety: safe.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +20,7 @@ namespace sluice::ctl {
 // Returns the path of admin.sock in the session socket's folder.
 std::string AdminSocketOf(const std::string& session_socket);
 
-// The owner of a budget: a user (in one cgroup, or in all if empty), or a job
-// label.
+// A user (in one cgroup, or in all if empty), or a job label.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
   std::string cgroup;
@@ -40,14 +36,13 @@ struct BudgetLimits {
 // Returns the snapshot of all users as JSON.
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket);
 
-// Sets limits and returns the new ones. The daemon records this process's user
-// as the one that set them.
+// Sets limits, under this process's user name, and returns the new ones.
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits);
 
-// Memory of one pool that is reserved for a user (in one cgroup, or in all if
-// empty). Bytes(0) ends the reservation.
+// Memory of one pool for a user (in one cgroup, or in all if empty). Bytes(0)
+// ends the reservation.
 struct Reservation {
   uint32_t uid = 0;
   std::string cgroup;
@@ -62,16 +57,17 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
                                const std::string& reason);
 absl::Status Undrain(const std::string& admin_socket);
 
-// A link's measured speeds in bytes per second, by its name. 0: no limit.
-struct MeasuredLink {
-  double h2d = 0, d2h = 0, both = 0;
+// The limits of a link in bytes per second. 0: no limit.
+struct LinkLimits {
+  double h2d = 0;
+  double d2h = 0;
+  double both = 0;  // of both directions together
+  bool any() const { return h2d > 0 || d2h > 0 || both > 0; }
 };
-// Stores the speeds in the daemon. Returns whether the daemon uses them now. If
-// not, ranks are attached; the daemon will use the speeds once no rank is
-// attached or after a restart.
-absl::StatusOr<bool> KeepLinks(
-    const std::string& admin_socket,
-    const std::map<std::string, MeasuredLink>& links);
+// Stores measured limits by the links' names. Returns whether the daemon uses
+// them now; if not, it will once no rank is attached or after a restart.
+absl::StatusOr<bool> KeepLinks(const std::string& admin_socket,
+                               const std::map<std::string, LinkLimits>& links);
 absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket);
 
 struct Eviction {

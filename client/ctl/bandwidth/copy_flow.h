@@ -1,7 +1,5 @@
-// Measures how fast one GPU copies in one direction. It repeats a copy and
-// keeps several copies in flight. Other flows may run at the same time.
-//
-// Thread safety: one owner.
+// Measures how fast one GPU copies in one direction, also while other flows
+// run. Thread safety: one owner.
 #pragma once
 
 #include <array>
@@ -20,9 +18,8 @@ namespace sluice::ctl {
 
 class CopyFlow {
  public:
-  // Both ranges stay mapped with access as long as the flow exists. No other
-  // flow writes the range that this one reads, or uses the range that it
-  // writes.
+  // Both ranges outlive the flow. No other flow writes the one that this flow
+  // reads, or uses the one that it writes.
   struct Range {
     DeviceIndex device;
     device::CopyDirection direction;
@@ -44,8 +41,8 @@ class CopyFlow {
 
   // Starts kAhead copies.
   absl::Status Start();
-  // Counts the copies completed since the last call and enqueues as many new
-  // ones. Returns whether any had completed.
+  // Counts the copies completed since the last call, and enqueues as many.
+  // Returns whether there were any.
   absl::StatusOr<bool> Go(const Window& window);
 
   device::CopyDirection direction() const { return range_.direction; }
@@ -53,8 +50,7 @@ class CopyFlow {
   double rate() const { return rate_; }
 
  private:
-  // Number of copies in flight. Even a fast link takes longer for them than the
-  // meter takes to call Go again.
+  // Even a fast link takes longer for them than the meter between two Go.
   static constexpr size_t kAhead = 6;
 
   absl::Status Enqueue();
@@ -72,8 +68,8 @@ class CopyFlow {
   double rate_ = 0;
 };
 
-// Starts all flows and returns when each is measured. No flow stops earlier,
-// because the others would then become faster.
+// Returns when all are measured. None stops earlier: the others would become
+// faster.
 absl::Status MeasureAtOnce(const std::vector<std::unique_ptr<CopyFlow>>& flows,
                            const CopyFlow::Window& window);
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "client/ctl/status/link_speeds.h"
-#include "client/ctl/text/table.h"
+#include "client/ctl/text/format.h"
 #include "proto/base/simulated.h"
+#include "proto/base/status.h"
 
 namespace sluice::ctl {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 // A link is a limit if it carries less than this part of what the links below
-// it carry together, or, for both directions, of its two single directions.
+// carry, or, for both directions, of its two single directions.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {
@@ -203,9 +203,7 @@ absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot) {
         node.attached.insert(job.at("name").get<std::string>());
       }
     }
-    if (auto status = ReadParents(read.at("links"), node); !status.ok()) {
-      return status;
-    }
+    SLUICE_RETURN_IF_ERROR(ReadParents(read.at("links"), node));
   } catch (const json::exception& error) {
     return Unreadable(std::string("no such links (") + error.what() + ")");
   }
@@ -224,8 +222,7 @@ std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node) {
 
 std::string ConfigurationOf(const MeasurableNode& node) {
   const LimitFinder limits(node);
-  // The configuration of a simulated node defines its links, so all are
-  // printed.
+  // The configuration of a simulated node defines its links.
   const bool sim = IsSimulated(node.driver);
   std::string links;
   for (size_t i = 0; i < node.links.size(); ++i) {
@@ -247,15 +244,8 @@ std::string ConfigurationOf(const MeasurableNode& node) {
 }
 
 std::string RenderMeasured(const MeasurableNode& node) {
-  using Align = Table::Align;
-  Table table({{"LINK"},
-               {"GPUS"},
-               {"TO GPU", Align::kRight},
-               {"TO HOST", Align::kRight},
-               {"BOTH: TO GPU", Align::kRight},
-               {"TO HOST", Align::kRight},
-               {"SET BEFORE"},
-               {"BY"}});
+  Table table({"LINK", "GPUS", ">TO GPU", ">TO HOST", ">BOTH: TO GPU",
+               ">TO HOST", "SET BEFORE", "BY"});
   for (const MeasurableLink& link : node.links) {
     if (!link.measured) continue;
     table.Add({link.name, GpuList(link.gpus), Speed(link.measured->h2d),
@@ -287,7 +277,7 @@ std::string MeasuredJson(const MeasurableNode& node, double seconds,
                     {"links", links},
                     {"kept", kept ? json(*kept ? "holds" : "waits") : json()},
                     {"configuration", ConfigurationOf(node)}};
-  return all.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  return JsonLine(all);
 }
 
 }  // namespace sluice::ctl

@@ -1,9 +1,6 @@
-// A node's links as its daemon describes them, their measured speeds, and the
-// choice of measurements that are worth keeping.
-//
-// A link above several links is measured by all GPUs below it at once. It is a
-// limit if it carries less than the sum of the links below.
-//
+// A node's links, their measured speeds, and which of these limit. A link above
+// several links is measured by all GPUs below it at once. It is a limit if it
+// carries less than the sum of the links below.
 // Thread safety: pure functions.
 #pragma once
 
@@ -15,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/ctl/admin/admin.h"
 
 namespace sluice::ctl {
 
@@ -26,20 +24,12 @@ struct MeasuredSpeeds {
   double both_d2h = 0;
 };
 
-// The limits that the daemon uses, in bytes per second. 0: no limit.
-struct LinkLimits {
-  double h2d = 0;
-  double d2h = 0;
-  double both = 0;  // of both directions together
-  bool any() const { return h2d > 0 || d2h > 0 || both > 0; }
-};
-
 struct MeasurableLink {
   std::string name;
   std::optional<size_t> parent;  // index in the same list
   std::vector<size_t> gpus;      // the GPUs that copy over this link
-  // False if all GPUs of this link are also behind one link below it, because
-  // both links would measure the same.
+  // False if all its GPUs are also behind one link below: both measure the
+  // same.
   bool measurable = false;
   std::optional<MeasuredSpeeds> measured;
   LinkLimits set;        // the limits before measuring
@@ -56,19 +46,16 @@ struct MeasurableNode {
   bool keeps = false;              // whether the daemon can keep measurements
 };
 
-// Reads a snapshot (daemon/README.md). InvalidArgument: the snapshot has no
-// links, because its daemon is older.
+// InvalidArgument: the snapshot (daemon/README.md) of an older daemon has no
+// links.
 absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot);
 
-// Returns the measured limits that are worth keeping, by link.
 std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node);
 // Formats the limits as TOML for the daemon's configuration.
 std::string ConfigurationOf(const MeasurableNode& node);
 
-// Formats a table of measured and configured speeds.
 std::string RenderMeasured(const MeasurableNode& node);
-// Formats one line of JSON. `kept` is whether the daemon uses the speeds now,
-// or nullopt if the daemon did not store them.
+// `kept`: whether the daemon uses the speeds now; nullopt: they are not stored.
 std::string MeasuredJson(const MeasurableNode& node, double seconds,
                          std::optional<bool> kept = std::nullopt);
 

@@ -5,14 +5,19 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
+#include <cstring>
+#include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "client/ctl/admin/admin.h"
-#include "client/ctl/bandwidth/copy_meter.h"
+#include "client/ctl/bandwidth/copy_flow.h"
 #include "client/ctl/bandwidth/link_tree.h"
 #include "client/ctl/text/output.h"
+#include "client/session/session.h"
+#include "kernels/device/driver.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -20,8 +25,124 @@
 namespace sluice::ctl {
 namespace {
 
-// Reports progress on stderr. On a terminal it overwrites one line; elsewhere
-// it prints a line per link.
+using device::CopyDirection;
+
+// Hides a copy's fixed cost, and slow links still complete several.
+constexpr Bytes kMostCopy = MiB(4);
+constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
+
+// Measures how fast several GPUs copy at the same time. Copies as a rank does,
+// in leased memory, but waits for no grants.
+class CopyMeter {
+ public:
+  struct Options {
+    std::string socket;
+    std::vector<int64_t> gpu_free;  // free bytes of each GPU
+    absl::Duration window = absl::Seconds(1);
+  };
+
+  // Attaches one rank per GPU, each with a little memory of its GPU and of the
+  // host near it. Errors name the GPU.
+  static absl::StatusOr<std::unique_ptr<CopyMeter>> Open(Options options);
+
+  // Returns the sums of the speeds of all `gpus`, which copy at once.
+  absl::StatusOr<MeasuredSpeeds> Measure(const std::vector<size_t>& gpus);
+
+  static std::string Job();
+
+ private:
+  struct Gpu {
+    std::unique_ptr<client::Session> session;
+    std::unique_ptr<client::Region> device, host;
+  };
+  explicit CopyMeter(Options options) : options_(std::move(options)) {}
+  absl::Status Attach(size_t gpu);
+  struct Rates {
+    double h2d = 0, d2h = 0;
+  };
+  absl::StatusOr<Rates> CopyAtOnce(const std::vector<size_t>& gpus, bool h2d,
+                                   bool d2h);
+
+  const Options options_;
+  std::vector<Gpu> gpus_;
+};
+
+absl::StatusOr<std::unique_ptr<CopyMeter>> CopyMeter::Open(Options options) {
+  auto meter = std::unique_ptr<CopyMeter>(new CopyMeter(std::move(options)));
+  for (size_t gpu = 0; gpu < meter->options_.gpu_free.size(); ++gpu) {
+    if (const absl::Status attached = meter->Attach(gpu); !attached.ok()) {
+      return Annotate(attached, fmt::format("measure at GPU {}", gpu));
+    }
+  }
+  return meter;
+}
+
+std::string CopyMeter::Job() {
+  return fmt::format("bandwidth-measure-{}", getpid());
+}
+
+absl::Status CopyMeter::Attach(size_t gpu) {
+  const auto ranks = static_cast<int>(options_.gpu_free.size());
+  Gpu made;
+  SLUICE_ASSIGN_OR_RETURN(made.session,
+                          client::Session::Open({.socket = options_.socket,
+                                                 .job = Job(),
+                                                 .rank = Rank(gpu),
+                                                 .world_size = ranks,
+                                                 .local_ranks = ranks,
+                                                 .gpu = DeviceIndex(gpu)}));
+  const Bytes unit = made.session->limits().granularity;
+  const Bytes memory =
+      std::max(unit, std::min(kMostMemory, Bytes(options_.gpu_free[gpu] / 2)));
+  SLUICE_ASSIGN_OR_RETURN(made.device, made.session->LeaseGpu(memory));
+  SLUICE_ASSIGN_OR_RETURN(made.host, made.session->LeaseHost(memory));
+  // Makes the kernel allocate the pages now, so that the first copies do not.
+  std::memset(made.host->data(), 1, made.host->size().size());
+  gpus_.push_back(std::move(made));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MeasuredSpeeds> CopyMeter::Measure(
+    const std::vector<size_t>& gpus) {
+  SLUICE_ASSIGN_OR_RETURN(const Rates in, CopyAtOnce(gpus, true, false));
+  SLUICE_ASSIGN_OR_RETURN(const Rates out, CopyAtOnce(gpus, false, true));
+  SLUICE_ASSIGN_OR_RETURN(const Rates both, CopyAtOnce(gpus, true, true));
+  return MeasuredSpeeds{in.h2d, out.d2h, both.h2d, both.d2h};
+}
+
+absl::StatusOr<CopyMeter::Rates> CopyMeter::CopyAtOnce(
+    const std::vector<size_t>& gpus, bool h2d, bool d2h) {
+  std::vector<std::unique_ptr<CopyFlow>> flows;
+  for (const size_t at : gpus) {
+    Gpu& gpu = gpus_.at(at);
+    // Each direction uses one half of the memory, so that neither writes what
+    // the other reads.
+    const Bytes half = Bytes(
+        std::min(gpu.device->size().count(), gpu.host->size().count()) / 2);
+    const auto add = [&](CopyDirection direction, Bytes from) {
+      flows.push_back(std::make_unique<CopyFlow>(
+          gpu.session->driver(),
+          CopyFlow::Range{.device = gpu.session->limits().device,
+                          .direction = direction,
+                          .gpu = gpu.device->data() + from.count(),
+                          .host = gpu.host->data() + from.count(),
+                          .size = std::min(half, kMostCopy)}));
+    };
+    if (h2d) add(CopyDirection::kHostToDevice, Bytes(0));
+    if (d2h) add(CopyDirection::kDeviceToHost, half);
+  }
+  SLUICE_RETURN_IF_ERROR(
+      MeasureAtOnce(flows, {.average_over = options_.window}));
+  Rates rates;
+  for (const auto& flow : flows) {
+    (flow->direction() == CopyDirection::kHostToDevice ? rates.h2d
+                                                       : rates.d2h) +=
+        flow->rate();
+  }
+  return rates;
+}
+
+// On a terminal one line that is overwritten; elsewhere a line per link.
 class Progress {
  public:
   ~Progress() {
@@ -78,7 +199,7 @@ absl::Status MeasureLinks(const MeasureOptions& options, MeasurableNode& node) {
   return absl::OkStatus();
 }
 
-// Waits until the daemon has noticed that the meter's ranks disconnected.
+// Waits until the daemon has noticed that the meter's ranks are gone.
 absl::Status WaitUntilLeft(const std::string& admin_socket) {
   const MonotonicClock clock;
   const absl::Time give_up = clock.Now() + absl::Seconds(5);
@@ -89,18 +210,6 @@ absl::Status WaitUntilLeft(const std::string& admin_socket) {
     absl::SleepFor(absl::Milliseconds(10));
   }
   return absl::OkStatus();
-}
-
-// Stores the measured speeds in the daemon. Returns whether the daemon uses
-// them already; if not, it will once no rank is attached.
-absl::StatusOr<bool> Keep(const MeasureOptions& options,
-                          const MeasurableNode& node) {
-  std::map<std::string, MeasuredLink> links;
-  for (const auto& [name, limits] : LimitsOf(node)) {
-    links[name] = {limits.h2d, limits.d2h, limits.both};
-  }
-  SLUICE_RETURN_IF_ERROR(WaitUntilLeft(options.admin_socket));
-  return KeepLinks(options.admin_socket, links);
 }
 
 std::string WhenText(bool holds) {
@@ -152,7 +261,9 @@ absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options) {
   }
   std::optional<bool> holds;
   if (options.keep) {
-    SLUICE_ASSIGN_OR_RETURN(holds, Keep(options, node));
+    SLUICE_RETURN_IF_ERROR(WaitUntilLeft(options.admin_socket));
+    SLUICE_ASSIGN_OR_RETURN(holds,
+                            KeepLinks(options.admin_socket, LimitsOf(node)));
   }
   if (options.json) return MeasuredJson(node, options.seconds, holds);
   if (options.out == "-") return "";

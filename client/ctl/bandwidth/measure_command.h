@@ -1,9 +1,6 @@
 // `sluicectl bandwidth measure`: measures copies between each GPU and host
-// memory, alone and together, and writes the links section of the daemon's
-// configuration from the results.
-//
-// Thread safety: one call at a time; it handles SIGINT, SIGTERM and SIGHUP
-// while it runs.
+// memory, and makes the links section of the daemon's configuration from it.
+// Thread safety: one call at a time.
 #pragma once
 
 #include <string>
@@ -21,14 +18,12 @@ struct MeasureOptions {
   bool keep = false;  // store the speeds in the daemon
 };
 
-// Measures and returns the text to print. FailedPrecondition: jobs have ranks
-// on this node, or the daemon cannot keep the speeds. Cancelled: Ctrl-C was
-// pressed, and the process should end. PermissionDenied, NotFound and others
-// are those of admin.h, sessions and leases.
+// Returns the text to print. FailedPrecondition: jobs have ranks on this node,
+// or the daemon cannot keep the speeds. Other errors are those of admin.h,
+// sessions and leases.
 absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options);
 
-// Deletes the stored speeds, so that the daemon uses only its configuration.
-// Returns the text to print.
+// Deletes the stored speeds. Returns the text to print.
 absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket,
                                            bool as_json);
 

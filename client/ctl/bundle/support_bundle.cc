@@ -1,18 +1,38 @@
 #include "client/ctl/bundle/support_bundle.h"
 
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <string_view>
+#include <utility>
 
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "client/ctl/bundle/archive.h"
+#include "client/ctl/admin/admin.h"
+#include "client/ctl/doctor/checks.h"
+#include "client/ctl/doctor/facts.h"
+#include "client/ctl/status/render.h"
+#include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
+#include "client/session/session.h"
+#include "proto/base/file_text.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
+#include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
+#include "proto/base/unix_address.h"
+#include "proto/cli/cli.h"
 
 namespace sluice::ctl {
 namespace {
@@ -37,7 +57,280 @@ std::string NameNow() {
       absl::FormatTime("%Y%m%dT%H%M%SZ", absl::Now(), absl::UTCTimeZone()));
 }
 
+// A member in POSIX's ustar format: a header and the text, in blocks of 512
+// bytes.
+std::string TarMember(const std::string& folder, const std::string& name,
+                      const std::string& text) {
+  std::string header(512, '\0');
+  const auto put = [&](size_t at, const std::string& field) {
+    header.replace(at, field.size(), field);
+  };
+  put(0, name);
+  put(100, "0000600");
+  put(108, "0000000");
+  put(116, "0000000");
+  put(124, fmt::format("{:011o}", text.size()));
+  put(136, fmt::format("{:011o}", absl::ToUnixSeconds(absl::Now())));
+  put(148, "        ");
+  put(156, "0");
+  put(257, std::string("ustar\00000", 8));
+  put(345, folder);
+  unsigned sum = 0;
+  for (const char c : header) sum += static_cast<unsigned char>(c);
+  put(148, fmt::format("{:06o}", sum) + '\0');
+  const std::string padding((512 - text.size() % 512) % 512, '\0');
+  return header + text + padding;
+}
+
+// Longer lines are cut, because std::regex uses a stack frame per byte.
+constexpr size_t kLongestLine = 4096;
+constexpr char kRemoved[] = "(removed)";
+
+struct Rule {
+  std::regex pattern;
+  const char* kept;
+};
+
+std::regex Pattern(const char* text) {
+  return std::regex(text, std::regex::icase | std::regex::optimize);
+}
+
+const std::array<Rule, 3>& Rules() {
+  static const auto* const rules = new std::array<Rule, 3>{{
+      // scheme://user:password@host
+      {Pattern(R"((://)[^\s/@"']+@)"), "$1(removed)@"},
+      {Pattern(R"(\b(bearer|basic)\s+[-\w.~+/=]{8,})"), "$1 (removed)"},
+      // key = "value", "key": "value", --key=value, KEY=value, but not counts
+      // of tokens. Not the letters before the key word: a pattern that begins
+      // with any letters takes time quadratic in the line's length.
+      {Pattern(R"re(((?:passw|passphrase|secret|token(?!s\b)|credential|)re"
+               R"re(api_?key|private_?key|auth(?:orization)?(?![a-z])))re"
+               R"re([-\w]*["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,;}]+))re"),
+       "$1(removed)"},
+  }};
+  return *rules;
+}
+
+std::string Clean(std::string_view whole, int& removed) {
+  std::string line(whole.substr(0, kLongestLine));
+  if (whole.size() > kLongestLine) line += " (cut)";
+  for (const Rule& rule : Rules()) {
+    const auto found =
+        std::sregex_iterator(line.begin(), line.end(), rule.pattern);
+    const auto count = std::distance(found, std::sregex_iterator());
+    if (count == 0) continue;
+    removed += static_cast<int>(count);
+    line = std::regex_replace(line, rule.pattern, rule.kept);
+  }
+  return line;
+}
+
+bool IsPem(const std::string& line, const char* edge) {
+  return line.find(std::string("-----") + edge + " ") != std::string::npos;
+}
+
+using TextOr = absl::StatusOr<std::string>;
+
+constexpr char kUnitsConfig[] = "/etc/sluice/sluiced.toml";
+constexpr timeval kPatience = {5, 0};
+constexpr size_t kMaxReplyBytes = size_t{64} << 20;
+
+struct StatusSnapshot {
+  TextOr json;
+  std::string what = "what the daemon knows";
+};
+// Asks for all users' snapshot, else this user's own. Does not ask a daemon
+// that did not answer the doctor (`reached`).
+StatusSnapshot AskDaemon(const SocketPaths& sockets,
+                         const absl::Status& reached) {
+  if (!reached.ok()) return {reached};
+  if (TextOr all = ReadStatus(sockets.admin); all.ok()) {
+    return {std::move(all), "what the daemon knows of everybody"};
+  }
+  auto own = client::QueryNode(sockets.session);
+  return {own.ok() ? TextOr(std::move(own->json)) : own.status(),
+          "what the daemon knows of this user, who may not open admin.sock"};
+}
+
+TextOr Events(const TextOr& snapshot) {
+  SLUICE_RETURN_IF_ERROR(snapshot.status());
+  SLUICE_ASSIGN_OR_RETURN(
+      auto lines,
+      RenderEventLines(*snapshot, {}, /*as_json=*/true, absl::Now()));
+  return std::move(lines.text);
+}
+
+TextOr FileText(const std::string& path) {
+  if (access(path.c_str(), R_OK) != 0) {
+    return ErrnoStatus(errno, "read " + path);
+  }
+  return TextOf(path);
+}
+
+absl::StatusOr<UniqueFd> ConnectStream(const std::string& path) {
+  const auto address = UnixAddress(path);
+  if (!address) {
+    return absl::InvalidArgumentError(path + " is too long for a socket");
+  }
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return ErrnoStatus(errno, "make a unix socket");
+  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    setsockopt(fd.get(), SOL_SOCKET, option, &kPatience, sizeof(kPatience));
+  }
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address),
+              sizeof(*address)) != 0) {
+    return ErrnoStatus(errno, "connect to " + path);
+  }
+  return fd;
+}
+
+// Requests `path` from sluiced over its unix socket and returns the body.
+TextOr HttpGet(const std::string& socket, const std::string& path) {
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd fd, ConnectStream(socket));
+  const std::string request =
+      fmt::format("GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", path);
+  if (send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(request.size())) {
+    return ErrnoStatus(errno, "ask " + socket);
+  }
+  std::string answer;  // ends when the connection does
+  std::array<char, 65536> piece;
+  while (true) {
+    const ssize_t got = recv(fd.get(), piece.data(), piece.size(), 0);
+    if (got < 0) return ErrnoStatus(errno, "read from " + socket);
+    if (got == 0 || answer.size() > kMaxReplyBytes) break;
+    answer.append(piece.data(), static_cast<size_t>(got));
+  }
+  const size_t body = answer.find("\r\n\r\n");
+  if (!answer.starts_with("HTTP/1.1 200") || body == std::string::npos) {
+    return absl::UnavailableError(fmt::format(
+        "{} answered: {}", socket, answer.substr(0, answer.find('\r'))));
+  }
+  return answer.substr(body + 4);
+}
+
+// Returns a path to the file that process `pid` means by `path`. A user that
+// may not trace the process cannot open it.
+std::string SeenBy(int64_t pid, const std::string& path) {
+  if (path.starts_with('/')) return path;
+  return fmt::format("/proc/{}/cwd/{}", pid, path);
+}
+
+// By the daemon's command line, which every user may see.
+TextOr ConfigPath(const Facts& facts) {
+  if (facts.process.pid) {
+    const StartedWith with = ReadStartedWith(facts.process.command);
+    if (with.config) return SeenBy(*facts.process.pid, *with.config);
+    return absl::NotFoundError("sluiced was started without one");
+  }
+  if (std::filesystem::path(facts.session.path).parent_path() != kUnitsFolder) {
+    return absl::NotFoundError("no sluiced is seen that would have one");
+  }
+  return std::string(kUnitsConfig);
+}
+
+TextOr Config(const Facts& facts) {
+  SLUICE_ASSIGN_OR_RETURN(const std::string path, ConfigPath(facts));
+  return FileText(path);
+}
+
+std::string Versions(const Facts& facts) {
+  utsname kernel = {};
+  uname(&kernel);
+  std::string text = fmt::format(
+      "sluicectl {}\nsluiced {}\nkernel {} {} {}\n", facts.version,
+      facts.daemon.reached.ok() ? facts.daemon.version : "not known",
+      kernel.sysname, kernel.release, kernel.machine);
+  for (const char* path : {"/etc/os-release", "/proc/driver/nvidia/version"}) {
+    if (const std::string told = TextOf(path); !told.empty()) {
+      text += fmt::format("\n{}:\n{}", path, told);
+    }
+  }
+  return text;
+}
+
+std::string ProcessLimits(const Facts& facts) {
+  const std::string name =
+      facts.process.pid ? std::to_string(*facts.process.pid) : "self";
+  std::string text = facts.process.pid
+                         ? ""
+                         : "no sluiced is seen: these are sluicectl's own\n";
+  for (const char* file : {"limits", "status", "cgroup"}) {
+    const std::string path = fmt::format("/proc/{}/{}", name, file);
+    text += fmt::format("{}:\n{}\n", path, TextOf(path));
+  }
+  return text;
+}
+
+std::string Machine() {
+  std::string text;
+  for (const char* path :
+       {"/proc/meminfo", "/proc/loadavg", "/proc/pressure/memory",
+        "/sys/devices/system/node/online"}) {
+    text += fmt::format("{}:\n{}\n", path, TextOf(path));
+  }
+  return text;
+}
+
+TextOr Journal(const Facts& facts, int64_t lines) {
+  if (!facts.unit) {
+    return absl::NotFoundError("sluiced is no unit of systemd's here");
+  }
+  SLUICE_ASSIGN_OR_RETURN(
+      std::string text,
+      OutputOf({"journalctl", "--unit", "sluiced", "--no-pager", "--output",
+                "short-iso-precise", "--lines", std::to_string(lines)}));
+  if (text.empty() || text.starts_with("-- No entries --")) {
+    return absl::PermissionDeniedError(
+        "this user may read no line of it: run it as root, or join the group "
+        "systemd-journal");
+  }
+  return text;
+}
+
+Item Cleaned(Item item) {
+  if (!item.text.ok()) return item;
+  WithoutSecrets clean = RemoveSecrets(*item.text);
+  if (clean.removed > 0) {
+    item.what += fmt::format(" ({} secret{} removed)", clean.removed,
+                             clean.removed == 1 ? "" : "s");
+  }
+  item.text = std::move(clean.text);
+  return item;
+}
+
 }  // namespace
+
+std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines) {
+  const Facts facts = ReadFacts(sockets);
+  const std::vector<Finding> findings = Examine(facts);
+  const StatusSnapshot status = AskDaemon(sockets, facts.daemon.reached);
+  const std::string http =
+      std::filesystem::path(sockets.admin).replace_filename("http.sock");
+  std::vector<Item> items = {
+      {"status.json", status.what, status.json},
+      {"status.txt", "the same for people",
+       status.json.ok() ? RenderStatus(*status.json)
+                        : TextOr(status.json.status())},
+      {"events.jsonl", "what happened last", Events(status.json)},
+      {"metrics.txt", "/metrics, with the series of jobs",
+       HttpGet(http, "/metrics")},
+      {"doctor.txt", "sluicectl doctor", RenderDoctor(findings)},
+      {"doctor.json", "the same for programs", RenderDoctorJson(findings)},
+      {"versions.txt", "of sluice, the kernel, the system, the driver",
+       Versions(facts)},
+      {"limits.txt", "of the daemon's process", ProcessLimits(facts)},
+      {"machine.txt", "memory and load", Machine()},
+      Cleaned({"config.toml", "the daemon's configuration", Config(facts)}),
+      {"policy.json", "what administrators set", FileText(facts.policy.path)},
+      Cleaned({"journal.txt", "the unit's journal",
+               Journal(facts, journal_lines)})};
+  if (!facts.driver.device.empty()) {
+    items.push_back(
+        {"nvidia.txt", "nvidia-smi -q", OutputOf({"nvidia-smi", "-q"})});
+  }
+  return items;
+}
 
 std::string RenderContents(const std::vector<Item>& items) {
   std::string in, out;
@@ -64,7 +357,7 @@ std::string RenderBundleJson(const std::string& file, size_t bytes,
                     {"bytes", bytes},
                     {"contents", std::move(contents)},
                     {"left_out", std::move(left_out)}};
-  return all.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  return JsonLine(all);
 }
 
 absl::StatusOr<std::string> MakeSupportBundle(const SocketPaths& sockets,
@@ -86,6 +379,35 @@ absl::StatusOr<std::string> MakeSupportBundle(const SocketPaths& sockets,
   return fmt::format("{}: {}\n{}", out,
                      FormatBytes(Bytes(static_cast<int64_t>(archive.size()))),
                      contents);
+}
+
+absl::StatusOr<std::string> MakeTarGz(const std::string& name,
+                                      const NamedTexts& files) {
+  std::string tar;
+  for (const auto& [file, text] : files) tar += TarMember(name, file, text);
+  tar += std::string(1024, '\0');
+  return OutputOf({"gzip", "-c"}, {.patience = absl::Minutes(2), .input = tar});
+}
+
+WithoutSecrets RemoveSecrets(const std::string& text) {
+  WithoutSecrets result;
+  bool in_pem = false;
+  std::vector<std::string> kept;
+  for (const std::string& line :
+       std::vector<std::string>(absl::StrSplit(text, '\n'))) {
+    if (!in_pem && IsPem(line, "BEGIN")) {
+      in_pem = true;
+      ++result.removed;
+      kept.emplace_back(kRemoved);
+    }
+    if (!in_pem) {
+      kept.push_back(Clean(line, result.removed));
+    } else if (IsPem(line, "END")) {
+      in_pem = false;
+    }
+  }
+  result.text = absl::StrJoin(kept, "\n");
+  return result;
 }
 
 }  // namespace sluice::ctl

@@ -1,8 +1,5 @@
-// The commands of `sluicectl plan` that need no daemon ("desk" commands).
-//
-// Each command has its own file (plan_memory.cc, …) with its flags, prints its
-// answer and returns the exit status. A new command needs its file, a line here
-// and a line in main.cc's kDeskCommands.
+// The commands of `sluicectl plan` that need no daemon ("desk" commands). A new
+// one needs a file (as plan_memory.cc), a line here and one in kDeskCommands.
 //
 // Exit status: 0 done; 2 bad input, one `error:` line; 3 does not fit or
 // infeasible (the answer is printed all the same); 1 any other failure.
@@ -13,9 +10,8 @@
 
 namespace sluice::ctl {
 
-// `app` is the subcommand that was added to `plan`. If the user chose it, `run`
-// is called after its flags were parsed and returns the exit status. `run` owns
-// the parsed values.
+// A subcommand of `plan`. If the user chose it, `run`, which owns the parsed
+// flags, prints the answer and returns the exit status.
 struct DeskCommand {
   CLI::App* app = nullptr;
   std::function<int()> run;

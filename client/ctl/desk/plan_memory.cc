@@ -1,5 +1,4 @@
-// sluicectl plan memory: finds an address for every tensor of a trace, and
-// proves how good the plan is.
+// sluicectl plan memory: an address for every tensor of a trace, and a proof.
 #include "planner/memory/plan_memory.h"
 
 #include <fmt/format.h>
@@ -24,7 +23,6 @@
 #include "client/ctl/desk/plan_svg.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
-#include "client/ctl/text/table.h"
 #include "planner/trace/read_trace.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
@@ -144,13 +142,12 @@ absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
 }
 
 // Prints progress: on a terminal one line that it overwrites, elsewhere an
-// occasional line once the search takes long. It uses a separate thread, so
-// that the shown time advances between two better plans.
+// occasional line once the search takes long. A thread of its own makes the
+// shown time advance between two better plans.
 class ProgressLine {
  public:
   ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {
-    // Blocks signals in the writer thread, because Ctrl-C must interrupt the
-    // search's waits and not the writer's.
+    // Ctrl-C must interrupt the search's waits and not the writer's.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -190,8 +187,7 @@ class ProgressLine {
       const std::string text =
           fmt::format("{}{}, {:.1f} s{}", terminal_ ? "\r\x1b[K" : "", Known(),
                       SecondsSince(start_), terminal_ ? "" : "\n");
-      // fmt::print throws if stderr is closed
-      std::fputs(text.c_str(), stderr);
+      std::fputs(text.c_str(), stderr);  // fmt::print throws if it is closed
     }
   }
 
@@ -213,8 +209,7 @@ class ProgressLine {
   std::thread writer_;
 };
 
-// While an object exists, the first Ctrl-C only stops the search; the second
-// one ends the process.
+// The first Ctrl-C only stops the search; the second one ends the process.
 class Interrupt {
  public:
   Interrupt() {
@@ -233,9 +228,9 @@ class Interrupt {
   struct sigaction before_;
 };
 
-// Returns the path of sluice-worker in this program's folder, or "" if it is
-// missing. CBC runs in it, so that a crash of CBC does not end this process.
-// Without it, plans lack CBC's certificates.
+// Returns the path of sluice-worker beside this program, or "". CBC runs in it,
+// so that its crash does not end this process. Without it, plans lack CBC's
+// certificates.
 std::string MipProgram() {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -255,8 +250,7 @@ absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
   options.stop = Interrupt::came();
   ProgressLine line;
   options.progress = [&](const auto& progress) { line.Show(progress); };
-  // The time limit covers the whole command, and reading the trace has used a
-  // part of it.
+  // Reading the trace has used a part of the time limit.
   options.time_limit =
       absl::Seconds(std::max(flags.time_limit - SecondsSince(start), 0.01));
   return planner::PlanMemory(named.trace, options);
@@ -289,8 +283,7 @@ std::string Exact(Bytes size) {
                      Count(static_cast<double>(size.count())));
 }
 
-// Returns a note that the bound is for rounded sizes, because the last buffer's
-// padding may lie beyond the end of a region.
+// The last buffer's padding may lie beyond the end of a region.
 std::string OfRounded(const NamedTrace& named) {
   const int64_t align = named.trace.alignment.count();
   return align > 1 ? fmt::format(", of sizes rounded up to {}", align) : "";
@@ -401,10 +394,7 @@ DeskCommand AddPlanMemory(CLI::App& plan) {
                      "whose requests, where the trace has several devices "
                      "(cuda:0) or ranks (0)");
   memory->add_flag("--json", flags->json, "print one JSON object");
-  return {memory, [flags] {
-            const absl::StatusOr<int> result = PlanMemory(*flags);
-            return result.ok() ? *result : ReportError(result.status());
-          }};
+  return {memory, [flags] { return ExitStatus(PlanMemory(*flags)); }};
 }
 
 }  // namespace sluice::ctl

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 
 namespace sluice::ctl {
 namespace {
@@ -25,16 +24,16 @@ constexpr int kWidth = 1280, kHeight = 800;
 constexpr int kLeft = 92, kRight = 28, kTop = 160, kBottom = 92;
 constexpr int kPlotWidth = kWidth - kLeft - kRight;
 constexpr int kPlotHeight = kHeight - kTop - kBottom;
-// The strip above the plot, which shows the live bytes.
+// The strip of live bytes above the plot.
 constexpr int kLiveTop = 84, kLiveBottom = 128;
 // Room above the peak for its label.
 constexpr double kHeadroom = 1.045;
 
-// Colours by lifetime, short to long.
+// By lifetime, short to long.
 constexpr int kColours = 6;
 
-// Buffers smaller than this are merged into pixels, without titles, so that a
-// browser can open the picture of a million buffers.
+// Smaller buffers are merged into pixels, without titles, so that a browser can
+// open the picture of a million buffers.
 constexpr double kLeastSide = 1.6;
 constexpr double kLeastArea = 14;
 
@@ -53,8 +52,7 @@ rect:hover{stroke:var(--ink)}
 </style>
 )";
 
-// Formats a coordinate with one decimal, which is fine enough; "12" and not
-// "12.0".
+// Formats "12.3", and "12" instead of "12.0".
 std::string Pixels(double value) {
   std::string text = fmt::format("{:.1f}", value);
   if (text.ends_with(".0")) text.resize(text.size() - 2);
@@ -68,7 +66,7 @@ std::string SvgPercent(double share) {
 }
 
 // Classes of lifetimes. Their limits grow by a constant factor from the
-// shortest to the longest lifetime of the trace, so that every picture uses all
+// shortest to the longest one of the trace, so that every picture uses all
 // colours.
 class Lifetimes {
  public:
@@ -105,8 +103,8 @@ class Lifetimes {
   int64_t longest_ = 0;
 };
 
-// Returns the step of an axis that has about `wanted` marks up to `most`. In
-// base 10 it is 1, 2 or 5 times a power of ten, in base 2 a power of two.
+// Returns the step of an axis with about `wanted` marks up to `most`: 1, 2 or 5
+// times a power of ten, or in base 2 a power of two.
 double Step(double most, int wanted, int base) {
   const double raw = std::max(most / wanted, 1.0);
   if (base == 2) return std::exp2(std::ceil(std::log2(raw)));
@@ -216,7 +214,7 @@ class Picture {
   }
 
   void Buffers() {
-    // The colour of each pixel that small buffers cover, or -1.
+    // The colour of small buffers, or -1.
     std::vector<int8_t> pixels(kPlotWidth * kPlotHeight, -1);
     for (size_t k = 0; k < plan_.offsets.size(); ++k) {
       const plan::Buffer& b = named_.trace.buffers[k];
@@ -274,7 +272,7 @@ class Picture {
     }
   }
 
-  // Draws the live bytes over time; each pixel shows their maximum.
+  // Each pixel shows the maximum of the live bytes.
   void Live() {
     std::map<int64_t, int64_t> change;
     const Bytes unit = named_.trace.alignment;

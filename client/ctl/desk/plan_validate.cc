@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "client/ctl/desk/plan_commands.h"
+#include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
-#include "client/ctl/text/table.h"
 #include "planner/train/validate.h"
 
 namespace sluice::ctl {
@@ -19,7 +19,6 @@ using planner::train::ValidatedCell;
 using planner::train::ValidatedLength;
 using planner::train::ValidatedRow;
 using planner::train::Validation;
-using Align = Table::Align;
 
 std::string FractionPercent(double fraction) {
   return fmt::format("{:.2f}", 100 * fraction);
@@ -39,15 +38,8 @@ std::string Strategy(const ValidatedCell& cell) {
 }
 
 std::string CellTable(const Validation& validation) {
-  Table table({{"model"},
-               {"GPUs", Align::kRight},
-               {"method"},
-               {"tokens", Align::kRight},
-               {"published", Align::kRight},
-               {"ours", Align::kRight},
-               {"difference", Align::kRight},
-               {"strategy"},
-               {""}});
+  Table table({"model", ">GPUs", "method", ">tokens", ">published", ">ours",
+               ">difference", "strategy", ""});
   for (const ValidatedCell& cell : validation.cells) {
     const auto difference = cell.difference();
     table.Add({cell.model, fmt::format("{}", cell.gpus), cell.label,
@@ -62,14 +54,8 @@ std::string CellTable(const Validation& validation) {
 }
 
 std::string LengthTable(const Validation& validation) {
-  Table table({{"model"},
-               {"hardware"},
-               {"GPUs", Align::kRight},
-               {"published", Align::kRight},
-               {"ours", Align::kRight},
-               {"rounded", Align::kRight},
-               {"doublings", Align::kRight},
-               {"stopped by"}});
+  Table table({"model", "hardware", ">GPUs", ">published", ">ours", ">rounded",
+               ">doublings", "stopped by"});
   for (const ValidatedLength& row : validation.lengths) {
     table.Add({row.model, row.hardware, fmt::format("{}", row.gpus),
                TokensText(row.tokens) + (row.or_more ? "+" : ""),
@@ -80,11 +66,8 @@ std::string LengthTable(const Validation& validation) {
 }
 
 std::string SummaryTable(const Validation& v) {
-  Table table({{"mean difference of MFU, points"},
-               {"cells", Align::kRight},
-               {"absolute", Align::kRight},
-               {"signed", Align::kRight},
-               {"must", Align::kRight}});
+  Table table({"mean difference of MFU, points", ">cells", ">absolute",
+               ">signed", ">must"});
   for (const auto& method : v.methods) {
     table.Add({method.name, fmt::format("{}", method.cells),
                fmt::format("{:.2f}", method.mean_difference),
@@ -107,17 +90,8 @@ std::string ErrorPercent(double error) {
 }
 
 std::string RowTable(const Validation& validation) {
-  Table table({{"publication"},
-               {"model"},
-               {"hardware"},
-               {"GPUs", Align::kRight},
-               {"tokens", Align::kRight},
-               {"method"},
-               {"quantity"},
-               {"published", Align::kRight},
-               {"ours", Align::kRight},
-               {"error", Align::kRight},
-               {""}});
+  Table table({"publication", "model", "hardware", ">GPUs", ">tokens", "method",
+               "quantity", ">published", ">ours", ">error", ""});
   for (const ValidatedRow& row : validation.rows) {
     table.Add({row.publication, row.model, row.hardware,
                fmt::format("{}", row.gpus),
@@ -135,13 +109,8 @@ std::string RowTable(const Validation& validation) {
 }
 
 std::string JudgedTable(const Validation& validation) {
-  Table table({{"absolute error of judged rows"},
-               {"rows", Align::kRight},
-               {"median", Align::kRight},
-               {"must"},
-               {"worst", Align::kRight},
-               {"must"},
-               {""}});
+  Table table({"absolute error of judged rows", ">rows", ">median", "must",
+               ">worst", "must", ""});
   const auto must = [](double limit) {
     return std::isfinite(limit) ? fmt::format("<= {:.0f} %", 100 * limit) : "";
   };

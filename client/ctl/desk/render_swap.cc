@@ -1,13 +1,12 @@
-#include "client/ctl/desk/render_swap.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "client/ctl/desk/swap.h"
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {
@@ -19,8 +18,14 @@ using planner::NodeSwapProblem;
 using planner::NodeSwapResult;
 using planner::RankSwap;
 using planner::SwapObjective;
-using Align = Table::Align;
 using RowKind = CapacityRow::Kind;
+using Json = nlohmann::ordered_json;
+
+// Other rows are memory or limits.
+bool IsLink(const CapacityRow& row) {
+  return row.kind != RowKind::kHost && row.kind != RowKind::kLimit &&
+         row.kind != RowKind::kGpu;
+}
 
 std::string ByteText(double bytes) {
   return Size(static_cast<int64_t>(std::llround(std::min(bytes, 9e18))));
@@ -34,8 +39,8 @@ std::string SharePercent(double part) {
   return fmt::format("{:.1f} %", 100 * part);
 }
 
-// Formats "KKKKKSSSSSSSSSSrrrrr": 20 characters for the kept, swapped and
-// recomputed fractions, and at least one for any fraction above 0.
+// Formats "KKKKKSSSSSSSSSSrrrrr" for the kept, swapped and recomputed
+// fractions, at least one character for any above 0.
 std::string FractionBar(const TokenFractions& f) {
   constexpr int kWide = 20;
   const std::pair<double, char> parts[] = {
@@ -86,7 +91,7 @@ bool Alike(const NodeSwapProblem& problem, const NodeSwapResult& result,
   return true;
 }
 
-// Formats one table for all ranks with equal fractions.
+// One table for all ranks with equal fractions.
 std::string Fractions(const NodeSwapProblem& problem,
                       const NodeSwapResult& result) {
   std::string text;
@@ -108,12 +113,8 @@ std::string Fractions(const NodeSwapProblem& problem,
           "  all layers stay on the GPU: nothing is swapped or recomputed\n";
       continue;
     }
-    Table table({{"  TENSOR"},
-                 {"PER LAYER", Align::kRight},
-                 {"KEPT", Align::kRight},
-                 {"SWAPPED", Align::kRight},
-                 {"RECOMPUTED", Align::kRight},
-                 {"Kept Swapped recomputed"}});
+    Table table({"  TENSOR", ">PER LAYER", ">KEPT", ">SWAPPED", ">RECOMPUTED",
+                 "Kept Swapped recomputed"});
     for (size_t t = 0; t < problem.ranks[r].tensors.size(); ++t) {
       const NodeSwapProblem::Tensor& tensor = problem.ranks[r].tensors[t];
       const bool stays = Stays(problem.ranks[r].kinds[tensor.kind]);
@@ -131,10 +132,7 @@ std::string Fractions(const NodeSwapProblem& problem,
 
 std::string RankTable(const NodeSwapProblem& problem,
                       const NodeSwapResult& result) {
-  Table table({{"RANK"},
-               {"STEP", Align::kRight},
-               {"RECOMPUTATION", Align::kRight},
-               {""}});
+  Table table({"RANK", ">STEP", ">RECOMPUTATION", ""});
   for (size_t r = 0; r < result.ranks.size(); ++r) {
     const RankSwap& rank = result.ranks[r];
     table.Add({problem.ranks[r].name, Seconds(rank.step_s),
@@ -144,11 +142,7 @@ std::string RankTable(const NodeSwapProblem& problem,
 }
 
 std::string Use(const NodeSwapProblem& problem, const NodeSwapResult& result) {
-  Table table({{"CAPACITY"},
-               {"USED", Align::kRight},
-               {"OF", Align::kRight},
-               {"USE"},
-               {""}});
+  Table table({"CAPACITY", ">USED", ">OF", "USE", ""});
   for (const CapacityRow& row : result.rows) {
     table.Add({planner::RowName(problem, row), RowAmount(row, row.used),
                RowAmount(row, row.capacity),
@@ -158,8 +152,7 @@ std::string Use(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   return "\n" + table.Text();
 }
 
-// Formats a decrease as `shown`. A decrease within the LP's rounding error
-// counts as none.
+// A decrease within the LP's rounding error counts as none.
 std::string Less(double fall, double of, std::string shown) {
   if (std::fabs(fall) <= 1e-9 * of) return "-";
   return (fall > 0 ? "-" : "+") + shown;
@@ -167,11 +160,7 @@ std::string Less(double fall, double of, std::string shown) {
 
 std::string BuysText(const NodeSwapProblem& problem,
                      const NodeSwapResult& result, const SwapObjective& now) {
-  Table table({{"ONE MORE"},
-               {""},
-               {"STEP", Align::kRight},
-               {"RECOMPUTATION", Align::kRight},
-               {"MOVED", Align::kRight}});
+  Table table({"ONE MORE", "", ">STEP", ">RECOMPUTATION", ">MOVED"});
   for (const CapacityRow& row : result.rows) {
     const SwapObjective& fall = row.one_more;
     const std::string step =
@@ -215,10 +204,7 @@ std::string Objectives(const NodeSwapResult& result) {
 
 std::string ExcessText(const NodeSwapProblem& problem,
                        const NodeSwapResult& result) {
-  Table table({{"  CAPACITY"},
-               {"NEEDED", Align::kRight},
-               {"THERE IS", Align::kRight},
-               {"EXCESS", Align::kRight}});
+  Table table({"  CAPACITY", ">NEEDED", ">THERE IS", ">EXCESS"});
   for (const CapacityRow& row : result.rows) {
     if (row.excess <= 1e-9) continue;
     table.Add({"  " + planner::RowName(problem, row), RowAmount(row, row.used),
@@ -236,8 +222,8 @@ std::string Infeasible(const NodeSwapProblem& problem,
       sum, ExcessText(problem, result));
 }
 
-// Formats by how much overloaded links lengthen the step; empty if all copies
-// hide. An overloaded link does not make the plan infeasible.
+// Empty if all copies hide. An overloaded link does not make the plan
+// infeasible.
 std::string Overload(const NodeSwapProblem& problem,
                      const NodeSwapResult& result) {
   if (result.in_time) return "";
@@ -253,12 +239,132 @@ std::string Overload(const NodeSwapProblem& problem,
       Seconds(step + result.stall_s), ExcessText(problem, result));
 }
 
-}  // namespace
-
-bool IsLink(const CapacityRow& row) {
-  return row.kind != RowKind::kHost && row.kind != RowKind::kLimit &&
-         row.kind != RowKind::kGpu;
+Json Objective(const SwapObjective& objective) {
+  return {{"step_s", objective.step_s},
+          {"recompute_s", objective.recompute_s},
+          {"moved_bytes", objective.moved_bytes}};
 }
+
+Json Memo(const NodeSwapResult& result) {
+  if (!result.memo) return nullptr;
+  Json memo = Objective(result.memo->objective);
+  memo["alpha"] = result.memo->alpha;
+  return memo;
+}
+
+double Share(const CapacityRow& row) {
+  if (row.capacity > 0) return row.used / row.capacity;
+  return row.used > 0 ? 1 : 0;
+}
+
+Json RanksJson(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Json ranks = Json::array();
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    Json tensors = Json::array();
+    const NodeSwapProblem::Rank& rank = problem.ranks[r];
+    int64_t moving_layers = 0;
+    for (const NodeSwapProblem::Kind& kind : rank.kinds) {
+      moving_layers += kind.layers - kind.resident_layers;
+    }
+    for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      const NodeSwapProblem::Kind& kind = rank.kinds[rank.tensors[t].kind];
+      const int64_t moving = kind.layers - kind.resident_layers;
+      // Layers that all stay on the GPU swap nothing.
+      const plan::TokenFractions f = moving > 0
+                                         ? result.ranks[r].tensors[t]
+                                         : plan::TokenFractions{.keep = 1};
+      Json tensor = {{"name", rank.tensors[t].name},
+                     {"keep", f.keep},
+                     {"swap", f.swap},
+                     {"recompute", f.recompute}};
+      if (kind.name != plan::kOneKind) tensor["kind"] = kind.name;
+      tensors.push_back(std::move(tensor));
+    }
+    ranks.push_back({{"name", problem.ranks[r].name},
+                     {"added_s", result.ranks[r].added_s},
+                     {"step_s", result.ranks[r].step_s},
+                     {"stall_s", result.ranks[r].stall_s},
+                     {"slowest", result.ranks[r].slowest},
+                     {"moving_layers", moving_layers},
+                     {"tensors", std::move(tensors)}});
+  }
+  return ranks;
+}
+
+Json Links(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Json links = Json::array();
+  for (const NodeSwapProblem::Link& link : problem.links) {
+    links.push_back({{"name", link.name}});
+  }
+  for (const CapacityRow& row : result.rows) {
+    if (!IsLink(row)) continue;
+    const char* way = row.kind == RowKind::kLinkD2h   ? "d2h"
+                      : row.kind == RowKind::kLinkH2d ? "h2d"
+                                                      : "total";
+    links[row.index][way] = {{"used_bytes_per_s", row.used},
+                             {"capacity_bytes_per_s", row.capacity},
+                             {"use", Share(row)}};
+  }
+  return links;
+}
+
+Json Memory(const NodeSwapProblem& problem, const NodeSwapResult& result,
+            RowKind kind) {
+  Json memory = Json::array();
+  for (const CapacityRow& row : result.rows) {
+    if (row.kind != kind) continue;
+    Json entry;
+    if (kind == RowKind::kHost) {
+      entry["id"] = problem.numa[row.index].id;
+    } else {
+      entry["rank"] = problem.ranks[row.index].name;
+    }
+    entry["used_bytes"] = row.used;
+    entry["budget_bytes"] = row.capacity;
+    entry["use"] = Share(row);
+    memory.push_back(std::move(entry));
+  }
+  return memory;
+}
+
+Json Binding(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Json binding = Json::array();
+  for (const CapacityRow& row : result.rows) {
+    if (row.binds) binding.push_back(planner::RowName(problem, row));
+  }
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    if (result.ranks[r].slowest) {
+      binding.push_back("step of rank " + problem.ranks[r].name);
+    }
+  }
+  return binding;
+}
+
+Json BuysJson(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Json buys = Json::array();
+  for (const CapacityRow& row : result.rows) {
+    Json entry = {{"row", planner::RowName(problem, row)},
+                  {"one_more", IsLink(row) ? "GB/s" : "GiB"},
+                  {"less", Objective(row.one_more)}};
+    buys.push_back(std::move(entry));
+  }
+  return buys;
+}
+
+Json ExcessJson(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Json excess = Json::array();
+  for (const CapacityRow& row : result.rows) {
+    if (row.excess <= 1e-9) continue;
+    const std::string unit = IsLink(row) ? "_bytes_per_s" : "_bytes";
+    excess.push_back({{"row", planner::RowName(problem, row)},
+                      {"excess", row.excess},
+                      {"needed" + unit, row.used},
+                      {"capacity" + unit, row.capacity}});
+  }
+  return excess;
+}
+
+}  // namespace
 
 std::string RenderSwap(const NodeSwapProblem& problem,
                        const NodeSwapResult& result,
@@ -272,6 +378,33 @@ std::string RenderSwap(const NodeSwapProblem& problem,
   text += Use(problem, result);
   return text + BuysText(problem, result,
                          joint ? *result.joint : result.memo->objective);
+}
+
+std::string SwapJson(const NodeSwapProblem& problem,
+                     const NodeSwapResult& result, planner::SwapPolicy policy) {
+  const bool joint = policy == planner::SwapPolicy::kJoint;
+  Json json = {
+      {"feasible", result.feasible},
+      {"in_time", result.in_time},
+      {"stall_s", result.stall_s},
+      {"hidden_step_s",
+       result.hidden_step_s ? Json(*result.hidden_step_s) : Json(nullptr)},
+      {"policy", joint ? "joint" : "memo"},
+      {"joint", result.joint ? Objective(*result.joint) : nullptr},
+      {"memo", Memo(result)}};
+  if (!result.memo) json["no_memo"] = result.no_memo;
+  json["ranks"] = RanksJson(problem, result);
+  json["links"] = Links(problem, result);
+  json["numa"] = Memory(problem, result, RowKind::kHost);
+  json["gpus"] = Memory(problem, result, RowKind::kGpu);
+  json["binding"] = Binding(problem, result);
+  if (result.feasible) {
+    json["one_more_buys"] = BuysJson(problem, result);
+  }
+  if (!result.feasible || !result.in_time) {
+    json["excess"] = ExcessJson(problem, result);
+  }
+  return JsonLine(json);
 }
 
 }  // namespace sluice::ctl

@@ -1,10 +1,9 @@
-#include "client/ctl/desk/train_page.h"
-
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_replace.h"
+#include "client/ctl/desk/train_words.h"
 
 namespace sluice::ctl {
 namespace {
@@ -80,8 +79,7 @@ std::string TrainPage(const TrainAnswer& answer,
                        {"recompute", PassJson(estimate.layer.recompute)},
                        {"backward", PassJson(estimate.layer.backward)}}},
                      {"curves", std::move(drawn)}};
-  // Escaped, so that a name with "</script>" does not end the element that
-  // holds the JSON.
+  // A name with "</script>" must not end the element that holds the JSON.
   const std::string text = absl::StrReplaceAll(
       data.dump(-1, ' ', false, Json::error_handler_t::replace),
       {{"<", "\\u003c"}});

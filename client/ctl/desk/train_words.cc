@@ -4,36 +4,37 @@
 
 #include <nlohmann/json.hpp>
 
-#include "client/ctl/desk/or_null.h"
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "planner/train/published.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {
 namespace {
 
+using Json = nlohmann::ordered_json;
 using planner::train::Engine;
 using planner::train::Estimate;
+using planner::train::Evidence;
 using planner::train::Method;
 using planner::train::Reason;
 using planner::train::Request;
 using planner::train::Settings;
 using planner::train::TokensText;
 
+Json OrNull(bool there, const auto& value) {
+  return there ? Json(value) : nullptr;
+}
+
 std::string Sized(double bytes) { return Size(int64_t(bytes)); }
 
-// Returns whether alpha applies: the method must have an alpha, and sluice has
-// one only with the trainer's engine.
+// Whether alpha applies; sluice has one only with the trainer's engine.
 bool Swapped(Method method, const Settings& settings) {
   return planner::train::TraitsOf(method).alpha &&
          settings.engine == Engine::kTrainer;
 }
 
 std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
-  Table table({{"", Table::Align::kLeft},
-               {"", Table::Align::kRight},
-               {"", Table::Align::kLeft}});
+  Table table({"", ">", ""});
   for (const auto& [name, value] : parts) {
     if (value <= 0) continue;
     table.Add({fmt::format("  {}", name),
@@ -44,12 +45,12 @@ std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
   return text.substr(text.find('\n') + 1);  // without the empty titles
 }
 
-nlohmann::ordered_json RemediesJson(const TrainAnswer& answer) {
-  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+Json RemediesJson(const TrainAnswer& answer) {
+  Json all = Json::array();
   for (const auto& remedy : answer.remedies) {
-    nlohmann::ordered_json one = {{"flag", remedy.flag},
-                                  {"value", remedy.value},
-                                  {"without", remedy.without}};
+    Json one = {{"flag", remedy.flag},
+                {"value", remedy.value},
+                {"without", remedy.without}};
     all.push_back(std::move(one));
   }
   return all;
@@ -144,6 +145,59 @@ std::string LongestWords(const TrainAnswer& answer) {
                   MemoryEvidence(answer.request)));
 }
 
+std::string Validated(const Evidence& evidence) {
+  if (!evidence.speed.empty()) return "validated on " + evidence.speed;
+  if (!evidence.memory.empty()) return "memory validated on " + evidence.memory;
+  return "not validated";
+}
+
+std::string MethodsTable(const std::vector<MethodAnswer>& methods) {
+  Table table({"METHOD", ">MFU", ">TOKENS/S PER GPU", ">MEMORY PER GPU",
+               ">LONGEST", ">ITS STEP", "SETTINGS", "FIGURES"});
+  for (const MethodAnswer& each : methods) {
+    const Estimate& e = each.estimate;
+    const bool memory = HasMemory(e);
+    table.Add({std::string(planner::train::MethodName(each.request.method)),
+               e.fits ? fmt::format("{:.2f} %", 100 * e.mfu) : "does not fit",
+               e.fits ? Count(e.tokens_per_gpu_per_s) : "-",
+               memory ? Size(static_cast<int64_t>(e.gpu_peak_bytes)) : "-",
+               each.longest.tokens > 0
+                   ? planner::train::TokensText(each.longest.tokens)
+                   : "none",
+               each.longest.tokens > 0 ? Span(each.longest.at.step_s) : "-",
+               memory ? SettingsText(each.request, e.settings) : "-",
+               Validated(planner::train::EvidenceOf(each.request))});
+  }
+  return table.Text();
+}
+
+Json MethodsJson(const std::vector<MethodAnswer>& methods) {
+  auto all = Json::array();
+  for (const MethodAnswer& each : methods) {
+    const Estimate& e = each.estimate;
+    const Evidence evidence = planner::train::EvidenceOf(each.request);
+    Json one = {
+        {"method", planner::train::MethodName(each.request.method)},
+        {"fits", e.fits},
+        {"reason", ReasonName(e.reason)},
+        {"mfu", OrNull(e.fits, e.mfu)},
+        {"tokens_per_gpu_per_s", OrNull(e.fits, e.tokens_per_gpu_per_s)},
+        {"gpu_peak_bytes",
+         OrNull(HasMemory(e), static_cast<int64_t>(e.gpu_peak_bytes))},
+        {"max_seq_len", each.longest.tokens},
+        {"max_seq_len_step_s",
+         OrNull(each.longest.tokens > 0, each.longest.at.step_s)},
+        {"stopped_by", ReasonName(each.longest.stopped_by)},
+        {"settings",
+         OrNull(HasMemory(e), SettingsJson(each.request, e.settings))},
+        {"speed_validated_on", OrNull(!evidence.speed.empty(), evidence.speed)},
+        {"memory_validated_on",
+         OrNull(!evidence.memory.empty(), evidence.memory)}};
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
 }  // namespace
 
 NamedParts StepParts(const planner::train::Breakdown& b) {
@@ -167,23 +221,20 @@ NamedParts MemoryParts(const planner::train::GpuMemory& m) {
           {"buffers", m.buffers}};
 }
 
-nlohmann::ordered_json SettingsJson(const Request& request, const Settings& s) {
+Json SettingsJson(const Request& request, const Settings& s) {
   const Method method = request.method;
-  nlohmann::ordered_json json = {{"method", planner::train::MethodName(method)},
-                                 {"seq_len", request.seq_len},
-                                 {"gpus", request.gpus},
-                                 {"global_batch", request.global_batch},
-                                 {"tp", s.tp},
-                                 {"cp", s.cp},
-                                 {"sp", s.sp},
-                                 {"dp", s.dp},
-                                 {"pp", s.pp},
-                                 {"zero", s.zero}};
-  json["alpha"] =
-      Swapped(method, s) ? nlohmann::ordered_json(s.alpha) : nullptr;
-  json["chunk"] = planner::train::TraitsOf(method).chunk
-                      ? nlohmann::ordered_json(s.chunk)
-                      : nullptr;
+  Json json = {{"method", planner::train::MethodName(method)},
+               {"seq_len", request.seq_len},
+               {"gpus", request.gpus},
+               {"global_batch", request.global_batch},
+               {"tp", s.tp},
+               {"cp", s.cp},
+               {"sp", s.sp},
+               {"dp", s.dp},
+               {"pp", s.pp},
+               {"zero", s.zero}};
+  json["alpha"] = OrNull(Swapped(method, s), s.alpha);
+  json["chunk"] = OrNull(planner::train::TraitsOf(method).chunk, s.chunk);
   if (method == Method::kSluice) {
     json["engine"] = planner::train::EngineName(s.engine);
   }
@@ -364,13 +415,11 @@ std::string TrainWords(const TrainAnswer& answer) {
   return text;
 }
 
-nlohmann::ordered_json TrainObject(const TrainAnswer& answer) {
+Json TrainObject(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
   const auto evidence = planner::train::EvidenceOf(answer.request);
   const bool memory = HasMemory(estimate);
-  // Speeds are null if the request does not fit. Memory is null if the GPUs
-  // cannot be divided as requested.
-  nlohmann::ordered_json json = {
+  Json json = {
       {"fits", estimate.fits},
       {"reason", ReasonName(estimate.reason)},
       {"mfu", OrNull(estimate.fits, estimate.mfu)},
@@ -384,7 +433,7 @@ nlohmann::ordered_json TrainObject(const TrainAnswer& answer) {
       {"host_bytes_per_node",
        OrNull(memory, int64_t(estimate.host_bytes_per_node))},
       {"settings", SettingsJson(answer.request, estimate.settings)}};
-  nlohmann::ordered_json breakdown;
+  Json breakdown;
   for (const auto& [name, seconds] : StepParts(estimate.breakdown)) {
     breakdown[name] = seconds;
   }

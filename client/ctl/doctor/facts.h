@@ -1,7 +1,5 @@
-// The facts that the doctor's checks examine, as plain data. read_facts.h reads
-// them from this machine; tests invent them.
-//
-// Thread safety: values.
+// The facts that the doctor's checks examine, and how they are read from this
+// machine; tests invent them. Thread safety: one ReadFacts at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/units.h"
 
@@ -31,16 +30,15 @@ struct DaemonFacts {
   };
   std::optional<Drained> drained;
   Bytes host_pools;
-  // Numbers of all links, of links with a configured speed, and of links with a
-  // measured speed. `measured_waits`: the daemon will use the measured speeds
-  // only once no rank is attached.
+  // Numbers of all links, and of those with a configured or measured speed.
+  // `measured_waits`: measured speeds are used only once no rank is attached.
   int links = 0, links_configured = 0, links_measured = 0;
   bool measured_waits = false;
-  // The kind of pinned host memory, and the reason if it is the slower kind.
-  // Empty if GPUs are simulated or the daemon does not state it.
+  // The kind of pinned host memory, and the reason if it is the slower kind;
+  // may be empty.
   std::string host_memory, host_memory_why;
-  // The reasons why GPUs cannot be used. Each ends with ": " and the command
-  // that solves it.
+  // Why GPUs cannot be used; each ends with ": " and the command that solves
+  // it.
   std::vector<std::string> gpu_faults;
   // A process that has memory but no session.
   struct Holder {
@@ -50,19 +48,17 @@ struct DaemonFacts {
     Bytes held;
   };
   std::vector<Holder> holders;
-  // The TCP address of the daemon's metrics, or empty; and the reason why the
-  // daemon does not listen there yet.
+  // The TCP address of metrics, or empty; why nothing is served there.
   std::string http, http_fault;
 };
 
-// The daemon's process. If no daemon runs, these are the facts of this process,
-// because a daemon started by hand would get its limits.
+// The daemon's process. If none runs, this process, of which a daemon started
+// by hand would get the limits.
 struct ProcessFacts {
   std::optional<int> pid;  // unset: this process
-  // True if /proc does not show `pid` (hidepid). The limits are then this
-  // process's.
+  // /proc does not show `pid` (hidepid); the limits are then this process's.
   bool hidden = false;
-  // The process's command line and working folder; empty if not visible.
+  // Empty if not visible.
   std::vector<std::string> command;
   std::string folder;
   // Unset: unlimited.
@@ -73,8 +69,7 @@ struct ProcessFacts {
   std::optional<uid_t> user;
 };
 
-// The systemd unit sluiced.service. Set if systemd has the unit and the socket
-// is in the unit's folder.
+// sluiced.service. Set if systemd has it and the socket is in its folder.
 struct UnitFacts {
   bool active = false;
   std::string status;  // "serving"
@@ -85,8 +80,7 @@ struct DriverFacts {
   std::string device;  // evidence of an NVIDIA GPU; empty: none
   bool module_loaded = false;
   std::string fault;  // why the driver cannot be used; empty: it can
-  // Whether each GPU stays initialised while no process uses it (persistence
-  // mode); unset if nvidia-smi gave no answer.
+  // Persistence mode of each GPU; unset if nvidia-smi gave no answer.
   std::optional<std::vector<bool>> persistence;
 };
 
@@ -109,12 +103,10 @@ struct FileFacts {
 struct Facts {
   std::string version;  // of this sluicectl
   std::string user;     // name of the user that runs this sluicectl
-  // The folder of sluicectl and the other programs, with a final "/". Empty if
-  // root's shell finds the programs without it.
+  // The programs' folder, with a final "/"; empty if it is in root's PATH.
   std::string programs;
   bool makes_folder = false;  // this user may make the runtime folder
-  // The user is in the group of `admin`, but this takes effect at the next
-  // login.
+  // The user is in the group of `admin`, from the next login on.
   bool joins_admin_group = false;
   DaemonFacts daemon;
   ProcessFacts process;
@@ -122,12 +114,58 @@ struct Facts {
   bool keeper = false;  // a sluiced-keeper runs for the runtime folder
   DriverFacts driver;
   MachineFacts machine;
-  // The user of the process that listens at `daemon.http`; unset if none is
-  // visible.
+  // The user that listens at `daemon.http`; unset if none is visible.
   std::optional<uid_t> http_listener;
   FileFacts folder, session, admin, policy;
-  // Set if the policy is readable but its contents are wrong.
-  std::string policy_fault;
+  std::string policy_fault;  // what is wrong in a readable policy
 };
+
+struct SocketPaths {
+  std::string session, admin;
+};
+
+// Reads all facts and changes nothing. Facts that cannot be read are unset.
+Facts ReadFacts(const SocketPaths& sockets);
+
+// Returns the process that holds the file lock, or 0 if none is visible. In a
+// runtime folder the daemon holds `lock` and the keeper `keeper.lock`.
+int FindHolder(const std::string& lock);
+
+// ---- What the kernel, systemd, nvidia-smi and sluiced print ----
+
+// From /proc/PID/limits, in the units used there; unset: unlimited or missing.
+enum class LimitKind { kSoft, kHard };
+std::optional<int64_t> ToldLimit(const std::string& limits,
+                                 const std::string& name, LimitKind kind);
+
+// From lines of "key: value" (/proc) or "key=value" (systemctl show); empty if
+// there is no such line.
+std::string ToldValue(const std::string& text, const std::string& key,
+                      char separator = ':');
+
+// Returns the process that holds a lock of the file, from /proc/locks; 0: none.
+int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode);
+
+// Returns the user that listens at `address` ("127.0.0.1:9435"), or else at the
+// same port of any address. `sockets` is the text of /proc/net/tcp and tcp6.
+std::optional<uid_t> ToldListener(const std::string& sockets,
+                                  const std::string& address);
+
+// From `systemctl show`; unset if there is no such unit.
+std::optional<UnitFacts> ToldUnit(const std::string& shown);
+
+// From `nvidia-smi --query-gpu=persistence_mode --format=csv,noheader`.
+std::optional<std::vector<bool>> ToldPersistence(const std::string& csv);
+
+// Internal: the text is no snapshot (daemon/README.md).
+absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot);
+
+struct StartedWith {
+  std::optional<std::string> config;  // as given, possibly a relative path
+  // All words except the program, the configuration and the folder.
+  std::vector<std::string> others;
+};
+// `words`: the daemon's command line, or empty if it is unknown.
+StartedWith ReadStartedWith(const std::vector<std::string>& words);
 
 }  // namespace sluice::ctl

@@ -5,7 +5,7 @@
 #include <charconv>
 
 #include "absl/strings/str_split.h"
-#include "client/ctl/doctor/check.h"
+#include "client/ctl/doctor/checks.h"
 #include "kernels/device/driver.h"
 #include "proto/base/simulated.h"
 #include "proto/base/text.h"
@@ -13,9 +13,8 @@
 namespace sluice::ctl {
 namespace {
 
-// With fewer files a node of eight GPUs has too few extents: each extent takes
-// one descriptor, and a second one that is kept for the next daemon
-// (daemon/quota).
+// With fewer a node of eight GPUs has too few extents, each with a descriptor
+// and a second one that is kept for the next daemon (daemon/quota).
 constexpr int64_t kEnoughFiles = 8192;
 
 Finding CheckDriver(const Facts& facts) {
@@ -74,7 +73,7 @@ Finding CheckPersistence(const Facts& facts) {
       "sudo nvidia-smi -pm 1");
 }
 
-// Returns a remark if the cgroup limits are not those of the daemon's process.
+// A remark if the limits are not those of the daemon's process.
 std::string CgroupOwner(const Facts& facts) {
   if (facts.process.hidden) return "here, as hidepid hides sluiced in /proc: ";
   return facts.process.pid ? "" : "here, where no sluiced is seen: ";
@@ -99,8 +98,7 @@ Finding CheckLockedMemory(const Facts& facts) {
 Finding CheckOpenFiles(const Facts& facts) {
   if (!facts.process.open_files) return Ok(CgroupOwner(facts) + "unlimited");
   const int64_t most = *facts.process.open_files;
-  // A keeper passes its own limit on to the next daemon, so the command raises
-  // the keeper's limit.
+  // A keeper passes its own limit on to the next daemon.
   const std::string fix =
       facts.unit ? kShippedUnit
       : facts.keeper && facts.process.pid
@@ -127,9 +125,8 @@ Finding CheckOpenFiles(const Facts& facts) {
   return Ok(said);
 }
 
-// Returns a command that raises the limit in `file`. For memory.stat the
-// command only shows the limit, which may be that of a group that only the host
-// sees.
+// For memory.stat the command only shows the limit, which may be that of a
+// group that only the host sees.
 std::string RaiseLimit(const std::string& file) {
   const std::string path = ShellWord(file);
   if (file.ends_with("/memory.stat")) {

@@ -1,12 +1,11 @@
-// Checks of the daemon: whether it answers, which users may connect, and what
-// keeps its state.
+// Checks of the daemon, its files and its keeper.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <filesystem>
 
-#include "client/ctl/doctor/check.h"
-#include "client/ctl/doctor/started_with.h"
+#include "client/ctl/doctor/checks.h"
+#include "client/ctl/doctor/facts.h"
 #include "proto/base/text.h"
 #include "proto/wire.h"
 
@@ -19,8 +18,8 @@ std::string FolderOf(const Facts& facts) {
   return std::filesystem::path(facts.admin.path).parent_path().string();
 }
 
-// Returns the daemon's arguments for the command line of a keeper. Omits the
-// folder, which the keeper passes.
+// The daemon's arguments for a keeper's command line; the keeper adds the
+// folder.
 std::string ItsArguments(const ProcessFacts& process) {
   const StartedWith with = ReadStartedWith(process.command);
   std::string words;
@@ -34,8 +33,7 @@ std::string ItsArguments(const ProcessFacts& process) {
   return words.empty() ? "" : " --" + words;
 }
 
-// Returns a command that upgrades the daemon. It installs package files,
-// because there is no package archive.
+// Installs package files, because there is no package archive.
 std::string Upgrade(const Facts& facts) {
   if (facts.unit || facts.programs.empty()) {
     return "sudo apt install ./sluice-daemon_*.deb ./sluicectl_*.deb";
@@ -43,13 +41,11 @@ std::string Upgrade(const Facts& facts) {
   return facts.keeper ? Reload(facts) : EndAndStart(facts);
 }
 
-// Returns "sudo ", or "" if this user may do what the daemon's user may.
 std::string Sudo(const Facts& facts) {
   return facts.folder.owner == facts.user ? "" : "sudo ";
 }
 
-// Returns the prefix of a command that must run as the user of the runtime
-// folder's daemon.
+// The prefix of a command that must run as the runtime folder's owner.
 std::string AsOwner(const Facts& facts) {
   const bool is_there = facts.folder.seen == Seen::kThere;
   const std::string& owner = facts.folder.owner;
@@ -59,8 +55,6 @@ std::string AsOwner(const Facts& facts) {
          ShellWord(owner) + " -- ";
 }
 
-// Returns a command that runs this sluicectl for this daemon as an
-// administrator.
 std::string AsAdministrator(const Facts& facts, const std::string& command) {
   std::string words = facts.admin.usable ? "" : "sudo ";
   words += ShellWord(facts.programs + "sluicectl");
@@ -71,8 +65,7 @@ std::string AsAdministrator(const Facts& facts, const std::string& command) {
   return words + " " + command;
 }
 
-// Returns a command that enlarges systemd's descriptor store and restarts the
-// unit, because FileDescriptorStoreMax= cannot be set while the unit runs.
+// FileDescriptorStoreMax= cannot be set while the unit runs.
 std::string LargerStore(int64_t most) {
   return fmt::format(
       "sudo mkdir -p /etc/systemd/system/sluiced.service.d && printf "
@@ -83,8 +76,7 @@ std::string LargerStore(int64_t most) {
       most, std::max<int64_t>(65536, 4 * most));
 }
 
-// Returns a command that lets every user connect to the session socket, or ""
-// if this user already may.
+// "" if this user already may connect to the session socket.
 std::string PathRemedy(const Facts& facts) {
   if (facts.session.seen == Seen::kHidden) {
     return "sudo chmod a+x " + ShellWord(facts.folder.path);
@@ -101,13 +93,10 @@ Finding CheckDaemon(const Facts& facts) {
   const std::string why(reached.message());
   switch (reached.code()) {
     case absl::StatusCode::kFailedPrecondition:
-      // The daemon is frozen, or daemon and sluicectl have no protocol version
-      // in common.
+      // Frozen, or no protocol version in common.
       if (!why.starts_with(wire::kFrozen)) return Problem(why, Upgrade(facts));
       return Problem(why, facts.unit ? Start(facts) : Reload(facts));
     case absl::StatusCode::kPermissionDenied:
-      // The path forbids access, or sluiced cannot identify its peer; `why`
-      // states which.
       return Problem(why, PathRemedy(facts));
     case absl::StatusCode::kDeadlineExceeded:
       if (!facts.unit && facts.process.pid) {
@@ -117,8 +106,7 @@ Finding CheckDaemon(const Facts& facts) {
       [[fallthrough]];
     default:
       if (facts.unit || !facts.keeper) return Problem(why, EndAndStart(facts));
-      // The command only ends the daemon, because its keeper then starts
-      // another one.
+      // The keeper then starts another one.
       return Problem(
           why, facts.process.pid
                    ? fmt::format("{}kill {}", Sudo(facts), *facts.process.pid)

@@ -4,23 +4,15 @@
 
 #include <algorithm>
 #include <functional>
-#include <nlohmann/json.hpp>
+#include <set>
 
-#include "client/ctl/status/link_speeds.h"
-#include "client/ctl/status/render_budgets.h"
-#include "client/ctl/status/render_copies.h"
-#include "client/ctl/status/render_jobs.h"
-#include "client/ctl/status/render_memory.h"
-#include "client/ctl/text/fields.h"
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {
 namespace {
 
 using nlohmann::json;
-using Align = Table::Align;
 
 constexpr size_t kEventsShown = 8;
 
@@ -28,13 +20,11 @@ std::string RenderHeader(const json& node) {
   return fmt::format(
       "sluiced {} on {}  driver {}, up {}, generation {}, {} session{}\n\n",
       Text(node, "version"), Text(node, "hostname"), Text(node, "driver"),
-      Span(node.at("uptime_s").get<double>()),
-      node.at("generation").get<uint64_t>(), Number(node, "sessions"),
-      Number(node, "sessions") == 1 ? "" : "s");
+      SpanOf(node, "uptime_s"), node.at("generation").get<uint64_t>(),
+      Number(node, "sessions"), Number(node, "sessions") == 1 ? "" : "s");
 }
 
-// Formats the drain; empty if the node is not drained, or its daemon is too old
-// to report it.
+// Empty if the node is not drained, or its daemon does not report it.
 std::string RenderDrain(const json& node) {
   const auto drained = node.find("drained");
   if (drained == node.end() || drained->is_null()) return "";
@@ -44,12 +34,11 @@ std::string RenderDrain(const json& node) {
       "DRAINED by {} {} ago{}: nothing new is granted until sluicectl "
       "undrain\n\n",
       by.empty() ? "an administrator" : Printable(by),
-      Span(drained->at("age_s").get<double>()),
+      SpanOf(*drained, "age_s"),
       reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
-// Formats a problem of the metrics port; empty if metrics are served over TCP
-// or switched off.
+// Empty if metrics are served over TCP or switched off.
 std::string RenderHttp(const json& node) {
   const json http = node.value("http", json());
   if (http.is_null() || http.at("fault").is_null()) return "";
@@ -77,13 +66,8 @@ void AddPool(const json& pool, const std::string& name, std::string what,
 }
 
 std::string RenderPools(const json& node) {
-  Table table({{"POOL"},
-               {"TOTAL", Align::kRight},
-               {"LEASED", Align::kRight},
-               {"FREE", Align::kRight},
-               {"RETURNING", Align::kRight},
-               {"USE"},
-               {"WHAT"}});
+  Table table(
+      {"POOL", ">TOTAL", ">LEASED", ">FREE", ">RETURNING", "USE", "WHAT"});
   for (const json& gpu : node.at("gpus")) {
     AddPool(gpu, fmt::format("gpu {}", Number(gpu, "index")),
             gpu.value("fault", json()).is_null()
@@ -99,17 +83,8 @@ std::string RenderPools(const json& node) {
 }
 
 std::string RenderRanks(const json& node) {
-  Table table({{"JOB"},
-               {"RANK", Align::kRight},
-               {"PID", Align::kRight},
-               {"GPU", Align::kRight},
-               {"GPU MEMORY", Align::kRight},
-               {"HOST MEMORY", Align::kRight},
-               {"STEP", Align::kRight},
-               {"LOSS", Align::kRight},
-               {"TOKENS/S", Align::kRight},
-               {"STALLED", Align::kRight},
-               {"GRANT WAITS", Align::kRight}});
+  Table table({"JOB", ">RANK", ">PID", ">GPU", ">GPU MEMORY", ">HOST MEMORY",
+               ">STEP", ">LOSS", ">TOKENS/S", ">STALLED", ">GRANT WAITS"});
   for (const json& job : node.at("jobs")) {
     for (const json& rank : job.at("ranks")) {
       table.Add(
@@ -122,21 +97,128 @@ std::string RenderRanks(const json& node) {
            Size(Number(rank, "gpu_bytes")), Size(Number(rank, "host_bytes")),
            Optional(rank.at("step"), Count), Optional(rank.at("loss"), Loss),
            Optional(rank.at("tokens_per_second"), Count),
-           Span(rank.at("stall_seconds").get<double>()),
-           Span(rank.at("grant_wait_seconds").get<double>())});
+           SpanOf(rank, "stall_seconds"), SpanOf(rank, "grant_wait_seconds")});
     }
   }
   return table.empty() ? "no jobs\n" : table.Text(kTerminalColumns, 2);
 }
 
+// Formats "2.35 GB/s, 14.9 GiB a step: promised".
+std::string CopiesText(const json& copies, const std::string& direction) {
+  const auto of = [&](const std::string& key) {
+    return copies.at(key).get<double>();
+  };
+  const double rate = of(direction + "_bytes_per_second");
+  if (rate <= 0) return "-";
+  return fmt::format(
+      "{:.2f} GB/s, {} a step: {}", rate / 1e9,
+      Size(copies.value(direction + "_bytes_per_step", int64_t{-1})),
+      of("promised_" + direction + "_bytes_per_second") > 0 ? "promised"
+                                                            : "fair share");
+}
+
+// Formats "12 to, 3 from: 0.41 s".
+std::string LateText(const json& late) {
+  if (late.is_null()) return "-";  // the daemon is older
+  const auto h2d = late.at("h2d_copies").get<uint64_t>();
+  const auto d2h = late.at("d2h_copies").get<uint64_t>();
+  if (h2d + d2h == 0) return "-";
+  return fmt::format("{} to, {} from: {}", h2d, d2h,
+                     Span(late.at("h2d_seconds").get<double>() +
+                          late.at("d2h_seconds").get<double>()));
+}
+
+double SpeedIn(const json& link, const char* key) {
+  return link.at(key).is_null() ? 0 : link.at(key).get<double>();
+}
+
+std::set<std::string> NamesOf(const json& measured) {
+  std::set<std::string> names;
+  if (measured.is_null()) return names;
+  for (const json& link : measured.at("links"))
+    names.insert(Text(link, "name"));
+  return names;
+}
+
+std::string FromText(const json& link, const json& measured, bool is_measured) {
+  const json from = link.value("speed_from", json());
+  if (from == "measured") return "measured by " + ByWhom(measured);
+  if (from.is_null()) return "-";
+  return from.get<std::string>() +
+         (is_measured ? ", not what was measured" : "");
+}
+
+// States on one line whether stored speeds are not in use; empty if all are.
+std::string NotHeld(const json& node, const json& measured) {
+  if (measured.is_null()) return "";
+  if (measured.at("waits").get<bool>()) {
+    return fmt::format(
+        "What was measured by {} waits until no rank is attached, or the "
+        "daemon is started again\n",
+        Printable(ByWhom(measured)));
+  }
+  std::set<std::string> unused = NamesOf(measured);
+  for (const json& link : node.at("links")) {
+    if (!link.value("speed_from", json()).is_null()) {
+      unused.erase(Text(link, "name"));
+    }
+  }
+  if (unused.empty()) return "";
+  return fmt::format(
+      "What was measured by {} is not used, since it does not fit this node: "
+      "measure again, or sluicectl bandwidth forget\n",
+      Printable(ByWhom(measured)));
+}
+
+std::string RenderCopies(const json& node) {
+  Table table({"COPIES OF", ">RANK", ">WEIGHT", "LATE", "PLAN TO THE GPU",
+               "PLAN FROM THE GPU"});
+  for (const json& job : node.at("jobs")) {
+    for (const json& rank : job.at("ranks")) {
+      const double weight = rank.value("weight", 1.0);
+      const json plan = rank.value("plan_copies", json());
+      const std::string late = LateText(rank.value("late", json()));
+      if (weight == 1 && plan.is_null() && late == "-") continue;
+      table.Add({Text(job, "name"),
+                 fmt::format("{}/{}", Number(rank, "rank"),
+                             Number(job, "world_size")),
+                 fmt::format("{:g}", weight), late,
+                 plan.is_null() ? "-" : CopiesText(plan, "h2d"),
+                 plan.is_null() ? "-" : CopiesText(plan, "d2h")});
+    }
+  }
+  return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 2);
+}
+
+std::string JobLines(const json& node) {
+  Table table({"JOB", ">USER", ">RANKS", ">GPU MEMORY", ">HOST MEMORY", ">STEP",
+               ">LOSS", ">TOKENS/S", ">PLAN"});
+  for (const json& job : node.at("jobs")) {
+    int64_t gpu = 0, host = 0;
+    double speed = 0;
+    json step, loss;
+    for (const json& rank : job.at("ranks")) {
+      gpu += Number(rank, "gpu_bytes");
+      host += Number(rank, "host_bytes");
+      if (!rank.at("step").is_null()) step = rank.at("step");
+      if (!rank.at("loss").is_null()) loss = rank.at("loss");
+      if (const json& own = rank.at("tokens_per_second"); !own.is_null()) {
+        speed += own.get<double>();
+      }
+    }
+    table.Add({Text(job, "name"), fmt::format("{}", Number(job, "uid")),
+               fmt::format("{}/{}", job.at("ranks").size(),
+                           Number(job, "world_size")),
+               Size(gpu), Size(host), Optional(step, Count),
+               Optional(loss, Loss), speed > 0 ? Count(speed) : "-",
+               Optional(job.at("plan_id"), Count)});
+  }
+  return table.empty() ? "no jobs\n" : table.Text(kTerminalColumns, 1);
+}
+
 std::string RenderPlans(const json& node) {
-  Table table({{"PLAN", Align::kRight},
-               {"JOB"},
-               {"RANKS", Align::kRight},
-               {"ALPHA", Align::kRight},
-               {"LIMITED BY"},
-               {"HOST MEMORY", Align::kRight},
-               {"SOLVED IN", Align::kRight}});
+  Table table({">PLAN", "JOB", ">RANKS", ">ALPHA", "LIMITED BY", ">HOST MEMORY",
+               ">SOLVED IN"});
   for (const json& plan : node.at("plans")) {
     double least = 1;
     int64_t host = 0;
@@ -151,12 +233,11 @@ std::string RenderPlans(const json& node) {
     table.Add({fmt::format("{}", Number(plan, "id")), Text(plan, "job"),
                fmt::format("{}", plan.at("ranks").size()),
                feasible ? fmt::format("{:.3f}", least) : "-",
-               // The reason is a sentence, which would make the column too
-               // wide.
+               // The reason is a sentence, too wide for a column.
                feasible ? limit
                         : fmt::format("does not fit: sluicectl plan show {}",
                                       Number(plan, "id")),
-               Size(host), Span(plan.at("seconds").get<double>())});
+               Size(host), SpanOf(plan, "seconds")});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
@@ -170,15 +251,12 @@ std::string ProgressOf(const json& planning) {
     return fmt::format("plan {} at the next step", Number(planning, "plan_id"));
   }
   if (state == "waiting") {
-    std::string others;
-    for (const json& each : planning.at("waiting_for")) {
-      others += (others.empty() ? "" : ", ") + each.get<std::string>();
-    }
+    const std::vector<std::string> others = planning.at("waiting_for");
     if (planning.at("plan_id").is_null()) {
       return "waits for host memory to calibrate in";
     }
     return fmt::format("plan {} waits for host memory of {}",
-                       Number(planning, "plan_id"), others);
+                       Number(planning, "plan_id"), fmt::join(others, ", "));
   }
   if (progress.is_null()) return "starts";
   return fmt::format("{} of {} segments; {}: {}, peak {}, at least {}",
@@ -190,32 +268,21 @@ std::string ProgressOf(const json& planning) {
 }
 
 std::string RenderPlanning(const json& node) {
-  Table table({{"PLANNING"},
-               {"RANKS", Align::kRight},
-               {"FOR", Align::kRight},
-               {"AT MOST", Align::kRight},
-               {"HOW FAR"}});
+  Table table({"PLANNING", ">RANKS", ">FOR", ">AT MOST", "HOW FAR"});
   for (const json& planning : node.at("planning")) {
-    const auto span = [](double seconds) { return Span(seconds); };
     table.Add({Text(planning, "job"),
                fmt::format("{}/{}", Number(planning, "ranks"),
                            Number(planning, "ranks_wanted")),
-               Optional(planning.at("elapsed_s"), span),
-               Optional(planning.at("deadline_in_s"), span),
+               Optional(planning.at("elapsed_s"), Span),
+               Optional(planning.at("deadline_in_s"), Span),
                ProgressOf(planning)});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// Formats the leases that wait in the queue.
 std::string RenderWaiting(const json& node) {
-  Table table({{"WAITING"},
-               {"RANK", Align::kRight},
-               {"FOR", Align::kRight},
-               {"OF"},
-               {"SINCE", Align::kRight},
-               {"AT MOST", Align::kRight},
-               {"LACKS"}});
+  Table table(
+      {"WAITING", ">RANK", ">FOR", "OF", ">SINCE", ">AT MOST", "LACKS"});
   for (const json& lease : node.value("waiting", json::array())) {
     const int64_t in_front = Number(lease, "in_front");
     std::string lacks = Text(lease, "lacks") == "pool"
@@ -227,26 +294,55 @@ std::string RenderWaiting(const json& node) {
                fmt::format("{} {}",
                            Text(lease, "pool") == "gpu" ? "GPU" : "NUMA node",
                            Number(lease, "index")),
-               Span(lease.at("elapsed_s").get<double>()),
-               Span(lease.at("deadline_in_s").get<double>()), lacks});
+               SpanOf(lease, "elapsed_s"), SpanOf(lease, "deadline_in_s"),
+               lacks});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 2);
 }
 
 std::string RenderEvents(const json& node) {
   const json& events = node.at("events");
-  Table table({{"AGO", Align::kRight}, {"EVENT"}, {"WHAT"}});
+  Table table({">AGO", "EVENT", "WHAT"});
   const size_t first =
       events.size() > kEventsShown ? events.size() - kEventsShown : 0;
   for (size_t i = first; i < events.size(); ++i) {
-    table.Add({Span(events[i].at("age_s").get<double>()),
-               Text(events[i], "kind"), Text(events[i], "text")});
+    table.Add({SpanOf(events[i], "age_s"), Text(events[i], "kind"),
+               Text(events[i], "text")});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// Parses the snapshot and formats it by `render`. A missing field, or one of
-// another type, is an error.
+std::string TimeOf(const json& event, absl::Time now) {
+  const absl::Time at = now - absl::Seconds(event.at("age_s").get<double>());
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", at, absl::UTCTimeZone());
+}
+
+// The request's id as in the daemon's log; "" from an older daemon.
+std::string RequestOf(const json& event) {
+  const auto request = event.find("request");
+  if (request == event.end() || request->is_null()) return "";
+  return " (" + request->get<std::string>() + ")";
+}
+
+std::string LineOf(const json& event, bool as_json, absl::Time now) {
+  if (!as_json) {
+    return fmt::format("{} {:>6} {:<8} {}{}\n", TimeOf(event, now),
+                       event.at("number").get<uint64_t>(),
+                       event.at("kind").get<std::string>(),
+                       event.at("text").get<std::string>(), RequestOf(event));
+  }
+  json shown = event;
+  shown.erase("age_s");
+  shown["time"] = TimeOf(event, now);
+  return JsonLine(shown);
+}
+
+std::string Missed(uint64_t count, bool as_json) {
+  return as_json ? fmt::format("{{\"missed\": {}}}\n", count)
+                 : fmt::format("({} events are not kept any more)\n", count);
+}
+
+// Internal: a field is missing or of another type.
 absl::StatusOr<std::string> Render(
     const std::string& text,
     const std::function<std::string(const json&)>& render) {
@@ -260,7 +356,7 @@ absl::StatusOr<std::string> Render(
   }
 }
 
-// Does the same, and breaks lines to fit a terminal.
+// Breaks lines to fit a terminal.
 absl::StatusOr<std::string> RenderLines(
     const std::string& text,
     const std::function<std::string(const json&)>& render) {
@@ -268,6 +364,27 @@ absl::StatusOr<std::string> RenderLines(
 }
 
 }  // namespace
+
+std::string RenderLinks(const json& node) {
+  Table table({"LINK", "ON", ">TO GPU", ">TO HOST", ">TOGETHER", "FROM"});
+  const json measured = node.value("measured_links", json());
+  const std::set<std::string> names = NamesOf(measured);
+  for (const json& link : node.at("links")) {
+    const std::string name = Text(link, "name");
+    table.Add({name, link.at("parent").is_null() ? "-" : Text(link, "parent"),
+               Speed(SpeedIn(link, "h2d_bytes_per_second")),
+               Speed(SpeedIn(link, "d2h_bytes_per_second")),
+               Speed(SpeedIn(link, "both_bytes_per_second")),
+               FromText(link, measured, names.contains(name))});
+  }
+  return table.Text(kTerminalColumns, 1) + NotHeld(node, measured);
+}
+
+std::string RenderMeasuredLinks(const json& node) {
+  return node.value("measured_links", json()).is_null()
+             ? ""
+             : "\n" + RenderLinks(node);
+}
 
 absl::StatusOr<std::string> RenderStatus(const std::string& text) {
   return RenderLines(text, [](const json& node) {
@@ -315,6 +432,41 @@ absl::StatusOr<std::string> JsonPart(const std::string& text,
     for (const std::string& key : keys) parts[key] = node.at(key);
     return parts.dump() + "\n";
   });
+}
+
+absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
+                                            SeenEvents seen, bool as_json,
+                                            absl::Time now) {
+  EventLines lines;
+  try {
+    const json node = json::parse(snapshot);
+    const auto generation = node.at("generation").get<uint64_t>();
+    // No event is dropped from here on: missing numbers are other users'.
+    const auto from = node.value("events_from", uint64_t{0});
+    if (generation != seen.generation) seen.last = 0;
+    seen.generation = generation;
+    uint64_t missed =
+        seen.last > 0 && from > seen.last + 1 ? from - seen.last - 1 : 0;
+    for (const json& event : node.at("events")) {
+      const auto number = event.at("number").get<uint64_t>();
+      if (missed > 0 && number > seen.last && number < from) --missed;
+    }
+    if (missed > 0) lines.text += Missed(missed, as_json);
+    for (const json& event : node.at("events")) {
+      const auto number = event.at("number").get<uint64_t>();
+      if (number <= seen.last) continue;
+      lines.text += LineOf(event, as_json, now);
+      seen.last = number;
+    }
+    // Dropped events are reported once.
+    if (from > 0) seen.last = std::max(seen.last, from - 1);
+    lines.seen = seen;
+  } catch (const json::exception& error) {
+    return absl::InternalError(
+        fmt::format("sluiced's events are not what this sluicectl knows: {}",
+                    error.what()));
+  }
+  return lines;
 }
 
 }  // namespace sluice::ctl

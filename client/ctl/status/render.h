@@ -1,12 +1,14 @@
 // Formats the daemon's snapshot and plans as text for people.
-//
 // Thread safety: pure functions.
 #pragma once
 
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "proto/plan/plan.h"
 
 namespace sluice::ctl {
@@ -17,18 +19,58 @@ absl::StatusOr<std::string> RenderJobs(const std::string& json);
 absl::StatusOr<std::string> RenderBandwidth(const std::string& json);
 absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 
+// Format the links of the snapshot `node` (daemon/README.md), one per line:
+// all, or none if no measurement is stored. Throw nlohmann::json::exception if
+// `node` has another form.
+std::string RenderLinks(const nlohmann::json& node);
+std::string RenderMeasuredLinks(const nlohmann::json& node);
+
 // Formats a line for each process without a session that has memory. Sets
-// `returning` to whether some memory of ended sessions is not free yet.
+// `returning` to whether memory of ended sessions is not free yet.
 absl::StatusOr<std::string> RenderHolders(const std::string& json,
                                           bool& returning);
 
-// Formats a plan. `explain` adds the reasons, the binding limits, what is
-// proved, and what more of a resource would gain.
+// `explain` adds the reasons, the binding limits, what is proved, and what more
+// of a resource would gain.
 std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 
-// Formats the snapshot for --json on one line: all of it (no key), one part
-// ("jobs"), or an object of several parts.
+// Formats one line of --json: the whole snapshot (no key), one part ("jobs"),
+// or an object of several parts.
 absl::StatusOr<std::string> JsonPart(const std::string& json,
                                      const std::vector<std::string>& keys);
+
+// The events that were shown already. Each daemon numbers its events from 1.
+struct SeenEvents {
+  uint64_t generation = 0;  // of the daemon; 0: no event shown yet
+  uint64_t last = 0;
+};
+struct EventLines {
+  std::string text;  // whole lines
+  SeenEvents seen;   // includes the events in `text`
+};
+
+// Formats the events of a snapshot, taken at `now`, that are not in `seen`; a
+// first line states how many in between were dropped. `as_json`: one object per
+// line, with the time of day instead of the age. Internal: this version cannot
+// read the snapshot.
+absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
+                                            SeenEvents seen, bool as_json,
+                                            absl::Time now);
+
+// ---- render_memory.cc: throw nlohmann::json::exception ----
+
+// Formats a section with the memory of each pool that is held outside leases,
+// and what each rank reported; empty if there is none.
+std::string RenderOutside(const nlohmann::json& node);
+// Formats a line for each process without a session that has memory of the
+// pools; empty from a daemon that does not report them.
+std::string HolderLines(const nlohmann::json& node);
+
+// Formats ", HOST_NUMA"; empty on sim, or from a daemon that does not state it.
+std::string HostKind(const nlohmann::json& node);
+
+// Formats the output of `budget`: limits, reservations, how much of its limit
+// each user, cgroup or job holds, memory held outside leases, and quotas.
+std::string BudgetLines(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

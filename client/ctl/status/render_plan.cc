@@ -5,26 +5,18 @@
 
 #include "client/ctl/status/render.h"
 #include "client/ctl/text/format.h"
-#include "client/ctl/text/table.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {
 namespace {
-
-using Align = Table::Align;
 
 std::string PlanPercent(double part) {
   return fmt::format("{:.1f} %", 100 * part);
 }
 
 std::string Segments(const plan::RankPlan& rank) {
-  Table table({{"  SEGMENT"},
-               {"BUFFERS", Align::kRight},
-               {"BASE", Align::kRight},
-               {"PEAK", Align::kRight},
-               {"AT LEAST", Align::kRight},
-               {"PROVED BY"},
-               {"FOUND BY"}});
+  Table table({"  SEGMENT", ">BUFFERS", ">BASE", ">PEAK", ">AT LEAST",
+               "PROVED BY", "FOUND BY"});
   for (const plan::SegmentPlan& segment : rank.segments) {
     const plan::Placement& placement = segment.placement;
     table.Add({"  " + segment.name, fmt::format("{}", placement.offsets.size()),
@@ -36,10 +28,7 @@ std::string Segments(const plan::RankPlan& rank) {
 }
 
 std::string Classes(const plan::RankPlan& rank) {
-  Table table({{"  TENSOR CLASS"},
-               {"KEPT", Align::kRight},
-               {"SWAPPED", Align::kRight},
-               {"RECOMPUTED", Align::kRight}});
+  Table table({"  TENSOR CLASS", ">KEPT", ">SWAPPED", ">RECOMPUTED"});
   for (const plan::ClassPlan& each : rank.classes) {
     table.Add({"  " + plan::FullName(each.kind, each.name),
                PlanPercent(each.fractions.keep),
@@ -52,7 +41,7 @@ std::string Classes(const plan::RankPlan& rank) {
 // ---- --explain --------------------------------------------------------------
 
 std::string RankReason(const plan::RankPlan& rank) {
-  Table table({{"  TENSOR CLASS"}, {"WHY"}});
+  Table table({"  TENSOR CLASS", "WHY"});
   for (const plan::ClassPlan& each : rank.classes) {
     table.Add({"  " + plan::FullName(each.kind, each.name), each.why});
   }
@@ -80,7 +69,7 @@ std::string ProofOf(const plan::Placement& placement) {
 }
 
 std::string Proofs(const plan::RankPlan& rank) {
-  Table table({{"  SEGMENT"}, {"PEAK", Align::kRight}, {"PROOF"}});
+  Table table({"  SEGMENT", ">PEAK", "PROOF"});
   for (const plan::SegmentPlan& segment : rank.segments) {
     table.Add({"  " + segment.name, Size(segment.placement.peak.count()),
                ProofOf(segment.placement)});
@@ -121,13 +110,8 @@ std::string Saves(double seconds) {
 }
 
 std::string PlanLimits(const plan::NodePlan& plan) {
-  Table table({{"LIMIT"},
-               {"USED", Align::kRight},
-               {"OF", Align::kRight},
-               {""},
-               {"ONE MORE"},
-               {"STEP", Align::kRight},
-               {"RECOMPUTATION", Align::kRight}});
+  Table table(
+      {"LIMIT", ">USED", ">OF", "", "ONE MORE", ">STEP", ">RECOMPUTATION"});
   for (const plan::PlanLimit& limit : plan.limits) {
     table.Add({limit.what, LimitAmount(limit, limit.used),
                LimitAmount(limit, limit.capacity), limit.binds ? "full" : "",
@@ -138,7 +122,7 @@ std::string PlanLimits(const plan::NodePlan& plan) {
   return table.empty() ? "" : "\n" + table.Text();
 }
 
-// Formats the peak, or "-" for a changed plan, which has only fractions.
+// A changed plan has only fractions.
 std::string Peak(const plan::RankPlan& rank) {
   return rank.segments.empty() ? "-" : Size(rank.transient_peak.count());
 }

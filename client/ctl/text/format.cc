@@ -4,11 +4,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
+#include "absl/strings/str_split.h"
+#include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/base/units.h"
 
 namespace sluice::ctl {
+
+using nlohmann::json;
 
 std::string Size(int64_t bytes) {
   return bytes < 0 ? "-" : FormatBytes(Bytes(bytes));
@@ -26,6 +32,13 @@ std::string Count(double value) {
   return text;
 }
 
+std::string Speed(double bytes_per_second) {
+  if (bytes_per_second <= 0) return "-";
+  return bytes_per_second >= 1e9
+             ? fmt::format("{:.2f} GB/s", bytes_per_second / 1e9)
+             : fmt::format("{:.1f} MB/s", bytes_per_second / 1e6);
+}
+
 std::string Loss(double value) { return fmt::format("{:.4f}", value); }
 
 std::string Bar(double part, double whole) {
@@ -36,6 +49,147 @@ std::string Bar(double part, double whole) {
                        : static_cast<int>(share * 10);
   return fmt::format("{}{} {:3.0f} %", std::string(full, '#'),
                      std::string(10 - full, '.'), 100 * share);
+}
+
+int64_t Number(const json& from, const char* key) {
+  return from.at(key).is_null() ? -1 : from.at(key).get<int64_t>();
+}
+
+std::string Text(const json& from, const char* key) {
+  return from.at(key).get<std::string>();
+}
+
+std::string SpanOf(const json& from, const char* key) {
+  return Span(from.at(key).get<double>());
+}
+
+std::string Optional(const json& value,
+                     const std::function<std::string(double)>& format) {
+  return value.is_null() ? "-" : format(value.get<double>());
+}
+
+std::string ByWhom(const json& from) {
+  const std::string by = Text(from, "by");
+  return fmt::format("{}, {} ago", by.empty() ? "an administrator" : by,
+                     SpanOf(from, "age_s"));
+}
+
+// The least width of the last column if it holds text.
+constexpr size_t kLeastText = 24;
+
+std::string_view FirstOf(std::string_view line, size_t columns) {
+  size_t end = 0;
+  for (size_t shown = 0; end < line.size(); ++end) {
+    const bool begins = (static_cast<unsigned char>(line[end]) & 0xc0) != 0x80;
+    if (begins && shown++ == columns) break;
+  }
+  return line.substr(0, end);
+}
+
+std::string Wrapped(const std::string& text, size_t columns) {
+  std::string wrapped;
+  for (absl::string_view rest : absl::StrSplit(text, '\n')) {
+    std::string indent = rest.data() == text.data() ? "" : "\n";
+    do {
+      const size_t room = columns - (indent.size() > 1 ? 2 : 0);
+      size_t size = FirstOf({rest.data(), rest.size()}, room).size();
+      if (size < rest.size()) {
+        const size_t blank = rest.rfind(' ', size);
+        if (blank != rest.npos && blank > rest.find_first_not_of(' ')) {
+          size = blank;
+        }
+      }
+      wrapped += indent + std::string(rest.substr(0, size));
+      rest.remove_prefix(
+          std::min(rest.find_first_not_of(' ', size), rest.size()));
+      indent = "\n  ";
+    } while (!rest.empty());
+  }
+  return wrapped;
+}
+
+size_t Width(const std::string& text) {
+  // Counts the bytes that begin a UTF-8 character.
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+Table::Table(std::initializer_list<std::string_view> columns) {
+  for (const std::string_view column : columns) {
+    const bool right = column.starts_with('>');
+    columns_.push_back({std::string(column.substr(right ? 1 : 0)), right});
+  }
+}
+
+void Table::Add(std::vector<std::string> cells) {
+  SLUICE_CHECK(cells.size() == columns_.size());
+  for (std::string& cell : cells) cell = Printable(std::move(cell));
+  rows_.push_back(std::move(cells));
+}
+
+std::string Table::Line(const std::vector<std::string>& cells,
+                        const std::vector<size_t>& shown,
+                        const std::vector<size_t>& widths) const {
+  std::string line;
+  for (const size_t i : shown) {
+    const std::string fill(widths[i] - Width(cells[i]), ' ');
+    if (i != shown.front()) line += "  ";
+    line += columns_[i].right ? fill + cells[i] : cells[i] + fill;
+  }
+  line.erase(line.find_last_not_of(' ') + 1);
+  return line + "\n";
+}
+
+std::string Table::Text(size_t columns, size_t keys) const {
+  std::vector<std::string> titles;
+  for (const Column& column : columns_) titles.push_back(column.title);
+  std::vector<size_t> widths;
+  for (size_t i = 0; i < columns_.size(); ++i) {
+    size_t width = Width(titles[i]);
+    for (const auto& row : rows_) width = std::max(width, Width(row[i]));
+    widths.push_back(width);
+  }
+  std::string text;
+  const size_t last = columns_.size() - 1;
+  for (size_t first = 0, next = 0; first <= last; first = next) {
+    std::vector<size_t> shown(first == 0 ? 0 : keys);
+    std::iota(shown.begin(), shown.end(), 0);
+    size_t used = 0;
+    for (const size_t key : shown) used += widths[key] + 2;
+    for (; next <= last; used += widths[next++] + 2) {
+      const bool is_text = next == last && !columns_[next].right;
+      const size_t least =
+          is_text ? std::min(widths[next], kLeastText) : widths[next];
+      if (next > first && used + least > columns) break;
+      shown.push_back(next);
+    }
+    text += (first == 0 ? "" : "\n") + Line(titles, shown, widths);
+    for (const auto& row : rows_) text += Line(row, shown, widths);
+  }
+  return text;
+}
+
+std::string EscapeHtml(const std::string& text) {
+  std::string safe;
+  for (const char c : Printable(text)) {
+    switch (c) {
+      case '&':
+        safe += "&amp;";
+        break;
+      case '<':
+        safe += "&lt;";
+        break;
+      case '>':
+        safe += "&gt;";
+        break;
+      case '"':
+        safe += "&quot;";
+        break;
+      default:
+        safe += c;
+    }
+  }
+  return safe;
 }
 
 }  // namespace sluice::ctl

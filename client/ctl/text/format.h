@@ -1,8 +1,15 @@
-// Formats amounts for people. Thread safety: pure functions.
+// Formats amounts, tables and fields of the daemon's snapshot for people. What
+// reads a field throws nlohmann::json::exception if the snapshot has another
+// form. Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace sluice::ctl {
 
@@ -12,9 +19,73 @@ std::string Size(int64_t bytes);
 std::string Span(double seconds);
 // Formats "12,345".
 std::string Count(double value);
+// Formats "24.00 GB/s", or "-" for 0.
+std::string Speed(double bytes_per_second);
 // Formats "2.3026".
 std::string Loss(double value);
 // Formats "#####.....  50 %" with ten characters for the bar.
 std::string Bar(double part, double whole);
+
+// Returns the number, or -1 for null, which Size formats as "-".
+int64_t Number(const nlohmann::json& from, const char* key);
+std::string Text(const nlohmann::json& from, const char* key);
+// Formats a field in seconds.
+std::string SpanOf(const nlohmann::json& from, const char* key);
+// Formats a number by `format`, and null as "-".
+std::string Optional(const nlohmann::json& value,
+                     const std::function<std::string(double)>& format);
+// Formats the fields `by` and `age_s` as "root, 3 min ago".
+std::string ByWhom(const nlohmann::json& from);
+// Formats the object on one line, as --json prints it. Bytes that are not UTF-8
+// are replaced.
+std::string JsonLine(const auto& object) {
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+         "\n";
+}
+
+// The most columns of `status` and other output about a running daemon.
+inline constexpr size_t kTerminalColumns = 80;
+
+// A table with columns as wide as their widest cell and two blanks between.
+// Thread safety: one owner.
+class Table {
+ public:
+  // The columns' titles. A column is aligned to the right if '>' precedes its
+  // title.
+  explicit Table(std::initializer_list<std::string_view> columns);
+
+  // Adds a row with one cell per column. Control characters become '?': a name
+  // must not control the operator's terminal.
+  void Add(std::vector<std::string> cells);
+  bool empty() const { return rows_.empty(); }
+  std::string Text() const { return Text(SIZE_MAX, 1); }
+  // Columns that do not fit into `columns` characters follow in further tables,
+  // which begin with the first `keys` columns again. Wrapped breaks what is
+  // still too wide: the last column's text, or a single cell.
+  std::string Text(size_t columns, size_t keys) const;
+
+ private:
+  std::string Line(const std::vector<std::string>& cells,
+                   const std::vector<size_t>& shown,
+                   const std::vector<size_t>& widths) const;
+
+  struct Column {
+    std::string title;
+    bool right;
+  };
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// Returns the number of visible characters of UTF-8 text.
+size_t Width(const std::string& text);
+// Returns the first `columns` characters; never splits a UTF-8 character.
+std::string_view FirstOf(std::string_view line, size_t columns);
+// Breaks lines at `columns` characters, between words where possible; continued
+// lines are indented.
+std::string Wrapped(const std::string& text, size_t columns = kTerminalColumns);
+
+// Returns printable text, escaped for HTML and SVG, attributes included.
+std::string EscapeHtml(const std::string& text);
 
 }  // namespace sluice::ctl

@@ -19,8 +19,7 @@
 namespace sluice::ctl {
 namespace {
 
-// Defers Ctrl-C and similar signals while a temporary file exists, so that the
-// file is always removed or renamed. Writing it takes milliseconds.
+// Defers Ctrl-C and the like while a temporary file exists.
 class SignalsHeld {
  public:
   SignalsHeld() {
@@ -56,8 +55,7 @@ absl::Status WriteSpecial(const std::string& path, std::string_view text) {
   return WriteAll(fd.get(), text, path);
 }
 
-// Returns the mode that the umask allows; mkstemp would make the output
-// private.
+// The mode that the umask allows; mkstemp would make the output private.
 mode_t PlainMode() {
   const mode_t mask = umask(0);
   umask(mask);
@@ -74,6 +72,10 @@ int ReportError(const absl::Status& status) {
   return bad_input ? kBadInput : 1;
 }
 
+int ExitStatus(const absl::StatusOr<int>& result) {
+  return result.ok() ? *result : ReportError(result.status());
+}
+
 absl::Status CheckOutput(const std::string& path) {
   if (path == "-") return absl::OkStatus();
   struct stat info;
@@ -83,8 +85,7 @@ absl::Status CheckOutput(const std::string& path) {
   }
   const std::string folder = std::filesystem::path(path).parent_path();
   const char* where = folder.empty() ? "." : folder.c_str();
-  // The output is first written to another file in the same folder, so the
-  // folder must be writable.
+  // WriteOutput makes another file in the same folder.
   return access(where, W_OK | X_OK) == 0 ? absl::OkStatus()
                                          : CannotWrite(path, errno);
 }

@@ -1,5 +1,4 @@
-// Reports errors, and writes output files so that they are complete or absent.
-//
+// Reports errors, and writes output files whole or not at all.
 // Thread safety: pure functions, except for the files they write.
 #pragma once
 
@@ -7,6 +6,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace sluice::ctl {
 
@@ -17,13 +17,14 @@ inline constexpr int kInterrupted = 130;  // 128 + SIGINT, as shells report it
 // Prints one `error:` line to stderr. Returns 2 for mistakes of the caller
 // (InvalidArgument, NotFound), else 1.
 int ReportError(const absl::Status& status);
+// Returns the exit status that a command returned, or reports its error.
+int ExitStatus(const absl::StatusOr<int>& result);
 
 // Checks whether `path` can be written. Call it before long work.
 absl::Status CheckOutput(const std::string& path);
 
-// Writes `text` to a temporary file in the folder of `path` and renames it: a
-// reader sees the old file or the whole new one, also after Ctrl-C or on a full
-// disk. "-" means stdout. Errors have the path and the reason.
+// Writes and renames a temporary file: a reader sees the old file or the whole
+// new one, also after Ctrl-C or on a full disk. "-" means stdout.
 absl::Status WriteOutput(const std::string& path, std::string_view text);
 
 }  // namespace sluice::ctl

@@ -1,27 +1,79 @@
-// A check of the kit, the facts that it receives, and the table of all checks.
-// Each check runs in its own process.
-//
-// Thread safety: a check is the only code in its process.
+// The kit's checks: their table, what each receives and returns, and its
+// process. Thread safety: a check is the only code in its process.
 #pragma once
 
+#include <sys/types.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "deploy/bundle/verify/result.h"
 
 namespace sluice::verify {
 
-// Subfolder of the work folder that is left out of the archive.
+// A skipped check never counts as passed.
+enum class Status { kPassed, kFailed, kSkipped };
+
+struct Result {
+  std::string name;
+  Status status = Status::kFailed;
+  double seconds = 0;
+  nlohmann::json value;
+  std::string expected;
+  std::string reason;  // empty if it passed
+  // false: the user did not request it, so it does not count
+  bool asked = true;
+};
+
+inline Result Passed(nlohmann::json value, std::string expected) {
+  return {.status = Status::kPassed,
+          .value = std::move(value),
+          .expected = std::move(expected)};
+}
+inline Result Failed(nlohmann::json value, std::string expected,
+                     std::string reason) {
+  return {.status = Status::kFailed,
+          .value = std::move(value),
+          .expected = std::move(expected),
+          .reason = std::move(reason)};
+}
+inline Result Failed(nlohmann::json value, std::string expected,
+                     const absl::Status& why) {
+  return Failed(std::move(value), std::move(expected),
+                std::string(why.message()));
+}
+inline Result Skipped(std::string reason) {
+  return {.status = Status::kSkipped, .reason = std::move(reason)};
+}
+
+const char* Name(Status status);
+// {name, status, seconds, value, expected, reason}
+nlohmann::json ToJson(const Result& result);
+// Returns a failed result if `json` is no result.
+Result FromJson(const nlohmann::json& json);
+// Returns the failed result of a process that ended badly: `how`, after the
+// reason that it wrote itself.
+Result FromJson(const nlohmann::json& json, const std::string& how);
+
+// Returns the last line of a program's output that is not empty, which usually
+// has the reason of a failure; "" if there is none.
+std::string LastLine(const std::string& text);
+
+// Subfolder of the work folder, not archived.
 inline constexpr char kScratch[] = "scratch";
 
 struct Surroundings {
-  std::string work;  // this check's folder; its files go into the archive
-  // Indices of the free GPUs, as this process numbers them.
-  std::vector<int> gpus;
-  std::string busy;  // the busy GPUs, one line for users; empty if none is busy
-  std::string python;  // absolute path of the user's Python with torch
+  const char* check = "";  // its name
+  std::string work;        // this check's folder; its files go into the archive
+  std::vector<int> gpus;   // the free ones, as this process numbers them
+  std::string busy;        // the busy GPUs, one line for users; may be empty
+  std::string python;      // absolute path of the user's Python with torch
   absl::Duration limit;
 };
 
@@ -31,28 +83,67 @@ struct Check {
   absl::Duration limit;
   Result (*run)(const Surroundings&);
   bool needs_gpu = true;
-  // True if the check tests the user's torch on one GPU, which requires
-  // --python.
+  // Tests the user's torch on one GPU, which requires --python.
   bool needs_python = false;
 };
 
 // Returns the checks in the order in which they run.
 std::span<const Check> Checks();
-// Returns the check of that name, or null if there is none.
+// Returns null if there is no check of that name.
 const Check* FindCheck(const std::string& name);
 
+// Makes programs that are started from now on see these GPUs, in this order;
+// `gpus` are indices as this process numbers them.
+void ShowOnly(const std::vector<int>& gpus);
+
 // Each check is defined in its own file.
-Result RunSurvey(const Surroundings&);  // survey.cc: finds the free GPUs
+Result RunSurvey(const Surroundings&);  // checks.cc: finds the free GPUs
 Result RunDoctor(const Surroundings&);
 Result RunConformance(const Surroundings&);
 Result RunRules(const Surroundings&);
 Result RunKernels(const Surroundings&);
 Result RunLinks(const Surroundings&);
 Result RunDaemon(const Surroundings&);
-Result RunTorch(const Surroundings&);  // torch.cc, as are the checks below
-Result RunGradients(const Surroundings&);
-Result RunTraining(const Surroundings&);
-Result RunMemory(const Surroundings&);
-Result RunThroughput(const Surroundings&);
+Result RunTorch(const Surroundings&);  // torch.cc: every check of torch
+
+// ---- A check's process: a crash, a hang or a kill fails only this check ----
+
+struct CheckProcess {
+  std::string program;  // path of this program
+  const Check* check = nullptr;
+  std::string work;  // the work folder of all checks
+  std::string gpus, busy, python;
+  std::optional<absl::Duration> limit;  // replaces the table's limit
+  // Called ten times a second; true: the check is killed.
+  std::function<bool()> stopped;
+};
+
+// When this returns, all processes that the check started have ended.
+Result RunInProcess(const CheckProcess& process);
+
+// Runs the check in the child process, writes its result where RunInProcess
+// reads it, and returns the exit status. If the parent process ends first,
+// kills this process and all its descendants and deletes `work`, the folder of
+// all checks. `gpus`: "0,2". `work` and `gpus` of `here` are filled in.
+int ServeCheck(const Check& check, const std::string& work,
+               const std::string& gpus, Surroundings here);
+
+// ---- Descendants of this process, also those that have left its group ----
+
+// Makes this process the parent of descendants that become orphans from now on.
+void AdoptOrphans();
+
+// Returns whether `child` has ended but has not been reaped.
+bool HasEnded(pid_t child);
+
+// Returns the living ones, children before grandchildren.
+std::vector<pid_t> Descendants(pid_t of);
+
+// Kills and reaps all. Gives up on a process that does not die within some
+// seconds, such as one inside a driver call.
+void EndDescendants();
+
+// Describes waitpid's status: "ended by signal 9 (Killed)"; empty for 0.
+std::string HowItEnded(int status);
 
 }  // namespace sluice::verify

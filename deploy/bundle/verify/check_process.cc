@@ -1,24 +1,25 @@
-#include "deploy/bundle/verify/check_process.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <string>
 #include <thread>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "deploy/bundle/verify/descendants.h"
-#include "deploy/bundle/verify/last_line.h"
+#include "deploy/bundle/verify/check.h"
 #include "proto/base/file_text.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/spawn.h"
@@ -30,7 +31,26 @@ namespace {
 
 using nlohmann::json;
 
-// Read end of a pipe, which closes when the parent ends.
+constexpr absl::Duration kDescendantsNap = absl::Milliseconds(5);
+constexpr int kKillRounds = 1000;
+
+// Returns 0 if the process has ended.
+pid_t ParentOf(pid_t pid) {
+  // "PID (NAME) STATE PARENT …", and NAME may contain any character.
+  const std::string stat = TextOf("/proc/" + std::to_string(pid) + "/stat");
+  const size_t name_end = stat.rfind(')');
+  char state = 0;
+  int parent = 0;
+  if (name_end == std::string::npos ||
+      std::sscanf(stat.c_str() + name_end + 1, " %c %d", &state, &parent) !=
+          2 ||
+      state == 'Z') {
+    return 0;
+  }
+  return parent;
+}
+
+// Read end of a pipe that closes when the parent ends.
 constexpr int kWatched = 3;
 constexpr int kSliceMs = 100;
 // Attempts to delete a folder in which files still appear.
@@ -59,9 +79,8 @@ absl::StatusOr<pid_t> Start(const CheckProcess& process, const UniqueFd& log,
        .own_group = true});
 }
 
-// Waits for the process. Returns "" if it ended, else why the wait was given
-// up. Without a pidfd (no descriptor is free) the end is noticed at the end of
-// a time slice.
+// Returns "" if the process ended, else why the wait was given up. Without a
+// pidfd (no descriptor is free) the end is noticed after a slice.
 std::string Await(pid_t pid, absl::Duration limit,
                   const std::function<bool()>& stopped) {
   const UniqueFd pidfd = PidfdOf(pid);
@@ -88,8 +107,8 @@ Result ReadResult(const CheckProcess& process, const std::string& bad_end,
 
 std::atomic<bool> starter_is_gone = false;
 
-// Starts a thread that waits for the end of the parent process. It then kills
-// all descendants, deletes `work`, and kills this process's group.
+// Starts a thread that waits for the parent's end, then kills all descendants,
+// deletes `work`, and kills this process's group.
 void EndWithStarter(const std::string& work) {
   std::thread([work] {
     char none;
@@ -156,6 +175,7 @@ int ServeCheck(const Check& check, const std::string& work,
   std::error_code ignored;
   std::filesystem::create_directories(scratch, ignored);
   setenv("TMPDIR", scratch.c_str(), 1);
+  here.check = check.name;
   here.work = FolderOf(work, check);
   for (const auto word : absl::StrSplit(gpus, ',', absl::SkipEmpty())) {
     int gpu = 0;
@@ -168,6 +188,57 @@ int ServeCheck(const Check& check, const std::string& work,
   file << ToJson(result).dump(-1, ' ', false, json::error_handler_t::replace);
   file.close();
   return file ? 0 : 1;
+}
+
+std::vector<pid_t> Descendants(pid_t of) {
+  std::multimap<pid_t, pid_t> children;
+  std::error_code error;  // ignored: processes end during the scan
+  for (std::filesystem::directory_iterator entry("/proc", error), end;
+       !error && entry != end; entry.increment(error)) {
+    int pid = 0;
+    if (!absl::SimpleAtoi(entry->path().filename().string(), &pid)) continue;
+    if (const pid_t parent = ParentOf(pid); parent != 0) {
+      children.emplace(parent, pid);
+    }
+  }
+  std::vector<pid_t> found = {of};
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto [begin, end] = children.equal_range(found[i]);
+    for (auto it = begin; it != end; ++it) found.push_back(it->second);
+  }
+  found.erase(found.begin());
+  return found;
+}
+
+bool HasEnded(pid_t child) {
+  siginfo_t how = {};
+  return waitid(P_PID, static_cast<id_t>(child), &how,
+                WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         how.si_pid == child;
+}
+
+void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+// Repeats the scan, because a keeper may have started another daemon.
+void EndDescendants() {
+  for (int round = 0; round < kKillRounds; ++round) {
+    const std::vector<pid_t> left = Descendants(getpid());
+    for (const pid_t pid : left) kill(pid, SIGKILL);
+    while (waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+    if (left.empty()) return;
+    absl::SleepFor(kDescendantsNap);
+  }
+}
+
+std::string HowItEnded(int status) {
+  if (WIFSIGNALED(status)) {
+    return fmt::format("ended by signal {} ({})", WTERMSIG(status),
+                       strsignal(WTERMSIG(status)));
+  }
+  return WEXITSTATUS(status) == 0
+             ? ""
+             : fmt::format("ended with status {}", WEXITSTATUS(status));
 }
 
 }  // namespace sluice::verify

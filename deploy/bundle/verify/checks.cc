@@ -1,7 +1,30 @@
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "deploy/bundle/verify/check.h"
+#include "kernels/device/driver.h"
 
 namespace sluice::verify {
 namespace {
+
+using nlohmann::json;
+
+constexpr char kVisible[] = "CUDA_VISIBLE_DEVICES";
+// A GPU is busy if more than 1/16 of its memory is in use. Idle contexts of
+// other processes use less.
+constexpr int kIdlePart = 16;
+
+constexpr Check OfTorch(const char* name, const char* what, int limit_s) {
+  return {name,
+          what,
+          absl::Seconds(limit_s),
+          RunTorch,
+          /*needs_gpu=*/true,
+          /*needs_python=*/true};
+}
 
 // Without the checks of torch, the limits add up to less than ten minutes.
 constexpr Check kChecks[] = {
@@ -17,25 +40,68 @@ constexpr Check kChecks[] = {
      absl::Seconds(60), RunLinks},
     {"daemon", "memory of killed ranks, and ranks of a killed daemon",
      absl::Seconds(90), RunDaemon},
-    {"torch", "what your torch has of what Sluice needs", absl::Seconds(90),
-     RunTorch, /*needs_gpu=*/true, /*needs_python=*/true},
-    {"gradients", "a streamed step on the GPU against torch on the CPU",
-     absl::Seconds(180), RunGradients, /*needs_gpu=*/true,
-     /*needs_python=*/true},
-    {"training", "50 steps on the GPU against the CPU's curve",
-     absl::Seconds(180), RunTraining, /*needs_gpu=*/true,
-     /*needs_python=*/true},
-    {"memory", "what a streamed step takes against what is promised",
-     absl::Seconds(120), RunMemory, /*needs_gpu=*/true,
-     /*needs_python=*/true},
-    {"throughput", "how fast torch's kernels and a streamed step are",
-     absl::Seconds(180), RunThroughput, /*needs_gpu=*/true,
-     /*needs_python=*/true},
+    OfTorch("torch", "what your torch has of what Sluice needs", 90),
+    OfTorch("gradients", "a streamed step on the GPU against torch on the CPU",
+            180),
+    OfTorch("training", "50 steps on the GPU against the CPU's curve", 180),
+    OfTorch("memory", "what a streamed step takes against what is promised",
+            120),
+    OfTorch("throughput", "how fast torch's kernels and a streamed step are",
+            180),
 };
 constexpr Check kSurvey = {"survey", "which GPUs nobody uses",
                            absl::Seconds(40), RunSurvey, /*needs_gpu=*/false};
 
 }  // namespace
+
+const char* Name(Status status) {
+  switch (status) {
+    case Status::kPassed:
+      return "passed";
+    case Status::kFailed:
+      return "failed";
+    case Status::kSkipped:
+      return "skipped";
+  }
+  return "?";
+}
+
+json ToJson(const Result& result) {
+  return {{"name", result.name},         {"status", Name(result.status)},
+          {"seconds", result.seconds},   {"value", result.value},
+          {"expected", result.expected}, {"reason", result.reason}};
+}
+
+Result FromJson(const json& json) {
+  Result result;
+  if (!json.is_object() || !json.contains("status")) {
+    result.reason = "it left no result";
+    return result;
+  }
+  const std::string status = json.value("status", "");
+  if (status == Name(Status::kPassed)) result.status = Status::kPassed;
+  if (status == Name(Status::kSkipped)) result.status = Status::kSkipped;
+  result.value = json.value("value", nlohmann::json());
+  result.expected = json.value("expected", "");
+  result.reason = json.value("reason", "");
+  return result;
+}
+
+Result FromJson(const json& json, const std::string& how) {
+  Result result = FromJson(json);
+  const bool said_why = json.is_object() && result.status == Status::kFailed;
+  result.reason = (said_why ? result.reason + "; " : "") + how;
+  result.status = Status::kFailed;
+  return result;
+}
+
+std::string LastLine(const std::string& text) {
+  const size_t end = text.find_last_not_of('\n');
+  if (end == std::string::npos) return "";
+  const size_t before = text.rfind('\n', end);
+  const size_t begin = before == std::string::npos ? 0 : before + 1;
+  return text.substr(begin, end + 1 - begin);
+}
 
 std::span<const Check> Checks() { return kChecks; }
 
@@ -44,6 +110,48 @@ const Check* FindCheck(const std::string& name) {
     if (name == check.name) return &check;
   }
   return name == kSurvey.name ? &kSurvey : nullptr;
+}
+
+void ShowOnly(const std::vector<int>& gpus) {
+  // This process's own list (as set by Slurm), by which it numbers the GPUs.
+  static const std::string told = [] {
+    const char* const text = std::getenv(kVisible);
+    return std::string(text != nullptr ? text : "");
+  }();
+  std::string list = absl::StrJoin(gpus, ",");
+  if (!told.empty()) {
+    const std::vector<std::string> names = absl::StrSplit(told, ',');
+    list = absl::StrJoin(gpus, ",", [&](std::string* out, int gpu) {
+      out->append(names.at(static_cast<size_t>(gpu)));
+    });
+  }
+  setenv(kVisible, list.c_str(), 1);
+}
+
+Result RunSurvey(const Surroundings&) {
+  const char* const expected = "a driver with a GPU";
+  const auto driver = device::OpenCudaDriver();
+  if (!driver.ok()) return Failed({}, expected, driver.status());
+  const auto devices = (*driver)->Devices();
+  if (!devices.ok()) return Failed({}, expected, devices.status());
+  json free = json::array(), busy = json::array();
+  for (const device::DeviceInfo& gpu : *devices) {
+    const auto place = device::Placement::Gpu(gpu.index);
+    const auto use = (*driver)->Usage(place);
+    if (!use.ok()) {
+      return Failed({}, expected,
+                    fmt::format("GPU {}: {}", gpu.index.value(),
+                                std::string(use.status().message())));
+    }
+    if (use->used.count() > use->total.count() / kIdlePart) {
+      busy.push_back(fmt::format("GPU {}: {} of {} are in use",
+                                 gpu.index.value(), FormatBytes(use->used),
+                                 FormatBytes(use->total)));
+    } else {
+      free.push_back(gpu.index.value());
+    }
+  }
+  return Passed({{"free", free}, {"busy", busy}}, expected);
 }
 
 }  // namespace sluice::verify

@@ -1,6 +1,6 @@
-// Runs the kit's own daemon on the free GPUs and checks that the memory of
-// killed ranks can be leased again, whole and usable; that ranks and their
-// memory outlive a killed daemon; and that no memory stays in use at the end.
+// Runs the kit's own daemon on the free GPUs: memory of killed ranks can be
+// leased again, whole and usable; ranks and their memory outlive a killed
+// daemon; no memory stays in use at the end.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,11 +8,8 @@
 #include <memory>
 
 #include "absl/time/clock.h"
-#include "client/session/session.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/private_daemon.h"
-#include "deploy/bundle/verify/tenant.h"
-#include "deploy/bundle/verify/visible.h"
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -23,8 +20,7 @@ namespace {
 using nlohmann::json;
 using Tenants = std::vector<std::unique_ptr<Tenant>>;
 
-// The pool takes 3/4 of a GPU, so that no second pool fits. The rest is for
-// CUDA contexts.
+// The pool takes 3/4 of a GPU, so that no second pool fits; contexts the rest.
 constexpr int kDaemonPartOfGpu = 4;
 constexpr Bytes kHostPerGpu = MiB(64);
 // Differences below 1/16 of a GPU are noise from other processes' contexts.
@@ -38,7 +34,6 @@ class Course {
         until_(absl::Now() + here.limit * 0.9),
         patience_(here.limit / 9) {}
 
-  // Returns the measurements so far, also after a failure.
   const json& value() const { return value_; }
 
   absl::Status Run() {
@@ -54,7 +49,7 @@ class Course {
   }
 
  private:
-  // Prints the check's progress, which shows where a killed check was.
+  // The log shows where a killed check was.
   static void Say(const char* what) {
     std::puts(what);
     std::fflush(stdout);
@@ -97,16 +92,7 @@ class Course {
     return tenants;
   }
 
-  absl::StatusOr<Bytes> Leased() const {
-    SLUICE_ASSIGN_OR_RETURN(const auto gpus,
-                            client::ListGpus(daemon_->socket()));
-    Bytes leased;
-    for (const client::GpuState& gpu : gpus) leased += gpu.leased;
-    return leased;
-  }
-
-  // Checks that killed ranks keep no memory: the next ranks lease the whole
-  // pool.
+  // Killed ranks keep no memory: the next ranks lease the whole pool.
   absl::Status RanksAreKilled() {
     Say("ranks lease and fill all of the pool");
     SLUICE_ASSIGN_OR_RETURN(Tenants first, Lease("first"));
@@ -120,12 +106,13 @@ class Course {
 
   absl::Status DaemonIsKilled() {
     Say("the daemon is killed under them");
-    SLUICE_ASSIGN_OR_RETURN(const Bytes leased, Leased());
+    SLUICE_ASSIGN_OR_RETURN(const Bytes leased, daemon_->Leased());
     value_["leased_bytes"] = leased.count();
     const double killed = MonotonicSeconds();
     SLUICE_RETURN_IF_ERROR(daemon_->KillDaemon());
     const absl::Time late = absl::Now() + patience_;
-    for (auto now = Leased(); !now.ok() || *now != leased; now = Leased()) {
+    for (auto now = daemon_->Leased(); !now.ok() || *now != leased;
+         now = daemon_->Leased()) {
       if (absl::Now() >= late) {
         return absl::InternalError(fmt::format(
             "the next daemon did not take over the leases of {}: {}",
@@ -180,8 +167,7 @@ class Course {
 
   const Surroundings& here_;
   const absl::Time until_;
-  // Limit of one wait for the daemon or the driver.
-  const absl::Duration patience_;
+  const absl::Duration patience_;  // of one wait for the daemon or the driver
   json value_ = json::object();
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<PrivateDaemon> daemon_;
@@ -197,9 +183,8 @@ Result RunDaemon(const Surroundings& here) {
   ShowOnly(here.gpus);
   Course course(here);
   const absl::Status status = course.Run();
-  return status.ok()
-             ? Passed(course.value(), expected)
-             : Failed(course.value(), expected, std::string(status.message()));
+  return status.ok() ? Passed(course.value(), expected)
+                     : Failed(course.value(), expected, status);
 }
 
 }  // namespace sluice::verify

@@ -1,19 +1,17 @@
-// Reports what the machine offers: the findings of `sluicectl doctor`, and
-// properties that only the driver reports.
+// Reports the findings of `sluicectl doctor`, and what only the driver reports.
 #include <fmt/format.h>
 
 #include <bit>
 
 #include "client/ctl/doctor/checks.h"
-#include "client/ctl/doctor/read_facts.h"
-#include "client/ctl/doctor/told_facts.h"
+#include "client/ctl/doctor/facts.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/host_memory.h"
 #include "kernels/device/cuda/library.h"
 #include "kernels/device/driver.h"
 #include "proto/base/file_text.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
 
 namespace sluice::verify {
 namespace {
@@ -45,7 +43,6 @@ constexpr struct {
 };
 constexpr int kDefaultMode = 0;  // several processes may have a context
 
-// Adds one line to the report.
 void AddFinding(json& lines, const char* health, const std::string& what,
                 const std::string& said, const std::string& fix = "") {
   lines.push_back({{"what", what},
@@ -54,10 +51,9 @@ void AddFinding(json& lines, const char* health, const std::string& what,
                    {"fix", fix.empty() ? json(nullptr) : json(fix)}});
 }
 
-// Adds the findings about the machine. Returns why the driver cannot be used,
-// or "".
+// Returns why the driver cannot be used, or "".
 std::string SayMachine(const Surroundings& here, json& lines) {
-  // These sockets do not exist, so no daemon is queried.
+  // No daemon is queried: these sockets do not exist.
   ctl::Facts facts = ctl::ReadFacts(
       {.session = here.work + "/none.sock", .admin = here.work + "/none.sock"});
   // A container may hide the device files that show that there is a GPU.
@@ -114,6 +110,50 @@ void JudgeGpu(const json& gpu, json& lines) {
   }
 }
 
+// Makes and exports a piece of HOST_NUMA memory, as the daemon's driver does.
+absl::Status MakeOne(const device::cuda::LoadedLibrary& library) {
+  using namespace device::cuda;  // NOLINT: the driver's own names
+  int device = 0, offered = 0;
+  SLUICE_CUDA(&library, cuDeviceGet, "0", &device, 0);
+  SLUICE_CUDA(&library, cuDeviceGetAttribute, "of HOST_NUMA", &offered,
+              kAttributeHostNumaVirtualMemory, device);
+  if (offered == 0) {
+    return absl::UnimplementedError("the driver offers no HOST_NUMA memory");
+  }
+  AllocationProperties properties = {};
+  properties.type = kAllocationPinned;
+  properties.handle_types = kHandlePosixFd;
+  properties.location = {kLocationHostNuma, 0};
+  size_t granularity = 0;
+  SLUICE_CUDA(&library, cuMemGetAllocationGranularity, "of HOST_NUMA",
+              &granularity, &properties, kGranularityMinimum);
+  MemoryHandle handle = 0;
+  SLUICE_CUDA(&library, cuMemCreate, "of HOST_NUMA", &handle, granularity,
+              &properties, 0);
+  int fd = -1;
+  const absl::Status exported =
+      library.ToStatus(library.functions().cuMemExportToShareableHandle(
+                           &fd, handle, kHandlePosixFd, 0),
+                       "cuMemExportToShareableHandle of HOST_NUMA");
+  const UniqueFd closes(fd);
+  SLUICE_CUDA(&library, cuMemRelease, "of HOST_NUMA", handle);
+  return exported;
+}
+
+// Returns {kind, why, granularity} of NUMA node 0's pinned memory. `kind`:
+// "HOST_NUMA", or "memfd", which each process that maps it must pin; then `why`
+// is the error of HOST_NUMA.
+absl::StatusOr<json> DescribeHostMemory(
+    const device::cuda::LoadedLibrary& library, device::Driver& driver) {
+  SLUICE_ASSIGN_OR_RETURN(
+      const Bytes granularity,
+      driver.Granularity(device::Placement::Host(NumaIndex(0))));
+  const absl::Status made = MakeOne(library);
+  return json{{"kind", made.ok() ? "HOST_NUMA" : "memfd"},
+              {"why", made.ok() ? "" : std::string(made.message())},
+              {"granularity", granularity.count()}};
+}
+
 absl::StatusOr<json> DescribeGpus(json& lines) {
   SLUICE_ASSIGN_OR_RETURN(const auto opened, device::OpenCudaDriver());
   device::Driver& driver = *opened;
@@ -146,7 +186,7 @@ absl::StatusOr<json> DescribeGpus(json& lines) {
   return json{{"gpus", gpus}, {"host", host}};
 }
 
-// Adds nvidia-smi's output as text for readers, or null if it does not run.
+// Text for readers; null if nvidia-smi does not run.
 void AddNvidiaSmi(json& value) {
   const auto ask = [](std::vector<std::string> words) -> json {
     const auto told = OutputOf(words, {.patience = absl::Seconds(10)});

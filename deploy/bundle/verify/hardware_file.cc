@@ -16,8 +16,8 @@ namespace {
 
 using planner::train::Hardware;
 
-// A part of the driver's name, and the GPU's profile. The first match is used:
-// "H200" is also a part of "GH200".
+// The first part of the driver's name decides: "H200" is a part of "GH200",
+// too.
 constexpr std::pair<std::string_view, std::string_view> kProfiles[] = {
     {"GH200", "gh200"}, {"H200", "h200-141g"}, {"H100", "h100-80g"},
     {"B200", "b200"},   {"A800", "a800-80g"},
@@ -25,7 +25,6 @@ constexpr std::pair<std::string_view, std::string_view> kProfiles[] = {
 constexpr double kSmallA100 = 60e9;  // bytes: only the A100 of 40 GB has fewer
 constexpr std::string_view kOtherwise = "h100-80g";
 
-// Returns the name of this GPU's profile, or "" if there is none.
 std::string_view ProfileOf(const MeasuredNode& node) {
   for (const auto& [word, profile] : kProfiles) {
     if (node.gpu_name.find(word) != std::string::npos) return profile;
@@ -34,8 +33,7 @@ std::string_view ProfileOf(const MeasuredNode& node) {
   return node.gpu_memory_bytes < kSmallA100 ? "dgx-a100-40g" : "dgx-a100";
 }
 
-// Returns the name in lower-case letters and digits, joined by '-', as profiles
-// are named.
+// In lower-case letters and digits, joined by '-', as profiles are named.
 std::string Plain(const std::string& name) {
   std::string plain;
   for (const char c : name) {

@@ -1,6 +1,5 @@
-// Writes the measurements of a node as the hardware file that the planner reads
+// Writes the measurements of a node as the planner's hardware file
 // (planner/train/hardware.h, `sluicectl plan train --hardware FILE`).
-//
 // Thread safety: pure functions.
 #pragma once
 
@@ -21,8 +20,8 @@ struct MeasuredNode {
   double host_link_bytes_per_s = 0;
 };
 
-// Returns the peak FLOP/s of dense bf16 products from the shipped profile of
-// this GPU, or 0 if there is none.
+// Returns the peak FLOP/s of dense bf16 products by this GPU's shipped profile,
+// or 0 if there is none.
 absl::StatusOr<double> PeakFlopsOf(const std::string& gpu_name,
                                    double memory_bytes);
 
@@ -32,9 +31,8 @@ struct HardwareFile {
   std::string text;
 };
 
-// Returns a hardware file with the measured values. The other values are taken
-// from the shipped profile of the same GPU, or of an H100 if there is none.
-// Each line says where its value is from.
+// Values that were not measured are those of the GPU's shipped profile, or of
+// an H100's. Each line says where its value is from.
 absl::StatusOr<HardwareFile> HardwareFileOf(const MeasuredNode& node);
 
 }  // namespace sluice::verify

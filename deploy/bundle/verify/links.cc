@@ -1,19 +1,24 @@
 // Measures how fast each GPU copies from and to host memory, alone and while
-// all GPUs copy, and writes the result as a hardware file for the planner.
+// all GPUs copy, and writes a hardware file for the planner.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <limits>
+#include <memory>
+#include <numeric>
+#include <utility>
 
+#include "client/ctl/bandwidth/copy_flow.h"
 #include "client/ctl/bandwidth/link_tree.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/hardware_file.h"
-#include "deploy/bundle/verify/link_bench.h"
-#include "deploy/bundle/verify/visible.h"
+#include "kernels/device/driver.h"
+#include "proto/base/clock.h"
 #include "proto/base/file_text.h"
 #include "proto/base/status.h"
 
@@ -23,12 +28,169 @@ namespace {
 using ctl::CopyFlow;
 using ctl::MeasuredSpeeds;
 using device::CopyDirection;
+using device::Placement;
 using nlohmann::json;
-using Benches = std::vector<std::unique_ptr<LinkBench>>;
 
 constexpr absl::Duration kWindow = absl::Milliseconds(200);
 constexpr absl::Duration kWarmUp = absl::Milliseconds(50);
 
+// Hides a copy's fixed cost on any link.
+constexpr Bytes kMostCopy = MiB(16);
+// At most 1/8 of the GPU's free memory is used.
+constexpr int64_t kLinkPartOfGpu = 8;
+
+// Memory at both ends of one GPU's link, and copies that can be compared.
+class LinkBench {
+ public:
+  // Allocates a small part of the GPU's memory and as much pinned memory of the
+  // nearest NUMA node. `driver` outlives the bench. `name` is for messages:
+  // this process may number GPUs differently.
+  static absl::StatusOr<std::unique_ptr<LinkBench>> Open(
+      device::Driver& driver, const device::DeviceInfo& gpu, std::string name);
+  ~LinkBench();
+  LinkBench(const LinkBench&) = delete;
+
+  const device::DeviceInfo& gpu() const { return gpu_; }
+  const std::string& name() const { return name_; }
+  Bytes copy_size() const { return half_; }
+  double pin_seconds_per_gib() const { return pin_seconds_per_gib_; }
+
+  // Copies new bytes of the host to both halves of the GPU's memory.
+  absl::Status Fill();
+  // Copies the first half to the GPU, or the second half to the host.
+  std::unique_ptr<CopyFlow> Flow(device::CopyDirection direction);
+  // Compares the bytes on the GPU, and those at the host if `copied_to_host`.
+  // DataLoss: a byte differs.
+  absl::Status Compare(bool copied_to_host);
+
+ private:
+  struct Piece {
+    device::Memory memory;
+    device::Address address = nullptr;
+    Bytes size;
+  };
+  LinkBench(device::Driver& driver, device::DeviceInfo gpu, std::string name)
+      : driver_(driver), gpu_(std::move(gpu)), name_(std::move(name)) {}
+  absl::Status Make(Piece& piece, device::Placement where, Bytes size);
+  void Drop(const Piece& piece);
+  absl::Status CopyNow(device::Address to, const std::byte* from,
+                       device::CopyDirection direction);
+  absl::Status CompareArrived(const char* what) const;
+
+  device::Driver& driver_;
+  const device::DeviceInfo gpu_;
+  const std::string name_;
+  device::Stream stream_;
+  Bytes half_;
+  Piece on_gpu_, on_host_;
+  double pin_seconds_per_gib_ = 0;
+  uint8_t seed_ = 0;
+};
+
+absl::StatusOr<std::unique_ptr<LinkBench>> LinkBench::Open(
+    device::Driver& driver, const device::DeviceInfo& gpu, std::string name) {
+  auto bench =
+      std::unique_ptr<LinkBench>(new LinkBench(driver, gpu, std::move(name)));
+  const Placement here = Placement::Gpu(gpu.index);
+  const Placement near = Placement::Host(gpu.numa);
+  SLUICE_ASSIGN_OR_RETURN(const Bytes of_gpu, driver.Granularity(here));
+  SLUICE_ASSIGN_OR_RETURN(const Bytes of_host, driver.Granularity(near));
+  SLUICE_ASSIGN_OR_RETURN(const device::MemoryUse use, driver.Usage(here));
+  const int64_t unit = std::lcm(of_gpu.count(), of_host.count());
+  const int64_t free = use.total.count() - use.used.count();
+  const int64_t wanted = std::min(kMostCopy.count(), free / kLinkPartOfGpu);
+  bench->half_ = Bytes(std::max(wanted / unit * unit, unit));
+  SLUICE_RETURN_IF_ERROR(bench->Make(bench->on_gpu_, here, 2 * bench->half_));
+  const double begin = MonotonicSeconds();
+  SLUICE_RETURN_IF_ERROR(bench->Make(bench->on_host_, near, 2 * bench->half_));
+  bench->pin_seconds_per_gib_ =
+      (MonotonicSeconds() - begin) /
+      (static_cast<double>(bench->on_host_.size.count()) /
+       static_cast<double>(GiB(1).count()));
+  SLUICE_ASSIGN_OR_RETURN(bench->stream_, driver.CreateStream(gpu.index));
+  return bench;
+}
+
+LinkBench::~LinkBench() {
+  if (stream_.value() != 0) driver_.DestroyStream(stream_).IgnoreError();
+  Drop(on_gpu_);
+  Drop(on_host_);
+}
+
+absl::Status LinkBench::Make(Piece& piece, Placement where, Bytes size) {
+  piece.size = size;
+  SLUICE_ASSIGN_OR_RETURN(piece.memory, driver_.Create(where, size));
+  SLUICE_ASSIGN_OR_RETURN(piece.address, driver_.Reserve(size, where.kind));
+  SLUICE_RETURN_IF_ERROR(driver_.Map(piece.address, size, piece.memory));
+  return driver_.SetAccess(piece.address, size, gpu_.index);
+}
+
+// Errors are ignored, because Make may have failed before it mapped the piece.
+void LinkBench::Drop(const Piece& piece) {
+  if (piece.address != nullptr) {
+    driver_.Unmap(piece.address, piece.size).IgnoreError();
+    driver_.FreeReservation(piece.address, piece.size).IgnoreError();
+  }
+  if (piece.memory.value() != 0) driver_.Release(piece.memory).IgnoreError();
+}
+
+absl::Status LinkBench::CopyNow(device::Address to, const std::byte* from,
+                                CopyDirection direction) {
+  SLUICE_RETURN_IF_ERROR(
+      driver_.CopyAsync(to, from, half_, direction, stream_));
+  return driver_.SynchronizeStream(stream_);
+}
+
+absl::Status LinkBench::Fill() {
+  ++seed_;
+  for (size_t i = 0; i < half_.size(); ++i) {
+    on_host_.address[i] =
+        static_cast<std::byte>((i * 2654435761u >> 13) ^ (i >> 21) ^ seed_);
+  }
+  std::memset(on_host_.address + half_.size(), ~seed_, half_.size());
+  for (const size_t to : {size_t{0}, half_.size()}) {
+    SLUICE_RETURN_IF_ERROR(CopyNow(on_gpu_.address + to, on_host_.address,
+                                   CopyDirection::kHostToDevice));
+  }
+  return absl::OkStatus();
+}
+
+std::unique_ptr<CopyFlow> LinkBench::Flow(CopyDirection direction) {
+  const size_t from =
+      direction == CopyDirection::kHostToDevice ? 0 : half_.size();
+  return std::make_unique<CopyFlow>(
+      driver_, CopyFlow::Range{.device = gpu_.index,
+                               .direction = direction,
+                               .gpu = on_gpu_.address + from,
+                               .host = on_host_.address + from,
+                               .size = half_});
+}
+
+absl::Status LinkBench::CompareArrived(const char* what) const {
+  const std::byte* const sent = on_host_.address;
+  const std::byte* const arrived = sent + half_.size();
+  if (std::memcmp(sent, arrived, half_.size()) == 0) return absl::OkStatus();
+  const auto at = std::mismatch(sent, arrived, arrived).first - sent;
+  return absl::DataLossError(
+      fmt::format("GPU {}: byte {} of {} differs after {}", gpu_.index.value(),
+                  at, FormatBytes(half_), what));
+}
+
+absl::Status LinkBench::Compare(bool copied_to_host) {
+  if (copied_to_host) {
+    SLUICE_RETURN_IF_ERROR(CompareArrived("copies to the host"));
+  }
+  const device::Address back = on_host_.address + half_.size();
+  for (const size_t from : {size_t{0}, half_.size()}) {
+    std::memset(back, ~seed_, half_.size());
+    SLUICE_RETURN_IF_ERROR(
+        CopyNow(back, on_gpu_.address + from, CopyDirection::kDeviceToHost));
+    SLUICE_RETURN_IF_ERROR(CompareArrived("a copy to the GPU and back"));
+  }
+  return absl::OkStatus();
+}
+
+using Benches = std::vector<std::unique_ptr<LinkBench>>;
 absl::StatusOr<Benches> OpenAll(device::Driver& driver,
                                 const std::vector<int>& numbers) {
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, driver.Devices());
@@ -42,7 +204,7 @@ absl::StatusOr<Benches> OpenAll(device::Driver& driver,
   return benches;
 }
 
-// Prints the check's progress, which shows where a killed check was.
+// The log shows where a killed check was.
 void PrintBenches(std::span<const std::unique_ptr<LinkBench>> benches, bool h2d,
                   bool d2h) {
   fmt::print("{} to {}\n",
@@ -108,8 +270,7 @@ absl::StatusOr<Measured> MeasureNode(const std::vector<int>& numbers) {
   SLUICE_ASSIGN_OR_RETURN(const auto driver, device::OpenCudaDriver());
   SLUICE_ASSIGN_OR_RETURN(const Benches benches, OpenAll(*driver, numbers));
   SLUICE_ASSIGN_OR_RETURN(
-      const auto host,
-      driver->Usage(device::Placement::Host(benches[0]->gpu().numa)));
+      const auto host, driver->Usage(Placement::Host(benches[0]->gpu().numa)));
   Measured measured;
   for (size_t i = 0; i < benches.size(); ++i) {
     const device::DeviceInfo& gpu = benches[i]->gpu();
@@ -142,8 +303,7 @@ absl::StatusOr<Measured> MeasureNode(const std::vector<int>& numbers) {
   return measured;
 }
 
-// Writes the file and checks that the planner's reader returns the same values
-// from it.
+// The planner's reader must return the same values.
 absl::Status WriteAndReadBack(const std::string& path,
                               const HardwareFile& file) {
   std::ofstream(path) << file.text;
@@ -160,18 +320,14 @@ Result RunLinks(const Surroundings& here) {
       "copies arrive whole, and the planner reads the hardware file";
   ShowOnly(here.gpus);
   const auto measured = MeasureNode(here.gpus);
-  if (!measured.ok()) {
-    return Failed({}, expected, std::string(measured.status().message()));
-  }
+  if (!measured.ok()) return Failed({}, expected, measured.status());
   json value = {{"window_seconds", absl::ToDoubleSeconds(kWindow)},
                 {"gpus", measured->gpus}};
   const auto file = HardwareFileOf(measured->node);
   const absl::Status written =
       file.ok() ? WriteAndReadBack(here.work + "/hardware.toml", *file)
                 : file.status();
-  if (!written.ok()) {
-    return Failed(value, expected, std::string(written.message()));
-  }
+  if (!written.ok()) return Failed(value, expected, written);
   return Passed(value, expected);
 }
 

@@ -1,5 +1,5 @@
-// verify: checks whether Sluice can run on a GPU node, and writes the results
-// as one archive.
+// verify: checks whether Sluice can run on a GPU node, and archives the
+// results.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -7,16 +7,18 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/check_process.h"
-#include "deploy/bundle/verify/hidden.h"
-#include "deploy/bundle/verify/interruption.h"
+#include "deploy/bundle/verify/private_daemon.h"
 #include "deploy/bundle/verify/report.h"
+#include "deploy/bundle/verify/rules/probes.h"
 #include "proto/base/file_text.h"
 #include "proto/base/temporary_folder.h"
 #include "proto/base/text.h"
@@ -60,7 +62,6 @@ std::string VersionOfTheKit() {
   return told.empty() ? cli::Version() : std::string(FirstLine(told));
 }
 
-// Checks the options. InvalidArgument: an option is wrong, one line.
 absl::Status Judge(const Options& options) {
   for (const auto* names : {&options.only, &options.skip}) {
     for (const std::string& name : *names) {
@@ -92,15 +93,14 @@ absl::Status Judge(const Options& options) {
   return absl::OkStatus();
 }
 
-// Returns the absolute path. Symbolic links are not resolved, because Python
-// finds its virtual environment by the path of the link.
+// Does not resolve links: Python finds its virtual environment by their path.
 std::string Absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).string();
 }
 
 // Returns the folders of this Python's environment (ENVIRONMENT/bin/python3)
-// and of the Python that it was made from. The system's folders are left out,
-// because they do not identify a user.
+// and of the Python that it was made from, without the system's, which identify
+// no user.
 std::vector<std::string> FoldersOf(const std::string& python) {
   std::vector<std::string> folders;
   std::error_code ignored;
@@ -201,7 +201,7 @@ class Run {
       return Skipped("no GPU can be used: " + no_gpu_);
     }
     Result result = RunInProcess(Process(check));
-    // A check of all GPUs has not passed if busy GPUs were left out.
+    // A check of all GPUs does not pass if busy ones were left out.
     if (check.needs_gpu && !check.needs_python && !busy_.empty() &&
         result.status == Status::kPassed) {
       result.status = Status::kSkipped;
@@ -249,6 +249,36 @@ int Verify(const Options& options) {
              Name(run.report().status()), run.path());
   std::fflush(nullptr);
   return ExitStatus(run.report().status());
+}
+
+// `arguments`: flags and values in turn, as RunInProcess passes them.
+int BeACheck(const std::vector<std::string>& arguments) {
+  std::map<std::string, std::string> given;
+  for (size_t i = 0; i + 1 < arguments.size(); i += 2) {
+    given[arguments[i]] = arguments[i + 1];
+  }
+  const Check* const check = FindCheck(given["--check"]);
+  int64_t limit = 0;
+  if (check == nullptr || !absl::SimpleAtoi(given["--limit"], &limit)) return 2;
+  return ServeCheck(*check, given["--work"], given["--gpus"],
+                    {.busy = given["--busy"],
+                     .python = given["--python"],
+                     .limit = absl::Seconds(limit)});
+}
+
+// Runs the modes in which this program starts itself: as a check, as a probe of
+// a driver rule, or as a rank that a check kills. Returns the exit status, or
+// nullopt if the arguments are a user's.
+std::optional<int> RunHidden(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) return std::nullopt;
+  if (arguments[0] == "--check") return BeACheck(arguments);
+  if (arguments[0] == "--probe" && arguments.size() == 2) {
+    return AskRule(arguments[1]);
+  }
+  if (arguments[0] == kBeATenant) {
+    return BeATenant({arguments.begin() + 1, arguments.end()});
+  }
+  return std::nullopt;
 }
 
 int Main(const std::vector<std::string>& arguments) {

@@ -1,19 +1,18 @@
 #include "deploy/bundle/verify/report.h"
 
-#include <fmt/format.h>
 #include <pwd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_replace.h"
-#include "client/ctl/bundle/archive.h"
+#include "client/ctl/bundle/support_bundle.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/interruption.h"
 #include "proto/base/file_text.h"
 #include "proto/base/status.h"
 
@@ -22,13 +21,17 @@ namespace {
 
 using nlohmann::json;
 
+std::atomic<int> noted{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void Note(int signal) { noted = signal; }
+
 // The archive has only the last bytes of a larger file.
 constexpr size_t kMostOfAFile = 256 << 10;
 // A shorter name occurs in every text by chance.
 constexpr size_t kLeastHidden = 3;
 
-// Returns the files below `folder`, except scratch files, with '-' for '/' in
-// their names.
+// Without scratch files; '-' stands for '/' in names.
 ctl::NamedTexts FilesBelow(const std::string& folder) {
   ctl::NamedTexts files;
   std::error_code error;
@@ -114,5 +117,28 @@ std::vector<std::pair<std::string, std::string>> NamesOfThisMachine() {
   }
   return names;
 }
+
+Interruption::Interruption() {
+  noted = 0;
+  struct sigaction note = {};
+  note.sa_handler = Note;
+  note.sa_flags = SA_RESTART;
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &note, &before_[i]);
+    // A signal that was ignored (as under nohup) stays ignored.
+    if (before_[i].sa_handler == SIG_IGN) {
+      sigaction(kSignals[i], &before_[i], nullptr);
+    }
+  }
+}
+
+Interruption::~Interruption() {
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &before_[i], nullptr);
+  }
+  if (came()) raise(noted);
+}
+
+bool Interruption::came() { return noted != 0; }
 
 }  // namespace sluice::verify

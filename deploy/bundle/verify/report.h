@@ -1,15 +1,16 @@
-// Collects the results of a run and writes them as JSON and as the archive that
-// the user sends back.
-//
+// Writes the results of a run as JSON and as the archive to send back.
 // Thread safety: one owner.
 #pragma once
 
+#include <signal.h>
+
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "deploy/bundle/verify/result.h"
+#include "deploy/bundle/verify/check.h"
 
 namespace sluice::verify {
 
@@ -28,12 +29,11 @@ class Report {
   void Add(Result result) { results_.push_back(std::move(result)); }
   const std::vector<Result>& results() const { return results_; }
 
-  // Replaces the archive. Called after each check, so that an aborted run
-  // leaves an archive too.
+  // Replaces the archive; called after each check, for runs that are aborted.
   absl::Status Write() const;
   std::string Json() const;
-  // Returns the status of all requested checks together: failed if any failed,
-  // else skipped if any (or all) were skipped.
+  // All requested checks together: failed if any failed, else skipped if any
+  // was.
   Status status() const;
 
  private:
@@ -43,8 +43,22 @@ class Report {
   std::vector<Result> results_;
 };
 
-// Returns this machine's name, user and folders, with replacements, for
-// Options::hidden.
+// Returns this machine's name, user and folders, for Options::hidden.
 std::vector<std::pair<std::string, std::string>> NamesOfThisMachine();
+
+// While an object lives, SIGINT, SIGTERM and SIGHUP are only recorded. The
+// destructor raises the recorded signal again. One object at a time.
+class Interruption {
+ public:
+  Interruption();
+  ~Interruption();
+  Interruption(const Interruption&) = delete;
+
+  static bool came();
+
+ private:
+  static constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> before_;
+};
 
 }  // namespace sluice::verify

@@ -1,6 +1,5 @@
-// Asks this machine's driver about every rule that the fake driver assumes, and
-// writes the answers as a file that the fake driver can read (rules=FILE of
-// tests/fake_cuda/settings.h).
+// Asks this machine's driver about every rule that the fake driver assumes. The
+// fake driver can read the answers (rules=FILE of tests/fake_cuda/settings.h).
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -27,8 +26,7 @@ constexpr char kHead[] =
     "# Of ./verify: each rule that tests/fake_cuda assumes, and what a driver\n"
     "# answered to who broke it; `then` is what waiting for the stream gave.\n";
 
-// Reads the line that the probe printed. It is valid even if the probe's
-// process crashed afterwards.
+// The probe's line is valid even if its process crashed afterwards.
 bool ReadAnswer(const std::string& out, const RuleText& rule, Answer& answer) {
   std::istringstream words(out);
   std::string name;
@@ -37,8 +35,7 @@ bool ReadAnswer(const std::string& out, const RuleText& rule, Answer& answer) {
   return true;
 }
 
-// Runs the probe of a rule. Returns the answer, the part of a line of
-// rules.diff that follows "NAME assumed=CODE ".
+// Returns what follows "NAME assumed=CODE " in a line of rules.diff.
 std::string AskProbe(const RuleText& rule) {
   const std::string self =
       std::filesystem::read_symlink("/proc/self/exe").string();

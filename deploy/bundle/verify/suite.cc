@@ -1,5 +1,4 @@
-// The checks that run test programs on each GPU: the conformance suite and the
-// kernels' tests.
+// The checks that run test programs on each GPU.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -7,8 +6,6 @@
 
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/last_line.h"
-#include "deploy/bundle/verify/visible.h"
 #include "proto/base/file_text.h"
 #include "proto/base/spawn.h"
 
@@ -26,8 +23,7 @@ std::string GroupName(const std::vector<int>& gpus) {
   return fmt::format("{}", fmt::join(gpus, "-"));
 }
 
-// Returns the first failure's message, or why the test was skipped, as one line
-// of at most 300 characters.
+// The first failure's message, or why the test was skipped, as one line.
 std::string FirstWord(const json& test) {
   for (const char* kind : {"failures", "skipped"}) {
     if (!test.contains(kind) || test[kind].empty()) continue;
@@ -42,12 +38,11 @@ std::string FirstWord(const json& test) {
   return "";
 }
 
-// The results of one run of googletest.
 struct Outcome {
   int passed = 0;
   json failed = json::array(), skipped = json::array();
-  // Reason of the first failed test, or else of the first skipped one.
-  std::string reason;
+  std::string
+      reason;  // of the first failed test, else of the first skipped one
 };
 
 Outcome ReadOutcome(const std::string& report) {
@@ -89,8 +84,7 @@ Result RunOn(const Suite& suite, const std::vector<int>& gpus,
       RunProgram({program, fmt::format("--gtest_filter={}", suite.filter),
                   "--gtest_output=json:" + report},
                  {.patience = absl::Floor(patience, absl::Milliseconds(100))});
-  if (!run.ok())
-    return Failed({}, expected, std::string(run.status().message()));
+  if (!run.ok()) return Failed({}, expected, run.status());
   std::fputs(run->out.c_str(), stdout);
   std::fputs(run->err.c_str(), stderr);
   const Outcome outcome = ReadOutcome(report);
@@ -119,8 +113,8 @@ Result RunOn(const Suite& suite, const std::vector<int>& gpus,
   return Passed(value, expected);
 }
 
-// Runs the suite once per group of GPUs while time remains. If a group was not
-// run, the whole check is skipped, and its reason names the group.
+// Runs the suite once per group of GPUs. If no time is left for a group, the
+// whole check is skipped.
 Result RunSuite(const Suite& suite, const std::vector<std::vector<int>>& groups,
                 const Surroundings& here) {
   const absl::Time end = absl::Now() + here.limit * 0.9;
@@ -145,8 +139,8 @@ Result RunSuite(const Suite& suite, const std::vector<std::vector<int>>& groups,
 
 }  // namespace
 
-// Tests each GPU alone, then the pairs of a ring, in which each GPU is once the
-// first and once the second of a pair.
+// Each GPU alone, then the pairs of a ring, in which each GPU is first and
+// second.
 Result RunConformance(const Surroundings& here) {
   std::vector<std::vector<int>> groups;
   for (const int gpu : here.gpus) groups.push_back({gpu});

@@ -1,6 +1,5 @@
 // Runs the checks of the user's torch in their Python, with the kit's package
-// and the kit's own daemon, on the first free GPU. Nothing is installed in the
-// user's environment.
+// and daemon, on the first free GPU. Nothing is installed.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,13 +10,9 @@
 #include <filesystem>
 
 #include "absl/time/clock.h"
-#include "client/session/session.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/descendants.h"
 #include "deploy/bundle/verify/hardware_file.h"
-#include "deploy/bundle/verify/last_line.h"
 #include "deploy/bundle/verify/private_daemon.h"
-#include "deploy/bundle/verify/visible.h"
 #include "kernels/device/driver.h"
 #include "proto/base/file_text.h"
 #include "proto/base/spawn.h"
@@ -28,13 +23,12 @@ namespace {
 
 using nlohmann::json;
 
-// The lease takes 1/8 of the GPU's free memory. The rest is for torch.
+// The lease takes 1/8 of the GPU's free memory, torch the rest.
 constexpr int kTorchPartOfGpu = 8;
 constexpr Bytes kTorchHost = GiB(1);
 constexpr absl::Duration kTorchNap = absl::Milliseconds(20);
 
-// Sets the environment so that Python finds the package and programs of the
-// kit, or of a build of the source tree. NotFound: the package is missing.
+// Makes Python find the package and programs of the kit, or of a build.
 absl::Status ShowPackage() {
   const auto bin =
       std::filesystem::read_symlink("/proc/self/exe").parent_path();
@@ -69,14 +63,12 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> StartDaemon(absl::Time until) {
       until);
 }
 
-// Runs the check and waits for it. Returns HowItEnded's text: empty if it ended
-// with 0.
+// Returns HowItEnded's text.
 absl::StatusOr<std::string> RunPython(const Surroundings& here,
-                                      const char* name,
                                       const std::string& socket,
                                       const std::string& result) {
   SLUICE_ASSIGN_OR_RETURN(const pid_t pid,
-                          Spawn({here.python, "-m", "sluice_verify", name,
+                          Spawn({here.python, "-m", "sluice_verify", here.check,
                                  "--socket", socket, "--result", result},
                                 {.name = "the Python of --python",
                                  .signals = SpawnOptions::Signals::kDefault}));
@@ -86,12 +78,9 @@ absl::StatusOr<std::string> RunPython(const Surroundings& here,
   return HowItEnded(status);
 }
 
-// Waits until no memory is leased any more. Internal: some still is at `until`.
-absl::Status AwaitNothingLeased(const std::string& socket, absl::Time until) {
+absl::Status AwaitNothingLeased(const PrivateDaemon& daemon, absl::Time until) {
   while (true) {
-    SLUICE_ASSIGN_OR_RETURN(const auto gpus, client::ListGpus(socket));
-    Bytes leased;
-    for (const client::GpuState& gpu : gpus) leased += gpu.leased;
+    SLUICE_ASSIGN_OR_RETURN(const Bytes leased, daemon.Leased());
     if (leased == Bytes()) return absl::OkStatus();
     if (absl::Now() >= until) {
       return absl::InternalError(
@@ -102,17 +91,15 @@ absl::Status AwaitNothingLeased(const std::string& socket, absl::Time until) {
   }
 }
 
-// Runs the check in the user's torch. Returns the result that the process
-// wrote; if the process ended badly, a failed result with the reason.
-absl::StatusOr<Result> AskTorch(const Surroundings& here, const char* name) {
+absl::StatusOr<Result> AskTorch(const Surroundings& here) {
   const absl::Time until = absl::Now() + here.limit * 0.9;
   ShowOnly({here.gpus.at(0)});
   SLUICE_RETURN_IF_ERROR(ShowPackage());
   SLUICE_ASSIGN_OR_RETURN(const auto daemon, StartDaemon(until));
   const std::string path =
-      std::string(std::getenv("TMPDIR")) + "/" + name + ".result";
+      std::string(std::getenv("TMPDIR")) + "/" + here.check + ".result";
   SLUICE_ASSIGN_OR_RETURN(const std::string bad_end,
-                          RunPython(here, name, daemon->socket(), path));
+                          RunPython(here, daemon->socket(), path));
   const json told =
       json::parse(TextOf(path), nullptr, /*allow_exceptions=*/false);
   Result result =
@@ -122,33 +109,19 @@ absl::StatusOr<Result> AskTorch(const Surroundings& here, const char* name) {
                                "the Python process {}; it said last: {}",
                                bad_end, LastLine(TextOf(here.work + ".log"))));
   if (result.status == Status::kPassed) {
-    SLUICE_RETURN_IF_ERROR(AwaitNothingLeased(daemon->socket(), until));
+    SLUICE_RETURN_IF_ERROR(AwaitNothingLeased(*daemon, until));
     SLUICE_RETURN_IF_ERROR(daemon->End(until));
   }
   if (result.value.is_object()) result.value["on_gpu"] = here.gpus.at(0);
   return result;
 }
 
-Result RunInTorch(const Surroundings& here, const char* name) {
-  auto result = AskTorch(here, name);
-  if (result.ok()) return *std::move(result);
-  return Failed({}, "the check runs", std::string(result.status().message()));
-}
-
 }  // namespace
 
-Result RunTorch(const Surroundings& here) { return RunInTorch(here, "torch"); }
-Result RunGradients(const Surroundings& here) {
-  return RunInTorch(here, "gradients");
-}
-Result RunTraining(const Surroundings& here) {
-  return RunInTorch(here, "training");
-}
-Result RunMemory(const Surroundings& here) {
-  return RunInTorch(here, "memory");
-}
-Result RunThroughput(const Surroundings& here) {
-  return RunInTorch(here, "throughput");
+Result RunTorch(const Surroundings& here) {
+  auto result = AskTorch(here);
+  if (result.ok()) return *std::move(result);
+  return Failed({}, "the check runs", result.status());
 }
 
 }  // namespace sluice::verify

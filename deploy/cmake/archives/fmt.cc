@@ -1,6 +1,5 @@
-// Builds libfmt 9 as an archive from its headers. These are the templates that
-// format.cc of its source instantiates. A missing one is an undefined symbol at
-// link time.
+// libfmt 9 as an archive: the templates that format.cc of its source
+// instantiates.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

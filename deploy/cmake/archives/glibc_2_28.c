@@ -1,10 +1,8 @@
-// What a program that is built with Debian 12's glibc asks of one of 2018: for
-// each symbol that is newer, the version of it that was there, or its code.
-//
-// glibc 2.34 moved libpthread, libdl and librt into libc, and gave their
-// symbols new versions; the programs name those libraries, of which newer
-// systems have empty ones. Every definition is hidden: libraries that a program
-// loads go on with the system's own.
+// Makes a program that is built with Debian 12's glibc run with that of 2018:
+// each newer symbol is replaced by its older version, or defined here.
+// glibc 2.34 moved libpthread, libdl and librt into libc with new versions; the
+// programs name those libraries, of which newer systems have empty ones. All
+// definitions are hidden: libraries that a program loads use the system's own.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
@@ -36,15 +34,15 @@ OLD(void*, dlsym, "2.2.5", (void* library, const char* name), (library, name))
 OLD(char*, dlerror, "2.2.5", (void), ())
 
 OLD(int, pthread_create, "2.2.5",
-    (pthread_t * thread, const pthread_attr_t* attributes,
-     void* (*run)(void*), void* argument),
+    (pthread_t * thread, const pthread_attr_t* attributes, void* (*run)(void*),
+     void* argument),
     (thread, attributes, run, argument))
 OLD(int, pthread_join, "2.2.5", (pthread_t thread, void** result),
     (thread, result))
 OLD(int, pthread_once, "2.2.5", (pthread_once_t * once, void (*run)(void)),
     (once, run))
-OLD(int, pthread_key_create, "2.2.5",
-    (pthread_key_t * key, void (*end)(void*)), (key, end))
+OLD(int, pthread_key_create, "2.2.5", (pthread_key_t * key, void (*end)(void*)),
+    (key, end))
 OLD(int, __pthread_key_create, "2.2.5",
     (pthread_key_t * key, void (*end)(void*)), (key, end))
 OLD(int, pthread_key_delete, "2.2.5", (pthread_key_t key), (key))
@@ -120,7 +118,7 @@ static int Holds(struct dl_phdr_info* info, size_t size, void* context) {
   return holds && found->dlfo_eh_frame != NULL;
 }
 
-// How libgcc finds the frames that an exception passes.
+// libgcc finds an exception's frames by it.
 HIDDEN int _dl_find_object(void* address, struct dl_find_object* found) {
   found->dlfo_map_start = address;
   return dl_iterate_phdr(Holds, found) ? 0 : -1;
@@ -129,7 +127,6 @@ HIDDEN int _dl_find_object(void* address, struct dl_find_object* found) {
 // libstdc++ counts references without atomics where this says so.
 HIDDEN char __libc_single_threaded = 0;
 
-// Of the signals that end a program, or that it is told by.
 HIDDEN const char* sigabbrev_np(int signal) {
   static const char* const kNames[] = {
       [SIGHUP] = "HUP",   [SIGINT] = "INT",   [SIGQUIT] = "QUIT",
@@ -142,7 +139,7 @@ HIDDEN const char* sigabbrev_np(int signal) {
   return signal > 0 && signal < count ? kNames[signal] : NULL;
 }
 
-// By the clock on the wall, as libstdc++ waited before glibc 2.30.
+// By the wall clock, as libstdc++ waited before glibc 2.30.
 HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
                                   pthread_mutex_t* mutex, clockid_t clock,
                                   const struct timespec* until) {

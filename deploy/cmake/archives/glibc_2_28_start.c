@@ -20,9 +20,8 @@ int old_start(int (*main)(int, char**, char**), int argc, char** argv,
 __asm__(".symver old_start, __libc_start_main@GLIBC_2.2.5");
 
 __attribute__((visibility("hidden"))) int __libc_start_main(
-    int (*main)(int, char**, char**), int argc, char** argv,
-    Function construct, void (*destroy)(void), void (*end_loader)(void),
-    void* stack) {
+    int (*main)(int, char**, char**), int argc, char** argv, Function construct,
+    void (*destroy)(void), void (*end_loader)(void), void* stack) {
   (void)construct;  // none, from crt1.o of 2.34
   return old_start(main, argc, argv, Construct, destroy, end_loader, stack);
 }

@@ -1,6 +1,4 @@
-// LAPACK and BLAS call this function when an argument is wrong, which is an
-// error of the caller. Like LAPACK's own function it prints a message and stops
-// the program, but without libgfortran.
+// LAPACK's and BLAS's handler of wrong arguments, without libgfortran.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,5 +1,4 @@
 // A plan's whole path: rank, daemon, worker process, daemon, ranks.
-#include "client/session/query.h"
 #include "client/session/session.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"

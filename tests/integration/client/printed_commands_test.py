@@ -15,7 +15,7 @@ import sys
 
 # Flags of the system's programs that these files run or tell people to run.
 OF_THE_SYSTEM = {
-    "client/ctl/bundle/collect.cc":  # journalctl
+    "client/ctl/bundle/support_bundle.cc":  # journalctl
         {"--unit", "--no-pager", "--lines"},
     "client/ctl/doctor/machine_checks.cc":  # systemctl, prlimit, nvidia-smi
         {"--now", "--pid", "--memlock", "--nofile", "--query-gpu",
@@ -28,8 +28,8 @@ OF_THE_SYSTEM = {
     # What verify passes to the processes of its checks; its --help omits
     # these.
     "deploy/bundle/verify/check_process.cc": {"--check", "--work", "--busy"},
-    "deploy/bundle/verify/hidden.cc": {"--check", "--work", "--busy"},
-    "deploy/bundle/verify/tenant.h": {"--tenant"},
+    "deploy/bundle/verify/main.cc": {"--check", "--work", "--busy"},
+    "deploy/bundle/verify/private_daemon.h": {"--tenant"},
     # What verify passes to the kit's Python.
     "deploy/bundle/verify/torch.cc": {"--result", "--socket"},
 }

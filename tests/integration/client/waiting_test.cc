@@ -9,7 +9,6 @@
 #include <string>
 
 #include "absl/time/clock.h"
-#include "client/session/query.h"
 #include "client/session/session.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 import sluice
-from sluice_verify import masks
 from sluice_verify.decoder import Decoder, Sizes, loss_of, seeded, twin
 from sluice_verify.result import Failure, Result, in_one_line, say
 from sluice_verify.streamed import device_of, streamed
@@ -27,6 +26,28 @@ EXPECTED = (f"fp32: within {LIMIT:g} of each gradient's norm; bf16: at most "
             f"{TIMES:g} times as far from fp32 as plain torch")
 
 Gradients = dict[str, Tensor]
+
+
+# Masks: bool [1, 1, S, S], True where a row sees a key; None for causal.
+
+
+def causal(rows: int) -> None:
+    """Returns None: torch has a flag for this mask (is_causal)."""
+
+
+def window(rows: int) -> Tensor:
+    """Returns a mask with which each row sees itself and the 23 rows before."""
+    at = torch.arange(rows)
+    apart = at[:, None] - at
+    return ((apart >= 0) & (apart < 24))[None, None]
+
+
+def documents(rows: int) -> Tensor:
+    """Returns the mask of three packed documents of unequal lengths, none as
+    long as a chunk. A row sees the rows of its document up to itself."""
+    at = torch.arange(rows)
+    document = (at >= rows // 5).int() + (at >= rows * 3 // 5).int()
+    return ((at[:, None] >= at) & (document[:, None] == document))[None, None]
 
 
 @dataclass(frozen=True)
@@ -49,17 +70,17 @@ class Case:
 
 WIDE = Sizes(hidden=128, heads=2, kv_heads=1, width=128, ffn=64, layers=1)
 CASES = (
-    *(Case(masks.causal, 107, 32, hidden, dtype)
+    *(Case(causal, 107, 32, hidden, dtype)
       for dtype in (torch.float32, torch.bfloat16)
       for hidden in ("device", "host")),
-    Case(masks.window, 107, 32),
-    Case(masks.window, 107, 32, "host"),
-    Case(masks.window, 107, 32, dtype=torch.bfloat16),  # flash's own windows
-    Case(masks.documents, 107, 32),
-    Case(masks.documents, 107, 32, "host", torch.bfloat16),
-    Case(masks.causal, 769, 256, sizes=WIDE),  # the last chunk has one row
+    Case(window, 107, 32),
+    Case(window, 107, 32, "host"),
+    Case(window, 107, 32, dtype=torch.bfloat16),  # flash's own windows
+    Case(documents, 107, 32),
+    Case(documents, 107, 32, "host", torch.bfloat16),
+    Case(causal, 769, 256, sizes=WIDE),  # the last chunk has one row
     # No kernel supports these widths, so scores are materialised.
-    Case(masks.causal, 107, 32, sizes=Sizes(value_width=8)),
+    Case(causal, 107, 32, sizes=Sizes(value_width=8)),
 )
 
 
@@ -77,9 +98,9 @@ def check(result: Result, socket: str) -> None:
 
 
 def compare(session: sluice.Session, case: Case) -> dict[str, object]:
-    """Compares two streamed steps with the CPU's. The second one runs on
-    another stream and reuses the first one's memory. Returns the differences,
-    and the kernels that computed attention. Raises `Failure`."""
+    """Compares two streamed steps with the CPU's; the second one runs on
+    another stream and reuses the first one's memory. Returns the differences
+    and the kernels of attention."""
     model = seeded(case.sizes)
     ids = torch.randint(case.sizes.vocabulary, (2, case.rows),
                         generator=torch.Generator().manual_seed(1))
@@ -110,8 +131,7 @@ def compare(session: sluice.Session, case: Case) -> dict[str, object]:
 
 
 def gradients(model: Decoder, ids: Tensor, mask: Tensor | None) -> Gradients:
-    """Runs a step. Returns its gradients by parameter, and its "loss", copied
-    to the CPU."""
+    """Returns a step's gradients by parameter, and its "loss", on the CPU."""
     model.zero_grad()
     loss = loss_of(model, ids, mask)
     loss.backward()

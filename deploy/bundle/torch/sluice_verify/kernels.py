@@ -61,9 +61,8 @@ def without_cuda(value: dict) -> list[str]:
 
 
 def attend(value: dict) -> None:
-    """Compares each attention kernel that blocks may request with the CPU's,
-    and reports which of torch's own kernels run on this GPU. Raises `Failure`:
-    a needed kernel does not run, or a kernel gives other numbers."""
+    """Compares each attention kernel that blocks may request with the CPU's.
+    Raises `Failure`: a needed one does not run, or gives other numbers."""
     value["blocks"] = {}
     for kernel, dtype in ASKED:
         said = "yes"
@@ -81,8 +80,8 @@ def attend(value: dict) -> None:
 
 
 def compare(kernel: str, dtype: torch.dtype) -> None:
-    """Computes one causal block by `kernel` and compares it with the CPU's.
-    Raises `Failure` if the numbers differ, RuntimeError if it does not run."""
+    """Compares one causal block with the CPU's. Raises `Failure` if the numbers
+    differ, RuntimeError if the kernel does not run."""
     q, k, v = _qkv("cuda:0", dtype)
     got = _block(q, k, v, Whole.CAUSAL, kernel)
     exact = _block(*(t.float().cpu() for t in (q, k, v)), Whole.CAUSAL)
@@ -107,8 +106,7 @@ def _qkv(device: str, dtype: torch.dtype) -> list[Tensor]:
 def _block(q: Tensor, k: Tensor, v: Tensor, mask: blocks.Mask,
            kernel: gpu_blocks.Kernel = "auto", softcap: float | None = None
            ) -> list[Tensor]:
-    """Returns o, lse and the gradients of one block, merged into an empty
-    result."""
+    """Returns o, lse and the gradients of one block."""
     scores = blocks.Scores(q.shape[-1] ** -0.5, softcap)
     part, part_lse = blocks.forward(q, k, v, mask, scores, kernel)
     o, lse = blocks.nothing(q, v)

@@ -60,8 +60,7 @@ def check(result: Result, socket: str) -> None:
 
 
 def step(session: sluice.Session, sizes: Sizes) -> dict[str, int]:
-    """Runs two steps and returns the bytes of the second one, which is like all
-    later steps."""
+    """Returns the bytes of a second step, which is like all later ones."""
     gpu = device_of(session)
     model = seeded(sizes).to(gpu)
     ids = torch.arange(BATCH * ROWS, device=gpu).view(BATCH, ROWS) % 128
@@ -105,8 +104,7 @@ def judge(run: dict[str, int]) -> None:
 
 
 def promised(sizes: Sizes) -> int:
-    """Returns the promised host bytes in fp32, if all chunks are equally
-    long."""
+    """Returns the host bytes in fp32, if all chunks are equally long."""
     hidden, kv = sizes.hidden, sizes.kv_heads * sizes.width
     layer = 2 * 4 * kv + 4 * hidden + 4 * sizes.heads * sizes.width + (
         4 * sizes.heads)

@@ -12,7 +12,7 @@ class Failure(Exception):
 
 
 class Result:
-    """The result of one check, written in the format of verify/result.h. After
+    """The result of one check, written in the format of verify/check.h. After
     a failure it has what was found before.
 
     Attributes:
@@ -35,8 +35,7 @@ class Result:
 
 
 def in_one_line(error: Exception) -> str:
-    """Returns the error's type and first line. torch's errors have several
-    lines, of which the first says what happened."""
+    """Returns the type and first line, which in torch says what happened."""
     lines = filter(None, (line.strip() for line in str(error).splitlines()))
     return f"{type(error).__name__}: {next(lines, 'it says no more')}"
 

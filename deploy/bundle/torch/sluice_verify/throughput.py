@@ -70,8 +70,7 @@ def check(result: Result, socket: str) -> None:
 
 def _attention(name: str, gpu: torch.device, peak: float | None
                ) -> Iterator[dict]:
-    """Yields a row of the report for each length, until the kernel is slow or
-    does not run."""
+    """Yields a row for each length, until the kernel is slow or fails."""
     rows = FEWEST_ROWS
     while rows <= MOST_ROWS:
         row: dict = {"kernel": name, "rows": rows}
@@ -102,8 +101,8 @@ def _attention(name: str, gpu: torch.device, peak: float | None
 
 def _kernel_seconds(name: str, gpu: torch.device, rows: int,
                     after_s: float = 0.0) -> tuple[float, float]:
-    """Returns the seconds of one causal forward and of its backward, in bf16,
-    after the kernel has run for `after_s` seconds."""
+    """Returns the seconds of a causal forward and its backward, in bf16, after
+    the kernel has run for `after_s` seconds."""
     q, k, v, gradient = (torch.randn(1, HEADS, rows, WIDTH, device=gpu,
                                      dtype=torch.bfloat16) for _ in range(4))
     for each in q, k, v:
@@ -126,8 +125,7 @@ def _kernel_seconds(name: str, gpu: torch.device, rows: int,
 
 
 def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
-    """Runs the parts in sequence. Returns the seconds of each by the GPU's
-    clock."""
+    """Returns the seconds of each part by the GPU's clock."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in (None, *parts)]
     stream = torch.cuda.current_stream(gpu)
     marks[0].record(stream)
@@ -140,9 +138,8 @@ def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
 
 
 def fastest(steps: list[dict]) -> dict[str, str]:
-    """Returns per dtype the fastest kernel, in words, with the argument that
-    selects it. Steps are compared at the most rows at which all kernels
-    ran."""
+    """Returns per dtype the fastest kernel, with the argument that selects it,
+    at the most rows at which all kernels ran."""
     ran: dict[str, dict[str, dict[int, float]]] = {}
     for step in steps:
         if "why_not" not in step:
@@ -168,9 +165,8 @@ def fastest(steps: list[dict]) -> dict[str, str]:
 
 def _steps_or_why(session: sluice.Session, kernel: str, dtype: torch.dtype,
                   peak: float | None) -> Iterator[dict]:
-    """Yields the measured steps of a kernel, up to the length at which it stops
-    working, or the reason if it does not run or gives other numbers than the
-    CPU."""
+    """Yields the measured steps of a kernel, and the reason where it does not
+    run or gives other numbers than the CPU."""
     try:
         compare(kernel, dtype)
         yield from _steps(session, kernel, dtype,

@@ -74,7 +74,7 @@ def on_gpu(session: sluice.Session, model: Decoder) -> Iterator[float]:
 
 def trained(model: Decoder, device: torch.device | str = "cpu"
             ) -> Iterator[float]:
-    """Trains the model. Yields each step's loss, computed before its update."""
+    """Yields each step's loss, computed before its update."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     for step in range(STEPS):
         loss = loss_of(model, text(step).to(device))

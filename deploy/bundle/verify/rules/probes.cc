@@ -4,9 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
 
-#include "deploy/bundle/verify/rules/probe_bench.h"
+#include "kernels/device/cuda/library.h"
 #include "kernels/ops/merge_kernel.h"
 
 namespace sluice::verify {
@@ -18,6 +22,169 @@ using fake_cuda::Rule;
 // A copy of this size still runs when the next call is made.
 constexpr size_t kLong = size_t{16} << 20;
 constexpr unsigned kWarp = 32;  // threads
+
+constexpr int kNotAsked = 3;
+
+AllocationProperties OnDevice(Device device) {
+  AllocationProperties properties = {};
+  properties.type = kAllocationPinned;
+  properties.handle_types = kHandlePosixFd;
+  properties.location = {kLocationDevice, device};
+  return properties;
+}
+
+constexpr size_t kPage = 4096;
+
+// The driver's functions, a context, a stream and memory. A failure ends the
+// process with one line: the rule cannot be tested. Thread safety: one thread.
+class ProbeBench {
+ public:
+  struct Piece {
+    DevicePointer address = 0;
+    size_t size = 0;
+  };
+
+  // Opens the first GPU and makes its context current.
+  ProbeBench();
+  ProbeBench(const ProbeBench&) = delete;
+
+  const Functions& f() const { return library_->functions(); }
+  Device device() const { return device_; }
+  Context context() const { return context_; }
+  StreamPointer stream() const { return stream_; }
+  size_t granularity() const { return granularity_; }
+
+  // GPU memory and addresses; `units` of the granularity.
+  MemoryHandle Create(size_t units);
+  DevicePointer Reserve(size_t units);
+  // At least `bytes` of GPU memory, without access rights and with them.
+  Piece Mapped(size_t bytes);
+  Piece OnGpu(size_t bytes);
+  std::byte* Pages(size_t bytes);   // pageable memory, written once
+  std::byte* Pinned(size_t bytes);  // registered with the driver
+  EventPointer NewEvent();
+  Kernel MergeKernel();  // for fp32 (kernels/ops/merge.cu)
+  StreamPointer StreamOfSecondGpu();
+  Result CopyToGpu(DevicePointer to, std::byte* from, size_t size);
+
+  void Must(Result result, const char* what) const;
+  [[noreturn]] void GiveUp(const char* why) const;
+
+ private:
+  std::unique_ptr<LoadedLibrary> library_;
+  Device device_ = 0;
+  Context context_ = nullptr;
+  StreamPointer stream_ = nullptr;
+  size_t granularity_ = 0;
+};
+
+ProbeBench::ProbeBench() {
+  auto loaded = LoadedLibrary::Load("libcuda.so.1");
+  if (!loaded.ok()) GiveUp(std::string(loaded.status().message()).c_str());
+  library_ = *std::move(loaded);
+  Must(f().cuInit(0), "cuInit");
+  Must(f().cuDeviceGet(&device_, 0), "cuDeviceGet");
+  Must(f().cuDevicePrimaryCtxRetain(&context_, device_), "retain");
+  Must(f().cuCtxPushCurrent_v2(context_), "push");
+  Must(f().cuStreamCreate(&stream_, kStreamNonBlocking), "cuStreamCreate");
+  const AllocationProperties properties = OnDevice(device_);
+  Must(f().cuMemGetAllocationGranularity(&granularity_, &properties,
+                                         kGranularityMinimum),
+       "granularity");
+}
+
+MemoryHandle ProbeBench::Create(size_t units) {
+  MemoryHandle handle = 0;
+  const AllocationProperties properties = OnDevice(device_);
+  Must(f().cuMemCreate(&handle, units * granularity_, &properties, 0),
+       "cuMemCreate");
+  return handle;
+}
+
+DevicePointer ProbeBench::Reserve(size_t units) {
+  DevicePointer range = 0;
+  Must(f().cuMemAddressReserve(&range, units * granularity_, 0, 0, 0),
+       "cuMemAddressReserve");
+  return range;
+}
+
+ProbeBench::Piece ProbeBench::Mapped(size_t bytes) {
+  const size_t units = (bytes + granularity_ - 1) / granularity_;
+  const Piece piece = {Reserve(units), units * granularity_};
+  Must(f().cuMemMap(piece.address, piece.size, 0, Create(units), 0),
+       "cuMemMap");
+  return piece;
+}
+
+ProbeBench::Piece ProbeBench::OnGpu(size_t bytes) {
+  const Piece piece = Mapped(bytes);
+  const AccessDescription access = {{kLocationDevice, device_},
+                                    kAccessReadWrite};
+  Must(f().cuMemSetAccess(piece.address, piece.size, &access, 1),
+       "cuMemSetAccess");
+  return piece;
+}
+
+std::byte* ProbeBench::Pages(size_t bytes) {
+  void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) GiveUp("mmap");
+  std::memset(pages, 1, bytes);
+  return static_cast<std::byte*>(pages);
+}
+
+std::byte* ProbeBench::Pinned(size_t bytes) {
+  std::byte* const pages = Pages(bytes);
+  Must(f().cuMemHostRegister_v2(pages, bytes, 0), "cuMemHostRegister");
+  return pages;
+}
+
+EventPointer ProbeBench::NewEvent() {
+  EventPointer event = nullptr;
+  Must(f().cuEventCreate(&event, kEventDisableTiming), "cuEventCreate");
+  return event;
+}
+
+Kernel ProbeBench::MergeKernel() {
+  if (ops::MergeFatbin().empty()) GiveUp("this build has no device code");
+  Library library = nullptr;
+  Kernel kernel = nullptr;
+  Must(f().cuLibraryLoadData(&library, ops::MergeFatbin().data(), nullptr,
+                             nullptr, 0, nullptr, nullptr, 0),
+       "cuLibraryLoadData");
+  Must(f().cuLibraryGetKernel(&kernel, library, "sluice_merge_fp32"),
+       "cuLibraryGetKernel");
+  return kernel;
+}
+
+StreamPointer ProbeBench::StreamOfSecondGpu() {
+  Device second = 0;
+  Context context = nullptr;
+  StreamPointer stream = nullptr;
+  Must(f().cuDeviceGet(&second, 1), "cuDeviceGet 1");
+  Must(f().cuDevicePrimaryCtxRetain(&context, second), "retain 1");
+  Must(f().cuCtxPushCurrent_v2(context), "push 1");
+  Must(f().cuStreamCreate(&stream, kStreamNonBlocking), "cuStreamCreate 1");
+  Must(f().cuCtxPopCurrent_v2(nullptr), "pop 1");
+  return stream;
+}
+
+Result ProbeBench::CopyToGpu(DevicePointer to, std::byte* from, size_t size) {
+  return f().cuMemcpyAsync(to, reinterpret_cast<DevicePointer>(from), size,
+                           stream_);
+}
+
+void ProbeBench::Must(Result result, const char* what) const {
+  if (result == kSuccess) return;
+  GiveUp(
+      (std::string(what) + " failed with " + std::to_string(result)).c_str());
+}
+
+void ProbeBench::GiveUp(const char* why) const {
+  std::fprintf(stderr, "%s\n", why);
+  std::fflush(nullptr);
+  _exit(kNotAsked);
+}
 
 Result NotForked(ProbeBench& bench) {
   int ends[2];
@@ -102,9 +269,8 @@ Result CopyOneRegistration(ProbeBench& bench) {
   return bench.CopyToGpu(piece.address, host, 2 * kPage);
 }
 
-// Merges two elements. The log-sum-exp of one lies in pageable memory, and the
-// kernel always reads it. If the launch succeeds, the error is found by waiting
-// for the stream.
+// Merges two elements, of which one has its log-sum-exp in pageable memory. The
+// kernel always reads it, so waiting for the stream finds the error.
 Result OperationPinned(ProbeBench& bench) {
   constexpr ops::RowHeadStrides kOne = {1, 1};
   ops::MergeShape shape = {1, 1, 1, kOne, kOne, kOne, kOne};
@@ -126,8 +292,8 @@ constexpr struct {
   Rule rule;
   Result (*ask)(ProbeBench&);
   int gpus = 1;
-  // False: the stream was destroyed with its context. A call with that stream
-  // is undefined (an H100's driver, 580.159.04, crashed).
+  // False: a call with a stream of a destroyed context is undefined (an
+  // H100's driver, 580.159.04, crashed).
   bool leaves_stream = true;
 } kProbes[] = {
     {Rule::kNotForked, NotForked},
@@ -158,8 +324,7 @@ int AskRule(const std::string& name) {
   for (const auto& probe : kProbes) {
     if (TextOf(probe.rule).name != name) continue;
     ProbeBench bench;
-    // The answer is printed at once, because the next call may crash the
-    // process.
+    // Printed at once: the next call may crash the process.
     std::printf("%s %d", name.c_str(), probe.ask(bench));
     std::fflush(stdout);
     if (probe.leaves_stream) {

@@ -1,8 +1,6 @@
-// Probes break each rule that the fake driver assumes (tests/fake_cuda/rules.h)
-// once, to learn what this machine's driver answers.
-//
-// Thread safety: a probe must be the only code in its process, which it may
-// crash.
+// Probes break each rule that the fake driver assumes
+// (tests/fake_cuda/rules.h). Thread safety: a probe must be the only code in
+// its process, which it may crash.
 #pragma once
 
 #include <optional>
@@ -17,8 +15,7 @@ struct Answer {
   std::optional<int> then;  // result of waiting for the stream, if it exists
 };
 
-// Returns the number of GPUs that the rule's probe needs, or nullopt if there
-// is no probe.
+// Returns how many GPUs the rule's probe needs; nullopt: there is no probe.
 std::optional<int> GpusFor(fake_cuda::Rule rule);
 
 // Runs the rule's probe. Prints "NAME CODE", then " THEN" if the stream still

@@ -1,21 +1,23 @@
-// Formats a node's swap plan as text for people and as JSON.
-//
+// `sluicectl plan swap`: reads a node that people wrote in JSON, and formats
+// its plan.
 // Thread safety: pure functions.
 #pragma once
 
 #include <string>
+#include <string_view>
 
+#include "absl/status/statusor.h"
 #include "planner/swap/node_swap.h"
 
 namespace sluice::ctl {
 
+// InvalidArgument: a key is unknown or missing, or a value has the wrong type
+// or is negative. The message is one line with the key's path.
+absl::StatusOr<planner::NodeSwapProblem> ReadSwapProblem(std::string_view json);
+
 std::string RenderSwap(const planner::NodeSwapProblem& problem,
                        const planner::NodeSwapResult& result,
                        planner::SwapPolicy policy);
-// Returns whether `row` is the capacity of a link. Other rows are memory or
-// limits.
-bool IsLink(const planner::CapacityRow& row);
-// Formats one JSON object on one line.
 std::string SwapJson(const planner::NodeSwapProblem& problem,
                      const planner::NodeSwapResult& result,
                      planner::SwapPolicy policy);
