@@ -12,50 +12,26 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "kernels/device/sim/config.h"
+#include "absl/strings/str_split.h"
 #include "kernels/device/sim/ledger.h"
 #include "kernels/device/sim/memory_name.h"
+#include "kernels/device/sim/state.h"
 #include "proto/base/status.h"
 
 namespace sluice::device {
 namespace {
 
-constexpr std::array<std::string_view, 34> kCalls = {"Devices",
-                                                     "Granularity",
-                                                     "Usage",
-                                                     "HeldOutside",
-                                                     "Create",
-                                                     "Export",
-                                                     "Import",
-                                                     "Keep",
-                                                     "Adopt",
-                                                     "Release",
-                                                     "Reserve",
-                                                     "FreeReservation",
-                                                     "Map",
-                                                     "Unmap",
-                                                     "SetAccess",
-                                                     "HostRegister",
-                                                     "HostUnregister",
-                                                     "CreateStream",
-                                                     "DestroyStream",
-                                                     "CreateEvent",
-                                                     "CreateTimedEvent",
-                                                     "ElapsedTime",
-                                                     "DestroyEvent",
-                                                     "RecordEvent",
-                                                     "StreamWaitEvent",
-                                                     "QueryEvent",
-                                                     "SynchronizeEvent",
-                                                     "SynchronizeStream",
-                                                     "CopyAsync",
-                                                     "Copy",
-                                                     "FillAsync",
-                                                     "LoadModule",
-                                                     "GetFunction",
-                                                     "Launch"};
+constexpr char kCalls[] =
+    "Devices Granularity Usage HeldOutside Create Export Import Keep Adopt "
+    "Release Reserve FreeReservation Map Unmap SetAccess HostRegister "
+    "HostUnregister CreateStream DestroyStream CreateEvent CreateTimedEvent "
+    "ElapsedTime DestroyEvent RecordEvent StreamWaitEvent QueryEvent "
+    "SynchronizeEvent SynchronizeStream CopyAsync Copy FillAsync LoadModule "
+    "GetFunction Launch";
 
 std::string StatePath(const std::string& directory) {
   return directory + "/node.state";
@@ -142,70 +118,64 @@ class SimNodeImpl final : public SimNode {
       : node_(std::move(node)), ledger_(node_.get()) {}
 
   SimConfig config() const override { return node_->config(); }
-  absl::StatusOr<MemoryUse> Usage(Placement where) override;
-  absl::Status FailCall(std::string_view name, int nth) override;
-  absl::Status LoseGpu(DeviceIndex gpu) override;
-  absl::Status SetLinkSpeed(std::string_view link, double h2d,
-                            double d2h) override;
+  absl::StatusOr<MemoryUse> Usage(Placement where) override {
+    const absl::Status placement = node_->CheckPlacement(where);
+    if (absl::IsInvalidArgument(placement)) return placement;
+    return ledger_.Usage(where);
+  }
+
+  absl::Status FailCall(std::string_view name, int nth) override {
+    const std::vector<std::string> calls = absl::StrSplit(kCalls, ' ');
+    if (std::ranges::find(calls, name) == calls.end()) {
+      return BadNode(fmt::format(
+          "there is no driver call '{}' to fail; known: {}", name, kCalls));
+    }
+    if (nth < 1) {
+      return BadNode(fmt::format("call number {}: the next is 1", nth));
+    }
+    SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
+    for (SharedFailure& failure : state->failures) {
+      int64_t unused = 0;
+      // -1 claims the entry until its name is written.
+      if (!failure.remaining.compare_exchange_strong(unused, -1)) continue;
+      std::memset(failure.call, 0, sizeof(failure.call));
+      name.copy(failure.call, sizeof(failure.call) - 1);
+      failure.remaining = nth;
+      state->failures_armed++;
+      return absl::OkStatus();
+    }
+    return absl::ResourceExhaustedError(
+        fmt::format("{} failures wait already", kSimMaxFailures));
+  }
+
+  absl::Status LoseGpu(DeviceIndex gpu) override {
+    if (gpu.value() >= node_->config().gpus.size()) {
+      return BadNode(fmt::format("there is no GPU {}", gpu.value()));
+    }
+    SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
+    state->gpus[gpu.value()].lost = 1;
+    return absl::OkStatus();
+  }
+
+  absl::Status SetLinkSpeed(std::string_view name, double h2d,
+                            double d2h) override {
+    SLUICE_RETURN_IF_ERROR(CheckLinkSpeed(name, h2d));
+    SLUICE_RETURN_IF_ERROR(CheckLinkSpeed(name, d2h));
+    SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
+    const auto& links = node_->config().links;
+    for (size_t i = 0; i < links.size(); ++i) {
+      if (name != links[i].name) continue;
+      state->links[i].bytes_per_second[0] = h2d;
+      state->links[i].bytes_per_second[1] = d2h;
+      return absl::OkStatus();
+    }
+    return BadNode(fmt::format("there is no link '{}'", name));
+  }
 
  private:
   const std::unique_ptr<NodeMapping> node_;
   Ledger ledger_;
 };
-
-absl::StatusOr<MemoryUse> SimNodeImpl::Usage(Placement where) {
-  const absl::Status placement = node_->CheckPlacement(where);
-  if (absl::IsInvalidArgument(placement)) return placement;
-  return ledger_.Usage(where);
-}
-
-absl::Status SimNodeImpl::FailCall(std::string_view name, int nth) {
-  if (std::find(kCalls.begin(), kCalls.end(), name) == kCalls.end()) {
-    return BadNode(
-        fmt::format("there is no driver call '{}' to fail; known: {}", name,
-                    fmt::join(kCalls, " ")));
-  }
-  if (nth < 1) {
-    return BadNode(fmt::format("call number {}: the next is 1", nth));
-  }
-  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
-  for (SharedFailure& failure : state->failures) {
-    int64_t unused = 0;
-    // -1 claims the entry until its name is written.
-    if (!failure.remaining.compare_exchange_strong(unused, -1)) continue;
-    std::memset(failure.call, 0, sizeof(failure.call));
-    name.copy(failure.call, sizeof(failure.call) - 1);
-    failure.remaining = nth;
-    state->failures_armed++;
-    return absl::OkStatus();
-  }
-  return absl::ResourceExhaustedError(
-      fmt::format("{} failures wait already", kSimMaxFailures));
-}
-
-absl::Status SimNodeImpl::LoseGpu(DeviceIndex gpu) {
-  if (gpu.value() >= node_->config().gpus.size()) {
-    return BadNode(fmt::format("there is no GPU {}", gpu.value()));
-  }
-  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
-  state->gpus[gpu.value()].lost = 1;
-  return absl::OkStatus();
-}
-
-absl::Status SimNodeImpl::SetLinkSpeed(std::string_view name, double h2d,
-                                       double d2h) {
-  SLUICE_RETURN_IF_ERROR(CheckLinkSpeed(name, h2d));
-  SLUICE_RETURN_IF_ERROR(CheckLinkSpeed(name, d2h));
-  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
-  const auto& links = node_->config().links;
-  for (size_t i = 0; i < links.size(); ++i) {
-    if (name != links[i].name) continue;
-    state->links[i].bytes_per_second[0] = h2d;
-    state->links[i].bytes_per_second[1] = d2h;
-    return absl::OkStatus();
-  }
-  return BadNode(fmt::format("there is no link '{}'", name));
-}
 
 }  // namespace
 

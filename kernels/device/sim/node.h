@@ -6,7 +6,6 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/device/sim/clocks.h"
 #include "kernels/device/sim/sim.h"
 #include "kernels/device/sim/state.h"
 #include "proto/base/unique_fd.h"

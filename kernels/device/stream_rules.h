@@ -4,7 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
+
 #include "absl/status/status.h"
+#include "kernels/device/driver.h"
 #include "proto/base/ids.h"
 
 namespace sluice::device {
@@ -31,6 +34,28 @@ inline absl::Status CheckTimes(const TimedEvent& from, const TimedEvent& to) {
   return absl::InvalidArgumentError(
       fmt::format("events of GPU {} and GPU {} have no time between them",
                   from.device.value(), to.device.value()));
+}
+
+// --- compute_stream.h
+// Handles of compute streams (ComputeStream in driver.h), numbered the same way
+// by both drivers. Their other handles count from 1.
+//
+// Thread safety: pure functions.
+
+inline constexpr uint64_t kComputeStreams = uint64_t{1} << 48;
+
+inline Stream ComputeStreamOf(DeviceIndex device) {
+  return Stream(kComputeStreams + device.value());
+}
+
+inline bool IsCompute(Stream stream) {
+  return stream.value() >= kComputeStreams;
+}
+
+// Returns the stream's GPU, which may not exist on this machine. REQUIRES:
+// IsCompute(stream).
+inline DeviceIndex ComputeGpu(Stream stream) {
+  return DeviceIndex(stream.value() - kComputeStreams);
 }
 
 }  // namespace sluice::device
