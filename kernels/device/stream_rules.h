@@ -1,5 +1,5 @@
-// Checks for both drivers that a time between two events exists (driver.h,
-// ElapsedTime).
+// Rules about streams and events that both drivers share. Thread safety: pure
+// functions.
 #pragma once
 
 #include <fmt/format.h>
@@ -36,12 +36,7 @@ inline absl::Status CheckTimes(const TimedEvent& from, const TimedEvent& to) {
                   from.device.value(), to.device.value()));
 }
 
-// --- compute_stream.h
-// Handles of compute streams (ComputeStream in driver.h), numbered the same way
-// by both drivers. Their other handles count from 1.
-//
-// Thread safety: pure functions.
-
+// Handles of compute streams; the other handles of a driver count from 1.
 inline constexpr uint64_t kComputeStreams = uint64_t{1} << 48;
 
 inline Stream ComputeStreamOf(DeviceIndex device) {
@@ -52,8 +47,7 @@ inline bool IsCompute(Stream stream) {
   return stream.value() >= kComputeStreams;
 }
 
-// Returns the stream's GPU, which may not exist on this machine. REQUIRES:
-// IsCompute(stream).
+// The GPU may not exist on this machine. REQUIRES: IsCompute(stream).
 inline DeviceIndex ComputeGpu(Stream stream) {
   return DeviceIndex(stream.value() - kComputeStreams);
 }

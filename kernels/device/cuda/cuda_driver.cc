@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/ascii.h"
 #include "kernels/device/cuda/address_space.h"
 #include "kernels/device/cuda/contexts.h"
 #include "kernels/device/cuda/library.h"
@@ -36,8 +37,7 @@ absl::StatusOr<std::string> NameOf(const LoadedLibrary* library, Device device,
   return name;
 }
 
-// Formats the UUID as nvidia-smi -L does: GPU-8-4-4-4-12, or MIG-8-4-4-4-12 for
-// an instance.
+// Formats the UUID as nvidia-smi -L does: GPU- or MIG-8-4-4-4-12.
 absl::StatusOr<std::string> UuidOf(const LoadedLibrary* library, Device device,
                                    const std::string& remark) {
   Uuid uuid = {};
@@ -50,14 +50,6 @@ absl::StatusOr<std::string> UuidOf(const LoadedLibrary* library, Device device,
     text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
   }
   return text;
-}
-
-// Formats a PCI address as sysfs does: "0000:3b:00.0". Drivers may write "3B".
-std::string BusText(std::string bus) {
-  for (char& c : bus) {
-    if (c >= 'A' && c <= 'F') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return bus;
 }
 
 MemoryUse HostUsage() {
@@ -100,8 +92,7 @@ absl::Status Lost(int index, const absl::Status& why) {
       index, std::string(why.message())));
 }
 
-// Returns a remark about CUDA_VISIBLE_DEVICES if it may be the reason that no
-// GPU is visible.
+// Names CUDA_VISIBLE_DEVICES if it may be why no GPU is visible.
 std::string HiddenBy() {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return "";
@@ -129,8 +120,7 @@ absl::StatusOr<std::vector<Gpu>> FindGpus(const LoadedLibrary* library) {
   return gpus;
 }
 
-// Initialises the library. Every failure becomes Unavailable, because each
-// means that there is no usable GPU.
+// Every failure becomes Unavailable: each means that there is no usable GPU.
 absl::Status Initialise(const LoadedLibrary* library) {
   const absl::Status status =
       library->ToStatus(library->functions().cuInit(0), "cuInit");
@@ -146,7 +136,6 @@ absl::Status Initialise(const LoadedLibrary* library) {
       kOldestDriver % 1000 / 10));
 }
 
-// The Driver implemented on libcuda.
 class CudaDriver final : public Driver {
  public:
   // Initialises the library. Unavailable: no GPU is usable.
@@ -161,8 +150,7 @@ class CudaDriver final : public Driver {
   ~CudaDriver() override {
     const MutexLock lock(stream_mutex_);
     const Functions& f = library_->functions();
-    // An adopted stream belongs to the library that created it, which also
-    // destroys it.
+    // The library that created an adopted stream destroys it.
     for (const auto& [id, entry] : streams_) {
       if (entry.adopted) continue;
       const auto scope = Enter(entry.device);
@@ -217,8 +205,7 @@ class CudaDriver final : public Driver {
     std::map<Placement, Bytes> held;
     for (size_t i = 0; i < contexts_.gpus().size(); ++i) {
       const Placement where = Placement::Gpu(DeviceIndex(i));
-      // A lost GPU is left out, so that the other GPUs' bytes are still
-      // reported.
+      // A lost GPU is left out, so that the others' bytes are still reported.
       const auto on_gpu = HeldByOthersOn(where);
       if (on_gpu.ok()) held[where] = *on_gpu;
     }
@@ -246,8 +233,7 @@ class CudaDriver final : public Driver {
     return Register(std::move(memory));
   }
 
-  // Keep exports a descriptor, because an exported descriptor keeps the memory
-  // alive after the process that made it.
+  // An exported descriptor keeps the memory alive after its maker's end.
   absl::StatusOr<UniqueFd> Keep(Memory memory) override {
     return Export(memory);
   }
@@ -322,8 +308,7 @@ class CudaDriver final : public Driver {
       return absl::InvalidArgumentError(fmt::format(
           "stream {} is not the driver's to destroy", stream.value()));
     }
-    // The calls that can fail come first, so that after an error the stream
-    // still exists.
+    // These calls can fail, so they come first: the stream still exists then.
     SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
     {
       const MutexLock lock(stream_mutex_);
@@ -587,7 +572,8 @@ class CudaDriver final : public Driver {
         .name = name,
         .total_memory = Bytes(static_cast<int64_t>(memory)),
         .numa = NumaIndex(static_cast<uint64_t>(std::max(numa, 0))),
-        .link = kPciLink + BusText(bus),
+        // in lower case, as sysfs writes it
+        .link = kPciLink + absl::AsciiStrToLower(bus),
         .capability = 10 * major + minor,
         .is_instance = name.find(kInstance) != name.npos};
   }

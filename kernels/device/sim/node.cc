@@ -12,14 +12,12 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_split.h"
 #include "kernels/device/sim/ledger.h"
 #include "kernels/device/sim/memory_name.h"
-#include "kernels/device/sim/state.h"
 #include "proto/base/status.h"
 
 namespace sluice::device {
@@ -47,8 +45,7 @@ absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
 
 bool Locks(int fd, int how) { return flock(fd, how | LOCK_NB) == 0; }
 
-// Returns OK if `path` has no node, or a node that no process uses. In the
-// second case `lock` keeps other processes from opening the node.
+// Returns OK if `path` has no node, or an unused one, which `lock` then locks.
 absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
   lock = UniqueFd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock) {
@@ -82,8 +79,7 @@ absl::StatusOr<OpenState> OpenFile(const std::string& path) {
   return ErrnoStatus(errno, "open " + path);
 }
 
-// Opens and locks the state file. Makes sure that the locked file is still the
-// one at `path`, because CreateSimNode may replace it between the two steps.
+// CreateSimNode may replace the file between opening and locking it.
 absl::StatusOr<OpenState> OpenLocked(const std::string& directory) {
   const std::string path = StatePath(directory);
   if (access(path.c_str(), F_OK) != 0 &&
@@ -201,12 +197,10 @@ absl::Status CreateSimNode(const std::string& directory,
     UniqueFd fd(open(fresh.c_str(),
                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (!fd) return ErrnoStatus(errno, "make " + fresh);
-    // Readable for ranks of any user, whatever the umask is; the directory's
-    // mode limits which users reach the file. Not writable: a user could
-    // truncate the file, and a process that reads missing pages dies (SIGBUS).
+    // Readable for ranks of any user, whatever the umask; the directory limits
+    // which. Not writable: a process that reads truncated pages dies (SIGBUS).
     fchmod(fd.get(), 0644);
-    // Allocates every page now, because writing to a missing page on a full
-    // file system would end the process (SIGBUS).
+    // Writing to a missing page on a full file system would be a SIGBUS.
     if (const int error = posix_fallocate(fd.get(), 0, sizeof(SharedState));
         error != 0) {
       return ErrnoStatus(
@@ -268,8 +262,8 @@ absl::StatusOr<SharedState*> NodeMapping::ForWriting() const {
       "only its owner changes a simulated node, or makes memory of it");
 }
 
-// Opens the state file again and locks that descriptor, so that the lock
-// excludes threads as well as processes and ends when the descriptor is closed.
+// Locks a descriptor of its own, which excludes threads as well as processes.
+// The lock ends when it is closed.
 absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
   if (books_ == Books::kOwn) return UniqueFd();
   SLUICE_RETURN_IF_ERROR(ForWriting().status());
@@ -286,8 +280,7 @@ absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
 
 void NodeMapping::NoteMet(const SharedFailure& failure) const {
   if (books_ == Books::kOwn) {
-    // Also clears the failure in the state, so that readers of the node see it
-    // and the next daemon does not fail again.
+    // Clears it in the state too, for readers of the node and the next daemon.
     const auto at = static_cast<size_t>(&failure - failures_.data());
     if (!writable_ || state_->failures[at].remaining.exchange(0) == 0) return;
   }
@@ -296,8 +289,7 @@ void NodeMapping::NoteMet(const SharedFailure& failure) const {
 
 absl::Status NodeMapping::Enter(const char* call) const {
   const bool own = books_ == Books::kOwn;
-  // With shared books, failures apply only to the owner's processes, because
-  // other processes cannot count them down.
+  // With shared books only the owner's processes can count failures down.
   if (!own && (!writable_ ||
                state_->failures_armed.load(std::memory_order_relaxed) == 0)) {
     return absl::OkStatus();

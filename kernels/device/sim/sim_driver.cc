@@ -33,9 +33,7 @@ absl::Status NoKernels() {
       "the simulated device runs no kernels: call the CPU reference");
 }
 
-// The Driver of a simulated node.
-//
-// Every call first checks whether an injected failure is due, then checks its
+// Every call first checks whether an injected failure is due, then its
 // arguments as the real driver would, then acts. Handles are ids in tables of
 // this process; processes share only the node's state file and memfds.
 class SimDriver final : public Driver {
@@ -209,8 +207,7 @@ class SimDriver final : public Driver {
 
   absl::Status DestroyStream(Stream stream) override {
     SLUICE_RETURN_IF_ERROR(node_->Enter("DestroyStream"));
-    // Destroyed after the lock is released, because the destructor finishes the
-    // stream's work.
+    // Destroyed without the lock: the destructor finishes the stream's work.
     std::shared_ptr<SimStream> ends;
     const MutexLock lock(stream_mutex_);
     const auto it = streams_.find(stream);
@@ -400,8 +397,7 @@ class SimDriver final : public Driver {
   struct EventEntry {
     bool timed = false;
     DeviceIndex gpu;  // GPU of the last recording
-    // Null if the event is complete: never recorded, or recorded without timing
-    // on a compute stream.
+    // Null if it is complete: never recorded, or untimed on a compute stream.
     CompletionPointer record;
   };
 

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <set>
 
-#include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
 
 namespace sluice::device {
