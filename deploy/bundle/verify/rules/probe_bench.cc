@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "kernels/ops/merge_kernel.h"
+#include "kernels/ops/gpu_kernels.h"
 
 namespace sluice::verify {
 

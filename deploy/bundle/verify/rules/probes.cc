@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "deploy/bundle/verify/rules/probe_bench.h"
-#include "kernels/ops/merge_kernel.h"
+#include "kernels/ops/gpu_kernels.h"
 
 namespace sluice::verify {
 namespace {
