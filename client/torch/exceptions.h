@@ -2,10 +2,9 @@
 // this target run their bodies inside CatchStatus.
 //
 // c10::OutOfMemoryError and std::bad_alloc become ResourceExhausted, marked
-// with the memory that ran out; for c10::OutOfMemoryError the message has the
-// allocator's line (asked, used, planned). A StatusException becomes the Status
-// that it carries. Anything else becomes Internal with the first line of the
-// message (torch appends a stack trace).
+// with the memory that ran out; the former keeps the allocator's line (asked,
+// used, planned). A StatusException becomes its Status. Anything else becomes
+// Internal with the first line of the message (torch appends a stack trace).
 #pragma once
 
 #include <stdexcept>

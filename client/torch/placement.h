@@ -32,17 +32,15 @@ inline at::TensorOptions OnHost(at::ScalarType type) {
 at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
                   at::Device device);
 
-// Fills memory that must not be read any more with NaN (all bits set, in fp32,
-// fp64 and bf16), in the order of the device's compute. Does nothing without
-// SLUICE_POISON=1.
+// Fills memory that must not be read any more with NaN (all bits set), in the
+// order of the device's compute. Does nothing without SLUICE_POISON=1.
 void Poison(void* data, int64_t bytes, at::Device device);
 
 // InvalidArgument: `tensor` is on another device; names it and both devices.
 absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
                      at::Device device);
 
-// Returns torch's device for GPU `gpu` of a node with this driver
-// (NodeLimits::driver); the CPU if the driver is sim.
+// `driver` is NodeLimits::driver. The device is the CPU if it is sim.
 at::Device DeviceOf(std::string_view driver, DeviceIndex gpu);
 
 }  // namespace sluice::runtime

@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "client/torch/run/plan_change.h"
-#include "client/torch/run/saved_plan.h"
 #include "client/train/launch/options.h"
 #include "planner/stream/price.h"
 #include "planner/stream/settings.h"

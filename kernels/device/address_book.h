@@ -1,9 +1,7 @@
 // Records which addresses a driver has reserved and which memory is mapped
-// there, and checks the rules of driver.h before the real call. The checks are
-// the same for every driver.
-//
-// Bookkeeping only: the owner makes the driver calls. `M` is a driver's
-// physical memory, with size() and where().
+// there, and checks the rules of driver.h before the real call, for every
+// driver. The owner makes the driver calls. `M` is a driver's physical memory,
+// with size() and where().
 //
 // Thread safety: none; the driver locks.
 #pragma once
@@ -21,7 +19,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device/driver.h"
-#include "proto/base/status.h"
 
 namespace sluice::device {
 
@@ -50,8 +47,7 @@ class AddressBook {
   }
   const std::map<Address, Mapping>& mappings() const { return mappings_; }
 
-  // Returns the reservation that is exactly this range. It must have no
-  // mappings.
+  // Returns the reservation that is exactly this range, without mappings.
   absl::StatusOr<Reservation> Freeable(Address address, Bytes size) const {
     const auto it = reservations_.find(address);
     if (it == reservations_.end() || it->second.size != size) {
@@ -97,8 +93,7 @@ class AddressBook {
   }
 
   using Tile = std::pair<const Address, Mapping>;
-  // Returns the mappings that together cover exactly this range. The pointers
-  // are valid until mappings change.
+  // Returns the mappings that cover exactly this range, until mappings change.
   absl::StatusOr<std::vector<Tile*>> Tiling(Address address, Bytes size) {
     std::vector<Tile*> tiles;
     Address end = address;

@@ -48,7 +48,6 @@
 
 namespace sluice::device {
 
-// A place of physical memory: one GPU, or one NUMA node's pinned memory.
 struct Placement {
   enum class Kind { kGpu, kHost };
   Kind kind = Kind::kGpu;
@@ -68,16 +67,14 @@ struct DeviceInfo {
   std::string name;
   Bytes total_memory;
   NumaIndex numa;
-  // The host link that the GPU copies over: "pcie0"; on cuda
-  // "pci-0000:3b:00.0".
+  // The GPU's host link: "pcie0"; on cuda "pci-0000:3b:00.0".
   std::string link;
   // NVIDIA's compute capability without the point, such as 90; 0 on sim.
   int capability = 0;
   // True for a MIG instance of a GPU. CUDA shows a process only one instance.
   bool is_instance = false;
-  // The reason why the GPU cannot be used, ending with ": " and the command
-  // that solves it. Empty if the GPU is usable. With a fault only the index is
-  // known.
+  // Why the GPU cannot be used, ending with ": " and the command that solves
+  // it; empty if it can. With a fault only the index is known.
   std::string fault;
 };
 
@@ -89,14 +86,13 @@ using Event = Id<struct EventTag>;
 using Module = Id<struct ModuleTag>;
 using Function = Id<struct FunctionTag>;
 
-// An address in this process's reserved range. The CPU may access it on sim; on
-// cuda only if it is host memory.
+// Lies in this process's reserved range. On cuda the CPU accesses host memory
+// only.
 using Address = std::byte*;
 
 enum class CopyDirection { kHostToDevice, kDeviceToHost };
 
-// Counts calls that wait on the host. The chunk loop must make no such calls;
-// tests compare the counters before and after a step.
+// Counts calls that wait on the host. Tests check that the chunk loop has none.
 struct CallCounters {
   uint64_t stream_synchronize = 0;
   uint64_t event_synchronize = 0;
@@ -143,37 +139,32 @@ class Driver {
   virtual absl::StatusOr<std::vector<DeviceInfo>> Devices() = 0;
 
   // --- physical memory -----------------------------------------------------
-  // Returns the unit of sizes, which must be multiples of it
-  // (cuMemGetAllocationGranularity).
+  // Sizes are multiples of it (cuMemGetAllocationGranularity).
   virtual absl::StatusOr<Bytes> Granularity(Placement where) = 0;
   // Returns cuMemGetInfo's figures, or for host memory what the node can still
   // pin. On sim, memory of a dead process counts as free at once.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // Returns the kind that was probed when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
-  // Returns the bytes that other processes hold, by place: all used bytes minus
-  // those that handles of this process hold. On sim the kernel reports the
-  // memory that ranks of a killed daemon still hold. On cuda the result
+  // Returns the bytes that other processes hold, by place. On sim the kernel
+  // reports memory that ranks of a killed daemon still hold. On cuda it
   // includes contexts and fragments, but no host memory. A place is missing if
-  // nothing is held there, or if it is a GPU that does not answer (Usage has
-  // the reason). Nothing is cached: a call takes milliseconds, or as long as
-  // the kernel needs.
+  // nothing is held there, or if its GPU does not answer (Usage has the
+  // reason). Nothing is cached: a call takes milliseconds, or as long as the
+  // kernel needs.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
   // cuMemCreate. On sim the memory is zero-filled; on cuda the driver decides.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
-  // cuMemExportToShareableHandle: returns a file descriptor for another
-  // process. Works for memory that this process made (Create), and for adopted
-  // memory if TellsHolders. InvalidArgument: the memory was imported. A process
-  // that passes on imported memory keeps the descriptor that it imported from.
+  // Exports memory that this process made (Create), or adopted if TellsHolders
+  // (cuMemExportToShareableHandle). InvalidArgument: the memory was imported;
+  // pass on the descriptor that it was imported from.
   virtual absl::StatusOr<UniqueFd> Export(Memory memory) = 0;
-  // Returns whether HeldByOthers works. On sim it works if the kernel shows
-  // which processes can access exported memory (probed once); on cuda it never
-  // does.
+  // Returns whether HeldByOthers works: on sim if the kernel shows which
+  // processes can access exported memory (probed once), on cuda never.
   virtual bool TellsHolders() const = 0;
-  // Returns whether a descriptor or mapping exists for this memory besides its
-  // handle: in this process, in another process, or in flight. `false` holds
-  // until the memory is exported again. Unimplemented: !TellsHolders, or
-  // another process made the memory.
+  // Returns whether a descriptor or mapping of this memory exists besides its
+  // handle, anywhere. `false` holds until the next export. Unimplemented:
+  // !TellsHolders, or another process made the memory.
   virtual absl::StatusOr<bool> HeldByOthers(Memory memory) = 0;
   // cuMemImportFromShareableHandle: makes a handle for memory that another
   // process exported. The caller keeps `fd`.
@@ -203,46 +194,40 @@ class Driver {
   // memory from the CPU. One call may span many mappings.
   virtual absl::Status SetAccess(Address address, Bytes size,
                                  DeviceIndex device) = 0;
-  // Pins memory that was not made by Create (cuMemHostRegister). On sim this is
-  // only bookkeeping.
+  // Pins memory that Create did not make (cuMemHostRegister). No-op on sim.
   virtual absl::Status HostRegister(Address address, Bytes size) = 0;
   virtual absl::Status HostUnregister(Address address) = 0;
 
   // --- streams and events --------------------------------------------------
   // Makes an in-order stream for the device's copy engine or compute.
   virtual absl::StatusOr<Stream> CreateStream(DeviceIndex device) = 0;
-  // On cuda, work that is already on the stream still finishes; on sim, this
-  // call waits for it.
+  // Work on the stream still finishes; on sim, this call waits for it.
   virtual absl::Status DestroyStream(Stream stream) = 0;
   // Returns the stream on which this thread computes (see the file comment).
   virtual Stream ComputeStream(DeviceIndex device) = 0;
   // Returns a handle for a stream that another library made on the device
-  // (torch's CUstream; null is the device's default stream). The same stream
-  // always gives the same handle, which belongs to the driver and cannot be
-  // destroyed. The stream must outlive all calls with the handle.
-  // kUnimplemented on sim, which has no such streams.
+  // (torch's CUstream; null is the default stream), always the same one. It
+  // cannot be destroyed; the stream outlives all calls with it. kUnimplemented
+  // on sim, which has no such streams.
   virtual absl::StatusOr<Stream> AdoptStream(DeviceIndex device,
                                              void* native) = 0;
-  // Returns the CUstream behind a handle, for libraries that enqueue work on it
-  // themselves (torch, NCCL). It belongs to the driver and lives as long as the
-  // handle. kUnimplemented on sim.
+  // Returns a handle's CUstream, for libraries that enqueue work on it (torch,
+  // NCCL). It lives as long as the handle. kUnimplemented on sim.
   virtual absl::StatusOr<void*> NativeStream(Stream stream) = 0;
   virtual absl::StatusOr<Event> CreateEvent() = 0;
   // Makes an event that also records when it was reached, for ElapsedTime. On
   // cuda each recording then reads a clock.
   virtual absl::StatusOr<Event> CreateTimedEvent() = 0;
   virtual absl::Status DestroyEvent(Event event) = 0;
-  // Records the stream's work so far. As in CUDA, an event that was never
-  // recorded counts as complete.
+  // As in CUDA, an event that was never recorded counts as complete.
   virtual absl::Status RecordEvent(Event event, Stream stream) = 0;
   virtual absl::Status StreamWaitEvent(Stream stream, Event event) = 0;
   virtual absl::StatusOr<bool> QueryEvent(Event event) = 0;
-  // Returns the time between the last recordings of `from` and `to`: negative
-  // if `to` was reached first, nullopt if one is not reached yet. Accurate to
-  // about a microsecond; on cuda the time may contain other streams' work. The
-  // call orders nothing: a caller must ask QueryEvent before it touches memory
-  // that the events guard. InvalidArgument: an event has no timing or no
-  // recording, or the two were recorded on two GPUs.
+  // Returns the time between the last recordings: negative if `to` was reached
+  // first, nullopt if one is not reached yet. Accurate to about a microsecond;
+  // on cuda it may contain other streams' work. It orders nothing: ask
+  // QueryEvent before touching memory that the events guard. InvalidArgument:
+  // an event has no timing or no recording, or they were recorded on two GPUs.
   virtual absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(
       Event from, Event to) = 0;
   // Blocks the host: for set-up, teardown and tests only.
@@ -250,11 +235,10 @@ class Driver {
   virtual absl::Status SynchronizeStream(Stream stream) = 0;
 
   // --- copies and kernels --------------------------------------------------
-  // Copies in stream order; sim limits the speed to that of the device's link
-  // in that direction. The first error of a stream is returned by every later
-  // call on it. Both ranges must stay valid until the copy is done. Sim checks
-  // the parts inside its reservations (mapped, with access) and trusts the
-  // rest.
+  // Copies in stream order; on sim at the speed of the device's link in that
+  // direction. Every later call on a stream returns its first error. Both
+  // ranges stay valid until the copy is done. Sim checks the parts inside its
+  // reservations (mapped, with access) and trusts the rest.
   virtual absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
                                  CopyDirection direction, Stream stream) = 0;
   // Fills memory with `value` in stream order: GPU memory, which on cuda the
@@ -281,9 +265,8 @@ absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
 // kAuto: HOST_NUMA if the driver can make it, else memfd.
 enum class HostMemoryChoice { kAuto, kMemfd };
 
-// Opens the real driver. Unavailable, with the reason, if it cannot be used (no
-// libcuda.so.1, no device, driver too old). If only some GPUs are unusable, the
-// driver opens and they have a fault (DeviceInfo).
+// Unavailable, with the reason: no libcuda.so.1, no usable GPU, driver too old.
+// Other unusable GPUs have a fault (DeviceInfo).
 absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver(
     HostMemoryChoice host = HostMemoryChoice::kAuto);
 

@@ -84,8 +84,7 @@ absl::Status StreamTimer::Await() {
     const MutexLock lock(mutex_);
     if (!ended_.empty()) last = ended_.back().to;
   }
-  // Waits without the lock, so that other calls are not delayed. If the event
-  // is recorded again during the wait, the wait only gets longer.
+  // Waits without the lock, so that other calls are not delayed.
   return last.has_value() ? driver_->SynchronizeEvent(*last) : absl::OkStatus();
 }
 

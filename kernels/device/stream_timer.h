@@ -1,10 +1,7 @@
-// Measures how long a stream takes for the work enqueued between two points.
-// The result comes later: on a GPU the host's clock shows when work was issued
-// and not when it ran.
-//
-// Begin and End record timed events. Next returns the oldest completed span and
-// never waits, so a caller that asks between steps gets the spans of earlier
-// steps. Events are reused.
+// Measures how long a stream takes for the work between two points. On a GPU
+// the host's clock shows when work was issued and not when it ran, so the
+// result comes later: Next never waits, and a caller that asks between steps
+// gets the spans of earlier steps. Events are reused.
 //
 // Errors: the driver's. A failed call adds no span.
 //
@@ -28,8 +25,7 @@ namespace sluice::device {
 class StreamTimer {
  public:
   struct Span {
-    // Start in seconds on the monotonic clock, accurate to about the length of
-    // a host wait; 0 before Align.
+    // By the monotonic clock, accurate to about a host wait; 0 before Align.
     double start_s = 0;
     absl::Duration length;
   };
@@ -40,9 +36,8 @@ class StreamTimer {
   StreamTimer(const StreamTimer&) = delete;
   StreamTimer& operator=(const StreamTimer&) = delete;
 
-  // Waits until `stream` is idle and pairs that moment with the host's clock.
-  // Spans read from then on have a start time. A host wait: call it between
-  // steps only.
+  // Waits until `stream` is idle and pairs that moment with the host's clock;
+  // later spans have a start time. A host wait: only between steps.
   absl::Status Align(Stream stream);
 
   // Begin a span, or end it, after all work enqueued so far. Both streams
@@ -50,11 +45,9 @@ class StreamTimer {
   absl::Status Begin(Stream stream);
   absl::Status End(Stream stream);
 
-  // Returns and removes the oldest ended span; nullopt if there is none or the
-  // stream has not reached its end.
+  // Removes the oldest ended span; nullopt if none is complete.
   absl::StatusOr<std::optional<Span>> Next();
-  // Waits until the stream has completed all ended spans. A host wait: call it
-  // between steps only.
+  // Waits for all ended spans. A host wait: only between steps.
   absl::Status Await();
 
  private:

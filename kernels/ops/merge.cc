@@ -15,8 +15,7 @@ namespace {
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr int64_t kRowsAtOnce = 256;
 
-// Returns log(1 + x) for x in [0, 1], as 2 atanh(z) with z = x / (2 + x) <=
-// 1/3.
+// Computes log(1 + x) for x in [0, 1]: 2 atanh(z) with z = x / (2 + x) <= 1/3.
 inline float LogOfOnePlus(float x) {
   const float z = x / (2.0f + x);
   const float s = z * z;

@@ -1,7 +1,6 @@
 // MergeAttention (merge.h) on the GPU. A warp computes one row of one head; its
-// lanes lie along the dimension and hold four elements each, so loads of o are
-// contiguous and wide. The kernel is memory-bound: it reads and writes each
-// element of o once and reads each element of the block once.
+// lanes hold four elements each, so loads of o are contiguous and wide. The
+// kernel is memory-bound: it touches each element once.
 #include "kernels/ops/merge.h"
 #include "kernels/ops/vector_load.cuh"
 
@@ -26,8 +25,7 @@ __device__ void Merge(const MergeShape& shape, float* o, float* lse,
 
   const float a = *lse, b = *block_lse;
   const float low = a < b ? a : b, high = a < b ? b : a;
-  // The smaller side's weight divided by the larger side's; 0 and not NaN if
-  // the smaller lse is -inf.
+  // The smaller weight divided by the larger; 0 and not NaN if its lse is -inf.
   const float ratio = low == -INFINITY ? 0.0f : expf(low - high);
   const float larger = 1.0f / (1.0f + ratio), smaller = ratio * larger;
   const float running = a == -INFINITY ? 0.0f : (a < b ? smaller : larger);

@@ -1,7 +1,5 @@
-// The functions of token_math.h on the GPU. They are memory-bound: a thread
-// reads 16 bytes of a tensor at a time. Norm kernels hold their row in
-// registers, so that they load each element once.
-#include "kernels/ops/token_launch.h"
+// The functions of token_math.h on the GPU, memory-bound: a thread reads 16
+// bytes of a tensor at a time, and norm kernels hold their row in registers.
 #include "kernels/ops/token_math.h"
 #include "kernels/ops/vector_load.cuh"
 
@@ -148,8 +146,7 @@ __device__ void NormBackward(const RmsNormShape& shape,
 __device__ int64_t ThreadOfGrid() {
   return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
-// Returns the number of elements of the piece at `at`. The last piece of `n`
-// elements may be shorter than the others.
+// The last piece of `n` elements may be shorter than the others.
 __device__ int There(int64_t n, int64_t at) {
   return n - at < kVector<BFloat16> ? static_cast<int>(n - at)
                                     : kVector<BFloat16>;

@@ -1,17 +1,16 @@
 // The operations of a Llama layer and of the loss that treat each token
-// independently. Each makes one pass over memory: it reads and writes every
-// element once. Only softmax reads a row twice, because a row of logits is too
-// long for registers.
+// independently, in one pass over memory. Only softmax reads a row twice,
+// because a row of logits is too long for registers.
 //
 // Tensors are contiguous, row after row. Elements are fp32 or bf16; everything
 // is computed in fp32 and rounded once. An output may share an input's memory
 // exactly where a comment says so, and must not overlap any input otherwise.
 //
-// token_kernels.h launches the same operations on a GPU. Kernels take raw
+// gpu_kernels.h launches the same operations on a GPU. Kernels take raw
 // pointers; no torch header may be included here.
 //
-// Thread safety: pure functions of their arguments; each call uses one thread.
-// Callers may divide rows, or parts of them, among threads.
+// Thread safety: pure functions; each call uses one thread. Callers may divide
+// rows, or parts of them, among threads.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +23,7 @@ namespace sluice::ops {
 struct RmsNormShape {
   int64_t rows = 0, width = 0;
   float epsilon = 0;
-  // Used by the backward only, which sums the weight's gradient separately over
-  // each part of this many rows.
+  // The backward sums the weight's gradient over each part of this many rows.
   int64_t rows_in_part = 1;
 
   int64_t parts() const { return (rows + rows_in_part - 1) / rows_in_part; }
@@ -39,9 +37,13 @@ struct RmsNormTensors {
 void Compute(const RmsNormShape& shape, const RmsNormTensors<float>& t);
 void Compute(const RmsNormShape& shape, const RmsNormTensors<BFloat16>& t);
 
-// RMSNorm's backward. It computes the row statistics again. The gradient of y
-// is the sum of up to three tensors (the input gradients of linear layers); the
-// second and third may be null.
+// On a GPU, a block of a norm kernel holds one row in registers: each thread
+// holds at most kHeldPieces pieces of 16 bytes.
+inline constexpr int kHeldPieces = 4;
+inline constexpr int kMostNormThreads = 512;
+
+// The backward computes the row statistics again. The gradient of y is the sum
+// of up to three tensors (of linear layers); the last two may be null.
 inline constexpr int kMostGradients = 3;
 template <typename T>
 struct RmsNormGradients {

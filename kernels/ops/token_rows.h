@@ -1,7 +1,6 @@
-// The CPU code of token_math.h. A .cc file that is compiled for one instruction
-// set includes this file and names a namespace for its functions in
-// SLUICE_INSTRUCTIONS. Not target_clones: in clones GCC 12 drops flags that
-// loops need to vectorise (-fno-trapping-math).
+// The CPU code of token_math.h, included once for each instruction set, with
+// its functions in namespace SLUICE_INSTRUCTIONS. Not target_clones: in clones
+// GCC 12 drops flags that loops need to vectorise (-fno-trapping-math).
 //
 // Everything here has internal linkage and calls no function of a header that
 // files for other machines might share.
@@ -11,9 +10,8 @@
 namespace sluice::ops {
 namespace {
 
-// Number of elements converted to fp32 at a time. Loops read tensors into such
-// tiles and write tensors from them, so that no loop depends on which tensors
-// overlap.
+// Elements converted to fp32 at a time. Loops read tensors into such tiles and
+// write them from tiles, so that none depends on which tensors overlap.
 constexpr int64_t kTile = 256;
 // Number of partial sums. With them a sum vectorises although the compiler must
 // not reorder its additions.

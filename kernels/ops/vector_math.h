@@ -1,6 +1,5 @@
-// Helpers that the CPU code shares (internal to kernels/ops): conversions to
-// and from fp32, and an exponential. They have no branches, so that loops over
-// them vectorise, and are inlined into code for the machine's vector width.
+// Helpers that the CPU code shares (internal to kernels/ops). They have no
+// branches, so that loops over them vectorise at the machine's width.
 #pragma once
 
 #include <cstdint>

@@ -67,7 +67,7 @@ class TransientMath {
   // gradient.
   Tensor ActivationBackward(int64_t rows) const;
 
-  // --- rope.h ---------------------------------------------------------------
+  // --- RoPE -----------------------------------------------------------------
   struct RopeTables {
     Tensor cos, sin;
   };

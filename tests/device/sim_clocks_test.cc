@@ -9,7 +9,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/device/sim/clocks.h"
+#include "kernels/device/sim/state.h"
 #include "tests/device/sim_fixture.h"
 #include "tests/support/child.h"
 

@@ -3,7 +3,7 @@
 #include <limits>
 #include <string>
 
-#include "kernels/device/sim/config.h"
+#include "kernels/device/sim/state.h"
 #include "tests/device/sim_fixture.h"
 #include "tests/support/child.h"
 

@@ -61,9 +61,11 @@ def bracket_end(text, start):
 
 
 def function_at(text, position):
-    """Returns the name of the function at `position`; a lambda counts as part
-    of its enclosing function."""
-    names = re.findall(r"^(?:\w[^\n;={]*?[ &*])?((?:\w+::)?~?\w+)\(",
+    """Returns the name of the function at `position`, which may be defined in
+    a class; a lambda counts as part of its enclosing function."""
+    names = re.findall(r"^(?:  (?!if|for|while|switch|return|SLUICE))?"
+                       r"(?:\w[^\n;={]*?[ &*])?((?:\w+::)?~?\w+)\("
+                       r"(?=[^;{}]*(?:\{\}[^;{}]*)*\{)",
                        text[:position], re.M)
     return names[-1].split("::")[-1] if names else "?"
 

@@ -1,8 +1,7 @@
-#include "kernels/ops/merge_kernel.h"
-
 #include <algorithm>
 
 #include "kernels/device/sim/sim.h"
+#include "kernels/ops/gpu_kernels.h"
 #include "tests/ops/merge_cases.h"
 #include "tests/ops/on_gpu.h"
 #include "tests/support/status_matchers.h"

@@ -1,7 +1,6 @@
-#include "kernels/ops/token_kernels.h"
-
 #include <cmath>
 
+#include "kernels/ops/gpu_kernels.h"
 #include "tests/ops/on_gpu.h"
 #include "tests/ops/token_cases.h"
 

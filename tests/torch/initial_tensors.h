@@ -1,18 +1,31 @@
-// A model's initial weights as separate tensors.
+// A model's zero or initial weights as separate tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <cstdint>
 #include <vector>
 
-#include "client/torch/math/first_weights.h"
 #include "client/torch/math/model_tensors.h"
+#include "client/torch/placement.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
 
-// Draws each tensor as first_weights.h does, in `dtype` on `device`.
+// Returns zeros, with one allocation per tensor. Gradients take kFloat.
+inline ModelTensors ZeroTensors(const stream::ModelShape& config,
+                                at::ScalarType dtype, at::Device device) {
+  ModelTensors tensors;
+  const std::vector<std::vector<int64_t>> shapes = TensorShapes(config);
+  const std::vector<NamedTensor> named = NamedTensors(config, tensors);
+  for (size_t i = 0; i < named.size(); ++i) {
+    *named[i].tensor = at::zeros(shapes[i], On(device, dtype));
+  }
+  return tensors;
+}
+
+// Draws each tensor as DrawWeights does, in `dtype` on `device`.
 inline ModelTensors InitialTensors(const stream::ModelShape& config,
                                    at::ScalarType dtype, at::Device device,
                                    uint64_t seed) {

@@ -8,6 +8,7 @@
 #include <random>
 #include <string>
 
+#include "tests/torch/initial_tensors.h"
 #include "tests/torch/stream_fixture.h"
 #include "tests/torch/stream_oracle.h"
 

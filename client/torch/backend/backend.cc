@@ -36,8 +36,7 @@ constexpr Backend::Traits kCpuTraits = {
     .name = "cpu", .blocks_in_fp32 = true, .causal_rows = 256, .tile_rows = 64};
 
 // --- a token-local function, divided among ATen's threads ------------------
-// Returns how many units the function is divided into: rows, parts of rows, or
-// elements.
+// Returns the number of units: rows, parts of rows, or elements.
 int64_t Rows(const ops::RmsNormShape& shape) { return shape.parts(); }
 int64_t Rows(const ops::RopeShape& shape) { return shape.rows; }
 int64_t Rows(const ops::SwigluShape& shape) { return shape.elements; }
@@ -54,9 +53,11 @@ int64_t RowsOfThread(const Shape& shape) {
   return std::max<int64_t>(1, kElementsOfThread / std::max<int64_t>(1, row));
 }
 
-template <typename T>
-void Skip(T*& tensor, int64_t elements) {
-  if (tensor != nullptr) tensor += elements;
+void Skip(int64_t elements, auto*&... tensors) {
+  const auto skip = [elements](auto*& tensor) {
+    if (tensor != nullptr) tensor += elements;
+  };
+  (skip(tensors), ...);
 }
 
 // Returns the call for `count` units from `first` on.
@@ -65,8 +66,7 @@ RmsNormCall<T> SomeOf(RmsNormCall<T> call, int64_t first, int64_t count) {
   const int64_t row = first * call.shape.rows_in_part;
   const int64_t rows = count * call.shape.rows_in_part;
   call.shape.rows = std::min(rows, call.shape.rows - row);
-  Skip(call.tensors.x, row * call.shape.width);
-  Skip(call.tensors.y, row * call.shape.width);
+  Skip(row * call.shape.width, call.tensors.x, call.tensors.y);
   return call;
 }
 template <typename T>
@@ -76,52 +76,41 @@ RmsNormBackwardCall<T> SomeOf(RmsNormBackwardCall<T> call, int64_t first,
   const int64_t rows = count * call.shape.rows_in_part;
   call.shape.rows = std::min(rows, call.shape.rows - row);
   const int64_t begin = row * call.shape.width;
-  Skip(call.tensors.x, begin);
-  for (const T*& dy : call.tensors.dy) Skip(dy, begin);
-  Skip(call.tensors.residual, begin);
-  Skip(call.tensors.dx, begin);
-  Skip(call.tensors.weight_gradient, first * call.shape.width);
+  for (const T*& dy : call.tensors.dy) Skip(begin, dy);
+  Skip(begin, call.tensors.x, call.tensors.residual, call.tensors.dx);
+  Skip(first * call.shape.width, call.tensors.weight_gradient);
   return call;
 }
 template <typename In, typename Out>
 RopeCall<In, Out> SomeOf(RopeCall<In, Out> call, int64_t first, int64_t count) {
   const int64_t row = call.shape.heads * call.shape.dim;
   call.shape.rows = count;
-  Skip(call.tensors.x, first * row);
-  Skip(call.tensors.y, first * row);
-  Skip(call.tensors.cos, first * (call.shape.dim / 2));
-  Skip(call.tensors.sin, first * (call.shape.dim / 2));
+  Skip(first * row, call.tensors.x, call.tensors.y);
+  Skip(first * (call.shape.dim / 2), call.tensors.cos, call.tensors.sin);
   return call;
 }
 template <typename T>
 SwigluCall<T> SomeOf(SwigluCall<T> call, int64_t first, int64_t count) {
   call.shape.elements = count;
-  Skip(call.tensors.gate, first);
-  Skip(call.tensors.up, first);
-  Skip(call.tensors.y, first);
+  Skip(first, call.tensors.gate, call.tensors.up, call.tensors.y);
   return call;
 }
 template <typename T>
 SwigluBackwardCall<T> SomeOf(SwigluBackwardCall<T> call, int64_t first,
                              int64_t count) {
   call.shape.elements = count;
-  Skip(call.tensors.dy, first);
-  Skip(call.tensors.gate, first);
-  Skip(call.tensors.up, first);
-  Skip(call.tensors.d_gate, first);
-  Skip(call.tensors.d_up, first);
+  Skip(first, call.tensors.dy, call.tensors.gate, call.tensors.up,
+       call.tensors.d_gate, call.tensors.d_up);
   return call;
 }
 template <typename T>
 SoftmaxCall<T> SomeOf(SoftmaxCall<T> call, int64_t first, int64_t count) {
   call.shape.rows = count;
-  Skip(call.tensors.logits, first * call.shape.width);
-  Skip(call.tensors.labels, first);
-  Skip(call.tensors.loss, first);
+  Skip(first * call.shape.width, call.tensors.logits);
+  Skip(first, call.tensors.labels, call.tensors.loss);
   return call;
 }
 
-// ATen's flash attention, merged by kernels/ops.
 class Cpu final : public Backend {
  public:
   Cpu() : Backend(kCpuTraits) {}

@@ -1,13 +1,12 @@
 // The kernels of each device: attention and its merge, token-local math, and
 // bf16 products that are summed in fp32. Only this file chooses by device; all
-// other math is ATen's operators, which every device has.
+// other math is ATen's operators.
 //
 // Tensors are in head layout, [rows, heads, dim], lse [heads, rows] in fp32
 // (attention_blocks.h). Strides are free except for the last dimension. All
 // tensors of a call are on the backend's device.
 //
-// The CPU's backend always exists. A GPU's needs its driver, so it exists while
-// a CudaBackend of that GPU lives (cuda_backend.h).
+// The CPU's backend always exists, a GPU's while a CudaBackend of it lives.
 //
 // Throws what ATen throws. Thread safety: pure functions; InstallBackend while
 // no thread computes on that GPU.
@@ -25,22 +24,18 @@
 
 namespace sluice::runtime {
 
-// The attention of some queries over some keys, and its log-sum-exp.
 struct AttentionResult {
   at::Tensor output, lse;
 };
 
-// The queries of a block's backward, with the output and log-sum-exp of their
-// whole rows.
+// The queries of a block's backward. `output` and `lse` are of whole rows.
 struct QueryRows {
   at::Tensor q, output_gradient, output, lse;
 };
-// The gradients of attention's inputs, in their shapes.
 struct AttentionGradients {
   at::Tensor q, k, v;
 };
 
-// The arguments of a function of kernels/ops/token_math.
 template <typename ShapeOf, typename TensorsOf>
 struct TokenCall {
   using Shape = ShapeOf;
@@ -97,12 +92,10 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
   const Traits& traits() const { return traits_; }
 
-  // Returns Unimplemented, in one line, if there is no attention for this dtype
-  // or head size.
+  // Unimplemented, in one line: no attention for this dtype or head size.
   virtual absl::Status Check(at::ScalarType type, int64_t head_dim) const = 0;
 
-  // Returns the name, for reports, of the kernel that computes attention of
-  // this dtype and head size. REQUIRES: Check passed.
+  // Returns the attention kernel's name, for reports. REQUIRES: Check passed.
   virtual std::string KernelName(at::ScalarType type,
                                  int64_t head_dim) const = 0;
 
@@ -113,12 +106,10 @@ class Backend {
                                             const at::Tensor& k,
                                             const at::Tensor& v,
                                             bool causal) const = 0;
-  // Merges `block`, as Attend returned it, into `running` (kernels/ops/merge);
-  // the output of `running` is in fp32.
+  // Merges `block`, as Attend returned it, into `running`, with an fp32 output.
   virtual void Merge(const AttentionResult& running,
                      const AttentionResult& block) const = 0;
 
-  // Runs a function of kernels/ops/token_math on tensors of this device.
   virtual void Compute(const TokenMath& what) const = 0;
 
   // Adds dY^T X and sum(dY) for linear layers with the same input [rows, in].
@@ -131,14 +122,11 @@ class Backend {
   const Traits traits_;
 };
 
-// Returns the device's backend. Unimplemented: this build or this process has
-// no attention on such a device, in one line.
+// Unimplemented: this build or process has no attention on such a device.
 absl::StatusOr<const Backend*> FindBackend(at::Device device);
-// Checks that the device has a backend which supports the dtype and head size.
 absl::Status CheckBackend(at::Device device, at::ScalarType type,
                           int64_t head_dim);
-// Returns the backend of the tensor's device, for code that can only throw
-// (StatusException).
+// As FindBackend, for code that can only throw (StatusException).
 const Backend& BackendOf(const at::Tensor& tensor);
 
 // Sets a GPU's backend (cuda_backend.h calls it); null removes it.

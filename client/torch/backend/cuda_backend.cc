@@ -1,27 +1,163 @@
 #include "client/torch/backend/cuda_backend.h"
 
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/sum.h>
 #include <fmt/format.h>
 
+#include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
-#include "client/torch/backend/cuda_kernels.h"
 #include "client/torch/backend/head_layout.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/memory/torch_cuda.h"
-#include "kernels/ops/merge_kernel.h"
-#include "kernels/ops/token_kernels.h"
+#include "kernels/ops/gpu_kernels.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
 namespace {
 
+// Calls one of torch's attention kernels in the terms of backend.h. The output
+// and its gradient are rounded to the dtype of q, as these operators take them.
+struct KernelCalls {
+  AttentionResult (*attend)(const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, bool causal);
+  AttentionGradients (*attend_backward)(const QueryRows& queries,
+                                        const at::Tensor& k,
+                                        const at::Tensor& v, bool causal);
+};
+
+// Returns [1, heads, rows, dim], stored with rows before heads.
+at::Tensor InRows(const at::Tensor& t) { return Batched(t.contiguous()); }
+
+// --- flash: [1, rows, heads, dim] --------------------------------------------
+
+AttentionResult Flash(const at::Tensor& q, const at::Tensor& k,
+                      const at::Tensor& v, bool causal) {
+  const auto result = at::_flash_attention_forward(
+      q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), /*cum_seq_q=*/{},
+      /*cum_seq_k=*/{}, q.size(0), k.size(0), /*dropout_p=*/0, causal,
+      /*return_debug_mask=*/false);
+  return {std::get<0>(result).squeeze(0), std::get<1>(result).squeeze(0)};
+}
+
+AttentionGradients FlashBackward(const QueryRows& queries, const at::Tensor& k,
+                                 const at::Tensor& v, bool causal) {
+  const at::ScalarType type = queries.q.scalar_type();
+  const at::Tensor none;
+  const auto [dq, dk, dv] = at::_flash_attention_backward(
+      queries.output_gradient.to(type).unsqueeze(0), queries.q.unsqueeze(0),
+      k.unsqueeze(0), v.unsqueeze(0), queries.output.to(type).unsqueeze(0),
+      queries.lse.unsqueeze(0).contiguous(), none, none, queries.q.size(0),
+      k.size(0), /*dropout_p=*/0, causal, none, none);
+  return {dq.squeeze(0), dk.squeeze(0), dv.squeeze(0)};
+}
+
+// --- efficient: [1, heads, rows, dim], as many heads everywhere --------------
+
+constexpr int64_t kLseAlignment = 32;  // of rows, in efficient kernels
+
+// Repeats each head of k or v for the queries of its group.
+at::Tensor Expanded(const at::Tensor& t, int64_t heads) {
+  const int64_t group = heads / t.size(1);
+  return group == 1 ? t : t.repeat_interleave(group, 1);
+}
+at::Tensor SumOfGroups(const at::Tensor& gradient, int64_t kv_heads) {
+  if (gradient.size(1) == kv_heads) return gradient;
+  return gradient.unflatten(1, {kv_heads, -1}).sum(2);
+}
+
+AttentionResult Efficient(const at::Tensor& q, const at::Tensor& k,
+                          const at::Tensor& v, bool causal) {
+  const auto result = at::_scaled_dot_product_efficient_attention(
+      Batched(q), Batched(Expanded(k, q.size(1))),
+      Batched(Expanded(v, q.size(1))), /*attn_bias=*/{},
+      /*compute_log_sumexp=*/true, /*dropout_p=*/0, causal);
+  return {Flat(std::get<0>(result)),
+          std::get<1>(result).squeeze(0).narrow(1, 0, q.size(0))};
+}
+
+// Pads the log-sum-exp as the kernels do: rows past the end are infinite.
+at::Tensor PaddedLse(const at::Tensor& lse) {
+  const int64_t rows = lse.size(1);
+  const int64_t padded =
+      (rows + kLseAlignment - 1) / kLseAlignment * kLseAlignment;
+  at::Tensor all =
+      at::full({1, lse.size(0), padded}, std::numeric_limits<float>::infinity(),
+               lse.options());
+  all.narrow(2, 0, rows).copy_(lse);
+  return all;
+}
+
+// In bf16 the kernel reads the output with a row stride of heads * dim,
+// whatever the tensor's stride is (Params::o_strideM of torch's
+// kernel_backward.h). With another layout an H100 returned a dq that was off by
+// 5 times its norm.
+AttentionGradients EfficientBackward(const QueryRows& queries,
+                                     const at::Tensor& k, const at::Tensor& v,
+                                     bool causal) {
+  const int64_t heads = queries.q.size(1);
+  const at::ScalarType type = queries.q.scalar_type();
+  const at::Tensor none;
+  const auto [dq, dk, dv, bias] =
+      at::_scaled_dot_product_efficient_attention_backward(
+          Batched(queries.output_gradient.to(type)), Batched(queries.q),
+          Batched(Expanded(k, heads)), Batched(Expanded(v, heads)), none,
+          InRows(queries.output.to(type)), PaddedLse(queries.lse), none, none,
+          /*dropout_p=*/0, {true, true, true, false}, causal);
+  return {Flat(dq), SumOfGroups(Flat(dk), k.size(1)),
+          SumOfGroups(Flat(dv), v.size(1))};
+}
+
+// --- cuDNN: [1, heads, rows, dim], rows before heads in memory ---------------
+// The layout never changes, because torch caches a backward's plan by the sizes
+// and strides of q, k and v alone: with another layout of the output or its
+// gradient, a plan made for the first layout would misread it.
+
+AttentionResult Cudnn(const at::Tensor& q, const at::Tensor& k,
+                      const at::Tensor& v, bool causal) {
+  const auto result = at::_scaled_dot_product_cudnn_attention(
+      InRows(q), InRows(k), InRows(v), /*attn_bias=*/{},
+      /*compute_log_sumexp=*/true, /*dropout_p=*/0, causal);
+  return {Flat(std::get<0>(result)),
+          std::get<1>(result).reshape({q.size(1), q.size(0)})};
+}
+
+AttentionGradients CudnnBackward(const QueryRows& queries, const at::Tensor& k,
+                                 const at::Tensor& v, bool causal) {
+  const at::ScalarType type = queries.q.scalar_type();
+  const at::Tensor none;
+  // Unused without dropout, but Blackwell's path converts its dtype.
+  const at::Tensor seed = at::empty({}, queries.q.options().dtype(at::kLong));
+  const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+      InRows(queries.output_gradient.to(type)), InRows(queries.q), InRows(k),
+      InRows(v), InRows(queries.output.to(type)),
+      queries.lse.contiguous().unsqueeze(0).unsqueeze(3), seed, seed, none,
+      none, none, queries.q.size(0), k.size(0), /*dropout_p=*/0, causal);
+  return {Flat(dq), Flat(dk), Flat(dv)};
+}
+
+// REQUIRES: kFlash, kEfficient or kCudnn.
+KernelCalls CallsOf(stream::AttentionKernel kernel) {
+  using enum stream::AttentionKernel;
+  if (kernel == kFlash) return {Flash, FlashBackward};
+  if (kernel == kCudnn) return {Cudnn, CudnnBackward};
+  SLUICE_CHECK(kernel == kEfficient);
+  return {Efficient, EfficientBackward};
+}
+
 constexpr Backend::Traits kCudaTraits = {
     .name = "cuda", .blocks_in_fp32 = false, .causal_rows = 0, .tile_rows = 0};
 
-// Returns the driver's index of the GPU.
 DeviceIndex IndexOf(at::Device gpu) {
   return DeviceIndex(static_cast<uint64_t>(gpu.index()));
 }
@@ -84,15 +220,58 @@ class CudaBackend final : public Backend {
   }
 
   void Merge(const AttentionResult& running,
-             const AttentionResult& block) const override;
-  void Compute(const TokenMath& what) const override;
+             const AttentionResult& block) const override {
+    const device::Stream stream = CurrentStream();
+    const ops::MergeShape shape = MergeShapeOf(running, block);
+    auto* const o = running.output.data_ptr<float>();
+    auto* const lse = running.lse.data_ptr<float>();
+    const auto* const block_lse = block.lse.const_data_ptr<float>();
+    if (block.output.scalar_type() == at::kFloat) {
+      return ThrowIfError(merge_.Launch(shape, o, lse,
+                                        block.output.const_data_ptr<float>(),
+                                        block_lse, stream));
+    }
+    SLUICE_CHECK(block.output.scalar_type() == at::kBFloat16);
+    ThrowIfError(merge_.Launch(
+        shape, o, lse,
+        static_cast<const ops::BFloat16*>(block.output.const_data_ptr()),
+        block_lse, stream));
+  }
+
+  void Compute(const TokenMath& what) const override {
+    ThrowIfError(std::visit(
+        [this](const auto& call) {
+          return tokens_.Launch(call.shape, call.tensors, CurrentStream());
+        },
+        what));
+  }
+
+  // cuBLAS sums products of bf16 in fp32; addmm.dtype_out stores the sum in
+  // fp32.
   void AddWeightGradients(
       const at::Tensor& x,
-      std::initializer_list<LinearGradients> layers) const override;
+      std::initializer_list<LinearGradients> layers) const override {
+    for (const LinearGradients& layer : layers) {
+      const at::Tensor transposed = layer.output.t();
+      if (x.scalar_type() == at::kFloat) {
+        layer.weight.addmm_(transposed, x);
+      } else {
+        at::addmm_out(layer.weight, layer.weight, transposed, x, at::kFloat);
+      }
+      if (layer.bias.defined()) {
+        layer.bias.add_(
+            at::sum(layer.output, {0}, /*keepdim=*/false, at::kFloat));
+      }
+    }
+  }
 
  private:
-  // Returns torch's current stream.
-  device::Stream CurrentStream() const;
+  device::Stream CurrentStream() const {
+    const auto stream = driver_->AdoptStream(
+        IndexOf(gpu_), torch_->CurrentStream(gpu_.index()));
+    ThrowIfError(stream.status());
+    return *stream;
+  }
 
   KernelCalls Calls(const at::Tensor& q, const at::Tensor& k) const {
     stream::AttentionBlock block = BlockOf(q.scalar_type(), q.size(-1));
@@ -116,58 +295,6 @@ class CudaBackend final : public Backend {
   const ops::TokenKernels tokens_;
   void* const stream_;
 };
-
-device::Stream CudaBackend::CurrentStream() const {
-  const auto stream =
-      driver_->AdoptStream(IndexOf(gpu_), torch_->CurrentStream(gpu_.index()));
-  ThrowIfError(stream.status());
-  return *stream;
-}
-
-void CudaBackend::Merge(const AttentionResult& running,
-                        const AttentionResult& block) const {
-  const device::Stream stream = CurrentStream();
-  const ops::MergeShape shape = MergeShapeOf(running, block);
-  auto* const o = running.output.data_ptr<float>();
-  auto* const lse = running.lse.data_ptr<float>();
-  const auto* const block_lse = block.lse.const_data_ptr<float>();
-  if (block.output.scalar_type() == at::kFloat) {
-    return ThrowIfError(merge_.Launch(shape, o, lse,
-                                      block.output.const_data_ptr<float>(),
-                                      block_lse, stream));
-  }
-  SLUICE_CHECK(block.output.scalar_type() == at::kBFloat16);
-  ThrowIfError(merge_.Launch(
-      shape, o, lse,
-      static_cast<const ops::BFloat16*>(block.output.const_data_ptr()),
-      block_lse, stream));
-}
-
-void CudaBackend::Compute(const TokenMath& what) const {
-  ThrowIfError(std::visit(
-      [this](const auto& call) {
-        return tokens_.Launch(call.shape, call.tensors, CurrentStream());
-      },
-      what));
-}
-
-// cuBLAS sums products of bf16 in fp32; addmm.dtype_out stores the sum in fp32.
-void CudaBackend::AddWeightGradients(
-    const at::Tensor& x, std::initializer_list<LinearGradients> layers) const {
-  for (const LinearGradients& layer : layers) {
-    const at::Tensor transposed = layer.output.t();
-    if (x.scalar_type() == at::kFloat) {
-      layer.weight.addmm_(transposed, x);
-    } else {
-      at::addmm_out(layer.weight, layer.weight, transposed, x, at::kFloat);
-    }
-    if (layer.bias.defined()) {
-      layer.bias.add_(
-          at::sum(layer.output, {0}, /*keepdim=*/false, at::kFloat));
-    }
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(

@@ -1,9 +1,8 @@
 // Computes a GPU's attention with one of torch's kernels
 // (planner/stream/attention_kernel.h) and merges blocks with our kernel, on
-// torch's current stream. Supports bf16 and fp32.
-//
-// A block's gradients take the merged output rounded to the model's dtype,
-// because these kernels take no wider one.
+// torch's current stream. Supports bf16 and fp32. A block's gradients take the
+// merged output rounded to the model's dtype, because these kernels take no
+// wider one.
 //
 // Tested on the fakes (tests/fake_cuda); an H100 has run it
 // (deploy/bundle/measured).

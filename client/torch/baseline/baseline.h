@@ -6,13 +6,13 @@
 //   recompute  only layer inputs stay; a layer runs again, with gradients, in
 //              backward (full activation checkpointing)
 //   alst       layer inputs are in host memory; all but attention runs, and
-//              runs again, over tiles of rows (alst.h)
+//              runs again, over tiles of rows (alst.cc)
 //
-// All methods run backward one layer at a time and add weight gradients to the
-// caller's fp32 tensors on the way, so none holds a second copy of all
-// gradients. Besides weights and gradients, recompute's peak is at most (layers
-// + 32) x [local rows, hidden]; alst's is at most 14 x [local rows, hidden] and
-// one tile's tensors (tested).
+// Backward runs one layer at a time and adds weight gradients to the caller's
+// fp32 tensors, so no method holds a second copy of all gradients. Besides
+// weights and gradients, recompute's peak is at most (layers + 32) x [local
+// rows, hidden]; alst's is at most 14 x [local rows, hidden] and one tile's
+// tensors (tested).
 //
 // The sequence is one chunk: rank r has the rows of ChunkLayout(seq_len,
 // seq_len, ranks) from local_offset(0, r) on.
@@ -46,11 +46,13 @@ struct BaselineOptions {
   // alst only.
   HostInputs* inputs = nullptr;  // of this model and rank; outlives the call
   int64_t tile_rows = 0;         // 0: as many as `hidden`
+
+  int ranks() const { return collectives ? collectives->world_size() : 1; }
+  int rank() const { return collectives ? collectives->rank() : 0; }
 };
 
 // Adds the gradients of (sum of this rank's losses / `global_count`) to
-// `gradients` (fp32; the trainer sums them over ranks). Returns the sum of this
-// rank's losses and the number of its labels that count.
+// `gradients` (fp32; the trainer sums them over ranks).
 //
 // `tokens` and `labels` are int64 [local rows]; labels are already shifted,
 // -100 is ignored. InvalidArgument: a tensor on another device or with other

@@ -1,22 +1,34 @@
 #include "client/torch/baseline/baseline_ops.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mean.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/square.h>
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "client/torch/backend/backend.h"
+#include <algorithm>
+
 #include "client/torch/exceptions.h"
+#include "client/torch/math/chunked_loss.h"
 #include "client/torch/placement.h"
+#include "planner/stream/loss_rows.h"
 
 namespace sluice::runtime::baseline {
 namespace {
@@ -25,6 +37,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
+// Computes x / rms(x) * weight over the last dimension, in fp32.
 struct RmsNormFunction : Function<RmsNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& weight, double epsilon) {
@@ -151,12 +164,23 @@ struct ToTokensFunction : Function<ToTokensFunction> {
   }
 };
 
-}  // namespace
-
-at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight,
-                   double epsilon) {
-  return RmsNormFunction::apply(x, weight, epsilon);
+// Adds the losses of a few rows to `loss_sum`; returns d(sum / global_count) /
+// d(logits) in fp32.
+at::Tensor RowsLoss(const at::Tensor& logits, const at::Tensor& labels,
+                    int64_t global_count, at::Tensor& loss_sum) {
+  const at::Tensor counted = labels.ne(kIgnoredLabel);
+  const at::Tensor columns = labels.clamp_min(0).unsqueeze(1);
+  at::Tensor log_p = at::_log_softmax(logits, -1, /*half_to_float=*/false);
+  const at::Tensor picked =
+      at::gather(log_p, 1, columns).squeeze(1).mul_(counted);
+  loss_sum.sub_(at::sum(picked, at::kDouble));
+  at::Tensor gradient = log_p.exp_();
+  gradient.scatter_add_(1, columns, at::full_like(picked, -1).unsqueeze(1));
+  const at::Tensor weight = counted.to(at::kFloat).div_(global_count);
+  return gradient.mul_(weight.unsqueeze(1));
 }
+
+}  // namespace
 
 Rotation MakeRotation(int64_t first_position, int64_t rows, int64_t dim,
                       double theta, at::Device device) {
@@ -189,9 +213,70 @@ at::Tensor ToTokens(HeadExchange* exchange, const RowRuns* runs,
   return ToTokensFunction::apply(Route{exchange, runs}, o, rows, heads);
 }
 
-at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
-                     const at::Tensor& v) {
-  return BackendOf(q).Attend(q, k, v, /*causal=*/true).output;
+at::Tensor Leaf(const at::Tensor& tensor) {
+  return tensor.detach().requires_grad_(true);
+}
+
+at::Tensor Norm(const stream::ModelShape& model, const at::Tensor& x,
+                const at::Tensor& weight, const at::Tensor& bias) {
+  if (model.norm == stream::NormKind::kRmsNorm) {
+    return RmsNormFunction::apply(x, weight, model.norm_epsilon);
+  }
+  return at::layer_norm(x, {model.hidden}, weight, bias, model.norm_epsilon);
+}
+
+at::Tensor FeedForward(const stream::ModelShape& model, const at::Tensor& h,
+                       const LayerTensors& w) {
+  at::Tensor up = at::linear(h, w.up_weight, w.up_bias);
+  if (model.gated) {
+    up = at::silu(at::linear(h, w.gate_weight)) * up;
+  } else {
+    up = at::gelu(up, "tanh");
+  }
+  return at::linear(up, w.down_weight, w.down_bias);
+}
+
+at::Tensor Embed(const ModelTensors& weights, const at::Tensor& tokens,
+                 int64_t first_position) {
+  at::Tensor x = at::index_select(weights.embed, 0, tokens);
+  if (weights.positions.defined()) {
+    x.add_(weights.positions.narrow(0, first_position, tokens.size(0)));
+  }
+  return x;
+}
+
+void EmbedBackward(ModelTensors& gradients, const at::Tensor& tokens,
+                   const at::Tensor& gradient, int64_t first_position) {
+  const at::Tensor gradient32 = gradient.to(at::kFloat);
+  gradients.embed.index_add_(0, tokens, gradient32);
+  if (gradients.positions.defined()) {
+    gradients.positions.narrow(0, first_position, tokens.size(0))
+        .add_(gradient32);
+  }
+}
+
+at::Tensor ChunkedLoss(const at::Tensor& hidden, const at::Tensor& weight,
+                       at::Tensor& weight_gradient, const at::Tensor& labels,
+                       int64_t global_count, int64_t rows_at_once,
+                       at::Tensor& loss_sum) {
+  const int64_t rows = hidden.size(0);
+  const int64_t step = stream::CutLoss(rows, rows_at_once).rows;
+  at::Tensor hidden_gradient = at::empty_like(hidden);
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    const int64_t count = std::min(step, rows - begin);
+    const at::Tensor part = hidden.narrow(0, begin, count);
+    at::Tensor d_logits =
+        RowsLoss(at::mm(part, weight.t()).to(at::kFloat),
+                 labels.narrow(0, begin, count), global_count, loss_sum)
+            .to(hidden.scalar_type());
+    hidden_gradient.narrow(0, begin, count).copy_(at::mm(d_logits, weight));
+    if (hidden.scalar_type() == at::kFloat) {
+      weight_gradient.addmm_(d_logits.t(), part);
+    } else {
+      weight_gradient.add_(at::mm(d_logits.t(), part));
+    }
+  }
+  return hidden_gradient;
 }
 
 }  // namespace sluice::runtime::baseline

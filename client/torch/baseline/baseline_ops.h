@@ -1,22 +1,20 @@
-// Autograd functions of the baselines, where ATen's own graph would be
-// needlessly large (RMSNorm, RoPE) or has no operator (head exchange, the
-// loss).
+// Parts of a model that the baselines share. Autograd functions of our own
+// where ATen's graph would be needlessly large (RMSNorm, RoPE) or has no
+// operator (head exchange, the loss).
 //
 // Throw c10::Error and StatusException. Thread safety: one thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <tuple>
 
+#include "client/torch/baseline/baseline.h"
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/ranks/ulysses.h"
 
 namespace sluice::runtime::baseline {
-
-// Returns x / rms(x) * weight over the last dimension, computed in fp32.
-at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight,
-                   double epsilon);
 
 // Rotate-half: `cos` and `sin` are [rows, 1, dim / 2] in fp32.
 struct Rotation {
@@ -36,11 +34,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> ToHeads(HeadExchange* exchange,
 at::Tensor ToTokens(HeadExchange* exchange, const RowRuns* runs,
                     const at::Tensor& o, int64_t rows, int64_t heads);
 
-// Computes causal attention of [rows, heads, dim] by the device's backend
-// (backend.h); autograd uses the backend's backward.
-at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
-                     const at::Tensor& v);
-
 // Computes the loss of `hidden` [rows, hidden] and, at once, its gradients:
 // logits of at most `rows_at_once` rows at a time. Adds to `weight_gradient`
 // (fp32) and to `loss_sum` (an fp64 scalar tensor, so the host waits for none
@@ -49,5 +42,27 @@ at::Tensor ChunkedLoss(const at::Tensor& hidden, const at::Tensor& weight,
                        at::Tensor& weight_gradient, const at::Tensor& labels,
                        int64_t global_count, int64_t rows_at_once,
                        at::Tensor& loss_sum);
+
+// Returns the same memory as a leaf of a new graph.
+at::Tensor Leaf(const at::Tensor& tensor);
+
+// Computes LayerNorm (GPT) or RMSNorm (Llama, no bias).
+at::Tensor Norm(const stream::ModelShape& model, const at::Tensor& x,
+                const at::Tensor& weight, const at::Tensor& bias);
+
+// Computes GELU (GPT) or SwiGLU (Llama); `h` is the norm's output.
+at::Tensor FeedForward(const stream::ModelShape& model, const at::Tensor& h,
+                       const LayerTensors& w);
+
+// Embeds `tokens`; the first one has this position in the sequence.
+at::Tensor Embed(const ModelTensors& weights, const at::Tensor& tokens,
+                 int64_t first_position);
+void EmbedBackward(ModelTensors& gradients, const at::Tensor& tokens,
+                   const at::Tensor& gradient, int64_t first_position);
+
+// Runs BaselineStep's alst method for arguments that are already checked.
+StepResult AlstStep(const BaselineOptions& options, const ModelTensors& weights,
+                    ModelTensors& gradients, const at::Tensor& tokens,
+                    const at::Tensor& labels, int64_t global_count);
 
 }  // namespace sluice::runtime::baseline

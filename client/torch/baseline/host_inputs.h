@@ -1,13 +1,12 @@
-// Keeps the inputs of `alst`'s layers in leased host memory, copied by the
-// rank's engine.
+// Keeps the inputs of alst's layers in leased host memory, copied by the rank's
+// engine.
 //
 //   forward   Save(i, x) starts the copy out; AwaitSaved before x is written
 //   backward  Fetch(i) starts the copy in, as early as there is room for it;
 //             Take(i) waits and returns the tensor
 //
-// HostInputs keeps every tensor alive that a copy still reads or writes, so
-// that the memory is not reused. After a failed step Settle waits for these
-// copies.
+// Keeps every tensor alive that a copy reads or writes, so that its memory is
+// not reused. Settle waits for these copies after a failed step.
 //
 // Thread safety: the compute thread only.
 #pragma once
@@ -48,8 +47,7 @@ class HostInputs {
   void Save(int64_t layer, const at::Tensor& x);
   absl::Status AwaitSaved();
 
-  // Starts the copy in, unless it has already begun. May throw
-  // c10::OutOfMemoryError.
+  // Does nothing if the copy has begun. May throw c10::OutOfMemoryError.
   void Fetch(int64_t layer);
   absl::StatusOr<at::Tensor> Take(int64_t layer);
 
@@ -60,7 +58,6 @@ class HostInputs {
       : options_(options), stored_(options.layers) {}
   std::byte* HostOf(int64_t layer) const;
 
-  // A layer's place in host memory.
   struct Stored {
     client::Ticket written, read;
   };

@@ -1,4 +1,4 @@
-// See client/torch/ranks/nccl_module.h, which declares its only export.
+// See client/torch/ranks/device_ranks.h, which declares its only export.
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "client/torch/exceptions.h"
-#include "client/torch/ranks/nccl_module.h"
+#include "client/torch/ranks/device_ranks.h"
 #include "proto/base/mutex.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
@@ -29,7 +29,19 @@ class NcclRanks final : public Collectives {
   NcclRanks(const Options& options, c10::intrusive_ptr<Group> group,
             Collectives* host)
       : options_(options), group_(std::move(group)), host_(host) {}
-  ~NcclRanks() override;
+  // Shuts down here, because c10d's destructor aborts, which may break messages
+  // that another rank is still receiving. All ranks shut down or none: a
+  // finalized communicator waits for the others.
+  ~NcclRanks() override {
+    {
+      const MutexLock lock(mutex_);
+      if (!aborted_.ok()) return;
+    }
+    CatchStatus("", [&] {
+      group_->shutdown();
+      return absl::OkStatus();
+    }).IgnoreError();
+  }
 
   int rank() const override { return options_.rank; }
   int world_size() const override { return options_.world_size; }
@@ -37,26 +49,174 @@ class NcclRanks final : public Collectives {
   absl::Status AllToAll(const at::Tensor& receive,
                         const std::vector<int64_t>& receive_counts,
                         const at::Tensor& send,
-                        const std::vector<int64_t>& send_counts) override;
-  absl::Status SumAll(at::Tensor& tensor) override;
-  absl::Status SumTo(at::Tensor& tensor, int root) override;
-  absl::Status Broadcast(at::Tensor& tensor, int root) override;
-  absl::Status BeginSumScatter(at::Tensor& tensor) override;
-  absl::Status BeginGather(at::Tensor& tensor) override;
-  absl::Status AwaitBegun() override;
+                        const std::vector<int64_t>& send_counts) override {
+    if (send.is_cpu()) {
+      return host_->AllToAll(receive, receive_counts, send, send_counts);
+    }
+    SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));
+    return Enqueue("all-to-all", send, [&] {
+      at::Tensor to = receive;
+      at::Tensor from = send;
+      std::vector<int64_t> to_counts = receive_counts;
+      std::vector<int64_t> from_counts = send_counts;
+      return group_->alltoall_base(to, from, to_counts, from_counts);
+    });
+  }
+
+  absl::Status SumAll(at::Tensor& tensor) override {
+    if (tensor.is_cpu()) return host_->SumAll(tensor);
+    std::vector<at::Tensor> tensors = {tensor};
+    return Enqueue("sum over ranks", tensor,
+                   [&] { return group_->allreduce(tensors); });
+  }
+
+  absl::Status SumTo(at::Tensor& tensor, int root) override {
+    if (tensor.is_cpu()) return host_->SumTo(tensor, root);
+    std::vector<at::Tensor> tensors = {tensor};
+    c10d::ReduceOptions reduce;
+    reduce.rootRank = root;
+    return Enqueue("sum to one rank", tensor,
+                   [&] { return group_->reduce(tensors, reduce); });
+  }
+
+  absl::Status Broadcast(at::Tensor& tensor, int root) override {
+    if (tensor.is_cpu()) return host_->Broadcast(tensor, root);
+    std::vector<at::Tensor> tensors = {tensor};
+    c10d::BroadcastOptions broadcast;
+    broadcast.rootRank = root;
+    return Enqueue("broadcast", tensor,
+                   [&] { return group_->broadcast(tensors, broadcast); });
+  }
+
+  // NCCL works in place: the result is this rank's part of `tensor`.
+  absl::Status BeginSumScatter(at::Tensor& tensor) override {
+    if (tensor.is_cpu()) return host_->BeginSumScatter(tensor);
+    at::Tensor own = OwnPart(tensor);
+    return Enqueue(
+        "reduce-scatter", tensor,
+        [&] {
+          return begun_.emplace_back(group_->_reduce_scatter_base(own, tensor));
+        },
+        /*waits=*/false);
+  }
+
+  absl::Status BeginGather(at::Tensor& tensor) override {
+    if (tensor.is_cpu()) return host_->BeginGather(tensor);
+    at::Tensor own = OwnPart(tensor);
+    return Enqueue(
+        "all-gather", tensor,
+        [&] {
+          return begun_.emplace_back(group_->_allgather_base(tensor, own));
+        },
+        /*waits=*/false);
+  }
+
+  absl::Status AwaitBegun() override {
+    const auto begun = std::exchange(begun_, {});
+    SLUICE_RETURN_IF_ERROR(host_->AwaitBegun());
+    return CatchStatus("c10d", [&] {
+      for (const auto& work : begun) work->wait();
+      return absl::OkStatus();
+    });
+  }
+
   absl::Status Barrier() override { return host_->Barrier(); }
-  void Abort(const std::string& why) override;
-  absl::Status Check() override;
+  void Abort(const std::string& why) override {
+    {
+      const MutexLock lock(mutex_);
+      if (!aborted_.ok()) return;
+      aborted_ = CausedByPeer(absl::UnavailableError(why));
+    }
+    // Ends running operations. An exception only says that they ended before.
+    CatchStatus("", [&] {
+      group_->abort();
+      return absl::OkStatus();
+    }).IgnoreError();
+  }
+
+  // Queries the communicator under the lock, because Abort takes the lock
+  // before it frees the communicator.
+  absl::Status Check() override {
+    const MutexLock lock(mutex_);
+    if (!aborted_.ok() || !connected_) return aborted_;
+    // c10d uses the communicator of the calling thread's GPU.
+    const c10::cuda::CUDAGuard guard(options_.device);
+    return CatchStatus("NCCL's communicator", [&]() -> absl::Status {
+      const auto communicator =
+          reinterpret_cast<ncclComm_t>(group_->getCommPtr());
+      ncclResult_t error = ncclSuccess;
+      const ncclResult_t asked = ncclCommGetAsyncError(communicator, &error);
+      // ncclInProgress comes from a nonblocking communicator, which the user's
+      // environment may request (TORCH_NCCL_USE_COMM_NONBLOCKING).
+      if (asked == ncclSuccess &&
+          (error == ncclSuccess || error == ncclInProgress)) {
+        return absl::OkStatus();
+      }
+      return Failed("collectives",
+                    fmt::format("NCCL: {}", ncclGetLastError(communicator)));
+    });
+  }
 
  private:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
 
-  // Starts an operation. With `waits`, the current stream waits for it.
+  // With `waits`, the current stream waits for the operation.
   absl::Status Enqueue(const char* what, const at::Tensor& tensor,
-                       const Start& start, bool waits = true);
-  absl::Status CheckSendable(const char* what, const at::Tensor& tensor) const;
-  at::Tensor OwnPart(const at::Tensor& tensor) const;
-  absl::Status Failed(const std::string& what, const std::string& says) const;
+                       const Start& start, bool waits = true) {
+    SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));
+    SLUICE_RETURN_IF_ERROR(Check());
+    const absl::Status issued = CatchStatus("c10d", [&] {
+      const auto work = start();
+      if (waits) work->wait();
+      return absl::OkStatus();
+    });
+    if (issued.ok()) {
+      const MutexLock lock(mutex_);
+      connected_ = true;
+      return issued;
+    }
+    // An abort in the meantime explains any error of NCCL.
+    SLUICE_RETURN_IF_ERROR(Check());
+    const Bytes size(static_cast<int64_t>(tensor.nbytes()));
+    return Failed(fmt::format("{} of {}", what, FormatBytes(size)),
+                  std::string(issued.message()));
+  }
+
+  absl::Status CheckSendable(const char* what, const at::Tensor& tensor) const {
+    if (tensor.device() != options_.device) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: the tensor is on {}, and this rank's GPU is {}",
+                      what, tensor.device().str(), options_.device.str()));
+    }
+    if (tensor.is_contiguous()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        fmt::format("{}: the tensor is not contiguous", what));
+  }
+
+  at::Tensor OwnPart(const at::Tensor& tensor) const {
+    const int64_t size = tensor.numel() / options_.world_size;
+    return tensor.narrow(0, options_.rank * size, size);
+  }
+
+  // Returns this rank's error if its GPU is lost, else one marked as a peer's:
+  // most likely another rank failed. NCCL reports a lost GPU only as "unhandled
+  // cuda error", but any call to the driver shows the loss.
+  absl::Status Failed(const std::string& what, const std::string& says) const {
+    const absl::Status gpu = CatchStatus("this rank's GPU", [&] {
+      c10::cuda::getCurrentCUDAStream(options_.device.index()).query();
+      return absl::OkStatus();
+    });
+    const std::string failed = fmt::format("{} on rank {} of {} failed", what,
+                                           options_.rank, options_.world_size);
+    if (!gpu.ok()) {
+      return absl::InternalError(
+          fmt::format("{}: {} ({})", failed, std::string(gpu.message()), says));
+    }
+    return CausedByPeer(absl::UnavailableError(
+        fmt::format("{}: probably another rank has ended; look at its message "
+                    "first ({})",
+                    failed, says)));
+  }
 
   const Options options_;
   const c10::intrusive_ptr<Group> group_;
@@ -67,190 +227,6 @@ class NcclRanks final : public Collectives {
   // Set once the first operation has made the communicator.
   bool connected_ ABSL_GUARDED_BY(mutex_) = false;
 };
-
-absl::Status NcclRanks::CheckSendable(const char* what,
-                                      const at::Tensor& tensor) const {
-  if (tensor.device() != options_.device) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: the tensor is on {}, and this rank's GPU is {}", what,
-                    tensor.device().str(), options_.device.str()));
-  }
-  if (tensor.is_contiguous()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("{}: the tensor is not contiguous", what));
-}
-
-// Returns the error of a failed operation: this rank's, if its GPU is lost,
-// else marked as caused by a peer. NCCL reports a lost GPU only as "unhandled
-// cuda error", but any call to the driver shows the loss. If the GPU works,
-// most likely another rank failed, and NCCL does not know which one.
-absl::Status NcclRanks::Failed(const std::string& what,
-                               const std::string& says) const {
-  const absl::Status gpu = CatchStatus("this rank's GPU", [&] {
-    c10::cuda::getCurrentCUDAStream(options_.device.index()).query();
-    return absl::OkStatus();
-  });
-  const std::string failed = fmt::format("{} on rank {} of {} failed", what,
-                                         options_.rank, options_.world_size);
-  if (!gpu.ok()) {
-    return absl::InternalError(
-        fmt::format("{}: {} ({})", failed, std::string(gpu.message()), says));
-  }
-  return CausedByPeer(absl::UnavailableError(
-      fmt::format("{}: probably another rank has ended; look at its message "
-                  "first ({})",
-                  failed, says)));
-}
-
-// Shuts down here, because c10d's own destructor aborts, which may break
-// messages that another rank is still receiving. Either all ranks shut down or
-// none does, because a communicator that is finalized waits for the others.
-NcclRanks::~NcclRanks() {
-  {
-    const MutexLock lock(mutex_);
-    if (!aborted_.ok()) return;
-  }
-  CatchStatus("", [&] {
-    group_->shutdown();
-    return absl::OkStatus();
-  }).IgnoreError();
-}
-
-// Queries the communicator under the lock, because Abort takes the lock before
-// it frees the communicator.
-absl::Status NcclRanks::Check() {
-  const MutexLock lock(mutex_);
-  if (!aborted_.ok() || !connected_) return aborted_;
-  // c10d uses the communicator of the calling thread's GPU.
-  const c10::cuda::CUDAGuard guard(options_.device);
-  return CatchStatus("NCCL's communicator", [&]() -> absl::Status {
-    const auto communicator =
-        reinterpret_cast<ncclComm_t>(group_->getCommPtr());
-    ncclResult_t error = ncclSuccess;
-    const ncclResult_t asked = ncclCommGetAsyncError(communicator, &error);
-    // ncclInProgress comes from a nonblocking communicator, which the user's
-    // environment may request (TORCH_NCCL_USE_COMM_NONBLOCKING).
-    if (asked == ncclSuccess &&
-        (error == ncclSuccess || error == ncclInProgress)) {
-      return absl::OkStatus();
-    }
-    return Failed("collectives",
-                  fmt::format("NCCL: {}", ncclGetLastError(communicator)));
-  });
-}
-
-// Enqueues the operation; the current stream then waits for it in its order.
-absl::Status NcclRanks::Enqueue(const char* what, const at::Tensor& tensor,
-                                const Start& start, bool waits) {
-  SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));
-  SLUICE_RETURN_IF_ERROR(Check());
-  const absl::Status issued = CatchStatus("c10d", [&] {
-    const auto work = start();
-    if (waits) work->wait();
-    return absl::OkStatus();
-  });
-  if (issued.ok()) {
-    const MutexLock lock(mutex_);
-    connected_ = true;
-    return issued;
-  }
-  // An abort in the meantime explains any error of NCCL.
-  SLUICE_RETURN_IF_ERROR(Check());
-  const Bytes size(static_cast<int64_t>(tensor.nbytes()));
-  return Failed(fmt::format("{} of {}", what, FormatBytes(size)),
-                std::string(issued.message()));
-}
-
-absl::Status NcclRanks::AllToAll(const at::Tensor& receive,
-                                 const std::vector<int64_t>& receive_counts,
-                                 const at::Tensor& send,
-                                 const std::vector<int64_t>& send_counts) {
-  if (send.is_cpu()) {
-    return host_->AllToAll(receive, receive_counts, send, send_counts);
-  }
-  SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));
-  return Enqueue("all-to-all", send, [&] {
-    at::Tensor to = receive;
-    at::Tensor from = send;
-    std::vector<int64_t> to_counts = receive_counts;
-    std::vector<int64_t> from_counts = send_counts;
-    return group_->alltoall_base(to, from, to_counts, from_counts);
-  });
-}
-
-absl::Status NcclRanks::SumAll(at::Tensor& tensor) {
-  if (tensor.is_cpu()) return host_->SumAll(tensor);
-  std::vector<at::Tensor> tensors = {tensor};
-  return Enqueue("sum over ranks", tensor,
-                 [&] { return group_->allreduce(tensors); });
-}
-
-absl::Status NcclRanks::SumTo(at::Tensor& tensor, int root) {
-  if (tensor.is_cpu()) return host_->SumTo(tensor, root);
-  std::vector<at::Tensor> tensors = {tensor};
-  c10d::ReduceOptions reduce;
-  reduce.rootRank = root;
-  return Enqueue("sum to one rank", tensor,
-                 [&] { return group_->reduce(tensors, reduce); });
-}
-
-absl::Status NcclRanks::Broadcast(at::Tensor& tensor, int root) {
-  if (tensor.is_cpu()) return host_->Broadcast(tensor, root);
-  std::vector<at::Tensor> tensors = {tensor};
-  c10d::BroadcastOptions broadcast;
-  broadcast.rootRank = root;
-  return Enqueue("broadcast", tensor,
-                 [&] { return group_->broadcast(tensors, broadcast); });
-}
-
-at::Tensor NcclRanks::OwnPart(const at::Tensor& tensor) const {
-  const int64_t size = tensor.numel() / options_.world_size;
-  return tensor.narrow(0, options_.rank * size, size);
-}
-
-// Works in place, as NCCL defines it: the result goes to this rank's part of
-// `tensor`.
-absl::Status NcclRanks::BeginSumScatter(at::Tensor& tensor) {
-  if (tensor.is_cpu()) return host_->BeginSumScatter(tensor);
-  at::Tensor own = OwnPart(tensor);
-  return Enqueue(
-      "reduce-scatter", tensor,
-      [&] {
-        return begun_.emplace_back(group_->_reduce_scatter_base(own, tensor));
-      },
-      /*waits=*/false);
-}
-
-absl::Status NcclRanks::BeginGather(at::Tensor& tensor) {
-  if (tensor.is_cpu()) return host_->BeginGather(tensor);
-  at::Tensor own = OwnPart(tensor);
-  return Enqueue(
-      "all-gather", tensor,
-      [&] { return begun_.emplace_back(group_->_allgather_base(tensor, own)); },
-      /*waits=*/false);
-}
-
-absl::Status NcclRanks::AwaitBegun() {
-  const auto begun = std::exchange(begun_, {});
-  SLUICE_RETURN_IF_ERROR(host_->AwaitBegun());
-  return CatchStatus("c10d", [&] {
-    for (const auto& work : begun) work->wait();
-    return absl::OkStatus();
-  });
-}
-
-void NcclRanks::Abort(const std::string& why) {
-  {
-    const MutexLock lock(mutex_);
-    if (!aborted_.ok()) return;
-    aborted_ = CausedByPeer(absl::UnavailableError(why));
-  }
-  // Ends running operations. An exception only says that they ended before.
-  CatchStatus("", [&] {
-    group_->abort();
-    return absl::OkStatus();
-  }).IgnoreError();
-}
 
 absl::StatusOr<std::unique_ptr<Collectives>> ConnectNccl(
     const Collectives::Options& options,

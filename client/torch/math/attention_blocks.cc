@@ -1,6 +1,6 @@
 #include "client/torch/math/attention_blocks.h"
 
-#include "client/torch/math/observed_call.h"
+#include "client/torch/math/token_calls.h"
 
 namespace sluice::runtime {
 namespace {
@@ -10,7 +10,6 @@ int64_t FirstHalf(int64_t rows, int64_t tile_rows) {
   return (half + tile_rows - 1) / tile_rows * tile_rows;
 }
 
-// Returns rows [first, first + rows) of each tensor.
 RunningAttention Rows(const RunningAttention& t, int64_t first, int64_t rows) {
   return {t.output.narrow(0, first, rows), t.lse.narrow(1, first, rows)};
 }
@@ -37,10 +36,68 @@ class Blocks {
     return backend_.traits().blocks_in_fp32 ? t.to(at::kFloat) : t;
   }
   void Attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-              bool causal, Sum sum, const RunningAttention& running) const;
+              bool causal, Sum sum, const RunningAttention& running) const {
+    const int64_t rows = q.size(0);
+    const int64_t before = causal ? k.size(0) - rows : 0;
+    if (before > 0) {
+      Attend(q, k.narrow(0, 0, before), v.narrow(0, 0, before), false, sum,
+             running);
+      return Attend(q, k.narrow(0, before, rows), v.narrow(0, before, rows),
+                    true, Sum::kAdd, running);
+    }
+    if (Whole(causal, rows)) {
+      const AttentionResult block = backend_.Attend(q, k, v, causal);
+      if (sum == Sum::kAdd) return backend_.Merge(running, block);
+      running.output.copy_(block.output);
+      running.lse.copy_(block.lse);
+      return;
+    }
+    const int64_t half = FirstHalf(rows, backend_.traits().tile_rows),
+                  rest = rows - half;
+    const auto first = [&](const at::Tensor& t) {
+      return t.narrow(0, 0, half);
+    };
+    const auto last = [&](const at::Tensor& t) {
+      return t.narrow(0, half, rest);
+    };
+    const RunningAttention below = Rows(running, half, rest);
+    Attend(first(q), first(k), first(v), true, sum, Rows(running, 0, half));
+    Attend(last(q), first(k), first(v), false, sum, below);
+    Attend(last(q), last(k), last(v), true, Sum::kAdd, below);
+  }
+
   void Backward(const QueryRows& queries, const at::Tensor& k,
                 const at::Tensor& v, bool causal, Sum query_sum, Sum key_sum,
-                const GradientSums& sums) const;
+                const GradientSums& sums) const {
+    const int64_t rows = queries.q.size(0);
+    const int64_t before = causal ? k.size(0) - rows : 0;
+    if (before > 0) {
+      Backward(queries, k.narrow(0, 0, before), v.narrow(0, 0, before), false,
+               query_sum, key_sum, Rows(sums, 0, rows, 0, before));
+      return Backward(queries, k.narrow(0, before, rows),
+                      v.narrow(0, before, rows), true, Sum::kAdd, key_sum,
+                      Rows(sums, 0, rows, before, rows));
+    }
+    if (Whole(causal, rows)) {
+      const AttentionGradients block =
+          backend_.AttendBackward(queries, k, v, causal);
+      Accumulate(query_sum, sums.q, block.q);
+      Accumulate(key_sum, sums.k, block.k);
+      Accumulate(key_sum, sums.v, block.v);
+      return;
+    }
+    const int64_t half = FirstHalf(rows, backend_.traits().tile_rows),
+                  rest = rows - half;
+    const at::Tensor first_k = k.narrow(0, 0, half);
+    const at::Tensor first_v = v.narrow(0, 0, half);
+    const QueryRows below = Rows(queries, half, rest);
+    Backward(Rows(queries, 0, half), first_k, first_v, true, query_sum, key_sum,
+             Rows(sums, 0, half, 0, half));
+    Backward(below, first_k, first_v, false, query_sum, Sum::kAdd,
+             Rows(sums, half, rest, 0, half));
+    Backward(below, k.narrow(0, half, rest), v.narrow(0, half, rest), true,
+             Sum::kAdd, key_sum, Rows(sums, half, rest, half, rest));
+  }
 
  private:
   bool Whole(bool causal, int64_t rows) const {
@@ -50,70 +107,6 @@ class Blocks {
 
   const Backend& backend_;
 };
-
-void Blocks::Attend(const at::Tensor& q, const at::Tensor& k,
-                    const at::Tensor& v, bool causal, Sum sum,
-                    const RunningAttention& running) const {
-  const int64_t rows = q.size(0);
-  const int64_t before = causal ? k.size(0) - rows : 0;
-  if (before > 0) {
-    Attend(q, k.narrow(0, 0, before), v.narrow(0, 0, before), false, sum,
-           running);
-    return Attend(q, k.narrow(0, before, rows), v.narrow(0, before, rows), true,
-                  Sum::kAdd, running);
-  }
-  if (Whole(causal, rows)) {
-    const AttentionResult block = backend_.Attend(q, k, v, causal);
-    if (sum == Sum::kAdd) return backend_.Merge(running, block);
-    running.output.copy_(block.output);
-    running.lse.copy_(block.lse);
-    return;
-  }
-  const int64_t half = FirstHalf(rows, backend_.traits().tile_rows),
-                rest = rows - half;
-  const auto first = [&](const at::Tensor& t) { return t.narrow(0, 0, half); };
-  const auto last = [&](const at::Tensor& t) {
-    return t.narrow(0, half, rest);
-  };
-  const RunningAttention below = Rows(running, half, rest);
-  Attend(first(q), first(k), first(v), true, sum, Rows(running, 0, half));
-  Attend(last(q), first(k), first(v), false, sum, below);
-  Attend(last(q), last(k), last(v), true, Sum::kAdd, below);
-}
-
-void Blocks::Backward(const QueryRows& queries, const at::Tensor& k,
-                      const at::Tensor& v, bool causal, Sum query_sum,
-                      Sum key_sum, const GradientSums& sums) const {
-  const int64_t rows = queries.q.size(0);
-  const int64_t before = causal ? k.size(0) - rows : 0;
-  if (before > 0) {
-    Backward(queries, k.narrow(0, 0, before), v.narrow(0, 0, before), false,
-             query_sum, key_sum, Rows(sums, 0, rows, 0, before));
-    return Backward(queries, k.narrow(0, before, rows),
-                    v.narrow(0, before, rows), true, Sum::kAdd, key_sum,
-                    Rows(sums, 0, rows, before, rows));
-  }
-  if (Whole(causal, rows)) {
-    const AttentionGradients block =
-        backend_.AttendBackward(queries, k, v, causal);
-    Accumulate(query_sum, sums.q, block.q);
-    Accumulate(key_sum, sums.k, block.k);
-    Accumulate(key_sum, sums.v, block.v);
-    return;
-  }
-  const int64_t half = FirstHalf(rows, backend_.traits().tile_rows),
-                rest = rows - half;
-  const at::Tensor first_k = k.narrow(0, 0, half);
-  const at::Tensor first_v = v.narrow(0, 0, half);
-  const QueryRows below = Rows(queries, half, rest);
-  Backward(Rows(queries, 0, half), first_k, first_v, true, query_sum, key_sum,
-           Rows(sums, 0, half, 0, half));
-  Backward(below, first_k, first_v, false, query_sum, Sum::kAdd,
-           Rows(sums, half, rest, 0, half));
-  Backward(below, k.narrow(0, half, rest), v.narrow(0, half, rest), true,
-           Sum::kAdd, key_sum, Rows(sums, half, rest, half, rest));
-}
-
 }  // namespace
 
 void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -1,28 +1,24 @@
 // Computes one block of chunked attention: a chunk of queries against a chunk
-// of keys, added to the result of earlier blocks. The kernels are those of the
-// tensors' device (backend.h). Attention returns the log-sum-exp; its backward
-// takes the *merged* output and log-sum-exp of the whole row, which makes
-// block-wise backward exact.
+// of keys, added to the result of earlier blocks. Backward takes the *merged*
+// output and log-sum-exp of the whole row, which makes it exact block by block.
 //
 // Some devices need small causal blocks (the CPU:
 // Backend::Traits::causal_rows). There a causal block is cut in halves until
 // the pieces are small, and the part above its diagonal is not computed.
-// (ATen's CPU kernel would compute most of that part: it processes whole tiles
-// of 512 keys, so an off-diagonal block of 512 x 512 costs as much as a causal
-// one.)
+// (ATen's CPU kernel processes whole tiles of 512 keys, so it would compute
+// most of that part.)
 //
-// In bf16 the CPU's blocks are computed in fp32. Blocks computed in bf16 would
-// be rounded before they are merged, the known error of chunked attention (seen
-// in the gradient of GPT's k bias, a sum that cancels).
+// In bf16 the CPU's blocks are computed in fp32, because they would be rounded
+// before they are merged, the known error of chunked attention (seen in the
+// gradient of GPT's k bias, a sum that cancels).
 //
 // Tensors are in head layout: q, o, dO [q rows, q heads, dim], k, v [k rows, kv
 // heads, dim] (q heads a multiple of kv heads), lse [q heads, q rows] fp32.
 // Strides are free except for the last dimension. The queries of a causal block
-// are at the same positions as the last rows of its keys; the keys before these
-// rows form a block without a mask. The number of queries may be 0.
+// are at the positions of the last rows of its keys; the keys before these rows
+// form a block without a mask. The number of queries may be 0.
 //
 // Throws what ATen throws, and StatusException on a device without attention.
-//
 // Thread safety: pure functions.
 #pragma once
 
@@ -37,9 +33,8 @@ enum class Sum { kBegin, kAdd };
 
 // The attention of some queries over the keys so far, output and lse in fp32.
 using RunningAttention = AttentionResult;
-// Sets `running` to the attention over these keys (kBegin), or over these and
-// the earlier keys (kAdd). Max-stabilised: a log-sum-exp of -inf (no key yet)
-// or a difference of any size is fine.
+// Sets `running` (kBegin), or merges this block into it (kAdd). Max-stabilised:
+// a log-sum-exp of -inf (no key yet) or a difference of any size is fine.
 void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  bool causal, Sum sum, const RunningAttention& running);
 

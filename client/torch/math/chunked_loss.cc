@@ -54,8 +54,7 @@ at::Tensor LossForwardBackward(const at::Tensor& normed,
 StepResult ReadResult(const at::Tensor& loss_sum, const at::Tensor& labels) {
   const at::Tensor count =
       at::sum(labels.ne(kIgnoredLabel), at::kDouble);  // exact to 2^53
-  // Both sums travel as one complex number, so torch copies them to the host at
-  // once.
+  // As one complex number, torch copies both sums to the host at once.
   const auto both = at::complex(loss_sum, count).item<c10::complex<double>>();
   return {both.real(), static_cast<int64_t>(both.imag())};
 }

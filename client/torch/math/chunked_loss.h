@@ -1,5 +1,5 @@
-// Computes cross entropy over a few rows of logits at a time, because all
-// logits would be rows * vocabulary numbers. The gradient overwrites the logits
+// Cross entropy over a few rows of logits at a time, because all logits would
+// be rows * vocabulary numbers. The gradient overwrites the logits
 // (kernels/ops/token_math), labels of -100 are ignored, losses are summed in
 // fp64.
 //
@@ -19,20 +19,16 @@ inline constexpr int64_t kIgnoredLabel = -100;
 void LogitGradient(const at::Tensor& logits, const at::Tensor& labels,
                    double scale, at::Tensor& loss_sum);
 
-// Adds the loss and gradients of `normed` [rows, hidden] against `labels`
-// [rows].
-//   loss_sum  fp64 scalar tensor: the sum of losses is added (no host wait)
-//   weight_gradient  fp32 [vocab, hidden]: added to
-//   returns   d(normed), in its dtype
-// Gradients are of loss * scale.
+// Adds the losses of `normed` [rows, hidden] against `labels` to `loss_sum`
+// (fp64 scalar tensor, no host wait), and the gradient of loss * scale to
+// `weight_gradient` (fp32 [vocab, hidden]). Returns d(normed), in its dtype.
 at::Tensor LossForwardBackward(const at::Tensor& normed,
                                const at::Tensor& labels,
                                const at::Tensor& weight, double scale,
                                int64_t rows_at_once, at::Tensor& loss_sum,
                                at::Tensor& weight_gradient);
 
-// Returns a step's result from `loss_sum` (fp64 scalar) and the labels. The
-// host waits for the device once.
+// `loss_sum` is an fp64 scalar. The host waits for the device once.
 StepResult ReadResult(const at::Tensor& loss_sum, const at::Tensor& labels);
 
 }  // namespace sluice::runtime

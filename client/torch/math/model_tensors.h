@@ -1,15 +1,19 @@
 // A model's tensors as plain structs: weights in the model's dtype, and
-// gradients of the same shape in fp32. The structs are no modules and own no
-// memory: the trainer owns it, so other owners (Python, FSDP2) are possible.
+// gradients of the same shape in fp32. The trainer owns the memory, so other
+// owners (Python, FSDP2) are possible.
 //
 // Thread safety: values (tensors are reference counted).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "planner/stream/options.h"
 
 namespace sluice::runtime {
@@ -18,8 +22,7 @@ inline at::ScalarType TorchType(stream::Dtype dtype) {
   return dtype == stream::Dtype::kFp32 ? at::kFloat : at::kBFloat16;
 }
 
-// One layer's weights (model dtype) or gradients (fp32). Unused tensors are
-// undefined. Linear weights are [out, in].
+// One layer's tensors; unused ones are undefined. Linear weights are [out, in].
 struct LayerTensors {
   at::Tensor norm1_weight, norm1_bias;
   at::Tensor q_weight, q_bias, k_weight, k_bias, v_weight, v_bias;
@@ -51,8 +54,7 @@ struct StepResult {
   int64_t count = 0;
 };
 
-// A tensor of the model by its place. Names are ours ("layers.2.q_weight");
-// checkpoints translate them.
+// Names are ours ("layers.2.q_weight"); checkpoints translate them.
 struct NamedTensor {
   std::string name;
   at::Tensor* tensor;
@@ -70,9 +72,16 @@ std::vector<NamedTensor> NamedTensors(const stream::ModelShape& config,
 std::vector<std::vector<int64_t>> TensorShapes(
     const stream::ModelShape& config);
 
-// Returns a model of zeros, with one allocation per tensor. Gradients take
-// kFloat.
-ModelTensors ZeroTensors(const stream::ModelShape& config, at::ScalarType dtype,
-                         at::Device device);
+// Receives the weights with this index in NamedTensors(), as a contiguous
+// tensor that the receiver owns.
+using TakeDrawn = std::function<absl::Status(size_t index, at::Tensor drawn)>;
+
+// Draws a model's initial weights and calls `take` for each tensor, up to its
+// first error. As in GPT-2: normal(0, init_std), the projections back into the
+// residual stream scaled by 1/sqrt(2 layers), norms one, biases zero. Weights
+// are drawn on the host in fp32, tensor by tensor, so a seed gives the same
+// weights in every dtype and on every device.
+absl::Status DrawWeights(const stream::ModelShape& config, uint64_t seed,
+                         const TakeDrawn& take);
 
 }  // namespace sluice::runtime

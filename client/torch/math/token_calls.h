@@ -1,10 +1,12 @@
-// Tensors for kernels/ops/token_math (internal to client/torch/math).
+// Calls of kernels/ops/token_math on tensors (internal to client/torch/math).
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <vector>
 
 #include "client/torch/backend/backend.h"
-#include "client/torch/math/observed_call.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -17,12 +19,32 @@ T* Elements(const at::Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
-// Calls body.operator()<T>() for the element of a dtype.
-// REQUIRES: fp32 or bf16.
+// Calls body.operator()<T>() for the element of a dtype: fp32 or bf16.
 void ForElement(at::ScalarType type, auto&& body) {
   if (type == at::kFloat) return body.template operator()<float>();
   SLUICE_CHECK(type == at::kBFloat16);
   body.template operator()<ops::BFloat16>();
 }
+
+// While an object lives, torch's observers (its profiler, tests) see the code
+// that runs as one operator with this name and these tensors.
+class ObservedCall {
+ public:
+  ObservedCall(const char* name, at::TensorList reads, at::TensorList writes)
+      : function_(at::RecordScope::FUNCTION) {
+    if (!function_.isActive()) return;
+    reads_.assign(reads.begin(), reads.end());
+    function_.before(
+        name, c10::ArrayRef<const c10::IValue>(reads_.data(), reads_.size()));
+    if (function_.needsOutputs()) {
+      function_.setOutputs(
+          std::vector<c10::IValue>(writes.begin(), writes.end()));
+    }
+  }
+
+ private:
+  std::vector<c10::IValue> reads_;
+  at::RecordFunction function_;
+};
 
 }  // namespace sluice::runtime

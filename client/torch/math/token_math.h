@@ -6,8 +6,8 @@
 // gradients are fp32, and the functions add to them. Sums over rows are taken
 // in fp32 for every dtype.
 //
-// RMSNorm and SwiGLU use kernels/ops, which reads and writes each element once.
-// LayerNorm and GELU use ATen.
+// RMSNorm, RoPE and SwiGLU use kernels/ops, which reads and writes each element
+// once. LayerNorm and GELU use ATen.
 //
 // Throws what ATen throws. Thread safety: pure functions.
 #pragma once
@@ -30,7 +30,6 @@ struct NormWeights {
 at::Tensor NormForward(const at::Tensor& x, const NormWeights& norm,
                        at::Tensor out = {});
 
-// The fp32 gradients of the norm's weights, to which NormBackward adds.
 struct NormGradients {
   at::Tensor& weight;
   at::Tensor& bias;
@@ -46,8 +45,7 @@ void NormBackward(const at::Tensor& x, at::TensorList dy,
 // --- linears: weight [out, in], bias may be undefined -----------------------
 at::Tensor LinearForward(const at::Tensor& x, const at::Tensor& weight,
                          const at::Tensor& bias, at::Tensor out = {});
-// Adds dY^T X to the weight gradients, and sum(dY) to the bias gradients, of
-// layers that have the same input.
+// Adds dY^T X and sum(dY) for layers that have the same input.
 void LinearBackwardWeight(const at::Tensor& x,
                           std::initializer_list<LinearGradients> layers);
 // Returns dX; all tensors have one dtype.
@@ -66,5 +64,24 @@ struct ActivationGradients {
 ActivationGradients ActivationBackward(const at::Tensor& gradient,
                                        const at::Tensor& gate,
                                        const at::Tensor& up);
+
+// --- RoPE -------------------------------------------------------------------
+// Rotate-half as in Llama: pairs (i, i + dim/2) of a head turn by position *
+// theta^(-2i/dim). Tables are made one chunk at a time, so nothing here grows
+// with the sequence. Angles are computed in fp64: an fp32 angle of a position
+// in the millions is wrong in its second decimal.
+struct RopeTables {
+  at::Tensor cos, sin;  // [rows, 1, dim / 2], fp32
+};
+
+// Returns the tables of positions [begin, begin + rows).
+RopeTables MakeRopeTables(int64_t begin, int64_t rows, int64_t dim,
+                          double theta, at::Device device);
+
+// Rotates x [rows, heads, dim], contiguous, in fp32; `inverse` rotates back,
+// which is also the gradient. The result has dtype `type`. If x has that dtype,
+// the result is in place; else x is fp32 and the result is a new tensor.
+at::Tensor ApplyRope(const at::Tensor& x, const RopeTables& tables,
+                     bool inverse, at::ScalarType type);
 
 }  // namespace sluice::runtime

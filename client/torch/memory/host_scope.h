@@ -12,15 +12,13 @@
 namespace sluice::runtime {
 
 // RAII, thread-local, nests. Allocations of this thread come from ordinary host
-// memory and are counted. While training they are capped at 16 MiB in total;
-// beyond that host_memory::OverCap names the scope.
+// memory. Beyond the cap in total, host_memory::OverCap names the scope.
 class HostScope {
  public:
   explicit HostScope(const char* what);
   ~HostScope();
   HostScope(const HostScope&) = delete;
-  // Sets the cap, which is 16 MiB by default. Bytes(0): no cap (check's
-  // reference).
+  // The default is 16 MiB. Bytes(0) means no cap (check's reference).
   static void SetCap(Bytes cap);
 
  private:
@@ -30,17 +28,14 @@ class HostScope {
 // The counted memory, for the allocator.
 namespace host_memory {
 
-// Thrown beyond the cap. A type of its own, because it is not the GPU's memory
-// that ran out.
+// Thrown beyond the cap. Not a plain OutOfMemoryError: that means GPU memory.
 struct OverCap final : c10::OutOfMemoryError {
   using OutOfMemoryError::OutOfMemoryError;
 };
 
-// Returns whether this thread is inside a HostScope.
 bool Active();
 // Throws OverCap beyond the cap, naming the scope.
 void* Allocate(Bytes size);
-// Returns false if `block` was not allocated here.
 bool Free(void* block);
 Bytes Used();
 Bytes Peak();

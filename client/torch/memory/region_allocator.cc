@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "client/torch/memory/region_pool.h"
-#include "client/torch/memory/segment_times.h"
 #include "client/torch/memory/segments.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "proto/base/clock.h"
@@ -65,10 +64,8 @@ struct RegionAllocator::Impl {
   std::unordered_map<int64_t, Block> blocks ABSL_GUARDED_BY(region_mutex);
   Bytes used ABSL_GUARDED_BY(region_mutex);
   Bytes peak ABSL_GUARDED_BY(region_mutex);
-  // The allocator is destroyed.
   bool retired ABSL_GUARDED_BY(region_mutex) = false;
 
-  // The planned area.
   Bytes plan_base ABSL_GUARDED_BY(region_mutex);
   Bytes plan_size ABSL_GUARDED_BY(region_mutex);
   PlanReplay replay ABSL_GUARDED_BY(region_mutex);
@@ -98,80 +95,81 @@ struct RegionAllocator::Impl {
     return std::this_thread::get_id() == compute_thread;
   }
   std::optional<Bytes> Place(Bytes bytes, bool* planned)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
-  // Returns null if the region is full.
-  std::byte* Allocate(Bytes bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
-  void Free(Bytes offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
-  void TakeTimes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
-  void Mismatched() ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
-  std::string OutOfMemory(Bytes bytes) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
-};
-
-std::optional<Bytes> RegionAllocator::Impl::Place(Bytes bytes, bool* planned) {
-  *planned = false;
-  if (segment_depth > 0 && OnComputeThread()) {
-    PlanReplay::Outcome outcome;
-    const std::optional<Bytes> place = replay.Next(bytes, &outcome);
-    if (place.has_value()) {
-      *planned = true;
-      ++planned_allocations;
-      return plan_base + *place;
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
+    *planned = false;
+    if (segment_depth > 0 && OnComputeThread()) {
+      PlanReplay::Outcome outcome;
+      const std::optional<Bytes> place = replay.Next(bytes, &outcome);
+      if (place.has_value()) {
+        *planned = true;
+        ++planned_allocations;
+        return plan_base + *place;
+      }
+      if (outcome == PlanReplay::Outcome::kMismatch) Mismatched();
     }
-    if (outcome == PlanReplay::Outcome::kMismatch) Mismatched();
+    return pool.Allocate(bytes);
   }
-  return pool.Allocate(bytes);
-}
 
-void RegionAllocator::Impl::Mismatched() {
-  if (++mismatches > 1) return;
-  std::fprintf(stderr,
-               "sluice: an allocation did not match the plan and came from "
-               "the pool (counted, logged once): %s\n",
-               replay.mismatch().c_str());
-}
-
-std::byte* RegionAllocator::Impl::Allocate(Bytes bytes) {
-  bool planned = false;
-  const std::optional<Bytes> offset = Place(bytes, &planned);
-  if (!offset.has_value()) return nullptr;
-  const double born_s = record_timeline ? MonotonicSeconds() : 0;
-  const bool in_segment = segment_depth > 0 && OnComputeThread();
-  blocks.emplace(
-      offset->count(),
-      Block{bytes, planned, born_s, in_segment ? segment : std::string_view()});
-  used += bytes;
-  peak = std::max(peak, used);
-  if (in_segment && recorder.recording()) recorder.Allocated(*offset, bytes);
-  return base + offset->count();
-}
-
-void RegionAllocator::Impl::Free(Bytes offset) {
-  const auto found = blocks.find(offset.count());
-  const Block block = found->second;
-  PoisonBlock(base + offset.count(), block.size, device);
-  blocks.erase(found);
-  used -= block.size;
-  if (block.planned) {
-    replay.Freed(offset - plan_base);
-  } else {
-    pool.Free(offset, block.size);
+  // Returns null if the region is full.
+  std::byte* Allocate(Bytes bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
+    bool planned = false;
+    const std::optional<Bytes> offset = Place(bytes, &planned);
+    if (!offset.has_value()) return nullptr;
+    const double born_s = record_timeline ? MonotonicSeconds() : 0;
+    const bool in_segment = segment_depth > 0 && OnComputeThread();
+    blocks.emplace(offset->count(),
+                   Block{bytes, planned, born_s,
+                         in_segment ? segment : std::string_view()});
+    used += bytes;
+    peak = std::max(peak, used);
+    if (in_segment && recorder.recording()) recorder.Allocated(*offset, bytes);
+    return base + offset->count();
   }
-  if (recorder.recording() && OnComputeThread()) recorder.Freed(offset);
-  if (record_timeline) {
-    records.push_back(
-        {offset, block.size, block.born_s, MonotonicSeconds(), block.segment});
-  }
-}
 
-std::string RegionAllocator::Impl::OutOfMemory(Bytes bytes) const {
-  return fmt::format(
-      "out of GPU memory: asked {}, used {} of {}, planned area {}, largest "
-      "free {}{}",
-      FormatBytes(bytes), FormatBytes(used), FormatBytes(size),
-      FormatBytes(plan_size), FormatBytes(pool.largest_free()),
-      segment.empty() ? "" : fmt::format(", in segment '{}'", segment));
-}
+  void Free(Bytes offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
+    const auto found = blocks.find(offset.count());
+    const Block block = found->second;
+    PoisonBlock(base + offset.count(), block.size, device);
+    blocks.erase(found);
+    used -= block.size;
+    if (block.planned) {
+      replay.Freed(offset - plan_base);
+    } else {
+      pool.Free(offset, block.size);
+    }
+    if (recorder.recording() && OnComputeThread()) recorder.Freed(offset);
+    if (record_timeline) {
+      records.push_back({offset, block.size, block.born_s, MonotonicSeconds(),
+                         block.segment});
+    }
+  }
+
+  void TakeTimes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
+    for (const SegmentTime& time : times.Take()) {
+      recorder.Took(time.kind, time.seconds);
+      if (!time.of_timeline) continue;
+      runs.push_back({time.kind, time.start_s, time.start_s + time.seconds});
+    }
+  }
+
+  void Mismatched() ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
+    if (++mismatches > 1) return;
+    std::fprintf(stderr,
+                 "sluice: an allocation did not match the plan and came from "
+                 "the pool (counted, logged once): %s\n",
+                 replay.mismatch().c_str());
+  }
+
+  std::string OutOfMemory(Bytes bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
+    return fmt::format(
+        "out of GPU memory: asked {}, used {} of {}, planned area {}, largest "
+        "free {}{}",
+        FormatBytes(bytes), FormatBytes(used), FormatBytes(size),
+        FormatBytes(plan_size), FormatBytes(pool.largest_free()),
+        segment.empty() ? "" : fmt::format(", in segment '{}'", segment));
+  }
+};
 
 // The regions of the process, also of destroyed allocators with living blocks.
 struct RegionAllocator::Table {
@@ -306,14 +304,6 @@ void RegionAllocator::EndSegment() {
   impl.replay.End();
   if (impl.recorder.recording()) impl.recorder.End();
   impl.TakeTimes();
-}
-
-void RegionAllocator::Impl::TakeTimes() {
-  for (const SegmentTime& time : times.Take()) {
-    recorder.Took(time.kind, time.seconds);
-    if (!time.of_timeline) continue;
-    runs.push_back({time.kind, time.start_s, time.start_s + time.seconds});
-  }
 }
 
 void RegionAllocator::TimeSegmentsOn(device::Driver* driver,

@@ -1,31 +1,24 @@
-// The rank's HBM: every c10 allocation of the device comes from a leased
-// region. On sim the device is the CPU.
-//
-// Once armed, the allocator serves every c10 allocation of the process on the
-// device, on any thread, from [base, base + size), aligned. When memory runs
-// out, it throws c10::OutOfMemoryError with the bytes asked, used and planned.
-// Each block knows its allocator and place, so late frees and frees from other
-// threads are right. Exempt are leased host regions (at::from_blob) and, on
-// sim, a HostScope. oneDNN, MKL and Gloo call malloc by themselves and are not
-// counted here.
+// The rank's HBM: once armed, it serves every c10 allocation of the process on
+// the device (on sim the CPU), on any thread, from a leased region. When memory
+// runs out, it throws c10::OutOfMemoryError with the bytes asked, used and
+// planned. Each block knows its allocator and place, so late frees and frees
+// from other threads are right. Exempt are leased host regions (at::from_blob)
+// and, on sim, a HostScope. oneDNN, MKL and Gloo call malloc by themselves and
+// are not counted.
 //
 // On a GPU it is torch's CUDA allocator (torch_cuda.h). A freed block is reused
-// at once, which is right in the order of one stream: the stream that is
-// current when Arm is called. Allocations on other streams are refused there.
+// at once, which is right in the order of one stream: the current one when Arm
+// is called. Allocations on other streams are refused.
 //
 // Planned segments. Between BeginSegment and EndSegment on the compute thread,
-// the k-th allocation of that thread goes to the plan's k-th offset. An
-// allocation that does not match the plan (another size, too many, or a living
-// block still holds its place) falls back to the pool. Such a mismatch is
-// counted, logged once, and never corrupts memory. Unplanned segments are
-// recorded.
+// the k-th allocation of that thread goes to the plan's k-th offset. One that
+// does not match the plan (another size, too many, or a living block still
+// holds its place) falls back to the pool: counted, logged once, never a
+// corruption. Unplanned segments are recorded.
 //
 // Layout of the region: [planned transient area | pool]. Until a plan is set,
-// the whole region is pool. The pool fills from the top, so the bottom stays
-// free for the planned area.
-//
-// Segments are timed by the stream that computes them if TimeSegmentsOn named
-// one, else by the calling thread.
+// all is pool. The pool fills from the top, so the bottom stays free for the
+// planned area.
 //
 // With SLUICE_POISON=1 it overwrites freed blocks with 0xFF: NaN in every
 // floating type.
@@ -53,11 +46,10 @@
 
 namespace sluice::runtime {
 
-// Every block starts at a multiple of this alignment and its size is rounded up
-// to it; nothing else is rounded. On the CPU it is c10's 64. On a GPU it is
-// 256, as cudaMalloc's, because cuBLAS requires it of its workspace
-// (cublasSetWorkspace): at multiples of 64, an H100's refused products with a
-// bias.
+// Blocks start at multiples of it, and sizes are rounded up to it. c10's 64 on
+// the CPU, cudaMalloc's 256 on a GPU: cuBLAS requires it of its workspace
+// (cublasSetWorkspace), and an H100's refused products with a bias at multiples
+// of 64.
 Bytes RegionAlignment(c10::Device device);
 
 struct AllocatorStats {
@@ -85,8 +77,7 @@ class RegionAllocator final : public c10::Allocator {
  public:
   // `base` is memory of `device`, aligned to RegionAlignment, and outlives
   // every tensor in it. The allocator may be destroyed earlier: its block table
-  // stays until the last block is freed. REQUIRES: `device` is the CPU, or a
-  // GPU and LoadTorchCuda succeeded.
+  // stays. REQUIRES: `device` is the CPU, or a GPU and LoadTorchCuda succeeded.
   RegionAllocator(c10::Device device, std::byte* base, Bytes size);
   ~RegionAllocator() override;
 
@@ -97,11 +88,10 @@ class RegionAllocator final : public c10::Allocator {
   void Disarm();
 
   // Reserves the planned area (the lowest free place for `peak` bytes) and
-  // adopts the plan's segments. ResourceExhausted: no such place;
-  // FailedPrecondition: blocks of the former plan are still alive;
-  // InvalidArgument: the plan does not answer these kinds. On an error the
-  // former plan stays. Without segments and peak, the whole region becomes pool
-  // again.
+  // adopts the segments; without both, all becomes pool again. On an error the
+  // former plan stays. ResourceExhausted: no such place; FailedPrecondition:
+  // blocks of the former plan are alive; InvalidArgument: the plan does not
+  // answer these kinds.
   absl::Status SetPlan(const std::vector<plan::SegmentPlan>& segments,
                        const std::vector<plan::SegmentKind>& kinds, Bytes peak);
 
@@ -109,8 +99,7 @@ class RegionAllocator final : public c10::Allocator {
   // them. Only recording and timelines ask for times, and only methods that say
   // so wait for the stream. `driver` outlives the allocator.
   void TimeSegmentsOn(device::Driver* driver, device::Stream stream);
-  // Returns the failure of the stream's clock, after which times are missing;
-  // OK if the clock works.
+  // Returns the failure of the stream's clock; times after it are missing.
   absl::Status times_fault() const;
 
   // Begins a segment. A segment inside another one belongs to the outer one.
@@ -123,11 +112,9 @@ class RegionAllocator final : public c10::Allocator {
   // From now on, calls the observer for every outermost segment; null removes
   // it. The observer outlives the allocator or is removed before its end.
   void Observe(SegmentObserver* observer);
-  // For the report: when segments ran, and the lifetimes of blocks, including
-  // those alive when recording starts. Views are valid as long as the
+  // For the report: when segments ran, and the lives of blocks by the host's
+  // clock, also of those alive at the start. Views are valid as long as the
   // allocator. Starting and TakeRuns wait for the stream that times segments.
-  // Block lifetimes are by the host's clock, at the time when their use is
-  // issued.
   void RecordTimeline(bool on);
   std::vector<SegmentRun> TakeRuns();
   std::vector<BlockRecord> TakeBlocks();
@@ -142,7 +129,6 @@ class RegionAllocator final : public c10::Allocator {
  private:
   struct Impl;
   struct Table;
-  // Waits until the times of all segments so far are known.
   void AwaitTimes();
   // Aligns clocks, so that timelines show when segments began.
   void AlignTimes();

@@ -1,4 +1,3 @@
-// Interface that is called for segments as they run (region_allocator.h).
 #pragma once
 
 #include <string_view>

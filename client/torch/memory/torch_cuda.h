@@ -2,12 +2,11 @@
 // operators, its streams, its allocator's interface.
 //
 // Sluice's programs start without these libraries. LoadTorchCuda opens torch's
-// own libtorch_cuda.so, which registers the operators, and then our module
+// libtorch_cuda.so, which registers the operators, and then our module
 // (client/torch/cuda), which implements this class. Both stay for the process's
 // life.
 //
-// Thread safety: LoadTorchCuda from any thread; the installed allocator
-// (RegionAllocator) has its own lock.
+// Thread safety: LoadTorchCuda from any thread; the allocator has its own lock.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -30,19 +29,17 @@ class TorchCuda {
   // rank's thread selects its own GPU before anything else.
   virtual void SetDevice(c10::DeviceIndex device) = 0;
 
-  // Returns torch's current stream of the calling thread, on which torch
-  // enqueues (a CUstream; null is the device's default stream). For
-  // CopyEngine::UseStream.
+  // Returns the calling thread's stream, on which torch enqueues (a CUstream;
+  // null is the default stream). For CopyEngine::UseStream.
   virtual void* CurrentStream(c10::DeviceIndex device) const = 0;
 
   // Sets the current stream to one that has another owner.
   virtual void SetCurrentStream(c10::DeviceIndex device, void* stream) = 0;
 
-  // From now on `region` serves every CUDA allocation of the process. Blocks
-  // are reused in the order of one stream, the current one of this call. So it
-  // throws c10::Error for an allocation while another stream is current or on
-  // another device, for recordStream of another stream, and for IPC, pools and
-  // snapshots, which a region does not have. `region` outlives this object or
+  // From now on `region` serves every CUDA allocation of the process, in the
+  // order of the current stream. Throws c10::Error for an allocation while
+  // another stream is current or on another device, for recordStream of another
+  // stream, and for IPC, pools and snapshots. `region` outlives this object or
   // is removed before its end.
   virtual void Install(c10::Allocator* region, c10::Device device) = 0;
   // Restores torch's former allocator.
@@ -64,9 +61,8 @@ struct TorchCudaLibraries {
   std::string module = "libsluice_torch_cuda.so";
 };
 
-// Unavailable: a library is missing (torch's own, one of NVIDIA's that it
-// needs, or our module), with the loader's reason and what to do. A failure is
-// not cached: the next call tries again.
+// Unavailable: a library is missing (torch's, one of NVIDIA's, our module),
+// with the loader's reason and what to do. The next call tries again.
 absl::StatusOr<TorchCuda*> LoadTorchCuda(
     const TorchCudaLibraries& libraries = {});
 // Returns what was loaded, or null.

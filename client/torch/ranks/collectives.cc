@@ -45,6 +45,21 @@ absl::Status CheckSendable(const char* what, const at::Tensor& tensor) {
       fmt::format("{}: the tensor is not contiguous", what));
 }
 
+// Returns the same memory without ownership. Gloo's worker thread drops its
+// tensors some time after it has reported the work as done, and a late free
+// would still hold a transient's planned place when the next one asks for it.
+at::Tensor Alias(const at::Tensor& tensor) {
+  return ViewOf(tensor.data_ptr(), tensor.sizes(), tensor.scalar_type(),
+                tensor.device());
+}
+
+// Converts counts to bytes, so that Gloo need not know the type.
+std::vector<int64_t> InBytes(const std::vector<int64_t>& counts, int64_t size) {
+  std::vector<int64_t> bytes(counts);
+  for (int64_t& count : bytes) count *= size;
+  return bytes;
+}
+
 // One process: every sum is already complete.
 class SingleRank final : public Collectives {
  public:
@@ -76,97 +91,71 @@ class GlooRanks final : public Collectives {
   absl::Status AllToAll(const at::Tensor& receive,
                         const std::vector<int64_t>& receive_counts,
                         const at::Tensor& send,
-                        const std::vector<int64_t>& send_counts) override;
-  absl::Status SumAll(at::Tensor& tensor) override;
-  absl::Status SumTo(at::Tensor& tensor, int root) override;
-  absl::Status Broadcast(at::Tensor& tensor, int root) override;
-  absl::Status Barrier() override;
+                        const std::vector<int64_t>& send_counts) override {
+    SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));
+    SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", send));
+    const int64_t size = static_cast<int64_t>(send.element_size());
+    return Run("all-to-all", send.numel() * size, [&] {
+      at::Tensor to = Alias(receive).view(at::kByte);
+      at::Tensor from = Alias(send).view(at::kByte);
+      std::vector<int64_t> to_bytes = InBytes(receive_counts, size);
+      std::vector<int64_t> from_bytes = InBytes(send_counts, size);
+      return group_->alltoall_base(to, from, to_bytes, from_bytes);
+    });
+  }
+
+  absl::Status SumAll(at::Tensor& tensor) override {
+    SLUICE_RETURN_IF_ERROR(CheckSendable("sum over ranks", tensor));
+    std::vector<at::Tensor> tensors = {Alias(tensor)};
+    return Run("sum over ranks", static_cast<int64_t>(tensor.nbytes()),
+               [&] { return group_->allreduce(tensors); });
+  }
+
+  absl::Status SumTo(at::Tensor& tensor, int root) override {
+    SLUICE_RETURN_IF_ERROR(CheckSendable("sum to one rank", tensor));
+    std::vector<at::Tensor> tensors = {Alias(tensor)};
+    c10d::ReduceOptions reduce;
+    reduce.rootRank = root;
+    return Run("sum to one rank", static_cast<int64_t>(tensor.nbytes()),
+               [&] { return group_->reduce(tensors, reduce); });
+  }
+
+  absl::Status Broadcast(at::Tensor& tensor, int root) override {
+    SLUICE_RETURN_IF_ERROR(CheckSendable("broadcast", tensor));
+    std::vector<at::Tensor> tensors = {Alias(tensor)};
+    c10d::BroadcastOptions broadcast;
+    broadcast.rootRank = root;
+    return Run("broadcast", static_cast<int64_t>(tensor.nbytes()),
+               [&] { return group_->broadcast(tensors, broadcast); });
+  }
+
+  absl::Status Barrier() override {
+    return Run("barrier", 0, [&] { return group_->barrier(); });
+  }
+
   absl::Status Check() override { return absl::OkStatus(); }
   void Abort(const std::string&) override {}
 
  private:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
   // Starts one operation and waits. Converts an exception to a Status.
-  absl::Status Run(const char* what, int64_t bytes, const Start& start);
+  absl::Status Run(const char* what, int64_t bytes, const Start& start) {
+    const absl::Status status = CatchStatus("", [&] {
+      start()->wait();
+      return absl::OkStatus();
+    });
+    if (status.ok()) return status;
+    return CausedByPeer(absl::UnavailableError(fmt::format(
+        "{} of {} on rank {} of {} failed: probably another rank has ended; "
+        "look at its message first (gloo says{})",
+        what, FormatBytes(Bytes(bytes)), options_.rank, options_.world_size,
+        std::string(status.message()))));
+  }
 
   const Options options_;
   const c10::intrusive_ptr<c10d::TCPStore> store_;
   const c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
 };
-
-absl::Status GlooRanks::Run(const char* what, int64_t bytes,
-                            const Start& start) {
-  const absl::Status status = CatchStatus("", [&] {
-    start()->wait();
-    return absl::OkStatus();
-  });
-  if (status.ok()) return status;
-  return CausedByPeer(absl::UnavailableError(fmt::format(
-      "{} of {} on rank {} of {} failed: probably another rank has ended; "
-      "look at its message first (gloo says{})",
-      what, FormatBytes(Bytes(bytes)), options_.rank, options_.world_size,
-      std::string(status.message()))));
-}
-
-// Returns the same memory without ownership. Gloo's worker thread drops its
-// tensors some time after it has reported the work as done, and a late free
-// would still hold a transient's planned place when the next one asks for it.
-at::Tensor Alias(const at::Tensor& tensor) {
-  return ViewOf(tensor.data_ptr(), tensor.sizes(), tensor.scalar_type(),
-                tensor.device());
-}
-
-// Converts counts to bytes, so that Gloo need not know the type.
-std::vector<int64_t> InBytes(const std::vector<int64_t>& counts, int64_t size) {
-  std::vector<int64_t> bytes(counts);
-  for (int64_t& count : bytes) count *= size;
-  return bytes;
-}
-
-absl::Status GlooRanks::AllToAll(const at::Tensor& receive,
-                                 const std::vector<int64_t>& receive_counts,
-                                 const at::Tensor& send,
-                                 const std::vector<int64_t>& send_counts) {
-  SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));
-  SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", send));
-  const int64_t size = static_cast<int64_t>(send.element_size());
-  return Run("all-to-all", send.numel() * size, [&] {
-    at::Tensor to = Alias(receive).view(at::kByte);
-    at::Tensor from = Alias(send).view(at::kByte);
-    std::vector<int64_t> to_bytes = InBytes(receive_counts, size);
-    std::vector<int64_t> from_bytes = InBytes(send_counts, size);
-    return group_->alltoall_base(to, from, to_bytes, from_bytes);
-  });
-}
-
-absl::Status GlooRanks::SumAll(at::Tensor& tensor) {
-  SLUICE_RETURN_IF_ERROR(CheckSendable("sum over ranks", tensor));
-  std::vector<at::Tensor> tensors = {Alias(tensor)};
-  return Run("sum over ranks", static_cast<int64_t>(tensor.nbytes()),
-             [&] { return group_->allreduce(tensors); });
-}
-
-absl::Status GlooRanks::SumTo(at::Tensor& tensor, int root) {
-  SLUICE_RETURN_IF_ERROR(CheckSendable("sum to one rank", tensor));
-  std::vector<at::Tensor> tensors = {Alias(tensor)};
-  c10d::ReduceOptions reduce;
-  reduce.rootRank = root;
-  return Run("sum to one rank", static_cast<int64_t>(tensor.nbytes()),
-             [&] { return group_->reduce(tensors, reduce); });
-}
-
-absl::Status GlooRanks::Broadcast(at::Tensor& tensor, int root) {
-  SLUICE_RETURN_IF_ERROR(CheckSendable("broadcast", tensor));
-  std::vector<at::Tensor> tensors = {Alias(tensor)};
-  c10d::BroadcastOptions broadcast;
-  broadcast.rootRank = root;
-  return Run("broadcast", static_cast<int64_t>(tensor.nbytes()),
-             [&] { return group_->broadcast(tensors, broadcast); });
-}
-
-absl::Status GlooRanks::Barrier() {
-  return Run("barrier", 0, [&] { return group_->barrier(); });
-}
 
 c10::intrusive_ptr<c10d::TCPStore> MakeStore(const Options& options) {
   c10d::TCPStoreOptions store;
@@ -197,8 +186,7 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> MakeGroup(
   return group;
 }
 
-// Silences c10d's log, which prints stack traces for what our Status says.
-// TORCH_CPP_LOG_LEVEL restores it.
+// c10d's log prints stack traces for what our Status says.
 void QuietC10d() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
     FLAGS_caffe2_log_level = 3;  // fatal only

@@ -26,9 +26,8 @@ class Collectives {
     std::string master_addr = "127.0.0.1";
     int master_port = 29500;
     double timeout_s = 1800;
-    // Rank 0 may take over a socket that already listens on master_port, so
-    // that a launcher can choose a free port without a race. -1: rank 0 binds a
-    // new socket.
+    // A socket that already listens on master_port, which rank 0 takes over, so
+    // that a launcher can choose a free port without a race. -1: none.
     int master_listen_fd = -1;
   };
   // Connects the ranks. World size 1 needs no network and no store.
@@ -64,7 +63,6 @@ class Collectives {
   virtual absl::Status BeginSumScatter(at::Tensor& tensor) {
     return EachPart(tensor, &Collectives::SumTo);
   }
-  // Sends each rank's own part to all ranks.
   virtual absl::Status BeginGather(at::Tensor& tensor) {
     return EachPart(tensor, &Collectives::Broadcast);
   }
@@ -72,9 +70,9 @@ class Collectives {
 
   virtual absl::Status Barrier() = 0;
 
-  // Returns whether the operations so far succeeded. On a GPU an operation's
-  // own status only says that it was issued, so call Check after waiting for
-  // the stream. On other devices the operation's status is already final.
+  // Returns whether the operations so far succeeded. On a GPU their own status
+  // only says that they were issued, so call Check after waiting for the
+  // stream.
   virtual absl::Status Check() = 0;
   // Ends operations that wait for a dead rank; later operations and Check
   // return Unavailable with `why`, marked (proto/base/peer_fault.h). Call it

@@ -8,7 +8,6 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "client/torch/exceptions.h"
-#include "client/torch/ranks/nccl_module.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -29,8 +28,7 @@ absl::StatusOr<decltype(&sluice_connect_nccl)> OpenNcclModule() {
       dlerror()));
 }
 
-// Connects to the c10d store of `host`, through which the ranks have already
-// met; rank 0 serves it.
+// Joins the c10d store of `host`, through which the ranks have met.
 c10::intrusive_ptr<c10d::Store> JoinStore(const Collectives::Options& options) {
   c10d::TCPStoreOptions store;
   store.port = static_cast<std::uint16_t>(options.master_port);

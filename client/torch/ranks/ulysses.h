@@ -35,9 +35,8 @@
 namespace sluice::runtime {
 
 // The rows of a chunk that take part: `count[p]` rows of rank p. On the head
-// side of k and v they begin at row `begin[p]`; on that of q and o, row 0 is
-// the first row of the part's first rank. A token-side tensor holds exactly
-// this rank's count.
+// side, those of k and v begin at row `begin[p]`; q and o begin with the part's
+// first rank. A token-side tensor has exactly this rank's count.
 struct RowRuns {
   std::vector<int64_t> begin, count;
 
@@ -64,11 +63,9 @@ class HeadExchange {
   // tensor, and nothing is copied.
   bool local() const { return ranks_ == 1; }
 
-  // Exchanges the token sides of `parts` into their head sides.
   absl::Status ToHeads(const RowRuns& runs,
                        const std::vector<ExchangePart>& parts);
-  // Exchanges the head sides of `parts` into their token sides; kv parts are
-  // summed (see the file comment).
+  // kv parts are summed (see the file comment).
   absl::Status ToTokens(const RowRuns& runs,
                         const std::vector<ExchangePart>& parts);
 

@@ -17,7 +17,6 @@ namespace {
 // Stands for infinity in the sum over the ranks, so that no NaN can arise.
 constexpr double kLarge = 1e300;
 
-// Returns the numbers of every rank, `own.size()` of each.
 absl::StatusOr<at::Tensor> OfEachRank(Collectives& all,
                                       const std::vector<double>& own) {
   const auto count = static_cast<int64_t>(own.size());

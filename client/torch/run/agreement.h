@@ -1,9 +1,7 @@
-// Decisions that the ranks of a run make together.
-//
-// Collective: all ranks make the same calls in the same order. With null
-// `collectives` there is one rank, which agrees with itself. An error means a
-// lost peer (proto/base/peer_fault.h), except for Agree, which passes on errors
-// of ranks.
+// Decisions that the ranks of a run make together. Collective: all ranks make
+// the same calls in the same order. Null `collectives`: one rank. An error
+// means a lost peer (proto/base/peer_fault.h), except for Agree, which passes
+// on errors of ranks.
 //
 // Thread safety: one thread.
 #pragma once
@@ -16,8 +14,7 @@
 
 namespace sluice::runtime {
 
-// Returns, on every rank, whether `fine` is true on all ranks. The ranks go on
-// in either case.
+// Returns whether `fine` is true on all ranks, which go on in either case.
 absl::StatusOr<bool> AllAgree(Collectives* collectives, bool fine);
 absl::StatusOr<bool> AnyRank(Collectives* collectives, bool own);
 

@@ -9,9 +9,24 @@
 
 #include "absl/status/statusor.h"
 #include "client/torch/run/run_context.h"
+#include "client/torch/stream/streamed_model.h"
+#include "planner/stream/options.h"
 #include "planner/stream/settings.h"
 
 namespace sluice::runtime {
+
+// Returns options for this rank's memory and peers, without a host region.
+StreamContext::Options ContextOptions(const RunContext& context,
+                                      const stream::StreamOptions& stream,
+                                      client::CopyEngine* copies);
+
+// Calibrates: runs `times` steps on zeros, in the host region that `options`
+// names, and drops their results. Returns the segments, each with its least
+// seconds. Gradients are zero afterwards. A failure with several ranks leaves
+// them out of step.
+absl::StatusOr<std::vector<plan::SegmentKind>> RunCalibration(
+    const RunContext& context, const StreamContext::Options& options,
+    int times);
 
 struct RatedSettings {
   stream::Settings settings;
@@ -27,9 +42,8 @@ struct ChosenSettings {
   std::vector<RatedSettings> tried;  // the best of each chunk size
 };
 
-// Chooses what `question` leaves open, for the memory that is available.
-// `threads` is ATen's number of threads. Errors: a lost peer, a failed
-// calibration.
+// Chooses for the memory that is available. `threads` is ATen's number of
+// threads. Errors: a lost peer, a failed calibration.
 absl::StatusOr<ChosenSettings> ChooseSettings(
     const RunContext& context, const stream::SettingsQuestion& question,
     int threads);

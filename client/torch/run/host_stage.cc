@@ -13,7 +13,6 @@
 namespace sluice::runtime {
 namespace {
 
-// Returns a contiguous tensor's bytes, as a tensor.
 at::Tensor BytesOf(const at::Tensor& tensor) {
   return ViewOf(tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())},
                 at::kByte, tensor.device());

@@ -1,11 +1,10 @@
 // Copies bytes of files and texts to device tensors, and back.
 //
-// On sim device tensors are host memory, and a stage does nothing. The CPU
-// cannot access a GPU's memory, so there a stage is a small piece of pinned
-// host memory, through which bytes go piece by piece on torch's current stream.
-// So nothing pageable is copied, and no host memory of a tensor's size is
-// needed. These copies ask for no bandwidth grant: they carry only a step's
-// ids, and checkpoints.
+// On sim device tensors are host memory, and a stage does nothing. On a GPU a
+// stage is a small piece of pinned host memory, through which bytes go piece by
+// piece on torch's current stream: nothing pageable is copied, and no host
+// memory of a tensor's size is needed. These copies ask for no bandwidth grant:
+// they carry only a step's ids, and checkpoints.
 //
 // Errors: what the callback returned; torch's exceptions if a copy fails.
 // Thread safety: one thread.
@@ -27,13 +26,12 @@ namespace sluice::runtime {
 
 class HostStage {
  public:
-  // The stage's size. A piece is half of it: one half is filled while the other
-  // is copied.
+  // A piece is half of the stage: one half is filled while the other is copied.
   static constexpr Bytes kSize = stream::kHostStageBytes;
 
   HostStage() = default;  // for tensors of the CPU
-  // Makes a stage for a GPU's tensors. `pinned` outlives it; `size` is a
-  // multiple of 128.
+  // `pinned` outlives the stage, for a GPU's tensors; `size` is a multiple of
+  // 128.
   HostStage(std::byte* pinned, Bytes size);
   // Waits for copies in flight.
   ~HostStage();
@@ -46,10 +44,9 @@ class HostStage {
   // Copies the tensor to host memory of the same size.
   absl::Status Read(const at::Tensor& from, void* to);
 
-  // Fills a contiguous tensor, in order, with the bytes that `give` writes.
-  // Later work on torch's current stream sees them. The host waits only if the
-  // half to be filled is still being copied, so not within the first kSize
-  // after a wait for the stream.
+  // Fills a contiguous tensor, in order, for later work on torch's current
+  // stream. The host waits only if the half to be filled is still being copied,
+  // so not within the first kSize after a wait for the stream.
   using Give = std::function<absl::Status(std::byte* data, Bytes size)>;
   absl::Status Write(const at::Tensor& to, const Give& give);
   // Copies as many bytes of `from` as `to` has.

@@ -1,9 +1,8 @@
-// Decides which ranks take a new plan at a step boundary.
+// A run's plan, and which ranks take a new one at a step boundary.
 //
-// The daemon of each node sends a plan to its ranks at slightly different
-// moments. A node's ranks take a plan together, only after all of them have
-// received it. The step's sum over ranks carries the offers of all ranks. Every
-// rank decides from these offers, so all decide alike.
+// A daemon sends a plan to its ranks at slightly different moments. A node's
+// ranks take it together, once all of them have it: the step's sum over ranks
+// carries all offers, from which every rank decides alike.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,8 +13,27 @@
 
 #include "absl/status/status.h"
 #include "proto/base/units.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
 
 namespace sluice::runtime {
+
+// A plan and the recording that it answers; a resumed run replays it.
+struct SavedPlan {
+  plan::RankProfile profile;
+  plan::NodePlan plan;
+
+  // Returns the rank's own part; null if there is none.
+  const plan::RankPlan* own() const;
+};
+
+// The transient buffers of a plan, for the report.
+struct PlanSummary {
+  Bytes peak, lower_bound;
+  std::string proved_by;
+  int64_t mismatches = 0;
+};
+PlanSummary Summarize(const SavedPlan& saved, int64_t mismatches);
 
 // A rank's offer: the last plan that it received (0: none), and its node (a
 // number that the ranks of one node share).

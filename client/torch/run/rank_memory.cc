@@ -16,7 +16,6 @@
 namespace sluice::runtime {
 namespace {
 
-// Returns the device's backend, which exists since Open.
 const Backend& OwnBackend(at::Device device) {
   const auto backend = FindBackend(device);
   SLUICE_CHECK(backend.ok());
@@ -30,14 +29,12 @@ absl::StatusOr<std::unique_ptr<client::Region>> Leased(
   return Advised(region.status());
 }
 
-// Returns the size of the lease. If none is given, a job's only rank on the GPU
-// takes what other jobs leave of it, and several ranks take equal shares of all
-// of it.
+// By default, a job's only rank on the GPU takes what other jobs leave of it,
+// and several ranks take equal shares of all of it.
 absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
   if (options.hbm.count() > 0) return options.hbm;
   const client::NodeLimits limits = options.session->limits();
-  // These ranks lease one after the other, and must not count each other's
-  // leases.
+  // Ranks lease one after the other, and must not count each other's leases.
   const Bytes all = options.ranks_on_gpu > 1
                         ? limits.gpu_total
                         : limits.gpu_total - limits.gpu_leased;
@@ -52,7 +49,6 @@ absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
                           FormatBytes(limits.gpu_leased))));
 }
 
-// Rejects a real GPU's kernel on a simulated GPU, where the CPU computes.
 absl::Status CheckKernel(at::Device device, stream::AttentionKernel asked) {
   if (device.is_cuda() || asked == stream::AttentionKernel::kAuto) {
     return absl::OkStatus();
@@ -63,9 +59,8 @@ absl::Status CheckKernel(at::Device device, stream::AttentionKernel asked) {
       stream::Name(asked)));
 }
 
-// Lets torch use TF32 if the model's dtype is bf16. A streamed step in bf16 has
-// no fp32 products. For the fp32 products of other bf16 runs (`profile`), TF32
-// loses less than bf16 would.
+// A streamed step in bf16 has no fp32 products. For those of other bf16 runs
+// (`profile`), TF32 loses less than bf16 would.
 void AllowTf32ForBf16(stream::Dtype dtype) {
   at::globalContext().setAllowTF32CuBLAS(dtype == stream::Dtype::kBf16);
 }
@@ -92,7 +87,8 @@ absl::Status RankMemory::Lease() {
   SLUICE_ASSIGN_OR_RETURN(const Bytes size, HbmSize(options_));
   SLUICE_ASSIGN_OR_RETURN(region_, Leased(session().LeaseGpu(size)));
   if (device_.is_cuda()) {
-    SLUICE_RETURN_IF_ERROR(LeaseStage());
+    SLUICE_ASSIGN_OR_RETURN(pinned_, LeaseHost(HostStage::kSize));
+    stage_.emplace(pinned_->data(), pinned_->size());
   } else {
     stage_.emplace();
   }
@@ -126,12 +122,6 @@ std::string RankMemory::KernelName(at::ScalarType type,
 
 bool RankMemory::rounds_output() const {
   return !OwnBackend(device()).traits().blocks_in_fp32;
-}
-
-absl::Status RankMemory::LeaseStage() {
-  SLUICE_ASSIGN_OR_RETURN(pinned_, LeaseHost(HostStage::kSize));
-  stage_.emplace(pinned_->data(), pinned_->size());
-  return absl::OkStatus();
 }
 
 Bytes RankMemory::fixed_host() const {

@@ -1,10 +1,9 @@
 // A rank's resources on the node: its session, its HBM, and its share of host
 // memory.
 //
-// The HBM is one leased region. On sim it is a hard limit for every tensor of
-// the process from Arm on (RegionAllocator). On a GPU the first part of a
-// rank's host memory is its stage (host_stage.h), so the rank's host limit must
-// include the stage.
+// The HBM is one leased region, on sim a hard limit for every tensor of the
+// process from Arm on. On a GPU the rank's host memory, and so its limit,
+// includes its stage (host_stage.h).
 //
 // Thread safety: one thread.
 #pragma once
@@ -38,27 +37,24 @@ class RankMemory {
     Bytes hbm;
     int64_t ranks_on_gpu = 1;
     int numa_ranks = 1;  // ranks of this job on the NUMA node
-    // The limit of this rank's host memory. Unset: its share of the host
-    // budget.
+    // This rank's limit. Unset: its share of the host budget.
     std::optional<Bytes> host_limit;
     // The kernel on a GPU; a simulated GPU has only auto.
     stream::AttentionKernel attention = stream::AttentionKernel::kAuto;
     // The model's dtype. On a GPU a bf16 model's fp32 products are rounded to
     // TF32, for the whole process: see AllowTf32ForBf16.
     stream::Dtype dtype = stream::Dtype::kFp32;
-    // Returns the advice, in the owner's terms, for a lease that exceeds
+    // Returns the advice, in the owner's terms, for a lease beyond
     // `host_limit`.
     std::function<std::string(Bytes needed)> beyond_limit;
   };
   // Opens the GPU: on a real one, loads the kernels. Leases nothing yet.
-  // Unimplemented: this build does not support tensors on the GPU, or
-  // `attention` names a kernel that a simulated GPU lacks. Unavailable: a
-  // library is missing.
+  // Unimplemented: no tensors on the GPU in this build, or a simulated GPU
+  // lacks the kernel `attention`. Unavailable: a library is missing.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
-  // Leases the HBM, once. Until then only the session and the device exist.
-  // Libraries that allocate GPU memory outside a lease must do so between Open
-  // and Lease (communicators.h). ResourceExhausted: the GPU has too little free
-  // memory; the message says what to do.
+  // Leases the HBM, once. Libraries that allocate GPU memory outside a lease do
+  // so between Open and Lease (workspaces.h). ResourceExhausted: the GPU has
+  // too little free memory; the message says what to do.
   absl::Status Lease();
   // Waits for the work on the calling thread's current stream of torch.
   ~RankMemory();
@@ -66,52 +62,41 @@ class RankMemory {
   client::Session& session() { return *options_.session; }
   RegionAllocator& allocator() { return *allocator_; }
   DeviceIndex gpu() const { return options_.gpu; }
-  // Returns torch's device of tensors in this memory.
   at::Device device() const { return device_; }
   Bytes size() const { return region_->size(); }
-  // Returns the start of the leased region. After Arm only torch's allocations
-  // may use it.
+  // After Arm only torch's allocations may use the region.
   std::byte* data() const { return region_->data(); }
-  // Returns the name, for reports, of the kernel that computes attention of
-  // this dtype and head size.
+  // Returns the attention kernel's name, for reports.
   std::string KernelName(at::ScalarType type, int64_t head_dim) const;
   // Returns whether this device's kernels round attention's output to the
   // model's dtype before they read it.
   bool rounds_output() const;
-  // Makes torch allocate from this memory from now on, and allocates the
-  // workspaces of the GPU's libraries (workspaces.h) before anything else.
-  // ResourceExhausted: the workspaces do not fit. Called by the thread that
-  // will compute.
+  // Makes torch allocate from this memory, the workspaces of the GPU's
+  // libraries first. Called by the thread that will compute. ResourceExhausted:
+  // the workspaces do not fit.
   absl::Status Arm();
   // Returns the driver's handle of torch's current stream. REQUIRES: a GPU.
   absl::StatusOr<device::Stream> ComputeStream();
 
-  // Returns the stage through which the host's bytes reach this memory.
   HostStage& stage() { return *stage_; }
   // Returns the host memory that the rank holds besides a step's: the stage
   // (none if the CPU has the tensors) and the leases of LeaseFixed.
   Bytes fixed_host() const;
   // Returns the host limit given to Open, less fixed_host.
   std::optional<Bytes> host_limit() const;
-  // Returns how much host memory may be leased in addition to fixed_host.
+  // Returns how much may be leased in addition to fixed_host.
   Bytes host_room() const;
-  // Leases host memory that this object keeps until it is destroyed, separate
-  // from the leases of steps. Errors are those of LeaseHost.
+  // Leases host memory until this object ends. Errors are those of LeaseHost.
   absl::StatusOr<std::byte*> LeaseFixed(Bytes size);
-  // Leases host memory. ResourceExhausted: `size` exceeds the limit, or what
-  // the daemon leases.
+  // ResourceExhausted: `size` exceeds the limit, or what the daemon leases.
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
-  // Starts copies between this HBM and host memory. `timeline`: records every
-  // copy.
+  // Copies between this HBM and host memory. `timeline` records every copy.
   absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
       bool timeline);
 
  private:
   RankMemory(Options options, at::Device device)
       : options_(std::move(options)), device_(device) {}
-  // Leases the stage. Called only if the device is not the CPU.
-  absl::Status LeaseStage();
-
   Options options_;
   const at::Device device_;
   std::unique_ptr<Backend> backend_;  // of a GPU

@@ -10,8 +10,7 @@
 
 namespace sluice::runtime {
 
-// The weights that a step runs on. They, the gradients and the optimizer belong
-// to the trainer (sluice-train, FSDP2).
+// A step's weights; the trainer (sluice-train, FSDP2) owns them.
 class WeightSource : public PendingWeights {
  public:
   virtual const ModelTensors& weights() = 0;

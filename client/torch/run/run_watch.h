@@ -1,4 +1,3 @@
-// An observer of a run's progress (run_context.h).
 #pragma once
 
 #include <cstdint>
@@ -9,10 +8,8 @@ namespace sluice::runtime {
 class RunWatch {
  public:
   virtual ~RunWatch() = default;
-  // Called when a calibration begins: a step over a few chunks. Its results are
-  // dropped.
+  // The calibration runs a step over a few chunks and drops its results.
   virtual void BeginCalibration(int64_t layers, int64_t chunks) = 0;
-  // Called when the daemon is asked for a plan, and when it has answered.
   virtual void BeginPlanning() = 0;
   virtual void EndPlanning() = 0;
 };

@@ -9,7 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "client/torch/run/agreement.h"
-#include "client/torch/run/calibration.h"
+#include "client/torch/run/choose_settings.h"
 #include "planner/stream/copy_due.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/profile.h"
@@ -68,12 +68,11 @@ Bytes MostBytes(stream::StreamOptions options) {
 
 }  // namespace
 
-// Leases host memory for a calibration, the same size for all fractions if
-// there is room. While this process lives, a freed extent is reused only as a
-// whole, so a second size would take more of the node's host memory, which the
-// plan has just given to others. If room is tight, spare_ holds the lease until
-// the run has its own, so that the plan may count on it. Returns null if host_
-// or spare_ (which it may fill) is large enough.
+// Leases the same size for all fractions if there is room: while this process
+// lives, a freed extent is reused only as a whole, so a second size would take
+// more of the node's host memory, which the plan has just given to others. If
+// room is tight, spare_ holds the lease until the run has its own, so that the
+// plan may count on it. Returns null if host_ or spare_ is large enough.
 absl::StatusOr<std::unique_ptr<client::Region>>
 StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   const Bytes needed = stream::HostBytes(options);
@@ -93,8 +92,7 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   return nullptr;
 }
 
-// Runs one layer's forward and backward over the first and the last chunks:
-// every segment kind, with the real code. Its gradients are dropped.
+// Runs one layer over the first and the last chunks: every segment kind.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     const stream::FractionMap& fractions) {
   StreamContext::Options options = StreamOptions(fractions);
@@ -122,16 +120,14 @@ plan::RankProfile StreamedStepper::Profile(
   profile.rank = Rank(static_cast<uint64_t>(options_.stream.rank));
   profile.gpu = context_.memory->gpu();
   profile.numa = context_.memory->session().limits().numa;
-  // A plan states what the rank takes of the node. So the profile includes the
-  // host memory that the rank holds besides the step; otherwise the plan would
-  // promise that memory to other ranks.
+  // A plan states what the rank takes of the node, so it must include the host
+  // memory held besides the step, or it would promise that to other ranks.
   const Bytes fixed = context_.memory->fixed_host();
   profile.host_fixed += fixed;
   profile.host_limit = context_.memory->host_limit();
   if (profile.host_limit.has_value()) *profile.host_limit += fixed;
   Ask(round, &profile);
-  // The HBM that states and rings leave free; ids and labels are already
-  // allocated.
+  // States, ids, labels and rings leave this HBM free.
   const Bytes used = context_.memory->allocator().stats().used;
   const Bytes kept = stream::KeptBytes(options);
   // The mask of labels, and the scalars that live between segments.
@@ -151,9 +147,8 @@ plan::RankProfile StreamedStepper::Profile(
     named += c.given.keep.value_or(0) * all;
     stored += (c.must_swap ? 1 : c.given.swap.value_or(0)) * all;
   }
-  // Returns what `all` has in addition to the `told` bytes of the classes. This
-  // is exact, because the recording ran with the fractions that the step will
-  // use.
+  // Returns what `all` has in addition to the `told` bytes of the classes. It
+  // is exact, because the recording ran with the step's fractions.
   const auto beside = [](Bytes all, double told) {
     const double more = static_cast<double>(all.count()) - std::floor(told);
     return Bytes(static_cast<int64_t>(std::max(more, 0.0)));
@@ -216,8 +211,7 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
   return absl::OkStatus();
 }
 
-// Returns whether everything should stay on the GPU: an estimate chose that,
-// and no later plan kept less.
+// An estimate chose to keep everything, and no later plan kept less.
 bool StreamedStepper::MayKeepEverything() const {
   const plan::RankPlan* own = OwnPlan();
   return options_.keep_everything && (own == nullptr || KeepsAll(*own));
@@ -228,9 +222,8 @@ stream::FractionMap StreamedStepper::Given(bool everything) const {
                     : options_.stream.fractions;
 }
 
-// Returns the first calibration's fractions. If the planner may swap less than
-// everything, these are the largest of a few fractions with a calibration that
-// fits in the host memory of all ranks.
+// If the planner may swap less than everything, returns the largest of a few
+// fractions with a calibration that fits in the host memory of all ranks.
 absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
     bool everything) const {
   const stream::FractionMap given = Given(everything);
@@ -249,9 +242,8 @@ absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
   return Round{filled(most), given};
 }
 
-// Returns the fractions of all classes: the plan's for those that it chooses,
-// else those given before planning (scratch classes, and classes that must be
-// kept or swapped).
+// Returns the plan's fractions for classes that it chooses, else those given
+// before (scratch classes, and classes that must be kept or swapped).
 stream::FractionMap StreamedStepper::PlannedFractions() const {
   const plan::RankPlan* own = OwnPlan();
   if (own == nullptr) return {};
@@ -265,9 +257,8 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
   return fractions;
 }
 
-// Returns PlannedFractions, with one value on all ranks for shared classes. A
-// rank stores the q, k and v of its heads for the rows of all ranks, so the
-// fraction stored is one number for the run. Plans of several nodes may differ;
+// Returns one value on all ranks for shared classes: a rank stores the q, k and
+// v of its heads for the rows of all ranks. Plans of several nodes may differ;
 // the least fits everywhere.
 absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
   stream::FractionMap fractions = PlannedFractions();
@@ -294,12 +285,11 @@ absl::Status StreamedStepper::MakePlan() {
   return other ? Settle(chosen) : absl::OkStatus();
 }
 
-// Records again with the fractions that the first plan chose, and plans with
-// them, on all ranks. This is needed if any rank's plan differs from its
-// recording: a segment's requests depend on the fractions, and the daemon plans
-// all ranks together. Rings and transient buffers change with the fractions. If
-// the kept rows then leave too little room for them, only rows that the options
-// keep are kept.
+// Records and plans again with the fractions of the first plan, on all ranks.
+// Needed if any rank's plan differs from its recording: a segment's requests
+// depend on the fractions, and the daemon plans all ranks together. If the kept
+// rows then leave too little room for rings and transient buffers, only rows
+// that the options keep are kept.
 absl::Status StreamedStepper::Settle(const stream::FractionMap& chosen) {
   SLUICE_ASSIGN_OR_RETURN(bool fits,
                           PlanOnAll({chosen, chosen, /*settled=*/true}));
@@ -418,9 +408,8 @@ absl::StatusOr<std::unique_ptr<StreamedStepper>> StreamedStepper::Make(
 
 namespace {
 
-// Limits the tries of a lease. Other ranks may release the memory for this rank
-// only after a moment. The tries are counted and not timed, because all ranks
-// must make the same number.
+// Other ranks may release the memory for this rank only after a moment. Tries
+// are counted, not timed, because all ranks must make the same number.
 constexpr int kLeaseTries = 12;
 constexpr absl::Duration kLeasePause = absl::Milliseconds(250);
 // Limits how often GoBack tries the old plan and then a new one.
@@ -439,8 +428,7 @@ absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
   return AllAgree(context_.collectives, own.ok());
 }
 
-// Checks whether the rank can record with these fractions. Assumes that
-// transient buffers are as large as before.
+// Checks the room, assuming that transient buffers are as large as before.
 absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
                                         const SavedPlan& before) const {
   const plan::RankPlan* own = plan::PartOf(before.plan, before.profile);
@@ -460,8 +448,7 @@ absl::StatusOr<bool> StreamedStepper::TakeFractions(
     const stream::FractionMap& chosen, const SavedPlan& before) {
   // Unsets the plan, so that every segment is recorded.
   absl::Status status = context_.memory->allocator().SetPlan({}, {}, Bytes(0));
-  // Checks the room first: a rank that runs out of HBM during a calibration
-  // leaves the ranks out of step.
+  // A rank that runs out of HBM in a calibration would be out of step.
   if (status.ok()) status = CheckRoom(chosen, before);
   SLUICE_ASSIGN_OR_RETURN(const bool ready, AllFine(status));
   if (!ready) return false;
@@ -510,8 +497,7 @@ absl::StatusOr<bool> StreamedStepper::Replay(const SavedPlan& saved) {
   return absl::InternalError("a saved plan cannot be undone: " + why_);
 }
 
-// Makes and adopts a plan with fractions that the daemon has room for now, and
-// restarts with it.
+// Plans with fractions that the daemon has room for now, and restarts.
 absl::StatusOr<bool> StreamedStepper::PlanAnew() {
   const absl::Status cleared =
       context_.memory->allocator().SetPlan({}, {}, Bytes(0));
@@ -523,9 +509,8 @@ absl::StatusOr<bool> StreamedStepper::PlanAnew() {
   return all ? Restart(/*release=*/true) : absl::StatusOr<bool>(false);
 }
 
-// Restarts with the previous plan and returns true, or with a new plan that
-// fits now and returns false. The previous plan needs no calibration: it and
-// its recording are kept.
+// Restarts with the previous plan (true), which needs no calibration, or with a
+// new one that fits now (false).
 absl::StatusOr<bool> StreamedStepper::GoBack(const SavedPlan& before) {
   for (int round = 0; round < kRounds; ++round) {
     saved_ = before;

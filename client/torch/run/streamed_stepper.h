@@ -1,8 +1,9 @@
 // A rank's streamed run: it calibrates, asks the daemon for a plan, leases the
-// host region and steps. It can take a new plan while the run goes on.
+// host region and steps. It can take a new plan while the run goes on. The
+// trainer owns weights, gradients and optimizer, and calls this between its
+// steps.
 //
-// The trainer owns weights, gradients and optimizer, and calls this between its
-// steps. Messages name no flags. Errors are marked with what ran out
+// Messages name no flags. Errors are marked with what ran out
 // (proto/base/shortage.h) and with whether another rank's end caused them
 // (proto/base/peer_fault.h).
 //
@@ -16,7 +17,6 @@
 
 #include "client/torch/run/plan_change.h"
 #include "client/torch/run/run_context.h"
-#include "client/torch/run/saved_plan.h"
 #include "client/torch/stream/streamed_model.h"
 #include "planner/stream/fractions.h"
 
@@ -25,9 +25,8 @@ namespace sluice::runtime {
 class StreamedStepper {
  public:
   struct Options {
-    // Model, layout, rank, dtype, prefetch, order, probe. `fractions` fixes the
-    // fractions of single classes; if `alpha` is negative, the planner chooses
-    // all others.
+    // `fractions` fixes the fractions of single classes; if `alpha` is
+    // negative, the planner chooses all others.
     stream::StreamOptions stream;
     // False: the planner keeps only rows in HBM that `stream.fractions` keeps.
     bool may_keep = true;
@@ -55,8 +54,7 @@ class StreamedStepper {
                         global_count);
   }
   const stream::ChunkLayout& layout() const { return options_.stream.layout; }
-  // Returns all host memory that the rank holds, RankMemory::fixed_host
-  // included, as plans count it.
+  // Returns all host memory that the rank holds, as plans count it.
   Bytes host_bytes() const {
     return context_.memory->fixed_host() +
            (host_ != nullptr ? host_->size() : Bytes(0));
@@ -84,8 +82,7 @@ class StreamedStepper {
   absl::StatusOr<PlanChangeRecord> Refresh(bool mine);
 
  private:
-  // The fractions to calibrate with, and those that the planner must not
-  // change.
+  // The planner must not change the fractions in `given`.
   struct Round {
     stream::FractionMap fractions;  // of every class
     stream::FractionMap given;
@@ -139,7 +136,6 @@ class StreamedStepper {
   std::unique_ptr<StreamContext> stream_;
   SavedPlan saved_;
   std::shared_ptr<const plan::NodePlan> offered_;
-  // A rank failed inside collectives: the ranks are out of step.
   bool out_of_step_ = false;
   absl::Status full_;  // why this GPU was too small for the last plan
   std::string why_;

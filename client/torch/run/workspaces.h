@@ -10,22 +10,32 @@
 
 #include <c10/core/Device.h>
 
+#include "absl/status/status.h"
+#include "client/torch/ranks/collectives.h"
+
 namespace sluice::runtime {
 
-// Sets the size of the workspace (CUBLAS_WORKSPACE_CONFIG), unless the
-// environment has one. The size is 32 MiB: NVIDIA recommends it from Hopper on,
-// and results do not change from run to run with it. Torch's own choice would
-// depend on the GPU. Call it before torch's first product on a GPU, and before
-// the process has threads.
+class RankMemory;
+
+// Sets CUBLAS_WORKSPACE_CONFIG, unless the environment has it: 32 MiB, which
+// NVIDIA recommends from Hopper on, and with which results repeat from run to
+// run. Torch's own choice depends on the GPU. Call it before torch's first
+// product on a GPU, and before the process has threads.
 void ChooseWorkspaceSize();
 
-// Allocates the workspaces by running a product of each kind that a step has.
-// Does nothing on the CPU. Throws c10::OutOfMemoryError if the lease has no
-// room for a workspace.
+// Runs a product of each kind that a step has. Does nothing on the CPU. Throws
+// c10::OutOfMemoryError if the lease has no room.
 void TakeWorkspaces(c10::Device device);
 
 // Frees the workspaces. Call it before their lease ends, when no product runs
 // any more: a later product would use memory that is gone.
 void DropWorkspaces(c10::Device device);
+
+// Makes NCCL allocate its communicator and connections, and has the session
+// measure that memory for the daemon. Collective over all ranks of `gpus` (from
+// ConnectDevice), after RankMemory::Open and before any rank leases.
+// ResourceExhausted: not even a lease of the least size is free, which it holds
+// meanwhile. Unavailable: a collective failed.
+absl::Status WarmUpCommunicators(RankMemory& memory, Collectives& gpus);
 
 }  // namespace sluice::runtime

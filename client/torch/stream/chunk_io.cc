@@ -1,7 +1,5 @@
 #include "client/torch/stream/chunk_io.h"
 
-#include <algorithm>
-
 #include "client/torch/placement.h"
 #include "proto/base/poison.h"
 #include "proto/base/status.h"
@@ -254,6 +252,37 @@ void Fetches::Done(const Ticket& last_use) {
   ring_->slots_[(first_ + done_) % ring_->slots_.size()].last_use_ = last_use;
   ++done_;
   Pump();
+}
+
+namespace {
+
+void CopyUnlessSame(const at::Tensor& to, const at::Tensor& from) {
+  if (to.data_ptr() != from.data_ptr()) to.copy_(from);
+}
+
+}  // namespace
+
+at::Tensor RowWriter::PlaceOf(int64_t first, int64_t count) const {
+  const int64_t begin = kept_.size(0), end = first + count;
+  if (end <= begin) return kept_.narrow(0, first, count);
+  if (first >= begin && end <= begin + stored_.size(0)) {
+    return stored_.narrow(0, first - begin, count);
+  }
+  return {};
+}
+
+void RowWriter::Store(int64_t first, const at::Tensor& part) {
+  const int64_t begin = kept_.size(0), end = first + part.size(0);
+  const int64_t kept = std::clamp(begin, first, end);
+  const int64_t present = std::clamp(begin + stored_.size(0), kept, end);
+  if (kept > first) {
+    CopyUnlessSame(kept_.narrow(0, first, kept - first),
+                   part.narrow(0, 0, kept - first));
+  }
+  if (present > kept) {
+    CopyUnlessSame(stored_.narrow(0, kept - begin, present - kept),
+                   part.narrow(0, kept - first, present - kept));
+  }
 }
 
 }  // namespace sluice::runtime

@@ -19,7 +19,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <vector>
@@ -29,6 +31,7 @@
 #include "client/copy/copy_engine.h"
 #include "client/torch/stream/chunk_store.h"
 #include "client/torch/stream/pending_weights.h"
+#include "planner/stream/stream_shape.h"
 
 namespace sluice::runtime {
 
@@ -60,8 +63,7 @@ class Slot {
   bool blocked_ = false;              // fetch ring: until FetchRing::Unblock
 };
 
-// The memory of a ring: slots * slot_bytes of `device`, 64-byte aligned, the
-// first slot at its end.
+// The ring has slots * slot_bytes, 64-byte aligned, the first slot at the end.
 struct RingMemory {
   at::Device device;
   std::byte* data = nullptr;
@@ -81,7 +83,6 @@ class StagingRing {
 
   // Moves on to the next slot, once its copies out have ended.
   absl::Status Begin();
-  // Returns a piece of the current slot.
   at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type) {
     return slots_[current_].Take(sizes, type);
   }
@@ -93,8 +94,7 @@ class StagingRing {
   void Send(const at::Tensor& from, ChunkBuffer& to, int64_t offset = 0);
   // Sends what is queued, after the compute enqueued so far.
   void Flush(const char* label);
-  // Sends memory outside this ring, after the compute enqueued so far. Returns
-  // the copy's ticket: the last use of that memory.
+  // Sends memory outside this ring likewise. The ticket is its last use.
   static client::Ticket SendNow(client::CopyEngine& copies,
                                 const at::Tensor& from, ChunkBuffer& to,
                                 const char* label);
@@ -160,7 +160,7 @@ class Fetches {
   ~Fetches();  // issued fetches still arrive
   Fetches(const Fetches&) = delete;
 
-  // Issues the fetches that can be issued. Never waits.
+  // Issues what can be issued. Never waits.
   void Pump();
   // Returns the next slot; compute waits for its bytes.
   absl::StatusOr<Slot*> Next();
@@ -178,6 +178,63 @@ class Fetches {
   Program program_;
   int64_t issued_ = 0, taken_ = 0, done_ = 0;
   size_t first_;  // slot of fetch 0
+};
+
+// Writes a class's rows in forward.
+
+class RowWriter {
+ public:
+  // `stored` is the piece of the staging slot for the rows copied to `to`.
+  RowWriter(at::Tensor kept, at::Tensor stored, ChunkBuffer& to)
+      : kept_(std::move(kept)), stored_(std::move(stored)), to_(to) {}
+
+  // Returns the memory of rows [first, first + count), to compute them in place
+  // before Store. Undefined if they are dropped or not in one piece.
+  at::Tensor PlaceOf(int64_t first, int64_t count) const;
+  // Stores `part`, which is rows [first, first + n) of the class.
+  void Store(int64_t first, const at::Tensor& part);
+  void Send(StagingRing& staging) const { staging.Send(stored_, to_); }
+
+ private:
+  at::Tensor kept_, stored_;
+  ChunkBuffer& to_;
+};
+
+class RowReader {
+ public:
+  RowReader() = default;
+  // `kept` are the rows in HBM; `stored` has the fetched rows.
+  RowReader(at::Tensor kept, at::Tensor stored)
+      : kept_(std::move(kept)), stored_(std::move(stored)) {}
+
+  // Calls again(row, rows) to compute dropped rows.
+  at::Tensor Rows(int64_t first, int64_t count, auto again) const {
+    const int64_t end = first + count, begin = kept_.size(0);
+    const int64_t kept = std::clamp(begin, first, end);
+    const int64_t present = std::clamp(begin + stored_.size(0), kept, end);
+    if (kept == end) return kept_.narrow(0, std::min(first, begin), count);
+    if (present == first) return again(first, count);
+    if (kept == first && present == end) {
+      return stored_.narrow(0, first - begin, count);
+    }
+    const at::Tensor rows =
+        at::empty({count, stored_.size(1)}, stored_.options());
+    Put(kept_, first, kept - first, rows, 0);
+    Put(stored_, kept - begin, present - kept, rows, kept - first);
+    if (end > present) {
+      rows.narrow(0, present - first, end - present)
+          .copy_(again(present, end - present));
+    }
+    return rows;
+  }
+
+ private:
+  static void Put(const at::Tensor& from, int64_t row, int64_t count,
+                  const at::Tensor& to, int64_t at) {
+    if (count > 0) to.narrow(0, at, count).copy_(from.narrow(0, row, count));
+  }
+
+  at::Tensor kept_, stored_;
 };
 
 }  // namespace sluice::runtime

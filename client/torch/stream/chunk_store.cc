@@ -5,7 +5,6 @@
 #include "client/torch/placement.h"
 
 namespace sluice::runtime {
-
 namespace {
 
 void PoisonResident(const std::vector<ChunkBuffer>& chunks,
@@ -103,6 +102,36 @@ ChunkBuffer& ChunkStore::dropped(stream::Class which, int64_t m) {
 int64_t ChunkStore::TakeHidden() {
   if (free_hidden_.empty()) return -1;
   return free_hidden_.extract(free_hidden_.begin()).value();
+}
+
+KeptStore::KeptStore(const stream::StreamShape& shape, at::Device device)
+    : shape_(shape), device_(device) {
+  for (const stream::Class which : stream::kLayerClasses) {
+    for (int64_t m = 0; m < shape.chunks(); ++m) {
+      offsets_.push_back(layer_bytes_);
+      layer_bytes_ += stream::AlignSlot(shape.kept_bytes(which, m));
+    }
+  }
+  if (layer_bytes_ == 0) return;
+  memory_ = at::empty({shape.layers * layer_bytes_}, On(device, at::kByte));
+  for (int64_t layer = 0; layer < shape.layers; ++layer) Dead(layer);
+}
+
+at::Tensor KeptStore::rows(int64_t layer, stream::Class which, int64_t m,
+                           int64_t width, at::ScalarType type) const {
+  const int64_t rows = shape_.kept(which, m);
+  if (rows == 0) return ViewOf(nullptr, {0, width}, type, device_);
+  const auto at =
+      static_cast<size_t>(static_cast<int64_t>(which) * shape_.chunks() + m);
+  std::byte* const base = static_cast<std::byte*>(memory_.data_ptr());
+  return ViewOf(base + layer * layer_bytes_ + offsets_[at], {rows, width}, type,
+                device_);
+}
+
+void KeptStore::Dead(int64_t layer) {
+  if (!memory_.defined()) return;
+  std::byte* const base = static_cast<std::byte*>(memory_.data_ptr());
+  Poison(base + layer * layer_bytes_, layer_bytes_, device_);
 }
 
 }  // namespace sluice::runtime

@@ -24,6 +24,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <memory>
@@ -44,16 +45,14 @@ struct ChunkBuffer {
 
 class ChunkStore {
  public:
-  // Carves `shape.host_bytes()` from `base`; allocates `resident_bytes()` on
-  // `device`.
+  // Carves `shape.host_bytes()` from `base`; allocates `resident_bytes()`.
   ChunkStore(const stream::StreamShape& shape, at::Device device,
              std::byte* base);
   ChunkStore(const ChunkStore&) = delete;
 
   Bytes size() const { return Bytes(host_.used); }  // of the carved arena
 
-  // Returns hidden states: unit n is the input of layer n; n = layers is the
-  // output of the last one.
+  // Unit n is the input of layer n; n = layers the output of the last one.
   ChunkBuffer& hidden(int64_t unit, int64_t m) {
     return hidden_[shape_.hidden_set(unit, m)][m];
   }
@@ -68,8 +67,7 @@ class ChunkStore {
     return scratch_[static_cast<int>(which)][m];
   }
 
-  // Returns the first free whole sequence of hidden states; -1 if all are
-  // taken.
+  // Returns the first free whole sequence of hidden states, or -1.
   int64_t TakeHidden();
   void GiveHidden(int64_t unit);
   // Ends the use of a layer's saved rows and scratch (with SLUICE_POISON, fills
@@ -96,7 +94,7 @@ class ChunkStore {
   std::set<int64_t> free_hidden_;
 };
 
-// Chunks of hidden states, in host memory or HBM. Releases them when destroyed.
+// Owns a sequence of hidden states. Destroyed before the context is.
 class ChunkHandle {
  public:
   ChunkHandle(ChunkStore* store, int64_t unit) : store_(store), unit_(unit) {}
@@ -114,6 +112,25 @@ class ChunkHandle {
 struct SavedLayer {
   int64_t layer = 0;
   std::unique_ptr<ChunkHandle> input;
+};
+
+// The rows of all layers that stay in HBM. A layer's forward writes them; after
+// its backward they are dead. They need no tickets: only compute uses them, in
+// its own order.
+class KeptStore {
+ public:
+  KeptStore(const stream::StreamShape& shape, at::Device device);
+  // Returns the kept rows of a chunk: [kept rows, width].
+  at::Tensor rows(int64_t layer, stream::Class which, int64_t m, int64_t width,
+                  at::ScalarType type) const;
+  void Dead(int64_t layer);
+
+ private:
+  const stream::StreamShape& shape_;
+  const at::Device device_;
+  int64_t layer_bytes_ = 0;
+  std::vector<int64_t> offsets_;  // within a layer; by class and chunk
+  at::Tensor memory_;
 };
 
 }  // namespace sluice::runtime

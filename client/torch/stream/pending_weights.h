@@ -17,8 +17,7 @@ namespace sluice::runtime {
 class PendingWeights {
  public:
   virtual ~PendingWeights() = default;
-  // Updates all parts up to `part`, in compute's order. All ranks call it
-  // together.
+  // Updates all parts up to `part`, in compute's order, on all ranks together.
   virtual absl::Status AwaitPart(int64_t) { return absl::OkStatus(); }
   // Advances later parts as far as possible without waiting. Each rank calls it
   // by itself, between pieces of compute.

@@ -6,14 +6,17 @@
 #include <array>
 #include <iterator>
 
+#include "client/torch/backend/backend.h"
+#include "client/torch/exceptions.h"
 #include "client/torch/placement.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
 namespace {
 
-// Cuts typed pieces and rings from the front of the ring memory, and rings
-// from its end.
+// Cuts typed pieces and rings from the front of the ring memory, and rings from
+// its end.
 class Cutter {
  public:
   Cutter(const StreamContext::Options& options, const at::Tensor& memory,
@@ -67,6 +70,18 @@ std::vector<int64_t> Rerun(const stream::StreamShape& shape,
   std::ranges::copy_if(active, std::back_inserter(chunks),
                        [&](int64_t m) { return shape.reruns(m); });
   return chunks;
+}
+
+absl::Status Validate(const StreamContext::Options& options) {
+  SLUICE_RETURN_IF_ERROR(stream::Validate(options.stream));
+  if (options.copies == nullptr ||
+      (options.stream.layout.ranks() > 1 && options.collectives == nullptr)) {
+    return absl::InvalidArgumentError(
+        "a streamed step needs a copy engine, and collectives when there are "
+        "several ranks");
+  }
+  return CheckBackend(options.device, TorchType(options.stream.dtype),
+                      options.stream.model.head_dim());
 }
 
 }  // namespace
@@ -208,6 +223,82 @@ RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
       shape.layout.begin(m) + shape.layout.local_offset(m, shape.rank) + skip;
   return MakeRopeTables(begin, shape.local(m) - skip, shape.dim,
                         options.stream.model.rope->theta, options.device);
+}
+
+absl::StatusOr<std::unique_ptr<StreamContext>> StreamContext::Create(
+    const Options& options) {
+  SLUICE_RETURN_IF_ERROR(Validate(options));
+  const Bytes needed(stream::StreamShape(options.stream).host_bytes());
+  if (needed > options.host_size) {
+    return ShortOf(Shortage::kHostMemory,
+                   fmt::format("a step of {} tokens needs {} bytes of host "
+                               "memory for this rank, the "
+                               "leased region has {}",
+                               options.stream.layout.seq_len(), needed.count(),
+                               options.host_size.count()));
+  }
+  using Result = absl::StatusOr<std::unique_ptr<StreamContext>>;
+  return CatchStatus(
+      "allocate the rings of the streamed layer",
+      [&]() -> Result { return std::make_unique<StreamState>(options); });
+}
+
+// --- pieces shared by forward and recomputation -----------------------------
+
+at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
+                      stream::Class which, const at::Tensor& normed,
+                      const RopeTables& tables, const at::Tensor& to) {
+  const bool query = which == stream::Class::kQ,
+             key = which == stream::Class::kK;
+  const at::Tensor& weight = query ? weights.q_weight
+                             : key ? weights.k_weight
+                                   : weights.v_weight;
+  const at::Tensor& bias = query ? weights.q_bias
+                           : key ? weights.k_bias
+                                 : weights.v_bias;
+  const stream::ModelShape& model = state.model();
+  const int64_t rows = normed.size(0);
+  const at::Tensor out =
+      LinearForward(normed, weight, bias,
+                    to.defined() ? to.view({rows, weight.size(0)}) : to)
+          .view({rows, query ? model.heads : model.kv_heads, state.shape.dim});
+  if (!state.rope() || !(query || key)) return out;
+  return ApplyRope(out, tables, /*inverse=*/false, state.dtype);
+}
+
+Projected Project(const StreamState& state, const LayerTensors& weights,
+                  const at::Tensor& normed, int64_t m, const Projected& to) {
+  const RopeTables tables = state.Rope(m, 0);
+  return {ProjectOne(state, weights, stream::Class::kQ, normed, tables, to.q),
+          ProjectOne(state, weights, stream::Class::kK, normed, tables, to.k),
+          ProjectOne(state, weights, stream::Class::kV, normed, tables, to.v)};
+}
+
+void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
+                int64_t m, Fetch& fetch) {
+  if (state.shape.resident(which)) {
+    return fetch.Whole(state.store.saved(layer, which, m));
+  }
+  const int64_t row_bytes = state.shape.row_bytes(which);
+  fetch.Field(state.shape.chunk_bytes(which, m));
+  for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
+    ChunkBuffer& from = piece.stored ? state.store.saved(layer, which, m)
+                                     : state.store.dropped(which, m);
+    fetch.Piece(from, piece.place * row_bytes, piece.row * row_bytes,
+                piece.rows * row_bytes);
+  }
+}
+
+void SendHeads(StreamState& state, int64_t layer, stream::Class which,
+               int64_t m, const at::Tensor& heads, bool with_dropped) {
+  const int64_t row_bytes = state.shape.row_bytes(which);
+  for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
+    if (!piece.stored && !with_dropped) continue;
+    ChunkBuffer& to = piece.stored ? state.store.saved(layer, which, m)
+                                   : state.store.dropped(which, m);
+    state.staging().Send(heads.narrow(0, piece.row, piece.rows), to,
+                         piece.place * row_bytes);
+  }
 }
 
 }  // namespace sluice::runtime

@@ -14,14 +14,11 @@
 #include <vector>
 
 #include "client/torch/math/attention_blocks.h"
-#include "client/torch/math/rope.h"
 #include "client/torch/math/token_math.h"
 #include "client/torch/ranks/ulysses.h"
 #include "client/torch/stream/chunk_io.h"
 #include "client/torch/stream/chunk_store.h"
-#include "client/torch/stream/saved_rows.h"
-#include "client/torch/stream/stream_context.h"
-#include "client/torch/stream/streamed_layer.h"
+#include "client/torch/stream/streamed_model.h"
 #include "planner/stream/schedule.h"
 #include "planner/stream/stream_shape.h"
 
@@ -38,7 +35,6 @@ class StreamState final : public StreamContext {
   }
 
   client::CopyEngine& copies() { return *options.copies; }
-  // Returns the kind of a segment of chunk m.
   std::string Kind(stream::Segment segment, int64_t m) const {
     return stream::KindOf(segment, shape.full(m));
   }
@@ -46,10 +42,8 @@ class StreamState final : public StreamContext {
   NormWeights Norm(const at::Tensor& weight, const at::Tensor& bias) const {
     return {model().norm, weight, bias, model().norm_epsilon};
   }
-  // Returns the rows of whole chunk m, for exchanges between layouts.
   RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
-  // Returns the runs of the dropped rows of q, k or v, rank after rank without
-  // gaps.
+  // Returns the dropped rows of q, k or v, rank after rank without gaps.
   RowRuns Dropped(stream::Class which, int64_t m) const;
   // Returns tables for this rank's rows of chunk m from its `skip`-th on;
   // undefined except for Llama.
@@ -67,26 +61,22 @@ class StreamState final : public StreamContext {
   KeptStore kept;
   HeadExchange exchange;
 
-  // Write and Read return access to a class's rows of chunk m: Write in
-  // forward, with the next piece of the staging slot; Read in backward, with
-  // the next piece of `slot`.
+  // Write (in forward) and Read (in backward) give access to a class's rows of
+  // chunk m, with the next piece of the staging slot or of `slot`.
   RowWriter Write(int64_t layer, stream::Class which, int64_t m);
   RowReader Read(int64_t layer, stream::Class which, int64_t m, Slot& slot);
 
-  // Cuts the ring memory for `phase`, once all copies of the former phase have
-  // ended; does nothing if it is already cut so. No fetch program of the former
-  // phase may be alive.
+  // Cuts the ring memory for `phase`, unless it is cut so, once all copies of
+  // the former phase have ended. No fetch program of that phase may be alive.
   absl::Status Enter(stream::Phase phase);
-  // Prepares phase `next`: its first fetches may arrive while the last chunk of
-  // this phase, `unsent`, is computed. They use slots behind the memory that
-  // this chunk still uses (staging, inputs and sums). Fetches of `unsent` wait
-  // for Enter.
+  // The first fetches of phase `next` may arrive while the last chunk of this
+  // phase, `unsent`, is computed, in slots behind the memory that it still uses
+  // (staging, inputs, sums). Fetches of `unsent` wait for Enter.
   absl::Status Prepare(stream::Phase next, int64_t unsent);
   // Returns the chunk that no fetch may read yet; -1 if there is none.
   int64_t unsent() const { return unsent_; }
   StagingRing& staging() { return rings_->staging; }
-  // These return the rings of the prepared phase if there is one, else of the
-  // current phase.
+  // These return rings of the prepared phase if there is one, else the current.
   FetchRing& inputs() { return latest().inputs; }
   FetchRing& blocks() { return latest().blocks; }
   FetchRing& gradients() { return latest().gradients; }
@@ -103,9 +93,8 @@ class StreamState final : public StreamContext {
   at::Tensor output_sum(int64_t m) {
     return rings_->query_sum.narrow(0, 0, shape.queries(m));
   }
-  // These return chunk m's fp32 gradients in the attention phase: dq, dk, dv.
-  // The gradients of the outer side are summed there; those of the inner side
-  // are copied there once complete.
+  // These return chunk m's fp32 dq, dk, dv in the attention phase. The outer
+  // side's are summed there; the inner side's are copied there once complete.
   at::Tensor query_sum(int64_t m) {
     return Sum(rings_->query_sum, stream::Class::kQueryGradient, m);
   }
@@ -138,6 +127,34 @@ class StreamState final : public StreamContext {
   int64_t unsent_ = -1;
 };
 
+// --- a layer (streamed_forward.cc, streamed_backward.cc) ---------------------
+struct LayerOutput {
+  std::unique_ptr<ChunkHandle> output;
+  std::unique_ptr<SavedLayer> saved;  // owns the input handle
+};
+
+// Runs a layer's forward. `layer` chooses the saved layer's place in the arena;
+// one forward of a layer may be waiting for its backward at a time.
+absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
+                                         const LayerTensors& weights,
+                                         std::unique_ptr<ChunkHandle> input,
+                                         int64_t layer);
+
+// Runs forward a second time for the chunks of StreamOptions::rerun_chunks, to
+// make what backward needs of them besides the input. `output` (the next
+// layer's input) may be null if this layer's backward is next.
+absl::Status LayerRerun(StreamContext& context, const LayerTensors& weights,
+                        SavedLayer& saved, ChunkHandle* output);
+
+// Consumes dY and what forward saved, adds to `gradients`, and returns dX (in
+// dY's memory). `next` is the layer of the next call, which takes this dX; its
+// first inputs are fetched while this layer's last chunk is computed.
+absl::StatusOr<std::unique_ptr<ChunkHandle>> LayerBackward(
+    StreamContext& context, const LayerTensors& weights,
+    LayerTensors& gradients, std::unique_ptr<SavedLayer> saved,
+    std::unique_ptr<ChunkHandle> output_gradient,
+    const SavedLayer* next = nullptr);
+
 // --- chunked attention (streamed_attention.cc) ------------------------------
 // A chunk in head layout: q, k, v [rows, heads, dim], o as q, lse [heads,
 // rows]. q, o and lse have the rows of this rank's part.
@@ -145,9 +162,8 @@ struct Heads {
   at::Tensor q, k, v, o, lse;
 };
 
-// The attention of one layer's forward, chunk by chunk. Keys and values of
-// earlier chunks are fetched from host memory ahead of their use, even across
-// chunks.
+// Runs one layer's attention chunk by chunk. Keys and values of earlier chunks
+// are fetched ahead of their use, even across chunks.
 class AttentionForward {
  public:
   // `chunks` are the chunks to run: the first ones of the step.
@@ -169,7 +185,6 @@ class AttentionForward {
 // outer and the other side's inner (stream::BackwardOrder).
 class AttentionBackward {
  public:
-  // Issues the first fetches.
   AttentionBackward(StreamState& state, int64_t layer);
   // Issues the fetches that could not be issued before the phase began.
   void Pump();
@@ -233,8 +248,7 @@ at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
 // Adds the field of a q, k or v chunk in head layout to a fetch.
 void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
                 int64_t m, Fetch& fetch);
-// Queues the copies of a q, k or v chunk to host memory: stored rows to their
-// place, dropped rows to scratch (`with_dropped`).
+// Sends stored rows to their place, dropped rows to scratch (`with_dropped`).
 void SendHeads(StreamState& state, int64_t layer, stream::Class which,
                int64_t m, const at::Tensor& heads, bool with_dropped);
 

@@ -13,9 +13,8 @@ namespace {
 
 constexpr int64_t kNone = -1;
 
-// Returns `blocks` without the diagonal ones. Forward computes diagonal blocks
-// from the keys and values that it just projected; those of other blocks come
-// from host memory.
+// Forward computes diagonal blocks from the keys and values that it just
+// projected; those of other blocks come from host memory.
 std::vector<stream::Block> FetchedBlocks(std::vector<stream::Block> blocks) {
   std::erase_if(blocks, [](const stream::Block& block) {
     return block.mask() == stream::Mask::kCausal;

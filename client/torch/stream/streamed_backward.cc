@@ -17,6 +17,27 @@
 namespace sluice::runtime {
 namespace {
 
+// Issues the first fetches of a layer's phase A.
+void FetchSavedRows(StreamState& state, const SavedLayer& saved,
+                    ChunkHandle& gradient) {
+  const std::vector<int64_t> order =
+      stream::OuterChunks(state.active, state.shape.order);
+  state.saved_rows.emplace(
+      &state.inputs(), static_cast<int64_t>(order.size()), "saved rows",
+      [&state, &gradient, order, layer = saved.layer,
+       input = saved.input.get()](int64_t k, Fetch& fetch) {
+        const int64_t m = order[k];
+        if (m == state.unsent()) return false;
+        fetch.Whole(gradient.chunk(m));
+        fetch.Whole(input->chunk(m));
+        fetch.Whole(state.store.saved(layer, stream::Class::kO, m));
+        for (const stream::Class which : stream::kPostClasses) {
+          fetch.Whole(state.store.saved(layer, which, m));
+        }
+        return true;
+      });
+}
+
 class Backward {
  public:
   Backward(StreamState& state, const LayerTensors& weights,
@@ -39,7 +60,6 @@ class Backward {
   }
 
  private:
-  // The inputs of a chunk in phase A.
   struct PostInputs {
     at::Tensor dy, x, o;
     RowReader x2, norm2, up, gate, act;
@@ -49,24 +69,305 @@ class Backward {
     at::Tensor x2, norm2, up, gate, act;
   };
 
-  absl::Status PhaseA();
-  absl::Status PhasesBandC();
+  absl::Status PhaseA() {
+    SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
+    std::optional<Fetches>& inputs = state_.saved_rows;
+    if (!inputs.has_value()) FetchSavedRows(state_, saved_, gradient_);
+    for (const int64_t m : order_) {
+      SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs->Next());
+      const PostInputs in = TakePost(*slot, m);
+      SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+      if (Last(m)) {
+        SLUICE_RETURN_IF_ERROR(state_.Prepare(stream::Phase::kAttention, m));
+        attention_.emplace(state_, layer_);
+      }
+      SLUICE_RETURN_IF_ERROR(PostChunk(m, in));
+      SLUICE_RETURN_IF_ERROR(Recompute(m, in.x));
+      inputs->Done();
+    }
+    inputs.reset();
+    return absl::OkStatus();
+  }
+
+  absl::Status PhasesBandC() {
+    SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
+    // Attention's fetches are issued before those of phase C.
+    if (!attention_.has_value()) attention_.emplace(state_, layer_);
+    attention_->Pump();
+    Fetches inputs(&state_.inputs(), static_cast<int64_t>(order_.size()),
+                   "x, dX", [&](int64_t k, Fetch& fetch) {
+                     fetch.Whole(input_.chunk(order_[k]));
+                     fetch.Whole(gradient_.chunk(order_[k]));
+                     fetch.Whole(state_.store.saved(
+                         layer_, stream::Class::kNorm1, order_[k]));
+                     return true;
+                   });
+    SLUICE_RETURN_IF_ERROR(attention_->Run(
+        [&](int64_t m) { return ProjectionsChunk(m, inputs); }));
+    state_.kept.Dead(layer_);
+    state_.store.Dead(layer_);
+    return absl::OkStatus();
+  }
+
   // Returns whether the next phase's first fetches may arrive while chunk `m`
   // is computed: it is the last chunk, and not also the first.
   bool Last(int64_t m) const { return order_.size() > 1 && m == order_.back(); }
-  PostInputs TakePost(Slot& slot, int64_t m);
-  absl::Status PostChunk(int64_t m, const PostInputs& in);
+  PostInputs TakePost(Slot& slot, int64_t m) {
+    const at::ScalarType type = state_.dtype;
+    const int64_t hidden = shape_.hidden;
+    PostInputs in;
+    in.dy = slot.Take({shape_.local(m), hidden}, type);
+    in.x = slot.Take({shape_.local(m), hidden}, type);
+    in.o = slot.Take({shape_.queries(m), shape_.q_heads, shape_.dim},
+                     state_.output_type());
+    in.x2 = state_.Read(layer_, stream::Class::kX2, m, slot);
+    in.norm2 = state_.Read(layer_, stream::Class::kNorm2, m, slot);
+    in.up = state_.Read(layer_, stream::Class::kUp, m, slot);
+    in.gate = state_.Read(layer_, stream::Class::kGate, m, slot);
+    in.act = state_.Read(layer_, stream::Class::kAct, m, slot);
+    return in;
+  }
+
+  absl::Status PostChunk(int64_t m, const PostInputs& in) {
+    const int64_t rows = shape_.local(m);
+    const at::Tensor dx2 = state_.staging().TakeFor(
+        gradient_.chunk(m), {rows, shape_.hidden}, state_.dtype);
+    const at::Tensor d_o = state_.staging().TakeFor(
+        state_.store.scratch(stream::Class::kOutputGradient, m), in.o.sizes(),
+        state_.dtype);
+    {
+      SegmentScope segment(state_.options.allocator,
+                           state_.Kind(stream::Segment::kPostBackward, m));
+      const at::Tensor o = in.o.to(state_.dtype);
+      at::Tensor home = o;
+      if (!state_.exchange.local()) {
+        home = at::empty({rows, state_.model().heads, shape_.dim}, o.options());
+      }
+      SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
+          state_.Whole(m), {{HeadKind::kQuery, home, o}}));
+      const at::Tensor home_rows =
+          home.view({rows, state_.model().query_width()});
+      ForRows(0, rows, shape_.ffn_rows, [&](int64_t row, int64_t n) {
+        FeedForward(in.dy.narrow(0, row, n), RowsOf(in, home_rows, row, n),
+                    dx2.narrow(0, row, n));
+      });
+      LinearBackwardWeight(home_rows,
+                           {{dx2, gradients_.o_weight, gradients_.o_bias}});
+      const int64_t width = state_.model().query_width();
+      const at::Tensor d_home =
+          LinearBackwardInput(
+              dx2, weights_.o_weight,
+              state_.exchange.local() ? d_o.view({rows, width}) : at::Tensor())
+              .view({rows, state_.model().heads, shape_.dim});
+      SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
+          state_.Whole(m), {{HeadKind::kQuery, d_home, d_o}}));
+    }
+    state_.staging().Send(dx2, gradient_.chunk(m));
+    state_.staging().Send(
+        d_o, state_.store.scratch(stream::Class::kOutputGradient, m));
+    state_.staging().Flush("dO, dX out");
+    return absl::OkStatus();
+  }
+
+  // Dropped rows are computed as forward did. `home` is o in token layout.
   PostRows RowsOf(const PostInputs& in, const at::Tensor& home, int64_t row,
-                  int64_t rows) const;
-  void FeedForward(const at::Tensor& dy, PostRows saved, const at::Tensor& dx2);
-  absl::Status Recompute(int64_t m, const at::Tensor& x);
+                  int64_t rows) const {
+    PostRows out;
+    out.x2 = in.x2.Rows(row, rows, [&](int64_t at, int64_t n) {
+      return LinearForward(home.narrow(0, at, n), weights_.o_weight,
+                           weights_.o_bias)
+          .add_(in.x.narrow(0, at, n));
+    });
+    const auto part = [row](const at::Tensor& t, int64_t at, int64_t n) {
+      return t.narrow(0, at - row, n);
+    };
+    out.norm2 = in.norm2.Rows(row, rows, [&](int64_t at, int64_t n) {
+      return NormForward(part(out.x2, at, n), Norm2());
+    });
+    out.up = in.up.Rows(row, rows, [&](int64_t at, int64_t n) {
+      return LinearForward(part(out.norm2, at, n), weights_.up_weight,
+                           weights_.up_bias);
+    });
+    if (shape_.gated) {
+      out.gate = in.gate.Rows(row, rows, [&](int64_t at, int64_t n) {
+        return LinearForward(part(out.norm2, at, n), weights_.gate_weight, {});
+      });
+    }
+    out.act = in.act.Rows(row, rows, [&](int64_t at, int64_t n) {
+      const at::Tensor gate =
+          shape_.gated ? part(out.gate, at, n) : at::Tensor();
+      return ActivationForward(gate, part(out.up, at, n));
+    });
+    return out;
+  }
+
+  // Runs backward of FFN and norm2. dx2 may be dy's memory: a row is written
+  // only after that row of dy has been read.
+  void FeedForward(const at::Tensor& dy, PostRows saved,
+                   const at::Tensor& dx2) {
+    const auto& [x2, norm2, up, gate, act] = saved;
+    LinearBackwardWeight(act,
+                         {{dy, gradients_.down_weight, gradients_.down_bias}});
+    saved.act.reset();
+    ActivationGradients d = ActivationBackward(
+        LinearBackwardInput(dy, weights_.down_weight), gate, up);
+    const LinearGradients of_up = {d.up, gradients_.up_weight,
+                                   gradients_.up_bias};
+    if (shape_.gated) {
+      at::Tensor none;
+      LinearBackwardWeight(norm2,
+                           {of_up, {d.gate, gradients_.gate_weight, none}});
+    } else {
+      LinearBackwardWeight(norm2, {of_up});
+    }
+    std::vector<at::Tensor> dnorm = {
+        LinearBackwardInput(d.up, weights_.up_weight)};
+    if (shape_.gated) {
+      dnorm.push_back(LinearBackwardInput(d.gate, weights_.gate_weight));
+    }
+    d = {};
+    NormBackward(x2, dnorm, dy, Norm2(),
+                 {gradients_.norm2_weight, gradients_.norm2_bias}, dx2);
+  }
+
+  // Recomputes the dropped rows of q, k, v into scratch, once. All ranks agree
+  // on whether there are any: they have the same fractions of these classes.
+  absl::Status Recompute(int64_t m, const at::Tensor& x) {
+    if (shape_.reruns(m) && shape_.rerun_end(layer_)) return absl::OkStatus();
+    std::map<stream::Class, at::Tensor> again;
+    for (const stream::Class which : stream::kHeadClasses) {
+      if (!shape_.any_dropped(which, m)) continue;
+      const int64_t heads =
+          which == stream::Class::kQ ? shape_.q_heads : shape_.kv_heads;
+      again[which] = state_.staging().Take(
+          {shape_.head_dropped(which, m), heads, shape_.dim}, state_.dtype);
+    }
+    if (again.empty()) return absl::OkStatus();
+    {
+      SegmentScope segment(state_.options.allocator,
+                           state_.Kind(stream::Segment::kQkvRecompute, m));
+      SLUICE_RETURN_IF_ERROR(ProjectAgain(m, x, again));
+    }
+    for (const auto& [which, rows] : again) {
+      state_.staging().Send(rows, state_.store.dropped(which, m));
+    }
+    state_.staging().Flush("q, k, v again");
+    return absl::OkStatus();
+  }
+
+  // Classes cut at the same rows share an exchange.
   absl::Status ProjectAgain(int64_t m, const at::Tensor& x,
-                            const std::map<stream::Class, at::Tensor>& to);
-  absl::Status ProjectionsChunk(int64_t m, Fetches& inputs);
+                            const std::map<stream::Class, at::Tensor>& to) {
+    int64_t first = x.size(0);
+    for (const auto& [which, rows] : to) {
+      first = std::min(first, shape_.present(which, m));
+    }
+    const int64_t all = x.size(0) - first;
+    const at::Tensor normed = NormForward(x.narrow(0, first, all), Norm1());
+    const RopeTables tables = state_.Rope(m, first);
+    const auto cut = [this](stream::Class which) {
+      return shape_.fractions(which);
+    };
+    std::vector<ExchangePart> parts;
+    for (auto at = to.begin(); at != to.end(); ++at) {
+      const stream::Class which = at->first;
+      const int64_t skip = shape_.present(which, m) - first, n = all - skip;
+      RopeTables own = tables;
+      if (state_.rope()) {
+        own = {tables.cos.narrow(0, skip, n), tables.sin.narrow(0, skip, n)};
+      }
+      parts.push_back(
+          {which == stream::Class::kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
+           ProjectOne(state_, weights_, which, normed.narrow(0, skip, n), own,
+                      state_.exchange.local() ? at->second : at::Tensor()),
+           at->second});
+      const auto next = std::next(at);
+      if (next != to.end() && cut(next->first) == cut(which)) continue;
+      SLUICE_RETURN_IF_ERROR(
+          state_.exchange.ToHeads(state_.Dropped(which, m), parts));
+      parts.clear();
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ProjectionsChunk(int64_t m, Fetches& inputs) {
+    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
+    const at::ScalarType type = state_.dtype;
+    const int64_t rows = shape_.local(m), hidden = shape_.hidden;
+    const at::Tensor x = slot->Take({rows, hidden}, type);
+    const at::Tensor dx2 = slot->Take({rows, hidden}, type);
+    const RowReader norm1 =
+        state_.Read(layer_, stream::Class::kNorm1, m, *slot);
+    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+    const at::Tensor dx =
+        state_.staging().TakeFor(gradient_.chunk(m), {rows, hidden}, type);
+    if (next_ != nullptr && Last(m)) {
+      SLUICE_RETURN_IF_ERROR(state_.Prepare(stream::Phase::kTokens, m));
+      FetchSavedRows(state_, *next_, gradient_);
+    }
+    {
+      SegmentScope segment(state_.options.allocator,
+                           state_.Kind(stream::Segment::kQkvBackward, m));
+      Projected d;
+      SLUICE_RETURN_IF_ERROR(GradientsHome(m, d));
+      if (rows > 0) Projections(m, x, dx2, norm1, d, dx);
+    }
+    state_.staging().Send(dx, gradient_.chunk(m));
+    state_.staging().Flush("dX out");
+    inputs.Done();
+    return absl::OkStatus();
+  }
+
   void Projections(int64_t m, const at::Tensor& x, const at::Tensor& dx2,
                    const RowReader& norm1, const Projected& d,
-                   const at::Tensor& dx);
-  absl::Status GradientsHome(int64_t m, Projected& d);
+                   const at::Tensor& dx) {
+    const int64_t rows = shape_.local(m);
+    const at::Tensor dq = d.q.view({rows, -1});
+    const at::Tensor dk = d.k.view({rows, -1});
+    const at::Tensor dv = d.v.view({rows, -1});
+    at::Tensor normed = norm1.Rows(0, rows, [&](int64_t at, int64_t n) {
+      return NormForward(x.narrow(0, at, n), Norm1());
+    });
+    LinearBackwardWeight(normed,
+                         {{dq, gradients_.q_weight, gradients_.q_bias},
+                          {dk, gradients_.k_weight, gradients_.k_bias},
+                          {dv, gradients_.v_weight, gradients_.v_bias}});
+    normed.reset();
+    NormBackward(x,
+                 {LinearBackwardInput(dq, weights_.q_weight),
+                  LinearBackwardInput(dk, weights_.k_weight),
+                  LinearBackwardInput(dv, weights_.v_weight)},
+                 dx2, Norm1(), {gradients_.norm1_weight, gradients_.norm1_bias},
+                 dx);
+  }
+
+  // Returns dq, dk, dv of chunk m in token layout, with RoPE undone, and
+  // rounded as plain torch rounds them.
+  absl::Status GradientsHome(int64_t m, Projected& d) {
+    const int64_t rows = shape_.local(m);
+    const stream::ModelShape& model = state_.model();
+    const Projected sums{state_.query_sum(m), state_.key_sum(m),
+                         state_.value_sum(m)};
+    if (state_.exchange.local()) {
+      d = sums;
+    } else {
+      const at::TensorOptions float32 = On(state_.options.device, at::kFloat);
+      d.q = at::empty({rows, model.heads, shape_.dim}, float32);
+      d.k = at::empty({rows, model.kv_heads, shape_.dim}, float32);
+      d.v = at::empty({rows, model.kv_heads, shape_.dim}, float32);
+    }
+    SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
+        state_.Whole(m), {{HeadKind::kQuery, d.q, sums.q},
+                          {HeadKind::kKeyValue, d.k, sums.k},
+                          {HeadKind::kKeyValue, d.v, sums.v}}));
+    if (state_.rope()) {
+      const RopeTables tables = state_.Rope(m, 0);
+      d.q = ApplyRope(d.q, tables, /*inverse=*/true, state_.dtype);
+      d.k = ApplyRope(d.k, tables, /*inverse=*/true, state_.dtype);
+    }
+    for (at::Tensor* const t : {&d.q, &d.k, &d.v}) *t = t->to(state_.dtype);
+    return absl::OkStatus();
+  }
 
   NormWeights Norm1() const {
     return state_.Norm(weights_.norm1_weight, weights_.norm1_bias);
@@ -92,325 +393,7 @@ class Backward {
 
 // --- phase A ----------------------------------------------------------------
 
-// Issues the first fetches of a layer's phase A.
-void FetchSavedRows(StreamState& state, const SavedLayer& saved,
-                    ChunkHandle& gradient) {
-  const std::vector<int64_t> order =
-      stream::OuterChunks(state.active, state.shape.order);
-  state.saved_rows.emplace(
-      &state.inputs(), static_cast<int64_t>(order.size()), "saved rows",
-      [&state, &gradient, order, layer = saved.layer,
-       input = saved.input.get()](int64_t k, Fetch& fetch) {
-        const int64_t m = order[k];
-        if (m == state.unsent()) return false;
-        fetch.Whole(gradient.chunk(m));
-        fetch.Whole(input->chunk(m));
-        fetch.Whole(state.store.saved(layer, stream::Class::kO, m));
-        for (const stream::Class which : stream::kPostClasses) {
-          fetch.Whole(state.store.saved(layer, which, m));
-        }
-        return true;
-      });
-}
-
-Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) {
-  const at::ScalarType type = state_.dtype;
-  const int64_t hidden = shape_.hidden;
-  PostInputs in;
-  in.dy = slot.Take({shape_.local(m), hidden}, type);
-  in.x = slot.Take({shape_.local(m), hidden}, type);
-  in.o = slot.Take({shape_.queries(m), shape_.q_heads, shape_.dim},
-                   state_.output_type());
-  in.x2 = state_.Read(layer_, stream::Class::kX2, m, slot);
-  in.norm2 = state_.Read(layer_, stream::Class::kNorm2, m, slot);
-  in.up = state_.Read(layer_, stream::Class::kUp, m, slot);
-  in.gate = state_.Read(layer_, stream::Class::kGate, m, slot);
-  in.act = state_.Read(layer_, stream::Class::kAct, m, slot);
-  return in;
-}
-
-absl::Status Backward::PhaseA() {
-  SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
-  std::optional<Fetches>& inputs = state_.saved_rows;
-  if (!inputs.has_value()) FetchSavedRows(state_, saved_, gradient_);
-  for (const int64_t m : order_) {
-    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs->Next());
-    const PostInputs in = TakePost(*slot, m);
-    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-    if (Last(m)) {
-      SLUICE_RETURN_IF_ERROR(state_.Prepare(stream::Phase::kAttention, m));
-      attention_.emplace(state_, layer_);
-    }
-    SLUICE_RETURN_IF_ERROR(PostChunk(m, in));
-    SLUICE_RETURN_IF_ERROR(Recompute(m, in.x));
-    inputs->Done();
-  }
-  inputs.reset();
-  return absl::OkStatus();
-}
-
-// Returns rows [row, row + rows); rows that were dropped are computed as
-// forward did. `home` is o in token layout.
-Backward::PostRows Backward::RowsOf(const PostInputs& in,
-                                    const at::Tensor& home, int64_t row,
-                                    int64_t rows) const {
-  PostRows out;
-  out.x2 = in.x2.Rows(row, rows, [&](int64_t at, int64_t n) {
-    return LinearForward(home.narrow(0, at, n), weights_.o_weight,
-                         weights_.o_bias)
-        .add_(in.x.narrow(0, at, n));
-  });
-  const auto part = [row](const at::Tensor& t, int64_t at, int64_t n) {
-    return t.narrow(0, at - row, n);
-  };
-  out.norm2 = in.norm2.Rows(row, rows, [&](int64_t at, int64_t n) {
-    return NormForward(part(out.x2, at, n), Norm2());
-  });
-  out.up = in.up.Rows(row, rows, [&](int64_t at, int64_t n) {
-    return LinearForward(part(out.norm2, at, n), weights_.up_weight,
-                         weights_.up_bias);
-  });
-  if (shape_.gated) {
-    out.gate = in.gate.Rows(row, rows, [&](int64_t at, int64_t n) {
-      return LinearForward(part(out.norm2, at, n), weights_.gate_weight, {});
-    });
-  }
-  out.act = in.act.Rows(row, rows, [&](int64_t at, int64_t n) {
-    const at::Tensor gate = shape_.gated ? part(out.gate, at, n) : at::Tensor();
-    return ActivationForward(gate, part(out.up, at, n));
-  });
-  return out;
-}
-
-// Runs backward of FFN and norm2. dx2 may be dy's memory: a row is written only
-// after that row of dy has been read.
-void Backward::FeedForward(const at::Tensor& dy, PostRows saved,
-                           const at::Tensor& dx2) {
-  const auto& [x2, norm2, up, gate, act] = saved;
-  LinearBackwardWeight(act,
-                       {{dy, gradients_.down_weight, gradients_.down_bias}});
-  saved.act.reset();
-  ActivationGradients d = ActivationBackward(
-      LinearBackwardInput(dy, weights_.down_weight), gate, up);
-  const LinearGradients of_up = {d.up, gradients_.up_weight,
-                                 gradients_.up_bias};
-  if (shape_.gated) {
-    at::Tensor none;
-    LinearBackwardWeight(norm2,
-                         {of_up, {d.gate, gradients_.gate_weight, none}});
-  } else {
-    LinearBackwardWeight(norm2, {of_up});
-  }
-  std::vector<at::Tensor> dnorm = {
-      LinearBackwardInput(d.up, weights_.up_weight)};
-  if (shape_.gated) {
-    dnorm.push_back(LinearBackwardInput(d.gate, weights_.gate_weight));
-  }
-  d = {};
-  NormBackward(x2, dnorm, dy, Norm2(),
-               {gradients_.norm2_weight, gradients_.norm2_bias}, dx2);
-}
-
-absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
-  const int64_t rows = shape_.local(m);
-  const at::Tensor dx2 = state_.staging().TakeFor(
-      gradient_.chunk(m), {rows, shape_.hidden}, state_.dtype);
-  const at::Tensor d_o = state_.staging().TakeFor(
-      state_.store.scratch(stream::Class::kOutputGradient, m), in.o.sizes(),
-      state_.dtype);
-  {
-    SegmentScope segment(state_.options.allocator,
-                         state_.Kind(stream::Segment::kPostBackward, m));
-    const at::Tensor o = in.o.to(state_.dtype);
-    at::Tensor home = o;
-    if (!state_.exchange.local()) {
-      home = at::empty({rows, state_.model().heads, shape_.dim}, o.options());
-    }
-    SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
-        state_.Whole(m), {{HeadKind::kQuery, home, o}}));
-    const at::Tensor home_rows =
-        home.view({rows, state_.model().query_width()});
-    ForRows(0, rows, shape_.ffn_rows, [&](int64_t row, int64_t n) {
-      FeedForward(in.dy.narrow(0, row, n), RowsOf(in, home_rows, row, n),
-                  dx2.narrow(0, row, n));
-    });
-    LinearBackwardWeight(home_rows,
-                         {{dx2, gradients_.o_weight, gradients_.o_bias}});
-    const int64_t width = state_.model().query_width();
-    const at::Tensor d_home =
-        LinearBackwardInput(
-            dx2, weights_.o_weight,
-            state_.exchange.local() ? d_o.view({rows, width}) : at::Tensor())
-            .view({rows, state_.model().heads, shape_.dim});
-    SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
-        state_.Whole(m), {{HeadKind::kQuery, d_home, d_o}}));
-  }
-  state_.staging().Send(dx2, gradient_.chunk(m));
-  state_.staging().Send(
-      d_o, state_.store.scratch(stream::Class::kOutputGradient, m));
-  state_.staging().Flush("dO, dX out");
-  return absl::OkStatus();
-}
-
-// Recomputes the dropped rows of q, k, v into scratch, once. All ranks agree on
-// whether there are any: they have the same fractions of these classes.
-absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
-  if (shape_.reruns(m) && shape_.rerun_end(layer_)) return absl::OkStatus();
-  std::map<stream::Class, at::Tensor> again;
-  for (const stream::Class which : stream::kHeadClasses) {
-    if (!shape_.any_dropped(which, m)) continue;
-    const int64_t heads =
-        which == stream::Class::kQ ? shape_.q_heads : shape_.kv_heads;
-    again[which] = state_.staging().Take(
-        {shape_.head_dropped(which, m), heads, shape_.dim}, state_.dtype);
-  }
-  if (again.empty()) return absl::OkStatus();
-  {
-    SegmentScope segment(state_.options.allocator,
-                         state_.Kind(stream::Segment::kQkvRecompute, m));
-    SLUICE_RETURN_IF_ERROR(ProjectAgain(m, x, again));
-  }
-  for (const auto& [which, rows] : again) {
-    state_.staging().Send(rows, state_.store.dropped(which, m));
-  }
-  state_.staging().Flush("q, k, v again");
-  return absl::OkStatus();
-}
-
-// Projects dropped rows again. Classes cut at the same rows share an exchange.
-absl::Status Backward::ProjectAgain(
-    int64_t m, const at::Tensor& x,
-    const std::map<stream::Class, at::Tensor>& to) {
-  int64_t first = x.size(0);
-  for (const auto& [which, rows] : to) {
-    first = std::min(first, shape_.present(which, m));
-  }
-  const int64_t all = x.size(0) - first;
-  const at::Tensor normed = NormForward(x.narrow(0, first, all), Norm1());
-  const RopeTables tables = state_.Rope(m, first);
-  const auto cut = [this](stream::Class which) {
-    return shape_.fractions(which);
-  };
-  std::vector<ExchangePart> parts;
-  for (auto at = to.begin(); at != to.end(); ++at) {
-    const stream::Class which = at->first;
-    const int64_t skip = shape_.present(which, m) - first, n = all - skip;
-    RopeTables own = tables;
-    if (state_.rope()) {
-      own = {tables.cos.narrow(0, skip, n), tables.sin.narrow(0, skip, n)};
-    }
-    parts.push_back(
-        {which == stream::Class::kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
-         ProjectOne(state_, weights_, which, normed.narrow(0, skip, n), own,
-                    state_.exchange.local() ? at->second : at::Tensor()),
-         at->second});
-    const auto next = std::next(at);
-    if (next != to.end() && cut(next->first) == cut(which)) continue;
-    SLUICE_RETURN_IF_ERROR(
-        state_.exchange.ToHeads(state_.Dropped(which, m), parts));
-    parts.clear();
-  }
-  return absl::OkStatus();
-}
-
 // --- phases B and C ---------------------------------------------------------
-
-absl::Status Backward::PhasesBandC() {
-  SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
-  // Attention's fetches are issued before those of phase C.
-  if (!attention_.has_value()) attention_.emplace(state_, layer_);
-  attention_->Pump();
-  Fetches inputs(&state_.inputs(), static_cast<int64_t>(order_.size()), "x, dX",
-                 [&](int64_t k, Fetch& fetch) {
-                   fetch.Whole(input_.chunk(order_[k]));
-                   fetch.Whole(gradient_.chunk(order_[k]));
-                   fetch.Whole(state_.store.saved(layer_, stream::Class::kNorm1,
-                                                  order_[k]));
-                   return true;
-                 });
-  SLUICE_RETURN_IF_ERROR(
-      attention_->Run([&](int64_t m) { return ProjectionsChunk(m, inputs); }));
-  state_.kept.Dead(layer_);
-  state_.store.Dead(layer_);
-  return absl::OkStatus();
-}
-
-// Returns dq, dk, dv of chunk m in token layout, with RoPE undone, and rounded
-// as plain torch rounds them.
-absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
-  const int64_t rows = shape_.local(m);
-  const stream::ModelShape& model = state_.model();
-  const Projected sums{state_.query_sum(m), state_.key_sum(m),
-                       state_.value_sum(m)};
-  if (state_.exchange.local()) {
-    d = sums;
-  } else {
-    const at::TensorOptions float32 = On(state_.options.device, at::kFloat);
-    d.q = at::empty({rows, model.heads, shape_.dim}, float32);
-    d.k = at::empty({rows, model.kv_heads, shape_.dim}, float32);
-    d.v = at::empty({rows, model.kv_heads, shape_.dim}, float32);
-  }
-  SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
-      state_.Whole(m), {{HeadKind::kQuery, d.q, sums.q},
-                        {HeadKind::kKeyValue, d.k, sums.k},
-                        {HeadKind::kKeyValue, d.v, sums.v}}));
-  if (state_.rope()) {
-    const RopeTables tables = state_.Rope(m, 0);
-    d.q = ApplyRope(d.q, tables, /*inverse=*/true, state_.dtype);
-    d.k = ApplyRope(d.k, tables, /*inverse=*/true, state_.dtype);
-  }
-  for (at::Tensor* const t : {&d.q, &d.k, &d.v}) *t = t->to(state_.dtype);
-  return absl::OkStatus();
-}
-
-void Backward::Projections(int64_t m, const at::Tensor& x,
-                           const at::Tensor& dx2, const RowReader& norm1,
-                           const Projected& d, const at::Tensor& dx) {
-  const int64_t rows = shape_.local(m);
-  const at::Tensor dq = d.q.view({rows, -1});
-  const at::Tensor dk = d.k.view({rows, -1});
-  const at::Tensor dv = d.v.view({rows, -1});
-  at::Tensor normed = norm1.Rows(0, rows, [&](int64_t at, int64_t n) {
-    return NormForward(x.narrow(0, at, n), Norm1());
-  });
-  LinearBackwardWeight(normed, {{dq, gradients_.q_weight, gradients_.q_bias},
-                                {dk, gradients_.k_weight, gradients_.k_bias},
-                                {dv, gradients_.v_weight, gradients_.v_bias}});
-  normed.reset();
-  NormBackward(x,
-               {LinearBackwardInput(dq, weights_.q_weight),
-                LinearBackwardInput(dk, weights_.k_weight),
-                LinearBackwardInput(dv, weights_.v_weight)},
-               dx2, Norm1(), {gradients_.norm1_weight, gradients_.norm1_bias},
-               dx);
-}
-
-absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
-  SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
-  const at::ScalarType type = state_.dtype;
-  const int64_t rows = shape_.local(m), hidden = shape_.hidden;
-  const at::Tensor x = slot->Take({rows, hidden}, type);
-  const at::Tensor dx2 = slot->Take({rows, hidden}, type);
-  const RowReader norm1 = state_.Read(layer_, stream::Class::kNorm1, m, *slot);
-  SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-  const at::Tensor dx =
-      state_.staging().TakeFor(gradient_.chunk(m), {rows, hidden}, type);
-  if (next_ != nullptr && Last(m)) {
-    SLUICE_RETURN_IF_ERROR(state_.Prepare(stream::Phase::kTokens, m));
-    FetchSavedRows(state_, *next_, gradient_);
-  }
-  {
-    SegmentScope segment(state_.options.allocator,
-                         state_.Kind(stream::Segment::kQkvBackward, m));
-    Projected d;
-    SLUICE_RETURN_IF_ERROR(GradientsHome(m, d));
-    if (rows > 0) Projections(m, x, dx2, norm1, d, dx);
-  }
-  state_.staging().Send(dx, gradient_.chunk(m));
-  state_.staging().Flush("dX out");
-  inputs.Done();
-  return absl::OkStatus();
-}
 
 }  // namespace
 

@@ -1,6 +1,5 @@
 // A layer's forward, chunk by chunk: norm, projections, attention to all
-// earlier chunks, output projection, FFN. Backward calls it again for the
-// chunks that run again.
+// earlier chunks, output projection, FFN; also of chunks that run again.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
@@ -40,11 +39,141 @@ class Forward {
   }
 
  private:
-  absl::Status Chunk(int64_t m);
-  Heads TakeHeads(int64_t m);
-  absl::Status Project(int64_t m, const at::Tensor& x, const Heads& heads);
-  absl::Status Post(int64_t m, const at::Tensor& x, const Heads& heads);
-  void FeedForward(int64_t m, const at::Tensor& x2);
+  absl::Status Chunk(int64_t m) {
+    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs_.Next());
+    const at::Tensor x =
+        slot->Take({shape_.local(m), shape_.hidden}, state_.dtype);
+    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+    const Heads heads = TakeHeads(m);
+    SLUICE_RETURN_IF_ERROR(Project(m, x, heads));
+    if (heads.o.scalar_type() == at::kFloat) {
+      SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, heads.o));
+    } else {
+      const at::Tensor sum = state_.output_sum(m);
+      SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, sum));
+      heads.o.copy_(sum);
+    }
+    if (again_ || !shape_.reruns(m) || !shape_.reruns_layer(layer_)) {
+      state_.staging().Send(heads.o,
+                            state_.store.saved(layer_, stream::Class::kO, m));
+      state_.staging().Send(heads.lse,
+                            state_.store.saved(layer_, stream::Class::kLse, m));
+      state_.staging().Flush("o, lse out");
+    }
+    if (output_ != nullptr) SLUICE_RETURN_IF_ERROR(Post(m, x, heads));
+    inputs_.Done();
+    return absl::OkStatus();
+  }
+
+  Heads TakeHeads(int64_t m) {
+    const int64_t rows = shape_.rows(m), queries = shape_.queries(m);
+    const int64_t dim = shape_.dim;
+    const at::ScalarType type = state_.dtype;
+    const auto take = [&](stream::Class which, at::IntArrayRef sizes,
+                          at::ScalarType type) {
+      return state_.staging().TakeFor(state_.store.saved(layer_, which, m),
+                                      sizes, type);
+    };
+    Heads heads;
+    heads.q = take(stream::Class::kQ, {queries, shape_.q_heads, dim}, type);
+    heads.k = take(stream::Class::kK, {rows, shape_.kv_heads, dim}, type);
+    heads.v = take(stream::Class::kV, {rows, shape_.kv_heads, dim}, type);
+    heads.o = take(stream::Class::kO, {queries, shape_.q_heads, dim},
+                   state_.output_type());
+    heads.lse =
+        take(stream::Class::kLse, {shape_.q_heads, queries}, at::kFloat);
+    return heads;
+  }
+
+  absl::Status Project(int64_t m, const at::Tensor& x, const Heads& heads) {
+    SegmentScope segment(state_.options.allocator,
+                         state_.Kind(stream::Segment::kQkvForward, m));
+    RowWriter norm1 = Write(stream::Class::kNorm1, m);
+    const at::Tensor normed =
+        NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias),
+                    norm1.PlaceOf(0, x.size(0)));
+    norm1.Store(0, normed);
+    norm1.Send(state_.staging());
+    Projected to;
+    if (state_.exchange.local()) to = {heads.q, heads.k, heads.v};
+    const Projected local = runtime::Project(state_, weights_, normed, m, to);
+    SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
+        state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
+                          {HeadKind::kKeyValue, local.k, heads.k},
+                          {HeadKind::kKeyValue, local.v, heads.v}}));
+    // Dropped rows of q are sent only if this layer's backward is next, which
+    // then need not project q again.
+    SendHeads(state_, layer_, stream::Class::kQ, m, heads.q,
+              /*with_dropped=*/again_ && output_ == nullptr);
+    SendHeads(state_, layer_, stream::Class::kK, m, heads.k,
+              /*with_dropped=*/true);
+    SendHeads(state_, layer_, stream::Class::kV, m, heads.v,
+              /*with_dropped=*/true);
+    state_.staging().Flush("q, k, v out");
+    return absl::OkStatus();
+  }
+
+  absl::Status Post(int64_t m, const at::Tensor& x, const Heads& heads) {
+    SegmentScope segment(state_.options.allocator,
+                         state_.Kind(stream::Segment::kPostForward, m));
+    const int64_t rows = shape_.local(m);
+    const at::Tensor o = heads.o.to(state_.dtype);
+    at::Tensor home = o;
+    if (!state_.exchange.local()) {
+      home = at::empty({rows, state_.model().heads, shape_.dim}, o.options());
+    }
+    SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
+        state_.Whole(m), {{HeadKind::kQuery, home, o}}));
+    RowWriter residual = Write(stream::Class::kX2, m);
+    const at::Tensor x2 =
+        LinearForward(home.view({rows, state_.model().query_width()}),
+                      weights_.o_weight, weights_.o_bias,
+                      residual.PlaceOf(0, rows))
+            .add_(x);
+    residual.Store(0, x2);
+    residual.Send(state_.staging());
+    FeedForward(m, x2);
+    state_.staging().Flush("layer out");
+    return absl::OkStatus();
+  }
+
+  void FeedForward(int64_t m, const at::Tensor& x2) {
+    const at::Tensor y = state_.staging().TakeFor(
+        output_->chunk(m), {shape_.local(m), shape_.hidden}, state_.dtype);
+    RowWriter norm2 = Write(stream::Class::kNorm2, m);
+    RowWriter up_rows = Write(stream::Class::kUp, m);
+    RowWriter gate_rows = Write(stream::Class::kGate, m);
+    RowWriter act_rows = Write(stream::Class::kAct, m);
+    ForRows(0, shape_.local(m), shape_.ffn_rows, [&](int64_t row, int64_t n) {
+      const at::Tensor residual = x2.narrow(0, row, n);
+      const at::Tensor normed = NormForward(
+          residual, state_.Norm(weights_.norm2_weight, weights_.norm2_bias),
+          norm2.PlaceOf(row, n));
+      norm2.Store(row, normed);
+      const at::Tensor up =
+          LinearForward(normed, weights_.up_weight, weights_.up_bias,
+                        up_rows.PlaceOf(row, n));
+      up_rows.Store(row, up);
+      at::Tensor gate;
+      if (shape_.gated) {
+        gate = LinearForward(normed, weights_.gate_weight, {},
+                             gate_rows.PlaceOf(row, n));
+        gate_rows.Store(row, gate);
+      }
+      const at::Tensor act =
+          ActivationForward(gate, up, act_rows.PlaceOf(row, n));
+      act_rows.Store(row, act);
+      at::Tensor out = y.narrow(0, row, n);
+      at::add_out(out,
+                  LinearForward(act, weights_.down_weight, weights_.down_bias),
+                  residual);
+    });
+    for (const RowWriter* rows : {&norm2, &up_rows, &gate_rows, &act_rows}) {
+      rows->Send(state_.staging());
+    }
+    state_.staging().Send(y, output_->chunk(m));
+  }
+
   RowWriter Write(stream::Class which, int64_t m) {
     return state_.Write(layer_, which, m);
   }
@@ -61,146 +190,7 @@ class Forward {
   AttentionForward attention_;
 };
 
-Heads Forward::TakeHeads(int64_t m) {
-  const int64_t rows = shape_.rows(m), queries = shape_.queries(m);
-  const int64_t dim = shape_.dim;
-  const at::ScalarType type = state_.dtype;
-  const auto take = [&](stream::Class which, at::IntArrayRef sizes,
-                        at::ScalarType type) {
-    return state_.staging().TakeFor(state_.store.saved(layer_, which, m), sizes,
-                                    type);
-  };
-  Heads heads;
-  heads.q = take(stream::Class::kQ, {queries, shape_.q_heads, dim}, type);
-  heads.k = take(stream::Class::kK, {rows, shape_.kv_heads, dim}, type);
-  heads.v = take(stream::Class::kV, {rows, shape_.kv_heads, dim}, type);
-  heads.o = take(stream::Class::kO, {queries, shape_.q_heads, dim},
-                 state_.output_type());
-  heads.lse = take(stream::Class::kLse, {shape_.q_heads, queries}, at::kFloat);
-  return heads;
-}
-
-absl::Status Forward::Project(int64_t m, const at::Tensor& x,
-                              const Heads& heads) {
-  SegmentScope segment(state_.options.allocator,
-                       state_.Kind(stream::Segment::kQkvForward, m));
-  RowWriter norm1 = Write(stream::Class::kNorm1, m);
-  const at::Tensor normed =
-      NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias),
-                  norm1.PlaceOf(0, x.size(0)));
-  norm1.Store(0, normed);
-  norm1.Send(state_.staging());
-  Projected to;
-  if (state_.exchange.local()) to = {heads.q, heads.k, heads.v};
-  const Projected local = runtime::Project(state_, weights_, normed, m, to);
-  SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
-      state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
-                        {HeadKind::kKeyValue, local.k, heads.k},
-                        {HeadKind::kKeyValue, local.v, heads.v}}));
-  // Dropped rows of q are sent only if this layer's backward is next, which
-  // then need not project q again.
-  SendHeads(state_, layer_, stream::Class::kQ, m, heads.q,
-            /*with_dropped=*/again_ && output_ == nullptr);
-  SendHeads(state_, layer_, stream::Class::kK, m, heads.k,
-            /*with_dropped=*/true);
-  SendHeads(state_, layer_, stream::Class::kV, m, heads.v,
-            /*with_dropped=*/true);
-  state_.staging().Flush("q, k, v out");
-  return absl::OkStatus();
-}
-
-void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
-  const at::Tensor y = state_.staging().TakeFor(
-      output_->chunk(m), {shape_.local(m), shape_.hidden}, state_.dtype);
-  RowWriter norm2 = Write(stream::Class::kNorm2, m);
-  RowWriter up_rows = Write(stream::Class::kUp, m);
-  RowWriter gate_rows = Write(stream::Class::kGate, m);
-  RowWriter act_rows = Write(stream::Class::kAct, m);
-  ForRows(0, shape_.local(m), shape_.ffn_rows, [&](int64_t row, int64_t n) {
-    const at::Tensor residual = x2.narrow(0, row, n);
-    const at::Tensor normed = NormForward(
-        residual, state_.Norm(weights_.norm2_weight, weights_.norm2_bias),
-        norm2.PlaceOf(row, n));
-    norm2.Store(row, normed);
-    const at::Tensor up = LinearForward(
-        normed, weights_.up_weight, weights_.up_bias, up_rows.PlaceOf(row, n));
-    up_rows.Store(row, up);
-    at::Tensor gate;
-    if (shape_.gated) {
-      gate = LinearForward(normed, weights_.gate_weight, {},
-                           gate_rows.PlaceOf(row, n));
-      gate_rows.Store(row, gate);
-    }
-    const at::Tensor act =
-        ActivationForward(gate, up, act_rows.PlaceOf(row, n));
-    act_rows.Store(row, act);
-    at::Tensor out = y.narrow(0, row, n);
-    at::add_out(out,
-                LinearForward(act, weights_.down_weight, weights_.down_bias),
-                residual);
-  });
-  for (const RowWriter* rows : {&norm2, &up_rows, &gate_rows, &act_rows}) {
-    rows->Send(state_.staging());
-  }
-  state_.staging().Send(y, output_->chunk(m));
-}
-
-absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
-  SegmentScope segment(state_.options.allocator,
-                       state_.Kind(stream::Segment::kPostForward, m));
-  const int64_t rows = shape_.local(m);
-  const at::Tensor o = heads.o.to(state_.dtype);
-  at::Tensor home = o;
-  if (!state_.exchange.local()) {
-    home = at::empty({rows, state_.model().heads, shape_.dim}, o.options());
-  }
-  SLUICE_RETURN_IF_ERROR(
-      state_.exchange.ToTokens(state_.Whole(m), {{HeadKind::kQuery, home, o}}));
-  RowWriter residual = Write(stream::Class::kX2, m);
-  const at::Tensor x2 =
-      LinearForward(home.view({rows, state_.model().query_width()}),
-                    weights_.o_weight, weights_.o_bias,
-                    residual.PlaceOf(0, rows))
-          .add_(x);
-  residual.Store(0, x2);
-  residual.Send(state_.staging());
-  FeedForward(m, x2);
-  state_.staging().Flush("layer out");
-  return absl::OkStatus();
-}
-
-absl::Status Forward::Chunk(int64_t m) {
-  SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs_.Next());
-  const at::Tensor x =
-      slot->Take({shape_.local(m), shape_.hidden}, state_.dtype);
-  SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-  const Heads heads = TakeHeads(m);
-  SLUICE_RETURN_IF_ERROR(Project(m, x, heads));
-  if (heads.o.scalar_type() == at::kFloat) {
-    SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, heads.o));
-  } else {
-    const at::Tensor sum = state_.output_sum(m);
-    SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, sum));
-    heads.o.copy_(sum);
-  }
-  if (again_ || !shape_.reruns(m) || !shape_.reruns_layer(layer_)) {
-    state_.staging().Send(heads.o,
-                          state_.store.saved(layer_, stream::Class::kO, m));
-    state_.staging().Send(heads.lse,
-                          state_.store.saved(layer_, stream::Class::kLse, m));
-    state_.staging().Flush("o, lse out");
-  }
-  if (output_ != nullptr) SLUICE_RETURN_IF_ERROR(Post(m, x, heads));
-  inputs_.Done();
-  return absl::OkStatus();
-}
-
 }  // namespace
-
-LayerOutput::LayerOutput() = default;
-LayerOutput::LayerOutput(LayerOutput&&) noexcept = default;
-LayerOutput& LayerOutput::operator=(LayerOutput&&) noexcept = default;
-LayerOutput::~LayerOutput() = default;
 
 absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
                                          const LayerTensors& weights,

@@ -27,7 +27,39 @@ class Step {
         scale_(1.0 / static_cast<double>(std::max<int64_t>(global_count, 1))),
         loss_sum_(at::zeros({}, On(state.options.device, at::kDouble))) {}
 
-  absl::StatusOr<StepResult> Run();
+  absl::StatusOr<StepResult> Run() {
+    SLUICE_ASSIGN_OR_RETURN(std::unique_ptr<ChunkHandle> hidden,
+                            state_.NewHidden());
+    SLUICE_RETURN_IF_ERROR(Await(0));
+    SLUICE_RETURN_IF_ERROR(Embed(*hidden));
+    std::vector<std::unique_ptr<SavedLayer>> saved;
+    for (int64_t layer = 0; layer < shape_.layers; ++layer) {
+      SLUICE_RETURN_IF_ERROR(Await(1 + layer));
+      SLUICE_ASSIGN_OR_RETURN(LayerOutput output,
+                              LayerForward(state_, weights_.layers[layer],
+                                           std::move(hidden), layer));
+      hidden = std::move(output.output);
+      saved.push_back(std::move(output.saved));
+    }
+    SLUICE_RETURN_IF_ERROR(Await(1 + shape_.layers));
+    SLUICE_RETURN_IF_ERROR(Loss(*hidden));
+    SLUICE_RETURN_IF_ERROR(Done(1 + shape_.layers));
+    for (int64_t layer = shape_.layers - 1; layer >= 0; --layer) {
+      if (shape_.rerun_end(layer)) {
+        SLUICE_RETURN_IF_ERROR(RerunGroup(layer, saved));
+      }
+      const bool follows = layer > 0 && !shape_.rerun_end(layer - 1);
+      SLUICE_ASSIGN_OR_RETURN(
+          hidden, LayerBackward(state_, weights_.layers[layer],
+                                gradients_.layers[layer],
+                                std::move(saved[layer]), std::move(hidden),
+                                follows ? saved[layer - 1].get() : nullptr));
+      SLUICE_RETURN_IF_ERROR(Done(1 + layer));
+    }
+    SLUICE_RETURN_IF_ERROR(EmbedBackward(*hidden));
+    SLUICE_RETURN_IF_ERROR(Done(0));
+    return ReadResult(loss_sum_, labels_);
+  }
 
  private:
   absl::Status Await(int64_t part) {
@@ -38,18 +70,133 @@ class Step {
     PendingWeights* const pending = state_.options.pending;
     return pending != nullptr ? pending->PartIsDone(part) : absl::OkStatus();
   }
-  absl::Status Embed(ChunkHandle& output);
-  absl::Status Loss(ChunkHandle& hidden);
+  absl::Status Embed(ChunkHandle& output) {
+    SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kForward));
+    for (const int64_t m : state_.active) {
+      SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+      at::Tensor x = state_.staging().TakeFor(
+          output.chunk(m), {shape_.local(m), shape_.hidden}, state_.dtype);
+      {
+        SegmentScope segment(state_.options.allocator,
+                             state_.Kind(stream::Segment::kEmbedForward, m));
+        at::index_select_out(x, weights_.embed, 0, Local(tokens_, m));
+        if (weights_.positions.defined()) {
+          x.add_(Positions(weights_.positions, m));
+        }
+      }
+      state_.staging().Send(x, output.chunk(m));
+      state_.staging().Flush("embedding out");
+    }
+    return absl::OkStatus();
+  }
+
+  // Overwrites the last layer's output with its gradient, group by group.
+  absl::Status Loss(ChunkHandle& hidden) {
+    SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
+    const std::vector<stream::LossGroup> groups = shape_.loss_groups();
+    Fetches inputs(&state_.inputs(), static_cast<int64_t>(groups.size()), "y",
+                   [&](int64_t k, Fetch& fetch) {
+                     FetchGroup(groups[k], hidden, fetch);
+                     return true;
+                   });
+    for (const stream::LossGroup& group : groups) {
+      SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
+      const std::array<int64_t, 2> sizes = {shape_.loss_rows(group),
+                                            shape_.hidden};
+      const at::Tensor x = slot->Take(sizes, state_.dtype);
+      SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+      const at::Tensor dx = shape_.resident(stream::Class::kInput, group.first)
+                                ? x
+                                : state_.staging().Take(sizes, state_.dtype);
+      {
+        SegmentScope segment(
+            state_.options.allocator,
+            stream::KindOf(stream::Segment::kLoss, group.full));
+        if (x.size(0) > 0) LossOf(x, LabelsOf(group), dx);
+      }
+      SendGroup(group, dx, hidden);
+      state_.staging().Flush("dY out");
+      inputs.Done();
+    }
+    return absl::OkStatus();
+  }
+
   void FetchGroup(const stream::LossGroup& group, ChunkHandle& hidden,
-                  Fetch& fetch) const;
+                  Fetch& fetch) const {
+    if (shape_.resident(stream::Class::kInput, group.first)) {
+      return fetch.Space(hidden.chunk(group.first));
+    }
+    fetch.Field(shape_.loss_rows(group) * shape_.hidden * shape_.element);
+    int64_t at = 0;
+    for (int64_t m = group.first; m < group.first + group.chunks; ++m) {
+      ChunkBuffer& from = hidden.chunk(m);
+      fetch.Piece(from, 0, at, from.size);
+      at += from.size;
+    }
+  }
+
   void SendGroup(const stream::LossGroup& group, const at::Tensor& rows,
-                 ChunkHandle& hidden);
+                 ChunkHandle& hidden) {
+    int64_t row = 0;
+    for (int64_t m = group.first; m < group.first + group.chunks; ++m) {
+      state_.staging().Send(rows.narrow(0, row, shape_.local(m)),
+                            hidden.chunk(m));
+      row += shape_.local(m);
+    }
+  }
+
   absl::Status RerunGroup(
-      int64_t last, const std::vector<std::unique_ptr<SavedLayer>>& saved);
-  absl::Status EmbedBackward(ChunkHandle& gradient);
+      int64_t last, const std::vector<std::unique_ptr<SavedLayer>>& saved) {
+    for (int64_t layer = last + 1 - shape_.rerun_layers; layer <= last;
+         ++layer) {
+      ChunkHandle* output =
+          layer < last ? saved[layer + 1]->input.get() : nullptr;
+      SLUICE_RETURN_IF_ERROR(
+          LayerRerun(state_, weights_.layers[layer], *saved[layer], output));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status EmbedBackward(ChunkHandle& gradient) {
+    SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
+    const std::vector<int64_t>& chunks = state_.active;
+    Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "dX",
+                   [&](int64_t k, Fetch& fetch) {
+                     fetch.Whole(gradient.chunk(chunks[k]));
+                     return true;
+                   });
+    for (const int64_t m : chunks) {
+      SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
+      const at::Tensor dx =
+          slot->Take({shape_.local(m), shape_.hidden}, state_.dtype);
+      {
+        SegmentScope segment(state_.options.allocator,
+                             state_.Kind(stream::Segment::kEmbedBackward, m));
+        const at::Tensor dx32 = dx.to(at::kFloat);
+        gradients_.embed.index_add_(0, Local(tokens_, m), dx32);
+        if (gradients_.positions.defined()) {
+          Positions(gradients_.positions, m).add_(dx32);
+        }
+      }
+      inputs.Done();
+    }
+    return absl::OkStatus();
+  }
+
   // Writes dX to `dx`, which may be x.
   void LossOf(const at::Tensor& x, const at::Tensor& labels,
-              const at::Tensor& dx);
+              const at::Tensor& dx) {
+    const NormWeights norm =
+        state_.Norm(weights_.final_norm_weight, weights_.final_norm_bias);
+    at::Tensor& head_gradient =
+        gradients_.head.defined() ? gradients_.head : gradients_.embed;
+    const at::Tensor d_normed = LossForwardBackward(
+        NormForward(x, norm), labels, weights_.logits_weight(), scale_,
+        shape_.loss.rows, loss_sum_, head_gradient);
+    NormBackward(x, d_normed, /*residual=*/{}, norm,
+                 {gradients_.final_norm_weight, gradients_.final_norm_bias},
+                 dx);
+  }
 
   // Returns this rank's rows of chunk m of a per-token tensor or the positions.
   at::Tensor Local(const at::Tensor& per_token, int64_t m) const {
@@ -76,165 +223,6 @@ class Step {
   const double scale_;
   at::Tensor loss_sum_;
 };
-
-absl::Status Step::Embed(ChunkHandle& output) {
-  SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kForward));
-  for (const int64_t m : state_.active) {
-    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-    at::Tensor x = state_.staging().TakeFor(
-        output.chunk(m), {shape_.local(m), shape_.hidden}, state_.dtype);
-    {
-      SegmentScope segment(state_.options.allocator,
-                           state_.Kind(stream::Segment::kEmbedForward, m));
-      at::index_select_out(x, weights_.embed, 0, Local(tokens_, m));
-      if (weights_.positions.defined()) {
-        x.add_(Positions(weights_.positions, m));
-      }
-    }
-    state_.staging().Send(x, output.chunk(m));
-    state_.staging().Flush("embedding out");
-  }
-  return absl::OkStatus();
-}
-
-void Step::LossOf(const at::Tensor& x, const at::Tensor& labels,
-                  const at::Tensor& dx) {
-  const NormWeights norm =
-      state_.Norm(weights_.final_norm_weight, weights_.final_norm_bias);
-  at::Tensor& head_gradient =
-      gradients_.head.defined() ? gradients_.head : gradients_.embed;
-  const at::Tensor d_normed = LossForwardBackward(
-      NormForward(x, norm), labels, weights_.logits_weight(), scale_,
-      shape_.loss.rows, loss_sum_, head_gradient);
-  NormBackward(x, d_normed, /*residual=*/{}, norm,
-               {gradients_.final_norm_weight, gradients_.final_norm_bias}, dx);
-}
-
-// Fetches the chunks of a group, contiguous.
-void Step::FetchGroup(const stream::LossGroup& group, ChunkHandle& hidden,
-                      Fetch& fetch) const {
-  if (shape_.resident(stream::Class::kInput, group.first)) {
-    return fetch.Space(hidden.chunk(group.first));
-  }
-  fetch.Field(shape_.loss_rows(group) * shape_.hidden * shape_.element);
-  int64_t at = 0;
-  for (int64_t m = group.first; m < group.first + group.chunks; ++m) {
-    ChunkBuffer& from = hidden.chunk(m);
-    fetch.Piece(from, 0, at, from.size);
-    at += from.size;
-  }
-}
-
-void Step::SendGroup(const stream::LossGroup& group, const at::Tensor& rows,
-                     ChunkHandle& hidden) {
-  int64_t row = 0;
-  for (int64_t m = group.first; m < group.first + group.chunks; ++m) {
-    state_.staging().Send(rows.narrow(0, row, shape_.local(m)),
-                          hidden.chunk(m));
-    row += shape_.local(m);
-  }
-}
-
-// Overwrites the last layer's output with its gradient, group by group.
-absl::Status Step::Loss(ChunkHandle& hidden) {
-  SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
-  const std::vector<stream::LossGroup> groups = shape_.loss_groups();
-  Fetches inputs(&state_.inputs(), static_cast<int64_t>(groups.size()), "y",
-                 [&](int64_t k, Fetch& fetch) {
-                   FetchGroup(groups[k], hidden, fetch);
-                   return true;
-                 });
-  for (const stream::LossGroup& group : groups) {
-    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
-    const std::array<int64_t, 2> sizes = {shape_.loss_rows(group),
-                                          shape_.hidden};
-    const at::Tensor x = slot->Take(sizes, state_.dtype);
-    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-    const at::Tensor dx = shape_.resident(stream::Class::kInput, group.first)
-                              ? x
-                              : state_.staging().Take(sizes, state_.dtype);
-    {
-      SegmentScope segment(state_.options.allocator,
-                           stream::KindOf(stream::Segment::kLoss, group.full));
-      if (x.size(0) > 0) LossOf(x, LabelsOf(group), dx);
-    }
-    SendGroup(group, dx, hidden);
-    state_.staging().Flush("dY out");
-    inputs.Done();
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Step::EmbedBackward(ChunkHandle& gradient) {
-  SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
-  const std::vector<int64_t>& chunks = state_.active;
-  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "dX",
-                 [&](int64_t k, Fetch& fetch) {
-                   fetch.Whole(gradient.chunk(chunks[k]));
-                   return true;
-                 });
-  for (const int64_t m : chunks) {
-    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
-    const at::Tensor dx =
-        slot->Take({shape_.local(m), shape_.hidden}, state_.dtype);
-    {
-      SegmentScope segment(state_.options.allocator,
-                           state_.Kind(stream::Segment::kEmbedBackward, m));
-      const at::Tensor dx32 = dx.to(at::kFloat);
-      gradients_.embed.index_add_(0, Local(tokens_, m), dx32);
-      if (gradients_.positions.defined()) {
-        Positions(gradients_.positions, m).add_(dx32);
-      }
-    }
-    inputs.Done();
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Step::RerunGroup(
-    int64_t last, const std::vector<std::unique_ptr<SavedLayer>>& saved) {
-  for (int64_t layer = last + 1 - shape_.rerun_layers; layer <= last; ++layer) {
-    ChunkHandle* output =
-        layer < last ? saved[layer + 1]->input.get() : nullptr;
-    SLUICE_RETURN_IF_ERROR(
-        LayerRerun(state_, weights_.layers[layer], *saved[layer], output));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<StepResult> Step::Run() {
-  SLUICE_ASSIGN_OR_RETURN(std::unique_ptr<ChunkHandle> hidden,
-                          state_.NewHidden());
-  SLUICE_RETURN_IF_ERROR(Await(0));
-  SLUICE_RETURN_IF_ERROR(Embed(*hidden));
-  std::vector<std::unique_ptr<SavedLayer>> saved;
-  for (int64_t layer = 0; layer < shape_.layers; ++layer) {
-    SLUICE_RETURN_IF_ERROR(Await(1 + layer));
-    SLUICE_ASSIGN_OR_RETURN(
-        LayerOutput output,
-        LayerForward(state_, weights_.layers[layer], std::move(hidden), layer));
-    hidden = std::move(output.output);
-    saved.push_back(std::move(output.saved));
-  }
-  SLUICE_RETURN_IF_ERROR(Await(1 + shape_.layers));
-  SLUICE_RETURN_IF_ERROR(Loss(*hidden));
-  SLUICE_RETURN_IF_ERROR(Done(1 + shape_.layers));
-  for (int64_t layer = shape_.layers - 1; layer >= 0; --layer) {
-    if (shape_.rerun_end(layer)) {
-      SLUICE_RETURN_IF_ERROR(RerunGroup(layer, saved));
-    }
-    const bool follows = layer > 0 && !shape_.rerun_end(layer - 1);
-    SLUICE_ASSIGN_OR_RETURN(
-        hidden,
-        LayerBackward(state_, weights_.layers[layer], gradients_.layers[layer],
-                      std::move(saved[layer]), std::move(hidden),
-                      follows ? saved[layer - 1].get() : nullptr));
-    SLUICE_RETURN_IF_ERROR(Done(1 + layer));
-  }
-  SLUICE_RETURN_IF_ERROR(EmbedBackward(*hidden));
-  SLUICE_RETURN_IF_ERROR(Done(0));
-  return ReadResult(loss_sum_, labels_);
-}
 
 absl::Status CheckTokens(const char* what, const at::Tensor& t,
                          int64_t expected, at::Device device) {

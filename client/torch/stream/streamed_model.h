@@ -1,27 +1,68 @@
 // One training step of the whole streamed model: embedding, layers, final norm
-// and chunked loss, and backward through all of it.
+// and chunked loss, and backward through all of it. A layer is a stream of
+// chunks: FPDT's chunked attention with k/v in host memory, MEMO's token-wise
+// swap and recompute (README.md).
+//
+// Everything that grows with the sequence is in the host lease, except kept
+// rows. HBM holds the buffers of one or two chunks (staging ring, fetch rings,
+// transients).
+//
+// Ordering: each host buffer has two tickets ("its bytes are there", "its last
+// fetch is over"), each ring slot one of its last use. Compute waits on tickets
+// only, never on a stream.
 //
 // Thread safety: one compute thread per StreamContext.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <memory>
 
 #include "absl/status/statusor.h"
+#include "client/copy/copy_engine.h"
 #include "client/torch/math/model_tensors.h"
-#include "client/torch/stream/streamed_layer.h"
+#include "client/torch/memory/region_allocator.h"
+#include "client/torch/ranks/collectives.h"
+#include "client/torch/stream/pending_weights.h"
+#include "planner/stream/options.h"
 
 namespace sluice::runtime {
 
+// Layout, copy engine, host arena, rings, kept rows. Another sequence length or
+// other fractions need a new context.
+class StreamContext {
+ public:
+  struct Options {
+    stream::StreamOptions stream;        // decides all sizes
+    at::Device device;                   // of every tensor of a step
+    Collectives* collectives = nullptr;  // outlive the context; may be null
+                                         // with one rank
+    client::CopyEngine* copies = nullptr;
+    RegionAllocator* allocator = nullptr;  // null: plain tensors
+    PendingWeights* pending = nullptr;     // null: all weights are up to date
+    std::byte* host = nullptr;  // the leased host region, 64-byte aligned
+    Bytes host_size;
+  };
+  // Allocates the rings and the kept rows (in HBM) and lays out the host arena,
+  // with exactly the sizes of planner/stream/stream_shape.h. InvalidArgument: a
+  // shape or option out of range. Unimplemented: this build has no attention on
+  // the device. ResourceExhausted: the host region is too small; the message
+  // has the needed and the given size.
+  static absl::StatusOr<std::unique_ptr<StreamContext>> Create(
+      const Options& options);
+  virtual ~StreamContext() = default;
+};
+
 // Adds the gradients of (sum of this rank's losses / `global_count`) to
 // `gradients` (fp32; the trainer zeroes them and sums them over the ranks).
-// Returns the sum of this rank's losses (in fp64) and the number of its labels
-// that count.
 //
 // `tokens` and `labels` are int64 [layout.total_local_rows(rank)] in HBM: this
 // rank's rows of chunk 0, then of chunk 1, ... Labels are already shifted; -100
-// is ignored. `global_count` is the number of labels not ignored over all ranks
-// (and micro-batches, when gradients accumulate). InvalidArgument: a tensor on
-// another device than the context's, or with another number of rows.
+// is ignored. `global_count` is the number of other labels over all ranks (and
+// micro-batches). InvalidArgument: a tensor on another device than the
+// context's, or with another number of rows.
 absl::StatusOr<StepResult> StreamedStep(StreamContext& context,
                                         const ModelTensors& weights,
                                         ModelTensors& gradients,

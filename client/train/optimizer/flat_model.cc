@@ -2,7 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 
-#include "client/torch/math/first_weights.h"
+#include "client/torch/math/model_tensors.h"
 #include "client/torch/placement.h"
 
 namespace sluice::train {

@@ -49,7 +49,7 @@ class FlatModel {
   // `stage`. Errors are the stage's.
   absl::Status Set(const FlatEntry& entry, const at::Tensor& values,
                    runtime::HostStage& stage);
-  // Sets the first weights of `seed` (first_weights.h) through `stage`. They
+  // Sets the first weights of `seed` (model_tensors.h) through `stage`. They
   // are the same for every number of ranks. Errors are the stage's.
   absl::Status Initialize(const stream::ModelShape& config, uint64_t seed,
                           runtime::HostStage& stage);

@@ -18,7 +18,6 @@
 #include "client/torch/run/host_stage.h"
 #include "client/torch/run/plan_change.h"
 #include "client/torch/run/run_context.h"
-#include "client/torch/run/saved_plan.h"
 #include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"
 #include "client/train/optimizer/flat_model.h"

@@ -9,7 +9,6 @@
 
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/rules/probes.h"
-#include "deploy/bundle/verify/visible.h"
 #include "proto/base/spawn.h"
 #include "proto/base/text.h"
 

@@ -9,7 +9,6 @@
 #include <numeric>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -47,8 +46,7 @@ absl::StatusOr<Address> AddressSpace::Reserve(Bytes size,
     }
     address = static_cast<Address>(range);
   } else {
-    // Aligned for every place of this kind, because the default alignment may
-    // be too small for memory that is mapped there.
+    // The default alignment may be too small for memory that is mapped there.
     SLUICE_ASSIGN_OR_RETURN(const Bytes alignment, maker_->Alignment(kind));
     DevicePointer range = 0;
     SLUICE_CUDA(library_, cuMemAddressReserve, "of " + FormatBytes(size),
@@ -171,8 +169,7 @@ absl::Status AddressSpace::Unpin(Address address) {
         "nothing is pinned at {}", static_cast<const void*>(address)));
   }
   const Pinned pinned = it->second;
-  // The calls that can fail come first, so that after an error the memory is
-  // still pinned.
+  // These calls can fail, so they come first: the memory is still pinned then.
   SLUICE_ASSIGN_OR_RETURN(const auto scope,
                           ContextScope::Enter(library_, pinned.by));
   pins_.erase(it);
@@ -209,8 +206,7 @@ absl::Status AddressSpace::PinOutside(const Pins& pins, Address address,
   return status;
 }
 
-// Makes every run of adjacent mappings without access accessible, as one pinned
-// range.
+// Makes each run of adjacent mappings without access one pinned range.
 absl::Status AddressSpace::AllowOurs(const std::vector<Book::Tile*>& tiles,
                                      DeviceIndex device) {
   const auto has_access = [](const Book::Tile* tile) {

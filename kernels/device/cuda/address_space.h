@@ -1,5 +1,3 @@
-// Reserved addresses on cuda, their mappings, and the ranges of them that are
-// pinned.
 #pragma once
 
 #include <map>
@@ -29,16 +27,14 @@ class AddressSpace {
   absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind);
   absl::Status Free(Address address, Bytes size);
   absl::Status Map(Address address, Bytes size, MemoryPointer memory);
-  // Unmaps the range. If it is part of a larger range that one Allow pinned,
-  // unpins the larger range and pins its other parts again. REQUIRES: no copy
-  // or kernel uses the larger range.
+  // If one Allow pinned a larger range, unpins all of that and pins its other
+  // parts again. REQUIRES: no copy or kernel uses the larger range.
   absl::Status Unmap(Address address, Bytes size);
   // Makes the range accessible. Memory that we mmap is pinned as one range per
   // call: a copy may cross mappings of one call, but not of two.
   absl::Status Allow(Address address, Bytes size, DeviceIndex device);
 
-  // Pins memory for all contexts. Uses the context of `device`, or any context
-  // if `device` is unset.
+  // Pins memory for all contexts, by the context of `device` or any other.
   absl::Status Pin(Address address, Bytes size,
                    std::optional<DeviceIndex> device);
   absl::Status Unpin(Address address);
@@ -46,8 +42,7 @@ class AddressSpace {
  private:
   using Book = AddressBook<PhysicalMemory>;
 
-  // Returns whether we, and not the driver, make the mappings of this kind
-  // (mmap).
+  // Returns whether we make the mappings (mmap), and not the driver.
   bool IsOurs(Placement::Kind kind) const {
     return kind == Placement::Kind::kHost && !maker_->driver_pins_host();
   }
@@ -62,8 +57,7 @@ class AddressSpace {
   absl::Status AllowOurs(const std::vector<Book::Tile*>& tiles,
                          DeviceIndex device);
   absl::Status UnmapOne(const Book::Tile& tile);
-  // Unpins every range that overlaps this one, and adds those ranges to
-  // `unpinned`.
+  // Unpins every range that overlaps this one; adds them to `unpinned`.
   absl::Status UnpinWithin(Address address, Bytes size, Pins& unpinned);
   // Pins those parts of `pins` again that lie outside the range.
   absl::Status PinOutside(const Pins& pins, Address address, Bytes size);

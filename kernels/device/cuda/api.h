@@ -1,10 +1,7 @@
-// The part of the CUDA driver API that Sluice uses: types, constants, and the
-// names of the functions as libcuda.so.1 exports them.
-//
-// These are our declarations. cuda.h is not included, because a build needs no
-// CUDA, and because cuda.h hides behind macros that names carry a version
-// (cuMemGetInfo_v2). Where cuda.h is installed, tests/device/cuda_api_test.cc
-// compares both.
+// The part of the CUDA driver API that Sluice uses. These are our declarations,
+// because a build needs no CUDA, and because cuda.h hides behind macros that
+// names carry a version (cuMemGetInfo_v2). Where cuda.h is installed,
+// tests/device/cuda_api_test.cc compares both.
 #pragma once
 
 #include <cstddef>
@@ -73,8 +70,7 @@ inline constexpr int kAttributeRdmaOfVirtualMemory = 110;
 inline constexpr int kAttributeHostNumaId = 134;
 inline constexpr int kAttributeHostNumaVirtualMemory = 141;
 
-// Lists the functions as X(exported name, parameter types…). Each returns
-// Result.
+// Lists X(exported name, parameter types…). Each function returns Result.
 #define SLUICE_CUDA_FUNCTIONS(X)                                               \
   X(cuInit, unsigned)                                                          \
   X(cuDriverGetVersion, int*)                                                  \

@@ -1,6 +1,5 @@
 // The GPUs' primary contexts. A context takes hundreds of MiB of its GPU, so it
-// is made at its first use. The daemon needs no context to make and export
-// memory, but has one on each GPU, because cuMemGetInfo needs one.
+// is made at its first use: for the daemon by cuMemGetInfo, which needs one.
 #pragma once
 
 #include <map>
@@ -14,8 +13,7 @@
 
 namespace sluice::device::cuda {
 
-// A GPU of this process. An unusable GPU keeps its number, so that the numbers
-// of the other GPUs do not change.
+// An unusable GPU keeps its number, so that those of the others do not change.
 struct Gpu {
   Device device = 0;
   absl::Status fault;  // Unavailable: the GPU is unusable and has no `device`
@@ -34,8 +32,7 @@ class Contexts {
   const std::vector<Gpu>& gpus() const { return gpus_; }
   // Returns the first usable GPU.
   DeviceIndex first() const;
-  // Returns the CUDA device of a GPU. InvalidArgument: no such GPU.
-  // Unavailable: the GPU is unusable.
+  // InvalidArgument: no such GPU. Unavailable: the GPU is unusable.
   absl::StatusOr<Device> DeviceOf(DeviceIndex gpu) const;
   // Returns the context of a GPU. Errors are those of DeviceOf.
   absl::StatusOr<Context> Of(DeviceIndex gpu);

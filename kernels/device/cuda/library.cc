@@ -54,8 +54,7 @@ absl::StatusCode CodeOf(Result result) {
       return absl::StatusCode::kUnimplemented;
     case 800:  // NOT_PERMITTED
       return absl::StatusCode::kPermissionDenied;
-    // These mean that there is no GPU, or that the context or the GPU is
-    // unusable.
+    // There is no GPU, or the context or the GPU is unusable.
     case 3:    // NOT_INITIALIZED
     case 46:   // DEVICE_UNAVAILABLE
     case 100:  // NO_DEVICE

@@ -7,29 +7,25 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device/cuda/api.h"
-#include "kernels/device/driver.h"
 #include "proto/base/shortage.h"
 
 namespace sluice::device::cuda {
 
-// The oldest driver that Sluice supports. 12.2 is the first that exports
-// NUMA-placed host memory. Kernels compiled by nvcc 13 need driver 580 (13.0)
-// or newer.
+// 12.2 is the first that exports NUMA-placed host memory. Kernels compiled by
+// nvcc 13 need driver 580 (13.0) or newer.
 inline constexpr int kOldestDriver = 12020;
 
 // The loaded libcuda. Thread safety: thread-safe after Load.
 class LoadedLibrary {
  public:
-  // Loads the library; calls only dlopen and dlsym. Unavailable, with the
-  // reason: the library is not installed or lacks a function. The library is
-  // never closed, because the driver runs its threads in it.
+  // Calls only dlopen and dlsym. Never closed, because the driver runs its
+  // threads in it. Unavailable: not installed, or a function is missing.
   static absl::StatusOr<std::unique_ptr<LoadedLibrary>> Load(
       const std::string& path);
 
   const Functions& functions() const { return functions_; }
-  // Returns OK for kSuccess, else a Status. `call` is the function with its
-  // important arguments. `memory` is the shortage that a failure for lack of
-  // memory means.
+  // `call` is the function with its important arguments. `memory` is the
+  // shortage that a failure for lack of memory means.
   absl::Status ToStatus(Result result, const std::string& call,
                         Shortage memory = Shortage::kGpuMemory) const;
 
@@ -42,9 +38,8 @@ absl::StatusCode CodeOf(Result result);
 
 }  // namespace sluice::device::cuda
 
-// SLUICE_CUDA(cuda_, cuMemRelease, "of 4 MiB", handle) calls the function. On
-// failure it returns a Status with the function's name and the remark from the
-// enclosing function.
+// SLUICE_CUDA(cuda_, cuMemRelease, "of 4 MiB", handle) calls the function; if
+// it fails, returns a Status with its name and the remark.
 #define SLUICE_CUDA(library, function, remark, ...)                     \
   SLUICE_RETURN_IF_ERROR(                                               \
       (library)->ToStatus((library)->functions().function(__VA_ARGS__), \

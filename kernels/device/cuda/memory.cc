@@ -83,8 +83,7 @@ MemoryMaker::MemoryMaker(const LoadedLibrary* library, const Contexts* contexts,
     : library_(library), contexts_(contexts) {
   for (const Gpu& gpu : contexts_->gpus()) {
     int supported = 0;
-    // Only network cards need this attribute, so a GPU that does not answer
-    // counts as lacking it.
+    // Only network cards need it, so a GPU that does not answer lacks it.
     if (gpu.fault.ok()) {
       library_->functions().cuDeviceGetAttribute(
           &supported, kAttributeRdmaOfVirtualMemory, gpu.device);
@@ -202,8 +201,7 @@ absl::StatusOr<MemoryPointer> MemoryMaker::CreateMemfd(Placement where,
   UniqueFd fd(memfd_create("sluice-host", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoStatus(errno, "memfd_create");
   // Allocates all pages now, because a page that is missing later would raise
-  // SIGBUS in a rank. The seals are added after that, since one of them forbids
-  // the file to grow.
+  // SIGBUS in a rank. The seals come after that: one forbids the file to grow.
   if (ftruncate(fd.get(), size.count()) != 0) {
     return ErrnoStatus(errno, "size host memory");
   }
@@ -281,9 +279,8 @@ absl::Status MemoryMaker::CheckPlace(MemoryHandle handle, Placement where,
   SLUICE_CUDA(library_, cuMemGetAllocationPropertiesFromHandle,
               "of an imported descriptor", &properties, handle);
   const Location expected = Properties(where).location;
-  // NUMA nodes have the same numbers in all processes. GPU numbers are not
-  // compared: CUDA does not document whether the number is the exporter's or
-  // the importer's, and the two differ with CUDA_VISIBLE_DEVICES.
+  // GPU numbers are not compared: CUDA does not document whether they are the
+  // exporter's or the importer's, which differ with CUDA_VISIBLE_DEVICES.
   const bool same_number = where.kind == Placement::Kind::kGpu ||
                            properties.location.id == expected.id;
   if (properties.location.type == expected.type && same_number) {

@@ -61,15 +61,13 @@ using MemoryPointer = std::shared_ptr<PhysicalMemory>;
 // Makes, exports and imports memory. Thread safety: thread-safe.
 class MemoryMaker {
  public:
-  // If `host` is kAuto, probes once whether the driver makes and exports pinned
-  // memory.
+  // kAuto: probes once whether the driver makes and exports pinned memory.
   MemoryMaker(const LoadedLibrary* library, const Contexts* contexts,
               HostMemoryChoice host);
 
   bool driver_pins_host() const { return host_.ok(); }
   HostMemoryKind HostMemory() const;
-  // Returns the alignment for mappings that suits every place of this kind, a
-  // power of two.
+  // Suits mappings of every place of this kind. A power of two.
   absl::StatusOr<Bytes> Alignment(Placement::Kind kind) const;
   absl::Status CheckPlacement(Placement where) const;
   absl::StatusOr<Bytes> Granularity(Placement where) const;
@@ -89,8 +87,7 @@ class MemoryMaker {
   }
   absl::Status CheckKind(const UniqueFd& fd, Placement where, Bytes size) const;
   absl::Status CheckMemfd(const UniqueFd& fd, Bytes size) const;
-  // Checks that the driver reports `where` as the memory's place, as far as it
-  // can: which GPU it is, only the exporter knows.
+  // Checks what the driver reports: which GPU it is, only the exporter knows.
   absl::Status CheckPlace(MemoryHandle handle, Placement where,
                           Bytes size) const;
   absl::StatusOr<MemoryPointer> CreateMemfd(Placement where, Bytes size) const;

@@ -32,8 +32,7 @@ bool IsDeviceFile(const std::string& name) {
   return name.starts_with("nvidia");
 }
 
-// Returns whether a PCI device is NVIDIA's display or 3D controller. The GPU's
-// sound and USB functions are separate devices.
+// The GPU's sound and USB functions are separate PCI devices.
 bool IsGpu(const std::string& device) {
   return FirstWord(device + "/vendor") == "0x10de" &&
          FirstWord(device + "/class").starts_with("0x03");

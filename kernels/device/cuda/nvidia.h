@@ -1,17 +1,14 @@
 // Finds out whether this machine has an NVIDIA GPU, even if its driver does not
-// work.
-//
-// Thread safety: reads the file system only.
+// work. Thread safety: reads the file system only.
 #pragma once
 
 #include <string>
 
 namespace sluice::device {
 
-// Returns the evidence of a GPU, for a message ("/dev/nvidia0", "PCI device
-// 0000:3b:00.0"), or "". Device files and /proc/driver/nvidia exist while the
-// kernel module is loaded; the PCI bus lists a GPU without the module too.
-// `root` is prefixed to every path, for tests.
+// Returns the evidence of a GPU ("/dev/nvidia0", "PCI device 0000:3b:00.0"), or
+// "". Device files and /proc/driver/nvidia exist while the kernel module is
+// loaded; the PCI bus needs no module. `root` is a prefix of paths, for tests.
 std::string FindNvidiaDevice(const std::string& root = "");
 
 // Returns the device node of the GPU with this UUID ("/dev/nvidia3"). Finds it

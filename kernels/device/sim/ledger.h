@@ -1,17 +1,13 @@
-// Counts how much of each place of the simulated node is used.
-//
-// A piece of memory counts while a living process has a handle or a mapping of
-// it, as in CUDA. The kernel is asked for the holders (outside.h), so the count
-// is right even if processes die at any time. A descriptor in flight (exported,
-// released, not yet imported) counts once a process has received it.
+// Counts how much of each place of the simulated node is used. A piece of
+// memory counts while a living process has a handle or a mapping of it, as in
+// CUDA. The kernel is asked for the holders (outside.h), so processes may die
+// at any time. A descriptor in flight counts once a process has received it.
 //
 // The process that makes the node's memory (Books in node.h) counts the memory
 // that it made, and adds what HeldOutside last found in other processes. Any
 // other process asks the kernel each time.
 //
-// Processes of one node must share a pid namespace.
-//
-// Thread safety: thread-safe, and safe between processes.
+// Thread safety: thread-safe, and safe between processes of one pid namespace.
 #pragma once
 
 #include <map>
@@ -40,11 +36,9 @@ class Ledger {
   // `fd` is no memory of this node, place and size. FailedPrecondition: this
   // process has the memory open already.
   absl::Status AddAdopted(const UniqueFd& fd, Placement where, Bytes size);
-  // Removes memory from the count. Called before the last handle and mapping in
-  // this process are closed.
+  // Called before this process's last handle and mapping are closed.
   void Leave(const UniqueFd& fd, Placement where, Bytes size);
-  // Returns Unimplemented in the process that makes the node's memory, because
-  // it imports none.
+  // Unimplemented where the node's memory is made: that process imports none.
   absl::Status CheckImport() const;
 
   absl::StatusOr<MemoryUse> Usage(Placement where);
@@ -54,12 +48,10 @@ class Ledger {
   NodeMapping& node() const { return *node_; }
 
  private:
-  // A source of memory: one GPU, or the host memory of the whole node, which
-  // all NUMA nodes share.
+  // One GPU, or the host memory of the node, which all NUMA nodes share.
   using Source = std::pair<Placement::Kind, uint64_t>;
   static Source SourceOf(Placement where);
-  // Returns the bytes that all processes, including this one, use according to
-  // the kernel.
+  // Returns what all processes use according to the kernel.
   Bytes UsedByAll(Placement where) const;
 
   NodeMapping* const node_;

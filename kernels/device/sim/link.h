@@ -1,25 +1,22 @@
 // A simulated host link: a copy takes the time that the link's speed requires,
 // and all streams of all processes share that speed.
 //
-// How it works. A copy is cut into slices. For each slice the copying thread
-// books the link: it advances the link's `next_free` by the slice's time, with
-// one compare-exchange. Two streams that copy at the same time book
-// alternately, so each gets half, and no stream needs to notify another. The
-// thread sleeps until the booked time is over and only then moves the bytes. As
-// with a real copy, data arrives late and the source is read late, so that a
-// missing wait shows as wrong data.
+// A copy is cut into slices. For each one the copying thread books the link: it
+// advances the link's `next_free` by the slice's time, with one
+// compare-exchange. Two streams that copy at the same time book alternately, so
+// each gets half, and none notifies another. The thread sleeps until the booked
+// time is over and only then moves the bytes. As with a real copy, data arrives
+// late and the source is read late, so that a missing wait shows as wrong data.
 //
 // Booking uses virtual time: a slice starts at the end of the copy's previous
 // slice and not when its thread woke up, so that late wake-ups do not slow a
 // link (a DMA engine is not descheduled). Lateness beyond kMaxCatchUp is lost.
-//
 // A process that dies has booked at most one slice more than it copied.
 //
 // Every user of the node writes to the clocks. So a clock that is more than
-// kMostBookings slices ahead counts as exactly that far ahead: a process that
-// writes wrong times takes at most as much as that many streams that copy all
-// the time. A clock that is behind makes its link faster, which takes nothing
-// from other users.
+// kMostBookings slices ahead counts as exactly that far ahead: wrong times take
+// at most as much as that many streams that copy all the time. A clock that is
+// behind makes its link faster, which takes nothing from other users.
 #pragma once
 
 #include <atomic>
@@ -34,17 +31,14 @@ namespace sluice::device {
 
 inline constexpr int64_t kMaxCatchUpNs = 50'000'000;
 
-// Returns MonotonicClock's time in nanoseconds, which is the same in all
-// processes of the machine.
+// Returns MonotonicClock's time, the same in all processes of the machine.
 int64_t MonotonicNs();
 
-// The most slices of other streams that may be booked ahead of a stream's next
-// slice.
+// Counts slices of other streams that are booked ahead of a stream's next one.
 inline constexpr int64_t kMostBookings = 64;
 
-// Books `size` bytes on a link of this speed (0: not limited), from `ready_ns`
-// or from when the link is free, whichever is later. Returns when the bytes
-// will have passed.
+// Books `size` bytes (speed 0: not limited) from when `ready_ns` is over and
+// the link is free. Returns when they will have passed.
 int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
                  Bytes size, int64_t ready_ns, int64_t now_ns);
 
@@ -52,9 +46,8 @@ int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
 bool IsThrottled(const NodeMapping& node, DeviceIndex gpu,
                  CopyDirection direction);
 
-// Copies at the link's speed. On entry `ready_ns` is the virtual time at which
-// the copy could start; on return, the one at which it ended. Unavailable: the
-// GPU was lost.
+// `ready_ns` is the virtual time at which the copy could start, and on return
+// the one at which it ended. Unavailable: the GPU was lost.
 absl::Status CopyOverLink(const NodeMapping& node, DeviceIndex gpu,
                           std::byte* to, const std::byte* from, Bytes size,
                           CopyDirection direction, int64_t& ready_ns);

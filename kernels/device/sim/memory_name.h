@@ -32,16 +32,14 @@ std::string ToText(const MemoryName& name);
 // Parses a name. Returns nullopt for any other text.
 std::optional<MemoryName> ReadMemoryName(std::string_view text);
 
-// Parses the form that the kernel shows in links and lists of mappings:
-// "/memfd:… (deleted)".
+// Parses what links and lists of mappings show: "/memfd:… (deleted)".
 std::optional<MemoryName> ReadShownName(std::string_view text);
 
 // Reads the name of the memfd that a link in /proc points to.
 std::optional<MemoryName> ReadLinkedName(const std::string& link);
 
-// Returns a name for the node in `directory`, made of the folder's identity and
-// birth time, so it does not depend on the path. The name stays the same while
-// the folder exists, even if its state file is replaced.
+// Names the node by its folder's identity and birth time, not by path. The name
+// stays the same while the folder exists, even if the state file is replaced.
 absl::StatusOr<std::string> NodeName(const std::string& directory);
 
 }  // namespace sluice::device

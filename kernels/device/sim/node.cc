@@ -13,8 +13,9 @@
 #include <cstring>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
-#include "kernels/device/sim/config.h"
+#include "absl/strings/str_split.h"
 #include "kernels/device/sim/ledger.h"
 #include "kernels/device/sim/memory_name.h"
 #include "proto/base/status.h"
@@ -22,40 +23,13 @@
 namespace sluice::device {
 namespace {
 
-constexpr std::array<std::string_view, 34> kCalls = {"Devices",
-                                                     "Granularity",
-                                                     "Usage",
-                                                     "HeldOutside",
-                                                     "Create",
-                                                     "Export",
-                                                     "Import",
-                                                     "Keep",
-                                                     "Adopt",
-                                                     "Release",
-                                                     "Reserve",
-                                                     "FreeReservation",
-                                                     "Map",
-                                                     "Unmap",
-                                                     "SetAccess",
-                                                     "HostRegister",
-                                                     "HostUnregister",
-                                                     "CreateStream",
-                                                     "DestroyStream",
-                                                     "CreateEvent",
-                                                     "CreateTimedEvent",
-                                                     "ElapsedTime",
-                                                     "DestroyEvent",
-                                                     "RecordEvent",
-                                                     "StreamWaitEvent",
-                                                     "QueryEvent",
-                                                     "SynchronizeEvent",
-                                                     "SynchronizeStream",
-                                                     "CopyAsync",
-                                                     "Copy",
-                                                     "FillAsync",
-                                                     "LoadModule",
-                                                     "GetFunction",
-                                                     "Launch"};
+constexpr char kCalls[] =
+    "Devices Granularity Usage HeldOutside Create Export Import Keep Adopt "
+    "Release Reserve FreeReservation Map Unmap SetAccess HostRegister "
+    "HostUnregister CreateStream DestroyStream CreateEvent CreateTimedEvent "
+    "ElapsedTime DestroyEvent RecordEvent StreamWaitEvent QueryEvent "
+    "SynchronizeEvent SynchronizeStream CopyAsync Copy FillAsync LoadModule "
+    "GetFunction Launch";
 
 std::string StatePath(const std::string& directory) {
   return directory + "/node.state";
@@ -71,8 +45,7 @@ absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
 
 bool Locks(int fd, int how) { return flock(fd, how | LOCK_NB) == 0; }
 
-// Returns OK if `path` has no node, or a node that no process uses. In the
-// second case `lock` keeps other processes from opening the node.
+// Returns OK if `path` has no node, or an unused one, which `lock` then locks.
 absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
   lock = UniqueFd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock) {
@@ -106,8 +79,7 @@ absl::StatusOr<OpenState> OpenFile(const std::string& path) {
   return ErrnoStatus(errno, "open " + path);
 }
 
-// Opens and locks the state file. Makes sure that the locked file is still the
-// one at `path`, because CreateSimNode may replace it between the two steps.
+// CreateSimNode may replace the file between opening and locking it.
 absl::StatusOr<OpenState> OpenLocked(const std::string& directory) {
   const std::string path = StatePath(directory);
   if (access(path.c_str(), F_OK) != 0 &&
@@ -142,70 +114,64 @@ class SimNodeImpl final : public SimNode {
       : node_(std::move(node)), ledger_(node_.get()) {}
 
   SimConfig config() const override { return node_->config(); }
-  absl::StatusOr<MemoryUse> Usage(Placement where) override;
-  absl::Status FailCall(std::string_view name, int nth) override;
-  absl::Status LoseGpu(DeviceIndex gpu) override;
-  absl::Status SetLinkSpeed(std::string_view link, double h2d,
-                            double d2h) override;
+  absl::StatusOr<MemoryUse> Usage(Placement where) override {
+    const absl::Status placement = node_->CheckPlacement(where);
+    if (absl::IsInvalidArgument(placement)) return placement;
+    return ledger_.Usage(where);
+  }
+
+  absl::Status FailCall(std::string_view name, int nth) override {
+    const std::vector<std::string> calls = absl::StrSplit(kCalls, ' ');
+    if (std::ranges::find(calls, name) == calls.end()) {
+      return BadNode(fmt::format(
+          "there is no driver call '{}' to fail; known: {}", name, kCalls));
+    }
+    if (nth < 1) {
+      return BadNode(fmt::format("call number {}: the next is 1", nth));
+    }
+    SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
+    for (SharedFailure& failure : state->failures) {
+      int64_t unused = 0;
+      // -1 claims the entry until its name is written.
+      if (!failure.remaining.compare_exchange_strong(unused, -1)) continue;
+      std::memset(failure.call, 0, sizeof(failure.call));
+      name.copy(failure.call, sizeof(failure.call) - 1);
+      failure.remaining = nth;
+      state->failures_armed++;
+      return absl::OkStatus();
+    }
+    return absl::ResourceExhaustedError(
+        fmt::format("{} failures wait already", kSimMaxFailures));
+  }
+
+  absl::Status LoseGpu(DeviceIndex gpu) override {
+    if (gpu.value() >= node_->config().gpus.size()) {
+      return BadNode(fmt::format("there is no GPU {}", gpu.value()));
+    }
+    SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
+    state->gpus[gpu.value()].lost = 1;
+    return absl::OkStatus();
+  }
+
+  absl::Status SetLinkSpeed(std::string_view name, double h2d,
+                            double d2h) override {
+    SLUICE_RETURN_IF_ERROR(CheckLinkSpeed(name, h2d));
+    SLUICE_RETURN_IF_ERROR(CheckLinkSpeed(name, d2h));
+    SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
+    const auto& links = node_->config().links;
+    for (size_t i = 0; i < links.size(); ++i) {
+      if (name != links[i].name) continue;
+      state->links[i].bytes_per_second[0] = h2d;
+      state->links[i].bytes_per_second[1] = d2h;
+      return absl::OkStatus();
+    }
+    return BadNode(fmt::format("there is no link '{}'", name));
+  }
 
  private:
   const std::unique_ptr<NodeMapping> node_;
   Ledger ledger_;
 };
-
-absl::StatusOr<MemoryUse> SimNodeImpl::Usage(Placement where) {
-  const absl::Status placement = node_->CheckPlacement(where);
-  if (absl::IsInvalidArgument(placement)) return placement;
-  return ledger_.Usage(where);
-}
-
-absl::Status SimNodeImpl::FailCall(std::string_view name, int nth) {
-  if (std::find(kCalls.begin(), kCalls.end(), name) == kCalls.end()) {
-    return BadNode(
-        fmt::format("there is no driver call '{}' to fail; known: {}", name,
-                    fmt::join(kCalls, " ")));
-  }
-  if (nth < 1) {
-    return BadNode(fmt::format("call number {}: the next is 1", nth));
-  }
-  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
-  for (SharedFailure& failure : state->failures) {
-    int64_t unused = 0;
-    // -1 claims the entry until its name is written.
-    if (!failure.remaining.compare_exchange_strong(unused, -1)) continue;
-    std::memset(failure.call, 0, sizeof(failure.call));
-    name.copy(failure.call, sizeof(failure.call) - 1);
-    failure.remaining = nth;
-    state->failures_armed++;
-    return absl::OkStatus();
-  }
-  return absl::ResourceExhaustedError(
-      fmt::format("{} failures wait already", kSimMaxFailures));
-}
-
-absl::Status SimNodeImpl::LoseGpu(DeviceIndex gpu) {
-  if (gpu.value() >= node_->config().gpus.size()) {
-    return BadNode(fmt::format("there is no GPU {}", gpu.value()));
-  }
-  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
-  state->gpus[gpu.value()].lost = 1;
-  return absl::OkStatus();
-}
-
-absl::Status SimNodeImpl::SetLinkSpeed(std::string_view name, double h2d,
-                                       double d2h) {
-  SLUICE_RETURN_IF_ERROR(CheckLinkSpeed(name, h2d));
-  SLUICE_RETURN_IF_ERROR(CheckLinkSpeed(name, d2h));
-  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
-  const auto& links = node_->config().links;
-  for (size_t i = 0; i < links.size(); ++i) {
-    if (name != links[i].name) continue;
-    state->links[i].bytes_per_second[0] = h2d;
-    state->links[i].bytes_per_second[1] = d2h;
-    return absl::OkStatus();
-  }
-  return BadNode(fmt::format("there is no link '{}'", name));
-}
 
 }  // namespace
 
@@ -231,12 +197,10 @@ absl::Status CreateSimNode(const std::string& directory,
     UniqueFd fd(open(fresh.c_str(),
                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (!fd) return ErrnoStatus(errno, "make " + fresh);
-    // Readable for ranks of any user, whatever the umask is; the directory's
-    // mode limits which users reach the file. Not writable: a user could
-    // truncate the file, and a process that reads missing pages dies (SIGBUS).
+    // Readable for ranks of any user, whatever the umask; the directory limits
+    // which. Not writable: a process that reads truncated pages dies (SIGBUS).
     fchmod(fd.get(), 0644);
-    // Allocates every page now, because writing to a missing page on a full
-    // file system would end the process (SIGBUS).
+    // Writing to a missing page on a full file system would be a SIGBUS.
     if (const int error = posix_fallocate(fd.get(), 0, sizeof(SharedState));
         error != 0) {
       return ErrnoStatus(
@@ -298,8 +262,8 @@ absl::StatusOr<SharedState*> NodeMapping::ForWriting() const {
       "only its owner changes a simulated node, or makes memory of it");
 }
 
-// Opens the state file again and locks that descriptor, so that the lock
-// excludes threads as well as processes and ends when the descriptor is closed.
+// Locks a descriptor of its own, which excludes threads as well as processes.
+// The lock ends when it is closed.
 absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
   if (books_ == Books::kOwn) return UniqueFd();
   SLUICE_RETURN_IF_ERROR(ForWriting().status());
@@ -316,8 +280,7 @@ absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
 
 void NodeMapping::NoteMet(const SharedFailure& failure) const {
   if (books_ == Books::kOwn) {
-    // Also clears the failure in the state, so that readers of the node see it
-    // and the next daemon does not fail again.
+    // Clears it in the state too, for readers of the node and the next daemon.
     const auto at = static_cast<size_t>(&failure - failures_.data());
     if (!writable_ || state_->failures[at].remaining.exchange(0) == 0) return;
   }
@@ -326,8 +289,7 @@ void NodeMapping::NoteMet(const SharedFailure& failure) const {
 
 absl::Status NodeMapping::Enter(const char* call) const {
   const bool own = books_ == Books::kOwn;
-  // With shared books, failures apply only to the owner's processes, because
-  // other processes cannot count them down.
+  // With shared books only the owner's processes can count failures down.
   if (!own && (!writable_ ||
                state_->failures_armed.load(std::memory_order_relaxed) == 0)) {
     return absl::OkStatus();

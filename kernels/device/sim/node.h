@@ -4,9 +4,7 @@
 #include <array>
 #include <memory>
 #include <string>
-#include <string_view>
 
-#include "kernels/device/sim/clocks.h"
 #include "kernels/device/sim/sim.h"
 #include "kernels/device/sim/state.h"
 #include "proto/base/unique_fd.h"
@@ -22,10 +20,9 @@ enum class Books { kShared, kOwn };
 // that the node is in use. Thread safety: thread-safe.
 class NodeMapping {
  public:
-  // `clocks` are the clocks of the node's links, from MakeSimClocks. Without
-  // them, the owner's processes share the clocks in the state, and each process
-  // of another user has private ones. FailedPrecondition: the node's sizes and
-  // counts are inconsistent.
+  // `clocks` come from MakeSimClocks. Without them the owner's processes share
+  // those in the state, and each process of another user has private ones.
+  // FailedPrecondition: the node's sizes and counts are inconsistent.
   static absl::StatusOr<std::unique_ptr<NodeMapping>> Open(
       const std::string& directory, Books books = Books::kShared,
       const UniqueFd& clocks = UniqueFd());
@@ -33,14 +30,13 @@ class NodeMapping {
   NodeMapping& operator=(const NodeMapping&) = delete;
 
   const SharedState& state() const { return *state_; }
-  // Returns the state for writing. PermissionDenied: this process does not
-  // belong to the node's owner.
+  // PermissionDenied: this process does not belong to the node's owner.
   absl::StatusOr<SharedState*> ForWriting() const;
   SharedClocks& clocks() const {
     return clocks_ != nullptr ? *clocks_ : state_->clocks;
   }
-  // Returns a lock: while it is open, no other process with shared books makes
-  // memory. Locks nothing with own books. PermissionDenied: see ForWriting.
+  // While the lock is open, no other process with shared books makes memory.
+  // Own books lock nothing. PermissionDenied: see ForWriting.
   absl::StatusOr<UniqueFd> LockMaking() const;
   // Returns the configuration as it was when the node was opened.
   const SimConfig& config() const { return config_; }
@@ -51,14 +47,12 @@ class NodeMapping {
   // Counts a call. ResourceExhausted: a failure was injected into this call.
   absl::Status Enter(const char* call) const;
   bool Has(Placement where) const;
-  // Checks that the place can be used. InvalidArgument: no such GPU or NUMA
-  // node. Unavailable: the GPU is lost.
+  // InvalidArgument: no such place. Unavailable: the GPU is lost.
   absl::Status CheckPlacement(Placement where) const;
 
  private:
   size_t CountOf(Placement::Kind kind) const;
-  // Records that an injected failure has occurred. With own books, clears it in
-  // the state too.
+  // Records that an injected failure has occurred.
   void NoteMet(const SharedFailure& failure) const;
   NodeMapping(UniqueFd fd, Mapped<SharedState> state, bool writable,
               Books books)

@@ -31,8 +31,7 @@ struct CloseFolder {
   void operator()(DIR* folder) const { closedir(folder); }
 };
 
-// Calls `use` with each name in the folder. Does nothing if the folder cannot
-// be read.
+// Does nothing if the folder cannot be read.
 void ForEachIn(const std::string& path, auto use) {
   const std::unique_ptr<DIR, CloseFolder> folder(opendir(path.c_str()));
   if (folder == nullptr) return;
@@ -76,9 +75,8 @@ std::optional<struct stat> StatPath(const std::string& path) {
   return result;
 }
 
-// Returns the device number of the file system of all memfds. A file with it is
-// a memfd: no path leads into that file system, so no user can give another
-// file of root such a name.
+// Returns the device number of all memfds. No path leads into that file system,
+// so no user can give another file of root such a name.
 dev_t MemfdDevice() {
   const UniqueFd fd(memfd_create("sluice-probe", MFD_CLOEXEC));
   struct stat status = {};
@@ -86,13 +84,11 @@ dev_t MemfdDevice() {
   return status.st_dev;
 }
 
-// Returns whether `thread` shares its descriptor table with no thread of
-// `others`, and then adds it to them. So each table is searched once: a daemon
-// with many threads has thousands of descriptors.
+// Adds `thread` to `others` if it shares its descriptor table with none of
+// them: a daemon's many threads share one table of thousands of descriptors.
 bool HasNewTable(pid_t thread, std::vector<pid_t>& others) {
   for (const pid_t other : others) {
-    // 0 means the same table. If kcmp fails, a table is searched twice, which
-    // is harmless.
+    // 0 means the same table. If kcmp fails, a table is searched twice.
     if (syscall(SYS_kcmp, thread, other, KCMP_FILES, 0, 0) == 0) return false;
   }
   others.push_back(thread);
@@ -104,9 +100,8 @@ class Search {
  public:
   Search(const std::string& node, const Own& own) : node_(node), own_(own) {}
 
-  // Adds the memory of all threads of a process, because threads can have
-  // separate descriptor tables. A first thread that has ended shows no
-  // mappings, but the others do.
+  // Searches all threads, because they can have separate descriptor tables. A
+  // first thread that has ended shows no mappings, but the others do.
   void AddProcess(const std::string& process) {
     bool mappings_seen = false;
     std::vector<pid_t> looked_at;  // one thread per descriptor table
@@ -134,8 +129,7 @@ class Search {
   }
 
  private:
-  // Returns whether the name is of memory of this node that another driver
-  // made.
+  // Returns whether the name is of this node, by another driver.
   bool IsWanted(const std::optional<MemoryName>& name) const {
     return name && name->node == node_ && name->maker != own_.maker;
   }

@@ -1,12 +1,11 @@
 // Finds the memory of a simulated node that living processes hold and this
-// driver did not make. The holders are ranks that outlived their daemon, and
-// their children.
+// driver did not make: that of ranks that outlived their daemon, and of their
+// children.
 //
-// The only source is the kernel: the descriptors and mappings of every process
-// that this one may inspect, each memfd counted once. A memfd counts if its
-// name is of this node (memory_name.h) and its file belongs to this process's
-// user or to root, which is trusted with any name. A large sparse memfd of
-// another user with such a name is ignored. A place counts at most its size.
+// The kernel shows descriptors and mappings of every process that this one may
+// inspect; each memfd counts once. It counts if its name is of this node
+// (memory_name.h) and its file belongs to this process's user or to root, which
+// is trusted with any name. A place counts at most its size.
 //
 // Not found: descriptors in flight, and memory of processes that this one may
 // not inspect (in another pid namespace; of another user or not dumpable,
@@ -14,8 +13,8 @@
 // mapping (CAP_CHECKPOINT_RESTORE), only mappings in processes of this user
 // count.
 //
-// A search takes milliseconds. It waits for any process that keeps its address
-// space locked, so it must not run on a thread that others wait for.
+// A search takes milliseconds, and waits for any process that keeps its address
+// space locked: not on a thread that others wait for.
 //
 // Thread safety: thread-safe.
 #pragma once

@@ -1,17 +1,20 @@
-// The layout of a simulated node's state file, which every process that uses
-// the node maps, and of the clocks of its links.
-//
-// Only the node's owner may write to the state; other users of the node read
-// it. Processes of all users write only the clocks, which are in a separate
-// memfd that cannot be truncated; link.h states how far they are trusted.
-//
-// Any process may die at any instruction, so all fields are plain atomics:
-// nothing is ever locked or half done. The file is zero-initialised, and
-// allocated when the node is made.
+// The clocks of a simulated node's links. Processes of all users write them, so
+// they are in a separate memfd, sealed against truncation and growth. The
+// daemon makes it and sends it to each session.
 #pragma once
+
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device/sim/sim.h"
+#include "proto/base/unique_fd.h"
 
 namespace sluice::device {
 
@@ -66,5 +69,31 @@ struct SharedState {
 
 static_assert(std::atomic<double>::is_always_lock_free);
 static_assert(std::atomic<int64_t>::is_always_lock_free);
+
+// Returns an InvalidArgument about the node; `message` states the fault.
+absl::Status BadNode(const std::string& message);
+
+// InvalidArgument names the impossible value and the possible ones.
+absl::Status CheckSimConfig(const SimConfig& config);
+absl::Status CheckLinkSpeed(std::string_view link, double bytes_per_second);
+
+// REQUIRES: CheckSimConfig(config) is ok; `state` is all zero.
+void WriteConfig(const SimConfig& config, SharedState& state);
+// Checks every index and length, because the state comes from a file. The
+// result may still be inconsistent: see CheckSimConfig.
+SimConfig ReadConfig(const SharedState& state);
+
+// Unmaps a shared mapping of one T.
+template <typename T>
+struct Unmap {
+  void operator()(T* mapped) const { munmap(mapped, sizeof(T)); }
+};
+template <typename T>
+using Mapped = std::unique_ptr<T, Unmap<T>>;
+
+// InvalidArgument: `fd` is no memfd of clocks, or is not sealed.
+absl::StatusOr<Mapped<SharedClocks>> MapClocks(const UniqueFd& fd);
+// Makes clocks for this process only.
+absl::StatusOr<Mapped<SharedClocks>> PrivateClocks();
 
 }  // namespace sluice::device

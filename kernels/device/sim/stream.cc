@@ -12,12 +12,10 @@
 namespace sluice::device {
 namespace {
 
-// Short, because the default timer slack of 50 us would be added to every
-// event.
+// The default timer slack of 50 us would be added to every event.
 constexpr unsigned long kTimerSlackNs = 5'000;
 
-// With poisoned buffers no copy is small, so that every copy arrives late and a
-// missing wait is noticed.
+// With poisoned buffers every copy arrives late, which shows a missing wait.
 bool IsSmall(Bytes size) { return !PoisonsBuffers() && size <= kMostAtOnce; }
 
 }  // namespace
@@ -92,8 +90,7 @@ bool SimStream::TryBegin() {
 void SimStream::Finish() {
   const MutexLock lock(mutex_);
   executing_ = false;
-  // A Push during the operation may have woken the thread, which then went back
-  // to waiting because `executing_` was set.
+  // A Push may have woken the thread, which waits again while `executing_`.
   if (!queue_.empty()) changed_.NotifyOne();
 }
 
@@ -107,8 +104,7 @@ void SimStream::Run() {
   }
 }
 
-// Waits for the next operation. Returns false once the stream is destroyed and
-// all its work is done.
+// Returns false once the stream is destroyed and all its work is done.
 bool SimStream::Next(Operation& operation) {
   const MutexLock lock(mutex_);
   while (executing_ || (!stopping_ && queue_.empty())) changed_.Wait(mutex_);

@@ -1,10 +1,8 @@
-// A simulated copy stream: one thread that executes its operations in order.
-//
-// On an idle stream the caller itself executes operations that take no time and
-// wait for nothing: events, and copies of up to kMostAtOnce over a link of
-// unlimited speed. Waking a thread would cost more CPU. With poisoned buffers
-// the thread executes every copy, so that the copy arrives after the call has
-// returned.
+// A simulated copy stream: one thread that executes its operations in order. On
+// an idle stream the caller itself executes what takes no time and waits for
+// nothing: events, and copies of up to kMostAtOnce over a link of unlimited
+// speed. Waking a thread would cost more CPU. With poisoned buffers the thread
+// executes every copy, which then arrives after the call has returned.
 #pragma once
 
 #include <atomic>
@@ -63,8 +61,7 @@ struct FillOperation {
 
 inline constexpr Bytes kMostAtOnce = MiB(1);
 
-// The destructor waits until enqueued work has ended. Thread safety:
-// thread-safe.
+// The destructor waits for enqueued work. Thread safety: thread-safe.
 class SimStream {
  public:
   SimStream(const NodeMapping* node, DeviceIndex gpu);
@@ -92,8 +89,7 @@ class SimStream {
   };
 
   void Push(Operation operation);
-  // Executes the operation on the caller if the stream is idle and
-  // `is_instant`; else queues it.
+  // Executes it on the caller if `is_instant` and the stream is idle.
   void Move(const Operation& operation, bool is_instant);
   // Claims an idle stream for the caller; Finish releases it.
   bool TryBegin();

@@ -14,7 +14,7 @@
 
 #include "client/copy/copy_engine.h"
 #include "gtest/gtest.h"
-#include "kernels/ops/merge_kernel.h"
+#include "kernels/ops/gpu_kernels.h"
 #include "tests/fake_cuda/control.h"
 #include "tests/fake_cuda/torch/kernel.h"
 #include "tests/fake_cuda/torch/piece_allocator.h"

@@ -14,8 +14,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/device/sim/clocks.h"
 #include "kernels/device/sim/sim.h"
+#include "kernels/device/sim/state.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"
 

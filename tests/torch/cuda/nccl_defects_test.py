@@ -20,22 +20,22 @@ ROOT = os.path.abspath(os.path.join(HERE, "../../.."))
 SOURCE = "client/torch/cuda/nccl_ranks.cc"
 MODULE = "lib/libsluice_torch_nccl.so"
 
-ASKED = "  SLUICE_RETURN_IF_ERROR(Check());\n"
+ASKED = "    SLUICE_RETURN_IF_ERROR(Check());\n"
 # Name -> (removed text, which occurs once, and its replacement).
 DEFECTS = {
     "the stream does not wait for an operation":
-        ("    if (waits) work->wait();\n", ""),
+        ("      if (waits) work->wait();\n", ""),
     "the stream does not wait for operations that were begun":
-        ("    for (const auto& work : begun) work->wait();\n", ""),
+        ("      for (const auto& work : begun) work->wait();\n", ""),
     "the result of a reduce-scatter is elsewhere":
         ("options_.rank * size", "0 * size"),
     "nobody asks before an operation":
         ("(CheckSendable(what, tensor));\n" + ASKED,
          "(CheckSendable(what, tensor));\n"),
     "nobody looks whether a tensor can be sent":
-        ("  SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));\n", ""),
+        ("    SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));\n", ""),
     "nobody looks whether a tensor can be received":
-        ('  SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));\n',
+        ('    SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));\n',
          ""),
     "a tensor of another device is sent":
         ("if (tensor.device() != options_.device) {", "if (false) {"),
@@ -43,7 +43,7 @@ DEFECTS = {
         ("if (tensor.is_contiguous()) return absl::OkStatus();",
          "return absl::OkStatus();"),
     "the communicator of another GPU is asked":
-        ("  const c10::cuda::CUDAGuard guard(options_.device);\n", ""),
+        ("    const c10::cuda::CUDAGuard guard(options_.device);\n", ""),
     "a communicator that is not there is asked":
         ("if (!aborted_.ok() || !connected_) return aborted_;",
          "if (!aborted_.ok()) return aborted_;"),
@@ -51,35 +51,36 @@ DEFECTS = {
         ("if (!aborted_.ok() || !connected_) return aborted_;",
          "if (!connected_) return aborted_;"),
     "nobody knows that there is a communicator":
-        ("    connected_ = true;\n", ""),
+        ("      connected_ = true;\n", ""),
     "NCCL's error is passed over":
         ("if (asked == ncclSuccess &&\n"
-         "        (error == ncclSuccess || error == ncclInProgress)) {",
+         "          (error == ncclSuccess || error == ncclInProgress)) {",
          "if (asked == ncclSuccess) {"),
     "a lost GPU is taken for another rank's end":
         ("if (!gpu.ok()) {", "if (false) {"),
     "a good end is left to c10d, which aborts":
-        ("    group_->shutdown();\n", ""),
+        ("      group_->shutdown();\n", ""),
     "an abort aborts nothing":
-        ("    group_->abort();\n", ""),
+        ("      group_->abort();\n", ""),
     "an abort is not remembered":
-        ("    aborted_ = CausedByPeer(absl::UnavailableError(why));\n", ""),
+        ("      aborted_ = CausedByPeer(absl::UnavailableError(why));\n", ""),
     "a later reason takes the place of the first":
-        ("    if (!aborted_.ok()) return;\n    aborted_", "    aborted_"),
+        ("      if (!aborted_.ok()) return;\n      aborted_", "      aborted_"),
     "host tensors are summed by NCCL":
-        ("  if (tensor.is_cpu()) return host_->SumAll(tensor);\n", ""),
+        ("    if (tensor.is_cpu()) return host_->SumAll(tensor);\n", ""),
     "host tensors are summed to one rank by NCCL":
-        ("  if (tensor.is_cpu()) return host_->SumTo(tensor, root);\n", ""),
+        ("    if (tensor.is_cpu()) return host_->SumTo(tensor, root);\n", ""),
     "host tensors are broadcast by NCCL":
-        ("  if (tensor.is_cpu()) return host_->Broadcast(tensor, root);\n", ""),
+        ("    if (tensor.is_cpu()) return host_->Broadcast(tensor, root);\n",
+         ""),
     "host tensors are exchanged by NCCL":
-        ("  if (send.is_cpu()) {\n", "  if (false) {\n"),
+        ("    if (send.is_cpu()) {\n", "    if (false) {\n"),
     "an operation that fails is not asked for the reason":
-        (ASKED + "  const Bytes size", "  const Bytes size"),
+        (ASKED + "    const Bytes size", "    const Bytes size"),
     "a thread that aborts frees what another asks":
-        ("  const MutexLock lock(mutex_);\n"
-         "  if (!aborted_.ok() || !connected_)",
-         "  if (!aborted_.ok() || !connected_)"),
+        ("    const MutexLock lock(mutex_);\n"
+         "    if (!aborted_.ok() || !connected_)",
+         "    if (!aborted_.ok() || !connected_)"),
 }
 
 # Name -> why no test can detect it.

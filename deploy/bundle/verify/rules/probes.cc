@@ -11,7 +11,7 @@
 #include <string>
 
 #include "kernels/device/cuda/library.h"
-#include "kernels/ops/merge_kernel.h"
+#include "kernels/ops/gpu_kernels.h"
 
 namespace sluice::verify {
 namespace {

@@ -1,10 +1,13 @@
-// Checks for both drivers that a time between two events exists (driver.h,
-// ElapsedTime).
+// Rules about streams and events that both drivers share. Thread safety: pure
+// functions.
 #pragma once
 
 #include <fmt/format.h>
 
+#include <cstdint>
+
 #include "absl/status/status.h"
+#include "kernels/device/driver.h"
 #include "proto/base/ids.h"
 
 namespace sluice::device {
@@ -31,6 +34,22 @@ inline absl::Status CheckTimes(const TimedEvent& from, const TimedEvent& to) {
   return absl::InvalidArgumentError(
       fmt::format("events of GPU {} and GPU {} have no time between them",
                   from.device.value(), to.device.value()));
+}
+
+// Handles of compute streams; the other handles of a driver count from 1.
+inline constexpr uint64_t kComputeStreams = uint64_t{1} << 48;
+
+inline Stream ComputeStreamOf(DeviceIndex device) {
+  return Stream(kComputeStreams + device.value());
+}
+
+inline bool IsCompute(Stream stream) {
+  return stream.value() >= kComputeStreams;
+}
+
+// The GPU may not exist on this machine. REQUIRES: IsCompute(stream).
+inline DeviceIndex ComputeGpu(Stream stream) {
+  return DeviceIndex(stream.value() - kComputeStreams);
 }
 
 }  // namespace sluice::device

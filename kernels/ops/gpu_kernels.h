@@ -11,13 +11,42 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device/driver.h"
+#include "kernels/ops/merge.h"
 #include "kernels/ops/token_math.h"
 #include "proto/base/status.h"
 
 namespace sluice::ops {
 
 // Returns the compiled kernels; empty in a build without CUDA.
-std::span<const std::byte> TokenMathFatbin();
+std::span<const std::byte> MergeFatbin();
+
+class MergeKernel {
+ public:
+  // `driver` outlives the kernel. Unimplemented: the driver runs no kernels
+  // (sim), or a build without CUDA. Use MergeAttention then.
+  static absl::StatusOr<MergeKernel> Load(device::Driver* driver);
+
+  // Does nothing if any extent is 0.
+  absl::Status Launch(const MergeShape& shape, float* o, float* lse,
+                      const float* block_o, const float* block_lse,
+                      device::Stream stream) const;
+  absl::Status Launch(const MergeShape& shape, float* o, float* lse,
+                      const BFloat16* block_o, const float* block_lse,
+                      device::Stream stream) const;
+
+ private:
+  MergeKernel(device::Driver* driver, device::Function fp32,
+              device::Function bf16)
+      : driver_(driver), fp32_(fp32), bf16_(bf16) {}
+
+  absl::Status LaunchFunction(device::Function function, MergeShape shape,
+                              float* o, float* lse, const void* block_o,
+                              const float* block_lse,
+                              device::Stream stream) const;
+
+  device::Driver* driver_;
+  device::Function fp32_, bf16_;
+};
 
 // Thread safety: thread-safe, as the driver is.
 class TokenKernels {
