@@ -24,9 +24,9 @@ _EXAMPLES = """examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command and returns the exit status: 0; 1 if a check or the
-    command fails or the model cannot be streamed; 2 for wrong arguments or a
-    model shape that the planner does not know; 3 if `plan` finds that training
-    does not fit; 130 after Ctrl-C."""
+    command fails or the model cannot be streamed; 2 for wrong arguments or an
+    unknown model shape; 3 if `plan` finds that training does not fit; 130
+    after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -101,9 +101,8 @@ def _probe(given: argparse.Namespace) -> int:
 
 def _plan(given: argparse.Namespace) -> int:
     """Runs the planner, with the cost model of `stream(hidden="host")` under
-    FSDP2. The planner refuses model shapes that it does not know (experts,
-    latent keys and values, windows) and names the field of config.json; it
-    never ignores such a field."""
+    FSDP2. It refuses a model shape that it does not know and names the field
+    of config.json."""
     from sluice.base.arguments import PATH, need
     from sluice.native.daemon import find_programs
     need("plan", "folder", given.model, PATH)
@@ -144,8 +143,6 @@ def _run(program: str) -> None:
 
 
 def _main() -> int:
-    """Returns the status of `main`, or 1 if standard output cannot be
-    written."""
     try:
         try:
             return main()
@@ -155,8 +152,7 @@ def _main() -> int:
         if error.errno != errno.EPIPE:
             print("error: cannot write to standard output: "
                   f"{error.strerror}", file=sys.stderr)
-        # Without this the interpreter would flush stdout again and exit with
-        # 120.
+        # Else the interpreter would flush stdout again and exit with 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

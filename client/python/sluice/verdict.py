@@ -1,8 +1,5 @@
-"""Checks by a model's config whether the model can be streamed.
-
-The model is made on the meta device, so a machine without the memory for its
-weights can run the check.
-"""
+"""Checks by a model's config whether the model can be streamed. The model is
+on the meta device, so its weights need no memory."""
 from __future__ import annotations
 
 import contextlib

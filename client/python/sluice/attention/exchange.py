@@ -3,8 +3,8 @@ rows for heads (DeepSpeed-Ulysses, section 3.1).
 
 Each rank has its slice of the chunk with all heads. After `gather` it has the
 whole chunk with its share of the heads, and attention runs as on one rank.
-`scatter` undoes `gather`. Each of the two is one all-to-all, and is the
-gradient of the other.
+`scatter` undoes `gather`. Each is one all-to-all, and the gradient of the
+other.
 """
 from __future__ import annotations
 
@@ -79,8 +79,7 @@ def gather(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
         received, send.view(-1), [per_row * n for n in sizes],
         [per_row * rows] * ranks.size, group=ranks.group, async_op=True),
         send.device)
-    # `received` has, for one source rank after the other, its rows of each
-    # part.
+    # `received` has, rank after rank, that rank's rows of each part.
     pieces: list[list[Tensor]] = [[] for _ in parts]
     at = 0
     for n in sizes:
@@ -94,8 +93,7 @@ def gather(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
 
 def scatter(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
             ) -> list[Tensor]:
-    """Undoes `gather`: [B, h, all rows, D] -> [B, P * h, own rows, D]. A
-    collective."""
+    """Undoes `gather`: [B, h, all rows, D] -> [B, P * h, own rows, D]."""
     batch, own = parts[0].shape[0], sizes[ranks.rank]
     send = torch.cat([piece.reshape(-1) for rows in zip(*(
         p.split(list(sizes), dim=2) for p in parts)) for piece in rows])
@@ -117,7 +115,7 @@ def scatter(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
 
 def _summed(parts: Tensor, of: Tensor, heads: int) -> Tensor:
     """Sums the gradients [B, n, c, D] of copied heads over the copies, in
-    fp32; copy i belongs to head of[i]."""
+    fp32; copy i is of head of[i]."""
     if parts.shape[1] == heads:
         return parts
     wide = wide_dtype(parts)

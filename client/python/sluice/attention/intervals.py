@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sluice.base.errors import Unsupported
 
-# With fewer rows per document on average, one kernel call per document costs
-# more than one call with a mask.
+# With fewer rows per document on average, one call with a mask costs less.
 LEAST_ROWS = 16
 
 
@@ -23,17 +22,16 @@ class Whole(enum.Enum):
 
 
 class Window(NamedTuple):
-    """Sliding window: the number of keys that each row of a rectangle sees to
-    the left and to the right of its own key; None: all. The last row's own key
-    is the last key."""
+    """Sliding window: how many keys each row of a rectangle sees to the left
+    and right of its own key; None: all. The last row's own key is the last
+    key."""
 
     left: int
     right: int | None
 
     def reach(self, rows: range, keys: range, own: int) -> range:
         """Returns the range of `keys` that `rows` see, one key at least. `own`
-        is the number of the key that is the own key of the rectangle's first
-        row."""
+        is the number of the first row's own key."""
         begin = min(max(rows.start + own - self.left, 0), keys.stop - 1)
         end = keys.stop if self.right is None else min(
             rows.stop + own + self.right, keys.stop)
@@ -50,18 +48,16 @@ class Window(NamedTuple):
 
 
 class Between(NamedTuple):
-    """The interval of keys that each row of a block sees. `begin` is the
-    number of the block's first key. `first` and `last` are [B, c], or [1, c]
-    if they are the same in all batch rows. (A mask tensor of all rows and keys
-    would be as large as the scores.)"""
+    """The keys that each row of a block sees: `first` and `last` are [B, c],
+    or [1, c] if all batch rows are the same; `begin` is the block's first key.
+    (A mask tensor of all rows and keys would be as large as the scores.)"""
 
     first: Tensor
     last: Tensor
     begin: int
 
     def seen(self, batch: slice, rows: range, keys: range) -> Tensor:
-        """Returns a bool mask [B or 1, 1, rows, keys], True where a row sees a
-        key."""
+        """Returns a bool mask [B or 1, 1, rows, keys]."""
         key = torch.arange(self.begin + keys.start, self.begin + keys.stop,
                            device=self.first.device)
         first, last = (x[batch if len(x) > 1 else slice(None),
@@ -71,8 +67,7 @@ class Between(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A rectangle of a block and its mask; slices count from the first batch
-    row, row and key of the block."""
+    """A rectangle of a block and its mask; slices count within the block."""
 
     batch: slice
     rows: slice
@@ -98,12 +93,11 @@ class Intervals:
     last: Tensor
     widest: int
     blind: Tensor | None = None  # bool [B or 1, S]: rows that see nothing
-    # Pieces by block, cached because all layers of a step have the same
-    # blocks.
+    # Pieces by block: all layers of a step have the same blocks.
     _found: dict[tuple[range, range], list[Piece]] = field(
         default_factory=dict, repr=False, compare=False)
-    # By (id of the list of chunks, chunk); the list is kept, so that its id
-    # stays unique.
+    # By (id of the list of chunks, chunk); keeping the list keeps the id
+    # unique.
     _seen_of: dict[tuple[int, int], tuple[list[range], list]] = field(
         default_factory=dict, repr=False, compare=False)
     _causal: list[bool] = field(  # cache: empty or one item
@@ -117,8 +111,7 @@ class Intervals:
         return Intervals(rows.new_zeros(1, 1).expand_as(rows), rows, length)
 
     def within(self, documents: Tensor) -> bool:
-        """Returns whether each row's first key is documents[b, q] or a later
-        one."""
+        """Returns whether no row's first key is before documents[b, q]."""
         known = self._within.get(id(documents))
         if known is None:
             known = bool((self.first >= documents).all())
@@ -151,14 +144,13 @@ class Intervals:
         return Intervals(first, last.contiguous(), widest, blind)
 
     def both(self, other: Intervals, padding: Tensor | None) -> Intervals:
-        """Returns the intersection of this mask and another."""
         return Intervals.of(torch.maximum(self.first, other.first),
                             torch.minimum(self.last, other.last), padding)
 
     def seen(self, chunks: list[range], m: int
              ) -> list[tuple[int, list[Piece]]]:
-        """Returns the chunks 0 .. m that some row of chunk m sees, each with
-        the pieces that its rows see."""
+        """Returns the chunks 0 .. m that some row of chunk m sees, with the
+        pieces that its rows see."""
         _, found = self._seen_of.get((id(chunks), m), (None, None))
         if found is None:
             found = [(i, self.pieces(chunks[m], chunks[i]))
@@ -173,9 +165,9 @@ class Intervals:
 
         Documents are rectangles: off the diagonal a document's rows see one
         whole range of the keys; on the diagonal each document has a causal
-        square. A window is the rectangle of the keys that it reaches. For
-        other masks (documents in windows) the block is one piece with an
-        interval for each row.
+        square. A window is the rectangle of the keys that it reaches. Other
+        masks (documents in windows) are one piece with an interval for each
+        row.
         """
         if (rows, keys) not in self._found:
             self._found[rows, keys] = self._cut(rows, keys)
@@ -235,7 +227,7 @@ def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
 
 def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
             keys: range) -> Piece:
-    """Returns one piece for a batch row that is not made of rectangles: with a
+    """Returns one piece for a batch row that is not made of rectangles: a
     window if the rows' intervals form one, else with an interval per row."""
     own = torch.arange(rows.start, rows.stop, device=last.device)
     width = int((own - first).max()) + 1
@@ -244,8 +236,7 @@ def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
             ((first == (own - width + 1).clamp(min=0)) & (last == own)).all()):
         return Piece(batch, slice(None), slice(None), Between(
             first[None], last[None], keys.start))
-    # The rectangle begins at the first key that the first row sees and ends at
-    # the last row that sees the last key.
+    # From the first row's first key to the last row that sees the last key.
     apart = rows.start - keys.start
     begin = max(0, apart - width + 1)
     end = min(len(rows), len(keys) + width - 1 - apart)

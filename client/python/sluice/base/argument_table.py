@@ -1,9 +1,6 @@
-"""Table of the known arguments of models and layers, by name.
-
-The dimension that is split into chunks follows from the argument's name. If it
-followed from the tensor's shape, a tensor that happens to be as long as the
-sequence would be split by mistake.
-"""
+"""Table of the known arguments of models and layers, by name. If the dimension
+that is split into chunks followed from a tensor's shape, a tensor that happens
+to be as long as the sequence would be split by mistake."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -14,8 +11,7 @@ from torch.nn import functional as F
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 IGNORED = -100  # label of a row that is left out of the loss
-# Dictionary through which layers pass tensors [B, heads, S, D] to later
-# layers.
+# Dictionary through which layers pass tensors [B, heads, S, D] to later ones.
 HANDED = "shared_kv_states"
 
 
@@ -23,16 +19,14 @@ class Argument(NamedTuple):
     """Properties of one argument.
 
     Attributes:
-        rows: the dimension along which a layer's argument has rows: 1 for
-            [B, S, ...]; negative if the number of leading dimensions varies.
-        dealt: the dimension along which a decoder's argument is split among
-            the ranks that share a sequence.
+        rows: dimension of a layer's argument that has rows: 1 for [B, S, ...];
+            negative if the number of leading dimensions varies.
+        dealt: dimension of a decoder's argument that is split among the ranks
+            that share a sequence.
         cut: whether it may be cut to one chunk's rows for the decoder's code
             outside of its layers.
-        mask: whether it is an attention mask.
         cache: whether it is a cache, which streaming does not support.
-        packed: whether its only use is to describe packed documents; false for
-            position_ids, which have other uses, too.
+        packed: whether it only describes packed documents.
         said: whether attention may ignore it, because it is meant for other
             kernels or for caches, or repeats the mask.
         loss: whether the chunked head and loss support it.
@@ -105,8 +99,8 @@ ARGUMENTS: dict[str, Argument] = {
 
 
 def those(what: str) -> dict[str, Any]:
-    """Returns {name: value of the field `what`} for all arguments that set the
-    field, in the table's order."""
+    """Returns {name: value of the field `what`} for all arguments that set
+    it."""
     said = {name: getattr(known, what) for name, known in ARGUMENTS.items()}
     return {name: value for name, value in said.items()
             if value is not None and value is not False}
@@ -114,14 +108,14 @@ def those(what: str) -> dict[str, Any]:
 
 def wants(module: nn.Module, given: dict[str, Any], name: str,
           default: bool = False) -> bool:
-    """Returns whether a call of a model switches `name` on: the argument
-    decides if it is given, else the config, as in transformers."""
+    """Returns whether a call of a model switches `name` on: by the argument if
+    it is given, else by the config, as in transformers."""
     said = given.get(name)
     return bool(getattr(module.config, name, default) if said is None else
                 said)
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """Returns [B, S]: for each row the label of the next row; IGNORED for the
+    """Returns [B, S]: for each row the next row's label, IGNORED for the
     last."""
     return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]

@@ -17,8 +17,7 @@ class WholeKind:
     Attributes:
         name: class of the layers.
         why: the property that rules out running them by chunks.
-        own_attention: whether they use the model's own attention and masks,
-            computed for one layer at a time.
+        own_attention: whether they use the model's own attention and masks.
         bytes_per_token: device memory that backward of one such layer holds
             per token of the batch.
         bytes_per_pair: the same per pair of tokens of a sequence; not 0 if the
@@ -42,8 +41,7 @@ class WholeKind:
 
 
 class Engaging:
-    """Contexts that a step enters around a model's code; those of this base
-    class do nothing."""
+    """Contexts that a step enters around a model's code; these do nothing."""
 
     def engage(self) -> contextlib.AbstractContextManager:
         """Routes the model's masks and attention to the current step."""
@@ -54,14 +52,13 @@ class Engaging:
         return contextlib.nullcontext()
 
     def own_attention(self) -> contextlib.AbstractContextManager:
-        """Wraps, inside `engage`, the forward of a layer that uses the model's
-        own attention."""
+        """Wraps, inside `engage`, a layer that uses the model's own
+        attention."""
         return contextlib.nullcontext()
 
 
 class Layered(Engaging):
-    """The layers of a twin: a copy of a model on which trials run
-    (proof/twin)."""
+    """The layers of a twin: a copy of a model for trials (proof/twin)."""
 
     name: str
     layers: Sequence[nn.Module]

@@ -1,9 +1,9 @@
 """Saves and restores random states, so that a replay draws the same numbers.
 
-A layer with dropout or sampling would draw other numbers when its forward runs
-a second time, and the gradient would be that of another function. So each
-chunk that advanced a generator keeps the state from before it, and its replay
-starts from that state. The replay does not change what the user draws later.
+With other numbers in a second forward, the gradient would be that of another
+function. So each chunk that advanced a generator keeps the state from before
+it, and its replay starts from that state. The replay does not change what the
+user draws later.
 """
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class RandomState:
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Restores the random states on exit."""
     before = RandomState(device)
     try:
         yield
@@ -53,10 +52,10 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart(rank: int, device: torch.device) -> Iterator[None]:
-    """Inside, each rank of a group draws different numbers, even if all ranks
-    have the same seed. On exit the former state is restored, and advanced by
-    one draw if any number was drawn inside: ranks with equal states before
-    have equal states after."""
+    """Inside, each rank of a group draws different numbers, even if all have
+    the same seed. On exit the former state is restored, and advanced by one
+    draw if any was made inside: ranks with equal states before have equal
+    states after."""
     with rejoined() as begin:
         begin(RandomState(device).number() * 4096 + rank, device)
         yield
@@ -65,8 +64,7 @@ def apart(rank: int, device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def rejoined() -> Iterator[Callable[[int, torch.device], None]]:
     """Yields a function that reseeds: ranks that call it with the same seed
-    draw the same numbers from then on. On exit the random states are as after
-    `apart`."""
+    draw the same numbers from then on. On exit states are as after `apart`."""
     left: list[tuple[RandomState, RandomState, torch.device]] = []
 
     def begin(seed: int, device: torch.device) -> None:
@@ -83,7 +81,7 @@ def rejoined() -> Iterator[Callable[[int, torch.device], None]]:
 
 class Still(TorchDispatchMode):
     """Makes torch's random functions return fixed values and draw nothing, so
-    that a layer with dropout or sampling can be compared with itself."""
+    that a layer that draws can be compared with itself."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -104,9 +102,9 @@ class Still(TorchDispatchMode):
         return out.copy_(torch.as_tensor(still(given, out)))
 
 
-# Fixed result of each random function, computed from its arguments, so that a
-# bound or deviation that depends on the number of rows is noticed. Dropout
-# calls bernoulli_, except for CUDA's own dropout operator.
+# Fixed result of each random function, from its arguments, so that a bound
+# that depends on the number of rows is noticed. Dropout calls bernoulli_,
+# except for CUDA's own dropout operator.
 _STILL: dict[str, Callable[[dict, Tensor], Any]] = {
     "bernoulli": lambda given, out: 1,
     "rand": lambda given, out: 0.5,

@@ -1,9 +1,8 @@
 """Twins of causal models (see [Note: twins] in twin).
 
-A small twin has only as many of the first layers as contain each kind, and a
-vocabulary of only the tokens that trials use. It refuses to run modules outside
-the decoder and the head (an image tower). If a small twin's trials fail, a
-whole twin is tried.
+A small twin has as many of the first layers as contain each kind, a vocabulary
+of the tokens that trials use, and refuses to run modules outside decoder and
+head (an image tower). If its trials fail, a whole twin is tried.
 """
 from __future__ import annotations
 
@@ -51,8 +50,8 @@ class Twins:
             LEAST, max(first_of_kind(layers)) + 1))
 
     def sizes(self) -> Iterator[bool]:
-        """Yields, for each twin to try, whether it is small: a small twin comes
-        first, if it would differ from a whole one, then a whole one."""
+        """Yields whether to make a small twin, for each to try: a small one
+        comes first if it would differ."""
         if self._idle or self._tokens > TOKENS or (
                 self._fewest < len(self._model.layers)):
             yield True
@@ -60,9 +59,8 @@ class Twins:
 
     @contextlib.contextmanager
     def made(self, small: bool, device: torch.device) -> Iterator[Parts]:
-        """Yields a twin in train mode; call it within `probe.trying`. Frees
-        the twin's weights at the end, because reference cycles would keep
-        them."""
+        """Yields a twin in train mode; call it within `probe.trying`. Frees its
+        weights at the end, because reference cycles would keep them."""
         parts = refusing(self._model.causal, "its twin cannot be made",
                          lambda: self._made(small, device))
         try:
@@ -98,8 +96,8 @@ class Twins:
 
     @functools.cached_property
     def _constructed(self) -> Any:
-        """A function that returns, for a module of the model, the same module
-        of a newly constructed model; None if no buffer is on `meta`."""
+        """A function that returns, for a module of the model, that of a newly
+        constructed model; None if no buffer is on `meta`."""
         causal = self._model.causal
         if not any(b.is_meta for b in causal.buffers()):
             return None

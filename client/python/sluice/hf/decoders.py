@@ -10,15 +10,13 @@ from sluice.base.errors import Unsupported
 
 
 def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
-    """Returns the innermost model that runs the decoder layers, and the layers.
-    The layers are the longest list of modules that each contain a module with
-    a `layer_idx` or, if there is no such list, the longest list of modules
-    with children."""
+    """Returns the innermost model that runs the decoder layers, and the layers:
+    the longest list of modules that each contain a module with a `layer_idx`
+    or, failing that, of modules with children."""
     best = _longest_list(model, lambda item: any(
         hasattr(m, "layer_idx") for m in item.modules()))
     best = best or _longest_list(model, lambda item: any(item.children()))
-    # The innermost PreTrainedModel makes the masks; encoders or stacks within
-    # it do not.
+    # The innermost PreTrainedModel makes the masks.
     name, layers = best or ("", nn.ModuleList())
     while name:
         name = name.rpartition(".")[0]

@@ -3,8 +3,8 @@ in forward; see [Note: chunked head] in head.
 
 [Note: routers' loss] A causal model may add a loss of its router logits to the
 loss of the labels. The model's own forward computes that part alone, in a call
-in which no row has a label. The first call with router logits checks, on a few
-of them, that the two parts add up to the model's loss.
+in which no row has a label. The first call with router logits checks, on a few,
+that the two parts add up to the model's loss.
 """
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Labels(NamedTuple):
 
 def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
        chunk: int | None = None, left: Left | None = None) -> Tensor:
-    """Returns the loss () of hidden [B, S, H] for labels [B, S] that are
-    shifted already: the sum over rows divided by `count`. With `left`,
-    `hidden` is the last layer's output."""
+    """Returns the loss () of hidden [B, S, H] for shifted labels [B, S]: the
+    sum over rows divided by `count`. With `left`, `hidden` is the last layer's
+    output."""
     labels = Labels(shifted, count, chunk or head.rows_at_once(
         hidden.shape[-1]))
 
@@ -59,8 +59,6 @@ def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
 
 
 class Loss(torch.autograd.Function):
-    """An autograd node of the loss; see [Note: chunked head] in head."""
-
     @staticmethod
     def forward(ctx, head: Head, labels: Labels, left: Left | None,
                 found: list[Slot], needs: bool, hidden: Tensor,
@@ -68,8 +66,8 @@ class Loss(torch.autograd.Function):
         needs_h = needs and ctx.needs_input_grad[5]
         needs = needs_h or (needs and any(ctx.needs_input_grad[6:]))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        # The decoder's code after the layers holds little memory per row, and
-        # each run of it costs host time, so it runs on several chunks at once.
+        # The code after the layers holds little memory per row, and each run
+        # costs host time: run it on several chunks at once.
         at_once = labels.chunk * (1 if left is None else left.ends.together)
         in_host = left is not None and left.step.hidden.in_host
         place = left.step.hidden if in_host else OnDevice(
@@ -131,9 +129,9 @@ def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
 
 def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
                  mask: Tensor | None) -> MoeCausalLMOutputWithPast:
-    """Returns the model's output, with the routers' loss added to `loss`, the
-    loss of the logits; see [Note: routers' loss]. `base` is the base model's
-    output for the mask [B, S]."""
+    """Returns the model's output, with the routers' loss added to `loss`; see
+    [Note: routers' loss]. `base` is the base model's output for the mask [B,
+    S]."""
     noted = base[routers.NAME]
     if not head.adds_routers:
         _try(head, noted)

@@ -2,11 +2,11 @@
 and log-probabilities for `sluice.logprobs`.
 
 [Note: lazy logits] With labels, most callers read only the loss, and logits of
-a long sequence fit nowhere. Other callers compute metrics, or their own loss,
-from `out.logits`. So these logits are a tensor without memory, and a node of
-the user's graph like any other; the first operation on their values runs the
-head on all rows. Until then the node holds the hidden states that the head
-needs. Backward of the loss frees them, because it needs the device's memory.
+a long sequence fit nowhere; others compute metrics, or their own loss, from
+`out.logits`. So these logits are a tensor without memory, and a node of the
+user's graph like any other; the first operation on their values runs the head
+on all rows. Until then the node holds the hidden states that the head needs.
+Backward of the loss frees them, because it needs the device's memory.
 """
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _aten = torch.ops.aten
 
 
 class LazyLogits(Tensor):
-    """Logits [B, S, V] that are computed when they are read. Shape, dtype and
-    device are known. Copies and casts, as DDP and accelerate make them, are
-    lazy too; any other operation reads the values."""
+    """Logits [B, S, V] that are computed when they are read. Copies and casts,
+    as DDP and accelerate make them, are lazy too; other operations read the
+    values."""
 
     _make: Callable[[], Tensor] | None
     _value: Tensor | None = None
@@ -88,8 +88,8 @@ class LazyLogits(Tensor):
         return self._value
 
     def _fill(self, value: Tensor) -> None:
-        """Sets the values. Computes the lazy copies now, because the values
-        may be overwritten later."""
+        """Sets the values. Computes the lazy copies now: values may be
+        overwritten."""
         for made, function in self._copies:
             copy = made()
             if copy is not None:
@@ -177,9 +177,9 @@ class _Call(chunked_module.ChunkedCall):
 
 def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
            shape: tuple[int, ...]) -> Tensor:
-    """Returns logits of `shape` that are computed from `hidden` [B, rows, H]
-    when they are read. `hidden` is the output of the decoder or, with `left`,
-    of its last layer. `loss` () was computed from `hidden`."""
+    """Returns logits of `shape`, computed from `hidden` [B, rows, H] when they
+    are read: the output of the decoder or, with `left`, of its last layer.
+    `loss` () was computed from `hidden`."""
     if head.stream.ranks is not None or head.stream.in_host or (
             torch.is_grad_enabled() and head.is_sharded):
         def refuse() -> Tensor:
@@ -199,8 +199,8 @@ def _forget(of: weakref.ref[_Call], _: Tensor) -> None:
 
 
 class _Logprobs(chunked_module.ChunkedCall):
-    """Computes log-probabilities, and entropies if requested, over all rows:
-    [B, S, H] -> [B, S, 1 or 2]."""
+    """Computes log-probabilities, and entropies if requested: [B, S, H] -> [B,
+    S, 1 or 2]."""
 
     def __init__(self, step: Step, head: Head, asked: Asked,
                  targets: Tensor):
@@ -215,8 +215,8 @@ class _Logprobs(chunked_module.ChunkedCall):
 
 def logprobs(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """Returns the log-probabilities that `asked` requests, in the field
-    `logits`. `base` is the base model's output."""
+    """Returns what `asked` requests in the field `logits`, given the base
+    model's output `base`."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

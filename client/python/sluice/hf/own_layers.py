@@ -1,13 +1,12 @@
-"""Streams the user's own decoder layers, without transformers. The user passes
-the layers, and the layers call torch for attention. Embedding, head and loss
-are not touched.
+"""Streams the user's own decoder layers, without transformers. The layers call
+torch for attention; embedding, head and loss are not touched.
 
 [Note: between layers]
 With hidden states in the host, or with a group, the first layer splits its
 input into chunks of a rank's own rows, and the last layer joins them. Between
-layers the user's code gets stand-ins of the whole sequence (see
-[Note: stand-ins] in hidden_rows); before the first and after the last layer
-every rank has all rows.
+layers the user's code gets stand-ins of the whole sequence ([Note: stand-ins]
+in hidden_rows); before the first and after the last layer every rank has all
+rows.
 
 The model around the layers is unknown, so stream() can run it only by `sample`.
 Without a sample, the user's first call is probed.
@@ -153,8 +152,8 @@ class OwnLayers(Patched):
 
     def _begun(self, stream: Stream, index: int, x: Tensor
                ) -> tuple[Step, Tensor]:
-        """Returns the step of a call of layer `index`, and the layer's input.
-        Begins a step if the layer or the length shows that a new forward has
+        """Returns the step of a call of layer `index`, and the layer's input. A
+        new step begins if the layer or the length shows that a new forward has
         begun."""
         step, last = self._step or (None, -1)
         if step is None or step.length != x.shape[1] or index <= last:
@@ -220,7 +219,7 @@ class OwnLayers(Patched):
     # --- the probe ----------------------------------------------------------
 
     def _probe_all(self, stream: Stream) -> None:
-        """Probes a layer of each kind by the sample. Without a sample, the
+        """Probes a layer of each kind by the sample; without a sample, the
         first call of each kind is probed later."""
         warn_of_hooks(self.layers, stream.warn_once)
         stream.checks.kinds = by_kind(self.layers)
@@ -231,12 +230,10 @@ class OwnLayers(Patched):
         self._take()
 
     def _take(self) -> None:
-        """Notes the layers' modules and hooks as probed."""
         for inside in self._insides:
             inside.take()
 
     def _renew(self, stream: Stream) -> None:
-        """Repeats the probe after something in a layer has changed."""
         self._stale = True
         self._probed.clear()
         self._kind = first_of_kind(self.layers)
@@ -276,8 +273,7 @@ class OwnLayers(Patched):
 
     def _tried(self, stream: Stream, index: int, seen: Seen,
                device: torch.device) -> tuple[Stream, nn.Module]:
-        """Probes a twin of the layer in a separate stream; returns that stream
-        and the twin."""
+        """Probes a twin of the layer in a separate stream; returns both."""
         layer = self.layers[index]
         name = f"layer {index} ({self.name})"
         with probe.trying(device):
@@ -315,8 +311,8 @@ class OwnLayers(Patched):
         args, kwargs = arguments.chunk(few, [
             rows.cut(leaf, few).detach().requires_grad_()
             for leaf in arguments.differentiable()])
-        # Other steps do not know this step's mask markers, so the mask itself
-        # is returned.
+        # Other steps do not know this step's mask markers: return the mask
+        # itself.
         args, kwargs = pytree.tree_map(
             lambda value, own: value[..., :len(few), :len(few)] if (
                 isinstance(own, Tensor) and step.is_marker(own)) else own,

@@ -3,10 +3,9 @@
 position_ids that restart.
 
 transformers finds documents in position_ids, so the mask separates them. The
-other descriptions are accepted if they agree with position_ids, and are then
-removed from the call: a layer that runs on one chunk could not use them.
-position_ids that jump to a number other than 0 mark documents too, but only if
-no cache is made.
+other descriptions must agree with position_ids, and are removed from the call:
+a layer that runs on one chunk could not use them. position_ids that jump to a
+number other than 0 mark documents too, but only if no cache is made.
 """
 from __future__ import annotations
 
@@ -25,12 +24,9 @@ _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
 
 def take(module: str, given: dict[str, Any]) -> Tensor | None:
     """Removes the descriptions of documents other than position_ids from
-    `given`. Returns the first row [B, S] of each row's document, or None if
-    there were no such descriptions.
-
-    Raises `Unsupported` if position_ids disagree or are missing, or if there
-    is an attention_mask.
-    """
+    `given`. Returns the first row [B, S] of each row's document; None without
+    such descriptions. Raises `Unsupported` if position_ids disagree or are
+    missing, or if there is an attention_mask."""
     said = {name: given.pop(name, None) for name in argument_table.those("packed")}
     said = {name: value for name, value in said.items()
             if isinstance(value, Tensor)}
@@ -62,15 +58,15 @@ def take(module: str, given: dict[str, Any]) -> Tensor | None:
 
 
 def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
-    """Returns the first row [B, S] of each row's part if position_ids of a
-    call that would make a cache jump to a number other than 0, or begin with
-    several 0; else None.
+    """Returns the first row [B, S] of each row's part if position_ids of a call
+    that would make a cache jump to a number other than 0, or begin with several
+    0; else None.
 
     Without a cache transformers takes such parts for documents that do not see
-    each other. With a cache, or with any attention_mask, it takes them for one
+    each other. With a cache, or any attention_mask, it takes them for one
     sequence, as training on positions of longer sequences (PoSE) needs.
-    Positions that restart at 0 mean documents, which are kept apart. Several
-    zeros at the beginning of a row do not mean documents.
+    Positions that restart at 0 mean documents, which are kept apart; several
+    zeros at the beginning of a row do not.
     """
     positions = given.get("position_ids")
     if given.get("attention_mask") is not None or not isinstance(
@@ -80,8 +76,8 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
     begins[:, 0] = False
     if not bool(begins.any()):
         return None
-    # Several zeros at the beginning of a row are no documents of one token:
-    # they are padding without a mask, or all positions of the row.
+    # Several zeros at a row's beginning are padding without a mask, or all of
+    # its positions; not documents of one token.
     begins &= (positions != 0) | (positions.cummax(-1).values <= 0)
     if not bool(begins.any()):
         stream.say_once(
@@ -95,9 +91,9 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
 
 def refuse(module: str, given: dict[str, Any],
            documents: Tensor | None) -> None:
-    """Raises `Unsupported` if rows are packed, according to the `documents` of
-    `take` or to position_ids: a state that layers carry along the sequence
-    does not end with a document, and layers that run whole may have one."""
+    """Raises `Unsupported` if rows are packed, by the `documents` of `take` or
+    by position_ids: a state that layers carry does not end with a document, and
+    layers that run whole may have one."""
     positions = given.get("position_ids")
     if documents is not None or (
             given.get("attention_mask") is None

@@ -67,7 +67,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
 def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
          **rest: Any) -> Tensor:
     """transformers' mask interface: returns a marker of the intervals of the
-    model's own `mask_function` (see [Note: mask markers] in step)."""
+    model's `mask_function` (see [Note: mask markers] in step)."""
     here = step.current()
     if here is None:
         raise Unsupported("attention mask", "a mask outside a streamed step")
@@ -98,7 +98,7 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
 
 
 def _has_holes(seen: Tensor) -> bool:
-    """Returns whether a row [S] of seen [B, S] has False between two True."""
+    """Returns whether a row of seen [B, S] has False between two True."""
     told = seen.int()
     before = told.cummax(1).values
     after = told.flip(1).cummax(1).values.flip(1)

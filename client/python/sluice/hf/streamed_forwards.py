@@ -25,8 +25,8 @@ def input_of(given: dict[str, Any]) -> Tensor | None:
 def is_streamed(call: Call, stream: Stream, module: nn.Module,
                 given: dict[str, Any]) -> bool:
     """Returns whether a call is streamed: in training, with labels, or if it
-    makes no cache. Calls that are passed a cache are not streamed; in training
-    they raise `Unsupported`."""
+    makes no cache. Calls that are passed a cache are not; in training they
+    raise `Unsupported`."""
     x = input_of(given)
     if not isinstance(x, Tensor) or x.dim() < 2:
         return False
@@ -70,8 +70,8 @@ def _check_mask(name: str, mask: Tensor, length: int) -> None:
         raise Unsupported(name, f"an attention_mask of {mask.shape[1]} columns "
                           f"for {length} tokens", "pass one per token")
     # transformers takes any value but 0 for a token, but in a mask that is
-    # added to scores, such values mark keys to leave out. Models that compute
-    # positions from a mask add its values up.
+    # added to scores such values mark keys to leave out, and models that
+    # compute positions from a mask add them up.
     other = mask[(mask != 0) & (mask != 1)]
     if other.numel():
         raise Unsupported(name, f"an attention_mask with {float(other[0]):g}, "

@@ -1,9 +1,7 @@
-"""Patches a transformers model: its decoder layers, its decoder, its head.
-
-Only instances are patched, and only their `forward`; `detach` undoes it. The
-model's attention implementation is `sluice` only while a step is engaged, so
-generate, evaluation with a cache and saving see the model as it was.
-"""
+"""Patches a transformers model: its decoder layers, its decoder, its head. Only
+instances are patched, and only their `forward`; `detach` undoes it. The
+attention implementation is `sluice` only while a step is engaged, so generate,
+evaluation with a cache and saving see the model as it was."""
 from __future__ import annotations
 
 import contextlib
@@ -70,11 +68,11 @@ class Adapter(Model):
         super().__init__()
         self.causal, self.decoder, self.layers, self._is_small = parts
         self.name = type(self.causal).__name__
-        # The streamed module: the decoder, or a model around it that makes its
-        # masks (one of text and images).
+        # The streamed module: the decoder, or a model of text and images around
+        # it that makes its masks.
         self.entry = self.decoder
-        # Configs of the decoder and its layers alone: an image tower, for
-        # example, keeps its own attention.
+        # Configs of the decoder and its layers: an image tower keeps its
+        # attention.
         self.configs = list({id(m.config): m.config for m in (
             self.decoder, *(m for layer in self.layers
                             for m in layer.modules()))
@@ -122,8 +120,8 @@ class Adapter(Model):
 
     def _on_twins(self, stream: Stream,
                   try_: Callable[[Adapter, Stream], None]) -> Adapter:
-        """Runs `try_` on a small twin and, if that is refused, on a whole one.
-        Returns the twin on which `try_` passed."""
+        """Returns the twin on which `try_` passed: a small one or, if that is
+        refused, a whole one."""
         twins = Twins(self.causal, self.decoder, self.layers, {
             module: patch.before for module, patch in self._patches.items()})
 
@@ -154,14 +152,13 @@ class Adapter(Model):
         return made
 
     def _here(self, other: Adapter, module: nn.Module) -> nn.Module:
-        """Returns this model's module at the path that `module` has in `other`.
-        """
+        """Returns this model's module at the path of `module` in `other`."""
         return self.causal.get_submodule(next(
             path for path, m in other.causal.named_modules() if m is module))
 
     def _like(self, tried: Adapter) -> Callable[[int], int]:
-        """Returns a function from a layer's index to the index of a layer of
-        the same kind in the twin `tried`."""
+        """Returns a function from a layer's index to that of a layer of the
+        same kind in the twin `tried`."""
         first, count = first_of_kind(self.layers), len(tried.layers)
         return lambda index: index if index < count else first[index]
 
@@ -224,8 +221,7 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def try_layers(self, stream: Stream) -> None:
-        """Tries the layers, with attention intercepted in the `way` that was
-        found before."""
+        """Tries the layers, with attention intercepted in the known `way`."""
         self._patch_layers(stream)
         self._patch_entry(stream, self.entry)
         probe.probe(self, stream)
@@ -236,14 +232,13 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def _refuse_small(self, runs_whole: bool) -> None:
-        """Raises `Unsupported` if a small twin runs a part whole: a whole twin
-        may run that part by rows."""
+        """Raises `Unsupported` if a small twin runs a part whole, which a whole
+        twin may run by rows."""
         if self._is_small and runs_whole:
             raise Unsupported(self.name, "what is not the same by rows")
 
     def _try_all_layers(self, stream: Stream) -> None:
-        """Tries to run all layers in chunks; if that fails, lets some run
-        whole."""
+        """Tries to run all layers in chunks; if that fails, some whole."""
         try:
             return self._try_ways(stream)
         except UnknownRows as unknown:
@@ -257,8 +252,8 @@ class Adapter(Model):
     def _tried_with_rows(self, stream: Stream,
                          unknown: UnknownRows) -> Unsupported:
         """Tries the dimensions in which the unknown argument may have rows.
-        Returns the argument's refusal with the remedy that passed, or the
-        clearest refusal if none passed."""
+        Returns its refusal with the remedy that passed, or the clearest
+        refusal."""
         refusals: list[Unsupported] = []
         for dim in (*unknown.dims, None):
             with swapped.attributes(stream, rows={**stream.rows,
@@ -282,7 +277,7 @@ class Adapter(Model):
 
     def _try_whole(self, stream: Stream, refused: Unsupported) -> None:
         """Finds which layers run whole. Raises `refused`, the reason against
-        chunks, if running whole does not help."""
+        chunks, if that does not help."""
         if refused.layer is None or refused.has_remedy:
             raise refused
         if stream.ranks is not None:
@@ -295,16 +290,15 @@ class Adapter(Model):
             kind.why = f"{refused.module}: {refused.feature}"
 
     def _try_ways(self, stream: Stream, may_be_whole: bool = False) -> None:
-        """Finds the way in which attention is intercepted, in the decoder or
-        in a model around it. If none works, raises the first of the refusals
-        that are least vague about the cause.
+        """Finds the way in which attention is intercepted, in the decoder or in
+        a model around it. If none works, raises the first of the least vague
+        refusals.
 
-        The ways are tried in this order: transformers' registry; attention
-        that a layer writes out; if the model was loaded with SDPA, its calls
-        of torch's attention with the model's own mask. With `may_be_whole`,
-        ways in which no layer runs in chunks and some have the model's own
-        attention come last; among these, the way with the fewest layers with
-        the model's own attention is chosen.
+        In this order: transformers' registry; attention that a layer writes
+        out; if the model was loaded with SDPA, its calls of torch's attention
+        with the model's own mask. With `may_be_whole`, ways in which no layer
+        runs in chunks and some have the model's own attention come last; the
+        way with the fewest such layers is chosen.
         """
         ways = ["registry", "written out"]
         if self.decoder.config._attn_implementation == "sdpa":
@@ -347,8 +341,7 @@ class Adapter(Model):
             raise
 
     def renew(self, stream: Stream) -> None:
-        """Tries the layers again if modules or hooks in them have changed, as
-        by a new adapter."""
+        """Tries the layers again if modules or hooks in them have changed."""
         if self._inside is None or not self._inside.has_changed():
             return
         with stream.probing_again():
@@ -368,8 +361,7 @@ class Adapter(Model):
         self._patches[module] = Patch(module, forward, self._warn, copied)
 
     def engage(self) -> contextlib.AbstractContextManager:
-        """Returns a context in which attention and masks are Sluice's, and
-        activation checkpointing is off."""
+        """Makes attention and masks Sluice's; switches checkpointing off."""
         switched = [] if self.way in ("sdpa", "own") else self.configs
         own = [(vars(config), _ATTENTION, config._attn_implementation)
                for config in switched]
@@ -379,9 +371,9 @@ class Adapter(Model):
                                for config in switched), *self._checkpointing())
 
     def _checkpointing(self) -> list[tuple[dict[str, Any], str, bool]]:
-        """Returns items for `swapped.items` that switch checkpointing off:
-        Trainer switches it on, and neither streamed nor plain layers need it.
-        """
+        """Returns `swapped.items` that switch activation checkpointing off:
+        Trainer switches it on, and neither streamed nor plain layers need
+        it."""
         return [(vars(module), "gradient_checkpointing", False)
                 for module in (self.entry, self.decoder, *self.layers)
                 if getattr(module, "gradient_checkpointing", False)]
@@ -429,9 +421,9 @@ class Adapter(Model):
 
     def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
                kwargs: dict[str, Any]) -> Any:
-        """Runs the layer plain if it fits and returns its output, else returns
-        STREAMED. A layer that shares keys and values with other layers is
-        streamed, because those may be streamed."""
+        """Returns the output of the layer run plain if it fits, else STREAMED.
+        A layer that shares keys and values with others is streamed, because
+        those may be streamed."""
         side = step.sides.get(layer)
         if step.plain is None or argument_table.HANDED in kwargs:
             return plain_layers.STREAMED
@@ -569,8 +561,7 @@ class Adapter(Model):
         return False
 
     def _run_all_whole(self, stream: Stream) -> None:
-        """Makes all layers run whole, because the rows of images have a
-        different mask."""
+        """Makes all layers run whole: rows of images have a different mask."""
         what = "pictures that become rows of the decoder"
         if stream.ranks is not None:
             raise Unsupported(self.decoder, what)
@@ -582,8 +573,8 @@ class Adapter(Model):
 
     def _refuse_foreign(self, stream: Stream) -> None:
         """Raises `Unsupported` if a forward that was put over the causal
-        model's calls the decoder: with a group, it would get some rows where
-        it expects all."""
+        model's calls the decoder: with a group, it would get some rows, not
+        all."""
         patch = self._patches.get(self.causal)
         if patch is not None and stream.call is None and (
                 vars(self.causal).get("forward") is not patch):
