@@ -8,9 +8,9 @@ from weakref import WeakSet
 from torch import nn
 
 from sluice.attention import gpu_blocks
+from sluice.base.argument_table import MODULE
 from sluice.base.arguments import NONE, invalid, takes
 from sluice.base.errors import Unsupported
-from sluice.base.kinds import MODULE
 from sluice.base.model_protocols import Patched
 from sluice.memory import compute_device
 from sluice.native.session import Session

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sluice.base.arguments import PATH, invalid, takes
 from sluice.base.errors import Error, Status, Unsupported
-from sluice.hf.decoders import find_decoder
+from sluice.hf.causal_twin import find_decoder
 from sluice.native.session import Session
 from sluice.proof.captured_calls import by_kind
 from sluice.streaming import stream

@@ -6,13 +6,27 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from sluice.base.arguments import Kind, a
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 IGNORED = -100  # label of a row that is left out of the loss
 # Dictionary through which layers pass tensors [B, heads, S, D] to later ones.
 HANDED = "shared_kv_states"
+
+# Kinds of torch's types.
+MODULE = a(nn.Module, "a torch.nn.Module")
+# To a rank outside of a group torch gives an integer in place of the group.
+GROUP = Kind(lambda v: isinstance(v, dist.ProcessGroup),
+             "a torch.distributed group that this rank is in, as "
+             "mesh['sp'].get_group() is")
+ROWS_OF_TOKENS = Kind(
+    lambda v: isinstance(v, Tensor) and v.dim() == 2 and not (
+        v.is_floating_point() or v.is_complex() or v.dtype == torch.bool),
+    "whole numbers [B, S]")
 
 
 class Argument(NamedTuple):

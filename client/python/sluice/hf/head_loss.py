@@ -9,13 +9,15 @@ that the two parts add up to the model's loss.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from sluice.base.argument_table import IGNORED
+from sluice.base.argument_table import shifted as shifted_labels
 from sluice.base.errors import Unsupported
 from sluice.base.precision import near, wide_dtype
 from sluice.hf import fsdp_units, routers
@@ -23,7 +25,7 @@ from sluice.hf.ends import Left
 from sluice.hf.head import Head
 from sluice.node import calls
 from sluice.node.hidden_rows import OnDevice
-from sluice.node.replay import Gradients, Slot, distinct, slots
+from sluice.node.replay import Gradients, Slot, distinct, leaves, slots
 from sluice.node.step import chunks_of
 
 # See [Note: routers' loss].
@@ -179,3 +181,51 @@ def _try(head: Head, noted: tuple[Tensor, ...]) -> None:
         raise Unsupported(head.causal, "a loss of routers' logits that is not "
                           "added to that of the labels", 'stream it with '
                           'head="whole"')
+
+
+def probe(head: Head) -> None:
+    """Sets `stream.head`: "rows" if the chunked loss equals the model's own
+    loss over all rows, else "whole", which leaves the head to the model."""
+    how: Literal["rows", "whole"] = "whole"
+    for place in head.places:
+        head.place = place  # the trial reads it
+        try:
+            same = head.is_of_transformers() and _same(head)
+        except Exception:  # user code may fail on a trial's input
+            same = False
+        if same:
+            how = "rows"
+            break
+    head.stream.found_head(how)
+
+
+def _same(head: Head) -> bool:
+    weight = head.causal.get_output_embeddings().weight
+    torch.manual_seed(0)
+    hidden = torch.randn(2, 40, weight.shape[1], device=weight.device,
+                         dtype=weight.dtype)
+    labels = torch.randint(weight.shape[0], (2, 40)).to(weight.device)
+    labels[0, 5:17] = IGNORED
+    shifted = shifted_labels(labels)
+    count = (shifted != IGNORED).sum()
+    found = distinct(slots(head))
+
+    def results(loss: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        h = hidden.clone().requires_grad_()
+        value = loss(h)
+        return [value, *torch.autograd.grad(value, [h, *found],
+                                            allow_unused=True)]
+
+    def whole(h: Tensor) -> Tensor:
+        with head.stub(h):
+            return head.own(inputs_embeds=h, labels=labels, use_cache=False,
+                            **head.no_routers).loss
+
+    with torch.enable_grad():
+        ends = leaves(head.rows(hidden, shifted, count))
+        if not all(any(e is p for p in found) for e in ends):
+            return False  # e.g. a weight of the base model
+        # In chunks of 16, the last one partial.
+        ours = results(lambda h: of(head, h, shifted, count, 16))
+        theirs = results(whole)
+    return all(near(a, b, LIMIT) for a, b in zip(ours, theirs))

@@ -31,8 +31,9 @@ from sluice.hf import trial_results
 from sluice.hf.changed_after_stream import Held, Inside, warn_of_hooks
 from sluice.hf.fsdp_units import refuse_compiled, refuse_within
 from sluice.hf.whole_calls import Call, rows_of
-from sluice.node import calls, plain_layers, rows, sdpa, whole_layers
+from sluice.node import calls, plain_layers, rows, whole_layers
 from sluice.node import layer as layers_
+from sluice.node.eager_attention import Cut
 from sluice.node.hidden_rows import InHost, Parted, Standing, Whole, is_stand_in
 from sluice.node.patch import Patch
 from sluice.node.settings import LAYERS
@@ -95,7 +96,7 @@ class OwnLayers(Patched):
         stream.in_host = stream.hidden == "host"
 
     def inside(self) -> contextlib.AbstractContextManager:
-        return sdpa.Cut()
+        return Cut()
 
     # --- the forward --------------------------------------------------------
 
@@ -341,7 +342,7 @@ class _Tried(Layered):
         self.name, self.layers = of.name, [layer] * (index + 1)
 
     def inside(self) -> contextlib.AbstractContextManager:
-        return sdpa.Cut()
+        return Cut()
 
     def own_forward(self, module: nn.Module) -> Callable:
         return vars(module).get("forward") or functools.partial(

@@ -21,7 +21,7 @@ from sluice.base.model_protocols import Model, WholeKind
 from sluice.hf import (
     dealing_trial,
     ends_trial,
-    head_trial,
+    head_loss,
     packed_documents,
     padding,
     registry,
@@ -30,15 +30,15 @@ from sluice.hf import (
     trial_results,
 )
 from sluice.hf.causal import Causal
-from sluice.hf.causal_twin import Parts, Twins
+from sluice.hf.causal_twin import Parts, Twins, around, find_decoder
 from sluice.hf.changed_after_stream import Held, Inside, warn_of_hooks
 from sluice.hf.dealing import Dealing
-from sluice.hf.decoders import around, find_decoder
 from sluice.hf.ends import Ends
 from sluice.hf.fsdp_units import refuse_compiled, refuse_within
 from sluice.hf.head import Head
-from sluice.node import calls, plain_layers, rows, sdpa, whole_layers
+from sluice.node import calls, plain_layers, rows, whole_layers
 from sluice.node import layer as layers_
+from sluice.node.eager_attention import Cut
 from sluice.node.patch import Patch
 from sluice.node.step import Step, current
 from sluice.node.streamed import Stream
@@ -212,7 +212,7 @@ class Adapter(Model):
             ends_trial.probe(self.ends)
             self._refuse_small(self.ends.before is None)
         if Causal.fits(self.causal, self.decoder):
-            head_trial.probe(self._patch_causal(stream))
+            head_loss.probe(self._patch_causal(stream))
         elif stream.ranks is not None and "labels" in inspect.signature(
                 type(self.causal).forward).parameters:
             raise Unsupported(self.name, "a loss that the model makes of all "
@@ -228,7 +228,7 @@ class Adapter(Model):
 
     def try_head(self, stream: Stream) -> None:
         self._warn, self.ends = stream.warn_once, Ends(self, stream)
-        head_trial.probe(self._patch_causal(stream))
+        head_loss.probe(self._patch_causal(stream))
         self._refuse_small(stream.head == "whole")
 
     def _refuse_small(self, runs_whole: bool) -> None:
@@ -383,7 +383,7 @@ class Adapter(Model):
 
     def inside(self) -> contextlib.AbstractContextManager:
         return (contextlib.nullcontext() if self.way in ("registry", "own")
-                else sdpa.Cut())
+                else Cut())
 
     # --- the forwards -------------------------------------------------------
 

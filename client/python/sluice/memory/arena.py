@@ -15,10 +15,8 @@ from sluice.base.errors import Error, Status
 from sluice.memory.compute_device import check_device
 from sluice.memory.copies import IN_FLIGHT_BYTES, Copies
 from sluice.memory.free_ranges import rounded
-from sluice.memory.host_tensor import HostTensor, flat
-from sluice.memory.slabs import Slabs
+from sluice.memory.slabs import Books, HostTensor, Slabs, flat
 from sluice.memory.slots import Slots
-from sluice.memory.tensor_ranges import Books
 from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 from sluice.native.leases import CopyStats
 from sluice.native.session import Session
@@ -29,7 +27,7 @@ _CLOSED = object()  # a mark that no tensor has
 def _whole(call: Callable) -> Callable:
     """Decorates a method: serializes the calls, and repairs the arena before
     the call that follows an interrupted one; see [Note: interrupted books] in
-    tensor_ranges."""
+    slabs."""
     @functools.wraps(call)
     def whole(self: HostArena, *args: Any) -> Any:
         with self._lock:
@@ -320,3 +318,29 @@ class HostArena:
             raise Error(Status.FAILED_PRECONDITION,
                         f"{host}: it was dropped before" if host._live is None
                         else f"{host} is of another arena")
+
+
+class ProcessMemory(HostArena):
+    """An arena in the process's own memory, for trials: they may run on another
+    device than the session's, and their few rows need no lease."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def put(self, tensor: torch.Tensor) -> Any:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    def get(self, host: Any, device: Any) -> torch.Tensor:
+        return host.clone()
+
+    def add(self, host: Any, tensor: torch.Tensor) -> None:
+        host += tensor.detach()
+
+    def prefetch(self, host: Any, device: Any) -> None:
+        pass
+
+    def settle(self, host: Any) -> None:
+        pass
+
+    def drop(self, host: Any) -> None:
+        pass

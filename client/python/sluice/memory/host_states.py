@@ -21,8 +21,7 @@ import torch
 from sluice.base.errors import Error, Status
 from sluice.memory.copies import Copies
 from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
-from sluice.native.handle import forked
-from sluice.native.leases import Region
+from sluice.native.leases import Region, forked
 from sluice.native.session import Session
 
 BUCKET_BYTES = 64 << 20

@@ -1,14 +1,123 @@
-"""Slabs: the leases in which an arena's tensors lie."""
+"""Slabs, the leases in which an arena's tensors lie, and the tensors in
+them.
 
+[Note: interrupted books] Ctrl-C may come between any two lines. So only two
+records count, each written in one step: the arena's slabs, and the addresses
+of living tensors (`_held`). Free ranges and sums follow from them, and
+`rebuild` computes them again after an interrupted change.
+
+A tensor that nothing refers to loses its bytes: an interrupt may come after
+`put` has returned and before its caller has stored the result.
+"""
 from __future__ import annotations
 
+import weakref
+from collections import deque
+from collections.abc import Iterable
+
+import torch
+
 from sluice.base.errors import Error, Status
-from sluice.memory.tensor_ranges import Books
+from sluice.memory.free_ranges import FreeRanges, rounded
 from sluice.native.leases import Region
 from sluice.native.session import Session
 
 FIRST_SLAB_BYTES = 4 << 20
 LARGEST_SLAB_BYTES = 1 << 30
+
+
+class HostTensor:
+    """A tensor's bytes in an arena; contiguous, also if their source was not.
+
+    Attributes: shape, dtype, nbytes (numel x itemsize). Only calls of the
+    arena read or write the bytes. They are held until `HostArena.drop`, or
+    until nothing refers to this object.
+    """
+
+    __slots__ = ("shape", "dtype", "nbytes", "_live", "_address", "_written",
+                 "_read", "_ahead", "_stream", "__weakref__")
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, nbytes: int,
+                 address: int, live: object) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = nbytes
+        self._live = live  # the arena's mark; None after `drop`
+        self._address = address
+        self._written = 0  # ticket of the last copy into it
+        self._read = 0  # ticket of the last copy out of it
+        self._ahead: torch.Tensor | None = None  # prefetched
+        self._stream: int | None = None  # torch's stream of the prefetch
+
+    def __repr__(self) -> str:
+        state = "" if self._live else ", dropped"
+        return f"<HostTensor {list(self.shape)} {self.dtype}{state}>"
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the values, detached and contiguous in memory; a copy only if
+    needed."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()  # holding it must not hold its graph
+    if tensor.is_conj() or tensor.is_neg():  # the bytes are not the values
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
+
+
+class Books:
+    """Living tensors and free ranges of one arena; sizes are bytes.
+
+    Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of the
+    living tensors, exactly.
+
+    Thread safety: one thread.
+    """
+
+    def __init__(self) -> None:
+        self.used_bytes = self.peak_bytes = 0
+        self.free = FreeRanges()
+        # By address: the tensor and its bytes.
+        self._held: dict[int, tuple[weakref.ref[HostTensor], int]] = {}
+        # References to tensors that were collected without `drop`. (`drop`
+        # deletes the reference, so that it never gets here.)
+        self._dead: deque[weakref.ref[HostTensor]] = deque()
+
+    def keep(self, host: HostTensor) -> None:
+        """Records `host`, in bytes that were taken from `free`."""
+        self._held[host._address] = (weakref.ref(host, self._dead.append),
+                                     host.nbytes)
+        self.used_bytes += host.nbytes
+        if self.used_bytes > self.peak_bytes:
+            self.peak_bytes = self.used_bytes
+
+    def drop(self, host: HostTensor) -> None:
+        """Removes `host` and frees its bytes, which a copy may still read."""
+        host._live = None
+        del self._held[host._address]
+        self.used_bytes -= host.nbytes
+        self.free.give(host._address, rounded(host.nbytes), host._read)
+
+    def has_lost(self) -> bool:
+        """Returns whether tensors died without `drop`: `rebuild` is due."""
+        return bool(self._dead)
+
+    def rebuild(self, slabs: Iterable[tuple[int, int]], mark: int) -> None:
+        """Recomputes free ranges and sums from the slabs and living tensors.
+
+        Args:
+            slabs: (start, size) of each slab.
+            mark: last ticket of a copy that may read any free range.
+        """
+        self._dead.clear()  # first: tensors that die below must stay noted
+        held, taken = {}, []
+        for address, (reference, nbytes) in self._held.items():
+            host = reference()
+            if host is not None and host._live is not None:
+                held[address] = reference, nbytes
+                taken.append((address, rounded(nbytes)))
+        self.free = FreeRanges.around(slabs, sorted(taken), mark)
+        self.used_bytes = sum(nbytes for _, nbytes in held.values())
+        self._held = held
 
 
 class Slabs:

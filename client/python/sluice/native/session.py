@@ -28,8 +28,7 @@ from sluice.base.arguments import (
 from sluice.base.errors import Error, Status
 from sluice.native import abi, launcher, user_daemon
 from sluice.native.daemon import load_library
-from sluice.native.handle import Handle, forked
-from sluice.native.leases import CopyStats, Region
+from sluice.native.leases import CopyStats, Handle, Region, forked
 from sluice.native.waiting import Calls, waits_for
 
 __all__ = ["Limits", "Session"]

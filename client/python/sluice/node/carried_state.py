@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from sluice.base.argument_table import those
 from sluice.base.errors import Unsupported
 from sluice.memory.arena import HostArena
-from sluice.memory.host_tensor import HostTensor
+from sluice.memory.slabs import HostTensor
 
 BLOCK = 64  # rows
 LEAST = 2  # minimum rows of a chunk

@@ -19,7 +19,7 @@ from sluice.base.errors import Unsupported
 from sluice.base.hashing import equal, of_tensor
 from sluice.base.precision import autocast_now, wide_dtype
 from sluice.base.randomness import RandomState
-from sluice.memory.host_tensor import HostTensor
+from sluice.memory.slabs import HostTensor
 from sluice.node import calls
 from sluice.node.hidden_rows import DeviceRows, HostRows, OnDevice
 from sluice.node.replay import (

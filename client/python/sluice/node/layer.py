@@ -33,8 +33,7 @@ from sluice.base.hashing import of_tensor
 from sluice.node import calls, carried_state, chunked_module, skipped_products
 from sluice.node.carried_state import Cache, Carried
 from sluice.node.halves import TwoParts
-from sluice.node.row_numbers import Numbered
-from sluice.node.rows import Leaf, cut
+from sluice.node.rows import Leaf, Numbered, cut
 from sluice.node.shared_tensors import Handing
 from sluice.node.skipped_products import Following, Spared
 from sluice.node.step import Step
@@ -242,7 +241,7 @@ class LayerCall(chunked_module.ChunkedCall):
             self._side.watching())
 
     def _numbering(self) -> contextlib.AbstractContextManager:
-        """Numbers the rows; see [Note: numbered rows] in row_numbers."""
+        """Numbers the rows; see [Note: numbered rows] in rows."""
         if self.module not in self.step.numbered:
             return contextlib.nullcontext()
         within = self._rows.start - self.step.chunks[self._chunk].start

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sluice.base import swapped
-from sluice.base.argument_table import IGNORED, shifted
+from sluice.base.argument_table import IGNORED, MODULE, ROWS_OF_TOKENS, shifted
 from sluice.base.arguments import FLAG, NONE, invalid, number, takes
 from sluice.base.errors import Invalid
-from sluice.base.kinds import MODULE, rows_of_tokens
 from sluice.base.precision import widened
 
 _asking = threading.local()  # .asked: this thread's request, which heads read
@@ -61,8 +60,8 @@ def wrong_shape(targets: Tensor, rows: torch.Size) -> Invalid:
                    f"{tuple(rows)} rows")
 
 
-@takes("logprobs", model=MODULE, labels=rows_of_tokens() | NONE,
-       targets=rows_of_tokens() | NONE, entropy=FLAG,
+@takes("logprobs", model=MODULE, labels=ROWS_OF_TOKENS | NONE,
+       targets=ROWS_OF_TOKENS | NONE, entropy=FLAG,
        temperature=number("a number more than 0", above=0, most=1e30))
 def logprobs(model: nn.Module, *, labels: Tensor | None = None,
              targets: Tensor | None = None, temperature: float = 1.0,

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sluice.attention.gpu_blocks import Kernel
+from sluice.base.argument_table import GROUP, MODULE
 from sluice.base.arguments import (
     FLAG,
     NONE,
@@ -20,7 +21,6 @@ from sluice.base.arguments import (
     some,
     whole,
 )
-from sluice.base.kinds import GROUP, MODULE
 from sluice.native.session import Session
 from sluice.node.checked_chunks import Check
 

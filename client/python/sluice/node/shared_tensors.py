@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sluice.base.precision import widened
 from sluice.memory.arena import HostArena
-from sluice.memory.host_tensor import HostTensor
+from sluice.memory.slabs import HostTensor
 
 ROWS = -2  # dimension of the rows: [B, heads, c, D]
 

@@ -25,8 +25,7 @@ from sluice.attention.gpu_blocks import Kernel
 from sluice.base import swapped
 from sluice.base.arguments import invalid, need, takes
 from sluice.base.model_protocols import Engaging, Patched, WholeKind
-from sluice.memory.arena import HostArena
-from sluice.memory.process_memory import ProcessMemory
+from sluice.memory.arena import HostArena, ProcessMemory
 from sluice.native.session import Session
 from sluice.node.calls import Call
 from sluice.node.checked_chunks import Checks, StepChecks

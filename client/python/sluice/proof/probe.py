@@ -27,7 +27,7 @@ from sluice.base.errors import Inexact, UnknownRows, Unsupported
 from sluice.base.model_protocols import Layered, Model, WholeKind
 from sluice.base.precision import near
 from sluice.base.randomness import Still, undisturbed
-from sluice.node.row_numbers import FAR, Numbered
+from sluice.node.rows import FAR, Numbered
 from sluice.node.streamed import Stream
 from sluice.proof.captured_calls import (
     Seen,
@@ -282,7 +282,7 @@ def _refuse_output(name: str, whole: Result, cut: Result,
 def _find_numbered(adapter: Layered, stream: Stream, index: int,
                    seen: Seen) -> None:
     """Adds the layer's kind to `stream.numbered` if it numbers its rows; see
-    [Note: numbered rows] in row_numbers."""
+    [Note: numbered rows] in rows."""
     layer, numbered = adapter.layers[index], Numbered(seen.x.shape[1], 0)
     alike = next(kind for kind in stream.checks.kinds if layer in kind)
     stream.numbered.difference_update(alike)

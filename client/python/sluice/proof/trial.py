@@ -20,7 +20,7 @@ from sluice.base.model_protocols import Layered
 from sluice.base.randomness import RandomState, Still
 from sluice.node.carried_state import Cache, argument_of
 from sluice.node.replay import Buffers, leaves
-from sluice.node.row_numbers import Numbered
+from sluice.node.rows import Numbered
 from sluice.node.setting import unchanged
 from sluice.node.shared_tensors import ROWS
 from sluice.node.step import Step

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -132,3 +134,24 @@ def failed_rank(since: float) -> str:
     if told is None or not _is_anothers(told, since):
         return ""
     return f"rank {told['rank']} failed: {told['what']}"
+
+
+def start_looking(looks: Any, every_s: float, over: threading.Event,
+                  name: str) -> threading.Thread:
+    """Starts a thread that calls `looks.look()` every `every_s` seconds until
+    `over` is set or nothing else refers to `looks`."""
+    thread = threading.Thread(
+        target=_keep_looking, name=name, daemon=True,
+        args=(weakref.ref(looks), every_s, over))
+    thread.start()
+    return thread
+
+
+def _keep_looking(looks: weakref.ref, every_s: float,
+                  over: threading.Event) -> None:
+    while not over.wait(every_s):
+        alive = looks()
+        if alive is None:
+            return
+        alive.look()
+        del alive

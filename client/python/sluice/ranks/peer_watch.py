@@ -25,7 +25,8 @@ import torch.distributed as dist
 
 from sluice.base.errors import PeerFailed, Status
 from sluice.native.session import Session
-from sluice.ranks import looking, peer_line
+from sluice.ranks import peer_line
+from sluice.ranks.board import start_looking
 from sluice.ranks.groups import LOOK_S, Ranks
 
 
@@ -48,7 +49,7 @@ class PeerWatch:
         if self._line is not None:
             self._line.heard_by(self)
             ranks.hears_deaths = True
-        looking.start(self, LOOK_S, self._over, "sluice peers")
+        start_looking(self, LOOK_S, self._over, "sluice peers")
 
     @staticmethod
     def of(ranks: Ranks | None, session: Session, device: torch.device

@@ -18,8 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch.distributed as dist
 from torch import nn
 
-from sluice.ranks import looking
-from sluice.ranks.board import failed_rank
+from sluice.ranks.board import failed_rank, start_looking
 
 LONG_S = 20.0  # seconds of a step before its first line
 EVERY_S = 10.0  # seconds between two lines of a step
@@ -78,7 +77,7 @@ class Progress:
             self._index.get(layer, 0), chunk, len(step.chunks),
             last.began if same else now, now)
         if self._thread is None:
-            self._thread = looking.start(self, LOOK_S, self._ended,
+            self._thread = start_looking(self, LOOK_S, self._ended,
                                          "sluice progress")
 
     def done(self, layer: nn.Module) -> None:

@@ -26,12 +26,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sluice.base import argument_table
+from sluice.base.argument_table import GROUP, ROWS_OF_TOKENS
 from sluice.base.arguments import NONE, Kind, a, invalid, takes
-from sluice.base.kinds import GROUP, rows_of_tokens
 from sluice.ranks.groups import Ranks
 
-SHARDED = {"input_ids": rows_of_tokens(), "labels": rows_of_tokens() | NONE,
-           "position_ids": rows_of_tokens() | NONE}
+SHARDED = {"input_ids": ROWS_OF_TOKENS, "labels": ROWS_OF_TOKENS | NONE,
+           "position_ids": ROWS_OF_TOKENS | NONE}
 
 
 @dataclass(frozen=True)
