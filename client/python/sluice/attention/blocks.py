@@ -192,8 +192,7 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:
-    """Widens the inputs of the CPU kernel. With bf16 inputs it would round
-    each block's result before the blocks are summed, an error that attention
-    over all keys at once does not have. A chunk is small enough to be
-    widened."""
+    """Widens the inputs of the CPU kernel. With bf16 inputs it would round each
+    block's result before the blocks are summed, an error that attention over
+    all keys at once does not have. A chunk is small enough to be widened."""
     return [widened(t) for t in tensors]

@@ -1,6 +1,5 @@
 """Exceptions of this package. Their text is one line: what happened, the
 value, the limit, what to do."""
-
 from __future__ import annotations
 
 import enum

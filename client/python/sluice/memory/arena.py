@@ -1,6 +1,5 @@
-"""Arena of leased host memory, which a session's copy engine fills and reads.
-"""
-
+"""Arena of leased host memory, which a session's copy engine fills and
+reads."""
 from __future__ import annotations
 
 import functools
@@ -53,12 +52,12 @@ class HostArena:
             direction; two copies may run even if they are larger.
 
     Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of the
-    tensors held, exactly; `leased_bytes` counts the arena's leases; `copies`
-    counts started copies. `device` is the device of the tensors: the CPU if
-    the session's GPU is simulated, else that GPU.
+    tensors held, `leased_bytes` the arena's leases, `copies` started copies.
+    `device` is the tensors' device: the CPU if the session's GPU is simulated,
+    else that GPU.
 
-    Every method raises `Error`: FAILED_PRECONDITION after `close`, for a
-    tensor that was dropped or belongs to another arena, and in a forked child;
+    Every method raises `Error`: FAILED_PRECONDITION after `close`, for a tensor
+    that was dropped or belongs to another arena, and in a forked child;
     otherwise the error of a failed copy or lease. A refused call changes no
     tensor that the arena holds. After an interrupt (Ctrl-C) within a call,
     later calls work on the tensors that the arena still holds.
@@ -68,8 +67,7 @@ class HostArena:
     compute after the copy; only `drain`, `close`, a shrinking `fit` and the
     repair after an interrupt block the host.
 
-    Thread safety: calls are serialized; a host tensor may be used by one
-    thread at a time.
+    Thread safety: calls are serialized; one thread at a time per host tensor.
     """
 
     def __init__(self, session: Session, *,
@@ -82,7 +80,7 @@ class HostArena:
         self._live = object()
         self._books = Books()
         self._slabs = Slabs(session, self._books)
-        # Memory for tensors on the device; None: torch allocates them.
+        # For tensors on the device; None: torch allocates them.
         self._slots = None if self.device.type == "cpu" else Slots(
             session, self.device)
         self._cut_short = False
@@ -116,19 +114,14 @@ class HostArena:
 
     @_whole
     def put(self, tensor: torch.Tensor) -> HostTensor:
-        """Copies `tensor` to the host; does not wait.
+        """Copies `tensor` to the host; does not wait. Returns a host tensor
+        that holds the bytes until `drop`, or until nothing refers to it.
 
         The copy runs after what was computed so far. The arena keeps `tensor`
-        alive until the copy is done; until then it must not be written,
-        because later compute is not ordered after the copy.
-
-        Returns: a host tensor that holds the bytes until `drop`, or until
-        nothing refers to it.
-
-        Raises:
-            Error: RESOURCE_EXHAUSTED, with the daemon's line: no memory can be
-                leased; UNAVAILABLE: the daemon is gone and the leased memory
-                is full.
+        alive until the copy is done; until then it must not be written, because
+        later compute is not ordered after the copy. Raises `Error`
+        RESOURCE_EXHAUSTED, with the daemon's line, if no memory can be leased;
+        UNAVAILABLE if the daemon is gone and the leased memory is full.
         """
         self._check_open()
         check_device(tensor.device, self.device)
@@ -155,7 +148,7 @@ class HostArena:
     @_whole
     def prefetch(self, host: HostTensor, device: torch.device | str) -> None:
         """Starts the copy of `host` into a fresh tensor on `device`, which the
-        next `get` returns; does nothing if `host` is prefetched already."""
+        next `get` returns; does nothing if that was done."""
         self._prefetch(host, device)
 
     @_whole
@@ -168,10 +161,7 @@ class HostArena:
     @_whole
     def add(self, host: HostTensor, tensor: torch.Tensor) -> None:
         """host += tensor, computed on the tensor's device in `host`'s dtype.
-
-        Raises:
-            Error: INVALID_ARGUMENT: the shapes differ.
-        """
+        Raises `Error` INVALID_ARGUMENT if the shapes differ."""
         self._check(host)
         if tensor.shape != host.shape:
             raise Error(Status.INVALID_ARGUMENT,
@@ -186,8 +176,7 @@ class HostArena:
 
     @_whole
     def settle(self, host: HostTensor) -> None:
-        """Waits for the copy into `host`, and releases the tensor that it
-        copied."""
+        """Waits for the copy into `host`, and releases the tensor copied."""
         self._check(host)
         self._copies.wait(GPU_TO_HOST, host._written)
 
@@ -204,8 +193,7 @@ class HostArena:
 
     @_whole
     def reserve(self, nbytes: int) -> None:
-        """Grows the leases to at least `nbytes`; raises the error of a refused
-        lease."""
+        """Grows the leases to at least `nbytes`."""
         self._check_open()
         self._slabs.reserve(nbytes)
 
@@ -214,10 +202,10 @@ class HostArena:
         """Grows or shrinks the leases to `nbytes`. Raises `Error`
         FAILED_PRECONDITION if they would shrink while a tensor is held.
 
-        To shrink, it gives all slabs back and then leases `nbytes`, because
-        two ranks may wait for each other's memory. Nothing goes back if the
-        daemon is gone. An `Error` of the new lease leaves the arena without
-        slabs; later `put`s lease them.
+        To shrink, it gives all slabs back and then leases `nbytes`, because two
+        ranks may wait for each other's memory. Nothing goes back if the daemon
+        is gone. An `Error` of the new lease leaves no slabs; later `put`s lease
+        them.
         """
         self._check_open()
         if self._books.has_lost():
@@ -288,10 +276,9 @@ class HostArena:
             self._copies.settled(host._written)
             if host._stream != self._copies.stream and not (
                     self._slots is not None and self._slots.has(tensor)):
-                # Torch reuses memory in the order of the stream on which it
-                # was allocated. Slots do not need it: torch may refuse memory
-                # of another allocator, and the next copy into a slot comes
-                # after the work of all streams ([Note: slots] in slots).
+                # Torch reuses memory in the order of the stream on which it was
+                # allocated. Slots do not need this ([Note: slots] in slots),
+                # and torch may refuse memory of another allocator.
                 tensor.record_stream(torch.cuda.current_stream(self.device))
         return tensor
 
@@ -306,8 +293,7 @@ class HostArena:
         self._cut_short = False
 
     def _check_open(self) -> None:
-        # The handle is 0 after the session's close; a forked child has another
-        # pid.
+        # The handle is 0 after the session's close; a child has another pid.
         if self._pid != getpid() or not self._handle.value:
             raise self._copies.engine.error(Status.INVALID_ARGUMENT)
 

@@ -5,7 +5,6 @@ is on one list and not on the other would be handed out twice, and two tensors
 would share its bytes. So a flag marks the books as inconsistent while they
 change; if a change was interrupted, every later call is refused.
 """
-
 from __future__ import annotations
 
 import bisect
@@ -28,11 +27,9 @@ def _starts_before(end: int, taken: tuple[int, int]) -> bool:
 
 class FreeRanges:
     """Free ranges of the slabs; allocates best fit and merges neighbours at
-    once.
-
-    So when all bytes are free, each slab is one range, however it was split
-    before. A range has a mark, the last ticket of a copy that may still read
-    it; a merged range has the larger mark.
+    once, so that when all bytes are free, each slab is one range. A range has a
+    mark, the last ticket of a copy that may still read it; a merged range has
+    the larger.
 
     Sizes are bytes, multiples of ALIGNMENT. `take` and `give` are O(log
     ranges), except for shifting one list. Thread safety: one thread.
@@ -50,8 +47,8 @@ class FreeRanges:
     @classmethod
     def around(cls, slabs: Iterable[tuple[int, int]],
                taken: Sequence[tuple[int, int]], mark: int) -> FreeRanges:
-        """Returns the free ranges of `slabs` without `taken`, which are
-        (start, size) in the order of addresses; every range gets `mark`."""
+        """Returns the free ranges of `slabs` without `taken`, (start, size) in
+        the order of addresses; every range gets `mark`."""
         made = cls()
         for start, size in slabs:
             made._slab_starts.add(start)
@@ -74,8 +71,8 @@ class FreeRanges:
         self._whole = True
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """Takes `size` bytes; returns (address, mark), or None if no range is
-        long enough."""
+        """Takes `size` bytes; returns (address, mark), or None if no range has
+        them."""
         self._open()
         at = bisect.bisect_left(self._by_size, (size, 0))
         if at == len(self._by_size):

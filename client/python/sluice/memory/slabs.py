@@ -1,10 +1,9 @@
-"""Slabs, the leases in which an arena's tensors lie, and the tensors in
-them.
+"""Slabs, the leases in which an arena's tensors lie, and the tensors in them.
 
 [Note: interrupted books] Ctrl-C may come between any two lines. So only two
-records count, each written in one step: the arena's slabs, and the addresses
-of living tensors (`_held`). Free ranges and sums follow from them, and
-`rebuild` computes them again after an interrupted change.
+records count, each written in one step: the arena's slabs, and the addresses of
+living tensors (`_held`). Free ranges and sums follow from them, and `rebuild`
+computes them again after an interrupted change.
 
 A tensor that nothing refers to loses its bytes: an interrupt may come after
 `put` has returned and before its caller has stored the result.
@@ -27,12 +26,9 @@ LARGEST_SLAB_BYTES = 1 << 30
 
 
 class HostTensor:
-    """A tensor's bytes in an arena; contiguous, also if their source was not.
-
-    Attributes: shape, dtype, nbytes (numel x itemsize). Only calls of the
-    arena read or write the bytes. They are held until `HostArena.drop`, or
-    until nothing refers to this object.
-    """
+    """A tensor's bytes (numel x itemsize) in an arena, contiguous. Only calls
+    of the arena read or write them. They are held until `HostArena.drop`, or
+    until nothing refers to this object."""
 
     __slots__ = ("shape", "dtype", "nbytes", "_live", "_address", "_written",
                  "_read", "_ahead", "_stream", "__weakref__")
@@ -55,8 +51,7 @@ class HostTensor:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the values, detached and contiguous in memory; a copy only if
-    needed."""
+    """Returns the values, detached and contiguous; a copy only if needed."""
     if tensor.requires_grad:
         tensor = tensor.detach()  # holding it must not hold its graph
     if tensor.is_conj() or tensor.is_neg():  # the bytes are not the values
@@ -65,21 +60,16 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Books:
-    """Living tensors and free ranges of one arena; sizes are bytes.
-
-    Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of the
-    living tensors, exactly.
-
-    Thread safety: one thread.
-    """
+    """Living tensors and free ranges of one arena; `used_bytes` and
+    `peak_bytes` count numel x itemsize of the tensors. Thread safety: one
+    thread."""
 
     def __init__(self) -> None:
         self.used_bytes = self.peak_bytes = 0
         self.free = FreeRanges()
         # By address: the tensor and its bytes.
         self._held: dict[int, tuple[weakref.ref[HostTensor], int]] = {}
-        # References to tensors that were collected without `drop`. (`drop`
-        # deletes the reference, so that it never gets here.)
+        # References to tensors that were collected without `drop`.
         self._dead: deque[weakref.ref[HostTensor]] = deque()
 
     def keep(self, host: HostTensor) -> None:
@@ -102,12 +92,9 @@ class Books:
         return bool(self._dead)
 
     def rebuild(self, slabs: Iterable[tuple[int, int]], mark: int) -> None:
-        """Recomputes free ranges and sums from the slabs and living tensors.
-
-        Args:
-            slabs: (start, size) of each slab.
-            mark: last ticket of a copy that may read any free range.
-        """
+        """Recomputes free ranges and sums from the slabs (start, size) and
+        living tensors. `mark`: last ticket of a copy that may read any free
+        range."""
         self._dead.clear()  # first: tensors that die below must stay noted
         held, taken = {}, []
         for address, (reference, nbytes) in self._held.items():
@@ -121,12 +108,9 @@ class Books:
 
 
 class Slabs:
-    """The slabs of one arena; `books` maps tensors to their bytes.
-
-    Slabs stay leased until `fit` or `free`. Every method that leases raises
-    `Error` with the daemon's line if the daemon refuses. Sizes are bytes.
-    Thread safety: one thread.
-    """
+    """The slabs of one arena, leased until `fit` or `free`. Every method that
+    leases raises `Error` with the daemon's line if the daemon refuses. Sizes
+    are bytes. Thread safety: one thread."""
 
     def __init__(self, session: Session, books: Books) -> None:
         self._session, self._books = session, books
@@ -140,8 +124,8 @@ class Slabs:
         return sum(slab.nbytes for slab in self._slabs)
 
     def take(self, size: int) -> tuple[int, int]:
-        """Takes `size` free bytes; returns (address, mark). If no slab has so
-        many, leases a new one, as large as all others together, or smaller if
+        """Takes `size` free bytes; returns (address, mark). If no slab has
+        them, leases a new one, as large as all others together, or smaller if
         the daemon has less."""
         found = self._books.free.take(size)
         if found is not None:
@@ -164,7 +148,7 @@ class Slabs:
             self._lease(nbytes - self.nbytes)
 
     def fit(self, nbytes: int) -> None:
-        """Grows or shrinks the leases to `nbytes`; see `HostArena.fit`."""
+        """See `HostArena.fit`."""
         unit = self._session.limits().granularity_bytes
         missing = nbytes - self.nbytes
         if missing > -unit:

@@ -1,5 +1,4 @@
-"""Leased memory regions and the copy engine of a session, and the handles of
-the library.
+"""Handles of the library, leased memory regions, and a session's copy engine.
 
 [Note: ends] Each owner of a handle ends it by `weakref.finalize`, which the
 interpreter also runs at its exit. Copy engines must end before their session,
@@ -9,7 +8,6 @@ lists those of its engines (`before`) and ends them first, and freeing a region
 waits for their copies. A forked child has no threads of the library and no
 leased memory: there finalizers do nothing.
 """
-
 from __future__ import annotations
 
 import ctypes
@@ -25,7 +23,7 @@ from sluice.native import abi
 
 
 class Handle:
-    """A handle of the library and the function that ends it; see [Note: ends].
+    """A handle and the function that ends it; see [Note: ends].
 
     Attributes:
         value: the handle; 0 (NULL, which the library refuses) after its end.
@@ -44,7 +42,6 @@ class Handle:
         self.before = [h for h in self.before if h.value] + [other]
 
     def end(self) -> None:
-        """Ends the handle; idempotent."""
         value, self.value = self.value, 0
         if value and self.ours():
             for handle in self.before:
@@ -52,7 +49,7 @@ class Handle:
             self._end(value)
 
     def ours(self) -> bool:
-        """Returns whether this process made the handle: False in a forked
+        """Returns whether this process made the handle: not in a forked
         child."""
         return os.getpid() == self._owner
 
@@ -87,10 +84,9 @@ class CopyStats:
 
 
 class Region:
-    """A lease, mapped as one address range; freed with the object.
-
-    A region may outlive the session's close: the range stays readable, but the
-    daemon counts the memory as returned.
+    """A lease, mapped as one address range; freed with the object. It may
+    outlive the session's close: the range stays readable, but the daemon counts
+    it as returned.
 
     Attributes:
         address: address of the first byte; not mapped in a forked child.
@@ -113,8 +109,7 @@ class Region:
         self._end.atexit = False
 
     def free(self) -> None:
-        """Waits for the copies of the session's engines, then unmaps the
-        region; idempotent."""
+        """Waits for the engines' copies, then unmaps the region; idempotent."""
         self._end()
 
 
@@ -127,11 +122,10 @@ def _free_region(library: abi.Library, session: Handle,
 
 
 class Engine:
-    """Copies in both directions for a session, ordered by tickets.
-
-    A ticket is a positive number; tickets of one direction are reached in the
-    order of issue. Callers make the hot calls (`copy`, `mark_compute`, `wait`)
-    directly on the library, with buffers of their own.
+    """Copies in both directions for a session, ordered by tickets: positive
+    numbers, reached per direction in the order of issue. Callers make the hot
+    calls (`copy`, `mark_compute`, `wait`) directly on the library, with buffers
+    of their own.
 
     Thread safety: one thread at a time, the one that computes.
     """
@@ -150,7 +144,7 @@ class Engine:
         self.stopped = False  # by `stop`, not by the session's end
 
     def error(self, status: int) -> Error:
-        """Returns the error for a library call on this engine that failed with
+        """Returns the error for a call on this engine that failed with
         `status`."""
         if not self.handle.ours():
             return forked("the copy engine")

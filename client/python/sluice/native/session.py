@@ -1,5 +1,4 @@
 """Session with the node's daemon: limits, leases, reports and plans."""
-
 from __future__ import annotations
 
 import ctypes
@@ -45,9 +44,8 @@ _labels_lock = threading.Lock()
 
 
 def _take_label(told: launcher.Place) -> str:
-    """Reserves and returns the job's label or, if it is in use, that label
-    with the lowest free number appended. So ranks that open equally many
-    sessions get equal labels."""
+    """Reserves the job's label or, if it is in use, that label with the lowest
+    free number. So ranks that open equally many sessions get equal labels."""
     label = (told.job or f"python-{os.getpid()}")[-_LONGEST_LABEL:]
     with _labels_lock:
         found = next(name for name in itertools.chain(
@@ -309,8 +307,9 @@ class Session:
             self._value(), number, int(taken), note.encode()))
 
     def _watched_by(self, watch: Watch) -> None:
-        """Calls `watch.peer_died` for each process of the job that dies on
-        this node, as long as something refers to `watch`."""
+        """Calls `watch.peer_died` for each process of the job that dies on this
+        node, as long as something refers to `watch`; on a thread of the
+        library."""
         self._watches.add(watch)
         if self._calls.on_event is None:
             watches = self._watches  # not `self`, so that it can be collected

@@ -25,9 +25,8 @@ class StepChecks:
 
     Attributes:
         every: whether all chunks are compared.
-        sampled: if not `every`, the modules of which one chunk is compared,
-            each with the number of that chunk (modulo the module's number of
-            chunks).
+        sampled: if not `every`, the modules of which one chunk is compared, each
+            with that chunk's number (modulo the module's number of chunks).
         passed: called when a backward has found its replays equal.
         in_parts: whether compared chunks also run in two parts.
     """
@@ -44,10 +43,7 @@ class StepChecks:
 
 
 class Checks:
-    """Chooses the checks of each step of one stream.
-
-    Thread safety: used in the stream's turn.
-    """
+    """Chooses the checks of each step of one stream, in the stream's turn."""
 
     def __init__(self, how: Check):
         self._how = how
@@ -57,8 +53,7 @@ class Checks:
 
     def begin(self, of_layers: bool, samples: bool) -> StepChecks:
         """Returns the checks of a step's layers if `of_layers`, else of its
-        head. `samples`: whether steps after the first pass compare a sample.
-        """
+        head. `samples`: whether steps after the first pass compare a sample."""
         if self._how != "first" or not self.has_passed:
             every = self._how != "off"
             return StepChecks(every, passed=self._pass, in_parts=True) if (

@@ -4,14 +4,14 @@ that do not call attention through transformers' registry, or that make their
 own masks, still do that.
 
 [Note: scores that are not computed]
-Such a layer makes no attention call that the stream could answer, and its
+A layer of the second kind makes no call that the stream could answer, and its
 scores of all rows with all keys would not fit into memory. So the product of a
-chunk's q and k is not computed: a `Scores` stands for the product and records
-what the layer does with it (a scale, a mask, the softmax). When the layer
-multiplies the `Scores` with v, all arguments of an attention call are known.
-If the layer uses the product for something else, the product is computed then.
-Operations on scores that attention over chunks does not support (a bias, a
-mask of unknown origin) are refused.
+chunk's q and k is not computed: a `Scores` stands for it and records what the
+layer does with it (a scale, a mask, the softmax). When the layer multiplies the
+`Scores` with v, all arguments of an attention call are known. If the layer uses
+the product for something else, it is computed then. Operations on scores that
+attention over chunks does not support (a bias, a mask of unknown origin) are
+refused.
 """
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
                attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                is_causal: bool = False, scale: float | None = None,
                enable_gqa: bool = False) -> Tensor:
-    """Stands in for torch's scaled_dot_product_attention, for q [B, H, c, D],
-    k [B, Hkv, c, D], v [B, Hkv, c, Dv] of one chunk: [B, H, c, Dv]."""
+    """Stands in for F.scaled_dot_product_attention, for q [B, H, c, D], k [B,
+    Hkv, c, D], v [B, Hkv, c, Dv] of one chunk: [B, H, c, Dv]."""
     call = running()
     name = type(call.module).__name__
     if dropout_p:
@@ -66,7 +66,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
         raise Unsupported(name, f"attention of q {tuple(query.shape)} to k "
                           f"{tuple(key.shape)} in one chunk")
     # Models do not pass is_causal for a single row, which sees itself either
-    # way; the probe has checked calls with more rows.
+    # way.
     one = attn_mask is None and query.shape[2] == 1
     seen = current().mask_of(call.module, attn_mask, is_causal or one)
     scores = blocks.Scores(query.shape[-1] ** -0.5 if scale is None else scale)
@@ -76,9 +76,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
 
 @dataclass(frozen=True, eq=False)
 class Scores(Standing):
-    """Placeholder for scores [B, H, c, c], or [B * H, c, c], of one chunk's
-    rows with its own keys, and after the softmax for attention's weights.
-    Immutable.
+    """Stands for scores [B, H, c, c], or [B * H, c, c], of one chunk's rows
+    with its own keys, and after the softmax for attention's weights. Immutable.
 
     q is [B, H, c, D], or [B * H, c, D]; k like q, or with one head for all.
     """
@@ -209,8 +208,8 @@ class Scores(Standing):
         return replace(self, seen=(*self.seen, found))
 
     def computed(self, name: str, never: bool = False) -> Tensor:
-        """Computes the scores for the operation `name`. Raises `Unsupported`
-        if they have a mask or a softmax already, or if `never`."""
+        """Computes the scores for the operation `name`. Raises `Unsupported` if
+        they have a mask or a softmax already, or if `never`."""
         if never or not self._is_bare():
             raise Unsupported(
                 _layer(), f"attention written out with '{name}' of its scores "
@@ -225,8 +224,8 @@ class Scores(Standing):
         return not self.seen and not self.weights and self.times is None
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """Returns x [B * H, c, D] as [B, H, c, D], or with one head per batch
-        row if B and H are not known; x itself if it is 4-D."""
+        """Returns [B * H, c, D] as [B, H, c, D], or with one head per batch row
+        if B and H are not known; x itself if it is 4-D."""
         if x.dim() == 4:
             return x
         return x[:, None] if self.heads is None else x.view(
@@ -250,8 +249,7 @@ class Scores(Standing):
 
 def product(func: Callable, args: tuple, kwargs: dict[str, Any]
             ) -> Scores | None:
-    """Returns a placeholder for the scores q k^T if this call of torch
-    computes them, else None."""
+    """Returns a placeholder for the scores q k^T if this call computes them."""
     scale, biased = 1.0, False
     args = (*args, *(kwargs[name] for name in ("batch1", "batch2")
                      if name in kwargs))
@@ -280,8 +278,8 @@ def product(func: Callable, args: tuple, kwargs: dict[str, Any]
 
 
 def apply(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Runs a torch function on arguments with `Scores` among them: by the
-    method of `Scores` if there is one, else on the computed scores."""
+    """Runs a torch function with `Scores` among its arguments: by their method
+    if there is one, else on the computed scores."""
     name = getattr(func, "__name__", str(func))
     if name.endswith("_") and not name.endswith("__"):
         if isinstance(args[0], Scores):
@@ -372,8 +370,8 @@ def _is_complement(value: Any, times: Tensor) -> bool:
 
 
 def _intervals_of(view: Any) -> Intervals | None:
-    """Returns the mask of all rows if `view` is a slice of a buffer
-    [..., M, M] of the running layer, of its first rows and keys; else None."""
+    """Returns the mask of all rows if `view` is a slice of a buffer [..., M, M]
+    of the running layer, of its first rows and keys; else None."""
     if not isinstance(view, Tensor) or view.dim() < 2:
         return None
     for buffer in running().module.buffers():

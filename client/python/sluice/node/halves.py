@@ -1,15 +1,15 @@
 """Checks that a layer computes a row alike in chunks of different sizes.
 
 [Note: two parts] A layer may count the rows that it sees, or number them: it
-may scale from row 8,192 on, or if there are more rows than some number. The
-probe runs 70 rows and does not detect this. So a chunk that is compared also
-runs in two parts, which get attention's results from the replay. The parts' q,
-k, v and outputs must be those of the whole chunk. Chunks are halved; the first
-chunk is cut at the length of the last one. Rounding depends on the shape of a
-product, and may send a row to another expert. So some rows may differ, but
-hardly many consecutive ones: with 128 experts in bf16, 5 % of the rows change
-experts on a GPU that adds up partial products in bf16. A threshold beyond the
-chunk's length is not detected.
+may scale from row 8,192 on, or if there are more rows than some number, which
+the probe's 70 rows do not show. So a chunk that is compared also runs in two
+parts, which get attention's results from the replay. Their q, k, v and outputs
+must be those of the whole chunk. Chunks are halved; the first chunk is cut at
+the length of the last one. Rounding depends on the shape of a product, and may
+send a row to another expert. So some rows may differ, but hardly many
+consecutive ones: with 128 experts in bf16, 5 % of the rows change experts on a
+GPU that adds up partial products in bf16. A threshold beyond the chunk's length
+is not detected.
 """
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ RUN = 16  # consecutive differing rows that are refused
 
 
 class TwoParts:
-    """Compares the two parts of a replayed chunk, its first `first` of `rows`
-    rows and the rest, with the whole chunk."""
+    """Compares a replayed chunk's first `first` of `rows` rows, and the rest,
+    with the whole chunk."""
 
     def __init__(self, rows: int, first: int):
         self._rows, self._first = rows, first
@@ -41,8 +41,7 @@ class TwoParts:
 
     @classmethod
     def of(cls, chunks: list[range], m: int, least: int = 1) -> TwoParts:
-        """Returns the parts of chunk `m`; no parts if one had < `least` rows.
-        """
+        """Returns the parts of chunk `m`; none if one had < `least` rows."""
         rows, last = len(chunks[m]), len(chunks[-1])
         first = last if m == 0 and least <= last <= rows - least else rows // 2
         return cls(rows, first if first >= least else 0)
@@ -56,8 +55,7 @@ class TwoParts:
         self._calls.append(call)
 
     def attend(self, part: range, site: int, *qkv: Tensor) -> Tensor:
-        """Returns o of the part's rows, from the whole chunk; compares the
-        part's q, k and v with the whole chunk's."""
+        """Returns o of the part's rows; compares its q, k and v."""
         *whole, o = (t[:, :, part.start:part.stop] for t in self._calls[site])
         for mine, wanted in zip(qkv, whole):
             self._compare(part, mine.transpose(1, 2), wanted.transpose(1, 2))
@@ -71,7 +69,7 @@ class TwoParts:
                        whole: Mapping[Any, Tensor],
                        y: Tensor) -> None:
         """Compares the states after the second part with those after the whole
-        chunk. The dtype of y, the chunk's output, sets the limit."""
+        chunk; the dtype of y, the chunk's output, sets the limit."""
         limit = max(LIMIT, 8 * _precision(y))
         self._states = [
             (mine[key].float() - state.float()).norm() >
@@ -115,8 +113,7 @@ class TwoParts:
 
 
 def _precision(made: Tensor) -> float:
-    """Returns the eps of the narrowest dtype in the computation: under
-    autocast, products are narrower than `made`."""
+    """Returns the eps of the narrowest dtype: autocast narrows products."""
     device = made.device.type
     return max(torch.finfo(dtype).eps for dtype in (
         made.dtype, *([torch.get_autocast_dtype(device)] if

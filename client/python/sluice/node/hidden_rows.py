@@ -4,10 +4,10 @@ tensor on the device, or as chunks in host memory behind a stand-in.
 [Note: stand-ins]
 With hidden states in the host, the tensors that layers pass to each other in
 the user's graph, and their gradients, are stand-ins: tensors of the right
-shape, dtype and device with one element in memory. Our nodes find the chunks
-of a stand-in by its storage, and read each chunk once. The element is NaN, so
-that a value computed from a stand-in cannot be mistaken for a result. Such a
-value has other storage, so the next node refuses it.
+shape, dtype and device with one element in memory. Our nodes find the chunks of
+a stand-in by its storage, and read each chunk once. The element is NaN, so that
+a value computed from it cannot be mistaken for a result; such a value has other
+storage, so the next node refuses it.
 
 If the user passes layers and a group, the layers have stand-ins too, wherever
 the hidden states are: the user's code between them must see the shape of the
@@ -26,8 +26,7 @@ from sluice.memory.arena import HostArena, HostTensor
 
 def stand_in(shape: Sequence[int], dtype: torch.dtype,
              device: torch.device) -> Tensor:
-    """Returns a tensor of this shape with one element in memory; see
-    [Note: stand-ins]."""
+    """Returns a tensor of this shape with one element in memory."""
     made = torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype,
                                device=device)
     # Torch's anomaly mode would report its NaN.
@@ -146,10 +145,7 @@ class OnDevice:
 
 class Standing:
     """Keeps the hidden states of one step behind stand-ins, on the device.
-
-    Args:
-        length: rows of a stand-in; None: those of the chunks.
-    """
+    `length`: rows of a stand-in; None: those of the chunks."""
 
     in_host = False
 
@@ -161,8 +157,8 @@ class Standing:
         self._standing: dict[int, tuple[Tensor, Rows]] = {}
 
     def reading(self, x: Tensor, name: str) -> Rows:
-        """Removes the rows behind the stand-in `x` and returns them, so each
-        stand-in can be read once. `name`: the module that reads them."""
+        """Removes and returns the rows behind the stand-in `x`, which can be
+        read once. `name`: the module that reads them."""
         found = self._standing.pop(x.untyped_storage().data_ptr(), None)
         if found is None or found[0].shape != x.shape:
             raise Unsupported(
@@ -214,8 +210,8 @@ class Whole(torch.autograd.Function):
 
 
 class Parted(torch.autograd.Function):
-    """Splits one tensor [B, S, H] on the device into chunks behind a stand-in:
-    its rows `rows[m]` are chunk m. The gradient of other rows is 0."""
+    """Splits one tensor [B, S, H] into chunks behind a stand-in, as `Whole`
+    joins them."""
 
     @staticmethod
     def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:

@@ -1,16 +1,14 @@
 """Runs a decoder layer as one autograd node: the user's own module, chunk by
-chunk (see [Note: chunked module]), with attention over all chunks, which are
-in host memory.
-
-In forward the layer's attention goes through `over_chunks.Attend`; the replay
-gets attention's results from the kept (o, lse).
+chunk ([Note: chunked module]), with attention over all chunks, which are in
+host memory. In forward it goes through `over_chunks.Attend`; the replay gets
+attention's results from the kept (o, lse).
 
 [Note: run again]
-Attention's k, v, o and lse of the first chunks need not be kept until
-backward: causal rows see only earlier rows, so before its first replay a layer
-can run its own forward once more on these chunks, from their inputs, in the
-first forward's order. So these tensors exist for one layer at a time. For a
-fraction f of the rows this costs f^2 of attention's forward and f of the rest.
+Attention's k, v, o and lse of the first chunks need not be kept until backward:
+causal rows see only earlier rows, so before its first replay a layer can run
+its own forward once more on these chunks, from their inputs, in the first
+forward's order. So these tensors exist for one layer at a time. For a fraction
+f of the rows this costs f^2 of attention's forward and f of the rest.
 """
 from __future__ import annotations
 
@@ -65,14 +63,14 @@ class LayerCall(chunked_module.ChunkedCall):
                  arguments: Given):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
-        # Number of outputs besides the hidden states, each of which is None;
-        # None if the layer returns no tuple.
+        # Number of outputs besides the hidden states, each None; None: no
+        # tuple.
         self._beside: int | None = None
         self._chunk = self._site = 0  # of the running forward
         self.biased = False  # a bias was added to possible scores
         self._rows = step.chunks[0]  # of the running forward
-        # Set in a replay that is compared with its forward; `_compared` only
-        # while a part of the chunk runs.
+        # Set in a replay that is compared; `_compared` while a part of the
+        # chunk runs.
         self._parts: TwoParts | None = None
         self._compared: tuple[TwoParts, range] | None = None
         self._batch = 0  # sequences
@@ -175,8 +173,7 @@ class LayerCall(chunked_module.ChunkedCall):
         return y
 
     def _weighing(self) -> contextlib.AbstractContextManager:
-        """Measures what a replay saves for backward; see [Note: plain layers]
-        in plain_layers."""
+        """Measures what a replay saves for backward (plain_layers)."""
         if self.step.plain is None or not self.replays:
             return contextlib.nullcontext()
         return self.step.plain.weighing(self.module,
@@ -200,7 +197,6 @@ class LayerCall(chunked_module.ChunkedCall):
 
     def _run(self, x: Tensor, extra: list[Tensor],
              cache: Cache | None = None) -> Any:
-        """Runs the layer's own forward on the rows `_rows`."""
         args, kwargs = self._arguments.chunk(self._rows, extra)
         if self._carried is not None:
             kwargs[self._carried.argument] = cache or self._carried.cache
@@ -241,7 +237,7 @@ class LayerCall(chunked_module.ChunkedCall):
             self._side.watching())
 
     def _numbering(self) -> contextlib.AbstractContextManager:
-        """Numbers the rows; see [Note: numbered rows] in rows."""
+        """See [Note: numbered rows] in rows."""
         if self.module not in self.step.numbered:
             return contextlib.nullcontext()
         within = self._rows.start - self.step.chunks[self._chunk].start
@@ -257,9 +253,8 @@ class LayerCall(chunked_module.ChunkedCall):
 
     def _sparing(self, x: Tensor, extra: list[Tensor]
                  ) -> contextlib.AbstractContextManager:
-        """Skips products in a replay, or tracks the replay to find products
-        that later ones can skip; see [Note: spared products] in
-        skipped_products."""
+        """Skips products in a replay, or tracks it to find products that later
+        ones can skip; see [Note: spared products] in skipped_products."""
         if not self.replays:
             return contextlib.nullcontext()
         if self._spared is None:

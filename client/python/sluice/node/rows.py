@@ -1,15 +1,13 @@
-"""Finds which of a layer's arguments have rows, and along which dimension.
-
-An argument is refused if a dimension of it is as long as the sequence and its
-name is not known.
+"""Finds which of a layer's arguments have rows, and along which dimension. An
+argument is refused if a dimension of it is as long as the sequence and its name
+is not known.
 
 [Note: numbered rows] A layer may make positions itself, by
 `torch.arange(x.shape[1])`: Llama 4 scales the queries of its layers without
-RoPE from row 8,192 on. Within a chunk the numbers would start at 0 again, and
-a probe of few rows could not detect it. So the probe runs such a layer as if
-its rows started FAR into a sequence. If this changes the result, the layer's
-chunks get their rows' numbers in the sequence from then on, and the probe
-checks this at FAR, too.
+RoPE from row 8,192 on. Within a chunk the numbers would start at 0 again, and a
+probe of few rows could not detect it. So the probe runs such a layer as if its
+rows started FAR into a sequence. If this changes the result, the layer's chunks
+get their rows' numbers in the sequence, and the probe checks this at FAR, too.
 """
 from __future__ import annotations
 
@@ -54,8 +52,8 @@ class Leaf(NamedTuple):
 
 
 class Arguments:
-    """The arguments of one call other than the hidden states, flattened.
-    Leaves that need a gradient are inputs of the layer's autograd node."""
+    """The arguments of one call other than the hidden states, flattened. Leaves
+    that need a gradient are inputs of the layer's autograd node."""
 
     def __init__(self, layer: nn.Module, step: Markers, args: tuple,
                  kwargs: dict[str, Any], declared: Mapping[str, int | None]):
@@ -78,8 +76,8 @@ class Arguments:
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
-        """Returns (args, kwargs) of `rows`; `replaced` has the differentiable
-        leaves, cut already."""
+        """Returns (args, kwargs) of `rows`, with the differentiable leaves, cut
+        already, from `replaced`."""
         given = iter(replaced)
         values = [next(given) if needs else cut(leaf, rows)
                   for leaf, needs in zip(self.leaves, self._needs_grad)]
@@ -99,8 +97,7 @@ class Arguments:
 
 
 def cut(leaf: Leaf, rows: range) -> Any:
-    """Returns the given rows of a leaf; all of it if it has one row for all,
-    or none."""
+    """Returns the given rows of a leaf; all of it if it has one row or none."""
     if leaf.marker:
         return leaf.value[..., :len(rows), :len(rows)]
     if leaf.dim is None or leaf.value.shape[leaf.dim] == 1:
@@ -160,8 +157,8 @@ def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
 
 def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
             declared: Mapping[str, int | None]) -> Leaf:
-    """Returns the leaf of one tensor or value of argument `name`, which has
-    `length` rows if it has any."""
+    """Returns the leaf of a value of argument `name`, which has `length` rows
+    if any."""
     module = type(layer).__name__
     if name in _CACHES and value is not None:
         raise Unsupported(module, f"a cache ('{name}')", "pass use_cache=False")
@@ -210,11 +207,8 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
 
 
 class Numbered(TorchFunctionMode):
-    """Makes `torch.arange` over all of a layer's rows begin at `first`.
-
-    Attributes:
-        met: whether there was such a call.
-    """
+    """Makes `torch.arange` over all of a layer's rows begin at `first`. `met`:
+    whether there was such a call."""
 
     def __init__(self, rows: int, first: int):
         super().__init__()

@@ -1,7 +1,7 @@
 """Computes `sluice.logprobs`: log-probabilities of given tokens, row by row.
 
-DPO, GRPO and distillation need log p(token) of every row, and no logits. On a
-streamed model the head runs on chunks of rows in forward, and again, with
+DPO, GRPO and distillation need log p(token) of every row, and no logits. A
+streamed model's head runs on chunks of rows in forward, and again, with
 autograd, in backward: logits of one chunk exist at a time.
 """
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Asked:
     answered: bool = False  # by a streamed head, instead of logits
 
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Returns [B, c, 1 or 2] in fp32 for logits [B, c, V] of some rows:
-        log p of the targets [B, c], and the entropy if requested."""
+        """Returns [B, c, 1 or 2] in fp32 for logits [B, c, V] of some rows: log
+        p of the targets [B, c], and the entropy if requested."""
         if self.largest >= logits.shape[-1]:
             raise invalid(f"logprobs: a target of {self.largest}: at most "
                           f"{logits.shape[-1] - 1}, the last logit's")

@@ -2,12 +2,12 @@
 
 [Note: spared products] A layer ends in a sum: the result of its last product,
 an MLP's down projection, is added to the hidden states, and the gradient of a
-sum needs none of its terms. The replay runs for the gradient alone, so it
-skips this product. A stand-in takes the result's place, autograd keeps the two
-factors, which are all that the product's backward needs, and the layer's
-output is NaN but is not read. The products that make attention's k and v are
-skipped too, because k and v are in the host. Replays that are compared with
-their first forwards skip nothing.
+sum needs none of its terms. The replay runs for the gradient alone, so it skips
+this product. A stand-in takes the result's place, autograd keeps the two
+factors, which are all that the product's backward needs, and the layer's output
+is NaN but is not read. The products that make attention's k and v are skipped
+too, because k and v are in the host. Replays that are compared with their first
+forwards skip nothing.
 
 These products are found by running: one replay of a layer tracks everything
 that is made of a product's values. Later replays skip the product if its
@@ -15,14 +15,13 @@ values, and all values computed from them up to the layer's output or k and v,
 went only through operations that save none of them for backward: sums, views,
 casts, and products with tensors that need no gradient (RoPE). Nothing is
 skipped if the layer has an autograd function of the user's own, which may save
-anything, or if hooks on saved tensors were active, which may save tensors in
-other storages.
+anything, or if hooks on saved tensors were active.
 
 The result holds for later replays under the same `conditions`: the layer's
-plain attributes (also whether it trains, which adapter is active), the hooks
-in it, and which of its parameters and inputs need a gradient. For example, a
+plain attributes (also whether it trains, which adapter is active), the hooks in
+it, and which of its parameters and inputs need a gradient. For example, a
 trained scale needs the product that it scales for its own gradient; a frozen
-scale has none.
+one does not.
 """
 from __future__ import annotations
 
@@ -60,14 +59,10 @@ _TERMS = frozenset({
 
 def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]
                ) -> tuple:
-    """Returns the conditions that decide which products a layer's replay
-    needs. Called during a replay, while the layer has aliases of its
-    parameters.
-
-    Args:
-        attributes: the plain attributes, submodules and hooks of its modules.
-        inputs: the hidden states and the other arguments.
-    """
+    """Returns the conditions that decide which products a layer's replay needs;
+    called during one, with the parameters' aliases. `attributes`: the plain
+    attributes, submodules and hooks of its modules; `inputs`: the hidden states
+    and the other arguments."""
     return attributes, tuple(t.requires_grad for t in (
         *layer.parameters(), *inputs)), _hooks_on_saved()
 
@@ -112,8 +107,7 @@ class _Without:
 
 
 class _UnmadeLinear(_Without):
-    """`_Without` for plain linear layers, without the cost of a dispatch mode.
-    """
+    """`_Without` for plain linear layers, without a dispatch mode's cost."""
 
     def __call__(self, input: Tensor) -> Tensor:
         layer = self._owner

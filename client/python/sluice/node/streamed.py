@@ -1,5 +1,5 @@
-"""A model's stream, which `sluice.stream` returns: creates each step, and
-holds host memory."""
+"""A model's stream, which `sluice.stream` returns: creates each step, and holds
+host memory."""
 from __future__ import annotations
 
 import contextlib
@@ -45,8 +45,7 @@ from sluice.ranks.groups import Ranks, indices
 from sluice.ranks.peer_watch import PeerWatch
 from sluice.ranks.shards import SHARDED, Shard, shard
 
-# Counters at 0: blocks of attention, steps, and the kernels that computed the
-# blocks.
+# Counters at 0: blocks of attention, steps, and the blocks' kernels.
 _NOTHING: tuple[int, int, frozenset[str]] = 0, 0, frozenset()
 
 
@@ -80,8 +79,8 @@ class Stream:
         self.chunk, self.min_tokens = rows_at_first(how.chunk), how.min_tokens
         self.checks = Checks(how.check)
         self.hidden = how.hidden
-        # Kernel of attention's blocks. "auto" in probes, which also run in
-        # fp32: not all kernels support that.
+        # "auto" in probes, which also run in fp32: not all kernels support
+        # that.
         self.kernel: Kernel = "auto"
         self.rerun = how.rerun  # fraction of each sequence that runs again
         self.in_host = False  # whether hidden states are; false in a probe
@@ -92,8 +91,8 @@ class Stream:
         self.peers: PeerWatch | None = None  # on real GPUs or nodes
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
-        # The causal model's running call. It is here because the user's code
-        # between model and decoder does not pass it on.
+        # The causal model's running call: the user's code between model and
+        # decoder does not pass it on.
         self.call: Call | None = None
         self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
@@ -147,8 +146,8 @@ class Stream:
 
     def plain(self, step: Step, layers: Sequence[nn.Module],
               shape: torch.Size) -> Forward | None:
-        """Returns the object that decides which layers run plain, or None if
-        all are streamed."""
+        """Returns what decides which layers run plain; None: all are
+        streamed."""
         if self.room is None or not torch.is_grad_enabled() or (
                 self.planning is not None and not self.planning.over):
             return None
@@ -165,15 +164,14 @@ class Stream:
         return made
 
     def forget(self) -> None:
-        """Drops the session, ranks, arena and lock: a trial's findings outlive
-        them."""
+        """Drops what a trial's findings outlive: session, ranks, arena,
+        lock."""
         self.session = self.ranks = None  # type: ignore[assignment]
         self.arena = self.turn = None  # type: ignore[assignment]
 
     def choose_chunk(self, like: Tensor, batch: int) -> None:
         """Sets `chunk` by measuring the attention that the probe has seen, for
-        `batch` sequences in the dtype of `like`. All ranks get the same size.
-        """
+        `batch` sequences in the dtype of `like`; the same on all ranks."""
         if not self.attended:
             raise invalid("stream: chunk = 'auto': it is found by measuring "
                           "attention, and no layer was seen to call it: pass "
@@ -203,8 +201,8 @@ class Stream:
         self._head = how
 
     def found_head(self, how: Literal["rows", "whole", "none"]) -> None:
-        """Records how the head can run, as a trial found. The user's own
-        choice is kept, unless the trial found "whole"."""
+        """Records how the head can run, as a trial found. The user's own choice
+        is kept, unless the trial found "whole"."""
         chosen = self._head != self._may_head
         self._may_head = how
         if not chosen or how == "whole":
@@ -342,7 +340,6 @@ class Stream:
             self._close()
 
     def _close(self) -> None:
-        """Ends the lease, and the session unless the user passed it."""
         self.arena.close(
             "unstream() has ended the stream that this forward ran in, and "
             "with it what backward needs: run the forward again, and "

@@ -1,18 +1,17 @@
 """Runs layers whole, one at a time, if they cannot be cut into chunks of rows.
 
 [Note: whole layers]
-Such a layer runs on all rows: in forward without autograd, and in backward
-once more with autograd, as activation checkpointing with inputs in host memory
-does (ALST, section 3.3). Between forward and backward only its input is kept,
-in the host, in the same chunks as other layers' inputs. If its attention goes
-through transformers' registry or torch's function, the stream computes it:
-chunk by chunk, with k, v and results in the host. Otherwise the model's own
-attention runs, with the model's own mask, which is made for this layer alone.
+Such a layer runs on all rows: in forward without autograd, and in backward once
+more with autograd, as activation checkpointing with inputs in host memory does
+(ALST, section 3.3). Between them only its input is kept, in the host, in the
+same chunks as other layers' inputs. If its attention goes through transformers'
+registry or torch's function, the stream computes it: chunk by chunk, with k, v
+and results in the host. Otherwise the model's own attention runs, with the
+model's own mask, which is made for this layer alone.
 
 A layer may return more than hidden states, or put tensors into a dictionary
-that all layers are called with. These tensors are further outputs of its
-autograd node, on the device; tensors that it finds in such a dictionary are
-further inputs.
+that all layers are called with. These are further outputs of its autograd node,
+on the device; tensors that it finds in such a dictionary are further inputs.
 """
 from __future__ import annotations
 
@@ -58,8 +57,8 @@ def call_of(step: Step, layer: nn.Module, own: Callable, x: Tensor,
 
 
 def run(call: LayerCall, x: Tensor) -> Tensor:
-    """Returns y of the layer of `call`, like `layer.run`. Hidden states in the
-    host are joined before a whole layer, and split behind it."""
+    """Returns y of `call`'s layer, like `layer.run`. Hidden states in the host
+    are joined before a whole layer, and split behind it."""
     place, chunks = call.step.hidden, call.step.chunks
     if not isinstance(call, WholeCall) or not isinstance(place, Standing):
         return layers_.run(call, x)
@@ -67,8 +66,7 @@ def run(call: LayerCall, x: Tensor) -> Tensor:
         call, Whole.apply(place, chunks, x)))
 
 
-# The arguments of a layer that runs whole, with the methods of
-# `rows.Arguments`.
+# The arguments of a layer that runs whole.
 class _Given:
     hands = False
 
@@ -151,9 +149,9 @@ class WholeCall(LayerCall):
             self.step.progress.move(
                 self.step, "backward" if self.replays else "forward",
                 self.module, m)
-        # Torch's choice of an attention kernel depends on whether a gradient
-        # is needed. So a forward that is compared with its replay bit by bit
-        # runs with gradients, too.
+        # Torch chooses an attention kernel by whether a gradient is needed. So
+        # a forward that is compared with its replay bit by bit runs with
+        # gradients.
         compared = self.keeps and not self.replays and (
             self.step.checks.include(self.module, m, 1))
         with self._noting(), self._weighing(), torch.set_grad_enabled(

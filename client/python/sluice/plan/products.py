@@ -1,15 +1,14 @@
-"""Intercepts the matrix products of a layer below autograd.
-
-A dispatch mode sees each product of a chunk. The products of one weight occur
-in the same order in a chunk's first forward and in its replay. Products inside
-attention over chunks do not belong to the layer, so the mode is paused there.
+"""Intercepts the matrix products of a layer below autograd, by a dispatch mode.
+The products of one weight occur in the same order in a chunk's first forward
+and in its replay. Products inside attention over chunks do not belong to the
+layer, so the mode is paused there.
 
 [Note: storages] A weight is identified by its storage, because a replay uses
 aliases of the weight. A storage is identified by a weak reference, never by its
 address: FSDP2 frees a weight's memory between forward and replay and allocates
 it again elsewhere, perhaps where another weight was; copies made by autocast
-are freed, and their memory is used for other tensors. While a weak reference
-to a storage exists, no reference to another storage equals it.
+are freed, and their memory is used for other tensors. While a weak reference to
+a storage exists, no reference to another storage equals it.
 """
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class Product(NamedTuple):
 
 
 class Products:
-    """Recognizes products of one layer's weights, during one call of the
-    layer."""
+    """Recognizes products of one layer's weights, during one call."""
 
     def __init__(self, layer: nn.Module):
         # See [Note: storages].
@@ -64,8 +62,8 @@ class Products:
                                   if isinstance(a, Tensor)))
 
     def follow_cast(self, function: Callable, args: tuple, out: Any) -> None:
-        """Registers `out` under a weight's name if it is a cast of the weight:
-        under autocast, products use such copies."""
+        """Registers a cast of a weight under its name: autocast makes such
+        copies."""
         if function is _aten._to_copy.default:
             name = self._names.get(storage(args[0]))
             if name is not None:
@@ -101,5 +99,5 @@ class Mode(TorchDispatchMode):
 
 def storage(tensor: Tensor) -> StorageWeakRef:
     """Returns a key that is equal for views of one tensor, and for no other
-    tensor while the key is held."""
+    while the key is held."""
     return StorageWeakRef(tensor.untyped_storage())

@@ -4,10 +4,9 @@
 A signature covers everything that a model computes with except the values of
 weights: its classes, their functions and the functions of their files,
 settings, configs, buffers, shapes, which weights are tied and which are
-trained. Only a model made entirely of torch's and transformers' classes has a
-signature, because the state of other objects, and what their functions read,
-is unknown. A model with hooks, adapters or the user's modules is tried each
-time.
+trained. Only a model made entirely of torch's and transformers' classes has
+one, because the state of other objects, and what their functions read, is
+unknown. A model with hooks, adapters or the user's modules is tried each time.
 """
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ class Result(NamedTuple):
 def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
               scale: float, numbered: Numbered | None = None) -> Result:
     """Runs the layer with the model's own attention, on rows with the numbers
-    of `numbered`. Raises `Unsupported` if the layer draws random numbers of
-    Python or numpy, uses weights that are no parameters, or keeps a tensor
-    with its autograd graph."""
+    of `numbered`. Raises `Unsupported` if it draws random numbers of Python or
+    numpy, uses weights that are no parameters, or keeps a tensor with its
+    graph."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     handed = kwargs.get(HANDED)
@@ -155,8 +155,7 @@ def _weigh(step: Step, key: Hashable, scale: float) -> None:
 
 
 def forward_whole(adapter: Layered, index: int, seen: Seen) -> Tensor:
-    """Returns the layer's output, with random functions that return fixed
-    values (Still)."""
+    """Returns the layer's output, with fixed random values (Still)."""
     with Still(), _afresh(adapter.layers[index]):
         return _forward(adapter, index, seen)
 
@@ -192,8 +191,7 @@ def _forward(adapter: Layered, index: int, seen: Seen) -> Tensor:
 
 @contextlib.contextmanager
 def _afresh(layer: nn.Module) -> Iterator[None]:
-    """Restores the layer's state at the end of the context, for its next run.
-    """
+    """Restores the layer's state at the end, for its next run."""
     then = [(module, set(vars(module))) for module in layer.modules()]
     with unchanged(layer.modules()):
         yield
@@ -207,8 +205,8 @@ def _result(layer: nn.Module, x: Tensor,
             handed: Any = None) -> Result:
     """Runs `forward` on `x` and returns its output, and gradients of a weighted
     sum of the output and of the tensors that the layer puts into `handed`. The
-    sum's weights are fixed random numbers times `scale`. Every call draws the
-    same random numbers."""
+    weights are fixed random numbers times `scale`. Every call draws the same
+    numbers."""
     torch.manual_seed(2)
     before = RandomState(x.device)
     leaf, taken = x.clone().requires_grad_(), _handed(handed)

@@ -51,10 +51,9 @@ class Twin:
         idle: modules that trials do not run; they get no memory.
         vocabulary: (tokens, fewer): outside the layers a dimension of size
             `tokens` shrinks to `fewer`; None: nothing shrinks.
-        constructed: returns a module like the given one, with values in its
-            buffers.
-        forwards: for modules with a forward of Sluice's on the instance: the
-            instance's forward before that, or None.
+        constructed: returns a module like the given one, with buffers' values.
+        forwards: for modules with a forward of Sluice's on the instance: that
+            before it, or None.
     """
 
     def __init__(self, roots: Iterable[nn.Module], device: torch.device,
@@ -86,9 +85,9 @@ class Twin:
         return self._known[id(module)]
 
     def initialise(self, init: Callable[[nn.Module], object]) -> None:
-        """Initialises drawn weights such that each has a visible effect.
-        Applies `init` to the modules of drawn vectors and adds noise to the
-        vectors; draws matrices again that keep a vector's norm."""
+        """Initialises drawn weights such that each has a visible effect:
+        applies `init` to the modules of drawn vectors and adds noise to these;
+        draws matrices again that keep a vector's norm."""
         with torch.no_grad():
             for owner in dict.fromkeys(owner for owner, weight in self.drawn
                                        if weight.dim() < 2):
@@ -228,7 +227,6 @@ class Twin:
 
 
 def fit_vocabulary(of: Any, vocabulary: tuple[int, int]) -> None:
-    """Lowers the number of tokens in an object's attributes to `fewer`."""
     tokens, fewer = vocabulary
     for name, value in vars(of).items():
         if type(value) is int and value == tokens and (
@@ -243,7 +241,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 class Hollow(torch.overrides.TorchFunctionMode):
-    """Inside this mode, constructors make buffers, but allocate no memory for
+    """Inside this mode, constructors make buffers, but no memory for
     weights."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:

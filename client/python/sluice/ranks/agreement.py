@@ -2,8 +2,8 @@
 
 Ranks with different rows or chunks would wait for each other in a collective
 until it times out, or exchange rows that do not belong together. So each step
-begins with one small all-reduce of hashes, and all ranks raise the same error
-if the hashes differ.
+begins with one small all-reduce of hashes; if they differ, all ranks raise the
+same error.
 """
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from sluice.base.hashing import of_tensor, of_values
 from sluice.base.randomness import RandomState
 from sluice.ranks.groups import Ranks
 
-# Settings and inputs that the error names; all others are "another argument".
-# Their number is fixed, so that ranks with different arguments reduce equal
-# shapes.
+# Settings and inputs that the error names. Their number is fixed, so that ranks
+# with different arguments reduce equal shapes.
 SETTINGS = ("call", "chunk", "min_tokens", "length")
 INPUTS = tuple(argument_table.those("agreed"))
 # The last hash, without a name, is the random state, which may differ.
@@ -30,9 +29,8 @@ _NAMES = (*SETTINGS, *INPUTS, "another argument", "")
 
 
 class Asked(NamedTuple):
-    """What must be the same on all ranks in a call: `settings`, plain values
-    by the names in SETTINGS, and `hashes` of settings and arguments, one for
-    each name in _NAMES."""
+    """What must be the same on all ranks in a call: `settings`, plain values by
+    the names in SETTINGS, and `hashes`, one for each name in _NAMES."""
 
     settings: Mapping[str, Any]
     hashes: Tensor
@@ -40,12 +38,9 @@ class Asked(NamedTuple):
 
 def asked(device: torch.device, settings: Mapping[str, Any],
           given: Mapping[str, Any]) -> Asked:
-    """Hashes the settings and arguments of a call.
-
-    Args:
-      given: arguments of a forward. The values of floating-point tensors do
-        not count, only shape and dtype; for hidden_states the bits count too.
-    """
+    """Hashes the settings and arguments of a call. The values of floating-point
+    tensors do not count, only shape and dtype; for hidden_states the bits
+    do."""
     hashes = [of_values(settings.get(name)) for name in SETTINGS]
     hashes += [_of(given.get(name), device, name == "hidden_states")
                for name in INPUTS]
@@ -60,9 +55,9 @@ def asked(device: torch.device, settings: Mapping[str, Any],
 
 def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
     """Compares the ranks' calls; a collective. Raises `Error` on all ranks if
-    they differ. Returns a seed that is the same on all ranks, made from the
-    random state of one rank. `outer` describes the enclosing call, if any: one
-    reduction compares both calls, so that the host waits for a GPU once."""
+    they differ. Returns a seed that is the same on all ranks, from one rank's
+    random state. `outer` describes the enclosing call, if any: one reduction
+    compares both, so that the host waits for a GPU once."""
     if outer is None:
         outer = Asked({}, torch.zeros_like(inner.hashes))
     own = torch.stack([outer.hashes, inner.hashes])

@@ -1,10 +1,7 @@
-"""The board: messages among a job's ranks outside of collectives.
-
-A collective would make all ranks wait for each other in every step, mostly
-without a message to send. So a rank writes its message into the store of
-torch.distributed, through which the processes found each other, and the other
-ranks read the store from time to time.
-"""
+"""The board: messages among a job's ranks outside of collectives, which would
+make all ranks wait for each other in every step, mostly without a message to
+send. So a rank writes into the store of torch.distributed, through which the
+processes found each other, and the others read it from time to time."""
 from __future__ import annotations
 
 import contextlib
@@ -24,11 +21,9 @@ Value = dict[str, Any]
 
 
 class Board:
-    """JSON values by key, in a store that all ranks share.
-
-    Calls take a few round trips and never wait for another rank. They raise
-    `RuntimeError` if the store is gone. Thread safety: safe.
-    """
+    """JSON values by key, in a store that all ranks share. Calls take a few
+    round trips and never wait for another rank. They raise `RuntimeError` if
+    the store is gone. Thread safety: safe."""
 
     def __init__(self, store: dist.Store):
         self._store = store
@@ -43,8 +38,8 @@ class Board:
             "sluice", dist.distributed_c10d._get_default_store()))
 
     def read(self, key: str) -> Value | None:
-        """Returns the value of `key`, or None if none was written (`get` of
-        the store would wait for one)."""
+        """Returns the value of `key`, or None (the store's `get` would
+        wait)."""
         if not self._store.check([key]):
             return None
         return json.loads(self._store.get(key))
@@ -52,8 +47,7 @@ class Board:
     def update(self, key: str, change: Callable[[Value | None], Value]
                ) -> Value:
         """Replaces a value by `change(value)` atomically, and returns the new
-        value. `change` is called again if another rank has replaced the value
-        in between."""
+        value. `change` is called again if another rank has come in between."""
         seen = self._store.get(key) if self._store.check([key]) else b""
         while True:
             wanted = json.dumps(change(json.loads(seen) if seen else None),
@@ -67,7 +61,7 @@ class Board:
 
 def check_daemon(socket: str) -> None:
     """Raises `Error` if another rank of the job on this node uses another
-    daemon: neither daemon would know of the other's leases and copies."""
+    daemon: neither would know of the other's leases and copies."""
     board = Board.of_job()
     if board is None:
         return
@@ -86,30 +80,28 @@ def check_daemon(socket: str) -> None:
 
 
 FAILED = "failed"  # key of the error that a rank raised in a streamed step
-# Seconds by which ranks may differ in their steps and their nodes' clocks.
+# Seconds by which ranks may differ in steps and nodes' clocks.
 APART_S = 60.0
 
 
 def _is_anothers(told: Value | None, since: float) -> bool:
-    """Returns whether `told` is an error that another rank raised after
-    `since`, or at most APART_S before."""
+    """Returns whether another rank raised `told` after `since` - APART_S."""
     return told is not None and told["rank"] != dist.get_rank() and (
         told["time"] >= since - APART_S)
 
 
 @contextlib.contextmanager
 def telling_job() -> Iterator[None]:
-    """Writes an error raised inside the context to the job's board. Ranks that
-    wait for this one in a collective of FSDP2 or DDP cannot be interrupted
-    (Gloo's `abort` ends no collective that has begun), but they can report
-    what they wait for. A recent error of another rank is not overwritten: it
-    is taken as the cause of this rank's error."""
+    """Writes an error raised inside to the job's board. Ranks that wait for
+    this one in a collective of FSDP2 or DDP cannot be interrupted (Gloo's
+    `abort` ends no collective that has begun), but they can report what they
+    wait for. A recent error of another rank is not overwritten: it is taken as
+    the cause of this one."""
     begun = time.time()
     try:
         yield
     except PeerFailed:
-        # The error is on the board already, and a write to a lost node never
-        # returns.
+        # It is on the board already, and a write to a lost node never returns.
         raise
     except BaseException as error:
         board, what = Board.of_job(), f"{type(error).__name__}: {error}"

@@ -32,16 +32,11 @@ from sluice.ranks.groups import LOOK_S, Ranks
 
 class PeerWatch:
     """Watches the ranks that share this rank's sequences until one fails,
-    `close` is called, or nothing refers to this object.
-
-    Thread safety: safe.
-    """
+    `close` is called, or nothing refers to this object. Thread safety: safe."""
 
     def __init__(self, ranks: Ranks, session: Session, device: torch.device):
         self._ranks, self._device = ranks, device
-        # The thread that computes, and its current stream.
-        self._thread = threading.get_ident()
-        self._stream = _stream_of(device)
+        self.computes()
         self._ending = threading.Lock()
         self._over = threading.Event()
         session._watched_by(self)
@@ -54,14 +49,13 @@ class PeerWatch:
     @staticmethod
     def of(ranks: Ranks | None, session: Session, device: torch.device
            ) -> PeerWatch | None:
-        """Returns a watch; None if it is not needed, because Gloo and the
-        board report all failures."""
+        """Returns a watch; None if Gloo and the board report all failures."""
         if ranks is None or device.type == "cpu" and not peer_line.several_nodes():
             return None
         return PeerWatch(ranks, session, device)
 
     def computes(self) -> None:
-        """Notes that the calling thread begins a call of the model."""
+        """Notes the calling thread and its current stream: it computes."""
         self._thread = threading.get_ident()
         self._stream = _stream_of(self._device)
 
@@ -94,8 +88,7 @@ class PeerWatch:
         waits = self._stream is None or not self._stream.query()
         if not self._ranks.within and waits:
             _raise_in(self._thread, failed)  # before abort() ends its wait
-        # Gloo's collectives fail by themselves when the dead rank's connections
-        # close.
+        # Gloo's fail by themselves when the dead rank's connections close.
         for group in [*dist.distributed_c10d._world.pg_map] if on_gpu else ():
             group.abort()
 

@@ -3,8 +3,8 @@
 A step over a million tokens takes minutes, and a rank may wait as long in a
 collective after another rank is gone. The training thread only notes its
 position; a second thread reads it once a second and prints lines: every few
-seconds in a long step, and, on every rank, if nothing has moved for longer
-than a limit.
+seconds in a long step, and, on every rank, if nothing has moved for longer than
+a limit.
 """
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ class Place(NamedTuple):
 
 class Progress:
     """The progress of one stream. The training thread calls `move`, `done` and
-    `idle`; another thread calls `look`. Both replace or read `_place` as a
-    whole, so that no lock is needed.
-    """
+    `idle`; another calls `look`. Both replace or read `_place` as a whole, so
+    that no lock is needed."""
 
     def __init__(self, layers: Iterable[nn.Module], stalled_s: float,
                  clock: Callable[[], float] = time.monotonic,
@@ -60,8 +59,8 @@ class Progress:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         # Used by the looking thread alone: time of its last line, the place
-        # last reported as stalled, and the seconds of stall after which that
-        # place is reported again.
+        # last reported as stalled, and the seconds after which that is reported
+        # again.
         self._said = float("-inf")
         self._stuck: Place | None = None
         self._again = 0.0
@@ -81,8 +80,8 @@ class Progress:
                                          "sluice progress")
 
     def done(self, layer: nn.Module) -> None:
-        """Notes that a layer's backward is over. The backward of the first
-        layer ends the step."""
+        """Notes that a layer's backward is over; the first layer's ends the
+        step."""
         if self._index.get(layer) == 0:
             self.idle()
 
