@@ -1,14 +1,14 @@
 """Eager attention for blocks that no kernel supports: writes the scores of all
 keys of a row to memory. `blocks` describes the shapes and merges the blocks.
 
-[Note: strips of scores] The scores of a block are B * H * c * n numbers in
-fp32: 256 MiB per head for 8,192 rows and keys. So some rows of some heads are
-computed at a time, a strip with at most BYTES of scores, whatever the chunk.
-Forward holds one tensor of that size, backward two, and a softcap needs one
-more; besides, both hold the strip's q, k and v in fp32 and its mask, a few
-bytes for each score of one head. A strip's rows are multiplied only with the
-keys that the mask reaches. Heads that share k and v are rows of one product,
-so k and v are never repeated, and backward's product sums their gradients.
+[Note: strips of scores] The scores of a block in fp32 take 256 MiB per head for
+8,192 rows and keys. So some rows of some heads are computed at a time, a strip
+with at most BYTES of scores. Forward holds one tensor of that size, backward
+two, and a softcap needs one more; besides, both hold the strip's q, k and v in
+fp32 and its mask, a few bytes for each score of one head. A strip's rows are
+multiplied only with the keys that the mask reaches. Heads that share k and v
+are rows of one product, so k and v are never repeated, and backward's product
+sums their gradients.
 """
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Saves and restores random states, so that a replay draws the same numbers.
-
-With other numbers in a second forward, the gradient would be that of another
-function. So each chunk that advanced a generator keeps the state from before
-it, and its replay starts from that state. The replay does not change what the
-user draws later.
-"""
+"""Saves and restores random states. Each chunk that advanced a generator keeps
+the state from before it, from which its replay starts: with other numbers the
+gradient would be that of another function. The replay does not change what the
+user draws later."""
 from __future__ import annotations
 
 import contextlib

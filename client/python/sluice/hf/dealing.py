@@ -3,14 +3,13 @@
 [Note: whole arguments]
 The arguments that a model passes to its layers with the hidden states depend on
 the whole sequence: masks find documents where positions restart, rotary tables
-may depend on the greatest position. So the decoder's own forward runs twice.
-The first run takes the whole sequence, with zeros as embeddings and recorders
-of arguments as layers, and ends at the last layer. The second run takes this
-rank's rows, with their positions in the whole sequence; each layer gets its
-rows of the recorded arguments. Only hidden states, arguments that need a
-gradient, and arguments computed from embeddings come from the second run.
-`dealing_trial` finds these when the model is streamed, and refuses models that
-compute positions themselves.
+may depend on the greatest position. So the decoder's own forward runs twice: on
+the whole sequence, with zeros as embeddings and recorders of arguments as
+layers, until the last layer; and on this rank's rows, with their positions in
+the whole sequence, where each layer gets its rows of the recorded arguments.
+Only hidden states, arguments that need a gradient, and arguments computed from
+embeddings come from the second run. `dealing_trial` finds these when the model
+is streamed, and refuses models that compute positions themselves.
 """
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ The code there is the decoder's own and unknown: embeddings that are scaled,
 positions that are added, norms, dropout. So the decoder's own forward runs on
 the rows of one chunk, with stand-ins for its layers: the first records its
 input, or the last returns a chunk of the real last layer's output. `ends_trial`
-finds out whether chunks may be computed one by one. In the forward over all
-rows the layers are real, and the embedding is a stand-in with only shape and
-dtype. That forward ends after the last layer if hidden states are in the host,
-or if the head runs the code after the layers (`leaving`).
+finds out whether that is exact. In the forward over all rows the layers are
+real, and the embedding is a stand-in with only shape and dtype. That forward
+ends after the last layer if hidden states are in the host, or if the head runs
+the code after the layers (`leaving`).
 """
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Runs modules that are separate FSDP2 units in chunks.
 
-[Note: units] FSDP2 gathers a unit's weights in hooks around its forward and its
-backward, and reduces their gradients after backward. This must happen once, not
-once per chunk. So the loop over the chunks is the unit's forward (`through`),
-and within it the unit runs without its hooks, on weights that are gathered by
-then (`unhooked`).
+[Note: units] FSDP2's hooks gather a unit's weights around its forward and its
+backward, and reduce their gradients after backward: once, not once per chunk.
+So the loop over the chunks is the unit's forward (`through`), and within it the
+unit runs without its hooks, on weights that are gathered by then (`unhooked`).
 """
 from __future__ import annotations
 

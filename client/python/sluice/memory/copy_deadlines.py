@@ -1,20 +1,19 @@
 """Predicts from earlier copies when compute will need the next one.
 
-[Note: slack] While a copy waits for bandwidth, the daemon knows its deadline
-and lends first to copies that would be late. The slack of a copy is the compute
-time between its start and the moment when its caller asks for it: for a chunk
-that is prefetched, the compute of the chunk before; for a copy to the host, the
-compute until the memory that it holds is needed. Time in which compute waits
-for copies does not count, so that a slow link does not lengthen it. For copies
-of one direction and size the least of the recent slacks counts: a deadline that
-is too early costs less than a late copy. A copy that starts only when it is
-needed has no slack, and is not learned from.
+[Note: slack] The daemon lends bandwidth first to waiting copies that would be
+late. The slack of a copy is the compute time between its start and the moment
+when its caller asks for it: for a chunk that is prefetched, the compute of the
+chunk before; for a copy to the host, the compute until the memory that it holds
+is needed. Time in which compute waits for copies does not count, so that a slow
+link does not lengthen it. For copies of one direction and size the least of the
+recent slacks counts: a deadline that is too early costs less than a late copy.
+A copy that starts only when it is needed has no slack, and is not learned from.
 
-On a simulated GPU the clock is the host's. The host runs ahead of a real GPU,
-so there the clock reads timed events: they are enqueued where a copy starts,
-where compute asks for it, and where compute has waited for it; a later mark
-reads them without waiting. If the link's speed is unknown, no copy waits for
-bandwidth, and no slack is learned.
+The clock of a simulated GPU is the host's. The host runs ahead of a real GPU,
+so there timed events are enqueued where a copy starts, where compute asks for
+it, and where compute has waited for it; a later mark reads them without
+waiting. If the link's speed is unknown, no copy waits for bandwidth, and no
+slack is learned.
 """
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
 [Note: buckets] The states of a parameter (AdamW's m, v and master weights) are
 fp32 and lie in host memory one after the other, each in the memory order of the
 parameter's values. A bucket is at most BUCKET_BYTES of states: all states of
-some parameters, or a part of each state of one parameter. Two buffers on the
-device alternate: while compute updates bucket i in one, bucket i + 1 arrives in
-the other, after bucket i - 1 was copied from there to the host. Compute waits
-for the bucket that it reads and, at the end of a pass, for the last copy to the
-host. So at most two buckets are on the device, and none after a pass.
+some parameters, or a part of each state of one parameter. While compute updates
+bucket i in one buffer on the device, bucket i + 1 arrives in another, after
+bucket i - 1 was copied from there to the host. Compute waits for the bucket
+that it reads and, at the end of a pass, for the last copy to the host. So at
+most two buckets are on the device, and none after a pass.
 """
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
-"""Finds or starts the daemon of a session that names none.
-
-The node's own daemon is used if there is one. Else the first process of a user
-starts a daemon in a folder of that user; other ranks and later jobs join it. It
-serves the node's real GPUs, or simulated ones if there is no NVIDIA device,
-pins no more host memory than was free when it started, and ends some minutes
-after its last session. Each Slurm job has its own, because the end of a job
-ends it; each MIG instance too, because CUDA shows a process only one.
-"""
+"""Finds or starts the daemon of a session that names none
+(client/python/DESIGN.md, "The daemon of a session"). The end of a Slurm job
+ends its daemon, so each job has its own; each MIG instance too, because CUDA
+shows a process only one."""
 from __future__ import annotations
 
 import fcntl

@@ -1,14 +1,13 @@
 """Keeps the states that a layer carries along the sequence.
 
 [Note: carried states]
-In a gated delta rule, in Mamba-2 and in a short convolution a row depends on
-earlier rows through a state of fixed size and through the last inputs of a
-convolution. In transformers such a layer reads both from the cache that
-`generate` passes, and writes the states for the next rows there. So each chunk
-runs with a cache of ours, which returns the previous chunk's final states and
-records this chunk's. The states that a chunk starts from stay in the host until
-backward. Its replay starts from leaves with these values, whose gradients are
-those of the previous chunk's final states.
+In a gated delta rule, Mamba-2 and a short convolution a row depends on earlier
+rows through a state of fixed size and the last inputs of a convolution. In
+transformers the layer reads both from the cache that `generate` passes, and
+writes the next ones there. So each chunk runs with a cache of ours. The states
+that a chunk starts from stay in the host until backward. Its replay starts from
+leaves with these values; their gradients belong to the previous chunk's final
+states.
 
 A layer that gets one row takes the code path for a generated token, which
 writes its states in place. So no chunk, and no part of one, has a single row,

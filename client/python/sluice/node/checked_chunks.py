@@ -1,12 +1,11 @@
 """Selects the replays that are compared with their first forwards.
 
-[Note: checks] A replay gives the right gradient only if it computes what the
-first forward did. Attributes are restored and the contents of parameters and
+[Note: checks] Attributes are restored and the contents of parameters and
 buffers are checked ([Note: setting] in setting), but a forward may read values
 from elsewhere: a class attribute, a global, a config, a tensor that is no
-buffer. With check="first" all chunks are compared in each step until a
-backward has passed; after that each step compares one chunk of one layer of
-each kind, in turn. Each comparison waits for the device once.
+buffer. With check="first" all chunks are compared in each step until a backward
+has passed; after that each step compares one chunk of one layer of each kind,
+in turn. Each comparison waits for the device once.
 """
 from __future__ import annotations
 

@@ -4,11 +4,10 @@ added up inside the matrix product.
 [Note: added inside] Autograd creates a gradient of each weight for each chunk
 and adds it to the sum: this reads and writes the weight's size three more
 times, and a chunk has few rows compared with its weights. So plain linear
-layers run in a replay as a node of ours, whose backward adds its product to
-torch's own sum, `.grad` of the weight's alias, within the multiplication; torch
-may add other gradients to it. The gradient is returned to torch instead if no
-sum exists (first chunk), if the weight is no leaf or has a hook, and within
-torch.autograd.grad.
+layers run in a replay as nodes of ours. Their backward adds its product, within
+the multiplication, to torch's own sum, `.grad` of the weight's alias. The
+gradient is returned to torch instead if no sum exists (first chunk), if the
+weight is no leaf or has a hook, and within torch.autograd.grad.
 """
 from __future__ import annotations
 

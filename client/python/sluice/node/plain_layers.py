@@ -1,24 +1,19 @@
 """Runs layers plain, that is as without a stream: autograd keeps their tensors,
-and nothing is replayed.
+and nothing is replayed (client/python/DESIGN.md, "Layers that fit").
 
 [Note: plain layers]
-A layer need not be streamed if its tensors fit on the device. Its own forward
-then runs once, on all rows, with the model's own attention and mask; nothing is
-copied or recomputed. The first step is streamed, and so is each step of more
-tokens than any before it, because its peak is not known. In other steps a layer
-runs plain if there is room for the bytes that it and all later layers keep,
-plus once more the largest of these as working memory of a backward. The last
-layers are preferred: their backward runs first, so their memory is free again
-when the streamed layers' backward begins.
+The first step is streamed, and so is each step of more tokens than any before
+it, because its peak is not known. In other steps a layer runs plain if there is
+room for the bytes that it and all later layers keep, plus once more the largest
+of these as working memory of a backward. The last layers are preferred: their
+backward runs first, so their memory is free again when the streamed layers'
+backward begins.
 
-The first call of each kind of layer with a sequence of a new length measures
-what the layer keeps: it runs under saved_tensors_hooks, which drop all saved
-tensors once they exceed the room. A layer is tried only if the bytes that its
-replay in chunks saved, and the scores and masks [S, S] that the model's own
-attention writes, suggest that it fits.
-
-A GPU's room is the memory that the streamed step's peak leaves, less a
-sixteenth of the total for fragmentation.
+The first call of each kind of layer with a sequence of a new length runs under
+saved_tensors_hooks, which measure what it keeps and drop all saved tensors once
+they exceed the room. A layer is tried only if the bytes that its replay in
+chunks saved, and the scores and masks [S, S] that the model's own attention
+writes, suggest that it fits.
 """
 from __future__ import annotations
 

@@ -3,15 +3,14 @@ for the second forward (replay). Other changes are refused.
 
 [Note: setting] Between a forward and its backward the user may evaluate the
 model, choose or add another adapter of PEFT, add or remove a hook, or change a
-scale by a schedule. Autograd's graph would not be affected: it belongs to the
-past forward. So the replay sees the plain attributes (numbers, names, lists and
-dictionaries of them), the submodules and the hooks that the first forward saw.
-Parameters and buffers are not copied; they must still have the same contents. A
-buffer that was replaced, such as a rotary table that grows with a longer
-sequence, is restored like an attribute. A parameter that was written counts as
-changed, and so does a module that got another class or forward. Buffers may be
-written with equal contents, as DDP does before each forward; so a hash of each
-buffer's contents is kept.
+scale by a schedule; autograd's graph would not be affected. So the replay sees
+the plain attributes (numbers, names, lists and dictionaries of them), the
+submodules and the hooks that the first forward saw. Parameters and buffers are
+not copied; they must still have the same contents. A buffer that was replaced,
+such as a rotary table that grows with a longer sequence, is restored like an
+attribute. A parameter that was written counts as changed, and so does a module
+that got another class or forward. Buffers may be written with equal contents,
+as DDP does before each forward; so a hash of their contents is kept.
 """
 from __future__ import annotations
 

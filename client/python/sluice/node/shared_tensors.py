@@ -2,8 +2,7 @@
 
 [Note: handed tensors]
 Layers of Gemma-4 take the keys and values of an earlier layer from a dictionary
-that all of them are called with. Each chunk gets a dictionary of ours: tensors
-that a layer puts there go to the host, and later layers take them from there.
+that all of them are called with. Each chunk gets a dictionary of ours instead.
 Backward reaches the later layers first: the gradients of what they have taken
 are added up in the host, and are those of what the earlier layer's replay puts
 there.

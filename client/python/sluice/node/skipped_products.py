@@ -2,26 +2,23 @@
 
 [Note: spared products] A layer ends in a sum: the result of its last product,
 an MLP's down projection, is added to the hidden states, and the gradient of a
-sum needs none of its terms. The replay runs for the gradient alone, so it skips
-this product. A stand-in takes the result's place, autograd keeps the two
-factors, which are all that the product's backward needs, and the layer's output
-is NaN but is not read. The products that make attention's k and v are skipped
-too, because k and v are in the host. Replays that are compared with their first
-forwards skip nothing.
+sum needs none of its terms. So the replay skips this product. A stand-in takes
+the result's place, autograd keeps the two factors, which are all that the
+product's backward needs, and the layer's output is NaN but is not read. The
+products that make attention's k and v are skipped too: these are in the host.
+Replays that are compared with their first forwards skip nothing.
 
-These products are found by running: one replay of a layer tracks everything
-that is made of a product's values. Later replays skip the product if its
-values, and all values computed from them up to the layer's output or k and v,
-went only through operations that save none of them for backward: sums, views,
-casts, and products with tensors that need no gradient (RoPE). Nothing is
-skipped if the layer has an autograd function of the user's own, which may save
-anything, or if hooks on saved tensors were active.
+One replay of a layer tracks everything that is made of a product's values.
+Later replays skip the product if its values, and all values computed from them
+up to the layer's output or k and v, went only through operations that save none
+of them for backward: sums, views, casts, and products with tensors that need no
+gradient (RoPE). Nothing is skipped if the layer has an autograd function of the
+user's own, which may save anything, or if hooks on saved tensors were active.
 
-The result holds for later replays under the same `conditions`: the layer's
-plain attributes (also whether it trains, which adapter is active), the hooks in
-it, and which of its parameters and inputs need a gradient. For example, a
-trained scale needs the product that it scales for its own gradient; a frozen
-one does not.
+The result holds under the same `conditions`: the layer's plain attributes (also
+whether it trains, which adapter is active), the hooks in it, and which of its
+parameters and inputs need a gradient. A trained scale, for example, needs the
+product that it scales for its own gradient; a frozen one does not.
 """
 from __future__ import annotations
 

@@ -3,15 +3,14 @@
 [Note: whole layers]
 Such a layer runs on all rows: in forward without autograd, and in backward once
 more with autograd, as activation checkpointing with inputs in host memory does
-(ALST, section 3.3). Between them only its input is kept, in the host, in the
-same chunks as other layers' inputs. If its attention goes through transformers'
-registry or torch's function, the stream computes it: chunk by chunk, with k, v
-and results in the host. Otherwise the model's own attention runs, with the
-model's own mask, which is made for this layer alone.
+(ALST, section 3.3). Between them only its input is kept. If its attention goes
+through transformers' registry or torch's function, the stream computes it chunk
+by chunk, with k, v and results in the host. Otherwise the model's own attention
+runs, with the model's own mask, made for this layer alone.
 
-A layer may return more than hidden states, or put tensors into a dictionary
-that all layers are called with. These are further outputs of its autograd node,
-on the device; tensors that it finds in such a dictionary are further inputs.
+Outputs besides the hidden states, and tensors that the layer puts into a
+dictionary that all layers are called with, are further outputs of its autograd
+node, on the device; tensors that it finds there are further inputs.
 """
 from __future__ import annotations
 

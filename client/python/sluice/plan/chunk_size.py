@@ -1,15 +1,12 @@
-"""Measures a chunk size for `chunk="auto"`.
+"""Measures a chunk size for `chunk="auto"` (client/python/DESIGN.md, "The size
+of a chunk").
 
-[Note: chunk size] For a sequence of u chunks each layer runs u (u + 1) / 2
-blocks of attention, a chunk of queries against a chunk of keys, forward and
-backward; a smaller chunk means more blocks. A block costs the host the same
-time at any size (Python, launches, enqueued copies). Its device time grows with
-the square of the size. So blocks are measured with the code of a step: tiny
-ones, which cost host time only, then larger and larger ones. A size is allowed
-if the host takes at most a third of a block's time. Among the allowed sizes
-that are nearly as fast as the fastest, the smallest is chosen, because a step's
-device memory grows with the chunk. The cost outside attention depends on the
-number of rows, not on how they are cut.
+[Note: chunk size] For u chunks each layer runs u (u + 1) / 2 blocks of
+attention, forward and backward. A block costs the host the same time at any
+size; its device time grows with the square of the size. So blocks are measured
+with the code of a step: tiny ones, which cost host time only, then larger and
+larger ones. The cost outside attention depends on the number of rows, not on
+how they are cut.
 """
 from __future__ import annotations
 
@@ -108,7 +105,7 @@ def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
 def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
              dtype: torch.dtype) -> ChunkChoice:
     """Chooses a chunk size by walks that use host memory of `arena` and free
-    it. Of several kinds of attention, measures the one with the cheapest
+    it. With several kinds of attention, measures the one with the cheapest
     blocks."""
     heads = min(kinds, key=lambda kind: kind.work)
 

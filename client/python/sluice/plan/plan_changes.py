@@ -1,9 +1,8 @@
 """Decides which changed plan the ranks of a job adopt, and at which step.
 
-A node's daemon offers a changed plan to each rank separately, at slightly
-different times; if two changes follow closely, ranks may even have different
-offers. The ranks of the node must adopt a plan together, or not at all
-(daemon/core/planning/README.md).
+A node's daemon offers a changed plan to each rank separately; if two changes
+follow closely, ranks may even have different offers. The ranks of the node must
+adopt a plan together, or not at all (daemon/core/planning/README.md).
 
 [Note: horizons] The ranks agree without a collective. At the beginning of each
 step, a rank that was offered a plan writes on the job's board: the plan,
@@ -11,9 +10,9 @@ whether it can adopt the plan, and its horizon: the number of the next step,
 which the rank does not begin before it has read the board again. The write
 after which all ranks name the same plan also records the decision: all adopt
 the plan at the largest horizon, or none does if one of them cannot. No rank is
-beyond its horizon, so each reads the decision in time. No rank ever waits:
-while ranks name different plans, or a rank has no offer yet or has ended, every
-step runs as before. A job that is offered no plan writes nothing.
+beyond its horizon, so each reads the decision in time, and none ever waits:
+until then every step runs as before. A job that is offered no plan writes
+nothing.
 """
 from __future__ import annotations
 

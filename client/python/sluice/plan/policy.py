@@ -1,10 +1,7 @@
-"""Decides which products of a layer are kept, swapped or recomputed.
-
-MEMO (section 4.1) splits each layer's activations along the tokens: a fraction
-alpha is swapped to the host, the rest is recomputed. Here whole chunks are
-split: for each matrix product, the last chunks, where backward begins, are kept
-on the device, those before them are swapped, and the first are recomputed.
-"""
+"""Decides which products of a layer are kept, swapped or recomputed. MEMO
+(section 4.1) swaps a fraction alpha of each layer's tokens. Here, for each
+matrix product, the last chunks, where backward begins, are kept on the device,
+those before them are swapped, and the first are recomputed."""
 from __future__ import annotations
 
 import enum

@@ -1,15 +1,15 @@
 """Checks that a model's layers compute the same in chunks as on all rows.
 
 Each kind of layer of a twin runs twice on the same rows: as the model runs it,
-with the model's own attention and mask, and streamed, in three chunks or whole.
-Outputs, gradients of the input and of the parameters, and buffers must agree.
-Without knowing the model, this finds layers that mix tokens outside attention,
-auxiliary losses of layers, routers with a capacity, and masks that differ from
-what they declare. Rows are also probed skewed (all of them near one direction),
-because a capacity shows only if one expert is crowded. Layers that draw random
-numbers are compared while torch's random functions return fixed values (Still).
-Their replay must also be bitwise equal, and their gradient must match finite
-differences of the output along the gradient.
+and streamed, in three chunks or whole. Outputs, gradients of the input and of
+the parameters, and buffers must agree. This finds layers that mix tokens
+outside attention, auxiliary losses of layers, routers with a capacity, and
+masks that differ from what they declare. Rows are also probed skewed (all of
+them near one direction), because a capacity shows only if one expert is
+crowded. Layers that draw random numbers are compared while torch's random
+functions return fixed values (Still). Their replay must also be bitwise equal,
+and their gradient must match finite differences of the output along the
+gradient.
 """
 from __future__ import annotations
 

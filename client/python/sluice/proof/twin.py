@@ -1,19 +1,17 @@
 """Twins: copies of a model's modules with weights of their own, for trials.
 
 [Note: twins]
-Trials run a model on test rows, whole and in chunks. They run on a twin in
-fp32, on the CPU if the model's code works there, so the user's model may be on
-the `meta` device, may be sharded, and may fill its GPU. A twin has the model's
-classes, attributes, hooks, instance forwards, buffers and choice of trained
-parameters. It has no class or hook of FSDP2 and no forward of Sluice's.
+Trials run on a twin in fp32, on the CPU if the model's code works there, so the
+user's model may be on `meta`, may be sharded, and may fill its GPU. A twin has
+the model's classes, attributes, hooks, instance forwards, buffers and choice of
+trained parameters. It has no class or hook of FSDP2 and no forward of Sluice's.
 
-- Weights are copied if the model has them whole. If they are on `meta` or
-  sharded, the twin draws random weights that hide no fault: not 0, not 1, and
-  not so small that their effect is lost in the residual stream.
-- Parameters of layers with the same path and shape share memory: a twin of
-  many layers holds one of each.
+- Weights are copied if the model has them whole. Else the twin draws random
+  ones that hide no fault: not 0, not 1, and not so small that their effect is
+  lost in the residual stream.
+- Parameters of layers with the same path and shape share memory.
 - Buffers, and tensors in attributes, are copied. On `meta` they have no
-  values, and the twin takes the values that the model's constructor makes.
+  values, and the twin takes those that the model's constructor makes.
 - Other objects in attributes of layers are copied. Those in attributes of
   other modules, and variables of closures, are shared with the model.
 """

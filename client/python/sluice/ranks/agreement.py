@@ -1,10 +1,7 @@
-"""Checks that all ranks of a group were called with the same arguments.
-
-Ranks with different rows or chunks would wait for each other in a collective
-until it times out, or exchange rows that do not belong together. So each step
-begins with one small all-reduce of hashes; if they differ, all ranks raise the
-same error.
-"""
+"""Checks that all ranks of a group were called with the same arguments. Ranks
+with different rows or chunks would wait for each other in a collective, or
+exchange rows that do not belong together. So each step begins with one small
+all-reduce of hashes; if they differ, all ranks raise the same error."""
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,11 +1,7 @@
-"""Reports a stream's progress on stderr: position in long steps, and stalls.
-
-A step over a million tokens takes minutes, and a rank may wait as long in a
-collective after another rank is gone. The training thread only notes its
+"""Reports a stream's progress on stderr. The training thread only notes its
 position; a second thread reads it once a second and prints lines: every few
 seconds in a long step, and, on every rank, if nothing has moved for longer than
-a limit.
-"""
+a limit, as when another rank is gone."""
 from __future__ import annotations
 
 import sys
