@@ -19,8 +19,7 @@ HIDDEN, HEADS, LONGEST = 64, 4, 4096
 def rotate(x: Tensor, freqs_cis: Tensor) -> Tensor:
     """Returns x [B, S, heads, D] rotated by the first S rows of `freqs_cis`."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(
-        pairs * freqs_cis[:x.shape[1], None]).flatten(-2)
+    return torch.view_as_real(pairs * freqs_cis[:x.shape[1], None]).flatten(-2)
 
 
 class Block(nn.Module):

@@ -46,8 +46,7 @@ def main() -> None:
             train_dataset=Dataset.from_dict({"text": texts}),
             processing_class=tokenizer())
         trainer.train()
-    losses = [log["loss"] for log in trainer.state.log_history
-              if "loss" in log]
+    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
     print(f"packed rows of 512 tokens: loss {losses[0]:.4f} in the first "
           f"step, loss {losses[-1]:.4f} in the last; "
           f"{stream.stats().blocks} blocks of attention streamed")

@@ -143,8 +143,7 @@ def _of_last_strip(last: int, dtype: torch.dtype, device: torch.device
                       device=device).triu_(last + 1)
 
 
-def merge(o: Tensor, lse: Tensor, block_o: Tensor,
-          block_lse: Tensor) -> Tensor:
+def merge(o: Tensor, lse: Tensor, block_o: Tensor, block_lse: Tensor) -> Tensor:
     """Merges a block into the result of earlier blocks; changes `o` in place
     and returns the new lse, in double: backward computes exp(s - lse), so each
     rounding of it would scale a whole row of probabilities."""
@@ -171,8 +170,7 @@ def sink(o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     return total
 
 
-def sink_backward(do: Tensor, o: Tensor, lse: Tensor,
-                  sinks: Tensor) -> Tensor:
+def sink_backward(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """Returns the gradient of sinks [H], given o and lse after `sink`."""
     share = torch.exp(sinks.to(lse.dtype)[None, :, None] - lse)
     return -(share * (do.to(o.dtype) * o).sum(dim=-1)).sum(dim=(0, 2))

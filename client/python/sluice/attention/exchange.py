@@ -27,8 +27,7 @@ def attend(ranks: Ranks | None, question: Question, q: Tensor, k: Tensor,
     unless `ranks` is None."""
     if ranks is None:
         return Attend.apply(question, q, k, v, sinks)
-    sizes = [len(s) for s in ranks.slices(
-        question.site.chunks[question.chunk])]
+    sizes = [len(s) for s in ranks.slices(question.site.chunks[question.chunk])]
     needed = ranks.needed(q.shape[1], k.shape[1], q.device)
     q, k, v = _Gather.apply(ranks, sizes, needed, q, k, v)
     if sinks is not None:  # keeps the sinks of this rank's heads
@@ -119,6 +118,5 @@ def _summed(parts: Tensor, of: Tensor, heads: int) -> Tensor:
     if parts.shape[1] == heads:
         return parts
     wide = wide_dtype(parts)
-    total = parts.new_zeros(parts.shape[0], heads, *parts.shape[2:],
-                            dtype=wide)
+    total = parts.new_zeros(parts.shape[0], heads, *parts.shape[2:], dtype=wide)
     return total.index_add_(1, of, parts.to(wide)).to(parts.dtype)

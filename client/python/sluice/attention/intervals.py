@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -79,7 +80,7 @@ class Piece(NamedTuple):
         return self.batch == self.rows == self.keys == slice(None)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Intervals:
     """A mask: row q of batch row b sees the keys first[b, q] .. last[b, q].
 
@@ -93,17 +94,13 @@ class Intervals:
     last: Tensor
     widest: int
     blind: Tensor | None = None  # bool [B or 1, S]: rows that see nothing
-    # Pieces by block: all layers of a step have the same blocks.
-    _found: dict[tuple[range, range], list[Piece]] = field(
-        default_factory=dict, repr=False, compare=False)
-    # By (id of the list of chunks, chunk); keeping the list keeps the id
-    # unique.
-    _seen_of: dict[tuple[int, int], tuple[list[range], list]] = field(
-        default_factory=dict, repr=False, compare=False)
-    _causal: list[bool] = field(  # cache: empty or one item
-        default_factory=list, repr=False, compare=False)
-    _within: dict[int, bool] = field(
-        default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Caches: all layers of a step have the same blocks.
+        self._found: dict[tuple[range, range], list[Piece]] = {}
+        # By (id of the list of chunks, chunk); keeping the list keeps the id.
+        self._seen_of: dict[tuple[int, int], tuple[list[range], list]] = {}
+        self._within: dict[int, bool] = {}
 
     @staticmethod
     def causal(length: int, device: torch.device) -> Intervals:
@@ -173,17 +170,14 @@ class Intervals:
             self._found[rows, keys] = self._cut(rows, keys)
         return self._found[rows, keys]
 
+    @functools.cached_property
     def is_causal(self) -> bool:
-        """Returns whether each row sees itself and all rows before it."""
-        if not self._causal:
-            rows = torch.arange(self.last.shape[1], device=self.last.device)
-            self._causal.append(bool(
-                ((self.first == 0) & (self.last == rows)).all()))
-        return self._causal[0]
+        """Whether each row sees itself and all rows before it."""
+        rows = torch.arange(self.last.shape[1], device=self.last.device)
+        return bool(((self.first == 0) & (self.last == rows)).all())
 
     def _cut(self, rows: range, keys: range) -> list[Piece]:
-        if self.is_causal() and (
-                rows == keys or keys.stop <= rows.start):
+        if self.is_causal and (rows == keys or keys.stop <= rows.start):
             return [_whole(Whole.CAUSAL if rows == keys else Whole.FULL)]
         first = self.first[:, rows.start:rows.stop]
         last = self.last[:, rows.start:rows.stop]
@@ -217,8 +211,7 @@ def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
         here, begin = slice(at, at + count), start - keys.start
         before = at if diagonal else len(keys)
         if begin < before:
-            pieces.append(Piece(batch, here, slice(begin, before),
-                                Whole.FULL))
+            pieces.append(Piece(batch, here, slice(begin, before), Whole.FULL))
         if diagonal and begin < len(keys):
             pieces.append(Piece(batch, here, here, Whole.CAUSAL))
         at += count

@@ -89,8 +89,7 @@ def dense(mask: Tensor, padding: Tensor | None = None) -> Intervals:
     places = torch.arange(length, device=mask.device)
     some = seen.any(-1)
     first = torch.where(some, seen.int().argmax(-1), length)
-    last = torch.where(
-        some, length - 1 - seen.flip(-1).int().argmax(-1), -1)
+    last = torch.where(some, length - 1 - seen.flip(-1).int().argmax(-1), -1)
     inside = (places >= first[..., None]) & (places <= last[..., None])
     if not bool((seen == inside).all()) or bool((last > places).any()):
         raise _not_intervals()

@@ -115,11 +115,6 @@ class Question:
     # In a replay: k and v were not computed again; use the kept ones.
     without_kv: bool = False
 
-    def walk(self, backwards: bool = False) -> list[tuple[int, list[Piece]]]:
-        """See `Intervals.seen`."""
-        seen = self.mask.seen(self.site.chunks, self.chunk)
-        return seen[::-1] if backwards else seen
-
 
 class Attend(torch.autograd.Function):
     """Computes o [B, H, c, Dv] of q [B, H, c, D] over all keys that it sees.
@@ -186,7 +181,7 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
     site.kv[m] = site.arena.put(torch.cat((k, v), -1))
     seen = None  # o and lse (in double) over the keys so far
     kernels: set[str] = set()
-    walk = question.walk()
+    walk = question.mask.seen(site.chunks, m)
     for n, (i, pieces) in enumerate(walk):
         if n + 1 < len(walk) and walk[n + 1][0] < m:
             site.prefetch(walk[n + 1][0], q.device)
@@ -229,7 +224,7 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
               o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     site, m = question.site, question.chunk
     dq = own = None
-    walk = question.walk(backwards=True)
+    walk = question.mask.seen(site.chunks, m)[::-1]
     for n, (i, pieces) in enumerate(walk):
         if n + 1 < len(walk):
             site.prefetch(walk[n + 1][0], q.device)

@@ -125,8 +125,7 @@ def wants(module: nn.Module, given: dict[str, Any], name: str,
     """Returns whether a call of a model switches `name` on: by the argument if
     it is given, else by the config, as in transformers."""
     said = given.get(name)
-    return bool(getattr(module.config, name, default) if said is None else
-                said)
+    return bool(getattr(module.config, name, default) if said is None else said)
 
 
 def shifted(labels: Tensor) -> Tensor:

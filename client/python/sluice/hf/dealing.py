@@ -74,7 +74,7 @@ class Dealing:
         """Runs the decoder's own forward on this rank's rows of `given`, its
         arguments for the whole sequence, within `step.engaged()`."""
         entry, ranks = self.adapter.entry, step.ranks
-        own = indices(ranks.own(step.whole), step.device)
+        own = indices(step.own, step.device)
         call.own_rows = own
         noted = self.whole(step, given, own)
 

@@ -91,8 +91,7 @@ class Ends:
 
     # --- one forward over all rows ------------------------------------------
 
-    def run(self, step: Step, own: Callable, all_given: dict[str, Any]
-            ) -> Any:
+    def run(self, step: Step, own: Callable, all_given: dict[str, Any]) -> Any:
         """Returns the output of the decoder's forward `own` with `all_given`,
         its arguments by name. The code before the layers runs in chunks if that
         is exact; so does the code after them if the forward ends after the last
@@ -253,8 +252,7 @@ class Ends:
              instead: Callable) -> Any:
         """Runs the decoder's forward on some rows, with `instead` for
         layers."""
-        mine = {name: _cut(name, value, rows)
-                for name, value in given.items()}
+        mine = {name: _cut(name, value, rows) for name, value in given.items()}
         if self.says_positions and "position_ids" not in mine:
             mine["position_ids"] = torch.arange(
                 rows.start, rows.stop, device=mine["input_ids"].device)[None]

@@ -185,8 +185,7 @@ def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
         ends.says_positions = said
 
 
-def _gradients_are_same(ends: Ends, given: dict[str, Any],
-                        seen: _Seen) -> bool:
+def _gradients_are_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
     """Compares autograd's gradients over all rows with the chunked nodes'."""
     rows = range(seen.x.shape[1])
     device = seen.x.device

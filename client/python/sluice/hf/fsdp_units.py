@@ -38,8 +38,7 @@ def through(units: Sequence[nn.Module], run: Callable[[Any], Tensor], x: Any
         return unit(x)
 
 
-def unhooked(units: Sequence[nn.Module]
-             ) -> contextlib.AbstractContextManager:
+def unhooked(units: Sequence[nn.Module]) -> contextlib.AbstractContextManager:
     """Inside, the units have the forwards of their classes and no hooks."""
     without = {"forward": swapped.ABSENT, "_forward_pre_hooks": OrderedDict(),
                "_forward_hooks": OrderedDict()}

@@ -121,8 +121,7 @@ class Head:
         with self._instead(answer):
             yield called
 
-    def _instead(self, forward: Callable
-                 ) -> contextlib.AbstractContextManager:
+    def _instead(self, forward: Callable) -> contextlib.AbstractContextManager:
         parent, name = self.place
         return swapped.items((parent._modules, name, Instead(
             self.base, forward)))

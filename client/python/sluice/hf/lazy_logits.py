@@ -202,8 +202,7 @@ class _Logprobs(chunked_module.ChunkedCall):
     """Computes log-probabilities, and entropies if requested: [B, S, H] -> [B,
     S, 1 or 2]."""
 
-    def __init__(self, step: Step, head: Head, asked: Asked,
-                 targets: Tensor):
+    def __init__(self, step: Step, head: Head, asked: Asked, targets: Tensor):
         super().__init__(step, head, type(head.causal).__name__)
         self._head, self._asked, self._targets = head, asked, targets
 

@@ -175,7 +175,7 @@ class OwnLayers(Patched):
                     InHost if stream.in_host else Standing)
                 step.hidden = place(
                     step.arena, step.chunks, step.device, step.length)
-                x = Parted.apply(step.hidden, _own(step), x)
+                x = Parted.apply(step.hidden, step.own, x)
         self._step = step, index
         return step, x
 
@@ -191,7 +191,7 @@ class OwnLayers(Patched):
                   kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         step = self._of_step()
         return rows_of(layer, step, step.once("own rows", lambda: indices(
-            _own(step), step.device)), self._cuts, stream.rows,
+            step.own, step.device)), self._cuts, stream.rows,
             Call(args, kwargs))
 
     def _apart(self, step: Step) -> contextlib.AbstractContextManager:
@@ -203,7 +203,7 @@ class OwnLayers(Patched):
             return y
         step = self._of_step()
         if isinstance(step.hidden, Standing):
-            y = Whole.apply(step.hidden, _own(step), y)
+            y = Whole.apply(step.hidden, step.own, y)
         if step.ranks is not None:
             with step.telling():
                 y = step.ranks.sum(y)
@@ -304,8 +304,7 @@ class OwnLayers(Patched):
     def _first_rows(self, stream: Stream, layer: nn.Module,
                     seen: Seen, most: int = TOKENS) -> Seen:
         x = seen.x
-        step = stream.begin(x.shape[1], x.device, self, check=False,
-                            alone=True)
+        step = stream.begin(x.shape[1], x.device, self, check=False, alone=True)
         arguments = rows.Arguments(layer, step, seen.args, seen.kwargs,
                                    stream.rows)
         few = range(min(most, x.shape[1]))
@@ -328,11 +327,6 @@ class OwnLayers(Patched):
             rows.check_parameters(layer)
         if len(self._index) < len(self.layers):
             raise Unsupported(self.name, "a layer that is run several times")
-
-
-def _own(step: Step) -> list[range]:
-    """Returns this rank's rows of each chunk of the sequence."""
-    return step.chunks if step.ranks is None else step.ranks.own(step.whole)
 
 
 class _Tried(Layered):

@@ -49,8 +49,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
     if rest.get("output_attentions"):
         raise Unsupported(name, "output_attentions",
                           "attention weights never exist here; leave it out")
-    unknown = [k for k, v in rest.items()
-               if v is not None and k not in _SAID]
+    unknown = [k for k, v in rest.items() if v is not None and k not in _SAID]
     if unknown:
         raise Unsupported(name, f"attention's argument '{unknown[0]}'")
     if is_causal is None:

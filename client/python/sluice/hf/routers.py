@@ -89,8 +89,7 @@ def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
 def note(step: Step, adapter: Model) -> None:
     """Makes the step's layers record their router logits; raises as `find`."""
     for layer, (router, index) in find(adapter).items():
-        step.sides[layer] = Side(layer, router, index,
-                                 step.at_once(layer))
+        step.sides[layer] = Side(layer, router, index, step.at_once(layer))
 
 
 def asking(step: Step, layer: nn.Module, kwargs: dict[str, Any]

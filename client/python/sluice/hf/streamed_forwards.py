@@ -56,8 +56,7 @@ def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
     if argument_table.wants(module, given, "output_attentions"):
         raise Unsupported(name, "output_attentions", "leave it out")
     mask = given.get("attention_mask")
-    if isinstance(mask, dict) or (isinstance(mask, Tensor)
-                                  and mask.dim() != 2):
+    if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.dim() != 2):
         raise Unsupported(
             name, "an attention_mask that is not [B, S]", "describe documents "
             "by position_ids that restart, padding by a 2-D mask")

@@ -54,8 +54,7 @@ _known: dict[Hashable, Adapter] = {}
 
 def adapter_of(model: nn.Module) -> Adapter:
     streamed_forwards.refuse_adapters(model)
-    causal = model.get_base_model() if hasattr(
-        model, "peft_config") else model
+    causal = model.get_base_model() if hasattr(model, "peft_config") else model
     made = Adapter(Parts(causal, *find_decoder(causal)))
     made.refuse_setup()
     return made

@@ -74,8 +74,7 @@ def of_ends(mine: Ends, its: Ends) -> None:
     mine.takes, mine.together = set(its.takes), its.together
 
 
-def of_dealing(mine: Dealing, its: Dealing, like: Callable[[int], int]
-               ) -> None:
+def of_dealing(mine: Dealing, its: Dealing, like: Callable[[int], int]) -> None:
     mine.made_of_rows = {
         (index, name, leaf) for index in range(len(mine.layers))
         for of, name, leaf in its.made_of_rows if of == like(index)}

@@ -152,8 +152,7 @@ class HostArena:
         self._prefetch(host, device)
 
     @_whole
-    def get(self, host: HostTensor,
-            device: torch.device | str) -> torch.Tensor:
+    def get(self, host: HostTensor, device: torch.device | str) -> torch.Tensor:
         """Returns `host` as a fresh tensor on `device`, which the caller owns;
         later compute is ordered after the copy. `host` stays held."""
         return self._get(host, device)

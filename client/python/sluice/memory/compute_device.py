@@ -68,8 +68,7 @@ def check_device(found: torch.device | str, device: torch.device) -> None:
     """Raises `Error` UNIMPLEMENTED if a tensor's device is not its
     session's."""
     found = torch.device(found)
-    if found == device or (found.index is None
-                           and found.type == device.type):
+    if found == device or (found.index is None and found.type == device.type):
         return
     raise Error(Status.UNIMPLEMENTED, f"a tensor on {found}: " + (
         "the session's GPU is simulated, and its memory is the CPU's: move "

@@ -246,5 +246,4 @@ class Copies:
                                  or len(held) > IN_FLIGHT_COPIES):
             # With many small copies, one wait retires a quarter of them.
             many = len(held) > IN_FLIGHT_COPIES
-            self.wait(direction,
-                      held[IN_FLIGHT_COPIES // 4 if many else 0][0])
+            self.wait(direction, held[IN_FLIGHT_COPIES // 4 if many else 0][0])

@@ -16,7 +16,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 from sluice.base.errors import Error, Status
 from sluice.native import abi
@@ -61,18 +61,6 @@ def forked(what: str) -> Error:
                  "the child, or start it by spawn")
 
 
-class Opened(Protocol):
-    """The part of a session that leases and copies use."""
-
-    _library: abi.Library
-    _handle: Handle
-
-    @property
-    def closed(self) -> bool: ...
-
-    def _value(self) -> int: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class CopyStats:
     """Totals of one engine since its start."""
@@ -93,7 +81,7 @@ class Region:
         nbytes: size asked for, rounded up to the granularity.
     """
 
-    def __init__(self, session: Opened, kind: int, nbytes: int,
+    def __init__(self, session: Any, kind: int, nbytes: int,
                  wait_s: float = 0.0) -> None:
         library = session._library
         leased = ctypes.c_void_p()
@@ -113,8 +101,7 @@ class Region:
         self._end()
 
 
-def _free_region(library: abi.Library, session: Handle,
-                 region: int) -> None:
+def _free_region(library: abi.Library, session: Handle, region: int) -> None:
     for engine in session.before:
         if engine.value:
             library.engine_drain(engine.value)  # `wait` reports failures
@@ -130,7 +117,7 @@ class Engine:
     Thread safety: one thread at a time, the one that computes.
     """
 
-    def __init__(self, session: Opened) -> None:
+    def __init__(self, session: Any) -> None:
         self.session = session
         self.library = session._library
         started = ctypes.c_void_p()

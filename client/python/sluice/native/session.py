@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from sluice.base.arguments import (
     FLAG,
@@ -70,12 +70,6 @@ def _uuid(device: Any) -> bytes | None:
     told = torch.cuda.get_device_properties(device)
     kind = "MIG" if " MIG " in told.name else "GPU"
     return f"{kind}-{told.uuid}".encode()
-
-
-class Watch(Protocol):
-    """Callback for deaths of ranks; called on a thread of the library."""
-
-    def peer_died(self, what: str) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +171,7 @@ class Session:
             raise
         self._calls = Calls(self._library.session_close)
         self._handle = Handle(opened, self._calls.close)
-        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._watches: weakref.WeakSet[Any] = weakref.WeakSet()
         self._end = weakref.finalize(self, _end, self._handle, label)
 
     def _opened(self, options: abi.SessionOptions, named: str | None
@@ -306,7 +300,7 @@ class Session:
         self._library.check(self._library.session_answer_change(
             self._value(), number, int(taken), note.encode()))
 
-    def _watched_by(self, watch: Watch) -> None:
+    def _watched_by(self, watch: Any) -> None:
         """Calls `watch.peer_died` for each process of the job that dies on this
         node, as long as something refers to `watch`; on a thread of the
         library."""
@@ -327,8 +321,7 @@ class Session:
         self.answer_change(_NO_PLAN, False)  # the daemon ignores it
 
     @takes("lease_host", nbytes=_BYTES, wait_s=_WAIT | NONE)
-    def lease_host(self, nbytes: int, *, wait_s: float | None = None
-                   ) -> Region:
+    def lease_host(self, nbytes: int, *, wait_s: float | None = None) -> Region:
         """Leases pinned host memory on the GPU's NUMA node; see `Region`.
         `wait_s` overrides the session's `lease_wait_s`.
 

@@ -37,8 +37,7 @@ class StepChecks:
 
     def include(self, module: Any, chunk: int, chunks: int) -> bool:
         number = self.sampled.get(module)
-        return self.every or (
-            number is not None and number % chunks == chunk)
+        return self.every or (number is not None and number % chunks == chunk)
 
 
 class Checks:

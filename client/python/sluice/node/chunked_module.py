@@ -74,8 +74,7 @@ class ChunkedCall:
 
     # --- hooks for subclasses -----------------------------------------------
 
-    def compute(self, m: int, x: Tensor | None,
-                extra: list[Tensor]) -> Tensor:
+    def compute(self, m: int, x: Tensor | None, extra: list[Tensor]) -> Tensor:
         """Runs the module's own forward on chunk `m`; returns y [B, c, H']."""
         raise NotImplementedError
 

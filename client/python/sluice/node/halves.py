@@ -108,8 +108,7 @@ class TwoParts:
             norms, norms.mean()))
         # Padding rows that see no key are all equal, and count once.
         differ[:, 1:] &= (whole[:, 1:] != whole[:, :-1]).any(-1)
-        self._differ[part.start] = differ | self._differ.get(
-            part.start, differ)
+        self._differ[part.start] = differ | self._differ.get(part.start, differ)
 
 
 def _precision(made: Tensor) -> float:

@@ -79,16 +79,8 @@ class StandingRows(DeviceRows):
         super().__init__(place.arena, place.chunks)
         self._place = place
 
-    @property
-    def shape(self) -> torch.Size:
-        return self._tensor.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._tensor.dtype
-
     def tensor(self) -> Tensor:
-        return self._place.standing(self)
+        return self._place.standing(self, self._tensor.shape, self._tensor.dtype)
 
 
 class HostRows:
@@ -109,9 +101,7 @@ class HostRows:
 
     def write(self, m: int, part: Tensor) -> None:
         part = part.detach()
-        self.shape = (part.shape[0], self._place.chunks[-1].stop,
-                      *part.shape[2:])
-        self.dtype = part.dtype
+        self._shape, self._dtype = part.shape, part.dtype
         self._kept[m] = self._place.arena.put(part)
 
     def prefetch(self, m: int) -> None:
@@ -126,7 +116,7 @@ class HostRows:
 
     def tensor(self) -> Tensor:
         """Returns a stand-in, valid until `InHost.reading` gets it."""
-        return self._place.standing(self)
+        return self._place.standing(self, self._shape, self._dtype)
 
 
 # Keeps the hidden states of one step on the device, without stand-ins.
@@ -174,10 +164,11 @@ class Standing:
         """Frees unread rows, even if something still holds the step."""
         self._standing.clear()
 
-    def standing(self, rows: Rows) -> Tensor:
-        batch, _, *width = rows.shape
-        made = stand_in((batch, self._length, *width), rows.dtype,
-                        self.device)
+    def standing(self, rows: Rows, shape: Sequence[int], dtype: torch.dtype
+                 ) -> Tensor:
+        """Returns a stand-in for rows of this shape but for their number."""
+        batch, _, *width = shape
+        made = stand_in((batch, self._length, *width), dtype, self.device)
         # Detached, because this reference must not keep the graph.
         self._standing[made.untyped_storage().data_ptr()] = (
             made.detach(), rows)
@@ -220,16 +211,14 @@ class Parted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        return None, None, _joined(ctx.place, ctx.rows, dy,
-                                   "the layers' input")
+        return None, None, _joined(ctx.place, ctx.rows, dy, "the layers' input")
 
 
 def is_stand_in(x: Tensor) -> bool:
     return x.numel() > 1 and not any(x.stride())
 
 
-def _joined(place: Standing, rows: list[range], x: Tensor,
-            name: str) -> Tensor:
+def _joined(place: Standing, rows: list[range], x: Tensor, name: str) -> Tensor:
     source = place.reading(x, name)
     few = sum(map(len, rows)) < x.shape[1]
     out = (torch.zeros if few else torch.empty)(

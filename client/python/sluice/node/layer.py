@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from sluice.base.hashing import of_tensor
 from sluice.node import calls, carried_state, chunked_module, skipped_products
 from sluice.node.carried_state import Cache, Carried
 from sluice.node.halves import TwoParts
-from sluice.node.rows import Leaf, Numbered, cut
+from sluice.node.rows import Arguments, Leaf, Numbered, cut
 from sluice.node.shared_tensors import Handing
 from sluice.node.skipped_products import Following, Spared
 from sluice.node.step import Step
@@ -46,21 +46,10 @@ def running() -> LayerCall | None:
     return getattr(_running, "call", None)
 
 
-class Given(Protocol):
-    """A layer's arguments other than its hidden states."""
-
-    hands: bool
-
-    def differentiable(self) -> list[Leaf]: ...
-
-    def chunk(self, rows: range, replaced: list[Tensor]
-              ) -> tuple[tuple, dict[str, Any]]: ...
-
-
 # One call of a streamed layer: its forward over all chunks, and its backward.
 class LayerCall(chunked_module.ChunkedCall):
     def __init__(self, step: Step, layer: nn.Module, own: Callable,
-                 arguments: Given):
+                 arguments: Arguments):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
         # Number of outputs besides the hidden states, each None; None: no
@@ -208,8 +197,7 @@ class LayerCall(chunked_module.ChunkedCall):
     def as_running(self) -> contextlib.AbstractContextManager:
         return swapped.attributes(_running, call=self)
 
-    def compare_parts(self, m: int, x: Tensor, y: Tensor, same: Tensor
-                      ) -> bool:
+    def compare_parts(self, m: int, x: Tensor, y: Tensor, same: Tensor) -> bool:
         parts, self._parts = self._parts, None
         assert parts is not None  # the replay created them
         cache = None
@@ -242,11 +230,10 @@ class LayerCall(chunked_module.ChunkedCall):
             return contextlib.nullcontext()
         within = self._rows.start - self.step.chunks[self._chunk].start
         return Numbered(len(self._rows), self.step.first_row + within + (
-            self.step.own_rows(self._chunk).start))
+            self.step.own[self._chunk].start))
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        pair = None if self._side is None else self._side.pair(
-            m, self._batch)
+        pair = None if self._side is None else self._side.pair(m, self._batch)
         return [*([] if pair is None else [pair]), *(
             pair for of in (self._carried, self.handing) if of is not None
             for pair in of.pairs())]
@@ -316,8 +303,7 @@ class LayerCall(chunked_module.ChunkedCall):
             return parts.attend(part, self._site - 1, q, k, v)
         if self._following is not None:
             self._following.attends(k, v)
-        self.step.attended.add((q.shape[1], k.shape[1], q.shape[3],
-                                v.shape[3]))
+        self.step.attended.add((q.shape[1], k.shape[1], q.shape[3], v.shape[3]))
         with (contextlib.nullcontext() if self._products is None else
               self._products.paused()):
             o = attend(self.step.ranks, Question(

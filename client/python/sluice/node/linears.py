@@ -76,8 +76,7 @@ def _would_be_added(ctx: Product) -> bool:
         return False
 
 
-def in_place(owners: Iterable[nn.Module]
-             ) -> contextlib.AbstractContextManager:
+def in_place(owners: Iterable[nn.Module]) -> contextlib.AbstractContextManager:
     """Within the block, plain linear layers among these run as `Linear`."""
     return swapped.items(*(
         (vars(m), "forward", Linear(m)) for m in dict.fromkeys(owners)

@@ -167,8 +167,7 @@ class Room:
             y.grad_fn.register_prehook(graph.over)
             self._graphs.add(graph)
 
-    def ran_out(self, keys: Iterable[Hashable], shape: tuple[int, int]
-                ) -> None:
+    def ran_out(self, keys: Iterable[Hashable], shape: tuple[int, int]) -> None:
         """Makes runs of these keys in that shape streamed from now on."""
         for key in keys:
             self.note(key, shape, Size(_UNBOUNDED, False))

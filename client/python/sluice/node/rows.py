@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, MutableMapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +31,6 @@ ROWS: Mapping[str, int] = argument_table.those("rows")
 _MASKS, _CACHES = argument_table.those("mask"), argument_table.those("cache")
 
 
-class Markers(Protocol):
-    """The part of a step that arguments use; see [Note: mask markers] in step.
-    """
-
-    rows: int  # of this rank
-
-    def is_marker(self, tensor: Tensor) -> bool: ...
-
-    def marker_of(self, mask: Tensor) -> Tensor | None: ...
-
-
 class Leaf(NamedTuple):
     """One tensor or value among the arguments."""
 
@@ -55,7 +44,7 @@ class Arguments:
     """The arguments of one call other than the hidden states, flattened. Leaves
     that need a gradient are inputs of the layer's autograd node."""
 
-    def __init__(self, layer: nn.Module, step: Markers, args: tuple,
+    def __init__(self, layer: nn.Module, step: Any, args: tuple,
                  kwargs: dict[str, Any], declared: Mapping[str, int | None]):
         self._positional = len(args)
         # See [Note: handed tensors] in shared_tensors.
@@ -155,7 +144,7 @@ def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
     return [*zip(names, args), *kwargs.items()]
 
 
-def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
+def leaf_of(layer: nn.Module, name: str, value: Any, step: Any, length: int,
             declared: Mapping[str, int | None]) -> Leaf:
     """Returns the leaf of a value of argument `name`, which has `length` rows
     if any."""

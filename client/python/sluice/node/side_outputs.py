@@ -123,8 +123,7 @@ class Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: Tensor, *gradients: Tensor):
         for side, gradient in zip(ctx.sides, gradients):
-            side.gradient = gradient.reshape(ctx.batch, -1,
-                                             gradient.shape[-1])
+            side.gradient = gradient.reshape(ctx.batch, -1, gradient.shape[-1])
         # Only tensors of layers that ran plain have a graph of their own.
         return None, dy, *(gradient if needed else None for gradient, needed in
                            zip(gradients, ctx.needs_input_grad[2:]))

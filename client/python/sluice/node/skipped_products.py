@@ -73,8 +73,7 @@ class Spared:
     conditions: tuple  # under which they were found
 
     @contextlib.contextmanager
-    def left_out(self, layer: nn.Module, products: Products
-                 ) -> Iterator[None]:
+    def left_out(self, layer: nn.Module, products: Products) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for name in self.weights:
                 owner = layer.get_submodule(name.rpartition(".")[0])

@@ -91,12 +91,12 @@ class Step:
                  carriers: Collection[nn.Module]):
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # the ranks that share the sequence
-        # Chunks of the whole sequence, which attention sees, and of this rank's
-        # own rows, which everything else sees.
+        # Chunks of the whole sequence, which attention sees; where this rank's
+        # rows of them are; and chunks of its rows alone, for everything else.
         self.whole = chunks_of(length, chunk, ranks.size if ranks else
                                carried_state.LEAST if carriers else 1)
-        self.chunks = self.whole if ranks is None else end_to_end(
-            ranks.own(self.whole))
+        self.own = ranks.own(self.whole) if ranks else self.whole
+        self.chunks = end_to_end(self.own)
         self.rows = self.chunks[-1].stop
         self.rerun = 0  # chunks; see [Note: run again] in layer
         # With ranks: maps a layer's arguments to the whole sequence's.
@@ -185,11 +185,6 @@ class Step:
         """Returns the buffers (owner, name) that the layer's forward writes."""
         return self._written.get(layer, [])
 
-    def own_rows(self, m: int) -> range:
-        """Returns where this rank's rows of chunk `m` are in the sequence."""
-        return self.chunks[m] if self.ranks is None else self.ranks.own(
-            self.whole)[m]
-
     def forget_handed(self) -> None:
         """Drops tensors that layers handed on; calls that use them keep them
         alive."""
@@ -214,7 +209,7 @@ class Step:
         if key in self.known_causal:
             return self.causal()
         found = find()
-        if found.is_causal():
+        if found.is_causal:
             self.known_causal.add(key)
         return found
 
@@ -279,7 +274,7 @@ class Step:
                        pytree.tree_leaves(tree) if isinstance(leaf, Tensor)
                        and self.is_marker(leaf)]
             each = (1 + x.itemsize) * any(
-                not self._masks[marker][1]().is_causal() for marker in markers)
+                not self._masks[marker][1]().is_causal for marker in markers)
         return len(x) * self.length ** 2 * each
 
     def is_marker(self, tensor: Tensor) -> bool:

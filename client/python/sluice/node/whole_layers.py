@@ -66,7 +66,7 @@ def run(call: LayerCall, x: Tensor) -> Tensor:
 
 
 # The arguments of a layer that runs whole.
-class _Given:
+class _Given(Arguments):
     hands = False
 
     def __init__(self, layer: nn.Module, step: Step, args: tuple,
@@ -78,7 +78,7 @@ class _Given:
         self.held = {i: value for i, (_, value) in enumerate(named)
                      if isinstance(value, MutableMapping)}
         self._leaves: list[Any] = []
-        self._specs = []
+        self._trees = []
         for i, (name, value) in enumerate(named):
             leaves, spec = pytree.tree_flatten(
                 dict(value) if i in self.held else value)
@@ -88,7 +88,7 @@ class _Given:
                                       f"{type(leaf).__name__}, through which "
                                       "layers could hand tensors to each other")
             self._leaves += [self._with_marker(name, leaf) for leaf in leaves]
-            self._specs.append(spec)
+            self._trees.append(spec)
 
     def _with_marker(self, name: str, leaf: Any) -> Any:
         if self._own or not self._has_rows or name not in _MASKS or (
@@ -113,7 +113,7 @@ class _Given:
             for leaf in self._leaves])
         values = [pytree.tree_unflatten(
             [next(leaves) for _ in range(spec.num_leaves)], spec)
-            for spec in self._specs]
+            for spec in self._trees]
         self._before = {i: (values[i], dict(values[i])) for i in self.held}
         return tuple(values[:self._positional]), dict(zip(
             self._names[self._positional:], values[self._positional:]))
@@ -205,8 +205,7 @@ class WholeCall(LayerCall):
             raise Unsupported(self.name, f"attention of {q.shape[2]} rows in "
                               f"a sequence of {self.step.length}")
         site = self._next_site()
-        self.step.attended.add((q.shape[1], k.shape[1], q.shape[3],
-                                v.shape[3]))
+        self.step.attended.add((q.shape[1], k.shape[1], q.shape[3], v.shape[3]))
         return torch.cat([
             attend(None, Question(site, m, self.replays, mask, scores),
                    q[:, :, rows.start:rows.stop],

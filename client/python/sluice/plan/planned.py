@@ -133,8 +133,7 @@ class Planning:
                      self._offered[number][1])
 
     def _own(self, plan: Mapping[str, Any]) -> dict[str, Any]:
-        return next(r for r in plan["ranks"]
-                    if r["rank"] == self._session.rank)
+        return next(r for r in plan["ranks"] if r["rank"] == self._session.rank)
 
     def _answer(self, number: int, refusal: str) -> None:
         """Reports whether plan `number` was adopted; ignores errors."""

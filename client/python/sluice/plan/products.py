@@ -45,8 +45,7 @@ class Products:
 
     def __init__(self, layer: nn.Module):
         # See [Note: storages].
-        self._names = {storage(p): name
-                       for name, p in layer.named_parameters()}
+        self._names = {storage(p): name for name, p in layer.named_parameters()}
         self._paused = False
 
     def paused(self) -> contextlib.AbstractContextManager:
@@ -92,8 +91,7 @@ class Mode(TorchDispatchMode):
         self._met[product.weight] += 1
         return self.met(place, product, args, kwargs)
 
-    def other(self, func: Callable, args: tuple,
-              kwargs: dict[str, Any]) -> Any:
+    def other(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 

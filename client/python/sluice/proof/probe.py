@@ -362,5 +362,4 @@ def _compare_slopes(adapter: Layered, stream: Stream, index: int, x: Tensor,
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).norm() / (
-        a.double().norm() + 1e-30))
+    return float((a.double() - b.double()).norm() / (a.double().norm() + 1e-30))

@@ -70,8 +70,7 @@ def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
         if "call" in wrong:  # the rest belongs to different calls
             wrong = ["call"]
         if wrong:
-            shown = {name: settings[name] for name in wrong
-                     if name in settings}
+            shown = {name: settings[name] for name in wrong if name in settings}
             raise Error(Status.INVALID_ARGUMENT, (
                 f"the {ranks.size} ranks of the sequence group do not agree on "
                 f"{', '.join(wrong)}" + (f" (rank {ranks.rank} of the group: "

@@ -52,8 +52,7 @@ class Board:
         while True:
             wanted = json.dumps(change(json.loads(seen) if seen else None),
                                 sort_keys=True).encode()
-            found = self._store.compare_set(key, seen.decode(),
-                                            wanted.decode())
+            found = self._store.compare_set(key, seen.decode(), wanted.decode())
             if found == wanted:
                 return json.loads(found)
             seen = found

@@ -110,8 +110,7 @@ class Ranks:
             per_rank if per_kv % per_rank == 0 else 1)
         return [head // per_kv for head in range(0, heads, every)]
 
-    def needed(self, heads: int, kv_heads: int, device: torch.device
-               ) -> Tensor:
+    def needed(self, heads: int, kv_heads: int, device: torch.device) -> Tensor:
         """Returns `kv_heads` as an index tensor, copied to `device` once."""
         key = heads, kv_heads, device
         if key not in self._needed:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import Protocol
+from typing import Any
 
 import torch.distributed as dist
 
@@ -33,10 +33,6 @@ _MOST_UNREAD = 256  # bytes buffered from a connection without a valid token
 # After two seconds of silence, four probes at intervals of one second.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1),
                (socket.TCP_KEEPCNT, 4))
-
-
-class Hears(Protocol):
-    def peer_died(self, what: str) -> None: ...
 
 
 def several_nodes() -> bool:
@@ -78,7 +74,7 @@ class Line:
 
     def __init__(self, board: Board):
         self._board, self.rank = board, dist.get_rank()
-        self._hears: weakref.WeakSet[Hears] = weakref.WeakSet()
+        self._hears: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None  # rank 0's
         self._peers: list[_Peer] = []  # on rank 0 all others, else rank 0
@@ -101,7 +97,7 @@ class Line:
         # A forked DataLoader worker must not keep a dead rank's connection.
         os.register_at_fork(after_in_child=self._close)
 
-    def heard_by(self, hears: Hears) -> None:
+    def heard_by(self, hears: Any) -> None:
         """Calls `hears.peer_died`, on the line's thread, when it learns of a
         death; a weak reference."""
         self._hears.add(hears)
@@ -202,8 +198,7 @@ class Line:
     def _obey(self, peer: _Peer, line: str) -> bool:
         if peer.rank is None:
             token, _, rank = line.partition(" ")
-            if not secrets.compare_digest(token.encode(),
-                                          self._token.encode()):
+            if not secrets.compare_digest(token.encode(), self._token.encode()):
                 return False
             peer.rank = int(rank)
             if self._died:

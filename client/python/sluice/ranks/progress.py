@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
 from torch import nn
@@ -23,15 +23,8 @@ LOOK_S = 1.0  # seconds between two reads of the position
 Direction = Literal["forward", "backward"]
 
 
-class Walked(Protocol):
-    """The part of a step that `Progress` uses."""
-
-    @property
-    def chunks(self) -> Sequence[range]: ...
-
-
 class Place(NamedTuple):
-    step: weakref.ref[Walked]  # dead if the step has ended or failed
+    step: weakref.ref  # dead if the step has ended or failed
     direction: Direction
     layer: int
     chunk: int
@@ -63,7 +56,7 @@ class Progress:
 
     # --- training thread ----------------------------------------------------
 
-    def move(self, step: Walked, direction: Direction, layer: nn.Module,
+    def move(self, step: Any, direction: Direction, layer: nn.Module,
              chunk: int) -> None:
         last, now = self._place, self._clock()
         same = last is not None and last.step() is step
