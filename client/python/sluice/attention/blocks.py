@@ -56,9 +56,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
 
 
 def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
-             lse: Tensor, mask: Mask, scores: Scores,
-             asked: Kernel = "auto", part: bool = False
-             ) -> tuple[Tensor, Tensor, Tensor]:
+             lse: Tensor, mask: Mask, scores: Scores, asked: Kernel = "auto",
+             part: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients (dq, dk, dv) of one block, given o and lse of the
     *whole* rows (FlashAttention-2, algorithm 2: blocks are independent)."""
     kernel = kernel_of(q, k, v, mask, scores, asked, part)

@@ -118,8 +118,7 @@ def forward(kernel: str, q: Tensor, k: Tensor, v: Tensor,
         return widened(o.transpose(1, 2)), lse
     if kernel == "cudnn":
         o, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            *_in_rows(q, k, v), None, True, 0.0, causal, False,
-            scale=scale)[:2]
+            *_in_rows(q, k, v), None, True, 0.0, causal, False, scale=scale)[:2]
         return widened(o), lse.view(q.shape[:-1])
     o, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
         *_alike(q, k, v), None, True, 0.0, causal, scale=scale)[:2]

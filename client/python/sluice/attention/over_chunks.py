@@ -248,10 +248,9 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
     return dq, dk, dv
 
 
-def _block_backward(question: Question, pieces: list[Piece],
-                    dq: Tensor | None, do: Tensor, q: Tensor, k: Tensor,
-                    v: Tensor, o: Tensor, lse: Tensor
-                    ) -> tuple[Tensor, Tensor, Tensor]:
+def _block_backward(question: Question, pieces: list[Piece], dq: Tensor | None,
+                    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+                    lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dq so far plus this block's, and dk, dv of the block."""
     if len(pieces) == 1 and pieces[0].is_whole_block:
         gq, gk, gv = blocks.backward(do, q, k, v, o, lse, pieces[0].mask,

@@ -102,8 +102,7 @@ class Loss(torch.autograd.Function):
 
 
 def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
-             left: Left | None, total: Tensor, needs_h: bool
-             ) -> Tensor | None:
+             left: Left | None, total: Tensor, needs_h: bool) -> Tensor | None:
     """Adds the loss of hidden [B, c, H] to `total`; returns the gradient of
     `hidden`, or None if it needs none."""
     h = hidden.requires_grad_(needs_h)
@@ -139,9 +138,8 @@ def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
         _try(head, noted)
         head.adds_routers = True
     added, alone = _added(head, noted, mask)
-    return MoeCausalLMOutputWithPast(
-        loss=loss + added, aux_loss=alone, logits=logits,
-        router_logits=noted)
+    return MoeCausalLMOutputWithPast(loss=loss + added, aux_loss=alone,
+                                     logits=logits, router_logits=noted)
 
 
 def _added(head: Head, noted: tuple[Tensor, ...], mask: Tensor | None

@@ -48,9 +48,8 @@ class LazyLogits(Tensor):
     _copies: list[tuple[weakref.ref[LazyLogits], Callable]]
 
     @staticmethod
-    def __new__(cls, make: Callable[[], Tensor] | None,
-                shape: tuple[int, ...], dtype: torch.dtype,
-                device: torch.device) -> LazyLogits:
+    def __new__(cls, make: Callable[[], Tensor] | None, shape: tuple[int, ...],
+                dtype: torch.dtype, device: torch.device) -> LazyLogits:
         self = Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=device)
         self._make, self._copies = make, []

@@ -87,9 +87,8 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
                 "ends of rows, or leave the padding out of the batch")
         mask_function = and_masks(mask_function, padding_mask_function(seen))
     heads = getattr(config, "num_attention_heads", None) or 1
-    find = functools.partial(
-        masks.find, mask_function, batch_size, here.length, int(heads),
-        here.device, here.padding)
+    find = functools.partial(masks.find, mask_function, batch_size, here.length,
+                             int(heads), here.device, here.padding)
     if masks.is_pure(mask_function) and here.padding is None:
         find = functools.partial(here.found_once, (
             mask_function.__code__, batch_size, here.length, heads), find)

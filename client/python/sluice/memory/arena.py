@@ -261,8 +261,7 @@ class HostArena:
                   is None else self._slots.empty(host.shape, host.dtype))
         if host.nbytes:
             host._read = self._copies.start(HOST_TO_GPU, host._address, tensor,
-                                            host.nbytes, host._written,
-                                            at_once)
+                                            host.nbytes, host._written, at_once)
         host._ahead, host._stream = tensor, self._copies.stream
 
     def _get(self, host: HostTensor,

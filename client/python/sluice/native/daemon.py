@@ -138,9 +138,8 @@ def config_text(driver: str, gpus: int, gpu_bytes: int, host_bytes: int,
     `host_bytes` is per NUMA node; number, bytes and links of GPUs apply to
     simulated ones."""
     speed = f"{link_bytes_per_second:.1f}"
-    links = ", ".join(
-        f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
-        f'd2h_bytes_per_s = {speed}}}' for i in range(gpus))
+    links = ", ".join(f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
+                      f'd2h_bytes_per_s = {speed}}}' for i in range(gpus))
     names = ", ".join(f'"pcie{i}"' for i in range(gpus))
     gpu, host = f"{gpu_bytes >> 10}KiB", f"{host_bytes >> 10}KiB"
     return (f'[device]\ndriver = "{driver}"\n'

@@ -228,9 +228,8 @@ class ChunkedCall:
             random.restore()
             now.restore()
 
-    def _backward_chunk(self, m: int, dy: DeviceRows | HostRows,
-                        needs_x: bool, of_arguments: list[Tensor]
-                        ) -> Tensor | None:
+    def _backward_chunk(self, m: int, dy: DeviceRows | HostRows, needs_x: bool,
+                        of_arguments: list[Tensor]) -> Tensor | None:
         """Replays chunk `m` and runs its backward. Returns dx [B, c, H]; None
         without x."""
         x, rows = self._input(m, needs_x), self.chunks[m]

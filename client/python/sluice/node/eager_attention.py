@@ -341,9 +341,8 @@ def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
     whole = seen[0]
     for other in seen[1:]:
         if other is not whole:
-            whole = current().once(
-                ("both", id(whole), id(other)),
-                functools.partial(_both, whole, other))
+            whole = current().once(("both", id(whole), id(other)),
+                                   functools.partial(_both, whole, other))
     return whole
 
 

@@ -66,8 +66,7 @@ class TwoParts:
         self._compare(part, mine, whole[:, part.start:part.stop])
 
     def compare_states(self, mine: Mapping[Any, Tensor],
-                       whole: Mapping[Any, Tensor],
-                       y: Tensor) -> None:
+                       whole: Mapping[Any, Tensor], y: Tensor) -> None:
         """Compares the states after the second part with those after the whole
         chunk; the dtype of y, the chunk's output, sets the limit."""
         limit = max(LIMIT, 8 * _precision(y))

@@ -212,8 +212,7 @@ class LayerCall(chunked_module.ChunkedCall):
                     swapped.attributes(self.handing, part=part)):
                 out = self._run(
                     x.detach()[:, part.start:part.stop].contiguous(),
-                    [cut(leaf, self._rows) for leaf in self.arguments()],
-                    cache)
+                    [cut(leaf, self._rows) for leaf in self.arguments()], cache)
             parts.compare(part, out[0] if isinstance(out, (tuple, list)) else (
                 out), y)
         if cache is not None:

@@ -116,10 +116,9 @@ class Gradients:
 # Detects buffers that were written or replaced since this object was made.
 class Buffers:
     def __init__(self, owners: Iterable[nn.Module]):
-        self._held = [(owner, name, buffer, buffer._version)
-                      for owner in owners
-                      for name, buffer in owner._buffers.items()
-                      if buffer is not None]
+        self._held = [(owner, name, buffer,
+                       buffer._version) for owner in owners for name,
+                      buffer in owner._buffers.items() if buffer is not None]
 
     def written(self, replaced: bool = True) -> list[tuple[nn.Module, str]]:
         """Returns buffers written in place or, if `replaced`, replaced."""
@@ -133,8 +132,7 @@ class Snapshot:
     def __init__(self, places: Sequence[tuple[nn.Module, str]]):
         self._kept = [(owner, name, owner._buffers[name],
                        owner._buffers[name].clone(),
-                       owner._buffers[name]._version)
-                      for owner, name in places]
+                       owner._buffers[name]._version) for owner, name in places]
 
     def restore(self, if_changed: bool = False) -> None:
         """Restores the same tensor objects with their former contents. With

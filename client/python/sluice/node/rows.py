@@ -124,8 +124,7 @@ def check_parameters(module: nn.Module) -> None:
                               "load the model without quantisation")
     for name, part in module.named_modules():
         if hasattr(part, "_hf_hook") and any(
-                p.is_meta for p in part._parameters.values()
-                if p is not None):
+            p.is_meta for p in part._parameters.values() if p is not None):
             raise Unsupported(name, "weights that accelerate's offloading "
                               "leaves elsewhere", "load the model without "
                               "offloading")

@@ -217,10 +217,9 @@ def _elsewhere(modules: Iterable[nn.Module]) -> dict[tuple[str, int], str]:
             elif name not in TORCHS and hasattr(value, "__dict__") and (
                     not isinstance(value, (nn.Module, type))):
                 holders[id(value)] = type(value).__name__, value
-    return found | {
-        (f"'{name}' of {where}", id(holder)): repr(value)
-        for where, holder in holders.values()
-        for name, value in _attributes(holder).items()}
+    return found | {(f"'{name}' of {where}", id(holder)): repr(value) for where,
+                    holder in holders.values() for name,
+                    value in _attributes(holder).items()}
 
 
 def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:

@@ -45,13 +45,12 @@ _aten = torch.ops.aten
 # Matrix products, and which of their arguments are the factors.
 _FACTORS = {_aten.mm.default: (0, 1), _aten.addmm.default: (1, 2)}
 # Operations with a backward that needs no values of their inputs.
-_TERMS = frozenset({
-    _aten.add.Tensor, _aten.view.default, _aten._unsafe_view.default,
-    _aten.t.default, _aten.transpose.int, _aten.permute.default,
-    _aten.expand.default, _aten.unsqueeze.default, _aten.squeeze.dim,
-    _aten.clone.default, _aten._to_copy.default, _aten.neg.default,
-    _aten.slice.Tensor, _aten.cat.default,
-})
+_TERMS = frozenset(
+    {_aten.add.Tensor, _aten.view.default, _aten._unsafe_view.default,
+     _aten.t.default, _aten.transpose.int, _aten.permute.default,
+     _aten.expand.default, _aten.unsqueeze.default, _aten.squeeze.dim,
+     _aten.clone.default, _aten._to_copy.default, _aten.neg.default,
+     _aten.slice.Tensor, _aten.cat.default,})
 
 
 def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]

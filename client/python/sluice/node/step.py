@@ -82,12 +82,10 @@ class Step:
     """
 
     def __init__(self, arena: HostArena, length: int, chunk: int,
-                 device: torch.device, checks: StepChecks,
-                 model: Engaging,
+                 device: torch.device, checks: StepChecks, model: Engaging,
                  written: dict[nn.Module, list[tuple[nn.Module, str]]],
-                 policy: Policy, ranks: Ranks | None,
-                 measured: Measured | None, in_host: bool,
-                 kinds: Mapping[nn.Module, str],
+                 policy: Policy, ranks: Ranks | None, measured: Measured | None,
+                 in_host: bool, kinds: Mapping[nn.Module, str],
                  carriers: Collection[nn.Module]):
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # the ranks that share the sequence

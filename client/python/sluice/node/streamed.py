@@ -129,8 +129,7 @@ class Stream:
                     model, self.written, self.policy,
                     None if alone else self.ranks, measured,
                     self.in_host and not alone,
-                    self.planning.kinds if self.planning else {},
-                    self.carriers)
+                    self.planning.kinds if self.planning else {}, self.carriers)
         if not check:
             # A trial's step keeps a lock of its own: the trial's thread holds
             # the stream's turn while it waits for the layer's backward, which

@@ -181,12 +181,11 @@ def profile(measured: Measured, held: int, peak: int, session: Session
                         for name, kind in kinds.items()]
               } if several else _layers(*kinds.values())
     return {"format": FORMAT, "version": VERSION, "job": 0,
-            "rank": session.rank, "gpu": session.gpu, "numa": 0,
-            **fields,
+            "rank": session.rank, "gpu": session.gpu, "numa": 0, **fields,
             "segments": [], "classes": classes,
-            "host_fixed": max(0, peak - held),
-            "transient_capacity": 0, "keep_reserve": 0, "alpha": -1.0,
-            "settled": False, "limited_by": ""}
+            "host_fixed": max(0, peak - held), "transient_capacity": 0,
+            "keep_reserve": 0, "alpha": -1.0, "settled": False,
+            "limited_by": ""}
 
 
 def _per(total: int, layers: int) -> int:

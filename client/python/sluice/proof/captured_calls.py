@@ -209,6 +209,5 @@ def refusing(name: Any, what: str, action: Callable[[], Any]) -> Any:
 
 def refusal(name: Any, what: str, error: Exception) -> Unsupported:
     name = name if isinstance(name, str) else type(name).__name__
-    return Unsupported(
-        name, f"{what} ({type(error).__name__}: "
-        f"{str(error).splitlines()[0] if str(error) else ''})")
+    return Unsupported(name, f"{what} ({type(error).__name__}: "
+                       f"{str(error).splitlines()[0] if str(error) else ''})")

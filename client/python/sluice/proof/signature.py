@@ -61,10 +61,9 @@ def _of_module(module: nn.Module, places: dict[int, int]) -> Hashable:
     if hooks_of(module):
         raise _Opaque
     kind = _known(plain_class(module))
-    weights = tuple((
-        name, tuple(p.shape), p.dtype, p.requires_grad,
-        places.setdefault(id(p), len(places)))
-        for name, p in module._parameters.items() if p is not None)
+    weights = tuple((name, tuple(p.shape), p.dtype, p.requires_grad,
+                     places.setdefault(id(p), len(places))) for name,
+                    p in module._parameters.items() if p is not None)
     return kind, weights, _of_items({
         **{name: value for name, value in vars(module).items()
            if name not in TORCHS and not isinstance(value, Patch)},

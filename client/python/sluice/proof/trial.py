@@ -200,9 +200,8 @@ def _afresh(layer: nn.Module) -> Iterator[None]:
             del vars(module)[name]
 
 
-def _result(layer: nn.Module, x: Tensor,
-            forward: Callable[[Tensor], Tensor], scale: float,
-            handed: Any = None) -> Result:
+def _result(layer: nn.Module, x: Tensor, forward: Callable[[Tensor], Tensor],
+            scale: float, handed: Any = None) -> Result:
     """Runs `forward` on `x` and returns its output, and gradients of a weighted
     sum of the output and of the tensors that the layer puts into `handed`. The
     weights are fixed random numbers times `scale`. Every call draws the same

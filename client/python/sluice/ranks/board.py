@@ -131,9 +131,8 @@ def start_looking(looks: Any, every_s: float, over: threading.Event,
                   name: str) -> threading.Thread:
     """Starts a thread that calls `looks.look()` every `every_s` seconds until
     `over` is set or nothing else refers to `looks`."""
-    thread = threading.Thread(
-        target=_keep_looking, name=name, daemon=True,
-        args=(weakref.ref(looks), every_s, over))
+    thread = threading.Thread(target=_keep_looking, name=name, daemon=True,
+                              args=(weakref.ref(looks), every_s, over))
     thread.start()
     return thread
 

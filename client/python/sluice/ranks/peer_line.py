@@ -192,8 +192,7 @@ class Line:
         if not all(self._obey(peer, line) for line in peer.lines()):
             return False
         return peer.rank is not None or (
-            peer.closed_at == float("inf")
-            and len(peer.unread) < _MOST_UNREAD)
+            peer.closed_at == float("inf") and len(peer.unread) < _MOST_UNREAD)
 
     def _obey(self, peer: _Peer, line: str) -> bool:
         if peer.rank is None:

@@ -60,10 +60,9 @@ class Progress:
              chunk: int) -> None:
         last, now = self._place, self._clock()
         same = last is not None and last.step() is step
-        self._place = Place(
-            last.step if same else weakref.ref(step), direction,
-            self._index.get(layer, 0), chunk, len(step.chunks),
-            last.began if same else now, now)
+        self._place = Place(last.step if same else weakref.ref(step), direction,
+                            self._index.get(layer, 0), chunk, len(step.chunks),
+                            last.began if same else now, now)
         if self._thread is None:
             self._thread = start_looking(self, LOOK_S, self._ended,
                                          "sluice progress")
