@@ -157,7 +157,8 @@ def stream(model: nn.Module | None = None,
             made.choose_chunk(next(p for layer in adapter.layers
                                    for p in layer.parameters()), how.batch)
         if made.carriers:
-            made.chunk = carried_state.whole_blocks(made.chunk)
+            block = carried_state.BLOCK  # a chunk is a number of these
+            made.chunk = -(-made.chunk // block) * block
         if planned and made.whole_layers:
             raise Unsupported(adapter.name, 'policy="plan" with layers that '
                               "run whole", 'stream it with policy="recompute"')

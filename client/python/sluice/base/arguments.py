@@ -57,12 +57,6 @@ PATH = Kind(lambda v: isinstance(v, (str, os.PathLike)) and bool(os.fspath(v)),
             "a path")
 
 
-def short_text(most: int) -> Kind:
-    """Returns the kind of strings that the library takes as C strings."""
-    return Kind(lambda v: isinstance(v, str) and 0 < len(v) <= most
-                and v.isprintable(), f"1 to {most} printable characters")
-
-
 def some(kind: Kind, said: str) -> Kind:
     """Returns the kind of non-empty lists of values of `kind`."""
     return Kind(lambda v: isinstance(v, list) and bool(v)

@@ -20,13 +20,14 @@ class RandomState:
     def __init__(self, device: torch.device):
         self._device = device
         self._cpu = torch.get_rng_state()
-        self._own = _module(device).get_rng_state(device) if _has_own(
-            device) else None
+        self._own = torch.get_device_module(device).get_rng_state(
+            device) if _has_own(device) else None
 
     def restore(self) -> None:
         torch.set_rng_state(self._cpu)
         if self._own is not None:
-            _module(self._device).set_rng_state(self._own, self._device)
+            torch.get_device_module(self._device).set_rng_state(
+                self._own, self._device)
 
     def number(self) -> int:
         """Returns a 32-bit hash of the CPU generator's state."""
@@ -66,7 +67,10 @@ def rejoined() -> Iterator[Callable[[int, torch.device], None]]:
 
     def begin(seed: int, device: torch.device) -> None:
         before = RandomState(device)
-        _seed(seed, device)
+        torch.default_generator.manual_seed(seed)
+        if _has_own(device):
+            torch.get_device_module(device).default_generators[
+                device.index].manual_seed(seed)
         left.append((before, RandomState(device), device))
 
     try:
@@ -131,16 +135,6 @@ def _leave(before: RandomState, began: RandomState,
 
 def _has_own(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta")
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    torch.default_generator.manual_seed(seed)
-    if _has_own(device):
-        _module(device).default_generators[device.index].manual_seed(seed)
-
-
-def _module(device: torch.device):
-    return torch.get_device_module(device)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

@@ -104,7 +104,11 @@ class Dealing:
             if len(noted) == len(self.layers):
                 raise Recorded
 
-        with torch.no_grad(), undisturbed(step.device), self._embedded(), (
+        zeros = in_every_place(
+            self.adapter.decoder.get_input_embeddings(),
+            self.adapter.entry.modules(),
+            lambda table: whole_calls.zeros(table, self.expands))
+        with torch.no_grad(), undisturbed(step.device), zeros, (
                 self.noting(note)):
             with contextlib.suppress(Recorded):
                 self.adapter.own_forward(self.adapter.entry)(**given)
@@ -142,10 +146,3 @@ class Dealing:
             Noted(layer, self.stream.returns_tuple[self.layers[index]],
                   functools.partial(note, index))
             for index, layer in enumerate(layers)])
-
-    def _embedded(self) -> contextlib.AbstractContextManager:
-        """Makes the embedding return zeros; see `expands`."""
-        return in_every_place(
-            self.adapter.decoder.get_input_embeddings(),
-            self.adapter.entry.modules(),
-            lambda table: whole_calls.zeros(table, self.expands))

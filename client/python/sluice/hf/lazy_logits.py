@@ -171,6 +171,7 @@ class _Call(chunked_module.ChunkedCall):
         return super().backward(*args)
 
     def forget(self) -> None:
+        """Frees the hidden states; `make` raises from now on."""
         self._waiting = None
 
 
@@ -187,14 +188,9 @@ def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
         return LazyLogits(refuse, shape, head.made[1], hidden.device)
     call = _Call(head, left, hidden)
     if loss.requires_grad:
-        loss.register_hook(functools.partial(_forget, weakref.ref(call)))
+        forget = weakref.WeakMethod(call.forget)
+        loss.register_hook(lambda _: (act := forget()) and act())
     return chunked_module.run(call, hidden)
-
-
-def _forget(of: weakref.ref[_Call], _: Tensor) -> None:
-    call = of()
-    if call is not None:
-        call.forget()
 
 
 class _Logprobs(chunked_module.ChunkedCall):

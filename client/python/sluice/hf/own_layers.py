@@ -132,7 +132,10 @@ class OwnLayers(Patched):
                      more: tuple, named: dict[str, Any]) -> Any:
             step, x = self._begun(stream, index, x)
             if step.ranks is not None:
-                more, named = self._own_rows(stream, layer, more, named)
+                own_rows = step.once("own rows", lambda: indices(
+                    step.own, step.device))
+                more, named = rows_of(layer, step, own_rows, self._cuts,
+                                      stream.rows, Call(more, named))
             if step.plain is not None:
                 with step.turn:
                     out = step.plain.layer(
@@ -186,13 +189,6 @@ class OwnLayers(Patched):
             stream.ended(step)
             if isinstance(step.hidden, Standing):
                 step.hidden.forget()
-
-    def _own_rows(self, stream: Stream, layer: nn.Module, args: tuple,
-                  kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        step = self._of_step()
-        return rows_of(layer, step, step.once("own rows", lambda: indices(
-            step.own, step.device)), self._cuts, stream.rows,
-            Call(args, kwargs))
 
     def _apart(self, step: Step) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if step.ranks is None else (

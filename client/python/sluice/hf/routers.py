@@ -8,7 +8,6 @@ side_outputs describes how they get out of a streamed layer.
 """
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 from collections.abc import Sequence
@@ -47,18 +46,14 @@ def answered_last(adapter: Model) -> bool:
     with torch.no_grad():
         try:
             with in_place_of_layers(layers, [
-                    Instead(layer, functools.partial(_hand_on, more))
+                    Instead(layer, lambda hidden_states, *_, more=more, **__: (
+                        hidden_states, more))
                     for layer, more in zip(layers, said)]):
                 found = decoder.forward(input_ids=ids, use_cache=False,
                                         **{ASKED: True})[NAME]
         except Exception:  # not as transformers does it: unknown
             return False
     return len(found) == len(said) and all(map(operator.is_, found, said))
-
-
-def _hand_on(more: Tensor, hidden_states: Tensor, *_: Any, **__: Any
-             ) -> tuple[Tensor, Tensor]:
-    return hidden_states, more
 
 
 def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:

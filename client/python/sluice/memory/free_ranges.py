@@ -8,8 +8,6 @@ change; if a change was interrupted, every later call is refused.
 from __future__ import annotations
 
 import bisect
-import functools
-import itertools
 from collections.abc import Iterable, Sequence
 
 from sluice.base.errors import Error, Status
@@ -19,10 +17,6 @@ ALIGNMENT = 64  # bytes: a cache line, and more than any dtype needs
 
 def rounded(nbytes: int) -> int:
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
-
-
-def _starts_before(end: int, taken: tuple[int, int]) -> bool:
-    return taken[0] < end
 
 
 class FreeRanges:
@@ -53,10 +47,9 @@ class FreeRanges:
         for start, size in slabs:
             made._slab_starts.add(start)
             end, at = start + size, start
-            first = bisect.bisect_left(taken, (start, 0))
-            for address, length in itertools.chain(itertools.takewhile(
-                    functools.partial(_starts_before, end), taken[first:]),
-                    [(end, 0)]):
+            first, last = (bisect.bisect_left(taken, (bound, 0))
+                           for bound in (start, end))
+            for address, length in [*taken[first:last], (end, 0)]:
                 if address > at:
                     made._insert(at, address - at, mark)
                     made.free_bytes += address - at

@@ -17,10 +17,10 @@ from sluice.base.arguments import (
     FLAG,
     NONE,
     PATH,
+    Kind,
     a,
     invalid,
     number,
-    short_text,
     takes,
     whole,
 )
@@ -35,6 +35,8 @@ __all__ = ["Limits", "Session"]
 _NO_PLAN = 2**64 - 1  # a number that no plan has
 _MOST_RANKS = 1 << 20
 _LONGEST_LABEL = 60  # characters, before a number is appended
+_LABEL = Kind(lambda v: isinstance(v, str) and 0 < len(v) <= 64
+              and v.isprintable(), "1 to 64 printable characters")
 _COUNT = whole(0, "a whole number, 0 or more")
 _BYTES = whole(1, "bytes, a whole number from 1")
 _WAIT = number("seconds, 0 or more", least=0, most=1e6)
@@ -130,7 +132,7 @@ class Session:
     A context manager. Thread safety: safe.
     """
 
-    @takes("Session", socket=PATH | NONE, job=short_text(64) | NONE,
+    @takes("Session", socket=PATH | NONE, job=_LABEL | NONE,
            rank=whole(0, "a rank, 0 or more", _MOST_RANKS - 1) | NONE,
            world=whole(1, f"ranks, 1 to {_MOST_RANKS}", _MOST_RANKS) | NONE,
            gpu=whole(0, "GPUs of a node count from 0", _MOST_RANKS) | NONE,

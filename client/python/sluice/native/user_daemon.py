@@ -95,19 +95,15 @@ def command(folder: str) -> list[str]:
     # Pins as large a share of the free memory as a node's own daemon of all
     # (Pinnable, proto/base/cgroup.h).
     host = max(free // 2, min(free // 10 * 9, free - 64 * _GIB))
+    nodes = [*pathlib.Path("/sys/devices/system/node").glob("node[0-9]*")]
     config = pathlib.Path(folder, "config.toml")
     text = config_text("auto", _SIMULATED_GPUS, free // 4,
-                       host // _numa_nodes(), 0)
+                       host // max(1, len(nodes)), 0)
     if _instance():  # a MIG instance has no device node to check access by
         text += '[gpus]\naccess = "any"\n'
     config.write_text(text, "ascii")
     return [os.path.abspath(find_programs().need("sluiced")),
             "--config", str(config), "--runtime-dir", folder]
-
-
-def _numa_nodes() -> int:
-    return max(1, len(list(pathlib.Path("/sys/devices/system/node").glob(
-        "node[0-9]*"))))
 
 
 def _start(folder: str) -> None:

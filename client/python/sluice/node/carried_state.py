@@ -42,11 +42,6 @@ def argument_of(layer: nn.Module) -> str | None:
         type(layer).forward).parameters if name in those("cache")), None)
 
 
-def whole_blocks(rows: int) -> int:
-    """Rounds `rows` up to a multiple of BLOCK."""
-    return -(-rows // BLOCK) * BLOCK
-
-
 class Cache:
     """Stands in for transformers' `Cache` (5.23, cache_utils) during one
     forward of a layer, with only the methods that streamed layers call; a layer

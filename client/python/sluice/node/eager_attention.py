@@ -341,13 +341,9 @@ def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
     whole = seen[0]
     for other in seen[1:]:
         if other is not whole:
-            whole = current().once(("both", id(whole), id(other)),
-                                   functools.partial(_both, whole, other))
+            whole = current().once(("both", id(whole), id(other)), functools.partial(
+                whole.both, other, current().padding))
     return whole
-
-
-def _both(a: Intervals, b: Intervals) -> Intervals:
-    return a.both(b, current().padding)
 
 
 # Masks that a layer slices from a buffer [..., M, M] of its own.

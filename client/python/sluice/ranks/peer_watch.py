@@ -57,7 +57,8 @@ class PeerWatch:
     def computes(self) -> None:
         """Notes the calling thread and its current stream: it computes."""
         self._thread = threading.get_ident()
-        self._stream = _stream_of(self._device)
+        self._stream = None if self._device.type == "cpu" else (
+            torch.cuda.current_stream(self._device))
 
     def peer_died(self, what: str) -> None:
         """Handles a death that the daemon or the line reports: "rank 1 of job
@@ -91,10 +92,6 @@ class PeerWatch:
         # Gloo's fail by themselves when the dead rank's connections close.
         for group in [*dist.distributed_c10d._world.pg_map] if on_gpu else ():
             group.abort()
-
-
-def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
-    return None if device.type == "cpu" else torch.cuda.current_stream(device)
 
 
 def _raise_in(thread: int, error: PeerFailed) -> None:
