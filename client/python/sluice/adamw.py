@@ -134,7 +134,6 @@ class AdamW(torch.optim.AdamW):
             super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Loads groups and states for torch's load_state_dict."""
         kept = {p: values() for p, values in state.pop("state").items()}
         given = {p: values for p, values in kept.items() if values}
         super().__setstate__(state)
@@ -242,8 +241,7 @@ def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 
 
 def _as_sharded(view: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Returns the state `view`, sharded as its parameter `p`, still in the
-    host."""
+    """Returns the state `view`, sharded as its parameter `p`, in the host."""
     if not isinstance(p, DTensor):
         return view
     meta = p._spec.tensor_meta._replace(dtype=view.dtype)

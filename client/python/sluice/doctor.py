@@ -83,7 +83,7 @@ def _library(programs) -> str:
 def _of_the_machine(programs: Programs, socket: str | None
                     ) -> Iterator[Finding]:
     """Yields what `sluicectl doctor` finds about the machine and, with
-    `socket`, the failed checks of the daemon there. Yields nothing without
+    `socket`, the failed checks of the daemon there; nothing without
     sluicectl."""
     if programs.sluicectl is None:
         return

@@ -67,7 +67,6 @@ def _config(folder: pathlib.Path) -> PretrainedConfig:
 
 @contextlib.contextmanager
 def _reading(folder: pathlib.Path) -> Iterator[None]:
-    """Turns any exception raised inside into an `Invalid` of one line."""
     try:
         yield
     except Exception as error:  # a config's fields may raise anything

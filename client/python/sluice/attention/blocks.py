@@ -42,8 +42,7 @@ _STRIP, _CUT = 192, 512
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
             asked: Kernel = "auto", part: bool = False
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over this block's keys; 0 and -inf for rows without
-    any."""
+    """Returns (o, lse) over this block's keys; 0 and -inf without any."""
     kernel = kernel_of(q, k, v, mask, scores, asked, part)
     if kernel not in (SCORES, CPU):
         return gpu_blocks.forward(kernel, q, k, v, mask,  # type: ignore[arg-type]
@@ -121,7 +120,6 @@ def _strips_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
 
 
 def _cut(q: Tensor) -> list[tuple[slice, Mask | Tensor]]:
-    """Returns the strips of a causal block, each with its mask."""
     count = q.shape[2]
     starts = range(0, count, _STRIP)
     last = starts[-1]
@@ -170,7 +168,6 @@ def sink(o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
 
 
 def sink_backward(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """Returns the gradient of sinks [H], given o and lse after `sink`."""
     share = torch.exp(sinks.to(lse.dtype)[None, :, None] - lse)
     return -(share * (do.to(o.dtype) * o).sum(dim=-1)).sum(dim=(0, 2))
 

@@ -128,7 +128,6 @@ def forward(kernel: str, q: Tensor, k: Tensor, v: Tensor,
 def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
              o: Tensor, lse: Tensor, mask: Whole | Window, scale: float
              ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (dq, dk, dv) of the block, given the whole rows' o and lse."""
     causal, do, o = mask is Whole.CAUSAL, do.to(q.dtype), o.to(q.dtype)
     if kernel.startswith("flash"):
         found = torch.ops.aten._flash_attention_backward(

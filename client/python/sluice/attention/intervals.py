@@ -23,9 +23,8 @@ class Whole(enum.Enum):
 
 
 class Window(NamedTuple):
-    """Sliding window: how many keys each row of a rectangle sees to the left
-    and right of its own key; None: all. The last row's own key is the last
-    key."""
+    """Sliding window: how many keys each row of a rectangle sees left and right
+    of its own key; None: all. The last row's own key is the last key."""
 
     left: int
     right: int | None
@@ -40,8 +39,7 @@ class Window(NamedTuple):
 
     def seen(self, rows: range, keys: range, own: int, device: torch.device
              ) -> Tensor:
-        """Returns a bool mask [1, 1, rows, keys], True where a row sees a
-        key."""
+        """Returns a bool mask [1, 1, rows, keys], True where a key is seen."""
         own += rows.start - keys.start
         seen = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool,
                           device=device).triu(own - self.left)
@@ -117,9 +115,9 @@ class Intervals:
 
     @staticmethod
     def of(first: Tensor, last: Tensor, padding: Tensor | None) -> Intervals:
-        """Makes intervals of first, last [B, S]; a row with first > last sees
-        nothing. Raises `Unsupported` if such a row is not in `padding`, bool
-        [B or 1, S]."""
+        """Makes intervals of first, last [B, S]; rows with first > last see
+        nothing. Raises `Unsupported` for such a row not in `padding`, bool [B
+        or 1, S]."""
         length, blind = first.shape[1], first > last
         if not bool(blind.any()):
             blind = None

@@ -48,7 +48,6 @@ class Site:
                 self.arena.drop(kept.popitem()[1])
 
     def forget(self, chunk: int) -> None:
-        """Frees k, v, o and lse of a chunk."""
         for kept in (self.kv, self.o):
             self.arena.drop(kept.pop(chunk))
 

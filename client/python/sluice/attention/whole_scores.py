@@ -77,8 +77,7 @@ def strips(batch: int, groups: int, share: int, rows: int, keys: int,
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over this block's keys; 0 and -inf for rows without
-    any."""
+    """Returns (o, lse) over this block's keys; 0 and -inf without any."""
     batch, heads, rows, _ = q.shape
     wide, groups = wide_dtype(q), k.shape[1]
     # [B, c, H, Dv] in memory, as layers need it.
@@ -103,7 +102,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
 def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
              lse: Tensor, mask: Mask, scores: Scores
              ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (dq, dk, dv) of the block, given the whole rows' o and lse."""
     wide, groups = wide_dtype(q), k.shape[1]
     dq = torch.empty_like(q, dtype=wide)
     dk, dv = (torch.zeros_like(x, dtype=wide) for x in (k, v))

@@ -113,8 +113,7 @@ ARGUMENTS: dict[str, Argument] = {
 
 
 def those(what: str) -> dict[str, Any]:
-    """Returns {name: value of the field `what`} for all arguments that set
-    it."""
+    """Returns {name: value of the field `what`} of arguments that set it."""
     said = {name: getattr(known, what) for name, known in ARGUMENTS.items()}
     return {name: value for name, value in said.items()
             if value is not None and value is not False}
@@ -129,6 +128,5 @@ def wants(module: nn.Module, given: dict[str, Any], name: str,
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """Returns [B, S]: for each row the next row's label, IGNORED for the
-    last."""
+    """Returns [B, S]: each row's next row's label, IGNORED for the last."""
     return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]

@@ -58,13 +58,11 @@ PATH = Kind(lambda v: isinstance(v, (str, os.PathLike)) and bool(os.fspath(v)),
 
 
 def some(kind: Kind, said: str) -> Kind:
-    """Returns the kind of non-empty lists of values of `kind`."""
     return Kind(lambda v: isinstance(v, list) and bool(v)
                 and all(map(kind.has, v)), said)
 
 
 def mapping(of: Kind, said: str) -> Kind:
-    """Returns the kind of mappings from strings to values of kind `of`."""
     return Kind(lambda v: isinstance(v, Mapping) and all(
         isinstance(name, str) and of.has(value) for name, value in v.items()),
         said)
@@ -72,8 +70,7 @@ def mapping(of: Kind, said: str) -> Kind:
 
 def takes(call: str, **kinds: Kind) -> Callable[[Callable[P, T]],
                                                 Callable[P, T]]:
-    """Decorates a call: raises `Invalid` if an argument that is passed is not
-    of its kind."""
+    """Decorates a call: raises `Invalid` for an argument of another kind."""
     def around(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
         assert kinds.keys() <= signature.parameters.keys(), call

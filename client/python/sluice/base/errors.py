@@ -129,8 +129,7 @@ class NoAttention(Unsupported):
 
 
 class Inexact(Unsupported):
-    """A layer is refused because its result by chunks differs, for no known
-    reason."""
+    """A layer is refused: its result by chunks differs for no known reason."""
 
     vagueness = 1
 

@@ -52,8 +52,7 @@ class Engaging:
         return contextlib.nullcontext()
 
     def own_attention(self) -> contextlib.AbstractContextManager:
-        """Wraps, inside `engage`, a layer that uses the model's own
-        attention."""
+        """Wraps, inside `engage`, a layer with the model's own attention."""
         return contextlib.nullcontext()
 
 
@@ -76,7 +75,6 @@ class Patched(Layered):
         return self._patches[module].own
 
     def detach(self) -> None:
-        """Restores the modules' original forwards."""
         while self._patches:
             self._patches.popitem()[1].undo()
 

@@ -30,7 +30,6 @@ class RandomState:
                 self._own, self._device)
 
     def number(self) -> int:
-        """Returns a 32-bit hash of the CPU generator's state."""
         return zlib.crc32(bytes(self._cpu.tolist()))
 
     def moved(self) -> bool:

@@ -49,8 +49,7 @@ class Causal:
 
     @staticmethod
     def fits(causal: nn.Module, decoder: nn.Module) -> bool:
-        """Returns whether `causal` has a loss, and a base model with
-        `decoder`."""
+        """Returns whether `causal` has a loss, and a base with `decoder`."""
         base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
         return (base is not None and causal is not decoder
                 and any(m is decoder for m in base.modules())
@@ -84,7 +83,7 @@ class Causal:
                 own: Callable[[], Any]) -> Any:
         stream, asked = self.stream, scoring.asked()
         if given.get("labels") is not None or asked is not None:
-            calls.refuse_transforms(type(self.causal).__name__)
+            calls.refuse_transforms(self.causal)
             self._renew()
         if stream.head == "rows" and self._by_rows(given):
             if asked is not None:
@@ -181,9 +180,8 @@ class Causal:
 
     def _plain(self, plain: plain_layers.Forward, out: Any,
                own: Callable[[], Any]) -> Any:
-        """Runs the model's own head over all rows of `out`, the base model's
-        output. Returns STREAMED if it does not fit on the device beside the
-        layers."""
+        """Runs the model's own head over all rows of the base's output `out`.
+        Returns STREAMED if it does not fit on the device beside the layers."""
         modules = list(self.head.modules())
         # A row's logits, and fp32 copies in the loss, take vocabulary *
         # (itemsize + 4) bytes.
@@ -206,8 +204,7 @@ class Causal:
 
 
 def _shifted(given: dict[str, Any]) -> Tensor | None:
-    """Returns the shifted labels; None if rows have none (a classifier's
-    [B])."""
+    """Returns the shifted labels; None if rows have none (classifiers)."""
     shifted, labels = given.get("shift_labels"), given.get("labels")
     if shifted is None and isinstance(labels, Tensor) and labels.dim() == 2:
         shifted = argument_table.shifted(labels)
@@ -215,9 +212,9 @@ def _shifted(given: dict[str, Any]) -> Tensor | None:
 
 
 def _calls(function: Any, depth: int = 2) -> list[Any]:
-    """Returns `function`, its code, and the functions to which it refers by
-    global names or as attributes of modules, to `depth` levels; [] if it has no
-    Python code."""
+    """Returns `function`, its code, and functions to which it refers by global
+    names or attributes of modules, to `depth` levels; [] without Python
+    code."""
     code = getattr(function, "__code__", None)
     if code is None or depth == 0:
         return []

@@ -132,7 +132,7 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
 
 
 def around(decoder: nn.Module, causal: nn.Module) -> list[nn.Module]:
-    """Returns the models in the causal one that hold the decoder, outermost
+    """Returns the models in the causal one around the decoder, outermost
     first."""
     return [m for m in causal.modules()
             if isinstance(m, PreTrainedModel) and m is not causal

@@ -22,7 +22,6 @@ class Held:
 
     @staticmethod
     def by(decoder: nn.Module, layers: nn.ModuleList) -> Held:
-        """Returns a `Held` for a decoder's list of layers."""
         owner, name = next((owner, name) for owner in decoder.modules()
                            for name, child in owner._modules.items()
                            if child is layers)
@@ -49,9 +48,8 @@ class Held:
 
 
 class Inside:
-    """Detects changes since `take` in the modules that `modules` returns, their
-    hooks and instance forwards; not FSDP2's hooks, which run around all
-    rows."""
+    """Detects changes since `take` in the modules of `modules`, their hooks and
+    forwards on instances; not in FSDP2's hooks, which run around all rows."""
 
     def __init__(self, modules: Callable[[], Iterable[nn.Module]]):
         self._modules = modules
@@ -95,8 +93,7 @@ def _is_a_users(hook: Callable) -> bool:
 
 
 def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
-    """Raises `Unsupported` if `base`, the model that a head calls, lost the
-    decoder."""
+    """Raises `Unsupported` if `base`, which a head calls, lost the decoder."""
     if all(module is not decoder for module in base.modules()):
         raise Unsupported(causal, f"its {type(base).__name__} came after "
                           "sluice.stream, and is not streamed", AGAIN)

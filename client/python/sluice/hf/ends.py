@@ -52,8 +52,7 @@ class Part:
         return iter(self._owners)
 
     def units(self) -> list[nn.Module]:
-        """Returns the FSDP2 units without the decoder; see [Note: units] in
-        fsdp_units."""
+        """Returns the FSDP2 units but the decoder ([Note: units])."""
         return [m for m in self._owners[1:] if isinstance(m, FSDPModule)]
 
     def has_changed(self) -> bool:
@@ -134,8 +133,7 @@ class Ends:
 
     def _enter(self, stack: contextlib.ExitStack, x: Tensor) -> None:
         """Replaces the first layer's input by x, and the embedding by a
-        stand-in, so that the decoder holds no embeddings while its layers
-        run."""
+        stand-in: no embeddings are held while the layers run."""
         waiting, dtype = [x], x.dtype  # x is freed once it is used
 
         def instead(layer: nn.Module, args: tuple, kwargs: dict) -> tuple:
@@ -148,8 +146,7 @@ class Ends:
             instead, prepend=True, with_kwargs=True))
 
     def _refusal(self, given: dict[str, Any]) -> str | None:
-        """Returns what in this call or in the modules prevents chunks, or
-        None."""
+        """Returns what in this call or its modules prevents chunks, or None."""
         if self.before is None:
             return "what it computes outside of its layers"
         for wish in ("output_hidden_states", "output_attentions"):
@@ -181,8 +178,7 @@ class Ends:
                 if part is not None for unit in part.units()]
 
     def outside(self) -> list[nn.Module]:
-        """Returns the decoder's modules except its layers, the decoder
-        first."""
+        """Returns the decoder's modules but its layers, the decoder first."""
         todo, found = [self.decoder], []
         while todo:
             module = todo.pop()
@@ -209,7 +205,6 @@ class Ends:
     # --- the ends -----------------------------------------------------------
 
     def _first(self, step: Step, given: dict[str, Any]) -> Tensor:
-        """Returns the first layer's input [B, S, H]."""
         call = FirstCall(self, step, given)
         step.at_end.append(weakref.WeakMethod(call.settle))
         return units.through(self.before.units(), lambda _: chunked_module.run(
@@ -232,7 +227,6 @@ class Ends:
         return answer
 
     def x_of(self, given: dict[str, Any], rows: range) -> Tensor:
-        """Returns the first layer's input for some rows."""
         with self.before.still(), units.unhooked(self.before.units()):
             try:
                 self._own(given, rows, stand_in.record)
@@ -250,8 +244,7 @@ class Ends:
 
     def _own(self, given: dict[str, Any], rows: range,
              instead: Callable) -> Any:
-        """Runs the decoder's forward on some rows, with `instead` for
-        layers."""
+        """Runs the decoder's forward on some rows, `instead` of layers."""
         mine = {name: _cut(name, value, rows) for name, value in given.items()}
         if self.says_positions and "position_ids" not in mine:
             mine["position_ids"] = torch.arange(

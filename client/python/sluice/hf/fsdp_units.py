@@ -47,7 +47,7 @@ def unhooked(units: Sequence[nn.Module]) -> contextlib.AbstractContextManager:
 
 
 def refuse_compiled(index: int, layer: nn.Module) -> None:
-    """Raises `Unsupported` for a compiled layer: torch would compile the
+    """Raises `Unsupported` for compiled layers: torch would compile the
     probe."""
     if isinstance(layer, torch._dynamo.OptimizedModule):
         raise Unsupported(f"layer {index}", "it is compiled", "compile modules "

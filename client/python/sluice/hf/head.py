@@ -33,7 +33,7 @@ _NOT_CALLED = "the head does not call its base model"
 
 
 class Head:
-    """The modules of a causal model outside its base model, with the decoder's
+    """The modules of a causal model outside its base, and the decoder's
     ends."""
 
     def __init__(self, causal: nn.Module, ends: Ends):
@@ -103,8 +103,7 @@ class Head:
 
     @property
     def no_routers(self) -> dict[str, bool]:
-        """Switches off router logits that the config asks for: the stub has
-        none."""
+        """Switches off router logits of the config: the stub has none."""
         return {routers.ASKED: False} if routers.asked(self.causal, {}) else {}
 
     @contextlib.contextmanager

@@ -44,8 +44,7 @@ class Labels(NamedTuple):
 def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
        chunk: int | None = None, left: Left | None = None) -> Tensor:
     """Returns the loss () of hidden [B, S, H] for shifted labels [B, S]: the
-    sum over rows divided by `count`. With `left`, `hidden` is the last layer's
-    output."""
+    rows' sum by `count`. With `left`, `hidden` is the last layer's output."""
     labels = Labels(shifted, count, chunk or head.rows_at_once(
         hidden.shape[-1]))
 
@@ -130,8 +129,8 @@ def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
 
 def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
                  mask: Tensor | None) -> MoeCausalLMOutputWithPast:
-    """Returns the model's output, with the routers' loss added to `loss`; see
-    [Note: routers' loss]. `base` is the base model's output for the mask [B,
+    """Returns the model's output, with the routers' loss added to `loss`
+    ([Note: routers' loss]). `base` is the base model's output for the mask [B,
     S]."""
     noted = base[routers.NAME]
     if not head.adds_routers:

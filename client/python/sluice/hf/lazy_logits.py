@@ -39,8 +39,7 @@ _aten = torch.ops.aten
 
 class LazyLogits(Tensor):
     """Logits [B, S, V] that are computed when they are read. Copies and casts,
-    as DDP and accelerate make them, are lazy too; other operations read the
-    values."""
+    as DDP and accelerate make them, are lazy too; other operations read."""
 
     _make: Callable[[], Tensor] | None
     _value: Tensor | None = None
@@ -87,8 +86,7 @@ class LazyLogits(Tensor):
         return self._value
 
     def _fill(self, value: Tensor) -> None:
-        """Sets the values. Computes the lazy copies now: values may be
-        overwritten."""
+        """Sets the values, now also the copies': values may be overwritten."""
         for made, function in self._copies:
             copy = made()
             if copy is not None:
@@ -194,8 +192,8 @@ def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
 
 
 class _Logprobs(chunked_module.ChunkedCall):
-    """Computes log-probabilities, and entropies if requested: [B, S, H] -> [B,
-    S, 1 or 2]."""
+    """Computes log p, and entropies if requested: [B, S, H] -> [B, S, 1 or
+    2]."""
 
     def __init__(self, step: Step, head: Head, asked: Asked, targets: Tensor):
         super().__init__(step, head, type(head.causal).__name__)

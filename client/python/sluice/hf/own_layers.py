@@ -118,7 +118,7 @@ class OwnLayers(Patched):
             known = self._kind[index] in self._probed
             if length < (stream.least_rows if known else LEAST):
                 return own(*args, **kwargs)
-            calls.refuse_transforms(type(self_).__name__)
+            calls.refuse_transforms(self_)
             if not known:
                 self._probe(stream, self._kind[index],
                             Seen(x.detach(), more, named, None), index)
@@ -156,9 +156,8 @@ class OwnLayers(Patched):
 
     def _begun(self, stream: Stream, index: int, x: Tensor
                ) -> tuple[Step, Tensor]:
-        """Returns the step of a call of layer `index`, and the layer's input. A
-        new step begins if the layer or the length shows that a new forward has
-        begun."""
+        """Returns the step of a call of layer `index`, and its input. The layer
+        or the length may show that a new forward, and so a new step, begins."""
         step, last = self._step or (None, -1)
         if step is None or step.length != x.shape[1] or index <= last:
             self._end_step(stream)

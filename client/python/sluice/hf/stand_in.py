@@ -28,13 +28,11 @@ class Output(dict):
 
 
 class Recorded(BaseException):
-    """Raised to end a forward early; `args` is (value,), what is needed of
-    it."""
+    """Ends a forward early; `args` is (value,), what is needed of it."""
 
 
 class Instead(nn.Module):
-    """Runs `forward` in place of the module `base`; has its other
-    attributes."""
+    """Runs `forward` in place of the module `base`, with its attributes."""
 
     def __init__(self, base: nn.Module, forward: Callable | None = None):
         super().__init__()

@@ -22,7 +22,6 @@ from sluice.hf import (
     dealing_trial,
     ends_trial,
     head_loss,
-    packed_documents,
     padding,
     registry,
     routers,
@@ -251,8 +250,7 @@ class Adapter(Model):
     def _tried_with_rows(self, stream: Stream,
                          unknown: UnknownRows) -> Unsupported:
         """Tries the dimensions in which the unknown argument may have rows.
-        Returns its refusal with the remedy that passed, or the clearest
-        refusal."""
+        Returns its refusal with the remedy that passed, or the clearest."""
         refusals: list[Unsupported] = []
         for dim in (*unknown.dims, None):
             with swapped.attributes(stream, rows={**stream.rows,
@@ -370,9 +368,8 @@ class Adapter(Model):
                                for config in switched), *self._checkpointing())
 
     def _checkpointing(self) -> list[tuple[dict[str, Any], str, bool]]:
-        """Returns `swapped.items` that switch activation checkpointing off:
-        Trainer switches it on, and neither streamed nor plain layers need
-        it."""
+        """Switches activation checkpointing off, for `swapped.items`: neither
+        streamed nor plain layers need what Trainer switches on."""
         return [(vars(module), "gradient_checkpointing", False)
                 for module in (self.entry, self.decoder, *self.layers)
                 if getattr(module, "gradient_checkpointing", False)]
@@ -483,7 +480,7 @@ class Adapter(Model):
             call.own_rows = call.blind = call.plain = None
             if not streamed_forwards.is_streamed(call, stream, self_, given):
                 return own(*args, **kwargs)
-            calls.refuse_transforms(type(self_).__name__)
+            calls.refuse_transforms(self_)
             self._held.check()
             self.renew(stream)
             x = streamed_forwards.input_of(given)
@@ -491,13 +488,14 @@ class Adapter(Model):
             if x.shape[1] < stream.least_rows:
                 return own(*args, **kwargs)
             streamed_forwards.refuse_call(self_, given)
-            documents = packed_documents.take(type(self_).__name__, given)
+            documents = streamed_forwards.take_documents(self_, given)
             if stream.carriers or stream.whole_layers:
-                packed_documents.refuse(type(self_).__name__, given, documents)
+                streamed_forwards.refuse_documents(self_, given, documents)
             if stream.ranks is not None:
                 self._refuse_foreign(stream)
                 self.dealing.refuse(call, given)
-            parts = packed_documents.skips(given, stream) if call.makes_cache else None
+            parts = None if not call.makes_cache else (
+                streamed_forwards.parts_of(given, stream))
             if "use_cache" in accepts.parameters:
                 given["use_cache"] = False
             step = stream.begin(x.shape[1], x.device, self)
@@ -571,9 +569,8 @@ class Adapter(Model):
         self._try_so(stream, self.decoder, "own", True, whole)
 
     def _refuse_foreign(self, stream: Stream) -> None:
-        """Raises `Unsupported` if a forward that was put over the causal
-        model's calls the decoder: with a group, it would get some rows, not
-        all."""
+        """Raises `Unsupported` if a forward put over the causal model's calls
+        the decoder: with a group, it would get some rows, not all."""
         patch = self._patches.get(self.causal)
         if patch is not None and stream.call is None and (
                 vars(self.causal).get("forward") is not patch):

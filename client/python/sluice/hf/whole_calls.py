@@ -26,8 +26,7 @@ class Call(NamedTuple):
 
 class Noted(Instead):
     """Stands in for a layer: runs the user's forward pre-hooks, which may
-    change the arguments, passes these to `note`, and returns the layer's
-    input."""
+    change the arguments, passes these to `note`, and returns the input."""
 
     def __init__(self, layer: nn.Module, returns_tuple: bool,
                  note: Callable[[Tensor, Call], None]):
@@ -93,9 +92,8 @@ def leaves_of(index: int, layer: nn.Module, call: Call
 
 def merged(index: int, layer: nn.Module, whole: Call, local: Call,
            made_of_rows: Collection[Place]) -> Call:
-    """Returns the arguments of layer `index` for a rank's rows: those of
-    `whole`, but from `local` if they need a gradient or are in
-    `made_of_rows`."""
+    """Returns the arguments of layer `index` for a rank's rows: from `whole`,
+    or `local` if they need a gradient or are in `made_of_rows`."""
     known, own = dict(named(layer, whole)), dict(named(layer, local))
     if known.keys() != own.keys() or len(whole.args) != len(local.args):
         raise Unsupported(layer, "other arguments for some rows than for the "

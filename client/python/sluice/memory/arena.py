@@ -24,9 +24,8 @@ _CLOSED = object()  # a mark that no tensor has
 
 
 def _whole(call: Callable) -> Callable:
-    """Decorates a method: serializes the calls, and repairs the arena before
-    the call that follows an interrupted one; see [Note: interrupted books] in
-    slabs."""
+    """Serializes the calls of a method, and repairs the arena before the call
+    that follows an interrupted one ([Note: interrupted books] in slabs)."""
     @functools.wraps(call)
     def whole(self: HostArena, *args: Any) -> Any:
         with self._lock:

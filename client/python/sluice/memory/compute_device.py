@@ -65,7 +65,7 @@ def await_compute(device: torch.device) -> None:
 
 
 def check_device(found: torch.device | str, device: torch.device) -> None:
-    """Raises `Error` UNIMPLEMENTED if a tensor's device is not its
+    """Raises `Error` UNIMPLEMENTED if a tensor's device is not the
     session's."""
     found = torch.device(found)
     if found == device or (found.index is None and found.type == device.type):

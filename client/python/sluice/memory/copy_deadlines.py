@@ -74,9 +74,8 @@ class ComputeClock:
 
 
 class Slack:
-    """The slack of one direction's copies; see [Note: slack]. All times are
-    those of one `ComputeClock`. `told` is the slack that the engine got
-    last."""
+    """The slack of one direction's copies ([Note: slack]), in seconds of one
+    `ComputeClock`. `told` is the slack that the engine got last."""
 
     __slots__ = ("_least", "_started", "told")
 
@@ -93,8 +92,7 @@ class Slack:
         return min(lately, before)
 
     def is_told(self, slack: float) -> bool:
-        """Returns whether the engine need not get `slack`: it is close to
-        `told`."""
+        """Returns whether `slack` is so close to `told` that it may stay."""
         told = self.told
         return told == slack or (
             min(told, slack) >= 0 and abs(told - slack) <= _CLOSE * told)

@@ -64,8 +64,7 @@ class FreeRanges:
         self._whole = True
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """Takes `size` bytes; returns (address, mark), or None if no range has
-        them."""
+        """Takes `size` bytes; returns (address, mark), or None without them."""
         self._open()
         at = bisect.bisect_left(self._by_size, (size, 0))
         if at == len(self._by_size):

@@ -61,8 +61,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 class Books:
     """Living tensors and free ranges of one arena; `used_bytes` and
-    `peak_bytes` count numel x itemsize of the tensors. Thread safety: one
-    thread."""
+    `peak_bytes` count the tensors' bytes. Thread safety: one thread."""
 
     def __init__(self) -> None:
         self.used_bytes = self.peak_bytes = 0
@@ -92,9 +91,8 @@ class Books:
         return bool(self._dead)
 
     def rebuild(self, slabs: Iterable[tuple[int, int]], mark: int) -> None:
-        """Recomputes free ranges and sums from the slabs (start, size) and
-        living tensors. `mark`: last ticket of a copy that may read any free
-        range."""
+        """Recomputes free ranges and sums from slabs (start, size) and living
+        tensors. `mark`: last ticket of a copy that may read any free range."""
         self._dead.clear()  # first: tensors that die below must stay noted
         held, taken = {}, []
         for address, (reference, nbytes) in self._held.items():

@@ -29,8 +29,7 @@ class Programs:
     sluicectl: str | None
 
     def need(self, name: str) -> str:
-        """Returns the path of a program; raises `Error` NOT_FOUND without
-        one."""
+        """Returns a program's path; raises `Error` NOT_FOUND without one."""
         told = os.environ.get("SLUICE_BIN_DIR")
         where = (f"SLUICE_BIN_DIR={told}" if told else
                  "the package or in a build of its source tree")
@@ -60,8 +59,7 @@ def _candidates() -> list[tuple[pathlib.Path, tuple[pathlib.Path, ...]]]:
 
 def find_programs() -> Programs:
     """Finds the programs in $SLUICE_BIN_DIR, else in the wheel, else in the
-    source tree's build. Never fails: `Programs.need` raises for a missing
-    one."""
+    source tree's build; None for missing ones."""
     for binaries, libraries in _candidates():
         found = Programs(
             _first_file(folder / "libsluice.so" for folder in libraries),
@@ -83,8 +81,8 @@ def _first_file(paths: Iterable[pathlib.Path]) -> str | None:
 
 def available_bytes(root: str = "/") -> int:
     """Returns the bytes that this process can still allocate: the least of
-    those free on the machine and in each cgroup around it. `root` holds /proc
-    and /sys."""
+    those free on the machine and in its cgroups. `root` holds /proc and
+    /sys."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # MemAvailable counts reclaimable caches; a /proc with subset=pid lacks it.
     meminfo = _numbers(pathlib.Path(root, "proc/meminfo"))
@@ -135,8 +133,8 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
 def config_text(driver: str, gpus: int, gpu_bytes: int, host_bytes: int,
                 link_bytes_per_second: float) -> str:
     """Returns the config.toml of a daemon that this package starts.
-    `host_bytes` is per NUMA node; number, bytes and links of GPUs apply to
-    simulated ones."""
+    `host_bytes` is per NUMA node; number, bytes and links are of simulated
+    GPUs."""
     speed = f"{link_bytes_per_second:.1f}"
     links = ", ".join(f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
                       f'd2h_bytes_per_s = {speed}}}' for i in range(gpus))

@@ -49,8 +49,7 @@ class Handle:
             self._end(value)
 
     def ours(self) -> bool:
-        """Returns whether this process made the handle: not in a forked
-        child."""
+        """Returns whether this process made it: not in a forked child."""
         return os.getpid() == self._owner
 
 
@@ -131,8 +130,7 @@ class Engine:
         self.stopped = False  # by `stop`, not by the session's end
 
     def error(self, status: int) -> Error:
-        """Returns the error for a call on this engine that failed with
-        `status`."""
+        """Returns the error for a call on this engine that failed."""
         if not self.handle.ours():
             return forked("the copy engine")
         if not self.handle.value:

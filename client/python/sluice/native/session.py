@@ -64,7 +64,7 @@ def _end(handle: Handle, label: str | None) -> None:
 
 
 def _uuid(device: Any) -> bytes | None:
-    """Returns the UUID of torch's device as the driver writes it; None for a
+    """Returns the UUID of torch's device as the driver writes it; None: a
     CPU."""
     torch = sys.modules.get("torch")  # a session does not need torch
     if torch is None or torch.device(device).type == "cpu":
@@ -303,9 +303,8 @@ class Session:
             self._value(), number, int(taken), note.encode()))
 
     def _watched_by(self, watch: Any) -> None:
-        """Calls `watch.peer_died` for each process of the job that dies on this
-        node, as long as something refers to `watch`; on a thread of the
-        library."""
+        """Calls `watch.peer_died`, on a thread of the library, for each process
+        of the job that dies on this node, while something refers to `watch`."""
         self._watches.add(watch)
         if self._calls.on_event is None:
             watches = self._watches  # not `self`, so that it can be collected

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sluice.base import randomness
@@ -110,7 +110,7 @@ def once(backward: Callable) -> Callable:
     return checked
 
 
-def refuse_transforms(module: str) -> None:
+def refuse_transforms(module: nn.Module) -> None:
     """Raises `Unsupported` within torch.func's grad, vjp, jvp and vmap: chunks
     in host memory cannot be the tensors that these wrap."""
     if torch._C._are_functorch_transforms_active():
@@ -120,8 +120,7 @@ def refuse_transforms(module: str) -> None:
 
 
 class Standing:
-    """Stands for a tensor that is never computed, mostly attention's
-    weights."""
+    """Stands for a tensor that is not computed, mostly attention's weights."""
 
 
 def arguments_of(signature: inspect.Signature, self_: Any, args: tuple,

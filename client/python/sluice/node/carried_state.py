@@ -117,8 +117,7 @@ class Carried:
         self.cache = Cache(self._fetched(m))
 
     def second(self, m: int) -> None:
-        """Sets the cache for the replay of chunk `m`, after those of later
-        ones."""
+        """Sets the cache for the replay of chunk `m`, after later ones."""
         self._gradients = {}
         for key, leaf in self._leaves.items():
             if leaf.grad is not None:

@@ -36,8 +36,7 @@ from sluice.node.step import Step
 
 
 class Modules(Protocol):
-    """The module or modules, with parameters and buffers, that a forward
-    uses."""
+    """The modules, with parameters and buffers, that a forward uses."""
 
     def modules(self) -> Iterator[nn.Module]:
         """Returns all modules that hold its parameters and buffers."""
@@ -97,9 +96,8 @@ class ChunkedCall:
 
     def compare_parts(self, m: int, x: Tensor | None, y: Tensor, same: Tensor
                       ) -> bool:
-        """Returns `same`. Raises `Unsupported` if chunk `m`, replayed with
-        input x and output y, gives other results in two parts ([Note: two
-        parts] in halves)."""
+        """Returns `same`. Raises `Unsupported` if chunk `m`, replayed from x to
+        y, differs in two parts ([Note: two parts] in checked_chunks)."""
         return bool(same)
 
     def bits(self, y: Tensor) -> Tensor:
@@ -230,8 +228,7 @@ class ChunkedCall:
 
     def _backward_chunk(self, m: int, dy: DeviceRows | HostRows, needs_x: bool,
                         of_arguments: list[Tensor]) -> Tensor | None:
-        """Replays chunk `m` and runs its backward. Returns dx [B, c, H]; None
-        without x."""
+        """Replays chunk `m`, and runs its backward; returns dx [B, c, H]."""
         x, rows = self._input(m, needs_x), self.chunks[m]
         leaves = self.arguments()
         extra = [cut(leaf, rows).detach().requires_grad_() for leaf in leaves]
@@ -333,6 +330,5 @@ def run(call: ChunkedCall, x: Tensor | None) -> Tensor:
 
 
 def version_of(x: Tensor | None) -> int | None:
-    """Returns a number that changes when x is written in place; None for
-    inference tensors."""
+    """Returns a number that a write into x changes; None in inference."""
     return None if x is None or x.is_inference() else x._version

@@ -341,7 +341,8 @@ def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
     whole = seen[0]
     for other in seen[1:]:
         if other is not whole:
-            whole = current().once(("both", id(whole), id(other)), functools.partial(
+            key = "both", id(whole), id(other)
+            whole = current().once(key, functools.partial(
                 whole.both, other, current().padding))
     return whole
 

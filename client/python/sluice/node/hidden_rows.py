@@ -201,8 +201,8 @@ class Whole(torch.autograd.Function):
 
 
 class Parted(torch.autograd.Function):
-    """Splits one tensor [B, S, H] into chunks behind a stand-in, as `Whole`
-    joins them."""
+    """Splits one tensor into chunks behind a stand-in: the reverse of
+    `Whole`."""
 
     @staticmethod
     def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from sluice.base.errors import NoAttention, Unsupported
 from sluice.base.hashing import of_tensor
 from sluice.node import calls, carried_state, chunked_module, skipped_products
 from sluice.node.carried_state import Cache, Carried
-from sluice.node.halves import TwoParts
+from sluice.node.checked_chunks import TwoParts
 from sluice.node.rows import Arguments, Leaf, Numbered, cut
 from sluice.node.shared_tensors import Handing
 from sluice.node.skipped_products import Following, Spared

@@ -198,8 +198,7 @@ class Forward:
 
     @contextlib.contextmanager
     def weighing(self, layer: nn.Module, rows: int) -> Iterator[None]:
-        """Measures what the replay of some rows saves, once per kind of
-        layer."""
+        """Measures what a replay of some rows saves, once per kind of layer."""
         kind = self._kinds[layer]
         if kind not in self._to_weigh:
             yield
@@ -288,9 +287,8 @@ class Forward:
 
     def _tried(self, key: Hashable, own: Callable[[], Any], written: Written,
                parts: int, known: Callable[[], list], least: int) -> Any:
-        """Runs `own` if there is room for `parts` times the bytes that it
-        keeps, at least `least` until they are measured; else returns
-        STREAMED."""
+        """Runs `own` if there is room for `parts` times the bytes that it keeps
+        (at least `least`, until measured); else returns STREAMED."""
         size = self._room.find(key, self._shape)
         if (least if size is None else size.nbytes) * parts > self._left:
             return STREAMED
@@ -303,8 +301,7 @@ class Forward:
     def _run(self, keys: Sequence[Hashable], own: Callable[[], Any],
              written: Written, kept: int | _Noting) -> Any:
         """Runs `own`; returns STREAMED, with random state and buffers restored,
-        if it ran out of memory. `kept`: bytes that its graph keeps, or their
-        meter."""
+        if it runs out of memory. `kept`: bytes of its graph, or their meter."""
         random, before = RandomState(self._room.device), Snapshot(written)
         try:
             if isinstance(kept, _Noting):

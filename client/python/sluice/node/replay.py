@@ -107,8 +107,7 @@ class Gradients:
             yield
 
     def take(self) -> list[Tensor | None]:
-        """Returns the sums, in the order of `distinct`; None without a
-        gradient."""
+        """Returns the sums, as `distinct` orders them; None: no gradient."""
         return [self._sums[id(p)].to(p.dtype) if id(p) in self._sums else
                 self._aliases[id(p)].grad for p in self._parameters]
 

@@ -145,8 +145,8 @@ def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
 
 def leaf_of(layer: nn.Module, name: str, value: Any, step: Any, length: int,
             declared: Mapping[str, int | None]) -> Leaf:
-    """Returns the leaf of a value of argument `name`, which has `length` rows
-    if any."""
+    """Returns the leaf of an argument's value; `length`: of its rows, if
+    any."""
     module = type(layer).__name__
     if name in _CACHES and value is not None:
         raise Unsupported(module, f"a cache ('{name}')", "pass use_cache=False")

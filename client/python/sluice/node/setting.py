@@ -40,8 +40,7 @@ _OF_ALL = [name for name, value in vars(_ALL).items() if name.startswith(
 
 class Setting:
     """The state that the replay of one call of a module must find unchanged.
-    `written`: buffers (owner, name) that the call writes, restored
-    elsewhere."""
+    `written`: buffers (owner, name) that are restored elsewhere."""
 
     def __init__(self, module: nn.Module, found: Sequence[Slot],
                  written: Sequence[tuple[nn.Module, str]]):
@@ -71,9 +70,8 @@ class Setting:
             if buffer is not None and (owner, name) not in self._written]
 
     def check(self) -> None:
-        """Raises RuntimeError if something that is not restored was changed.
-        Runs in the stream's turn: backwards of other threads put aliases in
-        place."""
+        """Raises RuntimeError if something that is not restored was changed; in
+        the stream's turn: backwards of other threads put aliases in place."""
         for owner, then in zip(self._modules[1:], self._forwards):
             if forward_of(owner) != then:
                 self._refuse(owner, "forward")
@@ -157,8 +155,8 @@ def unchanged(modules: Iterable[nn.Module], contents: bool = True
 
 
 class _Contents:
-    """Identifies a tensor's contents: storage, version, and a hash if one was
-    made."""
+    """Identifies a tensor's contents: storage, version, hash if there is
+    one."""
 
     def __init__(self, tensor: Tensor, sum_: int | None = None):
         self._storage = StorageWeakRef(tensor.untyped_storage())
@@ -177,8 +175,7 @@ _sums: MutableMapping[Tensor, tuple[int | None, int]] = WeakIdKeyDictionary()
 
 
 def _sum(tensor: Tensor) -> int | None:
-    """Returns a hash of the tensor's bytes, once per version; None if they
-    cannot be read."""
+    """Returns a hash of the tensor's bytes, once per version, or None."""
     if tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
         return None
     version, known = _version(tensor), _sums.get(tensor)
@@ -247,8 +244,7 @@ def plain_class(module: nn.Module) -> type:
 
 def forward_of(module: nn.Module) -> tuple[type, Any]:
     """Returns the class and the own forward, which decide what a call runs. One
-    of ours that is in place temporarily (patch, linears, units) counts as
-    none."""
+    of ours in place for a while (patch, linears, units) counts as none."""
     own = vars(module).get("forward")
     ours = str(getattr(own, "__module__", "")).startswith("sluice.")
     return plain_class(module), None if ours else own

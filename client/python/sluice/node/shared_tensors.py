@@ -22,8 +22,7 @@ ROWS = -2  # dimension of the rows: [B, heads, c, D]
 
 
 class Handed:
-    """Tensors that a step's layers have put, and their gradients, by key and
-    chunk."""
+    """Tensors that a step's layers put, and gradients, by key and chunk."""
 
     def __init__(self, arena: HostArena, device: torch.device):
         self._arena, self._device = arena, device

@@ -111,8 +111,7 @@ class Side:
 
 
 class Joined(torch.autograd.Function):
-    """Joins y and the sides' tensors behind the last layer; see [Note:
-    sides]."""
+    """Joins y and the sides' tensors behind the last layer ([Note: sides])."""
 
     @staticmethod
     def forward(ctx, sides: Sequence[Side], y: Tensor, *noted: Tensor

@@ -184,8 +184,7 @@ class Step:
         return self._written.get(layer, [])
 
     def forget_handed(self) -> None:
-        """Drops tensors that layers handed on; calls that use them keep them
-        alive."""
+        """Drops tensors handed on; calls that use them keep them."""
         self.handed = Handed(self.arena, self.device)
 
     def forward_over(self) -> None:
@@ -212,8 +211,7 @@ class Step:
         return found
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns the result of `make`, called once for each key of the
-        step."""
+        """Returns the result of `make`, called once per key and step."""
         if key not in self._once:
             self._once[key] = make()
         return self._once[key]
@@ -253,8 +251,7 @@ class Step:
         return self._masks[marker.untyped_storage().data_ptr()][2]()
 
     def unmarked(self, tree: Any) -> Any:
-        """Replaces markers in `tree` by the model's own masks, each made
-        once."""
+        """Replaces markers in `tree` by the model's own masks, made once."""
         return pytree.tree_map(lambda leaf: self.once(
             ("own mask", leaf.untyped_storage().data_ptr()),
             lambda: self.own_mask(leaf)) if isinstance(leaf, Tensor)

@@ -145,8 +145,7 @@ class Stream:
 
     def plain(self, step: Step, layers: Sequence[nn.Module],
               shape: torch.Size) -> Forward | None:
-        """Returns what decides which layers run plain; None: all are
-        streamed."""
+        """Returns what decides which layers run plain; None: none does."""
         if self.room is None or not torch.is_grad_enabled() or (
                 self.planning is not None and not self.planning.over):
             return None
@@ -154,8 +153,7 @@ class Stream:
         return step.plain
 
     def for_trials(self, device: torch.device) -> Stream:
-        """Returns a stream like this one, for the trials of a twin on
-        `device`."""
+        """Returns a stream like this, for the trials of a twin on `device`."""
         made = Stream(self.session, Fields(
             chunk=self.chunk, rows=self.rows, hidden=self.hidden), Policy(),
                       self.ranks, ProcessMemory(device))
@@ -163,8 +161,7 @@ class Stream:
         return made
 
     def forget(self) -> None:
-        """Drops what a trial's findings outlive: session, ranks, arena,
-        lock."""
+        """Drops what a trial's findings outlive: session, ranks, arena."""
         self.session = self.ranks = None  # type: ignore[assignment]
         self.arena = self.turn = None  # type: ignore[assignment]
 
@@ -209,9 +206,8 @@ class Stream:
 
     @contextlib.contextmanager
     def probing_again(self) -> Iterator[None]:
-        """Wraps a probe within a call, which continues with the same counters
-        and kernel. Discards what earlier probes and replays found about the
-        layers."""
+        """Wraps a probe within a call, which keeps counters and kernel.
+        Discards what earlier probes and replays found about the layers."""
         self._spared.clear()
         if self.room is not None:
             self.room.forget()

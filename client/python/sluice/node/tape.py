@@ -61,7 +61,6 @@ class Tape:
         self._drop(chunk)
 
     def release(self) -> None:
-        """Frees all stored products. Idempotent."""
         for chunk in range(self.chunks):
             self._drop(chunk)
 

@@ -39,8 +39,6 @@ _chosen = itertools.count()  # numbers the choices of this process
 
 
 class Heads(NamedTuple):
-    """Heads and widths of an attention call on one rank."""
-
     queries: int
     keys: int
     width: int  # of q and k
@@ -105,8 +103,7 @@ def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
 def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
              dtype: torch.dtype) -> ChunkChoice:
     """Chooses a chunk size by walks that use host memory of `arena` and free
-    it. With several kinds of attention, measures the one with the cheapest
-    blocks."""
+    it; of several kinds of attention, for the one with the cheapest blocks."""
     heads = min(kinds, key=lambda kind: kind.work)
 
     # On a CPU this thread computes, so its CPU time counts, without that of
@@ -127,8 +124,7 @@ def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
 
 
 class _Walk(NamedTuple):
-    """Seconds until the host had enqueued a walk, and the device computed
-    it."""
+    """Seconds until the host had enqueued a walk, and until it was computed."""
 
     issued: float
     whole: float
@@ -137,7 +133,6 @@ class _Walk(NamedTuple):
 def _walk(arena: HostArena, heads: Heads, device: torch.device,
           dtype: torch.dtype, rows: int, chunks: int,
           clock: Callable[[], float]) -> _Walk:
-    """Runs a causal sequence's attention, forward and backward."""
     def random(count: int, width: int) -> torch.Tensor:
         return torch.randn(heads.batch, count, rows, width, device=device,
                            dtype=dtype)

@@ -193,7 +193,6 @@ def _per(total: int, layers: int) -> int:
 
 
 def _layers(kind: Kind) -> dict[str, Any]:
-    """Returns the seconds and fixed copies of one layer of the kind."""
     fields: dict[str, Any] = {"layers": kind.layers, "resident_layers": 0}
     for direction, seconds in kind.seconds.items():
         fields[f"{direction}_layer_seconds"] = seconds / kind.layers
@@ -218,7 +217,6 @@ def policy_of(plan: Mapping[str, Any]) -> Policy:
 
 
 def _full(planned: Mapping[str, Any], name: str) -> str:
-    """Returns `name`, with the kind as prefix if the plan names kinds."""
     return f"{planned['kind']}/{name}" if "kind" in planned else name
 
 
@@ -235,8 +233,7 @@ def line(plan: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
 def recomputed(plan: Mapping[str, Any], asked: Mapping[str, Any]
                ) -> tuple[int, float]:
     """Returns the bytes of products that a step under this plan recomputes, and
-    the seconds that takes. `asked` is the profile for which the plan was
-    made."""
+    the seconds. `asked` is the profile for which the plan was made."""
     layers = {k["name"]: k["layers"] for k in asked.get("kinds", ())}
     costs = {(c.get("kind"), c["name"]): c for c in asked["classes"]}
     nbytes, seconds = 0.0, 0.0

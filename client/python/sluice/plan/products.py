@@ -61,8 +61,7 @@ class Products:
                                   if isinstance(a, Tensor)))
 
     def follow_cast(self, function: Callable, args: tuple, out: Any) -> None:
-        """Registers a cast of a weight under its name: autocast makes such
-        copies."""
+        """Gives a weight's cast, as autocast makes it, the weight's name."""
         if function is _aten._to_copy.default:
             name = self._names.get(storage(args[0]))
             if name is not None:

@@ -35,7 +35,6 @@ class Cost:
 
     @property
     def replayed_seconds(self) -> float:
-        """Seconds of the products that replays compute; see `spared`."""
         return self.seconds * max(0, self.count - self.spared) / self.count
 
     def took(self, seconds: float) -> None:
@@ -87,8 +86,7 @@ class Measured:
 
     def metering(self, kind: str, products: Products
                  ) -> contextlib.AbstractContextManager:
-        """Returns a context that measures the products of a chunk's first
-        forward."""
+        """Measures the products of a chunk's first forward in a layer."""
         costs = self._kind(kind).products
 
         def met(place: Place, product: Product, args: tuple, kwargs: dict
@@ -119,8 +117,7 @@ class Measured:
             self._spans.append((start, end, told))
 
     def read(self) -> None:
-        """Waits for a real GPU to reach the end of all open spans; reads
-        them."""
+        """Waits for a real GPU to end all open spans; reads them."""
         while self._spans:
             start, end, told = self._spans.pop()
             end.synchronize()

@@ -99,9 +99,8 @@ def make_whole(adapter: Layered, stream: Stream, refused: Unsupported) -> bool:
 
 def weigh_whole(adapter: Layered, stream: Stream, index: int,
                 trials: Sequence[Seen]) -> None:
-    """Measures how many bytes a layer that runs whole saves for backward on the
-    device, per token and per pair of tokens. The second of the two `trials` has
-    more rows."""
+    """Measures the bytes that a layer that runs whole saves for backward on the
+    device, per token and pair of tokens; `trials`: two, the second longer."""
     held = []
     for seen in trials:
         saved: dict[int, int] = {}
@@ -150,8 +149,7 @@ def _probe(adapter: Model, stream: Stream, ids: Tensor) -> None:
 
 def on_devices(stream: Stream, name: str, own: torch.device,
                try_: Callable[[torch.device], T]) -> T:
-    """Returns `try_(device)` for the CPU, or for `own` if the model's code
-    fails there."""
+    """Returns `try_(device)` for the CPU or, if code fails there, for `own`."""
     why = Unsupported("", "")
     for device in dict.fromkeys((torch.device("cpu"), own)):
         try:

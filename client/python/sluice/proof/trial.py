@@ -33,8 +33,6 @@ CHUNK = 24
 
 
 class Result(NamedTuple):
-    """What a layer computed in a trial, in fp32."""
-
     y: Tensor
     gradients: dict[str, Tensor | None]  # by "input" and parameter names
     buffers: dict[str, Tensor]
@@ -183,7 +181,6 @@ def written_by(adapter: Layered, index: int, seen: Seen
 
 
 def _forward(adapter: Layered, index: int, seen: Seen) -> Tensor:
-    """Returns the layer's output for all of its rows, without gradients."""
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     with torch.no_grad():
         return _first(own_of(adapter, index)(wide(seen.x), *args, **kwargs))

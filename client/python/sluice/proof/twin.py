@@ -239,8 +239,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 class Hollow(torch.overrides.TorchFunctionMode):
-    """Inside this mode, constructors make buffers, but no memory for
-    weights."""
+    """Inside, constructors make buffers, but no memory for weights."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}

@@ -35,9 +35,8 @@ class Asked(NamedTuple):
 
 def asked(device: torch.device, settings: Mapping[str, Any],
           given: Mapping[str, Any]) -> Asked:
-    """Hashes the settings and arguments of a call. The values of floating-point
-    tensors do not count, only shape and dtype; for hidden_states the bits
-    do."""
+    """Hashes the settings and arguments of a call: only shape and dtype of
+    floating-point tensors, but the bits of hidden_states."""
     hashes = [of_values(settings.get(name)) for name in SETTINGS]
     hashes += [_of(given.get(name), device, name == "hidden_states")
                for name in INPUTS]

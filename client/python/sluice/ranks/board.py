@@ -30,16 +30,14 @@ class Board:
 
     @staticmethod
     def of_job() -> Board | None:
-        """Returns the job's board; None if torch.distributed is not
-        initialised."""
+        """Returns the job's board; None without torch.distributed."""
         if not (dist.is_available() and dist.is_initialized()):
             return None
         return Board(dist.PrefixStore(
             "sluice", dist.distributed_c10d._get_default_store()))
 
     def read(self, key: str) -> Value | None:
-        """Returns the value of `key`, or None (the store's `get` would
-        wait)."""
+        """Returns the value of `key`, or None (`get` would wait)."""
         if not self._store.check([key]):
             return None
         return json.loads(self._store.get(key))

@@ -79,7 +79,6 @@ class Ranks:
     # --- rows ---------------------------------------------------------------
 
     def slices(self, rows: range) -> list[range]:
-        """Returns each rank's rows of a chunk."""
         least, more = divmod(len(rows), self.size)
         starts = [rows.start + r * least + min(r, more)
                   for r in range(self.size + 1)]
@@ -172,8 +171,7 @@ class Ranks:
             raise
 
     def check(self) -> None:
-        """Raises `PeerFailed` if collectives were aborted: their results are
-        void."""
+        """Raises `PeerFailed` if collectives were aborted: results are void."""
         if self.failed is not None:
             raise self.failed
 

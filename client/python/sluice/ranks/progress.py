@@ -68,7 +68,7 @@ class Progress:
                                          "sluice progress")
 
     def done(self, layer: nn.Module) -> None:
-        """Notes that a layer's backward is over; the first layer's ends the
+        """Notes the end of a layer's backward; the first layer ends the
         step."""
         if self._index.get(layer) == 0:
             self.idle()
