@@ -225,8 +225,7 @@ def _count(p: torch.Tensor) -> int:
 
 
 def _follow(master: torch.Tensor, values: torch.Tensor) -> None:
-    """Sets elements of `master` that do not round to `values` to those of
-    `values`; see [Note: master weights]."""
+    """Sets elements of `master` that do not round to `values` to these."""
     same = master.to(values.dtype).view(torch.int16) == values.view(torch.int16)
     master.copy_(torch.where(same, master, values.float()))
 

@@ -144,8 +144,7 @@ class Intervals:
 
     def seen(self, chunks: list[range], m: int
              ) -> list[tuple[int, list[Piece]]]:
-        """Returns the chunks 0 .. m that some row of chunk m sees, with the
-        pieces that its rows see."""
+        """Returns the chunks up to m that rows of m see, with their pieces."""
         _, found = self._seen_of.get((id(chunks), m), (None, None))
         if found is None:
             found = [(i, self.pieces(chunks[m], chunks[i]))

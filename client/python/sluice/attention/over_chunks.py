@@ -159,8 +159,7 @@ def _as_written(q: Tensor) -> contextlib.AbstractContextManager:
 
 
 def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Casts q, k and v to one dtype: under autocast RoPE returns q and k in
-    fp32, while v is in bf16."""
+    """Casts to one dtype: under autocast RoPE returns fp32, and v is bf16."""
     kind = q.device.type
     if torch.is_autocast_enabled(kind):
         wanted = torch.get_autocast_dtype(kind)
@@ -201,8 +200,7 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
 def _with_piece(question: Question, piece: Piece,
                 seen: tuple[Tensor, Tensor] | None, q: Tensor, k: Tensor,
                 v: Tensor, kernels: set[str]) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over the keys so far and those of a piece, and adds the
-    piece's kernel to `kernels`."""
+    """Returns (o, lse) over the keys so far and a piece's; notes its kernel."""
     b, r, c, mask = piece
     site = question.site
     kernels.add(blocks.kernel_of(q, k[b, :, c], v, mask, question.scores,

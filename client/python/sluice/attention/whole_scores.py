@@ -52,8 +52,7 @@ class Strip(NamedTuple):
     rows: slice
 
     def of(self, x: Tensor, groups: int) -> Tensor:
-        """Returns the strip's view of x [B, H, c, d]: [b, g, heads that share
-        k and v, r, d]."""
+        """Views x [B, H, c, d] as [b, g, heads that share k and v, r, d]."""
         return x.unflatten(1, (groups, -1))[self.batch, self.groups, :,
                                             self.rows]
 

@@ -17,9 +17,9 @@ def of_values(value: Any) -> int:
 
 
 def of_tensor(values: Tensor) -> Tensor:
-    """Returns an int64 () hash of the values' bits and their order; a change
-    of any one value changes it. Runs on the tensor's device, because experts'
-    weights are gigabytes."""
+    """Returns an int64 () hash of the values' bits and their order; every
+    change of one value changes it. Runs on the device: experts have
+    gigabytes."""
     words = values.detach().contiguous().view(-1).view(
         _WORDS[values.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=values.device)
@@ -36,8 +36,7 @@ def fingerprint(values: Tensor) -> int:
 
 
 def equal(found: Tensor, wanted: Tensor) -> Tensor:
-    """Returns `torch.equal` of two hashes as a bool () on their device, so
-    that the host need not wait."""
+    """Returns on the device, as a bool (), whether two hashes are equal."""
     if found.shape != wanted.shape:
         return found.new_zeros((), dtype=torch.bool)
     return (found == wanted).all()

@@ -90,6 +90,5 @@ class Model(Patched):
     layers: nn.ModuleList
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
-        """Raises `Unsupported` if one rank's rows, computed alone, differ from
-        those of the whole sequence."""
+        """Raises `Unsupported` if a rank's rows differ from the sequence's."""
         raise NotImplementedError

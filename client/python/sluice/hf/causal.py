@@ -124,8 +124,8 @@ class Causal:
 
     def _loss_adds_up(self) -> bool:
         """Returns whether the loss function is a sum over rows divided by a
-        given count. Tried again if a function that it calls was replaced, as
-        libraries do for all models."""
+        given count. Tried again if libraries replace a function that it
+        calls."""
         called = _calls(self.causal.loss_function)
         if not called or list(map(id, called)) != list(map(id, self._tried)):
             self._tried, self._adds_up = called, self._sums_rows()

@@ -50,8 +50,8 @@ class Twins:
             LEAST, max(first_of_kind(layers)) + 1))
 
     def sizes(self) -> Iterator[bool]:
-        """Yields whether to make a small twin, for each to try: a small one
-        comes first if it would differ."""
+        """Yields for each twin to try whether it is small; that one comes
+        first."""
         if self._idle or self._tokens > TOKENS or (
                 self._fewest < len(self._model.layers)):
             yield True

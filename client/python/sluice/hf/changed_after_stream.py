@@ -13,8 +13,7 @@ AGAIN = "unstream(), change the model, and stream it again"
 
 
 class Held:
-    """Detects layers put into the model later: they would run unstreamed, on
-    stand-ins for masks or hidden states."""
+    """Detects layers put into the model later, which would run unstreamed."""
 
     def __init__(self, layers: Iterable[nn.Module],
                  held: Callable[[], Iterable[nn.Module]]):
@@ -29,16 +28,15 @@ class Held:
 
     @staticmethod
     def of(layers: object) -> Held:
-        """Returns a `Held` for a user's layers; it checks nothing if they are
-        in no container of torch."""
+        """Returns a `Held` of layers; it checks only containers of torch."""
         if isinstance(layers, nn.ModuleDict):
             return Held(layers.values(), layers.values)
         return Held(layers, lambda: layers) if isinstance(
             layers, nn.ModuleList) else Held((), tuple)
 
     def check(self) -> None:
-        """Raises `Unsupported` unless every layer is a streamed one or wraps
-        one; some may be missing."""
+        """Raises `Unsupported` unless every layer is, or wraps, a streamed
+        one."""
         for index, layer in enumerate(self._held()):
             if layer not in self._layers and self._layers.isdisjoint(
                     layer.modules()):
@@ -57,8 +55,8 @@ class Inside:
 
     @staticmethod
     def of(layers: Iterable[nn.Module]) -> Inside:
-        """Returns an `Inside` of the modules within layers; a layer's own hooks
-        see all rows."""
+        """Watches the modules within layers: a layer's own hooks see all
+        rows."""
         layers = list(layers)
         return Inside(lambda: (m for layer in layers
                                for m in layer.modules() if m is not layer))

@@ -38,8 +38,7 @@ _INPUTS = argument_table.those("dealt")
 
 
 class Dealing:
-    """Runs one model on a rank's rows; holds no state of a call.
-    `dealing_trial` sets the attributes."""
+    """Runs a model on a rank's rows. `dealing_trial` sets the attributes."""
 
     def __init__(self, adapter: Model, ends: Ends, accepts: Collection[str]):
         self.adapter, self.stream, self.accepts = adapter, ends.stream, accepts
@@ -116,8 +115,8 @@ class Dealing:
 
     def local(self, given: dict[str, Any], length: int, own: Tensor
                ) -> dict[str, Any]:
-        """Returns a decoder's arguments for the rows `own`, with positions in
-        the whole sequence."""
+        """Returns a decoder's arguments for `own` rows, with their
+        positions."""
         name_of = type(self.adapter.entry).__name__
         local = {}
         for name, value in given.items():
@@ -139,8 +138,7 @@ class Dealing:
     # --- the model without its layers ---------------------------------------
 
     def noting(self, note: Callable) -> contextlib.AbstractContextManager:
-        """Replaces layers by recorders that call `note` with the layer's index,
-        input and arguments."""
+        """Makes layers call `note` with their index, input and arguments."""
         layers = self.adapter.layers
         return in_place_of_layers(layers, [
             Noted(layer, self.stream.returns_tuple[self.layers[index]],

@@ -66,8 +66,7 @@ class Part:
 
 
 class Ends:
-    """The two ends of one decoder. `ends_trial` sets the attributes. A part
-    that is None runs whole, by the decoder."""
+    """The ends of one decoder, as `ends_trial` finds them; None: runs whole."""
 
     def __init__(self, adapter: Model, stream: Stream):
         self.adapter, self.stream = adapter, stream
@@ -124,8 +123,7 @@ class Ends:
         return out
 
     def with_positions(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Adds position_ids computed from the mask, if they must be passed: a
-        chunk has only a part of the mask."""
+        """Adds position_ids from the mask, of which a chunk has only a part."""
         mask = given.get("attention_mask")
         if self.counts is None or mask is None or "position_ids" in given:
             return given
@@ -274,8 +272,8 @@ class Left(NamedTuple):
     as_tuple: bool
 
     def answer(self, hidden: Tensor, rows: range) -> Any:
-        """Returns the decoder's output for `hidden` [B, c, H], `rows` of the
-        last layer's output."""
+        """Returns the decoder's output for `rows` of the last layer's
+        output."""
         return self.ends.answer_of(self.given, rows, hidden, self.as_tuple)
 
     def rows(self, hidden: Tensor, rows: range) -> Tensor:
@@ -283,9 +281,8 @@ class Left(NamedTuple):
 
 
 class FirstCall(chunked_module.ChunkedCall):
-    """One run of the code before the layers. It holds far less memory per row
-    than a layer, and each forward costs host time, so it runs on several chunks
-    at once if the results are on the device."""
+    """One run of the code before the layers. Per row it holds far less memory
+    than a layer, so on the device it runs on several chunks at once."""
 
     def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
         joined = None if step.hidden.in_host else [
@@ -297,8 +294,8 @@ class FirstCall(chunked_module.ChunkedCall):
         self._ends, self._given = ends, given
 
     def settle(self) -> None:
-        """Records the modules' buffers for the replay, after the forward over
-        all rows, which runs these modules again."""
+        """Records buffers after the forward over all rows, which may write
+        them."""
         if self.keeps:
             self._setting.take_buffers()
 

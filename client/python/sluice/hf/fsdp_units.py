@@ -55,9 +55,9 @@ def refuse_compiled(index: int, layer: nn.Module) -> None:
 
 
 def refuse_within(layer: nn.Module) -> None:
-    """Raises `Unsupported` for modules within a layer that are FSDP2 units,
-    which would be gathered and freed for each chunk, or checkpointed, which
-    would call attention again when no chunk runs."""
+    """Raises `Unsupported` for modules within a layer that would be gathered
+    for each chunk (FSDP2 units), or would call attention again
+    (checkpoints)."""
     for name, module in layer.named_modules():
         if name and isinstance(module, FSDPModule):
             raise Unsupported(layer, f"'{name}' is an FSDP2 unit inside a "

@@ -82,8 +82,8 @@ class Head:
         return logits
 
     def of_base(self, given: dict[str, Any]) -> Any:
-        """Runs the model's own forward until it has called its base model;
-        returns that one's output."""
+        """Runs the model's own forward until its base has run; returns its
+        output."""
         base = self.base
 
         def record(*args: Any, **kwargs: Any) -> None:
@@ -97,8 +97,8 @@ class Head:
         raise RuntimeError(_NOT_CALLED)
 
     def after(self, answer: Any) -> contextlib.AbstractContextManager:
-        """Inside, the model's forward runs only its head, on the base model's
-        output `answer`."""
+        """Inside, the forward runs only the head, on the base's output
+        `answer`."""
         return self._instead(lambda *_, **__: answer)
 
     @property

@@ -102,8 +102,8 @@ class Loss(torch.autograd.Function):
 
 def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
              left: Left | None, total: Tensor, needs_h: bool) -> Tensor | None:
-    """Adds the loss of hidden [B, c, H] to `total`; returns the gradient of
-    `hidden`, or None if it needs none."""
+    """Adds the loss of hidden [B, c, H] to `total`; returns its gradient, if
+    any."""
     h = hidden.requires_grad_(needs_h)
     made = h if left is None else left.rows(h, rows)
     parts = []

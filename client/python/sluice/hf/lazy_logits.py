@@ -175,9 +175,8 @@ class _Call(chunked_module.ChunkedCall):
 
 def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
            shape: tuple[int, ...]) -> Tensor:
-    """Returns logits of `shape`, computed from `hidden` [B, rows, H] when they
-    are read: the output of the decoder or, with `left`, of its last layer.
-    `loss` () was computed from `hidden`."""
+    """Returns logits of `shape`, computed when they are read from `hidden` [B,
+    rows, H]: the decoder's output or, with `left`, its last layer's."""
     if head.stream.ranks is not None or head.stream.in_host or (
             torch.is_grad_enabled() and head.is_sharded):
         def refuse() -> Tensor:
@@ -207,8 +206,8 @@ class _Logprobs(chunked_module.ChunkedCall):
 
 def logprobs(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """Returns what `asked` requests in the field `logits`, given the base
-    model's output `base`."""
+    """Returns what is `asked`, as `logits`, for the base model's output
+    `base`."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

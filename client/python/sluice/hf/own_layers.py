@@ -215,8 +215,7 @@ class OwnLayers(Patched):
     # --- the probe ----------------------------------------------------------
 
     def _probe_all(self, stream: Stream) -> None:
-        """Probes a layer of each kind by the sample; without a sample, the
-        first call of each kind is probed later."""
+        """Probes a layer of each kind by the sample, if there is one."""
         warn_of_hooks(self.layers, stream.warn_once)
         stream.checks.kinds = by_kind(self.layers)
         if self._sample is not None:

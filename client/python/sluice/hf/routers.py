@@ -105,9 +105,8 @@ def joined(step: Step, y: Tensor) -> Tensor:
 
 
 def answered(call: Call, step: Step, answer: Any, shape: torch.Size) -> Any:
-    """Adds the requested router logits to the decoder's output for [B, S, …];
-    with a group those of all rows, because each rank computes their loss for
-    the whole sequence."""
+    """Adds the requested router logits to the decoder's output; with a group
+    those of all rows: each rank computes the whole sequence's loss."""
     if step.sides:
         noted, step.noted = step.noted, ()
         answer[NAME] = noted if call.own_rows is None or not noted else (

@@ -1,13 +1,11 @@
 """Decides which forwards of a model are streamed and which run unstreamed, and
 refuses those that would train unstreamed without a notice.
 
-[Note: packed documents] Trainers pass `cu_seq_lens_q`,
-`cu_seq_lens_k` and `seq_idx` for kernels of variable length, in addition to
-position_ids that restart.
-
-transformers finds documents in position_ids, so the mask separates them. The
-other descriptions must agree with position_ids, and are removed from the call:
-a layer that runs on one chunk could not use them. position_ids that jump to a
+[Note: packed documents] Trainers pass `cu_seq_lens_q`, `cu_seq_lens_k` and
+`seq_idx` for kernels of variable length, in addition to position_ids that
+restart. transformers finds documents in position_ids, so the mask separates
+them. The others must agree with position_ids, and are removed from the call: a
+layer that runs on one chunk could not use them. position_ids that jump to a
 number other than 0 mark documents too, but only if no cache is made.
 """
 from __future__ import annotations
@@ -36,9 +34,9 @@ def input_of(given: dict[str, Any]) -> Tensor | None:
 
 def is_streamed(call: Call, stream: Stream, module: nn.Module,
                 given: dict[str, Any]) -> bool:
-    """Returns whether a call is streamed: in training, with labels, or if it
-    makes no cache. Calls that are passed a cache are not; in training they
-    raise `Unsupported`."""
+    """Returns whether a call is streamed: in training, with labels, or without
+    a cache. If it is passed one, it is not; in training that is
+    `Unsupported`."""
     x = input_of(given)
     if not isinstance(x, Tensor) or x.dim() < 2:
         return False
@@ -171,9 +169,9 @@ def parts_of(given: dict[str, Any], stream: Stream) -> Tensor | None:
 
 
 def refuse_documents(module: nn.Module, given: dict[str, Any],
-           documents: Tensor | None) -> None:
-    """Raises `Unsupported` if rows are packed, by the `documents` of `take_documents` or
-    by position_ids: a state that layers carry does not end with a document, and
+                     documents: Tensor | None) -> None:
+    """Raises `Unsupported` if rows are packed, by `documents` or by
+    position_ids: a state that layers carry does not end with a document, and
     layers that run whole may have one."""
     positions = given.get("position_ids")
     if documents is not None or (

@@ -106,8 +106,7 @@ class Adapter(Model):
             self._take_head(tried)
 
     def _as_tried(self, stream: Stream) -> Adapter:
-        """Returns a twin on which all trials passed, of this model or of a
-        former one with the same signature."""
+        """Returns a tried twin, perhaps of a model with the same signature."""
         made = signature.of(self.causal)
         key = (made, frozenset(stream.rows.items()), stream.hidden,
                stream.ranks and stream.ranks.size)
@@ -118,8 +117,7 @@ class Adapter(Model):
 
     def _on_twins(self, stream: Stream,
                   try_: Callable[[Adapter, Stream], None]) -> Adapter:
-        """Returns the twin on which `try_` passed: a small one or, if that is
-        refused, a whole one."""
+        """Returns the twin, small or whole, on which `try_` passed."""
         twins = Twins(self.causal, self.decoder, self.layers, {
             module: patch.before for module, patch in self._patches.items()})
 
@@ -155,8 +153,7 @@ class Adapter(Model):
             path for path, m in other.causal.named_modules() if m is module))
 
     def _like(self, tried: Adapter) -> Callable[[int], int]:
-        """Returns a function from a layer's index to that of a layer of the
-        same kind in the twin `tried`."""
+        """Maps a layer's index to that of its kind's in the twin `tried`."""
         first, count = first_of_kind(self.layers), len(tried.layers)
         return lambda index: index if index < count else first[index]
 
@@ -230,8 +227,7 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def _refuse_small(self, runs_whole: bool) -> None:
-        """Raises `Unsupported` if a small twin runs a part whole, which a whole
-        twin may run by rows."""
+        """Refuses a small twin's part that a whole one may run by rows."""
         if self._is_small and runs_whole:
             raise Unsupported(self.name, "what is not the same by rows")
 
@@ -273,8 +269,7 @@ class Adapter(Model):
         return min(refusals, key=operator.attrgetter("vagueness"))
 
     def _try_whole(self, stream: Stream, refused: Unsupported) -> None:
-        """Finds which layers run whole. Raises `refused`, the reason against
-        chunks, if that does not help."""
+        """Finds which layers run whole; raises `refused` if none helps."""
         if refused.layer is None or refused.has_remedy:
             raise refused
         if stream.ranks is not None:
@@ -417,9 +412,8 @@ class Adapter(Model):
 
     def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
                kwargs: dict[str, Any]) -> Any:
-        """Returns the output of the layer run plain if it fits, else STREAMED.
-        A layer that shares keys and values with others is streamed, because
-        those may be streamed."""
+        """Returns the output of the layer run plain, or STREAMED if it does not
+        fit or shares keys and values with others, which may be streamed."""
         side = step.sides.get(layer)
         if step.plain is None or argument_table.HANDED in kwargs:
             return plain_layers.STREAMED

@@ -40,8 +40,8 @@ def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
 
 def whole(mine: Stream, layers: Sequence[nn.Module],
           twins: Sequence[nn.Module]) -> dict[nn.Module, WholeKind]:
-    """Returns the twins of the layers that run whole in the stream `mine`, each
-    with a copy of its kind."""
+    """Returns twins of the layers that run whole in `mine`, with their
+    kinds."""
     kinds: dict[WholeKind, WholeKind] = {}
     return {twin: kinds.setdefault(kind, replace(kind))
             for layer, twin in zip(layers, twins)

@@ -50,8 +50,7 @@ class Noted(Instead):
 
 
 def zeros(table: nn.Module, expand: bool) -> Instead:
-    """Returns a stand-in for the embedding that returns zeros, in memory one
-    number if `expand`."""
+    """Makes an embedding of zeros, in memory one number if `expand`."""
     def forward(ids: Tensor, *_: Any, **__: Any) -> Tensor:
         shape = (*ids.shape, table.weight.shape[-1])
         return torch.zeros(() if expand else shape, dtype=table.weight.dtype,
@@ -118,8 +117,7 @@ def merged(index: int, layer: nn.Module, whole: Call, local: Call,
 
 
 def _typed(known: Any, own: Any) -> Any:
-    """Casts a floating-point `known` to the dtype of `own`: zeros may have led
-    to another dtype than real embeddings."""
+    """Casts `known` as `own`: zeros may have led to another dtype."""
     if isinstance(known, Tensor) and isinstance(own, Tensor) and (
             known.is_floating_point()):
         return known.to(own.dtype)

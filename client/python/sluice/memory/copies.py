@@ -177,13 +177,11 @@ class Copies:
         return held[-1][0] if held else 0
 
     def settled(self, written: int) -> None:
-        """Marks the copy to the host with the ticket `written` as done, after a
-        wait for a later copy."""
+        """Notes that the copy `written` is done: a later one was waited for."""
         self.in_flight[GPU_TO_HOST].settle(written)
 
     def drain(self) -> None:
-        """Waits for all copies and releases their tensors, also after an
-        interrupt in `start`."""
+        """Waits for all copies, also after an interrupt in `start`."""
         self.engine.drain()
         for direction in self.in_flight:
             if direction.held:
@@ -212,8 +210,8 @@ class Copies:
         return status
 
     def _follow(self) -> None:
-        """Makes torch's current stream the engine's compute stream; see [Note:
-        streams] in compute_device."""
+        """Follows torch's current stream ([Note: streams] in
+        compute_device)."""
         stream = compute_device.current_stream(self.device)
         if stream != self.stream:
             self._go_to(stream)

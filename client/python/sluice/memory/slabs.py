@@ -26,9 +26,8 @@ LARGEST_SLAB_BYTES = 1 << 30
 
 
 class HostTensor:
-    """A tensor's bytes (numel x itemsize) in an arena, contiguous. Only calls
-    of the arena read or write them. They are held until `HostArena.drop`, or
-    until nothing refers to this object."""
+    """A tensor's bytes in an arena, contiguous, held until `HostArena.drop` or
+    until nothing refers to this object. Only the arena reads or writes them."""
 
     __slots__ = ("shape", "dtype", "nbytes", "_live", "_address", "_written",
                  "_read", "_ahead", "_stream", "__weakref__")
@@ -106,9 +105,8 @@ class Books:
 
 
 class Slabs:
-    """The slabs of one arena, leased until `fit` or `free`. Every method that
-    leases raises `Error` with the daemon's line if the daemon refuses. Sizes
-    are bytes. Thread safety: one thread."""
+    """The slabs of one arena, leased until `fit` or `free`. Leasing raises the
+    daemon's `Error`. Sizes are bytes. Thread safety: one thread."""
 
     def __init__(self, session: Session, books: Books) -> None:
         self._session, self._books = session, books
@@ -122,9 +120,8 @@ class Slabs:
         return sum(slab.nbytes for slab in self._slabs)
 
     def take(self, size: int) -> tuple[int, int]:
-        """Takes `size` free bytes; returns (address, mark). If no slab has
-        them, leases a new one, as large as all others together, or smaller if
-        the daemon has less."""
+        """Takes `size` free bytes; returns (address, mark). If needed leases a
+        slab as large as all others, or smaller if the daemon has less."""
         found = self._books.free.take(size)
         if found is not None:
             return found

@@ -151,8 +151,8 @@ def _check_version(path: str, version: int) -> None:
 
 
 class Library:
-    """The functions of one libsluice.so, as attributes without `sluice_`.
-    Thread safety: that of the library's handles."""
+    """A libsluice.so's functions as attributes, as thread-safe as its
+    handles."""
 
     def __init__(self, path: str) -> None:
         try:

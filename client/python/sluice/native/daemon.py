@@ -58,8 +58,7 @@ def _candidates() -> list[tuple[pathlib.Path, tuple[pathlib.Path, ...]]]:
 
 
 def find_programs() -> Programs:
-    """Finds the programs in $SLUICE_BIN_DIR, else in the wheel, else in the
-    source tree's build; None for missing ones."""
+    """Finds the programs in $SLUICE_BIN_DIR, the wheel, or the tree's build."""
     for binaries, libraries in _candidates():
         found = Programs(
             _first_file(folder / "libsluice.so" for folder in libraries),

@@ -178,8 +178,7 @@ class Session:
 
     def _opened(self, options: abi.SessionOptions, named: str | None
                 ) -> int | None:
-        """Opens a session at the socket `named`, or with the node's or the
-        user's daemon; returns the handle."""
+        """Opens a session at `named`, or the node's or user's daemon."""
         opened = ctypes.c_void_p()
         for last in (False, True):
             self.socket = named or user_daemon.socket_of_the_node()

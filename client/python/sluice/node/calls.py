@@ -125,8 +125,7 @@ class Standing:
 
 def arguments_of(signature: inspect.Signature, self_: Any, args: tuple,
                  kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of one method call by name, with those in **kwargs,
-    without self and defaults."""
+    """Returns the arguments that a method call passes, by name."""
     bound = signature.bind_partial(self_, *args, **kwargs).arguments
     given: dict[str, Any] = {}
     for parameter in list(signature.parameters.values())[1:]:

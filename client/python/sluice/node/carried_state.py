@@ -90,8 +90,7 @@ class Cache:
 
 
 class Carried:
-    """The carried states of one call of a layer, for all chunks. `cache` is
-    that of the chunk that runs, or ran last."""
+    """The carried states of a layer's call; `cache`: the latest chunk's."""
 
     def __init__(self, layer: nn.Module, arena: HostArena,
                  device: torch.device):

@@ -88,8 +88,7 @@ class Checks:
 
 
 class TwoParts:
-    """Compares a replayed chunk's first `first` of `rows` rows, and the rest,
-    with the whole chunk."""
+    """Compares a chunk's `first` rows, and the rest, with the whole chunk."""
 
     def __init__(self, rows: int, first: int):
         self._rows, self._first = rows, first

@@ -43,9 +43,8 @@ class Modules(Protocol):
 
 
 class ChunkedCall:
-    """One forward of a module over all rows, and its backward. Belongs to the
-    thread that runs it. What it keeps in the host is freed after backward, or
-    when nothing refers to the call any more."""
+    """One forward of a module over all rows, and its backward, of one thread.
+    What it keeps in the host is freed with it, or after backward."""
 
     def __init__(self, step: Step, module: Modules, name: str,
                  chunks: list[range] | None = None):
@@ -118,8 +117,7 @@ class ChunkedCall:
 
     def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        """Returns y [B, S, H'] of x [B, S, H]; x is None if the module makes
-        the first hidden states."""
+        """Returns y [B, S, H'] of x [B, S, H], None before the first layer."""
         self._autocast = autocast_now(self.step.device)
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(
@@ -183,8 +181,7 @@ class ChunkedCall:
 
     def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:
-        """Replays all chunks, the last one first. Returns dx and the gradients
-        of the arguments and parameters."""
+        """Replays all chunks, the last first; returns gradients."""
         dy = self._places.reading(dy, self.name)
         dx = self._places.writing() if needs_x else None
         gradients, leaves = Gradients(found), self.arguments()

@@ -73,9 +73,8 @@ class _Noting:
         self._boxes: list[list[Tensor]] = []  # tensors that the graph saved
 
     def run(self, own: Callable[[], Any]) -> Any:
-        """Returns the result of `own`, or STREAMED if it saves more than the
-        limit. It runs to its end even then, because torch leaks the tensor for
-        which a hook raises."""
+        """Returns the result of `own`, or STREAMED if that saves more than the
+        limit. It runs to its end: torch leaks a tensor if its hook raises."""
         with saved_tensors_hooks(self._pack, lambda box: box[0]):
             out = own()
         self._boxes.clear()
@@ -151,8 +150,8 @@ class Room:
         self._peak = max(self._peak, nbytes)
 
     def find(self, key: Hashable, shape: tuple[int, int]) -> Size | None:
-        """Returns the size noted for this shape or for the shortest length that
-        is at most an eighth longer; else None."""
+        """Returns the size for this length, or up to an eighth more, or
+        None."""
         batch, length = shape
         return min(((s, size) for (b, s), size in self._sizes.get(
             key, {}).items() if b == batch and length <= s <= length * 9 // 8),

@@ -65,8 +65,8 @@ class Arguments:
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
-        """Returns (args, kwargs) of `rows`, with the differentiable leaves, cut
-        already, from `replaced`."""
+        """Returns (args, kwargs) of `rows`; `replaced`: differentiable
+        leaves."""
         given = iter(replaced)
         values = [next(given) if needs else cut(leaf, rows)
                   for leaf, needs in zip(self.leaves, self._needs_grad)]
@@ -103,8 +103,8 @@ def check_hidden(layer: nn.Module, hidden: Any) -> None:
 
 
 def check_parameters(module: nn.Module) -> None:
-    """Raises `Unsupported` for weights that a replay cannot read: split,
-    quantised or offloaded ones."""
+    """Refuses weights that a replay cannot read: split, quantised,
+    offloaded."""
     gathered = {id(p) for unit in module.modules()
                 if isinstance(unit, FSDPModule) for p in unit.parameters()}
     for name, parameter in module.named_parameters():
@@ -195,8 +195,8 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
 
 
 class Numbered(TorchFunctionMode):
-    """Makes `torch.arange` over all of a layer's rows begin at `first`. `met`:
-    whether there was such a call."""
+    """Makes `torch.arange` over a layer's rows begin at `first`; `met` if
+    any."""
 
     def __init__(self, rows: int, first: int):
         super().__init__()

@@ -49,8 +49,7 @@ class Side:
             out, (tuple, list)) else out)
 
     def without(self, out: Any) -> Any:
-        """Records output `index`, for which the layer may return None, and
-        returns the other outputs."""
+        """Records output `index`, which may be None; returns the others."""
         if not self.is_own:
             return out
         if not isinstance(out, (tuple, list)) or len(out) < 2:

@@ -45,8 +45,7 @@ class Tape:
 
     @contextlib.contextmanager
     def answering(self, chunk: int, device: torch.device) -> Iterator[None]:
-        """Within the block the replay gets the stored products, which are
-        dropped afterwards."""
+        """Within the block the replay gets the stored products, once."""
         for _, value in self._stored[chunk - 1].values() if chunk else ():
             if isinstance(value, HostTensor):
                 self._arena.prefetch(value, device)
@@ -86,9 +85,8 @@ class Tape:
 
     def answer(self, chunk: int, place: Place, product: Product,
                device: torch.device) -> Tensor | None:
-        """Returns the product stored at this place; None if there is none, or
-        one of other shapes or by another function: torch may fold dimensions
-        differently in the replay."""
+        """Returns the product stored at this place, if it has the same shapes
+        and function: torch may fold dimensions differently in the replay."""
         stored, value = self._stored[chunk].get(place, (None, None))
         if stored != product:
             return None

@@ -198,9 +198,8 @@ class WholeCall(LayerCall):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Intervals,
                scores: Scores, sinks: Tensor | None) -> Tensor:
-        """Runs attention chunk by chunk. `Attend` needs the last chunk's
-        backward to run first. Autograd does that: of the nodes that are ready,
-        it runs the one that was made last."""
+        """Runs attention chunk by chunk. The last chunk's backward runs first,
+        as `Attend` needs it: autograd runs the ready node made last."""
         if q.shape[2] != self.step.length:
             raise Unsupported(self.name, f"attention of {q.shape[2]} rows in "
                               f"a sequence of {self.step.length}")
@@ -214,8 +213,7 @@ class WholeCall(LayerCall):
             for m, rows in enumerate(self.step.whole)], 2)
 
     def answer(self, y: Tensor) -> Any:
-        """Returns the layer's output in its own form, and puts the layer's new
-        entries into the dictionaries."""
+        """Returns the layer's output, and fills the dictionaries."""
         assert self._tree is not None
         (spec, leaves), self._tree = self._tree, None
         tensors, self.more = iter([y, *self.more]), ()

@@ -92,9 +92,8 @@ def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
 
 
 def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
-    """Returns the choice of the first rank to write one on the board, so that
-    all ranks of the job use the same. Ranks make their streams in the same
-    order, and none waits for another."""
+    """Returns the first choice on the board, the same for all ranks of the job,
+    which make their streams in the same order. None waits for another."""
     number = next(_chosen)
     return choice if board is None else ChunkChoice(**board.update(
         f"chunk/{number}", lambda told: told or asdict(choice)))
