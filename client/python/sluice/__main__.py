@@ -129,8 +129,7 @@ def run_sluiced() -> None:
 
 
 def run_sluicectl() -> None:
-    """Replaces this process by the wheel's `sluicectl`, with sessions'
-    daemon."""
+    """Replaces this process by the wheel's `sluicectl`, for the same daemon."""
     from sluice.native import user_daemon
     os.environ.setdefault("SLUICE_SOCKET", user_daemon.known_socket())
     _run("sluicectl")

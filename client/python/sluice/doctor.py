@@ -82,9 +82,8 @@ def _library(programs) -> str:
 
 def _of_the_machine(programs: Programs, socket: str | None
                     ) -> Iterator[Finding]:
-    """Yields what `sluicectl doctor` finds about the machine and, with
-    `socket`, the failed checks of the daemon there; nothing without
-    sluicectl."""
+    """Yields what sluicectl, if found, says about the machine and, with
+    `socket`, the failed checks of the daemon there."""
     if programs.sluicectl is None:
         return
     asked = ["--socket", socket] if socket else []

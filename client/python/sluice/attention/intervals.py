@@ -116,8 +116,8 @@ class Intervals:
     @staticmethod
     def of(first: Tensor, last: Tensor, padding: Tensor | None) -> Intervals:
         """Makes intervals of first, last [B, S]; rows with first > last see
-        nothing. Raises `Unsupported` for such a row not in `padding`, bool [B
-        or 1, S]."""
+        nothing, and must be in `padding`, bool [B or 1, S], else
+        `Unsupported`."""
         length, blind = first.shape[1], first > last
         if not bool(blind.any()):
             blind = None

@@ -62,8 +62,7 @@ def is_pure(function: Callable) -> bool:
 
 def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
            ) -> tuple[Tensor, Tensor]:
-    """Returns (first, last) of rows [B, n]; `seed`: a key that each sees, if
-    any."""
+    """Returns (first, last) of rows [B, n]; each sees `seed`, if any key."""
     sees = (seed >= 0) & ask(seed.clamp(min=0), row)
     first = _edge(ask, row, low=torch.full_like(row, -1), high=seed)
     last = _edge(ask, row, low=row + 1, high=seed)

@@ -29,8 +29,7 @@ def autocast_now(device: torch.device) -> torch.autocast:
 def near(found: Tensor | None, wanted: Tensor | None, limit: float,
          least: float = 1e-12) -> bool:
     """Returns whether the difference's norm is at most `least`, or `limit`
-    times the norm of `wanted`; `limit` is at least 4 eps of `wanted`'s
-    dtype."""
+    times that of `wanted`; `limit` is at least 4 eps of `wanted`'s dtype."""
     if found is None or wanted is None or found.shape != wanted.shape:
         return found is wanted
     if wanted.is_floating_point():

@@ -124,8 +124,7 @@ class Causal:
 
     def _loss_adds_up(self) -> bool:
         """Returns whether the loss function is a sum over rows divided by a
-        given count. Tried again if libraries replace a function that it
-        calls."""
+        count. Tried again if libraries replace a function that it calls."""
         called = _calls(self.causal.loss_function)
         if not called or list(map(id, called)) != list(map(id, self._tried)):
             self._tried, self._adds_up = called, self._sums_rows()
@@ -212,9 +211,8 @@ def _shifted(given: dict[str, Any]) -> Tensor | None:
 
 
 def _calls(function: Any, depth: int = 2) -> list[Any]:
-    """Returns `function`, its code, and functions to which it refers by global
-    names or attributes of modules, to `depth` levels; [] without Python
-    code."""
+    """Returns `function`, its code, and functions that it names, as globals or
+    attributes of modules, to `depth` levels; [] without Python code."""
     code = getattr(function, "__code__", None)
     if code is None or depth == 0:
         return []

@@ -50,8 +50,7 @@ class Twins:
             LEAST, max(first_of_kind(layers)) + 1))
 
     def sizes(self) -> Iterator[bool]:
-        """Yields for each twin to try whether it is small; that one comes
-        first."""
+        """Yields for each twin to try whether it is small, as the first is."""
         if self._idle or self._tokens > TOKENS or (
                 self._fewest < len(self._model.layers)):
             yield True
@@ -132,8 +131,7 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
 
 
 def around(decoder: nn.Module, causal: nn.Module) -> list[nn.Module]:
-    """Returns the models in the causal one around the decoder, outermost
-    first."""
+    """Returns the models in the causal one around the decoder, outer first."""
     return [m for m in causal.modules()
             if isinstance(m, PreTrainedModel) and m is not causal
             and m is not decoder and any(d is decoder for d in m.modules())]

@@ -35,7 +35,7 @@ class Held:
             layers, nn.ModuleList) else Held((), tuple)
 
     def check(self) -> None:
-        """Raises `Unsupported` unless every layer is, or wraps, a streamed
+        """Raises `Unsupported` for a layer that is, or wraps, no streamed
         one."""
         for index, layer in enumerate(self._held()):
             if layer not in self._layers and self._layers.isdisjoint(
@@ -55,8 +55,7 @@ class Inside:
 
     @staticmethod
     def of(layers: Iterable[nn.Module]) -> Inside:
-        """Watches the modules within layers: a layer's own hooks see all
-        rows."""
+        """Watches modules within layers: a layer's own hooks see all rows."""
         layers = list(layers)
         return Inside(lambda: (m for layer in layers
                                for m in layer.modules() if m is not layer))

@@ -115,8 +115,7 @@ class Dealing:
 
     def local(self, given: dict[str, Any], length: int, own: Tensor
                ) -> dict[str, Any]:
-        """Returns a decoder's arguments for `own` rows, with their
-        positions."""
+        """Returns a decoder's arguments for `own` rows and their positions."""
         name_of = type(self.adapter.entry).__name__
         local = {}
         for name, value in given.items():

@@ -272,8 +272,7 @@ class Left(NamedTuple):
     as_tuple: bool
 
     def answer(self, hidden: Tensor, rows: range) -> Any:
-        """Returns the decoder's output for `rows` of the last layer's
-        output."""
+        """Returns the decoder's output for rows of the last layer's output."""
         return self.ends.answer_of(self.given, rows, hidden, self.as_tuple)
 
     def rows(self, hidden: Tensor, rows: range) -> Tensor:
@@ -294,8 +293,8 @@ class FirstCall(chunked_module.ChunkedCall):
         self._ends, self._given = ends, given
 
     def settle(self) -> None:
-        """Records buffers after the forward over all rows, which may write
-        them."""
+        """Records buffers after the forward over all rows: it may write
+        some."""
         if self.keeps:
             self._setting.take_buffers()
 

@@ -47,7 +47,7 @@ def unhooked(units: Sequence[nn.Module]) -> contextlib.AbstractContextManager:
 
 
 def refuse_compiled(index: int, layer: nn.Module) -> None:
-    """Raises `Unsupported` for compiled layers: torch would compile the
+    """Raises `Unsupported` for compiled layers: they would compile the
     probe."""
     if isinstance(layer, torch._dynamo.OptimizedModule):
         raise Unsupported(f"layer {index}", "it is compiled", "compile modules "
@@ -56,8 +56,7 @@ def refuse_compiled(index: int, layer: nn.Module) -> None:
 
 def refuse_within(layer: nn.Module) -> None:
     """Raises `Unsupported` for modules within a layer that would be gathered
-    for each chunk (FSDP2 units), or would call attention again
-    (checkpoints)."""
+    for each chunk (FSDP2 units) or call attention again (checkpoints)."""
     for name, module in layer.named_modules():
         if name and isinstance(module, FSDPModule):
             raise Unsupported(layer, f"'{name}' is an FSDP2 unit inside a "

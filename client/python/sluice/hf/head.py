@@ -33,8 +33,7 @@ _NOT_CALLED = "the head does not call its base model"
 
 
 class Head:
-    """The modules of a causal model outside its base, and the decoder's
-    ends."""
+    """The modules of a causal model outside its base; the decoder's ends."""
 
     def __init__(self, causal: nn.Module, ends: Ends):
         self.causal, self.ends, self.stream = causal, ends, ends.stream
@@ -82,7 +81,7 @@ class Head:
         return logits
 
     def of_base(self, given: dict[str, Any]) -> Any:
-        """Runs the model's own forward until its base has run; returns its
+        """Runs the model's own forward to its base's end; returns its
         output."""
         base = self.base
 
@@ -97,8 +96,7 @@ class Head:
         raise RuntimeError(_NOT_CALLED)
 
     def after(self, answer: Any) -> contextlib.AbstractContextManager:
-        """Inside, the forward runs only the head, on the base's output
-        `answer`."""
+        """Inside, the forward runs only the head, on the base's `answer`."""
         return self._instead(lambda *_, **__: answer)
 
     @property

@@ -102,8 +102,7 @@ class Loss(torch.autograd.Function):
 
 def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
              left: Left | None, total: Tensor, needs_h: bool) -> Tensor | None:
-    """Adds the loss of hidden [B, c, H] to `total`; returns its gradient, if
-    any."""
+    """Adds the loss of hidden [B, c, H] to `total`; returns the gradient."""
     h = hidden.requires_grad_(needs_h)
     made = h if left is None else left.rows(h, rows)
     parts = []
@@ -130,7 +129,7 @@ def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
 def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
                  mask: Tensor | None) -> MoeCausalLMOutputWithPast:
     """Returns the model's output, with the routers' loss added to `loss`
-    ([Note: routers' loss]). `base` is the base model's output for the mask [B,
+    ([Note: routers' loss]). `base`: the base model's output for the mask [B,
     S]."""
     noted = base[routers.NAME]
     if not head.adds_routers:

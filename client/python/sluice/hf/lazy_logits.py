@@ -191,8 +191,7 @@ def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
 
 
 class _Logprobs(chunked_module.ChunkedCall):
-    """Computes log p, and entropies if requested: [B, S, H] -> [B, S, 1 or
-    2]."""
+    """Computes log p, and entropies if asked: [B, S, H] -> [B, S, 1 or 2]."""
 
     def __init__(self, step: Step, head: Head, asked: Asked, targets: Tensor):
         super().__init__(step, head, type(head.causal).__name__)
@@ -206,8 +205,7 @@ class _Logprobs(chunked_module.ChunkedCall):
 
 def logprobs(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """Returns what is `asked`, as `logits`, for the base model's output
-    `base`."""
+    """Returns what is `asked` as `logits`, for the base model's output."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

@@ -35,8 +35,7 @@ def input_of(given: dict[str, Any]) -> Tensor | None:
 def is_streamed(call: Call, stream: Stream, module: nn.Module,
                 given: dict[str, Any]) -> bool:
     """Returns whether a call is streamed: in training, with labels, or without
-    a cache. If it is passed one, it is not; in training that is
-    `Unsupported`."""
+    a cache. One that is passed a cache is not; in training it is refused."""
     x = input_of(given)
     if not isinstance(x, Tensor) or x.dim() < 2:
         return False

@@ -40,8 +40,7 @@ def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
 
 def whole(mine: Stream, layers: Sequence[nn.Module],
           twins: Sequence[nn.Module]) -> dict[nn.Module, WholeKind]:
-    """Returns twins of the layers that run whole in `mine`, with their
-    kinds."""
+    """Returns twins of layers that run whole in `mine`, with their kinds."""
     kinds: dict[WholeKind, WholeKind] = {}
     return {twin: kinds.setdefault(kind, replace(kind))
             for layer, twin in zip(layers, twins)

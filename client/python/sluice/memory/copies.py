@@ -210,8 +210,7 @@ class Copies:
         return status
 
     def _follow(self) -> None:
-        """Follows torch's current stream ([Note: streams] in
-        compute_device)."""
+        """Follows torch's current stream ([Note: streams], compute_device)."""
         stream = compute_device.current_stream(self.device)
         if stream != self.stream:
             self._go_to(stream)

@@ -151,8 +151,7 @@ def _check_version(path: str, version: int) -> None:
 
 
 class Library:
-    """A libsluice.so's functions as attributes, as thread-safe as its
-    handles."""
+    """A libsluice.so's functions as attributes; as thread-safe as handles."""
 
     def __init__(self, path: str) -> None:
         try:

@@ -80,8 +80,7 @@ def _first_file(paths: Iterable[pathlib.Path]) -> str | None:
 
 def available_bytes(root: str = "/") -> int:
     """Returns the bytes that this process can still allocate: the least of
-    those free on the machine and in its cgroups. `root` holds /proc and
-    /sys."""
+    those free on the machine and in its cgroups. `root` has /proc and /sys."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # MemAvailable counts reclaimable caches; a /proc with subset=pid lacks it.
     meminfo = _numbers(pathlib.Path(root, "proc/meminfo"))
@@ -131,9 +130,8 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
 
 def config_text(driver: str, gpus: int, gpu_bytes: int, host_bytes: int,
                 link_bytes_per_second: float) -> str:
-    """Returns the config.toml of a daemon that this package starts.
-    `host_bytes` is per NUMA node; number, bytes and links are of simulated
-    GPUs."""
+    """Returns the config.toml of a daemon of ours. `host_bytes` is per NUMA
+    node; number, bytes and links are of simulated GPUs."""
     speed = f"{link_bytes_per_second:.1f}"
     links = ", ".join(f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
                       f'd2h_bytes_per_s = {speed}}}' for i in range(gpus))

@@ -64,8 +64,7 @@ def _end(handle: Handle, label: str | None) -> None:
 
 
 def _uuid(device: Any) -> bytes | None:
-    """Returns the UUID of torch's device as the driver writes it; None: a
-    CPU."""
+    """Returns the UUID of torch's device as the driver writes it, if any."""
     torch = sys.modules.get("torch")  # a session does not need torch
     if torch is None or torch.device(device).type == "cpu":
         return None

@@ -201,8 +201,7 @@ class Whole(torch.autograd.Function):
 
 
 class Parted(torch.autograd.Function):
-    """Splits one tensor into chunks behind a stand-in: the reverse of
-    `Whole`."""
+    """Splits a tensor into chunks behind a stand-in: the reverse of `Whole`."""
 
     @staticmethod
     def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:

@@ -150,8 +150,7 @@ class Room:
         self._peak = max(self._peak, nbytes)
 
     def find(self, key: Hashable, shape: tuple[int, int]) -> Size | None:
-        """Returns the size for this length, or up to an eighth more, or
-        None."""
+        """Returns the size at this length or up to an eighth more, or None."""
         batch, length = shape
         return min(((s, size) for (b, s), size in self._sizes.get(
             key, {}).items() if b == batch and length <= s <= length * 9 // 8),

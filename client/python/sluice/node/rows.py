@@ -65,8 +65,8 @@ class Arguments:
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
-        """Returns (args, kwargs) of `rows`; `replaced`: differentiable
-        leaves."""
+        """Returns (args, kwargs) of `rows`, with differentiable leaves cut
+        already."""
         given = iter(replaced)
         values = [next(given) if needs else cut(leaf, rows)
                   for leaf, needs in zip(self.leaves, self._needs_grad)]
@@ -103,8 +103,7 @@ def check_hidden(layer: nn.Module, hidden: Any) -> None:
 
 
 def check_parameters(module: nn.Module) -> None:
-    """Refuses weights that a replay cannot read: split, quantised,
-    offloaded."""
+    """Refuses weights that replays cannot read: split, quantised, offloaded."""
     gathered = {id(p) for unit in module.modules()
                 if isinstance(unit, FSDPModule) for p in unit.parameters()}
     for name, parameter in module.named_parameters():
@@ -145,7 +144,7 @@ def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
 
 def leaf_of(layer: nn.Module, name: str, value: Any, step: Any, length: int,
             declared: Mapping[str, int | None]) -> Leaf:
-    """Returns the leaf of an argument's value; `length`: of its rows, if
+    """Returns the leaf of an argument's value; `length`: rows, if it has
     any."""
     module = type(layer).__name__
     if name in _CACHES and value is not None:
@@ -195,8 +194,8 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
 
 
 class Numbered(TorchFunctionMode):
-    """Makes `torch.arange` over a layer's rows begin at `first`; `met` if
-    any."""
+    """Makes `torch.arange` over a layer's rows begin at `first`; `met`: it
+    did."""
 
     def __init__(self, rows: int, first: int):
         super().__init__()

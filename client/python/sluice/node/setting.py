@@ -155,8 +155,7 @@ def unchanged(modules: Iterable[nn.Module], contents: bool = True
 
 
 class _Contents:
-    """Identifies a tensor's contents: storage, version, hash if there is
-    one."""
+    """Identifies a tensor's contents: storage, version, hash if made."""
 
     def __init__(self, tensor: Tensor, sum_: int | None = None):
         self._storage = StorageWeakRef(tensor.untyped_storage())

@@ -68,8 +68,7 @@ class Progress:
                                          "sluice progress")
 
     def done(self, layer: nn.Module) -> None:
-        """Notes the end of a layer's backward; the first layer ends the
-        step."""
+        """Notes a layer's end of backward; the first layer ends the step."""
         if self._index.get(layer) == 0:
             self.idle()
 
