@@ -35,7 +35,6 @@ class FreeRanges:
         self._by_size: list[tuple[int, int]] = []  # (size, start), sorted
         # Adjacent slabs are still separate mappings: no range may span both.
         self._slab_starts: set[int] = set()
-        self.free_bytes = 0
         self._whole = True  # see [Note: interrupted books]
 
     @classmethod
@@ -52,7 +51,6 @@ class FreeRanges:
             for address, length in [*taken[first:last], (end, 0)]:
                 if address > at:
                     made._insert(at, address - at, mark)
-                    made.free_bytes += address - at
                 at = address + length
         return made
 
@@ -60,7 +58,6 @@ class FreeRanges:
         self._open()
         self._slab_starts.add(start)
         self._insert(start, size, 0)
-        self.free_bytes += size
         self._whole = True
 
     def take(self, size: int) -> tuple[int, int] | None:
@@ -74,13 +71,11 @@ class FreeRanges:
         mark = self._remove(at)
         if found > size:
             self._insert(start + size, found - size, mark)
-        self.free_bytes -= size
         self._whole = True
         return start, mark
 
     def give(self, start: int, size: int, mark: int) -> None:
         self._open()
-        self.free_bytes += size
         end = start + size
         if end in self._by_start and end not in self._slab_starts:
             length, other = self._by_start[end]

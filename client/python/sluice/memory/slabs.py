@@ -112,9 +112,6 @@ class Slabs:
         self._session, self._books = session, books
         self._slabs: list[Region] = []
 
-    def __len__(self) -> int:
-        return len(self._slabs)
-
     @property
     def nbytes(self) -> int:
         return sum(slab.nbytes for slab in self._slabs)

@@ -106,12 +106,6 @@ class Slots:
     def nbytes(self) -> int:
         return sum(lease.nbytes for lease in self._leases)
 
-    @property
-    def used(self) -> int:
-        """Number of slots in use."""
-        self._look()
-        return len(self._held)
-
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns an uninitialized tensor, which the caller owns. It must be
         used on torch's current stream, or on another between two waits, of that
