@@ -23,10 +23,9 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command and returns the exit status: 0; 1 if a check or the
-    command fails or the model cannot be streamed; 2 for wrong arguments or an
-    unknown model shape; 3 if `plan` finds that training does not fit; 130
-    after Ctrl-C."""
+    """Returns the exit status: 0; 1 if a check or the command fails or the
+    model cannot be streamed; 2 for wrong arguments or an unknown model shape; 3
+    if `plan` finds that training does not fit; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

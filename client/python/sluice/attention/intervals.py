@@ -154,14 +154,12 @@ class Intervals:
         return found
 
     def pieces(self, rows: range, keys: range) -> list[Piece]:
-        """Returns the rectangles of `keys` that `rows` see; [] if they see
-        none.
+        """Returns the rectangles of `keys` that `rows` see, if any.
 
-        Documents are rectangles: off the diagonal a document's rows see one
-        whole range of the keys; on the diagonal each document has a causal
-        square. A window is the rectangle of the keys that it reaches. Other
-        masks (documents in windows) are one piece with an interval for each
-        row.
+        Off the diagonal a document's rows see one range of the keys; on it each
+        document has a causal square. A window is the rectangle of the keys that
+        it reaches. Other masks (documents in windows) are one piece with an
+        interval for each row.
         """
         if (rows, keys) not in self._found:
             self._found[rows, keys] = self._cut(rows, keys)

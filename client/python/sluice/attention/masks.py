@@ -33,16 +33,13 @@ def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
          padding: Tensor | None = None) -> Intervals:
     """Returns the intervals of a mask function of transformers, which takes
     index tensors (batch, head, query, key) that broadcast. `padding`, bool
-    [batch or 1, length], has the rows that may see nothing; None: none may.
-
-    Raises:
-        Unsupported: the mask is not made of intervals that end at or before
-            the row itself, or a row that is not padding sees no key.
-    """
+    [batch or 1, length]: rows that may see nothing. Raises `Unsupported` if the
+    mask is not made of intervals that end at or before the row itself, or
+    another row sees no key."""
     ask = _Asker(function, batch, heads, device)
     row = torch.arange(length, device=device).expand(batch, length)
-    # A row that does not see itself is padding: its interval, if any, ends
-    # where the padding begins.
+    # A row that does not see itself is padding, where its interval, if any,
+    # ends.
     seed = torch.where(ask(row, row), row, -1).cummax(dim=1).values
     few = batch * length * length * heads <= EVERYWHERE
     edges = [_edges(ask, row[:, a:a + ROWS], seed[:, a:a + ROWS], length, few)

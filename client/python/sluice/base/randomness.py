@@ -49,10 +49,9 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart(rank: int, device: torch.device) -> Iterator[None]:
-    """Inside, each rank of a group draws different numbers, even if all have
-    the same seed. On exit the former state is restored, and advanced by one
-    draw if any was made inside: ranks with equal states before have equal
-    states after."""
+    """Inside, each rank of a group draws different numbers, even with one seed.
+    On exit the former state is restored, and advanced by one draw if any was
+    made: ranks with equal states before have equal states after."""
     with rejoined() as begin:
         begin(RandomState(device).number() * 4096 + rank, device)
         yield

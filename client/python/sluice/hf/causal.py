@@ -37,7 +37,7 @@ class Causal:
         self._renew_layers, self._renew_head = renew, renew_head
         self.stream = ends.stream
         self.head = Head(causal, ends)
-        # Whether the head is not a transformers language model's: it may use
+        # Whether the head is none of a transformers language model: it may use
         # any row.
         self._foreign = (not self.head.is_of_transformers()
                          or causal.get_output_embeddings() is None)
@@ -114,8 +114,7 @@ class Causal:
         """Returns whether the call's loss is a sum over rows, as probed."""
         weight = self.causal.get_output_embeddings().weight
         kind = weight.device.type
-        # Gradients are computed before the loss is scaled: fp16 would
-        # underflow.
+        # Gradients are computed before the loss is scaled: fp16 underflows.
         half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
             kind) if torch.is_autocast_enabled(kind) else None)
         return (given.get("labels") is not None and not half
@@ -182,8 +181,8 @@ class Causal:
         """Runs the model's own head over all rows of the base's output `out`.
         Returns STREAMED if it does not fit on the device beside the layers."""
         modules = list(self.head.modules())
-        # A row's logits, and fp32 copies in the loss, take vocabulary *
-        # (itemsize + 4) bytes.
+        # A row's logits, and fp32 copies, take vocabulary * (itemsize + 4)
+        # bytes.
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
 
         def known() -> list[Tensor]:

@@ -80,8 +80,7 @@ class Ends:
         # Computes the position_ids that must be passed with a mask with zeros
         # if the caller has none; None if none must be.
         self.counts: Callable[[Tensor], Tensor] | None = None
-        # Arguments that may be cut into chunks; LEFT if a mask may have left
-        # padding.
+        # Arguments that may be cut into chunks; LEFT: a mask with left padding.
         self.takes = {"input_ids"}
         self.together = 1  # chunks that an end runs at once, on the device
         self.modules: list[nn.Module] = []  # `outside()` when it was tried
@@ -91,9 +90,8 @@ class Ends:
 
     def run(self, step: Step, own: Callable, all_given: dict[str, Any]) -> Any:
         """Returns the output of the decoder's forward `own` with `all_given`,
-        its arguments by name. The code before the layers runs in chunks if that
-        is exact; so does the code after them if the forward ends after the last
-        layer ([Note: ends])."""
+        by name. The code before the layers runs in chunks if that is exact; so
+        does the code after them if the forward ends there ([Note: ends])."""
         given = {name: value for name, value in all_given.items()
                  if value is not None and not (  # a mask without zeros
                      name == "attention_mask" and isinstance(value, Tensor)
@@ -188,9 +186,8 @@ class Ends:
     @contextlib.contextmanager
     def leaving(self) -> Iterator[list[Left]]:
         """Inside, the decoder may return its last layer's output. The list then
-        has a `Left`, by which the head runs the code after the layers on its
-        own chunks. Has no effect if a hook reads the decoder's output, or if
-        the decoder is an FSDP2 unit."""
+        has a `Left`, by which the head runs the rest on its own chunks. Not if
+        a hook reads the decoder's output, or if it is an FSDP2 unit."""
         left: list[Left] = []
         if not self.decoder._forward_hooks and not isinstance(
                 self.decoder, FSDPModule):

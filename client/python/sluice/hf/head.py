@@ -39,8 +39,7 @@ class Head:
         self.causal, self.ends, self.stream = causal, ends, ends.stream
         self.adds_routers = False  # whether `_try` of head_loss has passed
         self.made: tuple[int, torch.dtype]  # width, dtype of the latest logits
-        # (parent, name) of modules that the head may call: base model or
-        # decoder.
+        # (parent, name) of modules that the head may call: base or decoder.
         self.places = [(causal, causal.base_model_prefix), *(
             (parent, name) for parent in causal.modules()
             for name, child in parent._modules.items()

@@ -305,8 +305,7 @@ class OwnLayers(Patched):
         args, kwargs = arguments.chunk(few, [
             rows.cut(leaf, few).detach().requires_grad_()
             for leaf in arguments.differentiable()])
-        # Other steps do not know this step's mask markers: return the mask
-        # itself.
+        # Other steps do not know this step's mask markers: return masks.
         args, kwargs = pytree.tree_map(
             lambda value, own: value[..., :len(few), :len(few)] if (
                 isinstance(own, Tensor) and step.is_marker(own)) else own,

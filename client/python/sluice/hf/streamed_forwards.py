@@ -101,10 +101,9 @@ def refuse_adapters(model: nn.Module) -> None:
 
 
 def take_documents(module: nn.Module, given: dict[str, Any]) -> Tensor | None:
-    """Removes the descriptions of documents other than position_ids from
-    `given`. Returns the first row [B, S] of each row's document; None without
-    such descriptions. Raises `Unsupported` if position_ids disagree or are
-    missing, or if there is an attention_mask."""
+    """Removes the descriptions of documents but position_ids from `given`.
+    Returns the first row [B, S] of each row's document, if any. Raises
+    `Unsupported` if position_ids disagree or lack, or for an attention_mask."""
     said = {name: given.pop(name, None) for name in argument_table.those("packed")}
     said = {name: value for name, value in said.items()
             if isinstance(value, Tensor)}

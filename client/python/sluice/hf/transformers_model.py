@@ -66,11 +66,10 @@ class Adapter(Model):
         super().__init__()
         self.causal, self.decoder, self.layers, self._is_small = parts
         self.name = type(self.causal).__name__
-        # The streamed module: the decoder, or a model of text and images around
-        # it that makes its masks.
+        # The decoder, or a model of text and images around it that makes its
+        # masks.
         self.entry = self.decoder
-        # Configs of the decoder and its layers: an image tower keeps its
-        # attention.
+        # Not all configs: an image tower, for example, keeps its attention.
         self.configs = list({id(m.config): m.config for m in (
             self.decoder, *(m for layer in self.layers
                             for m in layer.modules()))
@@ -283,14 +282,13 @@ class Adapter(Model):
 
     def _try_ways(self, stream: Stream, may_be_whole: bool = False) -> None:
         """Finds the way in which attention is intercepted, in the decoder or in
-        a model around it. If none works, raises the first of the least vague
-        refusals.
+        a model around it, or raises the first of the least vague refusals.
 
         In this order: transformers' registry; attention that a layer writes
         out; if the model was loaded with SDPA, its calls of torch's attention
         with the model's own mask. With `may_be_whole`, ways in which no layer
-        runs in chunks and some have the model's own attention come last; the
-        way with the fewest such layers is chosen.
+        runs in chunks and some have the model's own attention come last, the
+        one with the fewest first.
         """
         ways = ["registry", "written out"]
         if self.decoder.config._attn_implementation == "sdpa":
@@ -501,9 +499,8 @@ class Adapter(Model):
                 plain = stream.plain(step, self.layers, x.shape)
             if plain is not None:
                 key = self._state(x)
-            # Not if an end is an FSDP2 unit: all ranks must gather units in the
-            # same order, and other ranks may have longer rows, which do not
-            # fit.
+            # Not if an end is an FSDP2 unit: all ranks gather units in the same
+            # order, and other ranks may have longer rows, which do not fit.
             if plain is not None and not self.ends.units():
                 out = plain.layers(
                     key, functools.partial(self._all_plain, own, given), [

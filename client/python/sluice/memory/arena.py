@@ -198,13 +198,11 @@ class HostArena:
     @_whole
     def fit(self, nbytes: int) -> None:
         """Grows or shrinks the leases to `nbytes`. Raises `Error`
-        FAILED_PRECONDITION if they would shrink while a tensor is held.
-
-        To shrink, it gives all slabs back and then leases `nbytes`, because two
-        ranks may wait for each other's memory. Nothing goes back if the daemon
+        FAILED_PRECONDITION if they would shrink while a tensor is held. To
+        shrink, it gives all slabs back and then leases `nbytes`, because two
+        ranks may wait for each other's memory; nothing goes back if the daemon
         is gone. An `Error` of the new lease leaves no slabs; later `put`s lease
-        them.
-        """
+        them."""
         self._check_open()
         if self._books.has_lost():
             self._slabs.rebuild_books(self._copies.last_read())

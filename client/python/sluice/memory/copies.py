@@ -30,8 +30,7 @@ from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 from sluice.native.leases import Engine
 from sluice.native.session import Session
 
-# Limits of what running copies keep alive, per direction; any two may run, so
-# that large ones overlap.
+# Limits, per direction, of what running copies keep alive; any two may run.
 IN_FLIGHT_COPIES = 64
 IN_FLIGHT_BYTES = 2 << 20
 # Tickets checked per new copy: two keep pace, at a constant cost.
@@ -70,21 +69,17 @@ class InFlight:
 
 class Copies:
     """Copies of one engine. Every method raises the error of a failed copy.
-
-    Attributes: `count` of started copies; `engine`; `in_flight`, by direction;
-    `device` of the tensors; `stream`, torch's stream that computes: None before
-    the first copy and if the GPU is simulated.
-
-    Thread safety: one thread at a time, the one that computes.
-    """
+    `count`: started copies; `in_flight`: by direction; `device`: of the
+    tensors; `stream`: torch's that computes, None before the first copy and if
+    the GPU is simulated. Thread safety: one thread at a time, the one that
+    computes."""
 
     def __init__(self, session: Session, most_bytes: int) -> None:
         self.count = 0
         self.device = compute_device.device_of(session)
         self.stream: int | None = None
         self._follows = self.device.type != "cpu"
-        # The engine ends before the tensors below are freed; see [Note: ends]
-        # in leases.
+        # It ends before the tensors below are freed: [Note: ends] in leases.
         self.engine = Engine(session)
         self._library = self.engine.library
         self._handle = self.engine.handle

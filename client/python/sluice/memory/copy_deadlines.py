@@ -44,10 +44,10 @@ class ComputeClock:
                                   Callable[[float], None] | None]] = deque()
 
     def mark(self, read: Callable[[float], None] | None) -> None:
-        """Marks this moment of compute. `read` is called with the clock's
-        seconds once compute has reached the moment: at a later mark, or at once
-        on a simulated GPU. None: here ends a wait for a copy that began at the
-        previous mark, so the time between the two is not counted."""
+        """Marks this moment of compute; `read` gets the clock's seconds once
+        compute has reached it: at a later mark, or at once on a simulated GPU.
+        None: ends a wait for a copy since the previous mark, which is not
+        counted."""
         unread = self._unread
         unread.append((compute_device.now(self._device), read))
         while unread:
@@ -82,8 +82,7 @@ class Slack:
     def __init__(self) -> None:
         self.told = UNKNOWN
         self._started: dict[int, tuple[int, float]] = {}  # by ticket
-        # By size: least slack of this window and of the one before, and the
-        # number of copies in this window.
+        # By size: least slack of this window and the last, copies in this one.
         self._least: dict[int, tuple[float, float, int]] = {}
 
     def of(self, nbytes: int) -> float:

@@ -67,15 +67,11 @@ class HostStates:
     def add(self, parameters: Sequence[tuple[torch.Tensor, torch.Tensor, int]]
             ) -> list[list[torch.Tensor]]:
         """Leases memory for states and sets it to 0. Changes nothing if it
-        raises.
-
-        Args:
-            parameters: (parameter, its local values, number of its states).
-
-        Returns: the states of each parameter: CPU tensors over the leased
-        memory, with the shape and strides of the local values. They keep the
-        lease alive, also beyond this object. Call `settle` before using them.
-        """
+        raises. `parameters`: (parameter, its local values, number of its
+        states). Returns the states of each parameter: CPU tensors over the
+        leased memory, with the shape and strides of the local values. They keep
+        the lease alive, also beyond this object. Call `settle` before using
+        them."""
         nbytes = sum(bytes_of(local, count) for _, local, count in parameters)
         region = self._session.lease_host(nbytes) if nbytes else None
         address = region.address if region else 0

@@ -108,9 +108,8 @@ class Slots:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns an uninitialized tensor, which the caller owns. It must be
-        used on torch's current stream, or on another between two waits, of that
-        stream for the current one and back: DLPack tensors have no
-        `record_stream`."""
+        used on torch's current stream, or on another between two waits, there
+        and back: DLPack tensors have no `record_stream`."""
         wanted = math.prod(shape) * dtype.itemsize
         size = (wanted + ALIGNMENT - 1) & -ALIGNMENT
         address = self._take(size) if wanted and dtype in _CODES else None

@@ -19,10 +19,9 @@ class Place(NamedTuple):
     job: str = ""
 
 
-# For each launcher, the names of its variables: rank, world size, rank and
-# number of ranks on this node, and those that identify the job. `place` reads
-# the first launcher that has set its first two, because torchrun may run in a
-# Slurm step.
+# Names of each launcher's variables: rank, world size, rank and number of ranks
+# on this node, and those that identify the job. `place` reads the first
+# launcher that has set its first two: torchrun may run in a Slurm step.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
      "TORCHELASTIC_RUN_ID", "MASTER_PORT"),

@@ -110,11 +110,8 @@ def _free_region(library: abi.Library, session: Handle, region: int) -> None:
 class Engine:
     """Copies in both directions for a session, ordered by tickets: positive
     numbers, reached per direction in the order of issue. Callers make the hot
-    calls (`copy`, `mark_compute`, `wait`) directly on the library, with buffers
-    of their own.
-
-    Thread safety: one thread at a time, the one that computes.
-    """
+    calls directly on the library, with buffers of their own. Thread safety: one
+    thread at a time, the one that computes."""
 
     def __init__(self, session: Any) -> None:
         self.session = session

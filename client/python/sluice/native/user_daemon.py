@@ -92,8 +92,8 @@ def listens(path: str) -> bool:
 
 def command(folder: str) -> list[str]:
     free = available_bytes()
-    # Pins as large a share of the free memory as a node's own daemon of all
-    # (Pinnable, proto/base/cgroup.h).
+    # The share that a node's own daemon pins of all memory (Pinnable,
+    # proto/base/cgroup.h).
     host = max(free // 2, min(free // 10 * 9, free - 64 * _GIB))
     nodes = [*pathlib.Path("/sys/devices/system/node").glob("node[0-9]*")]
     config = pathlib.Path(folder, "config.toml")
@@ -108,8 +108,7 @@ def command(folder: str) -> list[str]:
 
 def _start(folder: str) -> None:
     idle = os.environ.get("SLUICE_DAEMON_IDLE_S", str(IDLE_S))
-    # The daemon must see all GPUs: this process may see only some, and those
-    # that join may see others.
+    # It must see all GPUs: this process and later ones may see only some.
     seen = {name: value for name, value in os.environ.items()
             if name != "CUDA_VISIBLE_DEVICES" or _instance()}
     with open(log_path(folder), "wb") as log:

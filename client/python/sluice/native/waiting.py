@@ -16,13 +16,9 @@ _ASK_S = 2.0  # timeout of the status query for that report
 
 class Calls:
     """Runs the waiting calls of one session, each on a thread of its own:
-    Python handles Ctrl-C only between two lines of Python, never inside a call
-    of the library. An interrupt ends the caller's wait, not the call. The
-    session must not end during a call, so a close takes effect when the last of
-    them returns.
-
-    Thread safety: safe.
-    """
+    Python handles Ctrl-C only between two lines of Python. An interrupt ends
+    the caller's wait, not the call. The session must not end during a call, so
+    a close takes effect when the last of them returns. Thread safety: safe."""
 
     def __init__(self, close: Callable[[int], None]) -> None:
         self._close = close

@@ -53,10 +53,10 @@ class Call:
 
     def whole(self, given: dict[str, Any], own: Callable[[], Any],
               foreign: bool) -> Any:
-        """Runs the causal model's own forward, `own`, for calls with a head
-        that does not run by rows. With labels, or if nothing is known about the
-        model (`foreign`), the decoder returns all rows: the loss is the same on
-        every rank, and ranks draw the same random numbers after the decoder."""
+        """Runs the causal model's own forward, `own`, with a head that does not
+        run by rows. With labels, or if the model is unknown (`foreign`), the
+        decoder returns all rows: loss and random numbers after it are the same
+        on every rank."""
         kept = given.get("logits_to_keep", 0)
         if not (isinstance(kept, int) and kept == 0):
             self.needs_all = "logits_to_keep"

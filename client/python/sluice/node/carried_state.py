@@ -32,8 +32,8 @@ from sluice.memory.slabs import HostTensor
 BLOCK = 64  # rows
 LEAST = 2  # minimum rows of a chunk
 
-# Kind of state ("conv", "recurrent"), index of the layer in the cache, index of
-# the state in the layer.
+# Kind of state ("conv", "recurrent"), index of the layer, and of the state in
+# it.
 Key: TypeAlias = tuple[str, int, int]
 
 

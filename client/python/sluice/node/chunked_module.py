@@ -65,8 +65,7 @@ class ChunkedCall:
         self._owners: list[nn.Module] = []  # modules with buffers
         # Whether forward, and so the replay, may replace buffers.
         self.may_replace = False
-        # Tensors that a whole module returns beside its hidden states, and in
-        # backward their gradients.
+        # Tensors that a whole module returns beside y, and their gradients.
         self.more: Sequence[Tensor] = ()
         self.of_more: Sequence[Tensor] = ()
 
@@ -189,8 +188,7 @@ class ChunkedCall:
             leaf.value)) for leaf in leaves]
         self.replays = True
         try:
-            # `engaged` waits for the stream's turn: another thread's forward
-            # must not see the aliases.
+            # Takes the stream's turn: no other forward may see the aliases.
             with self.step.engaged(), self._as_in_forward(), (
                     gradients.in_place()):
                 self.run_again()

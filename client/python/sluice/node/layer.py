@@ -52,14 +52,12 @@ class LayerCall(chunked_module.ChunkedCall):
                  arguments: Arguments):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
-        # Number of outputs besides the hidden states, each None; None: no
-        # tuple.
+        # Number of outputs beside y, each of them None; None: no tuple.
         self._beside: int | None = None
         self._chunk = self._site = 0  # of the running forward
         self.biased = False  # a bias was added to possible scores
         self._rows = step.chunks[0]  # of the running forward
-        # Set in a replay that is compared; `_compared` while a part of the
-        # chunk runs.
+        # Set in a compared replay; `_compared` while a part of the chunk runs.
         self._parts: TwoParts | None = None
         self._compared: tuple[TwoParts, range] | None = None
         self._batch = 0  # sequences

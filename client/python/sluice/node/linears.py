@@ -41,8 +41,7 @@ class Product(torch.autograd.Function):
                 make: Callable) -> Tensor:
         ctx.save_for_backward(x, weight)
         y = make(x, weight, bias)
-        # The layer may write the result in place, which torch refuses for a
-        # view.
+        # The layer may write it in place, which torch refuses for a view.
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod

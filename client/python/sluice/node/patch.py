@@ -56,9 +56,8 @@ class Patch:
         module.forward = self
 
     def _of(self, module: nn.Module) -> Callable:
-        """Returns the forward of the module that the function is bound to: a
-        copy with its own weights, which is not streamed, or one that shares the
-        weights (by compile_regions). The latter gets the streamed forward,
+        """Returns the forward of a copy of the module, which is not streamed,
+        or, if it shares the weights (by compile_regions), the streamed forward,
         because its own modules would run unstreamed."""
         if module is self.module:
             return self

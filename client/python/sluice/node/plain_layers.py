@@ -224,9 +224,9 @@ class Forward:
               own: Callable[[], Any], written: Written,
               scores: Callable[[bool], int] = lambda _: 0) -> Any:
         """Returns the result of `own`, the layer's own forward of x [B, S, H]
-        and other arguments `given`; STREAMED if there is no room. `scores`
-        returns the bytes of tensors [S, S] that the layer's attention makes,
-        given whether that writes scores out."""
+        and arguments `given`, or STREAMED. `scores` returns the bytes of
+        tensors [S, S] that the layer's attention makes, given whether it writes
+        scores."""
         if self._left <= 0:
             return STREAMED
         if not self._keys:

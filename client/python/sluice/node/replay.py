@@ -66,9 +66,8 @@ def nodes(y: Tensor) -> Iterator[Any]:
 def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]
                     ) -> contextlib.AbstractContextManager:
     """Makes the module compute with `others`, tensors by the id of the
-    parameter that each replaces; a parameter without an entry is put back. All
-    are nn.Parameter: torch's parametrizations would turn others into
-    buffers."""
+    parameter that each replaces, or with the parameter. All are nn.Parameter:
+    torch's parametrizations would turn others into buffers."""
     return swapped.items(*(
         (s.owner._parameters, s.name, others.get(id(s.parameter), s.parameter))
         for s in found))

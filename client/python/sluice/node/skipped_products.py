@@ -55,10 +55,9 @@ _TERMS = frozenset(
 
 def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]
                ) -> tuple:
-    """Returns the conditions that decide which products a layer's replay needs;
-    called during one, with the parameters' aliases. `attributes`: the plain
-    attributes, submodules and hooks of its modules; `inputs`: the hidden states
-    and the other arguments."""
+    """Returns what decides which products a layer's replay needs; called during
+    one, with the parameters' aliases. `attributes`: plain attributes,
+    submodules and hooks; `inputs`: hidden states and other arguments."""
     return attributes, tuple(t.requires_grad for t in (
         *layer.parameters(), *inputs)), _hooks_on_saved()
 

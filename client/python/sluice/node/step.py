@@ -130,11 +130,10 @@ class Step:
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals],
                                      Callable[[], Any]]] = {}
         # With packed rows: the first row [B, S] of each row's document. Layers
-        # do not get the arguments that describe these, so the mask must keep
-        # them apart.
+        # do not get descriptions of these: the mask must keep them apart.
         self.documents: Tensor | None = None
-        # The first row [B, S] of each row's part, if a mask that keeps these
-        # apart is an error.
+        # The first row [B, S] of each row's part, if the mask must not part
+        # them.
         self.parts: Tensor | None = None
         # bool [B, S], from the caller's 2-D mask: rows that may see no key.
         self.padding: Tensor | None = None
@@ -218,10 +217,10 @@ class Step:
 
     def marker(self, batch: int, find: Callable[[], Intervals],
                own: Callable[[], Any]) -> Tensor:
-        """Returns a marker in place of a mask: bool, expanded to [batch, 1, S,
-        S]. `find` is called once, when a layer first uses the mask, because
-        models also make masks that no layer uses. `own` makes the model's own
-        mask, within `own_attention`."""
+        """Returns a marker in place of a mask: bool [batch, 1, S, S]. `find` is
+        called once, when a layer first uses the mask: models also make masks
+        that no layer uses. `own` makes the model's own, within
+        `own_attention`."""
         one = torch.ones(1, dtype=torch.bool, device=self.device)
         self._masks[one.untyped_storage().data_ptr()] = (
             one, functools.cache(find), own)

@@ -79,8 +79,7 @@ class Stream:
         self.chunk, self.min_tokens = rows_at_first(how.chunk), how.min_tokens
         self.checks = Checks(how.check)
         self.hidden = how.hidden
-        # "auto" in probes, which also run in fp32: not all kernels support
-        # that.
+        # "auto" in probes, which also run in fp32, as not all kernels can.
         self.kernel: Kernel = "auto"
         self.rerun = how.rerun  # fraction of each sequence that runs again
         self.in_host = False  # whether hidden states are; false in a probe
@@ -91,8 +90,8 @@ class Stream:
         self.peers: PeerWatch | None = None  # on real GPUs or nodes
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
-        # The causal model's running call: the user's code between model and
-        # decoder does not pass it on.
+        # The causal model's running call: user code in between does not pass
+        # it.
         self.call: Call | None = None
         self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
@@ -244,8 +243,8 @@ class Stream:
               later: bool = False) -> int:
         """Returns a seed that all ranks of the group share. Raises `Error` if
         their rows `x` [B, S, ...], arguments or settings differ; a collective
-        with a group. `later`: returns 0 and leaves the comparison to the
-        decoder's call, which follows."""
+        with a group. `later`: returns 0; the decoder's call, which follows,
+        compares."""
         if self.peers is not None:
             self.peers.computes()
         if self.ranks is None:

@@ -149,8 +149,7 @@ class WholeCall(LayerCall):
                 self.step, "backward" if self.replays else "forward",
                 self.module, m)
         # Torch chooses an attention kernel by whether a gradient is needed. So
-        # a forward that is compared with its replay bit by bit runs with
-        # gradients.
+        # a forward that is compared bit by bit runs with gradients.
         compared = self.keeps and not self.replays and (
             self.step.checks.include(self.module, m, 1))
         with self._noting(), self._weighing(), torch.set_grad_enabled(

@@ -69,9 +69,8 @@ class ChunkChoice:
 
 def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
     """Measures the chunk sizes that sluice_chunk_choice (client/sluice.h) asks
-    for, and returns its choice; see [Note: chunk size]. `host`: host seconds
-    per block. `walk` takes a number of rows and returns the seconds of a walk
-    over CHUNKS chunks of that size."""
+    for, and returns its choice. `host`: host seconds per block. `walk` returns
+    the seconds of a walk over CHUNKS chunks of so many rows."""
     library = daemon.load_library()
     of_host = host * CHUNKS * (CHUNKS + 1) / 2
     of_device: dict[int, float] = {}

@@ -49,9 +49,8 @@ class Decision:
 
 class Changes:
     """Decides on the changed plans of one stream, one after the other. All
-    ranks of the job must make their streams in the same order. `job` and `rank`
-    are the session's; `board` returns the job's board, or None if its ranks
-    cannot communicate."""
+    ranks of the job make their streams in the same order. `job`, `rank`: the
+    session's; `board` returns the job's board, if its ranks can communicate."""
 
     def __init__(self, job: str, rank: int,
                  board: Callable[[], Board | None] = Board.of_job):
@@ -62,9 +61,9 @@ class Changes:
 
     def step(self, number: int, offer: Offer | None) -> Decision | None:
         """Returns the decision that takes effect at step `number`, or None.
-        Call it at the beginning of each step, with numbers that are equal on
-        all ranks. `offer` is the daemon's newest, or None; an offer stays open
-        until it is decided or a newer one is passed."""
+        Call it at the beginning of each step, with equal numbers on all ranks.
+        `offer`: the daemon's newest, or None; it is open until decided or
+        replaced."""
         # An offer on the board binds this rank until it writes a newer one.
         offer = self._open = offer or self._open
         if offer is None:

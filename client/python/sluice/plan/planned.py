@@ -92,9 +92,8 @@ class Planning:
 
     def changed(self, arena: HostArena) -> Policy | None:
         """Returns the policy of a changed plan if the ranks of the job adopt it
-        at the step that begins now (see `plan_changes`), else None. Reports the
-        decision to the daemon. Does nothing between a forward and its
-        backward."""
+        at this step (see `plan_changes`), else None. Reports the decision to
+        the daemon. Does nothing between a forward and its backward."""
         if self.plan is None or arena.used_bytes:
             return None
         decision = self._changes.step(self._steps, self._offer(arena))

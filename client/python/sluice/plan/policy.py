@@ -46,10 +46,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Policy:
-    """Shares by patterns of weight names within a layer (`fnmatch`: "mlp.*",
-    "self_attn.?_proj"); the first that fits counts. With several kinds of
-    layers, a plan's patterns begin with the kind:
-    "LlamaDecoderLayer.0/mlp.up_proj.weight"."""
+    """Shares by patterns of weight names within a layer (`fnmatch`: "mlp.*");
+    the first that fits counts. With several kinds of layers, a plan's patterns
+    begin with the kind: "LlamaDecoderLayer.0/mlp.up_proj.weight"."""
 
     shares: tuple[tuple[str, Share], ...] = ()
 

@@ -96,10 +96,9 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
 def recorded(layers: Iterable[nn.Module], stream: Stream,
              into: dict[int, Seen], first: str = "hidden_states",
              inside: list[int] | None = None) -> Iterator[None]:
-    """Inside, records in `into` the arguments of each layer, by its index, and
-    in `stream.returns_tuple` whether it returns a tuple. `first` names the
-    layers' first argument; `inside` gets the indices of layers that have not
-    returned."""
+    """Inside, records in `into` each layer's arguments, by its index, and in
+    `stream.returns_tuple` whether it returns a tuple. `first` names the layers'
+    first argument; `inside`: indices of layers that have not returned."""
     inside = [] if inside is None else inside
 
     def hook(index: int):

@@ -51,8 +51,7 @@ from sluice.proof.trial import (
 T = TypeVar("T")
 # Relative to a norm: rounding gives 1e-6, a wrong mask or a lost loss 1e-1.
 LIMIT = 1e-3
-# Relative to the output's norm: outputs are well-conditioned, some gradients
-# not.
+# To the output's norm: outputs are well-conditioned, some gradients not.
 OUTPUT_LIMIT = 2e-5
 LEAST = 1e-9  # absolute; for gradients 1e-5 of the norm of all, if that is more
 # Relative to the rows' deviation; near ties of routers are about 1e-6.
@@ -79,8 +78,7 @@ def probe(adapter: Model, stream: Stream, may_be_whole: bool = False) -> None:
 def make_whole(adapter: Layered, stream: Stream, refused: Unsupported) -> bool:
     """Lets layers of the refused kind run whole, with Sluice's attention or, if
     that was tried, the model's own. Returns False if nothing is left to try."""
-    # A whole layer gets its arguments with all rows: unknown ones do not
-    # matter.
+    # A whole layer gets its arguments whole: unknown rows do not matter.
     if refused.layer is None or (refused.has_remedy and not isinstance(
             refused, UnknownRows)):
         return False

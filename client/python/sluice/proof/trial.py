@@ -42,9 +42,8 @@ class Result(NamedTuple):
 def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
               scale: float, numbered: Numbered | None = None) -> Result:
     """Runs the layer with the model's own attention, on rows with the numbers
-    of `numbered`. Raises `Unsupported` if it draws random numbers of Python or
-    numpy, uses weights that are no parameters, or keeps a tensor with its
-    graph."""
+    of `numbered`. Raises `Unsupported` if it draws numbers of Python or numpy,
+    uses weights that are no parameters, or keeps a tensor with its graph."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     handed = kwargs.get(HANDED)
@@ -199,9 +198,9 @@ def _afresh(layer: nn.Module) -> Iterator[None]:
 
 def _result(layer: nn.Module, x: Tensor, forward: Callable[[Tensor], Tensor],
             scale: float, handed: Any = None) -> Result:
-    """Runs `forward` on `x` and returns its output, and gradients of a weighted
-    sum of the output and of the tensors that the layer puts into `handed`. The
-    weights are fixed random numbers times `scale`. Every call draws the same
+    """Runs `forward` on `x`; returns its output, and gradients of a weighted
+    sum of it and of the tensors that the layer puts into `handed`. The weights
+    are fixed random numbers times `scale`. Every call draws the same
     numbers."""
     torch.manual_seed(2)
     before = RandomState(x.device)

@@ -91,9 +91,8 @@ def _is_anothers(told: Value | None, since: float) -> bool:
 def telling_job() -> Iterator[None]:
     """Writes an error raised inside to the job's board. Ranks that wait for
     this one in a collective of FSDP2 or DDP cannot be interrupted (Gloo's
-    `abort` ends no collective that has begun), but they can report what they
-    wait for. A recent error of another rank is not overwritten: it is taken as
-    the cause of this one."""
+    `abort` ends none that has begun), but can report what they wait for.
+    Another rank's recent error stays: it is taken as the cause."""
     begun = time.time()
     try:
         yield

@@ -51,17 +51,16 @@ class Ranks:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         _made[group.group_name] += 1
-        # See [Note: a failing rank]. `call` counts calls that all ranks have
+        # [Note: a failing rank]. `call` counts calls that all ranks have
         # entered.
         self._stream, self.call = _made[group.group_name], 0
         self.failed: PeerFailed | None = None  # set by a PeerWatch, never reset
-        # Whether deaths on other nodes are reported: then only the PeerWatch
-        # reads the board.
+        # Whether other nodes' deaths are heard: then the PeerWatch reads the
+        # board.
         self.hears_deaths = False
         self._raised = -1  # last call in which this rank itself failed
         self.within = 0  # number of `telling` contexts that are active
-        # By (heads of q, of k and v, device): heads of k and v that each rank
-        # needs.
+        # By (heads of q, of k and v, device): heads that each rank needs.
         self._needed: dict[tuple[int, int, torch.device], Tensor] = {}
 
     @staticmethod
@@ -101,9 +100,8 @@ class Ranks:
 
     def kv_heads(self, heads: int, kv_heads: int) -> list[int]:
         """Returns the heads of k, v that the ranks need, rank after rank,
-        equally many for each. With fewer heads than ranks, several ranks get
-        the same. If a rank's heads of q share k, v unevenly, it gets one head
-        of k, v per head of q."""
+        equally many for each; several ranks may get the same. If a rank's heads
+        of q share k, v unevenly, it gets one head of k, v per head of q."""
         per_rank, per_kv = heads // self.size, heads // kv_heads
         every = per_kv if per_rank % per_kv == 0 else (
             per_rank if per_kv % per_rank == 0 else 1)
@@ -122,9 +120,9 @@ class Ranks:
     def filled(self, parts: Sequence[Tensor | None], like: Sequence[Tensor]
                ) -> list[Tensor | None]:
         """Returns the gradients `parts` of the parameters `like`, with zeros
-        for None where another rank has a gradient (an expert that got no row of
-        this rank), because a reduction needs the same gradients on each rank. A
-        collective; the host waits only if this rank lacks a gradient."""
+        for None where another rank has a gradient (of an expert, say): a
+        reduction needs the same on each. A collective; the host waits if this
+        rank lacks one."""
         if not parts:
             return []
         own, device = [p is not None for p in parts], like[0].device
@@ -142,9 +140,8 @@ class Ranks:
 
     def sum(self, part: Tensor) -> Tensor:
         """Returns the sum of the ranks' parts on each rank; a collective. Each
-        part's gradient is multiplied by the number of ranks, so that the
-        average of a parameter's gradients over all ranks is the whole
-        sequence's."""
+        part's gradient is multiplied by the number of ranks, so that a
+        parameter's average gradient over all ranks is the whole sequence's."""
         return _Sum.apply(self, part)
 
     # --- failures ------------------------------------------------------------

@@ -48,8 +48,7 @@ class Progress:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         # Used by the looking thread alone: time of its last line, the place
-        # last reported as stalled, and the seconds after which that is reported
-        # again.
+        # last reported as stalled, and the seconds until that is repeated.
         self._said = float("-inf")
         self._stuck: Place | None = None
         self._again = 0.0
