@@ -150,8 +150,6 @@ class AdamW(torch.optim.AdamW):
                           "be pickled or copied", "make an AdamW of the copied "
                           "parameters, and load this one's state_dict()")
 
-    # --- states -------------------------------------------------------------
-
     def _lease(self, parameters: Iterable[torch.Tensor]) -> None:
         """Leases states for the parameters that have none yet."""
         new = [(p, _local(p, p), _count(p)) for p in parameters

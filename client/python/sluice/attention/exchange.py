@@ -92,7 +92,8 @@ def gather(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
 
 def scatter(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
             ) -> list[Tensor]:
-    """Undoes `gather`: [B, h, all rows, D] -> [B, P * h, own rows, D]."""
+    """Undoes `gather`: [B, h, all rows, D] -> [B, P * h, own rows, D]. A
+    collective."""
     batch, own = parts[0].shape[0], sizes[ranks.rank]
     send = torch.cat([piece.reshape(-1) for rows in zip(*(
         p.split(list(sizes), dim=2) for p in parts)) for piece in rows])

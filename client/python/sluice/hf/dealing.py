@@ -134,8 +134,6 @@ class Dealing:
             local["position_ids"] = own[None]
         return local
 
-    # --- the model without its layers ---------------------------------------
-
     def noting(self, note: Callable) -> contextlib.AbstractContextManager:
         """Makes layers call `note` with their index, input and arguments."""
         layers = self.adapter.layers

@@ -86,8 +86,6 @@ class Ends:
         self.modules: list[nn.Module] = []  # `outside()` when it was tried
         self._left: list[Left] | None = None  # see `leaving`
 
-    # --- one forward over all rows ------------------------------------------
-
     def run(self, step: Step, own: Callable, all_given: dict[str, Any]) -> Any:
         """Returns the output of the decoder's forward `own` with `all_given`,
         by name. The code before the layers runs in chunks if that is exact; so
@@ -196,8 +194,6 @@ class Ends:
             yield left
         finally:
             self._left = None
-
-    # --- the ends -----------------------------------------------------------
 
     def _first(self, step: Step, given: dict[str, Any]) -> Tensor:
         call = FirstCall(self, step, given)

@@ -312,8 +312,6 @@ class OwnLayers(Patched):
             (seen.args, seen.kwargs), (args, kwargs))
         return Seen(x[:, :len(few)], args, kwargs, None)
 
-    # --- what cannot be streamed --------------------------------------------
-
     def _refuse_setup(self) -> None:
         for index, layer in enumerate(self.layers):
             refuse_compiled(index, layer)

@@ -531,8 +531,6 @@ class Adapter(Model):
 
         return forward
 
-    # --- what cannot be streamed --------------------------------------------
-
     def _has_pictures_as_rows(self) -> bool:
         """Returns whether images become rows of the decoder, as in Git: its
         loss skips these rows, and so fails without images."""

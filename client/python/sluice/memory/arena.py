@@ -109,8 +109,6 @@ class HostArena:
     def copies(self) -> int:
         return self._copies.count
 
-    # --- tensors ------------------------------------------------------------
-
     @_whole
     def put(self, tensor: torch.Tensor) -> HostTensor:
         """Copies `tensor` to the host; does not wait. Returns a host tensor
@@ -187,8 +185,6 @@ class HostArena:
             self._books.drop(host)
         host._live = None
 
-    # --- the arena ----------------------------------------------------------
-
     @_whole
     def reserve(self, nbytes: int) -> None:
         """Grows the leases to at least `nbytes`."""
@@ -245,8 +241,6 @@ class HostArena:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    # --- implementation -----------------------------------------------------
 
     def _prefetch(self, host: HostTensor, device: torch.device | str,
                   at_once: bool = False) -> None:

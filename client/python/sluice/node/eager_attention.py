@@ -195,8 +195,6 @@ class Scores(Standing):
     __truediv__ = true_divide = truediv = div
     __add__ = __radd__ = radd = add
 
-    # --- helpers -------------------------------------------------------------
-
     def masked(self, mask: Tensor) -> Scores:
         if mask.dim() > self.dim():  # it would add a dimension to the scores
             self.computed("add", never=True)

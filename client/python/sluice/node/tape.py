@@ -67,8 +67,6 @@ class Tape:
         while self._stored[chunk]:
             self.forget(chunk, next(iter(self._stored[chunk])))
 
-    # --- what the modes call ------------------------------------------------
-
     def store(self, chunk: int, place: Place, product: Product, out: Tensor
               ) -> bool:
         """Stores a product if the policy says so; returns whether it was."""

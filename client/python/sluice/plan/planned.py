@@ -88,8 +88,6 @@ class Planning:
         self._say(line(own, asked))
         return policy_of(own)
 
-    # --- changed plans -------------------------------------------------------
-
     def changed(self, arena: HostArena) -> Policy | None:
         """Returns the policy of a changed plan if the ranks of the job adopt it
         at this step (see `plan_changes`), else None. Reports the decision to

@@ -75,8 +75,6 @@ class Ranks:
                           f"each of the group's {ranks.size} ranks")
         return ranks
 
-    # --- rows ---------------------------------------------------------------
-
     def slices(self, rows: range) -> list[range]:
         least, more = divmod(len(rows), self.size)
         starts = [rows.start + r * least + min(r, more)
@@ -88,8 +86,6 @@ class Ranks:
         """Returns this rank's (or another's) slice of each chunk."""
         rank = self.rank if rank is None else rank
         return [self.slices(rows)[rank] for rows in chunks]
-
-    # --- heads --------------------------------------------------------------
 
     def check_heads(self, name: str, heads: int, kv_heads: int) -> None:
         if heads % self.size or heads % kv_heads:
@@ -114,8 +110,6 @@ class Ranks:
             self._needed[key] = torch.tensor(self.kv_heads(heads, kv_heads),
                                              device=device)
         return self._needed[key]
-
-    # --- collectives --------------------------------------------------------
 
     def filled(self, parts: Sequence[Tensor | None], like: Sequence[Tensor]
                ) -> list[Tensor | None]:
@@ -143,8 +137,6 @@ class Ranks:
         part's gradient is multiplied by the number of ranks, so that a
         parameter's average gradient over all ranks is the whole sequence's."""
         return _Sum.apply(self, part)
-
-    # --- failures ------------------------------------------------------------
 
     def wait(self, work: dist.Work, device: torch.device) -> None:
         """Waits until a collective of this group is done. Raises `PeerFailed`

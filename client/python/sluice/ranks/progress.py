@@ -53,8 +53,6 @@ class Progress:
         self._stuck: Place | None = None
         self._again = 0.0
 
-    # --- training thread ----------------------------------------------------
-
     def move(self, step: Any, direction: Direction, layer: nn.Module,
              chunk: int) -> None:
         last, now = self._place, self._clock()
@@ -78,8 +76,6 @@ class Progress:
     def close(self) -> None:
         self.idle()
         self._ended.set()
-
-    # --- looking thread -----------------------------------------------------
 
     def look(self) -> None:
         place = self._place
