@@ -90,5 +90,5 @@ class Model(Patched):
     layers: nn.ModuleList
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
-        """Raises `Unsupported` if a rank's rows differ from the sequence's."""
+        """Raises `Unsupported` if a rank's rows alone give other results."""
         raise NotImplementedError

@@ -37,8 +37,8 @@ class Causal:
         self._renew_layers, self._renew_head = renew, renew_head
         self.stream = ends.stream
         self.head = Head(causal, ends)
-        # Whether the head is none of a transformers language model: it may use
-        # any row.
+        # Whether the head is not that of a transformers language model. Such a
+        # head may use any row.
         self._foreign = (not self.head.is_of_transformers()
                          or causal.get_output_embeddings() is None)
         self._loss_function = causal.loss_function

@@ -50,7 +50,7 @@ class Twins:
             LEAST, max(first_of_kind(layers)) + 1))
 
     def sizes(self) -> Iterator[bool]:
-        """Yields for each twin to try whether it is small, as the first is."""
+        """Yields True for a small twin, if that would differ, then False."""
         if self._idle or self._tokens > TOKENS or (
                 self._fewest < len(self._model.layers)):
             yield True

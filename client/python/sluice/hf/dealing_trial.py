@@ -24,7 +24,8 @@ Made = dict[Place | str, tuple[Tensor, int | None]]
 
 
 def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
-    """Raises `Unsupported` for positions of the model's own; sets `dealing`."""
+    """Raises `Unsupported` if the model computes positions itself. Sets
+    `made_of_rows` and `undealt` of `dealing`."""
     given = {"input_ids": ids}
     all_ = _made(dealing, given)
     noted = _noted(dealing, given)

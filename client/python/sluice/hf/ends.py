@@ -66,7 +66,8 @@ class Part:
 
 
 class Ends:
-    """The ends of one decoder, as `ends_trial` finds them; None: runs whole."""
+    """The ends of one decoder, set by `ends_trial`. A part of None runs
+    whole."""
 
     def __init__(self, adapter: Model, stream: Stream):
         self.adapter, self.stream = adapter, stream

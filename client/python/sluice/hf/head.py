@@ -80,8 +80,8 @@ class Head:
         return logits
 
     def of_base(self, given: dict[str, Any]) -> Any:
-        """Runs the model's own forward to its base's end; returns its
-        output."""
+        """Runs the model's own forward up to its base's output; returns
+        that."""
         base = self.base
 
         def record(*args: Any, **kwargs: Any) -> None:

@@ -152,7 +152,7 @@ class Adapter(Model):
             path for path, m in other.causal.named_modules() if m is module))
 
     def _like(self, tried: Adapter) -> Callable[[int], int]:
-        """Maps a layer's index to that of its kind's in the twin `tried`."""
+        """Maps a layer's index to one of the same kind in the twin `tried`."""
         first, count = first_of_kind(self.layers), len(tried.layers)
         return lambda index: index if index < count else first[index]
 

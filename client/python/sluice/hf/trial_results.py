@@ -18,7 +18,7 @@ WIDE = 4  # bytes of a number in trials, which are in fp32
 def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
               twins: Sequence[nn.Module], like: Callable[[int], int]) -> None:
     """Copies to the stream `mine` what trials in the stream `its` found for
-    `layers`. `like` maps a layer's index to that of its like in `twins`."""
+    `layers`. `like` maps a layer's index to one of its kind in `twins`."""
     mine.rows = dict(its.rows)
     mine.attended |= its.attended
     kinds: dict[WholeKind, WholeKind] = {}

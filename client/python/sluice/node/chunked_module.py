@@ -116,7 +116,7 @@ class ChunkedCall:
 
     def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        """Returns y [B, S, H'] of x [B, S, H], None before the first layer."""
+        """Returns y [B, S, H'] of x [B, S, H]; x is None before the layers."""
         self._autocast = autocast_now(self.step.device)
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(
@@ -180,7 +180,8 @@ class ChunkedCall:
 
     def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:
-        """Replays all chunks, the last first; returns gradients."""
+        """Replays chunks, last first; returns gradients of x, arguments,
+        weights."""
         dy = self._places.reading(dy, self.name)
         dx = self._places.writing() if needs_x else None
         gradients, leaves = Gradients(found), self.arguments()

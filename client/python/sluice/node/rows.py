@@ -65,8 +65,8 @@ class Arguments:
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
-        """Returns (args, kwargs) of `rows`, with differentiable leaves cut
-        already."""
+        """Returns (args, kwargs) of `rows`; `replaced`: leaves with a
+        gradient."""
         given = iter(replaced)
         values = [next(given) if needs else cut(leaf, rows)
                   for leaf, needs in zip(self.leaves, self._needs_grad)]
@@ -194,8 +194,7 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
 
 
 class Numbered(TorchFunctionMode):
-    """Makes `torch.arange` over a layer's rows begin at `first`; `met`: it
-    did."""
+    """Makes `torch.arange` over a layer's rows begin at `first`, if `met`."""
 
     def __init__(self, rows: int, first: int):
         super().__init__()
