@@ -30,33 +30,23 @@ ROWS_OF_TOKENS = Kind(
 
 
 class Argument(NamedTuple):
-    """Properties of one argument.
+    """Properties of one argument."""
 
-    Attributes:
-        rows: dimension of a layer's argument that has rows: 1 for [B, S, ...];
-            negative if the number of leading dimensions varies.
-        dealt: dimension of a decoder's argument that is split among the ranks
-            that share a sequence.
-        cut: whether it may be cut to one chunk's rows for the decoder's code
-            outside of its layers.
-        cache: whether it is a cache, which streaming does not support.
-        packed: whether it only describes packed documents.
-        said: whether attention may ignore it, because it is meant for other
-            kernels or for caches, or repeats the mask.
-        loss: whether the chunked head and loss support it.
-        agreed: whether the error names this argument if ranks pass different
-            values; it calls others "another argument".
-    """
-
+    # Dimension of a layer's argument that has rows: 1 for [B, S, ...]; negative
+    # if the number of leading dimensions varies.
     rows: int | None = None
+    # Dimension of a decoder's argument that is split among the ranks that share
+    # a sequence; whether one chunk's rows are enough outside of its layers.
     dealt: int | None = None
     cut: bool = False
     mask: bool = False
-    cache: bool = False
-    packed: bool = False
+    cache: bool = False  # which streaming does not support
+    packed: bool = False  # only describes packed documents
+    # Attention may ignore it: it is for other kernels or caches, or repeats the
+    # mask.
     said: bool = False
-    loss: bool = False
-    agreed: bool = False
+    loss: bool = False  # the chunked head and loss support it
+    agreed: bool = False  # named if ranks pass different values
 
 
 _SAID = Argument(said=True)

@@ -12,21 +12,13 @@ from torch import Tensor, nn
 @dataclass(eq=False)
 class WholeKind:
     """Layers of one class that run whole; see [Note: whole layers] in
-    whole_layers.
+    whole_layers."""
 
-    Attributes:
-        name: class of the layers.
-        why: the property that rules out running them by chunks.
-        own_attention: whether they use the model's own attention and masks.
-        bytes_per_token: device memory that backward of one such layer holds
-            per token of the batch.
-        bytes_per_pair: the same per pair of tokens of a sequence; not 0 if the
-            memory grows with the square of the sequence length.
-    """
-
-    name: str
-    why: str
-    own_attention: bool = False
+    name: str  # of the class
+    why: str  # the property that rules out running them by chunks
+    own_attention: bool = False  # whether with the model's own and its masks
+    # Device memory that backward of one such layer holds, per token of the
+    # batch and per pair of tokens of a sequence.
     bytes_per_token: int = 0
     bytes_per_pair: float = 0.0
 

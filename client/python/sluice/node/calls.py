@@ -25,31 +25,20 @@ ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
 class Call:
     """State of one call of a streamed model, of the causal model or of its
     decoder alone: what the caller requested, and results of the decoder's
-    latest forward in the call.
+    latest forward in the call."""
 
-    Attributes:
-        ranks: the ranks that share the call's sequences.
-        makes_cache: whether the unstreamed model would make a cache.
-        has_labels: whether the model computes a loss of all rows.
-        needs_all: a requested output that needs more than a rank's own rows.
-        rejoin: reseeds, so that all ranks draw the same random numbers from
-            then on; set only if the decoder must return the rows of all ranks.
-        own_rows: int64, the rows that the decoder returned; None: all.
-        blind: bool [B or 1, S], padding rows that saw no key.
-        plain: see plain_layers; set if all layers of the decoder ran plain.
-        outer: arguments of the causal model, if the ranks compare them with the
-            decoder's.
-    """
-
-    ranks: Ranks | None
-    makes_cache: bool
-    has_labels: bool = False
-    needs_all: str | None = None
+    ranks: Ranks | None  # that share the call's sequences
+    makes_cache: bool  # whether the unstreamed model would
+    has_labels: bool = False  # whether the model computes a loss of all rows
+    needs_all: str | None = None  # an output for which own rows are not enough
+    # Reseeds, so that all ranks draw the same random numbers from then on; set
+    # only if the decoder must return the rows of all ranks.
     rejoin: Callable[[int, torch.device], None] | None = None
-    own_rows: Tensor | None = None
-    blind: Tensor | None = None
-    plain: Forward | None = None
-    outer: Any = None  # agreement.Asked
+    own_rows: Tensor | None = None  # int64, that the decoder returned; None: all
+    blind: Tensor | None = None  # bool [B or 1, S], padding that saw no key
+    plain: Forward | None = None  # set if all layers of the decoder ran plain
+    # agreement.Asked of the causal model, if compared with the decoder's.
+    outer: Any = None
 
     def whole(self, given: dict[str, Any], own: Callable[[], Any],
               foreign: bool) -> Any:

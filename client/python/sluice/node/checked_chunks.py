@@ -39,20 +39,15 @@ RUN = 16  # consecutive differing rows that are refused
 
 @dataclass(frozen=True)
 class StepChecks:
-    """The checks of one step.
+    """The checks of one step."""
 
-    Attributes:
-        every: whether all chunks are compared.
-        sampled: if not `every`, the modules of which one chunk is compared, each
-            with that chunk's number (modulo the module's number of chunks).
-        passed: called when a backward has found its replays equal.
-        in_parts: whether compared chunks also run in two parts.
-    """
-
-    every: bool
+    every: bool  # whether all chunks are compared
+    # If not `every`, the modules of which one chunk is compared, each with that
+    # chunk's number (modulo the module's number of chunks).
     sampled: Mapping[nn.Module, int] = field(default_factory=dict)
+    # Called when a backward has found its replays equal.
     passed: Callable[[], None] = lambda: None
-    in_parts: bool = False
+    in_parts: bool = False  # whether compared chunks also run in two parts
 
     def include(self, module: Any, chunk: int, chunks: int) -> bool:
         number = self.sampled.get(module)

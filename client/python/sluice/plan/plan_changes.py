@@ -28,17 +28,11 @@ _streams = itertools.count()
 
 @dataclass(frozen=True)
 class Offer:
-    """A changed plan that the daemon offers to this rank.
+    """A changed plan that the daemon offers to this rank."""
 
-    Attributes:
-        plan: the daemon's number of the plan.
-        ranks: the job's ranks on this node, this one included.
-        refusal: why this rank cannot adopt it, in one line; "" if it can.
-    """
-
-    plan: int
-    ranks: Sequence[int]
-    refusal: str = ""
+    plan: int  # the daemon's number of it
+    ranks: Sequence[int]  # of the job on this node, this one included
+    refusal: str = ""  # why this rank cannot adopt it; "" if it can
 
 
 @dataclass(frozen=True)
