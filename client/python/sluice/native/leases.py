@@ -23,18 +23,14 @@ from sluice.native import abi
 
 
 class Handle:
-    """A handle and the function that ends it; see [Note: ends].
-
-    Attributes:
-        value: the handle; 0 (NULL, which the library refuses) after its end.
-        before: handles to end before this one.
-    """
+    """A handle and the function that ends it; see [Note: ends]."""
 
     __slots__ = ("value", "before", "_end", "_owner")
 
     def __init__(self, value: int | None, end: Callable[[int], None]) -> None:
-        self.value = value or 0  # ctypes reads NULL as None
-        self.before: list[Handle] = []
+        # ctypes reads NULL as None; 0, which the library refuses, after its end.
+        self.value = value or 0
+        self.before: list[Handle] = []  # to end before this one
         self._end = end
         self._owner = os.getpid()
 
