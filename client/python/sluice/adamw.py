@@ -39,10 +39,9 @@ class AdamW(torch.optim.AdamW):
     and temporaries of torch's foreach kernels; none between steps.
 
     `step()` gives fp32 parameters the bits of torch.optim.AdamW(foreach=True),
-    and others the rounded bits of the same update on fp32 masters. Work that
-    is enqueued later on torch's current stream runs after the whole update. A
-    parameter's states are leased in the first step in which the parameter has
-    a gradient.
+    and others the rounded bits of the same update on fp32 masters. Work that is
+    enqueued later on torch's current stream runs after the update. A parameter's
+    states are leased in the first step in which it has a gradient.
 
     Reading `state` or calling `state_dict()` waits for copies. The states (CPU
     tensors, or DTensors of CPU tensors) are the leased memory itself and stay
@@ -55,9 +54,8 @@ class AdamW(torch.optim.AdamW):
         of DTensors are updated.
       lr, betas, eps, weight_decay: as for torch's AdamW; numbers, no tensors.
       amsgrad, maximize: refused if True.
-      session: leases the host memory, and its GPU computes the updates; keep
-        it open while steps are made. None: the optimizer opens a `Session` on
-        the first parameter's device.
+      session: leases the host memory; its GPU computes the updates; keep it
+        open. None: the optimizer opens one on the first parameter's device.
 
     Raises:
       ValueError: torch's AdamW refuses a number.

@@ -97,18 +97,16 @@ class Session:
 
     Args:
         socket: path of the daemon's socket. None: $SLUICE_SOCKET, else the
-            node's own daemon, else one of the user, which is started if none
-            runs (user_daemon.py).
+            node's own daemon, else the user's, started if none runs.
         job: label of the job, at most 64 characters, the same in all of its
             ranks. None: "python" with the launcher's job id, else with the
             process id; further open sessions of this process get a number
             appended.
         rank, world: this rank's number, and the number of ranks in the job.
-            None: as set by torchrun, Slurm or MPI (launcher.py), else 0 of 1.
+            None: as set by torchrun, Slurm or MPI, else 0 of 1.
         gpu: index of the GPU on the node, as the daemon counts. None: the
             rank's number on its node.
-        local_world: ranks of the job on this node. None: as the launcher sets
-            it, else all.
+        local_world: ranks of the job on this node. None: the launcher's, or all.
         device: the GPU as torch names it, instead of `gpu`: a CUDA
             torch.device or its name; matched by UUID. A CPU is ignored.
         lease_wait_s: seconds that a lease may wait for memory instead of being
@@ -117,9 +115,7 @@ class Session:
 
     Attributes:
         socket: path of the socket; other processes and sessions may open it.
-        job, rank: as given or found.
-        gpu: as given, or the rank's number on its node.
-        lease_wait_s: as given.
+        job, rank, gpu, lease_wait_s: as given or found.
         daemon: always None; kept for older callers.
 
     Raises:
