@@ -52,7 +52,7 @@ class Part:
         return iter(self._owners)
 
     def units(self) -> list[nn.Module]:
-        """Returns the FSDP2 units but the decoder ([Note: units])."""
+        """Returns the FSDP2 units but the decoder; see fsdp_units."""
         return [m for m in self._owners[1:] if isinstance(m, FSDPModule)]
 
     def has_changed(self) -> bool:
@@ -66,8 +66,7 @@ class Part:
 
 
 class Ends:
-    """The ends of one decoder, set by `ends_trial`. A part of None runs
-    whole."""
+    """The ends of one decoder, which `ends_trial` sets; None: it runs whole."""
 
     def __init__(self, adapter: Model, stream: Stream):
         self.adapter, self.stream = adapter, stream
@@ -287,8 +286,7 @@ class FirstCall(chunked_module.ChunkedCall):
         self._ends, self._given = ends, given
 
     def settle(self) -> None:
-        """Records buffers after the forward over all rows: it may write
-        some."""
+        """Records buffers: the forward over all rows may have written some."""
         if self.keeps:
             self._setting.take_buffers()
 

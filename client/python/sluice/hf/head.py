@@ -80,8 +80,7 @@ class Head:
         return logits
 
     def of_base(self, given: dict[str, Any]) -> Any:
-        """Runs the model's own forward up to its base's output; returns
-        that."""
+        """Returns the base model's output in the model's own forward."""
         base = self.base
 
         def record(*args: Any, **kwargs: Any) -> None:

@@ -65,8 +65,7 @@ def await_compute(device: torch.device) -> None:
 
 
 def check_device(found: torch.device | str, device: torch.device) -> None:
-    """Raises `Error` UNIMPLEMENTED if a tensor is not on the session's
-    device."""
+    """Raises `Error` UNIMPLEMENTED if `found` is not the session's device."""
     found = torch.device(found)
     if found == device or (found.index is None and found.type == device.type):
         return

@@ -167,7 +167,8 @@ class Copies:
         flight.settle(ticket)
 
     def last_read(self) -> int:
-        """Returns the last ticket of a possible copy to the device, or 0."""
+        """Returns the last ticket of a copy to the device that may run, or
+        0."""
         held = self.in_flight[HOST_TO_GPU].held
         return held[-1][0] if held else 0
 
