@@ -4,8 +4,6 @@ decoder's embedding, head and loss run unstreamed.
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       python client/python/examples/own_decoder.py
 """
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,8 +17,7 @@ HIDDEN, HEADS, LONGEST = 64, 4, 4096
 def rotate(x: Tensor, freqs_cis: Tensor) -> Tensor:
     """Returns x [B, S, heads, D] rotated by the first S rows of `freqs_cis`."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(
-        pairs * freqs_cis[:x.shape[1], None]).flatten(-2)
+    return torch.view_as_real(pairs * freqs_cis[:x.shape[1], None]).flatten(-2)
 
 
 class Block(nn.Module):
@@ -61,24 +58,19 @@ class Decoder(nn.Module):
         return self.output(self.norm(x))
 
 
-def main() -> None:
-    torch.manual_seed(0)
-    model, ids = Decoder(), torch.tensor([list(TEXT)])
-    stream = sluice.stream_layers(
-        model.layers, chunk=512, rows={"freqs_cis": 0},  # one row per position
-        sample=lambda: model(ids[:, :128]))  # stream() probes the layers on it
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(5):
-        loss = F.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        print(f"step {step}: loss {loss.item():.4f}")
-    print(f"{stream.stats().blocks} blocks of attention streamed, "
-          f"{stream.stats().host_peak_bytes / 2**20:.1f} MiB of host memory "
-          "at the peak")
-    stream.unstream()
-
-
-if __name__ == "__main__":
-    main()
+torch.manual_seed(0)
+model, ids = Decoder(), torch.tensor([list(TEXT)])
+stream = sluice.stream_layers(
+    model.layers, chunk=512, rows={"freqs_cis": 0},  # one row per position
+    sample=lambda: model(ids[:, :128]))  # stream() probes the layers on it
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+for step in range(5):
+    loss = F.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}: loss {loss.item():.4f}")
+print(f"{stream.stats().blocks} blocks of attention streamed, "
+      f"{stream.stats().host_peak_bytes / 2**20:.1f} MiB of host memory "
+      "at the peak")
+stream.unstream()

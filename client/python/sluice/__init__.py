@@ -3,7 +3,6 @@
 See client/python/README.md. Public names are imported on first use, so that
 `python -m sluice --help` does not wait for torch.
 """
-
 from __future__ import annotations
 
 import importlib

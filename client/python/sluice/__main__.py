@@ -23,10 +23,9 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command and returns the exit status: 0; 1 if a check or the
-    command fails or the model cannot be streamed; 2 for wrong arguments or a
-    model shape that the planner does not know; 3 if `plan` finds that training
-    does not fit; 130 after Ctrl-C."""
+    """Returns the exit status: 0; 1 if a check or the command fails or the
+    model cannot be streamed; 2 for wrong arguments or an unknown model shape; 3
+    if `plan` finds that training does not fit; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -101,9 +100,8 @@ def _probe(given: argparse.Namespace) -> int:
 
 def _plan(given: argparse.Namespace) -> int:
     """Runs the planner, with the cost model of `stream(hidden="host")` under
-    FSDP2. The planner refuses model shapes that it does not know (experts,
-    latent keys and values, windows) and names the field of config.json; it
-    never ignores such a field."""
+    FSDP2. It refuses a model shape that it does not know and names the field
+    of config.json."""
     from sluice.base.arguments import PATH, need
     from sluice.native.daemon import find_programs
     need("plan", "folder", given.model, PATH)
@@ -130,8 +128,7 @@ def run_sluiced() -> None:
 
 
 def run_sluicectl() -> None:
-    """Replaces this process by the wheel's `sluicectl`, which talks to the
-    daemon that sessions would use."""
+    """Replaces this process by the wheel's `sluicectl`, for the same daemon."""
     from sluice.native import user_daemon
     os.environ.setdefault("SLUICE_SOCKET", user_daemon.known_socket())
     _run("sluicectl")
@@ -144,8 +141,6 @@ def _run(program: str) -> None:
 
 
 def _main() -> int:
-    """Returns the status of `main`, or 1 if standard output cannot be
-    written."""
     try:
         try:
             return main()
@@ -155,8 +150,7 @@ def _main() -> int:
         if error.errno != errno.EPIPE:
             print("error: cannot write to standard output: "
                   f"{error.strerror}", file=sys.stderr)
-        # Without this the interpreter would flush stdout again and exit with
-        # 120.
+        # Else the interpreter would flush stdout again and exit with 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -1,7 +1,7 @@
 """`sluice.AdamW`: torch's AdamW with its states in host memory.
 
 [Note: master weights] A bf16 or fp16 parameter has an fp32 master in host
-memory. A step updates the master and rounds it into the parameter. Where the
+memory, which a step updates and rounds into the parameter. Where the
 parameter's bits differ from the rounded master, the parameter is new or other
 code has set it (weights were loaded, merged or averaged), and the step first
 sets the master to the parameter. So a master needs no initial value, and
@@ -39,10 +39,9 @@ class AdamW(torch.optim.AdamW):
     and temporaries of torch's foreach kernels; none between steps.
 
     `step()` gives fp32 parameters the bits of torch.optim.AdamW(foreach=True),
-    and others the rounded bits of the same update on fp32 masters. Work that
-    is enqueued later on torch's current stream runs after the whole update. A
-    parameter's states are leased in the first step in which the parameter has
-    a gradient.
+    and others the rounded bits of the same update on fp32 masters. Work that is
+    enqueued later on torch's current stream runs after the update. A parameter's
+    states are leased in the first step in which it has a gradient.
 
     Reading `state` or calling `state_dict()` waits for copies. The states (CPU
     tensors, or DTensors of CPU tensors) are the leased memory itself and stay
@@ -55,9 +54,8 @@ class AdamW(torch.optim.AdamW):
         of DTensors are updated.
       lr, betas, eps, weight_decay: as for torch's AdamW; numbers, no tensors.
       amsgrad, maximize: refused if True.
-      session: leases the host memory, and its GPU computes the updates; keep
-        it open while steps are made. None: the optimizer opens a `Session` on
-        the first parameter's device.
+      session: leases the host memory; its GPU computes the updates; keep it
+        open. None: the optimizer opens one on the first parameter's device.
 
     Raises:
       ValueError: torch's AdamW refuses a number.
@@ -125,16 +123,15 @@ class AdamW(torch.optim.AdamW):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copies states of this class or of torch's AdamW into host memory.
         Raises ValueError if the groups or the parameters' shapes differ; then
-        options of the groups may have been loaded, but no states."""
-        # torch would cast tensors to the parameters' device and dtype, but does
-        # not look into the functions that are passed here in place of states.
+        groups' options may have been loaded, but no states."""
+        # torch would cast tensors to the parameters' device and dtype, but
+        # does not look into functions in place of states.
         with self.register_load_state_dict_pre_hook(lambda _, given: {
                 **given, "state": {key: functools.partial(dict, values) for
                                    key, values in given["state"].items()}}):
             super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Loads groups and states; torch's load_state_dict calls it."""
         kept = {p: values() for p, values in state.pop("state").items()}
         given = {p: values for p, values in kept.items() if values}
         super().__setstate__(state)
@@ -151,10 +148,8 @@ class AdamW(torch.optim.AdamW):
                           "be pickled or copied", "make an AdamW of the copied "
                           "parameters, and load this one's state_dict()")
 
-    # --- states -------------------------------------------------------------
-
     def _lease(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Leases states for those parameters that have none yet."""
+        """Leases states for the parameters that have none yet."""
         new = [(p, _local(p, p), _count(p)) for p in parameters
                if p not in self._views]
         if not new:
@@ -176,8 +171,8 @@ class AdamW(torch.optim.AdamW):
         self._views.update((p, views) for (p, _, _), views in zip(new, leased))
 
     def _set(self, p: torch.Tensor, values: Mapping[str, Any]) -> None:
-        """Sets a parameter's states to `values`, and states that `values`
-        lacks, such as the master, to 0: see [Note: master weights]."""
+        """Sets a parameter's states to `values`; states that `values` lacks,
+        such as the master, become 0: see [Note: master weights]."""
         self._states.settle()
         for name, view in zip(_STATES, self._views[p]):
             view.copy_(_local(values[name], p) if name in values else
@@ -226,15 +221,13 @@ def _count(p: torch.Tensor) -> int:
 
 
 def _follow(master: torch.Tensor, values: torch.Tensor) -> None:
-    """Sets the elements of `master` that do not round to `values` to those of
-    `values`; see [Note: master weights]."""
+    """Sets elements of `master` that do not round to `values` to these."""
     same = master.to(values.dtype).view(torch.int16) == values.view(torch.int16)
     master.copy_(torch.where(same, master, values.float()))
 
 
 def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's values of `tensor`, sharded as `p` if it is a
-    DTensor."""
+    """Returns this rank's values of `tensor`; a DTensor is sharded as `p`."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     if tensor.placements != p.placements:
@@ -243,8 +236,7 @@ def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 
 
 def _as_sharded(view: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Returns the state `view` with the sharding of its parameter `p`; the
-    memory stays in the host."""
+    """Returns the state `view`, sharded as its parameter `p`, in the host."""
     if not isinstance(p, DTensor):
         return view
     meta = p._spec.tensor_meta._replace(dtype=view.dtype)
@@ -253,12 +245,12 @@ def _as_sharded(view: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a view of a dense tensor's values in the order of its memory."""
+    """Returns a view of a dense tensor's values in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def _gradient(p: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient, flat, in the order of the parameter's memory."""
+    """Returns the gradient, flat, in the parameter's memory order."""
     if p.grad.layout != torch.strided:
         raise Unsupported("AdamW", "a sparse gradient",
                           "make the embedding with sparse=False")
@@ -295,8 +287,7 @@ def _refuse_replicas(parameters: Iterable[torch.Tensor]) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         return
     ids = {id(p) for p in parameters}
-    # A parameter does not show that DDP holds it, so all DDP modules of the
-    # process are searched.
+    # A parameter does not show that DDP holds it, so search all DDP modules.
     for ddp in [each for each in gc.get_objects()
                 if issubclass(type(each), DistributedDataParallel)]:
         ranks = dist.get_world_size(ddp.process_group)

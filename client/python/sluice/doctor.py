@@ -1,5 +1,5 @@
-"""Checks what is installed and whether it works: one finding per line. The
-line of a failed check ends with the remedy."""
+"""Checks what is installed and whether it works: one finding per line, which
+ends with the remedy if the check failed."""
 from __future__ import annotations
 
 import dataclasses
@@ -29,9 +29,8 @@ class Finding:
 
 
 def examine(socket: str | None = None) -> Iterator[Finding]:
-    """Runs the checks one after the other and yields each finding when its
-    check ends. One check opens and closes a `Session(socket)`; the findings of
-    sluicectl come last."""
+    """Yields each finding when its check ends. One check opens and closes a
+    `Session(socket)`; sluicectl's findings come last."""
     yield Finding("python", True, platform.python_version())
     for package in ("torch", "transformers"):
         yield _finding(
@@ -58,7 +57,6 @@ def _finding(what: str, look: Callable[[], str]) -> Finding:
 
 
 def _failed(what: str, error: Exception) -> Finding:
-    """Returns the finding of a check that raised `error`."""
     return Finding(what, False, str(error) or type(error).__name__)
 
 
@@ -84,9 +82,8 @@ def _library(programs) -> str:
 
 def _of_the_machine(programs: Programs, socket: str | None
                     ) -> Iterator[Finding]:
-    """Yields the findings of `sluicectl doctor` about the machine and, if
-    `socket` is given, the failed ones about the daemon there. Yields nothing
-    if sluicectl is missing."""
+    """Yields what sluicectl, if found, says about the machine and, with
+    `socket`, the failed checks of the daemon there."""
     if programs.sluicectl is None:
         return
     asked = ["--socket", socket] if socket else []

@@ -8,9 +8,9 @@ from weakref import WeakSet
 from torch import nn
 
 from sluice.attention import gpu_blocks
+from sluice.base.argument_table import MODULE
 from sluice.base.arguments import NONE, invalid, takes
 from sluice.base.errors import Unsupported
-from sluice.base.kinds import MODULE
 from sluice.base.model_protocols import Patched
 from sluice.memory import compute_device
 from sluice.native.session import Session
@@ -56,22 +56,21 @@ def stream(model: nn.Module | None = None,
         attention registry (also as a PEFT model).
       config: values of those fields below that are not passed as arguments.
       layers: instead of `model`: the decoder layers in order.
-      attention: "sdpa" with `layers`: the layers call
-        F.scaled_dot_product_attention(is_causal=True) or write attention out
-        as products and a softmax.
-      sample: with `layers`: a function that runs the model on 64 tokens or
-        more, such as `lambda: model(ids)`; stream() probes the layers on that
-        call. Without a sample, the first call with at least 64 rows probes the
-        layers and may refuse them, and shorter calls before that are not
-        streamed. Required with a group and with hidden="host".
+      attention: "sdpa" with `layers`: they call
+        F.scaled_dot_product_attention(is_causal=True), or write products and a
+        softmax out.
+      sample: with `layers`: runs the model on 64 tokens or more, such as
+        `lambda: model(ids)`; stream() probes the layers on that call. Without
+        it, the first call with at least 64 rows does, and may refuse them;
+        shorter calls before are not streamed. Required with a group and with
+        hidden="host".
       session: a session with the node's daemon, which `unstream()` leaves
         open. None: `Session()` on the model's device, closed by `unstream()`.
       chunk: rows per chunk (None: 1024, on a real GPU 8192); "auto": measured
-        in stream() (see [Note: chunk size] in chunk_size);
-        `Stream.chunk_choice` and the line at attach say what was chosen and
-        why. All ranks of a job use the choice of the rank that was first.
-      batch: with chunk="auto": the number of sequences per batch and rank for
-        which the chunk is measured; steps may have other batch sizes.
+        in stream(), as `Stream.chunk_choice` and the line at attach explain.
+        All ranks of a job use the choice of the rank that was first.
+      batch: with chunk="auto": sequences per batch and rank for which the
+        chunk is measured; steps may have other batch sizes.
       rows: further layer arguments that have rows: name -> dimension of the
         rows. A table with a row per position may have more rows than the
         sequence. Dimension None: each chunk gets the whole argument.
@@ -79,39 +78,33 @@ def stream(model: nn.Module | None = None,
         "recompute", or a dict from names of weights or modules in the layer
         (`fnmatch` patterns) to the fractions of chunks kept on the device and
         swapped to the host: {"mlp.*": {"keep": 0.25, "swap": 0.5}}; "plan":
-        the second training step is measured, and from the third on the
-        daemon's plan for this node applies (`Stream.plan`).
-      check: compares a chunk's replay with its first forward, bit by bit, and
-        with a run of the chunk in two parts: "first": all chunks in the first
-        step, then one of each kind of layer per step; "always": all chunks;
-        "off": none.
+        from the third training step on the daemon's plan (`Stream.plan`).
+      check: which chunks' replays are compared with their first forwards, bit
+        by bit, and with a run in two parts: "first": all in the first step,
+        then one of each kind of layer per step; "always": all; "off": none.
       min_tokens: shorter sequences are not streamed.
       head: "whole": also with labels, the model's own head and loss run over
-        all rows at once, with logits [B, S, vocabulary]. Can be set later, as
-        the attribute `head` of the returned stream.
+        all rows at once, with logits [B, S, vocabulary]; see `Stream.head`.
       group: a process group of ranks that share each sequence: pass the same
         whole rows to every rank, and each rank computes its part of them; see
         [Note: shared sequences] in shards.
       hidden: where the hidden states between layers and their gradients are:
-        "device" or "host". In the host they are read and written chunk by
-        chunk, for sequences so long that not even one [B, S, H] should be on
-        the device.
-      rerun: the fraction (0 to 1) of a sequence's tokens, counted from its
-        start, for which backward computes k, v and attention's results again,
-        a layer at a time, instead of keeping them in the host. A fraction f
-        costs f^2 of attention's forward and f of the rest of the layers'
-        forward; see [Note: run again] in layer.
+        "device" or "host", in chunks, for sequences so long that not even one
+        [B, S, H] should be on the device.
+      rerun: the fraction f (0 to 1) of a sequence's first tokens for which
+        backward computes k, v and attention's results again, a layer at a
+        time, instead of keeping them in the host. It costs f^2 of attention's
+        forward and f of the rest of the layers' ([Note: run again] in layer).
       kernel: for attention's blocks on a real GPU: "flash" or "cudnn" (bf16
         and fp16), "efficient", or "auto". For fp32 "auto" is efficient. For
         bf16 and fp16 it is cudnn on GPUs of compute capability 9.0 if heads
         are at most 128 wide and there are no documents or windows, else flash.
-        Flash is what torch runs under that name: after
-        torch.nn.attention.activate_flash_attention_impl("FA4") it is
+        After torch.nn.attention.activate_flash_attention_impl("FA4") flash is
         "flash (FA4)". `Stats.kernels` names the kernels of a step. stream()
         refuses a kernel that does not support the model's heads; a step
-        refuses one that does not support its dtype. No kernel supports blocks
-        with an interval of keys for each row, a softcap, or a head width of v
-        that differs from that of k: their scores are written to memory.
+        refuses one that does not support its dtype. Scores are written to
+        memory for an interval of keys for each row, a softcap, or heads of v
+        of another width than k's: no kernel supports these.
       hbm: bytes of device memory for the tensors of layers that run plain: as
         without a stream, with nothing recomputed or copied (see
         [Note: plain layers] in plain_layers). None: on a real GPU what the
@@ -157,7 +150,8 @@ def stream(model: nn.Module | None = None,
             made.choose_chunk(next(p for layer in adapter.layers
                                    for p in layer.parameters()), how.batch)
         if made.carriers:
-            made.chunk = carried_state.whole_blocks(made.chunk)
+            block = carried_state.BLOCK  # a chunk is a number of these
+            made.chunk = -(-made.chunk // block) * block
         if planned and made.whole_layers:
             raise Unsupported(adapter.name, 'policy="plan" with layers that '
                               "run whole", 'stream it with policy="recompute"')

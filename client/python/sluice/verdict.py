@@ -1,8 +1,5 @@
-"""Checks by a model's config whether the model can be streamed.
-
-The model is made on the meta device, so a machine without the memory for its
-weights can run the check.
-"""
+"""Checks by a model's config whether the model can be streamed. The model is
+on the meta device, so its weights need no memory."""
 from __future__ import annotations
 
 import contextlib
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sluice.base.arguments import PATH, invalid, takes
 from sluice.base.errors import Error, Status, Unsupported
-from sluice.hf.decoders import find_decoder
+from sluice.hf.causal_twin import find_decoder
 from sluice.native.session import Session
 from sluice.proof.captured_calls import by_kind
 from sluice.streaming import stream
@@ -70,7 +67,6 @@ def _config(folder: pathlib.Path) -> PretrainedConfig:
 
 @contextlib.contextmanager
 def _reading(folder: pathlib.Path) -> Iterator[None]:
-    """Turns any exception raised inside into an `Invalid` of one line."""
     try:
         yield
     except Exception as error:  # a config's fields may raise anything

@@ -19,7 +19,7 @@ import sluice
 from sluice.base.errors import Status
 from sluice.memory.arena import HostArena
 from sluice.memory.copies import IN_FLIGHT_COPIES
-from sluice.memory.host_tensor import HostTensor
+from sluice.memory.slabs import HostTensor
 
 # --- copies in flight ------------------------------------------------------
 

@@ -19,8 +19,8 @@ from sluice.memory.arena import HostArena
 from sluice.node import layer
 
 FOLDER = os.fspath(pathlib.Path(sluice.__file__).parent) + os.sep
-OWN = {"memory/arena.py", "memory/tensor_ranges.py", "memory/copies.py", "memory/host_tensor.py", "memory/in_flight.py",
-       "memory/free_ranges.py", "memory/slabs.py"}
+OWN = {"memory/arena.py", "memory/copies.py", "memory/free_ranges.py",
+       "memory/slabs.py"}
 
 
 @contextlib.contextmanager

@@ -148,7 +148,7 @@ def _stream_and_compare(
 def _whole(model: torch.nn.Module, kinds: list) -> str:
     if not kinds:
         return ""
-    from sluice.hf.decoders import find_decoder
+    from sluice.hf.causal_twin import find_decoder
 
     layers = len(find_decoder(model)[1])
     whys = "; ".join(dict.fromkeys(

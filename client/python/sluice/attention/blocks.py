@@ -1,8 +1,8 @@
 """Computes one block of attention (some rows against some keys) and merges
 blocks by their log-sum-exp.
 
-Shapes in this file: q [B, H, c, D]; k [B, Hkv, n, D]; v [B, Hkv, n, Dv];
-o [B, H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole`,
+Shapes in this file: q [B, H, c, D]; k [B, Hkv, n, D]; v [B, Hkv, n, Dv]; o [B,
+H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole`,
 `Window` or `Between`.
 
 `kernel_of` chooses what computes a block: ATen's flash kernel for CPUs, which
@@ -10,11 +10,11 @@ reads grouped k, v without copies; a CUDA kernel of ATen (`gpu_blocks`); or
 `whole_scores`, if no kernel supports the block.
 
 [Note: strips] The CPU kernel walks whole tiles of 512 keys, also in a causal
-block: for a chunk of 512 rows it computes everything above the diagonal too.
-So such a block is computed in strips of rows, each with the keys up to its
-last row. Each row's o and lse are the same to the bit; for 512 rows the
-forward takes 0.75 of the time, the backward 0.76. Below 192 rows the kernel
-halves the height of its tiles, so shorter strips compute less but take longer.
+block: for 512 rows it computes everything above the diagonal too. So such a
+block runs in strips of rows, each with the keys up to its last row. Each row's
+o and lse are the same to the bit; for 512 rows the forward takes 0.75 of the
+time, the backward 0.76. Below 192 rows the kernel halves the height of its
+tiles, so shorter strips compute less but take longer.
 """
 from __future__ import annotations
 
@@ -31,21 +31,18 @@ from sluice.attention.whole_scores import Mask, Scores
 from sluice.base.precision import wide_dtype, widened
 from sluice.native import abi
 
-# Kernels with a backward that reads o in fp32. A GPU's kernels read it rounded
-# to the dtype of q.
+# Kernels with a backward that reads o in fp32; others read it in q's dtype.
 READ_WIDE = {CPU, SCORES}
 _NOTHING = -math.inf  # lse of a row that has seen no key
-# Rows of a strip, and the most rows of a causal block that is cut into strips.
-# With more rows the kernel's tiles have 256 rows, and it skips most tiles that
-# no row sees.
+# Rows of a strip, and the most rows of a block that is cut into strips: with
+# more, tiles have 256 rows, and the kernel skips most that no row sees.
 _STRIP, _CUT = 192, 512
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
             asked: Kernel = "auto", part: bool = False
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over this block's keys alone; 0 and -inf for rows that
-    see none of them."""
+    """Returns (o, lse) over this block's keys; 0 and -inf without any."""
     kernel = kernel_of(q, k, v, mask, scores, asked, part)
     if kernel not in (SCORES, CPU):
         return gpu_blocks.forward(kernel, q, k, v, mask,  # type: ignore[arg-type]
@@ -58,9 +55,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
 
 
 def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
-             lse: Tensor, mask: Mask, scores: Scores,
-             asked: Kernel = "auto", part: bool = False
-             ) -> tuple[Tensor, Tensor, Tensor]:
+             lse: Tensor, mask: Mask, scores: Scores, asked: Kernel = "auto",
+             part: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients (dq, dk, dv) of one block, given o and lse of the
     *whole* rows (FlashAttention-2, algorithm 2: blocks are independent)."""
     kernel = kernel_of(q, k, v, mask, scores, asked, part)
@@ -92,7 +88,6 @@ def _flash_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
 
 
 def _is_cut(q: Tensor, mask: Mask) -> bool:
-    """Whether the block is computed in strips; see [Note: strips]."""
     return mask is Whole.CAUSAL and _STRIP < q.shape[2] <= _CUT
 
 
@@ -125,7 +120,6 @@ def _strips_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
 
 
 def _cut(q: Tensor) -> list[tuple[slice, Mask | Tensor]]:
-    """Returns the strips of a causal block, each with its mask."""
     count = q.shape[2]
     starts = range(0, count, _STRIP)
     last = starts[-1]
@@ -140,18 +134,16 @@ def _cut(q: Tensor) -> list[tuple[slice, Mask | Tensor]]:
 def _of_last_strip(last: int, dtype: torch.dtype, device: torch.device
                    ) -> Tensor:
     """Returns the mask that is added to the scores of a whole strip of rows
-    from `last` on. The mask of an earlier strip is a part of it, without its
-    first columns. Cached, because all blocks of a step use the same mask."""
+    from `last` on. An earlier strip's mask is a part of it, without its first
+    columns. Cached, because all blocks of a step use the same mask."""
     return torch.full((_STRIP, last + _STRIP), _NOTHING, dtype=dtype,
                       device=device).triu_(last + 1)
 
 
-def merge(o: Tensor, lse: Tensor, block_o: Tensor,
-          block_lse: Tensor) -> Tensor:
-    """Merges a block into the result of the earlier blocks; changes `o` in
-    place and returns the new lse. lse is in double: backward computes
-    exp(s - lse), so each rounding of it would scale a whole row of
-    probabilities."""
+def merge(o: Tensor, lse: Tensor, block_o: Tensor, block_lse: Tensor) -> Tensor:
+    """Merges a block into the result of earlier blocks; changes `o` in place
+    and returns the new lse, in double: backward computes exp(s - lse), so each
+    rounding of it would scale a whole row of probabilities."""
     # The block's weight in the merged row; NaN if the row has seen no key.
     part = torch.sigmoid(block_lse - lse).nan_to_num_(0.0)
     o.lerp_(block_o, part.to(o.dtype)[..., None])
@@ -167,25 +159,22 @@ def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sink(o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """Adds an attention sink, a score without a value, to each row's softmax:
-    sinks [H]. Changes `o` in place and returns the new lse."""
+    """Adds an attention sink [H], a score without a value, to each row's
+    softmax. Changes `o` in place and returns the new lse."""
     column = sinks.to(lse.dtype)[None, :, None]
     total = torch.logaddexp(lse, column)
     o.mul_(torch.exp(lse - total)[..., None].to(o.dtype))
     return total
 
 
-def sink_backward(do: Tensor, o: Tensor, lse: Tensor,
-                  sinks: Tensor) -> Tensor:
-    """Returns the gradient of sinks [H], given o and lse after `sink`."""
+def sink_backward(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     share = torch.exp(sinks.to(lse.dtype)[None, :, None] - lse)
     return -(share * (do.to(o.dtype) * o).sum(dim=-1)).sum(dim=(0, 2))
 
 
 def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
               asked: Kernel = "auto", part: bool = False) -> str:
-    """Returns the kernel that computes a block of these tensors, or a `part`
-    of a block. Raises what `gpu_blocks.kernel_for` raises."""
+    """Returns the kernel of a block, or part; raises as `kernel_for`."""
     traits = (abi.BLOCK_PART * part
               | abi.BLOCK_WINDOW * isinstance(mask, Window)
               | abi.BLOCK_INTERVALS * isinstance(mask, Between)
@@ -196,8 +185,7 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:
-    """Widens the inputs of the CPU kernel. With bf16 inputs the kernel would
-    round the result of each block before the blocks are summed, an error that
-    attention over all keys at once does not have. A chunk is small enough to
-    be widened."""
+    """Widens the inputs of the CPU kernel. With bf16 inputs it would round each
+    block's result before the blocks are summed, an error that attention over
+    all keys at once does not have. A chunk is small enough to be widened."""
     return [widened(t) for t in tensors]

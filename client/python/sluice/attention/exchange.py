@@ -3,8 +3,8 @@ rows for heads (DeepSpeed-Ulysses, section 3.1).
 
 Each rank has its slice of the chunk with all heads. After `gather` it has the
 whole chunk with its share of the heads, and attention runs as on one rank.
-`scatter` undoes `gather`. Each of the two is one all-to-all, and is the
-gradient of the other.
+`scatter` undoes `gather`. Each is one all-to-all, and the gradient of the
+other.
 """
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def attend(ranks: Ranks | None, question: Question, q: Tensor, k: Tensor,
     unless `ranks` is None."""
     if ranks is None:
         return Attend.apply(question, q, k, v, sinks)
-    sizes = [len(s) for s in ranks.slices(
-        question.site.chunks[question.chunk])]
+    sizes = [len(s) for s in ranks.slices(question.site.chunks[question.chunk])]
     needed = ranks.needed(q.shape[1], k.shape[1], q.device)
     q, k, v = _Gather.apply(ranks, sizes, needed, q, k, v)
     if sinks is not None:  # keeps the sinks of this rank's heads
@@ -79,8 +78,7 @@ def gather(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
         received, send.view(-1), [per_row * n for n in sizes],
         [per_row * rows] * ranks.size, group=ranks.group, async_op=True),
         send.device)
-    # `received` has, for one source rank after the other, its rows of each
-    # part.
+    # `received` has, rank after rank, that rank's rows of each part.
     pieces: list[list[Tensor]] = [[] for _ in parts]
     at = 0
     for n in sizes:
@@ -116,11 +114,9 @@ def scatter(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
 
 
 def _summed(parts: Tensor, of: Tensor, heads: int) -> Tensor:
-    """Sums the gradients [B, n, c, D] of copied heads over the copies, in
-    fp32; copy i belongs to head of[i]."""
+    """Sums the gradients of copied heads, in fp32; copy i is of head of[i]."""
     if parts.shape[1] == heads:
         return parts
     wide = wide_dtype(parts)
-    total = parts.new_zeros(parts.shape[0], heads, *parts.shape[2:],
-                            dtype=wide)
+    total = parts.new_zeros(parts.shape[0], heads, *parts.shape[2:], dtype=wide)
     return total.index_add_(1, of, parts.to(wide)).to(parts.dtype)

@@ -2,23 +2,21 @@
 describes the shapes and merges the blocks.
 
 Flash and cuDNN take and return o in the dtype of q: a block's o is rounded to
-it before the merge, and so is the whole row's o for backward. The CPU's blocks
-have both in fp32. The merge itself is in fp32, as on the CPU.
+it before the merge, which is in fp32, and the whole row's o for backward.
 
 [Note: efficient] In bf16 and fp16 the backward of the efficient kernel reads o
 with a row stride of heads * width, whatever the tensor's stride (o_strideM in
 torch's mem_eff_attention/kernel_backward.h), and does not check it: with
 another layout an H100 returned a dq with an error of 5 times its norm. In fp32
 torch multiplies o and do before the kernel. So o is passed with rows before
-heads in memory; torch copies do, and the kernel reads the strides of q, k and
-v.
+heads in memory; torch copies do, and the kernel reads the strides of q, k, v.
 
 [Note: cuDNN] cuDNN's operators do not check their inputs: fp32 would be read
 as fp16 (`kernel_for` refuses it), and plans of backward are cached by the
 sizes and strides of q, k and v alone, so that another layout of o or do would
-be misread. So all tensors are passed in one layout, rows before heads. Seeds
-are not read without dropout, but Blackwell's path converts them and fails if
-they are missing.
+be misread. So all tensors have rows before heads in memory. Seeds are not read
+without dropout, but Blackwell's path converts them and fails if they are
+missing.
 """
 from __future__ import annotations
 
@@ -50,10 +48,8 @@ def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
     sluice_attention_kernel (client/sluice.h), which sluice-train uses too.
 
     Args:
-        element_bytes: size of an element of q, k and v; 0: their dtypes
-            differ.
+        element_bytes: of q, k and v; 0: their dtypes differ.
         width, value_width: head dimensions of q and k, and of v.
-        keys: number of keys of the block.
         traits: `abi.BLOCK_...`.
 
     Raises:
@@ -76,10 +72,9 @@ def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
 
 
 def _is_deterministic() -> bool:
-    """Returns whether results must be the same to the bit each time. In
-    torch's deterministic mode the backwards of flash and efficient are
-    deterministic; torch counts cuDNN's as nondeterministic (sdp_utils.cpp,
-    check_cudnn_deterministic)."""
+    """Returns whether results must be the same to the bit each time. Then the
+    backwards of flash and efficient are deterministic; torch counts cuDNN's as
+    nondeterministic (sdp_utils.cpp, check_cudnn_deterministic)."""
     return torch.are_deterministic_algorithms_enabled() and (
         not torch.is_deterministic_algorithms_warn_only_enabled())
 
@@ -107,16 +102,14 @@ def _capability(gpu: int) -> int:
 
 
 def _activated() -> int:
-    """Returns the version of FlashAttention that the user has activated for
-    torch's flash operators (torch.nn.attention.activate_flash_attention_impl);
-    0: none."""
+    """Returns the version of FlashAttention that the user has activated by
+    torch.nn.attention.activate_flash_attention_impl; 0: none."""
     active = getattr(attention, "current_flash_attention_impl", lambda: None)()
     return {"FA3": 3, "FA4": 4}.get(active or "", 0)
 
 
 def forward(kernel: str, q: Tensor, k: Tensor, v: Tensor,
             mask: Whole | Window, scale: float) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) of the block alone, fp32."""
     causal = mask is Whole.CAUSAL
     if kernel.startswith("flash"):
         o, lse = torch.ops.aten._flash_attention_forward(
@@ -125,8 +118,7 @@ def forward(kernel: str, q: Tensor, k: Tensor, v: Tensor,
         return widened(o.transpose(1, 2)), lse
     if kernel == "cudnn":
         o, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            *_in_rows(q, k, v), None, True, 0.0, causal, False,
-            scale=scale)[:2]
+            *_in_rows(q, k, v), None, True, 0.0, causal, False, scale=scale)[:2]
         return widened(o), lse.view(q.shape[:-1])
     o, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
         *_alike(q, k, v), None, True, 0.0, causal, scale=scale)[:2]
@@ -136,7 +128,6 @@ def forward(kernel: str, q: Tensor, k: Tensor, v: Tensor,
 def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
              o: Tensor, lse: Tensor, mask: Whole | Window, scale: float
              ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (dq, dk, dv) of the block, given the whole rows' o and lse."""
     causal, do, o = mask is Whole.CAUSAL, do.to(q.dtype), o.to(q.dtype)
     if kernel.startswith("flash"):
         found = torch.ops.aten._flash_attention_backward(
@@ -174,8 +165,7 @@ def _rows_first(*tensors: Tensor) -> list[Tensor]:
 
 
 def _in_rows(*tensors: Tensor) -> list[Tensor]:
-    """Returns [B, H, c, D] that are [B, c, H, D] in memory; see
-    [Note: efficient] and [Note: cuDNN]."""
+    """Returns [B, H, c, D] that are [B, c, H, D] in memory."""
     return [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
 
 
@@ -184,8 +174,7 @@ def _contiguous_rows(x: Tensor) -> Tensor:
 
 
 def _alike(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """Repeats k and v for each head of q: the efficient kernel has no grouped
-    heads."""
+    """Repeats k and v for each head of q: efficient has no grouped heads."""
     group = q.shape[1] // k.shape[1]
     return [_contiguous_rows(t) for t in (
         q, *(t if group == 1 else t.repeat_interleave(group, dim=1)

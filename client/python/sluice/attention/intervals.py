@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from sluice.base.errors import Unsupported
 
-# With fewer rows per document on average, one kernel call per document costs
-# more than one call with a mask.
+# With fewer rows per document on average, one call with a mask costs less.
 LEAST_ROWS = 16
 
 
@@ -23,17 +23,15 @@ class Whole(enum.Enum):
 
 
 class Window(NamedTuple):
-    """Sliding window: the number of keys that each row of a rectangle sees to
-    the left and to the right of its own key; None: all. The last row's own key
-    is the last key."""
+    """Sliding window: how many keys each row of a rectangle sees left and right
+    of its own key; None: all. The last row's own key is the last key."""
 
     left: int
     right: int | None
 
     def reach(self, rows: range, keys: range, own: int) -> range:
         """Returns the range of `keys` that `rows` see, one key at least. `own`
-        is the number of the key that is the own key of the rectangle's first
-        row."""
+        is the number of the first row's own key."""
         begin = min(max(rows.start + own - self.left, 0), keys.stop - 1)
         end = keys.stop if self.right is None else min(
             rows.stop + own + self.right, keys.stop)
@@ -41,8 +39,7 @@ class Window(NamedTuple):
 
     def seen(self, rows: range, keys: range, own: int, device: torch.device
              ) -> Tensor:
-        """Returns a bool mask [1, 1, rows, keys], True where a row sees a
-        key."""
+        """Returns a bool mask [1, 1, rows, keys], True where a key is seen."""
         own += rows.start - keys.start
         seen = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool,
                           device=device).triu(own - self.left)
@@ -50,18 +47,16 @@ class Window(NamedTuple):
 
 
 class Between(NamedTuple):
-    """The interval of keys that each row of a block sees. `begin` is the
-    number of the block's first key. `first` and `last` are [B, c], or [1, c]
-    if they are the same in all batch rows. (A mask tensor of all rows and keys
-    would be as large as the scores.)"""
+    """The keys that each row of a block sees: `first` and `last` are [B, c],
+    or [1, c] if all batch rows are the same; `begin` is the block's first key.
+    (A mask tensor of all rows and keys would be as large as the scores.)"""
 
     first: Tensor
     last: Tensor
     begin: int
 
     def seen(self, batch: slice, rows: range, keys: range) -> Tensor:
-        """Returns a bool mask [B or 1, 1, rows, keys], True where a row sees a
-        key."""
+        """Returns a bool mask [B or 1, 1, rows, keys]."""
         key = torch.arange(self.begin + keys.start, self.begin + keys.stop,
                            device=self.first.device)
         first, last = (x[batch if len(x) > 1 else slice(None),
@@ -71,8 +66,7 @@ class Between(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A rectangle of a block and its mask; slices count from the first batch
-    row, row and key of the block."""
+    """A rectangle of a block and its mask; slices count within the block."""
 
     batch: slice
     rows: slice
@@ -84,7 +78,7 @@ class Piece(NamedTuple):
         return self.batch == self.rows == self.keys == slice(None)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Intervals:
     """A mask: row q of batch row b sees the keys first[b, q] .. last[b, q].
 
@@ -98,18 +92,13 @@ class Intervals:
     last: Tensor
     widest: int
     blind: Tensor | None = None  # bool [B or 1, S]: rows that see nothing
-    # Pieces by block, cached because all layers of a step have the same
-    # blocks.
-    _found: dict[tuple[range, range], list[Piece]] = field(
-        default_factory=dict, repr=False, compare=False)
-    # By (id of the list of chunks, chunk); the list is kept, so that its id
-    # stays unique.
-    _seen_of: dict[tuple[int, int], tuple[list[range], list]] = field(
-        default_factory=dict, repr=False, compare=False)
-    _causal: list[bool] = field(  # cache: empty or one item
-        default_factory=list, repr=False, compare=False)
-    _within: dict[int, bool] = field(
-        default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Caches: all layers of a step have the same blocks.
+        self._found: dict[tuple[range, range], list[Piece]] = {}
+        # By (id of the list of chunks, chunk); keeping the list keeps the id.
+        self._seen_of: dict[tuple[int, int], tuple[list[range], list]] = {}
+        self._within: dict[int, bool] = {}
 
     @staticmethod
     def causal(length: int, device: torch.device) -> Intervals:
@@ -117,8 +106,7 @@ class Intervals:
         return Intervals(rows.new_zeros(1, 1).expand_as(rows), rows, length)
 
     def within(self, documents: Tensor) -> bool:
-        """Returns whether each row's first key is documents[b, q] or a later
-        one."""
+        """Returns whether no row's first key is before documents[b, q]."""
         known = self._within.get(id(documents))
         if known is None:
             known = bool((self.first >= documents).all())
@@ -127,9 +115,9 @@ class Intervals:
 
     @staticmethod
     def of(first: Tensor, last: Tensor, padding: Tensor | None) -> Intervals:
-        """Makes intervals of first, last [B, S]; a row with first > last sees
-        nothing. Raises `Unsupported` if such a row is not in `padding`, bool
-        [B or 1, S]."""
+        """Makes intervals of first, last [B, S]; rows with first > last see
+        nothing, and must be in `padding`, bool [B or 1, S], else
+        `Unsupported`."""
         length, blind = first.shape[1], first > last
         if not bool(blind.any()):
             blind = None
@@ -151,14 +139,12 @@ class Intervals:
         return Intervals(first, last.contiguous(), widest, blind)
 
     def both(self, other: Intervals, padding: Tensor | None) -> Intervals:
-        """Returns the intersection of this mask and another."""
         return Intervals.of(torch.maximum(self.first, other.first),
                             torch.minimum(self.last, other.last), padding)
 
     def seen(self, chunks: list[range], m: int
              ) -> list[tuple[int, list[Piece]]]:
-        """Returns the chunks 0 .. m that some row of chunk m sees, each with
-        the pieces that its rows see."""
+        """Returns the chunks up to m that rows of m see, with their pieces."""
         _, found = self._seen_of.get((id(chunks), m), (None, None))
         if found is None:
             found = [(i, self.pieces(chunks[m], chunks[i]))
@@ -168,30 +154,25 @@ class Intervals:
         return found
 
     def pieces(self, rows: range, keys: range) -> list[Piece]:
-        """Returns the rectangles of `keys` that `rows` see; [] if they see
-        none.
+        """Returns the rectangles of `keys` that `rows` see, if any.
 
-        Documents are rectangles: off the diagonal a document's rows see one
-        whole range of the keys; on the diagonal each document has a causal
-        square. A window is the rectangle of the keys that it reaches. For
-        other masks (documents in windows) the block is one piece with an
+        Off the diagonal a document's rows see one range of the keys; on it each
+        document has a causal square. A window is the rectangle of the keys that
+        it reaches. Other masks (documents in windows) are one piece with an
         interval for each row.
         """
         if (rows, keys) not in self._found:
             self._found[rows, keys] = self._cut(rows, keys)
         return self._found[rows, keys]
 
+    @functools.cached_property
     def is_causal(self) -> bool:
-        """Returns whether each row sees itself and all rows before it."""
-        if not self._causal:
-            rows = torch.arange(self.last.shape[1], device=self.last.device)
-            self._causal.append(bool(
-                ((self.first == 0) & (self.last == rows)).all()))
-        return self._causal[0]
+        """Whether each row sees itself and all rows before it."""
+        rows = torch.arange(self.last.shape[1], device=self.last.device)
+        return bool(((self.first == 0) & (self.last == rows)).all())
 
     def _cut(self, rows: range, keys: range) -> list[Piece]:
-        if self.is_causal() and (
-                rows == keys or keys.stop <= rows.start):
+        if self.is_causal and (rows == keys or keys.stop <= rows.start):
             return [_whole(Whole.CAUSAL if rows == keys else Whole.FULL)]
         first = self.first[:, rows.start:rows.stop]
         last = self.last[:, rows.start:rows.stop]
@@ -225,8 +206,7 @@ def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
         here, begin = slice(at, at + count), start - keys.start
         before = at if diagonal else len(keys)
         if begin < before:
-            pieces.append(Piece(batch, here, slice(begin, before),
-                                Whole.FULL))
+            pieces.append(Piece(batch, here, slice(begin, before), Whole.FULL))
         if diagonal and begin < len(keys):
             pieces.append(Piece(batch, here, here, Whole.CAUSAL))
         at += count
@@ -235,7 +215,7 @@ def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
 
 def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
             keys: range) -> Piece:
-    """Returns one piece for a batch row that is not made of rectangles: with a
+    """Returns one piece for a batch row that is not made of rectangles: a
     window if the rows' intervals form one, else with an interval per row."""
     own = torch.arange(rows.start, rows.stop, device=last.device)
     width = int((own - first).max()) + 1
@@ -244,8 +224,7 @@ def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
             ((first == (own - width + 1).clamp(min=0)) & (last == own)).all()):
         return Piece(batch, slice(None), slice(None), Between(
             first[None], last[None], keys.start))
-    # The rectangle begins at the first key that the first row sees and ends at
-    # the last row that sees the last key.
+    # From the first row's first key to the last row that sees the last key.
     apart = rows.start - keys.start
     begin = max(0, apart - width + 1)
     end = min(len(rows), len(keys) + width - 1 - apart)

@@ -1,15 +1,14 @@
 """Finds the interval of keys that each row attends to, from the model's masks.
 
 [Note: interval masks]
-Causal masks, sliding windows, chunked attention, packed documents, right
-padding and all their intersections have one property in common: row q of batch
-row b attends to one interval of keys, first[b, q] .. last[b, q], with
-last[b, q] <= q. So masks need not be recognised by name. A binary search over
-all rows at once evaluates the model's mask function to find where each row's
-interval begins and ends; then random places are evaluated to check that
-nothing outside is seen and nothing inside is missing. A mask that fails (a
-prefix that sees all of itself, image tokens, global tokens) is not an interval
-mask and is refused.
+With causal masks, sliding windows, chunked attention, packed documents, right
+padding and all their intersections, row q of batch row b attends to one
+interval of keys, first[b, q] .. last[b, q], with last[b, q] <= q. So masks
+need not be recognised by name. A binary search over all rows at once evaluates
+the model's mask function to find where each row's interval begins and ends;
+then random places are evaluated to check that nothing outside is seen and
+nothing inside is missing. A mask that fails (a prefix that sees all of itself,
+image tokens, global tokens) is refused.
 """
 from __future__ import annotations
 
@@ -21,11 +20,10 @@ from torch import Tensor
 from sluice.attention.intervals import Intervals
 from sluice.base.errors import Unsupported
 
-# Random keys that are checked per row, besides the ends of its interval.
+# Random keys that are checked per row, besides its interval's ends.
 SAMPLES = 16
 EVERYWHERE = 1 << 18  # a mask with at most so many places is checked at each
-# A bias of at most this masks a key: next to the score of another key, its
-# exponential is 0 in fp32.
+# A bias of at most this masks a key: its exponential is 0 in fp32.
 MASKED = -1e4
 ROWS = 8192  # evaluated at a time, to limit the memory for it
 
@@ -34,20 +32,14 @@ def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
          batch: int, length: int, heads: int, device: torch.device,
          padding: Tensor | None = None) -> Intervals:
     """Returns the intervals of a mask function of transformers, which takes
-    index tensors (batch, head, query, key) that broadcast.
-
-    Args:
-        padding: bool [batch or 1, length], rows that may see nothing; None:
-            no row may.
-
-    Raises:
-        Unsupported: the mask is not made of intervals that end at or before
-            the row itself, or a row that is not padding sees no key.
-    """
+    index tensors (batch, head, query, key) that broadcast. `padding`, bool
+    [batch or 1, length]: rows that may see nothing. Raises `Unsupported` if the
+    mask is not made of intervals that end at or before the row itself, or
+    another row sees no key."""
     ask = _Asker(function, batch, heads, device)
     row = torch.arange(length, device=device).expand(batch, length)
-    # A row that does not see itself is padding: its interval, if any, ends
-    # where the padding begins.
+    # A row that does not see itself is padding, where its interval, if any,
+    # ends.
     seed = torch.where(ask(row, row), row, -1).cummax(dim=1).values
     few = batch * length * length * heads <= EVERYWHERE
     edges = [_edges(ask, row[:, a:a + ROWS], seed[:, a:a + ROWS], length, few)
@@ -67,8 +59,7 @@ def is_pure(function: Callable) -> bool:
 
 def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
            ) -> tuple[Tensor, Tensor]:
-    """Returns (first, last) [B, n] of the rows `row` [B, n]. `seed` is a key
-    that each row sees, if its mask is an interval and not empty."""
+    """Returns (first, last) of rows [B, n]; each sees `seed`, if any key."""
     sees = (seed >= 0) & ask(seed.clamp(min=0), row)
     first = _edge(ask, row, low=torch.full_like(row, -1), high=seed)
     last = _edge(ask, row, low=row + 1, high=seed)
@@ -79,10 +70,9 @@ def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
 
 
 def dense(mask: Tensor, padding: Tensor | None = None) -> Intervals:
-    """Returns the intervals of a mask tensor [B, heads or 1, S, S], of bool
-    (True: seen) or added to the scores (0: seen; at most `MASKED`: not seen).
-    Reads the whole tensor. Raises `Unsupported` as `find` does, and for a
-    bias."""
+    """Returns the intervals of a mask tensor [B, heads or 1, S, S]: bool
+    (True: seen), or added to the scores (0: seen; at most `MASKED`: not seen).
+    Raises `Unsupported` as `find` does, and for a bias."""
     is_bool = mask.dtype == torch.bool
     seen = mask if is_bool else mask == 0
     if not is_bool and not bool((seen | (mask <= MASKED)).all()):
@@ -95,8 +85,7 @@ def dense(mask: Tensor, padding: Tensor | None = None) -> Intervals:
     places = torch.arange(length, device=mask.device)
     some = seen.any(-1)
     first = torch.where(some, seen.int().argmax(-1), length)
-    last = torch.where(
-        some, length - 1 - seen.flip(-1).int().argmax(-1), -1)
+    last = torch.where(some, length - 1 - seen.flip(-1).int().argmax(-1), -1)
     inside = (places >= first[..., None]) & (places <= last[..., None])
     if not bool((seen == inside).all()) or bool((last > places).any()):
         raise _not_intervals()
@@ -112,8 +101,7 @@ def _not_intervals() -> Unsupported:
 
 
 class _Asker:
-    """Evaluates a mask function for keys [B, n] or [B, n, m] of rows [B, n].
-    """
+    """Evaluates a mask function for keys [B, n] or [B, n, m] of rows [B, n]."""
 
     def __init__(self, function, batch, heads, device):
         self.function = function
@@ -139,12 +127,12 @@ class _Asker:
 
 
 def _edge(ask: _Asker, row: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Returns, per row, the last key that is seen on the way from `high`,
-    which is seen, to `low`, which counts as not seen; by bisection."""
+    """Returns, per row, by bisection, the last key that is seen on the way
+    from `high`, which is seen, to `low`, which counts as not seen."""
     unseen, seen = low.clone(), high.clone()
     while bool(((seen - unseen).abs() > 1).any()):
         middle = torch.div(seen + unseen, 2, rounding_mode="floor")
-        # For neighbours the middle is one of the two, which are known.
+        # For neighbours the middle is one of the two.
         open_ = (seen - unseen).abs() > 1
         hit = ask(middle.clamp(min=0), row)
         seen = torch.where(open_ & hit, middle, seen)
@@ -156,7 +144,7 @@ def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor,
             length: int, few: bool) -> None:
     """Raises `Unsupported` if the mask differs from the intervals: checks all
     places if they are `few`, as in the probe of a model, else the key after
-    each row and random keys, which are the same in every run."""
+    each row and random keys, the same in every run."""
     shape = row.shape
     heads: Iterable[int] = range(ask.heads)
     if few:

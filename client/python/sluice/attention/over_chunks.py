@@ -1,11 +1,10 @@
 """A layer's attention over chunks: k, v, o and lse live in host memory, and
 blocks are merged by lse (FPDT, section 4; FlashAttention-2, section 3.1).
 
-Forward of the rows of chunk m: k_m and v_m go to the host; q_m walks the
-chunks 0 .. m of k, v; o_m and lse_m go to the host. Backward runs from the
-last chunk to the first, so that dk_m and dv_m are complete when the walk of
-chunk m is over: every later chunk has added its part already, in the host, in
-fp32.
+In forward k_m and v_m of chunk m go to the host, q_m walks the chunks 0 .. m
+of k, v, and o_m and lse_m go to the host. Backward runs from the last chunk to
+the first, so that dk_m and dv_m are complete after the walk of chunk m: every
+later chunk has added its part in the host, in fp32.
 """
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ from sluice.memory.arena import HostArena, HostTensor
 
 @dataclass
 class Site:
-    """One call site of attention in a layer, during one forward of the layer
-    and its backward. It keeps host tensors by chunk, which `release` frees."""
+    """One call site of attention in a layer, during one forward and its
+    backward. It keeps host tensors by chunk, which `release` frees."""
 
     arena: HostArena
     chunks: list[range]
@@ -36,7 +35,7 @@ class Site:
     blocks_run: int = 0
     kernels: set[str] = field(default_factory=set)  # those that ran
     heads: tuple[int, int] = (0, 0)  # of q, and of k and v, on this rank
-    # k and v concatenated, to be copied at once: [B, Hkv, c, D + Dv].
+    # k and v in one copy: [B, Hkv, c, D + Dv].
     kv: dict[int, HostTensor] = field(default_factory=dict)
     widths: tuple[int, int] = (0, 0)  # D, Dv
     # The bytes of lse [B, H, c], then of o [B, c, H, Dv], as layers need it.
@@ -49,7 +48,6 @@ class Site:
                 self.arena.drop(kept.popitem()[1])
 
     def forget(self, chunk: int) -> None:
-        """Frees k, v, o and lse of a chunk."""
         for kept in (self.kv, self.o):
             self.arena.drop(kept.pop(chunk))
 
@@ -57,7 +55,6 @@ class Site:
         self.arena.prefetch(self.kv[chunk], device)
 
     def fetch(self, chunk: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Returns k, v of a chunk."""
         return self.arena.get(self.kv[chunk], device).split_with_sizes(
             self.widths, -1)
 
@@ -68,7 +65,6 @@ class Site:
             for part in (lse, o.transpose(1, 2))]))
 
     def fetch_o(self, chunk: int, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns o, lse of a chunk with queries `q`."""
         rows, wide = q.shape[:-1], wide_dtype(q)  # B, H, c
         both = self.arena.get(self.o[chunk], q.device)
         nbytes = rows.numel() * wide.itemsize
@@ -86,20 +82,18 @@ class Site:
         self.dkv[chunk] = self.arena.put(both)
 
     def prefetch_sums(self, chunk: int, device: torch.device) -> None:
-        """Prefetches the sums that `add` or `whole` of the chunk will read."""
+        """Prefetches the sums for `add` or `whole` of the chunk."""
         if chunk in self.dkv:
             self.arena.prefetch(self.dkv[chunk], device)
 
     def whole(self, chunk: int, dk: Tensor, dv: Tensor) -> tuple[Tensor, ...]:
-        """Returns the sum of this chunk's own gradients and those that later
-        chunks have added."""
+        """Adds what later chunks have added to this chunk's own gradients."""
         if chunk not in self.dkv:
             return dk, dv
         return self._with(chunk, dk, dv).split_with_sizes(self.widths, -1)
 
     def _with(self, chunk: int, dk: Tensor, dv: Tensor) -> Tensor:
-        """Removes the sums so far from the host, and returns them plus one
-        part."""
+        """Removes the sums so far from the host; returns them plus one part."""
         both = self.arena.get(self.dkv[chunk], dk.device)
         for total, part in zip(both.split_with_sizes(self.widths, -1),
                                (dk, dv)):
@@ -117,14 +111,8 @@ class Question:
     replay: bool  # second forward: o and lse are kept already
     mask: Intervals
     scores: blocks.Scores
-    # In a replay: k and v were not computed again; the kept ones are used.
+    # In a replay: k and v were not computed again; use the kept ones.
     without_kv: bool = False
-
-    def walk(self, backwards: bool = False) -> list[tuple[int, list[Piece]]]:
-        """Returns the chunks of k, v that some row of this chunk sees, each
-        with the pieces that its rows see."""
-        seen = self.mask.seen(self.site.chunks, self.chunk)
-        return seen[::-1] if backwards else seen
 
 
 class Attend(torch.autograd.Function):
@@ -164,16 +152,14 @@ class Attend(torch.autograd.Function):
 
 
 def _as_written(q: Tensor) -> contextlib.AbstractContextManager:
-    """Switches autocast off, which would compute the products of a block's
-    scores in bf16."""
+    """Switches autocast off, which would compute a block's scores in bf16."""
     if not torch.is_autocast_enabled(q.device.type):
         return contextlib.nullcontext()
     return torch.autocast(q.device.type, enabled=False)
 
 
 def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Casts q, k and v to one dtype: under autocast RoPE returns q and k in
-    fp32, while v is in bf16."""
+    """Casts to one dtype: under autocast RoPE returns fp32, and v is bf16."""
     kind = q.device.type
     if torch.is_autocast_enabled(kind):
         wanted = torch.get_autocast_dtype(kind)
@@ -193,7 +179,7 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
     site.kv[m] = site.arena.put(torch.cat((k, v), -1))
     seen = None  # o and lse (in double) over the keys so far
     kernels: set[str] = set()
-    walk = question.walk()
+    walk = question.mask.seen(site.chunks, m)
     for n, (i, pieces) in enumerate(walk):
         if n + 1 < len(walk) and walk[n + 1][0] < m:
             site.prefetch(walk[n + 1][0], q.device)
@@ -214,8 +200,7 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
 def _with_piece(question: Question, piece: Piece,
                 seen: tuple[Tensor, Tensor] | None, q: Tensor, k: Tensor,
                 v: Tensor, kernels: set[str]) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over the keys so far and those of a piece. Adds the
-    piece's kernel to `kernels`."""
+    """Returns (o, lse) over the keys so far and a piece's; notes its kernel."""
     b, r, c, mask = piece
     site = question.site
     kernels.add(blocks.kernel_of(q, k[b, :, c], v, mask, question.scores,
@@ -236,7 +221,7 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
               o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     site, m = question.site, question.chunk
     dq = own = None
-    walk = question.walk(backwards=True)
+    walk = question.mask.seen(site.chunks, m)[::-1]
     for n, (i, pieces) in enumerate(walk):
         if n + 1 < len(walk):
             site.prefetch(walk[n + 1][0], q.device)
@@ -260,12 +245,10 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
     return dq, dk, dv
 
 
-def _block_backward(question: Question, pieces: list[Piece],
-                    dq: Tensor | None, do: Tensor, q: Tensor, k: Tensor,
-                    v: Tensor, o: Tensor, lse: Tensor
-                    ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (dq so far plus this block's, dk of the block, dv of the block).
-    """
+def _block_backward(question: Question, pieces: list[Piece], dq: Tensor | None,
+                    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+                    lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns dq so far plus this block's, and dk, dv of the block."""
     if len(pieces) == 1 and pieces[0].is_whole_block:
         gq, gk, gv = blocks.backward(do, q, k, v, o, lse, pieces[0].mask,
                                      question.scores, question.site.kernel)
@@ -285,8 +268,8 @@ def _block_backward(question: Question, pieces: list[Piece],
 
 def refuse_dropout(module: nn.Module, p: float) -> NoReturn:
     """Raises `Unsupported` for attention dropout in `module` or in one of its
-    modules; the error names where it is set. A config is read only when a
-    model is made, so for an existing model the remedy names its modules."""
+    modules, and names where it is set. A config is read only when a model is
+    made, so for an existing model the remedy names its modules."""
     parts = list(module.modules())
     places = [(name, type(part).__name__) for part in parts for name, value in (
         *vars(part).items(), *((f"{n}.p", getattr(child, "p", None))
@@ -297,7 +280,7 @@ def refuse_dropout(module: nn.Module, p: float) -> NoReturn:
               if "drop" in name and value == p]
     remedies = []
     if places:
-        # Other attributes may have the same value, so names with "att" come
+        # Other attributes may have the same value: names with "att" come
         # first. Some modules have the value twice.
         ranks = {place: ("att" in place[0], "att" in place[1].lower())
                  for place in places}

@@ -1,15 +1,14 @@
 """Eager attention for blocks that no kernel supports: writes the scores of all
 keys of a row to memory. `blocks` describes the shapes and merges the blocks.
 
-[Note: strips of scores] The scores of a block are B * H * c * n numbers in
-fp32: 256 MiB per head for 8,192 rows and keys. So some rows of some heads are
-computed at a time, a strip with at most BYTES of scores, whatever the chunk.
-Forward holds one tensor of that size, backward two, and a softcap needs one
-more; besides, both hold the strip's q, k and v in fp32 and its mask, a few
-bytes for each score of one head. A strip's rows are multiplied only with the
-keys that the mask reaches: half of a causal block is left out, and most of one
-with a narrow window. Heads that share k and v are rows of one product, so k
-and v are never repeated, and the product in backward sums their gradients.
+[Note: strips of scores] The scores of a block in fp32 take 256 MiB per head for
+8,192 rows and keys. So some rows of some heads are computed at a time, a strip
+with at most BYTES of scores. Forward holds one tensor of that size, backward
+two, and a softcap needs one more; besides, both hold the strip's q, k and v in
+fp32 and its mask, a few bytes for each score of one head. A strip's rows are
+multiplied only with the keys that the mask reaches. Heads that share k and v
+are rows of one product, so k and v are never repeated, and backward's product
+sums their gradients.
 """
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from sluice.attention.intervals import Between, Whole, Window
 from sluice.base.precision import wide_dtype
 
 BYTES = 256 << 20  # of a strip's scores, over all its heads
-# Most rows of a strip. To fit into BYTES a strip first gets fewer heads and
-# only then fewer rows, because with fewer rows k and v are read more often.
-# With more rows, fewer keys are out of reach of all of a strip's rows, and so
-# fewer are left out. On a CPU strips of 256 instead of 1024 rows took a third
-# of the time with a window of 256 keys, and no more time without one.
+# Most rows of a strip. To fit into BYTES a strip first gets fewer heads, then
+# fewer rows, because with fewer rows k and v are read more often. With more
+# rows, fewer keys are out of all rows' reach: on a CPU strips of 256 instead
+# of 1024 rows took a third of the time with a window of 256 keys, and no more
+# time without one.
 _ROWS = 256
 _UNSEEN = -math.inf
 
@@ -53,21 +52,16 @@ class Strip(NamedTuple):
     rows: slice
 
     def of(self, x: Tensor, groups: int) -> Tensor:
-        """Returns the strip's view of x [B, H, c, d]: [b, g, heads that share
-        k and v, r, d]."""
+        """Views x [B, H, c, d] as [b, g, heads that share k and v, r, d]."""
         return x.unflatten(1, (groups, -1))[self.batch, self.groups, :,
                                             self.rows]
 
 
 def strips(batch: int, groups: int, share: int, rows: int, keys: int,
            element: int) -> Iterator[Strip]:
-    """Yields the strips of a block; see [Note: strips of scores].
-
-    Args:
-        groups: heads of k and v; share: heads of q for each of them.
-        element: bytes of a score. The smallest strip is one row of one group;
-            that exceeds BYTES if its share * keys scores do.
-    """
+    """Yields the strips of a block; see [Note: strips of scores]. `groups`:
+    heads of k and v; `share`: heads of q for each; `element`: bytes of a
+    score. The smallest strip, one row of one group, may exceed BYTES."""
     room = max(1, BYTES // (element * share * keys))  # rows of one group
     tall = min(rows, _ROWS, room)
     wide = min(groups, room // tall)
@@ -82,8 +76,7 @@ def strips(batch: int, groups: int, share: int, rows: int, keys: int,
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over this block's keys alone; 0 and -inf for rows that
-    see none of them."""
+    """Returns (o, lse) over this block's keys; 0 and -inf without any."""
     batch, heads, rows, _ = q.shape
     wide, groups = wide_dtype(q), k.shape[1]
     # [B, c, H, Dv] in memory, as layers need it.
@@ -94,12 +87,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
         s = _scores(_scaled(strip.of(q, groups), scores), k[at].to(wide),
                     seen, scores)[0]
         top = s.amax(-1, keepdim=True)
-        # exp(-inf - -inf) is NaN, so 0 is subtracted from an empty row.
+        # exp(-inf - -inf) is NaN: subtract 0 from an empty row.
         p = s.sub_(top.masked_fill(top == _UNSEEN, 0.0)).exp_()
         total = p.sum(-1, keepdim=True)
         strip.of(lse, groups).copy_(total.log() + top)
-        # If a row sees a key, its total is at least 1: its top score adds
-        # exp(0).
+        # A row that sees a key has a total of at least 1, exp(0).
         strip.of(o, groups).copy_(
             _product(p, v[at].to(wide)).div_(total.clamp_(min=1.0)))
         del s, p  # free them before the next strip
@@ -109,7 +101,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
 def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
              lse: Tensor, mask: Mask, scores: Scores
              ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (dq, dk, dv) of the block, given the whole rows' o and lse."""
     wide, groups = wide_dtype(q), k.shape[1]
     dq = torch.empty_like(q, dtype=wide)
     dk, dv = (torch.zeros_like(x, dtype=wide) for x in (k, v))
@@ -142,7 +133,7 @@ def _reached(mask: Mask, strip: Strip, q: Tensor, k: Tensor
              ) -> tuple[tuple[slice, ...], Tensor | None]:
     """Returns the index of the part of k [B, Hkv, n, D] that the strip's mask
     reaches, and the mask of that part, bool [b or 1, 1, 1, r, n'], or None if
-    every row sees all of that part."""
+    every row sees all of it."""
     count, rows = k.shape[2], range(q.shape[2])[strip.rows]
     keys, seen = range(count), None
     if isinstance(mask, Between):
@@ -162,8 +153,8 @@ def _scaled(rows: Tensor, scores: Scores) -> Tensor:
 
 def _scores(rows: Tensor, keys: Tensor, seen: Tensor | None, scores: Scores
             ) -> tuple[Tensor, Tensor | None]:
-    """Returns the scores [b, g, share, r, n'], -inf for keys that a row does
-    not see, and, with a softcap, the tanh that was multiplied by it."""
+    """Returns the scores [b, g, share, r, n'], -inf for unseen keys, and, with
+    a softcap, the tanh that was multiplied by it."""
     s, bent = _product(rows, keys.transpose(-1, -2)), None
     if scores.softcap is not None:
         bent = s.div_(scores.softcap).tanh_()

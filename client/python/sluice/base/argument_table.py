@@ -1,54 +1,52 @@
-"""Table of the known arguments of models and layers, by name.
-
-The dimension that is split into chunks follows from the argument's name. If it
-followed from the tensor's shape, a tensor that happens to be as long as the
-sequence would be split by mistake.
-"""
+"""Table of the known arguments of models and layers, by name. If the dimension
+that is split into chunks followed from a tensor's shape, a tensor that happens
+to be as long as the sequence would be split by mistake."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sluice.base.arguments import Kind, a
+
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 IGNORED = -100  # label of a row that is left out of the loss
-# Dictionary through which layers pass tensors [B, heads, S, D] to later
-# layers.
+# Dictionary through which layers pass tensors [B, heads, S, D] to later ones.
 HANDED = "shared_kv_states"
+
+# Kinds of torch's types.
+MODULE = a(nn.Module, "a torch.nn.Module")
+# To a rank outside of a group torch gives an integer in place of the group.
+GROUP = Kind(lambda v: isinstance(v, dist.ProcessGroup),
+             "a torch.distributed group that this rank is in, as "
+             "mesh['sp'].get_group() is")
+ROWS_OF_TOKENS = Kind(
+    lambda v: isinstance(v, Tensor) and v.dim() == 2 and not (
+        v.is_floating_point() or v.is_complex() or v.dtype == torch.bool),
+    "whole numbers [B, S]")
 
 
 class Argument(NamedTuple):
-    """Properties of one argument.
+    """Properties of one argument."""
 
-    Attributes:
-        rows: the dimension along which a layer's argument has rows: 1 for
-            [B, S, ...]; negative if the number of leading dimensions varies.
-        dealt: the dimension along which a decoder's argument is split among
-            the ranks that share a sequence.
-        cut: whether it may be cut to one chunk's rows for the decoder's code
-            outside of its layers.
-        mask: whether it is an attention mask.
-        cache: whether it is a cache, which streaming does not support.
-        packed: whether its only use is to describe packed documents; false for
-            position_ids, which have other uses, too.
-        said: whether attention may ignore it, because it is meant for other
-            kernels or for caches, or repeats the mask.
-        loss: whether the chunked head and loss support it.
-        agreed: whether the error names this argument if ranks pass different
-            values; it calls others "another argument".
-    """
-
+    # Dimension of a layer's argument that has rows: 1 for [B, S, ...]; negative
+    # if the number of leading dimensions varies.
     rows: int | None = None
+    # Dimension of a decoder's argument that is split among the ranks that share
+    # a sequence; whether one chunk's rows are enough outside of its layers.
     dealt: int | None = None
     cut: bool = False
     mask: bool = False
-    cache: bool = False
-    packed: bool = False
+    cache: bool = False  # which streaming does not support
+    packed: bool = False  # only describes packed documents
+    # Attention may ignore it: it is for other kernels or caches, or repeats the
+    # mask.
     said: bool = False
-    loss: bool = False
-    agreed: bool = False
+    loss: bool = False  # the chunked head and loss support it
+    agreed: bool = False  # named if ranks pass different values
 
 
 _SAID = Argument(said=True)
@@ -105,8 +103,7 @@ ARGUMENTS: dict[str, Argument] = {
 
 
 def those(what: str) -> dict[str, Any]:
-    """Returns {name: value of the field `what`} for all arguments that set the
-    field, in the table's order."""
+    """Returns {name: value of the field `what`} of arguments that set it."""
     said = {name: getattr(known, what) for name, known in ARGUMENTS.items()}
     return {name: value for name, value in said.items()
             if value is not None and value is not False}
@@ -114,14 +111,12 @@ def those(what: str) -> dict[str, Any]:
 
 def wants(module: nn.Module, given: dict[str, Any], name: str,
           default: bool = False) -> bool:
-    """Returns whether a call of a model switches `name` on: the argument
-    decides if it is given, else the config, as in transformers."""
+    """Returns whether a call of a model switches `name` on: by the argument if
+    it is given, else by the config, as in transformers."""
     said = given.get(name)
-    return bool(getattr(module.config, name, default) if said is None else
-                said)
+    return bool(getattr(module.config, name, default) if said is None else said)
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """Returns [B, S]: for each row the label of the next row; IGNORED for the
-    last."""
+    """Returns [B, S]: each row's next row's label, IGNORED for the last."""
     return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]

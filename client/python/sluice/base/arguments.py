@@ -1,9 +1,6 @@
-"""Validates the arguments of public calls.
-
-The decorator `takes` declares the `Kind` of each argument of a call. An
-argument of another kind is refused before the call begins, with one line that
-names the call, the argument, the value given and the values allowed.
-"""
+"""Validates the arguments of public calls: `takes` declares the `Kind` of each
+argument. One of another kind is refused before the call begins, in one line
+that names the call, the argument, the value given and the values allowed."""
 from __future__ import annotations
 
 import functools
@@ -21,8 +18,7 @@ NAME_CHARACTERS = 60  # longest text of a value in a message
 
 
 class Kind(NamedTuple):
-    """A set of allowed values: `has` tests a value, `said` describes the set
-    in messages."""
+    """A set of allowed values: `has` tests a value, `said` names the set."""
 
     has: Callable[[Any], bool]
     said: str
@@ -33,16 +29,14 @@ class Kind(NamedTuple):
 
 
 def whole(least: int, said: str, most: int = 2**63 - 1) -> Kind:
-    """Returns the kind of integers from `least` to `most`; bools are refused.
-    """
+    """Returns the kind of integers from `least` to `most`, without bools."""
     return Kind(lambda v: isinstance(v, int) and not isinstance(v, bool)
                 and least <= v <= most, said)
 
 
 def number(said: str, above: float = float("-inf"),
            most: float = float("inf"), least: float = float("-inf")) -> Kind:
-    """Returns the kind of numbers greater than `above` and from `least` to
-    `most`; NaN is refused."""
+    """Returns the kind of numbers over `above`, `least` to `most`; no NaN."""
     return Kind(lambda v: isinstance(v, (int, float))
                 and not isinstance(v, bool) and above < v <= most
                 and v >= least, said)
@@ -63,21 +57,12 @@ PATH = Kind(lambda v: isinstance(v, (str, os.PathLike)) and bool(os.fspath(v)),
             "a path")
 
 
-def short_text(most: int) -> Kind:
-    """Returns the kind of printable strings that the library accepts as C
-    strings."""
-    return Kind(lambda v: isinstance(v, str) and 0 < len(v) <= most
-                and v.isprintable(), f"1 to {most} printable characters")
-
-
 def some(kind: Kind, said: str) -> Kind:
-    """Returns the kind of non-empty lists of values of `kind`."""
     return Kind(lambda v: isinstance(v, list) and bool(v)
                 and all(map(kind.has, v)), said)
 
 
 def mapping(of: Kind, said: str) -> Kind:
-    """Returns the kind of mappings from strings to values of kind `of`."""
     return Kind(lambda v: isinstance(v, Mapping) and all(
         isinstance(name, str) and of.has(value) for name, value in v.items()),
         said)
@@ -85,8 +70,7 @@ def mapping(of: Kind, said: str) -> Kind:
 
 def takes(call: str, **kinds: Kind) -> Callable[[Callable[P, T]],
                                                 Callable[P, T]]:
-    """Decorates a call: raises `Invalid` if an argument is not of its kind.
-    Defaults of arguments that are left out are not checked."""
+    """Decorates a call: raises `Invalid` for an argument of another kind."""
     def around(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
         assert kinds.keys() <= signature.parameters.keys(), call
@@ -112,8 +96,7 @@ def invalid(line: str) -> Invalid:
 
 
 def shown(value: Any) -> str:
-    """Formats a value for a message; shows only the type of a tensor or
-    module."""
+    """Formats a value for a message; of a tensor or module only its type."""
     torch = sys.modules.get("torch")  # a session does not need torch
     if torch is not None and isinstance(value, torch.Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape " \

@@ -1,8 +1,5 @@
-"""Exceptions of this package: `Error` and, for refused models, `Unsupported`.
-
-Their text is one line: what happened, the value, the limit, what to do.
-"""
-
+"""Exceptions of this package. Their text is one line: what happened, the
+value, the limit, what to do."""
 from __future__ import annotations
 
 import enum
@@ -56,9 +53,8 @@ _TOO_OLD = re.compile(r"(\S+): version `(([A-Z]+)_[\d.]+)' not found")
 
 
 def loader_fault(line: str) -> str | None:
-    """Explains a line of ld.so about a system library that is too old: names
-    the library, its version, the version needed and the remedy. Returns None
-    for other lines."""
+    """Explains a line of ld.so about a system library that is too old, with
+    the remedy. Returns None for other lines."""
     found = _TOO_OLD.search(line)
     if found is None:
         return None
@@ -133,20 +129,14 @@ class NoAttention(Unsupported):
 
 
 class Inexact(Unsupported):
-    """A layer is refused because its result by chunks differs, for an unknown
-    reason."""
+    """A layer is refused: its result by chunks differs for no known reason."""
 
     vagueness = 1
 
 
 class UnknownRows(Unsupported):
     """A layer's argument is refused: it is unknown and may have a sequence
-    dimension.
-
-    Attributes:
-        argument: name of the argument.
-        dims: dimensions that are as long as the sequence.
-    """
+    dimension. `dims`: those that are as long as the sequence."""
 
     argument = ""
     dims: tuple[int, ...] = ()

@@ -13,14 +13,12 @@ _PART = 1 << 22  # words hashed at a time; each needs several int64 temporaries
 
 
 def of_values(value: Any) -> int:
-    """Returns a 32-bit hash of the value's `repr`."""
     return zlib.crc32(repr(value).encode())
 
 
 def of_tensor(values: Tensor) -> Tensor:
-    """Returns an int64 () hash of the values' bits and their order. A change
-    of any one value changes it. Runs on the tensor's own device, because
-    experts' weights are gigabytes."""
+    """Returns an int64 () hash of the values' bits and their order, which every
+    change of one value changes; on the device: experts have gigabytes."""
     words = values.detach().contiguous().view(-1).view(
         _WORDS[values.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=values.device)
@@ -37,16 +35,14 @@ def fingerprint(values: Tensor) -> int:
 
 
 def equal(found: Tensor, wanted: Tensor) -> Tensor:
-    """Returns `torch.equal` of two hashes on one device as a bool () there, so
-    that the host need not wait for it."""
+    """Returns on the device, as a bool (), whether two hashes are equal."""
     if found.shape != wanted.shape:
         return found.new_zeros((), dtype=torch.bool)
     return (found == wanted).all()
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """Mixes the bits of each number (Steele et al., splitmix64); overwrites
-    x."""
+    """Mixes each number's bits in place (Steele et al., splitmix64)."""
     x.bitwise_xor_(x >> 30).mul_(-4658895280553007687)
     x.bitwise_xor_(x >> 27).mul_(-7723592293110705685)
     return x.bitwise_xor_(x >> 31)

@@ -12,22 +12,13 @@ from torch import Tensor, nn
 @dataclass(eq=False)
 class WholeKind:
     """Layers of one class that run whole; see [Note: whole layers] in
-    whole_layers.
+    whole_layers."""
 
-    Attributes:
-        name: class of the layers.
-        why: the property that rules out running them by chunks.
-        own_attention: whether they use the model's own attention and masks,
-            computed for one layer at a time.
-        bytes_per_token: device memory that backward of one such layer holds
-            per token of the batch.
-        bytes_per_pair: the same per pair of tokens of a sequence; not 0 if the
-            memory grows with the square of the sequence length.
-    """
-
-    name: str
-    why: str
-    own_attention: bool = False
+    name: str  # of the class
+    why: str  # the property that rules out running them by chunks
+    own_attention: bool = False  # whether with the model's own and its masks
+    # Device memory that backward of one such layer holds, per token of the
+    # batch and per pair of tokens of a sequence.
     bytes_per_token: int = 0
     bytes_per_pair: float = 0.0
 
@@ -42,8 +33,7 @@ class WholeKind:
 
 
 class Engaging:
-    """Contexts that a step enters around a model's code; those of this base
-    class do nothing."""
+    """Contexts that a step enters around a model's code; these do nothing."""
 
     def engage(self) -> contextlib.AbstractContextManager:
         """Routes the model's masks and attention to the current step."""
@@ -54,14 +44,12 @@ class Engaging:
         return contextlib.nullcontext()
 
     def own_attention(self) -> contextlib.AbstractContextManager:
-        """Wraps, inside `engage`, the forward of a layer that uses the model's
-        own attention."""
+        """Wraps, inside `engage`, a layer with the model's own attention."""
         return contextlib.nullcontext()
 
 
 class Layered(Engaging):
-    """The layers of a twin: a copy of a model on which trials run
-    (proof/twin)."""
+    """The layers of a twin: a copy of a model for trials (proof/twin)."""
 
     name: str
     layers: Sequence[nn.Module]
@@ -79,7 +67,6 @@ class Patched(Layered):
         return self._patches[module].own
 
     def detach(self) -> None:
-        """Restores the modules' original forwards."""
         while self._patches:
             self._patches.popitem()[1].undo()
 
@@ -95,6 +82,5 @@ class Model(Patched):
     layers: nn.ModuleList
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
-        """Raises `Unsupported` if one rank's rows, computed alone, differ from
-        those of the whole sequence."""
+        """Raises `Unsupported` if a rank's rows alone give other results."""
         raise NotImplementedError

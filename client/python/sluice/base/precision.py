@@ -16,7 +16,6 @@ def wide_dtype(like: Tensor) -> torch.dtype:
 
 
 def widened(x: Tensor) -> Tensor:
-    """Returns x in its wide dtype; x itself if it already has it."""
     return x if x.dtype in _WIDE else x.to(wide_dtype(x))
 
 
@@ -29,9 +28,8 @@ def autocast_now(device: torch.device) -> torch.autocast:
 
 def near(found: Tensor | None, wanted: Tensor | None, limit: float,
          least: float = 1e-12) -> bool:
-    """Returns whether two tensors are close: the norm of their difference is
-    at most `least`, or at most `limit` times the norm of `wanted`. A `limit`
-    below 4 eps of `wanted`'s dtype is raised to that."""
+    """Returns whether the difference's norm is at most `least`, or `limit`
+    times that of `wanted`; `limit` is at least 4 eps of `wanted`'s dtype."""
     if found is None or wanted is None or found.shape != wanted.shape:
         return found is wanted
     if wanted.is_floating_point():

@@ -1,10 +1,7 @@
-"""Saves and restores random states, so that a replay draws the same numbers.
-
-A layer with dropout or sampling would draw other numbers when its forward runs
-a second time, and the gradient would be that of another function. So each
-chunk that advanced a generator keeps the state from before it, and its replay
-starts from that state. The replay does not change what the user draws later.
-"""
+"""Saves and restores random states. Each chunk that advanced a generator keeps
+the state from before it, from which its replay starts: with other numbers the
+gradient would be that of another function. The replay does not change what the
+user draws later."""
 from __future__ import annotations
 
 import contextlib
@@ -23,16 +20,16 @@ class RandomState:
     def __init__(self, device: torch.device):
         self._device = device
         self._cpu = torch.get_rng_state()
-        self._own = _module(device).get_rng_state(device) if _has_own(
-            device) else None
+        self._own = torch.get_device_module(device).get_rng_state(
+            device) if _has_own(device) else None
 
     def restore(self) -> None:
         torch.set_rng_state(self._cpu)
         if self._own is not None:
-            _module(self._device).set_rng_state(self._own, self._device)
+            torch.get_device_module(self._device).set_rng_state(
+                self._own, self._device)
 
     def number(self) -> int:
-        """Returns a 32-bit hash of the CPU generator's state."""
         return zlib.crc32(bytes(self._cpu.tolist()))
 
     def moved(self) -> bool:
@@ -43,7 +40,6 @@ class RandomState:
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Restores the random states on exit."""
     before = RandomState(device)
     try:
         yield
@@ -53,10 +49,9 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart(rank: int, device: torch.device) -> Iterator[None]:
-    """Inside, each rank of a group draws different numbers, even if all ranks
-    have the same seed. On exit the former state is restored, and advanced by
-    one draw if any number was drawn inside: ranks with equal states before
-    have equal states after."""
+    """Inside, each rank of a group draws different numbers, even with one seed.
+    On exit the former state is restored, and advanced by one draw if any was
+    made: ranks with equal states before have equal states after."""
     with rejoined() as begin:
         begin(RandomState(device).number() * 4096 + rank, device)
         yield
@@ -65,13 +60,15 @@ def apart(rank: int, device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def rejoined() -> Iterator[Callable[[int, torch.device], None]]:
     """Yields a function that reseeds: ranks that call it with the same seed
-    draw the same numbers from then on. On exit the random states are as after
-    `apart`."""
+    draw the same numbers from then on. On exit states are as after `apart`."""
     left: list[tuple[RandomState, RandomState, torch.device]] = []
 
     def begin(seed: int, device: torch.device) -> None:
         before = RandomState(device)
-        _seed(seed, device)
+        torch.default_generator.manual_seed(seed)
+        if _has_own(device):
+            torch.get_device_module(device).default_generators[
+                device.index].manual_seed(seed)
         left.append((before, RandomState(device), device))
 
     try:
@@ -83,7 +80,7 @@ def rejoined() -> Iterator[Callable[[int, torch.device], None]]:
 
 class Still(TorchDispatchMode):
     """Makes torch's random functions return fixed values and draw nothing, so
-    that a layer with dropout or sampling can be compared with itself."""
+    that a layer that draws can be compared with itself."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -104,9 +101,9 @@ class Still(TorchDispatchMode):
         return out.copy_(torch.as_tensor(still(given, out)))
 
 
-# Fixed result of each random function, computed from its arguments, so that a
-# bound or deviation that depends on the number of rows is noticed. Dropout
-# calls bernoulli_, except for CUDA's own dropout operator.
+# Fixed result of each random function, from its arguments, so that a bound
+# that depends on the number of rows is noticed. Dropout calls bernoulli_,
+# except for CUDA's own dropout operator.
 _STILL: dict[str, Callable[[dict, Tensor], Any]] = {
     "bernoulli": lambda given, out: 1,
     "rand": lambda given, out: 0.5,
@@ -136,16 +133,6 @@ def _leave(before: RandomState, began: RandomState,
 
 def _has_own(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta")
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    torch.default_generator.manual_seed(seed)
-    if _has_own(device):
-        _module(device).default_generators[device.index].manual_seed(seed)
-
-
-def _module(device: torch.device):
-    return torch.get_device_module(device)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

@@ -1,5 +1,4 @@
-"""Runs head and loss of a causal model on chunks of rows, in calls for which
-that is exact."""
+"""Runs head and loss of a causal model on chunks of rows, if that is exact."""
 from __future__ import annotations
 
 import contextlib
@@ -29,9 +28,8 @@ _KNOWN = frozenset(argument_table.those("loss"))
 
 
 class Causal:
-    """The streamed forward of a causal model. `renew` repeats the trials of
-    the layers if modules or hooks in them have changed; `renew_head` repeats
-    the trials of the head."""
+    """The streamed forward of a causal model. `renew` and `renew_head` repeat
+    the trials of the layers and of the head after changes in them."""
 
     def __init__(self, causal: nn.Module, ends: Ends,
                  renew: Callable[[], None], renew_head: Callable[[], None]):
@@ -51,8 +49,7 @@ class Causal:
 
     @staticmethod
     def fits(causal: nn.Module, decoder: nn.Module) -> bool:
-        """Returns whether `causal` has a loss function, and a base model that
-        contains `decoder`."""
+        """Returns whether `causal` has a loss, and a base with `decoder`."""
         base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
         return (base is not None and causal is not decoder
                 and any(m is decoder for m in base.modules())
@@ -86,7 +83,7 @@ class Causal:
                 own: Callable[[], Any]) -> Any:
         stream, asked = self.stream, scoring.asked()
         if given.get("labels") is not None or asked is not None:
-            calls.refuse_transforms(type(self.causal).__name__)
+            calls.refuse_transforms(self.causal)
             self._renew()
         if stream.head == "rows" and self._by_rows(given):
             if asked is not None:
@@ -117,8 +114,7 @@ class Causal:
         """Returns whether the call's loss is a sum over rows, as probed."""
         weight = self.causal.get_output_embeddings().weight
         kind = weight.device.type
-        # Gradients are computed before the loss is scaled, so they would
-        # underflow in fp16.
+        # Gradients are computed before the loss is scaled: fp16 underflows.
         half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
             kind) if torch.is_autocast_enabled(kind) else None)
         return (given.get("labels") is not None and not half
@@ -127,8 +123,7 @@ class Causal:
 
     def _loss_adds_up(self) -> bool:
         """Returns whether the loss function is a sum over rows divided by a
-        given count. Tries that again if a function that it calls was replaced:
-        libraries replace such functions for all models."""
+        count. Tried again if libraries replace a function that it calls."""
         called = _calls(self.causal.loss_function)
         if not called or list(map(id, called)) != list(map(id, self._tried)):
             self._tried, self._adds_up = called, self._sums_rows()
@@ -183,12 +178,11 @@ class Causal:
 
     def _plain(self, plain: plain_layers.Forward, out: Any,
                own: Callable[[], Any]) -> Any:
-        """Runs the model's own head over all rows of `out`, the base model's
-        output. Returns the model's output, or STREAMED if the head does not
-        fit on the device in addition to the layers."""
+        """Runs the model's own head over all rows of the base's output `out`.
+        Returns STREAMED if it does not fit on the device beside the layers."""
         modules = list(self.head.modules())
-        # A row's logits, and their fp32 copies in the loss, take
-        # vocabulary * (itemsize + 4) bytes.
+        # A row's logits, and fp32 copies, take vocabulary * (itemsize + 4)
+        # bytes.
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
 
         def known() -> list[Tensor]:
@@ -208,8 +202,7 @@ class Causal:
 
 
 def _shifted(given: dict[str, Any]) -> Tensor | None:
-    """Returns the shifted labels, or None if rows have none (a classifier's
-    [B])."""
+    """Returns the shifted labels; None if rows have none (classifiers)."""
     shifted, labels = given.get("shift_labels"), given.get("labels")
     if shifted is None and isinstance(labels, Tensor) and labels.dim() == 2:
         shifted = argument_table.shifted(labels)
@@ -217,9 +210,8 @@ def _shifted(given: dict[str, Any]) -> Tensor | None:
 
 
 def _calls(function: Any, depth: int = 2) -> list[Any]:
-    """Returns `function`, its code, the functions to which it refers by global
-    names or as attributes of modules, and so on to `depth` levels. Returns []
-    if `function` has no Python code."""
+    """Returns `function`, its code, and functions that it names, as globals or
+    attributes of modules, to `depth` levels; [] without Python code."""
     code = getattr(function, "__code__", None)
     if code is None or depth == 0:
         return []

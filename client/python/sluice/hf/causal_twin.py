@@ -1,16 +1,15 @@
 """Twins of causal models (see [Note: twins] in twin).
 
-A small twin has only as many of the first layers as contain each kind, and a
-vocabulary of only the tokens that trials use. It refuses to run modules outside
-the decoder and the head (an image tower). If a small twin's trials fail, a
-whole twin is tried.
+A small twin has as many of the first layers as contain each kind, a vocabulary
+of the tokens that trials use, and refuses to run modules outside decoder and
+head (an image tower). If its trials fail, a whole twin is tried.
 """
 from __future__ import annotations
 
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -51,8 +50,7 @@ class Twins:
             LEAST, max(first_of_kind(layers)) + 1))
 
     def sizes(self) -> Iterator[bool]:
-        """Yields, for each twin to try, whether it is small: a small twin comes
-        first, if it would differ from a whole one, then a whole one."""
+        """Yields True for a small twin, if that would differ, then False."""
         if self._idle or self._tokens > TOKENS or (
                 self._fewest < len(self._model.layers)):
             yield True
@@ -60,9 +58,8 @@ class Twins:
 
     @contextlib.contextmanager
     def made(self, small: bool, device: torch.device) -> Iterator[Parts]:
-        """Yields a twin in train mode; call it within `probe.trying`. Frees
-        the twin's weights at the end, because reference cycles would keep
-        them."""
+        """Yields a twin in train mode; call it within `probe.trying`. Frees its
+        weights at the end, because reference cycles would keep them."""
         parts = refusing(self._model.causal, "its twin cannot be made",
                          lambda: self._made(small, device))
         try:
@@ -98,8 +95,8 @@ class Twins:
 
     @functools.cached_property
     def _constructed(self) -> Any:
-        """A function that returns, for a module of the model, the same module
-        of a newly constructed model; None if no buffer is on `meta`."""
+        """A function that returns, for a module of the model, that of a newly
+        constructed model; None if no buffer is on `meta`."""
         causal = self._model.causal
         if not any(b.is_meta for b in causal.buffers()):
             return None
@@ -112,3 +109,44 @@ class Twins:
 
 def _refuse(module: nn.Module, args: Any) -> None:
     raise Unsupported(module, "a small twin has no such module")
+
+
+def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
+    """Returns the innermost model that runs the decoder layers, and the layers:
+    the longest list of modules that each contain a module with a `layer_idx`
+    or, failing that, of modules with children."""
+    best = _longest_list(model, lambda item: any(
+        hasattr(m, "layer_idx") for m in item.modules()))
+    best = best or _longest_list(model, lambda item: any(item.children()))
+    # The innermost PreTrainedModel makes the masks.
+    name, layers = best or ("", nn.ModuleList())
+    while name:
+        name = name.rpartition(".")[0]
+        decoder = model.get_submodule(name)
+        if isinstance(decoder, PreTrainedModel):
+            return decoder, layers
+    raise Unsupported(model, "no list of decoder layers whose attention goes "
+                      "through transformers' attention registry", "pass a "
+                      "causal language model of transformers")
+
+
+def around(decoder: nn.Module, causal: nn.Module) -> list[nn.Module]:
+    """Returns the models in the causal one around the decoder, outer first."""
+    return [m for m in causal.modules()
+            if isinstance(m, PreTrainedModel) and m is not causal
+            and m is not decoder and any(d is decoder for d in m.modules())]
+
+
+def _longest_list(model: nn.Module, is_layer: Callable[[nn.Module], bool]
+                  ) -> tuple[str, nn.ModuleList] | None:
+    best: tuple[str, nn.ModuleList] | None = None
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList) or len(module) == 0:
+            continue
+        if not all(map(is_layer, module)):
+            continue
+        if best is not None and name.startswith(best[0] + "."):
+            continue  # e.g. the experts of a layer
+        if best is None or len(module) > len(best[1]):
+            best = (name, module)
+    return best

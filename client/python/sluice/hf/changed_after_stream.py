@@ -1,5 +1,5 @@
-"""Finds changes to a model after stream(). Layers that were put into the model
-are refused; hooks and modules that were put into its layers are tried again."""
+"""Finds changes to a model after stream(): layers that were put into it are
+refused, hooks and modules in its layers are tried again."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -13,8 +13,7 @@ AGAIN = "unstream(), change the model, and stream it again"
 
 
 class Held:
-    """Detects layers put into the model later: they would run unstreamed, on
-    stand-ins for masks or hidden states."""
+    """Detects layers put into the model later, which would run unstreamed."""
 
     def __init__(self, layers: Iterable[nn.Module],
                  held: Callable[[], Iterable[nn.Module]]):
@@ -22,7 +21,6 @@ class Held:
 
     @staticmethod
     def by(decoder: nn.Module, layers: nn.ModuleList) -> Held:
-        """Returns a `Held` for a decoder's list of layers."""
         owner, name = next((owner, name) for owner in decoder.modules()
                            for name, child in owner._modules.items()
                            if child is layers)
@@ -30,16 +28,15 @@ class Held:
 
     @staticmethod
     def of(layers: object) -> Held:
-        """Returns a `Held` for a user's layers if they are in a container of
-        torch; else a `Held` that checks nothing."""
+        """Returns a `Held` of layers; it checks only containers of torch."""
         if isinstance(layers, nn.ModuleDict):
             return Held(layers.values(), layers.values)
         return Held(layers, lambda: layers) if isinstance(
             layers, nn.ModuleList) else Held((), tuple)
 
     def check(self) -> None:
-        """Raises `Unsupported` unless every layer is one of the streamed
-        layers or wraps one; some may be missing."""
+        """Raises `Unsupported` for a layer that neither is nor wraps one of
+        ours."""
         for index, layer in enumerate(self._held()):
             if layer not in self._layers and self._layers.isdisjoint(
                     layer.modules()):
@@ -49,9 +46,8 @@ class Held:
 
 
 class Inside:
-    """Detects changes since `take` in the modules that `modules` returns, their
-    hooks and their instance forwards. FSDP2's hooks are ignored, because they
-    run around all rows."""
+    """Detects changes since `take` in the modules of `modules`, their hooks and
+    forwards on instances; not in FSDP2's hooks, which run around all rows."""
 
     def __init__(self, modules: Callable[[], Iterable[nn.Module]]):
         self._modules = modules
@@ -59,8 +55,7 @@ class Inside:
 
     @staticmethod
     def of(layers: Iterable[nn.Module]) -> Inside:
-        """Returns an `Inside` of the modules within layers, without the layers:
-        a layer's own hooks see all rows."""
+        """Watches modules within layers: a layer's own hooks see all rows."""
         layers = list(layers)
         return Inside(lambda: (m for layer in layers
                                for m in layer.modules() if m is not layer))
@@ -95,8 +90,7 @@ def _is_a_users(hook: Callable) -> bool:
 
 
 def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
-    """Raises `Unsupported` if `base`, the model that a head calls, does not
-    contain the decoder any more."""
+    """Raises `Unsupported` if `base`, which a head calls, lost the decoder."""
     if all(module is not decoder for module in base.modules()):
         raise Unsupported(causal, f"its {type(base).__name__} came after "
                           "sluice.stream, and is not streamed", AGAIN)

@@ -1,17 +1,15 @@
 """Runs a decoder's forward on one rank's rows of a shared sequence.
 
 [Note: whole arguments]
-The arguments that a model passes to its layers with the hidden states depend
-on the whole sequence: masks find documents where positions restart, rotary
-tables may depend on the greatest position. So the decoder's own forward runs
-twice. The first run takes the whole sequence, with zeros in place of its
-embeddings; each layer is replaced by a recorder of its arguments, and the run
-ends at the last layer. The second run takes this rank's rows, with their
-positions in the whole sequence; each layer gets its rows of the recorded
-arguments. Only hidden states, arguments that need a gradient, and arguments
-computed from embeddings are taken from the second run. When the model is
-streamed, `dealing_trial` finds these arguments, compares them with those of
-the whole sequence, and refuses models that compute positions themselves.
+The arguments that a model passes to its layers with the hidden states depend on
+the whole sequence: masks find documents where positions restart, rotary tables
+may depend on the greatest position. So the decoder's own forward runs twice: on
+the whole sequence, with zeros as embeddings and recorders of arguments as
+layers, until the last layer; and on this rank's rows, with their positions in
+the whole sequence, where each layer gets its rows of the recorded arguments.
+Only hidden states, arguments that need a gradient, and arguments computed from
+embeddings come from the second run. `dealing_trial` finds these when the model
+is streamed, and refuses models that compute positions themselves.
 """
 from __future__ import annotations
 
@@ -40,10 +38,7 @@ _INPUTS = argument_table.those("dealt")
 
 
 class Dealing:
-    """Runs one model on a rank's rows; holds no state of a call.
-
-    `dealing_trial` sets the attributes.
-    """
+    """Runs a model on a rank's rows. `dealing_trial` sets the attributes."""
 
     def __init__(self, adapter: Model, ends: Ends, accepts: Collection[str]):
         self.adapter, self.stream, self.accepts = adapter, ends.stream, accepts
@@ -53,8 +48,7 @@ class Dealing:
         self.made_of_rows: set[Place] = set()
         # By argument of the model: why it cannot be dealt if it has zeros.
         self.undealt: dict[str, str] = {}
-        # Whether the zeros that replace the whole sequence's embeddings may be
-        # expanded from one number.
+        # Whether zeros in place of embeddings may be expanded from one number.
         self.expands = True
 
     def refuse(self, call: calls.Call, given: dict[str, Any]) -> None:
@@ -77,9 +71,9 @@ class Dealing:
     def forward(self, call: calls.Call, step: Step, given: dict[str, Any]
                 ) -> Any:
         """Runs the decoder's own forward on this rank's rows of `given`, its
-        arguments for the whole sequence. Call it within `step.engaged()`."""
+        arguments for the whole sequence, within `step.engaged()`."""
         entry, ranks = self.adapter.entry, step.ranks
-        own = indices(ranks.own(step.whole), step.device)
+        own = indices(step.own, step.device)
         call.own_rows = own
         noted = self.whole(step, given, own)
 
@@ -109,7 +103,11 @@ class Dealing:
             if len(noted) == len(self.layers):
                 raise Recorded
 
-        with torch.no_grad(), undisturbed(step.device), self._embedded(), (
+        zeros = in_every_place(
+            self.adapter.decoder.get_input_embeddings(),
+            self.adapter.entry.modules(),
+            lambda table: whole_calls.zeros(table, self.expands))
+        with torch.no_grad(), undisturbed(step.device), zeros, (
                 self.noting(note)):
             with contextlib.suppress(Recorded):
                 self.adapter.own_forward(self.adapter.entry)(**given)
@@ -117,8 +115,7 @@ class Dealing:
 
     def local(self, given: dict[str, Any], length: int, own: Tensor
                ) -> dict[str, Any]:
-        """Returns a decoder's arguments for the rows `own`; positions count
-        from the beginning of the whole sequence."""
+        """Returns a decoder's arguments for `own` rows and their positions."""
         name_of = type(self.adapter.entry).__name__
         local = {}
         for name, value in given.items():
@@ -137,21 +134,10 @@ class Dealing:
             local["position_ids"] = own[None]
         return local
 
-    # --- the model without its layers ---------------------------------------
-
     def noting(self, note: Callable) -> contextlib.AbstractContextManager:
-        """Returns a context in which layers are replaced by recorders that call
-        `note` with the layer's index, input and arguments."""
+        """Makes layers call `note` with their index, input and arguments."""
         layers = self.adapter.layers
         return in_place_of_layers(layers, [
             Noted(layer, self.stream.returns_tuple[self.layers[index]],
                   functools.partial(note, index))
             for index, layer in enumerate(layers)])
-
-    def _embedded(self) -> contextlib.AbstractContextManager:
-        """Returns a context in which the embedding returns zeros; see
-        `expands`."""
-        return in_every_place(
-            self.adapter.decoder.get_input_embeddings(),
-            self.adapter.entry.modules(),
-            lambda table: whole_calls.zeros(table, self.expands))

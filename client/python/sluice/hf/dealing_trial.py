@@ -1,6 +1,5 @@
-"""Checks that what a model computes outside its layers is the same for a
-rank's rows alone and among all rows (see [Note: whole arguments] in
-dealing)."""
+"""Checks that what a model computes outside its layers is the same for a rank's
+rows alone and among all rows ([Note: whole arguments] in dealing)."""
 from __future__ import annotations
 
 from typing import Any
@@ -20,14 +19,13 @@ from sluice.ranks.groups import indices
 # Relative to a norm: matrix products of different sizes round differently.
 LIMIT, HALF_LIMIT = 1e-5, 2e-2
 
-# Tensors from a run of the decoder without its layers, each with its dimension
-# of rows, if any.
+# Tensors from a run without layers, each with its dimension of rows, if any.
 Made = dict[Place | str, tuple[Tensor, int | None]]
 
 
 def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
     """Raises `Unsupported` if the model computes positions itself. Sets
-    `dealing.made_of_rows` and `dealing.undealt`."""
+    `made_of_rows` and `undealt` of `dealing`."""
     given = {"input_ids": ids}
     all_ = _made(dealing, given)
     noted = _noted(dealing, given)
@@ -55,7 +53,7 @@ def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
 def _different(dealing: Dealing, given: dict[str, Any], all_: Made,
                chunk: int) -> str | None:
     """Returns a phrase such as "its output is" for the first result that
-    differs between a rank's rows alone and all rows; None if none differs."""
+    differs between a rank's rows alone and all rows; None if none does."""
     ranks, length = dealing.stream.ranks, given["input_ids"].shape[1]
     chunks = chunks_of(length, chunk, ranks.size)
     for rank in range(ranks.size):

@@ -3,13 +3,12 @@
 [Note: ends]
 The code there is the decoder's own and unknown: embeddings that are scaled,
 positions that are added, norms, dropout. So the decoder's own forward runs on
-the rows of one chunk, with stand-ins for its layers: the first one records its
-input, or the last one returns a chunk of the real last layer's output.
-`ends_trial` finds out by trials whether chunks may be computed one by one. In
-the forward over all rows the layers are the real ones, and the embedding is a
-stand-in that only has shape and dtype. That forward ends after the last layer
-if hidden states are in the host, or if the head runs the code after the layers
-(`leaving`).
+the rows of one chunk, with stand-ins for its layers: the first records its
+input, or the last returns a chunk of the real last layer's output. `ends_trial`
+finds out whether that is exact. In the forward over all rows the layers are
+real, and the embedding is a stand-in with only shape and dtype. That forward
+ends after the last layer if hidden states are in the host, or if the head runs
+the code after the layers (`leaving`).
 """
 from __future__ import annotations
 
@@ -41,8 +40,8 @@ _DEVICE = 'stream it with hidden="device"'
 
 
 class Part:
-    """The modules that one end runs: `owners`, the decoder first. `others` are
-    modules that run in this end and also in the forward over all rows."""
+    """The modules that one end runs: `owners`, the decoder first. `others` also
+    run in the forward over all rows."""
 
     def __init__(self, owners: Sequence[nn.Module],
                  others: Sequence[nn.Module]):
@@ -53,8 +52,7 @@ class Part:
         return iter(self._owners)
 
     def units(self) -> list[nn.Module]:
-        """Returns the modules that are FSDP2 units, without the decoder; see
-        [Note: units] in fsdp_units."""
+        """Returns the FSDP2 units but the decoder; see fsdp_units."""
         return [m for m in self._owners[1:] if isinstance(m, FSDPModule)]
 
     def has_changed(self) -> bool:
@@ -62,15 +60,13 @@ class Part:
         return self._inside.has_changed()
 
     def still(self) -> contextlib.AbstractContextManager:
-        """Returns a context that restores what forwards on some rows change in
-        the modules: rotary embeddings, for example, remember the longest
-        sequence."""
+        """Restores what forwards on some rows change in the modules: rotary
+        embeddings, for example, remember the longest sequence."""
         return unchanged(self._others, contents=False)
 
 
 class Ends:
-    """The two ends of one decoder. `ends_trial` sets the attributes. A part
-    that is None runs whole, as the decoder runs it."""
+    """The ends of one decoder, which `ends_trial` sets; None: it runs whole."""
 
     def __init__(self, adapter: Model, stream: Stream):
         self.adapter, self.stream = adapter, stream
@@ -82,23 +78,18 @@ class Ends:
         # Whether position_ids 0, 1, … must be passed if the caller has none.
         self.says_positions = False
         # Computes the position_ids that must be passed with a mask with zeros
-        # if the caller has none; None if none must be passed.
+        # if the caller has none; None if none must be.
         self.counts: Callable[[Tensor], Tensor] | None = None
-        # Arguments that may be cut into chunks. Includes LEFT if a mask may
-        # have left padding.
+        # Arguments that may be cut into chunks; LEFT: a mask with left padding.
         self.takes = {"input_ids"}
         self.together = 1  # chunks that an end runs at once, on the device
         self.modules: list[nn.Module] = []  # `outside()` when it was tried
         self._left: list[Left] | None = None  # see `leaving`
 
-    # --- one forward over all rows ------------------------------------------
-
-    def run(self, step: Step, own: Callable, all_given: dict[str, Any]
-            ) -> Any:
-        """Runs the decoder's forward `own` with the arguments `all_given`, by
-        name, and returns its output. The code before the layers runs in chunks
-        if that is exact, and so does the code after them if the forward ends
-        after the last layer ([Note: ends])."""
+    def run(self, step: Step, own: Callable, all_given: dict[str, Any]) -> Any:
+        """Returns the output of the decoder's forward `own` with `all_given`,
+        by name. The code before the layers runs in chunks if that is exact; so
+        does the code after them if the forward ends there ([Note: ends])."""
         given = {name: value for name, value in all_given.items()
                  if value is not None and not (  # a mask without zeros
                      name == "attention_mask" and isinstance(value, Tensor)
@@ -128,9 +119,7 @@ class Ends:
         return out
 
     def with_positions(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns `given` with position_ids computed from the mask, if they
-        must be passed. A chunk cannot compute them, because it has only a part
-        of the mask."""
+        """Adds position_ids from the mask, of which a chunk has only a part."""
         mask = given.get("attention_mask")
         if self.counts is None or mask is None or "position_ids" in given:
             return given
@@ -138,8 +127,7 @@ class Ends:
 
     def _enter(self, stack: contextlib.ExitStack, x: Tensor) -> None:
         """Replaces the first layer's input by x, and the embedding by a
-        stand-in, so that the decoder holds no embeddings while its layers
-        run."""
+        stand-in: no embeddings are held while the layers run."""
         waiting, dtype = [x], x.dtype  # x is freed once it is used
 
         def instead(layer: nn.Module, args: tuple, kwargs: dict) -> tuple:
@@ -152,8 +140,7 @@ class Ends:
             instead, prepend=True, with_kwargs=True))
 
     def _refusal(self, given: dict[str, Any]) -> str | None:
-        """Returns what in this call or in the modules prevents chunks, or
-        None."""
+        """Returns what in this call or its modules prevents chunks, or None."""
         if self.before is None:
             return "what it computes outside of its layers"
         for wish in ("output_hidden_states", "output_attentions"):
@@ -185,8 +172,7 @@ class Ends:
                 if part is not None for unit in part.units()]
 
     def outside(self) -> list[nn.Module]:
-        """Returns the decoder's modules except its layers, the decoder first.
-        """
+        """Returns the decoder's modules but its layers, the decoder first."""
         todo, found = [self.decoder], []
         while todo:
             module = todo.pop()
@@ -197,10 +183,9 @@ class Ends:
 
     @contextlib.contextmanager
     def leaving(self) -> Iterator[list[Left]]:
-        """Inside the context, the decoder may return its last layer's output.
-        The list then has a `Left`, by which the head runs the code after the
-        layers on its own chunks. Has no effect if a hook reads the decoder's
-        output, or if the decoder is an FSDP2 unit."""
+        """Inside, the decoder may return its last layer's output. The list then
+        has a `Left`, by which the head runs the rest on its own chunks. Not if
+        a hook reads the decoder's output, or if it is an FSDP2 unit."""
         left: list[Left] = []
         if not self.decoder._forward_hooks and not isinstance(
                 self.decoder, FSDPModule):
@@ -210,10 +195,7 @@ class Ends:
         finally:
             self._left = None
 
-    # --- the ends -----------------------------------------------------------
-
     def _first(self, step: Step, given: dict[str, Any]) -> Tensor:
-        """Returns the first layer's input [B, S, H]."""
         call = FirstCall(self, step, given)
         step.at_end.append(weakref.WeakMethod(call.settle))
         return units.through(self.before.units(), lambda _: chunked_module.run(
@@ -236,7 +218,6 @@ class Ends:
         return answer
 
     def x_of(self, given: dict[str, Any], rows: range) -> Tensor:
-        """Returns the first layer's input for some rows."""
         with self.before.still(), units.unhooked(self.before.units()):
             try:
                 self._own(given, rows, stand_in.record)
@@ -254,10 +235,8 @@ class Ends:
 
     def _own(self, given: dict[str, Any], rows: range,
              instead: Callable) -> Any:
-        """Runs the decoder's forward on some rows, with `instead` for
-        layers."""
-        mine = {name: _cut(name, value, rows)
-                for name, value in given.items()}
+        """Runs the decoder's forward on some rows, `instead` of layers."""
+        mine = {name: _cut(name, value, rows) for name, value in given.items()}
         if self.says_positions and "position_ids" not in mine:
             mine["position_ids"] = torch.arange(
                 rows.start, rows.stop, device=mine["input_ids"].device)[None]
@@ -286,8 +265,7 @@ class Left(NamedTuple):
     as_tuple: bool
 
     def answer(self, hidden: Tensor, rows: range) -> Any:
-        """Returns the decoder's output for `hidden` [B, c, H], `rows` of the
-        last layer's output."""
+        """Returns the decoder's output for rows of the last layer's output."""
         return self.ends.answer_of(self.given, rows, hidden, self.as_tuple)
 
     def rows(self, hidden: Tensor, rows: range) -> Tensor:
@@ -295,12 +273,8 @@ class Left(NamedTuple):
 
 
 class FirstCall(chunked_module.ChunkedCall):
-    """One run of the code before the layers.
-
-    That code holds far less memory per row than a layer, and each forward of
-    the decoder costs host time. So it runs on several chunks at once if the
-    results are on the device.
-    """
+    """One run of the code before the layers. Per row it holds far less memory
+    than a layer, so on the device it runs on several chunks at once."""
 
     def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
         joined = None if step.hidden.in_host else [
@@ -312,8 +286,7 @@ class FirstCall(chunked_module.ChunkedCall):
         self._ends, self._given = ends, given
 
     def settle(self) -> None:
-        """Records the modules' buffers for the replay, after the forward over
-        all rows, which runs these modules again."""
+        """Records buffers: the forward over all rows may have written some."""
         if self.keeps:
             self._setting.take_buffers()
 

@@ -2,11 +2,11 @@
 layer, give the same results in chunks as over all rows.
 
 The decoder runs once unchanged, in train mode. In chunks the first layer's
-input, the decoder's output and the gradients must be the same. The streamed
+input, the decoder's output and the gradients must be the same, and the streamed
 decoder's output must not depend on whether its ends run in chunks. If any of
-this fails, the decoder runs its ends whole, and hidden states in the host are
-refused. For a decoder that draws random numbers, torch's random functions are
-replaced by fixed values (Still), which slows every call of torch.
+this fails, the ends run whole, and hidden states in the host are refused. For a
+decoder that draws random numbers, torch's random functions return fixed values
+(Still), which slows every call of torch.
 """
 from __future__ import annotations
 
@@ -130,8 +130,7 @@ def _chunks_are_same(ends: Ends, ids: Tensor, seen: _Seen,
 
 
 def _with_parts(ends: Ends, called: list[nn.Module]) -> list[nn.Module]:
-    """Returns the called modules and the modules in them, which may hold
-    weights."""
+    """Returns the called modules and those in them, which may hold weights."""
     outside = set(ends.outside())
     return [part for part in dict.fromkeys(
         part for module in called for part in module.modules())
@@ -155,8 +154,8 @@ def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
 
 def _try_arguments(ends: Ends, ids: Tensor) -> None:
     """Finds which other arguments may be cut into chunks: positions of
-    documents, and masks with padding on the right or on the left; if needed,
-    positions are computed from the mask."""
+    documents, and masks with padding on either side, if needed with positions
+    computed from the mask."""
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     right, left = torch.ones_like(ids), torch.ones_like(ids)
     right[1, -9:] = left[1, :9] = 0
@@ -175,8 +174,7 @@ def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
     given = {"input_ids": ids, "use_cache": False, name: value}
     said = ends.says_positions
     try:
-        # For comparison, the decoder runs without the positions that
-        # `says_positions` adds.
+        # For comparison, without the positions that `says_positions` adds.
         ends.says_positions = False
         with torch.no_grad():
             plain = ends.x_of(given, range(ids.shape[1]))
@@ -187,10 +185,8 @@ def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
         ends.says_positions = said
 
 
-def _gradients_are_same(ends: Ends, given: dict[str, Any],
-                        seen: _Seen) -> bool:
-    """Compares autograd's gradients over all rows with those of the chunked
-    autograd nodes."""
+def _gradients_are_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
+    """Compares autograd's gradients over all rows with the chunked nodes'."""
     rows = range(seen.x.shape[1])
     device = seen.x.device
 

@@ -1,10 +1,9 @@
 """Runs modules that are separate FSDP2 units in chunks.
 
-[Note: units] FSDP2 gathers a unit's weights in hooks around its forward and
-its backward, and reduces their gradients after backward. A forward that runs
-in chunks must do that once, not once per chunk. So the whole loop over the
-chunks is the unit's forward (`through`), and within the loop the unit runs
-without its hooks, on weights that are gathered by then (`unhooked`).
+[Note: units] FSDP2's hooks gather a unit's weights around its forward and its
+backward, and reduce their gradients after backward: once, not once per chunk.
+So the loop over the chunks is the unit's forward (`through`), and within it the
+unit runs without its hooks, on weights that are gathered by then (`unhooked`).
 """
 from __future__ import annotations
 
@@ -39,10 +38,8 @@ def through(units: Sequence[nn.Module], run: Callable[[Any], Tensor], x: Any
         return unit(x)
 
 
-def unhooked(units: Sequence[nn.Module]
-             ) -> contextlib.AbstractContextManager:
-    """Returns a context in which the units have the forwards of their classes
-    and no hooks."""
+def unhooked(units: Sequence[nn.Module]) -> contextlib.AbstractContextManager:
+    """Inside, the units have the forwards of their classes and no hooks."""
     without = {"forward": swapped.ABSENT, "_forward_pre_hooks": OrderedDict(),
                "_forward_hooks": OrderedDict()}
     return swapped.items(*((vars(unit), name, value) for unit in units
@@ -50,17 +47,15 @@ def unhooked(units: Sequence[nn.Module]
 
 
 def refuse_compiled(index: int, layer: nn.Module) -> None:
-    """Raises `Unsupported` for a compiled layer, because torch would compile
-    the probe's code."""
+    """Raises `Unsupported` for a compiled layer: it would compile the probe."""
     if isinstance(layer, torch._dynamo.OptimizedModule):
         raise Unsupported(f"layer {index}", "it is compiled", "compile modules "
                           "inside of it instead, as layer.mlp.compile()")
 
 
 def refuse_within(layer: nn.Module) -> None:
-    """Raises `Unsupported` for FSDP2 units and checkpointed modules within a
-    layer. A unit would be gathered and freed for each chunk; a checkpointed
-    module would run again, and call attention, when no chunk runs."""
+    """Raises `Unsupported` for modules within a layer that would be gathered
+    for each chunk (FSDP2 units) or call attention again (checkpoints)."""
     for name, module in layer.named_modules():
         if name and isinstance(module, FSDPModule):
             raise Unsupported(layer, f"'{name}' is an FSDP2 unit inside a "

@@ -2,11 +2,11 @@
 
 [Note: chunked head]
 Logits of a million tokens do not fit anywhere. With `labels`, the causal
-model's own forward runs once per chunk of rows, with a stub in place of its
-base model that returns those rows of the real hidden states; so everything
-that the head does (caps, scales, biases) is done. The loss is the model's
-`loss_function` on labels shifted beforehand. Gradients are computed chunk by
-chunk in forward, so that no tensor of a chunk is kept for backward.
+model's own forward runs once per chunk of rows, with a stub as base model that
+returns those rows of the real hidden states; so everything that the head does
+(caps, scales, biases) is done. The loss is the model's `loss_function` on
+labels shifted beforehand. Gradients are computed chunk by chunk in forward, so
+that no tensor of a chunk is kept for backward.
 """
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ from sluice.hf.ends import Ends
 from sluice.hf.stand_in import Instead, Output, Recorded
 
 ROWS = 256  # least rows per chunk: logits are rows times the vocabulary
-# A chunk has more rows if its logits take at most HIDDEN times the memory of
-# hidden states of a layer's chunk: the layer's own products take more.
+# A chunk has more rows if its logits take at most HIDDEN times the memory of a
+# layer's chunk's hidden states: the layer's own products take more.
 HIDDEN = 8
 _NOT_CALLED = "the head does not call its base model"
 
 
 class Head:
-    """The modules of a causal model outside its base model. `ends` are the ends
-    of the decoder in the base model."""
+    """The modules of a causal model outside its base; the decoder's ends."""
 
     def __init__(self, causal: nn.Module, ends: Ends):
         self.causal, self.ends, self.stream = causal, ends, ends.stream
         self.adds_routers = False  # whether `_try` of head_loss has passed
         self.made: tuple[int, torch.dtype]  # width, dtype of the latest logits
-        # (parent, name) of modules that the head may call: the base model, or
-        # directly the decoder in it.
+        # (parent, name) of modules that the head may call: base or decoder.
         self.places = [(causal, causal.base_model_prefix), *(
             (parent, name) for parent in causal.modules()
             for name, child in parent._modules.items()
@@ -53,7 +51,7 @@ class Head:
 
     def is_of_transformers(self) -> bool:
         """Returns whether the model's forward is one of transformers: a user's
-        forward may distinguish calls in ways that no probe covers."""
+        may distinguish calls in ways that no probe covers."""
         own = type(self.causal).forward
         return getattr(self.own, "func", None) is own and (
             own.__module__.startswith("transformers."))
@@ -82,8 +80,7 @@ class Head:
         return logits
 
     def of_base(self, given: dict[str, Any]) -> Any:
-        """Runs the model's own forward until it has called its base model;
-        returns the base model's output."""
+        """Returns the base model's output in the model's own forward."""
         base = self.base
 
         def record(*args: Any, **kwargs: Any) -> None:
@@ -97,21 +94,19 @@ class Head:
         raise RuntimeError(_NOT_CALLED)
 
     def after(self, answer: Any) -> contextlib.AbstractContextManager:
-        """Returns a context in which the model's own forward runs only its
-        head, on the base model's output `answer`."""
+        """Inside, the forward runs only the head, on the base's `answer`."""
         return self._instead(lambda *_, **__: answer)
 
     @property
     def no_routers(self) -> dict[str, bool]:
-        """Arguments that switch router logits off if the config asks for them:
-        the stub of the base model returns none."""
+        """Switches off router logits of the config: the stub has none."""
         return {routers.ASKED: False} if routers.asked(self.causal, {}) else {}
 
     @contextlib.contextmanager
     def stub(self, hidden: Tensor, noted: Sequence[Tensor] | None = None
              ) -> Iterator[list[bool]]:
-        """Inside the context, the base model returns `hidden` and the router
-        logits `noted`; the list gets an entry for each of its calls."""
+        """Inside, the base model returns `hidden` and the router logits
+        `noted`; the list gets an entry for each of its calls."""
         called: list[bool] = []
 
         def answer(*_: Any, **__: Any) -> Output:
@@ -121,10 +116,7 @@ class Head:
         with self._instead(answer):
             yield called
 
-    def _instead(self, forward: Callable
-                 ) -> contextlib.AbstractContextManager:
-        """Returns a context in which `forward` runs in place of the base
-        model's forward."""
+    def _instead(self, forward: Callable) -> contextlib.AbstractContextManager:
         parent, name = self.place
         return swapped.items((parent._modules, name, Instead(
             self.base, forward)))
@@ -139,8 +131,7 @@ class Head:
         return (m for m in self.causal.modules() if m not in base)
 
     def units(self) -> list[nn.Module]:
-        """Returns the head's modules that are FSDP2 units, without the causal
-        model."""
+        """Returns the head's FSDP2 units, without the causal model."""
         return [m for m in self.modules()
                 if isinstance(m, FSDPModule) and m is not self.causal]
 

@@ -3,19 +3,21 @@ in forward; see [Note: chunked head] in head.
 
 [Note: routers' loss] A causal model may add a loss of its router logits to the
 loss of the labels. The model's own forward computes that part alone, in a call
-in which no row has a label. The first call with router logits checks, on a few
-of them, that the two parts add up to the model's loss.
+in which no row has a label. The first call with router logits checks, on a few,
+that the two parts add up to the model's loss.
 """
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from sluice.base.argument_table import IGNORED
+from sluice.base.argument_table import shifted as shifted_labels
 from sluice.base.errors import Unsupported
 from sluice.base.precision import near, wide_dtype
 from sluice.hf import fsdp_units, routers
@@ -23,7 +25,7 @@ from sluice.hf.ends import Left
 from sluice.hf.head import Head
 from sluice.node import calls
 from sluice.node.hidden_rows import OnDevice
-from sluice.node.replay import Gradients, Slot, distinct, slots
+from sluice.node.replay import Gradients, Slot, distinct, leaves, slots
 from sluice.node.step import chunks_of
 
 # See [Note: routers' loss].
@@ -41,9 +43,8 @@ class Labels(NamedTuple):
 
 def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
        chunk: int | None = None, left: Left | None = None) -> Tensor:
-    """Returns the loss () of hidden [B, S, H] for labels [B, S] that are
-    shifted already: the sum over rows divided by `count`. With `left`,
-    `hidden` is the last layer's output."""
+    """Returns the loss () of hidden [B, S, H] for shifted labels [B, S]: the
+    rows' sum by `count`. With `left`, `hidden` is the last layer's output."""
     labels = Labels(shifted, count, chunk or head.rows_at_once(
         hidden.shape[-1]))
 
@@ -59,8 +60,6 @@ def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
 
 
 class Loss(torch.autograd.Function):
-    """An autograd node of the loss; see [Note: chunked head] in head."""
-
     @staticmethod
     def forward(ctx, head: Head, labels: Labels, left: Left | None,
                 found: list[Slot], needs: bool, hidden: Tensor,
@@ -68,8 +67,8 @@ class Loss(torch.autograd.Function):
         needs_h = needs and ctx.needs_input_grad[5]
         needs = needs_h or (needs and any(ctx.needs_input_grad[6:]))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        # The decoder's code after the layers holds little memory per row, and
-        # each run of it costs host time, so it runs on several chunks at once.
+        # The code after the layers holds little memory per row, and each run
+        # costs host time: run it on several chunks at once.
         at_once = labels.chunk * (1 if left is None else left.ends.together)
         in_host = left is not None and left.step.hidden.in_host
         place = left.step.hidden if in_host else OnDevice(
@@ -102,10 +101,8 @@ class Loss(torch.autograd.Function):
 
 
 def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
-             left: Left | None, total: Tensor, needs_h: bool
-             ) -> Tensor | None:
-    """Adds the loss of hidden [B, c, H] to `total`; returns the gradient of
-    `hidden`, or None if it needs none."""
+             left: Left | None, total: Tensor, needs_h: bool) -> Tensor | None:
+    """Adds the loss of hidden [B, c, H] to `total`; returns the gradient."""
     h = hidden.requires_grad_(needs_h)
     made = h if left is None else left.rows(h, rows)
     parts = []
@@ -131,17 +128,16 @@ def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
 
 def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
                  mask: Tensor | None) -> MoeCausalLMOutputWithPast:
-    """Returns the model's output, with the routers' loss added to `loss`, the
-    loss of the logits; see [Note: routers' loss]. `base` is the base model's
-    output for the mask [B, S]."""
+    """Returns the model's output, with the routers' loss added to `loss`
+    ([Note: routers' loss]). `base`: the base model's output for the mask [B,
+    S]."""
     noted = base[routers.NAME]
     if not head.adds_routers:
         _try(head, noted)
         head.adds_routers = True
     added, alone = _added(head, noted, mask)
-    return MoeCausalLMOutputWithPast(
-        loss=loss + added, aux_loss=alone, logits=logits,
-        router_logits=noted)
+    return MoeCausalLMOutputWithPast(loss=loss + added, aux_loss=alone,
+                                     logits=logits, router_logits=noted)
 
 
 def _added(head: Head, noted: tuple[Tensor, ...], mask: Tensor | None
@@ -181,3 +177,51 @@ def _try(head: Head, noted: tuple[Tensor, ...]) -> None:
         raise Unsupported(head.causal, "a loss of routers' logits that is not "
                           "added to that of the labels", 'stream it with '
                           'head="whole"')
+
+
+def probe(head: Head) -> None:
+    """Sets `stream.head`: "rows" if the chunked loss equals the model's own
+    loss over all rows, else "whole", which leaves the head to the model."""
+    how: Literal["rows", "whole"] = "whole"
+    for place in head.places:
+        head.place = place  # the trial reads it
+        try:
+            same = head.is_of_transformers() and _same(head)
+        except Exception:  # user code may fail on a trial's input
+            same = False
+        if same:
+            how = "rows"
+            break
+    head.stream.found_head(how)
+
+
+def _same(head: Head) -> bool:
+    weight = head.causal.get_output_embeddings().weight
+    torch.manual_seed(0)
+    hidden = torch.randn(2, 40, weight.shape[1], device=weight.device,
+                         dtype=weight.dtype)
+    labels = torch.randint(weight.shape[0], (2, 40)).to(weight.device)
+    labels[0, 5:17] = IGNORED
+    shifted = shifted_labels(labels)
+    count = (shifted != IGNORED).sum()
+    found = distinct(slots(head))
+
+    def results(loss: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        h = hidden.clone().requires_grad_()
+        value = loss(h)
+        return [value, *torch.autograd.grad(value, [h, *found],
+                                            allow_unused=True)]
+
+    def whole(h: Tensor) -> Tensor:
+        with head.stub(h):
+            return head.own(inputs_embeds=h, labels=labels, use_cache=False,
+                            **head.no_routers).loss
+
+    with torch.enable_grad():
+        ends = leaves(head.rows(hidden, shifted, count))
+        if not all(any(e is p for p in found) for e in ends):
+            return False  # e.g. a weight of the base model
+        # In chunks of 16, the last one partial.
+        ours = results(lambda h: of(head, h, shifted, count, 16))
+        theirs = results(whole)
+    return all(near(a, b, LIMIT) for a, b in zip(ours, theirs))

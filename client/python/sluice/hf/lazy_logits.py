@@ -2,11 +2,11 @@
 and log-probabilities for `sluice.logprobs`.
 
 [Note: lazy logits] With labels, most callers read only the loss, and logits of
-a long sequence fit nowhere. Other callers compute metrics, or their own loss,
-from `out.logits`. So these logits are a tensor without memory, and a node of
-the user's graph like any other; the first operation on their values runs the
-head on all rows. Until then the node holds the hidden states that the head
-needs. Backward of the loss frees them, because it needs the device's memory.
+a long sequence fit nowhere; others compute metrics, or their own loss, from
+`out.logits`. So these logits are a tensor without memory, and a node of the
+user's graph like any other; the first operation on their values runs the head
+on all rows. Until then the node holds the hidden states that the head needs.
+Backward of the loss frees them, because it needs the device's memory.
 """
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ _aten = torch.ops.aten
 
 
 class LazyLogits(Tensor):
-    """Logits [B, S, V] that are computed when they are read. Shape, dtype and
-    device are known. Copies and casts, as DDP and accelerate make them, are
-    lazy too; any other operation reads the values."""
+    """Logits [B, S, V] that are computed when they are read. Copies and casts,
+    as DDP and accelerate make them, are lazy too; other operations read."""
 
     _make: Callable[[], Tensor] | None
     _value: Tensor | None = None
@@ -48,9 +47,8 @@ class LazyLogits(Tensor):
     _copies: list[tuple[weakref.ref[LazyLogits], Callable]]
 
     @staticmethod
-    def __new__(cls, make: Callable[[], Tensor] | None,
-                shape: tuple[int, ...], dtype: torch.dtype,
-                device: torch.device) -> LazyLogits:
+    def __new__(cls, make: Callable[[], Tensor] | None, shape: tuple[int, ...],
+                dtype: torch.dtype, device: torch.device) -> LazyLogits:
         self = Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=device)
         self._make, self._copies = make, []
@@ -88,8 +86,7 @@ class LazyLogits(Tensor):
         return self._value
 
     def _fill(self, value: Tensor) -> None:
-        """Sets the values. Computes the lazy copies now, because the values
-        may be overwritten later."""
+        """Sets the values, now also the copies': values may be overwritten."""
         for made, function in self._copies:
             copy = made()
             if copy is not None:
@@ -172,14 +169,14 @@ class _Call(chunked_module.ChunkedCall):
         return super().backward(*args)
 
     def forget(self) -> None:
+        """Frees the hidden states; `make` raises from now on."""
         self._waiting = None
 
 
 def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
            shape: tuple[int, ...]) -> Tensor:
-    """Returns logits of `shape` that are computed from `hidden` [B, rows, H]
-    when they are read. `hidden` is the output of the decoder or, with `left`,
-    of its last layer. `loss` () was computed from `hidden`."""
+    """Returns logits of `shape`, computed when they are read from `hidden` [B,
+    rows, H]: the decoder's output or, with `left`, its last layer's."""
     if head.stream.ranks is not None or head.stream.in_host or (
             torch.is_grad_enabled() and head.is_sharded):
         def refuse() -> Tensor:
@@ -188,22 +185,15 @@ def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
         return LazyLogits(refuse, shape, head.made[1], hidden.device)
     call = _Call(head, left, hidden)
     if loss.requires_grad:
-        loss.register_hook(functools.partial(_forget, weakref.ref(call)))
+        forget = weakref.WeakMethod(call.forget)
+        loss.register_hook(lambda _: (act := forget()) and act())
     return chunked_module.run(call, hidden)
 
 
-def _forget(of: weakref.ref[_Call], _: Tensor) -> None:
-    call = of()
-    if call is not None:
-        call.forget()
-
-
 class _Logprobs(chunked_module.ChunkedCall):
-    """Computes log-probabilities, and entropies if requested, over all rows:
-    [B, S, H] -> [B, S, 1 or 2]."""
+    """Computes log p, and entropies if asked: [B, S, H] -> [B, S, 1 or 2]."""
 
-    def __init__(self, step: Step, head: Head, asked: Asked,
-                 targets: Tensor):
+    def __init__(self, step: Step, head: Head, asked: Asked, targets: Tensor):
         super().__init__(step, head, type(head.causal).__name__)
         self._head, self._asked, self._targets = head, asked, targets
 
@@ -215,8 +205,7 @@ class _Logprobs(chunked_module.ChunkedCall):
 
 def logprobs(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """Returns the log-probabilities that `asked` requests, in the field
-    `logits`. `base` is the base model's output."""
+    """Returns what is `asked` as `logits`, for the base model's output."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

@@ -1,13 +1,12 @@
-"""Streams the user's own decoder layers, without transformers. The user passes
-the layers, and the layers call torch for attention. Embedding, head and loss
-are not touched.
+"""Streams the user's own decoder layers, without transformers. The layers call
+torch for attention; embedding, head and loss are not touched.
 
 [Note: between layers]
 With hidden states in the host, or with a group, the first layer splits its
 input into chunks of a rank's own rows, and the last layer joins them. Between
-layers the user's code gets stand-ins of the whole sequence (see
-[Note: stand-ins] in hidden_rows); before the first and after the last layer
-every rank has all rows.
+layers the user's code gets stand-ins of the whole sequence ([Note: stand-ins]
+in hidden_rows); before the first and after the last layer every rank has all
+rows.
 
 The model around the layers is unknown, so stream() can run it only by `sample`.
 Without a sample, the user's first call is probed.
@@ -32,8 +31,9 @@ from sluice.hf import trial_results
 from sluice.hf.changed_after_stream import Held, Inside, warn_of_hooks
 from sluice.hf.fsdp_units import refuse_compiled, refuse_within
 from sluice.hf.whole_calls import Call, rows_of
-from sluice.node import calls, plain_layers, rows, sdpa, whole_layers
+from sluice.node import calls, plain_layers, rows, whole_layers
 from sluice.node import layer as layers_
+from sluice.node.eager_attention import Cut
 from sluice.node.hidden_rows import InHost, Parted, Standing, Whole, is_stand_in
 from sluice.node.patch import Patch
 from sluice.node.settings import LAYERS
@@ -96,7 +96,7 @@ class OwnLayers(Patched):
         stream.in_host = stream.hidden == "host"
 
     def inside(self) -> contextlib.AbstractContextManager:
-        return sdpa.Cut()
+        return Cut()
 
     # --- the forward --------------------------------------------------------
 
@@ -118,7 +118,7 @@ class OwnLayers(Patched):
             known = self._kind[index] in self._probed
             if length < (stream.least_rows if known else LEAST):
                 return own(*args, **kwargs)
-            calls.refuse_transforms(type(self_).__name__)
+            calls.refuse_transforms(self_)
             if not known:
                 self._probe(stream, self._kind[index],
                             Seen(x.detach(), more, named, None), index)
@@ -132,7 +132,10 @@ class OwnLayers(Patched):
                      more: tuple, named: dict[str, Any]) -> Any:
             step, x = self._begun(stream, index, x)
             if step.ranks is not None:
-                more, named = self._own_rows(stream, layer, more, named)
+                own_rows = step.once("own rows", lambda: indices(
+                    step.own, step.device))
+                more, named = rows_of(layer, step, own_rows, self._cuts,
+                                      stream.rows, Call(more, named))
             if step.plain is not None:
                 with step.turn:
                     out = step.plain.layer(
@@ -153,9 +156,8 @@ class OwnLayers(Patched):
 
     def _begun(self, stream: Stream, index: int, x: Tensor
                ) -> tuple[Step, Tensor]:
-        """Returns the step of a call of layer `index`, and the layer's input.
-        Begins a step if the layer or the length shows that a new forward has
-        begun."""
+        """Returns the step of a call of layer `index`, and its input. The layer
+        or the length may show that a new forward, and so a new step, begins."""
         step, last = self._step or (None, -1)
         if step is None or step.length != x.shape[1] or index <= last:
             self._end_step(stream)
@@ -175,7 +177,7 @@ class OwnLayers(Patched):
                     InHost if stream.in_host else Standing)
                 step.hidden = place(
                     step.arena, step.chunks, step.device, step.length)
-                x = Parted.apply(step.hidden, _own(step), x)
+                x = Parted.apply(step.hidden, step.own, x)
         self._step = step, index
         return step, x
 
@@ -187,13 +189,6 @@ class OwnLayers(Patched):
             if isinstance(step.hidden, Standing):
                 step.hidden.forget()
 
-    def _own_rows(self, stream: Stream, layer: nn.Module, args: tuple,
-                  kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        step = self._of_step()
-        return rows_of(layer, step, step.once("own rows", lambda: indices(
-            _own(step), step.device)), self._cuts, stream.rows,
-            Call(args, kwargs))
-
     def _apart(self, step: Step) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if step.ranks is None else (
             randomness.apart(step.ranks.rank, step.device))
@@ -203,7 +198,7 @@ class OwnLayers(Patched):
             return y
         step = self._of_step()
         if isinstance(step.hidden, Standing):
-            y = Whole.apply(step.hidden, _own(step), y)
+            y = Whole.apply(step.hidden, step.own, y)
         if step.ranks is not None:
             with step.telling():
                 y = step.ranks.sum(y)
@@ -220,8 +215,7 @@ class OwnLayers(Patched):
     # --- the probe ----------------------------------------------------------
 
     def _probe_all(self, stream: Stream) -> None:
-        """Probes a layer of each kind by the sample. Without a sample, the
-        first call of each kind is probed later."""
+        """Probes a layer of each kind by the sample, if there is one."""
         warn_of_hooks(self.layers, stream.warn_once)
         stream.checks.kinds = by_kind(self.layers)
         if self._sample is not None:
@@ -231,12 +225,10 @@ class OwnLayers(Patched):
         self._take()
 
     def _take(self) -> None:
-        """Notes the layers' modules and hooks as probed."""
         for inside in self._insides:
             inside.take()
 
     def _renew(self, stream: Stream) -> None:
-        """Repeats the probe after something in a layer has changed."""
         self._stale = True
         self._probed.clear()
         self._kind = first_of_kind(self.layers)
@@ -276,8 +268,7 @@ class OwnLayers(Patched):
 
     def _tried(self, stream: Stream, index: int, seen: Seen,
                device: torch.device) -> tuple[Stream, nn.Module]:
-        """Probes a twin of the layer in a separate stream; returns that stream
-        and the twin."""
+        """Probes a twin of the layer in a separate stream; returns both."""
         layer = self.layers[index]
         name = f"layer {index} ({self.name})"
         with probe.trying(device):
@@ -307,23 +298,19 @@ class OwnLayers(Patched):
     def _first_rows(self, stream: Stream, layer: nn.Module,
                     seen: Seen, most: int = TOKENS) -> Seen:
         x = seen.x
-        step = stream.begin(x.shape[1], x.device, self, check=False,
-                            alone=True)
+        step = stream.begin(x.shape[1], x.device, self, check=False, alone=True)
         arguments = rows.Arguments(layer, step, seen.args, seen.kwargs,
                                    stream.rows)
         few = range(min(most, x.shape[1]))
         args, kwargs = arguments.chunk(few, [
             rows.cut(leaf, few).detach().requires_grad_()
             for leaf in arguments.differentiable()])
-        # Other steps do not know this step's mask markers, so the mask itself
-        # is returned.
+        # Other steps do not know this step's mask markers: return masks.
         args, kwargs = pytree.tree_map(
             lambda value, own: value[..., :len(few), :len(few)] if (
                 isinstance(own, Tensor) and step.is_marker(own)) else own,
             (seen.args, seen.kwargs), (args, kwargs))
         return Seen(x[:, :len(few)], args, kwargs, None)
-
-    # --- what cannot be streamed --------------------------------------------
 
     def _refuse_setup(self) -> None:
         for index, layer in enumerate(self.layers):
@@ -333,11 +320,6 @@ class OwnLayers(Patched):
             raise Unsupported(self.name, "a layer that is run several times")
 
 
-def _own(step: Step) -> list[range]:
-    """Returns this rank's rows of each chunk of the sequence."""
-    return step.chunks if step.ranks is None else step.ranks.own(step.whole)
-
-
 class _Tried(Layered):
     """One layer of a twin, at the index of its original."""
 
@@ -345,7 +327,7 @@ class _Tried(Layered):
         self.name, self.layers = of.name, [layer] * (index + 1)
 
     def inside(self) -> contextlib.AbstractContextManager:
-        return sdpa.Cut()
+        return Cut()
 
     def own_forward(self, module: nn.Module) -> Callable:
         return vars(module).get("forward") or functools.partial(

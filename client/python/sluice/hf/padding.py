@@ -23,7 +23,7 @@ from sluice.node.step import Step
 from sluice.node.streamed import Stream
 
 # Ways in which models compute positions from a mask [B, S] if they are passed
-# none. `ends_trial` finds out which one a model uses.
+# none; `ends_trial` finds out which.
 COUNTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda mask: mask.cumsum(1) * mask - 1,
     lambda mask: (mask.cumsum(1) - 1).masked_fill(mask == 0, 1),
@@ -57,8 +57,8 @@ def check_labels(blind: Tensor | None, shifted: Tensor | None, adapter: Model
 
 def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
           ) -> None:
-    """Makes backward raise `Unsupported` if a loss of the decoder's output
-    [B, S, …] counts blind rows. Only the gradient shows which rows count."""
+    """Makes backward raise `Unsupported` if a loss of the decoder's output [B,
+    S, …] counts blind rows, which only the gradient shows."""
     if blind is None or not hidden.requires_grad or is_stand_in(hidden) or (
             hidden.shape[1] != blind.shape[-1]) or answers_as_torch(adapter):
         return
@@ -75,9 +75,9 @@ def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
 
 def check_whole(call: Call, stream: Stream, adapter: Model,
                 shifted: Tensor | None, foreign: bool) -> None:
-    """Checks labels after a call in which head and loss ran whole. If the head
-    is not a language model's (`foreign`), labels do not show which rows count:
-    `watch` checks the gradient, and without gradients a warning is printed."""
+    """Checks labels after a call in which head and loss ran whole. For a head
+    of unknown kind (`foreign`) labels do not show which rows count: `watch`
+    checks the gradient, and without gradients a warning is printed."""
     if not foreign:
         check_labels(call.blind, shifted, adapter)
     elif call.blind is not None and not torch.is_grad_enabled() and (

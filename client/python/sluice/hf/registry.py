@@ -49,8 +49,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
     if rest.get("output_attentions"):
         raise Unsupported(name, "output_attentions",
                           "attention weights never exist here; leave it out")
-    unknown = [k for k, v in rest.items()
-               if v is not None and k not in _SAID]
+    unknown = [k for k, v in rest.items() if v is not None and k not in _SAID]
     if unknown:
         raise Unsupported(name, f"attention's argument '{unknown[0]}'")
     if is_causal is None:
@@ -67,7 +66,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
 def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
          **rest: Any) -> Tensor:
     """transformers' mask interface: returns a marker of the intervals of the
-    model's own `mask_function` (see [Note: mask markers] in step)."""
+    model's `mask_function` (see [Note: mask markers] in step)."""
     here = step.current()
     if here is None:
         raise Unsupported("attention mask", "a mask outside a streamed step")
@@ -88,9 +87,8 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
                 "ends of rows, or leave the padding out of the batch")
         mask_function = and_masks(mask_function, padding_mask_function(seen))
     heads = getattr(config, "num_attention_heads", None) or 1
-    find = functools.partial(
-        masks.find, mask_function, batch_size, here.length, int(heads),
-        here.device, here.padding)
+    find = functools.partial(masks.find, mask_function, batch_size, here.length,
+                             int(heads), here.device, here.padding)
     if masks.is_pure(mask_function) and here.padding is None:
         find = functools.partial(here.found_once, (
             mask_function.__code__, batch_size, here.length, heads), find)
@@ -98,7 +96,7 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
 
 
 def _has_holes(seen: Tensor) -> bool:
-    """Returns whether a row [S] of seen [B, S] has False between two True."""
+    """Returns whether a row of seen [B, S] has False between two True."""
     told = seen.int()
     before = told.cummax(1).values
     after = told.flip(1).cummax(1).values.flip(1)

@@ -1,14 +1,13 @@
 """Router logits, from which a causal model computes the loss that balances its
-experts. A call asks for them by `output_router_logits`, an argument or a field
-of the config.
+experts. `output_router_logits`, an argument or a field of the config, asks for
+them.
 
 transformers declares for a decoder which outputs of which modules are router
-logits; in older models of 4.57 the layers return them instead. See
-[Note: sides] in side_outputs for how they get out of a streamed layer.
+logits; in older models of 4.57 the layers return them. [Note: sides] in
+side_outputs describes how they get out of a streamed layer.
 """
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 from collections.abc import Sequence
@@ -36,9 +35,8 @@ def asked(decoder: nn.Module, given: dict[str, Any]) -> bool:
 
 
 def answered_last(adapter: Model) -> bool:
-    """Returns whether the decoder's router logits are the last outputs of its
-    layers. Runs the decoder, which must not be patched yet, with stand-ins for
-    its layers."""
+    """Returns whether the decoder's router logits are its layers' last outputs.
+    Runs the decoder, not patched yet, with stand-ins for its layers."""
     decoder, layers = adapter.decoder, adapter.layers
     if not all(ASKED in inspect.signature(type(layer).forward).parameters
                for layer in layers):
@@ -48,7 +46,8 @@ def answered_last(adapter: Model) -> bool:
     with torch.no_grad():
         try:
             with in_place_of_layers(layers, [
-                    Instead(layer, functools.partial(_hand_on, more))
+                    Instead(layer, lambda hidden_states, *_, more=more, **__: (
+                        hidden_states, more))
                     for layer, more in zip(layers, said)]):
                 found = decoder.forward(input_ids=ids, use_cache=False,
                                         **{ASKED: True})[NAME]
@@ -57,15 +56,10 @@ def answered_last(adapter: Model) -> bool:
     return len(found) == len(said) and all(map(operator.is_, found, said))
 
 
-def _hand_on(more: Tensor, hidden_states: Tensor, *_: Any, **__: Any
-             ) -> tuple[Tensor, Tensor]:
-    return hidden_states, more
-
-
 def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
     """Returns, for each layer with router logits, the module that returns them
-    (a router, or the layer itself) and the logits' index among its outputs.
-    Raises `Unsupported` if these modules are not known."""
+    (a router, or the layer itself) and their index among its outputs. Raises
+    `Unsupported` if these modules are not known."""
     decoder, layers = adapter.entry, adapter.layers
     name, routers = type(decoder).__name__, {}
     if adapter.logits_last and decoder is adapter.decoder:
@@ -88,25 +82,22 @@ def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
 
 
 def note(step: Step, adapter: Model) -> None:
-    """Makes the step's layers record their router logits; raises the errors of
-    `find`."""
+    """Makes the step's layers record their router logits; raises as `find`."""
     for layer, (router, index) in find(adapter).items():
-        step.sides[layer] = Side(layer, router, index,
-                                 step.at_once(layer))
+        step.sides[layer] = Side(layer, router, index, step.at_once(layer))
 
 
 def asking(step: Step, layer: nn.Module, kwargs: dict[str, Any]
            ) -> dict[str, Any]:
-    """Returns the layer's arguments, with a request for router logits if the
-    layer itself returns them."""
+    """Adds a request for router logits if the layer itself returns them."""
     side = step.sides.get(layer)
     return {**kwargs, ASKED: True} if side is not None and side.is_own else (
         kwargs)
 
 
 def joined(step: Step, y: Tensor) -> Tensor:
-    """Puts the recorded router logits into `step.noted` and joins them to the
-    autograd graph of y, the last layer's output. Returns y."""
+    """Puts the recorded router logits into `step.noted`, joined to the autograd
+    graph of y, the last layer's output. Returns y."""
     sides = [side for side in step.sides.values() if not side.is_silent]
     y, *noted = Joined.apply(sides, y, *(side.whole() for side in sides))
     step.noted = tuple(noted)
@@ -114,9 +105,8 @@ def joined(step: Step, y: Tensor) -> Tensor:
 
 
 def answered(call: Call, step: Step, answer: Any, shape: torch.Size) -> Any:
-    """Returns the decoder's output for [B, S, …], with router logits if they
-    were requested. With a group, each rank gets the router logits of all rows,
-    because each computes their loss for the whole sequence."""
+    """Adds the requested router logits to the decoder's output; with a group
+    those of all rows: each rank computes the whole sequence's loss."""
     if step.sides:
         noted, step.noted = step.noted, ()
         answer[NAME] = noted if call.own_rows is None or not noted else (

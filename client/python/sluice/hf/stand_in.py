@@ -1,5 +1,5 @@
-"""Stand-ins for a model's base model, layers or embedding. They let another
-part of the model run alone, or record one input or output."""
+"""Stand-ins for a model's base model, layers or embedding, with which another
+part of the model runs alone, or records an input or output."""
 from __future__ import annotations
 
 import contextlib
@@ -14,8 +14,7 @@ from sluice.node.hidden_rows import stand_in
 
 
 class Output(dict):
-    """A base model's output, for any head: the hidden states, and None for
-    everything else."""
+    """A base model's output, for any head: the hidden states, else None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -29,13 +28,11 @@ class Output(dict):
 
 
 class Recorded(BaseException):
-    """Raised to end a forward early. `args` is (value,), the only result that
-    is needed of that forward."""
+    """Ends a forward early; `args` is (value,), what is needed of it."""
 
 
 class Instead(nn.Module):
-    """Stands in for the module `base`: runs `forward`, and has all other
-    attributes of `base`."""
+    """Runs `forward` in place of the module `base`, with its attributes."""
 
     def __init__(self, base: nn.Module, forward: Callable | None = None):
         super().__init__()
@@ -66,13 +63,11 @@ def in_place_of_layers(layers: nn.ModuleList, others: Iterable[nn.Module]
 
 
 def record(hidden_states: Tensor, *_: Any, **__: Any) -> None:
-    """Stands in for a layer's forward: ends the model's forward by a `Recorded`
-    with the layer's input."""
+    """Ends the model's forward by a `Recorded` with the layer's input."""
     raise Recorded(hidden_states)
 
 
 def embedding(base: nn.Module, dtype: torch.dtype) -> Instead:
-    """Returns a stand-in for the embedding; see [Note: stand-ins] in
-    hidden_rows."""
+    """Stands in for the embedding; see [Note: stand-ins] in hidden_rows."""
     return Instead(base, lambda ids, *_, **__: stand_in(
         (*ids.shape, base.weight.shape[1]), dtype, ids.device))

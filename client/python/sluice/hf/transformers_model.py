@@ -1,9 +1,7 @@
-"""Patches a transformers model: its decoder layers, its decoder, its head.
-
-Only instances are patched, and only their `forward`; `detach` undoes it. The
-model's attention implementation is `sluice` only while a step is engaged, so
-generate, evaluation with a cache and saving see the model as it was.
-"""
+"""Patches a transformers model: its decoder layers, its decoder, its head. Only
+instances are patched, and only their `forward`; `detach` undoes it. The
+attention implementation is `sluice` only while a step is engaged, so generate,
+evaluation with a cache and saving see the model as it was."""
 from __future__ import annotations
 
 import contextlib
@@ -23,8 +21,7 @@ from sluice.base.model_protocols import Model, WholeKind
 from sluice.hf import (
     dealing_trial,
     ends_trial,
-    head_trial,
-    packed_documents,
+    head_loss,
     padding,
     registry,
     routers,
@@ -32,15 +29,15 @@ from sluice.hf import (
     trial_results,
 )
 from sluice.hf.causal import Causal
-from sluice.hf.causal_twin import Parts, Twins
+from sluice.hf.causal_twin import Parts, Twins, around, find_decoder
 from sluice.hf.changed_after_stream import Held, Inside, warn_of_hooks
 from sluice.hf.dealing import Dealing
-from sluice.hf.decoders import around, find_decoder
 from sluice.hf.ends import Ends
 from sluice.hf.fsdp_units import refuse_compiled, refuse_within
 from sluice.hf.head import Head
-from sluice.node import calls, plain_layers, rows, sdpa, whole_layers
+from sluice.node import calls, plain_layers, rows, whole_layers
 from sluice.node import layer as layers_
+from sluice.node.eager_attention import Cut
 from sluice.node.patch import Patch
 from sluice.node.step import Step, current
 from sluice.node.streamed import Stream
@@ -56,8 +53,7 @@ _known: dict[Hashable, Adapter] = {}
 
 def adapter_of(model: nn.Module) -> Adapter:
     streamed_forwards.refuse_adapters(model)
-    causal = model.get_base_model() if hasattr(
-        model, "peft_config") else model
+    causal = model.get_base_model() if hasattr(model, "peft_config") else model
     made = Adapter(Parts(causal, *find_decoder(causal)))
     made.refuse_setup()
     return made
@@ -70,11 +66,10 @@ class Adapter(Model):
         super().__init__()
         self.causal, self.decoder, self.layers, self._is_small = parts
         self.name = type(self.causal).__name__
-        # The streamed module: the decoder, or a model around it that makes its
-        # masks (one of text and images).
+        # The decoder, or a model of text and images around it that makes its
+        # masks.
         self.entry = self.decoder
-        # Configs of the decoder and its layers alone: an image tower, for
-        # example, keeps its own attention.
+        # Not all configs: an image tower, for example, keeps its attention.
         self.configs = list({id(m.config): m.config for m in (
             self.decoder, *(m for layer in self.layers
                             for m in layer.modules()))
@@ -110,8 +105,7 @@ class Adapter(Model):
             self._take_head(tried)
 
     def _as_tried(self, stream: Stream) -> Adapter:
-        """Returns a twin on which all trials passed, of this model or of a
-        former one with the same signature."""
+        """Returns a tried twin, perhaps of a model with the same signature."""
         made = signature.of(self.causal)
         key = (made, frozenset(stream.rows.items()), stream.hidden,
                stream.ranks and stream.ranks.size)
@@ -122,8 +116,7 @@ class Adapter(Model):
 
     def _on_twins(self, stream: Stream,
                   try_: Callable[[Adapter, Stream], None]) -> Adapter:
-        """Runs `try_` on a small twin and, if that is refused, on a whole one.
-        Returns the twin on which `try_` passed."""
+        """Returns the twin, small or whole, on which `try_` passed."""
         twins = Twins(self.causal, self.decoder, self.layers, {
             module: patch.before for module, patch in self._patches.items()})
 
@@ -154,14 +147,12 @@ class Adapter(Model):
         return made
 
     def _here(self, other: Adapter, module: nn.Module) -> nn.Module:
-        """Returns this model's module at the path that `module` has in `other`.
-        """
+        """Returns this model's module at the path of `module` in `other`."""
         return self.causal.get_submodule(next(
             path for path, m in other.causal.named_modules() if m is module))
 
     def _like(self, tried: Adapter) -> Callable[[int], int]:
-        """Returns a function from a layer's index to the index of a layer of
-        the same kind in the twin `tried`."""
+        """Maps a layer's index to one of the same kind in the twin `tried`."""
         first, count = first_of_kind(self.layers), len(tried.layers)
         return lambda index: index if index < count else first[index]
 
@@ -215,7 +206,7 @@ class Adapter(Model):
             ends_trial.probe(self.ends)
             self._refuse_small(self.ends.before is None)
         if Causal.fits(self.causal, self.decoder):
-            head_trial.probe(self._patch_causal(stream))
+            head_loss.probe(self._patch_causal(stream))
         elif stream.ranks is not None and "labels" in inspect.signature(
                 type(self.causal).forward).parameters:
             raise Unsupported(self.name, "a loss that the model makes of all "
@@ -224,26 +215,23 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def try_layers(self, stream: Stream) -> None:
-        """Tries the layers, with attention intercepted in the `way` that was
-        found before."""
+        """Tries the layers, with attention intercepted in the known `way`."""
         self._patch_layers(stream)
         self._patch_entry(stream, self.entry)
         probe.probe(self, stream)
 
     def try_head(self, stream: Stream) -> None:
         self._warn, self.ends = stream.warn_once, Ends(self, stream)
-        head_trial.probe(self._patch_causal(stream))
+        head_loss.probe(self._patch_causal(stream))
         self._refuse_small(stream.head == "whole")
 
     def _refuse_small(self, runs_whole: bool) -> None:
-        """Raises `Unsupported` if a small twin runs a part whole: a whole twin
-        may run that part by rows."""
+        """Refuses a small twin's part that a whole one may run by rows."""
         if self._is_small and runs_whole:
             raise Unsupported(self.name, "what is not the same by rows")
 
     def _try_all_layers(self, stream: Stream) -> None:
-        """Tries to run all layers in chunks; if that fails, lets some run
-        whole."""
+        """Tries to run all layers in chunks; if that fails, some whole."""
         try:
             return self._try_ways(stream)
         except UnknownRows as unknown:
@@ -257,8 +245,7 @@ class Adapter(Model):
     def _tried_with_rows(self, stream: Stream,
                          unknown: UnknownRows) -> Unsupported:
         """Tries the dimensions in which the unknown argument may have rows.
-        Returns the argument's refusal with the remedy that passed, or the
-        clearest refusal if none passed."""
+        Returns its refusal with the remedy that passed, or the clearest."""
         refusals: list[Unsupported] = []
         for dim in (*unknown.dims, None):
             with swapped.attributes(stream, rows={**stream.rows,
@@ -281,8 +268,7 @@ class Adapter(Model):
         return min(refusals, key=operator.attrgetter("vagueness"))
 
     def _try_whole(self, stream: Stream, refused: Unsupported) -> None:
-        """Finds which layers run whole. Raises `refused`, the reason against
-        chunks, if running whole does not help."""
+        """Finds which layers run whole; raises `refused` if none helps."""
         if refused.layer is None or refused.has_remedy:
             raise refused
         if stream.ranks is not None:
@@ -295,16 +281,14 @@ class Adapter(Model):
             kind.why = f"{refused.module}: {refused.feature}"
 
     def _try_ways(self, stream: Stream, may_be_whole: bool = False) -> None:
-        """Finds the way in which attention is intercepted, in the decoder or
-        in a model around it. If none works, raises the first of the refusals
-        that are least vague about the cause.
+        """Finds the way in which attention is intercepted, in the decoder or in
+        a model around it, or raises the first of the least vague refusals.
 
-        The ways are tried in this order: transformers' registry; attention
-        that a layer writes out; if the model was loaded with SDPA, its calls
-        of torch's attention with the model's own mask. With `may_be_whole`,
-        ways in which no layer runs in chunks and some have the model's own
-        attention come last; among these, the way with the fewest layers with
-        the model's own attention is chosen.
+        In this order: transformers' registry; attention that a layer writes
+        out; if the model was loaded with SDPA, its calls of torch's attention
+        with the model's own mask. With `may_be_whole`, ways in which no layer
+        runs in chunks and some have the model's own attention come last, the
+        one with the fewest first.
         """
         ways = ["registry", "written out"]
         if self.decoder.config._attn_implementation == "sdpa":
@@ -347,8 +331,7 @@ class Adapter(Model):
             raise
 
     def renew(self, stream: Stream) -> None:
-        """Tries the layers again if modules or hooks in them have changed, as
-        by a new adapter."""
+        """Tries the layers again if modules or hooks in them have changed."""
         if self._inside is None or not self._inside.has_changed():
             return
         with stream.probing_again():
@@ -368,8 +351,7 @@ class Adapter(Model):
         self._patches[module] = Patch(module, forward, self._warn, copied)
 
     def engage(self) -> contextlib.AbstractContextManager:
-        """Returns a context in which attention and masks are Sluice's, and
-        activation checkpointing is off."""
+        """Makes attention and masks Sluice's; switches checkpointing off."""
         switched = [] if self.way in ("sdpa", "own") else self.configs
         own = [(vars(config), _ATTENTION, config._attn_implementation)
                for config in switched]
@@ -379,9 +361,8 @@ class Adapter(Model):
                                for config in switched), *self._checkpointing())
 
     def _checkpointing(self) -> list[tuple[dict[str, Any], str, bool]]:
-        """Returns items for `swapped.items` that switch checkpointing off:
-        Trainer switches it on, and neither streamed nor plain layers need it.
-        """
+        """Switches activation checkpointing off, for `swapped.items`: neither
+        streamed nor plain layers need what Trainer switches on."""
         return [(vars(module), "gradient_checkpointing", False)
                 for module in (self.entry, self.decoder, *self.layers)
                 if getattr(module, "gradient_checkpointing", False)]
@@ -391,7 +372,7 @@ class Adapter(Model):
 
     def inside(self) -> contextlib.AbstractContextManager:
         return (contextlib.nullcontext() if self.way in ("registry", "own")
-                else sdpa.Cut())
+                else Cut())
 
     # --- the forwards -------------------------------------------------------
 
@@ -429,9 +410,8 @@ class Adapter(Model):
 
     def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
                kwargs: dict[str, Any]) -> Any:
-        """Runs the layer plain if it fits and returns its output, else returns
-        STREAMED. A layer that shares keys and values with other layers is
-        streamed, because those may be streamed."""
+        """Returns the output of the layer run plain, or STREAMED if it does not
+        fit or shares keys and values with others, which may be streamed."""
         side = step.sides.get(layer)
         if step.plain is None or argument_table.HANDED in kwargs:
             return plain_layers.STREAMED
@@ -492,7 +472,7 @@ class Adapter(Model):
             call.own_rows = call.blind = call.plain = None
             if not streamed_forwards.is_streamed(call, stream, self_, given):
                 return own(*args, **kwargs)
-            calls.refuse_transforms(type(self_).__name__)
+            calls.refuse_transforms(self_)
             self._held.check()
             self.renew(stream)
             x = streamed_forwards.input_of(given)
@@ -500,13 +480,14 @@ class Adapter(Model):
             if x.shape[1] < stream.least_rows:
                 return own(*args, **kwargs)
             streamed_forwards.refuse_call(self_, given)
-            documents = packed_documents.take(type(self_).__name__, given)
+            documents = streamed_forwards.take_documents(self_, given)
             if stream.carriers or stream.whole_layers:
-                packed_documents.refuse(type(self_).__name__, given, documents)
+                streamed_forwards.refuse_documents(self_, given, documents)
             if stream.ranks is not None:
                 self._refuse_foreign(stream)
                 self.dealing.refuse(call, given)
-            parts = packed_documents.skips(given, stream) if call.makes_cache else None
+            parts = None if not call.makes_cache else (
+                streamed_forwards.parts_of(given, stream))
             if "use_cache" in accepts.parameters:
                 given["use_cache"] = False
             step = stream.begin(x.shape[1], x.device, self)
@@ -518,9 +499,8 @@ class Adapter(Model):
                 plain = stream.plain(step, self.layers, x.shape)
             if plain is not None:
                 key = self._state(x)
-            # Not if an end is an FSDP2 unit: all ranks must gather units in the
-            # same order, and other ranks may have longer rows, which do not
-            # fit.
+            # Not if an end is an FSDP2 unit: all ranks gather units in the same
+            # order, and other ranks may have longer rows, which do not fit.
             if plain is not None and not self.ends.units():
                 out = plain.layers(
                     key, functools.partial(self._all_plain, own, given), [
@@ -551,8 +531,6 @@ class Adapter(Model):
 
         return forward
 
-    # --- what cannot be streamed --------------------------------------------
-
     def _has_pictures_as_rows(self) -> bool:
         """Returns whether images become rows of the decoder, as in Git: its
         loss skips these rows, and so fails without images."""
@@ -569,8 +547,7 @@ class Adapter(Model):
         return False
 
     def _run_all_whole(self, stream: Stream) -> None:
-        """Makes all layers run whole, because the rows of images have a
-        different mask."""
+        """Makes all layers run whole: rows of images have a different mask."""
         what = "pictures that become rows of the decoder"
         if stream.ranks is not None:
             raise Unsupported(self.decoder, what)
@@ -581,9 +558,8 @@ class Adapter(Model):
         self._try_so(stream, self.decoder, "own", True, whole)
 
     def _refuse_foreign(self, stream: Stream) -> None:
-        """Raises `Unsupported` if a forward that was put over the causal
-        model's calls the decoder: with a group, it would get some rows where
-        it expects all."""
+        """Raises `Unsupported` if a forward put over the causal model's calls
+        the decoder: with a group, it would get some rows, not all."""
         patch = self._patches.get(self.causal)
         if patch is not None and stream.call is None and (
                 vars(self.causal).get("forward") is not patch):

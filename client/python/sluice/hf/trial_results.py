@@ -18,8 +18,7 @@ WIDE = 4  # bytes of a number in trials, which are in fp32
 def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
               twins: Sequence[nn.Module], like: Callable[[int], int]) -> None:
     """Copies to the stream `mine` what trials in the stream `its` found for
-    `layers`. `like` takes a layer's index and returns the index in `twins` of
-    a layer of the same kind."""
+    `layers`. `like` maps a layer's index to one of its kind in `twins`."""
     mine.rows = dict(its.rows)
     mine.attended |= its.attended
     kinds: dict[WholeKind, WholeKind] = {}
@@ -41,8 +40,7 @@ def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
 
 def whole(mine: Stream, layers: Sequence[nn.Module],
           twins: Sequence[nn.Module]) -> dict[nn.Module, WholeKind]:
-    """Returns the twins of the layers that run whole in the stream `mine`,
-    each with a copy of its kind."""
+    """Returns twins of layers that run whole in `mine`, with their kinds."""
     kinds: dict[WholeKind, WholeKind] = {}
     return {twin: kinds.setdefault(kind, replace(kind))
             for layer, twin in zip(layers, twins)
@@ -50,7 +48,7 @@ def whole(mine: Stream, layers: Sequence[nn.Module],
 
 
 def _weighed(kind: WholeKind, layer: nn.Module) -> WholeKind:
-    """Scales what was measured on a twin, in fp32, to the layer's dtype."""
+    """Scales what was measured in fp32 to the layer's dtype."""
     weights = [p for p in layer.parameters() if p.is_floating_point()]
     size = max(weights, key=nn.Parameter.numel).dtype.itemsize if (
         weights) else WIDE
@@ -75,8 +73,7 @@ def of_ends(mine: Ends, its: Ends) -> None:
     mine.takes, mine.together = set(its.takes), its.together
 
 
-def of_dealing(mine: Dealing, its: Dealing, like: Callable[[int], int]
-               ) -> None:
+def of_dealing(mine: Dealing, its: Dealing, like: Callable[[int], int]) -> None:
     mine.made_of_rows = {
         (index, name, leaf) for index in range(len(mine.layers))
         for of, name, leaf in its.made_of_rows if of == like(index)}

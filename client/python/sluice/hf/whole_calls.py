@@ -26,8 +26,7 @@ class Call(NamedTuple):
 
 class Noted(Instead):
     """Stands in for a layer: runs the user's forward pre-hooks, which may
-    change the arguments, passes the arguments to `note`, and returns the
-    layer's input."""
+    change the arguments, passes these to `note`, and returns the input."""
 
     def __init__(self, layer: nn.Module, returns_tuple: bool,
                  note: Callable[[Tensor, Call], None]):
@@ -51,8 +50,7 @@ class Noted(Instead):
 
 
 def zeros(table: nn.Module, expand: bool) -> Instead:
-    """Returns a stand-in for the embedding that returns zeros, expanded from
-    one number in memory if `expand`."""
+    """Makes an embedding of zeros, in memory one number if `expand`."""
     def forward(ids: Tensor, *_: Any, **__: Any) -> Tensor:
         shape = (*ids.shape, table.weight.shape[-1])
         return torch.zeros(() if expand else shape, dtype=table.weight.dtype,
@@ -93,9 +91,8 @@ def leaves_of(index: int, layer: nn.Module, call: Call
 
 def merged(index: int, layer: nn.Module, whole: Call, local: Call,
            made_of_rows: Collection[Place]) -> Call:
-    """Returns the arguments of layer `index` for a rank's rows: those of
-    `whole`, except that arguments that need a gradient or are in
-    `made_of_rows` come from `local`."""
+    """Returns the arguments of layer `index` for a rank's rows: from `whole`,
+    or `local` if they need a gradient or are in `made_of_rows`."""
     known, own = dict(named(layer, whole)), dict(named(layer, local))
     if known.keys() != own.keys() or len(whole.args) != len(local.args):
         raise Unsupported(layer, "other arguments for some rows than for the "
@@ -120,8 +117,7 @@ def merged(index: int, layer: nn.Module, whole: Call, local: Call,
 
 
 def _typed(known: Any, own: Any) -> Any:
-    """Returns `known`, cast to the dtype of `own` if it is floating-point:
-    zeros may have led to another dtype than real embeddings."""
+    """Casts `known` as `own`: zeros may have led to another dtype."""
     if isinstance(known, Tensor) and isinstance(own, Tensor) and (
             known.is_floating_point()):
         return known.to(own.dtype)

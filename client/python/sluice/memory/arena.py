@@ -1,6 +1,5 @@
-"""Arena of leased host memory, which a session's copy engine fills and reads.
-"""
-
+"""Arena of leased host memory, which a session's copy engine fills and
+reads."""
 from __future__ import annotations
 
 import functools
@@ -15,10 +14,8 @@ from sluice.base.errors import Error, Status
 from sluice.memory.compute_device import check_device
 from sluice.memory.copies import IN_FLIGHT_BYTES, Copies
 from sluice.memory.free_ranges import rounded
-from sluice.memory.host_tensor import HostTensor, flat
-from sluice.memory.slabs import Slabs
+from sluice.memory.slabs import Books, HostTensor, Slabs, flat
 from sluice.memory.slots import Slots
-from sluice.memory.tensor_ranges import Books
 from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 from sluice.native.leases import CopyStats
 from sluice.native.session import Session
@@ -27,9 +24,8 @@ _CLOSED = object()  # a mark that no tensor has
 
 
 def _whole(call: Callable) -> Callable:
-    """Decorates a method: serializes the calls, and repairs the arena before
-    the call that follows an interrupted one; see [Note: interrupted books] in
-    tensor_ranges."""
+    """Serializes the calls of a method, and repairs the arena before the call
+    that follows an interrupted one ([Note: interrupted books] in slabs)."""
     @functools.wraps(call)
     def whole(self: HostArena, *args: Any) -> Any:
         with self._lock:
@@ -55,12 +51,12 @@ class HostArena:
             direction; two copies may run even if they are larger.
 
     Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of the
-    tensors held, exactly; `leased_bytes` counts the arena's leases; `copies`
-    counts started copies. `device` is the device of the tensors: the CPU if
-    the session's GPU is simulated, else that GPU.
+    tensors held, `leased_bytes` the arena's leases, `copies` started copies.
+    `device` is the tensors' device: the CPU if the session's GPU is simulated,
+    else that GPU.
 
-    Every method raises `Error`: FAILED_PRECONDITION after `close`, for a
-    tensor that was dropped or belongs to another arena, and in a forked child;
+    Every method raises `Error`: FAILED_PRECONDITION after `close`, for a tensor
+    that was dropped or belongs to another arena, and in a forked child;
     otherwise the error of a failed copy or lease. A refused call changes no
     tensor that the arena holds. After an interrupt (Ctrl-C) within a call,
     later calls work on the tensors that the arena still holds.
@@ -70,8 +66,7 @@ class HostArena:
     compute after the copy; only `drain`, `close`, a shrinking `fit` and the
     repair after an interrupt block the host.
 
-    Thread safety: calls are serialized; a host tensor may be used by one
-    thread at a time.
+    Thread safety: calls are serialized; one thread at a time per host tensor.
     """
 
     def __init__(self, session: Session, *,
@@ -84,7 +79,7 @@ class HostArena:
         self._live = object()
         self._books = Books()
         self._slabs = Slabs(session, self._books)
-        # Memory for tensors on the device; None: torch allocates them.
+        # For tensors on the device; None: torch allocates them.
         self._slots = None if self.device.type == "cpu" else Slots(
             session, self.device)
         self._cut_short = False
@@ -114,23 +109,16 @@ class HostArena:
     def copies(self) -> int:
         return self._copies.count
 
-    # --- tensors ------------------------------------------------------------
-
     @_whole
     def put(self, tensor: torch.Tensor) -> HostTensor:
-        """Copies `tensor` to the host; does not wait.
+        """Copies `tensor` to the host; does not wait. Returns a host tensor
+        that holds the bytes until `drop`, or until nothing refers to it.
 
         The copy runs after what was computed so far. The arena keeps `tensor`
-        alive until the copy is done; until then it must not be written,
-        because later compute is not ordered after the copy.
-
-        Returns: a host tensor that holds the bytes until `drop`, or until
-        nothing refers to it.
-
-        Raises:
-            Error: RESOURCE_EXHAUSTED, with the daemon's line: no memory can be
-                leased; UNAVAILABLE: the daemon is gone and the leased memory
-                is full.
+        alive until the copy is done; until then it must not be written, because
+        later compute is not ordered after the copy. Raises `Error`
+        RESOURCE_EXHAUSTED, with the daemon's line, if no memory can be leased;
+        UNAVAILABLE if the daemon is gone and the leased memory is full.
         """
         self._check_open()
         check_device(tensor.device, self.device)
@@ -157,12 +145,11 @@ class HostArena:
     @_whole
     def prefetch(self, host: HostTensor, device: torch.device | str) -> None:
         """Starts the copy of `host` into a fresh tensor on `device`, which the
-        next `get` returns; does nothing if `host` is prefetched already."""
+        next `get` returns; does nothing if that was done."""
         self._prefetch(host, device)
 
     @_whole
-    def get(self, host: HostTensor,
-            device: torch.device | str) -> torch.Tensor:
+    def get(self, host: HostTensor, device: torch.device | str) -> torch.Tensor:
         """Returns `host` as a fresh tensor on `device`, which the caller owns;
         later compute is ordered after the copy. `host` stays held."""
         return self._get(host, device)
@@ -170,10 +157,7 @@ class HostArena:
     @_whole
     def add(self, host: HostTensor, tensor: torch.Tensor) -> None:
         """host += tensor, computed on the tensor's device in `host`'s dtype.
-
-        Raises:
-            Error: INVALID_ARGUMENT: the shapes differ.
-        """
+        Raises `Error` INVALID_ARGUMENT if the shapes differ."""
         self._check(host)
         if tensor.shape != host.shape:
             raise Error(Status.INVALID_ARGUMENT,
@@ -188,8 +172,7 @@ class HostArena:
 
     @_whole
     def settle(self, host: HostTensor) -> None:
-        """Waits for the copy into `host`, and releases the tensor that it
-        copied."""
+        """Waits for the copy into `host`, and releases the tensor copied."""
         self._check(host)
         self._copies.wait(GPU_TO_HOST, host._written)
 
@@ -202,25 +185,20 @@ class HostArena:
             self._books.drop(host)
         host._live = None
 
-    # --- the arena ----------------------------------------------------------
-
     @_whole
     def reserve(self, nbytes: int) -> None:
-        """Grows the leases to at least `nbytes`; raises the error of a refused
-        lease."""
+        """Grows the leases to at least `nbytes`."""
         self._check_open()
         self._slabs.reserve(nbytes)
 
     @_whole
     def fit(self, nbytes: int) -> None:
         """Grows or shrinks the leases to `nbytes`. Raises `Error`
-        FAILED_PRECONDITION if they would shrink while a tensor is held.
-
-        To shrink, it gives all slabs back and then leases `nbytes`, because
-        two ranks may wait for each other's memory. Nothing goes back if the
-        daemon is gone. An `Error` of the new lease leaves the arena without
-        slabs; later `put`s lease them.
-        """
+        FAILED_PRECONDITION if they would shrink while a tensor is held. To
+        shrink, it gives all slabs back and then leases `nbytes`, because two
+        ranks may wait for each other's memory; nothing goes back if the daemon
+        is gone. An `Error` of the new lease leaves no slabs; later `put`s lease
+        them."""
         self._check_open()
         if self._books.has_lost():
             self._slabs.rebuild_books(self._copies.last_read())
@@ -264,8 +242,6 @@ class HostArena:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- implementation -----------------------------------------------------
-
     def _prefetch(self, host: HostTensor, device: torch.device | str,
                   at_once: bool = False) -> None:
         self._check(host)
@@ -276,8 +252,7 @@ class HostArena:
                   is None else self._slots.empty(host.shape, host.dtype))
         if host.nbytes:
             host._read = self._copies.start(HOST_TO_GPU, host._address, tensor,
-                                            host.nbytes, host._written,
-                                            at_once)
+                                            host.nbytes, host._written, at_once)
         host._ahead, host._stream = tensor, self._copies.stream
 
     def _get(self, host: HostTensor,
@@ -290,10 +265,9 @@ class HostArena:
             self._copies.settled(host._written)
             if host._stream != self._copies.stream and not (
                     self._slots is not None and self._slots.has(tensor)):
-                # Torch reuses memory in the order of the stream on which it
-                # was allocated. Slots do not need it: torch may refuse memory
-                # of another allocator, and the next copy into a slot comes
-                # after the work of all streams ([Note: slots] in slots).
+                # Torch reuses memory in the order of the stream on which it was
+                # allocated. Slots do not need this ([Note: slots] in slots),
+                # and torch may refuse memory of another allocator.
                 tensor.record_stream(torch.cuda.current_stream(self.device))
         return tensor
 
@@ -308,8 +282,7 @@ class HostArena:
         self._cut_short = False
 
     def _check_open(self) -> None:
-        # The handle is 0 after the session's close; a forked child has another
-        # pid.
+        # The handle is 0 after the session's close; a child has another pid.
         if self._pid != getpid() or not self._handle.value:
             raise self._copies.engine.error(Status.INVALID_ARGUMENT)
 
@@ -320,3 +293,29 @@ class HostArena:
             raise Error(Status.FAILED_PRECONDITION,
                         f"{host}: it was dropped before" if host._live is None
                         else f"{host} is of another arena")
+
+
+class ProcessMemory(HostArena):
+    """An arena in the process's own memory, for trials: they may run on another
+    device than the session's, and their few rows need no lease."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def put(self, tensor: torch.Tensor) -> Any:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    def get(self, host: Any, device: Any) -> torch.Tensor:
+        return host.clone()
+
+    def add(self, host: Any, tensor: torch.Tensor) -> None:
+        host += tensor.detach()
+
+    def prefetch(self, host: Any, device: Any) -> None:
+        pass
+
+    def settle(self, host: Any) -> None:
+        pass
+
+    def drop(self, host: Any) -> None:
+        pass

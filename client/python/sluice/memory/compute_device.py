@@ -4,14 +4,14 @@ The memory of a simulated GPU is CPU memory, and the calling thread computes. A
 real GPU is torch's CUDA device with the session's UUID, and compute is what is
 enqueued on torch's current stream of the calling thread.
 
-[Note: streams] Each copy and each wait looks up torch's current stream,
-because it may change: autograd runs a node's backward on a thread of its own,
-on the stream of the node's forward. If it has changed, the old stream first
-waits for all copies that hold memory, and the new stream waits for the old.
-So the new stream is ordered after everything that the old one waited for, and
-reads host bytes only after the old stream's gradients were written there.
-Memory that is freed is no longer in use, on whichever stream it was allocated.
-A step that stays on one stream has no extra waits.
+[Note: streams] Each copy and each wait looks up torch's current stream:
+autograd runs a node's backward on a thread of its own, on the stream of the
+node's forward. If it has changed, the old stream first waits for all copies
+that hold memory, and the new stream waits for the old. So the new stream is
+ordered after everything that the old one waited for, and reads host bytes only
+after the old stream's gradients were written there. Memory that is freed is no
+longer in use, on whichever stream it was allocated. A step that stays on one
+stream has no extra waits.
 """
 from __future__ import annotations
 
@@ -58,18 +58,16 @@ def now(device: torch.device) -> Moment:
 
 
 def await_compute(device: torch.device) -> None:
-    """Blocks the host until torch's current stream has done its work. Must be
-    called before a lease ends that this work uses."""
+    """Blocks the host until torch's current stream has done its work. Call it
+    before a lease ends that this work uses."""
     if device.type != "cpu":
         torch.cuda.current_stream(device).synchronize()
 
 
 def check_device(found: torch.device | str, device: torch.device) -> None:
-    """Raises `Error` UNIMPLEMENTED if the device `found` of a tensor is not
-    its session's."""
+    """Raises `Error` UNIMPLEMENTED if `found` is not the session's device."""
     found = torch.device(found)
-    if found == device or (found.index is None
-                           and found.type == device.type):
+    if found == device or (found.index is None and found.type == device.type):
         return
     raise Error(Status.UNIMPLEMENTED, f"a tensor on {found}: " + (
         "the session's GPU is simulated, and its memory is the CPU's: move "

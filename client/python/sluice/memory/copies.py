@@ -1,49 +1,85 @@
 """Starts copies between host memory and tensors, and keeps tensors alive.
 
-[Note: reuse] A copy to the device may still read a host range that was
-dropped. So the range is marked with that copy's ticket, and the next copy that
-fills the range starts after it. Writes need no mark: copies to the host run in
-order.
-"""
+[Note: reuse] A copy to the device may still read a host range that was dropped.
+So the range is marked with that copy's ticket, and the next copy that fills the
+range starts after it. Copies to the host run in order.
 
+[Note: in flight] A copy uses device memory until its ticket is reached, so its
+tensor is held until then. Every new copy checks, without waiting, whether the
+oldest ones are reached, and releases their tensors; copies of one direction run
+in order. Only if they keep too much memory alive does `Copies` wait for the
+oldest. On a real GPU a wait returns before the ticket is reached, but later
+compute is ordered after it. That is enough for torch's allocator, which gives
+memory to later compute only. A ticket is also reached if its copy has failed,
+and only a wait reports that. So `settled` counts only tickets that were waited
+for.
+"""
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import weakref
+from collections.abc import Callable
 
 import torch
 
 from sluice.memory import compute_device
 from sluice.memory.copy_deadlines import ComputeClock, Slack
-from sluice.memory.in_flight import InFlight
 from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 from sluice.native.leases import Engine
 from sluice.native.session import Session
 
-# Limits of what running copies keep alive, per direction. Two copies of any
-# size may run, so that large ones overlap.
+# Limits, per direction, of what running copies keep alive; any two may run.
 IN_FLIGHT_COPIES = 64
 IN_FLIGHT_BYTES = 2 << 20
+# Tickets checked per new copy: two keep pace, at a constant cost.
+ASKED_AT_ONCE = 2
+
+
+class InFlight:
+    """Tensors of one direction's copies, oldest first; [Note: in flight]."""
+
+    __slots__ = ("held", "nbytes", "settled")
+
+    def __init__(self) -> None:
+        # (ticket, bytes, tensor)
+        self.held: collections.deque[tuple[int, int, torch.Tensor]] = (
+            collections.deque())
+        self.nbytes = 0
+        self.settled = 0  # all tickets up to this one were waited for
+
+    def settle(self, ticket: int) -> None:
+        """Notes that `ticket` was waited for; releases tensors up to it."""
+        if ticket > self.settled:
+            self.settled = ticket
+        self._let_go(ticket)
+
+    def let_go_of_reached(self, reached: Callable[[int], bool]) -> None:
+        for _ in range(ASKED_AT_ONCE):
+            if not self.held or not reached(self.held[0][0]):
+                return
+            self._let_go(self.held[0][0])
+
+    def _let_go(self, ticket: int) -> None:
+        held = self.held
+        while held and held[0][0] <= ticket:
+            self.nbytes -= held.popleft()[1]
 
 
 class Copies:
     """Copies of one engine. Every method raises the error of a failed copy.
-
-    Attributes: `count`, the number of started copies; `engine`; `in_flight`,
-    by direction; `device` of the tensors; `stream`, torch's stream that
-    computes: None before the first copy and if the GPU is simulated.
-
-    Thread safety: one thread at a time, the one that computes.
-    """
+    `count`: started copies; `in_flight`: by direction; `device`: of the
+    tensors; `stream`: torch's that computes, None before the first copy and if
+    the GPU is simulated. Thread safety: one thread at a time, the one that
+    computes."""
 
     def __init__(self, session: Session, most_bytes: int) -> None:
         self.count = 0
         self.device = compute_device.device_of(session)
         self.stream: int | None = None
         self._follows = self.device.type != "cpu"
-        # The engine ends before the tensors below are freed; see [Note: ends]
-        # in handle.
+        # It ends before the tensors below are freed: [Note: ends] in leases.
         self.engine = Engine(session)
         self._library = self.engine.library
         self._handle = self.engine.handle
@@ -56,9 +92,8 @@ class Copies:
         self._learns = max(limits.h2d_bytes_per_second,
                            limits.d2h_bytes_per_second) > 0
         self._slack = (Slack(), Slack())
-        # Buffers for starting one copy: its tensor, the tickets that it must
-        # wait for (the first is always the compute so far), and its own
-        # ticket.
+        # Buffers for starting one copy: its tensor, the tickets that it waits
+        # for (first the compute so far), and its own ticket.
         self._starting: torch.Tensor | None = None
         self._after = (ctypes.c_uint64 * 2)()
         self._after_ref = ctypes.byref(self._after)
@@ -69,14 +104,9 @@ class Copies:
 
     def start(self, direction: int, address: int, tensor: torch.Tensor,
               nbytes: int, behind: int, at_once: bool = False) -> int:
-        """Starts one copy between the host's `address` and `tensor`.
-
-        Args:
-            behind: ticket of the other direction after which the copy runs.
-            at_once: whether the caller waits for the copy next.
-
-        Returns: the copy's ticket.
-        """
+        """Starts one copy between the host's `address` and `tensor`; returns
+        its ticket. It runs after the ticket `behind` of the other direction.
+        `at_once`: the caller waits for it next."""
         library, engine = self._library, self._handle.value
         if self._follows:
             self._follow()
@@ -114,8 +144,7 @@ class Copies:
         return ticket
 
     def is_reached(self, ticket: int) -> bool:
-        """Returns whether the copy has ended, also if it failed. Never waits.
-        """
+        """Returns whether the copy has ended or failed. Never waits."""
         status = self._library.engine_reached(self._handle.value, ticket,
                                               self._reached_ref)
         if status:
@@ -138,19 +167,17 @@ class Copies:
         flight.settle(ticket)
 
     def last_read(self) -> int:
-        """Returns the last ticket of a copy to the device that may still run;
-        0 if there is none."""
+        """Returns the last ticket of a copy to the device that may run, or
+        0."""
         held = self.in_flight[HOST_TO_GPU].held
         return held[-1][0] if held else 0
 
     def settled(self, written: int) -> None:
-        """Marks the copy to the host with the ticket `written` as done. The
-        caller has waited for a copy that came after it."""
+        """Notes that the copy `written` is done: a later one was waited for."""
         self.in_flight[GPU_TO_HOST].settle(written)
 
     def drain(self) -> None:
-        """Waits for all copies and releases their tensors, even after an
-        interrupt in the middle of `start`."""
+        """Waits for all copies, also after an interrupt in `start`."""
         self.engine.drain()
         for direction in self.in_flight:
             if direction.held:
@@ -168,8 +195,7 @@ class Copies:
             slack.forget_started()
 
     def _tell_slack(self, direction: int, nbytes: int, at_once: bool) -> int:
-        """Tells the engine the slack of the copy that starts next; returns the
-        library's status."""
+        """Tells the engine the next copy's slack; returns the status."""
         known = self._slack[direction]
         slack = 0.0 if at_once else known.of(nbytes)
         if known.is_told(slack):
@@ -180,8 +206,7 @@ class Copies:
         return status
 
     def _follow(self) -> None:
-        """Makes torch's current stream the engine's compute stream; see
-        [Note: streams] in compute_device."""
+        """Follows torch's current stream ([Note: streams], compute_device)."""
         stream = compute_device.current_stream(self.device)
         if stream != self.stream:
             self._go_to(stream)
@@ -190,8 +215,7 @@ class Copies:
         library, engine = self._library, self._handle.value
         before, status = 0, 0
         if self.stream is not None:
-            # The old stream waits: it was the last to use the memory that is
-            # freed.
+            # The old stream waits: it was the last to use memory that is freed.
             for flight in self.in_flight:
                 if flight.held and not status:
                     last = flight.held[-1][0]
@@ -207,13 +231,11 @@ class Copies:
         self.stream = stream
 
     def _thin(self, direction: int) -> None:
-        """Waits until the copies in flight are within the limits, or only two
-        are left."""
+        """Waits until the copies in flight are within the limits, or two."""
         flight = self.in_flight[direction]
         held = flight.held
         while len(held) > 2 and (flight.nbytes > self._most_bytes
                                  or len(held) > IN_FLIGHT_COPIES):
             # With many small copies, one wait retires a quarter of them.
             many = len(held) > IN_FLIGHT_COPIES
-            self.wait(direction,
-                      held[IN_FLIGHT_COPIES // 4 if many else 0][0])
+            self.wait(direction, held[IN_FLIGHT_COPIES // 4 if many else 0][0])

@@ -1,22 +1,20 @@
 """Predicts from earlier copies when compute will need the next one.
 
-[Note: slack] While a copy waits for bandwidth, the daemon knows its deadline
-and lends first to copies that would be late. The slack of a copy is the
-compute time between its start and the moment when its caller asks for it: for
-a chunk that is prefetched, the compute of the chunk before; for a copy to the
-host, the compute until the memory that it holds is needed. It is measured
-without the time in which compute waits for copies, so that a slow link does
-not lengthen it. For copies of one direction and size the least of the recent
-slacks counts: a deadline that is too early costs less than a late copy. A copy
-that starts only when it is needed has no slack, and is not learned from.
+[Note: slack] The daemon lends bandwidth first to waiting copies that would be
+late. The slack of a copy is the compute time between its start and the moment
+when its caller asks for it: for a chunk that is prefetched, the compute of the
+chunk before; for a copy to the host, the compute until the memory that it holds
+is needed. Time in which compute waits for copies does not count, so that a slow
+link does not lengthen it. For copies of one direction and size the least of the
+recent slacks counts: a deadline that is too early costs less than a late copy.
+A copy that starts only when it is needed has no slack, and is not learned from.
 
-On a simulated GPU the clock is the host's. The host runs ahead of a real GPU,
-so on one the clock reads timed events: they are enqueued where a copy starts,
-where compute asks for it, and where compute has waited for it; a later mark
-reads them without waiting. If the speed of the link is unknown, no slack is
-learned, because then no copy waits for bandwidth.
+The clock of a simulated GPU is the host's. The host runs ahead of a real GPU,
+so there timed events are enqueued where a copy starts, where compute asks for
+it, and where compute has waited for it; a later mark reads them without
+waiting. If the link's speed is unknown, no copy waits for bandwidth, and no
+slack is learned.
 """
-
 from __future__ import annotations
 
 from collections import deque
@@ -28,7 +26,7 @@ from sluice.memory import compute_device
 
 UNKNOWN = -1.0  # as sluice_engine_know_slack takes it
 RECENT = 64  # copies in a window; the least of two windows counts
-# Most entries kept: copies that were not asked for yet, and sizes.
+# Most entries kept: copies not asked for yet, and sizes.
 _MOST_STARTED, _MOST_SIZES = 128, 256
 _CLOSE = 0.1  # relative change up to which the engine keeps the old slack
 
@@ -46,14 +44,10 @@ class ComputeClock:
                                   Callable[[float], None] | None]] = deque()
 
     def mark(self, read: Callable[[float], None] | None) -> None:
-        """Marks this moment of compute.
-
-        Args:
-            read: called with the clock's seconds once compute has reached the
-                moment: at a later mark, or at once on a simulated GPU. None: a
-                wait for a copy ends here that began at the previous mark, so
-                the time between the two is not counted.
-        """
+        """Marks this moment of compute; `read` gets the clock's seconds once
+        compute has reached it: at a later mark, or at once on a simulated GPU.
+        None: ends a wait for a copy since the previous mark, which is not
+        counted."""
         unread = self._unread
         unread.append((compute_device.now(self._device), read))
         while unread:
@@ -67,7 +61,7 @@ class ComputeClock:
             self._last = moment
 
     def forget(self) -> None:
-        """Drops all marks; the time up to the next mark is not counted."""
+        """Drops all marks; the time up to the next is not counted."""
         self._unread.clear()
         self._last = None
 
@@ -80,19 +74,15 @@ class ComputeClock:
 
 
 class Slack:
-    """The slack of one direction's copies; see [Note: slack]. All times are
-    those of one `ComputeClock`.
-
-    Attributes: `told`, the slack that the engine got last.
-    """
+    """The slack of one direction's copies ([Note: slack]), in seconds of one
+    `ComputeClock`. `told` is the slack that the engine got last."""
 
     __slots__ = ("_least", "_started", "told")
 
     def __init__(self) -> None:
         self.told = UNKNOWN
         self._started: dict[int, tuple[int, float]] = {}  # by ticket
-        # By size: least slack of this window and of the window before, and the
-        # number of copies in this window.
+        # By size: least slack of this window and the last, copies in this one.
         self._least: dict[int, tuple[float, float, int]] = {}
 
     def of(self, nbytes: int) -> float:
@@ -101,8 +91,7 @@ class Slack:
         return min(lately, before)
 
     def is_told(self, slack: float) -> bool:
-        """Returns whether `slack` is so close to `told` that the engine need
-        not get it."""
+        """Returns whether `slack` is so close to `told` that it may stay."""
         told = self.told
         return told == slack or (
             min(told, slack) >= 0 and abs(told - slack) <= _CLOSE * told)
@@ -127,5 +116,4 @@ class Slack:
         self._least[nbytes] = min(lately, slack), before, count + 1
 
     def forget_started(self) -> None:
-        """Forgets started copies, which will not be asked for any more."""
         self._started.clear()

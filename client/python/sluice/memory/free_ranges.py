@@ -5,12 +5,9 @@ is on one list and not on the other would be handed out twice, and two tensors
 would share its bytes. So a flag marks the books as inconsistent while they
 change; if a change was interrupted, every later call is refused.
 """
-
 from __future__ import annotations
 
 import bisect
-import functools
-import itertools
 from collections.abc import Iterable, Sequence
 
 from sluice.base.errors import Error, Status
@@ -22,21 +19,12 @@ def rounded(nbytes: int) -> int:
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
-def _starts_before(end: int, taken: tuple[int, int]) -> bool:
-    return taken[0] < end
-
-
 class FreeRanges:
     """Free ranges of the slabs; allocates best fit and merges neighbours at
-    once.
-
-    So when all bytes are free, each slab is one range, however it was split
-    before. A range has a mark, the last ticket of a copy that may still read
-    it; a merged range has the larger mark.
-
-    Sizes are bytes, multiples of ALIGNMENT. `take` and `give` are O(log
-    ranges), except for shifting one list. Thread safety: one thread.
-    """
+    once, so that when all bytes are free, each slab is one range. A range has a
+    mark, the last ticket of a copy that may still read it; a merged range has
+    the larger. Sizes are bytes, multiples of ALIGNMENT. `take` and `give` are
+    O(log ranges), except for shifting one list. Thread safety: one thread."""
 
     def __init__(self) -> None:
         self._by_start: dict[int, tuple[int, int]] = {}  # -> (size, mark)
@@ -44,25 +32,22 @@ class FreeRanges:
         self._by_size: list[tuple[int, int]] = []  # (size, start), sorted
         # Adjacent slabs are still separate mappings: no range may span both.
         self._slab_starts: set[int] = set()
-        self.free_bytes = 0
         self._whole = True  # see [Note: interrupted books]
 
     @classmethod
     def around(cls, slabs: Iterable[tuple[int, int]],
                taken: Sequence[tuple[int, int]], mark: int) -> FreeRanges:
-        """Returns the free ranges of `slabs` without `taken`, which are
-        (start, size) in the order of addresses; every range gets `mark`."""
+        """Returns the free ranges of `slabs` without `taken`, (start, size) in
+        the order of addresses; every range gets `mark`."""
         made = cls()
         for start, size in slabs:
             made._slab_starts.add(start)
             end, at = start + size, start
-            first = bisect.bisect_left(taken, (start, 0))
-            for address, length in itertools.chain(itertools.takewhile(
-                    functools.partial(_starts_before, end), taken[first:]),
-                    [(end, 0)]):
+            first, last = (bisect.bisect_left(taken, (bound, 0))
+                           for bound in (start, end))
+            for address, length in [*taken[first:last], (end, 0)]:
                 if address > at:
                     made._insert(at, address - at, mark)
-                    made.free_bytes += address - at
                 at = address + length
         return made
 
@@ -70,12 +55,10 @@ class FreeRanges:
         self._open()
         self._slab_starts.add(start)
         self._insert(start, size, 0)
-        self.free_bytes += size
         self._whole = True
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """Takes `size` bytes; returns (address, mark), or None if no range is
-        long enough."""
+        """Takes `size` bytes; returns (address, mark), or None without them."""
         self._open()
         at = bisect.bisect_left(self._by_size, (size, 0))
         if at == len(self._by_size):
@@ -85,13 +68,11 @@ class FreeRanges:
         mark = self._remove(at)
         if found > size:
             self._insert(start + size, found - size, mark)
-        self.free_bytes -= size
         self._whole = True
         return start, mark
 
     def give(self, start: int, size: int, mark: int) -> None:
         self._open()
-        self.free_bytes += size
         end = start + size
         if end in self._by_start and end not in self._slab_starts:
             length, other = self._by_start[end]

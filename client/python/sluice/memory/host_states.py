@@ -1,14 +1,13 @@
 """Optimizer states in leased host memory, streamed through the device.
 
 [Note: buckets] The states of a parameter (AdamW's m, v and master weights) are
-fp32 and lie in host memory one after the other, each in the memory order of
-the parameter's values. A bucket is at most BUCKET_BYTES of states: all states
-of some parameters, or a part of each state of one parameter. Two buffers on
-the device alternate: while compute updates bucket i in one, bucket i + 1
-arrives in the other, after bucket i - 1 was copied from there to the host.
-Compute waits for the bucket that it reads and, at the end of a pass, for the
-last copy to the host. So at most two buckets are on the device, and none after
-a pass.
+fp32 and lie in host memory one after the other, each in the memory order of the
+parameter's values. A bucket is at most BUCKET_BYTES of states: all states of
+some parameters, or a part of each state of one parameter. While compute updates
+bucket i in one buffer on the device, bucket i + 1 arrives in another, after
+bucket i - 1 was copied from there to the host. Compute waits for the bucket
+that it reads and, at the end of a pass, for the last copy to the host. So at
+most two buckets are on the device, and none after a pass.
 """
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ import torch
 from sluice.base.errors import Error, Status
 from sluice.memory.copies import Copies
 from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
-from sluice.native.handle import forked
-from sluice.native.leases import Region
+from sluice.native.leases import Region, forked
 from sluice.native.session import Session
 
 BUCKET_BYTES = 64 << 20
@@ -32,7 +30,7 @@ _ALIGNMENT = 32  # elements; each state begins at a multiple
 
 class Piece(NamedTuple):
     """Elements `start` to `stop` of a parameter's local values, in memory
-    order. `states` counts its states; `last` marks its last piece."""
+    order, in `states` states each. `last`: its last piece."""
 
     parameter: torch.Tensor
     start: int
@@ -42,9 +40,8 @@ class Piece(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Pieces, and the host addresses of their states: the address of one range
-    with all states or, if the bucket is a part of one large parameter, one
-    address per state."""
+    """Pieces, and the host addresses of their states: one of a range with all
+    states or, for a part of one large parameter, one per state."""
 
     pieces: list[Piece]
     addresses: list[int]
@@ -56,9 +53,8 @@ class HostStates:
 
     Every method raises `Error`: FAILED_PRECONDITION in a forked child and,
     except `settle`, after the session's close; otherwise the error of a failed
-    copy or lease. A new pass may follow one that an exception has interrupted.
-
-    Thread safety: one thread at a time.
+    copy or lease. A new pass may follow an interrupted one. Thread safety: one
+    thread at a time.
     """
 
     def __init__(self, session: Session) -> None:
@@ -71,16 +67,11 @@ class HostStates:
     def add(self, parameters: Sequence[tuple[torch.Tensor, torch.Tensor, int]]
             ) -> list[list[torch.Tensor]]:
         """Leases memory for states and sets it to 0. Changes nothing if it
-        raises.
-
-        Args:
-            parameters: (parameter, its local values, number of its states).
-
-        Returns: the states of each parameter: CPU tensors over the leased
-            memory, with the shape and strides of the local values. They keep
-            the lease alive, also beyond this object. Call `settle` before
-            using them.
-        """
+        raises. `parameters`: (parameter, its local values, number of its
+        states). Returns the states of each parameter: CPU tensors over the
+        leased memory, with the shape and strides of the local values. They keep
+        the lease alive, also beyond this object. Call `settle` before using
+        them."""
         nbytes = sum(bytes_of(local, count) for _, local, count in parameters)
         region = self._session.lease_host(nbytes) if nbytes else None
         address = region.address if region else 0
@@ -98,13 +89,10 @@ class HostStates:
 
     def stream(self, takes: Callable[[torch.Tensor], bool]
                ) -> Iterator[tuple[list[Piece], list[list[torch.Tensor]]]]:
-        """Passes over the buckets with a parameter that `takes` accepts.
-
-        Yields: a bucket's pieces, and the states of each on the device, flat.
-            When the caller asks for the next bucket, this bucket's states are
-            copied back to the host after the compute so far on torch's current
-            stream.
-        """
+        """Passes over the buckets with a parameter that `takes` accepts. Yields
+        a bucket's pieces, and the states of each on the device, flat. When the
+        caller asks for the next bucket, this one's states are copied back to
+        the host after the compute so far on torch's current stream."""
         if not self._is_open():
             raise Error(Status.FAILED_PRECONDITION, "the session of these "
                         "states is closed: keep it open while they are updated")
@@ -178,7 +166,6 @@ def _values(bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(bucket: Bucket, buffer: torch.Tensor) -> list[list[torch.Tensor]]:
-    """Returns the states of each piece, as views of the buffer."""
     lengths = [(piece.stop - piece.start, piece.states)
                for piece in bucket.pieces]
     states = iter(_values(bucket, buffer).split([

@@ -4,8 +4,8 @@
 the daemon, so that fetching needs no memory of torch's allocator. Each slot is
 a torch tensor with a storage of its own over leased bytes, made by DLPack.
 Torch does not free it: a slot is free when its storage has no owner, which is
-checked when the next slot is taken. Work enqueued on it by then runs before
-the copy that fills it next, because a copy comes after all compute so far, on
+checked when the next slot is taken. Work enqueued on it by then runs before the
+copy that fills it next, because a copy comes after all compute so far, on
 whichever stream ([Note: streams] in compute_device).
 
 If the daemon has no more GPU memory or is gone, or DLPack lacks the dtype,
@@ -34,8 +34,7 @@ from sluice.native.session import Session
 ALIGNMENT = 512  # bytes, as torch's own allocator has it
 FIRST_LEASE_BYTES = 4 << 20
 LARGEST_LEASE_BYTES = 256 << 20
-# Seconds without requests after the daemon refused a lease, so that not every
-# fetch waits for the daemon's answer.
+# Seconds without requests after a refusal: not every fetch waits for one.
 ASK_AGAIN_S = 1.0
 
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
@@ -80,19 +79,16 @@ class _Left(NamedTuple):
 
 
 _left: list[_Left] = []
-# Descriptions of tensors that are gone. Torch reads a description once more
-# after the storage has lost its last owner, perhaps on another thread or after
-# the interpreter's end. So descriptions are never freed, and the latest _LEFT
-# of them are not reused.
+# Descriptions of tensors that are gone. Torch reads one once more after its
+# storage has lost its last owner, perhaps on another thread or after the
+# interpreter's end. So they are never freed, and the latest _LEFT not reused.
 _spent: collections.deque[_Tensor] = collections.deque()
 _LEFT = 64
 
 
 class Slots:
     """The slots of one arena. Leases grow as slabs do and stay until `free`.
-
-    Thread safety: one thread at a time, the one that computes.
-    """
+    Thread safety: one thread at a time, the one that computes."""
 
     def __init__(self, session: Session, device: torch.device) -> None:
         self._session, self.device = session, device
@@ -110,17 +106,10 @@ class Slots:
     def nbytes(self) -> int:
         return sum(lease.nbytes for lease in self._leases)
 
-    @property
-    def used(self) -> int:
-        """Number of slots in use."""
-        self._look()
-        return len(self._held)
-
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns an uninitialized tensor, which the caller owns. The tensor
-        must be used on torch's current stream, or on another between two
-        waits: that stream for the current one, and then the current one for
-        it. DLPack tensors have no `record_stream`."""
+        """Returns an uninitialized tensor, which the caller owns. It must be
+        used on torch's current stream, or on another between two waits, there
+        and back: DLPack tensors have no `record_stream`."""
         wanted = math.prod(shape) * dtype.itemsize
         size = (wanted + ALIGNMENT - 1) & -ALIGNMENT
         address = self._take(size) if wanted and dtype in _CODES else None
@@ -138,7 +127,6 @@ class Slots:
         return tensor
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Returns whether the tensor lies in a slot."""
         return tensor.data_ptr() in self._held
 
     def rebuild(self) -> None:
@@ -150,9 +138,9 @@ class Slots:
                    for address, slot in self._held.items()), 0)
 
     def free(self) -> None:
-        """Gives the leases back once the compute so far is done. A lease in
-        which a tensor still lives is given back when another arena begins or
-        ends, or with the process. No copy may be running."""
+        """Gives the leases back once the compute so far is done. One in which a
+        tensor still lives goes back when another arena begins or ends, or with
+        the process. No copy may be running."""
         _leave(self._leases, self._held, self.device)
         self._free = FreeRanges()
         _free_left()
@@ -166,9 +154,9 @@ class Slots:
         return None if found is None else found[0]
 
     def _lease(self, size: int) -> None:
-        """Adds a lease as large as all leases together (FIRST_ to
-        LARGEST_LEASE_BYTES), or at least `size`. If the daemon refuses or is
-        gone, tries smaller ones down to `size`, and then leases nothing."""
+        """Adds a lease as large as all together (FIRST_ to
+        LARGEST_LEASE_BYTES), at least `size`. If the daemon refuses or is gone,
+        tries smaller ones down to `size`, and then leases nothing."""
         want = max(size, min(max(self.nbytes, FIRST_LEASE_BYTES),
                              LARGEST_LEASE_BYTES))
         while True:

@@ -1,10 +1,7 @@
-"""ctypes bindings of libsluice.so, C ABI 6: functions, structs, errors.
-
-The only module that knows the C interface (client/sluice.h). It owns no
-handles. A handle is a plain integer; 0 or None is NULL, which every function
-of the library refuses with INVALID_ARGUMENT.
-"""
-
+"""ctypes bindings of libsluice.so, C ABI 6: functions, structs, errors. No
+other module knows the C interface (client/sluice.h). A handle is a plain
+integer, owned elsewhere; every function refuses 0 or None with
+INVALID_ARGUMENT."""
 from __future__ import annotations
 
 import ctypes
@@ -130,9 +127,9 @@ _SIGNATURES = {
                 POINTER(c_uint64), POINTER(c_uint64)]),
 }
 # Functions that never wait and are called for every copy or step. PyDLL keeps
-# the interpreter's lock during the call: if other Python threads are busy,
-# releasing it could cost a switch interval (5 ms), a thousand times the call.
-# Pointers are plain c_void_p, so that `byref` of a buffer passes unchecked.
+# the interpreter's lock: if other Python threads are busy, releasing it could
+# cost a switch interval (5 ms), a thousand times the call. Pointers are
+# c_void_p, so that `byref` of a buffer passes unchecked.
 _BRIEF_SIGNATURES = {
     "sluice_engine_copy": (
         c_int, [c_void_p, c_int, c_void_p, c_void_p, c_uint64, c_void_p,
@@ -146,8 +143,7 @@ _BRIEF_SIGNATURES = {
 
 
 def _check_version(path: str, version: int) -> None:
-    """Raises `Error` for an older library. Must be called before the functions
-    are looked up, because an older library lacks some."""
+    """Raises `Error` for an older library, which lacks functions."""
     if version < ABI_VERSION:
         raise Error(Status.FAILED_PRECONDITION,
                     f"{path} has C ABI {version}, this package needs "
@@ -155,10 +151,7 @@ def _check_version(path: str, version: int) -> None:
 
 
 class Library:
-    """The functions of one libsluice.so, as attributes without `sluice_`.
-
-    Thread safety: that of the library's handles.
-    """
+    """A libsluice.so's functions as attributes; as thread-safe as handles."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -191,7 +184,6 @@ class Library:
 
 @functools.cache
 def load(path: str) -> Library:
-    """Loads a library, once per path. Raises `Error`: NOT_FOUND if it cannot
-    be loaded; FAILED_PRECONDITION if the library is older than this package.
-    """
+    """Loads a library, once per path. Raises `Error`: NOT_FOUND if it cannot be
+    loaded; FAILED_PRECONDITION if it is older than this package."""
     return Library(path)

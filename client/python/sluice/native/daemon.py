@@ -1,6 +1,5 @@
 """Finds libsluice.so and sluiced, writes the configuration of a daemon that
 this package starts, and waits until that daemon is ready."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -30,8 +29,7 @@ class Programs:
     sluicectl: str | None
 
     def need(self, name: str) -> str:
-        """Returns the path of a program; raises `Error` NOT_FOUND if the build
-        lacks it."""
+        """Returns a program's path; raises `Error` NOT_FOUND without one."""
         told = os.environ.get("SLUICE_BIN_DIR")
         where = (f"SLUICE_BIN_DIR={told}" if told else
                  "the package or in a build of its source tree")
@@ -60,11 +58,7 @@ def _candidates() -> list[tuple[pathlib.Path, tuple[pathlib.Path, ...]]]:
 
 
 def find_programs() -> Programs:
-    """Finds the programs in $SLUICE_BIN_DIR, else in the wheel, else in the
-    source tree's build.
-
-    Never fails: `Programs.need` raises for a missing program.
-    """
+    """Finds the programs in $SLUICE_BIN_DIR, the wheel, or the tree's build."""
     for binaries, libraries in _candidates():
         found = Programs(
             _first_file(folder / "libsluice.so" for folder in libraries),
@@ -76,8 +70,7 @@ def find_programs() -> Programs:
 
 
 def load_library() -> abi.Library:
-    """Loads the library that `find_programs` finds. Raises `Error` as
-    `abi.load` does, and NOT_FOUND if there is none."""
+    """Loads the library that `find_programs` finds; raises as `abi.load`."""
     return abi.load(find_programs().need("library"))
 
 
@@ -86,9 +79,8 @@ def _first_file(paths: Iterable[pathlib.Path]) -> str | None:
 
 
 def available_bytes(root: str = "/") -> int:
-    """Returns the bytes that this process can still allocate: the least of the
-    bytes free on the machine and in each cgroup around the process. `root`
-    holds /proc and /sys."""
+    """Returns the bytes that this process can still allocate: the least of
+    those free on the machine and in its cgroups. `root` has /proc and /sys."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # MemAvailable counts reclaimable caches; a /proc with subset=pid lacks it.
     meminfo = _numbers(pathlib.Path(root, "proc/meminfo"))
@@ -97,8 +89,8 @@ def available_bytes(root: str = "/") -> int:
 
 
 def _numbers(file: pathlib.Path) -> dict[str, int]:
-    """Reads the number of each line by the line's first word, or by "" if the
-    line is only a number. Returns {} if the file cannot be read."""
+    """Reads the number of each line by the line's first word, "" if it is only
+    a number. Returns {} if the file cannot be read."""
     try:
         lines = file.read_text("ascii").splitlines()
     except OSError:
@@ -109,7 +101,7 @@ def _numbers(file: pathlib.Path) -> dict[str, int]:
 
 
 def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
-    """Yields the bytes left in the process's cgroup and in each above it."""
+    """Yields the bytes left in the process's cgroup and in each above."""
     try:
         told = (root / "proc/self/cgroup").read_bytes()
     except OSError:
@@ -122,8 +114,7 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
         names = (("memory.limit_in_bytes", "memory.usage_in_bytes")
                  if controllers else ("memory.max", "memory.current"))
         parts = [part for part in path.split("/") if part]
-        # In a container the mount may begin at a group within the path: the
-        # groups above that are dropped.
+        # In a container the mount may begin at a group within the path.
         while parts and not mounted.joinpath(*parts).is_dir():
             parts = parts[1:]
         for depth in range(len(parts) + 1):
@@ -139,13 +130,11 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
 
 def config_text(driver: str, gpus: int, gpu_bytes: int, host_bytes: int,
                 link_bytes_per_second: float) -> str:
-    """Returns the config.toml of a daemon that this package starts.
-    `host_bytes` is per NUMA node. The GPUs' number, bytes and link speed apply
-    to simulated GPUs only."""
+    """Returns the config.toml of a daemon of ours. `host_bytes` is per NUMA
+    node; number, bytes and links are of simulated GPUs."""
     speed = f"{link_bytes_per_second:.1f}"
-    links = ", ".join(
-        f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
-        f'd2h_bytes_per_s = {speed}}}' for i in range(gpus))
+    links = ", ".join(f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
+                      f'd2h_bytes_per_s = {speed}}}' for i in range(gpus))
     names = ", ".join(f'"pcie{i}"' for i in range(gpus))
     gpu, host = f"{gpu_bytes >> 10}KiB", f"{host_bytes >> 10}KiB"
     return (f'[device]\ndriver = "{driver}"\n'
@@ -163,8 +152,8 @@ def log_path(folder: str) -> str:
 def await_ready(process: subprocess.Popen[bytes], folder: str,
                 timeout_s: float) -> None:
     """Waits until sluiced reports on `process.stdout` that it serves. Raises
-    `Error` with the last line of its log: INTERNAL if sluiced ends before it
-    serves; DEADLINE_EXCEEDED after `timeout_s`."""
+    `Error` with the last line of its log: INTERNAL if sluiced ends before;
+    DEADLINE_EXCEEDED after `timeout_s`."""
     deadline, text = time.monotonic() + timeout_s, b""
     assert process.stdout is not None
     while not _READY.search(text):

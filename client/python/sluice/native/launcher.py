@@ -19,10 +19,9 @@ class Place(NamedTuple):
     job: str = ""
 
 
-# For each launcher, the names of its variables: the rank, the world size, the
-# rank on this node, the number of ranks on this node, and those that identify
-# the job. `place` reads the first launcher that has set its first two
-# variables, because torchrun may run in a Slurm step.
+# Names of each launcher's variables: rank, world size, rank and number of ranks
+# on this node, and those that identify the job. `place` reads the first
+# launcher that has set its first two: torchrun may run in a Slurm step.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
      "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
@@ -38,8 +37,8 @@ _LAUNCHERS = (
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Returns the place of this process; the default without a launcher.
-    Raises `Invalid` if a variable is not a number."""
+    """Returns this process's place; the default without a launcher. Raises
+    `Invalid` if a variable is not a number."""
     for rank, world, local, here, *job in _LAUNCHERS:
         if rank in environment and world in environment:
             return Place(

@@ -1,28 +1,59 @@
-"""Leased memory regions and the copy engine of a session."""
+"""Handles of the library, leased memory regions, and a session's copy engine.
 
+[Note: ends] Each owner of a handle ends it by `weakref.finalize`, which the
+interpreter also runs at its exit. Copy engines must end before their session,
+and no copy may be in flight when a region is unmapped, but the garbage
+collector runs the finalizers of a cycle in any order. So a session's handle
+lists those of its engines (`before`) and ends them first, and freeing a region
+waits for their copies. A forked child has no threads of the library and no
+leased memory: there finalizers do nothing.
+"""
 from __future__ import annotations
 
 import ctypes
 import dataclasses
 import functools
+import os
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
 
 from sluice.base.errors import Error, Status
 from sluice.native import abi
-from sluice.native.handle import Handle, forked
 
 
-class Opened(Protocol):
-    """The part of a session that leases and copies use."""
+class Handle:
+    """A handle and the function that ends it; see [Note: ends]."""
 
-    _library: abi.Library
-    _handle: Handle
+    __slots__ = ("value", "before", "_end", "_owner")
 
-    @property
-    def closed(self) -> bool: ...
+    def __init__(self, value: int | None, end: Callable[[int], None]) -> None:
+        # ctypes reads NULL as None; 0, which the library refuses, after its end.
+        self.value = value or 0
+        self.before: list[Handle] = []  # to end before this one
+        self._end = end
+        self._owner = os.getpid()
 
-    def _value(self) -> int: ...
+    def end_after(self, other: Handle) -> None:
+        self.before = [h for h in self.before if h.value] + [other]
+
+    def end(self) -> None:
+        value, self.value = self.value, 0
+        if value and self.ours():
+            for handle in self.before:
+                handle.end()
+            self._end(value)
+
+    def ours(self) -> bool:
+        """Returns whether this process made it: not in a forked child."""
+        return os.getpid() == self._owner
+
+
+def forked(what: str) -> Error:
+    return Error(Status.FAILED_PRECONDITION,
+                 f"{what} belongs to the process that opened it, a forked "
+                 "child has none of its memory or threads: open a Session in "
+                 "the child, or start it by spawn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,17 +67,16 @@ class CopyStats:
 
 
 class Region:
-    """A lease, mapped as one address range; freed with the object.
-
-    A region may outlive the session's close: the range stays readable, but the
-    daemon counts the memory as returned.
+    """A lease, mapped as one address range; freed with the object. It may
+    outlive the session's close: the range stays readable, but the daemon counts
+    it as returned.
 
     Attributes:
         address: address of the first byte; not mapped in a forked child.
         nbytes: size asked for, rounded up to the granularity.
     """
 
-    def __init__(self, session: Opened, kind: int, nbytes: int,
+    def __init__(self, session: Any, kind: int, nbytes: int,
                  wait_s: float = 0.0) -> None:
         library = session._library
         leased = ctypes.c_void_p()
@@ -62,13 +92,11 @@ class Region:
         self._end.atexit = False
 
     def free(self) -> None:
-        """Waits for the copies of the session's engines, then unmaps the
-        region; idempotent."""
+        """Waits for the engines' copies, then unmaps the region; idempotent."""
         self._end()
 
 
-def _free_region(library: abi.Library, session: Handle,
-                 region: int) -> None:
+def _free_region(library: abi.Library, session: Handle, region: int) -> None:
     for engine in session.before:
         if engine.value:
             library.engine_drain(engine.value)  # `wait` reports failures
@@ -76,16 +104,12 @@ def _free_region(library: abi.Library, session: Handle,
 
 
 class Engine:
-    """Copies in both directions for a session, ordered by tickets.
+    """Copies in both directions for a session, ordered by tickets: positive
+    numbers, reached per direction in the order of issue. Callers make the hot
+    calls directly on the library, with buffers of their own. Thread safety: one
+    thread at a time, the one that computes."""
 
-    A ticket is a positive number; tickets of one direction are reached in the
-    order of issue. Callers make the hot calls (`copy`, `mark_compute`, `wait`)
-    directly on the library, with buffers of their own.
-
-    Thread safety: one thread at a time, the one that computes.
-    """
-
-    def __init__(self, session: Opened) -> None:
+    def __init__(self, session: Any) -> None:
         self.session = session
         self.library = session._library
         started = ctypes.c_void_p()
@@ -99,8 +123,7 @@ class Engine:
         self.stopped = False  # by `stop`, not by the session's end
 
     def error(self, status: int) -> Error:
-        """Returns the error for a library call on this engine that failed with
-        `status`."""
+        """Returns the error for a call on this engine that failed."""
         if not self.handle.ours():
             return forked("the copy engine")
         if not self.handle.value:

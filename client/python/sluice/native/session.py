@@ -1,5 +1,4 @@
 """Session with the node's daemon: limits, leases, reports and plans."""
-
 from __future__ import annotations
 
 import ctypes
@@ -12,24 +11,23 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from sluice.base.arguments import (
     FLAG,
     NONE,
     PATH,
+    Kind,
     a,
     invalid,
     number,
-    short_text,
     takes,
     whole,
 )
 from sluice.base.errors import Error, Status
 from sluice.native import abi, launcher, user_daemon
 from sluice.native.daemon import load_library
-from sluice.native.handle import Handle, forked
-from sluice.native.leases import CopyStats, Region
+from sluice.native.leases import CopyStats, Handle, Region, forked
 from sluice.native.waiting import Calls, waits_for
 
 __all__ = ["Limits", "Session"]
@@ -37,6 +35,8 @@ __all__ = ["Limits", "Session"]
 _NO_PLAN = 2**64 - 1  # a number that no plan has
 _MOST_RANKS = 1 << 20
 _LONGEST_LABEL = 60  # characters, before a number is appended
+_LABEL = Kind(lambda v: isinstance(v, str) and 0 < len(v) <= 64
+              and v.isprintable(), "1 to 64 printable characters")
 _COUNT = whole(0, "a whole number, 0 or more")
 _BYTES = whole(1, "bytes, a whole number from 1")
 _WAIT = number("seconds, 0 or more", least=0, most=1e6)
@@ -46,9 +46,8 @@ _labels_lock = threading.Lock()
 
 
 def _take_label(told: launcher.Place) -> str:
-    """Reserves and returns the job's label or, if it is in use, that label
-    with the lowest free number appended. So ranks that open equally many
-    sessions get equal labels."""
+    """Reserves the job's label or, if it is in use, that label with the lowest
+    free number. So ranks that open equally many sessions get equal labels."""
     label = (told.job or f"python-{os.getpid()}")[-_LONGEST_LABEL:]
     with _labels_lock:
         found = next(name for name in itertools.chain(
@@ -65,20 +64,13 @@ def _end(handle: Handle, label: str | None) -> None:
 
 
 def _uuid(device: Any) -> bytes | None:
-    """Returns the UUID of torch's device as the driver writes it; None for a
-    CPU."""
+    """Returns the UUID of torch's device as the driver writes it, if any."""
     torch = sys.modules.get("torch")  # a session does not need torch
     if torch is None or torch.device(device).type == "cpu":
         return None
     told = torch.cuda.get_device_properties(device)
     kind = "MIG" if " MIG " in told.name else "GPU"
     return f"{kind}-{told.uuid}".encode()
-
-
-class Watch(Protocol):
-    """Callback for deaths of ranks; called on a thread of the library."""
-
-    def peer_died(self, what: str) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,18 +97,16 @@ class Session:
 
     Args:
         socket: path of the daemon's socket. None: $SLUICE_SOCKET, else the
-            node's own daemon, else one of the user, which is started if none
-            runs (user_daemon.py).
+            node's own daemon, else the user's, started if none runs.
         job: label of the job, at most 64 characters, the same in all of its
             ranks. None: "python" with the launcher's job id, else with the
             process id; further open sessions of this process get a number
             appended.
         rank, world: this rank's number, and the number of ranks in the job.
-            None: as set by torchrun, Slurm or MPI (launcher.py), else 0 of 1.
+            None: as set by torchrun, Slurm or MPI, else 0 of 1.
         gpu: index of the GPU on the node, as the daemon counts. None: the
             rank's number on its node.
-        local_world: ranks of the job on this node. None: as the launcher sets
-            it, else all.
+        local_world: ranks of the job on this node. None: the launcher's, or all.
         device: the GPU as torch names it, instead of `gpu`: a CUDA
             torch.device or its name; matched by UUID. A CPU is ignored.
         lease_wait_s: seconds that a lease may wait for memory instead of being
@@ -125,9 +115,7 @@ class Session:
 
     Attributes:
         socket: path of the socket; other processes and sessions may open it.
-        job, rank: as given or found.
-        gpu: as given, or the rank's number on its node.
-        lease_wait_s: as given.
+        job, rank, gpu, lease_wait_s: as given or found.
         daemon: always None; kept for older callers.
 
     Raises:
@@ -139,7 +127,7 @@ class Session:
     A context manager. Thread safety: safe.
     """
 
-    @takes("Session", socket=PATH | NONE, job=short_text(64) | NONE,
+    @takes("Session", socket=PATH | NONE, job=_LABEL | NONE,
            rank=whole(0, "a rank, 0 or more", _MOST_RANKS - 1) | NONE,
            world=whole(1, f"ranks, 1 to {_MOST_RANKS}", _MOST_RANKS) | NONE,
            gpu=whole(0, "GPUs of a node count from 0", _MOST_RANKS) | NONE,
@@ -180,13 +168,12 @@ class Session:
             raise
         self._calls = Calls(self._library.session_close)
         self._handle = Handle(opened, self._calls.close)
-        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._watches: weakref.WeakSet[Any] = weakref.WeakSet()
         self._end = weakref.finalize(self, _end, self._handle, label)
 
     def _opened(self, options: abi.SessionOptions, named: str | None
                 ) -> int | None:
-        """Opens a session at the socket `named`, or with the node's or the
-        user's daemon; returns the handle."""
+        """Opens a session at `named`, or the node's or user's daemon."""
         opened = ctypes.c_void_p()
         for last in (False, True):
             self.socket = named or user_daemon.socket_of_the_node()
@@ -309,9 +296,9 @@ class Session:
         self._library.check(self._library.session_answer_change(
             self._value(), number, int(taken), note.encode()))
 
-    def _watched_by(self, watch: Watch) -> None:
-        """Calls `watch.peer_died` for each process of the job that dies on
-        this node, as long as something refers to `watch`."""
+    def _watched_by(self, watch: Any) -> None:
+        """Calls `watch.peer_died`, on a thread of the library, for each process
+        of the job that dies on this node, while something refers to `watch`."""
         self._watches.add(watch)
         if self._calls.on_event is None:
             watches = self._watches  # not `self`, so that it can be collected
@@ -329,8 +316,7 @@ class Session:
         self.answer_change(_NO_PLAN, False)  # the daemon ignores it
 
     @takes("lease_host", nbytes=_BYTES, wait_s=_WAIT | NONE)
-    def lease_host(self, nbytes: int, *, wait_s: float | None = None
-                   ) -> Region:
+    def lease_host(self, nbytes: int, *, wait_s: float | None = None) -> Region:
         """Leases pinned host memory on the GPU's NUMA node; see `Region`.
         `wait_s` overrides the session's `lease_wait_s`.
 

@@ -1,13 +1,7 @@
-"""Finds or starts the daemon of a session that names none.
-
-The node's own daemon is used if there is one. Else the first process of a user
-starts a daemon in a folder of that user; other ranks and later jobs join it.
-It serves the node's real GPUs, or simulated ones if there is no NVIDIA device,
-pins no more host memory than was free when it started, and ends some minutes
-after its last session. Each Slurm job has a daemon of its own, because the end
-of a job ends it. Each MIG instance has its own, too, because CUDA shows a
-process only one instance.
-"""
+"""Finds or starts the daemon of a session that names none
+(client/python/DESIGN.md, "The daemon of a session"). The end of a Slurm job
+ends its daemon, so each job has its own; each MIG instance too, because CUDA
+shows a process only one."""
 from __future__ import annotations
 
 import fcntl
@@ -36,16 +30,14 @@ _GIB = 1 << 30
 
 
 def socket_of_the_node() -> str:
-    """Returns the socket of the node's or the user's daemon; starts a daemon
-    if there is none.
+    """Returns the socket of the node's or the user's daemon; starts a daemon if
+    there is none. Thread safety: safe, also among processes.
 
     Raises:
         Error: NOT_FOUND: no sluiced to start; PERMISSION_DENIED: the user's
             folder belongs to another user, or others may write to it;
             INTERNAL, with the last line of its log: sluiced did not start;
             DEADLINE_EXCEEDED.
-
-    Thread safety: safe, also among processes.
     """
     if os.path.exists(NODES_OWN):
         return NODES_OWN
@@ -59,15 +51,13 @@ def socket_of_the_node() -> str:
 
 
 def known_socket() -> str:
-    """Returns the path that `socket_of_the_node` would return; starts no
-    daemon and does not check that one listens."""
+    """Returns the path that `socket_of_the_node` would; starts no daemon."""
     return NODES_OWN if os.path.exists(NODES_OWN) else os.path.join(
         _folder(), "session.sock")
 
 
 def _instance() -> str:
-    """Returns the MIG instance that CUDA_VISIBLE_DEVICES gives this process,
-    or ""."""
+    """Returns the MIG instance in CUDA_VISIBLE_DEVICES, or ""."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     return first if first.startswith("MIG-") else ""
 
@@ -82,7 +72,6 @@ def _folder() -> str:
 
 
 def folder_of_the_user() -> str:
-    """Returns the folder of the user's daemon; creates it if necessary."""
     folder = _folder()
     try:
         os.mkdir(folder, 0o700)
@@ -103,12 +92,13 @@ def listens(path: str) -> bool:
 
 def command(folder: str) -> list[str]:
     free = available_bytes()
-    # Pins the same share of the free memory as a node's own daemon pins of all
-    # memory (Pinnable, proto/base/cgroup.h).
+    # The share that a node's own daemon pins of all memory (Pinnable,
+    # proto/base/cgroup.h).
     host = max(free // 2, min(free // 10 * 9, free - 64 * _GIB))
+    nodes = [*pathlib.Path("/sys/devices/system/node").glob("node[0-9]*")]
     config = pathlib.Path(folder, "config.toml")
     text = config_text("auto", _SIMULATED_GPUS, free // 4,
-                       host // _numa_nodes(), 0)
+                       host // max(1, len(nodes)), 0)
     if _instance():  # a MIG instance has no device node to check access by
         text += '[gpus]\naccess = "any"\n'
     config.write_text(text, "ascii")
@@ -116,15 +106,9 @@ def command(folder: str) -> list[str]:
             "--config", str(config), "--runtime-dir", folder]
 
 
-def _numa_nodes() -> int:
-    return max(1, len(list(pathlib.Path("/sys/devices/system/node").glob(
-        "node[0-9]*"))))
-
-
 def _start(folder: str) -> None:
     idle = os.environ.get("SLUICE_DAEMON_IDLE_S", str(IDLE_S))
-    # The daemon must see all GPUs: this process may see only some of them, and
-    # processes that join may see others.
+    # It must see all GPUs: this process and later ones may see only some.
     seen = {name: value for name, value in os.environ.items()
             if name != "CUDA_VISIBLE_DEVICES" or _instance()}
     with open(log_path(folder), "wb") as log:

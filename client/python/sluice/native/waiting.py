@@ -1,5 +1,4 @@
 """Makes waiting calls of the library interruptible and reports long waits."""
-
 from __future__ import annotations
 
 import json
@@ -16,16 +15,10 @@ _ASK_S = 2.0  # timeout of the status query for that report
 
 
 class Calls:
-    """Runs the waiting calls of one session, each on a thread of its own.
-
-    Python handles Ctrl-C between two lines of Python only, never inside a call
-    of the library. So a thread makes the call and the caller waits for that
-    thread; an interrupt ends the wait but not the call. The session must not
-    end during a call, so a close during calls takes effect when the last of
-    them returns.
-
-    Thread safety: safe.
-    """
+    """Runs the waiting calls of one session, each on a thread of its own:
+    Python handles Ctrl-C only between two lines of Python. An interrupt ends
+    the caller's wait, not the call. The session must not end during a call, so
+    a close takes effect when the last of them returns. Thread safety: safe."""
 
     def __init__(self, close: Callable[[int], None]) -> None:
         self._close = close
@@ -37,7 +30,7 @@ class Calls:
     def interruptible(self, call: Callable[[], T], say: Callable[[], object]
                       ) -> T:
         """Runs `call` on a thread; returns its result or raises its exception.
-        Calls `say` if `call` takes longer than SILENT_S."""
+        Calls `say` if it takes longer than SILENT_S."""
         answer: list[T] = []
         raised: list[BaseException] = []
         over = threading.Event()
@@ -67,7 +60,6 @@ class Calls:
         return answer[0]
 
     def close(self, session: int) -> None:
-        """Ends the session, once no call is running."""
         with self._lock:
             if self._running:
                 self._closing = session

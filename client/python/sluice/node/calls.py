@@ -1,5 +1,5 @@
-"""Holds the state of one call of a streamed model, and refuses unsupported
-calls: a second backward, `create_graph`, torch.func transforms."""
+"""State of one call of a streamed model, and refusals of calls: a second
+backward, `create_graph`, torch.func transforms."""
 from __future__ import annotations
 
 import functools
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sluice.base import randomness
@@ -17,49 +17,35 @@ from sluice.base.errors import Unsupported
 from sluice.node.plain_layers import Forward
 from sluice.ranks.groups import Ranks
 
-# Error message of a node's second backward.
 ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
         "again instead of retain_graph=True")
 
 
 @dataclass(eq=False)
 class Call:
-    """State of one call of a streamed model: of the causal model, or of its
-    decoder alone. Holds what the caller requested, and results of the
-    decoder's latest forward in the call.
+    """State of one call of a streamed model, of the causal model or of its
+    decoder alone: what the caller requested, and results of the decoder's
+    latest forward in the call."""
 
-    Attributes:
-        ranks: the ranks that share the call's sequences.
-        makes_cache: whether the model would make a cache if it were not
-            streamed.
-        has_labels: whether the model computes a loss of all rows.
-        needs_all: a requested output that needs more than a rank's own rows.
-        rejoin: reseeds, so that all ranks draw the same random numbers from
-            then on. Set only if the decoder must return the rows of all ranks.
-        own_rows: int64, the rows that the decoder returned; None: all.
-        blind: bool [B or 1, S], padding rows that saw no key.
-        plain: see plain_layers; set if all layers of the decoder ran plain.
-        outer: arguments of the causal model, if the ranks compare them
-            together with the decoder's.
-    """
-
-    ranks: Ranks | None
-    makes_cache: bool
-    has_labels: bool = False
-    needs_all: str | None = None
+    ranks: Ranks | None  # that share the call's sequences
+    makes_cache: bool  # whether the unstreamed model would
+    has_labels: bool = False  # whether the model computes a loss of all rows
+    needs_all: str | None = None  # an output for which own rows are not enough
+    # Reseeds, so that all ranks draw the same random numbers from then on; set
+    # only if the decoder must return the rows of all ranks.
     rejoin: Callable[[int, torch.device], None] | None = None
-    own_rows: Tensor | None = None
-    blind: Tensor | None = None
-    plain: Forward | None = None
-    outer: Any = None  # agreement.Asked
+    own_rows: Tensor | None = None  # int64, that the decoder returned; None: all
+    blind: Tensor | None = None  # bool [B or 1, S], padding that saw no key
+    plain: Forward | None = None  # set if all layers of the decoder ran plain
+    # agreement.Asked of the causal model, if compared with the decoder's.
+    outer: Any = None
 
     def whole(self, given: dict[str, Any], own: Callable[[], Any],
               foreign: bool) -> Any:
-        """Runs the causal model's own forward, `own`, for calls with a head
-        that does not run by rows. With labels, or if the model is `foreign`
-        (nothing is known about it), the decoder returns all rows. The loss is
-        then the same on every rank, and ranks draw the same random numbers
-        after the decoder."""
+        """Runs the causal model's own forward, `own`, with a head that does not
+        run by rows. With labels, or if the model is unknown (`foreign`), the
+        decoder returns all rows: loss and random numbers after it are the same
+        on every rank."""
         kept = given.get("logits_to_keep", 0)
         if not (isinstance(kept, int) and kept == 0):
             self.needs_all = "logits_to_keep"
@@ -75,15 +61,14 @@ class Call:
             1, self.own_rows.to(of_all.device))
 
     def sum(self, loss: Tensor) -> Tensor:
-        """Returns the loss () of the whole sequences, given the loss of this
-        rank's rows; a collective if rows were dealt to ranks."""
+        """Returns the loss () of the whole sequences, given that of this rank's
+        rows; a collective if rows were dealt to ranks."""
         return loss if self.own_rows is None else self.ranks.sum(loss)
 
     def all_rows(self, found: Tensor, length: int) -> Tensor:
         """Gathers [B, own rows, n] into [B, length, n], the same on each rank;
         a collective if rows were dealt to ranks. If each rank computes a loss
-        from the result, the average of the ranks' gradients is that of the
-        whole sequence."""
+        from it, the average of the ranks' gradients is the whole sequence's."""
         if self.own_rows is None:
             return found
         whole = found.new_zeros(found.shape[0], length, found.shape[2])
@@ -99,9 +84,8 @@ class Call:
 
 
 def once(backward: Callable) -> Callable:
-    """Wraps a node's backward so that it raises if second gradients are
-    requested (create_graph), which the node lacks. Torch would silently omit
-    them if dy needs no gradient."""
+    """Makes a node's backward raise if second gradients are requested
+    (create_graph): torch would silently omit them if dy needs no gradient."""
     inner = once_differentiable(backward)
 
     @functools.wraps(backward)
@@ -115,9 +99,9 @@ def once(backward: Callable) -> Callable:
     return checked
 
 
-def refuse_transforms(module: str) -> None:
-    """Raises `Unsupported` within torch.func's grad, vjp, jvp and vmap: these
-    wrap tensors in other tensors, which chunks in host memory cannot be."""
+def refuse_transforms(module: nn.Module) -> None:
+    """Raises `Unsupported` within torch.func's grad, vjp, jvp and vmap: chunks
+    in host memory cannot be the tensors that these wrap."""
     if torch._C._are_functorch_transforms_active():
         raise Unsupported(module, "a call within torch.func (grad, vjp, jvp, "
                           "vmap)", "use loss.backward() or torch.autograd.grad"
@@ -125,14 +109,12 @@ def refuse_transforms(module: str) -> None:
 
 
 class Standing:
-    """Placeholder for a tensor that is never computed. A layer may return it
-    (attention weights, mostly); nothing can be computed with it."""
+    """Stands for a tensor that is not computed, mostly attention's weights."""
 
 
 def arguments_of(signature: inspect.Signature, self_: Any, args: tuple,
                  kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of one method call by name, including those in
-    **kwargs; without self and without defaults."""
+    """Returns the arguments that a method call passes, by name."""
     bound = signature.bind_partial(self_, *args, **kwargs).arguments
     given: dict[str, Any] = {}
     for parameter in list(signature.parameters.values())[1:]:

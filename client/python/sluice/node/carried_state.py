@@ -1,15 +1,13 @@
 """Keeps the states that a layer carries along the sequence.
 
 [Note: carried states]
-In a gated delta rule, in Mamba-2 and in a short convolution a row depends on
-earlier rows through a state of fixed size and through the last inputs of a
-convolution. In transformers such a layer reads both from the cache that
-`generate` passes, and writes the states for the next rows there. So each chunk
-runs with a cache of ours. The cache returns the final states of the previous
-chunk, and records those of this chunk. The states that a chunk starts from
-stay in the host until backward. The chunk's replay starts from leaves with
-these values, and the gradients of the leaves are those of the previous chunk's
-final states.
+In a gated delta rule, Mamba-2 and a short convolution a row depends on earlier
+rows through a state of fixed size and the last inputs of a convolution. In
+transformers the layer reads both from the cache that `generate` passes, and
+writes the next ones there. So each chunk runs with a cache of ours. The states
+that a chunk starts from stay in the host until backward. Its replay starts from
+leaves with these values; their gradients belong to the previous chunk's final
+states.
 
 A layer that gets one row takes the code path for a generated token, which
 writes its states in place. So no chunk, and no part of one, has a single row,
@@ -29,13 +27,13 @@ from torch import Tensor, nn
 from sluice.base.argument_table import those
 from sluice.base.errors import Unsupported
 from sluice.memory.arena import HostArena
-from sluice.memory.host_tensor import HostTensor
+from sluice.memory.slabs import HostTensor
 
 BLOCK = 64  # rows
 LEAST = 2  # minimum rows of a chunk
 
-# Kind of state ("conv", "recurrent"), index of the layer in the cache, index
-# of the state in the layer.
+# Kind of state ("conv", "recurrent"), index of the layer, and of the state in
+# it.
 Key: TypeAlias = tuple[str, int, int]
 
 
@@ -44,19 +42,10 @@ def argument_of(layer: nn.Module) -> str | None:
         type(layer).forward).parameters if name in those("cache")), None)
 
 
-def whole_blocks(rows: int) -> int:
-    """Rounds `rows` up to a multiple of BLOCK."""
-    return -(-rows // BLOCK) * BLOCK
-
-
 class Cache:
     """Stands in for transformers' `Cache` (5.23, cache_utils) during one
-    forward of a layer. It has only the methods that streamed layers call; a
-    layer that calls others is refused.
-
-    Attributes:
-        after: states that the layer left.
-    """
+    forward of a layer, with only the methods that streamed layers call; a layer
+    that calls others is refused. `after`: states that the layer left."""
 
     def __init__(self, before: dict[Key, Tensor]):
         self._before = before
@@ -79,8 +68,7 @@ class Cache:
                           state_idx: int = 0,
                           conv_kernel_size: int | None = None) -> Tensor:
         """Records the new state. Returns [B, channels, width + c]: the earlier
-        state, then the inputs of c rows [B, channels, c]; at the sequence's
-        start the inputs alone."""
+        state, then the inputs of c rows; at the sequence's start the inputs."""
         key = "conv", layer_idx, state_idx
         before = self._before.get(key)
         width = conv_kernel_size or conv_states.shape[-1]
@@ -102,11 +90,7 @@ class Cache:
 
 
 class Carried:
-    """The carried states of one call of a layer, for all chunks.
-
-    Attributes:
-        cache: the cache of the chunk that runs, or ran last.
-    """
+    """The carried states of a layer's call; `cache`: the latest chunk's."""
 
     def __init__(self, layer: nn.Module, arena: HostArena,
                  device: torch.device):
@@ -114,8 +98,7 @@ class Carried:
         self._arena, self._device = arena, device
         self.argument = argument_of(layer) or ""
         self.cache = Cache({})
-        # By chunk: the states that it started from.
-        self._kept: list[dict[Key, HostTensor]] = []
+        self._kept: list[dict[Key, HostTensor]] = []  # by chunk: first states
         self._leaves: dict[Key, Tensor] = {}  # of the chunk replayed last
         self._gradients: dict[Key, Tensor] = {}  # of its final states
 
@@ -129,13 +112,11 @@ class Carried:
         self.cache = Cache(before)
 
     def again(self, m: int) -> None:
-        """Sets the cache for a forward that only recomputes attention's k, v,
-        o and lse."""
+        """Sets the cache for recomputing only attention's k, v, o and lse."""
         self.cache = Cache(self._fetched(m))
 
     def second(self, m: int) -> None:
-        """Sets the cache for the replay of chunk `m`, which comes after the
-        replays of later chunks."""
+        """Sets the cache for the replay of chunk `m`, after later ones."""
         self._gradients = {}
         for key, leaf in self._leaves.items():
             if leaf.grad is not None:
@@ -164,7 +145,6 @@ class Carried:
         return {key: leaf.detach() for key, leaf in self._leaves.items()}
 
     def release(self) -> None:
-        """Frees the states still in the host. Idempotent."""
         while self._kept:
             for host in self._kept.pop().values():
                 self._arena.drop(host)

@@ -19,7 +19,7 @@ from sluice.base.errors import Unsupported
 from sluice.base.hashing import equal, of_tensor
 from sluice.base.precision import autocast_now, wide_dtype
 from sluice.base.randomness import RandomState
-from sluice.memory.host_tensor import HostTensor
+from sluice.memory.slabs import HostTensor
 from sluice.node import calls
 from sluice.node.hidden_rows import DeviceRows, HostRows, OnDevice
 from sluice.node.replay import (
@@ -36,23 +36,20 @@ from sluice.node.step import Step
 
 
 class Modules(Protocol):
-    """The module, or the modules, that a chunked forward computes with."""
+    """The modules, with parameters and buffers, that a forward uses."""
 
     def modules(self) -> Iterator[nn.Module]:
         """Returns all modules that hold its parameters and buffers."""
 
 
 class ChunkedCall:
-    """One forward of a module over all rows, and its backward.
-
-    Belongs to the thread that runs it. What it keeps in the host is freed when
-    backward is over, or when nothing refers to the call any more.
-    """
+    """One forward of a module over all rows, and its backward, of one thread.
+    What it keeps in the host is freed with it, or after backward."""
 
     def __init__(self, step: Step, module: Modules, name: str,
                  chunks: list[range] | None = None):
         self.step, self.module, self.name = step, module, name
-        # The step's chunks, or others if the hidden states are on the device.
+        # The step's chunks, or others if hidden states are on the device.
         self.chunks = chunks or step.chunks
         self._places = step.hidden if chunks is None else OnDevice(
             step.arena, chunks)
@@ -61,22 +58,20 @@ class ChunkedCall:
         self._x: list[HostTensor] = []  # the input's chunks, in the host
         self._random: list[RandomState | None] = []
         self._buffers: list[Snapshot | None] = []
-        # Hashes of the chunks that are compared with their replays.
+        # Hashes of the chunks to compare with their replays.
         self._fingerprints: dict[int, Tensor] = {}
         self._autocast: Any = None
         self._setting: Setting | None = None
         self._owners: list[nn.Module] = []  # modules with buffers
-        # Whether forward may replace buffers; then the replay may, too.
+        # Whether forward, and so the replay, may replace buffers.
         self.may_replace = False
-        # Tensors that a whole module returns in addition to its hidden states,
-        # and in backward their gradients.
+        # Tensors that a whole module returns beside y, and their gradients.
         self.more: Sequence[Tensor] = ()
         self.of_more: Sequence[Tensor] = ()
 
     # --- hooks for subclasses -----------------------------------------------
 
-    def compute(self, m: int, x: Tensor | None,
-                extra: list[Tensor]) -> Tensor:
+    def compute(self, m: int, x: Tensor | None, extra: list[Tensor]) -> Tensor:
         """Runs the module's own forward on chunk `m`; returns y [B, c, H']."""
         raise NotImplementedError
 
@@ -85,25 +80,22 @@ class ChunkedCall:
         return []
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        """Returns (output, gradient) of other outputs of chunk `m`'s replay.
-        """
+        """Returns (output, gradient) of other outputs of the replay of `m`."""
         return []
 
     def run_again(self) -> None:
         """Called before the first replay."""
 
     def compares_parts(self, m: int) -> bool:
-        """Returns whether chunk `m` is also compared in two parts. A chunk
-        that draws random numbers is not, because its parts would draw others.
-        """
+        """Returns whether chunk `m` is also compared in two parts. A chunk that
+        draws random numbers is not: its parts would draw others."""
         return self.is_compared(m) and self.step.checks.in_parts and (
             self._random[m] is None)
 
     def compare_parts(self, m: int, x: Tensor | None, y: Tensor, same: Tensor
                       ) -> bool:
-        """Returns `same`. Raises `Unsupported` if chunk `m`, replayed with
-        input x and output y, gives other results in two parts; see
-        [Note: two parts] in halves."""
+        """Returns `same`. Raises `Unsupported` if chunk `m`, replayed from x to
+        y, differs in two parts ([Note: two parts] in checked_chunks)."""
         return bool(same)
 
     def bits(self, y: Tensor) -> Tensor:
@@ -116,16 +108,15 @@ class ChunkedCall:
             self.step.arena.drop(self._x.pop())
 
     def is_compared(self, m: int) -> bool:
-        """Returns whether the replay of chunk `m` must equal its first forward
-        bit by bit; see [Note: checks] in checked_chunks."""
+        """Returns whether the replay of `m` must equal its first forward bit by
+        bit; see [Note: checks] in checked_chunks."""
         return m in self._fingerprints
 
     # --- forward ------------------------------------------------------------
 
     def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        """Runs all chunks. Returns y [B, S, H'] of x [B, S, H]; x is None if
-        the module makes the first hidden states."""
+        """Returns y [B, S, H'] of x [B, S, H]; x is None before the layers."""
         self._autocast = autocast_now(self.step.device)
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(
@@ -189,8 +180,8 @@ class ChunkedCall:
 
     def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:
-        """Replays all chunks, the last one first. Returns dx and the gradients
-        of the arguments and parameters."""
+        """Replays chunks, last first; returns gradients of x, arguments,
+        weights."""
         dy = self._places.reading(dy, self.name)
         dx = self._places.writing() if needs_x else None
         gradients, leaves = Gradients(found), self.arguments()
@@ -198,8 +189,7 @@ class ChunkedCall:
             leaf.value)) for leaf in leaves]
         self.replays = True
         try:
-            # `engaged` waits for the stream's turn: a forward of another
-            # thread must not see the aliases.
+            # Takes the stream's turn: no other forward may see the aliases.
             with self.step.engaged(), self._as_in_forward(), (
                     gradients.in_place()):
                 self.run_again()
@@ -220,9 +210,8 @@ class ChunkedCall:
 
     @contextlib.contextmanager
     def _as_in_forward(self) -> Iterator[None]:
-        """Within the block the module has the state that it had in its
-        forward. Afterwards random state and the buffers that it writes are as
-        before."""
+        """Within the block the module has the state of its forward; afterwards
+        random state and the buffers that it writes are as before."""
         random = RandomState(self.step.device)
         now = Snapshot(self.step.written_by(self.module))
         try:
@@ -233,11 +222,9 @@ class ChunkedCall:
             random.restore()
             now.restore()
 
-    def _backward_chunk(self, m: int, dy: DeviceRows | HostRows,
-                        needs_x: bool, of_arguments: list[Tensor]
-                        ) -> Tensor | None:
-        """Replays chunk `m` and runs its backward. Returns dx [B, c, H], or
-        None if there is no input x."""
+    def _backward_chunk(self, m: int, dy: DeviceRows | HostRows, needs_x: bool,
+                        of_arguments: list[Tensor]) -> Tensor | None:
+        """Replays chunk `m`, and runs its backward; returns dx [B, c, H]."""
         x, rows = self._input(m, needs_x), self.chunks[m]
         leaves = self.arguments()
         extra = [cut(leaf, rows).detach().requires_grad_() for leaf in leaves]
@@ -279,7 +266,6 @@ class ChunkedCall:
         self._buffers[m].restore()
 
     def _keep(self, source: DeviceRows | HostRows, m: int) -> None:
-        """Keeps the input's chunk `m` in the host until `_drop_input`."""
         self._x.append(source.keep(m))
 
     def _drop_input(self) -> None:
@@ -295,9 +281,8 @@ class ChunkedCall:
 
 
 class _Node(torch.autograd.Function):
-    """Autograd node of the call in the user's graph. Inputs are x, the
-    arguments that need a gradient, and the parameters themselves, which FSDP2
-    refills in place."""
+    """The call in the user's graph. Inputs are x, the arguments that need a
+    gradient, and the parameters themselves, which FSDP2 refills in place."""
 
     @staticmethod
     def forward(ctx, call: ChunkedCall, found: list[Slot], extra: int,
@@ -341,6 +326,5 @@ def run(call: ChunkedCall, x: Tensor | None) -> Tensor:
 
 
 def version_of(x: Tensor | None) -> int | None:
-    """Returns a number that changes when x is written in place; None for
-    inference tensors, which have no version."""
+    """Returns a number that a write into x changes; None in inference."""
     return None if x is None or x.is_inference() else x._version

@@ -1,15 +1,17 @@
-"""Replaces eager attention, which a layer computes itself as softmax(q k^T *
-scale + mask) v.
+"""Replaces attention that a layer computes with torch: by
+F.scaled_dot_product_attention, or as softmax(q k^T * scale + mask) v. Models
+that do not call attention through transformers' registry, or that make their
+own masks, still do that.
 
 [Note: scores that are not computed]
-Such a layer makes no attention call that the stream could answer, and its
+A layer of the second kind makes no call that the stream could answer, and its
 scores of all rows with all keys would not fit into memory. So the product of a
-chunk's q and k is not computed: a `Scores` stands for the product and records
-what the layer does with it (a scale, a mask, the softmax). When the layer
-multiplies the `Scores` with v, all arguments of an attention call are known.
-If the layer uses the product for something else, the product is computed then.
-Operations on scores that attention over chunks does not support (a bias, a
-mask of unknown origin) are refused.
+chunk's q and k is not computed: a `Scores` stands for it and records what the
+layer does with it (a scale, a mask, the softmax). When the layer multiplies the
+`Scores` with v, all arguments of an attention call are known. If the layer uses
+the product for something else, it is computed then. Operations on scores that
+attention over chunks does not support (a bias, a mask of unknown origin) are
+refused.
 """
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from sluice.attention import blocks
 from sluice.attention.intervals import Intervals
@@ -32,11 +36,47 @@ from sluice.node.step import current
 from sluice.plan.products import storage
 
 
+class Cut(TorchFunctionMode):
+    """Within the block, the stream computes the running layer's attention."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        if any(issubclass(t, Scores) for t in types):
+            return apply(func, args, kwargs)
+        scores = product(func, args, kwargs)
+        plain = None if scores is None else current().plain
+        if plain is not None:
+            plain.writes_scores()
+        return func(*args, **kwargs) if scores is None else scores
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor,
+               attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+               is_causal: bool = False, scale: float | None = None,
+               enable_gqa: bool = False) -> Tensor:
+    """Stands in for F.scaled_dot_product_attention, for q [B, H, c, D], k [B,
+    Hkv, c, D], v [B, Hkv, c, Dv] of one chunk: [B, H, c, Dv]."""
+    call = running()
+    name = type(call.module).__name__
+    if dropout_p:
+        refuse_dropout(call.module, dropout_p)
+    if query.dim() != 4 or key.shape[2] != query.shape[2]:
+        raise Unsupported(name, f"attention of q {tuple(query.shape)} to k "
+                          f"{tuple(key.shape)} in one chunk")
+    # Models pass no is_causal for a single row, which sees itself anyway.
+    one = attn_mask is None and query.shape[2] == 1
+    seen = current().mask_of(call.module, attn_mask, is_causal or one)
+    scores = blocks.Scores(query.shape[-1] ** -0.5 if scale is None else scale)
+    query, key, value = one_dtype(query, key, value)
+    return call.attend(query, key, value, seen, scores, None)
+
+
 @dataclass(frozen=True, eq=False)
 class Scores(Standing):
-    """Placeholder for scores [B, H, c, c], or [B * H, c, c], of one chunk's
-    rows with its own keys, and after the softmax for attention's weights.
-    Immutable.
+    """Stands for scores [B, H, c, c], or [B * H, c, c], of one chunk's rows
+    with its own keys, and after the softmax for attention's weights. Immutable.
 
     q is [B, H, c, D], or [B * H, c, D]; k like q, or with one head for all.
     """
@@ -155,8 +195,6 @@ class Scores(Standing):
     __truediv__ = true_divide = truediv = div
     __add__ = __radd__ = radd = add
 
-    # --- helpers -------------------------------------------------------------
-
     def masked(self, mask: Tensor) -> Scores:
         if mask.dim() > self.dim():  # it would add a dimension to the scores
             self.computed("add", never=True)
@@ -167,8 +205,8 @@ class Scores(Standing):
         return replace(self, seen=(*self.seen, found))
 
     def computed(self, name: str, never: bool = False) -> Tensor:
-        """Computes the scores for the operation `name`. Raises `Unsupported`
-        if they have a mask or a softmax already, or if `never`."""
+        """Computes the scores for the operation `name`. Raises `Unsupported` if
+        they have a mask or a softmax already, or if `never`."""
         if never or not self._is_bare():
             raise Unsupported(
                 _layer(), f"attention written out with '{name}' of its scores "
@@ -183,8 +221,8 @@ class Scores(Standing):
         return not self.seen and not self.weights and self.times is None
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """Returns x [B * H, c, D] as [B, H, c, D], or with one head per batch
-        row if B and H are not known; x itself if it is 4-D."""
+        """Returns [B * H, c, D] as [B, H, c, D], or with one head per batch row
+        if B and H are not known; x itself if it is 4-D."""
         if x.dim() == 4:
             return x
         return x[:, None] if self.heads is None else x.view(
@@ -208,8 +246,7 @@ class Scores(Standing):
 
 def product(func: Callable, args: tuple, kwargs: dict[str, Any]
             ) -> Scores | None:
-    """Returns a placeholder for the scores q k^T if this call of torch
-    computes them, else None."""
+    """Returns a placeholder for the scores q k^T if this call computes them."""
     scale, biased = 1.0, False
     args = (*args, *(kwargs[name] for name in ("batch1", "batch2")
                      if name in kwargs))
@@ -238,8 +275,8 @@ def product(func: Callable, args: tuple, kwargs: dict[str, Any]
 
 
 def apply(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Runs a torch function on arguments with `Scores` among them: by the
-    method of `Scores` if there is one, else on the computed scores."""
+    """Runs a torch function with `Scores` among its arguments: by their method
+    if there is one, else on the computed scores."""
     name = getattr(func, "__name__", str(func))
     if name.endswith("_") and not name.endswith("__"):
         if isinstance(args[0], Scores):
@@ -301,14 +338,10 @@ def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
     whole = seen[0]
     for other in seen[1:]:
         if other is not whole:
-            whole = current().once(
-                ("both", id(whole), id(other)),
-                functools.partial(_both, whole, other))
+            key = "both", id(whole), id(other)
+            whole = current().once(key, functools.partial(
+                whole.both, other, current().padding))
     return whole
-
-
-def _both(a: Intervals, b: Intervals) -> Intervals:
-    return a.both(b, current().padding)
 
 
 # Masks that a layer slices from a buffer [..., M, M] of its own.
@@ -330,8 +363,8 @@ def _is_complement(value: Any, times: Tensor) -> bool:
 
 
 def _intervals_of(view: Any) -> Intervals | None:
-    """Returns the mask of all rows if `view` is a slice of a buffer
-    [..., M, M] of the running layer, of its first rows and keys; else None."""
+    """Returns the mask of all rows if `view` is a slice of a buffer [..., M, M]
+    of the running layer, of its first rows and keys; else None."""
     if not isinstance(view, Tensor) or view.dim() < 2:
         return None
     for buffer in running().module.buffers():

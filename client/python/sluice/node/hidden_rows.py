@@ -4,10 +4,10 @@ tensor on the device, or as chunks in host memory behind a stand-in.
 [Note: stand-ins]
 With hidden states in the host, the tensors that layers pass to each other in
 the user's graph, and their gradients, are stand-ins: tensors of the right
-shape, dtype and device with one element in memory. Our nodes find the chunks
-of a stand-in by its storage, and read each chunk once. The element is NaN, so
-that a value computed from a stand-in cannot be mistaken for a result. Such a
-value has other storage, so the next node refuses it.
+shape, dtype and device with one element in memory. Our nodes find the chunks of
+a stand-in by its storage, and read each chunk once. The element is NaN, so that
+a value computed from it cannot be mistaken for a result; such a value has other
+storage, so the next node refuses it.
 
 If the user passes layers and a group, the layers have stand-ins too, wherever
 the hidden states are: the user's code between them must see the shape of the
@@ -26,8 +26,7 @@ from sluice.memory.arena import HostArena, HostTensor
 
 def stand_in(shape: Sequence[int], dtype: torch.dtype,
              device: torch.device) -> Tensor:
-    """Returns a tensor of this shape with one element in memory; see
-    [Note: stand-ins]."""
+    """Returns a tensor of this shape with one element in memory."""
     made = torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype,
                                device=device)
     # Torch's anomaly mode would report its NaN.
@@ -80,16 +79,8 @@ class StandingRows(DeviceRows):
         super().__init__(place.arena, place.chunks)
         self._place = place
 
-    @property
-    def shape(self) -> torch.Size:
-        return self._tensor.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._tensor.dtype
-
     def tensor(self) -> Tensor:
-        return self._place.standing(self)
+        return self._place.standing(self, self._tensor.shape, self._tensor.dtype)
 
 
 class HostRows:
@@ -110,9 +101,7 @@ class HostRows:
 
     def write(self, m: int, part: Tensor) -> None:
         part = part.detach()
-        self.shape = (part.shape[0], self._place.chunks[-1].stop,
-                      *part.shape[2:])
-        self.dtype = part.dtype
+        self._shape, self._dtype = part.shape, part.dtype
         self._kept[m] = self._place.arena.put(part)
 
     def prefetch(self, m: int) -> None:
@@ -127,7 +116,7 @@ class HostRows:
 
     def tensor(self) -> Tensor:
         """Returns a stand-in, valid until `InHost.reading` gets it."""
-        return self._place.standing(self)
+        return self._place.standing(self, self._shape, self._dtype)
 
 
 # Keeps the hidden states of one step on the device, without stand-ins.
@@ -146,10 +135,7 @@ class OnDevice:
 
 class Standing:
     """Keeps the hidden states of one step behind stand-ins, on the device.
-
-    Args:
-        length: rows of a stand-in; None: those of the chunks.
-    """
+    `length`: rows of a stand-in; None: those of the chunks."""
 
     in_host = False
 
@@ -161,8 +147,8 @@ class Standing:
         self._standing: dict[int, tuple[Tensor, Rows]] = {}
 
     def reading(self, x: Tensor, name: str) -> Rows:
-        """Removes the rows behind the stand-in `x` and returns them, so each
-        stand-in can be read once. `name`: the module that reads them."""
+        """Removes and returns the rows behind the stand-in `x`, which can be
+        read once. `name`: the module that reads them."""
         found = self._standing.pop(x.untyped_storage().data_ptr(), None)
         if found is None or found[0].shape != x.shape:
             raise Unsupported(
@@ -178,10 +164,11 @@ class Standing:
         """Frees unread rows, even if something still holds the step."""
         self._standing.clear()
 
-    def standing(self, rows: Rows) -> Tensor:
-        batch, _, *width = rows.shape
-        made = stand_in((batch, self._length, *width), rows.dtype,
-                        self.device)
+    def standing(self, rows: Rows, shape: Sequence[int], dtype: torch.dtype
+                 ) -> Tensor:
+        """Returns a stand-in for rows of this shape but for their number."""
+        batch, _, *width = shape
+        made = stand_in((batch, self._length, *width), dtype, self.device)
         # Detached, because this reference must not keep the graph.
         self._standing[made.untyped_storage().data_ptr()] = (
             made.detach(), rows)
@@ -214,8 +201,7 @@ class Whole(torch.autograd.Function):
 
 
 class Parted(torch.autograd.Function):
-    """Splits one tensor [B, S, H] on the device into chunks behind a stand-in:
-    its rows `rows[m]` are chunk m. The gradient of other rows is 0."""
+    """Splits a tensor into chunks behind a stand-in: the reverse of `Whole`."""
 
     @staticmethod
     def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:
@@ -224,16 +210,14 @@ class Parted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        return None, None, _joined(ctx.place, ctx.rows, dy,
-                                   "the layers' input")
+        return None, None, _joined(ctx.place, ctx.rows, dy, "the layers' input")
 
 
 def is_stand_in(x: Tensor) -> bool:
     return x.numel() > 1 and not any(x.stride())
 
 
-def _joined(place: Standing, rows: list[range], x: Tensor,
-            name: str) -> Tensor:
+def _joined(place: Standing, rows: list[range], x: Tensor, name: str) -> Tensor:
     source = place.reading(x, name)
     few = sum(map(len, rows)) < x.shape[1]
     out = (torch.zeros if few else torch.empty)(

@@ -1,23 +1,21 @@
 """Runs a decoder layer as one autograd node: the user's own module, chunk by
-chunk (see [Note: chunked module]), with attention over all chunks, which are
-in host memory.
-
-In forward the layer's attention goes through `over_chunks.Attend`; the replay
-gets attention's results from the kept (o, lse).
+chunk ([Note: chunked module]), with attention over all chunks, which are in
+host memory. In forward it goes through `over_chunks.Attend`; the replay gets
+attention's results from the kept (o, lse).
 
 [Note: run again]
-Attention's k, v, o and lse of the first chunks need not be kept until
-backward: causal rows see only earlier rows, so before its first replay a layer
-can run its own forward once more on these chunks, from their inputs, in the
-first forward's order. So these tensors exist for one layer at a time. For a
-fraction f of the rows this costs f^2 of attention's forward and f of the rest.
+Attention's k, v, o and lse of the first chunks need not be kept until backward:
+causal rows see only earlier rows, so before its first replay a layer can run
+its own forward once more on these chunks, from their inputs, in the first
+forward's order. So these tensors exist for one layer at a time. For a fraction
+f of the rows this costs f^2 of attention's forward and f of the rest.
 """
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +30,8 @@ from sluice.base.errors import NoAttention, Unsupported
 from sluice.base.hashing import of_tensor
 from sluice.node import calls, carried_state, chunked_module, skipped_products
 from sluice.node.carried_state import Cache, Carried
-from sluice.node.halves import TwoParts
-from sluice.node.row_numbers import Numbered
-from sluice.node.rows import Leaf, cut
+from sluice.node.checked_chunks import TwoParts
+from sluice.node.rows import Arguments, Leaf, Numbered, cut
 from sluice.node.shared_tensors import Handing
 from sluice.node.skipped_products import Following, Spared
 from sluice.node.step import Step
@@ -49,31 +46,18 @@ def running() -> LayerCall | None:
     return getattr(_running, "call", None)
 
 
-class Given(Protocol):
-    """A layer's arguments other than its hidden states."""
-
-    hands: bool
-
-    def differentiable(self) -> list[Leaf]: ...
-
-    def chunk(self, rows: range, replaced: list[Tensor]
-              ) -> tuple[tuple, dict[str, Any]]: ...
-
-
 # One call of a streamed layer: its forward over all chunks, and its backward.
 class LayerCall(chunked_module.ChunkedCall):
     def __init__(self, step: Step, layer: nn.Module, own: Callable,
-                 arguments: Given):
+                 arguments: Arguments):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
-        # Number of outputs besides the hidden states, each of which is None;
-        # None if the layer returns no tuple.
+        # Number of outputs beside y, each of them None; None: no tuple.
         self._beside: int | None = None
         self._chunk = self._site = 0  # of the running forward
         self.biased = False  # a bias was added to possible scores
         self._rows = step.chunks[0]  # of the running forward
-        # Set in a replay that is compared with its forward; `_compared` only
-        # while a part of the chunk runs.
+        # Set in a compared replay; `_compared` while a part of the chunk runs.
         self._parts: TwoParts | None = None
         self._compared: tuple[TwoParts, range] | None = None
         self._batch = 0  # sequences
@@ -176,8 +160,7 @@ class LayerCall(chunked_module.ChunkedCall):
         return y
 
     def _weighing(self) -> contextlib.AbstractContextManager:
-        """Measures what a replay saves for backward; see [Note: plain layers]
-        in plain_layers."""
+        """Measures what a replay saves for backward (plain_layers)."""
         if self.step.plain is None or not self.replays:
             return contextlib.nullcontext()
         return self.step.plain.weighing(self.module,
@@ -201,7 +184,6 @@ class LayerCall(chunked_module.ChunkedCall):
 
     def _run(self, x: Tensor, extra: list[Tensor],
              cache: Cache | None = None) -> Any:
-        """Runs the layer's own forward on the rows `_rows`."""
         args, kwargs = self._arguments.chunk(self._rows, extra)
         if self._carried is not None:
             kwargs[self._carried.argument] = cache or self._carried.cache
@@ -213,8 +195,7 @@ class LayerCall(chunked_module.ChunkedCall):
     def as_running(self) -> contextlib.AbstractContextManager:
         return swapped.attributes(_running, call=self)
 
-    def compare_parts(self, m: int, x: Tensor, y: Tensor, same: Tensor
-                      ) -> bool:
+    def compare_parts(self, m: int, x: Tensor, y: Tensor, same: Tensor) -> bool:
         parts, self._parts = self._parts, None
         assert parts is not None  # the replay created them
         cache = None
@@ -229,8 +210,7 @@ class LayerCall(chunked_module.ChunkedCall):
                     swapped.attributes(self.handing, part=part)):
                 out = self._run(
                     x.detach()[:, part.start:part.stop].contiguous(),
-                    [cut(leaf, self._rows) for leaf in self.arguments()],
-                    cache)
+                    [cut(leaf, self._rows) for leaf in self.arguments()], cache)
             parts.compare(part, out[0] if isinstance(out, (tuple, list)) else (
                 out), y)
         if cache is not None:
@@ -242,25 +222,23 @@ class LayerCall(chunked_module.ChunkedCall):
             self._side.watching())
 
     def _numbering(self) -> contextlib.AbstractContextManager:
-        """Numbers the rows; see [Note: numbered rows] in row_numbers."""
+        """See [Note: numbered rows] in rows."""
         if self.module not in self.step.numbered:
             return contextlib.nullcontext()
         within = self._rows.start - self.step.chunks[self._chunk].start
         return Numbered(len(self._rows), self.step.first_row + within + (
-            self.step.own_rows(self._chunk).start))
+            self.step.own[self._chunk].start))
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        pair = None if self._side is None else self._side.pair(
-            m, self._batch)
+        pair = None if self._side is None else self._side.pair(m, self._batch)
         return [*([] if pair is None else [pair]), *(
             pair for of in (self._carried, self.handing) if of is not None
             for pair in of.pairs())]
 
     def _sparing(self, x: Tensor, extra: list[Tensor]
                  ) -> contextlib.AbstractContextManager:
-        """Skips products in a replay, or tracks the replay to find products
-        that later ones can skip; see [Note: spared products] in
-        skipped_products."""
+        """Skips products in a replay, or tracks it to find products that later
+        ones can skip; see [Note: spared products] in skipped_products."""
         if not self.replays:
             return contextlib.nullcontext()
         if self._spared is None:
@@ -322,8 +300,7 @@ class LayerCall(chunked_module.ChunkedCall):
             return parts.attend(part, self._site - 1, q, k, v)
         if self._following is not None:
             self._following.attends(k, v)
-        self.step.attended.add((q.shape[1], k.shape[1], q.shape[3],
-                                v.shape[3]))
+        self.step.attended.add((q.shape[1], k.shape[1], q.shape[3], v.shape[3]))
         with (contextlib.nullcontext() if self._products is None else
               self._products.paused()):
             o = attend(self.step.ranks, Question(

@@ -4,11 +4,10 @@ added up inside the matrix product.
 [Note: added inside] Autograd creates a gradient of each weight for each chunk
 and adds it to the sum: this reads and writes the weight's size three more
 times, and a chunk has few rows compared with its weights. So plain linear
-layers run in a replay as a node of ours, with a backward that adds its product
-to the existing sum within the multiplication. This is torch's own sum, `.grad`
-of the weight's alias, to which torch may add other gradients. The gradient is
-returned to torch instead if no sum exists (first chunk), if the weight is no
-leaf or has a hook, and within torch.autograd.grad.
+layers run in a replay as nodes of ours. Their backward adds its product, within
+the multiplication, to torch's own sum, `.grad` of the weight's alias. The
+gradient is returned to torch instead if no sum exists (first chunk), if the
+weight is no leaf or has a hook, and within torch.autograd.grad.
 """
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class Product(torch.autograd.Function):
                 make: Callable) -> Tensor:
         ctx.save_for_backward(x, weight)
         y = make(x, weight, bias)
-        # The layer may write the result in place, and torch refuses that for a
-        # view that a node returns.
+        # The layer may write it in place, which torch refuses for a view.
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
@@ -59,8 +57,7 @@ class Product(torch.autograd.Function):
 
 def _of_weight(ctx: Product, rows: Tensor, x: Tensor, weight: Tensor
                ) -> Tensor | None:
-    """Returns the weight's gradient, or None if it was added to `.grad`; see
-    [Note: added inside]."""
+    """Returns the weight's gradient, or None if it was added to `.grad`."""
     x = x.reshape(-1, x.shape[-1])
     if not weight.is_leaf or weight.grad is None or (
             weight._backward_hooks or weight._post_accumulate_grad_hooks
@@ -71,16 +68,14 @@ def _of_weight(ctx: Product, rows: Tensor, x: Tensor, weight: Tensor
 
 
 def _would_be_added(ctx: Product) -> bool:
-    """Returns whether torch would add the gradient to `.grad`; within
-    torch.autograd.grad it does not."""
+    """Returns whether torch would add the gradient to `.grad`."""
     try:
         return torch._C._will_engine_execute_node(ctx.next_functions[1][0])
     except RuntimeError:  # raised within torch.autograd.grad
         return False
 
 
-def in_place(owners: Iterable[nn.Module]
-             ) -> contextlib.AbstractContextManager:
+def in_place(owners: Iterable[nn.Module]) -> contextlib.AbstractContextManager:
     """Within the block, plain linear layers among these run as `Linear`."""
     return swapped.items(*(
         (vars(m), "forward", Linear(m)) for m in dict.fromkeys(owners)
@@ -95,7 +90,7 @@ def is_plain(module: nn.Module) -> bool:
 
 def is_plain_call(layer: nn.Linear, x: Tensor) -> bool:
     """Returns whether the call has no cast, functorch transform, tracing or
-    tensor subclass."""
+    subclass."""
     return type(x) in (Tensor, nn.Parameter) and (
         x.dtype == layer.weight.dtype) and not (
             torch.is_autocast_enabled(x.device.type)

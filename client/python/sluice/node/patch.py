@@ -20,13 +20,13 @@ _UNCOMPILED = (
 
 
 class Patch:
-    """Replaces `module.forward` until `undo`. `own` is the module's former
-    forward; `before` is the former instance attribute `forward`, or None.
+    """Replaces `module.forward` until `undo`. `own` is the former forward;
+    `before` the former instance attribute `forward`, or None.
 
     A patch is not a method, because methods are copied with a module, and a
-    copy of a streamed model must get its own forwards back: it is not
-    streamed. A patch has `__func__` for code that treats it as a method
-    (accelerate wraps the function of a method, and binds it again).
+    copy of a streamed model must get its own forwards back: it is not streamed.
+    It has `__func__` for code that treats it as a method (accelerate wraps the
+    function of a method, and binds it again).
     """
 
     def __init__(self, module: nn.Module, forward: Callable,
@@ -56,11 +56,9 @@ class Patch:
         module.forward = self
 
     def _of(self, module: nn.Module) -> Callable:
-        """Returns the forward of the module that the function is bound to.
-        That may be a copy with its own weights, which is not streamed, or one
-        that shares the weights (by compile_regions). The latter gets the
-        streamed module's forward, because its own modules would run
-        unstreamed."""
+        """Returns the forward of a copy of the module, which is not streamed,
+        or, if it shares the weights (by compile_regions), the streamed forward,
+        because its own modules would run unstreamed."""
         if module is self.module:
             return self
         mine, others = (next(m.parameters(), None) for m in (

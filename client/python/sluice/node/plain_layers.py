@@ -1,25 +1,19 @@
-"""Runs layers plain, that is as without a stream: autograd keeps their
-tensors, and nothing is replayed.
+"""Runs layers plain, that is as without a stream: autograd keeps their tensors,
+and nothing is replayed (client/python/DESIGN.md, "Layers that fit").
 
 [Note: plain layers]
-A layer need not be streamed if its tensors fit on the device. Its own forward
-then runs once, on all rows, with the model's own attention and mask; nothing
-is copied or recomputed. The first step is streamed, and so is each step of
-more tokens than any before it, because its peak is not known. In other steps a
-layer runs plain if there is room for the bytes that it and all later layers
-keep, plus once more the largest of these, because a layer's backward needs
-about as much working memory. The last layers are preferred, because their
-backward runs first: their memory is free again when the streamed layers'
+The first step is streamed, and so is each step of more tokens than any before
+it, because its peak is not known. In other steps a layer runs plain if there is
+room for the bytes that it and all later layers keep, plus once more the largest
+of these as working memory of a backward. The last layers are preferred: their
+backward runs first, so their memory is free again when the streamed layers'
 backward begins.
 
-The first call of each kind of layer with a sequence of a new length measures
-what the layer keeps: it runs under saved_tensors_hooks, which drop all saved
-tensors once they exceed the room. A layer is tried only if the bytes that its
-replay in chunks saved, and the scores and masks [S, S] that the model's own
-attention writes, suggest that it fits.
-
-A GPU's room is the memory that the streamed step's peak leaves, less a
-sixteenth of the total for fragmentation.
+The first call of each kind of layer with a sequence of a new length runs under
+saved_tensors_hooks, which measure what it keeps and drop all saved tensors once
+they exceed the room. A layer is tried only if the bytes that its replay in
+chunks saved, and the scores and masks [S, S] that the model's own attention
+writes, suggest that it fits.
 """
 from __future__ import annotations
 
@@ -42,10 +36,9 @@ from sluice.node.replay import Snapshot
 STREAMED = object()  # returned if the layer, decoder or head must be streamed
 _UNBOUNDED = sys.maxsize
 _SPARE = 16  # 1 / _SPARE of a GPU's memory stays free
-# Room that a layer needs, a layer that writes out scores [S, S], and a head,
-# as multiples of the bytes that each keeps. Working memory is as much as the
-# kept bytes, or twice that if scores, or logits, have their own softmax and
-# gradient.
+# Room that a layer, one that writes out scores [S, S], and a head need, as
+# multiples of the bytes that each keeps: working memory is as much, or twice
+# that if scores, or logits, have their own softmax and gradient.
 _LAYER, _WRITES, _HEAD = 2, 3, 3
 _REPLAYED = 0.875  # a replay saves (o, lse) in fp32: up to a tenth more
 
@@ -62,10 +55,7 @@ class Size(NamedTuple):
 @dataclass(eq=False)
 class _Graph:
     """Lives as long as the autograd graph of layers or a head that ran plain.
-
-    Attributes:
-        nbytes: bytes that the graph keeps; 0 once its backward has begun.
-    """
+    `nbytes`: what it keeps; 0 once its backward has begun."""
 
     nbytes: int
 
@@ -74,12 +64,8 @@ class _Graph:
 
 
 class _Noting:
-    """Measures what a forward saves in addition to `known` tensors.
-
-    Attributes:
-        size: bytes saved. Not exact if they exceed `limit`: then nothing is
-            kept.
-    """
+    """Measures what a forward saves in addition to `known` tensors: `size`, not
+    exact if that exceeds `limit`; then nothing is kept."""
 
     def __init__(self, known: Iterable[Tensor], limit: int):
         self._limit, self.size = limit, Size(0, True)
@@ -87,9 +73,8 @@ class _Noting:
         self._boxes: list[list[Tensor]] = []  # tensors that the graph saved
 
     def run(self, own: Callable[[], Any]) -> Any:
-        """Returns the result of `own`, or STREAMED if it saves more than the
-        limit. `own` runs to its end even then, because torch leaks the tensor
-        for which a hook raises an exception."""
+        """Returns the result of `own`, or STREAMED if that saves more than the
+        limit. It runs to its end: torch leaks a tensor if its hook raises."""
         with saved_tensors_hooks(self._pack, lambda box: box[0]):
             out = own()
         self._boxes.clear()
@@ -109,14 +94,9 @@ class _Noting:
 
 
 class Room:
-    """Limits the device memory that plain runs of one stream keep.
-
-    Thread safety: used in the stream's turn.
-
-    Args:
-        hbm: maximum bytes; None: what streamed steps leave free on a GPU.
-        say: called with messages for the user.
-    """
+    """Limits the device memory that plain runs of one stream keep; used in the
+    stream's turn. `hbm`: maximum bytes; None: what streamed steps leave free on
+    a GPU. `say` prints a message for the user."""
 
     def __init__(self, hbm: int | None, device: torch.device,
                  say: Callable[[str], object]):
@@ -170,8 +150,7 @@ class Room:
         self._peak = max(self._peak, nbytes)
 
     def find(self, key: Hashable, shape: tuple[int, int]) -> Size | None:
-        """Returns the size noted for this shape or, failing that, for the
-        shortest length that is at most an eighth longer; else None."""
+        """Returns the size at this length or up to an eighth more, or None."""
         batch, length = shape
         return min(((s, size) for (b, s), size in self._sizes.get(
             key, {}).items() if b == batch and length <= s <= length * 9 // 8),
@@ -186,8 +165,7 @@ class Room:
             y.grad_fn.register_prehook(graph.over)
             self._graphs.add(graph)
 
-    def ran_out(self, keys: Iterable[Hashable], shape: tuple[int, int]
-                ) -> None:
+    def ran_out(self, keys: Iterable[Hashable], shape: tuple[int, int]) -> None:
         """Makes runs of these keys in that shape streamed from now on."""
         for key in keys:
             self.note(key, shape, Size(_UNBOUNDED, False))
@@ -218,8 +196,7 @@ class Forward:
 
     @contextlib.contextmanager
     def weighing(self, layer: nn.Module, rows: int) -> Iterator[None]:
-        """Wraps the replay of some rows of a layer, and measures what it
-        saves, once for each kind of layer."""
+        """Measures what a replay of some rows saves, once per kind of layer."""
         kind = self._kinds[layer]
         if kind not in self._to_weigh:
             yield
@@ -247,9 +224,9 @@ class Forward:
               own: Callable[[], Any], written: Written,
               scores: Callable[[bool], int] = lambda _: 0) -> Any:
         """Returns the result of `own`, the layer's own forward of x [B, S, H]
-        and other arguments `given`; STREAMED if there is no room for it.
-        `scores` returns the bytes of tensors [S, S] that the layer's attention
-        makes, given whether that writes scores out."""
+        and arguments `given`, or STREAMED. `scores` returns the bytes of
+        tensors [S, S] that the layer's attention makes, given whether it writes
+        scores."""
         if self._left <= 0:
             return STREAMED
         if not self._keys:
@@ -281,9 +258,8 @@ class Forward:
 
     def layers(self, key: Hashable, own: Callable[[], Any], written: Written
                ) -> Any:
-        """Returns the result of `own`, the decoder's own forward, if all
-        layers fit. Returns STREAMED if not, or if they have not yet all run
-        plain under that `key`."""
+        """Returns the result of `own`, the decoder's own forward, if all layers
+        fit and have all run plain under that `key`, else STREAMED."""
         keys = self._room.all.get(key, ())
         known = self._known(keys)
         if not keys or len(known) < len(keys) or (
@@ -295,9 +271,8 @@ class Forward:
 
     def head(self, key: Hashable, own: Callable[[], Any],
              known: Callable[[], list], row: int) -> Any:
-        """Returns the result of `own`, the head's own forward of all rows, if
-        there is room for it, else STREAMED. `row`: minimum bytes kept per row.
-        """
+        """Returns the result of `own`, the head's own forward of all rows, or
+        STREAMED if it does not fit. `row`: minimum bytes kept per row."""
         return self._tried(key, own, (), _HEAD, known,
                            row * math.prod(self._shape))
 
@@ -310,9 +285,8 @@ class Forward:
 
     def _tried(self, key: Hashable, own: Callable[[], Any], written: Written,
                parts: int, known: Callable[[], list], least: int) -> Any:
-        """Runs `own` if there is room for `parts` times the bytes that it
-        keeps; else returns STREAMED. Until these bytes are measured, `least`
-        is a lower bound of them."""
+        """Runs `own` if there is room for `parts` times the bytes that it keeps
+        (at least `least`, until measured); else returns STREAMED."""
         size = self._room.find(key, self._shape)
         if (least if size is None else size.nbytes) * parts > self._left:
             return STREAMED
@@ -324,9 +298,8 @@ class Forward:
 
     def _run(self, keys: Sequence[Hashable], own: Callable[[], Any],
              written: Written, kept: int | _Noting) -> Any:
-        """Runs `own`; returns STREAMED, with random state and buffers
-        restored, if it ran out of memory. `kept`: bytes that its graph keeps,
-        or their meter."""
+        """Runs `own`; returns STREAMED, with random state and buffers restored,
+        if it runs out of memory. `kept`: bytes of its graph, or their meter."""
         random, before = RandomState(self._room.device), Snapshot(written)
         try:
             if isinstance(kept, _Noting):
@@ -349,8 +322,8 @@ class Forward:
 
 def _keys(layers: Iterable[nn.Module], kinds: dict[nn.Module, int], x: Tensor
           ) -> Iterator[tuple[nn.Module, Hashable]]:
-    """Yields a key for each layer. Layers with equal keys keep the same number
-    of bytes for an input like x, that of the first layer."""
+    """Yields a key for each layer. Layers with equal keys keep the same bytes
+    for an input like x, that of the first layer."""
     needs, cast = x.requires_grad, cast_of(x.device)
     for layer in layers:
         trained = tuple(p.requires_grad for p in layer.parameters())

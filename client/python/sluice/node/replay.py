@@ -3,11 +3,10 @@ parameters by leaves and restores buffers (`setting` restores attributes).
 
 [Note: aliases]
 The replay of a layer runs autograd once per chunk. On the real parameters this
-would fire the hooks of DDP, FSDP and optimizers once per chunk, and add
-partial gradients into `.grad` in the parameter's own dtype. So the replay uses
-detached aliases in their place; their gradients are summed in fp32, by
-autograd itself if they are fp32 already, and the layer's autograd node returns
-each sum once.
+would fire the hooks of DDP, FSDP and optimizers once per chunk, and add partial
+gradients into `.grad` in the parameter's own dtype. So the replay uses detached
+aliases; their gradients are summed in fp32, by autograd itself if they are fp32
+already, and the layer's node returns each sum once.
 """
 from __future__ import annotations
 
@@ -24,9 +23,8 @@ from sluice.node import linears
 
 
 class Slot(NamedTuple):
-    """Where a module holds a parameter. `trained`: whether the parameter
-    needed a gradient when the slot was made; it may be frozen before backward.
-    """
+    """Where a module holds a parameter. `trained`: whether that needed a
+    gradient when the slot was made; it may be frozen before backward."""
 
     owner: nn.Module
     name: str
@@ -35,9 +33,8 @@ class Slot(NamedTuple):
 
 
 def slots(module: nn.Module) -> list[Slot]:
-    """Returns every place under `module` that holds a parameter; a tied one
-    has several places. Includes frozen parameters, because functional_call may
-    replace them."""
+    """Returns every place under `module` that holds a parameter; a tied one has
+    several. Includes frozen ones, which functional_call may replace."""
     return [Slot(owner, name, parameter, parameter.requires_grad)
             for owner in module.modules()
             for name, parameter in owner._parameters.items()
@@ -68,10 +65,9 @@ def nodes(y: Tensor) -> Iterator[Any]:
 
 def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]
                     ) -> contextlib.AbstractContextManager:
-    """Makes the module compute with `others`, which has tensors by the id of
-    the parameter that each replaces; a parameter without an entry is put back.
-    All of them are nn.Parameter, because torch's parametrizations would turn
-    anything else into a buffer."""
+    """Makes the module compute with `others`, tensors by the id of the
+    parameter that each replaces, or with the parameter. All are nn.Parameter:
+    torch's parametrizations would turn others into buffers."""
     return swapped.items(*(
         (s.owner._parameters, s.name, others.get(id(s.parameter), s.parameter))
         for s in found))
@@ -110,8 +106,7 @@ class Gradients:
             yield
 
     def take(self) -> list[Tensor | None]:
-        """Returns the sums, in the order of `distinct`; None for a parameter
-        that got no gradient."""
+        """Returns the sums, as `distinct` orders them; None: no gradient."""
         return [self._sums[id(p)].to(p.dtype) if id(p) in self._sums else
                 self._aliases[id(p)].grad for p in self._parameters]
 
@@ -119,10 +114,9 @@ class Gradients:
 # Detects buffers that were written or replaced since this object was made.
 class Buffers:
     def __init__(self, owners: Iterable[nn.Module]):
-        self._held = [(owner, name, buffer, buffer._version)
-                      for owner in owners
-                      for name, buffer in owner._buffers.items()
-                      if buffer is not None]
+        self._held = [(owner, name, buffer,
+                       buffer._version) for owner in owners for name,
+                      buffer in owner._buffers.items() if buffer is not None]
 
     def written(self, replaced: bool = True) -> list[tuple[nn.Module, str]]:
         """Returns buffers written in place or, if `replaced`, replaced."""
@@ -136,13 +130,12 @@ class Snapshot:
     def __init__(self, places: Sequence[tuple[nn.Module, str]]):
         self._kept = [(owner, name, owner._buffers[name],
                        owner._buffers[name].clone(),
-                       owner._buffers[name]._version)
-                      for owner, name in places]
+                       owner._buffers[name]._version) for owner, name in places]
 
     def restore(self, if_changed: bool = False) -> None:
         """Restores the same tensor objects with their former contents. With
-        `if_changed` only buffers that were written are written back: a write
-        to another would break a graph that saved it."""
+        `if_changed` only buffers that were written are written back: a write to
+        another would break a graph that saved it."""
         for owner, name, buffer, value, version in self._kept:
             if not if_changed or buffer._version != version:
                 with torch.no_grad():

@@ -1,36 +1,34 @@
-"""Finds which of a layer's arguments have rows, and along which dimension.
+"""Finds which of a layer's arguments have rows, and along which dimension. An
+argument is refused if a dimension of it is as long as the sequence and its name
+is not known.
 
-An argument is refused if a dimension of it is as long as the sequence and its
-name is not known.
+[Note: numbered rows] A layer may make positions itself, by
+`torch.arange(x.shape[1])`: Llama 4 scales the queries of its layers without
+RoPE from row 8,192 on. Within a chunk the numbers would start at 0 again, and a
+probe of few rows could not detect it. So the probe runs such a layer as if its
+rows started FAR into a sequence. If this changes the result, the layer's chunks
+get their rows' numbers in the sequence, and the probe checks this at FAR, too.
 """
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, MutableMapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sluice.base import argument_table
 from sluice.base.argument_table import PLAIN
 from sluice.base.errors import UnknownRows, Unsupported
 
+FAR = 1 << 20  # rows; beyond any threshold that a model has
 ROWS: Mapping[str, int] = argument_table.those("rows")
 _MASKS, _CACHES = argument_table.those("mask"), argument_table.those("cache")
-
-
-class Markers(Protocol):
-    """The part of a step that arguments use; see [Note: mask markers] in step.
-    """
-
-    rows: int  # of this rank
-
-    def is_marker(self, tensor: Tensor) -> bool: ...
-
-    def marker_of(self, mask: Tensor) -> Tensor | None: ...
 
 
 class Leaf(NamedTuple):
@@ -43,10 +41,10 @@ class Leaf(NamedTuple):
 
 
 class Arguments:
-    """The arguments of one call other than the hidden states, flattened.
-    Leaves that need a gradient are inputs of the layer's autograd node."""
+    """The arguments of one call other than the hidden states, flattened. Leaves
+    that need a gradient are inputs of the layer's autograd node."""
 
-    def __init__(self, layer: nn.Module, step: Markers, args: tuple,
+    def __init__(self, layer: nn.Module, step: Any, args: tuple,
                  kwargs: dict[str, Any], declared: Mapping[str, int | None]):
         self._positional = len(args)
         # See [Note: handed tensors] in shared_tensors.
@@ -67,8 +65,8 @@ class Arguments:
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
-        """Returns (args, kwargs) of `rows`; `replaced` has the differentiable
-        leaves, cut already."""
+        """Returns (args, kwargs) of `rows`; `replaced`: leaves with a
+        gradient."""
         given = iter(replaced)
         values = [next(given) if needs else cut(leaf, rows)
                   for leaf, needs in zip(self.leaves, self._needs_grad)]
@@ -88,8 +86,7 @@ class Arguments:
 
 
 def cut(leaf: Leaf, rows: range) -> Any:
-    """Returns the given rows of a leaf; all of it if it has one row for all,
-    or none."""
+    """Returns the given rows of a leaf; all of it if it has one row or none."""
     if leaf.marker:
         return leaf.value[..., :len(rows), :len(rows)]
     if leaf.dim is None or leaf.value.shape[leaf.dim] == 1:
@@ -106,8 +103,7 @@ def check_hidden(layer: nn.Module, hidden: Any) -> None:
 
 
 def check_parameters(module: nn.Module) -> None:
-    """Raises `Unsupported` for weights that a replay cannot read: split,
-    quantised or offloaded ones."""
+    """Refuses weights that replays cannot read: split, quantised, offloaded."""
     gathered = {id(p) for unit in module.modules()
                 if isinstance(unit, FSDPModule) for p in unit.parameters()}
     for name, parameter in module.named_parameters():
@@ -127,8 +123,7 @@ def check_parameters(module: nn.Module) -> None:
                               "load the model without quantisation")
     for name, part in module.named_modules():
         if hasattr(part, "_hf_hook") and any(
-                p.is_meta for p in part._parameters.values()
-                if p is not None):
+            p.is_meta for p in part._parameters.values() if p is not None):
             raise Unsupported(name, "weights that accelerate's offloading "
                               "leaves elsewhere", "load the model without "
                               "offloading")
@@ -147,10 +142,10 @@ def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
     return [*zip(names, args), *kwargs.items()]
 
 
-def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
+def leaf_of(layer: nn.Module, name: str, value: Any, step: Any, length: int,
             declared: Mapping[str, int | None]) -> Leaf:
-    """Returns the leaf of one tensor or value of argument `name`, which has
-    `length` rows if it has any."""
+    """Returns the leaf of an argument's value; `length`: rows, if it has
+    any."""
     module = type(layer).__name__
     if name in _CACHES and value is not None:
         raise Unsupported(module, f"a cache ('{name}')", "pass use_cache=False")
@@ -196,3 +191,25 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
             module, f"argument '{name}' of shape {tuple(value.shape)}, whose "
             f"dimension {dim} should be the sequence's {length} rows")
     return Leaf(name, value, dim)
+
+
+class Numbered(TorchFunctionMode):
+    """Makes `torch.arange` over a layer's rows begin at `first`, if `met`."""
+
+    def __init__(self, rows: int, first: int):
+        super().__init__()
+        self._rows, self._first = rows, first
+        self.met = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func is not torch.arange or not self._is_of_rows(args, kwargs):
+            return out
+        self.met = True
+        return out.add_(self._first)
+
+    def _is_of_rows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        start, end, step = (*args, 1)[:3] if len(args) > 1 else (
+            kwargs.get("start", 0), args[0] if args else kwargs.get("end"), 1)
+        return (start, end, kwargs.get("step", step)) == (0, self._rows, 1)

@@ -1,7 +1,7 @@
 """Computes `sluice.logprobs`: log-probabilities of given tokens, row by row.
 
-DPO, GRPO and distillation need log p(token) of every row, and no logits. On a
-streamed model the head runs on chunks of rows in forward, and again, with
+DPO, GRPO and distillation need log p(token) of every row, and no logits. A
+streamed model's head runs on chunks of rows in forward, and again, with
 autograd, in backward: logits of one chunk exist at a time.
 """
 from __future__ import annotations
@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sluice.base import swapped
-from sluice.base.argument_table import IGNORED, shifted
+from sluice.base.argument_table import IGNORED, MODULE, ROWS_OF_TOKENS, shifted
 from sluice.base.arguments import FLAG, NONE, invalid, number, takes
 from sluice.base.errors import Invalid
-from sluice.base.kinds import MODULE, rows_of_tokens
 from sluice.base.precision import widened
 
 _asking = threading.local()  # .asked: this thread's request, which heads read
@@ -34,8 +33,8 @@ class Asked:
     answered: bool = False  # by a streamed head, instead of logits
 
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Returns [B, c, 1 or 2] in fp32 for logits [B, c, V] of some rows:
-        log p of the targets [B, c], and the entropy if requested."""
+        """Returns [B, c, 1 or 2] in fp32 for logits [B, c, V] of some rows: log
+        p of the targets [B, c], and the entropy if requested."""
         if self.largest >= logits.shape[-1]:
             raise invalid(f"logprobs: a target of {self.largest}: at most "
                           f"{logits.shape[-1] - 1}, the last logit's")
@@ -61,8 +60,8 @@ def wrong_shape(targets: Tensor, rows: torch.Size) -> Invalid:
                    f"{tuple(rows)} rows")
 
 
-@takes("logprobs", model=MODULE, labels=rows_of_tokens() | NONE,
-       targets=rows_of_tokens() | NONE, entropy=FLAG,
+@takes("logprobs", model=MODULE, labels=ROWS_OF_TOKENS | NONE,
+       targets=ROWS_OF_TOKENS | NONE, entropy=FLAG,
        temperature=number("a number more than 0", above=0, most=1e30))
 def logprobs(model: nn.Module, *, labels: Tensor | None = None,
              targets: Tensor | None = None, temperature: float = 1.0,

@@ -3,15 +3,14 @@ for the second forward (replay). Other changes are refused.
 
 [Note: setting] Between a forward and its backward the user may evaluate the
 model, choose or add another adapter of PEFT, add or remove a hook, or change a
-scale by a schedule. Autograd's graph would not be affected: it belongs to the
-past forward. So the replay sees the plain attributes (numbers, names, lists
-and dictionaries of them), the submodules and the hooks that the first forward
-saw. Parameters and buffers are not copied; they must still have the same
-contents. A buffer that was replaced, such as a rotary table that grows with a
-longer sequence, is restored like an attribute. A parameter that was written
-counts as changed, and so does a module that got another class or forward.
-Buffers may be written with equal contents, as DDP does before each forward; to
-allow this, a hash of each buffer's contents is kept.
+scale by a schedule; autograd's graph would not be affected. So the replay sees
+the plain attributes (numbers, names, lists and dictionaries of them), the
+submodules and the hooks that the first forward saw. Parameters and buffers are
+not copied; they must still have the same contents. A buffer that was replaced,
+such as a rotary table that grows with a longer sequence, is restored like an
+attribute. A parameter that was written counts as changed, and so does a module
+that got another class or forward. Buffers may be written with equal contents,
+as DDP does before each forward; so a hash of their contents is kept.
 """
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ _OF_ALL = [name for name, value in vars(_ALL).items() if name.startswith(
 
 class Setting:
     """The state that the replay of one call of a module must find unchanged.
-    `written`: buffers (owner, name) that the call writes; they are restored
-    elsewhere."""
+    `written`: buffers (owner, name) that are restored elsewhere."""
 
     def __init__(self, module: nn.Module, found: Sequence[Slot],
                  written: Sequence[tuple[nn.Module, str]]):
@@ -52,8 +50,8 @@ class Setting:
         self.take()
 
     def take(self) -> None:
-        """Records attributes and buffers as they are now, except for the hooks
-        of the module itself, which run once, around its forward."""
+        """Records attributes and buffers as they are now, without the hooks of
+        the module itself, which run once, around its forward."""
         root, *inside = self._modules
         self.attributes = [
             {**_attributes(root), **_copies(root, ("_modules",))},
@@ -63,8 +61,8 @@ class Setting:
         self.take_buffers()
 
     def take_buffers(self) -> None:
-        """Records the buffers as they are now. Called again if the rest of the
-        model's forward may have replaced some (a rotary table that grew)."""
+        """Records the buffers, once more if the rest of the model's forward may
+        have replaced some (a rotary table that grew)."""
         self._buffers = [
             (owner, name, buffer, _Contents(buffer, _sum(buffer)))
             for owner in self._modules
@@ -72,9 +70,8 @@ class Setting:
             if buffer is not None and (owner, name) not in self._written]
 
     def check(self) -> None:
-        """Raises RuntimeError if something that is not restored was changed.
-        Must run in the stream's turn, because backwards of other threads put
-        aliases in place."""
+        """Raises RuntimeError if something that is not restored was changed; in
+        the stream's turn: backwards of other threads put aliases in place."""
         for owner, then in zip(self._modules[1:], self._forwards):
             if forward_of(owner) != then:
                 self._refuse(owner, "forward")
@@ -97,9 +94,9 @@ class Setting:
             "weights and buffers, after all backwards")
 
     def take_rewritten(self) -> None:
-        """From now on compares parameters that the call itself has written by
-        their contents. torch's parametrizations write a parameter with itself
-        when they are added, as PEFT does in each forward."""
+        """Compares parameters that the call has written by their contents from
+        now on: torch's parametrizations write a parameter with itself when they
+        are added, as PEFT does in each forward."""
         self._parameters = [
             (slot, contents if contents.are_of(slot.parameter) else
              _Contents(slot.parameter, _sum(slot.parameter)))
@@ -119,8 +116,7 @@ class Setting:
             "it reads a value of somewhere else, or is not deterministic")
 
     def in_place(self) -> contextlib.AbstractContextManager:
-        """Restores recorded attributes, submodules, hooks and buffers within
-        the block."""
+        """Restores what was recorded within the block."""
         then = [(vars(module), name, value) for module, attributes in zip(
                     (*self._modules, _ALL), self.attributes)
                 for name, value in attributes.items()]
@@ -137,7 +133,7 @@ class Setting:
 def unchanged(modules: Iterable[nn.Module], contents: bool = True
               ) -> Iterator[None]:
     """Restores the modules' plain attributes, tensors and buffers afterwards;
-    with `contents` also the contents of the buffers."""
+    with `contents` also the buffers' contents."""
     then = [(module, {**_attributes(module), **{
                 name: value for name, value in vars(module).items()
                 if isinstance(value, Tensor)}}, dict(module._buffers))
@@ -159,8 +155,7 @@ def unchanged(modules: Iterable[nn.Module], contents: bool = True
 
 
 class _Contents:
-    """Identifies a tensor's contents: its storage, its version, and a hash of
-    its bytes if one was made."""
+    """Identifies a tensor's contents: storage, version, hash if made."""
 
     def __init__(self, tensor: Tensor, sum_: int | None = None):
         self._storage = StorageWeakRef(tensor.untyped_storage())
@@ -179,8 +174,7 @@ _sums: MutableMapping[Tensor, tuple[int | None, int]] = WeakIdKeyDictionary()
 
 
 def _sum(tensor: Tensor) -> int | None:
-    """Returns a hash of the tensor's bytes, computed once per version; None if
-    the tensor cannot be read this way."""
+    """Returns a hash of the tensor's bytes, once per version, or None."""
     if tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
         return None
     version, known = _version(tensor), _sums.get(tensor)
@@ -202,8 +196,8 @@ def _attributes(module: Any) -> dict[str, Any]:
 
 
 def _elsewhere(modules: Iterable[nn.Module]) -> dict[tuple[str, int], str]:
-    """Returns, as text, the values that modules may read besides their own
-    plain attributes, parameters and buffers; by (name, id of the holder)."""
+    """Returns, as text, values that modules may read besides their plain
+    attributes, parameters and buffers; by (name, id of the holder)."""
     found: dict[tuple[str, int], str] = {}
     holders: dict[int, tuple[str, Any]] = {}
     for module in modules:
@@ -219,10 +213,9 @@ def _elsewhere(modules: Iterable[nn.Module]) -> dict[tuple[str, int], str]:
             elif name not in TORCHS and hasattr(value, "__dict__") and (
                     not isinstance(value, (nn.Module, type))):
                 holders[id(value)] = type(value).__name__, value
-    return found | {
-        (f"'{name}' of {where}", id(holder)): repr(value)
-        for where, holder in holders.values()
-        for name, value in _attributes(holder).items()}
+    return found | {(f"'{name}' of {where}", id(holder)): repr(value) for where,
+                    holder in holders.values() for name,
+                    value in _attributes(holder).items()}
 
 
 def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:
@@ -230,8 +223,7 @@ def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:
 
 
 def hooks_of(module: nn.Module) -> tuple:
-    """Returns the user's hooks of a module. FSDP2's hooks are left out: they
-    come with its class, and run around all rows."""
+    """Returns the user's hooks of a module; FSDP2's run around all rows."""
     return tuple(hook for hooks in (
         module._forward_pre_hooks, module._forward_hooks,
         module._backward_pre_hooks, module._backward_hooks)
@@ -250,9 +242,8 @@ def plain_class(module: nn.Module) -> type:
 
 
 def forward_of(module: nn.Module) -> tuple[type, Any]:
-    """Returns the class and the own forward, which decide what a call of the
-    module runs. A forward of ours that is in place temporarily (patch,
-    linears, units) counts as the module's own."""
+    """Returns the class and the own forward, which decide what a call runs. One
+    of ours in place for a while (patch, linears, units) counts as none."""
     own = vars(module).get("forward")
     ours = str(getattr(own, "__module__", "")).startswith("sluice.")
     return plain_class(module), None if ours else own

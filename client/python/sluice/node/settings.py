@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sluice.attention.gpu_blocks import Kernel
+from sluice.base.argument_table import GROUP, MODULE
 from sluice.base.arguments import (
     FLAG,
     NONE,
@@ -20,14 +21,12 @@ from sluice.base.arguments import (
     some,
     whole,
 )
-from sluice.base.kinds import GROUP, MODULE
 from sluice.native.session import Session
 from sluice.node.checked_chunks import Check
 
-# Rows per chunk until a measurement chooses another size. A GPU finishes 1024
-# rows before the host has issued the next chunk: a step of 8192 rows through
-# one layer of 2048 took an H100 0.249 s in chunks of 1024, 0.040 s in one
-# (`throughput` of deploy/bundle).
+# Rows per chunk until measured. A GPU finishes 1024 rows before the host has
+# issued the next chunk: 8192 rows through one layer of 2048 took an H100 0.249
+# s in chunks of 1024, 0.040 s in one (`throughput` of deploy/bundle).
 AT_FIRST, AT_FIRST_ON_GPU = 1024, 8192
 
 
@@ -65,8 +64,8 @@ class Fields(StreamConfig):
 
     @staticmethod
     def of(config: StreamConfig | None, given: dict[str, Any]) -> Fields:
-        """Returns the fields: those in `given`, else the config's. Raises
-        `Invalid`, or TypeError for an unknown name."""
+        """Returns the fields in `given`, else the config's. Raises `Invalid`,
+        or TypeError for an unknown name."""
         need("stream", "config", config, a(
             StreamConfig, "a sluice.StreamConfig") | NONE)
         made = Fields(**{**(vars(config) if config else {}), **given})

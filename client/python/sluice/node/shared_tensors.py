@@ -1,12 +1,11 @@
 """Passes tensors from a layer to later layers through host memory.
 
 [Note: handed tensors]
-Layers of Gemma-4 take the keys and values of an earlier layer from a
-dictionary that all of them are called with. Each chunk gets a dictionary of
-ours in its place: tensors that a layer puts there go to the host, and later
-layers take them from there. Backward reaches the later layers first: the
-gradients of what they have taken are added up in the host, and are the
-gradients of what the earlier layer's replay puts there.
+Layers of Gemma-4 take the keys and values of an earlier layer from a dictionary
+that all of them are called with. Each chunk gets a dictionary of ours instead.
+Backward reaches the later layers first: the gradients of what they have taken
+are added up in the host, and are those of what the earlier layer's replay puts
+there.
 """
 from __future__ import annotations
 
@@ -17,14 +16,13 @@ from torch import Tensor
 
 from sluice.base.precision import widened
 from sluice.memory.arena import HostArena
-from sluice.memory.host_tensor import HostTensor
+from sluice.memory.slabs import HostTensor
 
 ROWS = -2  # dimension of the rows: [B, heads, c, D]
 
 
 class Handed:
-    """Tensors that a step's layers have put, and their gradients, by key and
-    chunk."""
+    """Tensors that a step's layers put, and gradients, by key and chunk."""
 
     def __init__(self, arena: HostArena, device: torch.device):
         self._arena, self._device = arena, device
@@ -49,7 +47,7 @@ class Handed:
 
     def take(self, key: Hashable, m: int) -> list[Tensor]:
         """Frees the tensors that were put, and returns their gradients; [] if
-        no layer took the tensors. Called once for each key and chunk."""
+        no layer took them. Called once for each key and chunk."""
         self._drop(self._put.pop((key, m), []))
         hosts = self._sums.pop((key, m), [])
         found = self._fetched(hosts)
@@ -75,13 +73,9 @@ class Handed:
 
 
 class Handing:
-    """The dictionary of one call of a layer, chunk by chunk. It has only the
-    operations that known layers use; others fail.
-
-    Attributes:
-        part: the rows of the chunk that run; None: all.
-        left: the keys that the layer has put.
-    """
+    """The dictionary of one call of a layer, chunk by chunk, with only the
+    operations that known layers use. `part`: the rows of the chunk that run,
+    None: all; `left`: the keys that the layer has put."""
 
     def __init__(self, handed: Handed):
         self._handed = handed
@@ -92,8 +86,8 @@ class Handing:
         self.left: set[Hashable] = set()
 
     def begin(self, m: int, puts: bool, replays: bool) -> None:
-        """Prepares a forward of chunk `m`. `puts`: it is the first one, which
-        stores tensors; `replays`: it is the replay, which has gradients."""
+        """Prepares a forward of chunk `m`: the first one, which `puts` tensors,
+        or the one that `replays` and has gradients."""
         self.collect()
         self._m, self._puts, self._replays = m, puts, replays
 

@@ -6,8 +6,8 @@ come out of the middle of a layer. They are recorded chunk by chunk and joined
 into one tensor on the device, with few numbers per row. The layers' nodes
 return only hidden states; so the recorded tensors join the user's graph behind
 the last layer, in a node that runs its backward before those of all layers.
-That node stores the gradients here, and the replay of each chunk gets its part
-of them.
+That node stores the gradients here, and each chunk's replay gets its part of
+them.
 """
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class Side:
             out, (tuple, list)) else out)
 
     def without(self, out: Any) -> Any:
-        """Records the layer's output `index`, and returns the other outputs.
-        The layer may return None in its place."""
+        """Records output `index`, which may be None; returns the others."""
         if not self.is_own:
             return out
         if not isinstance(out, (tuple, list)) or len(out) < 2:
@@ -111,8 +110,7 @@ class Side:
 
 
 class Joined(torch.autograd.Function):
-    """Joins y and the sides' tensors in a node behind the last layer; see
-    [Note: sides]."""
+    """Joins y and the sides' tensors behind the last layer ([Note: sides])."""
 
     @staticmethod
     def forward(ctx, sides: Sequence[Side], y: Tensor, *noted: Tensor
@@ -123,8 +121,7 @@ class Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: Tensor, *gradients: Tensor):
         for side, gradient in zip(ctx.sides, gradients):
-            side.gradient = gradient.reshape(ctx.batch, -1,
-                                             gradient.shape[-1])
+            side.gradient = gradient.reshape(ctx.batch, -1, gradient.shape[-1])
         # Only tensors of layers that ran plain have a graph of their own.
         return None, dy, *(gradient if needed else None for gradient, needed in
                            zip(gradients, ctx.needs_input_grad[2:]))

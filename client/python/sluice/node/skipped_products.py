@@ -2,27 +2,23 @@
 
 [Note: spared products] A layer ends in a sum: the result of its last product,
 an MLP's down projection, is added to the hidden states, and the gradient of a
-sum needs none of its terms. The replay runs for the gradient alone, so it
-skips this product. A stand-in takes the result's place, autograd keeps the two
-factors, which are all that the product's backward needs, and the layer's
-output is NaN but is not read. The products that make attention's k and v are
-skipped too, because k and v are in the host. Replays that are compared with
-their first forwards skip nothing.
+sum needs none of its terms. So the replay skips this product. A stand-in takes
+the result's place, autograd keeps the two factors, which are all that the
+product's backward needs, and the layer's output is NaN but is not read. The
+products that make attention's k and v are skipped too: these are in the host.
+Replays that are compared with their first forwards skip nothing.
 
-These products are found by running: one replay of a layer tracks everything
-that is made of a product's values. Later replays skip the product if its
-values, and all values computed from them up to the layer's output or k and v,
-went only through operations that save none of them for backward: sums, views,
-casts, and products with tensors that need no gradient (RoPE). Nothing is
-skipped if the layer has an autograd function of the user's own, which may save
-anything, or if hooks on saved tensors were active, which may save tensors in
-other storages.
+One replay of a layer tracks everything that is made of a product's values.
+Later replays skip the product if its values, and all values computed from them
+up to the layer's output or k and v, went only through operations that save none
+of them for backward: sums, views, casts, and products with tensors that need no
+gradient (RoPE). Nothing is skipped if the layer has an autograd function of the
+user's own, which may save anything, or if hooks on saved tensors were active.
 
-The result holds for later replays under the same `conditions`: the layer's
-plain attributes (also whether it trains, which adapter is active), the hooks
-in it, and which of its parameters and inputs need a gradient. For example, a
-trained scale needs the product that it scales for its own gradient; a frozen
-scale has none.
+The result holds under the same `conditions`: the layer's plain attributes (also
+whether it trains, which adapter is active), the hooks in it, and which of its
+parameters and inputs need a gradient. A trained scale, for example, needs the
+product that it scales for its own gradient; a frozen one does not.
 """
 from __future__ import annotations
 
@@ -49,25 +45,19 @@ _aten = torch.ops.aten
 # Matrix products, and which of their arguments are the factors.
 _FACTORS = {_aten.mm.default: (0, 1), _aten.addmm.default: (1, 2)}
 # Operations with a backward that needs no values of their inputs.
-_TERMS = frozenset({
-    _aten.add.Tensor, _aten.view.default, _aten._unsafe_view.default,
-    _aten.t.default, _aten.transpose.int, _aten.permute.default,
-    _aten.expand.default, _aten.unsqueeze.default, _aten.squeeze.dim,
-    _aten.clone.default, _aten._to_copy.default, _aten.neg.default,
-    _aten.slice.Tensor, _aten.cat.default,
-})
+_TERMS = frozenset(
+    {_aten.add.Tensor, _aten.view.default, _aten._unsafe_view.default,
+     _aten.t.default, _aten.transpose.int, _aten.permute.default,
+     _aten.expand.default, _aten.unsqueeze.default, _aten.squeeze.dim,
+     _aten.clone.default, _aten._to_copy.default, _aten.neg.default,
+     _aten.slice.Tensor, _aten.cat.default,})
 
 
 def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]
                ) -> tuple:
-    """Returns the conditions that decide which products a layer's replay
-    needs. Called during a replay, while the layer has aliases of its
-    parameters.
-
-    Args:
-        attributes: the plain attributes, submodules and hooks of its modules.
-        inputs: the hidden states and the other arguments.
-    """
+    """Returns what decides which products a layer's replay needs; called during
+    one, with the parameters' aliases. `attributes`: plain attributes,
+    submodules and hooks; `inputs`: hidden states and other arguments."""
     return attributes, tuple(t.requires_grad for t in (
         *layer.parameters(), *inputs)), _hooks_on_saved()
 
@@ -81,8 +71,7 @@ class Spared:
     conditions: tuple  # under which they were found
 
     @contextlib.contextmanager
-    def left_out(self, layer: nn.Module, products: Products
-                 ) -> Iterator[None]:
+    def left_out(self, layer: nn.Module, products: Products) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for name in self.weights:
                 owner = layer.get_submodule(name.rpartition(".")[0])
@@ -112,8 +101,7 @@ class _Without:
 
 
 class _UnmadeLinear(_Without):
-    """`_Without` for plain linear layers, without the cost of a dispatch mode.
-    """
+    """`_Without` for plain linear layers, without a dispatch mode's cost."""
 
     def __call__(self, input: Tensor) -> Tensor:
         layer = self._owner

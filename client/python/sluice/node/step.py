@@ -1,5 +1,5 @@
-"""One forward of the decoder through its streamed layers: the sequence's
-chunks and masks, and where its tensors are."""
+"""One forward of the decoder through its streamed layers: the sequence's chunks
+and masks, and where its tensors are."""
 from __future__ import annotations
 
 import contextlib
@@ -72,31 +72,29 @@ class Step:
     replayed; belongs to the thread that runs it.
 
     [Note: mask markers]
-    transformers passes the mask from the model to each attention as a tensor.
-    A [B, 1, S, S] mask of millions of tokens cannot exist, so the model gets a
+    transformers passes the mask from the model to each attention as a tensor. A
+    [B, 1, S, S] mask of millions of tokens cannot exist, so the model gets a
     marker: one element expanded to that shape. Layers may pass the marker on
     and take views of it. A tensor computed from it has other storage, so it is
     unknown here and is refused instead of ignored. Models that never ask for a
-    mask make the tensor themselves: the step reads that whole, and layers get
-    a marker in its place.
+    mask make the tensor themselves: the step reads that whole, and layers get a
+    marker in its place.
     """
 
     def __init__(self, arena: HostArena, length: int, chunk: int,
-                 device: torch.device, checks: StepChecks,
-                 model: Engaging,
+                 device: torch.device, checks: StepChecks, model: Engaging,
                  written: dict[nn.Module, list[tuple[nn.Module, str]]],
-                 policy: Policy, ranks: Ranks | None,
-                 measured: Measured | None, in_host: bool,
-                 kinds: Mapping[nn.Module, str],
+                 policy: Policy, ranks: Ranks | None, measured: Measured | None,
+                 in_host: bool, kinds: Mapping[nn.Module, str],
                  carriers: Collection[nn.Module]):
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # the ranks that share the sequence
-        # Chunks of the whole sequence, which attention sees, and of this
-        # rank's own rows, which everything else sees.
+        # Chunks of the whole sequence, which attention sees; where this rank's
+        # rows of them are; and chunks of its rows alone, for everything else.
         self.whole = chunks_of(length, chunk, ranks.size if ranks else
                                carried_state.LEAST if carriers else 1)
-        self.chunks = self.whole if ranks is None else end_to_end(
-            ranks.own(self.whole))
+        self.own = ranks.own(self.whole) if ranks else self.whole
+        self.chunks = end_to_end(self.own)
         self.rows = self.chunks[-1].stop
         self.rerun = 0  # chunks; see [Note: run again] in layer
         # With ranks: maps a layer's arguments to the whole sequence's.
@@ -113,8 +111,7 @@ class Step:
         self.hidden: Standing | OnDevice = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
         self._model, self._written = model, written
-        # By layer that was tracked in a replay: the products that later
-        # replays skip.
+        # By layer that was tracked in a replay: products that later ones skip.
         self.spared: MutableMapping[nn.Module, Spared] = {}
         # Layers that number their rows; number of the sequence's first row.
         self.numbered: Container[nn.Module] = ()
@@ -128,16 +125,15 @@ class Step:
         # By storage: bytes saved by whole layers' replays; None: not measured.
         self.saved: dict[int, int] | None = None
         self.known_causal: set[Hashable] = set()  # see found_once()
-        # By storage: the marker's element, a function that finds its
-        # intervals, and one that makes the model's own mask.
+        # By storage: the marker's element, a function that finds its intervals,
+        # and one that makes the model's own mask.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals],
                                      Callable[[], Any]]] = {}
         # With packed rows: the first row [B, S] of each row's document. Layers
-        # do not get the arguments that describe documents, so the mask must
-        # keep documents apart.
+        # do not get descriptions of these: the mask must keep them apart.
         self.documents: Tensor | None = None
-        # The first row [B, S] of each row's part, if a mask that keeps the
-        # parts apart is an error.
+        # The first row [B, S] of each row's part, if the mask must not part
+        # them.
         self.parts: Tensor | None = None
         # bool [B, S], from the caller's 2-D mask: rows that may see no key.
         self.padding: Tensor | None = None
@@ -183,18 +179,11 @@ class Step:
             self.chunks)
 
     def written_by(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
-        """Returns the buffers (owner, name) that the layer's forward writes.
-        """
+        """Returns the buffers (owner, name) that the layer's forward writes."""
         return self._written.get(layer, [])
 
-    def own_rows(self, m: int) -> range:
-        """Returns where this rank's rows of chunk `m` are in the sequence."""
-        return self.chunks[m] if self.ranks is None else self.ranks.own(
-            self.whole)[m]
-
     def forget_handed(self) -> None:
-        """Drops the tensors that layers handed to later ones; calls that use
-        them keep them alive."""
+        """Drops tensors handed on; calls that use them keep them."""
         self.handed = Handed(self.arena, self.device)
 
     def forward_over(self) -> None:
@@ -211,29 +200,27 @@ class Step:
 
     def found_once(self, key: Hashable, find: Callable[[], Intervals]
                    ) -> Intervals:
-        """Returns the intervals of a pure mask function: the result of `find`,
-        which is not called if the function of that `key` is known to be
-        causal."""
+        """Returns the result of `find`, the intervals of a pure mask function;
+        does not call it if the function of that `key` is known to be causal."""
         if key in self.known_causal:
             return self.causal()
         found = find()
-        if found.is_causal():
+        if found.is_causal:
             self.known_causal.add(key)
         return found
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns the result of `make`, which is called once for each key of
-        the step."""
+        """Returns the result of `make`, called once per key and step."""
         if key not in self._once:
             self._once[key] = make()
         return self._once[key]
 
     def marker(self, batch: int, find: Callable[[], Intervals],
                own: Callable[[], Any]) -> Tensor:
-        """Returns a marker for the model to carry in place of a mask: bool,
-        expanded to [batch, 1, S, S]. `find` is called once, when a layer first
-        uses the mask, because models also make masks that no layer uses. `own`
-        makes the model's own mask, within `own_attention`."""
+        """Returns a marker in place of a mask: bool [batch, 1, S, S]. `find` is
+        called once, when a layer first uses the mask: models also make masks
+        that no layer uses. `own` makes the model's own, within
+        `own_attention`."""
         one = torch.ones(1, dtype=torch.bool, device=self.device)
         self._masks[one.untyped_storage().data_ptr()] = (
             one, functools.cache(find), own)
@@ -263,8 +250,7 @@ class Step:
         return self._masks[marker.untyped_storage().data_ptr()][2]()
 
     def unmarked(self, tree: Any) -> Any:
-        """Replaces markers in `tree` by the model's own masks, each made once
-        per step."""
+        """Replaces markers in `tree` by the model's own masks, made once."""
         return pytree.tree_map(lambda leaf: self.once(
             ("own mask", leaf.untyped_storage().data_ptr()),
             lambda: self.own_mask(leaf)) if isinstance(leaf, Tensor)
@@ -272,8 +258,8 @@ class Step:
 
     def scores_bytes(self, tree: Any, writes: bool, x: Tensor) -> int:
         """Returns the bytes of tensors [S, S] that the model's own attention
-        makes for x [B, S, H]: its probabilities if it `writes` them, else the
-        masks in `tree`, its arguments, that are not causal."""
+        makes for x [B, S, H]: probabilities if it `writes` them, else the masks
+        in `tree`, its arguments, that are not causal."""
         if writes:
             heads = max((heads for heads, *_ in self.attended), default=1)
             each = heads * (4 if x.itemsize == 4 else 4 + x.itemsize)
@@ -282,7 +268,7 @@ class Step:
                        pytree.tree_leaves(tree) if isinstance(leaf, Tensor)
                        and self.is_marker(leaf)]
             each = (1 + x.itemsize) * any(
-                not self._masks[marker][1]().is_causal() for marker in markers)
+                not self._masks[marker][1]().is_causal for marker in markers)
         return len(x) * self.length ** 2 * each
 
     def is_marker(self, tensor: Tensor) -> bool:

@@ -1,5 +1,5 @@
-"""A model's stream, which `sluice.stream` returns: creates each step, and
-holds host memory."""
+"""A model's stream, which `sluice.stream` returns: creates each step, and holds
+host memory."""
 from __future__ import annotations
 
 import contextlib
@@ -25,8 +25,7 @@ from sluice.attention.gpu_blocks import Kernel
 from sluice.base import swapped
 from sluice.base.arguments import invalid, need, takes
 from sluice.base.model_protocols import Engaging, Patched, WholeKind
-from sluice.memory.arena import HostArena
-from sluice.memory.process_memory import ProcessMemory
+from sluice.memory.arena import HostArena, ProcessMemory
 from sluice.native.session import Session
 from sluice.node.calls import Call
 from sluice.node.checked_chunks import Checks, StepChecks
@@ -46,8 +45,7 @@ from sluice.ranks.groups import Ranks, indices
 from sluice.ranks.peer_watch import PeerWatch
 from sluice.ranks.shards import SHARDED, Shard, shard
 
-# Counters at 0: blocks of attention, steps, and the kernels that computed the
-# blocks.
+# Counters at 0: blocks of attention, steps, and the blocks' kernels.
 _NOTHING: tuple[int, int, frozenset[str]] = 0, 0, frozenset()
 
 
@@ -81,8 +79,7 @@ class Stream:
         self.chunk, self.min_tokens = rows_at_first(how.chunk), how.min_tokens
         self.checks = Checks(how.check)
         self.hidden = how.hidden
-        # Kernel of attention's blocks. "auto" in probes, which also run in
-        # fp32: not all kernels support that.
+        # "auto" in probes, which also run in fp32, as not all kernels can.
         self.kernel: Kernel = "auto"
         self.rerun = how.rerun  # fraction of each sequence that runs again
         self.in_host = False  # whether hidden states are; false in a probe
@@ -93,8 +90,8 @@ class Stream:
         self.peers: PeerWatch | None = None  # on real GPUs or nodes
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
-        # The causal model's running call. It is here because the user's code
-        # between model and decoder does not pass it on.
+        # The causal model's running call: user code in between does not pass
+        # it.
         self.call: Call | None = None
         self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
@@ -131,8 +128,7 @@ class Stream:
                     model, self.written, self.policy,
                     None if alone else self.ranks, measured,
                     self.in_host and not alone,
-                    self.planning.kinds if self.planning else {},
-                    self.carriers)
+                    self.planning.kinds if self.planning else {}, self.carriers)
         if not check:
             # A trial's step keeps a lock of its own: the trial's thread holds
             # the stream's turn while it waits for the layer's backward, which
@@ -148,8 +144,7 @@ class Stream:
 
     def plain(self, step: Step, layers: Sequence[nn.Module],
               shape: torch.Size) -> Forward | None:
-        """Returns the object that decides which layers run plain, or None if
-        all are streamed."""
+        """Returns what decides which layers run plain; None: none does."""
         if self.room is None or not torch.is_grad_enabled() or (
                 self.planning is not None and not self.planning.over):
             return None
@@ -157,8 +152,7 @@ class Stream:
         return step.plain
 
     def for_trials(self, device: torch.device) -> Stream:
-        """Returns a stream like this one, for the trials of a twin on
-        `device`."""
+        """Returns a stream like this, for the trials of a twin on `device`."""
         made = Stream(self.session, Fields(
             chunk=self.chunk, rows=self.rows, hidden=self.hidden), Policy(),
                       self.ranks, ProcessMemory(device))
@@ -166,15 +160,13 @@ class Stream:
         return made
 
     def forget(self) -> None:
-        """Drops the session, ranks, arena and lock: a trial's findings outlive
-        them."""
+        """Drops what a trial's findings outlive: session, ranks, arena."""
         self.session = self.ranks = None  # type: ignore[assignment]
         self.arena = self.turn = None  # type: ignore[assignment]
 
     def choose_chunk(self, like: Tensor, batch: int) -> None:
         """Sets `chunk` by measuring the attention that the probe has seen, for
-        `batch` sequences in the dtype of `like`. All ranks get the same size.
-        """
+        `batch` sequences in the dtype of `like`; the same on all ranks."""
         if not self.attended:
             raise invalid("stream: chunk = 'auto': it is found by measuring "
                           "attention, and no layer was seen to call it: pass "
@@ -204,8 +196,8 @@ class Stream:
         self._head = how
 
     def found_head(self, how: Literal["rows", "whole", "none"]) -> None:
-        """Records how the head can run, as a trial found. The user's own
-        choice is kept, unless the trial found "whole"."""
+        """Records how the head can run, as a trial found. The user's own choice
+        is kept, unless the trial found "whole"."""
         chosen = self._head != self._may_head
         self._may_head = how
         if not chosen or how == "whole":
@@ -213,9 +205,8 @@ class Stream:
 
     @contextlib.contextmanager
     def probing_again(self) -> Iterator[None]:
-        """Wraps a probe within a call, which continues with the same counters
-        and kernel. Discards what earlier probes and replays found about the
-        layers."""
+        """Wraps a probe within a call, which keeps counters and kernel.
+        Discards what earlier probes and replays found about the layers."""
         self._spared.clear()
         if self.room is not None:
             self.room.forget()
@@ -252,8 +243,8 @@ class Stream:
               later: bool = False) -> int:
         """Returns a seed that all ranks of the group share. Raises `Error` if
         their rows `x` [B, S, ...], arguments or settings differ; a collective
-        with a group. `later`: returns 0 and leaves the comparison to the
-        decoder's call, which follows."""
+        with a group. `later`: returns 0; the decoder's call, which follows,
+        compares."""
         if self.peers is not None:
             self.peers.computes()
         if self.ranks is None:
@@ -343,7 +334,6 @@ class Stream:
             self._close()
 
     def _close(self) -> None:
-        """Ends the lease, and the session unless the user passed it."""
         self.arena.close(
             "unstream() has ended the stream that this forward ran in, and "
             "with it what backward needs: run the forward again, and "

@@ -2,9 +2,9 @@
 
 [Note: tape]
 The first forward of a chunk stores its products as the policy says; the replay
-gets the stored products, bit for bit, in a way that autograd does not notice.
-Attention over chunks has its own store. A product that its layer changes in
-place afterwards is dropped from the store, and recomputed.
+gets them, bit for bit, in a way that autograd does not notice. Attention over
+chunks has its own store. A product that its layer changes in place afterwards
+is dropped from the store, and recomputed.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from sluice.memory.arena import HostArena
-from sluice.memory.host_tensor import HostTensor
+from sluice.memory.slabs import HostTensor
 from sluice.plan.policy import Action, Policy
 from sluice.plan.products import Mode, Place, Product, Products, storage
 
@@ -27,10 +27,7 @@ _COLLECTIVE = "c10d"  # schemas of collectives do not say what they write
 
 class Tape:
     """The stored products of one call of one layer; belongs to its thread.
-
-    Backward frees memory on the device and in the host chunk by chunk;
-    `release` frees the rest.
-    """
+    Backward frees memory chunk by chunk; `release` frees the rest."""
 
     def __init__(self, policy: Policy, arena: HostArena, products: Products,
                  chunks: int):
@@ -48,8 +45,7 @@ class Tape:
 
     @contextlib.contextmanager
     def answering(self, chunk: int, device: torch.device) -> Iterator[None]:
-        """Within the block the replay gets the stored products; afterwards the
-        chunk's products are dropped."""
+        """Within the block the replay gets the stored products, once."""
         for _, value in self._stored[chunk - 1].values() if chunk else ():
             if isinstance(value, HostTensor):
                 self._arena.prefetch(value, device)
@@ -64,7 +60,6 @@ class Tape:
         self._drop(chunk)
 
     def release(self) -> None:
-        """Frees all stored products. Idempotent."""
         for chunk in range(self.chunks):
             self._drop(chunk)
 
@@ -72,12 +67,9 @@ class Tape:
         while self._stored[chunk]:
             self.forget(chunk, next(iter(self._stored[chunk])))
 
-    # --- what the modes call ------------------------------------------------
-
     def store(self, chunk: int, place: Place, product: Product, out: Tensor
               ) -> bool:
-        """Stores a product if the policy wants it stored; returns whether it
-        was."""
+        """Stores a product if the policy says so; returns whether it was."""
         action = self.policy.share(product.weight).action(chunk, self.chunks)
         if action is not Action.RECOMPUTE:
             self._stored[chunk][place] = product, (
@@ -91,9 +83,8 @@ class Tape:
 
     def answer(self, chunk: int, place: Place, product: Product,
                device: torch.device) -> Tensor | None:
-        """Returns the stored product; None if none was stored at this place,
-        or one of other shapes or by another function: torch may fold
-        dimensions differently in the replay."""
+        """Returns the product stored at this place, if it has the same shapes
+        and function: torch may fold dimensions differently in the replay."""
         stored, value = self._stored[chunk].get(place, (None, None))
         if stored != product:
             return None

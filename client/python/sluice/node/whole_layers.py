@@ -1,18 +1,16 @@
 """Runs layers whole, one at a time, if they cannot be cut into chunks of rows.
 
 [Note: whole layers]
-Such a layer runs on all rows: in forward without autograd, and in backward
-once more with autograd, as activation checkpointing with inputs in host memory
-does (ALST, section 3.3). Between forward and backward only its input is kept,
-in the host, in the same chunks as other layers' inputs. If its attention goes
-through transformers' registry or torch's function, the stream computes it:
-chunk by chunk, with k, v and results in the host. Otherwise the model's own
-attention runs, with the model's own mask, which is made for this layer alone.
+Such a layer runs on all rows: in forward without autograd, and in backward once
+more with autograd, as activation checkpointing with inputs in host memory does
+(ALST, section 3.3). Between them only its input is kept. If its attention goes
+through transformers' registry or torch's function, the stream computes it chunk
+by chunk, with k, v and results in the host. Otherwise the model's own attention
+runs, with the model's own mask, made for this layer alone.
 
-A layer may return more than hidden states, or put tensors into a dictionary
-that all layers are called with. These tensors are further outputs of its
-autograd node, on the device; tensors that it finds in such a dictionary are
-further inputs.
+Outputs besides the hidden states, and tensors that the layer puts into a
+dictionary that all layers are called with, are further outputs of its autograd
+node, on the device; tensors that it finds there are further inputs.
 """
 from __future__ import annotations
 
@@ -58,8 +56,8 @@ def call_of(step: Step, layer: nn.Module, own: Callable, x: Tensor,
 
 
 def run(call: LayerCall, x: Tensor) -> Tensor:
-    """Returns y of the layer of `call`, like `layer.run`. Hidden states in the
-    host are joined before a whole layer, and split behind it."""
+    """Returns y of `call`'s layer, like `layer.run`. Hidden states in the host
+    are joined before a whole layer, and split behind it."""
     place, chunks = call.step.hidden, call.step.chunks
     if not isinstance(call, WholeCall) or not isinstance(place, Standing):
         return layers_.run(call, x)
@@ -67,9 +65,8 @@ def run(call: LayerCall, x: Tensor) -> Tensor:
         call, Whole.apply(place, chunks, x)))
 
 
-# The arguments of a layer that runs whole, with the methods of
-# `rows.Arguments`.
-class _Given:
+# The arguments of a layer that runs whole.
+class _Given(Arguments):
     hands = False
 
     def __init__(self, layer: nn.Module, step: Step, args: tuple,
@@ -81,7 +78,7 @@ class _Given:
         self.held = {i: value for i, (_, value) in enumerate(named)
                      if isinstance(value, MutableMapping)}
         self._leaves: list[Any] = []
-        self._specs = []
+        self._trees = []
         for i, (name, value) in enumerate(named):
             leaves, spec = pytree.tree_flatten(
                 dict(value) if i in self.held else value)
@@ -91,7 +88,7 @@ class _Given:
                                       f"{type(leaf).__name__}, through which "
                                       "layers could hand tensors to each other")
             self._leaves += [self._with_marker(name, leaf) for leaf in leaves]
-            self._specs.append(spec)
+            self._trees.append(spec)
 
     def _with_marker(self, name: str, leaf: Any) -> Any:
         if self._own or not self._has_rows or name not in _MASKS or (
@@ -116,7 +113,7 @@ class _Given:
             for leaf in self._leaves])
         values = [pytree.tree_unflatten(
             [next(leaves) for _ in range(spec.num_leaves)], spec)
-            for spec in self._specs]
+            for spec in self._trees]
         self._before = {i: (values[i], dict(values[i])) for i in self.held}
         return tuple(values[:self._positional]), dict(zip(
             self._names[self._positional:], values[self._positional:]))
@@ -151,9 +148,8 @@ class WholeCall(LayerCall):
             self.step.progress.move(
                 self.step, "backward" if self.replays else "forward",
                 self.module, m)
-        # Torch's choice of an attention kernel depends on whether a gradient
-        # is needed. So a forward that is compared with its replay bit by bit
-        # runs with gradients, too.
+        # Torch chooses an attention kernel by whether a gradient is needed. So
+        # a forward that is compared bit by bit runs with gradients.
         compared = self.keeps and not self.replays and (
             self.step.checks.include(self.module, m, 1))
         with self._noting(), self._weighing(), torch.set_grad_enabled(
@@ -201,15 +197,13 @@ class WholeCall(LayerCall):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Intervals,
                scores: Scores, sinks: Tensor | None) -> Tensor:
-        """Runs attention chunk by chunk. `Attend` needs the last chunk's
-        backward to run first. Autograd does that: of the nodes that are ready,
-        it runs the one that was made last."""
+        """Runs attention chunk by chunk. The last chunk's backward runs first,
+        as `Attend` needs it: autograd runs the ready node made last."""
         if q.shape[2] != self.step.length:
             raise Unsupported(self.name, f"attention of {q.shape[2]} rows in "
                               f"a sequence of {self.step.length}")
         site = self._next_site()
-        self.step.attended.add((q.shape[1], k.shape[1], q.shape[3],
-                                v.shape[3]))
+        self.step.attended.add((q.shape[1], k.shape[1], q.shape[3], v.shape[3]))
         return torch.cat([
             attend(None, Question(site, m, self.replays, mask, scores),
                    q[:, :, rows.start:rows.stop],
@@ -218,8 +212,7 @@ class WholeCall(LayerCall):
             for m, rows in enumerate(self.step.whole)], 2)
 
     def answer(self, y: Tensor) -> Any:
-        """Returns the layer's output in its own form, and puts the layer's new
-        entries into the dictionaries."""
+        """Returns the layer's output, and fills the dictionaries."""
         assert self._tree is not None
         (spec, leaves), self._tree = self._tree, None
         tensors, self.more = iter([y, *self.more]), ()

@@ -1,16 +1,12 @@
-"""Measures a chunk size for `chunk="auto"`.
+"""Measures a chunk size for `chunk="auto"` (client/python/DESIGN.md, "The size
+of a chunk").
 
-[Note: chunk size] For a sequence of u chunks each layer runs u (u + 1) / 2
-blocks of attention, a chunk of queries against a chunk of keys, forward and
-backward; a smaller chunk means more blocks. A block costs the host the same
-time at any size (Python, launches, enqueued copies). Its device time grows
-with the square of the size. So blocks are measured with the code of a step:
-tiny ones, which cost host time only, then larger and larger ones. A size
-is allowed if the host takes at most a third of a block's time. Among the
-allowed sizes that are nearly as fast as the fastest, the smallest is chosen,
-because a step's device memory grows with the chunk. The cost outside attention
-depends on the number of rows, not on how they are cut, and its host time is
-smaller in proportion.
+[Note: chunk size] For u chunks each layer runs u (u + 1) / 2 blocks of
+attention, forward and backward. A block costs the host the same time at any
+size; its device time grows with the square of the size. So blocks are measured
+with the code of a step: tiny ones, which cost host time only, then larger and
+larger ones. The cost outside attention depends on the number of rows, not on
+how they are cut.
 """
 from __future__ import annotations
 
@@ -43,8 +39,6 @@ _chosen = itertools.count()  # numbers the choices of this process
 
 
 class Heads(NamedTuple):
-    """Heads and widths of an attention call on one rank."""
-
     queries: int
     keys: int
     width: int  # of q and k
@@ -75,20 +69,14 @@ class ChunkChoice:
 
 def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
     """Measures the chunk sizes that sluice_chunk_choice (client/sluice.h) asks
-    for, and returns its choice; see [Note: chunk size].
-
-    Args:
-        host: host seconds per block.
-        walk: takes a number of rows and returns the seconds of a walk over
-            CHUNKS chunks of that size.
-    """
+    for, and returns its choice. `host`: host seconds per block. `walk` returns
+    the seconds of a walk over CHUNKS chunks of so many rows."""
     library = daemon.load_library()
     of_host = host * CHUNKS * (CHUNKS + 1) / 2
     of_device: dict[int, float] = {}
     last, size, rows = 0.0, ctypes.c_uint64(), ctypes.c_uint64()
     while True:
-        # Seconds per pair of rows: a walk has rows ** 2 pairs, times a constant
-        # factor.
+        # Seconds per pair of rows: a walk has rows ** 2, times a constant.
         trials = [abi.ChunkTrial(n, (of_host + seconds) / n ** 2,
                                  of_host / n ** 2)
                   for n, seconds in of_device.items()]
@@ -103,9 +91,8 @@ def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
 
 
 def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
-    """Returns the choice of the rank that was the first to write one on the
-    board, so that all ranks of the job use the same. Ranks make their streams
-    in the same order, and none waits for another."""
+    """Returns the first choice on the board, the same for all ranks of the job,
+    which make their streams in the same order. None waits for another."""
     number = next(_chosen)
     return choice if board is None else ChunkChoice(**board.update(
         f"chunk/{number}", lambda told: told or asdict(choice)))
@@ -114,13 +101,12 @@ def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
 def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
              dtype: torch.dtype) -> ChunkChoice:
     """Chooses a chunk size by walks that use host memory of `arena` and free
-    it. With several kinds of attention, measures the one with the cheapest
-    blocks."""
+    it; of several kinds of attention, for the one with the cheapest blocks."""
     heads = min(kinds, key=lambda kind: kind.work)
 
-    # On a CPU this thread also computes, so its own CPU time counts, without
-    # that of other processes. On a GPU a thread of autograd issues the
-    # backward while this one waits, so wall time counts.
+    # On a CPU this thread computes, so its CPU time counts, without that of
+    # other processes. On a GPU a thread of autograd issues the backward while
+    # this one waits, so wall time counts.
     waits = device.type == "cpu"
     clock = time.thread_time if waits else time.perf_counter
 
@@ -136,8 +122,7 @@ def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
 
 
 class _Walk(NamedTuple):
-    """Seconds from a walk's start until the host had enqueued it (`issued`),
-    and until the device had computed it (`whole`)."""
+    """Seconds until the host had enqueued a walk, and until it was computed."""
 
     issued: float
     whole: float
@@ -146,8 +131,6 @@ class _Walk(NamedTuple):
 def _walk(arena: HostArena, heads: Heads, device: torch.device,
           dtype: torch.dtype, rows: int, chunks: int,
           clock: Callable[[], float]) -> _Walk:
-    """Runs a causal sequence's attention, forward and backward; returns its
-    times by `clock`."""
     def random(count: int, width: int) -> torch.Tensor:
         return torch.randn(heads.batch, count, rows, width, device=device,
                            dtype=dtype)

@@ -1,19 +1,18 @@
 """Decides which changed plan the ranks of a job adopt, and at which step.
 
-A node's daemon offers a changed plan to each rank separately, at slightly
-different times. If two changes follow closely, ranks may even have different
-offers. The ranks of the node must adopt a plan together, or not at all
-(daemon/core/planning/README.md).
+A node's daemon offers a changed plan to each rank separately; if two changes
+follow closely, ranks may even have different offers. The ranks of the node must
+adopt a plan together, or not at all (daemon/core/planning/README.md).
 
 [Note: horizons] The ranks agree without a collective. At the beginning of each
 step, a rank that was offered a plan writes on the job's board: the plan,
-whether it can adopt the plan, and its horizon. The horizon is the number of the
-next step, which the rank does not begin before it has read the board again. The
-write after which all ranks name the same plan also records the decision: all
-adopt the plan at the largest horizon, or none does if one of them cannot. No
-rank is beyond its horizon, so each reads the decision in time. No rank ever
-waits: while ranks name different plans, or a rank has no offer yet or has
-ended, every step runs as before. A job that is offered no plan writes nothing.
+whether it can adopt the plan, and its horizon: the number of the next step,
+which the rank does not begin before it has read the board again. The write
+after which all ranks name the same plan also records the decision: all adopt
+the plan at the largest horizon, or none does if one of them cannot. No rank is
+beyond its horizon, so each reads the decision in time, and none ever waits:
+until then every step runs as before. A job that is offered no plan writes
+nothing.
 """
 from __future__ import annotations
 
@@ -23,24 +22,17 @@ from dataclasses import dataclass
 
 from sluice.ranks.board import Board, Value
 
-# Numbers the process's streams, because the board keeps the decisions of
-# streams that have ended.
+# Numbers streams: the board keeps decisions of those that have ended.
 _streams = itertools.count()
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A changed plan that the daemon offers to this rank.
+    """A changed plan that the daemon offers to this rank."""
 
-    Attributes:
-        plan: the daemon's number of the plan.
-        ranks: the job's ranks on this node, this one included.
-        refusal: why this rank cannot adopt it, in one line; "" if it can.
-    """
-
-    plan: int
-    ranks: Sequence[int]
-    refusal: str = ""
+    plan: int  # the daemon's number of it
+    ranks: Sequence[int]  # of the job on this node, this one included
+    refusal: str = ""  # why this rank cannot adopt it; "" if it can
 
 
 @dataclass(frozen=True)
@@ -51,13 +43,8 @@ class Decision:
 
 class Changes:
     """Decides on the changed plans of one stream, one after the other. All
-    ranks of the job must make their streams in the same order.
-
-    Args:
-        job, rank: the session's.
-        board: returns the job's board, or None if the ranks of the job cannot
-            communicate; called only to write an offer.
-    """
+    ranks of the job make their streams in the same order. `job`, `rank`: the
+    session's; `board` returns the job's board, if its ranks can communicate."""
 
     def __init__(self, job: str, rank: int,
                  board: Callable[[], Board | None] = Board.of_job):
@@ -68,9 +55,9 @@ class Changes:
 
     def step(self, number: int, offer: Offer | None) -> Decision | None:
         """Returns the decision that takes effect at step `number`, or None.
-        Call it at the beginning of each step, with numbers that are equal on
-        all ranks. `offer` is the daemon's newest, or None; an offer stays open
-        until it is decided or a newer one is passed."""
+        Call it at the beginning of each step, with equal numbers on all ranks.
+        `offer`: the daemon's newest, or None; it is open until decided or
+        replaced."""
         # An offer on the board binds this rank until it writes a newer one.
         offer = self._open = offer or self._open
         if offer is None:
@@ -103,8 +90,8 @@ class Changes:
 
 def _written(told: Value | None, rank: int, offer: Offer, horizon: int
              ) -> Value:
-    """Returns the board's value `told` with the offer of `rank` and, if that
-    completes the offers, the decision; see [Note: horizons]."""
+    """Returns the board's value `told` with the offer of `rank` and, if all
+    have offers of one plan now, the decision; see [Note: horizons]."""
     told = told or {"offers": {}, "step": None}
     if told["step"] is not None:  # decided
         return told

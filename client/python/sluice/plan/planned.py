@@ -1,13 +1,12 @@
 """Turns a step's measured costs into a profile, and the daemon's plan for that
 profile into a policy.
 
-The daemon plans all ranks of its node together (planner/swap). It chooses what
-each rank swaps so that copies overlap with compute, links and host memory
-suffice, and as little as possible is recomputed. Layers with the same classes,
-shapes, settings and frozen parameters (proof/captured_calls) are one kind, with
-its own seconds, copies and fractions; the products of a weight are one class of
-the kind. A plan keeps nothing on the device: that memory is torch's, and the
-daemon cannot promise memory that it has not leased.
+The daemon plans all ranks of its node together (planner/swap;
+client/python/DESIGN.md, "What is computed again"). Layers with the same
+classes, shapes, settings and frozen parameters (proof/captured_calls) are one
+kind, with its own seconds, copies and fractions; the products of a weight are
+one class of the kind. A plan keeps nothing on the device: that memory is
+torch's, and the daemon cannot promise memory that it has not leased.
 """
 from __future__ import annotations
 
@@ -34,11 +33,8 @@ class Planning:
     daemon for a plan, and afterwards adopts the daemon's changed plans.
 
     A plan's memory is leased when the plan arrives; memory that a changed plan
-    does not need is given back when that plan is adopted. In all other steps
-    planning requests nothing from the daemon.
-
-    A plan's fractions are fractions of the chunks, so that it also serves
-    steps of other lengths, if less well.
+    does not need is given back when that plan is adopted. A plan's fractions
+    are fractions of the chunks, so that it also serves steps of other lengths.
     """
 
     def __init__(self, session: Session, kinds: Mapping[nn.Module, str],
@@ -53,7 +49,7 @@ class Planning:
         self.over = False
         self._changes = Changes(session.job, session.rank)
         # Changed plans that are not decided yet, by number: this rank's part,
-        # and why the rank cannot adopt it ("" if it can).
+        # and why it cannot adopt it ("" if it can).
         self._offered: dict[int, tuple[dict[str, Any], str]] = {}
 
     def begin(self, arena: HostArena) -> Measured | None:
@@ -67,8 +63,8 @@ class Planning:
 
     def policy(self, arena: HostArena) -> Policy | None:
         """Asks the daemon for a plan after the first step that was measured
-        completely, and returns its policy; else None. If there is no plan,
-        prints the reason, and the stream goes on recomputing."""
+        completely, and returns its policy; else None. Without a plan, prints
+        why, and the stream goes on recomputing."""
         if self._measured is None or not self._measured.whole:
             return None
         self._measured.read()
@@ -80,8 +76,7 @@ class Planning:
             self._measured, self.over = None, True
             self._say(f"no plan, all is computed again: {error}")
             return None
-        # Not reached if Ctrl-C ended the wait for the plan: then the next step
-        # asks again.
+        # Not reached if Ctrl-C ended the wait: the next step asks again.
         self._measured, self.over = None, True
         if plan["infeasible"]:
             self._say(f"no plan, all is computed again: {plan['infeasible']}")
@@ -93,13 +88,10 @@ class Planning:
         self._say(line(own, asked))
         return policy_of(own)
 
-    # --- changed plans -------------------------------------------------------
-
     def changed(self, arena: HostArena) -> Policy | None:
-        """Returns the policy of a changed plan if the ranks of the job adopt
-        the plan at the step that begins now (see `plan_changes`), else None.
-        Reports the ranks' decision to the daemon. Does nothing between a
-        forward and its backward."""
+        """Returns the policy of a changed plan if the ranks of the job adopt it
+        at this step (see `plan_changes`), else None. Reports the decision to
+        the daemon. Does nothing between a forward and its backward."""
         if self.plan is None or arena.used_bytes:
             return None
         decision = self._changes.step(self._steps, self._offer(arena))
@@ -118,16 +110,14 @@ class Planning:
             self.plan = part
             self._say(f"{step}: {line(part, self._profile)}")
         plan = self.plan
-        # The ranks have decided, so errors are ignored: memory cannot be given
-        # back if the daemon is gone.
+        # The ranks have decided, so errors are ignored.
         _refusal(lambda: arena.fit(plan["host_bytes"]))
         self._answer(decision.plan, refusal)
         return None if refusal else policy_of(plan)
 
     def _offer(self, arena: HostArena) -> Offer | None:
-        """Returns the newest changed plan, and whether this rank can adopt it;
-        None if there is no changed plan. Leases the plan's additional host
-        memory to find that out."""
+        """Returns the newest changed plan, if any, and whether this rank can
+        adopt it: whether its additional host memory can be leased."""
         told = self._session.changed_plan()
         if told is None:
             return None
@@ -140,12 +130,10 @@ class Planning:
                      self._offered[number][1])
 
     def _own(self, plan: Mapping[str, Any]) -> dict[str, Any]:
-        return next(r for r in plan["ranks"]
-                    if r["rank"] == self._session.rank)
+        return next(r for r in plan["ranks"] if r["rank"] == self._session.rank)
 
     def _answer(self, number: int, refusal: str) -> None:
-        """Reports to the daemon whether plan `number` was adopted; ignores
-        errors, because the daemon may be gone."""
+        """Reports whether plan `number` was adopted; ignores errors."""
         _refusal(lambda: self._session.answer_change(
             number, not refusal, refusal or f"at step {self._steps + 1}"))
 
@@ -160,7 +148,7 @@ class Planning:
 
 
 def _refusal(act: Callable[[], object]) -> str:
-    """Runs `act`; returns the line of its `Error`, or "" if it succeeds."""
+    """Runs `act`; returns the line of its `Error`, "" if it succeeds."""
     try:
         act()
     except Error as error:
@@ -170,8 +158,8 @@ def _refusal(act: Callable[[], object]) -> str:
 
 def profile(measured: Measured, held: int, peak: int, session: Session
             ) -> dict[str, Any]:
-    """Returns the profile (proto/plan) of a step that recomputed everything.
-    The step used `held` host bytes after its forward, and `peak` at most."""
+    """Returns the profile (proto/plan) of a step that recomputed everything. It
+    used `held` host bytes after its forward, and `peak` at most."""
     kinds = measured.kinds
     several = len(kinds) > 1
     keeping = {name: kind for name, kind in kinds.items()
@@ -190,12 +178,11 @@ def profile(measured: Measured, held: int, peak: int, session: Session
                         for name, kind in kinds.items()]
               } if several else _layers(*kinds.values())
     return {"format": FORMAT, "version": VERSION, "job": 0,
-            "rank": session.rank, "gpu": session.gpu, "numa": 0,
-            **fields,
+            "rank": session.rank, "gpu": session.gpu, "numa": 0, **fields,
             "segments": [], "classes": classes,
-            "host_fixed": max(0, peak - held),
-            "transient_capacity": 0, "keep_reserve": 0, "alpha": -1.0,
-            "settled": False, "limited_by": ""}
+            "host_fixed": max(0, peak - held), "transient_capacity": 0,
+            "keep_reserve": 0, "alpha": -1.0, "settled": False,
+            "limited_by": ""}
 
 
 def _per(total: int, layers: int) -> int:
@@ -203,7 +190,6 @@ def _per(total: int, layers: int) -> int:
 
 
 def _layers(kind: Kind) -> dict[str, Any]:
-    """Returns the seconds and fixed copies of one layer of the kind."""
     fields: dict[str, Any] = {"layers": kind.layers, "resident_layers": 0}
     for direction, seconds in kind.seconds.items():
         fields[f"{direction}_layer_seconds"] = seconds / kind.layers
@@ -228,12 +214,10 @@ def policy_of(plan: Mapping[str, Any]) -> Policy:
 
 
 def _full(planned: Mapping[str, Any], name: str) -> str:
-    """Returns `name`, with the kind as prefix if the plan names kinds."""
     return f"{planned['kind']}/{name}" if "kind" in planned else name
 
 
 def line(plan: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Formats this rank's part of a plan and its cost in memory and time."""
     swapped = [f"{_full(c, c['name'])} {c['swap']:.2g}" for c in plan["classes"]
                if c["name"] != BASE and c["swap"] > 0]
     nbytes, seconds = recomputed(plan, asked)
@@ -245,9 +229,8 @@ def line(plan: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
 
 def recomputed(plan: Mapping[str, Any], asked: Mapping[str, Any]
                ) -> tuple[int, float]:
-    """Returns the bytes of products that a step under this plan recomputes
-    instead of storing them, and the seconds that the recomputation takes.
-    `asked` is the profile for which the plan was made."""
+    """Returns the bytes of products that a step under this plan recomputes, and
+    the seconds. `asked` is the profile for which the plan was made."""
     layers = {k["name"]: k["layers"] for k in asked.get("kinds", ())}
     costs = {(c.get("kind"), c["name"]): c for c in asked["classes"]}
     nbytes, seconds = 0.0, 0.0

@@ -1,11 +1,7 @@
-"""Decides which products of a layer are kept, swapped or recomputed.
-
-MEMO (section 4.1) splits each layer's activations along the tokens: a fraction
-alpha is swapped to the host, the rest is recomputed. Here whole chunks are
-split: for each matrix product, the last chunks, where backward begins, are
-kept on the device, those before them are swapped, and the first are
-recomputed.
-"""
+"""Decides which products of a layer are kept, swapped or recomputed. MEMO
+(section 4.1) swaps a fraction alpha of each layer's tokens. Here, for each
+matrix product, the last chunks, where backward begins, are kept on the device,
+those before them are swapped, and the first are recomputed."""
 from __future__ import annotations
 
 import enum
@@ -25,8 +21,7 @@ _PARTS = mapping(
 
 
 class Action(enum.Enum):
-    """What happens to a product of one chunk between the chunk's first forward
-    and its replay in backward."""
+    """What happens to a product of one chunk until the chunk's replay."""
 
     RECOMPUTE = 0
     SWAP = 1  # to the host
@@ -35,8 +30,8 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Share:
-    """Fractions of the chunks: keep + swap <= 1. The rest is recomputed.
-    `keep` and `keep + swap` are rounded down to whole chunks."""
+    """Fractions of the chunks, keep + swap <= 1; the rest is recomputed. `keep`
+    and `keep + swap` are rounded down to whole chunks."""
 
     keep: float = 0.0
     swap: float = 0.0
@@ -51,10 +46,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Policy:
-    """Shares by patterns of weight names within a layer (`fnmatch`: "mlp.*",
-    "self_attn.?_proj"); the first pattern that fits counts. If there are
-    several kinds of layers, a plan's patterns begin with the kind:
-    "LlamaDecoderLayer.0/mlp.up_proj.weight"."""
+    """Shares by patterns of weight names within a layer (`fnmatch`: "mlp.*");
+    the first that fits counts. With several kinds of layers, a plan's patterns
+    begin with the kind: "LlamaDecoderLayer.0/mlp.up_proj.weight"."""
 
     shares: tuple[tuple[str, Share], ...] = ()
 
@@ -76,7 +70,6 @@ class Policy:
                               f"the layers; there are: {', '.join(names)}")
 
     def of_kind(self, kind: str) -> Policy:
-        """Returns the policy of the layers of one kind."""
         own = kind + "/"
         return Policy(tuple(
             (pattern.removeprefix(own), share)
@@ -89,9 +82,8 @@ class Policy:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Returns whether the pattern fits the weight's name or the name of a
-    module that contains the weight: PEFT wraps modules, so that a weight's
-    name grows longer than the pattern."""
+    """Returns whether the pattern fits the weight's name or that of a module
+    around it: PEFT wraps modules, which makes a weight's name longer."""
     while name and not fnmatch.fnmatchcase(name, pattern):
         name = name.rpartition(".")[0]
     return bool(name)

@@ -1,15 +1,14 @@
-"""Intercepts the matrix products of a layer below autograd.
-
-A dispatch mode sees each product of a chunk. The products of one weight occur
-in the same order in a chunk's first forward and in its replay. Products inside
-attention over chunks do not belong to the layer, so the mode is paused there.
+"""Intercepts the matrix products of a layer below autograd, by a dispatch mode.
+The products of one weight occur in the same order in a chunk's first forward
+and in its replay. Products inside attention over chunks do not belong to the
+layer, so the mode is paused there.
 
 [Note: storages] A weight is identified by its storage, because a replay uses
 aliases of the weight. A storage is identified by a weak reference, never by its
 address: FSDP2 frees a weight's memory between forward and replay and allocates
 it again elsewhere, perhaps where another weight was; copies made by autocast
-are freed, and their memory is used for other tensors. While a weak reference
-to a storage exists, no reference to another storage equals it.
+are freed, and their memory is used for other tensors. While a weak reference to
+a storage exists, no reference to another storage equals it.
 """
 from __future__ import annotations
 
@@ -42,13 +41,11 @@ class Product(NamedTuple):
 
 
 class Products:
-    """Recognizes products of one layer's weights, during one call of the
-    layer."""
+    """Recognizes products of one layer's weights, during one call."""
 
     def __init__(self, layer: nn.Module):
         # See [Note: storages].
-        self._names = {storage(p): name
-                       for name, p in layer.named_parameters()}
+        self._names = {storage(p): name for name, p in layer.named_parameters()}
         self._paused = False
 
     def paused(self) -> contextlib.AbstractContextManager:
@@ -64,8 +61,7 @@ class Products:
                                   if isinstance(a, Tensor)))
 
     def follow_cast(self, function: Callable, args: tuple, out: Any) -> None:
-        """Registers `out` under a weight's name if it is a cast of the weight:
-        under autocast, products use such copies."""
+        """Gives a weight's cast, as autocast makes it, the weight's name."""
         if function is _aten._to_copy.default:
             name = self._names.get(storage(args[0]))
             if name is not None:
@@ -94,12 +90,11 @@ class Mode(TorchDispatchMode):
         self._met[product.weight] += 1
         return self.met(place, product, args, kwargs)
 
-    def other(self, func: Callable, args: tuple,
-              kwargs: dict[str, Any]) -> Any:
+    def other(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 
 def storage(tensor: Tensor) -> StorageWeakRef:
     """Returns a key that is equal for views of one tensor, and for no other
-    tensor while the key is held."""
+    while the key is held."""
     return StorageWeakRef(tensor.untyped_storage())

@@ -1,10 +1,8 @@
-"""Measures the costs of one step: seconds, bytes and copies of its layers, by
-kind of layer.
+"""Measures the costs of one step: seconds, bytes and copies, by kind of layer.
 
 [Note: seconds] All seconds are device time. For a simulated GPU that is host
-time. For a real GPU, where the host only enqueues work, two events are
-recorded around the work, and the time between the events is read when the step
-is over.
+time. For a real GPU, where the host only enqueues work, two events are recorded
+around the work, and the time between them is read when the step is over.
 """
 from __future__ import annotations
 
@@ -37,7 +35,6 @@ class Cost:
 
     @property
     def replayed_seconds(self) -> float:
-        """Seconds of the products that replays compute; see `spared`."""
         return self.seconds * max(0, self.count - self.spared) / self.count
 
     def took(self, seconds: float) -> None:
@@ -64,8 +61,8 @@ class Measured:
 
     copied: Callable[[], CopyStats]  # totals over all steps so far
     device: torch.device
-    # By name. A layer that is frozen, as are all layers before it, belongs to
-    # a separate kind (FROZEN): it keeps nothing and has no backward.
+    # By name. A layer that is frozen, as are all before it, belongs to a
+    # separate kind (FROZEN): it keeps nothing and has no backward.
     kinds: dict[str, Kind] = field(default_factory=dict)
     # Spans that are not read yet: begin, end, callback for the seconds.
     _spans: list[tuple[Event, Event,
@@ -73,8 +70,8 @@ class Measured:
 
     @contextlib.contextmanager
     def layer(self, kind: str, direction: str, keeps: bool) -> Iterator[None]:
-        """Context that measures a whole "forward" or "backward" of a layer.
-        `keeps` is whether the layer may have a backward."""
+        """Measures a whole "forward" or "backward" of a layer. `keeps`: it may
+        have a backward."""
         sums = self._kind(kind if keeps else kind + FROZEN)
         before, start = self.copied(), compute_device.now(self.device)
         yield
@@ -89,8 +86,7 @@ class Measured:
 
     def metering(self, kind: str, products: Products
                  ) -> contextlib.AbstractContextManager:
-        """Returns a context that measures the products of a chunk's first
-        forward in a layer."""
+        """Measures the products of a chunk's first forward in a layer."""
         costs = self._kind(kind).products
 
         def met(place: Place, product: Product, args: tuple, kwargs: dict
@@ -106,8 +102,7 @@ class Measured:
         return Mode(products, met)
 
     def spared(self, kind: str, weights: Iterable[str]) -> None:
-        """Notes that a replay of one chunk of a layer leaves out one product
-        of each of these weights."""
+        """Notes that a chunk's replay leaves out one product of each weight."""
         costs = self._kind(kind).products
         for weight in weights:
             costs[weight].spared += 1
@@ -122,8 +117,7 @@ class Measured:
             self._spans.append((start, end, told))
 
     def read(self) -> None:
-        """Waits for a real GPU to reach the end of all open spans, and calls
-        their callbacks with their seconds."""
+        """Waits for a real GPU to end all open spans; reads them."""
         while self._spans:
             start, end, told = self._spans.pop()
             end.synchronize()

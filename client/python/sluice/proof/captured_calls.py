@@ -31,8 +31,8 @@ class Seen(NamedTuple):
 
 
 def probe_tokens(adapter: Model) -> Tensor:
-    """Returns token ids [1, TOKENS], fewer if the model has fewer positions.
-    The padding token is left out, because some models count it."""
+    """Returns token ids [1, TOKENS], fewer if the model has fewer positions,
+    without the padding token, which some models count."""
     config = adapter.decoder.config
     weight = getattr(adapter.decoder.get_input_embeddings(), "weight", None)
     if weight is None:
@@ -48,9 +48,8 @@ def probe_tokens(adapter: Model) -> Tensor:
 def capture(adapter: Model, stream: Stream, ids: Tensor,
             between: Callable[[dict[int, Seen]], None]
             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
-    """Returns the arguments of each layer, by its index, in a plain and in a
-    streamed forward. Calls `between` with the plain ones before the streamed
-    forward. Sets `stream.written`."""
+    """Returns each layer's arguments, by its index, in a plain and a streamed
+    forward; `between` gets the former before. Sets `stream.written`."""
     accepts = inspect.signature(type(adapter.entry).forward).parameters
     given: dict[str, Any] = {"input_ids": ids}
     if "use_cache" in accepts or any(
@@ -97,10 +96,9 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
 def recorded(layers: Iterable[nn.Module], stream: Stream,
              into: dict[int, Seen], first: str = "hidden_states",
              inside: list[int] | None = None) -> Iterator[None]:
-    """Inside the context, records in `into` the arguments of each layer, by its
-    index, and in `stream.returns_tuple` whether it returns a tuple. `first` is
-    the name of the layers' first argument; `inside` holds the indices of
-    layers that have not returned."""
+    """Inside, records in `into` each layer's arguments, by its index, and in
+    `stream.returns_tuple` whether it returns a tuple. `first` names the layers'
+    first argument; `inside`: indices of layers that have not returned."""
     inside = [] if inside is None else inside
 
     def hook(index: int):
@@ -145,7 +143,7 @@ def first_of_kind(layers: Iterable[nn.Module]) -> list[int]:
 
 
 def kind_names(layers: Iterable[nn.Module]) -> dict[nn.Module, str]:
-    """Returns each layer's kind as its class and the first layer of the kind:
+    """Returns each layer's kind as its class and the kind's first layer:
     "LlamaDecoderLayer.0"."""
     layers = list(layers)
     return {layer: f"{type(layer).__name__}.{first}"
@@ -155,8 +153,7 @@ def kind_names(layers: Iterable[nn.Module]) -> dict[nn.Module, str]:
 def _kind(layer: nn.Module) -> str:
     parts = []
     for name, module in layer.named_modules():
-        # transformers' modules use layer_idx only to find their cache; a
-        # user's module may compute with it.
+        # transformers' modules use layer_idx only to find their cache.
         kind = plain_class(module)
         skip = {"layer_idx"} if kind.__module__.startswith(
             "transformers.") else set()
@@ -172,8 +169,7 @@ def _kind(layer: nn.Module) -> str:
 
 def _setting(value: Any) -> Any:
     """Returns a key of an attribute that is equal if two modules compute alike
-    with it: the value of a number or string, the code of a function, else the
-    type."""
+    with it: a number or string, the code of a function, else the type."""
     if isinstance(value, (tuple, list)):
         return [_setting(v) for v in value]
     if isinstance(value, (bool, int, float, str)):
@@ -199,7 +195,7 @@ def _code(function: Any) -> Any:
 
 
 def refusing(name: Any, what: str, action: Callable[[], Any]) -> Any:
-    """Returns the result of `action`. Raises any exception of `action` as
+    """Returns the result of `action`; raises any exception of it as
     `Unsupported`, because user code may fail on a trial's rows."""
     try:
         return action()
@@ -211,6 +207,5 @@ def refusing(name: Any, what: str, action: Callable[[], Any]) -> Any:
 
 def refusal(name: Any, what: str, error: Exception) -> Unsupported:
     name = name if isinstance(name, str) else type(name).__name__
-    return Unsupported(
-        name, f"{what} ({type(error).__name__}: "
-        f"{str(error).splitlines()[0] if str(error) else ''})")
+    return Unsupported(name, f"{what} ({type(error).__name__}: "
+                       f"{str(error).splitlines()[0] if str(error) else ''})")

@@ -1,15 +1,15 @@
 """Checks that a model's layers compute the same in chunks as on all rows.
 
 Each kind of layer of a twin runs twice on the same rows: as the model runs it,
-with the model's own attention and mask, and streamed, in three chunks or
-whole. Outputs, gradients of the input and of the parameters, and buffers must
-agree. Without knowing the model, this finds layers that mix tokens outside
-attention, auxiliary losses of layers, routers with a capacity, and masks that
-differ from what they declare. Rows are also probed skewed (all of them near
-one direction), because a capacity shows only if one expert is crowded. Layers
-that draw random numbers are compared while torch's random functions return
-fixed values (Still). Their replay must also be bitwise equal, and their
-gradient must match finite differences of the output along the gradient.
+and streamed, in three chunks or whole. Outputs, gradients of the input and of
+the parameters, and buffers must agree. This finds layers that mix tokens
+outside attention, auxiliary losses of layers, routers with a capacity, and
+masks that differ from what they declare. Rows are also probed skewed (all of
+them near one direction), because a capacity shows only if one expert is
+crowded. Layers that draw random numbers are compared while torch's random
+functions return fixed values (Still). Their replay must also be bitwise equal,
+and their gradient must match finite differences of the output along the
+gradient.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sluice.base.errors import Inexact, UnknownRows, Unsupported
 from sluice.base.model_protocols import Layered, Model, WholeKind
 from sluice.base.precision import near
 from sluice.base.randomness import Still, undisturbed
-from sluice.node.row_numbers import FAR, Numbered
+from sluice.node.rows import FAR, Numbered
 from sluice.node.streamed import Stream
 from sluice.proof.captured_calls import (
     Seen,
@@ -51,12 +51,10 @@ from sluice.proof.trial import (
 T = TypeVar("T")
 # Relative to a norm: rounding gives 1e-6, a wrong mask or a lost loss 1e-1.
 LIMIT = 1e-3
-# Relative to the output's norm: outputs are well-conditioned, gradients of
-# some models are not.
+# To the output's norm: outputs are well-conditioned, some gradients not.
 OUTPUT_LIMIT = 2e-5
 LEAST = 1e-9  # absolute; for gradients 1e-5 of the norm of all, if that is more
-# Perturbation relative to the rows' deviation; near ties of routers are about
-# 1e-6.
+# Relative to the rows' deviation; near ties of routers are about 1e-6.
 MOVE = 1e-3
 SLOPE_LIMIT = 5e-2  # relative, of a gradient to finite differences in fp32
 SQUARES = 1e-2  # of a layer's bytes; less growth with S^2 is noise
@@ -64,8 +62,8 @@ SQUARES = 1e-2  # of a layer's bytes; less growth with S^2 is noise
 
 def probe(adapter: Model, stream: Stream, may_be_whole: bool = False) -> None:
     """Raises `Unsupported` for the first kind of layer that is not exact in
-    chunks; with `may_be_whole` for the first that is not exact when run whole
-    either. `adapter` belongs to a twin."""
+    chunks; with `may_be_whole` that is not exact when run whole either.
+    `adapter` belongs to a twin."""
     while True:
         try:
             _probe(adapter, stream, probe_tokens(adapter))
@@ -78,11 +76,9 @@ def probe(adapter: Model, stream: Stream, may_be_whole: bool = False) -> None:
 
 
 def make_whole(adapter: Layered, stream: Stream, refused: Unsupported) -> bool:
-    """Lets layers of the refused kind run whole, with Sluice's attention or,
-    if that was tried, with the model's own. Returns False if nothing is left
-    to try."""
-    # A whole layer gets its arguments with all rows, so that unknown rows
-    # (UnknownRows) do not matter.
+    """Lets layers of the refused kind run whole, with Sluice's attention or, if
+    that was tried, the model's own. Returns False if nothing is left to try."""
+    # A whole layer gets its arguments whole: unknown rows do not matter.
     if refused.layer is None or (refused.has_remedy and not isinstance(
             refused, UnknownRows)):
         return False
@@ -101,9 +97,8 @@ def make_whole(adapter: Layered, stream: Stream, refused: Unsupported) -> bool:
 
 def weigh_whole(adapter: Layered, stream: Stream, index: int,
                 trials: Sequence[Seen]) -> None:
-    """Measures how many bytes a layer that runs whole saves for backward on
-    the device, per token and per pair of tokens. The second of the two
-    `trials` has more rows."""
+    """Measures the bytes that a layer that runs whole saves for backward on the
+    device, per token and pair of tokens; `trials`: two, the second longer."""
     held = []
     for seen in trials:
         saved: dict[int, int] = {}
@@ -152,8 +147,7 @@ def _probe(adapter: Model, stream: Stream, ids: Tensor) -> None:
 
 def on_devices(stream: Stream, name: str, own: torch.device,
                try_: Callable[[torch.device], T]) -> T:
-    """Returns `try_(device)` for the CPU, or for the device `own` if the
-    model's code fails on the CPU."""
+    """Returns `try_(device)` for the CPU or, if code fails there, for `own`."""
     why = Unsupported("", "")
     for device in dict.fromkeys((torch.device("cpu"), own)):
         try:
@@ -171,8 +165,8 @@ def on_devices(stream: Stream, name: str, own: torch.device,
 
 @contextlib.contextmanager
 def trying(device: torch.device) -> Iterator[None]:
-    """Context for trials on a device: with a fixed seed and gradients, without
-    autocast. Restores the random state at its end."""
+    """For trials on a device: a fixed seed, gradients, no autocast. Restores
+    the random state."""
     # Trials on the CPU ignore a default device that the user has set.
     default = device if device.type == "cpu" else contextlib.nullcontext()
     with undisturbed(device), default, torch.autocast(
@@ -282,7 +276,7 @@ def _refuse_output(name: str, whole: Result, cut: Result,
 def _find_numbered(adapter: Layered, stream: Stream, index: int,
                    seen: Seen) -> None:
     """Adds the layer's kind to `stream.numbered` if it numbers its rows; see
-    [Note: numbered rows] in row_numbers."""
+    [Note: numbered rows] in rows."""
     layer, numbered = adapter.layers[index], Numbered(seen.x.shape[1], 0)
     alike = next(kind for kind in stream.checks.kinds if layer in kind)
     stream.numbered.difference_update(alike)
@@ -364,5 +358,4 @@ def _compare_slopes(adapter: Layered, stream: Stream, index: int, x: Tensor,
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).norm() / (
-        a.double().norm() + 1e-30))
+    return float((a.double() - b.double()).norm() / (a.double().norm() + 1e-30))

@@ -4,10 +4,9 @@
 A signature covers everything that a model computes with except the values of
 weights: its classes, their functions and the functions of their files,
 settings, configs, buffers, shapes, which weights are tied and which are
-trained. Only a model made entirely of torch's and transformers' classes has a
-signature, because the state of other objects, and what their functions read,
-is unknown. A model with hooks, adapters or the user's modules is tried each
-time.
+trained. Only a model made entirely of torch's and transformers' classes has
+one, because the state of other objects, and what their functions read, is
+unknown. A model with hooks, adapters or the user's modules is tried each time.
 """
 from __future__ import annotations
 
@@ -62,10 +61,9 @@ def _of_module(module: nn.Module, places: dict[int, int]) -> Hashable:
     if hooks_of(module):
         raise _Opaque
     kind = _known(plain_class(module))
-    weights = tuple((
-        name, tuple(p.shape), p.dtype, p.requires_grad,
-        places.setdefault(id(p), len(places)))
-        for name, p in module._parameters.items() if p is not None)
+    weights = tuple((name, tuple(p.shape), p.dtype, p.requires_grad,
+                     places.setdefault(id(p), len(places))) for name,
+                    p in module._parameters.items() if p is not None)
     return kind, weights, _of_items({
         **{name: value for name, value in vars(module).items()
            if name not in TORCHS and not isinstance(value, Patch)},

@@ -20,7 +20,7 @@ from sluice.base.model_protocols import Layered
 from sluice.base.randomness import RandomState, Still
 from sluice.node.carried_state import Cache, argument_of
 from sluice.node.replay import Buffers, leaves
-from sluice.node.row_numbers import Numbered
+from sluice.node.rows import Numbered
 from sluice.node.setting import unchanged
 from sluice.node.shared_tensors import ROWS
 from sluice.node.step import Step
@@ -33,8 +33,6 @@ CHUNK = 24
 
 
 class Result(NamedTuple):
-    """What a layer computed in a trial, in fp32."""
-
     y: Tensor
     gradients: dict[str, Tensor | None]  # by "input" and parameter names
     buffers: dict[str, Tensor]
@@ -44,9 +42,8 @@ class Result(NamedTuple):
 def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
               scale: float, numbered: Numbered | None = None) -> Result:
     """Runs the layer with the model's own attention, on rows with the numbers
-    of `numbered`. Raises `Unsupported` if the layer draws random numbers of
-    Python or numpy, uses weights that are no parameters, or keeps a tensor
-    with its autograd graph."""
+    of `numbered`. Raises `Unsupported` if it draws numbers of Python or numpy,
+    uses weights that are no parameters, or keeps a tensor with its graph."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     handed = kwargs.get(HANDED)
@@ -155,8 +152,7 @@ def _weigh(step: Step, key: Hashable, scale: float) -> None:
 
 
 def forward_whole(adapter: Layered, index: int, seen: Seen) -> Tensor:
-    """Returns the layer's output, with random functions that return fixed
-    values (Still)."""
+    """Returns the layer's output, with fixed random values (Still)."""
     with Still(), _afresh(adapter.layers[index]):
         return _forward(adapter, index, seen)
 
@@ -184,7 +180,6 @@ def written_by(adapter: Layered, index: int, seen: Seen
 
 
 def _forward(adapter: Layered, index: int, seen: Seen) -> Tensor:
-    """Returns the layer's output for all of its rows, without gradients."""
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     with torch.no_grad():
         return _first(own_of(adapter, index)(wide(seen.x), *args, **kwargs))
@@ -192,8 +187,7 @@ def _forward(adapter: Layered, index: int, seen: Seen) -> Tensor:
 
 @contextlib.contextmanager
 def _afresh(layer: nn.Module) -> Iterator[None]:
-    """Restores the layer's state at the end of the context, for its next run.
-    """
+    """Restores the layer's state at the end, for its next run."""
     then = [(module, set(vars(module))) for module in layer.modules()]
     with unchanged(layer.modules()):
         yield
@@ -202,13 +196,12 @@ def _afresh(layer: nn.Module) -> Iterator[None]:
             del vars(module)[name]
 
 
-def _result(layer: nn.Module, x: Tensor,
-            forward: Callable[[Tensor], Tensor], scale: float,
-            handed: Any = None) -> Result:
-    """Runs `forward` on `x` and returns its output, and gradients of a weighted
-    sum of the output and of the tensors that the layer puts into `handed`. The
-    sum's weights are fixed random numbers times `scale`. Every call draws the
-    same random numbers."""
+def _result(layer: nn.Module, x: Tensor, forward: Callable[[Tensor], Tensor],
+            scale: float, handed: Any = None) -> Result:
+    """Runs `forward` on `x`; returns its output, and gradients of a weighted
+    sum of it and of the tensors that the layer puts into `handed`. The weights
+    are fixed random numbers times `scale`. Every call draws the same
+    numbers."""
     torch.manual_seed(2)
     before = RandomState(x.device)
     leaf, taken = x.clone().requires_grad_(), _handed(handed)

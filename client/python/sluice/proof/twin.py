@@ -1,19 +1,17 @@
 """Twins: copies of a model's modules with weights of their own, for trials.
 
 [Note: twins]
-Trials run a model on test rows, whole and in chunks. They run on a twin in
-fp32, on the CPU if the model's code works there, so the user's model may be on
-the `meta` device, may be sharded, and may fill its GPU. A twin has the model's
-classes, attributes, hooks, instance forwards, buffers and choice of trained
-parameters. It has no class or hook of FSDP2 and no forward of Sluice's.
+Trials run on a twin in fp32, on the CPU if the model's code works there, so the
+user's model may be on `meta`, may be sharded, and may fill its GPU. A twin has
+the model's classes, attributes, hooks, instance forwards, buffers and choice of
+trained parameters. It has no class or hook of FSDP2 and no forward of Sluice's.
 
-- Weights are copied if the model has them whole. If they are on `meta` or
-  sharded, the twin draws random weights that hide no fault: not 0, not 1, and
-  not so small that their effect is lost in the residual stream.
-- Parameters of layers with the same path and shape share memory: a twin of
-  many layers holds one of each.
+- Weights are copied if the model has them whole. Else the twin draws random
+  ones that hide no fault: not 0, not 1, and not so small that their effect is
+  lost in the residual stream.
+- Parameters of layers with the same path and shape share memory.
 - Buffers, and tensors in attributes, are copied. On `meta` they have no
-  values, and the twin takes the values that the model's constructor makes.
+  values, and the twin takes those that the model's constructor makes.
 - Other objects in attributes of layers are copied. Those in attributes of
   other modules, and variables of closures, are shared with the model.
 """
@@ -51,10 +49,9 @@ class Twin:
         idle: modules that trials do not run; they get no memory.
         vocabulary: (tokens, fewer): outside the layers a dimension of size
             `tokens` shrinks to `fewer`; None: nothing shrinks.
-        constructed: returns a module like the given one, with values in its
-            buffers.
-        forwards: for modules with a forward of Sluice's on the instance: the
-            instance's forward before that, or None.
+        constructed: returns a module like the given one, with buffers' values.
+        forwards: for modules with a forward of Sluice's on the instance: that
+            before it, or None.
     """
 
     def __init__(self, roots: Iterable[nn.Module], device: torch.device,
@@ -86,9 +83,9 @@ class Twin:
         return self._known[id(module)]
 
     def initialise(self, init: Callable[[nn.Module], object]) -> None:
-        """Initialises drawn weights such that each has a visible effect.
-        Applies `init` to the modules of drawn vectors and adds noise to the
-        vectors; draws matrices again that keep a vector's norm."""
+        """Initialises drawn weights such that each has a visible effect:
+        applies `init` to the modules of drawn vectors and adds noise to these;
+        draws matrices again that keep a vector's norm."""
         with torch.no_grad():
             for owner in dict.fromkeys(owner for owner, weight in self.drawn
                                        if weight.dim() < 2):
@@ -228,7 +225,6 @@ class Twin:
 
 
 def fit_vocabulary(of: Any, vocabulary: tuple[int, int]) -> None:
-    """Lowers the number of tokens in an object's attributes to `fewer`."""
     tokens, fewer = vocabulary
     for name, value in vars(of).items():
         if type(value) is int and value == tokens and (
@@ -243,8 +239,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 class Hollow(torch.overrides.TorchFunctionMode):
-    """Inside this mode, constructors make buffers, but allocate no memory for
-    weights."""
+    """Inside, constructors make buffers, but no memory for weights."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}

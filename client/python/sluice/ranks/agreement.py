@@ -1,10 +1,7 @@
-"""Checks that all ranks of a group were called with the same arguments.
-
-Ranks with different rows or chunks would wait for each other in a collective
-until it times out, or exchange rows that do not belong together. So each step
-begins with one small all-reduce of hashes, and all ranks raise the same error
-if the hashes differ.
-"""
+"""Checks that all ranks of a group were called with the same arguments. Ranks
+with different rows or chunks would wait for each other in a collective, or
+exchange rows that do not belong together. So each step begins with one small
+all-reduce of hashes; if they differ, all ranks raise the same error."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -20,9 +17,8 @@ from sluice.base.hashing import of_tensor, of_values
 from sluice.base.randomness import RandomState
 from sluice.ranks.groups import Ranks
 
-# Settings and inputs that the error names; all others are "another argument".
-# Their number is fixed, so that ranks with different arguments reduce equal
-# shapes.
+# Settings and inputs that the error names. Their number is fixed, so that ranks
+# with different arguments reduce equal shapes.
 SETTINGS = ("call", "chunk", "min_tokens", "length")
 INPUTS = tuple(argument_table.those("agreed"))
 # The last hash, without a name, is the random state, which may differ.
@@ -30,9 +26,8 @@ _NAMES = (*SETTINGS, *INPUTS, "another argument", "")
 
 
 class Asked(NamedTuple):
-    """What must be the same on all ranks in a call: `settings`, plain values
-    by the names in SETTINGS, and `hashes` of settings and arguments, one for
-    each name in _NAMES."""
+    """What must be the same on all ranks in a call: `settings`, plain values by
+    the names in SETTINGS, and `hashes`, one for each name in _NAMES."""
 
     settings: Mapping[str, Any]
     hashes: Tensor
@@ -40,12 +35,8 @@ class Asked(NamedTuple):
 
 def asked(device: torch.device, settings: Mapping[str, Any],
           given: Mapping[str, Any]) -> Asked:
-    """Hashes the settings and arguments of a call.
-
-    Args:
-      given: arguments of a forward. The values of floating-point tensors do
-        not count, only shape and dtype; for hidden_states the bits count too.
-    """
+    """Hashes the settings and arguments of a call: only shape and dtype of
+    floating-point tensors, but the bits of hidden_states."""
     hashes = [of_values(settings.get(name)) for name in SETTINGS]
     hashes += [_of(given.get(name), device, name == "hidden_states")
                for name in INPUTS]
@@ -60,9 +51,8 @@ def asked(device: torch.device, settings: Mapping[str, Any],
 
 def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
     """Compares the ranks' calls; a collective. Raises `Error` on all ranks if
-    they differ. Returns a seed that is the same on all ranks, made from the
-    random state of one rank. `outer` describes the enclosing call, if any: one
-    reduction compares both calls, so that the host waits for a GPU once."""
+    they differ. Returns the same seed on all, from one rank's random state.
+    `outer`: the enclosing call; with both the host waits for a GPU once."""
     if outer is None:
         outer = Asked({}, torch.zeros_like(inner.hashes))
     own = torch.stack([outer.hashes, inner.hashes])
@@ -78,8 +68,7 @@ def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
         if "call" in wrong:  # the rest belongs to different calls
             wrong = ["call"]
         if wrong:
-            shown = {name: settings[name] for name in wrong
-                     if name in settings}
+            shown = {name: settings[name] for name in wrong if name in settings}
             raise Error(Status.INVALID_ARGUMENT, (
                 f"the {ranks.size} ranks of the sequence group do not agree on "
                 f"{', '.join(wrong)}" + (f" (rank {ranks.rank} of the group: "

@@ -1,16 +1,15 @@
-"""The board: messages among a job's ranks outside of collectives.
-
-A collective would make all ranks wait for each other in every step, mostly
-without a message to send. So a rank writes its message into the store of
-torch.distributed, through which the processes found each other, and the other
-ranks read the store from time to time.
-"""
+"""The board: messages among a job's ranks outside of collectives, which would
+make all ranks wait for each other in every step, mostly without a message to
+send. So a rank writes into the store of torch.distributed, through which the
+processes found each other, and the others read it from time to time."""
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,27 +21,23 @@ Value = dict[str, Any]
 
 
 class Board:
-    """JSON values by key, in a store that all ranks share.
-
-    Calls take a few round trips and never wait for another rank. They raise
-    `RuntimeError` if the store is gone. Thread safety: safe.
-    """
+    """JSON values by key, in a store that all ranks share. Calls take a few
+    round trips and never wait for another rank. They raise `RuntimeError` if
+    the store is gone. Thread safety: safe."""
 
     def __init__(self, store: dist.Store):
         self._store = store
 
     @staticmethod
     def of_job() -> Board | None:
-        """Returns the job's board; None if torch.distributed is not
-        initialised."""
+        """Returns the job's board; None without torch.distributed."""
         if not (dist.is_available() and dist.is_initialized()):
             return None
         return Board(dist.PrefixStore(
             "sluice", dist.distributed_c10d._get_default_store()))
 
     def read(self, key: str) -> Value | None:
-        """Returns the value of `key`, or None if none was written (`get` of
-        the store would wait for one)."""
+        """Returns the value of `key`, or None (`get` would wait)."""
         if not self._store.check([key]):
             return None
         return json.loads(self._store.get(key))
@@ -50,14 +45,12 @@ class Board:
     def update(self, key: str, change: Callable[[Value | None], Value]
                ) -> Value:
         """Replaces a value by `change(value)` atomically, and returns the new
-        value. `change` is called again if another rank has replaced the value
-        in between."""
+        value. `change` is called again if another rank has come in between."""
         seen = self._store.get(key) if self._store.check([key]) else b""
         while True:
             wanted = json.dumps(change(json.loads(seen) if seen else None),
                                 sort_keys=True).encode()
-            found = self._store.compare_set(key, seen.decode(),
-                                            wanted.decode())
+            found = self._store.compare_set(key, seen.decode(), wanted.decode())
             if found == wanted:
                 return json.loads(found)
             seen = found
@@ -65,7 +58,7 @@ class Board:
 
 def check_daemon(socket: str) -> None:
     """Raises `Error` if another rank of the job on this node uses another
-    daemon: neither daemon would know of the other's leases and copies."""
+    daemon: neither would know of the other's leases and copies."""
     board = Board.of_job()
     if board is None:
         return
@@ -84,30 +77,27 @@ def check_daemon(socket: str) -> None:
 
 
 FAILED = "failed"  # key of the error that a rank raised in a streamed step
-# Seconds by which ranks may differ in their steps and their nodes' clocks.
+# Seconds by which ranks may differ in steps and nodes' clocks.
 APART_S = 60.0
 
 
 def _is_anothers(told: Value | None, since: float) -> bool:
-    """Returns whether `told` is an error that another rank raised after
-    `since`, or at most APART_S before."""
+    """Returns whether another rank raised `told` after `since` - APART_S."""
     return told is not None and told["rank"] != dist.get_rank() and (
         told["time"] >= since - APART_S)
 
 
 @contextlib.contextmanager
 def telling_job() -> Iterator[None]:
-    """Writes an error raised inside the context to the job's board. Ranks that
-    wait for this one in a collective of FSDP2 or DDP cannot be interrupted
-    (Gloo's `abort` ends no collective that has begun), but they can report
-    what they wait for. A recent error of another rank is not overwritten: it
-    is taken as the cause of this rank's error."""
+    """Writes an error raised inside to the job's board. Ranks that wait for
+    this one in a collective of FSDP2 or DDP cannot be interrupted (Gloo's
+    `abort` ends none that has begun), but can report what they wait for.
+    Another rank's recent error stays: it is taken as the cause."""
     begun = time.time()
     try:
         yield
     except PeerFailed:
-        # The error is on the board already, and a write to a lost node never
-        # returns.
+        # It is on the board already, and a write to a lost node never returns.
         raise
     except BaseException as error:
         board, what = Board.of_job(), f"{type(error).__name__}: {error}"
@@ -132,3 +122,23 @@ def failed_rank(since: float) -> str:
     if told is None or not _is_anothers(told, since):
         return ""
     return f"rank {told['rank']} failed: {told['what']}"
+
+
+def start_looking(looks: Any, every_s: float, over: threading.Event,
+                  name: str) -> threading.Thread:
+    """Starts a thread that calls `looks.look()` every `every_s` seconds until
+    `over` is set or nothing else refers to `looks`."""
+    thread = threading.Thread(target=_keep_looking, name=name, daemon=True,
+                              args=(weakref.ref(looks), every_s, over))
+    thread.start()
+    return thread
+
+
+def _keep_looking(looks: weakref.ref, every_s: float,
+                  over: threading.Event) -> None:
+    while not over.wait(every_s):
+        alive = looks()
+        if alive is None:
+            return
+        alive.look()
+        del alive

@@ -2,22 +2,22 @@
 
 [Note: dealing]
 Every rank is given the same whole rows. In each chunk of the sequence, rank r
-of P has the r-th slice (FPDT, section 4.1). So the ranks have even work under
-a causal mask, and the slices that the ranks exchange for one chunk add up to
+of P has the r-th slice (FPDT, section 4.1). So the ranks have even work under a
+causal mask, and the slices that the ranks exchange for one chunk add up to
 contiguous rows: the chunk. A rank's own rows are its slices one after the
 other. Slices of a chunk differ by one row at most, and none is empty: a last
-chunk with fewer rows than ranks is merged into the chunk before it, and a
+chunk with fewer rows than ranks is merged into the one before it, and a
 sequence with fewer rows than ranks is not dealt; each rank runs it whole.
 
 [Note: a failing rank]
-A rank that fails alone leaves the other ranks in a collective that it never
-joins. So it writes the reason on the job's board. A rank that waits for long
-reads the board and raises `PeerFailed` with that reason. The key on the board
-contains the numbers of the group's stream and of its call, which are equal on
-all ranks, so that an error that all ranks raise in one call is not mistaken for
-an error of a later call. An abandoned collective never ends, so the group is
-unusable afterwards, as after a time-out. On a real GPU the GPU waits instead of
-the host, and another thread reads the board (`peer_watch`).
+A rank that fails alone leaves the others in a collective that it never joins.
+So it writes the reason on the job's board, and a rank that waits for long reads
+the board and raises `PeerFailed` with that reason. The key on the board
+contains the numbers of the group's stream and of its call, equal on all ranks,
+so that an error that all ranks raise in one call is not mistaken for one of a
+later call. An abandoned collective never ends, so the group is unusable
+afterwards, as after a time-out. On a real GPU the GPU waits instead of the
+host, and another thread reads the board (`peer_watch`).
 """
 from __future__ import annotations
 
@@ -35,37 +35,32 @@ from sluice.base.arguments import invalid
 from sluice.base.errors import PeerFailed, Status, Unsupported
 from sluice.ranks.board import Board
 
-# Number of `Ranks` made, by group.
-_made: collections.Counter[str] = collections.Counter()
+_made: collections.Counter[str] = collections.Counter()  # `Ranks`, by group
 
 LOOK_S = 1.0  # interval at which a waiting rank reads the board
-# After a collective has failed, a rank waits at most so many times 0.1 s for a
+# After a collective has failed, a rank waits so many times 0.1 s at most for a
 # report of the death that caused it.
 NEWS_TICKS = 20
 
 
 class Ranks:
-    """A process group of more than one rank, as seen by this rank.
-
-    Methods documented as collectives must be called by all ranks in the same
-    order.
-    """
+    """A process group of more than one rank, as seen by this rank. All ranks
+    must call methods documented as collectives in the same order."""
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         _made[group.group_name] += 1
-        # See [Note: a failing rank]. `call` is incremented once all ranks have
-        # entered the call.
+        # [Note: a failing rank]. `call` counts calls that all ranks have
+        # entered.
         self._stream, self.call = _made[group.group_name], 0
         self.failed: PeerFailed | None = None  # set by a PeerWatch, never reset
-        # Whether deaths on other nodes are reported too: then only the
-        # PeerWatch reads the board.
+        # Whether other nodes' deaths are heard: then the PeerWatch reads the
+        # board.
         self.hears_deaths = False
         self._raised = -1  # last call in which this rank itself failed
         self.within = 0  # number of `telling` contexts that are active
-        # By (heads of q, heads of k and v, device): heads of k and v that each
-        # rank needs.
+        # By (heads of q, of k and v, device): heads that each rank needs.
         self._needed: dict[tuple[int, int, torch.device], Tensor] = {}
 
     @staticmethod
@@ -80,10 +75,7 @@ class Ranks:
                           f"each of the group's {ranks.size} ranks")
         return ranks
 
-    # --- rows ---------------------------------------------------------------
-
     def slices(self, rows: range) -> list[range]:
-        """Returns each rank's rows of a chunk."""
         least, more = divmod(len(rows), self.size)
         starts = [rows.start + r * least + min(r, more)
                   for r in range(self.size + 1)]
@@ -95,8 +87,6 @@ class Ranks:
         rank = self.rank if rank is None else rank
         return [self.slices(rows)[rank] for rows in chunks]
 
-    # --- heads --------------------------------------------------------------
-
     def check_heads(self, name: str, heads: int, kv_heads: int) -> None:
         if heads % self.size or heads % kv_heads:
             raise Unsupported(
@@ -106,33 +96,27 @@ class Ranks:
 
     def kv_heads(self, heads: int, kv_heads: int) -> list[int]:
         """Returns the heads of k, v that the ranks need, rank after rank,
-        equally many for each rank. If there are fewer heads than ranks,
-        several ranks get the same head. If a rank's heads of q share k, v
-        unevenly, the rank gets one head of k, v per head of q."""
+        equally many for each; several ranks may get the same. If a rank's heads
+        of q share k, v unevenly, it gets one head of k, v per head of q."""
         per_rank, per_kv = heads // self.size, heads // kv_heads
         every = per_kv if per_rank % per_kv == 0 else (
             per_rank if per_kv % per_rank == 0 else 1)
         return [head // per_kv for head in range(0, heads, every)]
 
-    def needed(self, heads: int, kv_heads: int, device: torch.device
-               ) -> Tensor:
-        """Returns the result of `kv_heads` as an index tensor on `device`. It
-        is copied there once."""
+    def needed(self, heads: int, kv_heads: int, device: torch.device) -> Tensor:
+        """Returns `kv_heads` as an index tensor, copied to `device` once."""
         key = heads, kv_heads, device
         if key not in self._needed:
             self._needed[key] = torch.tensor(self.kv_heads(heads, kv_heads),
                                              device=device)
         return self._needed[key]
 
-    # --- collectives --------------------------------------------------------
-
     def filled(self, parts: Sequence[Tensor | None], like: Sequence[Tensor]
                ) -> list[Tensor | None]:
-        """Returns the gradients `parts` of the parameters `like`. Replaces None
-        by zeros where another rank has a gradient (an expert that got no row
-        of this rank), because a reduction needs the same gradients on each
-        rank. A collective; the host waits for its result only if this rank
-        lacks a gradient."""
+        """Returns the gradients `parts` of the parameters `like`, with zeros
+        for None where another rank has a gradient (of an expert, say): a
+        reduction needs the same on each. A collective; the host waits if this
+        rank lacks one."""
         if not parts:
             return []
         own, device = [p is not None for p in parts], like[0].device
@@ -149,21 +133,15 @@ class Ranks:
                 for part, p, needed in zip(parts, like, some)]
 
     def sum(self, part: Tensor) -> Tensor:
-        """Returns the sum of the ranks' parts on each rank; a collective. The
-        gradient to each part is multiplied by the number of ranks, so that the
-        average of a parameter's gradients over all ranks is the gradient of
-        the whole sequence."""
+        """Returns the sum of the ranks' parts on each rank; a collective. Each
+        part's gradient is multiplied by the number of ranks, so that a
+        parameter's average gradient over all ranks is the whole sequence's."""
         return _Sum.apply(self, part)
-
-    # --- failures ------------------------------------------------------------
 
     def wait(self, work: dist.Work, device: torch.device) -> None:
         """Waits until a collective of this group is done. Raises `PeerFailed`
-        if a rank has reported that it failed and will not take part.
-
-        On a GPU the host does not wait; later compute is ordered after the
-        collective.
-        """
+        if a rank has reported that it failed. On a GPU the host does not wait;
+        later compute is ordered after the collective."""
         if device.type != "cpu":
             self.check()
             work.wait()
@@ -182,15 +160,14 @@ class Ranks:
             raise
 
     def check(self) -> None:
-        """Raises `PeerFailed` if collectives were aborted, because their
-        results are void."""
+        """Raises `PeerFailed` if collectives were aborted: results are void."""
         if self.failed is not None:
             raise self.failed
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Reports an error raised inside the context to ranks that wait for
-        this one. If collectives were aborted, raises `PeerFailed` instead."""
+        """Reports an error raised inside to ranks that wait for this one. If
+        collectives were aborted, raises `PeerFailed` instead."""
         self.within += 1
         try:
             yield
@@ -206,7 +183,7 @@ class Ranks:
 
     def told(self) -> str:
         """Returns a line that says which rank failed in this call and why; ""
-        if none did, or if this rank failed too."""
+        if none did, or if this one failed too."""
         board = Board.of_job()
         try:
             told = None if board is None or self._raised == self.call else (

@@ -17,15 +17,15 @@ import sys
 import threading
 import time
 import weakref
-from typing import Protocol
+from typing import Any
 
 import torch.distributed as dist
 
 from sluice.native import launcher
 from sluice.ranks.board import Board
 
-# Delay before rank 0 reports a closed connection as a death: in that time ranks
-# on the dead rank's node can report what their daemon knows of the death.
+# Delay before rank 0 reports a closed connection as a death: ranks on the dead
+# rank's node may first report what their daemon knows of it.
 NAMING_S = 0.5
 _TICK_MS = 100
 _LOOK_S = 0.2  # between two attempts to reach rank 0
@@ -33,10 +33,6 @@ _MOST_UNREAD = 256  # bytes buffered from a connection without a valid token
 # After two seconds of silence, four probes at intervals of one second.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1),
                (socket.TCP_KEEPCNT, 4))
-
-
-class Hears(Protocol):
-    def peer_died(self, what: str) -> None: ...
 
 
 def several_nodes() -> bool:
@@ -60,8 +56,8 @@ class _Peer:
             self.connection.send(f"{line}\n".encode())
 
     def lines(self) -> list[str]:
-        """Returns the complete lines that have arrived. Sets `closed_at` if
-        the connection is closed."""
+        """Returns the complete lines that have arrived. Sets `closed_at` if the
+        connection is closed."""
         with contextlib.suppress(BlockingIOError):
             # These report a reset, and that keepalive timed out.
             with contextlib.suppress(ConnectionError, TimeoutError):
@@ -74,14 +70,11 @@ class _Peer:
 
 class Line:
     """This process's end of the line ([Note: the line]). A thread receives
-    reports of deaths until the process ends.
-
-    Thread safety: safe.
-    """
+    reports of deaths until the process ends. Thread safety: safe."""
 
     def __init__(self, board: Board):
         self._board, self.rank = board, dist.get_rank()
-        self._hears: weakref.WeakSet[Hears] = weakref.WeakSet()
+        self._hears: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None  # rank 0's
         self._peers: list[_Peer] = []  # on rank 0 all others, else rank 0
@@ -101,13 +94,12 @@ class Line:
                          daemon=True).start()
         # Not atexit: processes of multiprocessing do not run it.
         multiprocessing.util.Finalize(None, self.end, exitpriority=0)
-        # A forked DataLoader worker must not keep a dead rank's connection
-        # open.
+        # A forked DataLoader worker must not keep a dead rank's connection.
         os.register_at_fork(after_in_child=self._close)
 
-    def heard_by(self, hears: Hears) -> None:
-        """Registers `hears`, by a weak reference: the line's thread calls its
-        `peer_died` when it learns of a death."""
+    def heard_by(self, hears: Any) -> None:
+        """Calls `hears.peer_died`, on the line's thread, when it learns of a
+        death; a weak reference."""
         self._hears.add(hears)
 
     def tell(self, what: str) -> None:
@@ -119,9 +111,8 @@ class Line:
                 self._send(f"died {self._died}")
 
     def end(self) -> None:
-        """Declares that the end of this process is not a death. If an
-        exception ends the process, reports the exception to all ranks
-        instead."""
+        """Declares that the end of this process is not a death. If an exception
+        ends it, reports that to all ranks instead."""
         error = getattr(sys, "last_value", None)
         if error is not None:
             self.tell(f"rank {self.rank} failed: {type(error).__name__}: "
@@ -164,8 +155,7 @@ class Line:
                 return  # rank 0 has ended normally
 
     def _reach(self) -> bool:
-        """Connects to rank 0; returns False if it has not published its
-        address yet or cannot be reached."""
+        """Connects to rank 0; returns False if that is not possible yet."""
         try:
             place = self._board.read("line")
             if place is None:
@@ -196,20 +186,18 @@ class Line:
         return heard
 
     def _read(self, peer: _Peer) -> bool:
-        """Handles the lines of a connection; returns False if the connection
-        is of no more use. A connection is trusted only after its token has
-        come, because any host on the network may connect."""
+        """Handles the lines of a connection; returns False if it is of no more
+        use. It is trusted only after its token has come, because any host on
+        the network may connect."""
         if not all(self._obey(peer, line) for line in peer.lines()):
             return False
         return peer.rank is not None or (
-            peer.closed_at == float("inf")
-            and len(peer.unread) < _MOST_UNREAD)
+            peer.closed_at == float("inf") and len(peer.unread) < _MOST_UNREAD)
 
     def _obey(self, peer: _Peer, line: str) -> bool:
         if peer.rank is None:
             token, _, rank = line.partition(" ")
-            if not secrets.compare_digest(token.encode(),
-                                          self._token.encode()):
+            if not secrets.compare_digest(token.encode(), self._token.encode()):
                 return False
             peer.rank = int(rank)
             if self._died:

@@ -4,14 +4,14 @@
 On a GPU a collective is only enqueued. The host waits wherever numbers are
 read, the user's code included, and NCCL's kernels wait for a dead rank until a
 time-out of minutes. So a thread checks whether a rank has reported a failure
-(`Ranks.told`), and the daemon, or another node (`peer_line`), reports the
-death of a process. Either aborts all NCCL groups of this process, FSDP2's too.
-Work that was waiting continues with void results, so the stream raises
-`PeerFailed` at its next check. If the host has left the stream already and
-waits in the user's code, an exception is raised there, as for Ctrl-C.
+(`Ranks.told`), and the daemon, or another node (`peer_line`), reports the death
+of a process. Either aborts all NCCL groups of this process, FSDP2's too. Work
+that was waiting continues with void results, so the stream raises `PeerFailed`
+at its next check, or in the user's code, as for Ctrl-C, if the host waits
+there.
 
-If the node with the store has lost power, a read of the store never returns.
-So the thread that receives a report of a death also handles it, and on several
+If the node with the store has lost power, a read of the store never returns. So
+the thread that receives a report of a death also handles it, and on several
 nodes the computing thread does not read the store.
 """
 from __future__ import annotations
@@ -25,22 +25,18 @@ import torch.distributed as dist
 
 from sluice.base.errors import PeerFailed, Status
 from sluice.native.session import Session
-from sluice.ranks import looking, peer_line
+from sluice.ranks import peer_line
+from sluice.ranks.board import start_looking
 from sluice.ranks.groups import LOOK_S, Ranks
 
 
 class PeerWatch:
     """Watches the ranks that share this rank's sequences until one fails,
-    `close` is called, or nothing refers to this object.
-
-    Thread safety: safe.
-    """
+    `close` is called, or nothing refers to this object. Thread safety: safe."""
 
     def __init__(self, ranks: Ranks, session: Session, device: torch.device):
         self._ranks, self._device = ranks, device
-        # The thread that computes, and its current stream.
-        self._thread = threading.get_ident()
-        self._stream = _stream_of(device)
+        self.computes()
         self._ending = threading.Lock()
         self._over = threading.Event()
         session._watched_by(self)
@@ -48,21 +44,21 @@ class PeerWatch:
         if self._line is not None:
             self._line.heard_by(self)
             ranks.hears_deaths = True
-        looking.start(self, LOOK_S, self._over, "sluice peers")
+        start_looking(self, LOOK_S, self._over, "sluice peers")
 
     @staticmethod
     def of(ranks: Ranks | None, session: Session, device: torch.device
            ) -> PeerWatch | None:
-        """Returns a watch; None if it is not needed, because Gloo and the
-        board report all failures."""
+        """Returns a watch; None if Gloo and the board report all failures."""
         if ranks is None or device.type == "cpu" and not peer_line.several_nodes():
             return None
         return PeerWatch(ranks, session, device)
 
     def computes(self) -> None:
-        """Notes that the calling thread begins a call of the model."""
+        """Notes the calling thread and its current stream: it computes."""
         self._thread = threading.get_ident()
-        self._stream = _stream_of(self._device)
+        self._stream = None if self._device.type == "cpu" else (
+            torch.cuda.current_stream(self._device))
 
     def peer_died(self, what: str) -> None:
         """Handles a death that the daemon or the line reports: "rank 1 of job
@@ -93,14 +89,9 @@ class PeerWatch:
         waits = self._stream is None or not self._stream.query()
         if not self._ranks.within and waits:
             _raise_in(self._thread, failed)  # before abort() ends its wait
-        # Gloo's collectives fail by themselves when the dead rank's connections
-        # close.
+        # Gloo's fail by themselves when the dead rank's connections close.
         for group in [*dist.distributed_c10d._world.pg_map] if on_gpu else ():
             group.abort()
-
-
-def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
-    return None if device.type == "cpu" else torch.cuda.current_stream(device)
 
 
 def _raise_in(thread: int, error: PeerFailed) -> None:

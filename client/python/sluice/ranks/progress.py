@@ -1,25 +1,20 @@
-"""Reports a stream's progress on stderr: position in long steps, and stalls.
-
-A step over a million tokens takes minutes, and a rank may wait as long in a
-collective after another rank is gone. The training thread only notes its
+"""Reports a stream's progress on stderr. The training thread only notes its
 position; a second thread reads it once a second and prints lines: every few
-seconds in a long step, and, on every rank, if nothing has moved for longer
-than a limit.
-"""
+seconds in a long step, and, on every rank, if nothing has moved for longer than
+a limit, as when another rank is gone."""
 from __future__ import annotations
 
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
 from torch import nn
 
-from sluice.ranks import looking
-from sluice.ranks.board import failed_rank
+from sluice.ranks.board import failed_rank, start_looking
 
 LONG_S = 20.0  # seconds of a step before its first line
 EVERY_S = 10.0  # seconds between two lines of a step
@@ -28,15 +23,8 @@ LOOK_S = 1.0  # seconds between two reads of the position
 Direction = Literal["forward", "backward"]
 
 
-class Walked(Protocol):
-    """The part of a step that `Progress` uses."""
-
-    @property
-    def chunks(self) -> Sequence[range]: ...
-
-
 class Place(NamedTuple):
-    step: weakref.ref[Walked]  # dead if the step has ended or failed
+    step: weakref.ref  # dead if the step has ended or failed
     direction: Direction
     layer: int
     chunk: int
@@ -47,9 +35,8 @@ class Place(NamedTuple):
 
 class Progress:
     """The progress of one stream. The training thread calls `move`, `done` and
-    `idle`; another thread calls `look`. Both replace or read `_place` as a
-    whole, so that no lock is needed.
-    """
+    `idle`; another calls `look`. Both replace or read `_place` as a whole, so
+    that no lock is needed."""
 
     def __init__(self, layers: Iterable[nn.Module], stalled_s: float,
                  clock: Callable[[], float] = time.monotonic,
@@ -61,29 +48,24 @@ class Progress:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         # Used by the looking thread alone: time of its last line, the place
-        # last reported as stalled, and the seconds of stall after which that
-        # place is reported again.
+        # last reported as stalled, and the seconds until that is repeated.
         self._said = float("-inf")
         self._stuck: Place | None = None
         self._again = 0.0
 
-    # --- training thread ----------------------------------------------------
-
-    def move(self, step: Walked, direction: Direction, layer: nn.Module,
+    def move(self, step: Any, direction: Direction, layer: nn.Module,
              chunk: int) -> None:
         last, now = self._place, self._clock()
         same = last is not None and last.step() is step
-        self._place = Place(
-            last.step if same else weakref.ref(step), direction,
-            self._index.get(layer, 0), chunk, len(step.chunks),
-            last.began if same else now, now)
+        self._place = Place(last.step if same else weakref.ref(step), direction,
+                            self._index.get(layer, 0), chunk, len(step.chunks),
+                            last.began if same else now, now)
         if self._thread is None:
-            self._thread = looking.start(self, LOOK_S, self._ended,
+            self._thread = start_looking(self, LOOK_S, self._ended,
                                          "sluice progress")
 
     def done(self, layer: nn.Module) -> None:
-        """Notes that a layer's backward is over. The backward of the first
-        layer ends the step."""
+        """Notes a layer's end of backward; the first layer ends the step."""
         if self._index.get(layer) == 0:
             self.idle()
 
@@ -94,8 +76,6 @@ class Progress:
     def close(self) -> None:
         self.idle()
         self._ended.set()
-
-    # --- looking thread -----------------------------------------------------
 
     def look(self) -> None:
         place = self._place

@@ -4,10 +4,9 @@ gives all ranks of a group the same batches.
 [Note: shared sequences]
 With a group of P ranks, `loss` is the mean over the labels of the whole
 sequences, the same on each rank. A parameter's gradient on one rank is P times
-the contribution of that rank's rows, so that the *average* over the ranks is
-the gradient of `loss`. DDP and FSDP2 average over all of their ranks, those of
-one group and data parallel ones alike, so nothing more is needed. Without DDP
-and FSDP2, average the gradients over the group:
+the contribution of that rank's rows, so that the *average* over the ranks, as
+DDP and FSDP2 compute it, is the gradient of `loss`. Without these, average over
+the group:
 
     for p in model.parameters():
         torch.distributed.all_reduce(p.grad, group=group)
@@ -26,12 +25,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sluice.base import argument_table
+from sluice.base.argument_table import GROUP, ROWS_OF_TOKENS
 from sluice.base.arguments import NONE, Kind, a, invalid, takes
-from sluice.base.kinds import GROUP, rows_of_tokens
 from sluice.ranks.groups import Ranks
 
-SHARDED = {"input_ids": rows_of_tokens(), "labels": rows_of_tokens() | NONE,
-           "position_ids": rows_of_tokens() | NONE}
+SHARDED = {"input_ids": ROWS_OF_TOKENS, "labels": ROWS_OF_TOKENS | NONE,
+           "position_ids": ROWS_OF_TOKENS | NONE}
 
 
 @dataclass(frozen=True)
