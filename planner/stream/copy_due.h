@@ -1,11 +1,8 @@
-// Computes the deadlines of a streamed step's copies.
-//
-// They follow from the rings (client/torch/stream/chunk_io.h): a copy may start
-// when the slot before its own is free, and compute needs it after it has used
-// the other slots. So the slack of a kind of copies is the compute of all slots
-// but one, and the shortest such time if copies of a kind differ.
-//
-// Thread safety: pure functions.
+// Computes the deadlines of a streamed step's copies. By the rings
+// (client/torch/stream/chunk_io.h), a copy may start when the slot before its
+// own is free, and compute needs it after it has used the other slots. So the
+// slack of a kind of copies is the compute of all slots but one, and the
+// shortest such time if copies of a kind differ.
 #pragma once
 
 #include <vector>
@@ -20,8 +17,8 @@ struct CopyDue {
   double slack_seconds = 0;
 };
 
-// Returns the slack of every kind of copies, by label. `recorded`: the plan's
-// segments with their times; a segment that was not recorded takes no time.
+// Returns the slack of every kind of copies. `recorded`: the plan's segments
+// with their times; a segment that was not recorded takes no time.
 std::vector<CopyDue> CopiesDue(const StreamOptions& options,
                                const std::vector<plan::SegmentKind>& recorded);
 

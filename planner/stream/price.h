@@ -1,7 +1,5 @@
 // Computes how much recomputation a streamed step needs for the memory that it
 // saves.
-//
-// Thread safety: pure functions.
 #pragma once
 
 #include "planner/stream/options.h"
@@ -16,8 +14,8 @@ struct StepPrice {
   Bytes hbm, host;
   Bytes recomputed;        // bytes not stored because of recomputation
   double recompute_s = 0;  // per step of one sequence
-  // Returns the factor by which the sequence can be longer with the same hbm +
-  // host, because activations grow in proportion to the tokens.
+  // The factor by which the sequence can be longer with the same hbm + host,
+  // because activations grow in proportion to the tokens.
   double length_gain() const {
     const int64_t held = (hbm + host).count();
     if (held == 0) return 1;
@@ -26,8 +24,8 @@ struct StepPrice {
   }
 };
 
-// Returns the price of a step. `options` must have the fractions that the step
-// runs with; `profile` must be of the same step, with its segments' times.
+// `options` must have the fractions that the step runs with; `profile` must be
+// of the same step, with its segments' times.
 StepPrice PriceOf(const StreamOptions& options,
                   const plan::RankProfile& profile);
 

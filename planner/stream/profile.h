@@ -1,6 +1,3 @@
-// The planner's profile of a streamed step.
-//
-// Thread safety: pure functions.
 #pragma once
 
 #include <vector>
@@ -10,11 +7,11 @@
 
 namespace sluice::stream {
 
-// Returns a profile with skeletal classes (bytes and recompute times), fixed
-// traffic, host bytes and windows. `recorded`: the segment kinds of a
-// calibration run with the same chunk size and ranks; their executions are set
-// for `options.layout`. The caller sets job, rank, gpu, numa,
-// transient_capacity and what the user requests.
+// Returns the planner's profile of a streamed step: skeletal classes (bytes and
+// recompute times), fixed traffic, host bytes and windows. `recorded`: the
+// segment kinds of a calibration run with the same chunk size and ranks; their
+// executions are set for `options.layout`. The caller sets job, rank, gpu,
+// numa, transient_capacity and what the user requests.
 plan::RankProfile Profile(const StreamOptions& options,
                           const std::vector<plan::SegmentKind>& recorded);
 

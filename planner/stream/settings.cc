@@ -18,13 +18,12 @@ constexpr double kAlphas[] = {1, 0.75, 0.5, 0.25, 0};
 constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Returns the bytes of rings and transient buffers.
 int64_t WorkingBytes(const StreamOptions& options) {
   return (RingBytes(options) + TransientBytes(options)).count();
 }
 
-// Returns fractions for the free classes that the question leaves open. A class
-// that can be kept by rows keeps `keep`; `alpha` of the rest is swapped.
+// Returns fractions for the open free classes. A class that can be kept by rows
+// keeps `keep`; `alpha` of the rest is swapped.
 FractionMap Share(const SettingsQuestion& q, double keep, double alpha) {
   FractionMap fractions = q.stream.fractions;
   for (const Class which : kFreeClasses) {
@@ -37,8 +36,7 @@ FractionMap Share(const SettingsQuestion& q, double keep, double alpha) {
 }
 
 // Returns fractions that keep as many rows as fit in HBM, evenly over classes.
-// (The planner later divides that room by class, which takes about the same
-// time.)
+// (The planner later divides that room by class.)
 FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   const double alpha = options.alpha;
   options.fractions = Share(q, 0, alpha);
@@ -93,8 +91,8 @@ StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   return options;
 }
 
-// Returns whether chunks may run again: the user has not excluded it, and no
-// free class is requested to be kept or swapped.
+// Whether chunks may run again: the user has not excluded it, and no free class
+// is requested to be kept or swapped.
 bool MayRunAgain(const SettingsQuestion& q) {
   return q.rerun.value_or(1) > 0 && q.stream.alpha <= 0 &&
          std::ranges::none_of(q.stream.fractions, [](const auto& f) {

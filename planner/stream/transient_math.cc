@@ -47,7 +47,7 @@ Tensor TransientMath::NormForward(int64_t rows, Place place) const {
   return out;
 }
 
-// Cuts rows in the same way as client/torch/math/token_math.cc.
+// Cuts rows as client/torch/math/token_math.cc does.
 void TransientMath::RmsNormBackward(int64_t rows) const {
   const int64_t rows_in_part = std::max<int64_t>(16, (rows + 511) / 512);
   const int64_t parts = (rows + rows_in_part - 1) / rows_in_part;
@@ -96,19 +96,6 @@ void TransientMath::LinearBackwardWeight(
     const Tensor dy = ToFp32(rows * layer.out);
     if (layer.bias) heap_.Pass(layer.out * 4);
   }
-}
-
-Tensor TransientMath::LinearBackwardInput(int64_t rows, int64_t in, int64_t out,
-                                          Place place) const {
-  return LinearForward(rows, out, in, place);
-}
-
-Tensor TransientMath::ActivationForward(int64_t rows, Place place) const {
-  return MakeAt(place, rows * model_.ffn);
-}
-
-Tensor TransientMath::ActivationBackward(int64_t rows) const {
-  return Make(rows * model_.ffn);
 }
 
 // --- rope

@@ -1,21 +1,74 @@
-// Simulates the tensors that client/torch/math allocates and frees. Each
-// function here has the name of the function it simulates. A returned tensor
-// lives as long as the original's. Operands are given as rows and widths.
-//
-// The temporaries of ATen's CPU kernels are included: operands converted to
-// fp32 where types differ, statistics of norms, workspaces.
+// Simulates the tensors that client/torch/math allocates and frees, on a heap
+// that only counts. Each function here has the name of the function it
+// simulates, and its result lives as long as the original's. Operands are given
+// as rows and widths. The temporaries of ATen's CPU kernels are included:
+// operands converted to fp32 where types differ, statistics of norms,
+// workspaces.
 //
 // Thread safety: none.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <initializer_list>
+#include <utility>
 
-#include "planner/stream/classes.h"
 #include "planner/stream/model_shape.h"
-#include "planner/stream/transient_heap.h"
 #include "planner/stream/transients.h"
 
 namespace sluice::stream {
+
+// The region allocator's blocks are whole lines of this size.
+inline constexpr int64_t kHeapLine = 64;
+
+// A heap without memory, which counts live bytes and their peak. Code that
+// makes the real code's allocations on it, in the same order, finds the real
+// heap's peak.
+class TransientHeap {
+ public:
+  // A tensor's memory, freed on destruction. A default-constructed Tensor is a
+  // view of other memory.
+  class Tensor {
+   public:
+    Tensor() = default;
+    Tensor(TransientHeap* heap, int64_t bytes) : heap_(heap), bytes_(bytes) {}
+    Tensor(Tensor&& other) noexcept
+        : heap_(std::exchange(other.heap_, nullptr)), bytes_(other.bytes_) {}
+    Tensor& operator=(Tensor&& other) noexcept {
+      Free();
+      heap_ = std::exchange(other.heap_, nullptr);
+      bytes_ = other.bytes_;
+      return *this;
+    }
+    ~Tensor() { Free(); }
+    void Free() {
+      if (heap_ != nullptr) heap_->alive_ -= bytes_;
+      heap_ = nullptr;
+    }
+
+   private:
+    TransientHeap* heap_ = nullptr;
+    int64_t bytes_ = 0;
+  };
+
+  TransientHeap() = default;
+  TransientHeap(const TransientHeap&) = delete;
+
+  [[nodiscard]] Tensor Take(int64_t bytes) {
+    const int64_t whole = (bytes + kHeapLine - 1) / kHeapLine * kHeapLine;
+    alive_ += whole;
+    peak_ = std::max(peak_, alive_);
+    return Tensor(this, whole);
+  }
+  // Allocates and frees a temporary at once.
+  void Pass(int64_t bytes) { const Tensor block = Take(bytes); }
+
+  int64_t peak() const { return peak_; }
+  void ResetPeak() { peak_ = alive_; }
+
+ private:
+  int64_t alive_ = 0, peak_ = 0;
+};
 
 class TransientMath {
  public:
@@ -47,8 +100,7 @@ class TransientMath {
   }
 
   // --- token_math.h; `rows` of hidden states --------------------------------
-  // Where a result goes: to a new tensor, or to existing memory of the caller.
-  enum class Place { kNew, kGiven };
+  enum class Place { kNew, kGiven };  // kGiven: existing memory of the caller
   Tensor NormForward(int64_t rows, Place place = Place::kNew) const;
   // `gradients`: the number of parts that dY is summed from.
   void NormBackward(int64_t rows, int gradients, bool residual) const;
@@ -61,11 +113,17 @@ class TransientMath {
   void LinearBackwardWeight(int64_t rows, int64_t in,
                             std::initializer_list<Linear> layers) const;
   Tensor LinearBackwardInput(int64_t rows, int64_t in, int64_t out,
-                             Place place = Place::kNew) const;
-  Tensor ActivationForward(int64_t rows, Place place = Place::kNew) const;
+                             Place place = Place::kNew) const {
+    return LinearForward(rows, out, in, place);
+  }
+  Tensor ActivationForward(int64_t rows, Place place = Place::kNew) const {
+    return MakeAt(place, rows * model_.ffn);
+  }
   // Returns the one gradient that does not reuse the memory of its output's
   // gradient.
-  Tensor ActivationBackward(int64_t rows) const;
+  Tensor ActivationBackward(int64_t rows) const {
+    return Make(rows * model_.ffn);
+  }
 
   // --- rope.h ---------------------------------------------------------------
   struct RopeTables {

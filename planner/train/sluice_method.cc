@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "planner/stream/fractions.h"
-#include "planner/stream/host_stage.h"
 #include "planner/stream/layer_time.h"
 #include "planner/stream/schedule.h"
 #include "planner/stream/states.h"
