@@ -1,5 +1,3 @@
-// PlanNode: plans the memory of every rank, then solves one LP for what all
-// ranks keep, swap and recompute.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,8 +16,7 @@
 namespace sluice::planner {
 namespace {
 
-// Returns `options` with a progress callback that reports to `book`, segment by
-// segment.
+// Returns `options` with a progress callback that reports to `book`.
 MemoryOptions Watched(MemoryOptions options, const NodeProgress& at,
                       const UnitBook& book) {
   if (!book.watch) return options;
@@ -33,8 +30,7 @@ MemoryOptions Watched(MemoryOptions options, const NodeProgress& at,
   return options;
 }
 
-// Returns one line if the transient region is larger than the rank's capacity,
-// or "" if it fits.
+// Returns "" if the transient region fits the rank's capacity.
 std::string TooMuchTransient(const plan::RankProfile& profile,
                              const plan::RankPlan& rank) {
   if (profile.transient_capacity <= Bytes(0) ||
@@ -55,21 +51,6 @@ std::string TooMuchTransient(const plan::RankProfile& profile,
       rank.transient_peak.count(), worst,
       FormatBytes(profile.transient_capacity),
       profile.transient_capacity.count());
-}
-
-void FillFractions(RankFractions chosen, plan::RankPlan* rank) {
-  rank->classes = std::move(chosen.classes);
-  rank->alpha = chosen.alpha;
-  rank->alpha_limited_by = std::move(chosen.alpha_limited_by);
-  rank->host_bytes = chosen.host_bytes;
-}
-
-// Returns the bytes that a rank can keep on its GPU in addition to its
-// transient buffers.
-Bytes RoomToKeep(const plan::RankProfile& profile, Bytes transient_peak) {
-  const Bytes room =
-      profile.transient_capacity - transient_peak - profile.keep_reserve;
-  return std::max(room, Bytes(0));
 }
 
 // Plans the memory of all ranks. The time limit covers all of them.
@@ -116,8 +97,11 @@ absl::StatusOr<plan::NodePlan> PlanNode(
                           PlanMemories(profiles, options, start, book));
   std::vector<Bytes> rooms;
   for (size_t r = 0; r < profiles.size(); ++r) {
-    const Bytes peak = plan.ranks[r].transient_peak;
-    rooms.push_back(RoomToKeep(profiles[r], peak));
+    // What a rank can keep on its GPU in addition to its transient buffers.
+    rooms.push_back(std::max(profiles[r].transient_capacity -
+                                 plan.ranks[r].transient_peak -
+                                 profiles[r].keep_reserve,
+                             Bytes(0)));
     if (!plan.infeasible.empty()) continue;
     plan.infeasible = TooMuchTransient(profiles[r], plan.ranks[r]);
     if (!plan.infeasible.empty()) plan.limited_by = "gpu_memory";
@@ -130,7 +114,12 @@ absl::StatusOr<plan::NodePlan> PlanNode(
   }
   plan.limits = std::move(chosen.limits);
   for (size_t r = 0; r < profiles.size(); ++r) {
-    FillFractions(std::move(chosen.ranks[r]), &plan.ranks[r]);
+    RankFractions& fractions = chosen.ranks[r];
+    plan::RankPlan& rank = plan.ranks[r];
+    rank.classes = std::move(fractions.classes);
+    rank.alpha = fractions.alpha;
+    rank.alpha_limited_by = std::move(fractions.alpha_limited_by);
+    rank.host_bytes = fractions.host_bytes;
   }
   plan.units_solved = book->solved();
   plan.units_known = book->known();

@@ -1,4 +1,3 @@
-// PlanSegments: MEMO section 4.2's two levels, applied to segment kinds.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -10,8 +9,8 @@
 namespace sluice::planner {
 namespace {
 
-// Returns level 2's trace: one pseudo request per segment kind, alive while the
-// segment runs. Segments run one after another, so no two are alive together.
+// Returns the trace of MEMO section 4.2's level 2: one pseudo request per
+// segment kind. Segments run one after another, so no two are alive together.
 plan::Trace SequenceOf(const std::vector<plan::SegmentPlan>& segments,
                        Bytes alignment) {
   plan::Trace trace;
@@ -43,8 +42,7 @@ absl::StatusOr<SegmentLayout> PlanSegments(
       layout.segments.push_back({.name = kind.name, .placement = *known});
       continue;
     }
-    // The time is divided evenly among the remaining kinds, so that a hard kind
-    // cannot use all of it.
+    // The remaining kinds share the time, so that a hard one cannot use it all.
     MemoryOptions share = options;
     share.time_limit = std::max(deadline - absl::Now(), absl::ZeroDuration()) /
                        static_cast<int64_t>(segments.size() - k);

@@ -15,8 +15,7 @@
 
 namespace sluice::planner {
 
-// The progress of a node's plan, reported before each unit and while it is
-// solved.
+// The progress of a node's plan.
 struct NodeProgress {
   int64_t done = 0;  // segments planned, out of `all`
   int64_t all = 0;
@@ -33,15 +32,14 @@ class UnitBook {
 
   // Returns the placement of an equal unit, valid for `trace`, or null.
   const plan::Placement* Find(const plan::Trace& trace);
-  // Adds a solved unit. A placement without a proof is reused only within this
-  // plan, because a later plan with more time may find a better one.
+  // A placement without a proof is reused only within this plan, because a
+  // later plan with more time may find a better one.
   void Add(const plan::Trace& trace, const plan::Placement& placement);
   // Forgets placements without a proof. Call it before a run with better
   // solvers.
   void DropUnproved();
 
-  // Number of distinct units that were solved, and of those that were found
-  // among the given ones.
+  // The distinct units that were solved, and the given ones that were found.
   int64_t solved() const { return static_cast<int64_t>(solved_.size()); }
   int64_t known() const { return static_cast<int64_t>(known_.size()); }
 
