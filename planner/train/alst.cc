@@ -6,15 +6,13 @@
 
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
-#include "planner/train/sequence_parallel.h"
 
 namespace sluice::planner::train {
 namespace {
 
 // Places ZeRO-3's shard: weights and gradients on the GPU, or everything in
 // host memory if the shard would leave little room (as in ALST's one-GPU
-// recipe) or does not fit. (So a larger GPU is not made to keep what a smaller
-// one offloads.)
+// recipe) or does not fit.
 void PlaceStates(const Request& request, StepParts& parts) {
   const double share = request.model.parameters() / double(request.gpus);
   const double on_gpu = share * (kWeightBytes + kDeepSpeedGradient);

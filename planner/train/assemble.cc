@@ -9,7 +9,7 @@ double Microbatches(const Request& request, const Settings& settings) {
   return std::max(1.0, double(request.global_batch) / double(settings.dp));
 }
 
-// Returns the seconds per step of one pipeline stage, without the bubble.
+// The seconds per step of one pipeline stage, without the bubble.
 Breakdown WorkOfStage(const Request& request, const Settings& settings,
                       const StepParts& parts) {
   const double sequences = Microbatches(request, settings);
@@ -37,14 +37,10 @@ Breakdown WorkOfStage(const Request& request, const Settings& settings,
   return work;
 }
 
-Reason WhatStops(const Estimate& estimate) {
-  if (estimate.gpu_peak_bytes > estimate.gpu_usable_bytes) {
-    return Reason::kGpuMemory;
-  }
-  if (estimate.host_bytes_per_node > estimate.host_usable_bytes) {
-    return Reason::kHostMemory;
-  }
-  return Reason::kOk;
+Reason WhatStops(const Estimate& e) {
+  if (e.gpu_peak_bytes > e.gpu_usable_bytes) return Reason::kGpuMemory;
+  return e.host_bytes_per_node > e.host_usable_bytes ? Reason::kHostMemory
+                                                     : Reason::kOk;
 }
 
 }  // namespace
@@ -64,19 +60,9 @@ double CountedFlops(const ModelShape& model, double seq_len) {
 }
 
 std::string_view ReasonName(Reason reason) {
-  switch (reason) {
-    case Reason::kOk:
-      return "ok";
-    case Reason::kGpuMemory:
-      return "gpu_memory";
-    case Reason::kHostMemory:
-      return "host_memory";
-    case Reason::kHeads:
-      return "heads";
-    case Reason::kStep:
-      return "step_time";
-  }
-  return "";
+  constexpr std::string_view kNames[] = {"ok", "gpu_memory", "host_memory",
+                                         "heads", "step_time"};
+  return kNames[size_t(reason)];
 }
 
 Estimate Assemble(const Request& request, const Settings& settings,

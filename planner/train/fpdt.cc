@@ -6,7 +6,6 @@
 
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
-#include "planner/train/sequence_parallel.h"
 
 namespace sluice::planner::train {
 namespace {
@@ -17,8 +16,7 @@ constexpr double kBlockIn = 5;
 constexpr double kBlockOut = 2;
 
 // Offloads optimizer states (ZeRO-Offload) if, even sharded, they leave too
-// little room or do not fit. (So a larger GPU is not made to keep what a
-// smaller one offloads.)
+// little room or do not fit.
 void OffloadStates(const Request& request, StepParts& parts) {
   if (parts.memory.states < kFpdtStatesOnGpu * parts.gpu_usable_bytes &&
       parts.memory.total() <= parts.gpu_usable_bytes) {
@@ -31,8 +29,7 @@ void OffloadStates(const Request& request, StepParts& parts) {
                        request.hardware.host_link_bytes_per_s;
 }
 
-// Returns the factor by which uneven heads slow down all ranks, which wait for
-// one with an additional head.
+// The factor by which ranks wait for one with an additional head.
 double HeadImbalance(const Request& request, double sp) {
   const double heads = double(request.model.heads);
   return std::ceil(heads / sp) * sp / heads;

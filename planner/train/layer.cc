@@ -4,6 +4,7 @@
 
 #include "planner/train/constants.h"
 #include "planner/train/passes.h"
+#include "proto/base/cgroup.h"
 
 namespace sluice::planner::train {
 namespace {
@@ -15,8 +16,7 @@ double MatmulSeconds(const Request& request, double weights, double gpus) {
          (request.hardware.peak_flops * request.hardware.matmul_efficiency);
 }
 
-// Returns the seconds of `matmuls` matrix products over the s x s attention
-// scores.
+// The seconds of `matmuls` matrix products over the s x s attention scores.
 double AttentionSeconds(const Request& request, double gpus, bool causal,
                         double matmuls, double efficiency) {
   const double s = Tokens(request);
@@ -37,39 +37,33 @@ double HiddenBytes(const Request& request, double gpus) {
 }
 
 PassTimes ForwardKernels(const Request& request, double gpus, bool causal) {
-  PassTimes times;
-  times.matmul = MatmulSeconds(request, request.model.layer_weights(), gpus);
-  times.attention = AttentionSeconds(
-      request, gpus, causal, 2,
-      request.hardware.AttentionForward(request.model.head_dim()));
-  times.elementwise = MoveSeconds(
-      request, gpus,
-      kForwardMoves + kExpertMoves * double(request.model.active_experts));
-  return times;
+  const ModelShape& model = request.model;
+  const double efficiency = request.hardware.AttentionForward(model.head_dim());
+  return {.matmul = MatmulSeconds(request, model.layer_weights(), gpus),
+          .attention = AttentionSeconds(request, gpus, causal, 2, efficiency),
+          .elementwise = MoveSeconds(
+              request, gpus,
+              kForwardMoves + kExpertMoves * double(model.active_experts))};
 }
 
 PassTimes BackwardKernels(const Request& request, double gpus, bool causal) {
-  PassTimes times;
-  times.matmul =
-      2 * MatmulSeconds(request, request.model.layer_weights(), gpus);
-  times.attention = AttentionSeconds(
-      request, gpus, causal, 5,
-      request.hardware.AttentionBackward(request.model.head_dim()));
-  times.elementwise = MoveSeconds(
-      request, gpus,
-      kBackwardMoves + kExpertMoves * double(request.model.active_experts));
-  return times;
+  const ModelShape& model = request.model;
+  const double efficiency =
+      request.hardware.AttentionBackward(model.head_dim());
+  return {.matmul = 2 * MatmulSeconds(request, model.layer_weights(), gpus),
+          .attention = AttentionSeconds(request, gpus, causal, 5, efficiency),
+          .elementwise = MoveSeconds(
+              request, gpus,
+              kBackwardMoves + kExpertMoves * double(model.active_experts))};
 }
 
 PassTimes RecomputeKernels(const Request& request, double gpus,
                            double fraction) {
   const ModelShape& model = request.model;
   const double weights = model.layer_weights() - model.down_weights();
-  PassTimes times;
-  times.matmul = fraction * MatmulSeconds(request, weights, gpus);
-  times.elementwise =
-      fraction * kRecomputedMoves * MoveSeconds(request, gpus, kForwardMoves);
-  return times;
+  return {.matmul = fraction * MatmulSeconds(request, weights, gpus),
+          .elementwise = fraction * kRecomputedMoves *
+                         MoveSeconds(request, gpus, kForwardMoves)};
 }
 
 void UnfusedKernels(const Request& request, double gpus, double fraction,
@@ -98,6 +92,12 @@ void FusedKernels(const Request& request, double gpus, double fraction,
   layer.backward.elementwise = seconds(BackwardPasses(model, order));
 }
 
+double QkvShare(const ModelShape& model) {
+  return double(model.hidden) *
+         double(model.query_width() + 2 * model.key_width()) /
+         model.layer_weights();
+}
+
 double HeadSeconds(const Request& request, double gpus) {
   return 3 * MatmulSeconds(request, request.model.head_weights(), gpus);
 }
@@ -112,7 +112,7 @@ double CollectiveBandwidth(const Hardware& hardware, double gpus,
   if (gpus <= double(hardware.gpus_per_node)) {
     return hardware.gpu_link_bytes_per_s;
   }
-  // Each group has at least one network card per node, that of its own GPU.
+  // Each group has at least its own GPU's network card on a node.
   return std::min(hardware.gpu_link_bytes_per_s,
                   std::max(hardware.network_bytes_per_s,
                            hardware.ring_bytes_per_s / groups));
@@ -126,14 +126,18 @@ double GpusInNode(const Request& request) {
   return double(std::min(request.gpus, request.hardware.gpus_per_node));
 }
 
+double PinnableBytes(const Request& request) {
+  const Bytes host(static_cast<int64_t>(request.hardware.host_memory_bytes));
+  return double(Pinnable(host).count());
+}
+
 double Exposed(double link_s, double hidden_under_s) {
   return std::max(0.0, link_s - hidden_under_s);
 }
 
 double OptimizerSeconds(const Request& request, double parameters,
                         double shards) {
-  // The gradient norm, reads and writes of the states, and writes of the
-  // weights.
+  // Norm of the gradients, reads and writes of states, writes of weights.
   const double bytes =
       parameters * (2 * kWeightBytes + 2 * kOptimizerBytes / shards);
   return bytes / request.hardware.memory_bytes_per_s;

@@ -1,6 +1,4 @@
 // Finds changes that make a run fit. Each change is tested alone.
-//
-// Thread safety: pure functions.
 #pragma once
 
 #include <optional>
@@ -20,17 +18,17 @@ struct Remedy {
 };
 
 // Returns the nearest change of each kind that makes the run fit, the cheapest
-// kind first: dropping given settings, sequences per step, the method, the
-// length, more GPUs. Empty if the run fits or no such change helps.
+// kind first: ZeRO 3, dropping given settings, sequences per step, the method,
+// the length, more GPUs. Empty if the run fits or no such change helps.
 absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
                                                  const GivenSettings& given);
 
 // Why the best settings of a request, `asked`, leave GPUs idle.
 struct IdleGpus {
   int64_t gpus = 0;
-  // True: all GPUs cannot be used, because no number of ranks that can share a
-  // sequence's attention heads, times a divisor of the number of sequences,
-  // equals their number. False: using all of them takes longer or does not fit.
+  // True: no number of ranks that can share a sequence's attention heads, times
+  // a divisor of the number of sequences, equals the number of GPUs. False:
+  // using all of them takes longer or does not fit.
   bool by_heads = false;
   std::optional<int64_t> batch;  // sequences per step that would use all GPUs
 };

@@ -11,7 +11,6 @@
 namespace sluice::planner::train {
 namespace {
 
-// Number of alphas and chunk sizes to try if they are not given.
 constexpr int kAlphaSteps = 16;
 constexpr int64_t kSmallestChunk = 8 << 10;
 constexpr int64_t kLargestChunk = 1 << 20;
@@ -38,8 +37,7 @@ std::vector<int64_t> Chunks(const Request& request,
   return chunks;
 }
 
-// Returns the larger ratio of needed to available memory, of GPU and host. It
-// is at most 1 if the step fits.
+// The larger ratio of needed to available memory, of GPU and host.
 double Overdraft(const Estimate& estimate) {
   double worst = estimate.gpu_peak_bytes / estimate.gpu_usable_bytes;
   if (estimate.host_usable_bytes > 0) {
@@ -49,16 +47,13 @@ double Overdraft(const Estimate& estimate) {
   return worst;
 }
 
-// Returns whether `a` is better: it fits and `b` does not, or it is faster, or
-// (on ties) needs less memory.
 bool Better(const Estimate& a, const Estimate& b) {
   if (a.fits != b.fits) return a.fits;
   if (a.fits && a.step_s != b.step_s) return a.step_s < b.step_s;
   return Overdraft(a) < Overdraft(b);
 }
 
-// Returns a lower bound, for all methods, of a step's seconds on one GPU: the
-// kernels of forward and backward with causal attention.
+// A lower bound, for all methods, of a step's seconds on one GPU.
 double LeastSeconds(const Request& request) {
   const PassTimes forward = ForwardKernels(request, 1, true);
   const PassTimes backward = BackwardKernels(request, 1, true);
@@ -80,8 +75,7 @@ class Search {
 
   void Try(Settings settings) {
     request_.gpus = settings.gpus();
-    // With so few GPUs the compute alone takes longer than the best step so
-    // far.
+    // With so few GPUs, compute alone takes longer than the best step so far.
     if (best_ && best_->fits &&
         least_seconds_ / double(settings.gpus()) > best_->step_s) {
       return;
@@ -98,8 +92,7 @@ class Search {
       }
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
-        // Larger alphas do not fit either, because they need more of both
-        // memories.
+        // Larger alphas need more of both memories.
         if (!TryRecomputes(settings)) break;
       }
     }
@@ -173,12 +166,10 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
                                       const GivenSettings& given) {
   SLUICE_RETURN_IF_ERROR(Validate(request, given));
   bool no_heads = false;
-  absl::StatusOr<std::vector<Settings>> candidates =
-      Candidates(request, given, &no_heads);
-  if (!candidates.ok()) return candidates.status();
+  SLUICE_ASSIGN_OR_RETURN(const std::vector<Settings> candidates,
+                          Candidates(request, given, &no_heads));
   if (no_heads) {
-    // One candidate represents all, because no division of the heads exists.
-    Settings settings = candidates->front();
+    Settings settings = candidates.front();
     settings.chunk = Chunks(request, given).front();
     Estimate estimate = EstimateStep(request, settings);
     estimate.fits = false;
@@ -186,9 +177,9 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
     return estimate;
   }
   Search search(request, given);
-  for (const Settings& settings : *candidates) search.Try(settings);
+  for (const Settings& settings : candidates) search.Try(settings);
   Estimate best = std::move(search.best());
-  // Converts speeds to those per GPU of the request, including idle GPUs.
+  // Speeds are per GPU of the request, including idle ones.
   const double used = double(best.settings.gpus()) / double(request.gpus);
   best.mfu *= used;
   best.tokens_per_gpu_per_s *= used;
@@ -199,7 +190,6 @@ absl::StatusOr<LongestSequence> FindLongest(Request request,
                                             const GivenSettings& given,
                                             double max_step_s) {
   LongestSequence longest;
-  // Returns whether a length of `steps` fits memory and the time limit.
   const auto fits_at = [&](int64_t steps) -> absl::StatusOr<bool> {
     request.seq_len = steps * kLengthStep;
     SLUICE_ASSIGN_OR_RETURN(const Estimate probe, BestEstimate(request, given));

@@ -1,6 +1,4 @@
 // Searches the best settings of a request, and the longest sequence.
-//
-// Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +13,8 @@ namespace sluice::planner::train {
 // Returns the estimate of the fastest settings that fit, among all that `given`
 // allows, on all or some of the GPUs (settings.gpus()). If none fits, returns
 // that of the settings that exceed memory by the least. `reason` is kHeads if
-// no division of the heads exists. The ZeRO stage and the engine are searched
-// too. MFU and tokens per GPU are per GPU of the request, including idle ones.
+// no division of the heads exists. MFU and tokens per GPU count idle GPUs of
+// the request too.
 absl::StatusOr<Estimate> BestEstimate(const Request& request,
                                       const GivenSettings& given);
 

@@ -1,12 +1,13 @@
 #include "planner/train/validate.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "planner/train/constants.h"
-#include "planner/train/published.h"
 #include "planner/train/search.h"
 #include "proto/base/status.h"
 
@@ -51,12 +52,6 @@ absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
                        /*searched=*/!named};
 }
 
-int64_t PowerOfTwoBelow(int64_t tokens) {
-  int64_t power = 0;
-  for (int64_t next = 1; next <= tokens; next *= 2) power = next;
-  return power;
-}
-
 absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
   SLUICE_ASSIGN_OR_RETURN(const ModelShape model, FindModel(row.model));
   SLUICE_ASSIGN_OR_RETURN(const Hardware hardware, FindHardware(row.hardware));
@@ -72,7 +67,7 @@ absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
                           FindLongest(request, given));
   ValidatedLength result{row};
   result.ours = longest.tokens;
-  result.rounded = PowerOfTwoBelow(longest.tokens);
+  result.rounded = int64_t(std::bit_floor(uint64_t(longest.tokens)));
   if (row.or_more && result.rounded > row.tokens) result.rounded = row.tokens;
   result.stopped_by = ReasonName(longest.stopped_by);
   return result;
@@ -118,7 +113,7 @@ std::vector<JudgedGroup> JudgeRows(const std::vector<ValidatedRow>& rows) {
   for (JudgedGroup& group : groups) {
     std::vector<double> errors;
     for (const ValidatedRow& row : rows) {
-      if (row.judged && group.name.find(row.publication) != std::string::npos) {
+      if (row.judged && absl::StrContains(group.name, row.publication)) {
         errors.push_back(std::abs(row.error()));
       }
     }
@@ -174,10 +169,11 @@ int ValidatedLength::doublings() const {
 }
 
 bool Validation::ok() const {
-  for (const MethodSummary& method : methods) {
-    if (method.mean_difference > method.must) return false;
-  }
-  return fits_right >= kFitsMust && lengths_within >= kWithinMust &&
+  return std::ranges::all_of(methods,
+                             [](const MethodSummary& method) {
+                               return method.mean_difference <= method.must;
+                             }) &&
+         fits_right >= kFitsMust && lengths_within >= kWithinMust &&
          lengths_exact >= kExactMust;
 }
 
