@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kFirstChunk = 512, kLeastChunk = 64;
 constexpr int kDepths[] = {1, 2, 4};
 constexpr double kAlphas[] = {1, 0.75, 0.5, 0.25, 0};
-constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};
+constexpr int64_t kMostRerunLayers = 8;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 int64_t WorkingBytes(const StreamOptions& options) {
@@ -101,6 +101,17 @@ bool MayRunAgain(const SettingsQuestion& q) {
          });
 }
 
+// The numbers of layers to run again together.
+std::vector<int64_t> RerunLayers(const SettingsQuestion& q) {
+  if (q.rerun_layers.has_value()) return {*q.rerun_layers};
+  std::vector<int64_t> tried;
+  for (int64_t n = 1; n <= std::min(q.stream.model.layers, kMostRerunLayers);
+       n *= 2) {
+    tried.push_back(n);
+  }
+  return tried;
+}
+
 }  // namespace
 
 std::vector<Settings> SettingsOf(const SettingsQuestion& q, int64_t chunk) {
@@ -113,23 +124,18 @@ std::vector<Settings> SettingsOf(const SettingsQuestion& q, int64_t chunk) {
                    .order = q.order.value_or(BackwardOrder::kKeysOuter),
                    .resident = true});
   }
+  std::vector<int64_t> rerun_layers = {q.rerun_layers.value_or(1)};
+  if (MayRunAgain(q)) rerun_layers = RerunLayers(q);
   for (const BackwardOrder order :
        {BackwardOrder::kKeysOuter, BackwardOrder::kQueriesOuter}) {
-    if (q.order.has_value() && *q.order != order) continue;
+    if (q.order.value_or(order) != order) continue;
     for (const int depth : kDepths) {
-      const int prefetch = q.prefetch.value_or(depth);
       if (q.prefetch.has_value() && depth != kDepths[0]) continue;
-      for (const int64_t layers : kRerunLayers) {
-        const int64_t rerun = q.rerun_layers.value_or(layers);
-        const bool first = layers == kRerunLayers[0];
-        if (!first && (q.rerun_layers.has_value() || !MayRunAgain(q) ||
-                       layers > q.stream.model.layers)) {
-          continue;
-        }
+      for (const int64_t layers : rerun_layers) {
         all.push_back({.chunk = chunk,
-                       .prefetch = prefetch,
+                       .prefetch = q.prefetch.value_or(depth),
                        .order = order,
-                       .rerun_layers = rerun});
+                       .rerun_layers = layers});
       }
     }
   }
@@ -169,9 +175,8 @@ Settings LeastHost(const SettingsQuestion& q, Settings settings) {
   all.rerun = q.rerun.value_or(1);
   Settings best = settings;
   std::optional<Bytes> least;
-  for (const int64_t layers : kRerunLayers) {
-    if (layers > q.stream.model.layers) break;
-    settings.rerun_layers = q.rerun_layers.value_or(layers);
+  for (const int64_t layers : RerunLayers(q)) {
+    settings.rerun_layers = layers;
     const StreamOptions options = StreamOf(all, settings);
     const Bytes host = HostBytes(options);
     if (least.has_value() && host >= *least) continue;

@@ -19,8 +19,7 @@
 
 namespace sluice::stream {
 
-// Consecutive rows of a chunk in head layout that are all stored or all
-// dropped.
+// Consecutive rows of a chunk in head layout, all stored or all dropped.
 struct RowPiece {
   bool stored;
   int64_t row, rows;  // in the chunk
@@ -112,9 +111,8 @@ class StreamShape {
     return rerun_chunks > 0 ? (layers - 1) / rerun_layers * rerun_layers : 0;
   }
   // The number of sets of hidden states of chunk m, and the set with a layer's
-  // input (layer == layers: with the last output). There is one set per layer's
-  // input and one for the last output; a chunk that runs again has only the
-  // groups' inputs, the inputs inside one group, and the last output.
+  // input (layer == layers: with the last output). A chunk that runs again has
+  // only the groups' inputs, the inputs inside one group, and the last output.
   int64_t hidden_sets(int64_t m) const {
     if (!reruns(m)) return layers + 1;
     return groups() + std::min(rerun_layers, layers);
@@ -125,8 +123,8 @@ class StreamShape {
     const int64_t inside = layer % rerun_layers;
     return inside == 0 ? layer / rerun_layers : groups() + inside - 1;
   }
-  // The number of sets of saved tensors, and the set of a layer: there is one
-  // set per layer, or for a chunk that runs again one per layer of a group.
+  // The number of sets of saved tensors, and a layer's set. A chunk that runs
+  // again has one set per layer of a group.
   int64_t saved_sets(int64_t m) const {
     return reruns(m) ? std::min(rerun_layers, layers) : layers;
   }
@@ -143,8 +141,7 @@ class StreamShape {
   }
   int64_t present_of(Class which, int64_t m, int64_t p) const;
   // For q, k, v in head layout: the stored and dropped rows that this rank
-  // holds, of all ranks; and whether any rank drops rows, the same on all
-  // ranks.
+  // holds; and whether any rank drops rows, the same on all ranks.
   int64_t head_stored(Class which, int64_t m) const;
   int64_t head_dropped(Class which, int64_t m) const {
     return class_rows(which, m) - head_stored(which, m);
@@ -274,10 +271,10 @@ Bytes HostBytes(const StreamOptions& options);
 Bytes RingBytes(const StreamOptions& options);
 Bytes KeptBytes(const StreamOptions& options);
 
-// The pinned host memory that a rank on a GPU needs in addition to its step's:
-// ids, initial weights and files are copied through it
-// (client/torch/run/host_stage.h). A plan's host bytes and the desk's answer
-// include it. A simulated GPU's tensors lie in host memory, so it needs none.
+// Pinned host memory through which a rank on a GPU copies ids, initial weights
+// and files (client/torch/run/host_stage.h). A plan's host bytes and the desk's
+// answer include it. A simulated GPU's tensors lie in host memory and need
+// none.
 inline constexpr Bytes kHostStageBytes = MiB(4);
 
 }  // namespace sluice::stream

@@ -23,10 +23,10 @@ int64_t QueryTile(int64_t queries) {
 }
 int64_t KeyTile(int64_t keys) { return std::min<int64_t>(512, keys); }
 
-// ATen gives a bf16 product with more operations than this to oneDNN.
+// ATen gives a bf16 product with more operations than this to oneDNN, which
+// packs a panel of 64 columns in whole tiles of 32 rows, and tiles of sums.
+// Rows that do not fill a tile are copied to a new tile.
 constexpr int64_t kLeastPacked = 16 * 16 * 16;
-// A panel of 64 columns in whole tiles of 32 rows, and tiles of sums. Rows that
-// do not fill a tile are copied to a new tile.
 int64_t PackedBytes(int64_t in) {
   const int64_t tiles = (in + 31) / 32;
   const bool copied = in > 32 && in % 32 != 0;
@@ -136,8 +136,7 @@ void TransientMath::LossOfRows(int64_t rows) const {
   LinearBackwardInput(rows, model_.hidden, model_.vocab, Place::kGiven);
 }
 
-// The last call has at most as many rows as the first, so one call is
-// simulated.
+// The first call has the most rows, so only it is simulated.
 Tensor TransientMath::LossForwardBackward(int64_t rows,
                                           int64_t rows_at_once) const {
   Tensor gradient = Make(rows * model_.hidden);
@@ -148,19 +147,17 @@ Tensor TransientMath::LossForwardBackward(int64_t rows,
 // --- attention_blocks, all in fp32
 
 void TransientMath::Attend(const BlockSize& b) const {
-  const int64_t dim = model_.head_dim();
-  const Tensor output = MakeFp32(b.queries * b.q_heads * dim),
+  const Tensor output = MakeFp32(Queries(b)),
                lse = MakeFp32(b.queries * b.q_heads);
   const int64_t tile = QueryTile(b.queries);
   // A tile's scores, their maximum and sum, and the tile's output.
-  heap_.Pass(4 * kernels_.threads * tile * (KeyTile(b.keys) + 2 + dim));
+  heap_.Pass(4 * kernels_.threads * tile *
+             (KeyTile(b.keys) + 2 + model_.head_dim()));
 }
 
 void TransientMath::Backward(const BlockSize& b) const {
-  const int64_t dim = model_.head_dim();
-  const Tensor dq = MakeFp32(b.queries * b.q_heads * dim),
-               dk = MakeFp32(b.keys * b.kv_heads * dim),
-               dv = MakeFp32(b.keys * b.kv_heads * dim);
+  const Tensor dq = MakeFp32(Queries(b)), dk = MakeFp32(Keys(b)),
+               dv = MakeFp32(Keys(b));
   const int64_t tile = QueryTile(b.queries);
   // A tile's scores, their gradients, and rowsum(dO o).
   const Tensor scores = MakeFp32(2 * kernels_.threads * tile * KeyTile(b.keys));
@@ -184,8 +181,8 @@ void Causal(TransientMath::BlockSize b, auto call) {
   }
 }
 
-// Calls `call` for the causal block, and for a block without a mask with the
-// keys before its queries.
+// Calls `call` for the causal block, and for the block of its queries with the
+// keys before them.
 void BeforeAndCausal(TransientMath::BlockSize b, auto call) {
   const int64_t before = b.keys - b.queries;
   if (before > 0) call({b.queries, before, b.q_heads, b.kv_heads});
@@ -194,23 +191,16 @@ void BeforeAndCausal(TransientMath::BlockSize b, auto call) {
 
 void TransientMath::AttendBlock(const BlockSize& b, bool causal) const {
   if (b.queries == 0) return;
-  const int64_t dim = model_.head_dim();
-  const Tensor q = ToFp32(b.queries * b.q_heads * dim),
-               k = ToFp32(b.keys * b.kv_heads * dim),
-               v = ToFp32(b.keys * b.kv_heads * dim);
+  const Tensor q = ToFp32(Queries(b)), k = ToFp32(Keys(b)), v = ToFp32(Keys(b));
   if (!causal) return Attend(b);
   BeforeAndCausal(b, [this](const BlockSize& part) { Attend(part); });
 }
 
 void TransientMath::AttendBlockBackward(const BlockSize& b, bool causal) const {
   if (b.queries == 0) return;
-  const int64_t dim = model_.head_dim();
-  const Tensor q = ToFp32(b.queries * b.q_heads * dim),
-               d_o = ToFp32(b.queries * b.q_heads * dim),
-               o = output_element_ < 4 ? MakeFp32(b.queries * b.q_heads * dim)
-                                       : Tensor(),
-               k = ToFp32(b.keys * b.kv_heads * dim),
-               v = ToFp32(b.keys * b.kv_heads * dim);
+  const Tensor q = ToFp32(Queries(b)), d_o = ToFp32(Queries(b)),
+               o = output_element_ < 4 ? MakeFp32(Queries(b)) : Tensor(),
+               k = ToFp32(Keys(b)), v = ToFp32(Keys(b));
   if (!causal) return Backward(b);
   BeforeAndCausal(b, [this](const BlockSize& part) { Backward(part); });
 }

@@ -149,6 +149,13 @@ class TransientMath {
   void RmsNormBackward(int64_t rows) const;
   Tensor LayerNormBackward(int64_t rows) const;
   void LossOfRows(int64_t rows) const;
+  // The elements of a block's queries and of its keys.
+  int64_t Queries(const BlockSize& b) const {
+    return b.queries * b.q_heads * model_.head_dim();
+  }
+  int64_t Keys(const BlockSize& b) const {
+    return b.keys * b.kv_heads * model_.head_dim();
+  }
   void Attend(const BlockSize& block) const;
   void Backward(const BlockSize& block) const;
 

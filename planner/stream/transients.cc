@@ -17,7 +17,7 @@ enum class Towards { kHeads, kTokens };
 // heads and `keys` tensors with those of k and v.
 struct Travellers {
   int queries = 0, keys = 0;
-  int64_t dim = 0, element = 0;
+  int64_t element = 0;
 };
 
 // Simulates the segments of one chunk as client/torch/stream runs them
@@ -111,7 +111,7 @@ class TransientSegments {
       const int64_t keys = kv.back() - kv.front() + 1;
       const int64_t queries =
           heads_.part(p) == heads_.part(mine) ? what.queries : 0;
-      return (queries * heads_.q_per_rank + what.keys * keys) * what.dim *
+      return (queries * heads_.q_per_rank + what.keys * keys) * shape_.dim *
              what.element;
     };
     // Bytes of this rank's rows and of other ranks' rows.
@@ -126,7 +126,7 @@ class TransientSegments {
     const auto sent = heap_.Take(away ? tokens : others);
     // The gradients of an expanded kv head are summed one head at a time.
     if (where == Towards::kTokens && what.keys > 0 && !heads_.grouped) {
-      heap_.Pass(*std::ranges::max_element(rows) * what.dim * what.element);
+      heap_.Pass(*std::ranges::max_element(rows) * shape_.dim * what.element);
     }
   }
 
@@ -152,7 +152,7 @@ class TransientSegments {
           math_.FromFp32(shape_.queries(m_) * shape_.q_heads * shape_.dim);
     }
     if (shape_.ranks > 1) o.tokens = math_.Make(local_ * query());
-    Exchange(Carry(1, 0, shape_.element), Towards::kTokens);
+    Exchange({1, 0, shape_.element}, Towards::kTokens);
     return o;
   }
 
@@ -166,7 +166,7 @@ class TransientSegments {
                  k = Project(Class::kK, local_, HeadSide()),
                  v = Project(Class::kV, local_, HeadSide());
     tables.reset();
-    Exchange(Carry(1, 2, shape_.element), Towards::kHeads);
+    Exchange({1, 2, shape_.element}, Towards::kHeads);
   }
 
   void PostForward() {
@@ -210,7 +210,7 @@ class TransientSegments {
     math_.LinearBackwardWeight(local_, query(), {{hidden(), model_.biases.o}});
     const Tensor d_home =
         math_.LinearBackwardInput(local_, query(), hidden(), HeadSide());
-    Exchange(Carry(1, 0, shape_.element), Towards::kHeads);
+    Exchange({1, 0, shape_.element}, Towards::kHeads);
   }
 
   // Recomputes those dropped tensors that the backward of some rows needs, and
@@ -267,7 +267,7 @@ class TransientSegments {
     const Tensor normed = math_.NormForward(local_ - first);
     const auto tables = math_.MakeRopeTables(local_ - first);
     std::vector<Tensor> parts;
-    Travellers what = Carry(0, 0, shape_.element);
+    Travellers what = {0, 0, shape_.element};
     for (size_t i = 0; i < again.size(); ++i) {
       const Class which = again[i];
       parts.push_back(
@@ -279,7 +279,7 @@ class TransientSegments {
       }
       ExchangeDropped(which, what);
       parts.clear();
-      what = Carry(0, 0, shape_.element);
+      what = {0, 0, shape_.element};
     }
   }
 
@@ -289,7 +289,7 @@ class TransientSegments {
       dq = math_.MakeFp32(local_ * query());
       dk = math_.MakeFp32(local_ * key());
       dv = math_.MakeFp32(local_ * key());
-      Exchange(Carry(1, 2, 4), Towards::kTokens);
+      Exchange({1, 2, 4}, Towards::kTokens);
     }
     const auto round = [this](Tensor& d, int64_t width) {
       if (shape_.element < 4) d = math_.Make(local_ * width);
@@ -337,9 +337,6 @@ class TransientSegments {
     }
   }
 
-  Travellers Carry(int queries, int keys, int64_t element) const {
-    return {queries, keys, shape_.dim, element};
-  }
   // With one rank nothing is exchanged: tensors in head layout are made in
   // place.
   Place HeadSide() const {
