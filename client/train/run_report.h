@@ -11,7 +11,7 @@
 #include "client/torch/run/plan_change.h"
 #include "client/torch/run/saved_plan.h"
 #include "client/train/launch/options.h"
-#include "planner/stream/price.h"
+#include "planner/stream/profile.h"
 #include "planner/stream/settings.h"
 #include "planner/stream/states.h"
 #include "proto/base/units.h"

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "planner/stream/model_shape.h"
@@ -140,6 +141,13 @@ static_assert(std::ranges::count_if(kClasses, &ClassTraits::free) ==
               std::ranges::count_if(kFreeClasses, [](Class which) {
                 return Traits(which).free();
               }));
+
+// Returns the sum of `of` over the classes.
+int64_t Sum(std::span<const Class> classes, auto of) {
+  int64_t sum = 0;
+  for (const Class which : classes) sum += of(which);
+  return sum;
+}
 
 // What attention's blocks copy: the two sides of backward (forward fetches
 // keys), and the inner side's sums.

@@ -12,9 +12,8 @@ double Over(int64_t bytes, double speed) {
 }
 
 int64_t SavedPost(const StreamShape& shape, int64_t m) {
-  int64_t bytes = 0;
-  for (const Class which : kPostClasses) bytes += shape.stored_bytes(which, m);
-  return bytes;
+  return Sum(kPostClasses,
+             [&](Class which) { return shape.stored_bytes(which, m); });
 }
 
 // A phase as a three-stage pipeline: copies in, compute, copies out. The phase
@@ -124,12 +123,12 @@ class LayerTime {
            shape_.moved_bytes(Class::kO, m) + SavedPost(shape_, m);
   }
   int64_t TokensOut(int64_t m) const {
-    int64_t bytes = shape_.moved_bytes(Class::kInput, m) +
-                    shape_.moved_bytes(Class::kOutputGradient, m);
-    for (const Class which : kHeadClasses) {
-      bytes += shape_.moved_bytes(which, m) - shape_.stored_bytes(which, m);
-    }
-    return bytes;
+    return shape_.moved_bytes(Class::kInput, m) +
+           shape_.moved_bytes(Class::kOutputGradient, m) +
+           Sum(kHeadClasses, [&](Class which) {
+             return shape_.moved_bytes(which, m) -
+                    shape_.stored_bytes(which, m);
+           });
   }
   // The bytes that qkv.backward fetches and sends.
   int64_t ProjectionsIn() const {
@@ -137,9 +136,9 @@ class LayerTime {
            shape_.swapped_bytes(Class::kNorm1);
   }
   int64_t ProjectionsOut() const { return shape_.moved_bytes(Class::kInput); }
-  // Returns `phase` with early copies: `all` seconds of its copies, and `first`
-  // seconds of its first_in, may overlap the `window` in which the phase before
-  // computes its last chunk and sends the results.
+  // Lets `all` seconds of the phase's copies, and `first` of its first_in,
+  // overlap the `window` in which the phase before computes its last chunk and
+  // sends the results.
   static Pipeline Early(Pipeline phase, double first, double all,
                         double window) {
     phase.in -= std::min(all, window);
@@ -189,8 +188,7 @@ class LayerTime {
   const int64_t last_;  // the last chunk
 };
 
-// Returns the seconds that a layer takes to recompute the dropped part of each
-// class.
+// The seconds that a layer takes to recompute what it dropped.
 double RecomputeSeconds(const StreamOptions& options, const StreamShape& shape,
                         const std::vector<plan::SegmentKind>& recorded) {
   double recompute = 0;

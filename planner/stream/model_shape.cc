@@ -22,7 +22,6 @@ int64_t NormParameters(const ModelShape& m) {
   return m.hidden * (m.biases.norms ? 2 : 1);
 }
 
-// Refuses traits that the streamed C++ layer does not implement.
 absl::Status CheckTraits(const ModelShape& m) {
   const std::pair<const char*, bool> missing[] = {
       {"norms of q and k (qk norm)", m.query_key_norm},

@@ -103,9 +103,8 @@ class ProfileBuilder {
            RowOperations(options_.model, segment);
   }
 
-  // Returns the bytes of a class in one layer's own memory, without chunks that
-  // run again and without the resident chunks of a class that is resident in
-  // part.
+  // The bytes of a class in one layer's own memory, without chunks that run
+  // again and the resident chunks of a class that is resident in part.
   int64_t OwnBytes(Class which) const {
     if (Traits(which).free() || shape_.resident(which)) {
       return shape_.class_bytes(which);
@@ -124,9 +123,8 @@ class ProfileBuilder {
     for (const Class which : kLayerClasses) {
       if (shape_.row_bytes(which) == 0) continue;
       const ClassTraits& traits = Traits(which);
-      // q, k and v cause the same traffic whether they are kept or recomputed:
-      // k and v are sent for later chunks, and all three are fetched block by
-      // block.
+      // Kept or recomputed, k and v are sent for later chunks, and all three
+      // are fetched block by block.
       const bool fixed_traffic = traits.shared();
       // The options decide whether the class is kept whole.
       const bool resident = shape_.resident(which);
@@ -141,8 +139,7 @@ class ProfileBuilder {
     }
   }
 
-  // Returns the bytes by which rounding of rows and alignment of buffers per
-  // chunk exceed the profile's classes.
+  // What rounding of rows and alignment per chunk add to the classes.
   Bytes Rounding() const {
     int64_t chunk = 0;
     for (const Class which : kLayerClasses) {
@@ -154,8 +151,8 @@ class ProfileBuilder {
                  (chunk + kSlotAlignment));
   }
 
-  // Returns the HBM of resident data that is in no class of the profile:
-  // scratch, the last layer's output, alignment.
+  // The HBM of resident data in no class of the profile: scratch, the last
+  // layer's output, alignment.
   int64_t KeptBesideClasses() const {
     int64_t beside = shape_.resident_bytes();
     for (const ClassTraits& c : kClasses) {
@@ -165,10 +162,9 @@ class ProfileBuilder {
     return beside;
   }
 
-  // Returns the HBM that keeping rows may need in addition to the rows. Kept
-  // rows are aligned per chunk, and rings and transient buffers may grow:
-  // fetched rows need ring slots, and recomputed rows need transient memory for
-  // a block.
+  // The HBM that keeping rows may need in addition to the rows: alignment per
+  // chunk, ring slots of fetched rows, and transient memory of a block of
+  // recomputed rows.
   Bytes KeepReserve() const {
     const auto rings = [this](double heads) {
       StreamOptions options = options_;
@@ -223,11 +219,93 @@ class ProfileBuilder {
   plan::RankProfile profile_;
 };
 
+// The seconds on a full chunk, or on the tail if only that was recorded.
+double Once(const std::vector<plan::SegmentKind>& recorded, Segment which) {
+  for (const bool full : {true, false}) {
+    const auto found = std::ranges::find(recorded, KindOf(which, full),
+                                         &plan::SegmentKind::name);
+    if (found != recorded.end()) return found->seconds;
+  }
+  return 0;
+}
+
 }  // namespace
 
 plan::RankProfile Profile(const StreamOptions& options,
                           const std::vector<plan::SegmentKind>& recorded) {
   return ProfileBuilder(options, recorded).Build();
+}
+
+std::vector<CopyDue> CopiesDue(const StreamOptions& options,
+                               const std::vector<plan::SegmentKind>& recorded) {
+  const auto once = [&](Segment which) { return Once(recorded, which); };
+  // Rings of two slots: while one chunk is computed, the next one is fetched
+  // and the one before is sent. A layer of one chunk has no such compute.
+  const double next = options.layout.chunks() > 1 ? 1 : 0;
+  // The first chunk has only its diagonal block, and so has backward's last
+  // outer chunk.
+  const double forward =
+      next * (once(Segment::kQkvForward) + once(Segment::kDiagonalForward) +
+              once(Segment::kPostForward));
+  const double tokens =
+      next * (once(Segment::kPostBackward) + once(Segment::kQkvRecompute));
+  const double outer =
+      next * (once(Segment::kDiagonalBackward) + once(Segment::kQkvBackward));
+  // Slots of the block ring, except the one in use.
+  const double others = options.prefetch_depth - 1;
+  const double block = others * once(Segment::kOffdiagonalForward);
+  const double inner = others * once(Segment::kOffdiagonalBackward);
+  const double loss = next * once(Segment::kLoss);
+  return {{"embedding out", next * once(Segment::kEmbedForward)},
+          {"x", forward},
+          {"k, v", block},
+          {"q, k, v out", forward},
+          {"o, lse out", forward},
+          {"layer out", forward},
+          {"y", loss},
+          {"dY out", loss},
+          {"saved rows", tokens},
+          {"dO, dX out", tokens},
+          {"q, k, v again", tokens},
+          {"outer chunk", outer},
+          {"inner chunk", inner},
+          {"gradients of inner chunk", inner},
+          {"x, dX", outer},
+          {"dX out", outer},
+          {"dX", next * once(Segment::kEmbedBackward)}};
+}
+
+StepPrice PriceOf(const StreamOptions& options,
+                  const plan::RankProfile& profile) {
+  const FractionMap fractions =
+      FillFractions(options.model, options.fractions, options.alpha);
+  StreamOptions whole = options;  // without recomputation
+  whole.rerun_chunks = 0;
+  whole.fractions = fractions;
+  for (auto& [name, f] : whole.fractions) f.swap = 1 - f.keep;
+  StepPrice price{.hbm = KeptBytes(options), .host = HostBytes(options)};
+  price.recomputed =
+      KeptBytes(whole) + HostBytes(whole) - price.hbm - price.host;
+  for (const plan::SkeletalClass& c : profile.classes) {
+    const auto found = fractions.find(c.name);
+    if (found == fractions.end()) continue;
+    price.recompute_s += static_cast<double>(plan::KindOf(profile, c).layers) *
+                         c.recompute_seconds *
+                         (1 - found->second.keep - found->second.swap);
+  }
+  std::map<std::string, int64_t> rerun;  // executions
+  const StreamShape shape(options);
+  for (const SegmentTraits& segment : kSegments) {
+    const Executions count = CountRerun(shape, segment.which);
+    rerun[KindOf(segment.which, true)] = count.full;
+    rerun[KindOf(segment.which, false)] = count.tail;
+  }
+  for (const plan::SegmentKind& kind : profile.segments) {
+    const auto found = rerun.find(kind.name);
+    if (found == rerun.end()) continue;
+    price.recompute_s += kind.seconds * static_cast<double>(found->second);
+  }
+  return price;
 }
 
 }  // namespace sluice::stream

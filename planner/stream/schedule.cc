@@ -17,15 +17,13 @@ Executions OfChunks(int64_t full, int64_t tail, Segment which) {
 }
 
 // Bytes that attention's blocks copy. Forward fetches the k and v of earlier
-// chunks. Backward fetches the outer side once per chunk and the inner side
-// once per block. The inner side's sums are sent and fetched between two of its
-// blocks.
+// chunks; backward the outer side once per chunk and the inner side once per
+// block. The inner side's sums are sent and fetched between two of its blocks.
 struct BlockTraffic {
   int64_t forward = 0, outer = 0, inner = 0, sums = 0;
 };
 
-// Returns the sum over chunks of times(m) * bytes_of(m). times(m) must be
-// linear in m.
+// The sum over chunks of times(m) * bytes_of(m). times(m) must be linear in m.
 int64_t SumTimes(const StreamShape& shape, auto times, auto bytes_of) {
   int64_t sum = 0;
   for (const auto& [first, end] : shape.runs()) {
@@ -63,19 +61,14 @@ BlockTraffic CountBlocks(const StreamShape& shape) {
 // Returns the bytes of the classes in the chunks that run again.
 int64_t OfRerun(const StreamShape& shape,
                 std::initializer_list<Class> classes) {
-  int64_t sum = 0;
-  for (const Class which : classes) {
-    sum += shape.SumOverChunks([&](int64_t m) {
-      return shape.reruns(m) ? shape.moved_bytes(which, m) : 0;
-    });
-  }
-  return sum;
+  return shape.SumOverChunks([&](int64_t m) {
+    return shape.reruns(m) ? shape.moved_bytes(classes, m) : 0;
+  });
 }
 
-// Returns the traffic of reruns over all layers. x and earlier k and v are
-// fetched; k, v, o and lse are sent. q is sent only in a group's last layer,
-// because that layer's backward follows, and the output only in the other
-// layers.
+// The traffic of reruns over all layers. x and earlier k and v are fetched; k,
+// v, o and lse are sent. A group's last layer, before its backward, also sends
+// q, the other layers their output.
 Traffic CountRerunTraffic(const StreamShape& shape) {
   const int64_t chunks = shape.rerun_chunks, layers = shape.layers_rerun();
   const int64_t groups = layers / shape.rerun_layers;
@@ -148,12 +141,10 @@ LayerTraffic CountTraffic(const StreamShape& shape) {
   const int64_t x = shape.moved_bytes(Class::kInput);
   const int64_t kv = shape.moved_bytes(kKeyPair);
   const int64_t o = shape.moved_bytes(Class::kO);
-  int64_t local = shape.swapped_bytes(Class::kNorm1);
-  for (const Class which : kPostClasses) local += shape.swapped_bytes(which);
-  int64_t dropped = 0;
-  for (const Class which : kHeadClasses) {
-    dropped += shape.moved_bytes(which) - shape.swapped_bytes(which);
-  }
+  const auto swapped = [&](Class which) { return shape.swapped_bytes(which); };
+  const int64_t local = swapped(Class::kNorm1) + Sum(kPostClasses, swapped);
+  const int64_t dropped =
+      shape.moved_bytes(kHeadClasses) - Sum(kHeadClasses, swapped);
   const Traffic rerun = CountRerunTraffic(shape);
   LayerTraffic traffic;
   traffic.rerun = {rerun.in / shape.layers, rerun.out / shape.layers};
@@ -162,8 +153,8 @@ LayerTraffic CountTraffic(const StreamShape& shape) {
                      .out = x + kv + shape.swapped_bytes(Class::kQ) + o +
                             shape.moved_bytes(Class::kLse) -
                             OfRerun(shape, {Class::kO, Class::kLse}) + local};
-  // Phase A fetches dY, x and o. Phase C fetches x and dX2. dO, dX2 and dX are
-  // sent.
+  // Before the blocks dY, x and o are fetched, after them x and dX2. dO, dX2
+  // and dX are sent.
   traffic.tokens = {
       .in = 4 * x + o + local,
       .out = shape.moved_bytes(Class::kOutputGradient) + 2 * x + dropped};

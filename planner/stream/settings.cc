@@ -47,8 +47,7 @@ FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   return Share(q, all > 0 ? std::clamp(left / all, 0.0, 1.0) : 0, alpha);
 }
 
-// Returns fractions that keep as many last chunks of the classes used in place
-// as fit in HBM.
+// Keeps as many last chunks of the classes used in place as fit in HBM.
 FractionMap KeepChunks(const SettingsQuestion& q, StreamOptions options) {
   if (!q.may_keep) return options.fractions;
   const auto left = static_cast<double>(q.hbm.count() - WorkingBytes(options));
@@ -70,9 +69,8 @@ bool Fits(const SettingsQuestion& q, const StreamOptions& options) {
              q.hbm.count();
 }
 
-// Returns options that swap only what must be swapped, keep last chunks in HBM,
-// and rerun as few first chunks as host memory requires, or all if it is too
-// small for any number.
+// Swaps only what must be swapped, keeps last chunks in HBM, and reruns as few
+// first chunks as host memory requires, or all if it is too small for any.
 StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   options.alpha = 0;
   options.fractions = DropFree(q.stream.model, q.stream.fractions);

@@ -44,8 +44,7 @@ StreamShape::StreamShape(const StreamOptions& options)
 }
 
 // Rounds down, so that the kept part never exceeds its fraction. Hidden states
-// stay by whole groups of the loss, because the loss fetches a group's chunks
-// together.
+// stay by groups of the loss, which fetches a group's chunks together.
 int64_t StreamShape::FirstResident(Class which) const {
   const double keep = fractions(which).keep;
   if (Traits(which).keep == Keep::kRows || keep == 0) return chunks();
@@ -164,8 +163,7 @@ int64_t StreamShape::stored(Class which, int64_t m) const {
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
-  // The bytes of a slot for the largest chunk of a class: all of it, or its
-  // stored rows. A resident class needs no slot.
+  // A slot for the largest chunk of a class: all of it, or its stored rows.
   const auto whole = [this](Class which) {
     return AlignSlot(moved_bytes(which, 0));
   };
@@ -189,11 +187,10 @@ RingSizes StreamShape::rings(Phase phase) const {
   };
   const bool keys_outer = order == BackwardOrder::kKeysOuter;
   const int64_t norm1 = part(Class::kNorm1);
-  int64_t post = 0, dropped = 0;
-  for (const Class which : kPostClasses) post += part(which);
-  for (const Class which : kHeadClasses) {
-    dropped += AlignSlot(dropped_bytes(which, 0));
-  }
+  const int64_t post = Sum(kPostClasses, part);
+  const int64_t dropped = Sum(kHeadClasses, [this](Class which) {
+    return AlignSlot(dropped_bytes(which, 0));
+  });
   switch (phase) {
     case Phase::kForward:
       return {.staging = q + o + kv + lse + norm1 + post + x,
@@ -250,29 +247,23 @@ int64_t StreamShape::ring_bytes() const {
 
 int64_t StreamShape::host_bytes() const {
   return SumOverChunks([this](int64_t m) {
-    int64_t layer = 0;
-    for (const Class which : kLayerClasses) {
-      layer += AlignSlot(stored_bytes(which, m));
-    }
-    int64_t sum = hidden_sets(m) * AlignSlot(moved_bytes(Class::kInput, m)) +
-                  saved_sets(m) * layer;
-    for (const ClassTraits& c : kClasses) {
-      if (c.life == Life::kScratch) sum += AlignSlot(moved_bytes(c.which, m));
-    }
-    for (const Class which : kHeadClasses) {
-      sum += AlignSlot(dropped_bytes(which, m));
-    }
-    return sum;
+    const auto moved = [&](Class c) { return AlignSlot(moved_bytes(c, m)); };
+    const auto stored = [&](Class c) { return AlignSlot(stored_bytes(c, m)); };
+    const auto dropped = [&](Class c) {
+      return AlignSlot(dropped_bytes(c, m));
+    };
+    return hidden_sets(m) * moved(Class::kInput) +
+           saved_sets(m) * Sum(kLayerClasses, stored) +
+           moved(Class::kOutputGradient) + Sum(kSums, moved) +
+           Sum(kHeadClasses, dropped);
   });
 }
 
 int64_t StreamShape::kept_bytes() const {
   return layers * SumOverChunks([this](int64_t m) {
-           int64_t sum = 0;
-           for (const Class which : kLayerClasses) {
-             sum += AlignSlot(kept_bytes(which, m));
-           }
-           return sum;
+           return Sum(kLayerClasses, [&](Class which) {
+             return AlignSlot(kept_bytes(which, m));
+           });
          });
 }
 

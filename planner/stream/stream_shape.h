@@ -200,9 +200,7 @@ class StreamShape {
     return SumOverChunks([&](int64_t m) { return moved_bytes(which, m); });
   }
   int64_t moved_bytes(std::span<const Class> classes, auto... m) const {
-    int64_t bytes = 0;
-    for (const Class which : classes) bytes += moved_bytes(which, m...);
-    return bytes;
+    return Sum(classes, [&](Class which) { return moved_bytes(which, m...); });
   }
   // The rows that are stored in host memory, dropped, and kept in HBM by rows.
   int64_t stored(Class which, int64_t m) const;

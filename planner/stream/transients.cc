@@ -13,17 +13,14 @@ namespace {
 
 enum class Towards { kHeads, kTokens };
 
-// Tensors that are exchanged between ranks together: `queries` tensors with q's
-// heads and `keys` tensors with those of k and v.
+// Tensors exchanged together: `queries` with q's heads, `keys` with k's.
 struct Travellers {
   int queries = 0, keys = 0;
   int64_t element = 0;
 };
 
-// Simulates the segments of one chunk as client/torch/stream runs them
-// (streamed_forward and streamed_project, streamed_attention,
-// streamed_backward, streamed_model). Tensors in rings, kept rows or states are
-// not allocated from this heap.
+// Simulates the segments of one chunk as client/torch/stream runs them. Tensors
+// in rings, kept rows or states are not allocated from this heap.
 class TransientSegments {
  public:
   // All arguments but `m` must outlive the object.
@@ -84,12 +81,10 @@ class TransientSegments {
 
   // --- shared by several segments
 
-  // Simulates the exchange of all rows of the chunk.
   void Exchange(const Travellers& what, Towards where) {
     Exchange(what, where, [](int64_t) { return 0; });
   }
 
-  // Simulates the exchange of the dropped rows of a class.
   void ExchangeDropped(Class which, const Travellers& what) {
     Exchange(what, Towards::kHeads,
              [&](int64_t p) { return shape_.present_of(which, m_, p); });
@@ -143,8 +138,7 @@ class TransientSegments {
     return whole ? Place::kGiven : Place::kNew;
   }
 
-  // Returns o in the activations' type, in head layout (heads) and in token
-  // layout (tokens).
+  // Returns o in the activations' type, in head layout and in token layout.
   Output OutputHome() {
     Output o;
     if (shape_.output_element != shape_.element) {
@@ -213,8 +207,7 @@ class TransientSegments {
     Exchange({1, 0, shape_.element}, Towards::kHeads);
   }
 
-  // Recomputes those dropped tensors that the backward of some rows needs, and
-  // runs that backward.
+  // Recomputes the dropped tensors of some rows, and runs their backward.
   void FeedForwardAgain(int64_t row, int64_t rows) {
     const Tensor x2 = Rows(Class::kX2, row, rows, [this](int64_t n) {
       return math_.LinearForward(n, query(), hidden());
@@ -253,8 +246,7 @@ class TransientSegments {
     math_.NormBackward(rows, model_.gated ? 2 : 1, /*residual=*/true);
   }
 
-  // Simulates the recomputation of dropped rows of q, k and v. Classes that are
-  // cut at the same rows are exchanged together.
+  // Classes that are cut at the same rows are exchanged together.
   void QkvRecompute() {
     std::vector<Class> again;
     int64_t first = local_;

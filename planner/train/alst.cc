@@ -55,18 +55,13 @@ void AddInputCopies(const Request& request, double gpus, LayerTimes& layer) {
 StepParts AlstStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const double sp = double(settings.sp);
-  StepParts parts;
+  StepParts parts = StartStep(request, sp);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, sp, true);
-  layer.backward = BackwardKernels(request, sp, true);
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   layer.recompute = layer.forward;
   AddTiledMlp(request, sp, layer);
   AddInputCopies(request, sp, layer);
   AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
-  parts.swapped_layers = double(model.layers);
-  parts.optimizer_s =
-      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
 
   const double hidden = HiddenBytes(request, sp);
   GpuMemory& memory = parts.memory;

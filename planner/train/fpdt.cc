@@ -65,19 +65,14 @@ StepParts FpdtStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const double sp = double(settings.sp);
   const double chunk = double(std::min(settings.chunk, request.seq_len));
-  StepParts parts;
+  StepParts parts = StartStep(request, sp);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, sp, true);
-  layer.backward = BackwardKernels(request, sp, true);
   layer.forward.attention *= HeadImbalance(request, sp);
   layer.backward.attention *= HeadImbalance(request, sp);
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   AddFpdtCopies(request, sp, chunk, layer);
   layer.recompute = layer.forward;
   AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
-  parts.swapped_layers = double(model.layers);
-  parts.optimizer_s =
-      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
 
   const double hidden = HiddenBytes(request, sp);
   GpuMemory& memory = parts.memory;

@@ -34,7 +34,7 @@ struct Hardware {
   double matmul_efficiency = 0;
   double attention_forward_efficiency = 0;
   double attention_backward_efficiency = 0;
-  // Of matmuls of fp32 tensors, which a GPU rounds to TF32. No method uses
+  // For matmuls of fp32 tensors, which a GPU rounds to TF32. No method uses
   // them. Default: half of matmul_efficiency, because TF32's peak is half of
   // bf16's in NVIDIA's data sheets from A100 on.
   double matmul_fp32_efficiency = 0;

@@ -116,8 +116,7 @@ class Reader {
                       unknown.what));
     }
   }
-  // Refuses a model with layers in which attention does not see all earlier
-  // tokens.
+  // Refuses layers in which attention does not see all earlier tokens.
   void RefuseWindows(std::string_view family) {
     if (!fields_.ok()) return;
     // qwen2 and qwen3 have a window that is not used by default. Null means no

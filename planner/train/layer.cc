@@ -201,6 +201,16 @@ std::string_view ReasonName(Reason reason) {
   return kNames[size_t(reason)];
 }
 
+StepParts StartStep(const Request& request, double gpus, bool causal) {
+  StepParts parts;
+  parts.layer.forward = ForwardKernels(request, gpus, causal);
+  parts.layer.backward = BackwardKernels(request, gpus, causal);
+  parts.swapped_layers = double(request.model.layers);
+  parts.optimizer_s = OptimizerSeconds(
+      request, request.model.parameters() / double(request.gpus), 1);
+  return parts;
+}
+
 Estimate Assemble(const Request& request, const Settings& settings,
                   const StepParts& parts) {
   Estimate result;

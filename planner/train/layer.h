@@ -78,6 +78,9 @@ struct StepParts {
   double host_usable_bytes = 0;
 };
 
+// Returns the kernels of a step when `gpus` GPUs share a sequence, with all
+// layers swapped and an optimizer that is sharded over all GPUs.
+StepParts StartStep(const Request& request, double gpus, bool causal = true);
 Estimate Assemble(const Request& request, const Settings& settings,
                   const StepParts& parts);
 

@@ -212,10 +212,8 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
   const bool fsdp = request.method == Method::kRing;
   const bool planned = settings.memory_plan || fsdp;
   const Recompute recompute = settings.recompute;
-  StepParts parts;
+  StepParts parts = StartStep(request, group.gpus);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, group.gpus, true);
-  layer.backward = BackwardKernels(request, group.gpus, true);
   for (PassTimes* pass : {&layer.forward, &layer.backward}) {
     if (fsdp) pass->attention /= request.hardware.torch_attention;
   }
@@ -258,10 +256,8 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
   const ParallelGroup group(request, settings);
   const ModelShape& model = request.model;
   const double alpha = settings.alpha;
-  StepParts parts;
+  StepParts parts = StartStep(request, group.gpus);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, group.gpus, true);
-  layer.backward = BackwardKernels(request, group.gpus, true);
   AddNetwork(request, group, layer);
   layer.recompute = RecomputeKernels(request, group.gpus, 1 - alpha);
   layer.recompute.network =

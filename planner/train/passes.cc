@@ -9,8 +9,7 @@ bool LayerNorms(const ModelShape& model) {
   return model.norm == stream::NormKind::kLayerNorm;
 }
 
-// The tables of cos and sin: computed by ATen in fp64 (16 per dimension of a
-// head), and read for q and for k.
+// Tables of cos and sin: computed by ATen in fp64 (16), read for q and k.
 const Passes kTables = {.head = 16 + 2 + 2};
 const Passes kResidual = {.hidden = 3};
 

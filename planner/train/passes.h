@@ -26,7 +26,7 @@ struct Passes {
 Passes ForwardPasses(const stream::ModelShape& model, bool stored);
 // Recomputation in backward if all free classes were dropped.
 Passes RecomputedPasses(const stream::ModelShape& model);
-// Backward without recomputation. `order`: whose sums are moved.
+// Backward without recomputation. `order` says which sums are moved.
 Passes BackwardPasses(const stream::ModelShape& model,
                       stream::BackwardOrder order);
 

@@ -13,8 +13,7 @@
 namespace sluice::planner::train {
 namespace {
 
-// Returns a table's rows without comments and blank lines. The first row is the
-// header.
+// The first row is the header.
 std::vector<std::vector<std::string>> TableRows(std::string_view table) {
   std::vector<std::vector<std::string>> rows;
   for (const ShippedFile& file : ShippedTables()) {

@@ -15,8 +15,7 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr double kPythonBuckets = 2;  // of sluice.AdamW, in HBM
-// Bytes per parameter of adding a chunk's weight gradients: written and read in
-// bf16, added in fp32.
+// Bytes per parameter of adding a chunk's bf16 weight gradients in fp32.
 constexpr double kSumMoves = 12;
 
 // The bytes of one layer's tensors of all tokens, on the rank with the most.
@@ -114,8 +113,7 @@ GpuMemory PythonMemory(const Request& request, const Settings& settings,
   const ModelShape& model = request.model;
   const double share = model.parameters() / double(request.gpus);
   GpuMemory memory;
-  // Under torch's AdamW, which keeps fp32 parameters in HBM, a parameter takes
-  // 16 bytes too.
+  // torch's AdamW, with fp32 parameters, takes 16 bytes per parameter too.
   memory.states = share * (kWeightBytes + kDeepSpeedGradient);
   memory.states +=
       settings.states == stream::StatePlace::kHbm
@@ -173,10 +171,8 @@ StepParts PythonStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const Rank rank(request, settings);
   const double sp = double(settings.sp);
-  StepParts parts;
+  StepParts parts = StartStep(request, sp);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, sp, true);
-  layer.backward = BackwardKernels(request, sp, true);
   layer.recompute = RecomputeKernels(request, sp, 1);
   UnfusedKernels(request, sp, 1, layer);
   layer.backward.elementwise += rank.chunks * kSumMoves *
@@ -188,9 +184,6 @@ StepParts PythonStep(const Request& request, const Settings& settings) {
   AddPythonCopies(request, rank, sp, layer);
   AddPythonRerun(request, rank, layer);
   AddZero(request, settings.zero, 2, kDeepSpeedGradient, parts);
-  parts.swapped_layers = double(model.layers);
-  parts.optimizer_s =
-      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
   if (settings.states == stream::StatePlace::kHost) {
     // States are copied both ways at once, and only inside step().
     parts.states_copy_s =

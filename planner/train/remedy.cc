@@ -117,8 +117,7 @@ absl::StatusOr<std::optional<Remedy>> Shorter(Request request,
   return Remedy{.flag = "--seq-len", .value = TokensText(tokens)};
 }
 
-// Returns the smallest number of GPUs that fits. More GPUs can run whatever
-// fewer can, so a binary search finds it.
+// More GPUs can run whatever fewer can, so a binary search finds the fewest.
 std::optional<Remedy> MoreGpus(const Request& request,
                                const GivenSettings& given) {
   const std::vector<int64_t> numbers = NumbersOfGpus(request);

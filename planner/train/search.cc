@@ -64,8 +64,7 @@ double LeastSeconds(const Request& request) {
           HeadSeconds(request, 1));
 }
 
-// Tries all settings that a division of the GPUs leaves open, and keeps the
-// best estimate.
+// Tries all settings that a division of the GPUs leaves open.
 class Search {
  public:
   Search(const Request& request, const GivenSettings& given)
@@ -100,8 +99,53 @@ class Search {
   Estimate& best() { return *best_; }
 
  private:
-  void TryPlacements(Settings settings);
-  bool TryRecomputes(Settings settings);
+  // If alpha is open, also tries to keep everything in HBM, as sluice-train
+  // does (planner/stream/settings.h).
+  void TryPlacements(Settings settings) {
+    if (settings.engine == Engine::kPython) {
+      Judge(PlaceRerun(request_, settings));
+      return;
+    }
+    if (!given_.alpha && given_.keep) {
+      settings.alpha = 1;
+      settings.resident = true;
+      Judge(settings);
+      settings.resident = false;
+    }
+    for (const double alpha : Alphas(request_, given_)) {
+      settings.alpha = alpha;
+      bool full = false;
+      for (const Settings& placed :
+           PlaceChunks(request_, settings, given_.keep)) {
+        const Estimate estimate = Judge(placed);
+        // A larger alpha needs more of both memories, apart from rounding of
+        // rows.
+        full = placed.rerun_chunks > 0 ||
+               estimate.reason == Reason::kGpuMemory ||
+               estimate.host_bytes_per_node > 1.01 * estimate.host_usable_bytes;
+      }
+      if (full) return;
+    }
+  }
+
+  // Tries recomputation and interleaving. Returns whether any combination fits.
+  // Less recomputation and a smaller bubble are faster and need more memory.
+  bool TryRecomputes(Settings settings) {
+    bool fits = false;
+    for (const Recompute recompute : Recomputes(request_, given_)) {
+      settings.recompute = recompute;
+      const auto interleaves = Interleaves(request_, given_, settings);
+      for (const int64_t interleave : interleaves) {
+        settings.interleave = interleave;
+        if (!Judge(settings).fits) continue;
+        if (interleave == interleaves.front()) return true;
+        fits = true;
+        break;
+      }
+    }
+    return fits;
+  }
+
   Estimate Judge(const Settings& settings) {
     Estimate estimate = EstimateStep(request_, settings);
     if (!best_ || Better(estimate, *best_)) best_ = estimate;
@@ -113,52 +157,6 @@ class Search {
   const double least_seconds_;
   std::optional<Estimate> best_;
 };
-
-// If alpha is open, also tries to keep everything in HBM, as sluice-train does
-// (planner/stream/settings.h).
-void Search::TryPlacements(Settings settings) {
-  if (settings.engine == Engine::kPython) {
-    Judge(PlaceRerun(request_, settings));
-    return;
-  }
-  if (!given_.alpha && given_.keep) {
-    settings.alpha = 1;
-    settings.resident = true;
-    Judge(settings);
-    settings.resident = false;
-  }
-  for (const double alpha : Alphas(request_, given_)) {
-    settings.alpha = alpha;
-    bool full = false;
-    for (const Settings& placed :
-         PlaceChunks(request_, settings, given_.keep)) {
-      const Estimate estimate = Judge(placed);
-      // A larger alpha needs more of both memories, apart from rounding of
-      // rows.
-      full = placed.rerun_chunks > 0 || estimate.reason == Reason::kGpuMemory ||
-             estimate.host_bytes_per_node > 1.01 * estimate.host_usable_bytes;
-    }
-    if (full) return;
-  }
-}
-
-// Tries recomputation and interleaving. Returns whether any combination fits.
-// Less recomputation and a smaller bubble are faster and need more memory.
-bool Search::TryRecomputes(Settings settings) {
-  bool fits = false;
-  for (const Recompute recompute : Recomputes(request_, given_)) {
-    settings.recompute = recompute;
-    const auto interleaves = Interleaves(request_, given_, settings);
-    for (const int64_t interleave : interleaves) {
-      settings.interleave = interleave;
-      if (!Judge(settings).fits) continue;
-      if (interleave == interleaves.front()) return true;
-      fits = true;
-      break;
-    }
-  }
-  return fits;
-}
 
 }  // namespace
 

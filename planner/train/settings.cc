@@ -114,8 +114,7 @@ class Enumeration {
     if (!trainer) dps = Divisors(request_.global_batch);
     int64_t most =
         given_.sp.value_or(trainer ? kMostRanks : request_.model.heads);
-    // UPipe exchanges heads inside a node, and uses a ring between groups that
-    // fill nodes.
+    // UPipe exchanges heads inside a node, with a ring between full nodes.
     int64_t within = 0;
     if (request_.method == Method::kUpipe) {
       within = std::min(request_.hardware.gpus_per_node, request_.model.heads);

@@ -129,7 +129,7 @@ struct Settings {
   int64_t tp = 1, cp = 1, sp = 1, dp = 1, pp = 1;
   int zero = 1;
   // memo, sluice: the fraction of the tokens with their other skeletal tensors
-  // in host memory. The rest is recomputed.
+  // in host memory; the rest is recomputed.
   double alpha = 0;
   bool resident = false;  // sluice: everything stays in HBM
   stream::StatePlace states = stream::StatePlace::kHbm;  // sluice: of AdamW

@@ -178,8 +178,7 @@ void AddRerun(const Request& request, const Settings& settings,
   layer.recompute += again;
 }
 
-// Dropped rows of q, k and v are exchanged a second time, which takes a share
-// of the exchange of q, k, v and o.
+// Dropped rows of q, k and v are exchanged again, without o.
 double RecomputedNetwork(const StreamShape& shape, double dropped,
                          double network) {
   const double q = double(shape.class_bytes(Class::kQ));
@@ -239,10 +238,8 @@ StepParts TrainerStep(const Request& request, const Settings& settings) {
   const stream::StreamOptions options = StreamOptionsOf(request, settings);
   const StreamShape shape(options);
   const double sp = double(settings.sp), dropped = 1 - settings.alpha;
-  StepParts parts;
+  StepParts parts = StartStep(request, sp);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, sp, true);
-  layer.backward = BackwardKernels(request, sp, true);
   layer.recompute = RecomputeKernels(request, sp, dropped);
   FusedKernels(request, sp, dropped, shape.order, layer);
   layer.forward.attention *= LastPart(request, settings, shape.chunks());
@@ -253,7 +250,6 @@ StepParts TrainerStep(const Request& request, const Settings& settings) {
   AddStreamCopies(request, shape, settings, layer);
   AddRerun(request, settings, options, shape, layer);
   AddZero(request, /*zero=*/1, 2, kMegatronGradient, parts);
-  parts.swapped_layers = double(model.layers);
   parts.optimizer_s =
       OptimizerSeconds(request, model.parameters(), double(request.gpus));
 

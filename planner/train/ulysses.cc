@@ -57,16 +57,12 @@ void AddZero(const Request& request, int zero, int weight_passes,
 StepParts UlyssesStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const double sp = double(settings.sp);
-  StepParts parts;
-  LayerTimes& layer = parts.layer;
   // Ulysses' attention computes the whole square (inferred: see README.md).
-  layer.forward = ForwardKernels(request, sp, false);
-  layer.backward = BackwardKernels(request, sp, false);
+  StepParts parts = StartStep(request, sp, /*causal=*/false);
+  LayerTimes& layer = parts.layer;
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   layer.recompute = layer.forward;
   AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
-  parts.optimizer_s =
-      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
 
   const double hidden = HiddenBytes(request, sp);
   const double logits =

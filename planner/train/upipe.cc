@@ -38,10 +38,8 @@ StepParts UpipeStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const double sp = double(settings.sp), cp = double(settings.cp);
   const double gpus = sp * cp;
-  StepParts parts;
+  StepParts parts = StartStep(request, gpus);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, gpus, true);
-  layer.backward = BackwardKernels(request, gpus, true);
   // Backward repeats the products of q, k and v from norm1's output.
   layer.backward.matmul += layer.forward.matmul * QkvShare(model);
   const double ring_s = AddStages(request, sp, cp, layer);
@@ -53,7 +51,6 @@ StepParts UpipeStep(const Request& request, const Settings& settings) {
               layer.backward.exposed_copy);
   parts.swapped_layers = double(model.layers) - 1;
   const double share = model.parameters() / double(request.gpus);
-  parts.optimizer_s = OptimizerSeconds(request, share, 1);
 
   const double hidden = HiddenBytes(request, gpus);
   const double queries =

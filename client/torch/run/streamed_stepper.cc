@@ -10,7 +10,6 @@
 #include "absl/time/clock.h"
 #include "client/torch/run/agreement.h"
 #include "client/torch/run/calibration.h"
-#include "planner/stream/copy_due.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
