@@ -10,7 +10,6 @@
 namespace sluice::planner::train {
 namespace {
 
-// The shape of the parallel group, as doubles.
 struct ParallelGroup {
   ParallelGroup(const Request& request, const Settings& settings)
       : tp(double(settings.tp)),

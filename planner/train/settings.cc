@@ -16,9 +16,8 @@ namespace {
 
 bool TensorParallel(Method method) { return TraitsOf(method).Has("--tp"); }
 
-// Whether to use the settings of MEMO's tables (ZeRO 1, full recomputation, no
-// interleaving): on the machine where a caching allocator's reorganisation was
-// measured.
+// On the machine of MEMO's tables, where a caching allocator's reorganisation
+// was measured: their ZeRO 1, full recomputation, no interleaving.
 bool AsPublished(const Request& request) {
   return request.hardware.reorganisation_s_per_byte > 0;
 }
@@ -57,7 +56,7 @@ bool HeadsDivide(const Request& request, const Settings& s) {
   return request.model.heads % (s.tp * s.sp) == 0;
 }
 
-// Returns a setting in `given` that the engine does not support, or "".
+// Returns a setting in `given` that the engine lacks, or "".
 std::string Lacks(Engine engine, const GivenSettings& given) {
   const bool trainer = engine == Engine::kTrainer;
   const int64_t zero = trainer ? 1 : 3;

@@ -14,16 +14,6 @@
 namespace sluice::planner::train {
 namespace {
 
-// A group of rows in the summary, with the limits in points of MFU.
-struct PublishedGroup {
-  const char* name;
-  double must;
-};
-constexpr PublishedGroup kGroups[] = {{"MEMO", 1.5},
-                                      {"DeepSpeed-Ulysses", 2.5},
-                                      {"Megatron-LM", 5},
-                                      {"ablation", 3}};
-
 absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
                                            const Hardware& hardware) {
   SLUICE_ASSIGN_OR_RETURN(const ModelShape model, FindModel(cell.model));
@@ -128,12 +118,16 @@ std::vector<JudgedGroup> JudgeRows(const std::vector<ValidatedRow>& rows) {
 }
 
 void Summarize(Validation& validation) {
-  for (const PublishedGroup& group : kGroups) {
-    MethodSummary summary{.name = group.name, .must = group.must};
+  // The limits in points of MFU.
+  validation.methods = {{.name = "MEMO", .must = 1.5},
+                        {.name = "DeepSpeed-Ulysses", .must = 2.5},
+                        {.name = "Megatron-LM", .must = 5},
+                        {.name = "ablation", .must = 3}};
+  for (MethodSummary& summary : validation.methods) {
     for (const ValidatedCell& cell : validation.cells) {
       const std::string& name =
           cell.table == "ablation" ? cell.table : cell.label;
-      if (name != group.name || !cell.difference()) continue;
+      if (name != summary.name || !cell.difference()) continue;
       ++summary.cells;
       summary.mean_difference += std::abs(*cell.difference());
       summary.mean_bias += *cell.difference();
@@ -142,7 +136,6 @@ void Summarize(Validation& validation) {
       summary.mean_difference /= summary.cells;
       summary.mean_bias /= summary.cells;
     }
-    validation.methods.push_back(std::move(summary));
   }
   for (const ValidatedCell& cell : validation.cells) {
     validation.fits_right += cell.right();

@@ -271,7 +271,7 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
 absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
   stream::FractionMap fractions = PlannedFractions();
   for (auto& [name, f] : fractions) {
-    if (!stream::FindClass(name)->shared) continue;
+    if (!stream::FindClass(name)->shared()) continue;
     SLUICE_ASSIGN_OR_RETURN(f.swap, LeastOfRanks(context_.collectives, f.swap));
   }
   return fractions;
