@@ -7,7 +7,8 @@
 namespace sluice::stream {
 namespace {
 
-// A size may be this much slower than the best one, because times are measured.
+// The search continues after a size that is at most this much slower than the
+// best one, because measured times vary, and a larger size may be faster.
 constexpr double kSlack = 1.03;
 constexpr double kHostShare = 1.0 / 3;
 

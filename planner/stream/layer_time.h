@@ -64,8 +64,7 @@ double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
 class RecordedSeconds {
  public:
   explicit RecordedSeconds(const std::vector<plan::SegmentKind>& recorded);
-  // Returns the seconds of these executions. A kind that was not recorded takes
-  // none.
+  // A kind that was not recorded takes none.
   double Of(Segment which, const Executions& count) const;
 
  private:

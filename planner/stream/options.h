@@ -55,9 +55,9 @@ struct StreamOptions {
   int64_t ffn_chunk_rows = 0;   // rows per FFN call; 0: half of a chunk's
   int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: by cost
                                 // (loss_rows.h)
-  // Runs only the first chunks, at least two, and the last group of the loss
-  // (`--probe`). That runs every segment kind and uses all memory, but the
-  // step's loss and gradients mean nothing.
+  // Runs only the chunks of the loss's first group, at least two, and of its
+  // last group (`--probe`). That runs every segment kind and uses all memory,
+  // but the step's loss and gradients mean nothing.
   bool probe = false;
 };
 

@@ -60,8 +60,7 @@ LayerTraffic CountTraffic(const StreamShape& shape);
 // copied, and at most all of q.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
-// Returns the bytes that one layer's attention blocks copy in backward, in both
-// directions.
+// The bytes that a layer's attention blocks copy in backward, both ways.
 int64_t BlockBytes(StreamOptions options, BackwardOrder order);
 // Returns the order with fewer BlockBytes, keys outer on ties.
 BackwardOrder OrderOfLeastBytes(const StreamOptions& options);

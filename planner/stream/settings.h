@@ -75,7 +75,7 @@ Settings LeastHost(const SettingsQuestion& question, Settings settings);
 // Returns the number of chunks that is `part` (0 to 1) of `chunks`, rounded up.
 int64_t RerunChunks(double part, int64_t chunks);
 
-// Returns `settings` with the fields set that StreamOf chose for `options`.
+// Returns `settings` with the fields that StreamOf chose for `options`.
 Settings Settled(Settings settings, const StreamOptions& options);
 
 std::string ToString(const Settings& settings);

@@ -131,7 +131,6 @@ int64_t StreamShape::loss_rows(const LossGroup& group) const {
          layout.local_rows_before(group.first, rank);
 }
 
-// A probe runs the first two chunks, and the first and last group of the loss.
 std::vector<int64_t> StreamShape::active_chunks() const {
   const int64_t last = (chunks() - 1) / loss.chunks * loss.chunks;
   std::vector<int64_t> active;

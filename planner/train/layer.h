@@ -26,40 +26,31 @@ void UnfusedKernels(const Request& request, double gpus, double fraction,
                     LayerTimes& layer);
 void FusedKernels(const Request& request, double gpus, double fraction,
                   stream::BackwardOrder order, LayerTimes& layer);
-// Returns the seconds of the head's forward and backward for one sequence.
+// The seconds of the head's forward and backward for one sequence.
 double HeadSeconds(const Request& request, double gpus);
-
-// Returns the bytes of one hidden state of the tokens that one of `gpus` GPUs
-// holds.
+// The share of the matmuls that make q, k and v.
+double QkvShare(const ModelShape& model);
+// The bytes of one hidden state of the tokens that one of `gpus` GPUs holds.
 double HiddenBytes(const Request& request, double gpus);
 
-// Returns the share of the matmuls that make q, k and v.
-double QkvShare(const ModelShape& model);
-
-// Returns the bytes per second that a GPU sends to another one in a group of
-// `gpus`: over the GPU link if the group is inside a node, else over the
-// network.
+// The bytes per second that a GPU sends to another one in a group of `gpus`:
+// over the GPU link if the group is inside a node, else over the network.
 double LinkBandwidth(const Hardware& hardware, double gpus);
-
-// Returns the bytes per second of a gather or scatter among `gpus` GPUs when
-// `groups` such groups share each node's network cards.
+// The bytes per second of a gather or scatter among `gpus` GPUs when `groups`
+// such groups share each node's network cards.
 double CollectiveBandwidth(const Hardware& hardware, double gpus,
                            double groups = 1);
 
-// Returns the number of layers of the largest pipeline stage.
+// The layers of the largest pipeline stage, the GPUs of a node that this run
+// uses, and the host memory that the daemon would let a node pin.
 double StageLayers(const Request& request, const Settings& settings);
-
-// Returns the number of GPUs of a node that this run uses, and the host memory
-// that the daemon would let a node pin.
 double GpusInNode(const Request& request);
 double PinnableBytes(const Request& request);
 
-// Returns the part of a copy that is not hidden: max(0, link_s -
-// hidden_under_s).
+// The part of a copy that is not hidden: max(0, link_s - hidden_under_s).
 double Exposed(double link_s, double hidden_under_s);
-
-// Returns the seconds of the optimizer's kernels over `parameters`, of which
-// this GPU updates 1 / `shards` of the states.
+// The seconds of the optimizer's kernels over `parameters`, of which this GPU
+// updates 1 / `shards` of the states.
 double OptimizerSeconds(const Request& request, double parameters,
                         double shards);
 
@@ -86,14 +77,12 @@ Estimate Assemble(const Request& request, const Settings& settings,
 
 // --- Ulysses sequence parallelism and ZeRO ----------------------------------
 
-// Returns the seconds in which a GPU receives `bytes` in equal parts from
-// `ranks` ranks, including itself.
+// The seconds in which a GPU receives `bytes` in equal parts from `ranks`
+// ranks, including itself; and of one pass's all-to-alls of q, k, v and o.
 double AllToAllSeconds(const Hardware& hardware, double bytes, double ranks);
-
-// Returns the seconds of one pass's all-to-alls in a layer, of q, k, v and o.
 double ExchangeSeconds(const Request& request, double sp);
 
-// Returns the bytes of weights, gradients and optimizer states on a GPU.
+// The bytes of weights, gradients and optimizer states on a GPU.
 double ZeroStates(const Request& request, int zero, double gradient_bytes);
 
 // Adds ZeRO's traffic. Data that is not sharded for every sequence is sent once

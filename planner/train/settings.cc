@@ -17,7 +17,8 @@ namespace {
 bool TensorParallel(Method method) { return TraitsOf(method).Has("--tp"); }
 
 // On the machine of MEMO's tables, where a caching allocator's reorganisation
-// was measured: their ZeRO 1, full recomputation, no interleaving.
+// was measured, settings are theirs: ZeRO 1, full recomputation, no
+// interleaving.
 bool AsPublished(const Request& request) {
   return request.hardware.reorganisation_s_per_byte > 0;
 }
@@ -97,9 +98,9 @@ class Enumeration {
  private:
   static constexpr int64_t kFewGpus = 64;
 
-  // Numbers of ranks that share heads (rows are cut into parts): besides
-  // divisors of the heads, powers of two, heads times powers of two, and
-  // multiples of 8 up to kFewGpus.
+  // Ranks can share heads (rows are cut into parts), so powers of two, heads
+  // times powers of two, and multiples of 8 up to kFewGpus are tried besides
+  // divisors of the heads.
   bool IsTried(int64_t sp) const {
     const int64_t heads = request_.model.heads;
     return given_.sp || heads % sp == 0 || std::has_single_bit(uint64_t(sp)) ||

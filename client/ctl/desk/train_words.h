@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "client/ctl/desk/train_methods.h"
-#include "planner/train/remedy.h"
 #include "planner/train/search.h"
 
 namespace sluice::ctl {
