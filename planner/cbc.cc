@@ -18,13 +18,6 @@
 namespace sluice::planner {
 namespace {
 
-Mutex& SolverMutex() {
-  static Mutex mutex;
-  return mutex;
-}
-
-// ---- The DSA program -------------------------------------------------------
-
 // The peak is scaled to at most this. With big-M rows of 3e7, CBC's integrality
 // tolerance of 1e-6 would be worth 30 units.
 constexpr double kScaledPeak = 8192;
@@ -90,8 +83,7 @@ class DsaMip {
     return a.lower == b.lower && a.upper == b.upper && a.size == b.size;
   }
 
-  // Adds a column and returns its index. Every column has a name, because CBC
-  // takes a MIP start by name.
+  // Returns the column's index. CBC takes a MIP start by name.
   int AddColumn(const std::string& name, double lower, double upper,
                 double cost, bool integer) {
     Cbc_addCol(model_, name.c_str(), lower, upper, cost, integer, 0, nullptr,
@@ -145,8 +137,7 @@ class DsaMip {
     }
   }
 
-  // Adds weight * [i lies below j] to the terms, and its constant part to
-  // `constant`.
+  // Adds weight * [i lies below j].
   void AddBelow(size_t i, size_t j, double weight,
                 std::vector<std::pair<int, double>>* terms,
                 double* constant) const {
@@ -180,8 +171,7 @@ class DsaMip {
     }
   }
 
-  // Returns `start` with equal items swapped so that their fixed variables
-  // hold.
+  // Swaps equal items so that their fixed variables hold.
   Offsets Canonical(Offsets start) const {
     for (size_t i = 0; i < n_; ++i) {
       for (size_t j = i + 1; j < n_; ++j) {
@@ -276,9 +266,9 @@ class DsaMip {
 
 MipResult SolveDsaMip(const Problem& problem, const Offsets& start,
                       int64_t bound, absl::Duration time_limit) {
-  const MutexLock lock(SolverMutex());
-  DsaMip mip(problem, start, bound);
-  return mip.Solve(time_limit);
+  static Mutex mutex;
+  const MutexLock lock(mutex);
+  return DsaMip(problem, start, bound).Solve(time_limit);
 }
 
 }  // namespace sluice::planner

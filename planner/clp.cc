@@ -12,9 +12,9 @@
 namespace sluice::planner {
 namespace {
 
-// Returns the lock of all uses of Clp. Clp's models are independent of each
-// other, but CoinUtils does not document that for all its parts. Plans take
-// milliseconds, so one lock for all costs little.
+// The lock of all uses of Clp. Clp's models are independent of each other, but
+// CoinUtils does not document that for all its parts. Plans take milliseconds,
+// so one lock costs little.
 Mutex& ClpMutex() {
   static Mutex mutex;
   return mutex;

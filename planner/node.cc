@@ -1,5 +1,3 @@
-// PlanNode: plans the memory of every rank, then solves one LP for what all
-// ranks keep, swap and recompute.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,8 +15,23 @@
 namespace sluice::planner {
 namespace {
 
-// Returns `options` with a progress callback that reports to `book`, segment by
-// segment.
+// Returns the trace of MEMO section 4.2's level 2: one pseudo request per
+// segment kind. Segments run one after another, so no two are alive together.
+plan::Trace SequenceOf(const std::vector<plan::SegmentPlan>& segments,
+                       Bytes alignment) {
+  plan::Trace trace;
+  trace.alignment = alignment;
+  for (const plan::SegmentPlan& segment : segments) {
+    trace.buffers.push_back({.id = trace.end,
+                             .lower = trace.end,
+                             .upper = trace.end + 1,
+                             .size = segment.placement.peak});
+    ++trace.end;
+  }
+  return trace;
+}
+
+// Returns `options` with a progress callback that reports to `book`.
 MemoryOptions Watched(MemoryOptions options, const NodeProgress& at,
                       const UnitBook& book) {
   if (!book.watch) return options;
@@ -32,8 +45,7 @@ MemoryOptions Watched(MemoryOptions options, const NodeProgress& at,
   return options;
 }
 
-// Returns one line if the transient region is larger than the rank's capacity,
-// or "" if it fits.
+// Returns "" if the transient region fits the rank's capacity.
 std::string TooMuchTransient(const plan::RankProfile& profile,
                              const plan::RankPlan& rank) {
   if (profile.transient_capacity <= Bytes(0) ||
@@ -54,21 +66,6 @@ std::string TooMuchTransient(const plan::RankProfile& profile,
       rank.transient_peak.count(), worst,
       FormatBytes(profile.transient_capacity),
       profile.transient_capacity.count());
-}
-
-void FillFractions(RankFractions chosen, plan::RankPlan* rank) {
-  rank->classes = std::move(chosen.classes);
-  rank->alpha = chosen.alpha;
-  rank->alpha_limited_by = std::move(chosen.alpha_limited_by);
-  rank->host_bytes = chosen.host_bytes;
-}
-
-// Returns the bytes that a rank can keep on its GPU in addition to its
-// transient buffers.
-Bytes RoomToKeep(const plan::RankProfile& profile, Bytes transient_peak) {
-  const Bytes room =
-      profile.transient_capacity - transient_peak - profile.keep_reserve;
-  return std::max(room, Bytes(0));
 }
 
 // Plans the memory of all ranks. The time limit covers all of them.
@@ -101,6 +98,44 @@ absl::StatusOr<std::vector<plan::RankPlan>> PlanMemories(
 
 }  // namespace
 
+absl::StatusOr<SegmentLayout> PlanSegments(
+    const std::vector<plan::SegmentKind>& segments,
+    const MemoryOptions& options, UnitBook* book) {
+  UnitBook own;
+  if (book == nullptr) book = &own;
+  const absl::Time deadline = absl::Now() + options.time_limit;
+  SegmentLayout layout;
+  Bytes alignment(1);
+  for (size_t k = 0; k < segments.size(); ++k) {
+    const plan::SegmentKind& kind = segments[k];
+    if (const plan::Placement* known = book->Find(kind.trace)) {
+      alignment = std::max(alignment, kind.trace.alignment);
+      layout.segments.push_back({.name = kind.name, .placement = *known});
+      continue;
+    }
+    // The remaining kinds share the time, so that a hard one cannot use it all.
+    MemoryOptions share = options;
+    share.time_limit = std::max(deadline - absl::Now(), absl::ZeroDuration()) /
+                       static_cast<int64_t>(segments.size() - k);
+    auto placement = PlanMemory(kind.trace, share);
+    if (!placement.ok()) {
+      return Annotate(placement.status(), "segment '" + kind.name + "'");
+    }
+    book->Add(kind.trace, *placement);
+    alignment = std::max(alignment, kind.trace.alignment);
+    layout.segments.push_back(
+        {.name = kind.name, .placement = *std::move(placement)});
+  }
+  SLUICE_ASSIGN_OR_RETURN(
+      const MemoryPlan sequence,
+      PlanMemory(SequenceOf(layout.segments, alignment), options));
+  for (size_t k = 0; k < layout.segments.size(); ++k) {
+    layout.segments[k].base = sequence.offsets[k];
+  }
+  layout.peak = sequence.peak;
+  return layout;
+}
+
 absl::StatusOr<plan::NodePlan> PlanNode(
     const std::vector<plan::RankProfile>& profiles,
     const NodeResources& resources, const MemoryOptions& options,
@@ -115,8 +150,11 @@ absl::StatusOr<plan::NodePlan> PlanNode(
                           PlanMemories(profiles, options, start, book));
   std::vector<Bytes> rooms;
   for (size_t r = 0; r < profiles.size(); ++r) {
-    const Bytes peak = plan.ranks[r].transient_peak;
-    rooms.push_back(RoomToKeep(profiles[r], peak));
+    // What a rank can keep on its GPU in addition to its transient buffers.
+    rooms.push_back(std::max(profiles[r].transient_capacity -
+                                 plan.ranks[r].transient_peak -
+                                 profiles[r].keep_reserve,
+                             Bytes(0)));
     if (!plan.infeasible.empty()) continue;
     plan.infeasible = TooMuchTransient(profiles[r], plan.ranks[r]);
     if (!plan.infeasible.empty()) plan.limited_by = "gpu_memory";
@@ -129,7 +167,12 @@ absl::StatusOr<plan::NodePlan> PlanNode(
   }
   plan.limits = std::move(chosen.limits);
   for (size_t r = 0; r < profiles.size(); ++r) {
-    FillFractions(std::move(chosen.ranks[r]), &plan.ranks[r]);
+    RankFractions& fractions = chosen.ranks[r];
+    plan::RankPlan& rank = plan.ranks[r];
+    rank.classes = std::move(fractions.classes);
+    rank.alpha = fractions.alpha;
+    rank.alpha_limited_by = std::move(fractions.alpha_limited_by);
+    rank.host_bytes = fractions.host_bytes;
   }
   plan.units_solved = book->solved();
   plan.units_known = book->known();

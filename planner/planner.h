@@ -1,7 +1,5 @@
-// The planner: pure functions from traces and profiles to plans.
-//
-// It uses no CUDA, gRPC or torch, and no clock except for deadlines. The daemon
-// (in a worker process), sluicectl and the tests call the same functions.
+// The planner: pure functions from traces and profiles to plans, without CUDA,
+// gRPC or torch, and with no clock except for deadlines.
 #pragma once
 
 #include <vector>
@@ -15,15 +13,14 @@
 
 namespace sluice::planner {
 
-// The result of planning both levels: the placement of each segment kind, with
-// its base in the transient region, and the peak over all kinds.
+// The placement of each segment kind, with its base in the transient region,
+// and the peak over all kinds.
 struct SegmentLayout {
   std::vector<plan::SegmentPlan> segments;
   Bytes peak;
 };
-// Plans both levels: each distinct segment kind once, then the segments'
-// sequence. `book` (may be null) has units planned earlier; newly solved units
-// are added to it.
+// Plans each distinct segment kind once, then the segments' sequence. `book`
+// (may be null) has units planned earlier and gets newly solved ones.
 absl::StatusOr<SegmentLayout> PlanSegments(
     const std::vector<plan::SegmentKind>& segments,
     const MemoryOptions& options, UnitBook* book = nullptr);

@@ -15,8 +15,7 @@
 
 namespace sluice::planner {
 
-// The progress of a node's plan, reported before each unit and while it is
-// solved.
+// The progress of a node's plan.
 struct NodeProgress {
   int64_t done = 0;  // segments planned, out of `all`
   int64_t all = 0;
@@ -29,19 +28,40 @@ struct NodeProgress {
 class UnitBook {
  public:
   UnitBook() = default;
-  explicit UnitBook(const std::vector<plan::UnitPlan>& known);
+  explicit UnitBook(const std::vector<plan::UnitPlan>& known) {
+    for (const plan::UnitPlan& unit : known) {
+      entries_[plan::UnitKey(unit.trace)] = {unit, true};
+    }
+  }
 
   // Returns the placement of an equal unit, valid for `trace`, or null.
-  const plan::Placement* Find(const plan::Trace& trace);
-  // Adds a solved unit. A placement without a proof is reused only within this
-  // plan, because a later plan with more time may find a better one.
-  void Add(const plan::Trace& trace, const plan::Placement& placement);
+  const plan::Placement* Find(const plan::Trace& trace) {
+    const std::string key = plan::UnitKey(trace);
+    const auto found = entries_.find(key);
+    // Equal hashes do not prove equal traces.
+    if (found == entries_.end() ||
+        !plan::SameUnit(found->second.unit.trace, plan::Canonical(trace))) {
+      return nullptr;
+    }
+    if (found->second.given) known_.insert(key);
+    return &found->second.unit.placement;
+  }
+  // A placement without a proof is reused only within this plan, because a
+  // later plan with more time may find a better one.
+  void Add(const plan::Trace& trace, const plan::Placement& placement) {
+    const std::string key = plan::UnitKey(trace);
+    solved_.insert(key);
+    entries_[key] = {{plan::Canonical(trace), placement}, false};
+  }
   // Forgets placements without a proof. Call it before a run with better
   // solvers.
-  void DropUnproved();
+  void DropUnproved() {
+    std::erase_if(entries_, [](const auto& entry) {
+      return !entry.second.unit.placement.optimal();
+    });
+  }
 
-  // Number of distinct units that were solved, and of those that were found
-  // among the given ones.
+  // The distinct units that were solved, and the given ones that were found.
   int64_t solved() const { return static_cast<int64_t>(solved_.size()); }
   int64_t known() const { return static_cast<int64_t>(known_.size()); }
 

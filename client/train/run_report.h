@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "client/torch/run/plan_change.h"
 #include "client/train/launch/options.h"
-#include "planner/stream/price.h"
+#include "planner/stream/profile.h"
 #include "planner/stream/settings.h"
 #include "planner/stream/states.h"
 #include "proto/base/units.h"

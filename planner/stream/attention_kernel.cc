@@ -13,10 +13,9 @@ constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 struct KernelTraits {
   const char* name;
-  // The largest supported element size. The smallest is 2.
-  int64_t most_bytes = 0;
-  int64_t widest = 0;    // the widest supported head
-  int64_t multiple = 8;  // head widths must be a multiple of this
+  int64_t most_bytes = 0;  // the largest element; the smallest has 2 bytes
+  int64_t widest = 0;      // the widest supported head
+  int64_t multiple = 8;    // head widths must be a multiple of this
   int64_t least_keys = 1;
   bool window = false;
 };

@@ -1,8 +1,5 @@
-// Selects the kernel that computes a block of attention. sluice-train and (over
-// the C ABI) the Python package use the same table of kernels and the same
-// rule.
-//
-// Thread safety: pure functions.
+// Selects the kernel that computes a block of attention, for sluice-train and
+// (over the C ABI) the Python package.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +26,7 @@ inline constexpr AttentionKernel kAskedKernels[] = {
     AttentionKernel::kAuto, AttentionKernel::kFlash,
     AttentionKernel::kEfficient, AttentionKernel::kCudnn};
 
-// Returns "auto", "flash", "efficient", "cudnn", "flash (FA3)", "flash (FA4)",
-// "flash on the CPU" or "whole scores".
-const char* Name(AttentionKernel kernel);
+const char* Name(AttentionKernel kernel);  // "auto", "flash (FA3)", …
 
 inline constexpr int kCpuCapability = -1;
 
@@ -61,9 +56,8 @@ struct AttentionBlock {
 // step. fp32 uses efficient.
 AttentionKernel KernelOf(const AttentionBlock& block);
 
-// Returns why the requested kernel cannot compute the block: its dtype or head
-// width. The text begins with the kernel's name ("cudnn takes …"). Returns
-// nullopt if the kernel can.
+// Returns why the requested kernel cannot compute the block, by its dtype or
+// head width ("cudnn takes …"), or nullopt if it can.
 std::optional<std::string> Refusal(const AttentionBlock& block);
 
 }  // namespace sluice::stream

@@ -8,7 +8,7 @@ namespace sluice::stream {
 namespace {
 
 // The search continues after a size that is at most this much slower than the
-// best one, because times are measured, and a larger size may be faster.
+// best one, because measured times vary, and a larger size may be faster.
 constexpr double kSlack = 1.03;
 constexpr double kHostShare = 1.0 / 3;
 
@@ -37,8 +37,7 @@ std::optional<int64_t> Next(const ChunkRange& range,
   return above.rows / 2;
 }
 
-// Returns the best measured size, or the largest one if the host delays the
-// device at every size.
+// If the host delays the device at every size, the largest one is best.
 int64_t Best(const ChunkRange& range, std::span<const ChunkTrial> trials) {
   double least = std::numeric_limits<double>::infinity();
   int64_t rows = 0;

@@ -1,7 +1,5 @@
-// Chooses the chunk sizes to measure and the one to use. sluice-train and (over
-// the C ABI) `chunk="auto"` of the Python package use the same rule.
-//
-// Thread safety: pure functions.
+// Chooses the chunk sizes to measure and the one to use, for sluice-train and
+// (over the C ABI) `chunk="auto"` of the Python package.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +21,7 @@ struct ChunkTrial {
   // Seconds of one step, or of a part of it with the same work for all sizes.
   // Infinity: the size does not fit.
   double seconds = 0;
-  // The time that the host was busy in them; 0: not measured.
-  double host_seconds = 0;
+  double host_seconds = 0;  // while the host was busy; 0: not measured
 };
 
 struct ChunkChoice {
@@ -32,11 +29,11 @@ struct ChunkChoice {
   int64_t rows = 0;  // the best of the trials; 0 before the first trial
 };
 
-// Chooses the next size to measure. The search doubles from the first size
-// while a larger one is not slower, or while the host is busy for more than a
-// third of the time; then it halves below the first size. (The host takes the
-// same time per block of attention whatever the size, and must not delay the
-// device.) `trials`: all trials so far, in the order of `next`.
+// The search doubles from the first size while a larger one is not slower, or
+// while the host is busy for more than a third of the time; then it halves
+// below the first size. (The host takes the same time per block of attention
+// whatever the size, and must not delay the device.) `trials`: all trials so
+// far, in the order of `next`.
 ChunkChoice ChooseChunk(const ChunkRange& range,
                         std::span<const ChunkTrial> trials);
 

@@ -1,11 +1,12 @@
 // The classes of activations that a streamed step stores between two chunks or
 // two passes. Fractions, sizes, the host arena and the profile follow from this
 // one table.
-//
-// Thread safety: values and pure functions.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <optional>
+#include <span>
 #include <string_view>
 
 #include "planner/stream/model_shape.h"
@@ -65,78 +66,59 @@ struct ClassTraits {
   Width width;
   Precision precision;
   Life life;
-  // Where rows can be until their next use. Every class can also be swapped.
-  Keep keep;           // how they can be kept in HBM
-  bool can_recompute;  // from the layer's input, after rows were dropped
-  // All ranks must have the same fractions, because rows in head layout come
-  // from all of them.
-  bool shared;
-  bool gated_only;  // for SwiGLU only
-  Segment made_by;  // the forward segment that makes it, if free
+  Keep keep;
+  // The forward segment that makes the class from the layer's input, if rows
+  // can be dropped and recomputed.
+  std::optional<Segment> made_by = {};
+  bool gated_only = false;  // for SwiGLU only
 
-  // Returns whether the planner chooses the class's fractions.
-  constexpr bool free() const { return can_recompute; }
+  // Returns whether the planner chooses the class's fractions. The other
+  // classes cannot be recomputed: what is not kept in HBM is swapped.
+  constexpr bool free() const { return made_by.has_value(); }
+  // Returns whether all ranks must have the same fractions, because rows in
+  // head layout come from all of them.
+  constexpr bool shared() const { return free() && rows != Rows::kTokens; }
   bool of(const ModelShape& model) const { return !gated_only || model.gated; }
 };
 
 // k and v that are not kept are always copied, because later chunks read them.
 // To drop their rows means only that they lie in scratch and not in the layer's
 // own memory.
-// clang-format off
-inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
-    // class, name,
-    //   rows, width, precision, life,
-    //   keep, recompute, shared, gated only, made by
-    {Class::kNorm1, "norm1",
-     Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kLayer,
-     Keep::kRows, true, false, false, Segment::kQkvForward},
-    {Class::kQ, "q",
-     Rows::kQueries, Width::kQuery, Precision::kActivation, Life::kLayer,
-     Keep::kWhole, true, true, false, Segment::kQkvForward},
-    {Class::kK, "k",
-     Rows::kKeys, Width::kKey, Precision::kActivation, Life::kLayer,
-     Keep::kWhole, true, true, false, Segment::kQkvForward},
-    {Class::kV, "v",
-     Rows::kKeys, Width::kKey, Precision::kActivation, Life::kLayer,
-     Keep::kWhole, true, true, false, Segment::kQkvForward},
-    {Class::kO, "attention_output",
-     Rows::kQueries, Width::kQuery, Precision::kOutput, Life::kLayer,
-     Keep::kChunks, false, false, false, {}},
-    {Class::kLse, "lse",
-     Rows::kQueries, Width::kPerHead, Precision::kFp32, Life::kLayer,
-     Keep::kChunks, false, false, false, {}},
-    {Class::kX2, "attention_residual",
-     Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kLayer,
-     Keep::kRows, true, false, false, Segment::kPostForward},
-    {Class::kNorm2, "norm2",
-     Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kLayer,
-     Keep::kRows, true, false, false, Segment::kPostForward},
-    {Class::kUp, "ffn_up",
-     Rows::kTokens, Width::kFfn, Precision::kActivation, Life::kLayer,
-     Keep::kRows, true, false, false, Segment::kPostForward},
-    {Class::kGate, "ffn_gate",
-     Rows::kTokens, Width::kFfn, Precision::kActivation, Life::kLayer,
-     Keep::kRows, true, false, true, Segment::kPostForward},
-    {Class::kAct, "ffn_activation",
-     Rows::kTokens, Width::kFfn, Precision::kActivation, Life::kLayer,
-     Keep::kRows, true, false, false, Segment::kPostForward},
-    {Class::kInput, "layer_input",
-     Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kStep,
-     Keep::kChunks, false, false, false, {}},
-    {Class::kOutputGradient, "output_gradient",
-     Rows::kQueries, Width::kQuery, Precision::kActivation, Life::kScratch,
-     Keep::kWhole, false, false, false, {}},
-    {Class::kQueryGradient, "query_gradient",
-     Rows::kQueries, Width::kQuery, Precision::kFp32, Life::kScratch,
-     Keep::kWhole, false, false, false, {}},
-    {Class::kKeyGradient, "key_gradient",
-     Rows::kKeys, Width::kKey, Precision::kFp32, Life::kScratch,
-     Keep::kWhole, false, false, false, {}},
-    {Class::kValueGradient, "value_gradient",
-     Rows::kKeys, Width::kKey, Precision::kFp32, Life::kScratch,
-     Keep::kWhole, false, false, false, {}},
-}};
-// clang-format on
+inline constexpr std::array<ClassTraits, kClassCount> kClasses = [] {
+  using enum Class;
+  using enum Rows;
+  using enum Width;
+  using enum Precision;
+  using enum Life;
+  using enum Keep;
+  constexpr Segment kQkv = Segment::kQkvForward, kPost = Segment::kPostForward;
+  // clang-format off
+  return std::array<ClassTraits, kClassCount>{{
+      {kNorm1, "norm1", kTokens, kHidden, kActivation, kLayer, kRows, kQkv},
+      {kQ, "q", kQueries, kQuery, kActivation, kLayer, kWhole, kQkv},
+      {kK, "k", kKeys, kKey, kActivation, kLayer, kWhole, kQkv},
+      {kV, "v", kKeys, kKey, kActivation, kLayer, kWhole, kQkv},
+      {kO, "attention_output", kQueries, kQuery, kOutput, kLayer, kChunks},
+      {kLse, "lse", kQueries, kPerHead, kFp32, kLayer, kChunks},
+      {kX2, "attention_residual",
+       kTokens, kHidden, kActivation, kLayer, kRows, kPost},
+      {kNorm2, "norm2", kTokens, kHidden, kActivation, kLayer, kRows, kPost},
+      {kUp, "ffn_up", kTokens, kFfn, kActivation, kLayer, kRows, kPost},
+      {kGate, "ffn_gate",
+       kTokens, kFfn, kActivation, kLayer, kRows, kPost, /*gated_only=*/true},
+      {kAct, "ffn_activation",
+       kTokens, kFfn, kActivation, kLayer, kRows, kPost},
+      {kInput, "layer_input", kTokens, kHidden, kActivation, kStep, kChunks},
+      {kOutputGradient, "output_gradient",
+       kQueries, kQuery, kActivation, kScratch, kWhole},
+      {kQueryGradient, "query_gradient",
+       kQueries, kQuery, kFp32, kScratch, kWhole},
+      {kKeyGradient, "key_gradient", kKeys, kKey, kFp32, kScratch, kWhole},
+      {kValueGradient, "value_gradient", kKeys, kKey, kFp32, kScratch, kWhole},
+  }};
+  // clang-format on
+}();
+static_assert(InEnumOrder(kClasses));
 
 constexpr const ClassTraits& Traits(Class which) {
   return kClasses[static_cast<size_t>(which)];
@@ -155,8 +137,30 @@ inline constexpr Class kPostClasses[] = {Class::kX2, Class::kNorm2, Class::kUp,
 inline constexpr Class kFreeClasses[] = {
     Class::kNorm1, Class::kQ,  Class::kK,    Class::kV,  Class::kX2,
     Class::kNorm2, Class::kUp, Class::kGate, Class::kAct};
+static_assert(std::ranges::count_if(kClasses, &ClassTraits::free) ==
+              std::ranges::count_if(kFreeClasses, [](Class which) {
+                return Traits(which).free();
+              }));
+
+// Returns the sum of `of` over the classes.
+int64_t Sum(std::span<const Class> classes, auto of) {
+  int64_t sum = 0;
+  for (const Class which : classes) sum += of(which);
+  return sum;
+}
+
+// What attention's blocks copy: the two sides of backward (forward fetches
+// keys), and the inner side's sums.
+inline constexpr Class kKeyPair[] = {Class::kK, Class::kV};
+inline constexpr Class kQuerySide[] = {Class::kQ, Class::kOutputGradient,
+                                       Class::kO, Class::kLse};
+inline constexpr Class kSums[] = {Class::kQueryGradient, Class::kKeyGradient,
+                                  Class::kValueGradient};
 
 // Returns the class of that name, or null.
-const ClassTraits* FindClass(std::string_view name);
+constexpr const ClassTraits* FindClass(std::string_view name) {
+  const auto* found = std::ranges::find(kClasses, name, &ClassTraits::name);
+  return found == kClasses.end() ? nullptr : found;
+}
 
 }  // namespace sluice::stream

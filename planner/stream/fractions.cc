@@ -31,7 +31,7 @@ absl::Status Check(const ClassTraits& c, const ClassFractions& f) {
         "{}: keep {}: it stays on the GPU whole or not at all, 1 or 0", c.name,
         f.keep));
   }
-  if (!c.can_recompute && f.keep + f.swap < 1 - kDigits) {
+  if (!c.free() && f.keep + f.swap < 1 - kDigits) {
     return absl::InvalidArgumentError(fmt::format(
         "{}: keep {} and swap {} must be 1 together: it cannot be computed "
         "again",
@@ -53,26 +53,32 @@ FractionMap KeepEverything(const ModelShape& model) {
 FractionMap KeepLastChunks(FractionMap given, double keep) {
   if (keep == 0) return given;
   for (const ClassTraits& c : kClasses) {
-    if (c.keep == Keep::kChunks)
-      given.try_emplace(c.name, ClassFractions{keep, 1 - keep});
+    if (c.keep != Keep::kChunks) continue;
+    given.try_emplace(c.name, ClassFractions{keep, 1 - keep});
   }
   return given;
 }
 
 FractionMap DropFree(const ModelShape& model, FractionMap given) {
   for (const Class which : kFreeClasses) {
-    if (Traits(which).of(model))
-      given.try_emplace(Traits(which).name, ClassFractions{0, 0});
+    if (!Traits(which).of(model)) continue;
+    given.try_emplace(Traits(which).name, ClassFractions{0, 0});
   }
   return given;
+}
+
+ClassFractions FractionsOf(const FractionMap& given, const ClassTraits& of,
+                           double alpha) {
+  const auto found = given.find(of.name);
+  return found != given.end() ? found->second
+                              : ClassFractions{0, of.free() ? alpha : 1};
 }
 
 FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
                           double alpha) {
   FractionMap fractions = given;
   for (const ClassTraits& c : kClasses) {
-    if (!c.of(model)) continue;
-    fractions.try_emplace(c.name, ClassFractions{0, c.free() ? alpha : 1});
+    if (c.of(model)) fractions[c.name] = FractionsOf(given, c, alpha);
   }
   return fractions;
 }
@@ -80,7 +86,7 @@ FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
 FractionMap WithoutKept(FractionMap fractions, const FractionMap& given) {
   for (auto& [name, f] : fractions) {
     if (given.contains(name)) continue;
-    f = {.keep = 0, .swap = FindClass(name)->can_recompute ? f.swap : 1};
+    f = {.keep = 0, .swap = FindClass(name)->free() ? f.swap : 1};
   }
   return fractions;
 }

@@ -1,7 +1,5 @@
 // How each class of a layer's activations is divided between forward and
-// backward: kept in HBM, swapped to host memory, or recomputed. Needs no torch.
-//
-// Thread safety: pure functions.
+// backward: kept in HBM, swapped to host memory, or recomputed.
 #pragma once
 
 #include <map>
@@ -23,6 +21,14 @@ struct ClassFractions {
 };
 using FractionMap = std::map<std::string, ClassFractions>;  // by class
 
+// Returns the fractions of a class: those in `given`, or else a free class is
+// swapped by the fraction `alpha`, any other whole.
+ClassFractions FractionsOf(const FractionMap& given, const ClassTraits& of,
+                           double alpha);
+// Returns FractionsOf for every class of the model.
+FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
+                          double alpha);
+
 // Returns fractions that keep every class whole, scratch included. A step with
 // these copies nothing.
 FractionMap KeepEverything(const ModelShape& model);
@@ -32,22 +38,16 @@ FractionMap KeepEverything(const ModelShape& model);
 FractionMap KeepLastChunks(FractionMap given, double keep);
 
 // Returns `given` with fractions added that drop every other free class after
-// forward. If a step reruns some chunks, all its chunks must drop these
-// classes.
+// forward, as a step must that reruns chunks.
 FractionMap DropFree(const ModelShape& model, FractionMap given);
-
-// Returns the fractions of every class of the model. A class that is not in
-// `given` is swapped: a free class by the fraction `alpha`, any other whole.
-FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
-                          double alpha);
 
 // Returns `fractions` with `keep` set to 0 for all classes not in `given`. Rows
 // that cannot be recomputed are swapped instead.
 FractionMap WithoutKept(FractionMap fractions, const FractionMap& given);
 
-// Checks the fractions. InvalidArgument, one line: the model does not have a
-// class; a fraction or sum is outside [0, 1]; a class that is kept whole or not
-// at all is kept in part; or a part that cannot be recomputed is dropped.
+// InvalidArgument, one line: the model does not have a class; a fraction or sum
+// is outside [0, 1]; a class that is kept whole or not at all is kept in part;
+// or a part that cannot be recomputed is dropped.
 absl::Status CheckFractions(const FractionMap& fractions,
                             const ModelShape& model);
 

@@ -1,12 +1,15 @@
-// Computes how long a streamed layer takes, from its compute times and the
+// Computes how long a streamed layer and step take, from compute times and the
 // links' speeds, by modelling which copies overlap with compute (FPDT section
-// 4.2, MEMO section 4.1). Used by a run's choice of settings (step_time) and by
-// the desk (planner/train).
-//
-// Thread safety: pure functions.
+// 4.2, MEMO section 4.1).
 #pragma once
 
+#include <map>
+#include <string>
+#include <vector>
+
+#include "planner/stream/schedule.h"
 #include "planner/stream/stream_shape.h"
+#include "proto/plan/profile.h"
 
 namespace sluice::stream {
 
@@ -27,36 +30,53 @@ struct LayerCompute {
   }
 };
 
-// The seconds that a layer adds to each phase of a step, including copies.
+// The seconds that a layer adds to each Phase of a step, including copies.
 struct LayerSeconds {
   double forward = 0;
-  double tokens = 0;     // Phase::kTokens
-  double attention = 0;  // Phase::kAttention: blocks and projections
+  double tokens = 0;
+  double attention = 0;  // blocks and projections
   double total() const { return forward + tokens + attention; }
 };
 
-// Returns a layer's time. In forward, layers follow each other without a pause.
-// Backward has two phases per layer, between which the rings change their
-// layout: except into early slots (StreamShape::early), a phase fetches nothing
-// before the copies of the phase before are out. So the other copies in of its
-// first chunk and the copies out of its last chunk overlap with no compute of
-// the phase.
+// In forward, layers follow each other without a pause. Backward has two phases
+// per layer, between which the rings change their layout: except into early
+// slots (StreamShape::early), a phase fetches nothing before the copies of the
+// phase before are out. So the other copies in of its first chunk and the
+// copies out of its last chunk overlap with no compute of the phase.
 LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
                        const LinkSpeeds& links);
 
 // Returns the seconds per step in which backward reruns layers' forward over
-// the first chunks. `keys`, `forward`: the total compute of these pieces
-// (LayerCompute).
+// the first chunks. `keys`, `forward`: their total compute (LayerCompute).
 double TimeRerun(const StreamOptions& options, double keys, double forward,
                  const LinkSpeeds& links);
 
 // Seconds of compute of the embedding, the loss and the embedding's backward.
-// TimeEnds returns their total time with copies.
 struct EndsCompute {
   double embed = 0, loss = 0, embed_backward = 0;
   double total() const { return embed + loss + embed_backward; }
 };
+// Returns their total time with copies.
 double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
                 const LinkSpeeds& links);
+
+// The recorded seconds of each segment kind.
+class RecordedSeconds {
+ public:
+  explicit RecordedSeconds(const std::vector<plan::SegmentKind>& recorded);
+  // A kind that was not recorded takes none.
+  double Of(Segment which, const Executions& count) const;
+
+ private:
+  std::map<std::string, double> once_;  // of one execution, by kind
+};
+
+// Returns the seconds of a step of one sequence. `recorded`: the segments of a
+// step that dropped nothing, with the same chunk size and any number of layers
+// and chunks. Recomputing a dropped class costs its share of the segment that
+// makes it.
+double StepSeconds(const StreamOptions& options,
+                   const std::vector<plan::SegmentKind>& recorded,
+                   const LinkSpeeds& links);
 
 }  // namespace sluice::stream

@@ -1,7 +1,5 @@
 // How a sequence is cut into chunks and divided among ranks, and which rank has
 // which heads.
-//
-// Thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +19,12 @@ class ChunkLayout {
   int64_t seq_len() const { return seq_len_; }
   int64_t ranks() const { return ranks_; }
   int64_t begin(int64_t m) const { return m * chunk_; }
-  // Returns the rows of chunk m over all ranks.
-  int64_t rows(int64_t m) const;
+  int64_t rows(int64_t m) const;  // of chunk m over all ranks
   int64_t max_rows() const { return rows(0); }
-  // Return rank r's rows of chunk m, and where they start inside the chunk.
+  // The rank's rows of chunk m, and where they start inside the chunk.
   int64_t local_rows(int64_t m, int64_t rank) const;
   int64_t local_offset(int64_t m, int64_t rank) const;
-  // Return rank r's rows of the whole sequence, and of the chunks before m.
+  // The rank's rows of the whole sequence, and of the chunks before m.
   int64_t total_local_rows(int64_t rank) const;
   int64_t local_rows_before(int64_t m, int64_t rank) const;
 
@@ -36,12 +33,11 @@ class ChunkLayout {
 };
 
 // The heads and the queries for which each rank computes attention (Ulysses).
-// The heads are divided among `head_ranks` ranks, the greatest common divisor
-// of ranks and heads. If there are more ranks, several have the same heads: a
-// chunk's queries are cut into `row_parts` parts, and k and v of the whole
-// chunk are gathered to each part (context parallelism with gathered keys:
-// Llama 3, arXiv 2407.21783, section 3.3.2). A part consists of the queries of
-// `head_ranks` consecutive ranks, which compute their attention.
+// `head_ranks` ranks, the greatest common divisor of ranks and heads, divide
+// the heads. If there are more ranks, a chunk's queries are cut into
+// `row_parts` parts, those of `head_ranks` consecutive ranks, and k and v of
+// the whole chunk are gathered to each part (context parallelism with gathered
+// keys: Llama 3, arXiv 2407.21783, section 3.3.2).
 //
 // If a rank's q heads do not use its kv heads in equal groups (12/3 on 4
 // ranks), kv heads are expanded to one per q head, and `grouped` is false.
@@ -52,8 +48,8 @@ struct HeadLayout {
   int64_t first_head(int64_t rank) const {
     return rank % head_ranks * q_per_rank;
   }
-  // Returns the numbers of the rank's kv heads, in local order. A number may
-  // repeat over ranks (replicas) and, if expanded, within a rank.
+  // The numbers of the rank's kv heads, in local order. A number may repeat
+  // over ranks (replicas) and, if expanded, within a rank.
   const std::vector<int64_t>& kv_of(int64_t rank) const {
     return kv_of_group_[rank % head_ranks];
   }

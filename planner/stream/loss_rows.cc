@@ -32,8 +32,7 @@ LossCut CutLoss(int64_t rows, int64_t wanted) {
   const int64_t chunk = std::max<int64_t>(rows, 1);
   const int64_t chunks =
       std::clamp<int64_t>(wanted / chunk, 1, kMostLossChunks);
-  // Makes calls about equally large, because a short call costs as much as a
-  // full one.
+  // A short call costs as much as a full one, so calls are about equally large.
   const int64_t all = chunks * chunk, calls = (all + wanted - 1) / wanted;
   return {chunks, (all + calls - 1) / calls};
 }
@@ -68,8 +67,7 @@ ChunkLayout CalibrationLayout(const StreamOptions& options) {
 
 StreamOptions CalibrationStep(StreamOptions options) {
   options.layout = CalibrationLayout(options);
-  // Computed for the whole model, because the rows by cost depend on the number
-  // of layers.
+  // Rows by cost depend on the number of layers.
   options.loss_chunk_rows = WantedRows(options);
   options.model.layers = 1;
   options.rerun_chunks = 0;  // a rerun uses the same segments

@@ -1,13 +1,11 @@
 // How the loss cuts its rows: how many rows of logits are computed at a time,
-// and how many chunks share the calls. Pure arithmetic.
+// and how many chunks share the calls.
 //
 // Every call of the loss reads and writes the whole head gradient [vocab,
 // hidden] in fp32 and reads the head's weights twice, however few rows it has.
 // The number of rows is chosen so that this traffic is a small part of the
 // step's computation, but the logits [rows, vocab] are never larger than the
 // head gradient itself. Chunks with fewer rows are computed in groups.
-//
-// Thread safety: values and pure functions.
 #pragma once
 
 #include <cstdint>
@@ -31,21 +29,19 @@ inline constexpr int64_t kLeastLogits = 1 << 22;
 // A calibration runs up to two groups of chunks, so groups must be short.
 inline constexpr int64_t kMostLossChunks = 16;
 
-// Returns the number of rows of logits at a time, chosen by cost. `element`:
-// bytes of a weight.
+// Returns the rows of logits at a time. `element`: bytes of a weight.
 int64_t LossRows(const ModelShape& model, int64_t element);
 
 struct LossCut {
   int64_t chunks;  // consecutive chunks in a group
   int64_t rows;    // rows of logits at a time in a full group
 };
-// Returns how chunks of `rows` rows are cut, with at most `wanted` rows at a
-// time.
+// Cuts chunks of `rows` rows, with at most `wanted` rows at a time.
 LossCut CutLoss(int64_t rows, int64_t wanted);
-// Returns how a step cuts the loss, the same on all ranks.
+// Cuts a step's loss, the same on all ranks.
 LossCut CutLoss(const StreamOptions& options);
 
-// The chunks [first, first + chunks), with losses that are computed together.
+// The chunks [first, first + chunks) share the calls of the loss.
 struct LossGroup {
   int64_t first, chunks;
   bool full;  // only the last group may have fewer rows
@@ -53,13 +49,12 @@ struct LossGroup {
 std::vector<LossGroup> GroupChunks(const ChunkLayout& layout,
                                    int64_t loss_chunks);
 
-// Returns the shortest sequence that runs every segment kind of a step: two
-// full chunks and the tail, and a full group of the loss and the last group. It
-// is the same on all ranks.
+// Returns the shortest sequence that runs every segment kind of a step, the
+// same on all ranks: at least two full chunks and the tail, and a full group of
+// the loss and the last group.
 ChunkLayout CalibrationLayout(const StreamOptions& options);
-// Returns the options of a calibration. It has one layer, because all layers
-// run the same segments, and a calibration must not need more memory than the
-// step.
+// Returns the options of a calibration. It has one layer, so that it needs no
+// more memory than the step; all layers run the same segments.
 StreamOptions CalibrationStep(StreamOptions options);
 
 }  // namespace sluice::stream

@@ -3,26 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "proto/base/status.h"
 
 namespace sluice::stream {
 namespace {
-
-// A field's name and value, and the least value that is valid.
-struct Minimum {
-  const char* flag;
-  int64_t value;
-  int64_t least;
-};
-
-absl::Status CheckMinimum(const Minimum& minimum) {
-  if (minimum.value >= minimum.least) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("{} is {}: it must be {} or more", minimum.flag,
-                  minimum.value, minimum.least));
-}
 
 absl::Status CheckDivides(const char* flag, int64_t value, const char* by_flag,
                           int64_t by, const char* advice) {
@@ -35,19 +22,6 @@ int64_t NormParameters(const ModelShape& m) {
   return m.hidden * (m.biases.norms ? 2 : 1);
 }
 
-int64_t LayerParameters(const ModelShape& m) {
-  const int64_t q = m.query_width(), kv = m.key_width();
-  const int64_t matrices =
-      m.hidden * (2 * q + 2 * kv + m.experts) +
-      std::max<int64_t>(m.experts, 1) * m.hidden * m.ffn * (m.gated ? 3 : 2);
-  const Biases& b = m.biases;
-  const int64_t biases = (b.q ? q : 0) + (b.k ? kv : 0) + (b.v ? kv : 0) +
-                         (b.o ? m.hidden : 0) +
-                         (b.ffn ? m.ffn * (m.gated ? 2 : 1) + m.hidden : 0);
-  return matrices + biases + 2 * NormParameters(m);
-}
-
-// Refuses traits that the streamed C++ layer does not implement.
 absl::Status CheckTraits(const ModelShape& m) {
   const std::pair<const char*, bool> missing[] = {
       {"norms of q and k (qk norm)", m.query_key_norm},
@@ -92,7 +66,16 @@ int64_t ModelShape::trained_parameters() const {
          layers * layer_parameters() + NormParameters(*this);
 }
 
-int64_t ModelShape::layer_parameters() const { return LayerParameters(*this); }
+int64_t ModelShape::layer_parameters() const {
+  const int64_t q = query_width(), kv = key_width();
+  const int64_t matrices =
+      hidden * (2 * q + 2 * kv + experts) +
+      std::max<int64_t>(experts, 1) * hidden * ffn * (gated ? 3 : 2);
+  const Biases& b = biases;
+  return matrices + (b.q ? q : 0) + (b.k ? kv : 0) + (b.v ? kv : 0) +
+         (b.o ? hidden : 0) + (b.ffn ? ffn * (gated ? 2 : 1) + hidden : 0) +
+         2 * NormParameters(*this);
+}
 
 double ModelShape::layer_weights() const {
   const double h = double(hidden);
@@ -155,13 +138,15 @@ absl::Status ModelShape::Validate() const {
 }
 
 absl::Status ModelShape::ValidateStream(int64_t ranks) const {
-  const Minimum minimums[] = {
+  const std::tuple<const char*, int64_t, int64_t> minimums[] = {
       {"--layers", layers, 1}, {"--hidden", hidden, 1},
       {"--heads", heads, 1},   {"--kv-heads", kv_heads, 1},
       {"--ffn", ffn, 1},       {"--vocab", vocab, 2},
       {"--ranks", ranks, 1},   {"max_positions", max_positions, rope ? 0 : 1}};
-  for (const Minimum& minimum : minimums) {
-    SLUICE_RETURN_IF_ERROR(CheckMinimum(minimum));
+  for (const auto& [flag, value, least] : minimums) {
+    if (value >= least) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("{} is {}: it must be {} or more", flag, value, least));
   }
   if (!head_size) {
     SLUICE_RETURN_IF_ERROR(

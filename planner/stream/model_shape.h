@@ -1,8 +1,5 @@
-// Describes a decoder-only transformer by traits, in one struct for the run,
-// the desk and the checkpoints. Architectures have no names here: gating, the
-// kind of positions and the biases are independent traits.
-//
-// Thread safety: values.
+// Describes a decoder-only transformer by independent traits, for the run, the
+// desk and the checkpoints. Architectures have no names here.
 #pragma once
 
 #include <cstdint>
@@ -52,11 +49,10 @@ struct ModelShape {
   std::optional<Rope> rope = Rope{};
   int64_t max_positions = 0;  // rows of a learned table; 0: no such table
   Biases biases;
-  bool query_key_norm = false;  // norms of each head, before RoPE (Qwen 3)
-  // Attention and FFN read the same input (NeoX).
-  bool parallel_residual = false;
-  // Mixture of experts: the number of FFNs per layer, and how many of them a
-  // token uses. 0: one FFN and no router.
+  bool query_key_norm = false;     // norms of each head, before RoPE (Qwen 3)
+  bool parallel_residual = false;  // attention and FFN read one input (NeoX)
+  // Mixture of experts: FFNs per layer, and those that a token uses. 0: one FFN
+  // and no router.
   int64_t experts = 0;
   int64_t active_experts = 0;
   double init_std = 0.02;
@@ -76,45 +72,42 @@ struct ModelShape {
 
   // --- As MEMO and its MFU count (section 5.2), without norms and biases
   // --- (< 0.1 %): P = 12 n h^2 + V h for GPT.
-  // For a mixture, counts the experts that one token uses.
+  // The FFN's width; in a mixture, of the experts that one token uses.
   double active_ffn() const {
     return double(experts > 0 ? active_experts * ffn : ffn);
   }
-  // Returns the width of the outputs of the FFN's first matrix products.
+  // The width of the outputs of the FFN's first matrix products.
   double ffn_width() const { return (gated ? 2.0 : 1.0) * active_ffn(); }
-  // Return the weights of a layer's matrix products; of the product that makes
-  // the FFN's output (backward does not need that output); and of the head.
+  // The weights of a layer's matrix products; of the product that makes the
+  // FFN's output, which backward does not need; and of the head.
   double layer_weights() const;
   double down_weights() const { return active_ffn() * double(hidden); }
   double head_weights() const { return double(vocab) * double(hidden); }
-  // A layer's FFN weights over all experts, and all weights that a layer
-  // stores.
+  // A layer's FFN weights over all experts, and all weights that it stores.
   double expert_weights() const {
     return double(experts) * double(hidden * ffn) * (gated ? 3.0 : 2.0);
   }
   double stored_layer_weights() const;
   double parameters() const;
-  // Return the elements per token that one layer's backward needs from its
-  // forward (MEMO section 3.1: 16 h in a GPT block), and the part of them that
-  // is neither the layer's input nor the attention output.
+  // The elements per token that one layer's backward needs from its forward
+  // (MEMO section 3.1: 16 h in a GPT block), and the part of them that is
+  // neither the layer's input nor the attention output.
   double skeletal_elements() const;
   double skeletal_others() const;
 
-  // Checks the fields. InvalidArgument: the message has the field, its value
-  // and its limit.
+  // Checks the fields. InvalidArgument: the field, its value and its limit.
   absl::Status Validate() const;
-  // Checks the fields, and what the streamed C++ layer can run on this number
-  // of ranks (HeadLayout): heads % kv_heads = 0 (ATen's CPU attention silently
-  // accepts 4/3). Refuses unsupported traits by name.
+  // Checks that the streamed C++ layer runs this model on this number of ranks.
+  // Refuses unsupported traits by name, and heads that kv_heads do not divide
+  // (ATen's CPU attention silently accepts 4/3).
   absl::Status ValidateStream(int64_t ranks) const;
-  // Checks the fields, and heads % ranks = 0, which methods without streaming
-  // require.
+  // Checks heads % ranks = 0, which methods without streaming require.
   absl::Status ValidateWholeHeads(int64_t ranks) const;
 };
 
 // Gpt returns `sizes` with GPT-2's traits (LayerNorm, GELU, biases everywhere,
-// learned positions, tied head). Llama returns it with Llama's (RMSNorm,
-// SwiGLU, RoPE, no biases).
+// learned positions, tied head), Llama with Llama's (RMSNorm, SwiGLU, RoPE, no
+// biases).
 ModelShape Gpt(ModelShape sizes);
 ModelShape Llama(ModelShape sizes);
 

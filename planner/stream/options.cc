@@ -34,14 +34,12 @@ absl::Status CheckRerun(const StreamOptions& options) {
   }
   if (options.rerun_chunks == 0) return absl::OkStatus();
   for (const Class which : kFreeClasses) {
-    const auto given = options.fractions.find(Traits(which).name);
-    const ClassFractions f = given != options.fractions.end()
-                                 ? given->second
-                                 : ClassFractions{0, options.alpha};
-    if (f == ClassFractions{0, 0} || !Traits(which).of(options.model)) continue;
+    const ClassTraits& c = Traits(which);
+    const ClassFractions f = FractionsOf(options.fractions, c, options.alpha);
+    if (f == ClassFractions{0, 0} || !c.of(options.model)) continue;
     return absl::InvalidArgumentError(fmt::format(
         "{}: keep {} and swap {}: where chunks run again it must be 0 and 0",
-        Traits(which).name, f.keep, f.swap));
+        c.name, f.keep, f.swap));
   }
   return absl::OkStatus();
 }

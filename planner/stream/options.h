@@ -1,8 +1,5 @@
-// The options that determine what one rank's streamed step computes: model,
-// layout, and how the step is cut. The run fills them from flags or a plan, the
-// desk from a question. Everything in this folder is derived from them.
-//
-// Thread safety: values.
+// The options of one rank's streamed step. The run fills them from flags or a
+// plan, the desk from a question; everything in this folder follows from them.
 #pragma once
 
 #include <cstdint>
@@ -36,39 +33,36 @@ struct StreamOptions {
   ChunkLayout layout{0, 1, 1};
   int rank = 0;
   Dtype dtype = Dtype::kFp32;
-  // Token fractions of the free classes (fractions.h). A class that is not in
-  // `fractions` swaps the fraction `alpha` and keeps nothing (MEMO's policy).
+  // Token fractions of the free classes. A class that is not in `fractions`
+  // swaps the fraction `alpha` and keeps nothing (MEMO's policy).
   double alpha = 1.0;
   FractionMap fractions;
-  // Slots of the block ring: one is in use, the others are being copied. 1: no
-  // prefetch.
+  // Slots of the block ring: one is in use, the others are being copied.
   int prefetch_depth = 2;
   BackwardOrder order = BackwardOrder::kKeysOuter;
-  // True: attention's output is stored in the dtype; GPU kernels round it to
-  // the dtype before they read it anyway. False: it is stored in fp32, because
-  // backward computes rowsum(dO o) from it, which must cancel against the
-  // blocks' own sums. (Rounded to bf16, it was the largest error of a GPT's
-  // gradients, in k's bias.)
+  // Whether attention's output is stored in the dtype, to which GPU kernels
+  // round it anyway, or in fp32. Backward computes rowsum(dO o) from it, which
+  // must cancel against the blocks' own sums: rounded to bf16, it caused the
+  // largest error of a GPT's gradients, in k's bias.
   bool round_output = false;
   // Backward reruns forward for this many first chunks, in groups of
   // `rerun_layers` layers, from the group's input. (Attention is causal, so
-  // these chunks need no others.) Their free classes are dropped, and only one
-  // group at a time stores their other tensors. The other chunks drop their
-  // free classes too, so that a kind of segment has the same requests in every
-  // chunk.
+  // these chunks need no others.) Only one group at a time stores their
+  // tensors. All chunks drop their free classes, so that a kind of segment has
+  // the same requests in every chunk.
   int64_t rerun_chunks = 0;
   int64_t rerun_layers = 1;
   int64_t ffn_chunk_rows = 0;   // rows per FFN call; 0: half of a chunk's
   int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: by cost
                                 // (loss_rows.h)
-  // True: runs only the chunks of the first and of the last group of the loss,
-  // at least two chunks (`--probe`). That runs every segment kind and uses all
-  // memory, but the step's numbers (loss, gradients) mean nothing.
+  // Runs only the chunks of the loss's first group, at least two, and of its
+  // last group (`--probe`). That runs every segment kind and uses all memory,
+  // but the step's loss and gradients mean nothing.
   bool probe = false;
 };
 
-// Checks the options. InvalidArgument, one line: the option out of range, its
-// value and the limit.
+// Checks the options. InvalidArgument, one line: the option, its value and the
+// limit.
 absl::Status Validate(const StreamOptions& options);
 
 }  // namespace sluice::stream

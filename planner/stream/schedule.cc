@@ -4,6 +4,85 @@
 #include <initializer_list>
 
 namespace sluice::stream {
+namespace {
+
+// Returns in closed form what ForwardBlocks and BackwardBlocks enumerate. The
+// kind of a block is that of its query chunk, and no chunk is later than the
+// tail.
+Executions OfChunks(int64_t full, int64_t tail, Segment which) {
+  const bool pairs = which == Segment::kOffdiagonalForward ||
+                     which == Segment::kOffdiagonalBackward;
+  if (pairs) return {full * (full - 1) / 2, full * tail};
+  return {full, tail};
+}
+
+// Bytes that attention's blocks copy. Forward fetches the k and v of earlier
+// chunks; backward the outer side once per chunk and the inner side once per
+// block. The inner side's sums are sent and fetched between two of its blocks.
+struct BlockTraffic {
+  int64_t forward = 0, outer = 0, inner = 0, sums = 0;
+};
+
+// The sum over chunks of times(m) * bytes_of(m). times(m) must be linear in m.
+int64_t SumTimes(const StreamShape& shape, auto times, auto bytes_of) {
+  int64_t sum = 0;
+  for (const auto& [first, end] : shape.runs()) {
+    sum +=
+        (end - first) * (times(first) + times(end - 1)) / 2 * bytes_of(first);
+  }
+  return sum;
+}
+
+BlockTraffic CountBlocks(const StreamShape& shape) {
+  const int64_t last = shape.chunks() - 1;
+  const auto before = [](int64_t m) { return m; };
+  const auto after = [last](int64_t m) { return last - m; };
+  const auto keys = [&](int64_t m) { return shape.moved_bytes(kKeyPair, m); };
+  const auto queries = [&](int64_t m) {
+    return shape.moved_bytes(kQuerySide, m);
+  };
+  const auto sums = [&](int64_t m) { return shape.moved_bytes(kSums, m); };
+  // In addition to its diagonal, a chunk has a block with each later (or
+  // earlier) chunk. Its first block fetches no sums.
+  BlockTraffic traffic{.forward = SumTimes(shape, after, keys)};
+  if (shape.order == BackwardOrder::kQueriesOuter) {
+    traffic.outer = shape.SumOverChunks(queries);
+    traffic.inner = shape.SumOverChunks(keys) + traffic.forward;
+    traffic.sums = SumTimes(shape, after, sums);
+    return traffic;
+  }
+  traffic.outer = shape.SumOverChunks(keys);
+  traffic.inner =
+      shape.SumOverChunks(queries) + SumTimes(shape, before, queries);
+  traffic.sums = SumTimes(shape, before, sums);
+  return traffic;
+}
+
+// Returns the bytes of the classes in the chunks that run again.
+int64_t OfRerun(const StreamShape& shape,
+                std::initializer_list<Class> classes) {
+  return shape.SumOverChunks([&](int64_t m) {
+    return shape.reruns(m) ? shape.moved_bytes(classes, m) : 0;
+  });
+}
+
+// The traffic of reruns over all layers. x and earlier k and v are fetched; k,
+// v, o and lse are sent. A group's last layer, before its backward, also sends
+// q, the other layers their output.
+Traffic CountRerunTraffic(const StreamShape& shape) {
+  const int64_t chunks = shape.rerun_chunks, layers = shape.layers_rerun();
+  const int64_t groups = layers / shape.rerun_layers;
+  const int64_t keys = shape.moved_bytes(kKeyPair, 0);
+  const int64_t x = OfRerun(shape, {Class::kInput});
+  const int64_t out =
+      OfRerun(shape, {Class::kK, Class::kV, Class::kO, Class::kLse});
+  return {.in = layers * (x + chunks * (chunks - 1) / 2 * keys),
+          .out = layers * out + (layers - groups) * x +
+                 groups * OfRerun(shape, {Class::kQ})};
+}
+
+}  // namespace
+
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks) {
   std::vector<Block> blocks;
   for (size_t j = 0; j < chunks.size(); ++j) {
@@ -34,20 +113,6 @@ std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
   return blocks;
 }
 
-namespace {
-
-// Returns in closed form what ForwardBlocks and BackwardBlocks enumerate. The
-// kind of a block is that of its query chunk, and no chunk is later than the
-// tail.
-Executions OfChunks(int64_t full, int64_t tail, Segment which) {
-  const bool pairs = which == Segment::kOffdiagonalForward ||
-                     which == Segment::kOffdiagonalBackward;
-  if (pairs) return {full * (full - 1) / 2, full * tail};
-  return {full, tail};
-}
-
-}  // namespace
-
 Executions CountExecutions(const StreamShape& shape, Segment which) {
   const int64_t tail = shape.has_tail() ? 1 : 0;
   const int64_t full = shape.chunks() - tail;
@@ -59,8 +124,6 @@ Executions CountExecutions(const StreamShape& shape, Segment which) {
   return OfChunks(full, tail, which);
 }
 
-// Counts the rerun's executions. A group's last layer runs only up to
-// attention's output.
 Executions CountRerun(const StreamShape& shape, Segment which) {
   if (Traits(which).part != Part::kForward) return {};
   const int64_t layers = shape.layers_rerun();
@@ -73,106 +136,15 @@ Executions CountRerun(const StreamShape& shape, Segment which) {
   return {times * once.full, times * once.tail};
 }
 
-namespace {
-
-// Bytes that attention's blocks copy. Forward fetches the k and v of earlier
-// chunks. Backward fetches the outer side once per chunk and the inner side
-// once per block. The inner side's sums are sent and fetched between two of its
-// blocks.
-struct BlockTraffic {
-  int64_t forward = 0, outer = 0, inner = 0, sums = 0;
-};
-
-// Returns the sum over chunks of times(m) * bytes_of(m). times(m) must be
-// linear in m.
-int64_t SumTimes(const StreamShape& shape, auto times, auto bytes_of) {
-  int64_t sum = 0;
-  for (const auto& [first, end] : shape.runs()) {
-    sum +=
-        (end - first) * (times(first) + times(end - 1)) / 2 * bytes_of(first);
-  }
-  return sum;
-}
-
-BlockTraffic CountBlocks(const StreamShape& shape) {
-  const int64_t last = shape.chunks() - 1;
-  const auto before = [](int64_t m) { return m; };
-  const auto after = [last](int64_t m) { return last - m; };
-  const auto keys = [&](int64_t m) {
-    return shape.moved_bytes(Class::kK, m) + shape.moved_bytes(Class::kV, m);
-  };
-  const auto queries = [&](int64_t m) {
-    return shape.moved_bytes(Class::kQ, m) +
-           shape.moved_bytes(Class::kOutputGradient, m) +
-           shape.moved_bytes(Class::kO, m) + shape.moved_bytes(Class::kLse, m);
-  };
-  const auto sums = [&](int64_t m) {
-    int64_t bytes = 0;
-    for (const Class which :
-         {Class::kQueryGradient, Class::kKeyGradient, Class::kValueGradient}) {
-      bytes += shape.moved_bytes(which, m);
-    }
-    return bytes;
-  };
-  // In addition to its diagonal, a chunk has a block with each later (or
-  // earlier) chunk. Its first block fetches no sums.
-  BlockTraffic traffic{.forward = SumTimes(shape, after, keys)};
-  if (shape.order == BackwardOrder::kQueriesOuter) {
-    traffic.outer = shape.SumOverChunks(queries);
-    traffic.inner = shape.SumOverChunks(keys) + traffic.forward;
-    traffic.sums = SumTimes(shape, after, sums);
-    return traffic;
-  }
-  traffic.outer = shape.SumOverChunks(keys);
-  traffic.inner =
-      shape.SumOverChunks(queries) + SumTimes(shape, before, queries);
-  traffic.sums = SumTimes(shape, before, sums);
-  return traffic;
-}
-
-}  // namespace
-
-// Returns the bytes of the classes in the chunks that run again.
-int64_t OfRerun(const StreamShape& shape,
-                std::initializer_list<Class> classes) {
-  int64_t sum = 0;
-  for (const Class which : classes) {
-    sum += shape.SumOverChunks([&](int64_t m) {
-      return shape.reruns(m) ? shape.moved_bytes(which, m) : 0;
-    });
-  }
-  return sum;
-}
-
-// Returns the traffic of reruns over all layers. x and earlier k and v are
-// fetched; k, v, o and lse are sent. q is sent only in a group's last layer,
-// because that layer's backward follows, and the output only in the other
-// layers.
-Traffic CountRerunTraffic(const StreamShape& shape) {
-  const int64_t chunks = shape.rerun_chunks, layers = shape.layers_rerun();
-  const int64_t groups = layers / shape.rerun_layers;
-  const int64_t keys =
-      shape.moved_bytes(Class::kK, 0) + shape.moved_bytes(Class::kV, 0);
-  const int64_t x = OfRerun(shape, {Class::kInput});
-  const int64_t out =
-      OfRerun(shape, {Class::kK, Class::kV, Class::kO, Class::kLse});
-  return {.in = layers * (x + chunks * (chunks - 1) / 2 * keys),
-          .out = layers * out + (layers - groups) * x +
-                 groups * OfRerun(shape, {Class::kQ})};
-}
-
 LayerTraffic CountTraffic(const StreamShape& shape) {
   const BlockTraffic blocks = CountBlocks(shape);
   const int64_t x = shape.moved_bytes(Class::kInput);
-  const int64_t kv =
-      shape.moved_bytes(Class::kK) + shape.moved_bytes(Class::kV);
+  const int64_t kv = shape.moved_bytes(kKeyPair);
   const int64_t o = shape.moved_bytes(Class::kO);
-  int64_t local = shape.swapped_bytes(Class::kNorm1);
-  for (const Class which : kPostClasses) local += shape.swapped_bytes(which);
-  int64_t dropped = 0;
-  for (const Class which : kHeadClasses) {
-    dropped += shape.moved_bytes(which) - shape.swapped_bytes(which);
-  }
+  const auto swapped = [&](Class which) { return shape.swapped_bytes(which); };
+  const int64_t local = swapped(Class::kNorm1) + Sum(kPostClasses, swapped);
+  const int64_t dropped =
+      shape.moved_bytes(kHeadClasses) - Sum(kHeadClasses, swapped);
   const Traffic rerun = CountRerunTraffic(shape);
   LayerTraffic traffic;
   traffic.rerun = {rerun.in / shape.layers, rerun.out / shape.layers};
@@ -181,8 +153,8 @@ LayerTraffic CountTraffic(const StreamShape& shape) {
                      .out = x + kv + shape.swapped_bytes(Class::kQ) + o +
                             shape.moved_bytes(Class::kLse) -
                             OfRerun(shape, {Class::kO, Class::kLse}) + local};
-  // Phase A fetches dY, x and o. Phase C fetches x and dX2. dO, dX2 and dX are
-  // sent.
+  // Before the blocks dY, x and o are fetched, after them x and dX2. dO, dX2
+  // and dX are sent.
   traffic.tokens = {
       .in = 4 * x + o + local,
       .out = shape.moved_bytes(Class::kOutputGradient) + 2 * x + dropped};
@@ -194,8 +166,7 @@ LayerTraffic CountTraffic(const StreamShape& shape) {
 LayerTraffic FixedTraffic(const StreamShape& shape) {
   const BlockTraffic blocks = CountBlocks(shape);
   const int64_t q = shape.moved_bytes(Class::kQ);
-  const int64_t kv =
-      shape.moved_bytes(Class::kK) + shape.moved_bytes(Class::kV);
+  const int64_t kv = shape.moved_bytes(kKeyPair);
   const int64_t x = shape.moved_bytes(Class::kInput);
   // A layer's own classes do not include chunks that run again.
   const int64_t again = OfRerun(shape, {Class::kInput});
@@ -221,12 +192,10 @@ int64_t BlockBytes(StreamOptions options, BackwardOrder order) {
 }
 
 BackwardOrder OrderOfLeastBytes(const StreamOptions& options) {
-  const auto bytes = [&](BackwardOrder order) {
-    return BlockBytes(options, order);
-  };
-  return bytes(BackwardOrder::kQueriesOuter) < bytes(BackwardOrder::kKeysOuter)
-             ? BackwardOrder::kQueriesOuter
-             : BackwardOrder::kKeysOuter;
+  using enum BackwardOrder;
+  return BlockBytes(options, kQueriesOuter) < BlockBytes(options, kKeysOuter)
+             ? kQueriesOuter
+             : kKeysOuter;
 }
 
 }  // namespace sluice::stream

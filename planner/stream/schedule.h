@@ -1,8 +1,6 @@
 // Computes which blocks of attention a streamed step runs, in which order and
 // with which masks; how often each segment runs; and the bytes that a layer
 // copies.
-//
-// Thread safety: values and pure functions.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +21,10 @@ struct Block {
 };
 
 // Return the blocks in the order in which they run. Forward has queries outer,
-// and each row of blocks ends at its diagonal. Backward begins each outer chunk
-// with its diagonal. OuterChunks orders outer chunks so that this diagonal is
-// the last block to add to the chunk's gradients of the inner side. So all
-// three gradients of a chunk are complete when its turn as the outer chunk
-// ends.
+// and each row of blocks begins with its diagonal. Backward begins each outer
+// chunk with its diagonal. OuterChunks orders outer chunks so that this
+// diagonal is the last block to add to the chunk's gradients of the inner side.
+// So a chunk's gradients are complete when its turn as the outer chunk ends.
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks);
 std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
                                   BackwardOrder order);
@@ -41,7 +38,8 @@ struct Executions {
 };
 Executions CountExecutions(const StreamShape& shape, Segment which);
 // Returns the additional executions per step of one of forward's segments for
-// chunks that run again.
+// chunks that run again. A group's last layer runs only up to attention's
+// output.
 Executions CountRerun(const StreamShape& shape, Segment which);
 
 // Bytes copied from (in) and to (out) host memory.
@@ -55,16 +53,14 @@ struct Traffic {
 struct LayerTraffic {
   Traffic forward, rerun, tokens, blocks;
 };
-// Returns a layer's traffic with the fractions of `shape`.
 LayerTraffic CountTraffic(const StreamShape& shape);
-// Returns the part of CountTraffic that does not depend on fractions. The
-// swapped rows of each class, which are sent and fetched once, are not
-// included. q, k and v count as if all rows were both stored and recomputed:
-// all of k and v are copied, and at most all of q.
+// Returns the part of CountTraffic that does not depend on fractions, without
+// the swapped rows of each class, which are sent and fetched once. q, k and v
+// count as if all rows were both stored and recomputed: all of k and v are
+// copied, and at most all of q.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
-// Returns the bytes that one layer's attention blocks copy in backward, in both
-// directions.
+// The bytes that a layer's attention blocks copy in backward, both ways.
 int64_t BlockBytes(StreamOptions options, BackwardOrder order);
 // Returns the order with fewer BlockBytes, keys outer on ties.
 BackwardOrder OrderOfLeastBytes(const StreamOptions& options);

@@ -1,7 +1,5 @@
 // The segments of compute of a streamed step, with the names used in traces,
 // plans and profiles.
-//
-// Thread safety: values.
 #pragma once
 
 #include <array>
@@ -26,7 +24,6 @@ enum class Segment {
   kQkvBackward,
   kEmbedBackward,
 };
-inline constexpr int kSegmentCount = 12;
 
 // Where a segment's time is counted: in each layer's forward or backward, or
 // once per step.
@@ -37,7 +34,7 @@ struct SegmentTraits {
   const char* name;
   Part part;
 };
-inline constexpr std::array<SegmentTraits, kSegmentCount> kSegments = {{
+inline constexpr auto kSegments = std::to_array<SegmentTraits>({
     {Segment::kEmbedForward, "embed.forward", Part::kStep},
     {Segment::kQkvForward, "qkv.forward", Part::kForward},
     {Segment::kDiagonalForward, "block.diagonal.forward", Part::kForward},
@@ -51,12 +48,24 @@ inline constexpr std::array<SegmentTraits, kSegmentCount> kSegments = {{
      Part::kBackward},
     {Segment::kQkvBackward, "qkv.backward", Part::kBackward},
     {Segment::kEmbedBackward, "embed.backward", Part::kStep},
-}};
+});
+
+// Returns whether a table's rows are in the order of the enum in `which`.
+constexpr bool InEnumOrder(const auto& table) {
+  for (size_t i = 0; i < table.size(); ++i) {
+    if (static_cast<size_t>(table[i].which) != i) return false;
+  }
+  return true;
+}
+static_assert(InEnumOrder(kSegments));
+
 constexpr const SegmentTraits& Traits(Segment which) {
   return kSegments[static_cast<size_t>(which)];
 }
 
 // Returns the name of a kind in plans: "qkv.forward.full", "qkv.forward.tail".
-std::string KindOf(Segment which, bool full);
+inline std::string KindOf(Segment which, bool full) {
+  return std::string(Traits(which).name) + (full ? ".full" : ".tail");
+}
 
 }  // namespace sluice::stream

@@ -15,16 +15,15 @@ namespace {
 constexpr int64_t kFirstChunk = 512, kLeastChunk = 64;
 constexpr int kDepths[] = {1, 2, 4};
 constexpr double kAlphas[] = {1, 0.75, 0.5, 0.25, 0};
-constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};
+constexpr int64_t kMostRerunLayers = 8;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Returns the bytes of rings and transient buffers.
 int64_t WorkingBytes(const StreamOptions& options) {
   return (RingBytes(options) + TransientBytes(options)).count();
 }
 
-// Returns fractions for the free classes that the question leaves open. A class
-// that can be kept by rows keeps `keep`; `alpha` of the rest is swapped.
+// Returns fractions for the open free classes. A class that can be kept by rows
+// keeps `keep`; `alpha` of the rest is swapped.
 FractionMap Share(const SettingsQuestion& q, double keep, double alpha) {
   FractionMap fractions = q.stream.fractions;
   for (const Class which : kFreeClasses) {
@@ -37,8 +36,7 @@ FractionMap Share(const SettingsQuestion& q, double keep, double alpha) {
 }
 
 // Returns fractions that keep as many rows as fit in HBM, evenly over classes.
-// (The planner later divides that room by class, which takes about the same
-// time.)
+// (The planner later divides that room by class.)
 FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   const double alpha = options.alpha;
   options.fractions = Share(q, 0, alpha);
@@ -49,8 +47,7 @@ FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   return Share(q, all > 0 ? std::clamp(left / all, 0.0, 1.0) : 0, alpha);
 }
 
-// Returns fractions that keep as many last chunks of the classes used in place
-// as fit in HBM.
+// Keeps as many last chunks of the classes used in place as fit in HBM.
 FractionMap KeepChunks(const SettingsQuestion& q, StreamOptions options) {
   if (!q.may_keep) return options.fractions;
   const auto left = static_cast<double>(q.hbm.count() - WorkingBytes(options));
@@ -72,9 +69,8 @@ bool Fits(const SettingsQuestion& q, const StreamOptions& options) {
              q.hbm.count();
 }
 
-// Returns options that swap only what must be swapped, keep last chunks in HBM,
-// and rerun as few first chunks as host memory requires, or all if it is too
-// small for any number.
+// Swaps only what must be swapped, keeps last chunks in HBM, and reruns as few
+// first chunks as host memory requires, or all if it is too small for any.
 StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   options.alpha = 0;
   options.fractions = DropFree(q.stream.model, q.stream.fractions);
@@ -93,14 +89,25 @@ StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   return options;
 }
 
-// Returns whether chunks may run again: the user has not excluded it, and no
-// free class is requested to be kept or swapped.
+// Whether chunks may run again: the user has not excluded it, and no free class
+// is requested to be kept or swapped.
 bool MayRunAgain(const SettingsQuestion& q) {
   return q.rerun.value_or(1) > 0 && q.stream.alpha <= 0 &&
          std::ranges::none_of(q.stream.fractions, [](const auto& f) {
            return Traits(FindClass(f.first)->which).free() &&
                   f.second != ClassFractions{0, 0};
          });
+}
+
+// The numbers of layers to run again together.
+std::vector<int64_t> RerunLayers(const SettingsQuestion& q) {
+  if (q.rerun_layers.has_value()) return {*q.rerun_layers};
+  std::vector<int64_t> tried;
+  for (int64_t n = 1; n <= std::min(q.stream.model.layers, kMostRerunLayers);
+       n *= 2) {
+    tried.push_back(n);
+  }
+  return tried;
 }
 
 }  // namespace
@@ -115,23 +122,18 @@ std::vector<Settings> SettingsOf(const SettingsQuestion& q, int64_t chunk) {
                    .order = q.order.value_or(BackwardOrder::kKeysOuter),
                    .resident = true});
   }
+  std::vector<int64_t> rerun_layers = {q.rerun_layers.value_or(1)};
+  if (MayRunAgain(q)) rerun_layers = RerunLayers(q);
   for (const BackwardOrder order :
        {BackwardOrder::kKeysOuter, BackwardOrder::kQueriesOuter}) {
-    if (q.order.has_value() && *q.order != order) continue;
+    if (q.order.value_or(order) != order) continue;
     for (const int depth : kDepths) {
-      const int prefetch = q.prefetch.value_or(depth);
       if (q.prefetch.has_value() && depth != kDepths[0]) continue;
-      for (const int64_t layers : kRerunLayers) {
-        const int64_t rerun = q.rerun_layers.value_or(layers);
-        const bool first = layers == kRerunLayers[0];
-        if (!first && (q.rerun_layers.has_value() || !MayRunAgain(q) ||
-                       layers > q.stream.model.layers)) {
-          continue;
-        }
+      for (const int64_t layers : rerun_layers) {
         all.push_back({.chunk = chunk,
-                       .prefetch = prefetch,
+                       .prefetch = q.prefetch.value_or(depth),
                        .order = order,
-                       .rerun_layers = rerun});
+                       .rerun_layers = layers});
       }
     }
   }
@@ -171,9 +173,8 @@ Settings LeastHost(const SettingsQuestion& q, Settings settings) {
   all.rerun = q.rerun.value_or(1);
   Settings best = settings;
   std::optional<Bytes> least;
-  for (const int64_t layers : kRerunLayers) {
-    if (layers > q.stream.model.layers) break;
-    settings.rerun_layers = q.rerun_layers.value_or(layers);
+  for (const int64_t layers : RerunLayers(q)) {
+    settings.rerun_layers = layers;
     const StreamOptions options = StreamOf(all, settings);
     const Bytes host = HostBytes(options);
     if (least.has_value() && host >= *least) continue;

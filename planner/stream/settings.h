@@ -1,10 +1,8 @@
 // Chooses the settings that the user leaves open: chunk size, prefetch depth,
 // backward's order, whether everything is kept in HBM, and, if host memory is
 // short, which chunks are kept in HBM or run again. Settings are compared by
-// their step time in the available memory (step_time.h). The effect of the
-// chunk size on kernels is measured; the rest is computed.
-//
-// Thread safety: pure functions.
+// their step time in the available memory. The effect of the chunk size on
+// kernels is measured; the rest is computed.
 #pragma once
 
 #include <optional>
@@ -12,8 +10,8 @@
 #include <vector>
 
 #include "planner/stream/chunk_choice.h"
+#include "planner/stream/layer_time.h"
 #include "planner/stream/options.h"
-#include "planner/stream/step_time.h"
 #include "proto/base/units.h"
 #include "proto/plan/profile.h"
 
@@ -25,9 +23,9 @@ struct Settings {
   BackwardOrder order = BackwardOrder::kKeysOuter;
   bool resident = false;     // every class is kept; nothing is copied
   int64_t rerun_layers = 1;  // as in StreamOptions
-  // Chosen by StreamOf for the available memory, and 0 in the results of
-  // SettingsOf: how many first chunks run again (the same on all ranks), and
-  // the last fraction of o, lse and inputs that stays in HBM (on this rank).
+  // Chosen by StreamOf, 0 in the results of SettingsOf: how many first chunks
+  // run again (the same on all ranks), and the last fraction of o, lse and
+  // inputs that stays in HBM (on this rank).
   int64_t rerun_chunks = 0;
   double kept = 0;
   bool operator==(const Settings&) const = default;
@@ -35,11 +33,10 @@ struct Settings {
 
 // The settings that the user has given or left open, and the available memory.
 struct SettingsQuestion {
-  // Model, ranks, rank, dtype, alpha (negative: free) and fractions as
-  // requested. The other fields are filled in.
+  // As requested, with a negative alpha if it is free. Chunk, prefetch depth,
+  // order and reruns are filled in.
   StreamOptions stream;
   int64_t seq_len = 0;
-  // An unset setting is chosen.
   std::optional<int64_t> chunk;
   std::optional<int> prefetch;
   std::optional<BackwardOrder> order;
@@ -53,11 +50,10 @@ struct SettingsQuestion {
 // every rank.
 std::vector<Settings> SettingsOf(const SettingsQuestion& question,
                                  int64_t chunk);
-// Returns the options of a step with these settings. The step keeps and swaps
-// what the question requests; if the question leaves that open, as much as
-// fits. If host memory is too small for the rows that must be swapped, the step
-// keeps as many last chunks in HBM as fit and reruns as few first chunks as
-// possible.
+// Returns the options of a step with these settings, which keeps and swaps as
+// much as fits, or what the question requests. If host memory is too small for
+// the rows that must be swapped, the step keeps as many last chunks in HBM as
+// fit and reruns as few first chunks as possible.
 StreamOptions StreamOf(const SettingsQuestion& question,
                        const Settings& settings);
 
@@ -79,11 +75,9 @@ Settings LeastHost(const SettingsQuestion& question, Settings settings);
 // Returns the number of chunks that is `part` (0 to 1) of `chunks`, rounded up.
 int64_t RerunChunks(double part, int64_t chunks);
 
-// Returns `settings` with the fields set that StreamOf chose for `options`.
+// Returns `settings` with the fields that StreamOf chose for `options`.
 Settings Settled(Settings settings, const StreamOptions& options);
 
-// Returns "chunk 1024, prefetch 2, queries outer" or "…, everything kept on the
-// GPU".
 std::string ToString(const Settings& settings);
 const char* Name(BackwardOrder order);  // "keys", "queries"
 

@@ -9,12 +9,10 @@ constexpr int64_t kLine = 64 / 4;  // in elements of fp32
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Returns the size of equal buckets into which `elements` are cut: at most
-// `most`, and so that each rank has the same number. The last bucket may be
-// smaller.
+// Returns the size of equal buckets of whole lines: at most `most`, and the
+// same number for each rank. The last bucket may be smaller.
 int64_t BucketSize(int64_t elements, int ranks, int64_t most) {
   const int64_t rounds = std::max<int64_t>(DivideUp(elements, most * ranks), 1);
-  // Rounds up to whole cache lines.
   return DivideUp(DivideUp(elements, rounds * ranks), kLine) * kLine;
 }
 

@@ -7,10 +7,7 @@
 // sums a round's gradients and an all-gather distributes its weights.
 //
 // AdamW's states lie in HBM or in host memory. From host memory they are copied
-// to HBM in units, through a ring. A unit consists of consecutive elements of
-// one rank within one part.
-//
-// Thread safety: values and pure functions.
+// to HBM in units, through a ring.
 #pragma once
 
 #include <cstdint>
@@ -46,9 +43,9 @@ std::vector<Round> CutRounds(const ModelShape& model, int ranks);
 std::vector<Bucket> CutBuckets(const ModelShape& model, int ranks);
 
 // How older checkpoints divide the elements into buckets of at most 1 MiB,
-// where bucket b belongs to rank b % ranks. kEven (format 2): the buckets are
-// equal, and each rank has the same number, up to rounding. kMebibytes (format
-// 1): the buckets are full, so rank 0 has all of a small model.
+// where bucket b belongs to rank b % ranks. kEven (format 2): in equal buckets,
+// the same number for each rank, up to rounding. kMebibytes (format 1): in full
+// buckets, so rank 0 has all of a small model.
 enum class FormerDealing { kEven, kMebibytes };
 std::vector<Bucket> CutFormerBuckets(int64_t elements, int ranks,
                                      FormerDealing dealing);
@@ -62,20 +59,19 @@ int64_t OwnedElements(const ModelShape& model, int ranks, int rank);
 int64_t OptimizerCollectives(const ModelShape& model, int ranks);
 
 enum class StatePlace { kHbm, kHost };
-const char* Name(StatePlace place);  // returns "hbm" or "host"
+const char* Name(StatePlace place);  // "hbm", "host"
 
 // Returns the number of AdamW's fp32 tensors: m and v, and a master copy if
 // weights are narrower.
 int StateTensors(Dtype dtype);
 
-inline constexpr Bytes kMostUnitBytes = MiB(64);
-inline constexpr int kStateSlots = 4;  // number of slots of the ring
+inline constexpr Bytes kMostUnitBytes = MiB(64);  // over all tensors
+inline constexpr int kStateSlots = 4;             // of the ring
 
-// Returns the elements of a ring slot, which fits the rank's largest unit. A
-// slot has at most kMostUnitBytes over all tensors.
+// Returns the elements of a ring slot, which fits the rank's largest unit.
 int64_t SlotElements(const ModelShape& model, Dtype dtype, int ranks, int rank);
 
-// A run of a rank's own elements that is copied as a whole.
+// A run of a rank's own elements within one part, copied as a whole.
 struct StateUnit {
   int64_t part = 0;
   int64_t begin = 0, size = 0;  // indices among the rank's own elements
@@ -83,9 +79,9 @@ struct StateUnit {
 std::vector<StateUnit> CutStates(const ModelShape& model, Dtype dtype,
                                  int ranks, int rank);
 
-// The bytes of one rank's states, as the trainer allocates them. Each is a flat
-// buffer of whole lines. `optimizer`: AdamW's part in HBM, which is the ring if
-// its states are in host memory. `host`: leased host memory, in addition to a
+// The bytes of one rank's states, as the trainer allocates them: flat buffers
+// of whole lines. `optimizer`: AdamW's part in HBM, which is the ring if its
+// states are in host memory. `host`: leased host memory, in addition to a
 // step's.
 struct StateBytes {
   Bytes weights, gradients, optimizer, host;

@@ -29,13 +29,9 @@ StreamShape::StreamShape(const StreamOptions& options)
   kv_heads = heads.kv_per_rank;
   part_begin = heads.part(rank) * heads.head_ranks;
   part_end = part_begin + heads.head_ranks;
-  fractions_.fill({.keep = 0, .swap = 1});
   for (const ClassTraits& c : kClasses) {
-    const auto given = options.fractions.find(c.name);
     fractions_[static_cast<size_t>(c.which)] =
-        given != options.fractions.end()
-            ? given->second
-            : ClassFractions{0, c.free() ? options.alpha : 1};
+        FractionsOf(options.fractions, c, options.alpha);
   }
   const int64_t rows = std::max<int64_t>(local(0), 1);
   ffn_rows =
@@ -48,8 +44,7 @@ StreamShape::StreamShape(const StreamOptions& options)
 }
 
 // Rounds down, so that the kept part never exceeds its fraction. Hidden states
-// stay by whole groups of the loss, because the loss fetches a group's chunks
-// together.
+// stay by groups of the loss, which fetches a group's chunks together.
 int64_t StreamShape::FirstResident(Class which) const {
   const double keep = fractions(which).keep;
   if (Traits(which).keep == Keep::kRows || keep == 0) return chunks();
@@ -78,10 +73,9 @@ int64_t StreamShape::kept_of(Class which, int64_t m, int64_t p) const {
   return static_cast<int64_t>(std::floor(keep * rows));
 }
 
-// Returns the rows before the dropped ones. Stored rows are rounded
-// independently of kept rows, so that host memory is known to half a row,
-// however many rows are kept. If the sum of both is less than all rows, a row
-// is dropped.
+// Stored rows are rounded independently of kept rows, so that host memory is
+// known to half a row, however many rows are kept. If the sum of both is less
+// than all rows, a row is dropped.
 int64_t StreamShape::present_of(Class which, int64_t m, int64_t p) const {
   const double swap = fractions(which).swap;
   const int64_t rows = layout.local_rows(m, p);
@@ -137,7 +131,6 @@ int64_t StreamShape::loss_rows(const LossGroup& group) const {
          layout.local_rows_before(group.first, rank);
 }
 
-// A probe runs the first two chunks, and the first and last group of the loss.
 std::vector<int64_t> StreamShape::active_chunks() const {
   const int64_t last = (chunks() - 1) / loss.chunks * loss.chunks;
   std::vector<int64_t> active;
@@ -153,20 +146,11 @@ int64_t StreamShape::row_bytes(Class which) const {
   const ClassTraits& traits = Traits(which);
   if (traits.gated_only && !gated) return 0;
   if (!HasClass(order, which)) return 0;
-  const int64_t bytes = element_of(traits.precision);
-  switch (traits.width) {
-    case Width::kHidden:
-      return hidden * bytes;
-    case Width::kQuery:
-      return q_heads * dim * bytes;
-    case Width::kKey:
-      return kv_heads * dim * bytes;
-    case Width::kFfn:
-      return ffn * bytes;
-    case Width::kPerHead:
-      return q_heads * bytes;
-  }
-  return 0;
+  // By Precision and Width.
+  const int64_t bytes[] = {element, 4, output_element};
+  const int64_t widths[] = {hidden, q_heads * dim, kv_heads * dim, ffn,
+                            q_heads};
+  return bytes[size_t(traits.precision)] * widths[size_t(traits.width)];
 }
 
 int64_t StreamShape::stored(Class which, int64_t m) const {
@@ -178,8 +162,7 @@ int64_t StreamShape::stored(Class which, int64_t m) const {
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
-  // Returns the bytes of a slot for the largest chunk of a class: all of it, or
-  // its stored rows. A resident class needs no slot.
+  // A slot for the largest chunk of a class: all of it, or its stored rows.
   const auto whole = [this](Class which) {
     return AlignSlot(moved_bytes(which, 0));
   };
@@ -196,19 +179,17 @@ RingSizes StreamShape::rings(Phase phase) const {
                         : AlignSlot(loss_rows(most) * row_bytes(Class::kInput));
   const int64_t d_o = whole(Class::kOutputGradient);
   const int64_t queries = q + d_o + o + lse;
-  // Returns the bytes of a chunk's sums, or 0 if they are summed in place in a
-  // resident class.
+  // The bytes of a chunk's sums, or 0 if a resident class sums in place.
   const auto sum = [&](Class which, int64_t heads) {
     const bool in_place = resident(which) && row_bytes(which) > 0;
     return in_place ? 0 : AlignSlot(class_rows(which, 0) * heads * dim * 4);
   };
   const bool keys_outer = order == BackwardOrder::kKeysOuter;
   const int64_t norm1 = part(Class::kNorm1);
-  int64_t post = 0, dropped = 0;
-  for (const Class which : kPostClasses) post += part(which);
-  for (const Class which : kHeadClasses) {
-    dropped += AlignSlot(dropped_bytes(which, 0));
-  }
+  const int64_t post = Sum(kPostClasses, part);
+  const int64_t dropped = Sum(kHeadClasses, [this](Class which) {
+    return AlignSlot(dropped_bytes(which, 0));
+  });
   switch (phase) {
     case Phase::kForward:
       return {.staging = q + o + kv + lse + norm1 + post + x,
@@ -265,29 +246,23 @@ int64_t StreamShape::ring_bytes() const {
 
 int64_t StreamShape::host_bytes() const {
   return SumOverChunks([this](int64_t m) {
-    int64_t layer = 0;
-    for (const Class which : kLayerClasses) {
-      layer += AlignSlot(stored_bytes(which, m));
-    }
-    int64_t sum = hidden_sets(m) * AlignSlot(moved_bytes(Class::kInput, m)) +
-                  saved_sets(m) * layer;
-    for (const ClassTraits& c : kClasses) {
-      if (c.life == Life::kScratch) sum += AlignSlot(moved_bytes(c.which, m));
-    }
-    for (const Class which : kHeadClasses) {
-      sum += AlignSlot(dropped_bytes(which, m));
-    }
-    return sum;
+    const auto moved = [&](Class c) { return AlignSlot(moved_bytes(c, m)); };
+    const auto stored = [&](Class c) { return AlignSlot(stored_bytes(c, m)); };
+    const auto dropped = [&](Class c) {
+      return AlignSlot(dropped_bytes(c, m));
+    };
+    return hidden_sets(m) * moved(Class::kInput) +
+           saved_sets(m) * Sum(kLayerClasses, stored) +
+           moved(Class::kOutputGradient) + Sum(kSums, moved) +
+           Sum(kHeadClasses, dropped);
   });
 }
 
 int64_t StreamShape::kept_bytes() const {
   return layers * SumOverChunks([this](int64_t m) {
-           int64_t sum = 0;
-           for (const Class which : kLayerClasses) {
-             sum += AlignSlot(kept_bytes(which, m));
-           }
-           return sum;
+           return Sum(kLayerClasses, [&](Class which) {
+             return AlignSlot(kept_bytes(which, m));
+           });
          });
 }
 
@@ -312,11 +287,9 @@ int64_t StreamShape::resident_bytes() const {
 Bytes HostBytes(const StreamOptions& options) {
   return Bytes(StreamShape(options).host_bytes());
 }
-
 Bytes RingBytes(const StreamOptions& options) {
   return Bytes(StreamShape(options).ring_bytes());
 }
-
 Bytes KeptBytes(const StreamOptions& options) {
   const StreamShape shape(options);
   return Bytes(shape.kept_bytes() + shape.resident_bytes());

@@ -1,17 +1,14 @@
 // Computes the sizes of one rank's streamed step: for every class the rows that
 // are kept in HBM, stored in host memory and dropped (recomputed), and the
-// bytes of every buffer. Nothing is allocated here; the code that asks for a
-// run's needs and the code that allocates use the same sizes, so they cannot
-// disagree.
+// bytes of every buffer. A run asks for memory and allocates by these sizes.
 //
 // A chunk of a class is resident if all of it stays in HBM and is used there,
 // in place. It then has no host memory and is never copied.
-//
-// Thread safety: values.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -22,8 +19,7 @@
 
 namespace sluice::stream {
 
-// Consecutive rows of a chunk in head layout that are all stored or all
-// dropped.
+// Consecutive rows of a chunk in head layout, all stored or all dropped.
 struct RowPiece {
   bool stored;
   int64_t row, rows;  // in the chunk
@@ -31,8 +27,7 @@ struct RowPiece {
   int64_t place;
 };
 
-// Alignment of every slot buffer.
-inline constexpr int64_t kSlotAlignment = 64;
+inline constexpr int64_t kSlotAlignment = 64;  // of every slot buffer
 constexpr int64_t AlignSlot(int64_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
@@ -49,15 +44,16 @@ inline constexpr Phase kPhases[] = {Phase::kForward, Phase::kTokens,
 
 // Bytes of a slot of each ring, large enough for the largest record of the
 // phase, and bytes of a chunk's fp32 sums. Staging, inputs and outer have two
-// slots, blocks and gradients prefetch_depth slots. The sums are o (if it is
-// stored narrower), then dq, dk and dv. In backward's blocks, `outer` holds the
-// outer side, `blocks` the inner side, and `gradients` the inner side's sums.
+// slots, blocks and gradients prefetch_depth slots. In backward's blocks,
+// `outer` holds the outer side, `blocks` the inner side, and `gradients` the
+// inner side's sums.
 struct RingSizes {
   int64_t staging = 0, inputs = 0, blocks = 0, gradients = 0, outer = 0;
-  // There is one query_sum, and one key_sum each for k and v.
+  // One query_sum (o, if it is stored narrower; then dq), and two key_sums (dk
+  // and dv).
   int64_t query_sum = 0, key_sum = 0;
-  // Returns the bytes of staging, inputs and sums, which come first in memory.
-  // The other rings follow, the blocks last.
+  // The bytes of staging, inputs and sums, which come first in memory. The
+  // other rings follow, the blocks last.
   int64_t Front() const { return 2 * (staging + inputs + key_sum) + query_sum; }
   int64_t Total(int prefetch_depth) const {
     return Front() + 2 * outer + prefetch_depth * (blocks + gradients);
@@ -78,21 +74,19 @@ class StreamShape {
   int64_t chunks() const { return layout.chunks(); }
   bool has_tail() const { return !full(chunks() - 1); }
   bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
-  // Return the rows of chunk m over all ranks, and on this rank.
+  // The rows of chunk m over all ranks, and on this rank.
   int64_t rows(int64_t m) const { return layout.rows(m); }
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
-  // Return the queries of chunk m for which this rank computes attention with
-  // its heads: the rows of its part's ranks, or all rows if there is one part
-  // (HeadLayout).
+  // The queries of chunk m for which this rank computes attention: the rows of
+  // its part's ranks (HeadLayout).
   int64_t first_query(int64_t m) const {
     return layout.local_offset(m, part_begin);
   }
   int64_t queries(int64_t m) const {
     return layout.local_offset(m, part_end) - first_query(m);
   }
-  // Return whether a class, or chunk m of it, is used in place in HBM. That may
-  // be a class that is kept whole, or its last chunks, but never a chunk that
-  // runs again.
+  // Whether a class, or chunk m of it, is used in place in HBM: all chunks of a
+  // class, or the last ones, but never a chunk that runs again.
   bool resident(Class which) const { return resident_from(which) == 0; }
   bool resident(Class which, int64_t m) const {
     return m >= resident_from(which);
@@ -100,27 +94,25 @@ class StreamShape {
   int64_t resident_from(Class which) const {
     return resident_from_[static_cast<size_t>(which)];
   }
-  // Return whether chunk m, or a layer, runs again in backward
-  // (StreamOptions::rerun_chunks). The last group of layers does not run again,
-  // because forward has just stored what backward needs.
+  // Whether chunk m, or a layer, runs again in backward
+  // (StreamOptions::rerun_chunks). The last group of layers does not, because
+  // forward has just stored what backward needs.
   bool reruns(int64_t m) const { return m < rerun_chunks; }
   bool reruns_layer(int64_t layer) const {
     return rerun_chunks > 0 &&
            layer / rerun_layers < (layers - 1) / rerun_layers;
   }
-  // Returns whether `layer` is the last one of a group that runs again. The
-  // layer's backward follows its rerun.
+  // Whether `layer` is the last one of a group that runs again. The layer's
+  // backward follows its rerun.
   bool rerun_end(int64_t layer) const {
     return reruns_layer(layer) && (layer + 1) % rerun_layers == 0;
   }
   int64_t layers_rerun() const {
     return rerun_chunks > 0 ? (layers - 1) / rerun_layers * rerun_layers : 0;
   }
-  // hidden_sets returns the number of sets of hidden states that chunk m has:
-  // each layer's input and the last output. A chunk that runs again has only
-  // the groups' inputs, the inputs inside one group, and the last output.
-  // hidden_set returns the set with a layer's input (layer == layers: with the
-  // last output).
+  // The number of sets of hidden states of chunk m, and the set with a layer's
+  // input (layer == layers: with the last output). A chunk that runs again has
+  // only the groups' inputs, the inputs inside one group, and the last output.
   int64_t hidden_sets(int64_t m) const {
     if (!reruns(m)) return layers + 1;
     return groups() + std::min(rerun_layers, layers);
@@ -131,27 +123,25 @@ class StreamShape {
     const int64_t inside = layer % rerun_layers;
     return inside == 0 ? layer / rerun_layers : groups() + inside - 1;
   }
-  // The number of sets of saved tensors, and the set of a layer: there is one
-  // set per layer, or for a chunk that runs again one per layer of a group.
+  // The number of sets of saved tensors, and a layer's set. A chunk that runs
+  // again has one set per layer of a group.
   int64_t saved_sets(int64_t m) const {
     return reruns(m) ? std::min(rerun_layers, layers) : layers;
   }
   int64_t saved_set(int64_t layer, int64_t m) const {
     return reruns(m) ? layer % rerun_layers : layer;
   }
-  // Return how many of a rank's rows of chunk m come before a limit: the first
-  // `kept` rows stay in HBM, the rows from there to `present` are stored in
-  // host memory, and the rest is dropped. A resident class keeps none by rows,
-  // and all its rows are present.
+  // Limits among a rank's rows of chunk m: the first `kept` rows stay in HBM,
+  // the rows from there to `present` are stored in host memory, and the rest is
+  // dropped. A resident class keeps none by rows, and all its rows are present.
   int64_t kept(Class which, int64_t m) const { return kept_of(which, m, rank); }
   int64_t kept_of(Class which, int64_t m, int64_t p) const;
   int64_t present(Class which, int64_t m) const {
     return present_of(which, m, rank);
   }
   int64_t present_of(Class which, int64_t m, int64_t p) const;
-  // For q, k, v in head layout, over all ranks with rows that this rank holds:
-  // return the stored rows and the dropped rows; and whether any rank drops
-  // rows, with the same answer on all ranks.
+  // For q, k, v in head layout: the stored and dropped rows that this rank
+  // holds; and whether any rank drops rows, the same on all ranks.
   int64_t head_stored(Class which, int64_t m) const;
   int64_t head_dropped(Class which, int64_t m) const {
     return class_rows(which, m) - head_stored(which, m);
@@ -159,33 +149,18 @@ class StreamShape {
   bool any_dropped(Class which, int64_t m) const {
     return StoredOf(which, m, 0, ranks) < rows(m);
   }
-  // Returns a class's fractions: as requested, or everything in host memory.
   const ClassFractions& fractions(Class which) const {
     return fractions_[static_cast<size_t>(which)];
   }
   // Returns chunk m of q, k or v in head layout, cut into pieces in row order.
   std::vector<RowPiece> pieces(Class which, int64_t m) const;
 
-  // loss_groups returns the groups of the loss that a step runs: all, or only
-  // the first and the last (`probe`). loss_rows returns this rank's rows of a
-  // group.
+  // The groups of the loss and the chunks that a step or a probe runs, and this
+  // rank's rows of a group.
   std::vector<LossGroup> loss_groups() const;
+  std::vector<int64_t> active_chunks() const;
   int64_t loss_rows(const LossGroup& group) const;
 
-  // Returns the chunks that a step or a probe runs.
-  std::vector<int64_t> active_chunks() const;
-
-  int64_t element_of(Precision precision) const {
-    switch (precision) {
-      case Precision::kActivation:
-        return element;
-      case Precision::kOutput:
-        return output_element;
-      case Precision::kFp32:
-        break;
-    }
-    return 4;
-  }
   // A run of equal chunks. Sums over chunks and pairs of chunks are computed
   // run by run, so their cost does not depend on the sequence length.
   struct Run {
@@ -194,25 +169,21 @@ class StreamShape {
   const std::vector<Run>& runs() const { return runs_; }
   int64_t SumOverChunks(auto bytes_of) const {
     int64_t sum = 0;
-    for (const Run& run : runs_)
-      sum += (run.end - run.first) * bytes_of(run.first);
+    for (const auto& [first, end] : runs_) {
+      sum += (end - first) * bytes_of(first);
+    }
     return sum;
   }
   // Returns the bytes of one row of a class, or 0 if this model or order does
   // not have the class.
   int64_t row_bytes(Class which) const;
-  // Return this rank's rows of a class in chunk m, the bytes of these rows, and
-  // the bytes of all chunks.
+  // This rank's rows of a class in chunk m, the bytes of these rows, and the
+  // bytes of all chunks.
   int64_t class_rows(Class which, int64_t m) const {
-    switch (Traits(which).rows) {
-      case Rows::kTokens:
-        return local(m);
-      case Rows::kQueries:
-        return queries(m);
-      case Rows::kKeys:
-        break;
-    }
-    return rows(m);
+    const Rows held = Traits(which).rows;
+    return held == Rows::kTokens    ? local(m)
+           : held == Rows::kQueries ? queries(m)
+                                    : rows(m);
   }
   int64_t chunk_bytes(Class which, int64_t m) const {
     return class_rows(which, m) * row_bytes(which);
@@ -220,15 +191,18 @@ class StreamShape {
   int64_t class_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return chunk_bytes(which, m); });
   }
-  // Returns the bytes that are copied when all of the class is fetched or sent.
+  // The bytes that are copied when all of the classes is fetched or sent, in
+  // chunk m or in all chunks.
   int64_t moved_bytes(Class which, int64_t m) const {
     return resident(which, m) ? 0 : chunk_bytes(which, m);
   }
   int64_t moved_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return moved_bytes(which, m); });
   }
-  // Return the rows that are stored in host memory, dropped, and kept in HBM by
-  // rows.
+  int64_t moved_bytes(std::span<const Class> classes, auto... m) const {
+    return Sum(classes, [&](Class which) { return moved_bytes(which, m...); });
+  }
+  // The rows that are stored in host memory, dropped, and kept in HBM by rows.
   int64_t stored(Class which, int64_t m) const;
   int64_t stored_bytes(Class which, int64_t m) const {
     return stored(which, m) * row_bytes(which);
@@ -245,15 +219,14 @@ class StreamShape {
 
   RingSizes rings(Phase phase) const;
   EarlySlots early(Phase phase) const;
-  // Return the HBM of the rings and sums of the largest phase, of the kept rows
-  // of all layers, and of the resident chunks.
+  // The HBM of the rings and sums of the largest phase, of the kept rows of all
+  // layers, and of the resident chunks.
   int64_t ring_bytes() const;
   int64_t kept_bytes() const;
   int64_t resident_bytes() const;
-  // Returns the host memory of a whole training step: hidden states (every
-  // layer's input and the last output), every layer's saved rows, and one
-  // layer's scratch. It equals to the byte what the run allocates
-  // (client/torch/stream/chunk_store.h).
+  // Returns the host memory of a whole training step: hidden states, every
+  // layer's saved rows, and one layer's scratch. It equals to the byte what the
+  // run allocates (client/torch/stream/chunk_store.h).
   int64_t host_bytes() const;
 
   ChunkLayout layout;
@@ -272,11 +245,10 @@ class StreamShape {
   bool probe;
 
  private:
-  // Returns the number of groups of layers for reruns.
   int64_t groups() const { return (layers - 1) / rerun_layers + 1; }
   int64_t FirstResident(Class which) const;
-  // Returns the ranks [first, second) that own this rank's rows of a class in
-  // head layout.
+  // The ranks [first, second) that own this rank's rows of a class in head
+  // layout.
   std::pair<int64_t, int64_t> HeadRanks(Class which) const {
     if (Traits(which).rows == Rows::kQueries) return {part_begin, part_end};
     return {0, ranks};
@@ -291,10 +263,16 @@ class StreamShape {
   std::vector<Run> runs_;
 };
 
-// Return the totals of one rank's whole step (StreamShape). KeptBytes includes
-// rows and resident chunks.
+// The totals of one rank's whole step. KeptBytes includes rows and resident
+// chunks.
 Bytes HostBytes(const StreamOptions& options);
 Bytes RingBytes(const StreamOptions& options);
 Bytes KeptBytes(const StreamOptions& options);
+
+// Pinned host memory through which a rank on a GPU copies ids, initial weights
+// and files (client/torch/run/host_stage.h). A plan's host bytes and the desk's
+// answer include it. A simulated GPU's tensors lie in host memory and need
+// none.
+inline constexpr Bytes kHostStageBytes = MiB(4);
 
 }  // namespace sluice::stream

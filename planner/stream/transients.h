@@ -1,15 +1,11 @@
 // Computes the peak of a streamed step's transient tensors: what segments
 // allocate and free while they run, without rings, kept rows and states.
 //
-// A run plans this memory from a recording. The desk has no recording and uses
-// this code. Each segment is simulated as client/torch/stream runs it, tensor
-// by tensor, on a heap that only counts (transient_heap.h), so the peak is the
-// one that a run records; tests/torch/desk_against_run_test compares the two.
-//
-// The simulated kernels are those of `sim`, ATen's on a CPU. README.md says
-// what that means for a GPU.
-//
-// Thread safety: pure functions.
+// A run plans this memory from a recording. The desk has none, and simulates
+// each segment as client/torch/stream runs it, tensor by tensor, so the peak is
+// the one that a run records (tests/torch/desk_against_run_test). The kernels
+// are those of `sim`, ATen's on a CPU; README.md says what that means for a
+// GPU.
 #pragma once
 
 #include "planner/stream/options.h"
@@ -27,7 +23,7 @@ struct Kernels {
 };
 
 // Return the peak of one segment over all chunks, and of all segments.
-// `options` must be valid (options.h).
+// `options` must be valid.
 Bytes TransientBytes(const StreamOptions& options, Segment which,
                      const Kernels& kernels = {});
 Bytes TransientBytes(const StreamOptions& options, const Kernels& kernels = {});

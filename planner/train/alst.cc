@@ -6,15 +6,14 @@
 
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
-#include "planner/train/sequence_parallel.h"
 
 namespace sluice::planner::train {
 namespace {
 
 // Places ZeRO-3's shard: weights and gradients on the GPU, or everything in
 // host memory if the shard would leave little room (as in ALST's one-GPU
-// recipe) or does not fit. (So a larger GPU is not made to keep what a smaller
-// one offloads.)
+// recipe) or does not fit. So a larger GPU need not keep what a smaller one
+// offloads.
 void PlaceStates(const Request& request, StepParts& parts) {
   const double share = request.model.parameters() / double(request.gpus);
   const double on_gpu = share * (kWeightBytes + kDeepSpeedGradient);
@@ -57,18 +56,13 @@ void AddInputCopies(const Request& request, double gpus, LayerTimes& layer) {
 StepParts AlstStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const double sp = double(settings.sp);
-  StepParts parts;
+  StepParts parts = StartStep(request, sp);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, sp, true);
-  layer.backward = BackwardKernels(request, sp, true);
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   layer.recompute = layer.forward;
   AddTiledMlp(request, sp, layer);
   AddInputCopies(request, sp, layer);
   AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
-  parts.swapped_layers = double(model.layers);
-  parts.optimizer_s =
-      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
 
   const double hidden = HiddenBytes(request, sp);
   GpuMemory& memory = parts.memory;

@@ -1,6 +1,5 @@
-// Constants of the cost model that describe frameworks, not machines. Each one
-// is the same for all settings and machines. README.md says how they were
-// fitted and where they are valid.
+// Constants of the cost model that describe frameworks, the same on all
+// machines. README.md says how they were fitted and where they are valid.
 #pragma once
 
 namespace sluice::planner::train {
@@ -18,22 +17,18 @@ inline constexpr double kCachedMemory = 0.765;
 // 16 A100-80GB has 70.6 GB of states and 1M tokens.
 inline constexpr double kFpdtMemory = 0.96;
 // ALST's recipes set expandable segments, which lose little to fragmentation.
-// The rest is for context, communicators and workspaces.
 inline constexpr double kAlstMemory = 0.90;
 // TorchTitan's FSDP2, and UPipe on top of it, use expandable segments too.
 inline constexpr double kFsdpMemory = 0.90;
-// Sluice's lease is one planned region. The rest is for context and
-// communicators.
+// Sluice's lease is one planned region.
 inline constexpr double kLeasedMemory = 0.93;
 // The Python package uses torch's caching allocator, with consecutive chunks of
-// equal shape. The rest is for context and communicators.
+// equal shape.
 inline constexpr double kPythonMemory = 0.90;
-// Host memory that MEMO may pin, as a fraction of a node's. MEMO uses 1.03 TB
-// of 2 TB (256K, alpha 1) and runs out of host memory at 1.55 TB (384K, alpha
-// 1).
+// Host memory that may be pinned, as a fraction of a node's. MEMO at alpha 1
+// uses 1.03 TB of 2 TB (256K) and runs out at 1.55 TB (384K).
 inline constexpr double kMemoHost = 0.65;
-// Host memory that FPDT may pin, as a fraction of a node's: checkpoints of 0.69
-// TB and a layer's scratch fit in 1 TB (2.7B, 4M).
+// FPDT's checkpoints of 0.69 TB and a layer's scratch fit in 1 TB (2.7B, 4M).
 inline constexpr double kPinnedHost = 0.90;
 
 // --- Bytes per parameter ---------------------------------------------------
@@ -45,15 +40,14 @@ inline constexpr double kOptimizerBytes = 12;  // fp32 weights, two moments
 inline constexpr double kFsdpStates = 16;
 // ALST's states in host memory: DeepSpeed's optimizer, with fp32 gradients.
 inline constexpr double kAlstHostStates = 16;
-// Bytes of ZeRO-3's live parameters and buckets (stage3_max_live_parameters 1e9
+// ZeRO-3's live parameters and buckets in bytes (stage3_max_live_parameters 1e9
 // and two buckets of 5e8 elements at bf16, partly filled).
 inline constexpr double kZero3Buffers = 3e9;
 
 // --- Bytes per logit -------------------------------------------------------
 // Megatron: bf16 and an fp32 copy, with the softmax in place.
 inline constexpr double kMegatronLogit = 6;
-// DeepSpeed: bf16, fp32, softmax, and gradients in fp32 and in bf16, none in
-// place.
+// DeepSpeed: bf16, fp32, softmax, gradients in fp32 and bf16, none in place.
 inline constexpr double kDeepSpeedLogit = 16;
 
 // --- Units of activation: one hidden state of the tokens a GPU holds -------
@@ -67,8 +61,7 @@ inline constexpr double kGatheredCached = 3;
 // per-step outputs' blocks, which nothing else reuses, are added.
 inline constexpr double kRingPlanned = 4;
 inline constexpr double kRingCached = 10;
-// The final norm's output and its gradient, which the head needs beside the
-// logits.
+// The final norm's output and its gradient, beside the logits.
 inline constexpr double kHeadHiddens = 2;
 // A layer of Ulysses under recomputation: 16 skeletal hidden states, 8 of
 // receive buffers, 4 of gradients.
@@ -77,10 +70,9 @@ inline constexpr double kUlyssesHiddens = 28;
 // parts: 4 in forward (the paper's table: hidden 1, other 3), 5 in backward
 // (hidden 2, other 3), the loss's input and its gradient.
 inline constexpr double kFpdtHiddens = 11;
-// FPDT's states, sharded over all ranks, stay on the GPU up to this fraction of
-// it (the paper: 30B on 8 A100-80GB, 58 GB). Above it, optimizer states go to
-// host memory, because the states would leave no room (2.7B on one A100-40GB
-// does not run otherwise).
+// FPDT's sharded states stay on the GPU up to this fraction of it (the paper:
+// 30B on 8 A100-80GB, 58 GB). Above it, optimizer states go to host memory
+// (2.7B on one A100-40GB does not run otherwise).
 inline constexpr double kFpdtStatesOnGpu = 0.75;
 // Host memory of one FPDT layer, in hidden states: q, k, v, o, dO (bf16) and dq
 // (fp32) of all tokens, and the layer's input.
@@ -92,21 +84,21 @@ inline constexpr int kFpdtChunk = 64 << 10;
 // ALST's hidden states at the peak, in attention's backward: input, norm1's
 // output, q, o, dO, the residual's gradient, o before its exchange, dq, and k,
 // v, dk, dv by the share of kv heads; norms' fp32 copies, the kernel's fp32 dq
-// and expanded dk, dv, and the all-to-all's buffers. The number is fitted to
-// the lengths that Llama-8B reaches on 8 and 32 H100 (3.7M, 15M).
+// and expanded dk, dv, and the all-to-all's buffers. Fitted to Llama-8B's
+// lengths on 8 and 32 H100 (3.7M, 15M).
 inline constexpr double kAlstHiddens = 18;
-// The part of kAlstHiddens that a single rank does not need, because it
-// exchanges nothing (DeepSpeed's register_with_transformers does nothing then):
-// o before its exchange, and an all-to-all's send and receive buffers.
+// The part that a single rank does not need, because DeepSpeed's
+// register_with_transformers does nothing then: o before its exchange, and an
+// all-to-all's send and receive buffers.
 inline constexpr double kAlstExchange = 3;
-// UPipe's tensors at the peak, in attention's backward, as its code allocates
-// them (github.com/ghadiaravi13/untied-ulysses at 1ac00f10,
-// fully_fused_attn.py). Hidden states of all local tokens: the input (also the
-// first layer's, which is not offloaded), norm1's output and its gradient, the
-// residual's gradient. As wide as the queries: o and dO. As wide as the heads
-// of one stage: q, o, dO, dq, its fp32 sum (2), k, v, dk, dv and the sums of
-// dk, dv. A ring adds, in fp32, dq, dk, dv, the dk, dv that are sent and
-// received, and the received k, v (flash_attn_utils.py).
+// UPipe's tensors at the peak, in attention's backward
+// (github.com/ghadiaravi13/untied-ulysses at 1ac00f10, fully_fused_attn.py).
+// Hidden states: the input (also the first layer's, which is not offloaded),
+// norm1's output and its gradient, the residual's gradient. As wide as the
+// queries: o and dO. As wide as the heads of one stage: q, o, dO, dq, its fp32
+// sum (2), k, v, dk, dv and the sums of dk, dv. A ring adds, in fp32, dq, dk,
+// dv, the dk, dv that are sent and received, and the received k, v
+// (flash_attn_utils.py).
 inline constexpr double kUpipeHiddens = 5;
 inline constexpr double kUpipeQueries = 2;
 inline constexpr double kUpipeStage = 12;
@@ -114,58 +106,48 @@ inline constexpr double kUpipeRing = 16;
 // UPipe's rotary table has a complex64 per token and pair of dimensions of a
 // head, for all tokens, on every GPU.
 inline constexpr double kUpipeRotary = 8;
-// ALST computes its loss in tiles of 1 GB of fp32 logits, with softmax and
-// gradient.
+// ALST's tile of 1 GB of fp32 logits, with softmax and gradient.
 inline constexpr double kAlstLogits = 2e9;
-// If ALST's shard of weights and gradients is larger than this fraction of the
-// GPU, it goes to host memory, as in ALST's one-GPU recipes.
+// A larger shard of weights and gradients goes to host memory, as in ALST's
+// one-GPU recipes.
 inline constexpr double kAlstStatesOnGpu = 0.20;
 // The Python package's tensors at the peak, in a chunk's backward: hidden
-// states of a rank's rows of the chunk, and tensors as wide as the FFN, both as
-// torch's profiler counts them on the CPU in transformers' Llama in bf16 (15
-// and 6.0, by chunks of 512 to 2,048 rows); and, as wide as the queries, the
-// fetched tensors in leased GPU memory: those of this chunk and the next one,
-// and k, v and fp32 dk, dv of two chunks.
+// states, and tensors as wide as the FFN, as torch's profiler counts them on
+// the CPU in transformers' Llama in bf16 (15 and 6.0, by chunks of 512 to 2,048
+// rows); and, as wide as the queries, the fetched tensors in leased GPU memory:
+// those of this chunk and the next one, and k, v and fp32 dk, dv of two chunks.
 inline constexpr double kPythonHiddens = 16;
 inline constexpr double kPythonWide = 6;
 inline constexpr double kPythonQueries = 10;
-// The Python package's head computes as many rows of each chunk at a time as
-// make the logits eight hidden states large, at least 256
-// (client/python/sluice/hf/head.py).
+// Its head computes as many rows at a time as make the logits this many hidden
+// states large (client/python/sluice/hf/head.py).
 inline constexpr double kPythonHeadHiddens = 8;
 inline constexpr double kPythonHeadRows = 256;
-// Bytes per token on each rank of the Python package: ids, labels, shifted
-// labels, positions and the two ends of the visible interval of all tokens, and
-// masks of 33 keys per row (all int64).
+// Its bytes per token on each rank: ids, labels, shifted labels, positions and
+// the two ends of the visible interval, and masks of 33 keys (all int64).
 inline constexpr double kPythonTokenBytes = 8 * (6 + 33);
-// Bytes per parameter of a unit's summed gradients in fp32, and of the bf16
-// copy at the end.
+// Bytes per parameter of a unit's summed fp32 gradients and their bf16 copy.
 inline constexpr double kPythonSums = 6;
 
 // --- Time ------------------------------------------------------------------
-// Elementwise kernels (norms, GELU, residual, casts, the softmax's tail) read
-// and write a layer's tensors in GPU memory: in hidden states per pass.
+// What elementwise kernels (norms, GELU, residual, casts, the softmax's tail)
+// read and write per pass of a layer, in hidden states.
 inline constexpr double kForwardMoves = 24;
 inline constexpr double kBackwardMoves = 40;
-// A mixture of experts reads and writes a token's hidden state on the way to
-// each of its experts and on the way back: in hidden states per pass and
-// expert.
+// Per expert of a token, on the way to it and back.
 inline constexpr double kExpertMoves = 4;
-// The fraction of forward's elementwise kernels that run before its last
-// matmul.
+// The fraction of forward's that run before its last matmul.
 inline constexpr double kRecomputedMoves = 0.6;
-// Memory moves of sluice's engine python with ATen's kernels, one operation at
-// a time, in fp32 for norms and sums. Reads and writes are counted in Llama's
-// code in bf16, in hidden states and in tensors as wide as the FFN. (passes.h
-// counts them for engine trainer.)
+// Sluice's engine python, with ATen's kernels one operation at a time, in fp32
+// for norms and sums: counted in Llama's code in bf16, in hidden states and in
+// tensors as wide as the FFN. (passes.h counts them for engine trainer.)
 inline constexpr double kPythonForwardMoves = 54;
 inline constexpr double kPythonForwardWide = 7;  // also in recomputation
 inline constexpr double kPythonRecomputedMoves = 46;
 inline constexpr double kPythonBackwardMoves = 182;
 inline constexpr double kPythonBackwardWide = 21;
 // Exposed collectives of tensor parallelism per layer. Forward gathers and
-// scatters twice. Backward has six collectives, some of them hidden under
-// weight gradients.
+// scatters twice. Backward has six, some hidden under weight gradients.
 inline constexpr double kForwardCollectives = 4;
 inline constexpr double kBackwardCollectives = 3;
 inline constexpr double kRecomputeCollectives = 3;  // all but the last scatter

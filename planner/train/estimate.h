@@ -1,6 +1,4 @@
 // The cost model's estimate of one training step.
-//
-// Thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +18,13 @@ struct PassTimes {
   double exposed_copy = 0;  // in both directions
   double compute() const { return matmul + attention + elementwise; }
   double total() const { return compute() + network + exposed_copy; }
+  // Adds the other pass without its copies.
+  void operator+=(const PassTimes& other) {
+    matmul += other.matmul;
+    attention += other.attention;
+    elementwise += other.elementwise;
+    network += other.network;
+  }
 };
 
 // Seconds of a layer's passes. Recomputation comes before backward.
@@ -58,8 +63,7 @@ struct GpuMemory {
 };
 
 enum class Reason { kOk, kGpuMemory, kHostMemory, kHeads, kStep };
-// Returns "ok", "gpu_memory", "host_memory", "heads" or "step_time".
-std::string_view ReasonName(Reason reason);
+std::string_view ReasonName(Reason reason);  // "ok", "gpu_memory", …
 
 struct Estimate {
   bool fits = false;
@@ -77,17 +81,17 @@ struct Estimate {
   Breakdown breakdown;
   GpuMemory memory;
   LayerTimes layer;  // of one layer and one sequence
-  // Whether a caching allocator would reorganise at this size, judging by
-  // another machine. The cost on this machine is unknown and not included.
+  // A caching allocator would reorganise at this size, judging by another
+  // machine. The cost on this machine is unknown and not included.
   bool reorganisation_unknown = false;
 };
 
 // Estimates a step. `settings` must be complete, including alpha and chunk.
 Estimate EstimateStep(const Request& request, const Settings& settings);
 
-// Returns the FLOPs that MFU counts for a sequence: 6 s P + 6 n w s^2, where w
-// is the query width (MEMO section 5.2: half of the square of causal attention,
-// and no recomputation).
+// Returns the FLOPs that MFU counts for a sequence: 6 s P + 6 n w s^2, with the
+// query width w (MEMO section 5.2: half of the square of causal attention, and
+// no recomputation).
 double CountedFlops(const ModelShape& model, double seq_len);
 
 }  // namespace sluice::planner::train

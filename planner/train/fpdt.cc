@@ -6,7 +6,6 @@
 
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
-#include "planner/train/sequence_parallel.h"
 
 namespace sluice::planner::train {
 namespace {
@@ -17,8 +16,8 @@ constexpr double kBlockIn = 5;
 constexpr double kBlockOut = 2;
 
 // Offloads optimizer states (ZeRO-Offload) if, even sharded, they leave too
-// little room or do not fit. (So a larger GPU is not made to keep what a
-// smaller one offloads.)
+// little room or do not fit. So a larger GPU need not keep what a smaller one
+// offloads.
 void OffloadStates(const Request& request, StepParts& parts) {
   if (parts.memory.states < kFpdtStatesOnGpu * parts.gpu_usable_bytes &&
       parts.memory.total() <= parts.gpu_usable_bytes) {
@@ -31,8 +30,7 @@ void OffloadStates(const Request& request, StepParts& parts) {
                        request.hardware.host_link_bytes_per_s;
 }
 
-// Returns the factor by which uneven heads slow down all ranks, which wait for
-// one with an additional head.
+// The factor by which ranks wait for one with an additional head.
 double HeadImbalance(const Request& request, double sp) {
   const double heads = double(request.model.heads);
   return std::ceil(heads / sp) * sp / heads;
@@ -68,19 +66,14 @@ StepParts FpdtStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const double sp = double(settings.sp);
   const double chunk = double(std::min(settings.chunk, request.seq_len));
-  StepParts parts;
+  StepParts parts = StartStep(request, sp);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, sp, true);
-  layer.backward = BackwardKernels(request, sp, true);
   layer.forward.attention *= HeadImbalance(request, sp);
   layer.backward.attention *= HeadImbalance(request, sp);
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   AddFpdtCopies(request, sp, chunk, layer);
   layer.recompute = layer.forward;
   AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
-  parts.swapped_layers = double(model.layers);
-  parts.optimizer_s =
-      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
 
   const double hidden = HiddenBytes(request, sp);
   GpuMemory& memory = parts.memory;

@@ -16,13 +16,12 @@
 namespace sluice::planner::train {
 namespace {
 
-// A key of the file. kKeys lists them in the file's order. `fraction`: the
-// value is a fraction of the peak, at most 1.
+// A key of the file, in its order.
 struct HardwareKey {
   const char* table;
   const char* name;
   double Hardware::*value;
-  bool fraction = false;
+  bool fraction = false;  // of the peak, at most 1
   bool optional = false;  // may be absent, and then has a default
 };
 constexpr HardwareKey kKeys[] = {
@@ -68,7 +67,6 @@ const HardwareKey* Find(std::string_view table, std::string_view name) {
   return nullptr;
 }
 
-// Checks that every key in the file is known.
 absl::Status CheckKeys(const toml::table& root, std::string_view source) {
   for (const auto& [name, node] : root) {
     const std::string_view table = name.str();
@@ -134,9 +132,7 @@ absl::Status FinishKernels(const toml::table& root, std::string_view source,
 
 absl::StatusOr<Hardware> FromTable(const toml::table& root,
                                    std::string_view source) {
-  if (absl::Status status = CheckKeys(root, source); !status.ok()) {
-    return status;
-  }
+  SLUICE_RETURN_IF_ERROR(CheckKeys(root, source));
   Hardware hardware;
   hardware.name = root["name"].value_or(std::string(source));
   hardware.note = root["note"].value_or(std::string());
@@ -146,8 +142,7 @@ absl::StatusOr<Hardware> FromTable(const toml::table& root,
                                      hardware.gpus_per_node));
   }
   for (const HardwareKey& key : kKeys) {
-    absl::Status status = ReadNumber(root, key, source, hardware);
-    if (!status.ok()) return status;
+    SLUICE_RETURN_IF_ERROR(ReadNumber(root, key, source, hardware));
   }
   SLUICE_RETURN_IF_ERROR(FinishKernels(root, source, hardware));
   if (hardware.ring_bytes_per_s == 0) {

@@ -1,11 +1,7 @@
-// The cost model's description of a machine: a hardware profile, read from
-// TOML.
-//
-// All values are what a training step really gets: measured, or nominal values
+// The cost model's description of a machine, read from a TOML profile. All
+// values are what a training step really gets: measured, or nominal values
 // times a factor named in the file's comments. Only the peak is the data
 // sheet's, because MFU is defined by it.
-//
-// Thread safety: values and pure functions.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +34,9 @@ struct Hardware {
   double matmul_efficiency = 0;
   double attention_forward_efficiency = 0;
   double attention_backward_efficiency = 0;
-  // Efficiency of matmuls of fp32 tensors, which a GPU rounds to TF32. No
-  // method uses them. Default: half of matmul_efficiency, because TF32's peak
-  // is half of bf16's in NVIDIA's data sheets from A100 on.
+  // For matmuls of fp32 tensors, which a GPU rounds to TF32. No method uses
+  // them. Default: half of matmul_efficiency, because TF32's peak is half of
+  // bf16's in NVIDIA's data sheets from A100 on.
   double matmul_fp32_efficiency = 0;
   // Attention's efficiencies with heads of at most kNarrowHead dimensions. 0:
   // not known, and the two values above are used.
@@ -50,7 +46,7 @@ struct Hardware {
   // method ring runs.
   double torch_attention = 1;
   // Head dimension with which attention_*_efficiency were measured. 0: not
-  // known, and 128 is assumed, which nearly all models have.
+  // known.
   int64_t attention_head_dim = 0;
 
   // The node and its links.
@@ -67,11 +63,11 @@ struct Hardware {
   double ring_bytes_per_s = 0;
 
   // Seconds that a caching allocator's reorganisation costs per byte of the
-  // tensors that pass through the allocator. Set only for machines on which it
-  // was measured; 0 elsewhere, and no cost is included.
+  // tensors that pass through it. 0: not measured, and not included.
   double reorganisation_s_per_byte = 0;
 
-  // Returns the efficiency of attention over heads of `head_dim` dimensions.
+  // The efficiency of attention over heads of `head_dim` dimensions, and
+  // whether it was not measured for them.
   double AttentionForward(int64_t head_dim) const {
     return narrow(head_dim) ? narrow_forward_efficiency
                             : attention_forward_efficiency;
@@ -80,8 +76,6 @@ struct Hardware {
     return narrow(head_dim) ? narrow_backward_efficiency
                             : attention_backward_efficiency;
   }
-  // Returns whether attention over heads of `head_dim` dimensions was not
-  // measured.
   bool OtherHeads(int64_t head_dim) const;
 
   bool operator==(const Hardware&) const = default;
@@ -97,8 +91,8 @@ struct Hardware {
 absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
                                       std::string_view source);
 
-// Returns a TOML text from which ReadHardware reads `hardware`. `remark`
-// returns the comment that is written after the value of a key such as
+// Returns a TOML text from which ReadHardware reads `hardware`, with
+// remark(key) as the comment after the value of a key such as
 // "gpu.memory_bytes".
 std::string WriteHardware(
     const Hardware& hardware,

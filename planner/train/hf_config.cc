@@ -24,48 +24,29 @@ constexpr size_t kMostBytes = 16 << 20;
 struct Family {
   std::string_view name, causal_model;
   int64_t kv_heads = 0, head_dim = 0;
+  const char* experts = "";  // the field with their number, of a mixture
 };
-constexpr Family kHfFamilies[] = {{"llama", "LlamaForCausalLM"},
-                                  {"mistral", "MistralForCausalLM", 8},
-                                  {"qwen2", "Qwen2ForCausalLM", 32},
-                                  {"qwen3", "Qwen3ForCausalLM", 32, 128},
-                                  {"gpt2", "GPT2LMHeadModel"},
-                                  {"gpt_neox", "GPTNeoXForCausalLM"},
-                                  {"mixtral", "MixtralForCausalLM", 8},
-                                  {"qwen3_moe", "Qwen3MoeForCausalLM", 4}};
-// Returns the name of the family's field with the number of experts.
-std::string_view ExpertsField(std::string_view family) {
-  if (family == "mixtral") return "num_local_experts";
-  return family == "qwen3_moe" ? "num_experts" : "";
-}
+constexpr Family kHfFamilies[] = {
+    {"llama", "LlamaForCausalLM"},
+    {"mistral", "MistralForCausalLM", 8},
+    {"qwen2", "Qwen2ForCausalLM", 32},
+    {"qwen3", "Qwen3ForCausalLM", 32, 128},
+    {"gpt2", "GPT2LMHeadModel"},
+    {"gpt_neox", "GPTNeoXForCausalLM"},
+    {"mixtral", "MixtralForCausalLM", 8, 0, "num_local_experts"},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, "num_experts"}};
 
 // Fields that change neither the counted bytes nor the counted FLOPs.
-constexpr std::string_view kNeutralFields[] = {"_attn_implementation",
-                                               "_name_or_path",
-                                               "activation_function",
-                                               "attention_bias",
-                                               "hidden_act",
-                                               "id2label",
-                                               "initializer_range",
-                                               "label2id",
-                                               "max_position_embeddings",
-                                               "max_window_layers",
-                                               "mlp_bias",
-                                               "norm_topk_prob",
-                                               "output_router_logits",
-                                               "n_ctx",
-                                               "pretraining_tp",
-                                               "reorder_and_upcast_attn",
-                                               "rope_parameters",
-                                               "rope_scaling",
-                                               "rope_theta",
-                                               "rotary_emb_base",
-                                               "rotary_pct",
-                                               "scale_attn_weights",
-                                               "sliding_window",
-                                               "task_specific_params",
-                                               "transformers_version",
-                                               "use_cache"};
+// clang-format off
+constexpr std::string_view kNeutralFields[] = {
+    "_attn_implementation", "_name_or_path", "activation_function",
+    "attention_bias", "hidden_act", "id2label", "initializer_range", "label2id",
+    "max_position_embeddings", "max_window_layers", "mlp_bias",
+    "norm_topk_prob", "output_router_logits", "n_ctx", "pretraining_tp",
+    "reorder_and_upcast_attn", "rope_parameters", "rope_scaling", "rope_theta",
+    "rotary_emb_base", "rotary_pct", "scale_attn_weights", "sliding_window",
+    "task_specific_params", "transformers_version", "use_cache"};
+// clang-format on
 constexpr std::string_view kNeutralEndings[] = {"_token_id", "_dropout",
                                                 "_pdrop", "_eps", "_epsilon"};
 
@@ -90,8 +71,7 @@ constexpr Special kSpecial[] = {
     {"quantization_config", "as not quantised, all weights trained in bf16"},
     {"torch_dtype", "in bf16 with fp32 optimizer states"}};
 
-// Limit of a value's length in a note, because a note is one line.
-constexpr size_t kMostShown = 60;
+constexpr size_t kMostShown = 60;  // of a value in a note, which is one line
 std::string ShownValue(const nlohmann::json& value) {
   const bool method = value.is_object() && value.contains("quant_method");
   std::string text =
@@ -115,22 +95,20 @@ class Reader {
   int64_t Whole(const char* key, int64_t otherwise) {
     return Given(key) ? Whole(key) : otherwise;
   }
-  // Reads an integer. Null means `null_value`, which differs from the family's
-  // default.
+  // Null means `null_value`, which differs from the family's default.
   int64_t Whole(const char* key, int64_t absent, int64_t null_value) {
     return fields_.Has(key) ? Whole(key, null_value) : absent;
   }
   bool Flag(const char* key, bool otherwise) {
     return Given(key) ? fields_.Flag(key) : otherwise;
   }
-  // Refuses a model with properties that the cost model does not support.
   void RefuseUnknown() {
-    const std::string family = json_.is_object() && Given("model_type")
-                                   ? fields_.Text("model_type", 64)
-                                   : "";
+    const std::string name = json_.is_object() && Given("model_type")
+                                 ? fields_.Text("model_type", 64)
+                                 : "";
     for (const Unknown& unknown : kUnknown) {
       if (!fields_.ok() || !Given(unknown.key)) continue;
-      if (unknown.key == ExpertsField(family)) continue;
+      if (unknown.key == std::string_view(FamilyNamed(name).experts)) continue;
       const nlohmann::json& value = json_.at(unknown.key);
       if (!value.is_number() || value <= unknown.harmless) continue;
       *status_ = absl::InvalidArgumentError(
@@ -138,12 +116,11 @@ class Reader {
                       unknown.what));
     }
   }
-  // Refuses a model with layers in which attention does not see all earlier
-  // tokens.
+  // Refuses layers in which attention does not see all earlier tokens.
   void RefuseWindows(std::string_view family) {
     if (!fields_.ok()) return;
-    // qwen2 and qwen3 configs have a window that is not used by default. If the
-    // field is absent, transformers uses 4,096; only null means no window.
+    // qwen2 and qwen3 have a window that is not used by default. Null means no
+    // window; if the field is absent, transformers uses 4,096.
     const bool used = Flag("use_sliding_window", family == "mistral");
     const bool absent = !fields_.Has("sliding_window");
     if (fields_.ok() && used && (absent || Given("sliding_window"))) {
@@ -177,11 +154,9 @@ class Reader {
   }
   // Returns the family that the file names, or the first one if it is unknown.
   const Family& ModelFamily() {
-    const std::string name = fields_.Choice(
+    return FamilyNamed(fields_.Choice(
         "model_type", {"llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox",
-                       "mixtral", "qwen3_moe"});
-    const auto* found = std::ranges::find(kHfFamilies, name, &Family::name);
-    return found == std::end(kHfFamilies) ? kHfFamilies[0] : *found;
+                       "mixtral", "qwen3_moe"}));
   }
   // Returns the model's properties that are not counted, one sentence each.
   // Call it after all counted fields are read.
@@ -207,7 +182,10 @@ class Reader {
   }
 
  private:
-  // Returns whether the field's value is the one that the estimate assumes.
+  static const Family& FamilyNamed(std::string_view name) {
+    const auto* found = std::ranges::find(kHfFamilies, name, &Family::name);
+    return found == std::end(kHfFamilies) ? kHfFamilies[0] : *found;
+  }
   static bool IsAsCounted(const nlohmann::json& value, const Family& family) {
     return value == "bfloat16" ||
            value == nlohmann::json::array({family.causal_model});
@@ -220,8 +198,7 @@ class Reader {
     return fields_.Has(key) && !json_.at(key).is_null();
   }
 
-  // A field that the cost model does not support. `what` describes its meaning
-  // if the value is above `harmless`.
+  // A field that the cost model does not support if it is above `harmless`.
   struct Unknown {
     const char* key;
     double harmless;
@@ -263,8 +240,7 @@ ModelShape LlamaLike(Reader& in, const Family& family) {
 // Reads a mixture in which every layer has experts and no other FFN.
 ModelShape MixtureLike(Reader& in, const Family& family) {
   ModelShape model = LlamaLike(in, family);
-  const std::string experts(ExpertsField(family.name));
-  model.experts = in.Whole(experts.c_str(), 8);
+  model.experts = in.Whole(family.experts, 8);
   model.active_experts = in.Whole("num_experts_per_tok", 2);
   if (family.name == "mixtral") return model;
   model.ffn = in.Whole("moe_intermediate_size");
@@ -308,11 +284,11 @@ absl::StatusOr<ModelShape> ReadHuggingFaceConfig(
   in.RefuseWindows(family.name);
   ModelShape model = family.name == "gpt2"       ? Gpt2(in)
                      : family.name == "gpt_neox" ? GptNeoX(in, family)
-                     : !ExpertsField(family.name).empty()
-                         ? MixtureLike(in, family)
-                         : LlamaLike(in, family);
-  if (family.name == "qwen2")
+                     : *family.experts != '\0'   ? MixtureLike(in, family)
+                                                 : LlamaLike(in, family);
+  if (family.name == "qwen2") {
     model.biases.q = model.biases.k = model.biases.v = true;
+  }
   model.query_key_norm = family.name.starts_with("qwen3");
   if (status.ok()) status = model.Validate();
   if (!status.ok()) return Annotate(status, source);

@@ -1,5 +1,5 @@
-// Functions that all methods share: kernel times, links, and the assembly of a
-// step (internal to planner/train).
+// Functions that methods share: kernel times, links, sequence parallelism with
+// ZeRO, and the assembly of a step (internal to planner/train).
 #pragma once
 
 #include <vector>
@@ -11,52 +11,46 @@ namespace sluice::planner::train {
 
 inline constexpr double kElementBytes = 2;  // bf16
 
-// Returns one layer's kernel times in forward when `gpus` GPUs share a
-// sequence. `causal`: attention skips masked blocks; else it computes the whole
-// square.
+// Returns one layer's kernel times when `gpus` GPUs share a sequence. `causal`:
+// attention skips masked blocks; else it computes the whole square.
 PassTimes ForwardKernels(const Request& request, double gpus, bool causal);
 PassTimes BackwardKernels(const Request& request, double gpus, bool causal);
 // Returns the kernel times of recomputing a layer from its input for `fraction`
 // of the tokens, except attention and the FFN's output.
 PassTimes RecomputeKernels(const Request& request, double gpus,
                            double fraction);
-// Sets the elementwise times to those of ATen's kernels, one operation at a
-// time, as sluice's engine python runs them. Backward recomputes `fraction` of
-// the tokens.
+// Set the elementwise times to those of ATen's kernels, one operation at a
+// time, as sluice's engine python runs them, or to those of engine trainer's
+// (passes.h). Backward recomputes `fraction` of the tokens.
 void UnfusedKernels(const Request& request, double gpus, double fraction,
                     LayerTimes& layer);
-// Sets the elementwise times to those of engine trainer's kernels (passes.h).
 void FusedKernels(const Request& request, double gpus, double fraction,
                   stream::BackwardOrder order, LayerTimes& layer);
-// Returns the seconds of the head's forward and backward for one sequence.
+// The seconds of the head's forward and backward for one sequence.
 double HeadSeconds(const Request& request, double gpus);
-
-// Returns the bytes of one hidden state of the tokens that one of `gpus` GPUs
-// holds.
+// The share of the matmuls that make q, k and v.
+double QkvShare(const ModelShape& model);
+// The bytes of one hidden state of the tokens that one of `gpus` GPUs holds.
 double HiddenBytes(const Request& request, double gpus);
 
-// Returns the bytes per second that a GPU sends to another one in a group of
-// `gpus`: over the GPU link if the group is inside a node, else over the
-// network.
+// The bytes per second that a GPU sends to another one in a group of `gpus`:
+// over the GPU link if the group is inside a node, else over the network.
 double LinkBandwidth(const Hardware& hardware, double gpus);
-
-// Returns the bytes per second of a gather or scatter among `gpus` GPUs when
-// `groups` such groups share each node's network cards.
+// The bytes per second of a gather or scatter among `gpus` GPUs when `groups`
+// such groups share each node's network cards.
 double CollectiveBandwidth(const Hardware& hardware, double gpus,
                            double groups = 1);
 
-// Returns the number of layers of the largest pipeline stage.
+// The layers of the largest pipeline stage, the GPUs of a node that this run
+// uses, and the host memory that the daemon would let a node pin.
 double StageLayers(const Request& request, const Settings& settings);
-
-// Returns the number of GPUs of a node that this run uses.
 double GpusInNode(const Request& request);
+double PinnableBytes(const Request& request);
 
-// Returns max(0, link_s - hidden_under_s), the part of the copy that is not
-// hidden.
+// The part of a copy that is not hidden: max(0, link_s - hidden_under_s).
 double Exposed(double link_s, double hidden_under_s);
-
-// Returns the seconds of the optimizer's kernels over `parameters`. `shards`:
-// this GPU updates 1 / `shards` of the states.
+// The seconds of the optimizer's kernels over `parameters`, of which this GPU
+// updates 1 / `shards` of the states.
 double OptimizerSeconds(const Request& request, double parameters,
                         double shards);
 
@@ -75,8 +69,34 @@ struct StepParts {
   double host_usable_bytes = 0;
 };
 
+// Returns the kernels of a step when `gpus` GPUs share a sequence, with all
+// layers swapped and an optimizer that is sharded over all GPUs.
+StepParts StartStep(const Request& request, double gpus, bool causal = true);
 Estimate Assemble(const Request& request, const Settings& settings,
                   const StepParts& parts);
+
+// --- Ulysses sequence parallelism and ZeRO ----------------------------------
+
+// The seconds in which a GPU receives `bytes` in equal parts from `ranks`
+// ranks, including itself; and of one pass's all-to-alls of q, k, v and o.
+double AllToAllSeconds(const Hardware& hardware, double bytes, double ranks);
+double ExchangeSeconds(const Request& request, double sp);
+
+// The bytes of weights, gradients and optimizer states on a GPU.
+double ZeroStates(const Request& request, int zero, double gradient_bytes);
+
+// Adds ZeRO's traffic. Data that is not sharded for every sequence is sent once
+// per step. From stage 2 on, gradients are sent per layer, and with stage 3
+// also weights, `weight_passes` times per layer; compute hides these, except
+// for `busy_s` of a layer. Call it after the layer's kernels are set.
+void AddZero(const Request& request, int zero, int weight_passes,
+             double gradient_bytes, StepParts& parts, double busy_s = 0);
+
+// AddTiledMlp adds a third forward of the tiled MLP, which ALST and UPipe run
+// inside its backward. AddInputCopies adds the copies of a layer's input, which
+// is offloaded and fetched on the compute stream, so the copies are exposed.
+void AddTiledMlp(const Request& request, double gpus, LayerTimes& layer);
+void AddInputCopies(const Request& request, double gpus, LayerTimes& layer);
 
 // Return the step of method sluice for each engine. Settings must be complete.
 StepParts TrainerStep(const Request& request, const Settings& settings);

@@ -10,7 +10,6 @@
 namespace sluice::planner::train {
 namespace {
 
-// The shape of the parallel group, as doubles.
 struct ParallelGroup {
   ParallelGroup(const Request& request, const Settings& settings)
       : tp(double(settings.tp)),
@@ -24,8 +23,8 @@ struct ParallelGroup {
   double hidden;  // bytes of one local hidden state
 };
 
-// Returns the seconds of a gather (or scatter) of a context-parallel rank's
-// hidden states.
+// The seconds of a gather (or scatter) of a context-parallel rank's hidden
+// states.
 double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
   if (group.tp == 1) return 0;
   const double bytes = HiddenBytes(request, group.cp);
@@ -33,8 +32,7 @@ double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
          CollectiveBandwidth(request.hardware, group.tp);
 }
 
-// Returns the seconds in which k and v of every other context-parallel rank
-// pass this one.
+// The seconds in which k and v of every other context-parallel rank pass this.
 double RingSeconds(const Request& request, const ParallelGroup& group) {
   const double heads_share =
       std::max(double(request.model.key_width()) / group.tp,
@@ -55,8 +53,8 @@ void AddNetwork(const Request& request, const ParallelGroup& group,
                            Exposed(2 * ring, layer.backward.attention);
 }
 
-// Returns the parameters per GPU of the largest stage, which is assumed to have
-// embedding and head.
+// The parameters per GPU of the largest stage, assumed to have embedding and
+// head.
 double ParametersPerGpu(const Request& request, const Settings& settings,
                         int64_t ep) {
   const ModelShape& model = request.model;
@@ -70,20 +68,20 @@ double ParametersPerGpu(const Request& request, const Settings& settings,
 double MegatronStates(const Request& request, const ParallelGroup& group,
                       const Settings& settings) {
   const double shards = group.dp * group.cp;
-  const double sharded_gradient = settings.zero >= 2 ? shards : 1;
-  const double sharded_weight = settings.zero >= 3 ? shards : 1;
-  const double sharded_optimizer = settings.zero >= 1 ? shards : 1;
+  const auto shared_from = [&](int stage) {
+    return settings.zero >= stage ? shards : 1;
+  };
   // The states of experts that are spread over ranks are shared by fewer ranks.
   const double all = ParametersPerGpu(request, settings, 1);
   if (request.method == Method::kRing) return all * kFsdpStates / shards;
   return ParametersPerGpu(request, settings, settings.ep) *
-             (kWeightBytes / sharded_weight +
-              kMegatronGradient / sharded_gradient) +
-         all * kOptimizerBytes / sharded_optimizer;
+             (kWeightBytes / shared_from(3) +
+              kMegatronGradient / shared_from(2)) +
+         all * kOptimizerBytes / shared_from(1);
 }
 
-// Returns the seconds of a layer's compute during which the network is idle.
-// The ring overlaps with attention.
+// The seconds of a layer's compute during which the network is idle. The ring
+// overlaps with attention.
 double ComputeBesideRing(const Request& request, const ParallelGroup& group,
                          const LayerTimes& layer) {
   const double ring = RingSeconds(request, group);
@@ -94,11 +92,8 @@ double ComputeBesideRing(const Request& request, const ParallelGroup& group,
          beside(layer.backward, 2 * ring);
 }
 
-// Adds the optimizer and ZeRO's traffic among the shards. Data that is not
-// sharded for every sequence is sent once per step. From stage 2 on gradients
-// are sent per layer, and with stage 3 also weights, before each of the
-// `weight_passes`, both overlapping with the layer's compute. Call it after the
-// layer's passes are set.
+// Adds the optimizer and ZeRO's traffic among the shards, as AddZero does. Call
+// it after the layer's passes are set.
 void AddStep(const Request& request, const ParallelGroup& group,
              const Settings& settings, int weight_passes, StepParts& parts) {
   const double shards = group.dp * group.cp;
@@ -121,8 +116,7 @@ void AddStep(const Request& request, const ParallelGroup& group,
               ComputeBesideRing(request, group, parts.layer));
 }
 
-// Returns the bytes of tensors that are gathered in stage 3: the weights of two
-// layers and the gradients of one.
+// Stage 3 gathers the weights of two layers and the gradients of one.
 double GatheredBytes(const Request& request, const ParallelGroup& group,
                      const Settings& settings) {
   if (settings.zero < 3 || group.dp * group.cp == 1) return 0;
@@ -145,44 +139,33 @@ double Logits(const Request& request, const ParallelGroup& group) {
          (fsdp ? kDeepSpeedLogit : kMegatronLogit);
 }
 
-// Adds transient bytes. `transient` and `logits` are alive in different phases.
-// They share memory under a plan, and in a caching allocator with few block
-// sizes. Context parallelism has too many sizes for that (inferred: see
-// README.md).
+// `transient` and `logits` are alive in different phases. They share memory
+// under a plan, and in a caching allocator with few block sizes. Context
+// parallelism has too many sizes for that (inferred: see README.md).
 void AddTransients(bool share, double transient, double logits,
                    GpuMemory& memory) {
-  if (!share) {
-    memory.transient = transient;
-    memory.logits = logits;
-  } else if (transient > logits) {
-    memory.transient = transient;
-  } else {
-    memory.logits = logits;
-  }
-}
-
-// Returns how often a caching allocator would reorganise, from 0 (never) to 1
-// (at its full rate).
-double ReorganisationRate(const Request& request, const GpuMemory& memory) {
-  const double free = request.hardware.memory_bytes - memory.states;
-  const double used = memory.total() - memory.states;
-  return std::clamp((used / std::max(free, 1.0) - kReorganisationStart) /
-                        (kReorganisationFull - kReorganisationStart),
-                    0.0, 1.0);
+  if (!share || transient > logits) memory.transient = transient;
+  if (!share || transient <= logits) memory.logits = logits;
 }
 
 // Adds the time of reorganisation on machines where it was measured. On other
 // machines the estimate says that it is not included.
 void AddReorganisation(const Request& request, const Settings& settings,
                        double skeletal, StepParts& parts) {
-  const double rate = ReorganisationRate(request, parts.memory);
+  const double states = parts.memory.states;
+  const double free = request.hardware.memory_bytes - states;
+  const double used = parts.memory.total() - states;
+  const double rate =
+      std::clamp((used / std::max(free, 1.0) - kReorganisationStart) /
+                     (kReorganisationFull - kReorganisationStart),
+                 0.0, 1.0);
   const double seconds = request.hardware.reorganisation_s_per_byte;
   parts.reorganisation_s =
       rate * seconds * skeletal * StageLayers(request, settings);
   parts.reorganisation_unknown = rate > 0 && seconds == 0;
 }
 
-// Returns the elements per token that a layer keeps for backward.
+// The elements per token that a layer keeps for backward.
 double KeptElements(const Request& request, Recompute recompute) {
   const ModelShape& model = request.model;
   const double hidden = double(model.hidden);
@@ -191,13 +174,11 @@ double KeptElements(const Request& request, Recompute recompute) {
                              model.ffn_width();
   if (recompute == Recompute::kFull) return hidden;
   if (recompute == Recompute::kNone) return model.skeletal_elements();
-  // TorchTitan's policy keeps the outputs of attention and of every second
-  // matmul.
+  // TorchTitan keeps the outputs of attention and of every second matmul.
   if (request.method == Method::kRing) {
     return hidden + double(model.query_width()) + projections / 2;
   }
-  // Megatron keeps everything except both norms' outputs and the FFN's
-  // activation.
+  // Megatron drops both norms' outputs and the FFN's activation.
   return model.skeletal_elements() - 2 * hidden - model.active_ffn();
 }
 
@@ -214,8 +195,8 @@ PassTimes Recomputation(const Request& request, const ParallelGroup& group,
   return times;
 }
 
-// Returns the seconds in which one pass sends the tokens of every layer to the
-// experts' ranks and back.
+// The seconds in which one pass sends the tokens of every layer to the experts'
+// ranks and back.
 double ExpertSeconds(const Request& request, const ParallelGroup& group,
                      double ep) {
   if (ep == 1) return 0;
@@ -230,10 +211,8 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
   const bool fsdp = request.method == Method::kRing;
   const bool planned = settings.memory_plan || fsdp;
   const Recompute recompute = settings.recompute;
-  StepParts parts;
+  StepParts parts = StartStep(request, group.gpus);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, group.gpus, true);
-  layer.backward = BackwardKernels(request, group.gpus, true);
   for (PassTimes* pass : {&layer.forward, &layer.backward}) {
     if (fsdp) pass->attention /= request.hardware.torch_attention;
   }
@@ -244,8 +223,8 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
   layer.recompute = Recomputation(request, group, recompute, layer.forward);
   AddStep(request, group, settings, fsdp ? 2 : 3, parts);
 
-  // A stage keeps its layers' tensors for every sequence in flight. Interleaved
-  // stages have more sequences in flight (arXiv 2205.05198, section 4.2.3).
+  // Interleaved stages have more sequences in flight (arXiv 2205.05198, section
+  // 4.2.3).
   const double interleave = double(settings.interleave);
   const double in_flight =
       std::min(group.pp, double(request.global_batch) / group.dp) *
@@ -276,10 +255,8 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
   const ParallelGroup group(request, settings);
   const ModelShape& model = request.model;
   const double alpha = settings.alpha;
-  StepParts parts;
+  StepParts parts = StartStep(request, group.gpus);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, group.gpus, true);
-  layer.backward = BackwardKernels(request, group.gpus, true);
   AddNetwork(request, group, layer);
   layer.recompute = RecomputeKernels(request, group.gpus, 1 - alpha);
   layer.recompute.network =
@@ -299,7 +276,7 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
       Exposed(moved / link, layer.recompute.total() + layer.backward.total());
   parts.swapped_layers = std::max<double>(0, double(model.layers) - 2);
 
-  // There are two rounding buffers. At alpha 0 the other tensors need only one.
+  // Two rounding buffers; at alpha 0 the other tensors need only one.
   GpuMemory& memory = parts.memory;
   memory.states = MegatronStates(request, group, settings);
   memory.buffers = GatheredBytes(request, group, settings);

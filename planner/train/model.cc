@@ -19,6 +19,7 @@ ModelShape Gpt(std::string name, int64_t layers, int64_t hidden,
 
 struct LlamaWidths {
   int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
+  int64_t experts = 0, active_experts = 0;
   bool tied = false;
 };
 
@@ -30,14 +31,10 @@ ModelShape Llama(std::string name, const LlamaWidths& w) {
                                     .kv_heads = w.kv_heads,
                                     .head_size = w.head_dim,
                                     .ffn = w.ffn,
-                                    .vocab = w.vocab});
+                                    .vocab = w.vocab,
+                                    .experts = w.experts,
+                                    .active_experts = w.active_experts});
   model.tied = w.tied;
-  return model;
-}
-
-ModelShape Mixture(ModelShape model, int64_t experts, int64_t active) {
-  model.experts = experts;
-  model.active_experts = active;
   return model;
 }
 
@@ -54,8 +51,8 @@ const std::vector<ModelShape>& Models() {
       Gpt("gpt-30b", 48, 7168, 56),
       Gpt("gpt-65b", 80, 8192, 64),
       Gpt("gpt-175b", 96, 12288, 96),
-      Llama("llama-1b", {16, 2048, 32, 8, 64, 8192, 128256, true}),
-      Llama("llama-3b", {28, 3072, 24, 8, 128, 8192, 128256, true}),
+      Llama("llama-1b", {16, 2048, 32, 8, 64, 8192, 128256, 0, 0, true}),
+      Llama("llama-3b", {28, 3072, 24, 8, 128, 8192, 128256, 0, 0, true}),
       Llama("llama-8b", {32, 4096, 32, 8, 128, 14336, 128256}),
       Llama("llama-70b", {80, 8192, 64, 8, 128, 28672, 128256}),
       Llama("llama-405b", {126, 16384, 128, 8, 128, 53248, 128256}),
@@ -64,14 +61,10 @@ const std::vector<ModelShape>& Models() {
       Llama("qwen3-8b", {36, 4096, 32, 8, 128, 12288, 151936}),
       Llama("qwen3-14b", {40, 5120, 40, 8, 128, 17408, 151936}),
       Llama("qwen3-32b", {64, 5120, 64, 8, 128, 25600, 151936}),
-      Mixture(Llama("mixtral-8x7b", {32, 4096, 32, 8, 128, 14336, 32000}), 8,
-              2),
-      Mixture(Llama("mixtral-8x22b", {56, 6144, 48, 8, 128, 16384, 32768}), 8,
-              2),
-      Mixture(Llama("qwen3-30b-a3b", {48, 2048, 32, 4, 128, 768, 151936}), 128,
-              8),
-      Mixture(Llama("qwen3-235b-a22b", {94, 4096, 64, 4, 128, 1536, 151936}),
-              128, 8),
+      Llama("mixtral-8x7b", {32, 4096, 32, 8, 128, 14336, 32000, 8, 2}),
+      Llama("mixtral-8x22b", {56, 6144, 48, 8, 128, 16384, 32768, 8, 2}),
+      Llama("qwen3-30b-a3b", {48, 2048, 32, 4, 128, 768, 151936, 128, 8}),
+      Llama("qwen3-235b-a22b", {94, 4096, 64, 4, 128, 1536, 151936, 128, 8}),
   };
   return models;
 }

@@ -1,6 +1,4 @@
 // The models that the desk knows by name, and models read from a config.json.
-//
-// Thread safety: values.
 #pragma once
 
 #include <string>

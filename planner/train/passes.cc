@@ -4,14 +4,12 @@ namespace sluice::planner::train {
 namespace {
 
 using stream::ModelShape;
-using stream::NormKind;
 
 bool LayerNorms(const ModelShape& model) {
-  return model.norm == NormKind::kLayerNorm;
+  return model.norm == stream::NormKind::kLayerNorm;
 }
 
-// The tables of cos and sin: computed by ATen in fp64 (16 per dimension of a
-// head), and read for q and for k.
+// Tables of cos and sin: computed by ATen in fp64 (16), read for q and k.
 const Passes kTables = {.head = 16 + 2 + 2};
 const Passes kResidual = {.hidden = 3};
 
@@ -23,8 +21,8 @@ Passes Activation(const ModelShape& model) {
   return {.wide = model.gated ? 3.0 : 2.0};
 }
 
-// Returns the passes of a norm's backward. RMSNorm's reads x, each part of dY
-// and the residual, and writes dX. LayerNorm's uses ATen's operators in fp32.
+// RMSNorm's backward reads x, each part of dY and the residual, and writes dX.
+// LayerNorm's uses ATen's operators in fp32.
 Passes NormBackward(const ModelShape& model, double gradients) {
   if (LayerNorms(model)) return {.hidden = 24 + 5 * (gradients - 1)};
   return {.hidden = 3 + gradients};
@@ -60,14 +58,13 @@ Passes ForwardPasses(const ModelShape& model, bool stored) {
 }
 
 Passes RecomputedPasses(const ModelShape& model) {
-  // norm1 is recomputed for q, k and v and a second time for the gradients of
-  // their weights, norm2 once.
+  // norm1 is recomputed for q, k and v and again for the gradients of their
+  // weights, norm2 once.
   return Passes{.hidden = 6} + Turned(model) + kResidual + Activation(model);
 }
 
 Passes BackwardPasses(const ModelShape& model, stream::BackwardOrder order) {
-  // The gradients of the inner side are summed in fp32, and copied when
-  // complete.
+  // The inner side's gradients are summed in fp32, and copied when complete.
   const Passes moved = order == stream::BackwardOrder::kKeysOuter
                            ? Passes{.query = 4}
                            : Passes{.key = 8};

@@ -2,11 +2,7 @@
 // kernels (client/torch/math, client/torch/stream): norms, RoPE, activations,
 // residuals, casts, sums of biases. Attention's blocks with their merges,
 // matrix products, and packing for exchanges between ranks are not counted.
-//
-// tests/torch/memory_passes_test counts a step on the fakes operator by
-// operator, and compares the numbers.
-//
-// Thread safety: values and pure functions.
+// tests/torch/memory_passes_test compares the numbers with a step's.
 #pragma once
 
 #include "planner/stream/model_shape.h"
@@ -14,26 +10,23 @@
 
 namespace sluice::planner::train {
 
-// Numbers of reads and writes of bf16 tensors of all tokens, for each width of
-// tensors.
+// Reads and writes of bf16 tensors of all tokens, by the tensors' width.
 struct Passes {
   double hidden = 0;
-  double query = 0, key = 0;  // widths of all q heads and of all k heads
-  double wide = 0;            // width of the FFN
-  double head = 0;            // width of one head
+  double query = 0, key = 0;  // of all q heads and of all k heads
+  double wide = 0;            // the FFN's
+  double head = 0;            // of one head
   Passes operator+(const Passes& other) const;
   // Returns the elements that are read or written per token.
   double Elements(const stream::ModelShape& model) const;
 };
 
-// Returns the passes of a layer's forward. `stored`: the norms' outputs are
-// kept or sent to the host; else they are dropped.
+// A layer's forward. `stored`: the norms' outputs are kept or sent to the host;
+// else they are dropped.
 Passes ForwardPasses(const stream::ModelShape& model, bool stored);
-// Returns the passes of recomputation in backward if all free classes were
-// dropped.
+// Recomputation in backward if all free classes were dropped.
 Passes RecomputedPasses(const stream::ModelShape& model);
-// Returns the passes of backward without recomputation. `order` determines
-// which side's sums are moved.
+// Backward without recomputation. `order` says which sums are moved.
 Passes BackwardPasses(const stream::ModelShape& model,
                       stream::BackwardOrder order);
 

@@ -4,6 +4,8 @@
 #include <map>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "planner/train/constants.h"
 #include "planner/train/shipped.h"
 #include "proto/base/status.h"
@@ -11,30 +13,19 @@
 namespace sluice::planner::train {
 namespace {
 
-std::vector<std::string> Split(std::string_view text, char at) {
-  std::vector<std::string> parts;
-  for (;;) {
-    const size_t end = text.find(at);
-    parts.emplace_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
-
-// Returns a table's rows without comments and blank lines. The first row is the
-// header.
+// The first row is the header.
 std::vector<std::vector<std::string>> TableRows(std::string_view table) {
   std::vector<std::vector<std::string>> rows;
   for (const ShippedFile& file : ShippedTables()) {
     if (file.name != table) continue;
-    for (const std::string& line : Split(file.text, '\n')) {
-      if (!line.empty() && line[0] != '#') rows.push_back(Split(line, ','));
+    const std::string text(file.text);
+    for (const auto line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+      if (line[0] != '#') rows.push_back(absl::StrSplit(line, ','));
     }
   }
   return rows;
 }
 
-// A row of a table, with access by column name.
 class Row {
  public:
   Row(const std::vector<std::string>& header,
@@ -44,19 +35,17 @@ class Row {
     }
   }
   const std::string& Text(const std::string& column) { return cells_[column]; }
-  std::optional<int64_t> Whole(const std::string& column) {
-    const std::string& text = cells_[column];
-    if (text.empty()) return std::nullopt;
-    return std::atoll(text.c_str());
-  }
   std::optional<double> Number(const std::string& column) {
     const std::string& text = cells_[column];
     if (text.empty()) return std::nullopt;
     return std::atof(text.c_str());
   }
+  std::optional<int64_t> Whole(const std::string& column) {
+    return Number(column);
+  }
 
  private:
-  std::map<std::string, std::string> cells_;
+  std::map<std::string, std::string> cells_;  // by column
 };
 
 Method MethodOf(const std::string& label) {
@@ -73,43 +62,38 @@ void SetDegrees(Row& row, GivenSettings& given) {
 }
 
 PublishedCell MainCell(Row row) {
-  PublishedCell cell;
-  cell.table = "main";
-  cell.label = row.Text("method");
-  cell.model = "gpt-" + absl::AsciiStrToLower(row.Text("model"));
-  cell.gpus = row.Whole("gpus").value_or(0);
-  cell.seq_len = row.Whole("seq_k").value_or(0) << 10;
-  cell.mfu_percent = row.Number("mfu_pct");
-  cell.method = MethodOf(cell.label);
-  GivenSettings& given = cell.settings;
-  SetDegrees(row, given);
-  given.zero = row.Whole("ZeRO");
-  given.alpha = row.Number("alpha");
+  PublishedCell cell{
+      .table = "main",
+      .label = row.Text("method"),
+      .model = "gpt-" + absl::AsciiStrToLower(row.Text("model")),
+      .gpus = row.Whole("gpus").value_or(0),
+      .seq_len = row.Whole("seq_k").value_or(0) << 10,
+      .mfu_percent = row.Number("mfu_pct"),
+      .method = MethodOf(row.Text("method")),
+      .settings = {.zero = row.Whole("ZeRO"), .alpha = row.Number("alpha")}};
+  SetDegrees(row, cell.settings);
   return cell;
 }
 
-// Makes a cell of table 4, which gives TP 4 and CP 2 for all rows. MEMO's
-// alphas are those of table 5 at the same lengths, and 0 where table 5 has
-// another strategy.
+// A cell of table 4, which gives TP 4 and CP 2 for all rows. MEMO's alphas are
+// those of table 5 at the same lengths, and 0 where table 5 has another
+// strategy.
 PublishedCell AblationCell(const std::string& label, int64_t seq_len,
                            const std::string& value,
                            const std::vector<PublishedCell>& main) {
-  PublishedCell cell;
-  cell.table = "ablation";
-  cell.label = label;
-  cell.model = "gpt-7b";
-  cell.gpus = 8;
-  cell.seq_len = seq_len;
-  if (value.find("oo") != 0) cell.mfu_percent = std::atof(value.c_str());
+  const bool recompute = label.starts_with("Full recomputation");
+  PublishedCell cell{.table = "ablation",
+                     .label = label,
+                     .model = "gpt-7b",
+                     .gpus = 8,
+                     .seq_len = seq_len,
+                     .method = recompute ? Method::kMegatron : Method::kMemo,
+                     .settings = {.tp = 4, .cp = 2, .dp = 1, .pp = 1}};
+  if (!value.starts_with("oo")) cell.mfu_percent = std::atof(value.c_str());
   GivenSettings& given = cell.settings;
-  given.tp = 4;
-  given.cp = 2;
-  given.dp = given.pp = 1;
-  const bool recompute = label.find("Full recomputation") == 0;
-  cell.method = recompute ? Method::kMegatron : Method::kMemo;
   if (recompute) {
-    given.memory_plan = label.find("plan") != std::string::npos;
-  } else if (label.find("swapping") != std::string::npos) {
+    given.memory_plan = absl::StrContains(label, "plan");
+  } else if (absl::StrContains(label, "swapping")) {
     given.alpha = 1;
   } else {
     given.alpha = 0;
@@ -224,7 +208,7 @@ Evidence EvidenceOf(const Request& request) {
       continue;
     }
     std::string& of = row.seq_len > 0 ? evidence.speed : evidence.memory;
-    if (of.find(row.publication) != std::string::npos) continue;
+    if (absl::StrContains(of, row.publication)) continue;
     of += (of.empty() ? "" : ", ") + row.publication;
   }
   if (request.method != Method::kFpdt) return evidence;

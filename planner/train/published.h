@@ -1,5 +1,4 @@
-// The papers' tables, as shipped in tables/, and the evidence that they give
-// for estimates.
+// The papers' tables (tables/), and the evidence that they give for estimates.
 #pragma once
 
 #include <cstdint>
@@ -46,24 +45,22 @@ struct PublishedRow {
   bool judged = false;  // false: a constant was fitted to it
 };
 
-// Returns the shipped cells of MEMO's tables 3 to 7, in the files' order.
+// The cells of MEMO's tables 3 to 7, in the files' order.
 std::vector<PublishedCell> PublishedCells();
-// Returns FPDT's table 1.
-std::vector<PublishedLength> PublishedLengths();
+std::vector<PublishedLength> PublishedLengths();  // FPDT's table 1
 std::vector<PublishedRow> PublishedRows();
 
 // The profile of the machine on which MEMO's tables were measured.
 inline constexpr const char* kMemoHardware = "a800-80g";
 
-// Citations of the published tables that validate a method's figures on a
-// machine. Empty: "not validated".
+// Citations of the tables that validate a method's figures on a machine. Empty:
+// not validated.
 struct Evidence {
   std::string speed;   // for MFU, tokens/s, step seconds
   std::string memory;  // for what fits and the longest sequence
 };
 
-// Returns the evidence for a request's method and machine. The machine must be
-// a shipped profile; a changed copy of a profile counts as another machine.
+// A changed copy of a shipped profile counts as another machine.
 Evidence EvidenceOf(const Request& request);
 
 }  // namespace sluice::planner::train

@@ -1,8 +1,8 @@
 // The Python package: layers of the user's model run chunk by chunk, with
 // hidden states in host memory, each layer a unit of FSDP2, and states of
 // sluice.AdamW in host memory (client/python/DESIGN.md has the formula of host
-// bytes). A layer's backward goes once from its last chunk to its first: for
-// each chunk it reruns the forward without attention, then the whole backward.
+// bytes). A layer's backward reruns, from the last chunk to the first, the
+// chunk's forward without attention, then runs its backward.
 #include <algorithm>
 #include <cmath>
 
@@ -10,15 +10,12 @@
 #include "planner/stream/states.h"
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
-#include "planner/train/sequence_parallel.h"
-#include "proto/base/cgroup.h"
 
 namespace sluice::planner::train {
 namespace {
 
 constexpr double kPythonBuckets = 2;  // of sluice.AdamW, in HBM
-// Bytes per parameter of adding a chunk's weight gradients: written and read in
-// bf16, added in fp32.
+// Bytes per parameter of adding a chunk's bf16 weight gradients in fp32.
 constexpr double kSumMoves = 12;
 
 // The bytes of one layer's tensors of all tokens, on the rank with the most.
@@ -28,8 +25,7 @@ struct Rank {
     const double tokens = double(request.seq_len);
     const stream::ChunkLayout layout(request.seq_len, settings.chunk,
                                      settings.sp);
-    // Rounded up: heads that do not divide only appear in estimates, and never
-    // run.
+    // Rounded up: heads that do not divide appear only in estimates.
     const int64_t q = (model.heads + settings.sp - 1) / settings.sp;
     const int64_t group = model.heads / model.kv_heads;
     const int64_t kv = q % group == 0 ? q / group : group % q == 0 ? 1 : q;
@@ -67,13 +63,8 @@ double HostBytesPerNode(const Request& request, const Settings& settings) {
          GpusInNode(request);
 }
 
-double PinnableBytes(const Request& request) {
-  const Bytes host(static_cast<int64_t>(request.hardware.host_memory_bytes));
-  return double(Pinnable(host).count());
-}
-
-// Sets a pass's copies. Both directions run at once. They overlap with compute
-// and exchanges (`beside` seconds), except for the first chunk's fetch.
+// Both directions run at once. They overlap with compute and exchanges
+// (`beside` seconds), except for the first chunk's fetch.
 void AddCopies(const Request& request, double in, double out, double first,
                PassTimes& pass, double beside) {
   const double link = request.hardware.host_link_bytes_per_s;
@@ -84,8 +75,7 @@ void AddCopies(const Request& request, double in, double out, double first,
 
 void AddPythonCopies(const Request& request, const Rank& rank, double sp,
                      LayerTimes& layer) {
-  // The number of earlier chunks that a chunk sees, on average.
-  const double before = (rank.chunks - 1) / 2;
+  const double before = (rank.chunks - 1) / 2;  // mean of earlier chunks
   PassTimes& up = layer.forward;
   PassTimes& back = layer.backward;
   AddCopies(request, rank.inputs + rank.keys * before, rank.inputs + rank.saved,
@@ -94,15 +84,13 @@ void AddPythonCopies(const Request& request, const Rank& rank, double sp,
   const double sums = 2 * rank.keys * before;
   AddCopies(request, own + rank.keys * before + sums, rank.inputs + sums,
             own / rank.chunks, back, layer.recompute.total() + back.total());
-  // Adds the copies of the embedding's output and gradient, and of the loss's
-  // rows.
+  // The embedding's output and gradient, and the loss's rows.
   const double hidden = rank.inputs / request.hardware.host_link_bytes_per_s;
   up.exposed_copy += (2 * hidden + Exposed(hidden, HeadSeconds(request, sp))) /
                      double(request.model.layers);
 }
 
-// Adds what it takes to rerun the whole layer for the first tokens, with
-// attention among these tokens.
+// Reruns the whole layer for the first tokens, with attention among them.
 void AddPythonRerun(const Request& request, const Rank& rank,
                     LayerTimes& layer) {
   if (rank.again == 0) return;
@@ -116,12 +104,8 @@ void AddPythonRerun(const Request& request, const Rank& rank,
   AddCopies(request,
             part * (rank.inputs + rank.keys * (part * rank.chunks - 1) / 2),
             part * rank.saved, rank.inputs / rank.chunks, again, again.total());
-  PassTimes& recompute = layer.recompute;
-  recompute.matmul += again.matmul;
-  recompute.attention += again.attention;
-  recompute.elementwise += again.elementwise;
-  recompute.network += again.network;
-  recompute.exposed_copy += again.exposed_copy;
+  layer.recompute.exposed_copy += again.exposed_copy;
+  layer.recompute += again;
 }
 
 GpuMemory PythonMemory(const Request& request, const Settings& settings,
@@ -129,15 +113,14 @@ GpuMemory PythonMemory(const Request& request, const Settings& settings,
   const ModelShape& model = request.model;
   const double share = model.parameters() / double(request.gpus);
   GpuMemory memory;
-  // Under torch's AdamW, which keeps fp32 parameters in HBM, a parameter takes
-  // 16 bytes too.
+  // torch's AdamW, with fp32 parameters, takes 16 bytes per parameter too.
   memory.states = share * (kWeightBytes + kDeepSpeedGradient);
   memory.states +=
       settings.states == stream::StatePlace::kHbm
           ? share * kOptimizerBytes
           : kPythonBuckets * double(stream::kMostUnitBytes.count());
-  // Summed gradients of a layer and of the head; two gathered layers, one
-  // scattered layer; and the parameters outside layers.
+  // Summed gradients of a layer and of the head; two gathered layers and one
+  // scattered; the parameters outside layers.
   memory.buffers = (model.layer_weights() + model.head_weights()) * kPythonSums;
   if (settings.zero >= 3) {
     memory.buffers +=
@@ -188,10 +171,8 @@ StepParts PythonStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const Rank rank(request, settings);
   const double sp = double(settings.sp);
-  StepParts parts;
+  StepParts parts = StartStep(request, sp);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, sp, true);
-  layer.backward = BackwardKernels(request, sp, true);
   layer.recompute = RecomputeKernels(request, sp, 1);
   UnfusedKernels(request, sp, 1, layer);
   layer.backward.elementwise += rank.chunks * kSumMoves *
@@ -203,9 +184,6 @@ StepParts PythonStep(const Request& request, const Settings& settings) {
   AddPythonCopies(request, rank, sp, layer);
   AddPythonRerun(request, rank, layer);
   AddZero(request, settings.zero, 2, kDeepSpeedGradient, parts);
-  parts.swapped_layers = double(model.layers);
-  parts.optimizer_s =
-      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
   if (settings.states == stream::StatePlace::kHost) {
     // States are copied both ways at once, and only inside step().
     parts.states_copy_s =

@@ -1,10 +1,12 @@
-// Searches the best settings of a request, and the longest sequence.
-//
-// Thread safety: pure functions.
+// Searches the best settings of a request, the longest sequence, and changes
+// that make a run fit.
 #pragma once
 
 #include <cstdint>
 #include <limits>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "planner/train/estimate.h"
@@ -15,8 +17,8 @@ namespace sluice::planner::train {
 // Returns the estimate of the fastest settings that fit, among all that `given`
 // allows, on all or some of the GPUs (settings.gpus()). If none fits, returns
 // that of the settings that exceed memory by the least. `reason` is kHeads if
-// no division of the heads exists. The ZeRO stage and the engine are searched
-// too. MFU and tokens per GPU are per GPU of the request, including idle ones.
+// no division of the heads exists. MFU and tokens per GPU count idle GPUs of
+// the request too.
 absl::StatusOr<Estimate> BestEstimate(const Request& request,
                                       const GivenSettings& given);
 
@@ -34,5 +36,31 @@ inline constexpr int64_t kLongest = int64_t{256} << 20;
 absl::StatusOr<LongestSequence> FindLongest(
     Request request, const GivenSettings& given,
     double max_step_s = std::numeric_limits<double>::infinity());
+
+// A change of the command line with which the run fits.
+struct Remedy {
+  std::string flag, value;  // "--seq-len", "1728K"; "" if none is added
+  std::vector<std::string> without;  // flags to leave out, "--tp"
+  std::string Text() const;          // "--method fpdt, without --tp"
+};
+
+// Returns the nearest change of each kind that makes the run fit, each tested
+// alone, the cheapest kind first: ZeRO 3, dropping given settings, sequences
+// per step, the method, the length, more GPUs. Empty if the run fits or no such
+// change helps.
+absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
+                                                 const GivenSettings& given);
+
+// Why the best settings of a request, `asked`, leave GPUs idle.
+struct IdleGpus {
+  int64_t gpus = 0;
+  // True: no number of ranks that can share a sequence's attention heads, times
+  // a divisor of the number of sequences, equals the number of GPUs. False:
+  // using all of them takes longer or does not fit.
+  bool by_heads = false;
+  std::optional<int64_t> batch;  // sequences per step that would use all GPUs
+};
+IdleGpus WhyIdle(const Request& request, const GivenSettings& given,
+                 const Estimate& asked);
 
 }  // namespace sluice::planner::train

@@ -14,26 +14,19 @@
 namespace sluice::planner::train {
 namespace {
 
-std::string AllNames() {
-  std::string names;
-  for (const MethodTraits& traits : kMethodTraits) {
-    names += fmt::format(" {}", traits.name);
-  }
-  return names;
-}
-
 bool TensorParallel(Method method) { return TraitsOf(method).Has("--tp"); }
 
-// Returns whether to use the settings of MEMO's tables (ZeRO 1, full
-// recomputation, no interleaving): on the machine where a caching allocator's
-// reorganisation was measured.
+// On the machine of MEMO's tables, where a caching allocator's reorganisation
+// was measured, settings are theirs: ZeRO 1, full recomputation, no
+// interleaving.
 bool AsPublished(const Request& request) {
   return request.hardware.reorganisation_s_per_byte > 0;
 }
 
-// Returns the ZeRO stages to try if none is given. If several stages give the
-// same step, only the first one is returned.
-std::vector<int> Stages(const Request& request, const Settings& settings) {
+// Returns the ZeRO stages to try, one of those that give the same step.
+std::vector<int> Stages(const Request& request, const GivenSettings& given,
+                        const Settings& settings) {
+  if (given.zero) return {int(*given.zero)};
   if (const int only = TraitsOf(request.method).zero; only > 0) return {only};
   const bool as_published =
       TensorParallel(request.method) && AsPublished(request);
@@ -55,16 +48,16 @@ bool Allows(const std::optional<int64_t>& given, int64_t value) {
   return !given || *given == value;
 }
 
-// Returns whether the heads can be divided. sluice-train cuts rows if they do
-// not divide. FPDT's table has 40 and 56 heads at batch 1 on any number of
-// GPUs, so its all-to-all supports uneven heads.
+// sluice-train cuts rows if the heads do not divide. FPDT's table has 40 and 56
+// heads at batch 1 on any number of GPUs, so its all-to-all supports uneven
+// heads.
 bool HeadsDivide(const Request& request, const Settings& s) {
   if (Trainer(request, s)) return s.sp <= kMostRanks;
   if (request.method == Method::kFpdt) return s.sp <= request.model.heads;
   return request.model.heads % (s.tp * s.sp) == 0;
 }
 
-// Returns a setting in `given` that the engine does not support, or "".
+// Returns a setting in `given` that the engine lacks, or "".
 std::string Lacks(Engine engine, const GivenSettings& given) {
   const bool trainer = engine == Engine::kTrainer;
   const int64_t zero = trainer ? 1 : 3;
@@ -99,15 +92,15 @@ class Enumeration {
                      });
     return std::move(found_);
   }
-  // Returns a combination that does not divide the heads, if there was one.
+  // A combination that does not divide the heads, if there was one.
   const std::optional<Settings>& undivided() const { return undivided_; }
 
  private:
   static constexpr int64_t kFewGpus = 64;
 
-  // Returns whether to try sp ranks. Divisors of the heads are tried. If ranks
-  // can share heads (rows are cut into parts), also powers of two, heads times
-  // powers of two, and multiples of 8 up to kFewGpus.
+  // Ranks can share heads (rows are cut into parts), so powers of two, heads
+  // times powers of two, and multiples of 8 up to kFewGpus are tried besides
+  // divisors of the heads.
   bool IsTried(int64_t sp) const {
     const int64_t heads = request_.model.heads;
     return given_.sp || heads % sp == 0 || std::has_single_bit(uint64_t(sp)) ||
@@ -121,8 +114,7 @@ class Enumeration {
     if (!trainer) dps = Divisors(request_.global_batch);
     int64_t most =
         given_.sp.value_or(trainer ? kMostRanks : request_.model.heads);
-    // UPipe exchanges heads inside a node, and uses a ring between groups that
-    // fill nodes.
+    // UPipe exchanges heads inside a node, with a ring between full nodes.
     int64_t within = 0;
     if (request_.method == Method::kUpipe) {
       within = std::min(request_.hardware.gpus_per_node, request_.model.heads);
@@ -191,11 +183,8 @@ class Enumeration {
       if (!undivided_) undivided_ = s;
       return;
     }
-    std::vector<int> stages = Stages(request_, s);
-    if (given_.zero) stages = {int(*given_.zero)};
-    for (const int stage : stages) {
-      // Experts that are spread over ranks are sharded over other ranks than
-      // the rest.
+    for (const int stage : Stages(request_, given_, s)) {
+      // Spread experts are sharded over other ranks than the rest.
       if (s.ep > 1 && stage > 1) continue;
       s.zero = stage;
       found_.push_back(s);
@@ -209,14 +198,7 @@ class Enumeration {
   std::optional<Settings> undivided_;
 };
 
-absl::Status Check(const char* flag, int64_t value, int64_t least,
-                   int64_t most) {
-  if (value >= least && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("{} is {}; it must be {} to {}", flag, value, least, most));
-}
-
-// Refuses settings that the method does not have.
+// Refuses settings that the method lacks.
 absl::Status CheckKind(const Request& request, const GivenSettings& given) {
   const MethodTraits& traits = TraitsOf(request.method);
   const std::pair<const char*, std::optional<int64_t>> degrees[] = {
@@ -284,11 +266,13 @@ std::vector<int64_t> Divisors(int64_t n) {
 std::string_view MethodName(Method method) { return TraitsOf(method).name; }
 
 absl::StatusOr<Method> FindMethod(std::string_view name) {
+  std::string names;
   for (const Method method : kMethods) {
     if (MethodName(method) == name) return method;
+    names += fmt::format(" {}", MethodName(method));
   }
   return absl::InvalidArgumentError(
-      fmt::format("no method '{}'; there are{}", name, AllNames()));
+      fmt::format("no method '{}'; there are{}", name, names));
 }
 
 std::string_view RecomputeName(Recompute recompute) {
@@ -314,9 +298,8 @@ std::vector<Recompute> Recomputes(const Request& request,
   return {std::begin(kRecomputes), std::end(kRecomputes)};
 }
 
-// Returns the interleavings to try. Every piece has the same number of layers,
-// and the sequences are processed in rounds of one per stage (Megatron-LM,
-// interleaved 1F1B).
+// Every piece has the same number of layers, and the sequences are processed in
+// rounds of one per stage (Megatron-LM, interleaved 1F1B).
 std::vector<int64_t> Interleaves(const Request& request,
                                  const GivenSettings& given,
                                  const Settings& settings) {
@@ -328,7 +311,7 @@ std::vector<int64_t> Interleaves(const Request& request,
   }
   const int64_t layers = (request.model.layers + settings.pp - 1) / settings.pp;
   std::vector<int64_t> most_first = Divisors(layers);
-  std::reverse(most_first.begin(), most_first.end());
+  std::ranges::reverse(most_first);
   return most_first;
 }
 
@@ -345,7 +328,7 @@ absl::StatusOr<Engine> FindEngine(std::string_view name) {
 }
 
 absl::Status Validate(const Request& request, const GivenSettings& given) {
-  if (absl::Status s = request.model.Validate(); !s.ok()) return s;
+  SLUICE_RETURN_IF_ERROR(request.model.Validate());
   if (request.model.experts > 0 && request.method == Method::kSluice) {
     return absl::InvalidArgumentError(fmt::format(
         "model {} is a mixture of {} experts, which method sluice does not "
@@ -369,7 +352,9 @@ absl::Status Validate(const Request& request, const GivenSettings& given) {
       {"--chunk", given.chunk.value_or(kLeastChunk), kLeastChunk,
        int64_t{1} << 30}};
   for (const auto& [flag, value, least, most] : whole) {
-    if (absl::Status s = Check(flag, value, least, most); !s.ok()) return s;
+    if (value >= least && value <= most) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("{} is {}; it must be {} to {}", flag, value, least, most));
   }
   const double alpha = given.alpha.value_or(0);
   if (!(alpha >= 0 && alpha <= 1)) {
@@ -411,13 +396,10 @@ absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
 }
 
 absl::StatusOr<int64_t> ParseTokens(std::string_view text) {
-  const auto count = ParseCount(text);
-  if (!count.ok()) return count.status();
-  if (*count < 1 || *count > int64_t{1} << 30) {
-    return absl::InvalidArgumentError(
-        fmt::format("'{}' tokens: give 1 to 1024M", text));
-  }
-  return count;
+  SLUICE_ASSIGN_OR_RETURN(const int64_t count, ParseCount(text));
+  if (count >= 1 && count <= int64_t{1} << 30) return count;
+  return absl::InvalidArgumentError(
+      fmt::format("'{}' tokens: give 1 to 1024M", text));
 }
 
 std::string TokensText(int64_t tokens) {

@@ -1,6 +1,4 @@
 // How a model is trained: the method and its parallelism.
-//
-// Thread safety: values and pure functions.
 #pragma once
 
 #include <algorithm>
@@ -34,9 +32,8 @@ struct Request;
 struct Settings;
 struct StepParts;
 
-// Each method has its name above, its step here (defined in its own source),
-// its row in kMethodTraits, and its row in README.md. Settings must be
-// complete.
+// Each method has its step here (defined in its own source), its row in
+// kMethodTraits, and its row in README.md. Settings must be complete.
 StepParts MegatronStep(const Request& request, const Settings& settings);
 StepParts MemoStep(const Request& request, const Settings& settings);
 StepParts UlyssesStep(const Request& request, const Settings& settings);
@@ -47,7 +44,7 @@ StepParts SluiceStep(const Request& request, const Settings& settings);
 
 struct MethodTraits {
   std::string_view name;
-  std::string_view what = "";  // shown in parentheses after the name in help
+  std::string_view what = "";  // shown after the name in help
   std::string_view degrees;    // flags that divide its GPUs, for messages
   int zero = 0;                // its only ZeRO stage; 0: it has several
   bool alpha = false;          // it swaps a fraction of the tokens
@@ -111,7 +108,7 @@ absl::StatusOr<Method> FindMethod(std::string_view name);
 enum class Engine { kTrainer, kPython };
 inline constexpr Engine kEngines[] = {Engine::kTrainer, Engine::kPython};
 
-std::string_view EngineName(Engine engine);  // returns "trainer" or "python"
+std::string_view EngineName(Engine engine);  // "trainer" or "python"
 absl::StatusOr<Engine> FindEngine(std::string_view name);
 
 // What backward recomputes of a layer in megatron and ring. kNone: nothing.
@@ -121,7 +118,7 @@ enum class Recompute { kNone, kSelective, kFull };
 inline constexpr Recompute kRecomputes[] = {
     Recompute::kNone, Recompute::kSelective, Recompute::kFull};
 
-std::string_view RecomputeName(Recompute recompute);  // returns "none", …
+std::string_view RecomputeName(Recompute recompute);  // "none", …
 absl::StatusOr<Recompute> FindRecompute(std::string_view name);
 
 // Complete settings of a run. The number of GPUs is tp x cp x dp x pp for
@@ -132,7 +129,7 @@ struct Settings {
   int64_t tp = 1, cp = 1, sp = 1, dp = 1, pp = 1;
   int zero = 1;
   // memo, sluice: the fraction of the tokens with their other skeletal tensors
-  // in host memory. The rest is recomputed.
+  // in host memory; the rest is recomputed.
   double alpha = 0;
   bool resident = false;  // sluice: everything stays in HBM
   stream::StatePlace states = stream::StatePlace::kHbm;  // sluice: of AdamW
@@ -142,7 +139,7 @@ struct Settings {
   // fraction of the tokens that keep layer inputs and attention output in HBM.
   int64_t rerun_chunks = 0, rerun_layers = 1;
   double kept = 0;
-  // Returns the fraction of a sequence's tokens that runs again.
+  // The fraction of a sequence's tokens that runs again.
   double rerun_part(int64_t seq_len) const {
     return std::min(1.0, double(rerun_chunks * chunk) / double(seq_len));
   }
@@ -154,8 +151,7 @@ struct Settings {
   // Whether transient addresses come from a memory plan and not from a caching
   // allocator. The method determines it, except in MEMO's ablation.
   bool memory_plan = false;
-  // Returns the number of GPUs that share one sequence's states and
-  // activations.
+  // The GPUs that share one sequence's states and activations.
   int64_t sequence_gpus() const { return tp * cp * sp; }
   int64_t gpus() const { return tp * cp * sp * dp * pp; }
 };
@@ -188,27 +184,24 @@ struct Request {
 int64_t RowParts(const Request& request, const Settings& settings);
 
 // Returns every combination of settings that `given` allows, those with the
-// most GPUs first, without alpha and chunk (which the method chooses; they are
-// 0 unless given). GPUs may stay idle, so more GPUs can run whatever fewer can;
-// exactly so up to 64 GPUs, and for powers of two above. If no combination
-// divides the heads, sets `*no_heads` and returns one of them. InvalidArgument:
-// there is no combination.
+// most GPUs first, with alpha and chunk 0 unless given. GPUs may stay idle, so
+// more GPUs can run whatever fewer can; exactly so up to 64 GPUs, and for
+// powers of two above. If no combination divides the heads, sets `*no_heads`
+// and returns one of them. InvalidArgument: there is no combination.
 absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
                                                  const GivenSettings& given,
                                                  bool* no_heads);
 
 // Returns the least number of sequences per step, at least the request's, with
-// which all of these GPUs can be used with heads that divide, or nullopt if no
-// number helps.
+// which all GPUs can be used, or nullopt if no number helps.
 std::optional<int64_t> BatchUsingAll(const Request& request,
                                      const GivenSettings& given);
 
 inline constexpr int64_t kMostGpus = 1 << 16;
-// Limit of sluice-train's --ranks.
-inline constexpr int64_t kMostRanks = 1024;
+inline constexpr int64_t kMostRanks = 1024;  // of sluice-train
 
-// Return the values that a method searches for a setting that is not given. The
-// other fields of `settings` must be complete.
+// Return the values to search, or the given one. The other fields of `settings`
+// must be complete.
 std::vector<Recompute> Recomputes(const Request& request,
                                   const GivenSettings& given);
 std::vector<int64_t> Interleaves(const Request& request,
@@ -218,14 +211,11 @@ std::vector<int64_t> Interleaves(const Request& request,
 // Returns the divisors of n in ascending order.
 std::vector<int64_t> Divisors(int64_t n);
 
-// Checks the request. InvalidArgument: the message has the flag, the value and
-// the limit.
+// InvalidArgument: the flag, the value and the limit.
 absl::Status Validate(const Request& request, const GivenSettings& given);
 
-// Parses a number of tokens with ParseCount (proto/base/units.h), and checks
-// the limits of a sequence.
+// Parses by ParseCount (proto/base/units.h) and checks a sequence's limits.
 absl::StatusOr<int64_t> ParseTokens(std::string_view text);
-// Returns the number in the form "1M", "640K" or "1000".
-std::string TokensText(int64_t tokens);
+std::string TokensText(int64_t tokens);  // "1M", "640K", "1000"
 
 }  // namespace sluice::planner::train

@@ -1,6 +1,5 @@
-// Files of this folder that are built into the library, hardware/*.toml and
-// tables/*.csv, sorted by name. CMake generates the definitions
-// (shipped.cmake).
+// hardware/*.toml and tables/*.csv, built into the library and sorted by name.
+// CMake generates the definitions (shipped.cmake).
 #pragma once
 
 #include <string_view>

@@ -1,22 +1,18 @@
 // Models sluice-train, which runs a layer chunk by chunk, with k and v, (o,
 // lse) and alpha of the rest in host memory; only ids and labels in HBM grow
-// with the sequence. Bytes are computed by planner/stream, which the run itself
-// uses to allocate and copy, so only times are modelled here.
-
+// with the sequence. Bytes are planner/stream's, as in the run itself, so only
+// times are modelled here.
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "planner/stream/fractions.h"
-#include "planner/stream/host_stage.h"
 #include "planner/stream/layer_time.h"
 #include "planner/stream/schedule.h"
 #include "planner/stream/states.h"
 #include "planner/stream/transients.h"
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
-#include "planner/train/sequence_parallel.h"
-#include "proto/base/cgroup.h"
 
 namespace sluice::planner::train {
 namespace {
@@ -34,9 +30,8 @@ void Place(const Settings& settings, stream::StreamOptions& options) {
   options.rerun_layers = settings.rerun_layers;
 }
 
-// Returns the run's options, with the order of backward's blocks that copies
-// less if nothing is kept. The run chooses the same order if copies are exposed
-// (planner/stream/settings.h).
+// The order of backward's blocks is the one that copies less if nothing is
+// kept. The run chooses the same order if copies are exposed.
 stream::StreamOptions StreamOptionsOf(const Request& request,
                                       const Settings& settings) {
   stream::StreamOptions options = {
@@ -61,10 +56,9 @@ stream::StateBytes StatesOf(const Request& request, const Settings& settings) {
                              settings.states);
 }
 
-// Returns the exposed seconds of copying states that lie in host memory. They
-// are copied once per step, both ways at once, while the first sequence's
-// forward computes and its own copies leave the link free. The embedding's
-// states are copied before any compute.
+// States in host memory are copied once per step, both ways at once, while the
+// first sequence's forward computes and its own copies leave the link free. The
+// embedding's states are copied before any compute.
 double ExposedStates(const Request& request, double bytes,
                      const LayerTimes& layer) {
   if (bytes == 0) return 0;
@@ -78,23 +72,15 @@ double ExposedStates(const Request& request, double bytes,
   return first * seconds + Exposed((1 - first) * seconds, window);
 }
 
-// Returns the fraction of backward's kernels that lie between hidden states and
-// heads. It is q's, k's and v's share of the matmuls, and is used for all
-// kernels.
-double ProjectionsShare(const ModelShape& model) {
-  const double weights = double(model.hidden) *
-                         double(model.query_width() + 2 * model.key_width());
-  return weights / model.layer_weights();
-}
-
-// Splits the layer's compute into the pieces of the streamed step.
+// Splits the layer's compute into the pieces of the streamed step. The share of
+// projections between hidden states and heads is used for all local kernels.
 stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
                                const LayerTimes& layer) {
   const PassTimes& up = layer.forward;
   const PassTimes& back = layer.backward;
   const double keys = up.attention * (1 - 1 / chunks);
   const double local = back.matmul + back.elementwise;
-  const double projections = ProjectionsShare(model) * local;
+  const double projections = QkvShare(model) * local;
   return {.keys = keys,
           .forward = up.compute() + up.network - keys,
           .tokens =
@@ -103,8 +89,7 @@ stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
           .projections = projections + back.network / 2};
 }
 
-// Adds the exposed copies of the layers, and those of embedding and loss, which
-// are divided evenly among the layers.
+// The exposed copies of embedding and loss are divided among the layers.
 void AddStreamCopies(const Request& request, const StreamShape& shape,
                      const Settings& settings, LayerTimes& layer) {
   const double link = request.hardware.host_link_bytes_per_s;
@@ -130,8 +115,8 @@ void AddStreamCopies(const Request& request, const StreamShape& shape,
       Exposed(seconds.attention, compute.blocks + compute.projections);
 }
 
-// Returns the factor of attention's time for the last part of a chunk's
-// queries, which sees the most keys of its own chunk.
+// The factor of attention's time for the last part of a chunk's queries, which
+// sees the most keys of its own chunk.
 double LastPart(const Request& request, const Settings& settings,
                 int64_t chunks) {
   return 1 + (1 - 1 / double(RowParts(request, settings))) / double(chunks);
@@ -162,8 +147,7 @@ void AddExchange(const Request& request, const Settings& settings,
 
 // Adds what backward reruns of forward, as the mean over all layers: attention
 // of the first chunks among themselves (causal), and all work that is linear in
-// their tokens. In a group's last layer, only the work up to attention is
-// rerun.
+// their tokens; in a group's last layer only the work up to attention.
 void AddRerun(const Request& request, const Settings& settings,
               const stream::StreamOptions& options, const StreamShape& shape,
               LayerTimes& layer) {
@@ -172,7 +156,7 @@ void AddRerun(const Request& request, const Settings& settings,
   const double all = double(shape.layers);
   const double layers = double(shape.layers_rerun()) / all;
   const double whole = layers - layers / double(shape.rerun_layers);
-  const double projected = ProjectionsShare(request.model);
+  const double projected = QkvShare(request.model);
   const double local = tokens * (layers * projected + whole * (1 - projected));
   const double q = double(shape.class_bytes(Class::kQ));
   const double kv = 2 * double(shape.class_bytes(Class::kK));
@@ -191,14 +175,10 @@ void AddRerun(const Request& request, const Settings& settings,
   layer.recompute.exposed_copy += Exposed(
       stream::TimeRerun(options, keys * all, forward * all, {link, link}) / all,
       keys + forward);
-  layer.recompute.matmul += again.matmul;
-  layer.recompute.attention += again.attention;
-  layer.recompute.elementwise += again.elementwise;
-  layer.recompute.network += again.network;
+  layer.recompute += again;
 }
 
-// Returns the network seconds of dropped rows. Their q, k and v are exchanged a
-// second time, which is a share of the exchange of q, k, v and o.
+// Dropped rows of q, k and v are exchanged again, without o.
 double RecomputedNetwork(const StreamShape& shape, double dropped,
                          double network) {
   const double q = double(shape.class_bytes(Class::kQ));
@@ -258,10 +238,8 @@ StepParts TrainerStep(const Request& request, const Settings& settings) {
   const stream::StreamOptions options = StreamOptionsOf(request, settings);
   const StreamShape shape(options);
   const double sp = double(settings.sp), dropped = 1 - settings.alpha;
-  StepParts parts;
+  StepParts parts = StartStep(request, sp);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, sp, true);
-  layer.backward = BackwardKernels(request, sp, true);
   layer.recompute = RecomputeKernels(request, sp, dropped);
   FusedKernels(request, sp, dropped, shape.order, layer);
   layer.forward.attention *= LastPart(request, settings, shape.chunks());
@@ -272,7 +250,6 @@ StepParts TrainerStep(const Request& request, const Settings& settings) {
   AddStreamCopies(request, shape, settings, layer);
   AddRerun(request, settings, options, shape, layer);
   AddZero(request, /*zero=*/1, 2, kMegatronGradient, parts);
-  parts.swapped_layers = double(model.layers);
   parts.optimizer_s =
       OptimizerSeconds(request, model.parameters(), double(request.gpus));
 
@@ -290,9 +267,7 @@ StepParts TrainerStep(const Request& request, const Settings& settings) {
       double((Bytes(shape.host_bytes()) + stream::kHostStageBytes + states.host)
                  .count()) *
       GpusInNode(request);
-  const Bytes host(static_cast<int64_t>(request.hardware.host_memory_bytes));
-  // The limit is the daemon's.
-  parts.host_usable_bytes = double(Pinnable(host).count());
+  parts.host_usable_bytes = PinnableBytes(request);
   return parts;
 }
 

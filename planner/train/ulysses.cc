@@ -3,7 +3,6 @@
 
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
-#include "planner/train/sequence_parallel.h"
 
 namespace sluice::planner::train {
 
@@ -38,22 +37,18 @@ double ZeroStates(const Request& request, int zero, double gradient_bytes) {
           kOptimizerBytes / optimizer);
 }
 
-double SyncSeconds(const Request& request, double bytes_per_parameter) {
-  const double gpus = double(request.gpus);
-  return request.model.parameters() * bytes_per_parameter * (gpus - 1) / gpus /
-         CollectiveBandwidth(request.hardware, gpus);
-}
-
 void AddZero(const Request& request, int zero, int weight_passes,
              double gradient_bytes, StepParts& parts, double busy_s) {
-  // Weights are gathered before each pass and gradients scattered after
-  // backward. Both overlap with compute.
+  const double gpus = double(request.gpus);
+  const auto seconds = [&](double bytes_per_parameter) {
+    return request.model.parameters() * bytes_per_parameter * (gpus - 1) /
+           gpus / CollectiveBandwidth(request.hardware, gpus);
+  };
   double a_step = zero >= 3 ? 0 : kWeightBytes;
   double a_sequence = zero >= 3 ? weight_passes * kWeightBytes : 0;
   (zero >= 2 ? a_sequence : a_step) += gradient_bytes;
-  parts.gradient_sync_s = SyncSeconds(request, a_step);
-  const double a_layer =
-      SyncSeconds(request, a_sequence) / double(request.model.layers);
+  parts.gradient_sync_s = seconds(a_step);
+  const double a_layer = seconds(a_sequence) / double(request.model.layers);
   parts.layer.backward.network +=
       Exposed(a_layer, parts.layer.total() - parts.layer.forward.network -
                            parts.layer.backward.network - busy_s);
@@ -62,16 +57,12 @@ void AddZero(const Request& request, int zero, int weight_passes,
 StepParts UlyssesStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const double sp = double(settings.sp);
-  StepParts parts;
-  LayerTimes& layer = parts.layer;
   // Ulysses' attention computes the whole square (inferred: see README.md).
-  layer.forward = ForwardKernels(request, sp, false);
-  layer.backward = BackwardKernels(request, sp, false);
+  StepParts parts = StartStep(request, sp, /*causal=*/false);
+  LayerTimes& layer = parts.layer;
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   layer.recompute = layer.forward;
   AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
-  parts.optimizer_s =
-      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
 
   const double hidden = HiddenBytes(request, sp);
   const double logits =

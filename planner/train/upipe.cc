@@ -7,15 +7,13 @@
 
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
-#include "planner/train/sequence_parallel.h"
 
 namespace sluice::planner::train {
 namespace {
 
-// Adds the traffic of the stages. In forward every stage sends its q around the
-// ring. In backward it sends k and v, and fp32 dk and dv, which are sent once
-// more after the last compute. Returns the seconds of a layer's compute during
-// which the ring uses the link.
+// In forward every stage sends its q around the ring. In backward it sends k
+// and v, and fp32 dk and dv, which are sent once more after the last compute.
+// Returns the seconds of a layer's compute during which the ring uses the link.
 double AddStages(const Request& request, double sp, double cp,
                  LayerTimes& layer) {
   Request group = request;  // a request with the tokens of one group
@@ -34,24 +32,15 @@ double AddStages(const Request& request, double sp, double cp,
          std::min((cp - 1) * 6 * queries, layer.backward.attention);
 }
 
-// Returns the share of the matmuls that make q, k and v, which backward repeats
-// from norm1's output.
-double QkvShare(const ModelShape& model) {
-  return double(model.hidden) *
-         double(model.query_width() + 2 * model.key_width()) /
-         model.layer_weights();
-}
-
 }  // namespace
 
 StepParts UpipeStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const double sp = double(settings.sp), cp = double(settings.cp);
   const double gpus = sp * cp;
-  StepParts parts;
+  StepParts parts = StartStep(request, gpus);
   LayerTimes& layer = parts.layer;
-  layer.forward = ForwardKernels(request, gpus, true);
-  layer.backward = BackwardKernels(request, gpus, true);
+  // Backward repeats the products of q, k and v from norm1's output.
   layer.backward.matmul += layer.forward.matmul * QkvShare(model);
   const double ring_s = AddStages(request, sp, cp, layer);
   layer.recompute = layer.forward;
@@ -62,7 +51,6 @@ StepParts UpipeStep(const Request& request, const Settings& settings) {
               layer.backward.exposed_copy);
   parts.swapped_layers = double(model.layers) - 1;
   const double share = model.parameters() / double(request.gpus);
-  parts.optimizer_s = OptimizerSeconds(request, share, 1);
 
   const double hidden = HiddenBytes(request, gpus);
   const double queries =

@@ -1,27 +1,18 @@
 #include "planner/train/validate.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "planner/train/constants.h"
-#include "planner/train/published.h"
 #include "planner/train/search.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner::train {
 namespace {
-
-// A group of rows in the summary, with the limits in points of MFU.
-struct PublishedGroup {
-  const char* name;
-  double must;
-};
-constexpr PublishedGroup kGroups[] = {{"MEMO", 1.5},
-                                      {"DeepSpeed-Ulysses", 2.5},
-                                      {"Megatron-LM", 5},
-                                      {"ablation", 3}};
 
 absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
                                            const Hardware& hardware) {
@@ -51,12 +42,6 @@ absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
                        /*searched=*/!named};
 }
 
-int64_t PowerOfTwoBelow(int64_t tokens) {
-  int64_t power = 0;
-  for (int64_t next = 1; next <= tokens; next *= 2) power = next;
-  return power;
-}
-
 absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
   SLUICE_ASSIGN_OR_RETURN(const ModelShape model, FindModel(row.model));
   SLUICE_ASSIGN_OR_RETURN(const Hardware hardware, FindHardware(row.hardware));
@@ -72,7 +57,7 @@ absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
                           FindLongest(request, given));
   ValidatedLength result{row};
   result.ours = longest.tokens;
-  result.rounded = PowerOfTwoBelow(longest.tokens);
+  result.rounded = int64_t(std::bit_floor(uint64_t(longest.tokens)));
   if (row.or_more && result.rounded > row.tokens) result.rounded = row.tokens;
   result.stopped_by = ReasonName(longest.stopped_by);
   return result;
@@ -118,7 +103,7 @@ std::vector<JudgedGroup> JudgeRows(const std::vector<ValidatedRow>& rows) {
   for (JudgedGroup& group : groups) {
     std::vector<double> errors;
     for (const ValidatedRow& row : rows) {
-      if (row.judged && group.name.find(row.publication) != std::string::npos) {
+      if (row.judged && absl::StrContains(group.name, row.publication)) {
         errors.push_back(std::abs(row.error()));
       }
     }
@@ -133,12 +118,16 @@ std::vector<JudgedGroup> JudgeRows(const std::vector<ValidatedRow>& rows) {
 }
 
 void Summarize(Validation& validation) {
-  for (const PublishedGroup& group : kGroups) {
-    MethodSummary summary{.name = group.name, .must = group.must};
+  // The limits in points of MFU.
+  validation.methods = {{.name = "MEMO", .must = 1.5},
+                        {.name = "DeepSpeed-Ulysses", .must = 2.5},
+                        {.name = "Megatron-LM", .must = 5},
+                        {.name = "ablation", .must = 3}};
+  for (MethodSummary& summary : validation.methods) {
     for (const ValidatedCell& cell : validation.cells) {
       const std::string& name =
           cell.table == "ablation" ? cell.table : cell.label;
-      if (name != group.name || !cell.difference()) continue;
+      if (name != summary.name || !cell.difference()) continue;
       ++summary.cells;
       summary.mean_difference += std::abs(*cell.difference());
       summary.mean_bias += *cell.difference();
@@ -147,7 +136,6 @@ void Summarize(Validation& validation) {
       summary.mean_difference /= summary.cells;
       summary.mean_bias /= summary.cells;
     }
-    validation.methods.push_back(std::move(summary));
   }
   for (const ValidatedCell& cell : validation.cells) {
     validation.fits_right += cell.right();
@@ -174,10 +162,11 @@ int ValidatedLength::doublings() const {
 }
 
 bool Validation::ok() const {
-  for (const MethodSummary& method : methods) {
-    if (method.mean_difference > method.must) return false;
-  }
-  return fits_right >= kFitsMust && lengths_within >= kWithinMust &&
+  return std::ranges::all_of(methods,
+                             [](const MethodSummary& method) {
+                               return method.mean_difference <= method.must;
+                             }) &&
+         fits_right >= kFitsMust && lengths_within >= kWithinMust &&
          lengths_exact >= kExactMust;
 }
 

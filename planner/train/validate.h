@@ -1,7 +1,5 @@
 // Compares the model's estimates with the papers' tables, at the published
 // strategies.
-//
-// Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -24,27 +22,25 @@ struct ValidatedCell : PublishedCell {
   bool searched = false;
   bool published_fits() const { return mfu_percent.has_value(); }
   bool right() const { return fits == published_fits(); }
-  // Returns the model's MFU minus the published one, in percentage points.
+  // The model's MFU minus the published one, in percentage points.
   std::optional<double> difference() const;
 };
 
-// One row of FPDT's table 1 with the model's result. `tokens` is the published
-// longest context.
+// One row of FPDT's table 1, with the model's longest context in `ours`.
 struct ValidatedLength : PublishedLength {
-  int64_t ours = 0;  // the model's result
+  int64_t ours = 0;
   // `ours` rounded down to a power of two, and if or_more to at most `tokens`.
   int64_t rounded = 0;
   std::string stopped_by;
   int doublings() const;  // log2 of rounded / tokens; 0: exact
 };
 
-// One row of tables/published_rows.csv that a method models, with the model's
-// result.
+// One published row that a method models, with the model's `quantity` in
+// `ours`.
 struct ValidatedRow : PublishedRow {
-  double ours = 0;  // the model's `quantity`
+  double ours = 0;
   bool fits = false;
-  // Returns the error relative to the published value.
-  double error() const { return ours / value - 1; }
+  double error() const { return ours / value - 1; }  // relative
 };
 
 // The absolute errors of the judged rows of one or several publications.
@@ -70,11 +66,11 @@ struct Validation {
   std::vector<MethodSummary> methods;
   std::vector<ValidatedRow> rows;
   std::vector<JudgedGroup> judged;
-  double fits_right = 0;      // fraction of cells; must be >= 0.94
-  double lengths_within = 0;  // within one doubling; >= 0.90
-  double lengths_exact = 0;   // >= 0.60
-  // Returns whether cells and lengths are within their limits. Judged groups
-  // have their own ok().
+  double fits_right = 0;      // fraction of cells
+  double lengths_within = 0;  // fraction of lengths within one doubling
+  double lengths_exact = 0;
+  // Whether cells and lengths are within their limits. Judged groups have their
+  // own ok().
   bool ok() const;
 };
 
@@ -82,11 +78,10 @@ inline constexpr double kFitsMust = 0.94;
 inline constexpr double kWithinMust = 0.90;
 inline constexpr double kExactMust = 0.60;
 
-// Compares everything. Fails only if shipped files are broken.
+// Fails only if shipped files are broken.
 absl::StatusOr<Validation> ValidateOnPapers();
 
-// Compares MEMO's tables on another profile of their machine, which is needed
-// to fit a profile.
+// Compares MEMO's tables on another profile of their machine, to fit it.
 absl::StatusOr<std::vector<ValidatedCell>> ValidateCells(
     const Hardware& memo_hardware);
 

@@ -81,7 +81,7 @@ stream::FractionMap RandomFractions(Dice& dice,
     }
     f.swap *= 1 - f.keep;
     if (c.keep == stream::Keep::kWhole) f.keep = std::floor(f.keep);
-    if (!c.can_recompute) f.swap = 1 - f.keep;
+    if (!c.free()) f.swap = 1 - f.keep;
     fractions[c.name] = f;
   }
   return fractions;

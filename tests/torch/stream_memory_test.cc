@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "client/torch/placement.h"
-#include "planner/stream/copy_due.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
 #include "tests/torch/forwarding_engine.h"

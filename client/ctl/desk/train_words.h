@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "planner/train/remedy.h"
 #include "planner/train/search.h"
 
 namespace sluice::ctl {

@@ -19,7 +19,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "planner/stream/host_stage.h"
+#include "planner/stream/stream_shape.h"
 #include "proto/base/units.h"
 
 namespace sluice::runtime {

@@ -10,7 +10,6 @@
 #include "absl/time/clock.h"
 #include "client/torch/run/agreement.h"
 #include "client/torch/run/choose_settings.h"
-#include "planner/stream/copy_due.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
@@ -263,7 +262,7 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
 absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
   stream::FractionMap fractions = PlannedFractions();
   for (auto& [name, f] : fractions) {
-    if (!stream::FindClass(name)->shared) continue;
+    if (!stream::FindClass(name)->shared()) continue;
     SLUICE_ASSIGN_OR_RETURN(f.swap, LeastOfRanks(context_.collectives, f.swap));
   }
   return fractions;

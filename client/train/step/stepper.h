@@ -24,7 +24,7 @@
 #include "client/train/watch/rank_watch.h"
 #include "planner/stream/fractions.h"
 #include "planner/stream/layouts.h"
-#include "planner/stream/price.h"
+#include "planner/stream/profile.h"
 #include "planner/stream/states.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"

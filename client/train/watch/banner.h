@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "planner/stream/model_shape.h"
-#include "planner/stream/price.h"
+#include "planner/stream/profile.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"

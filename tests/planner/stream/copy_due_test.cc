@@ -1,13 +1,12 @@
 // Tests when copies are needed, against values computed by hand: the segments
 // take powers of two.
-#include "planner/stream/copy_due.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
 #include <string>
 
+#include "planner/stream/profile.h"
 #include "planner/stream/segments.h"
 
 namespace sluice::stream {

@@ -1,6 +1,5 @@
 // Tests the price of memory: the bytes that a step does not hold, and the
 // seconds that this costs.
-#include "planner/stream/price.h"
 
 #include <gtest/gtest.h>
 

@@ -142,7 +142,7 @@ TEST(Schedule, FixedTrafficAndSwappedClassesAreAllTraffic) {
     const LayerTraffic all = CountTraffic(shape), fixed = FixedTraffic(shape);
     int64_t swapped = shape.class_bytes(Class::kInput);
     for (const Class which : kLayerClasses) {
-      if (!Traits(which).shared) swapped += shape.swapped_bytes(which);
+      if (!Traits(which).shared()) swapped += shape.swapped_bytes(which);
     }
     EXPECT_EQ(all.forward.in, fixed.forward.in);
     EXPECT_EQ(all.tokens.in + all.blocks.in,
@@ -173,8 +173,8 @@ TEST(Classes, EachHasAWidthInTheModelsThatHaveIt) {
 TEST(Classes, NoOneKeepsAPartOfWhatEveryRankReads) {
   for (const ClassTraits& c : kClasses) {
     const bool rows = c.keep == Keep::kRows;
-    EXPECT_FALSE(c.shared && rows) << c.name;
-    EXPECT_FALSE(rows && !c.can_recompute) << c.name;
+    EXPECT_FALSE(c.shared() && rows) << c.name;
+    EXPECT_FALSE(rows && !c.free()) << c.name;
   }
 }
 

@@ -1,5 +1,5 @@
 // Tests that a remedy makes the request fit, and which settings were measured.
-#include "planner/train/remedy.h"
+#include "planner/train/search.h"
 
 #include <ctime>
 

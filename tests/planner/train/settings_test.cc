@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "planner/train/remedy.h"
+#include "planner/train/search.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner::train {
