@@ -1,7 +1,5 @@
 // Host memory that a job alone on the machine borrows from NUMA nodes without
-// ranks.
-//
-// Thread safety: pure functions.
+// ranks. Pure functions.
 #pragma once
 
 #include "absl/status/status.h"
@@ -12,9 +10,9 @@
 namespace sluice::daemon {
 
 // Returns how much host memory `rank` may lease now on a NUMA node other than
-// its GPU's. The result is 0 unless all ranks of the machine belong to the
-// rank's job, all local ranks of the job are attached, and no rank is on that
-// node. Half of the node's pool stays free for the next job.
+// its GPU's: 0 unless all ranks of the machine belong to its job, all local
+// ranks of the job are attached, and none is on that node. Half of the node's
+// pool stays free for the next job.
 Bytes Borrowable(const NodeConfig& config, const SessionTable& sessions,
                  const Ledger& ledger, const Session& rank, PoolId pool);
 

@@ -16,7 +16,6 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
-#include "daemon/core/late_copies.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
 #include "daemon/core/snapshot.h"

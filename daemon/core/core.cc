@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "daemon/core/link_sharers.h"
 #include "proto/base/overloaded.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -244,7 +243,7 @@ void Core::Attach(Session& session, RequestId request,
         fmt::format("{}, on GPU {}", session.Described(), hello.gpu.value()),
         session.peer.principal, {session.id, request});
     effects.push_back(AttachGrants{session.id, session.grant_slot, hello.gpu,
-                                   WeightOf(config_, session.peer.principal)});
+                                   config_.WeightOf(session.peer.principal)});
     ledger_.Open(session.id, session.job());
     joint_.RankAttached(
         session.id, {session.job(), hello.rank, hello.gpu, hello.local_ranks});

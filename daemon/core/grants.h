@@ -6,16 +6,14 @@
 // (planning/demands.h admits them), over spans of 20 ms. The rest goes to users
 // by weight, and evenly to the ranks of one user. Promised bytes are a part of
 // that share, and what one rank does not use goes to the others. A rank without
-// memory is promised nothing, and gets only what no other rank wants. If both
-// directions load a link together, a prefetch weighs 8 times as much as an
-// offload there. A rank alone on its link has a wide window, because the link
-// itself is the only limit.
+// memory is promised nothing, and gets only what no other rank wants. A rank
+// alone on its link has a wide window, because the link itself is the only
+// limit.
 //
 // A rank may state when compute needs the copy at the front of its queue
-// (`needs`). Bandwidth is lent first to copies that a fair share would make
-// late, earliest deadline first, as far ahead of the others as
-// bandwidth_policy.h allows: a rank that states false deadlines gets its share
-// earlier, but no more of it.
+// (proto/base/grant_page.h). Bandwidth is lent first to copies that a fair
+// share would make late (bandwidth_policy.h). A rank that states false
+// deadlines gets its share earlier, but no more of it.
 //
 // A rank's reported use is believed only up to what its link carries in the
 // time, and up to one copy beyond its limit. So a rank that reports more than
@@ -25,14 +23,13 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "daemon/bandwidth/bandwidth_policy.h"
-#include "daemon/core/late_copies.h"
-#include "daemon/core/link_sharers.h"
 #include "daemon/core/node/types.h"
 
 namespace sluice::daemon {
@@ -43,13 +40,54 @@ using Directions = std::array<uint64_t, 2>;
 // What determines a rank's share of links.
 struct GrantSharer {
   Principal who;
-  double weight = 1;  // of its user (WeightOf)
+  double weight = 1;  // of its user
   bool holds = true;  // the rank has memory to copy to or from
+};
+
+// Shares of each link: by users' weights, and evenly among a user's ranks, so
+// that more ranks give a user no larger share.
+class LinkSharers {
+ public:
+  explicit LinkSharers(size_t links) : links_(links) {}
+
+  // Adds `more` (1 or -1) ranks of `user` to each link of `path`. `user` is a
+  // small number. The weight is the same for all ranks of a user.
+  void Count(const std::vector<size_t>& path, int user, double weight,
+             int more);
+  int ranks(size_t link) const { return links_[link].ranks; }
+  // Returns the share of `link` that a rank of the user has, or would have if
+  // it were counted.
+  double PartOf(size_t link, int user, double weight) const;
+
+ private:
+  struct Link {
+    int ranks = 0;
+    double weight = 0;  // sum of all users, each counted once
+    std::vector<int> ranks_of;
+  };
+  std::vector<Link> links_;
+};
+
+// Counts the late copies of one rank in one direction. A copy is late if
+// compute needs it and the daemon has not granted its last byte. A rank that
+// states past times makes only its own copies late, at most one per refill.
+class LateCounter {
+ public:
+  // Records what a refill finds, `since_last` after the previous one. The copy
+  // at the front ends at byte `up_to` (0: not stated) and is needed `in` from
+  // now (negative: in the past); bytes are granted up to `granted`.
+  void See(uint64_t up_to, absl::Duration in, uint64_t granted,
+           absl::Duration since_last);
+  const LateCopies& sum() const { return sum_; }
+
+ private:
+  LateCopies sum_;
+  uint64_t counted_ = 0;  // end of the copy that was counted last
 };
 
 class GrantPolicy {
  public:
-  // The window of a rank that shares its link, and of a rank alone on its link.
+  // The window of a rank that shares its link, and of one alone on its link.
   static constexpr absl::Duration kWindow = absl::Milliseconds(20);
   static constexpr absl::Duration kWindowAlone = absl::Milliseconds(250);
   // The smallest window: a copy larger than its window waits for several
@@ -79,16 +117,15 @@ class GrantPolicy {
   Grant Resume(int slot, int link, const GrantSharer& sharer,
                const Directions& limit, const Directions& used);
   void Detach(int slot);
-  // Sets whether the rank holds memory from now on.
   void Hold(int slot, bool holds);
-  // Sets the rates promised to its copies, bytes per second of each direction.
+  // Sets the rates promised to the rank's copies.
   void Promise(int slot, const CopyRates& rates);
   // Returns the use of each attached slot as believed at the last refill.
   std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
 
-  // Returns the late copies (late_copies.h) of each attached slot since it was
-  // attached or resumed. Empty if the link's speed is not known.
+  // Returns the late copies of each attached slot since it was attached or
+  // resumed. Empty if the link's speed is not known.
   std::map<int, LateDirections> late() const;
 
   // The copy at the front of a direction's queue, as the rank states it: it
@@ -106,10 +143,9 @@ class GrantPolicy {
                               absl::Duration elapsed,
                               const std::map<int, Needs>& needs = {});
 
-  // Returns true if a refill with this use would change nothing, as the last
-  // refill changed nothing: no rank wants more, and all averages are constant.
-  // The caller may then call Pass instead, so that a node on which all ranks
-  // compute costs next to nothing.
+  // Returns true if a refill with this use would change nothing: no rank wants
+  // more, and all averages are constant. The caller may then call Pass instead,
+  // so that a node on which all ranks compute costs next to nothing.
   bool IsSettled(const std::map<int, Directions>& used) const;
   void Pass(absl::Duration elapsed);
 
@@ -129,6 +165,8 @@ class GrantPolicy {
     std::array<double, 2> rest = {0, 0};
     std::array<LateCounter, 2> late;
   };
+  template <typename Of>
+  double Least(int link, Of of) const;
   // Returns the lowest speed on the path from `link` up; 0 if no link there is
   // limited.
   double Rate(int link, int direction) const;
@@ -137,11 +175,8 @@ class GrantPolicy {
   double EvenRate(const RankShare& rank, int direction,
                   const LinkSharers& sharers) const;
   int UserOf(const Principal& who) const;
-  // Adds the rank to the sharers of its path (`more`), or removes it.
   void Count(LinkSharers& sharers, const RankShare& rank, bool more);
-  // Sets whether the rank wants more in that direction, and updates wanting_.
   void Want(RankShare& rank, int direction, bool wants);
-  // Sets the rank's weight, given the ranks that want more now.
   void Reweigh(int slot, int direction);
   uint64_t Window(int link, int direction) const;
   // Returns the number of flows on the busiest limited link of the path: its
@@ -157,7 +192,6 @@ class GrantPolicy {
   // limit, to BandwidthPolicy::Need. Counts the copy if it is late.
   void TellNeed(int slot, int direction, const Need& need,
                 absl::Duration elapsed);
-  // Updates the promise, which ends while the rank has no memory.
   void KeepPromise(int slot, int direction);
   static void Raise(RankShare& rank, int direction, double bytes,
                     absl::Duration elapsed);

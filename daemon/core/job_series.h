@@ -15,7 +15,6 @@
 
 #include "absl/time/time.h"
 #include "daemon/core/histogram.h"
-#include "daemon/core/late_copies.h"
 #include "daemon/core/node/types.h"
 
 namespace sluice::daemon {

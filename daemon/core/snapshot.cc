@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "daemon/core/core.h"
-#include "daemon/core/link_sharers.h"
 
 namespace sluice::daemon {
 namespace {
@@ -15,7 +14,7 @@ RankSnapshot SnapshotOf(const Core& core, const Session& session) {
   rank.gpu = session.hello.gpu;
   rank.session = session.id;
   rank.closed = session.state == Session::State::kClosed;
-  rank.weight = WeightOf(core.config(), session.peer.principal);
+  rank.weight = core.config().WeightOf(session.peer.principal);
   if (const PlanCopies* copies = core.copies().PromisedTo(session.id)) {
     rank.plan_copies = *copies;
   }

@@ -9,7 +9,6 @@
 
 #include "daemon/core/budget.h"
 #include "daemon/core/event_log.h"
-#include "daemon/core/late_copies.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/policy.h"
 #include "daemon/core/requests.h"

@@ -8,7 +8,6 @@
 
 #include "daemon/core/histogram.h"
 #include "daemon/core/job_series.h"
-#include "daemon/core/late_copies.h"
 #include "daemon/core/named_counts.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/waiting.h"

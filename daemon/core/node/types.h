@@ -1,6 +1,5 @@
-// The types of the daemon's policy: principals, pools, peers, the node.
-//
-// Plain data, no ownership. Thread safety: values.
+// The types of the daemon's policy: principals, pools, peers, the node. Plain
+// data.
 #pragma once
 
 #include <array>
@@ -12,6 +11,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/quota/principal.h"
+#include "proto/base/find.h"
 #include "proto/base/ids.h"
 #include "proto/base/shortage.h"
 #include "proto/base/units.h"
@@ -41,7 +41,6 @@ struct PoolId {
   auto operator<=>(const PoolId&) const = default;
 };
 
-// Returns which shortage it is if this kind of memory runs out.
 inline Shortage ShortageIn(PoolKind kind) {
   return kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory;
 }
@@ -85,6 +84,19 @@ struct PlanDemand {
   bool operator==(const PlanDemand&) const = default;
 };
 
+// Copies that were granted after compute needed them. They show an operator
+// whether a job waits for its link.
+struct LateCopies {
+  uint64_t copies = 0;
+  double seconds = 0;  // total time that late copies waited at the front
+  void Add(const LateCopies& more) {
+    copies += more.copies;
+    seconds += more.seconds;
+  }
+  bool operator==(const LateCopies&) const = default;
+};
+using LateDirections = std::array<LateCopies, 2>;  // kH2d and kD2h
+
 // The speed of a link, bytes per second; 0: not known or not limited.
 struct LinkSpeed {
   std::string name;
@@ -94,9 +106,7 @@ struct LinkSpeed {
   std::string parent;
   // Limit of both directions together, besides the limit of each.
   double both_bytes_per_second = 0;
-  // Whether the speed comes from a kept measurement; else from the
-  // configuration.
-  bool measured = false;
+  bool measured = false;  // by a kept measurement, not by the configuration
 };
 
 struct GpuConfig {
@@ -150,7 +160,7 @@ struct ExtentLimits {
   absl::Duration host_kept_for = absl::ZeroDuration();
 };
 
-// Limits of how many leases wait for memory, and how long.
+// Limits of leases that wait for memory.
 struct WaitLimits {
   size_t each = 64;  // of one principal
   size_t all = 512;
@@ -164,15 +174,8 @@ struct ProfileLimit {
   Bytes all = MiB(32);
 };
 
-// The size of extents by kind of pool. A lease has whole extents, and a smaller
-// one for the rest (the tail).
-struct ExtentSizes {
-  Bytes gpu = MiB(64);
-  Bytes host = MiB(64);
-};
-
-// The node and its settings, as policy knows them. Fixed for the life of a
-// Core, except for measured links.
+// The node and its settings. Fixed for the life of a Core, except for measured
+// links.
 struct NodeConfig {
   std::string hostname;
   std::string driver = "sim";  // or "cuda"
@@ -181,7 +184,9 @@ struct NodeConfig {
   std::vector<GpuConfig> gpus;
   std::vector<HostConfig> hosts;
   std::vector<LinkSpeed> links;
-  ExtentSizes extent;
+  // The size of extents. A lease has whole extents, and a smaller one for the
+  // rest (the tail).
+  Amounts extent{MiB(64), MiB(64)};
   Bytes host_ready;  // on each NUMA node: memory made before leases need it
   Bytes granularity = KiB(64);
   ExtentLimits extent_limits;
@@ -192,8 +197,12 @@ struct NodeConfig {
   Limits principal_limits;
   Limits job_limits;
   std::map<std::string, Limits> named_job_limits;
-  // Weights of users' ranks in the fair shares of links; default 1.
+  // Weights of users in the fair shares of links; default 1.
+  static constexpr double kLeastWeight = 0.01, kMostWeight = 100;
   std::map<uint32_t, double> user_weights;
+  double WeightOf(const Principal& who) const {
+    return FindOr(user_weights, who.uid, 1);
+  }
   absl::Duration plan_time_limit = absl::Seconds(20);
   // How long a joining job's plan is held back while running jobs free the
   // memory that it needs.
