@@ -1,8 +1,7 @@
-// Observations by size.
-//
-// Thread safety: values.
+// Observations by size. A value.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -18,9 +17,7 @@ class Histogram {
       : bounds_(std::move(bounds)), counts_(bounds_.size() + 1, 0) {}
 
   void Observe(double value) {
-    size_t i = 0;
-    while (i < bounds_.size() && value > bounds_[i]) ++i;
-    ++counts_[i];
+    ++counts_[std::ranges::lower_bound(bounds_, value) - bounds_.begin()];
     sum_ += value;
     ++count_;
   }

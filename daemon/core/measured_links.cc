@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "daemon/core/node/links.h"
+#include "proto/base/find.h"
 #include "proto/base/text.h"
 
 namespace sluice::daemon {
@@ -33,11 +34,11 @@ std::vector<LinkSpeed> LinksWith(const std::vector<LinkSpeed>& configured,
                                  const MeasuredLinks& measured) {
   std::vector<LinkSpeed> links = configured;
   for (LinkSpeed& link : links) {
-    const auto found = measured.links.find(link.name);
-    if (found == measured.links.end() || IsLimited(link)) continue;
-    link.h2d_bytes_per_second = found->second.h2d;
-    link.d2h_bytes_per_second = found->second.d2h;
-    link.both_bytes_per_second = found->second.both;
+    const MeasuredLink* speeds = FindOrNull(measured.links, link.name);
+    if (speeds == nullptr || IsLimited(link)) continue;
+    link.h2d_bytes_per_second = speeds->h2d;
+    link.d2h_bytes_per_second = speeds->d2h;
+    link.both_bytes_per_second = speeds->both;
     link.measured = true;
   }
   return links;

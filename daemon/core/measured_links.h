@@ -1,10 +1,6 @@
-// Measured speeds of links, which an administrator told the daemon to keep.
-//
-// The configuration takes precedence, link by link: a link with a configured
-// speed keeps it. For all other links, a measurement is used as a whole or not
-// at all.
-//
-// Thread safety: pure functions, values.
+// Measured speeds of links, which an administrator told the daemon to keep. A
+// link with a configured speed keeps that one. For all other links, a
+// measurement is used as a whole or not at all. Pure functions, values.
 #pragma once
 
 #include <map>
@@ -31,7 +27,7 @@ struct MeasuredLinks {
   bool operator==(const MeasuredLinks&) const = default;
 };
 
-// Checks whether a node with the links `configured` can use the measurement.
+// Checks a measurement for a node with the links `configured`.
 // InvalidArgument: it is empty, names a link that the node does not have, or
 // has an invalid speed. FailedPrecondition: together with the configured speeds
 // of other links it makes no valid tree (bandwidth::Topology::Make).

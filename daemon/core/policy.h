@@ -1,7 +1,5 @@
-// What administrators decide while the daemon runs. It is saved, so that it
-// survives a restart.
-//
-// Plain data. Thread safety: values.
+// What administrators decide while the daemon runs, and what is saved of it.
+// Plain data.
 #pragma once
 
 #include <optional>
@@ -31,7 +29,7 @@ struct Policy {
   bool operator==(const Policy&) const = default;
 };
 
-// A change that an administrator asks for, named as in SetBy.
+// Changes that an administrator asks for; `who` as in SetBy.
 struct BudgetChange {
   BudgetTarget target;
   std::optional<Bytes> gpu, host;  // unset: the limit stays
@@ -45,13 +43,11 @@ struct ReservationChange {
   Bytes bytes;
   std::string who;
 };
-// nullopt ends the drain.
 struct DrainChange {
-  std::optional<Drain> drain;
+  std::optional<Drain> drain;  // nullopt ends the drain
 };
-// nullopt drops the measurement.
 struct LinksChange {
-  std::optional<MeasuredLinks> measured;
+  std::optional<MeasuredLinks> measured;  // nullopt drops the measurement
 };
 using PolicyChange =
     std::variant<BudgetChange, ReservationChange, DrainChange, LinksChange>;

@@ -1,13 +1,8 @@
-// Memory of a pool that is reserved for a user. Leases of other users never
-// take it.
-//
-// A reservation is for a principal, or for a uid (with an empty cgroup). In the
-// latter case it is for every principal of that uid without its own reservation
-// in that pool. The memory that these principals hold in the pool counts
-// towards the reservation, and the rest of the reservation is withheld from all
-// others.
-//
-// Thread safety: values; pure.
+// Memory of a pool that is reserved for a user. A reservation is for a
+// principal, or with an empty cgroup for every principal of that uid without
+// its own reservation in that pool. The memory that these principals hold in
+// the pool counts towards the reservation; the rest is withheld from all
+// others. Values; pure functions.
 #pragma once
 
 #include <map>
@@ -15,6 +10,7 @@
 
 #include "daemon/core/budget.h"
 #include "daemon/core/node/types.h"
+#include "proto/base/find.h"
 
 namespace sluice::daemon {
 
@@ -35,13 +31,12 @@ struct ReservationLine {
   SetBy by;
 };
 
-// Returns the principal of the reservation in `pool` that applies to a
-// principal: either the principal itself, or its uid.
+// Returns the principal of the reservation in `pool` that applies to `who`:
+// either `who` itself, or its uid.
 inline Principal ReserverOf(const Reservations& from, PoolId pool,
                             const Principal& who) {
-  const auto found = from.find(pool);
-  const bool own = found != from.end() && found->second.contains(who);
-  return own ? who : Principal{who.uid, ""};
+  const auto* users = FindOrNull(from, pool);
+  return users && users->contains(who) ? who : Principal{who.uid, ""};
 }
 
 // Sets the reservation; removes it if it reserves nothing.
@@ -51,10 +46,8 @@ inline void SetReservation(Reservations& of, PoolId pool,
     of[pool][whose] = std::move(given);
     return;
   }
-  const auto found = of.find(pool);
-  if (found == of.end()) return;
-  found->second.erase(whose);
-  if (found->second.empty()) of.erase(found);
+  of[pool].erase(whose);
+  if (of[pool].empty()) of.erase(pool);
 }
 
 }  // namespace sluice::daemon

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "daemon/core/budget.h"
-#include "daemon/core/event_log.h"
+#include "daemon/core/journal.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/policy.h"
 #include "daemon/core/requests.h"
