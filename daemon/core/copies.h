@@ -2,11 +2,9 @@
 // of it is promised (planning/demands.h), the bytes that ranks report with
 // their steps, and late copies. Sums are counted per job and per GPU.
 //
-// Promises are not saved, because they can be computed from members and
-// sessions. Late copies are not saved either: the next daemon's grants count
-// from zero.
-//
-// Thread safety: none needed; one thread (see core.h).
+// Nothing of this is saved: promises can be computed from members and sessions,
+// and the next daemon's grants count late copies from zero.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <cstdint>
@@ -19,6 +17,7 @@
 #include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
 #include "daemon/core/snapshot.h"
+#include "proto/base/find.h"
 
 namespace sluice::daemon {
 
@@ -36,8 +35,7 @@ class Copies {
   // Returns what the rank's plan copies; null if it copies nothing or the rank
   // has no plan.
   const PlanCopies* PromisedTo(SessionId session) const {
-    const auto found = promised_.find(session);
-    return found != promised_.end() ? &found->second : nullptr;
+    return FindOrNull(promised_, session);
   }
   // Recomputes promises, after an event that may have changed plans or ranks.
   void Promise(absl::Time now, Effects& effects);
@@ -54,8 +52,7 @@ class Copies {
   void Seen(const std::map<int, Directions>& used);
   void LateSeen(const std::map<int, LateDirections>& late);
   LateDirections LateOf(SessionId session) const {
-    const auto late = late_.find(session);
-    return late != late_.end() ? late->second : LateDirections{};
+    return FindOr(late_, session);
   }
   void Forget(SessionId session) { late_.erase(session); }
 
@@ -69,11 +66,9 @@ class Copies {
   SessionTable& sessions_;
   const JointPlanning& joint_;
   Journal& journal_;
-  // The promises as of the last version of demands.
   std::map<SessionId, PlanCopies> promised_;
-  uint64_t version_ = 0;
-  // Late copies that are counted already.
-  std::map<SessionId, LateDirections> late_;
+  uint64_t version_ = 0;  // of the demands that promised_ follows from
+  std::map<SessionId, LateDirections> late_;  // counted already
 };
 
 }  // namespace sluice::daemon

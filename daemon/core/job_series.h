@@ -1,11 +1,9 @@
 // Counters of each job, for metrics. The number of jobs is limited, because
-// each is a series and users choose the names of jobs freely.
-//
-// A job is kept while it has a session, and for kKept longer, so that its last
-// values are still scraped. If kMost are kept, a new job replaces the one that
-// ended first; if all of them still have sessions, it is counted in `other`.
-//
-// Thread safety: none needed; one thread (see core.h).
+// users choose the names of jobs freely. A job is kept while it has a session,
+// and for kKept longer, so that its last values are still scraped. If kMost are
+// kept, a new job replaces the one that ended first; if all of them still have
+// sessions, it is counted in `other`.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <cstddef>
@@ -16,6 +14,7 @@
 #include "absl/time/time.h"
 #include "daemon/core/histogram.h"
 #include "daemon/core/node/types.h"
+#include "proto/base/find.h"
 
 namespace sluice::daemon {
 
@@ -53,14 +52,13 @@ class JobSeries {
     std::optional<absl::Time> ended;
   };
   // Returns null if the job is counted in `other`.
-  const Series* Find(const JobKey& job) const;
+  const Series* Find(const JobKey& job) const { return FindOrNull(jobs_, job); }
   const std::map<JobKey, Series>& jobs() const { return jobs_; }
   const JobStats& other() const { return other_; }
 
  private:
   void ForgetEnded(absl::Time now);
-  // Drops the job that ended first. Returns false if all kept jobs still have
-  // sessions.
+  // Drops the job that ended first. Returns false if none has ended.
   bool MakeRoom();
 
   std::map<JobKey, Series> jobs_;

@@ -187,19 +187,18 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
 Ledger::Decided Ledger::Finish(LeaseId id, absl::Time now, Effects& effects) {
   LeaseState& lease = leases_.Edit(id);
   SLUICE_CHECK(lease.making == 0);
-  Decided decided{id,         lease.session,  lease.request, lease.pool,
-                  lease.size, lease.asked_at, lease.slices,  lease.failure};
   if (lease.state == LeaseState::State::kFailing) {
+    const Decided failed{id, lease};
     End(id, now);
     AskNow(now, effects);
-    return decided;
+    return failed;
   }
   lease.state = LeaseState::State::kGranted;
   Pool& pool = pools_.at(lease.pool);
   for (const Slice& slice : lease.slices) {
     pool.AddHolder(slice.id, lease.session);
   }
-  return decided;
+  return {id, lease};
 }
 
 RequestId Ledger::End(LeaseId id, absl::Time now) {

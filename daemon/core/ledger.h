@@ -79,16 +79,10 @@ class Ledger {
   void Merge(SessionId from, SessionId to, absl::Time now);
 
   // --- leases --------------------------------------------------------------
-  // The decision about a lease: granted, or refused with `failure`.
+  // A lease that is granted, or refused with its `failure`.
   struct Decided {
-    LeaseId lease;
-    SessionId session;
-    RequestId request;
-    PoolId pool;
-    Bytes size;
-    absl::Time asked_at;
-    std::vector<Slice> slices;
-    absl::Status failure;
+    LeaseId id;
+    LeaseState lease;
   };
   struct Asked {
     Refusal refusal;

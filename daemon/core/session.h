@@ -5,8 +5,7 @@
 //   attached   sent its Hello: a rank, or an observer
 //   closed     its socket ended; its process may live on and map memory
 //   (gone)     the pidfd reported the end: the session is forgotten
-//
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <optional>
@@ -17,6 +16,7 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/grants.h"
 #include "daemon/core/requests.h"
+#include "proto/base/find.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {
@@ -38,10 +38,9 @@ class RequestHistory {
   // Drops the list of extents, which can be long, from the answer to `id`,
   // because its lease has ended.
   void LeaseEnded(RequestId id);
-  const Reply& answer(RequestId id) const;
+  const Reply& answer(RequestId id) const { return *requests_.at(id); }
   // Forgets answered requests up to this one: the client will not repeat them.
   void Acknowledge(RequestId up_to);
-  // Forgets all requests: the session is closed.
   void Clear();
   // Forgets running requests except `but_for`, so that they are executed if
   // they are repeated.
@@ -97,7 +96,6 @@ struct Session {
              copies_counted = {0, 0};
 
   bool operator==(const Session&) const = default;
-  // Answers a running request of the session.
   void Answer(RequestId request, Reply reply, Effects& effects);
   // Returns "rank 0 of job a", or "observer". REQUIRES: it has sent its Hello.
   std::string Label() const;
@@ -105,13 +103,11 @@ struct Session {
   std::string Described() const;
   PoolId gpu() const { return {PoolKind::kGpu, hello.gpu.value()}; }
   JobKey job() const { return {peer.principal, hello.job}; }
-  // Returns the sums over its steps that were counted so far.
   StepTotals totals() const {
     return last_step ? last_step->totals : StepTotals{};
   }
   bool is_rank() const { return state == State::kAttached && !hello.observer; }
-  // Returns whether the session is or was a rank's: after its end, the process
-  // may still hold memory.
+  // Includes closed sessions, since the process may still hold memory.
   bool was_rank() const { return grant_slot >= 0; }
 };
 

@@ -1,9 +1,7 @@
 // The sessions of the node: which are half-open, which have a grant slot, and
-// which deaths of ranks must still be sent to their peers.
-//
-// The table keeps the states of session.h; the caller handles leases and plans.
-//
-// Thread safety: none needed; one thread (see core.h).
+// which deaths of ranks must still be sent to their peers. The table keeps the
+// states of session.h; the caller handles leases and plans.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <map>
@@ -33,10 +31,7 @@ class SessionTable {
   Rows::const_iterator begin() const { return rows_.begin(); }
   Rows::const_iterator end() const { return rows_.end(); }
   // Returns null if there is no such session.
-  const Session* Find(SessionId id) const {
-    const auto found = rows_.find(id);
-    return found != rows_.end() ? &found->second : nullptr;
-  }
+  const Session* Find(SessionId id) const { return FindOrNull(rows_, id); }
   // REQUIRES: the session exists.
   const Session& at(SessionId id) const { return rows_.at(id); }
   Session& Edit(SessionId id) { return rows_.Edit(id); }
@@ -49,8 +44,7 @@ class SessionTable {
   const Principal* ViewerOf(const Session& session) const;
   // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
   absl::Status CheckGpu(DeviceIndex gpu) const;
-  // Returns the number of attached ranks.
-  int ranks() const;
+  int ranks() const;  // attached ones
   // Returns whether any session is, or was, a rank's.
   bool has_ranks() const;
 
@@ -76,7 +70,7 @@ class SessionTable {
   // Returns the other sessions of the same process that are closed and were a
   // rank's.
   std::vector<SessionId> ClosedBeside(const Session& session) const;
-  // Returns the sessions that have been half-open for too long.
+  // Returns the sessions that were half-open for too long.
   std::vector<SessionId> Late(absl::Time now) const;
   absl::Time NextDeadline() const;
 
