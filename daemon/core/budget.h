@@ -1,11 +1,10 @@
 // Budgets: how much memory a principal, and each of its jobs, may hold.
 //
-// A limit is a sum over the node (all GPUs, or all NUMA nodes). Leased and
-// quarantined memory counts; idle extents kept for a principal do not. Limits
-// that an administrator sets for a principal or a job take precedence over
-// defaults.
-//
-// Thread safety: none needed; one thread (see core.h).
+// A limit is a sum over the node (all GPUs, or all NUMA nodes). Leased,
+// lingering and quarantined memory counts; idle extents kept for a principal do
+// not. Limits that an administrator sets for a principal or a job take
+// precedence over defaults.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <map>
@@ -102,12 +101,10 @@ class Budgets {
   Bytes LeftOfJob(const JobKey& job, PoolKind kind) const;
   // Returns a line for every principal and job that holds memory.
   std::vector<BudgetLine> Lines() const;
-  // Returns every limit that is set, even if no target has memory.
   std::vector<LimitLine> SetLimits() const;
 
   Saved Save() const { return {named_jobs_, uids_, principals_}; }
   void Load(const Saved& saved);
-  // Returns the live limits.
   Saved Live() const;
   // Adds these limits to those that are set. REQUIRES: Set succeeded for each
   // of them on a copy, or nothing is charged yet.
@@ -116,12 +113,13 @@ class Budgets {
   void CheckInvariants() const;
 
  private:
+  // Admit, but as if the job and its principal held nothing unless `used`.
+  absl::Status Check(const JobKey& job, PoolKind kind, Bytes size,
+                     bool used) const;
   // Returns the flags that name the limit to raise for `principal`.
   std::string FlagsOf(const Principal& principal) const;
   Limits PrincipalLimits(const Principal& principal) const;
   Limits JobLimits(const std::string& job) const;
-  Bytes UsedBy(const Principal& principal, PoolKind kind) const;
-  Bytes UsedBy(const JobKey& job, PoolKind kind) const;
 
   const Limits principal_default_;
   const Limits job_default_;

@@ -1,6 +1,5 @@
 // Counters and histograms since the daemon started, for metrics.
-//
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <cstdint>
@@ -82,8 +81,7 @@ struct Stats {
   JobSeries jobs;
   Histogram lease_seconds{
       {0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10}};
-  Histogram map_seconds{
-      {0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10}};
+  Histogram map_seconds = lease_seconds;
   Histogram plan_seconds{{0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};
   Histogram grant_wait_seconds{
       {0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};
