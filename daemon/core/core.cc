@@ -260,38 +260,35 @@ void Core::Attach(Session& session, RequestId request,
 
 Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                           absl::Time now) {
-  Effects effects;
-  leases_.ExtentsMade(outcomes, now, effects);
-  Settle(now, effects);
-  return effects;
+  return Run(now, [&](Effects& effects) {
+    leases_.ExtentsMade(outcomes, now, effects);
+  });
 }
 
 Effects Core::GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
                            absl::Time now) {
-  Effects effects;
-  leases_.NotSent(id, lease, why, now, effects);
-  Settle(now, effects);
-  return effects;
+  return Run(now, [&](Effects& effects) {
+    leases_.NotSent(id, lease, why, now, effects);
+  });
 }
 
 Effects Core::HoldersKnown(const std::vector<HolderAnswer>& answers,
                            absl::Time now) {
-  Effects effects;
   Bytes came_back;
   for (const HolderAnswer& answer : answers) {
     came_back += ledger_.HolderKnown(answer.extent, answer.held, now);
   }
-  if (came_back > Bytes(0)) joint_.MemoryCameBack(now);
-  Settle(now, effects);
-  return effects;
+  return CameBack(came_back, now);
+}
+
+Effects Core::CameBack(Bytes host, absl::Time now) {
+  return Run(now, [&](Effects&) {
+    if (host > Bytes(0)) joint_.MemoryCameBack(now);
+  });
 }
 
 Effects Core::OutsideKnown(HeldOutside said, absl::Time now) {
-  Effects effects;
-  const Bytes came_back = outside_.Known(std::move(said), now);
-  if (came_back > Bytes(0)) joint_.MemoryCameBack(now);
-  Settle(now, effects);
-  return effects;
+  return CameBack(outside_.Known(std::move(said), now), now);
 }
 
 Effects Core::ProfileRead(SessionId id, RequestId request,
@@ -319,17 +316,13 @@ Effects Core::ProfileRead(SessionId id, RequestId request,
 Effects Core::PlanSolved(PlanRoundId round,
                          absl::StatusOr<plan::NodePlan> solved, absl::Time now,
                          std::vector<KeyedUnit> units) {
-  Effects effects;
-  joint_.PlanSolved(round, std::move(solved), std::move(units), now, effects);
-  Settle(now, effects);
-  return effects;
+  return Run(now, [&](Effects& effects) {
+    joint_.PlanSolved(round, std::move(solved), std::move(units), now, effects);
+  });
 }
 
 Effects Core::ChangeNotSent(SessionId id, PlanId plan, absl::Time now) {
-  Effects effects;
-  joint_.ChangeNotSent(id, plan, now);
-  Settle(now, effects);
-  return effects;
+  return Run(now, [&](Effects&) { joint_.ChangeNotSent(id, plan, now); });
 }
 
 void Core::Settle(absl::Time now, Effects& effects) {
@@ -376,10 +369,7 @@ absl::Time Core::NextDeadline() const {
 absl::StatusOr<Effects> Core::Apply(const PolicyChange& change,
                                     absl::Time now) {
   SLUICE_RETURN_IF_ERROR(policy_.Apply(change, now));
-  line_.WakeAll();
-  Effects effects;
-  Settle(now, effects);
-  return effects;
+  return Run(now, [&](Effects&) { line_.WakeAll(); });
 }
 
 Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,

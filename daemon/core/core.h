@@ -1,21 +1,19 @@
 // The daemon's policy: events in, effects out.
 //
-// How it works. Each method is one event: a connection, a request, the end of a
-// process, an extent that was made, a plan that was solved, a tick of time. The
-// method changes the state at once and returns the effects to execute, in
-// order. Core has no threads, no clock, no sockets and no device: the service
-// executes the effects and reports their outcomes as further events. So every
-// decision can be tested without a process, and replayed.
+// Each method is one event, such as a request, the end of a process, or a tick
+// of time. The method changes the state at once and returns the effects to
+// execute, in order; the service reports their outcomes as further events. Core
+// has no threads, no clock, no sockets and no device, so every decision can be
+// tested without a process, and replayed.
 //
 // Core only routes: it gives each event to the parts that it concerns, in
-// order, and joins their effects. Each part keeps its own invariants and uses
-// only parts that are declared before it among Core's members.
+// order, and joins their effects. Each part keeps its own invariants.
 //
 // Errors. A client's error becomes a reply with an absl::Status, or ends its
 // session. Methods for the service CHECK: an impossible event (such as a made
 // extent that was not requested) is a bug.
 //
-// Thread safety: none; one thread owns a Core.
+// Thread safety: none; one thread owns a Core with all of its parts.
 #pragma once
 
 #include <map>
@@ -48,8 +46,7 @@ class Core {
  public:
   Core(NodeConfig config, absl::Time now);
 
-  // --- connections ---------------------------------------------------------
-  // --- connections ---------------------------------------------------------
+  // --- connections
   // Adds a session; `id` is new. If there are too many sessions, ends the
   // oldest half-open one, or else the new one.
   Effects Connect(SessionId id, const Peer& peer, absl::Time now);
@@ -70,11 +67,10 @@ class Core {
   };
   Effects ProcessesGone(const std::vector<Gone>& gone, absl::Time now);
 
-  // --- outcomes of effects -------------------------------------------------
+  // --- outcomes of effects
   using ExtentOutcome = Leases::ExtentOutcome;
-  // Handles all outcomes that are known at this time. They are one event,
-  // because the state is saved after each event and a lease may have thousands
-  // of extents.
+  // All outcomes that are known at this time are one event, because the state
+  // is saved after each event and a lease may have thousands of extents.
   Effects ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                       absl::Time now);
   // The descriptors of a granted lease could not be sent. Refuses the lease
@@ -104,28 +100,25 @@ class Core {
   void LateSeen(const std::map<int, LateDirections>& late) {
     copies_.LateSeen(late);
   }
-  // Updates a round's progress, which its worker reports. Ignored if the round
-  // is over.
+  // Ignored if the round is over.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress) {
     joint_.Progressed(round, progress);
   }
-
-  // Releases `bytes` of idle host memory, because the machine has that much
-  // less available memory than it should.
+  // The machine has `bytes` less available memory than it should: releases as
+  // much idle host memory.
   Effects MachineNeeds(Bytes bytes) {
     Effects effects;
     ledger_.GiveUpIdleHost(bytes, effects);
     return effects;
   }
 
-  // --- time ----------------------------------------------------------------
+  // --- time
   Effects Tick(absl::Time now);
   absl::Time NextDeadline() const;
 
-  // --- administration ------------------------------------------------------
-  // Applies a change with LivePolicy::Apply. A drained node grants nothing new.
+  // --- administration
+  // See LivePolicy::Apply and Start.
   absl::StatusOr<Effects> Apply(const PolicyChange& change, absl::Time now);
-  // Applies what an earlier daemon kept, with LivePolicy::Start.
   absl::Status SetPolicy(const Policy& policy, absl::Time now) {
     return policy_.Start(policy, now);
   }
@@ -142,7 +135,7 @@ class Core {
                 const std::string& reason, absl::Time now);
   Effects ShutDown(const std::string& reason, absl::Time now);
 
-  // --- reading -------------------------------------------------------------
+  // --- reading
   Snapshot TakeSnapshot(const Principal* viewer, absl::Time now) const {
     return SnapshotOf(*this, viewer, now);
   }
@@ -175,8 +168,8 @@ class Core {
   // planning of running jobs starts again. Interrupted requests, and rounds
   // that jobs asked for, are dropped, because clients repeat them.
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
-  // Notes that all notices so far were sent, so that a daemon that takes over
-  // need not repeat them. Returns false if nothing changed.
+  // All notices so far were sent, so a daemon that takes over need not repeat
+  // them. Returns false if nothing changed.
   bool NoticesSent() { return sessions_.NoticesSent(); }
   // Saves row by row: calls visit(kind, key, row) for each row that changed
   // since the last call (state.h). Not included: what administrators set (a
@@ -189,7 +182,7 @@ class Core {
   void TouchAll();
   LooseState Loose() const;
 
-  // Ends the process with a message if the bookkeeping contradicts itself.
+  // CHECKs that the bookkeeping does not contradict itself.
   void CheckInvariants() const;
 
  private:
@@ -210,6 +203,16 @@ class Core {
   void CloseAlone(Session& session, absl::Time now, Effects& effects);
   // Runs after each event: continues work that need not wait any more.
   void Settle(absl::Time now, Effects& effects);
+  // Runs `event`, then Settle.
+  template <typename Event>
+  Effects Run(absl::Time now, Event event) {
+    Effects effects;
+    event(effects);
+    Settle(now, effects);
+    return effects;
+  }
+  // The event that `host` bytes of host memory became free.
+  Effects CameBack(Bytes host, absl::Time now);
   // Calls `each` for every saved table except those of the sessions, because a
   // session has several tables.
   template <typename Each>

@@ -317,7 +317,6 @@ std::vector<WaitingSnapshot> LeaseWaits::Waiting(const Principal* viewer,
   return list;
 }
 
-// Checks that each waiter is an attached rank of the job that the queue names.
 void LeaseWaits::CheckInvariants() const {
   line_.CheckInvariants(config_.wait_limits);
   for (const auto& [place, waiter] : line_.waiters()) {

@@ -1,7 +1,6 @@
 // Handles lease requests: which are refused at once, which join the queue
 // (waiting.h), when they get a turn, and how their wait ends.
-//
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <map>
@@ -37,7 +36,6 @@ class LeaseWaits {
         line_(line),
         journal_(journal) {}
 
-  // Grants or refuses the lease, or queues it.
   void Ask(const Session& session, RequestId request, const LeaseRequest& asked,
            absl::Time now, Effects& effects);
   void GiveUp(Session& session, RequestId request,

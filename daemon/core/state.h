@@ -1,13 +1,8 @@
-// The saved form of policy: plain data with the whole state of the ledger,
-// joint planning and the sessions. A Core that loads it continues with the same
-// effects as the Core that saved it.
-//
-// Not saved is what can be computed from it (sums, lists by age and size), and
-// what a new daemon starts without (solved units, events, counters). Profiles
-// and plans are immutable and shared; here two are equal only if they are the
-// same object.
-//
-// Thread safety: values.
+// The saved form of policy: plain data. A Core that loads it continues with the
+// same effects as the Core that saved it. Not saved is what can be computed
+// from it (sums, lists by age and size), and what a new daemon starts without
+// (solved units, events, counters). Profiles and plans are immutable and
+// shared; here two are equal only if they are the same object.
 #pragma once
 
 #include <map>
@@ -38,7 +33,7 @@ namespace sluice::daemon {
 // differently.
 using GpuNames = std::map<PoolId, std::string>;
 
-// --- the ledger (ledger.h draws the states) ---------------------------------
+// --- the ledger (ledger.h draws the states)
 struct LeaseState {
   enum class State { kMaking, kFailing, kGranted };
   State state = State::kMaking;
@@ -115,7 +110,7 @@ struct LedgerState : LedgerRest {
   bool operator==(const LedgerState&) const = default;
 };
 
-// --- joint planning ---------------------------------------------------------
+// --- joint planning
 // An attached rank, as planning knows it.
 struct AttachedRank {
   JobKey job;
@@ -169,10 +164,10 @@ struct JointPlanningState {
   bool operator==(const JointPlanningState&) const = default;
 };
 
-// --- row by row -------------------------------------------------------------
+// --- row by row
 // The kinds of rows. Core::TakeChanged calls visit(kind, key, row) for each row
 // that changed; row is null if it was erased. The state outside of tables is
-// saved separately (LooseState).
+// LooseState.
 enum class RowKind : char {
   kExtent = 'e',        // ExtentId, ExtentRow
   kLease = 'l',         // LeaseId, LeaseState
@@ -189,9 +184,8 @@ enum class RowKind : char {
   kWaiter = 'w',        // PlaceInLine, Waiter
 };
 
-// Saves the rows of a table as they are. An owner of tables calls each(table,
-// save) for each of its tables; save(key, row, visit) calls visit(kind, key,
-// row).
+// Saves the rows of a table as they are. EachTable calls each(table, save) for
+// each of its tables; save(key, row, visit) calls visit(kind, key, row).
 struct SavedAs {
   RowKind kind;
   template <typename Key, typename Row, typename Visit>
@@ -216,7 +210,7 @@ struct LooseState : LedgerRest {
   bool operator==(const LooseState&) const = default;
 };
 
-// --- all of it --------------------------------------------------------------
+// --- all of it
 struct CoreState {
   LedgerState ledger;
   JointPlanningState joint;
