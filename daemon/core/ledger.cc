@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <set>
 #include <string>
 
 #include "daemon/quota/quotas.h"
@@ -45,19 +43,14 @@ PrincipalId Ledger::Intern(const Principal& principal) {
   return known->id;
 }
 
-bool Ledger::HasExtents(PrincipalId principal) const {
-  return std::any_of(pools_.begin(), pools_.end(), [&](const auto& pool) {
-    return pool.second.OwnedBy(principal) > 0;
-  });
+PrincipalId Ledger::IdOf(const Principal& principal) const {
+  return FindOr(principals_, principal).id;
 }
 
 void Ledger::ForgetPrincipals() {
-  for (auto each = principals_.begin(); each != principals_.end();) {
-    const auto& [principal, known] = *each++;
-    if (known.holders == 0 && !HasExtents(known.id)) {
-      principals_.erase(principal);
-    }
-  }
+  principals_.EraseIf([&](const Principal&, const KnownPrincipal& known) {
+    return known.holders == 0 && Owned(known.id) == 0;
+  });
 }
 
 void Ledger::EraseHolder(SessionId session, absl::Time now) {
@@ -99,9 +92,9 @@ void Ledger::Merge(SessionId from, SessionId to, absl::Time now) {
 }
 
 void Ledger::Gone(SessionId session, absl::Time now, Effects& effects) {
-  const auto found = holders_.find(session);
-  if (found == holders_.end()) return;
-  const HolderState& holder = found->second;
+  const HolderState* found = FindOrNull(holders_, session);
+  if (found == nullptr) return;
+  const HolderState& holder = *found;
   SLUICE_CHECK(holder.state == HolderState::State::kClosed);
   for (auto& [id, pool] : pools_) {
     const Pool::Left left = pool.HolderGone(session);
@@ -202,9 +195,7 @@ Ledger::Decided Ledger::Finish(LeaseId id, absl::Time now, Effects& effects) {
 }
 
 RequestId Ledger::End(LeaseId id, absl::Time now) {
-  const auto found = leases_.find(id);
-  SLUICE_CHECK(found != leases_.end());
-  const LeaseState& lease = found->second;
+  const LeaseState& lease = leases_.Edit(id);
   HolderState& holder = holders_.Edit(lease.session);
   Pool& pool = pools_.at(lease.pool);
   const bool hold = holder.state == HolderState::State::kClosed &&
@@ -235,15 +226,13 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
   }
   holder.leases.erase(id);
   const RequestId request = lease.request;
-  leases_.erase(found);
+  leases_.erase(id);
   return request;
 }
 
 MakingState Ledger::TakeMaking(ExtentId id) {
-  const auto found = making_.find(id);
-  SLUICE_CHECK(found != making_.end());
-  const MakingState making = found->second;
-  making_.erase(found);
+  const MakingState making = making_.Edit(id);
+  making_.erase(id);
   return making;
 }
 
@@ -285,11 +274,8 @@ std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
     const LeaseState& lease = leases_.at(*making.lease);
     if (lease.asked_at > then) break;  // later extents are of later requests
     if (!pools.contains(making.pool)) continue;
-    Progress& progress =
-        found
-            .try_emplace(*making.lease, Progress{lease.session, lease.request,
-                                                 lease.size, lease.size})
-            .first->second;
+    const Progress none{lease.session, lease.request, lease.size, lease.size};
+    Progress& progress = found.try_emplace(*making.lease, none).first->second;
     progress.made -= pools_.at(making.pool).SizeOf(id);
   }
   std::vector<Progress> all;
@@ -299,8 +285,8 @@ std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
 
 std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease,
                                       absl::Time now, Effects& effects) {
-  const auto holder = holders_.find(session);
-  if (holder == holders_.end() || !holder->second.leases.contains(lease) ||
+  const HolderState* holder = FindOrNull(holders_, session);
+  if (holder == nullptr || !holder->leases.contains(lease) ||
       leases_.at(lease).state != LeaseState::State::kGranted) {
     return std::nullopt;
   }
@@ -427,11 +413,10 @@ void Ledger::ChargeLingering(const std::vector<ExtentId>& extents,
                              bool charged) {
   const auto change = charged ? &Budgets::Charge : &Budgets::Refund;
   for (ExtentId id : extents) {
-    const auto found = lingering_.find(id);
-    if (found == lingering_.end()) continue;
-    const LingeringState& each = found->second;
-    (budgets_.*change)(each.job, each.pool.kind,
-                       pools_.at(each.pool).SizeOf(id));
+    const LingeringState* each = FindOrNull(lingering_, id);
+    if (each == nullptr) continue;
+    (budgets_.*change)(each->job, each->pool.kind,
+                       pools_.at(each->pool).SizeOf(id));
   }
 }
 
@@ -460,8 +445,6 @@ Bytes Ledger::HostLeft(const JobKey& job) const {
   return left + LingeringHost([&](const JobKey& each) { return each == job; });
 }
 
-// Checks that the lingering extents of pools are those about which the device
-// is asked, and that each has holders if the device cannot report them.
 void Ledger::CheckLingering() const {
   std::map<PoolId, Bytes> sums;
   for (const auto& [id, each] : lingering_) {
@@ -477,9 +460,7 @@ void Ledger::CheckLingering() const {
   SLUICE_CHECK(to_ask_.empty());
 }
 
-// --- The limits of extents and of their changes: each extent has a descriptor
-// in
-// --- the daemon, and the device takes time to make and to destroy it
+// --- The limits of extents and of their changes
 
 size_t Ledger::Extents() const {
   size_t sum = 0;
@@ -528,8 +509,8 @@ absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
   std::set<ExtentId> spared(parts.reuse.begin(), parts.reuse.end());
   spared.insert(parts.destroy.begin(), parts.destroy.end());
   const Pool& pool = pools_.at(asked);
-  const auto own = static_cast<size_t>(std::count_if(
-      parts.destroy.begin(), parts.destroy.end(),
+  const auto own = static_cast<size_t>(std::ranges::count_if(
+      parts.destroy,
       [&](ExtentId id) { return pool.OwnerOf(id) == holder.principal; }));
   const size_t made = parts.make.size();
   const size_t owned = Owned(holder.principal) - own + made;
@@ -691,12 +672,12 @@ Bytes Ledger::HeldBy(const Reservations& reserved, PoolId pool,
 
 Bytes Ledger::Withheld(const Reservations& reserved, PoolId pool,
                        const Principal* from) const {
-  const auto found = reserved.find(pool);
-  if (found == reserved.end()) return Bytes(0);
+  const auto* users = FindOrNull(reserved, pool);
+  if (users == nullptr) return Bytes(0);
   std::optional<Principal> own;
   if (from != nullptr) own = ReserverOf(reserved, pool, *from);
   Bytes sum;
-  for (const auto& [whose, each] : found->second) {
+  for (const auto& [whose, each] : *users) {
     if (whose == own) continue;
     sum += std::max(each.bytes - HeldBy(reserved, pool, whose), Bytes(0));
   }
@@ -760,8 +741,7 @@ std::vector<ReservationLine> Ledger::ReservationLines() const {
   return lines;
 }
 
-// Checks that no other principal holds the unused part of a pool's
-// reservations.
+// The unused part of a pool's reservations is free, or held outside.
 void Ledger::CheckReservations() const {
   for (const auto& [id, users] : reservations_) {
     SLUICE_CHECK(!users.empty());
@@ -781,10 +761,9 @@ absl::Status Ledger::MayEverFit(const JobKey& job,
   SLUICE_RETURN_IF_ERROR(budgets_.MayEver(job, asked.pool.kind, asked.size));
   const Pool& pool = pools_.at(asked.pool);
   Bytes others;
-  if (const auto users = reservations_.find(asked.pool);
-      users != reservations_.end()) {
+  if (const auto* users = FindOrNull(reservations_, asked.pool)) {
     const Principal own = ReserverOf(reservations_, asked.pool, job.principal);
-    for (const auto& [whose, each] : users->second) {
+    for (const auto& [whose, each] : *users) {
       if (whose != own) others += each.bytes;
     }
   }
@@ -812,9 +791,7 @@ std::optional<Waiter::Lacks> Ledger::Lacks(const JobKey& job,
                                            Bytes promised) const {
   const Pool& pool = pools_.at(asked.pool);
   const PoolKind kind = asked.pool.kind;
-  const auto known = principals_.find(job.principal);
-  const PrincipalId id =
-      known != principals_.end() ? known->second.id : PrincipalId();
+  const PrincipalId id = IdOf(job.principal);
   // The principal's own lingering memory is charged already, and can be leased
   // again as it is.
   const Bytes withheld = Withheld(asked.pool, &job.principal);
@@ -831,27 +808,17 @@ std::optional<Waiter::Lacks> Ledger::Lacks(const JobKey& job,
 }
 
 Bytes Ledger::ReservedFor(PoolId pool, const Principal& whose) const {
-  const auto users = reservations_.find(pool);
-  if (users == reservations_.end()) return Bytes(0);
   const Principal reserver = ReserverOf(reservations_, pool, whose);
-  const auto own = users->second.find(reserver);
-  if (own == users->second.end()) return Bytes(0);
-  return std::max(own->second.bytes - HeldBy(reservations_, pool, reserver),
-                  Bytes(0));
+  const auto* users = FindOrNull(reservations_, pool);
+  const Reservation* own = users ? FindOrNull(*users, reserver) : nullptr;
+  if (own == nullptr) return Bytes(0);
+  return std::max(own->bytes - HeldBy(reservations_, pool, reserver), Bytes(0));
 }
 
 // --- Reading, saving and checking the ledger
 
-const Pool* Ledger::FindPool(PoolId id) const {
-  const auto found = pools_.find(id);
-  return found != pools_.end() ? &found->second : nullptr;
-}
-
 Bytes Ledger::UsableBy(PoolId pool, const Principal& principal) const {
-  const auto known = principals_.find(principal);
-  return pools_.at(pool).UsableBy(
-      known != principals_.end() ? known->second.id : PrincipalId(),
-      Withheld(pool, &principal));
+  return pools_.at(pool).UsableBy(IdOf(principal), Withheld(pool, &principal));
 }
 
 Bytes Ledger::UsableByAnyone(PoolId pool) const {
@@ -879,11 +846,6 @@ Bytes Ledger::Leased(SessionId session, PoolKind kind) const {
   return leased;
 }
 
-std::set<LeaseId> Ledger::LeasesOf(SessionId session) const {
-  const auto holder = holders_.find(session);
-  return holder != holders_.end() ? holder->second.leases : std::set<LeaseId>();
-}
-
 bool Ledger::HoldsNothing(SessionId session) const {
   const HolderState& holder = holders_.at(session);
   return holder.leases.empty() && holder.quarantined == Amounts();
@@ -899,8 +861,8 @@ bool Ledger::IsReturning(const Principal& principal) const {
            each.second.pool.kind == PoolKind::kHost &&
            each.second.job.principal == principal;
   };
-  return std::any_of(holders_.begin(), holders_.end(), holds) ||
-         std::any_of(lingering_.begin(), lingering_.end(), lingers);
+  return std::ranges::any_of(holders_.rows(), holds) ||
+         std::ranges::any_of(lingering_.rows(), lingers);
 }
 
 LedgerState Ledger::Save() const {
@@ -1045,7 +1007,7 @@ void Ledger::CheckPrincipals() const {
   for (const auto& [principal, known] : principals_) {
     SLUICE_CHECK(known.holders == holders[principal]);
     SLUICE_CHECK(known.open == open[principal]);
-    SLUICE_CHECK(known.holders > 0 || HasExtents(known.id));
+    SLUICE_CHECK(known.holders > 0 || Owned(known.id) > 0);
   }
 }
 

@@ -2,8 +2,8 @@
 //
 // The ledger owns the pools, the budgets, the leases with the extents that are
 // being made for them, and the account of each session that may lease (a
-// *holder*). Core calls it and reports the outcomes of effects. The outcome of
-// a lease is returned (`Decided`), and Core answers the client.
+// *holder*). The outcome of a lease is returned (`Decided`); Leases answers the
+// client.
 //
 // States of a lease:
 //   making   extents are requested from the device
@@ -15,22 +15,18 @@
 //   closed   its session ended, its process lives: has quarantined memory
 //   (gone)   its process ended
 //
-// Memory that is returned while a process can still reach it *lingers*: it
-// stays charged to its job, and no other principal gets it. The device is asked
-// which extents processes still reach (AskHolders): at once, and then every
-// kAskEvery while any linger, a few at a time. If the device cannot tell, an
-// extent becomes free when all processes that received a descriptor of it have
-// ended.
+// Memory that is returned while a process can still reach it *lingers*
+// (pool.h): it stays charged to its job. The device is asked which extents
+// processes still reach (AskHolders): at once, and then every kAskEvery while
+// any linger, a few at a time.
 //
-// Each extent has a descriptor, so the number of extents is limited, per
-// principal and in total, and some are reserved for attached ranks
+// Each extent has a descriptor, so the number of extents is limited
 // (ExtentLimits). Idle extents are destroyed if there are too many, after some
 // time, and some time after their principal's last process has ended.
 //
 // Errors: ExtentMade or ExtentFailed for an extent that was not requested, and
 // a session that is not a holder, are bugs (CHECK).
-//
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <algorithm>
@@ -53,6 +49,7 @@
 #include "daemon/core/state.h"
 #include "daemon/core/stats.h"
 #include "daemon/quota/allowance.h"
+#include "proto/base/find.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {
@@ -67,7 +64,7 @@ class Ledger {
  public:
   explicit Ledger(const NodeConfig& config);
 
-  // --- holders -------------------------------------------------------------
+  // --- holders
   void Open(SessionId session, const JobKey& job);
   // Ends the session's leases; memory that its process may still map is
   // quarantined. Returns whether the session had any leases.
@@ -78,7 +75,7 @@ class Ledger {
   // the same process.
   void Merge(SessionId from, SessionId to, absl::Time now);
 
-  // --- leases --------------------------------------------------------------
+  // --- leases
   // A lease that is granted, or refused with its `failure`.
   struct Decided {
     LeaseId id;
@@ -110,7 +107,7 @@ class Ledger {
   std::optional<RequestId> Free(SessionId session, LeaseId lease,
                                 absl::Time now, Effects& effects);
 
-  // --- what lingers --------------------------------------------------------
+  // --- what lingers
   static constexpr absl::Duration kAskEvery = absl::Milliseconds(250);
   static constexpr size_t kAskAtOnce = 256;
   // Handles the device's answer about an extent; ignored if the extent no
@@ -119,22 +116,18 @@ class Ledger {
   // Asks the device again about lingering extents, if kAskEvery has passed.
   void AskAgain(absl::Time now, Effects& effects);
 
-  // --- what is idle --------------------------------------------------------
+  // --- what is idle
   static constexpr size_t kTrimAtOnce = 256;
   // Destroys extents that were idle for too long, or that belong to a principal
   // without processes.
   void Trim(absl::Time now, Effects& effects);
-
-  // Returns how much idle host memory is kept for the next processes of
-  // principals.
   Bytes IdleHost() const;
   // Destroys idle host memory until `bytes` are free: the oldest extents of
   // each pool, at most kTrimAtOnce per pool.
   void GiveUpIdleHost(Bytes bytes, Effects& effects);
 
-  // --- what is held outside ------------------------------------------------
-  // Sets how much memory is held outside leases. Returns how much host memory
-  // became free.
+  // --- what is held outside
+  // Returns how much host memory became free.
   Bytes SetOutside(HeldOutside held);
   const HeldOutside& outside() const { return rest_.outside; }
   // Returns how much of the pool would be held outside, given `held`.
@@ -147,13 +140,13 @@ class Ledger {
     return std::min(rest_.ask_again_at, NextTrim());
   }
 
-  // --- budgets -------------------------------------------------------------
+  // --- budgets
   Budgets& budgets() { return budgets_; }
   const Budgets& budgets() const { return budgets_; }
   // Returns the principals charged or refunded since the last call.
   std::set<Principal> TakeRecharged() { return std::exchange(recharged_, {}); }
 
-  // --- reservations --------------------------------------------------------
+  // --- reservations
   // Checks a reservation. FailedPrecondition: the memory is not available;
   // `promised` is how much of the pool other principals will get besides.
   // NotFound: no such pool.
@@ -172,7 +165,7 @@ class Ledger {
   }
   std::vector<ReservationLine> ReservationLines() const;
 
-  // --- leases that wait ----------------------------------------------------
+  // --- leases that wait
   // Returns an error if the lease could not be granted even if all memory were
   // free: the request is invalid, exceeds a limit or the part of the pool that
   // is not reserved for others, or needs too many extents.
@@ -186,9 +179,9 @@ class Ledger {
   // Returns the unused part of the reservation that applies to this principal.
   Bytes ReservedFor(PoolId pool, const Principal& whose) const;
 
-  // --- reading -------------------------------------------------------------
+  // --- reading
   const std::map<PoolId, Pool>& pools() const { return pools_; }
-  const Pool* FindPool(PoolId id) const;
+  const Pool* FindPool(PoolId id) const { return FindOrNull(pools_, id); }
   // Returns how much `principal` can certainly get of a pool in one lease.
   Bytes UsableBy(PoolId pool, const Principal& principal) const;
   // Returns how much a principal that never had a lease can certainly get.
@@ -200,9 +193,11 @@ class Ledger {
   // Returns how much host memory the ranks of a job have leased on NUMA node
   // `numa`, or on all nodes.
   Bytes HostHeld(const JobKey& job, std::optional<uint64_t> numa) const;
-  // Returns how much a session has leased.
   Bytes Leased(SessionId session, PoolKind kind) const;
-  std::set<LeaseId> LeasesOf(SessionId session) const;
+  std::set<LeaseId> LeasesOf(SessionId session) const {
+    const HolderState* holder = FindOrNull(holders_, session);
+    return holder != nullptr ? holder->leases : std::set<LeaseId>();
+  }
   // Returns whether the session has a lease, or one is being made for it.
   bool HasLease(SessionId id) const { return !LeasesOf(id).empty(); }
   bool IsHolder(SessionId session) const { return holders_.contains(session); }
@@ -226,7 +221,6 @@ class Ledger {
   void TakeOver(absl::Time now, Effects& effects);
   // Returns the requests of leases that are not granted yet.
   std::map<SessionId, std::set<RequestId>> Asking() const;
-  // Adds the state that is in no table.
   void AddLoose(LooseState& loose) const;
 
   void CheckInvariants() const;
@@ -248,9 +242,8 @@ class Ledger {
   // device is asked.
   void Linger(ExtentId id, PoolId pool, const JobKey& job,
               LingeringState::Origin origin);
-  // The number of extents.
   using Idle = std::vector<std::pair<PoolId, ExtentId>>;
-  size_t Extents() const;
+  size_t Extents() const;  // how many there are
   size_t Owned(PrincipalId principal) const;
   absl::Status TooMany(const Principal& who, size_t has, size_t more) const;
   size_t HeldBack(PrincipalId from) const;
@@ -273,10 +266,13 @@ class Ledger {
                      const Pool::Parts& parts);
   // Refunds lingering extents, or charges them again.
   void ChargeLingering(const std::vector<ExtentId>& extents, bool charged);
+  // Returns how much host memory lingers of the jobs for which `mine` holds.
   template <typename Mine>
   Bytes LingeringHost(Mine mine) const;
   MakingState TakeMaking(ExtentId id);
   PrincipalId Intern(const Principal& principal);
+  // Returns 0 for an unknown principal.
+  PrincipalId IdOf(const Principal& principal) const;
   // Moves idle host memory to the heir, up to its limit of extents.
   void GiveIdleHost(PrincipalId from, PrincipalId heir);
   // Returns how long idle extents of a pool are kept; OrphansKeptFor, how long
@@ -286,7 +282,6 @@ class Ledger {
   // Forgets principals that have neither a holder nor an extent.
   void ForgetPrincipals();
   void EraseHolder(SessionId session, absl::Time now);
-  bool HasExtents(PrincipalId principal) const;
   void CheckLeases() const;
   void CheckHolders() const;
   void CheckCharges() const;
