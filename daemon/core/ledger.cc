@@ -609,7 +609,7 @@ absl::Time Ledger::NextTrim() const {
     next = std::min(next, pool.OldestSince() + KeptFor(id));
     for (const auto& [principal, known] : principals_) {
       const absl::Time due = known.alone_since + OrphansKeptFor(id, principal);
-      if (due < next && pool.KeptOf(known.id) > 0) next = due;
+      if (due < next && pool.HasKeptOf(known.id)) next = due;
     }
   }
   return next;

@@ -29,7 +29,7 @@ struct Policy {
   bool operator==(const Policy&) const = default;
 };
 
-// Changes that an administrator asks for; `who` as in SetBy.
+// Changes that an administrator asks for, named as in SetBy.
 struct BudgetChange {
   BudgetTarget target;
   std::optional<Bytes> gpu, host;  // unset: the limit stays

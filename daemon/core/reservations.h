@@ -31,8 +31,8 @@ struct ReservationLine {
   SetBy by;
 };
 
-// Returns the principal of the reservation in `pool` that applies to `who`:
-// either `who` itself, or its uid.
+// Returns the principal of the reservation in `pool` that applies to a
+// principal: either the principal itself, or its uid.
 inline Principal ReserverOf(const Reservations& from, PoolId pool,
                             const Principal& who) {
   const auto* users = FindOrNull(from, pool);

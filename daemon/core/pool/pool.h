@@ -16,14 +16,12 @@
 // holds, to the byte:
 //   total = leased + lingering + quarantined + outside + free.
 //
-// A memory handle that left the daemon never goes to another principal. A
-// lingering or kept extent is reused only by its own principal; for another
-// principal a kept extent is destroyed and a new one made. Lingering extents
-// are not free. They become free when the device reports that no process
-// reaches them (`Back`). If the device cannot tell, they become free when every
-// process that received a descriptor (a *holder*) has ended.
-//
-// Thread safety: none needed; one thread (see core.h).
+// A memory handle that left the daemon never goes to another principal: for
+// another principal a kept extent is destroyed and a new one made. Lingering
+// extents become free when the device reports that no process reaches them
+// (`Back`). If the device cannot tell, they become free when every process that
+// received a descriptor (a *holder*) has ended.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <algorithm>
@@ -37,6 +35,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/pool/held_outside.h"
+#include "proto/base/find.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {
@@ -60,7 +59,6 @@ class Pool {
     SessionId quarantined_for;
     bool operator==(const Extent&) const = default;
   };
-  // The pool's saved state; the other state is computed from it.
   struct Saved {
     std::map<ExtentId, Extent> extents;
     uint64_t next_idle_order = 0;
@@ -117,16 +115,14 @@ class Pool {
   bool HasHolders(ExtentId id) const {
     return !extents_.at(id).holders.empty();
   }
-  // Sets how much is held outside (OutsideOf).
-  void SetOutside(Bytes said) {
+  void SetOutside(Bytes said) {  // OutsideOf
     outside_changes_ += outside_ != said;
     outside_ = said;
   }
   // Grows with each change of the pool.
   uint64_t changes() const { return extents_.changes() + outside_changes_; }
   Bytes SizeOf(ExtentId id) const { return extents_.at(id).size; }
-  // Returns the size of a lease with these parts.
-  Bytes SizeOf(const Parts& parts) const;
+  Bytes SizeOf(const Parts& parts) const;  // of a lease with these parts
   bool IsLingering(ExtentId id) const {
     return extents_.at(id).state == State::kLingering;
   }
@@ -157,11 +153,17 @@ class Pool {
     return static_cast<size_t>((size + extent_ - Bytes(1)) / extent_);
   }
   // Returns the memory of `principal` that is leased, quarantined or lingers.
-  Bytes ChargedTo(PrincipalId principal) const;
+  Bytes ChargedTo(PrincipalId principal) const {
+    return FindOr(charged_, principal).all;
+  }
   size_t extents() const { return extents_.size(); }
   // Returns how many extents, in any state, `principal` has.
-  size_t OwnedBy(PrincipalId principal) const;
-  size_t KeptOf(PrincipalId principal) const;
+  size_t OwnedBy(PrincipalId principal) const {
+    return FindOr(owned_, principal);
+  }
+  bool HasKeptOf(PrincipalId principal) const {
+    return kept_of_.contains(principal);
+  }
   PrincipalId OwnerOf(ExtentId id) const { return extents_.at(id).principal; }
   // Returns at most `count` kept extents, oldest first, of one principal or of
   // all, except those in `spared`.
@@ -170,14 +172,12 @@ class Pool {
                                    std::optional<PrincipalId> of) const;
   // Returns at most `count` extents that have been kept since `then` or longer.
   std::vector<ExtentId> KeptSince(absl::Time then, size_t count) const;
-  // Returns the time since which the oldest extent is kept; InfiniteFuture if
-  // none is.
+  // Returns since when the oldest extent is kept; InfiniteFuture if none is.
   absl::Time OldestSince() const;
 
   Saved Save() const { return {extents_.rows(), next_idle_order_}; }
   void Load(const Saved& saved);
-  // The extents, for saving row by row (state.h).
-  Table<ExtentId, Extent>& rows() { return extents_; }
+  Table<ExtentId, Extent>& rows() { return extents_; }  // see state.h
   uint64_t next_idle_order() const { return next_idle_order_; }
 
   void CheckInvariants() const;
@@ -190,9 +190,10 @@ class Pool {
   struct Idle {
     ByAge by_age;
     Bytes lingering;
+    bool operator==(const Idle&) const = default;
   };
 
-  Extent& at(ExtentId id);
+  Extent& at(ExtentId id) { return extents_.Edit(id); }
   Bytes charged() const { return leased_ + quarantined_ + lingering_; }
   Bytes unmade() const { return free() - kept_; }
   // Makes an extent lingering or kept.
@@ -225,13 +226,10 @@ class Pool {
   // Returns how much of the free memory these parts take.
   Bytes TakenFromFree(const Parts& parts) const;
   void Charge(PrincipalId principal, Bytes size, Bytes lingering = Bytes(0));
+  void ChangeOwned(PrincipalId principal, int more);
   // Adds what gives room for `bytes` in whole extents and a tail. Returns false
   // if there is no room.
   bool MakeRoom(Bytes bytes, Parts& parts) const;
-  // Steps of CheckInvariants.
-  struct Counted;
-  void CheckExtent(ExtentId id, const Extent& extent, Counted& counted) const;
-  void CheckLists(const Counted& counted) const;
 
   const PoolId id_;
   const Bytes total_;
