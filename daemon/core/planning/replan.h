@@ -7,7 +7,7 @@
 // that questions do not drift with their answers. Its memory is planned
 // separately, so the kept profile has no traces.
 //
-// Pure functions and plain data. Thread safety: values.
+// Pure functions and plain data.
 #pragma once
 
 #include <array>
@@ -27,10 +27,8 @@
 namespace sluice::daemon {
 
 // A smaller difference of fractions is ignored, because a change costs a
-// calibration.
+// calibration, unless it shortens the node's step by kStepGain of it.
 inline constexpr double kFractionStep = 1.0 / 64;
-// Smaller differences are not ignored if they shorten the node's step by this
-// fraction.
 inline constexpr double kStepGain = 0.01;
 
 // New fractions for a member, until all its ranks have answered.
@@ -106,7 +104,7 @@ Member MemberOf(const Asking& asking, const plan::NodePlan& plan,
 ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan);
 
-// Returns the plan's part about a class; null if there is none.
+// Returns null if there is none.
 const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
                                  const std::string& kind,
                                  const std::string& name);

@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "proto/base/find.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -26,12 +27,11 @@ void UnitCache::Add(KeyedUnit unit) {
 
 UnitCache::Units UnitCache::Find(const std::vector<std::string>& keys) {
   Units units;
-  for (const std::string& key :
-       std::set<std::string>(keys.begin(), keys.end())) {
-    const auto found = by_key_.find(key);
-    if (found == by_key_.end()) continue;
-    used_.splice(used_.begin(), used_, found->second);
-    units.push_back(found->second->unit);
+  for (const std::string& key : std::set(keys.begin(), keys.end())) {
+    const auto* unit = FindOrNull(by_key_, key);
+    if (unit == nullptr) continue;
+    used_.splice(used_.begin(), used_, *unit);
+    units.push_back((*unit)->unit);
   }
   return units;
 }

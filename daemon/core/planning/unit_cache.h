@@ -1,7 +1,6 @@
-// The part of the plan cache about memory: units (proto/plan/units.h) with a
-// placement that was proved optimal, by key. Each is solved once for all users.
-//
-// Thread safety: none needed; one thread (see core.h).
+// Units (proto/plan/units.h) with a placement that was proved optimal, by key.
+// Each is solved once for all users.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <list>
