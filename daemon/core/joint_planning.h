@@ -1,12 +1,8 @@
 // Joint planning of all jobs of the node. It keeps the jobs that ask for plans,
 // the fractions by which jobs run, and the plans and leases that wait for
-// memory, and decides when running jobs are planned again.
-//
-// Core reports attached ranks and their requests. This class reads the ledger
-// for free memory and returns effects. README.md has the rules; README.md and
-// replan.h (`Member`) draw the states of a job.
-//
-// Thread safety: none needed; one thread (see core.h).
+// memory, and decides when running jobs are planned again. planning/README.md
+// has the rules; replan.h (`Member`) draws the states of a job.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <map>
@@ -49,7 +45,7 @@ class JointPlanning {
   JointPlanning(const NodeConfig& config, const Ledger& ledger,
                 const WaitingQueue& line, Journal& journal);
 
-  // --- ranks ---------------------------------------------------------------
+  // --- ranks
   void RankAttached(SessionId session, AttachedRank rank);
   // Drops the rank's profiles, abandons its peers' plans, and plans the
   // remaining jobs again. REQUIRES: all leases of the rank have ended, also
@@ -61,7 +57,7 @@ class JointPlanning {
   // Memory of ended processes has become free.
   void MemoryCameBack(absl::Time now);
 
-  // --- plans ---------------------------------------------------------------
+  // --- plans
   // Checks whether a profile may be submitted. InvalidArgument: it belongs to
   // another rank. ResourceExhausted: the saved state has no room for it and its
   // plans.
@@ -85,7 +81,7 @@ class JointPlanning {
     return rounds_.Overdue(now);
   }
 
-  // --- leases that wait ----------------------------------------------------
+  // --- leases that wait
   // Returns whether running jobs may free the memory that a refused lease
   // needs. If so, the lease must wait (Waiter::for_plan): for a new plan of the
   // running jobs, or if its own job is a member already, for changes of other
@@ -102,13 +98,12 @@ class JointPlanning {
   void Settle(absl::Time now, Effects& effects);
   absl::Time NextDeadline() const;
 
-  // --- reading -------------------------------------------------------------
+  // --- reading
   // Returns the bandwidth needed by each attached rank that runs by the
   // planner's fractions; during a change, by the former ones. Omits jobs with a
   // plan that is held back.
   std::map<SessionId, PlanDemand> Demands() const;
-  // A number that grows whenever Demands() or the attached ranks may have
-  // changed.
+  // Grows whenever Demands() or the attached ranks may have changed.
   uint64_t demands_version() const {
     return members_.changes() + demands_changes_;
   }
@@ -122,8 +117,7 @@ class JointPlanning {
   Bytes DueOf(PoolId pool, const JobKey& job) const;
   PlanId CurrentPlan(const JobKey& job) const { return rounds_.current(job); }
   // Returns a plan if `viewer` may see it (null: all); null otherwise.
-  std::shared_ptr<const plan::NodePlan> FindPlan(PlanId id,
-                                                 const Principal* viewer) const;
+  PlanRounds::Plan FindPlan(PlanId id, const Principal* viewer) const;
   // Returns the most bytes that profiles and plans may take of the saved state,
   // by user.
   std::map<Principal, Bytes> KeptProfiles() const;
@@ -134,8 +128,8 @@ class JointPlanning {
   JointPlanningState Save() const;
   // REQUIRES: no rank has attached.
   void Load(JointPlanningState saved);
-  // Visits its tables row by row (SavedAs); AddLoose adds the other state.
-  // Rounds that are asked or solved are not saved (DueWithout).
+  // Visits its tables row by row (SavedAs). Rounds that are asked or solved are
+  // not saved (DueWithout).
   template <typename Each>
   void EachTable(Each each) {
     const auto plans = [this](RowKind kind) {
@@ -163,11 +157,11 @@ class JointPlanning {
   void CheckInvariants() const;
 
  private:
+  using Plan = PlanRounds::Plan;
+
   // Ranks.
   std::vector<SessionId> RanksOf(const JobKey& job) const;
   void AbandonPlans(const AttachedRank& left, Effects& effects);
-  // Returns the name of a job as `viewer` may see it.
-  static std::string NameFor(const JobKey& job, const Principal* viewer);
 
   // Rounds.
   void StartAlone(Asking asking, absl::Time now, Effects& effects);
@@ -175,8 +169,7 @@ class JointPlanning {
   void StartRound(PlanRounds::Round round, std::vector<Position> positions,
                   plan::NodeResources resources, absl::Time now,
                   Effects& effects);
-  void AloneSolved(PlanRounds::Round round,
-                   std::shared_ptr<const plan::NodePlan> plan, absl::Time now,
+  void AloneSolved(PlanRounds::Round round, Plan plan, absl::Time now,
                    Effects& effects);
   void RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                    const absl::Status& why, absl::Time now, Effects& effects);
@@ -203,14 +196,12 @@ class JointPlanning {
   // their traces have at most kMostBuffers together.
   std::vector<Asking> TakeNextUsersJobs();
   void StartTogether(absl::Time now, Effects& effects);
-  void TogetherSolved(PlanRounds::Round round,
-                      std::shared_ptr<const plan::NodePlan> plan,
-                      absl::Time now, Effects& effects);
+  void TogetherSolved(PlanRounds::Round round, Plan plan, absl::Time now,
+                      Effects& effects);
   // Gives a joining job its part of the plan, or holds the part back until
   // there is memory for it.
-  void AdmitJoin(Asking asking,
-                 const std::shared_ptr<const plan::NodePlan>& plan,
-                 absl::Time now, Effects& effects);
+  void AdmitJoin(Asking asking, const Plan& plan, absl::Time now,
+                 Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
   // Schedules a new plan for running jobs at `at`, or earlier if one is due.
   // The reason is `why`, preceded by the job's name if it is given.
@@ -221,28 +212,26 @@ class JointPlanning {
   std::string WhyReplanned(const JobKey& to) const;
 
   // Changes of running plans.
-  void ProposeChange(const JobKey& job,
-                     const std::shared_ptr<const plan::NodePlan>& plan,
+  void ProposeChange(const JobKey& job, const Plan& plan,
                      const std::string& why, absl::Time now);
   // Announces changes to the ranks of members when the memory by which they
   // grow is free, or when no announced change will free it.
   void AnnounceChanges(absl::Time now, Effects& effects);
   bool AwaitsTold(const JobKey& job) const;
-  // Ends a change after all answers. The change is taken if no rank has refused
-  // it.
+  // Ends a change after all answers. It is taken if no rank has refused it.
   void EndChange(const JobKey& job, Member& member, const std::string& note,
                  absl::Time now);
   void EndOverdueChanges(absl::Time now);
   // Returns whether the memory that `job`'s plan needs is free now.
   bool FitsNow(const JobKey& job) const;
-  // Returns the members with a change that frees host memory.
+  // Returns the members with a change that frees host memory and may be waited
+  // for.
   std::vector<JobKey> Shrinking() const;
   bool Shrinks(const Member& member) const;
   // Returns whether another member's change frees memory that `job` may have.
   bool OthersShrink(const JobKey& job) const;
   bool ShrinksLate() const;
 
-  // Leases that wait.
   // Returns whether others of its principal could free what the lease needs.
   bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
 
@@ -270,6 +259,9 @@ class JointPlanning {
                      const std::set<JobKey>& except) const;
   Bytes LeaseGrowth(std::optional<uint64_t> numa, const Principal* of,
                     const std::set<JobKey>& except) const;
+
+  // Returns the member's state; kTrains if the job is no member.
+  Member::State StateOf(const JobKey& job) const;
 
   const NodeConfig& config_;
   const Ledger& ledger_;
