@@ -1,19 +1,14 @@
 #include "daemon/bandwidth/bandwidth_policy.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "daemon/bandwidth/due_first.h"
 #include "daemon/bandwidth/fair_shares.h"
+#include "proto/base/find.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon::bandwidth {
-
-BandwidthPolicy::BandwidthPolicy(Topology topology, BandwidthOptions options)
-    : topology_(std::move(topology)), options_(options) {
-  SLUICE_CHECK(options.prefetch_first >= 1);
-}
 
 void BandwidthPolicy::Open(int flow, int link, int direction, double weight,
                            std::optional<int> owner) {
@@ -28,10 +23,8 @@ void BandwidthPolicy::Open(int flow, int link, int direction, double weight,
   for (const int each : made.path) {
     narrowest = std::min(narrowest, topology_.channels()[each].capacity);
   }
-  made.most_lead = narrowest * absl::ToDoubleSeconds(options_.ahead);
+  made.most_lead = narrowest * absl::ToDoubleSeconds(kAhead);
 }
-
-void BandwidthPolicy::Close(int flow) { flows_.erase(flow); }
 
 void BandwidthPolicy::Reweigh(int flow, double weight) {
   SLUICE_CHECK(weight > 0);
@@ -42,10 +35,6 @@ void BandwidthPolicy::Promise(int flow, double rate) {
   Flow& to = flows_.at(flow);
   to.rate = rate;
   to.ahead = std::min(to.ahead, rate * absl::ToDoubleSeconds(kPeriod));
-}
-
-void BandwidthPolicy::SetWanted(int flow, double bytes) {
-  flows_.at(flow).wanted = bytes;
 }
 
 void BandwidthPolicy::Need(int flow, double bytes, absl::Time due) {
@@ -76,7 +65,7 @@ void BandwidthPolicy::KeepFloors(absl::Duration window,
 }
 
 double BandwidthPolicy::LentWeight(const Flow& flow) const {
-  return flow.weight * (flow.direction == kH2d ? options_.prefetch_first : 1);
+  return flow.weight * (flow.direction == kH2d ? kPrefetchFirst : 1);
 }
 
 void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
@@ -94,9 +83,7 @@ void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
     if (flow.wanted <= 0) continue;
     LentCopy copy = {&flow.path, flow.wanted, LentWeight(flow)};
     if (flow.needed > 0) {
-      const auto promised = given.find(id);
-      copy.needed =
-          flow.needed - (promised != given.end() ? promised->second : 0);
+      copy.needed = flow.needed - FindOr(given, id);
       copy.due = absl::ToDoubleSeconds(flow.due - now);
       copy.may = flow.most_lead - leads[flow.leader];
       copy.promised_rate = flow.rate;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "proto/base/find.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -13,15 +14,10 @@ double Allowances::LeftOf(const Bucket& bucket, absl::Time now) const {
 
 bool Allowances::Take(const Principal& who, double cost, absl::Time now) {
   if (cost <= 0) return true;
-  for (auto each = buckets_.begin(); each != buckets_.end();) {
-    const auto at = each++;
-    if (at->first != who && LeftOf(at->second, now) >= full_) {
-      buckets_.erase(at);
-    }
-  }
-  const auto found = buckets_.find(who);
-  const double left =
-      found != buckets_.end() ? LeftOf(found->second, now) : full_;
+  buckets_.EraseIf([&](const Principal& whose, const Bucket& bucket) {
+    return whose != who && LeftOf(bucket, now) >= full_;
+  });
+  const double left = LeftOf(FindOr(buckets_, who, {full_, now}), now);
   if (left < std::min(cost, full_)) return false;
   buckets_.Put(who) = {left - cost, now};
   return true;

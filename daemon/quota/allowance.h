@@ -1,11 +1,7 @@
-// Limits how often each principal may do something expensive. Each has a token
-// bucket.
-//
-// A bucket that was not used for a while is full, and is dropped. A cost above
-// the size of a bucket is allowed if the bucket is full; the bucket then has
-// less than zero.
-//
-// Thread safety: none needed; the loop's thread only.
+// Limits how often each principal may do something expensive: a token bucket
+// for each. A full bucket is dropped. A cost above the size of a bucket is
+// allowed if the bucket is full; the bucket then has less than zero.
+// Thread safety: the loop's thread only.
 #pragma once
 
 #include <map>
@@ -34,7 +30,7 @@ class Allowances {
   double per_second() const { return per_second_; }
   const Saved& Save() const { return buckets_.rows(); }
   void Load(const Saved& saved) { buckets_.Load(saved); }
-  // The rows of the buckets, for the saved state (core's state.h).
+  // See core/state.h.
   Table<Principal, Bucket>& rows() { return buckets_; }
   void CheckInvariants() const;
 

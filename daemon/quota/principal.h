@@ -5,9 +5,7 @@
 // otherwise a user that can make cgroups could multiply any limit. But where
 // the machine itself makes the cgroups (the pods of a Kubernetes node, where
 // every process is often uid 0; the jobs of a Slurm node), each cgroup is a
-// principal. The configuration names the cgroups above those.
-//
-// Thread safety: values; pure.
+// principal. Values; pure functions.
 #pragma once
 
 #include <compare>

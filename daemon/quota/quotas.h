@@ -1,10 +1,7 @@
-// Limits of countable resources, for each principal and for all together.
-//
-// The daemon asks for a resource before it accepts, reads, queues or sends. It
-// gives the resource back when the session, slot or packet ends. A principal
-// without resources costs no memory.
-//
-// Thread safety: none needed; the loop's thread only.
+// Limits of countable resources, for each principal and for all together. The
+// daemon asks for a resource before it accepts, reads, queues or sends, and
+// gives it back when the session, slot or packet ends.
+// Thread safety: the loop's thread only.
 #pragma once
 
 #include <algorithm>
@@ -98,8 +95,7 @@ class Quotas {
  public:
   explicit Quotas(Shares shares) : shares_(shares) {}
 
-  // Takes `amount`. ResourceExhausted in one line with the limit and the
-  // remedy.
+  // Takes `amount`. Errors as of TooMuch and NoRoom.
   absl::Status Ask(const Principal& who, Resource what, int64_t amount = 1);
   // Returns what Ask would return, and takes nothing.
   absl::Status May(const Principal& who, Resource what,
@@ -114,14 +110,16 @@ class Quotas {
   void GiveBack(const Principal& who, Resource what, int64_t amount = 1);
 
   int64_t used(const Principal& who, Resource what) const;
-  int64_t used(Resource what) const;
-  const Share& share(Resource what) const;
+  int64_t used(Resource what) const {
+    return total_[static_cast<size_t>(what)];
+  }
+  const Share& share(Resource what) const {
+    return shares_[static_cast<size_t>(what)];
+  }
   // Returns how often a request for this resource was refused.
-  uint64_t refused(Resource what) const;
-
-  using Amounts = QuotasSnapshot::Amounts;
-  // Returns all principals that have something.
-  const std::map<Principal, Amounts>& users() const { return used_; }
+  uint64_t refused(Resource what) const {
+    return refused_[static_cast<size_t>(what)];
+  }
 
   // Returns the current amounts of `viewer`, or of all principals if it is
   // null.
@@ -130,6 +128,7 @@ class Quotas {
   void CheckInvariants() const;
 
  private:
+  using Amounts = QuotasSnapshot::Amounts;
   static bool HoldsNothing(const Amounts& amounts);
 
   const Shares shares_;
