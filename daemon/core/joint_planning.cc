@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "daemon/core/node/links.h"
+#include "daemon/core/planning/demands.h"
 #include "daemon/quota/quotas.h"
 #include "proto/base/find.h"
 #include "proto/base/grant_page.h"

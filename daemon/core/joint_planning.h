@@ -6,7 +6,6 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -19,7 +18,6 @@
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/node/types.h"
-#include "daemon/core/planning/demands.h"
 #include "daemon/core/planning/plans.h"
 #include "daemon/core/planning/replan.h"
 #include "daemon/core/planning/unit_cache.h"

@@ -215,9 +215,8 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
   }
   // A failing lease was also charged for the extents that could not be made.
   if (lease.state == LeaseState::State::kFailing) {
-    Bytes there;
-    for (const Slice& slice : lease.slices) there += slice.size;
-    refund += lease.size - there;
+    refund += lease.size;
+    for (const Slice& slice : lease.slices) refund -= slice.size;
   }
   if (hold) holder.quarantined.of(lease.pool.kind) += lease.size;
   if (refund > Bytes(0)) {
@@ -445,21 +444,6 @@ Bytes Ledger::HostLeft(const JobKey& job) const {
   return left + LingeringHost([&](const JobKey& each) { return each == job; });
 }
 
-void Ledger::CheckLingering() const {
-  std::map<PoolId, Bytes> sums;
-  for (const auto& [id, each] : lingering_) {
-    const Pool& pool = pools_.at(each.pool);
-    SLUICE_CHECK(pool.IsLingering(id));
-    SLUICE_CHECK(each.answer != LingeringState::Answer::kUnknown ||
-                 pool.HasHolders(id));
-    sums[each.pool] += pool.SizeOf(id);
-  }
-  for (const auto& [id, pool] : pools_) {
-    SLUICE_CHECK(sums[id] == pool.lingering());
-  }
-  SLUICE_CHECK(to_ask_.empty());
-}
-
 // --- The limits of extents and of their changes
 
 size_t Ledger::Extents() const {
@@ -582,8 +566,6 @@ absl::Duration Ledger::OrphansKeptFor(PoolId pool, const Principal& who) const {
              : limits_.orphans_kept_for;
 }
 
-// Destroys idle extents that their principal is unlikely to lease again; no
-// other principal could lease them.
 void Ledger::Trim(absl::Time now, Effects& effects) {
   Idle idle;
   const auto add = [&](PoolId pool, const std::vector<ExtentId>& extents) {
@@ -648,11 +630,17 @@ void Ledger::GiveUpIdleHost(Bytes bytes, Effects& effects) {
 }
 
 void Ledger::CheckExtents() const {
-  SLUICE_CHECK(Extents() <= limits_.all);
-  for (const auto& [principal, known] : principals_) {
-    SLUICE_CHECK(Owned(known.id) <= limits_.each);
-    SLUICE_CHECK((known.holders == 0) ==
-                 (known.alone_since < absl::InfiniteFuture()));
+  SLUICE_CHECK(Extents() <= limits_.all && to_ask_.empty());
+  std::map<PoolId, Bytes> lingering;
+  for (const auto& [id, each] : lingering_) {
+    const Pool& pool = pools_.at(each.pool);
+    SLUICE_CHECK(pool.IsLingering(id));
+    SLUICE_CHECK(each.answer != LingeringState::Answer::kUnknown ||
+                 pool.HasHolders(id));
+    lingering[each.pool] += pool.SizeOf(id);
+  }
+  for (const auto& [id, pool] : pools_) {
+    SLUICE_CHECK(lingering[id] == pool.lingering());
   }
   allowances_.CheckInvariants();
 }
@@ -950,8 +938,6 @@ void Ledger::CheckInvariants() const {
   CheckLeases();
   CheckHolders();
   CheckCharges();
-  CheckPrincipals();
-  CheckLingering();
   CheckExtents();
   CheckReservations();
 }
@@ -986,28 +972,26 @@ void Ledger::CheckLeases() const {
 }
 
 // Checks that each lease belongs to one holder, that a closed holder has only
-// quarantined memory, and an open one none.
+// quarantined memory, and an open one none; and the counts of principals.
 void Ledger::CheckHolders() const {
   size_t leases = 0;
-  for (const auto& [id, holder] : holders_) {
-    leases += holder.leases.size();
-    SLUICE_CHECK(holder.state == HolderState::State::kClosed
-                     ? holder.leases.empty()
-                     : holder.quarantined == Amounts());
-  }
-  SLUICE_CHECK(leases == leases_.size());
-}
-
-void Ledger::CheckPrincipals() const {
   std::map<Principal, int> holders, open;
   for (const auto& [id, holder] : holders_) {
+    leases += holder.leases.size();
+    const bool is_open = holder.state == HolderState::State::kOpen;
+    SLUICE_CHECK(is_open ? holder.quarantined == Amounts()
+                         : holder.leases.empty());
     ++holders[holder.job.principal];
-    if (holder.state == HolderState::State::kOpen) ++open[holder.job.principal];
+    open[holder.job.principal] += is_open;
   }
+  SLUICE_CHECK(leases == leases_.size());
   for (const auto& [principal, known] : principals_) {
     SLUICE_CHECK(known.holders == holders[principal]);
     SLUICE_CHECK(known.open == open[principal]);
-    SLUICE_CHECK(known.holders > 0 || Owned(known.id) > 0);
+    SLUICE_CHECK((known.holders == 0) ==
+                 (known.alone_since < absl::InfiniteFuture()));
+    const size_t owned = Owned(known.id);
+    SLUICE_CHECK(owned <= limits_.each && (known.holders > 0 || owned > 0));
   }
 }
 

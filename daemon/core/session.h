@@ -16,7 +16,6 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/grants.h"
 #include "daemon/core/requests.h"
-#include "proto/base/find.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {

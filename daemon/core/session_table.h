@@ -17,6 +17,7 @@
 #include "daemon/core/journal.h"
 #include "daemon/core/session.h"
 #include "daemon/core/state.h"
+#include "proto/base/find.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {

@@ -1,7 +1,5 @@
 #include "daemon/core/waiting.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "daemon/quota/quotas.h"

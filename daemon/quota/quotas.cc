@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <limits>
-
 #include "proto/base/find.h"
 #include "proto/base/status.h"
 
