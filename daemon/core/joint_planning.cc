@@ -905,7 +905,7 @@ bool JointPlanning::FitsNow(const JobKey& job) const {
     const Bytes more = HostDue(node, job, member);
     if (more > Bytes(0) &&
         more > ledger_.UsableBy({PoolKind::kHost, node}, principal) -
-                   HostGrowth(node, nullptr, {job})) {
+                   HostGrowth({node, nullptr, {job}})) {
       return false;
     }
   }
@@ -913,7 +913,7 @@ bool JointPlanning::FitsNow(const JobKey& job) const {
   if (more <= Bytes(0)) return true;
   const Bytes left = ledger_.HostLeft(principal);
   return more <= ledger_.HostLeft(job) &&
-         more <= left - HostGrowth(std::nullopt, &principal, {job});
+         more <= left - HostGrowth({{}, &principal, {job}});
 }
 
 void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
@@ -1094,15 +1094,9 @@ Member::State JointPlanning::StateOf(const JobKey& job) const {
   return member != nullptr ? member->state : Member::State::kTrains;
 }
 
-Bytes JointPlanning::HostGrowth(std::optional<uint64_t> numa,
-                                const Principal* of,
-                                const std::set<JobKey>& except) const {
-  return MemberGrowth(numa, of, except) + LeaseGrowth(numa, of, except);
-}
-
 Bytes JointPlanning::PromisedToOthers(PoolId pool, const JobKey& job) const {
   if (pool.kind == PoolKind::kGpu) return Bytes(0);
-  return HostGrowth(pool.ordinal, nullptr, {job});
+  return HostGrowth({pool.ordinal, nullptr, {job}});
 }
 
 Bytes JointPlanning::PromisedBeside(PoolId pool, const Principal& whose) const {
@@ -1114,7 +1108,7 @@ Bytes JointPlanning::PromisedBeside(PoolId pool, const Principal& whose) const {
   for (const auto& [session, rank] : attached_) {
     if (is_own(rank.job.principal)) own.insert(rank.job);
   }
-  return HostGrowth(pool.ordinal, nullptr, own);
+  return HostGrowth({pool.ordinal, nullptr, own});
 }
 
 Bytes JointPlanning::DueOf(PoolId pool, const JobKey& job) const {
@@ -1130,36 +1124,27 @@ Bytes JointPlanning::HostDue(std::optional<uint64_t> numa, const JobKey& job,
       Bytes(0));
 }
 
-Bytes JointPlanning::MemberGrowth(std::optional<uint64_t> numa,
-                                  const Principal* of,
-                                  const std::set<JobKey>& except) const {
+Bytes JointPlanning::MemberGrowth(const Scope& scope) const {
   Bytes growth;
   for (const auto& [job, member] : members_) {
     // A training job has leased all that it needs, even if that is less than
     // its plan's host bytes, which are an upper bound.
-    if (member.state == Member::State::kTrains || except.contains(job) ||
-        (of && job.principal != *of)) {
-      continue;
-    }
-    growth += HostDue(numa, job, member);
+    if (member.state == Member::State::kTrains || !scope.Has(job)) continue;
+    growth += HostDue(scope.numa, job, member);
   }
   return growth;
 }
 
-Bytes JointPlanning::LeaseGrowth(std::optional<uint64_t> numa,
-                                 const Principal* of,
-                                 const std::set<JobKey>& except) const {
+Bytes JointPlanning::LeaseGrowth(const Scope& scope) const {
   Bytes growth;
   for (const PlaceInLine& place : line_.for_plans()) {
     const Waiter& lease = line_.waiters().at(place);
-    const JobKey& job = lease.job;
+    const auto& [pool, size, wait] = lease.asked;
     // MemberGrowth counts what the plans of other members promise.
-    if (StateOf(job) != Member::State::kTrains || except.contains(job) ||
-        (of && job.principal != *of) ||
-        numa.value_or(lease.asked.pool.ordinal) != lease.asked.pool.ordinal) {
-      continue;
+    if (StateOf(lease.job) == Member::State::kTrains && scope.Has(lease.job) &&
+        scope.numa.value_or(pool.ordinal) == pool.ordinal) {
+      growth += size;
     }
-    growth += lease.asked.size;
   }
   return growth;
 }
@@ -1193,7 +1178,8 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
     const uint64_t node = host.numa.value();
     const PoolId pool{PoolKind::kHost, node};
     const bool settled = IsSettled(positions);
-    const Bytes growth = settled ? Bytes(0) : MemberGrowth(node, nullptr, jobs);
+    const Bytes growth =
+        settled ? Bytes(0) : MemberGrowth({node, nullptr, jobs});
     const Bytes anyones = ledger_.UsableByAnyone(pool);
     Bytes all = anyones - growth;
     for (const auto& [principal, theirs] : principals) {
@@ -1201,7 +1187,7 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
       for (const JobKey& job : theirs) held += ledger_.HostHeld(job, node);
       const Bytes usable = ledger_.UsableBy(pool, principal);
       const Bytes leases =
-          settled ? Bytes(0) : LeaseGrowth(node, &principal, jobs);
+          settled ? Bytes(0) : LeaseGrowth({node, &principal, jobs});
       all += held + usable - anyones - leases;
       if (principals.size() == 1) break;
       add(fmt::format("host of NUMA node {} for user {}", node, principal.uid),
@@ -1244,7 +1230,7 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
     Bytes left = ledger_.HostLeft(principal);
     if (left < Limits::kUnlimited && !IsSettled(positions)) {
       // May become negative: then jobs of the question must free memory.
-      left -= HostGrowth(std::nullopt, &principal, jobs);
+      left -= HostGrowth({{}, &principal, jobs});
     }
     add(fmt::format("host budget of user {}", principal.uid), left,
         [&](const JobKey& job) { return job.principal == principal; });
