@@ -31,7 +31,7 @@ class Copies {
         joint_(joint),
         journal_(journal) {}
 
-  // --- promises ------------------------------------------------------------
+  // --- promises
   // Returns what the rank's plan copies; null if it copies nothing or the rank
   // has no plan.
   const PlanCopies* PromisedTo(SessionId session) const {
@@ -39,13 +39,13 @@ class Copies {
   }
   // Recomputes promises, after an event that may have changed plans or ranks.
   void Promise(absl::Time now, Effects& effects);
-  // Computes promises after sessions and plans were loaded, without effects.
+  // Computes promises without effects; sessions and plans were loaded.
   void Load();
   // Recomputes promises for the current links and sends all of them to grants.
   // `replanned`: the links differ from those that plans were made for.
   void TakeOver(bool replanned, absl::Time now, Effects& effects);
 
-  // --- what was copied -----------------------------------------------------
+  // --- what was copied
   void Reported(Session& session, const StepReportRequest& report,
                 absl::Time now);
   // See Core::CopiesSeen and Core::LateSeen.

@@ -10,8 +10,8 @@
 // order, and joins their effects. Each part keeps its own invariants.
 //
 // Errors. A client's error becomes a reply with an absl::Status, or ends its
-// session. Methods for the service CHECK: an impossible event (such as a made
-// extent that was not requested) is a bug.
+// session. An impossible event (such as a made extent that was not requested)
+// is a bug (CHECK).
 //
 // Thread safety: none; one thread owns a Core with all of its parts.
 #pragma once
@@ -54,9 +54,8 @@ class Core {
                   absl::Time now);
   // The client will not repeat any request up to `up_to` (RequestHistory).
   void Acknowledge(SessionId id, RequestId up_to);
-  // The session's socket ended (SocketEnded), or a packet broke the protocol in
-  // the way that `reason` says. Closes the session.
   Effects SocketEnded(SessionId id, absl::Time now);
+  // A packet broke the protocol, as `reason` says. Closes the session.
   Effects ProtocolBroken(SessionId id, const std::string& reason,
                          absl::Time now);
   // The pidfds reported the end of these processes. Ranks that end together,
@@ -83,19 +82,16 @@ class Core {
   };
   Effects HoldersKnown(const std::vector<HolderAnswer>& answers,
                        absl::Time now);
-  // Handles a report of the memory that is held outside leases. While there is
-  // any, the device is asked again.
   Effects OutsideKnown(HeldOutside said, absl::Time now);
   Effects ProfileRead(SessionId id, RequestId request,
                       absl::StatusOr<ProfileWithHash> profile, absl::Time now);
-  // The worker has solved a round. `units` are those that it solved for this
-  // plan.
+  // `units` are those that the worker solved for this plan.
   Effects PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
                      absl::Time now, std::vector<KeyedUnit> units = {});
   // A PlanChangedNotice could not be sent: the rank counts as refusing it.
   Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now);
-  // Counts what ranks have copied: bytes by grant slot, from their use pages,
-  // and late copies, from GrantPolicy::late.
+  // What ranks have copied, by grant slot: bytes from their use pages, and late
+  // copies from GrantPolicy::late.
   void CopiesSeen(const std::map<int, Directions>& used) { copies_.Seen(used); }
   void LateSeen(const std::map<int, LateDirections>& late) {
     copies_.LateSeen(late);
@@ -153,14 +149,13 @@ class Core {
   const Copies& copies() const { return copies_; }
   absl::Time started() const { return started_; }
 
-  // Returns all state but the journal and the units (state.h).
+  // See state.h.
   CoreState Save() const {
     return {ledger_.Save(), joint_.Save(),   sessions_.rows().rows(),
             last_session_,  policy_.drain(), line_.Save(),
             NamesOfGpus()};
   }
-  // Replaces the state by `saved`. REQUIRES: a Core of the same node without
-  // sessions.
+  // REQUIRES: a Core of the same node without sessions.
   void Load(CoreState saved);
   // Continues from what Load loaded. Sessions in `reached` kept their sockets;
   // the others have ended. The device is asked again what it had not answered,
@@ -171,14 +166,12 @@ class Core {
   // All notices so far were sent, so a daemon that takes over need not repeat
   // them. Returns false if nothing changed.
   bool NoticesSent() { return sessions_.NoticesSent(); }
-  // Saves row by row: calls visit(kind, key, row) for each row that changed
-  // since the last call (state.h). Not included: what administrators set (a
-  // file on disk keeps it), planning rounds, and sessions that were never a
-  // rank's.
+  // Calls visit(kind, key, row) for each row that changed since the last call
+  // (state.h). Not included: what administrators set (a file on disk keeps it),
+  // planning rounds, and sessions that were never a rank's.
   template <typename Visit>
   void TakeChanged(Visit visit);
-  // Makes the next TakeChanged visit all rows. Until then changes are not
-  // tracked.
+  // Makes the next TakeChanged visit all rows; until then tracks no changes.
   void TouchAll();
   LooseState Loose() const;
 
@@ -193,13 +186,12 @@ class Core {
               absl::Time now, Effects& effects);
   absl::Status MayAttach(const Session& session,
                          const HelloRequest& hello) const;
-  // Ends the session's leases when its socket ends; memory that the process may
-  // still map is quarantined. The session stays until its process is gone.
+  // Ends the session's leases; memory that the process may still map is
+  // quarantined. The session stays until its process has ended.
   void Close(Session& session, absl::Time now, Effects& effects);
   void Drop(SessionId id, absl::Time now, Effects& effects);
   // Closes a session while its process lives. Drops ended sessions of the same
-  // process that are not needed any more, so that a process that opens and
-  // closes sessions for ever costs no more than one.
+  // process, so that one that opens sessions for ever costs no more than one.
   void CloseAlone(Session& session, absl::Time now, Effects& effects);
   // Runs after each event: continues work that need not wait any more.
   void Settle(absl::Time now, Effects& effects);
@@ -213,8 +205,7 @@ class Core {
   }
   // The event that `host` bytes of host memory became free.
   Effects CameBack(Bytes host, absl::Time now);
-  // Calls `each` for every saved table except those of the sessions, because a
-  // session has several tables.
+  // Visits every saved table except those of the sessions, which have several.
   template <typename Each>
   void EachTable(Each each);
 

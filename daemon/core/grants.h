@@ -90,8 +90,7 @@ class GrantPolicy {
   // The window of a rank that shares its link, and of one alone on its link.
   static constexpr absl::Duration kWindow = absl::Milliseconds(20);
   static constexpr absl::Duration kWindowAlone = absl::Milliseconds(250);
-  // The smallest window: a copy larger than its window waits for several
-  // refills.
+  // The smallest window. A copy larger than its window takes several refills.
   static constexpr uint64_t kMinWindow = 1 << 20;
   // How far a rank's use may exceed its limit, since a copy is counted before
   // it waits for the limit. A larger copy is believed in steps of this size.
@@ -99,10 +98,10 @@ class GrantPolicy {
   // The time over which the granted rate is averaged.
   static constexpr absl::Duration kRateOver = absl::Milliseconds(100);
 
-  // A rank's limits. `rate` is the bytes per second that the rank is granted,
-  // or would be if it copied all the time; 0: not limited.
   struct Grant {
     Directions limit = {0, 0};
+    // Bytes per second that the rank is granted, or would be if it copied all
+    // the time; 0: not limited.
     Directions rate = {0, 0};
   };
 
@@ -125,12 +124,11 @@ class GrantPolicy {
   bool idle() const { return ranks_.empty(); }
 
   // Returns the late copies of each attached slot since it was attached or
-  // resumed. Empty if the link's speed is not known.
+  // resumed; none if the link's speed is not known.
   std::map<int, LateDirections> late() const;
 
   // The copy at the front of a direction's queue, as the rank states it: it
-  // ends at byte `up_to` (counted as `used`), and compute needs it `in` from
-  // now. 0: not stated.
+  // ends at byte `up_to` (0: not stated), and compute needs it `in` from now.
   struct Need {
     uint64_t up_to = 0;
     absl::Duration in;
@@ -143,9 +141,9 @@ class GrantPolicy {
                               absl::Duration elapsed,
                               const std::map<int, Needs>& needs = {});
 
-  // Returns true if a refill with this use would change nothing: no rank wants
-  // more, and all averages are constant. The caller may then call Pass instead,
-  // so that a node on which all ranks compute costs next to nothing.
+  // Returns whether a refill with this use would change nothing. The caller may
+  // then call Pass instead, so that a node on which all ranks compute costs
+  // next to nothing.
   bool IsSettled(const std::map<int, Directions>& used) const;
   void Pass(absl::Duration elapsed);
 
@@ -161,14 +159,13 @@ class GrantPolicy {
     Directions limit = {0, 0};
     Directions used = {0, 0};             // as far as believed
     std::array<double, 2> rate = {0, 0};  // granted, averaged
-    // Fractions of a byte that are still to be granted.
-    std::array<double, 2> rest = {0, 0};
+    std::array<double, 2> rest = {0,
+                                  0};  // fractions of a byte, not granted yet
     std::array<LateCounter, 2> late;
   };
   template <typename Of>
   double Least(int link, Of of) const;
-  // Returns the lowest speed on the path from `link` up; 0 if no link there is
-  // limited.
+  // Returns the lowest limit on the path from `link` up; 0: there is none.
   double Rate(int link, int direction) const;
   // Returns the rate that the rank would have if all `sharers` copied all the
   // time: the smallest of its shares of the links on its path.
@@ -188,8 +185,8 @@ class GrantPolicy {
   }
   // Returns by how much the limit must rise to be one window ahead of the use.
   uint64_t Wanted(const RankShare& rank, int direction) const;
-  // Passes the deadline of the copy at the front, and its bytes beyond the
-  // limit, to BandwidthPolicy::Need. Counts the copy if it is late.
+  // Passes the deadline of the copy at the front to BandwidthPolicy::Need.
+  // Counts the copy if it is late.
   void TellNeed(int slot, int direction, const Need& need,
                 absl::Duration elapsed);
   void KeepPromise(int slot, int direction);

@@ -40,8 +40,8 @@ class SessionTable {
   // no such session.
   Session* FindOpen(SessionId id);
   // Returns the principal to which a session's view is restricted; null if it
-  // may see everything. Sessions of the daemon's user may, unless that is root:
-  // root uses the administrators' socket.
+  // may see everything. Sessions of the daemon's user may, unless that is root,
+  // which uses the administrators' socket.
   const Principal* ViewerOf(const Session& session) const;
   // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
   absl::Status CheckGpu(DeviceIndex gpu) const;
@@ -49,12 +49,11 @@ class SessionTable {
   // Returns whether any session is, or was, a rank's.
   bool has_ranks() const;
 
-  // --- states --------------------------------------------------------------
+  // --- states
   bool full() const { return std::ssize(rows_) >= config_.max_sessions; }
   // Returns the half-open session that must end before this principal may
-  // connect once more, if any. If the principal has too many, it is the
-  // principal's oldest. If there are too many in total, it is the oldest of the
-  // principal with the most, so that a flood ends its own sessions.
+  // connect once more, if any: the principal's oldest if it has too many; if
+  // there are too many in total, the oldest of the principal with the most.
   std::optional<SessionId> EndedByOneMore(const Principal& who) const;
   // REQUIRES: `id` is new.
   void Connect(SessionId id, const Peer& peer, absl::Time now);
@@ -75,23 +74,20 @@ class SessionTable {
   std::vector<SessionId> Late(absl::Time now) const;
   absl::Time NextDeadline() const;
 
-  // --- notices to ranks -----------------------------------------------------
+  // --- notices to ranks
   // Records the plans that these effects send to ranks.
   void NotePlansTold(const Effects& effects);
-  // Handles the end of the process. Sends a rank's death to its peers, unless
-  // the rank exited with status 0, or had freed its leases and the status is
-  // unknown.
+  // Sends a rank's death to its peers, unless the rank exited with status 0, or
+  // had freed its leases and the status is unknown.
   void Exited(const Session& session, const Exit& exit, absl::Time now,
               Effects& effects);
   void TellPeers(const Session& session, const std::string& reason,
                  Effects& effects);
   // Repeats to the session the notices that it may have missed.
   void TellAgain(const Session& session, Effects& effects) const;
-  // Notes that all notices so far were sent. Returns false if there were none.
-  bool NoticesSent();
+  bool NoticesSent();  // see Core
 
   void Load(std::map<SessionId, Session> saved, absl::Time now);
-  // See Core::TakeChanged and Core::TouchAll.
   template <typename Visit>
   void TakeChanged(Visit visit);
   void TouchAll();

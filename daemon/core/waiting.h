@@ -100,8 +100,8 @@ class WaitingQueue {
   };
 
   // ResourceExhausted: its user, or all users together, have reached the limit
-  // of waiting leases. Leases that wait for plans are not counted, here and in
-  // the snapshot, because each session has at most one.
+  // of waiting leases. Leases that wait for plans do not count, because each
+  // session has at most one.
   absl::Status MayJoin(const Principal& who, const WaitLimits& limits) const;
   void Join(Waiter waiter);
   // Removes and returns the lease; nullopt if it does not wait.
@@ -128,9 +128,8 @@ class WaitingQueue {
     absl::Time again = absl::InfinitePast();     // if it stays
   };
   // Gives a turn to the leases that `woken` wakes, in order, unless earlier
-  // leases hold them up. Removes leases that are granted or refused. Calls
-  // `rights` only for leases that others hold up at their pool. A lease without
-  // memory at its deadline is removed after a call of `timed_out`.
+  // leases hold them up. Calls `rights` only for leases that others hold up at
+  // their pool, and `timed_out` for a lease without memory at its deadline.
   void Release(
       absl::Time now, const Woken& woken,
       absl::FunctionRef<Rights(const Waiter&)> rights,

@@ -1,6 +1,5 @@
 // One pool of physical memory: its extents, their principals and their states.
-// Only bookkeeping: decisions are returned as lists, and the caller executes
-// them.
+// Only bookkeeping: the caller executes what is decided.
 //
 // Extent states:
 //   making       requested from the device               counts as leased
@@ -12,8 +11,7 @@
 //                or a child of one that has ended        counts as lingering
 //   kept         idle: no process can reach it           counts as free
 // Memory without an extent counts as free too, except for what is *outside*:
-// held by processes outside leases, as the device reports it. This sum always
-// holds, to the byte:
+// held by processes outside leases. This sum always holds, to the byte:
 //   total = leased + lingering + quarantined + outside + free.
 //
 // A memory handle that left the daemon never goes to another principal: for
@@ -70,25 +68,24 @@ class Pool {
   Pool(PoolId id, Bytes total, Bytes extent,
        std::string_view outside_holders = OutsideHolders("sim"));
 
-  // The parts of a lease: idle extents, extents to destroy first, and the sizes
-  // of extents to make.
+  // The parts of a lease. `destroy` comes first.
   struct Parts {
     std::vector<ExtentId> reuse, destroy;
     std::vector<Bytes> make;
   };
-  // Chooses parts for `size`: extents of extent_bytes and a tail. The principal
-  // may not have `withheld` bytes of the free memory. If these parts do not
-  // fit, chooses idle extents of the principal of any size; the last of them
-  // may make the lease larger, up to `most`. ResourceExhausted: the message has
-  // the requested, free and total bytes, and what holds the rest.
+  // Chooses parts for `size`: extents of the pool's size and a tail. The
+  // principal may not have `withheld` bytes of the free memory. If these parts
+  // do not fit, chooses idle extents of the principal of any size; the last of
+  // them may make the lease larger, up to `most`. ResourceExhausted: the
+  // message says what holds the rest.
   absl::StatusOr<Parts> Choose(PrincipalId principal, Bytes size, Bytes most,
                                Bytes withheld = Bytes(0)) const;
   struct Taken {
     std::vector<Slice> make;    // each ends in Made or Failed
     std::vector<Slice> slices;  // the whole lease in order, including `make`
   };
-  // Takes chosen parts. Numbers the extents to make from `first` on. REQUIRES:
-  // the pool has not changed since Choose.
+  // Numbers the extents to make from `first` on. REQUIRES: the pool has not
+  // changed since Choose.
   Taken Take(PrincipalId principal, const Parts& parts, ExtentId first);
 
   void Made(ExtentId id);                     // making -> leased
@@ -144,7 +141,7 @@ class Pool {
   // The size of all extents, including those that are being made.
   Bytes made() const { return charged() + kept_; }
   // Returns how much `principal` can certainly get in one lease: free memory
-  // that is not withheld, and its own lingering extents of extent_bytes.
+  // that is not withheld, and its own lingering extents of the pool's size.
   Bytes UsableBy(PrincipalId principal, Bytes withheld = Bytes(0)) const;
   // Returns the most that `principal` can get in pieces of any size: free
   // memory that is not withheld, and its own lingering memory.
@@ -165,8 +162,7 @@ class Pool {
     return kept_of_.contains(principal);
   }
   PrincipalId OwnerOf(ExtentId id) const { return extents_.at(id).principal; }
-  // Returns at most `count` kept extents, oldest first, of one principal or of
-  // all, except those in `spared`.
+  // Returns at most `count` kept extents, oldest first, without `spared`.
   std::vector<ExtentId> OldestKept(size_t count,
                                    const std::set<ExtentId>& spared,
                                    std::optional<PrincipalId> of) const;
@@ -196,7 +192,6 @@ class Pool {
   Extent& at(ExtentId id) { return extents_.Edit(id); }
   Bytes charged() const { return leased_ + quarantined_ + lingering_; }
   Bytes unmade() const { return free() - kept_; }
-  // Makes an extent lingering or kept.
   void Rest(ExtentId id, Extent& extent, State state);
   // Adds an extent to the sums and lists of its state.
   void List(ExtentId id, const Extent& extent);
@@ -208,9 +203,9 @@ class Pool {
   std::vector<ExtentId> Reclaimable(Bytes need,
                                     const std::set<ExtentId>& spared) const;
   absl::Status Refusal(Bytes asked, Bytes withheld) const;
-  // Two ways to choose parts. Regular: whole extents and a tail. Patched: idle
-  // extents of any size. Both return nullopt if there is no room; if sums
-  // already show that, they look at no extent.
+  // Two ways to choose parts: whole extents and a tail, or idle extents of any
+  // size. Both return nullopt if there is no room; if sums already show that,
+  // they look at no extent.
   std::optional<Parts> Regular(PrincipalId principal, Bytes size,
                                Bytes room) const;
   std::optional<Parts> Patched(PrincipalId principal, Bytes size, Bytes most,
@@ -219,9 +214,9 @@ class Pool {
   Bytes RoomBeside(Bytes withheld) const {
     return std::max(free() - withheld, Bytes(0));
   }
-  // Adds `n` extents of one size, newest first, because the pages of those are
-  // warm. With `scarce`, lingering extents come first, because only kept ones
-  // are taken from free memory.
+  // Adds `n` extents of one size, newest first, because their pages are warm.
+  // With `scarce`, lingering extents come first: only kept ones take free
+  // memory.
   void Reuse(const ByAge& ids, int64_t n, bool scarce, Parts& parts) const;
   // Returns how much of the free memory these parts take.
   Bytes TakenFromFree(const Parts& parts) const;
