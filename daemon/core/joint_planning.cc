@@ -563,13 +563,13 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
   if (outcome == PlanOutcome::kFailed) ++journal_.stats.plans[outcome];
   // If there were several jobs, only the daemon's user may see the message,
   // because it may name another principal's job.
-  journal_.Log(
-      now, EventKind::kPlan,
-      round.jobs.size() == 1
-          ? fmt::format("job {}: {}", round.jobs[0].name, reason)
-          : fmt::format("{} jobs together: {}", round.jobs.size(), reason),
-      round.jobs.size() == 1 ? round.jobs[0].principal
-                             : Principal{config_.own_uid, ""});
+  if (round.jobs.size() == 1) {
+    Log(now, round.jobs[0], reason);
+  } else {
+    journal_.Log(now, EventKind::kPlan,
+                 fmt::format("{} jobs together: {}", round.jobs.size(), reason),
+                 {config_.own_uid, ""});
+  }
   if (cut_off && round.asking.empty()) {
     PlanAgain(now + config_.leave_delay, next_.why);
   }
@@ -586,15 +586,19 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
   }
 }
 
+void JointPlanning::Log(absl::Time now, const JobKey& job,
+                        const std::string& what) {
+  journal_.Log(now, EventKind::kPlan, fmt::format("job {}: {}", job.name, what),
+               job.principal);
+}
+
 void JointPlanning::LogPlan(const JobKey& job, const plan::NodePlan& plan,
                             absl::Time now) {
-  journal_.Log(
-      now, EventKind::kPlan,
+  Log(now, job,
       plan.infeasible.empty()
-          ? fmt::format("job {}: plan {} for {} ranks in {:.3f} s", job.name,
-                        plan.id.value(), plan.ranks.size(), plan.seconds)
-          : fmt::format("job {}: {}", job.name, plan.infeasible),
-      job.principal);
+          ? fmt::format("plan {} for {} ranks in {:.3f} s", plan.id.value(),
+                        plan.ranks.size(), plan.seconds)
+          : plan.infeasible);
 }
 
 void JointPlanning::GivePlan(const Asking& asking, PlanId plan,
@@ -719,12 +723,10 @@ void JointPlanning::AdmitJoin(Asking asking, const Plan& plan, absl::Time now,
   for (const JobKey& other : Shrinking()) {
     others += (others.empty() ? "" : ", ") + NameFor(other, &job.principal);
   }
-  journal_.Log(
-      now, EventKind::kPlan,
-      fmt::format("job {}: plan {} waits for host memory of {}, at most {:g} s",
-                  job.name, plan->id.value(), others,
-                  absl::ToDoubleSeconds(config_.join_wait)),
-      job.principal);
+  Log(now, job,
+      fmt::format("plan {} waits for host memory of {}, at most {:g} s",
+                  plan->id.value(), others,
+                  absl::ToDoubleSeconds(config_.join_wait)));
   held_[job] = {std::move(asking), plan->id, now, now + config_.join_wait};
 }
 
@@ -749,13 +751,10 @@ void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
   }
   if (!late.empty()) MarkShrinkersLate();
   for (HeldJoin& join : late) {
-    journal_.Log(
-        now, EventKind::kPlan,
-        fmt::format("job {}: no memory came back within {:g} s; planned with "
-                    "what is free",
-                    join.asking.job.name,
-                    absl::ToDoubleSeconds(config_.join_wait)),
-        join.asking.job.principal);
+    Log(now, join.asking.job,
+        fmt::format("no memory came back within {:g} s; planned with what is "
+                    "free",
+                    absl::ToDoubleSeconds(config_.join_wait)));
     members_.erase(join.asking.job);
     StartAlone(std::move(join.asking), now, effects);
   }
@@ -813,11 +812,9 @@ void JointPlanning::ProposeChange(const JobKey& job, const Plan& plan,
   for (SessionId session : RanksOf(job)) {
     change.open.insert(attached_.at(session).rank);
   }
-  journal_.Log(
-      now, EventKind::kPlan,
-      fmt::format("job {}: plan {} for {} ranks at their next step, since {}",
-                  job.name, plan->id.value(), ranks.size(), why),
-      job.principal);
+  Log(now, job,
+      fmt::format("plan {} for {} ranks at their next step, since {}",
+                  plan->id.value(), ranks.size(), why));
   member.ranks = std::move(ranks);
   member.change = std::move(change);
   member.state = Member::State::kToChange;
@@ -955,11 +952,10 @@ void JointPlanning::EndChange(const JobKey& job, Member& member,
   const bool all = change.refused.empty();
   ++journal_.stats
         .plan_changes[all ? ChangeOutcome::kTaken : ChangeOutcome::kRefused];
-  journal_.Log(now, EventKind::kPlan,
-               fmt::format("job {}: plan {} {} after {:.1f} s: {}", job.name,
-                           change.plan.value(), all ? "taken" : "not taken",
-                           absl::ToDoubleSeconds(now - change.since), note),
-               job.principal);
+  Log(now, job,
+      fmt::format("plan {} {} after {:.1f} s: {}", change.plan.value(),
+                  all ? "taken" : "not taken",
+                  absl::ToDoubleSeconds(now - change.since), note));
   if (all) {
     rounds_.Use(job, change.plan);
     if (!member.settled.empty()) member.ranks = member.settled;

@@ -162,6 +162,8 @@ class JointPlanning {
                    Effects& effects);
   void RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                    const absl::Status& why, absl::Time now, Effects& effects);
+  // Logs an event that the job's user sees.
+  void Log(absl::Time now, const JobKey& job, const std::string& what);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
   // Limits the joint round that is being solved to kShare if another user's job
   // waits, so that no user waits for another's hard profile. The round's jobs

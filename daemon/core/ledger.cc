@@ -642,7 +642,6 @@ void Ledger::CheckExtents() const {
   for (const auto& [id, pool] : pools_) {
     SLUICE_CHECK(lingering[id] == pool.lingering());
   }
-  allowances_.CheckInvariants();
 }
 
 // --- Reservations, and the memory that they withhold

@@ -1,6 +1,4 @@
-#include "daemon/core/job_series.h"
-
-#include <algorithm>
+#include "daemon/core/stats.h"
 
 namespace sluice::daemon {
 
