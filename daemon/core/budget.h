@@ -20,8 +20,8 @@
 
 namespace sluice::daemon {
 
-// The target of a limit: a principal (cgroup empty: every cgroup of that uid),
-// or a job label in every principal.
+// A principal (cgroup empty: every cgroup of that uid), or a job label in every
+// principal.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
   std::string cgroup;
@@ -87,8 +87,8 @@ class Budgets {
   void Charge(const JobKey& job, PoolKind kind, Bytes size);
   void Refund(const JobKey& job, PoolKind kind, Bytes size);
 
-  // Sets a limit. FailedPrecondition: the target already holds more than the
-  // new limit; memory in use cannot be taken back, so the limit would not hold.
+  // FailedPrecondition: the target holds more than the new limit already, which
+  // cannot be taken back.
   absl::Status Set(const BudgetTarget& target, const Limits& limits, SetBy by);
   // Returns the limits in force. InvalidArgument: neither a user nor a job.
   absl::StatusOr<Limits> Get(const BudgetTarget& target) const;
@@ -106,8 +106,8 @@ class Budgets {
   Saved Save() const { return {named_jobs_, uids_, principals_}; }
   void Load(const Saved& saved);
   Saved Live() const;
-  // Adds these limits to those that are set. REQUIRES: Set succeeded for each
-  // of them on a copy, or nothing is charged yet.
+  // Adds these limits. REQUIRES: Set succeeded for each of them on a copy, or
+  // nothing is charged yet.
   void SetLive(const Saved& live);
 
   void CheckInvariants() const;

@@ -40,8 +40,8 @@ struct SendNotice {
   SessionId session;
   Notice notice;
 };
-// Ends the socket (packets sent before still arrive); the process stays
-// watched.
+// Ends the socket (packets sent before still arrive), not the watch of its
+// process.
 struct CloseSocket {
   SessionId session;
 };
@@ -64,8 +64,7 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
-// Sets whether the rank has a lease, or one that is being made. Initially
-// false; sent at each change.
+// Whether the rank has a lease, or one that is being made. Initially false.
 struct HoldsMemory {
   int slot = 0;
   bool holds = false;

@@ -56,8 +56,8 @@ struct StepReportRequest {
   // Duration of mapping each lease since the last report.
   std::vector<double> map_seconds;
 };
-// Reports how much memory of the session's GPU all processes use, as the rank's
-// driver shows it. Sent when the rank's use outside its lease may have changed.
+// How much memory of the session's GPU all processes use, by the rank's driver.
+// Sent when the rank's use outside its lease may have changed.
 struct GpuUseRequest {
   Bytes used;
 };

@@ -21,9 +21,9 @@
 namespace sluice::daemon {
 
 // Remembers requests, so that a repeated request (with the same id) is executed
-// once and answered again, until its client acknowledges the answer. Without
-// acknowledgements it remembers the last kWindow requests, or fewer if their
-// errors exceed kMostText. Older ids are refused; ids roughly count up.
+// once and answered again, until its client acknowledges the answer; at most
+// the last kWindow, or fewer if their errors exceed kMostText. Older ids are
+// refused; ids roughly count up.
 class RequestHistory {
  public:
   static constexpr size_t kWindow = 256;
@@ -84,13 +84,11 @@ struct Session {
 
   std::optional<StepReport> last_step;
   Bytes hbm_peak;
-  // How much of its GPU this rank holds outside its lease, computed from ranks'
-  // reports. Unset if the rank has reported nothing, or if the use before there
-  // were ranks is unknown.
+  // How much of its GPU this rank holds outside its lease, by ranks' reports.
+  // Unset if there is none, or if the use before there were ranks is unknown.
   std::optional<Bytes> outside;
-  // Bytes copied since the session began: as step reports say, as the use page
-  // says, and as counted for the GPU (the larger of both, since a page also
-  // moves within a step).
+  // Bytes copied since the session began: by step reports, by the use page, and
+  // as counted for the GPU (the larger one, since a page moves within a step).
   Directions copies_reported = {0, 0}, copies_seen = {0, 0},
              copies_counted = {0, 0};
 

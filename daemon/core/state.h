@@ -29,8 +29,7 @@
 
 namespace sluice::daemon {
 
-// The UUIDs of the usable GPUs, because the next start may number GPUs
-// differently.
+// The UUIDs of usable GPUs, since the next start may number GPUs differently.
 using GpuNames = std::map<PoolId, std::string>;
 
 // --- the ledger (ledger.h draws the states)
@@ -68,8 +67,8 @@ struct MakingState {
 
 // A lingering extent, charged to `job`.
 struct LingeringState {
-  // Which processes may still reach the extent. kFreed: the process that freed
-  // it, and its children. kOrphaned: only children of a process that has ended.
+  // kFreed: the process that freed the extent, and its children, may reach it.
+  // kOrphaned: only children of a process that has ended may.
   enum class Origin { kFreed, kOrphaned };
   Origin origin = Origin::kFreed;
   // The device's last answer; kUnknown: the device cannot tell.
@@ -120,8 +119,7 @@ struct AttachedRank {
   bool operator==(const AttachedRank&) const = default;
 };
 
-// A lease that waits for a plan, as saved by version 1 of the state
-// (daemon/state).
+// A lease that waits for a plan, as saved by version 1 of the state.
 struct WaitingLease {
   SessionId session;
   RequestId request;
@@ -140,8 +138,8 @@ struct HeldJoin {
 
 // When and why running jobs will be planned again.
 struct NextRound {
-  // kRoundAfterChanges: a round is due when no member has a change any more,
-  // because a join did not wait for memory that may still be freed.
+  // kRoundAfterChanges: a round is due when no member has a change, because a
+  // join did not wait for memory that may still be freed.
   enum class Owed { kNothing, kRoundAfterChanges };
   Owed owed = Owed::kNothing;
   absl::Time at = absl::InfiniteFuture();

@@ -29,10 +29,9 @@ struct Principal {
 // Returns "user 1000" or "user 0 (/kubepods/pod7)", for messages.
 std::string Name(const Principal& principal);
 
-// Returns whether the next processes of the same user may get what an ended
-// principal leaves. True for a user, and for a job of Slurm, which another
-// principal of that user may follow. False for pods, since all pods often share
-// one user.
+// Returns whether the user's next processes may get what an ended principal
+// leaves: true for a user, and for a job of Slurm, which another one of that
+// user may follow; false for pods, which often share one user.
 bool HasHeir(const Principal& principal);
 // Returns whether `to` may get what `from` leaves.
 bool Inherits(const Principal& from, const Principal& to);

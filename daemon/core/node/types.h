@@ -45,8 +45,8 @@ inline Shortage ShortageIn(PoolKind kind) {
   return kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory;
 }
 
-// The device's answer about an extent: whether a process other than the daemon
-// has a descriptor or a mapping of it, or a descriptor on its way.
+// Whether a process other than the daemon has a descriptor or a mapping of an
+// extent, or a descriptor on its way.
 enum class Held { kNo, kYes, kUnknown };
 
 struct Amounts {
@@ -59,7 +59,7 @@ struct Amounts {
 // Returns "GPU 0" or "NUMA node 1" for messages.
 std::string Name(PoolId pool);
 
-// The process at the other end of a session, as the kernel knows it.
+// The process at the other end of a session, from the kernel.
 struct Peer {
   Principal principal;
   int pid = 0;
@@ -128,7 +128,7 @@ struct HostConfig {
   Bytes spare;
 };
 
-// Limits per kind of pool, as sums over the node (all GPUs, all NUMA nodes).
+// Limits of sums over the node (all GPUs, all NUMA nodes).
 struct Limits {
   static constexpr Bytes kUnlimited{INT64_MAX};
   Bytes gpu = kUnlimited;
@@ -141,17 +141,16 @@ struct Limits {
 struct ExtentLimits {
   size_t all = 1 << 19;
   size_t each = 1 << 18;  // of one principal
-  // Whether `each` follows from this process's limit of open files, as `all`
-  // always does, and not from the configuration.
+  // `each` follows from this process's limit of open files, as `all` always
+  // does, and not from the configuration.
   bool each_of_open_files = false;
   // Reserved for each attached rank: other principals cannot have them.
   size_t per_rank = 16;
-  // How many extents may be made and destroyed for one principal per second; up
-  // to `each` at once.
+  // For one principal: extents made and destroyed; up to `each` at once.
   double changes_per_second = 1000;
-  // How long idle extents are kept: while their principal has a process, and
-  // after its last process, so that a restarted job finds memory that is
-  // already made.
+  // How long idle extents are kept, so that a restarted job finds memory that
+  // is already made: while their principal has a process, and after its last
+  // one.
   absl::Duration kept_for = absl::Minutes(5);
   absl::Duration orphans_kept_for = absl::Seconds(2);
   // For host memory that takes long to pin: replaces both times if it is
@@ -204,16 +203,14 @@ struct NodeConfig {
     return FindOr(user_weights, who.uid, 1);
   }
   absl::Duration plan_time_limit = absl::Seconds(20);
-  // How long a joining job's plan is held back while running jobs free the
-  // memory that it needs.
+  // How long a joining job's plan waits for memory that running jobs free.
   absl::Duration join_wait = absl::Seconds(60);
   // How long a lease may wait for such memory; clients wait 60 s for an answer.
   absl::Duration lease_wait = absl::Seconds(45);
-  // How long ranks may take to answer a new plan. They answer at their next
-  // step boundary, and a step can take minutes.
+  // How long ranks may take to answer a new plan, which they do at their next
+  // step boundary.
   absl::Duration change_wait = absl::Minutes(30);
-  // The delay of a new plan after a job has left, because others often follow
-  // at once.
+  // The delay of a new plan after a job has left: others often follow at once.
   absl::Duration leave_delay = absl::Milliseconds(200);
   absl::Duration hello_timeout = absl::Seconds(10);
   int max_sessions = 2048;

@@ -49,8 +49,7 @@ class PlanRounds {
  public:
   static constexpr size_t kPlansKept = 256;
 
-  // Stores a rank's profile. Returns how many of `local_ranks` have not
-  // submitted yet.
+  // Returns how many of `local_ranks` have not submitted yet.
   int Submit(const JobKey& job, Rank rank, ProfileWithHash profile,
              int local_ranks);
   // Returns the collected profiles. REQUIRES: Submit has returned 0.
@@ -101,15 +100,13 @@ class PlanRounds {
   void Promise(const JobKey& job, PlanId plan) { promised_.Put(job) = plan; }
   PlanId current(const JobKey& job) const { return FindOr(current_, job); }
 
-  // Removes a rank that has left. Returns the ranks that submitted in the job's
-  // open rounds and must wait no longer, the solving rounds that are given up,
-  // and the other jobs that asked in these rounds and must ask again. A round
-  // in which only other users ask continues; otherwise a user with jobs that
-  // come and go could delay it without end.
+  // Removes a rank that has left. A round in which only other users ask
+  // continues; otherwise a user with jobs that come and go could delay it
+  // without end.
   struct Abandoned {
-    std::vector<Rank> ranks;
-    std::vector<PlanRoundId> solving;
-    std::vector<Asking> again;
+    std::vector<Rank> ranks;           // submitted, and must wait no longer
+    std::vector<PlanRoundId> solving;  // rounds that are given up
+    std::vector<Asking> again;         // jobs in these that must ask again
   };
   Abandoned RankLeft(const JobKey& job, Rank rank);
   void JobEnded(const JobKey& job);
