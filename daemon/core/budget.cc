@@ -73,16 +73,6 @@ absl::Status Budgets::Check(const JobKey& job, PoolKind kind, Bytes size,
                (used ? FindOr(used_by_job_, job) : none).of(kind));
 }
 
-absl::Status Budgets::Admit(const JobKey& job, PoolKind kind,
-                            Bytes size) const {
-  return Check(job, kind, size, /*used=*/true);
-}
-
-absl::Status Budgets::MayEver(const JobKey& job, PoolKind kind,
-                              Bytes size) const {
-  return Check(job, kind, size, /*used=*/false);
-}
-
 void Budgets::Charge(const JobKey& job, PoolKind kind, Bytes size) {
   used_[job.principal].of(kind) += size;
   used_by_job_[job].of(kind) += size;

@@ -81,9 +81,13 @@ class Budgets {
 
   // Returns OK if the job may be charged `size` more. ResourceExhausted names
   // the request, the use, the limit, and how to raise it.
-  absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const;
+  absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const {
+    return Check(job, kind, size, /*used=*/true);
+  }
   // Returns what Admit would return if the job and its principal held nothing.
-  absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const;
+  absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const {
+    return Check(job, kind, size, /*used=*/false);
+  }
   void Charge(const JobKey& job, PoolKind kind, Bytes size);
   void Refund(const JobKey& job, PoolKind kind, Bytes size);
 

@@ -166,52 +166,50 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
         fmt::format("an observer's session {}", what)));
     return true;
   };
-  std::visit(
-      Overloaded{[&](const HelloRequest& hello) {
-                   Attach(session, request, hello, now, effects);
-                 },
-                 [&](const LeaseRequest& asked) {
-                   waits_.Ask(session, request, asked, now, effects);
-                 },
-                 [&](const FreeRequest& asked) {
-                   leases_.Free(session, request, asked, now, effects);
-                 },
-                 [&](const GiveUpRequest& given_up) {
-                   waits_.GiveUp(session, request, given_up, now, effects);
-                 },
-                 [&](const ProfileRequest&) {
-                   if (refused("has no plans: attach as a rank")) return;
-                   effects.push_back(ReadProfile{session.id, request});
-                 },
-                 [&](const PlanTakenRequest& taken) {
-                   answer(NotedReply{});
-                   if (session.is_rank())
-                     joint_.PlanTaken(session.id, taken, now);
-                 },
-                 [&](const StepReportRequest& report) {
-                   if (refused("reports no steps")) return;
-                   joint_.StepReported(session.id);
-                   copies_.Reported(session, report, now);
-                   answer(NotedReply{});
-                 },
-                 [&](const GpuUseRequest& use) {
-                   if (refused("has no GPU: attach as a rank")) return;
-                   outside_.Told(session, use, now);
-                   answer(NotedReply{.room = session.gpu()});
-                 },
-                 [&](const QueryRequest& query) {
-                   // Another principal's plan gets the same answer as one that
-                   // does not exist.
-                   if (query.plan == PlanId() ||
-                       joint_.FindPlan(query.plan,
-                                       sessions_.ViewerOf(session))) {
-                     return answer(SnapshotReply{query.plan});
-                   }
-                   answer(absl::NotFoundError(
-                       fmt::format("no plan {}: sluicectl status lists them",
-                                   query.plan.value())));
-                 }},
-      body);
+  const Overloaded handle = {
+      [&](const HelloRequest& hello) {
+        Attach(session, request, hello, now, effects);
+      },
+      [&](const LeaseRequest& asked) {
+        waits_.Ask(session, request, asked, now, effects);
+      },
+      [&](const FreeRequest& asked) {
+        leases_.Free(session, request, asked, now, effects);
+      },
+      [&](const GiveUpRequest& given_up) {
+        waits_.GiveUp(session, request, given_up, now, effects);
+      },
+      [&](const ProfileRequest&) {
+        if (refused("has no plans: attach as a rank")) return;
+        effects.push_back(ReadProfile{session.id, request});
+      },
+      [&](const PlanTakenRequest& taken) {
+        answer(NotedReply{});
+        if (!session.is_rank()) return;
+        joint_.PlanTaken(session.id, taken, now);
+      },
+      [&](const StepReportRequest& report) {
+        if (refused("reports no steps")) return;
+        joint_.StepReported(session.id);
+        copies_.Reported(session, report, now);
+        answer(NotedReply{});
+      },
+      [&](const GpuUseRequest& use) {
+        if (refused("has no GPU: attach as a rank")) return;
+        outside_.Told(session, use, now);
+        answer(NotedReply{.room = session.gpu()});
+      },
+      [&](const QueryRequest& query) {
+        // Another principal's plan gets the same answer as one that
+        // does not exist.
+        if (query.plan == PlanId() ||
+            joint_.FindPlan(query.plan, sessions_.ViewerOf(session))) {
+          return answer(SnapshotReply{query.plan});
+        }
+        answer(absl::NotFoundError(fmt::format(
+            "no plan {}: sluicectl status lists them", query.plan.value())));
+      }};
+  std::visit(handle, body);
 }
 
 void Core::Acknowledge(SessionId id, RequestId up_to) {

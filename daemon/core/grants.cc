@@ -1,6 +1,5 @@
 #include "daemon/core/grants.h"
 
-#include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
@@ -320,10 +319,6 @@ bool GrantPolicy::IsSettled(const std::map<int, Directions>& used) const {
     return rank.first == said.first && rank.second.used == said.second;
   };
   return settled_ && std::ranges::equal(ranks_, used, as_before);
-}
-
-void GrantPolicy::Pass(absl::Duration elapsed) {
-  now_ += std::max(elapsed, absl::ZeroDuration());
 }
 
 uint64_t GrantPolicy::Wanted(const RankShare& rank, int direction) const {

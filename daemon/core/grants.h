@@ -22,6 +22,7 @@
 // Thread safety: none; one thread owns a GrantPolicy (the refill thread).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -145,7 +146,9 @@ class GrantPolicy {
   // then call Pass instead, so that a node on which all ranks compute costs
   // next to nothing.
   bool IsSettled(const std::map<int, Directions>& used) const;
-  void Pass(absl::Duration elapsed);
+  void Pass(absl::Duration elapsed) {
+    now_ += std::max(elapsed, absl::ZeroDuration());
+  }
 
   void CheckInvariants() const;
 

@@ -150,11 +150,6 @@ std::vector<SessionId> JointPlanning::RanksOf(const JobKey& job) const {
   return ranks;
 }
 
-void JointPlanning::RankAttached(SessionId session, AttachedRank rank) {
-  attached_[session] = std::move(rank);
-  ++demands_changes_;
-}
-
 void JointPlanning::RankLeft(SessionId session, absl::Time now,
                              Effects& effects) {
   const AttachedRank left = attached_.at(session);
@@ -469,8 +464,7 @@ void JointPlanning::StartRound(PlanRounds::Round round,
     positions_ = std::move(positions);
     resources_ = resources;
   }
-  const auto cached = together ? rounds_.CachedTogether(round.cache_key)
-                               : rounds_.Cached(round.cache_key);
+  const auto cached = rounds_.Cached(round.cache_key, together);
   if (cached != nullptr) {
     ++journal_.stats.plans[PlanOutcome::kCached];
     return together ? TogetherSolved(std::move(round), cached, now, effects)
@@ -677,7 +671,7 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round, Plan plan,
     const JobKey& job = round.jobs[number];
     if (!told.contains(job)) continue;
     const std::string key = fmt::format("{}{}", round.cache_key, number);
-    auto part = rounds_.Cached(key);
+    auto part = rounds_.Cached(key, /*together=*/false);
     const auto* kept = part ? rounds_.FindKept(part->id) : nullptr;
     if (kept == nullptr || kept->job.principal != job.principal) {
       part = rounds_.Keep(job, key,

@@ -44,7 +44,10 @@ class JointPlanning {
                 const WaitingQueue& line, Journal& journal);
 
   // --- ranks
-  void RankAttached(SessionId session, AttachedRank rank);
+  void RankAttached(SessionId session, AttachedRank rank) {
+    attached_[session] = std::move(rank);
+    ++demands_changes_;
+  }
   // Drops the rank's profiles, abandons its peers' plans, and plans the
   // remaining jobs again. REQUIRES: all leases of the rank have ended.
   void RankLeft(SessionId session, absl::Time now, Effects& effects);

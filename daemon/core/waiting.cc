@@ -94,10 +94,6 @@ void WaitingQueue::Erase(const PlaceInLine& place) {
   wake_all_ = true;
 }
 
-void WaitingQueue::TryAgainAt(const PlaceInLine& place, absl::Time again) {
-  waiters_.Edit(place).again = again;
-}
-
 std::optional<Waiter> WaitingQueue::Leave(SessionId session,
                                           RequestId request) {
   for (const auto& [place, waiter] : waiters_) {

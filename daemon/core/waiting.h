@@ -144,7 +144,9 @@ class WaitingQueue {
   // Returns the leases that wait for plans, in order.
   const std::set<PlaceInLine>& for_plans() const { return for_plans_; }
   // REQUIRES: the lease waits for a plan.
-  void TryAgainAt(const PlaceInLine& place, absl::Time again);
+  void TryAgainAt(const PlaceInLine& place, absl::Time again) {
+    waiters_.Edit(place).again = again;
+  }
 
   const std::map<PlaceInLine, Waiter>& waiters() const {
     return waiters_.rows();

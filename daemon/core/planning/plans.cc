@@ -1,20 +1,8 @@
 #include "daemon/core/planning/plans.h"
 
-#include <algorithm>
-
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
-namespace {
-
-PlanRounds::Plan FindKey(const std::deque<PlanRounds::Kept>& kept,
-                         const std::string& key) {
-  const auto found = std::ranges::find(kept, key, &PlanRounds::Kept::cache_key);
-  return found != kept.end() ? found->plan : nullptr;
-}
-
-}  // namespace
-
 int PlanRounds::Submit(const JobKey& job, Rank rank, ProfileWithHash profile,
                        int local_ranks) {
   Collecting& round = collecting_[job];
@@ -39,11 +27,6 @@ std::optional<PlanRounds::Round> PlanRounds::Finish(PlanRoundId round) {
   auto finished = solving_.extract(round);
   if (finished.empty()) return std::nullopt;
   return std::move(finished.mapped());
-}
-
-void PlanRounds::EndBy(PlanRoundId id, absl::Time at) {
-  Round& round = solving_.at(id);
-  round.deadline = std::min(round.deadline, at);
 }
 
 bool PlanRounds::solving_together() const {
@@ -73,12 +56,11 @@ absl::Time PlanRounds::NextDeadline() const {
   return next;
 }
 
-PlanRounds::Plan PlanRounds::Cached(const std::string& key) const {
-  return FindKey(kept_, key);
-}
-
-PlanRounds::Plan PlanRounds::CachedTogether(const std::string& key) const {
-  return FindKey(together_, key);
+PlanRounds::Plan PlanRounds::Cached(const std::string& key,
+                                    bool together) const {
+  const std::deque<Kept>& kept = together ? together_ : kept_;
+  const auto found = std::ranges::find(kept, key, &Kept::cache_key);
+  return found != kept.end() ? found->plan : nullptr;
 }
 
 PlanRounds::Plan PlanRounds::Keep(const JobKey& job,
@@ -160,11 +142,6 @@ bool PlanRounds::InUse(PlanId plan) const {
   const auto is = [&](const auto& each) { return each.second == plan; };
   return std::ranges::any_of(current_.rows(), is) ||
          std::ranges::any_of(promised_.rows(), is);
-}
-
-void PlanRounds::JobEnded(const JobKey& job) {
-  current_.erase(job);
-  promised_.erase(job);
 }
 
 PlanRounds::Saved PlanRounds::Save() const {

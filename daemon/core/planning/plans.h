@@ -11,6 +11,7 @@
 // Thread safety: one thread (core.h).
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -78,20 +79,22 @@ class PlanRounds {
   std::optional<Round> Finish(PlanRoundId round);
   const std::map<PlanRoundId, Round>& solving() const { return solving_; }
   // Moves the round's deadline to `at` if that is earlier.
-  void EndBy(PlanRoundId round, absl::Time at);
+  void EndBy(PlanRoundId round, absl::Time at) {
+    absl::Time& deadline = solving_.at(round).deadline;
+    deadline = std::min(deadline, at);
+  }
   bool solving_together() const;
   void Progressed(PlanRoundId round, const plan::PlanProgress& progress);
   std::vector<PlanRoundId> Overdue(absl::Time now) const;
   absl::Time NextDeadline() const;
 
   using Plan = std::shared_ptr<const plan::NodePlan>;
-  // Returns an earlier plan for the same question; null if there is none. Joint
-  // plans (CachedTogether) are not returned, since jobs get parts of them.
-  Plan Cached(const std::string& key) const;
+  // Returns an earlier plan for the same question: of jobs together, which get
+  // parts of it, or of a job; null if there is none.
+  Plan Cached(const std::string& key, bool together) const;
   // Keeps the plan under a new number.
   Plan Keep(const JobKey& job, const std::string& cache_key,
             plan::NodePlan plan);
-  Plan CachedTogether(const std::string& key) const;
   Plan KeepTogether(const std::string& cache_key, plan::NodePlan plan);
   // Sets a kept plan as the job's current one, and drops the job's promised
   // one.
@@ -109,7 +112,10 @@ class PlanRounds {
     std::vector<Asking> again;         // jobs in these that must ask again
   };
   Abandoned RankLeft(const JobKey& job, Rank rank);
-  void JobEnded(const JobKey& job);
+  void JobEnded(const JobKey& job) {
+    current_.erase(job);
+    promised_.erase(job);
+  }
 
   struct Kept {
     JobKey job;  // the job for which the plan was made first
