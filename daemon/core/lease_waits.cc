@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "daemon/core/borrowing.h"
 #include "proto/base/shortage.h"
 #include "proto/base/span_text.h"
 #include "proto/base/status.h"
@@ -31,9 +30,7 @@ void LeaseWaits::Ask(const Session& session, RequestId request,
                .job = session.job(),
                .since = now};
   // A lease never waits for the memory of another NUMA node.
-  if (absl::Status far =
-          CheckBorrowing(config_, sessions_, ledger_, session, asked);
-      !far.ok()) {
+  if (absl::Status far = CheckBorrowing(session, asked); !far.ok()) {
     return leases_.Refuse(lease, {std::move(far), RefusedBy::kPool}, now,
                           effects);
   }
@@ -51,6 +48,41 @@ void LeaseWaits::Ask(const Session& session, RequestId request,
     return line_.Join(std::move(lease));
   }
   WaitOrRefuse(std::move(lease), refusal, now, effects);
+}
+
+Bytes LeaseWaits::Borrowable(const Session& rank, PoolId pool) const {
+  int attached = 0;
+  for (const auto& [id, other] : sessions_) {
+    if (!other.is_rank()) continue;
+    const GpuConfig& gpu = config_.gpus[other.hello.gpu.value()];
+    if (other.job() != rank.job() || gpu.numa.value() == pool.ordinal) {
+      return Bytes(0);
+    }
+    ++attached;
+  }
+  if (attached < rank.hello.local_ranks) return Bytes(0);
+  return std::max(ledger_.UsableBy(pool, rank.peer.principal) -
+                      ledger_.pools().at(pool).total() / 2,
+                  Bytes(0));
+}
+
+absl::Status LeaseWaits::CheckBorrowing(const Session& session,
+                                        const LeaseRequest& asked) const {
+  if (!session.is_rank() || asked.pool.kind != PoolKind::kHost ||
+      ledger_.FindPool(asked.pool) == nullptr) {
+    return absl::OkStatus();
+  }
+  const NumaIndex own = config_.gpus[session.hello.gpu.value()].numa;
+  if (asked.pool.ordinal == own.value()) return absl::OkStatus();
+  const Bytes most = Borrowable(session, asked.pool);
+  if (asked.size <= most) return absl::OkStatus();
+  return ShortOf(
+      Shortage::kHostMemory,
+      fmt::format("{}: asked {}, and a rank on NUMA node {} may lease {} there "
+                  "now: a job alone on the machine has half of each node "
+                  "without ranks",
+                  Name(asked.pool), FormatBytes(asked.size), own.value(),
+                  FormatBytes(most)));
 }
 
 Rights LeaseWaits::RightsOf(const Waiter& lease) const {
