@@ -21,7 +21,6 @@
 #include "daemon/core/pool/held_outside.h"
 #include "daemon/core/pool/pool.h"
 #include "daemon/core/requests.h"
-#include "daemon/core/reservations.h"
 #include "daemon/core/session.h"
 #include "daemon/core/waiting.h"
 #include "daemon/quota/allowance.h"

@@ -1,11 +1,10 @@
-#include "daemon/core/measured_links.h"
+#include "daemon/core/policy.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
 
 #include "daemon/core/node/links.h"
-#include "proto/base/find.h"
 #include "proto/base/text.h"
 
 namespace sluice::daemon {
