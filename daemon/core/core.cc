@@ -219,20 +219,16 @@ void Core::Acknowledge(SessionId id, RequestId up_to) {
   }
 }
 
-absl::Status Core::MayAttach(const Session& session,
-                             const HelloRequest& hello) const {
-  if (session.state != Session::State::kHalfOpen) {
-    return absl::FailedPreconditionError(
-        "this session has said Hello already: open another one");
-  }
-  if (hello.observer) return absl::OkStatus();
-  SLUICE_RETURN_IF_ERROR(policy_.CheckDrain());
-  return sessions_.MayAttach(session, hello);
-}
-
 void Core::Attach(Session& session, RequestId request,
                   const HelloRequest& hello, absl::Time now, Effects& effects) {
-  absl::Status may = MayAttach(session, hello);
+  absl::Status may;
+  if (session.state != Session::State::kHalfOpen) {
+    may = absl::FailedPreconditionError(
+        "this session has said Hello already: open another one");
+  } else if (!hello.observer) {
+    may = policy_.CheckDrain();
+    if (may.ok()) may = sessions_.MayAttach(session, hello);
+  }
   if (may.ok()) may = sessions_.Attach(session, hello, now);
   if (!may.ok()) return session.Answer(request, std::move(may), effects);
   if (session.is_rank()) {

@@ -184,8 +184,6 @@ class Core {
                 absl::Time now, Effects& effects);
   void Attach(Session& session, RequestId request, const HelloRequest& hello,
               absl::Time now, Effects& effects);
-  absl::Status MayAttach(const Session& session,
-                         const HelloRequest& hello) const;
   // Ends the session's leases; memory that the process may still map is
   // quarantined. The session stays until its process has ended.
   void Close(Session& session, absl::Time now, Effects& effects);

@@ -113,34 +113,32 @@ Refusal LeaseWaits::StaysBehind(const Waiter& lease, absl::Time now) const {
 
 void LeaseWaits::WaitOrRefuse(Waiter lease, const Refusal& refusal,
                               absl::Time now, Effects& effects) {
-  const Refusal last = StandInLine(lease, refusal, now);
-  if (!last.why.ok()) leases_.Refuse(lease, last, now, effects);
-}
-
-Refusal LeaseWaits::StandInLine(Waiter lease, const Refusal& refusal,
-                                absl::Time now) {
+  const auto refuse = [&](const Refusal& last) {
+    leases_.Refuse(lease, last, now, effects);
+  };
   const LeaseRequest& asked = lease.asked;
   const Session& session = sessions_.at(lease.session);
   lease.deadline = lease.since + asked.wait;
   // If the ledger refuses for another reason, waiting cannot help.
   if (asked.wait <= absl::ZeroDuration() || lease.deadline <= now ||
       !session.is_rank() || !absl::IsResourceExhausted(refusal.why)) {
-    return refusal;
+    return refuse(refusal);
   }
   if (absl::Status never = ledger_.MayEverFit(lease.job, asked); !never.ok()) {
-    return {std::move(never), refusal.by};
+    return refuse({std::move(never), refusal.by});
   }
   if (asked.wait > config_.wait_limits.longest) {
-    return {absl::InvalidArgumentError(fmt::format(
-                "a wait of {} for a lease, and the longest is {}: wait less, "
-                "or raise longest_wait_s in [quota]",
-                Text(asked.wait), Text(config_.wait_limits.longest))),
-            RefusedBy::kQueue};
+    return refuse(
+        {absl::InvalidArgumentError(fmt::format(
+             "a wait of {} for a lease, and the longest is {}: wait less, or "
+             "raise longest_wait_s in [quota]",
+             Text(asked.wait), Text(config_.wait_limits.longest))),
+         RefusedBy::kQueue});
   }
   absl::Status may = line_.MayJoin(lease.job.principal, config_.wait_limits);
   if (!may.ok()) {
     ++journal_.stats.waits_refused;
-    return {std::move(may), RefusedBy::kQueue};
+    return refuse({std::move(may), RefusedBy::kQueue});
   }
   journal_.Log(now, EventKind::kWait,
                fmt::format("{} waits up to {} for {} of {}, {} in front",
@@ -151,7 +149,6 @@ Refusal LeaseWaits::StandInLine(Waiter lease, const Refusal& refusal,
   lease.for_plan = false;
   lease.again = absl::InfinitePast();
   line_.Join(std::move(lease));
-  return {};
 }
 
 WaitingQueue::Turn LeaseWaits::TakeTurn(const Waiter& waiter, absl::Time now,

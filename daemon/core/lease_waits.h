@@ -70,8 +70,6 @@ class LeaseWaits {
   // Queues the lease if it may wait; refuses it otherwise.
   void WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
                     Effects& effects);
-  // Queues the lease and returns OK, or returns why the lease may not wait.
-  Refusal StandInLine(Waiter lease, const Refusal& refusal, absl::Time now);
   WaitingQueue::Turn TakeTurn(const Waiter& waiter, absl::Time now,
                               Effects& effects);
   void TimeOut(const PlaceInLine& place, const Waiter& waiter, absl::Time now,

@@ -202,8 +202,6 @@ class Ledger {
   // Returns whether host memory of this principal is quarantined, or was left
   // lingering by ended processes, and so will become free.
   bool IsReturning(const Principal& principal) const;
-  // Returns how many principals have a holder or an extent.
-  size_t principals() const { return principals_.size(); }
   const ExtentCounts& extent_counts() const { return counts_; }
 
   LedgerState Save() const;
