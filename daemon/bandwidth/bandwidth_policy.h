@@ -85,7 +85,12 @@ class BandwidthPolicy {
     double weight = 1;
     std::vector<int> path;
     double wanted = 0;
-    double rate = 0;  // promised
+    double given = 0;  // in this window
+    double rate = 0;   // promised
+    void Give(double bytes) {
+      wanted -= bytes;
+      given += bytes;
+    }
     // The part of the last kPeriod for which the flow has not used its promise.
     // A time and not bytes, so that ending and renewing a promise gains
     // nothing.
@@ -98,12 +103,10 @@ class BandwidthPolicy {
     double needed = 0;  // bytes of the first copy, at `due`
     absl::Time due = absl::InfiniteFuture();
   };
-  void KeepFloors(absl::Duration window, std::vector<double>& room,
-                  std::map<int, double>& given);
-  void Lend(absl::Time now, absl::Duration window, std::vector<double>& room,
-            std::map<int, double>& given);
+  void KeepFloors(absl::Duration window, std::vector<double>& room);
+  void Lend(absl::Time now, absl::Duration window, std::vector<double>& room);
   void LendToLate(absl::Time now, absl::Duration window,
-                  std::vector<double>& room, std::map<int, double>& given);
+                  std::vector<double>& room);
   double LentWeight(const Flow& flow) const;
   // Updates what flows are ahead, after fair shares have risen to `full_at` (by
   // channel).
