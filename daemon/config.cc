@@ -10,8 +10,8 @@
 #include <memory>
 #include <utility>
 
-#include "daemon/core/link_sharers.h"
 #include "daemon/core/node/links.h"
+#include "daemon/core/node/types.h"
 #include "daemon/table_reader.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -153,11 +153,13 @@ class ConfigReader {
     });
     table.Key("weight", [&](const toml::node& value) -> absl::Status {
       SLUICE_RETURN_IF_ERROR(table.Number(&weight)(value));
-      if (weight >= kLeastWeight && weight <= kMostWeight) {
+      if (weight >= NodeConfig::kLeastWeight &&
+          weight <= NodeConfig::kMostWeight) {
         return absl::OkStatus();
       }
-      return table.Error(value, fmt::format("must be {:g} to {:g}",
-                                            kLeastWeight, kMostWeight));
+      return table.Error(
+          value, fmt::format("must be {:g} to {:g}", NodeConfig::kLeastWeight,
+                             NodeConfig::kMostWeight));
     });
     SLUICE_RETURN_IF_ERROR(table.Read(node));
     if (!uid) return table.Error(node, "a user's weight needs a uid");

@@ -1,7 +1,6 @@
 #include "daemon/bandwidth/bandwidth_policy.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "daemon/bandwidth/due_first.h"
 #include "daemon/bandwidth/fair_shares.h"
@@ -9,11 +8,6 @@
 #include "proto/base/status.h"
 
 namespace sluice::daemon::bandwidth {
-
-BandwidthPolicy::BandwidthPolicy(Topology topology, BandwidthOptions options)
-    : topology_(std::move(topology)), options_(options) {
-  SLUICE_CHECK(options.prefetch_first >= 1);
-}
 
 void BandwidthPolicy::Open(int flow, int link, int direction, double weight,
                            std::optional<int> owner) {
@@ -28,10 +22,8 @@ void BandwidthPolicy::Open(int flow, int link, int direction, double weight,
   for (const int each : made.path) {
     narrowest = std::min(narrowest, topology_.channels()[each].capacity);
   }
-  made.most_lead = narrowest * absl::ToDoubleSeconds(options_.ahead);
+  made.most_lead = narrowest * absl::ToDoubleSeconds(kAhead);
 }
-
-void BandwidthPolicy::Close(int flow) { flows_.erase(flow); }
 
 void BandwidthPolicy::Reweigh(int flow, double weight) {
   SLUICE_CHECK(weight > 0);
@@ -44,10 +36,6 @@ void BandwidthPolicy::Promise(int flow, double rate) {
   to.ahead = std::min(to.ahead, rate * absl::ToDoubleSeconds(kPeriod));
 }
 
-void BandwidthPolicy::SetWanted(int flow, double bytes) {
-  flows_.at(flow).wanted = bytes;
-}
-
 void BandwidthPolicy::Need(int flow, double bytes, absl::Time due) {
   Flow& who = flows_.at(flow);
   who.needed = bytes;
@@ -55,33 +43,29 @@ void BandwidthPolicy::Need(int flow, double bytes, absl::Time due) {
 }
 
 void BandwidthPolicy::KeepFloors(absl::Duration window,
-                                 std::vector<double>& room,
-                                 std::map<int, double>& given) {
+                                 std::vector<double>& room) {
   std::vector<Want> wants;
-  std::vector<std::pair<int, Flow*>> who;
+  std::vector<Flow*> who;
   for (auto& [id, flow] : flows_) {
     flow.unused = std::min(flow.unused + window, std::max(window, kPeriod));
     if (flow.rate <= 0 || flow.wanted <= 0) continue;
     const double floor = flow.rate * absl::ToDoubleSeconds(flow.unused);
     wants.push_back({&flow.path, std::min(flow.wanted, floor), flow.rate});
-    who.emplace_back(id, &flow);
+    who.push_back(&flow);
   }
   const FairShares shares = ShareFairly(wants, room);
   for (size_t i = 0; i < who.size(); ++i) {
-    Flow& flow = *who[i].second;
-    flow.unused -= absl::Seconds(shares.bytes[i] / flow.rate);
-    flow.wanted -= shares.bytes[i];
-    given[who[i].first] += shares.bytes[i];
+    who[i]->unused -= absl::Seconds(shares.bytes[i] / who[i]->rate);
+    who[i]->Give(shares.bytes[i]);
   }
 }
 
 double BandwidthPolicy::LentWeight(const Flow& flow) const {
-  return flow.weight * (flow.direction == kH2d ? options_.prefetch_first : 1);
+  return flow.weight * (flow.direction == kH2d ? kPrefetchFirst : 1);
 }
 
 void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
-                                 std::vector<double>& room,
-                                 std::map<int, double>& given) {
+                                 std::vector<double>& room) {
   const bool any = std::ranges::any_of(flows_, [](const auto& each) {
     return each.second.needed > 0 && each.second.wanted > 0;
   });
@@ -89,48 +73,41 @@ void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
   std::map<std::pair<int, int>, double> leads;
   for (const auto& [id, flow] : flows_) leads[flow.leader] += flow.lead;
   std::vector<LentCopy> copies;
-  std::vector<std::pair<int, Flow*>> who;
+  std::vector<Flow*> who;
   for (auto& [id, flow] : flows_) {
     if (flow.wanted <= 0) continue;
     LentCopy copy = {&flow.path, flow.wanted, LentWeight(flow)};
     if (flow.needed > 0) {
-      const auto promised = given.find(id);
-      copy.needed =
-          flow.needed - (promised != given.end() ? promised->second : 0);
+      copy.needed = flow.needed - flow.given;
       copy.due = absl::ToDoubleSeconds(flow.due - now);
       copy.may = flow.most_lead - leads[flow.leader];
       copy.promised_rate = flow.rate;
     }
     copies.push_back(copy);
-    who.emplace_back(id, &flow);
+    who.push_back(&flow);
   }
   const std::vector<double> shares =
       ShareToLate(copies, absl::ToDoubleSeconds(window), room);
   for (size_t i = 0; i < who.size(); ++i) {
-    who[i].second->wanted -= shares[i];
-    who[i].second->lead += shares[i];
-    given[who[i].first] += shares[i];
+    who[i]->lead += shares[i];
+    who[i]->Give(shares[i]);
   }
 }
 
 void BandwidthPolicy::Lend(absl::Time now, absl::Duration window,
-                           std::vector<double>& room,
-                           std::map<int, double>& given) {
-  for (const auto& [id, bytes] : given) flows_.at(id).ahead += bytes;
-  LendToLate(now, window, room, given);
+                           std::vector<double>& room) {
+  for (auto& [id, flow] : flows_) flow.ahead += flow.given;
+  LendToLate(now, window, room);
   std::vector<Want> wants;
-  std::vector<std::pair<int, Flow*>> who;
+  std::vector<Flow*> who;
   for (auto& [id, flow] : flows_) {
     if (flow.wanted <= 0) continue;
     wants.push_back(
         {&flow.path, flow.wanted, LentWeight(flow), flow.ahead + flow.lead});
-    who.emplace_back(id, &flow);
+    who.push_back(&flow);
   }
   const FairShares shares = ShareFairly(wants, room);
-  for (size_t i = 0; i < who.size(); ++i) {
-    who[i].second->wanted -= shares.bytes[i];
-    given[who[i].first] += shares.bytes[i];
-  }
+  for (size_t i = 0; i < who.size(); ++i) who[i]->Give(shares.bytes[i]);
   Remember(shares.full_at);
 }
 
@@ -155,10 +132,13 @@ std::map<int, double> BandwidthPolicy::Share(absl::Time now,
   for (const Channel& channel : topology_.channels()) {
     room.push_back(channel.capacity * absl::ToDoubleSeconds(window));
   }
+  for (auto& [id, flow] : flows_) flow.given = 0;
+  KeepFloors(window, room);
+  Lend(now, window, room);
   std::map<int, double> given;
-  KeepFloors(window, room, given);
-  Lend(now, window, room, given);
-  std::erase_if(given, [](const auto& entry) { return entry.second <= 0; });
+  for (const auto& [id, flow] : flows_) {
+    if (flow.given > 0) given[id] = flow.given;
+  }
   return given;
 }
 

@@ -10,23 +10,18 @@
 //      (due_first.h), in the order of their deadlines,
 //   3. and then in weighted max-min shares (fair_shares.h).
 //
-// Round 1 keeps every promise over spans of kPeriod. In it the shares of
-// promised flows rise in proportion to their rates, and the caller promises
-// less than a channel carries. So in every window each flow that is below its
-// floor gets at least the bytes of its rate. What a flow got in rounds 1 and 2
-// counts in round 3, so both are a part of its fair share. The excess over the
-// fair share is remembered and counts in later windows, up to a limit: for
-// promises the bytes of the rate in one kPeriod, for deadlines what the path
-// carries in `ahead`. In round 3 a prefetch weighs `prefetch_first` times an
-// offload, which matters if both load one channel: prefetches go first, but no
-// offload starves.
+// In round 1 the shares of promised flows rise in proportion to their rates,
+// and the caller promises less than a channel carries. So every promise is kept
+// over spans of kPeriod. What a flow got in rounds 1 and 2 counts in round 3,
+// so both are a part of its fair share. The excess over the fair share is
+// remembered and counts in later windows, up to a limit: for promises the bytes
+// of the rate in one kPeriod, for deadlines what the path carries in kAhead.
 //
 // Not earliest deadline first with servers: that is exact for copies that are
 // due before their period ends, but every promise here is a rate.
 //
 // Time is an argument of every call and never falls. Bytes are double, because
 // shares are fractions; the caller rounds.
-//
 // Thread safety: none; one thread owns a BandwidthPolicy.
 #pragma once
 
@@ -40,38 +35,36 @@
 
 namespace sluice::daemon::bandwidth {
 
-struct BandwidthOptions {
-  double prefetch_first = 8;
-  // The limit of a flow's loans by deadline: what its path carries in this
-  // time.
-  absl::Duration ahead = absl::Milliseconds(200);
-};
-
 class BandwidthPolicy {
  public:
   // The length of the spans over which a promise is kept.
   static constexpr absl::Duration kPeriod = absl::Milliseconds(20);
+  // The limit of a flow's loans by deadline: what its path carries in this
+  // time.
+  static constexpr absl::Duration kAhead = absl::Milliseconds(200);
+  // The weight of a prefetch against an offload in round 3, which matters if
+  // both load one channel: prefetches go first, but no offload starves.
+  static constexpr double kPrefetchFirst = 8;
 
-  explicit BandwidthPolicy(Topology topology, BandwidthOptions options = {});
+  explicit BandwidthPolicy(Topology topology)
+      : topology_(std::move(topology)) {}
 
   // Adds a flow with the caller's number `flow`, which copies over `link` and
   // all links above it. All flows of one `owner` on one link share one limit of
   // loans by deadline; a flow without an owner has its own limit.
   void Open(int flow, int link, int direction, double weight = 1,
             std::optional<int> owner = std::nullopt);
-  // Removes the flow and drops its ungranted requests.
-  void Close(int flow);
-  // Changes the flow's weight from now on.
+  void Close(int flow) { flows_.erase(flow); }
   void Reweigh(int flow, double weight);
 
-  // Promises `flow`, from now on, at least `rate` bytes per second of what it
-  // wants; 0 ends the promise. The promises of a channel together must be less
-  // than its capacity (planning/demands.h admits them). If they are more, they
-  // are kept in part.
+  // Promises `flow` at least `rate` bytes per second of what it wants; 0 ends
+  // the promise. The promises of a channel together must be less than its
+  // capacity (planning/demands.h admits them). If they are more, they are kept
+  // in part.
   void Promise(int flow, double rate);
 
   // Sets how many bytes the flow wants that it was not granted yet.
-  void SetWanted(int flow, double bytes);
+  void SetWanted(int flow, double bytes) { flows_.at(flow).wanted = bytes; }
 
   // Sets the deadline of the flow's first copy: `bytes` of the copy are not
   // granted yet, and compute needs them at `due`. 0 bytes: no deadline is
@@ -92,7 +85,12 @@ class BandwidthPolicy {
     double weight = 1;
     std::vector<int> path;
     double wanted = 0;
-    double rate = 0;  // promised
+    double given = 0;  // in this window
+    double rate = 0;   // promised
+    void Give(double bytes) {
+      wanted -= bytes;
+      given += bytes;
+    }
     // The part of the last kPeriod for which the flow has not used its promise.
     // A time and not bytes, so that ending and renewing a promise gains
     // nothing.
@@ -105,19 +103,16 @@ class BandwidthPolicy {
     double needed = 0;  // bytes of the first copy, at `due`
     absl::Time due = absl::InfiniteFuture();
   };
-  void KeepFloors(absl::Duration window, std::vector<double>& room,
-                  std::map<int, double>& given);
-  void Lend(absl::Time now, absl::Duration window, std::vector<double>& room,
-            std::map<int, double>& given);
+  void KeepFloors(absl::Duration window, std::vector<double>& room);
+  void Lend(absl::Time now, absl::Duration window, std::vector<double>& room);
   void LendToLate(absl::Time now, absl::Duration window,
-                  std::vector<double>& room, std::map<int, double>& given);
+                  std::vector<double>& room);
   double LentWeight(const Flow& flow) const;
   // Updates what flows are ahead, after fair shares have risen to `full_at` (by
   // channel).
   void Remember(const std::vector<double>& full_at);
 
   const Topology topology_;
-  const BandwidthOptions options_;
   std::map<int, Flow> flows_;
 };
 

@@ -5,18 +5,8 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// Returns, for each channel, the sum of weights of the copies that load it.
-std::vector<double> Weights(const std::vector<LentCopy>& copies,
-                            size_t channels) {
-  std::vector<double> weights(channels, 0);
-  for (const LentCopy& copy : copies) {
-    for (const int channel : *copy.path) weights[channel] += copy.weight;
-  }
-  return weights;
-}
-
 double RoomFor(const LentCopy& copy, const std::vector<double>& room) {
-  double least = std::min(copy.excess, std::min(copy.needed, copy.may));
+  double least = std::min({copy.excess, copy.needed, copy.may});
   for (const int channel : *copy.path) least = std::min(least, room[channel]);
   return std::max(0.0, least);
 }
@@ -27,7 +17,10 @@ std::vector<double> ShareToLate(const std::vector<LentCopy>& copies,
                                 double window, std::vector<double>& room) {
   std::vector<double> given(copies.size(), 0);
   if (window <= 0) return given;
-  const std::vector<double> weights = Weights(copies, room.size());
+  std::vector<double> weights(room.size(), 0);  // of the copies, by channel
+  for (const LentCopy& copy : copies) {
+    for (const int channel : *copy.path) weights[channel] += copy.weight;
+  }
   std::vector<size_t> late;
   for (size_t i = 0; i < copies.size(); ++i) {
     const LentCopy& copy = copies[i];

@@ -1,14 +1,8 @@
-// Lends bandwidth to copies that a fair share would make late.
-//
-// A rank states when compute needs the first copy of its queue. Most copies are
-// in time by a fair share and get nothing here. Late ones are served before
-// fair shares, in the order of their deadlines. A late copy borrows from its
-// own later fair share: a flow that is ahead waits until the others have caught
-// up (fair_shares.h), and it may be ahead by a bounded number of bytes only. So
-// a rank that states false deadlines gets its share earlier, but no more of it.
-// Promises are not affected, because they are distributed before.
-//
-// Thread safety: pure functions.
+// Lends bandwidth to copies that a fair share would make late, in the order of
+// their deadlines. A late copy borrows from its own later fair share: a flow
+// that is ahead waits until the others have caught up (fair_shares.h), and it
+// may be ahead by a bounded number of bytes only. So a rank that states false
+// deadlines gets its share earlier, but no more of it. Pure functions.
 #pragma once
 
 #include <limits>

@@ -6,9 +6,7 @@
 // The result is max-min fair: a flow gets less than another of equal weight
 // only if its demand is met or a channel on its path is full, and no bandwidth
 // that a flow wants and could use is left over. A flow that had something
-// before waits until the others have caught up.
-//
-// Thread safety: none needed; pure.
+// before waits until the others have caught up. Pure.
 #pragma once
 
 #include <vector>

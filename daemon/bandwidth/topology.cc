@@ -49,8 +49,7 @@ absl::Status CheckNoCircle(const std::vector<Link>& links, const Link& link) {
 absl::Status CheckStaysShared(const std::vector<Link>& links,
                               const Link& link) {
   if (link.both <= 0) return absl::OkStatus();
-  const Link* at = &link;
-  while (at->parent) {
+  for (const Link* at = &link; at->parent;) {
     at = &links[*at->parent];
     if (at->h2d <= 0 && at->d2h <= 0) continue;
     return Refuse(link, fmt::format("both directions load it together, and "

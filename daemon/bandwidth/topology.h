@@ -1,14 +1,10 @@
 // The links of a node, as a forest: GPU, PCIe switch, root port, NUMA node.
 //
-// A copy loads every link from its GPU up to the root at the same time. Most
-// links carry their two directions independently. In others, such as the memory
-// of a NUMA node, both directions share one capacity, so a prefetch and an
-// offload slow each other. So bandwidth is distributed by *channel*: one
-// direction of a link, or both directions of a link together. Each channel has
-// at most one channel above it, so a link above a shared link must be shared
-// too.
-//
-// Thread safety: immutable.
+// A copy loads every link from its GPU up to the root at the same time. In some
+// links, such as the memory of a NUMA node, both directions share one capacity.
+// So bandwidth is distributed by *channel*: one direction of a link, or both
+// directions of a link together. Each channel has at most one channel above it,
+// so a link above a shared link must be shared too. Immutable.
 #pragma once
 
 #include <limits>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "proto/base/find.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -12,38 +13,8 @@
 namespace sluice::daemon {
 namespace {
 
-std::string_view KindName(PoolKind kind) {
-  return kind == PoolKind::kGpu ? "GPU" : "host";
-}
-
-// Returns the refusal. Its message ends with a command that works as printed:
-// it raises the limit enough for this request.
-absl::Status OverBudget(const std::string& who, const std::string& flags,
-                        PoolKind kind, Bytes asked, Bytes used, Bytes limit) {
-  return ShortOf(
-      ShortageIn(kind),
-      fmt::format(
-          "asked {} of {} memory, but {} uses {} of its limit of {}; an "
-          "administrator can raise it: sluicectl budget set {} --{} {}",
-          FormatBytes(asked), KindName(kind), who, FormatBytes(used),
-          FormatBytes(limit), flags, kind == PoolKind::kGpu ? "gpu" : "host",
-          ExactBytes(used + asked)));
-}
-
-absl::Status OverLimit(const std::string& who, const std::string& flags,
-                       PoolKind kind, Bytes asked, Bytes limit) {
-  return ShortOf(
-      ShortageIn(kind),
-      fmt::format("asked {} of {} memory, but the limit of {} is {}, and no "
-                  "wait changes that; an administrator can raise it: "
-                  "sluicectl budget set {} --{} {}",
-                  FormatBytes(asked), KindName(kind), who, FormatBytes(limit),
-                  flags, kind == PoolKind::kGpu ? "gpu" : "host",
-                  ExactBytes(asked)));
-}
-
-bool Over(const Limits& limits, Bytes gpu, Bytes host) {
-  return gpu > limits.gpu || host > limits.host;
+bool Over(const Limits& limits, const Amounts& used) {
+  return used.gpu > limits.gpu || used.host > limits.host;
 }
 
 }  // namespace
@@ -62,61 +33,44 @@ std::string Budgets::FlagsOf(const Principal& principal) const {
 }
 
 Limits Budgets::PrincipalLimits(const Principal& principal) const {
-  if (const auto own = principals_.find(principal); own != principals_.end()) {
-    return own->second.limits;
-  }
-  const auto uid = uids_.find(principal.uid);
-  return uid != uids_.end() ? uid->second.limits : principal_default_;
+  const Given* given = FindOrNull(principals_, principal);
+  if (given == nullptr) given = FindOrNull(uids_, principal.uid);
+  return given != nullptr ? given->limits : principal_default_;
 }
 
 Limits Budgets::JobLimits(const std::string& job) const {
-  const auto named = named_jobs_.find(job);
-  return named != named_jobs_.end() ? named->second.limits : job_default_;
+  const Given* named = FindOrNull(named_jobs_, job);
+  return named != nullptr ? named->limits : job_default_;
 }
 
-Bytes Budgets::UsedBy(const Principal& principal, PoolKind kind) const {
-  const auto used = used_.find(principal);
-  return used != used_.end() ? used->second.of(kind) : Bytes(0);
-}
-
-Bytes Budgets::UsedBy(const JobKey& job, PoolKind kind) const {
-  const auto used = used_by_job_.find(job);
-  return used != used_by_job_.end() ? used->second.of(kind) : Bytes(0);
-}
-
-absl::Status Budgets::Admit(const JobKey& job, PoolKind kind,
-                            Bytes size) const {
-  const Principal& principal = job.principal;
-  const Bytes by_principal = UsedBy(principal, kind);
-  const Bytes principal_limit = PrincipalLimits(principal).of(kind);
-  if (size > principal_limit - by_principal) {
-    return OverBudget(Name(principal), FlagsOf(principal), kind, size,
-                      by_principal, principal_limit);
-  }
-  const Bytes by_job = UsedBy(job, kind);
-  const Bytes job_limit = JobLimits(job.name).of(kind);
-  if (size > job_limit - by_job) {
-    return OverBudget(fmt::format("job '{}'", job.name),
-                      "--job " + ShellWord(job.name), kind, size, by_job,
-                      job_limit);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Budgets::MayEver(const JobKey& job, PoolKind kind,
-                              Bytes size) const {
-  const Principal& principal = job.principal;
-  const Bytes of_principal = PrincipalLimits(principal).of(kind);
-  if (size > of_principal) {
-    return OverLimit(Name(principal), FlagsOf(principal), kind, size,
-                     of_principal);
-  }
-  const Bytes of_job = JobLimits(job.name).of(kind);
-  if (size > of_job) {
-    return OverLimit(fmt::format("job '{}'", job.name),
-                     "--job " + ShellWord(job.name), kind, size, of_job);
-  }
-  return absl::OkStatus();
+absl::Status Budgets::Check(const JobKey& job, PoolKind kind, Bytes size,
+                            bool used) const {
+  const auto check = [&](const std::string& who, const std::string& flags,
+                         Bytes limit, Bytes uses) {
+    if (size <= limit - uses) return absl::OkStatus();
+    const std::string why =
+        used ? fmt::format("{} uses {} of its limit of {}", who,
+                           FormatBytes(uses), FormatBytes(limit))
+             : fmt::format("the limit of {} is {}, and no wait changes that",
+                           who, FormatBytes(limit));
+    const bool gpu = kind == PoolKind::kGpu;
+    // The command works as printed: it raises the limit enough for this
+    // request.
+    return ShortOf(
+        ShortageIn(kind),
+        fmt::format("asked {} of {} memory, but {}; an administrator can raise "
+                    "it: sluicectl budget set {} --{} {}",
+                    FormatBytes(size), gpu ? "GPU" : "host", why, flags,
+                    gpu ? "gpu" : "host", ExactBytes(uses + size)));
+  };
+  const Principal& who = job.principal;
+  const Amounts none;
+  SLUICE_RETURN_IF_ERROR(check(Name(who), FlagsOf(who),
+                               PrincipalLimits(who).of(kind),
+                               (used ? FindOr(used_, who) : none).of(kind)));
+  return check(fmt::format("job '{}'", job.name),
+               "--job " + ShellWord(job.name), JobLimits(job.name).of(kind),
+               (used ? FindOr(used_by_job_, job) : none).of(kind));
 }
 
 void Budgets::Charge(const JobKey& job, PoolKind kind, Bytes size) {
@@ -129,9 +83,7 @@ void Budgets::Refund(const JobKey& job, PoolKind kind, Bytes size) {
     const auto used = table.find(key);
     SLUICE_CHECK(used != table.end() && used->second.of(kind) >= size);
     used->second.of(kind) -= size;
-    if (used->second == Amounts()) {
-      table.erase(used);
-    }
+    if (used->second == Amounts()) table.erase(used);
   };
   drop(used_, job.principal);
   drop(used_by_job_, job);
@@ -147,20 +99,20 @@ absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits,
   };
   if (!target.job.empty()) {
     for (const auto& [key, used] : used_by_job_) {
-      if (key.name == target.job && Over(limits, used.gpu, used.host)) {
+      if (key.name == target.job && Over(limits, used)) {
         return refuse(fmt::format("job '{}'", target.job), used);
       }
     }
     named_jobs_[target.job] = {limits, std::move(by)};
     return absl::OkStatus();
   }
-  if (const auto known = Get(target); !known.ok()) return known.status();
+  SLUICE_RETURN_IF_ERROR(Get(target).status());
   for (const auto& [principal, used] : used_) {
     const bool meant =
         principal.uid == *target.uid &&
         (target.cgroup.empty() ? !principals_.contains(principal)
                                : principal.cgroup == target.cgroup);
-    if (meant && Over(limits, used.gpu, used.host)) {
+    if (meant && Over(limits, used)) {
       return refuse(fmt::format("user {}", *target.uid), used);
     }
   }
@@ -188,12 +140,16 @@ Bytes Budgets::Left(const JobKey& job, PoolKind kind) const {
 Bytes Budgets::LeftOfPrincipal(const Principal& principal,
                                PoolKind kind) const {
   const Bytes limit = PrincipalLimits(principal).of(kind);
-  return limit == Limits::kUnlimited ? limit : limit - UsedBy(principal, kind);
+  return limit == Limits::kUnlimited
+             ? limit
+             : limit - FindOr(used_, principal).of(kind);
 }
 
 Bytes Budgets::LeftOfJob(const JobKey& job, PoolKind kind) const {
   const Bytes limit = JobLimits(job.name).of(kind);
-  return limit == Limits::kUnlimited ? limit : limit - UsedBy(job, kind);
+  return limit == Limits::kUnlimited
+             ? limit
+             : limit - FindOr(used_by_job_, job).of(kind);
 }
 
 std::vector<BudgetLine> Budgets::Lines() const {
@@ -257,13 +213,11 @@ void Budgets::CheckInvariants() const {
   for (const auto& [key, used] : used_by_job_) {
     sums[key.principal].gpu += used.gpu;
     sums[key.principal].host += used.host;
-    SLUICE_CHECK(!Over(JobLimits(key.name), used.gpu, used.host));
+    SLUICE_CHECK(!Over(JobLimits(key.name), used));
   }
-  SLUICE_CHECK(sums.size() == used_.size());
+  SLUICE_CHECK(sums == used_);
   for (const auto& [principal, used] : used_) {
-    const Amounts& sum = sums.at(principal);
-    SLUICE_CHECK(sum == used);
-    SLUICE_CHECK(!Over(PrincipalLimits(principal), used.gpu, used.host));
+    SLUICE_CHECK(!Over(PrincipalLimits(principal), used));
   }
 }
 

@@ -1,11 +1,10 @@
 // Budgets: how much memory a principal, and each of its jobs, may hold.
 //
-// A limit is a sum over the node (all GPUs, or all NUMA nodes). Leased and
-// quarantined memory counts; idle extents kept for a principal do not. Limits
-// that an administrator sets for a principal or a job take precedence over
-// defaults.
-//
-// Thread safety: none needed; one thread (see core.h).
+// A limit is a sum over the node (all GPUs, or all NUMA nodes). Leased,
+// lingering and quarantined memory counts; idle extents kept for a principal do
+// not. Limits that an administrator sets for a principal or a job take
+// precedence over defaults.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <map>
@@ -21,8 +20,8 @@
 
 namespace sluice::daemon {
 
-// The target of a limit: a principal (cgroup empty: every cgroup of that uid),
-// or a job label in every principal.
+// A principal (cgroup empty: every cgroup of that uid), or a job label in every
+// principal.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
   std::string cgroup;
@@ -82,14 +81,18 @@ class Budgets {
 
   // Returns OK if the job may be charged `size` more. ResourceExhausted names
   // the request, the use, the limit, and how to raise it.
-  absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const;
+  absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const {
+    return Check(job, kind, size, /*used=*/true);
+  }
   // Returns what Admit would return if the job and its principal held nothing.
-  absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const;
+  absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const {
+    return Check(job, kind, size, /*used=*/false);
+  }
   void Charge(const JobKey& job, PoolKind kind, Bytes size);
   void Refund(const JobKey& job, PoolKind kind, Bytes size);
 
-  // Sets a limit. FailedPrecondition: the target already holds more than the
-  // new limit; memory in use cannot be taken back, so the limit would not hold.
+  // FailedPrecondition: the target holds more than the new limit already, which
+  // cannot be taken back.
   absl::Status Set(const BudgetTarget& target, const Limits& limits, SetBy by);
   // Returns the limits in force. InvalidArgument: neither a user nor a job.
   absl::StatusOr<Limits> Get(const BudgetTarget& target) const;
@@ -102,26 +105,25 @@ class Budgets {
   Bytes LeftOfJob(const JobKey& job, PoolKind kind) const;
   // Returns a line for every principal and job that holds memory.
   std::vector<BudgetLine> Lines() const;
-  // Returns every limit that is set, even if no target has memory.
   std::vector<LimitLine> SetLimits() const;
 
   Saved Save() const { return {named_jobs_, uids_, principals_}; }
   void Load(const Saved& saved);
-  // Returns the live limits.
   Saved Live() const;
-  // Adds these limits to those that are set. REQUIRES: Set succeeded for each
-  // of them on a copy, or nothing is charged yet.
+  // Adds these limits. REQUIRES: Set succeeded for each of them on a copy, or
+  // nothing is charged yet.
   void SetLive(const Saved& live);
 
   void CheckInvariants() const;
 
  private:
+  // Admit, but as if the job and its principal held nothing unless `used`.
+  absl::Status Check(const JobKey& job, PoolKind kind, Bytes size,
+                     bool used) const;
   // Returns the flags that name the limit to raise for `principal`.
   std::string FlagsOf(const Principal& principal) const;
   Limits PrincipalLimits(const Principal& principal) const;
   Limits JobLimits(const std::string& job) const;
-  Bytes UsedBy(const Principal& principal, PoolKind kind) const;
-  Bytes UsedBy(const JobKey& job, PoolKind kind) const;
 
   const Limits principal_default_;
   const Limits job_default_;

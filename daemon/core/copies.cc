@@ -14,8 +14,7 @@ namespace {
 
 bool IsGated(const std::vector<LinkSpeed>& links, const std::string& link,
              int direction) {
-  const std::vector<size_t> path = LinkPath(links, link);
-  return std::any_of(path.begin(), path.end(), [&](size_t i) {
+  return std::ranges::any_of(LinkPath(links, link), [&](size_t i) {
     return SpeedOf(links[i], direction) > 0;
   });
 }
@@ -45,11 +44,9 @@ std::map<SessionId, PlanCopies> Copies::CopiesOfPlans() const {
   std::vector<LinkUser> users;
   for (const auto& [id, session] : sessions_) {
     if (!session.is_rank()) continue;
-    const auto needs = copies.find(id);
-    users.push_back(
-        {id, session.peer.principal,
-         config_.gpus.at(session.hello.gpu.value()).link,
-         needs != copies.end() ? needs->second.demand.rates : CopyRates{}});
+    users.push_back({id, session.peer.principal,
+                     config_.gpus.at(session.hello.gpu.value()).link,
+                     FindOr(copies, id).demand.rates});
   }
   for (const auto& [id, rates] : PromiseDemands(config_.links, users)) {
     copies.at(id).promised = rates;
@@ -70,8 +67,7 @@ void Copies::Promise(absl::Time now, Effects& effects) {
     effects.push_back(PromiseCopies{session->grant_slot, {}});
   }
   for (const auto& [id, copies] : promised_) {
-    const auto found = before.find(id);
-    const PlanCopies old = found != before.end() ? found->second : PlanCopies{};
+    const PlanCopies old = FindOr(before, id);
     if (copies == old) continue;
     const Session& session = sessions_.at(id);
     if (copies.promised != old.promised) {
@@ -147,10 +143,10 @@ void Copies::Reported(Session& session, const StepReportRequest& report,
 void Copies::Seen(const std::map<int, Directions>& used) {
   for (const auto& [id, session] : sessions_) {
     if (!session.is_rank()) continue;
-    const auto seen = used.find(session.grant_slot);
-    if (seen == used.end() || seen->second == session.copies_seen) continue;
+    const Directions* seen = FindOrNull(used, session.grant_slot);
+    if (seen == nullptr || *seen == session.copies_seen) continue;
     Session& copied = sessions_.Edit(id);
-    copied.copies_seen = seen->second;
+    copied.copies_seen = *seen;
     Count(copied);
   }
 }
@@ -173,17 +169,17 @@ void Copies::Count(Session& session) {
 void Copies::LateSeen(const std::map<int, LateDirections>& late) {
   for (const auto& [id, session] : sessions_) {
     if (!session.is_rank()) continue;
-    const auto seen = late.find(session.grant_slot);
-    if (seen == late.end()) continue;
+    const LateDirections* seen = FindOrNull(late, session.grant_slot);
+    if (seen == nullptr) continue;
     LateDirections& counted = late_[id];
-    if (seen->second == counted) continue;
+    if (*seen == counted) continue;
     for (const int d : {kH2d, kD2h}) {
-      const LateCopies more = {seen->second[d].copies - counted[d].copies,
-                               seen->second[d].seconds - counted[d].seconds};
+      const LateCopies more = {(*seen)[d].copies - counted[d].copies,
+                               (*seen)[d].seconds - counted[d].seconds};
       journal_.stats.gpus[session.hello.gpu.value()].late[d].Add(more);
       journal_.stats.jobs.Of(session.job()).late[d].Add(more);
     }
-    counted = seen->second;
+    counted = *seen;
   }
 }
 

@@ -2,11 +2,9 @@
 // of it is promised (planning/demands.h), the bytes that ranks report with
 // their steps, and late copies. Sums are counted per job and per GPU.
 //
-// Promises are not saved, because they can be computed from members and
-// sessions. Late copies are not saved either: the next daemon's grants count
-// from zero.
-//
-// Thread safety: none needed; one thread (see core.h).
+// Nothing of this is saved: promises can be computed from members and sessions,
+// and the next daemon's grants count late copies from zero.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <cstdint>
@@ -16,10 +14,10 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
-#include "daemon/core/late_copies.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
 #include "daemon/core/snapshot.h"
+#include "proto/base/find.h"
 
 namespace sluice::daemon {
 
@@ -33,30 +31,28 @@ class Copies {
         joint_(joint),
         journal_(journal) {}
 
-  // --- promises ------------------------------------------------------------
+  // --- promises
   // Returns what the rank's plan copies; null if it copies nothing or the rank
   // has no plan.
   const PlanCopies* PromisedTo(SessionId session) const {
-    const auto found = promised_.find(session);
-    return found != promised_.end() ? &found->second : nullptr;
+    return FindOrNull(promised_, session);
   }
   // Recomputes promises, after an event that may have changed plans or ranks.
   void Promise(absl::Time now, Effects& effects);
-  // Computes promises after sessions and plans were loaded, without effects.
+  // Computes promises without effects; sessions and plans were loaded.
   void Load();
   // Recomputes promises for the current links and sends all of them to grants.
   // `replanned`: the links differ from those that plans were made for.
   void TakeOver(bool replanned, absl::Time now, Effects& effects);
 
-  // --- what was copied -----------------------------------------------------
+  // --- what was copied
   void Reported(Session& session, const StepReportRequest& report,
                 absl::Time now);
   // See Core::CopiesSeen and Core::LateSeen.
   void Seen(const std::map<int, Directions>& used);
   void LateSeen(const std::map<int, LateDirections>& late);
   LateDirections LateOf(SessionId session) const {
-    const auto late = late_.find(session);
-    return late != late_.end() ? late->second : LateDirections{};
+    return FindOr(late_, session);
   }
   void Forget(SessionId session) { late_.erase(session); }
 
@@ -70,11 +66,9 @@ class Copies {
   SessionTable& sessions_;
   const JointPlanning& joint_;
   Journal& journal_;
-  // The promises as of the last version of demands.
   std::map<SessionId, PlanCopies> promised_;
-  uint64_t version_ = 0;
-  // Late copies that are counted already.
-  std::map<SessionId, LateDirections> late_;
+  uint64_t version_ = 0;  // of the demands that promised_ follows from
+  std::map<SessionId, LateDirections> late_;  // counted already
 };
 
 }  // namespace sluice::daemon

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "daemon/core/link_sharers.h"
 #include "proto/base/overloaded.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -186,52 +185,50 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
         fmt::format("an observer's session {}", what)));
     return true;
   };
-  std::visit(
-      Overloaded{[&](const HelloRequest& hello) {
-                   Attach(session, request, hello, now, effects);
-                 },
-                 [&](const LeaseRequest& asked) {
-                   waits_.Ask(session, request, asked, now, effects);
-                 },
-                 [&](const FreeRequest& asked) {
-                   leases_.Free(session, request, asked, now, effects);
-                 },
-                 [&](const GiveUpRequest& given_up) {
-                   waits_.GiveUp(session, request, given_up, now, effects);
-                 },
-                 [&](const ProfileRequest&) {
-                   if (refused("has no plans: attach as a rank")) return;
-                   effects.push_back(ReadProfile{session.id, request});
-                 },
-                 [&](const PlanTakenRequest& taken) {
-                   answer(NotedReply{});
-                   if (session.is_rank())
-                     joint_.PlanTaken(session.id, taken, now);
-                 },
-                 [&](const StepReportRequest& report) {
-                   if (refused("reports no steps")) return;
-                   joint_.StepReported(session.id);
-                   copies_.Reported(session, report, now);
-                   answer(NotedReply{});
-                 },
-                 [&](const GpuUseRequest& use) {
-                   if (refused("has no GPU: attach as a rank")) return;
-                   outside_.Told(session, use, now);
-                   answer(NotedReply{.room = session.gpu()});
-                 },
-                 [&](const QueryRequest& query) {
-                   // Another principal's plan gets the same answer as one that
-                   // does not exist.
-                   if (query.plan == PlanId() ||
-                       joint_.FindPlan(query.plan,
-                                       sessions_.ViewerOf(session))) {
-                     return answer(SnapshotReply{query.plan});
-                   }
-                   answer(absl::NotFoundError(
-                       fmt::format("no plan {}: sluicectl status lists them",
-                                   query.plan.value())));
-                 }},
-      body);
+  const Overloaded handle = {
+      [&](const HelloRequest& hello) {
+        Attach(session, request, hello, now, effects);
+      },
+      [&](const LeaseRequest& asked) {
+        waits_.Ask(session, request, asked, now, effects);
+      },
+      [&](const FreeRequest& asked) {
+        leases_.Free(session, request, asked, now, effects);
+      },
+      [&](const GiveUpRequest& given_up) {
+        waits_.GiveUp(session, request, given_up, now, effects);
+      },
+      [&](const ProfileRequest&) {
+        if (refused("has no plans: attach as a rank")) return;
+        effects.push_back(ReadProfile{session.id, request});
+      },
+      [&](const PlanTakenRequest& taken) {
+        answer(NotedReply{});
+        if (!session.is_rank()) return;
+        joint_.PlanTaken(session.id, taken, now);
+      },
+      [&](const StepReportRequest& report) {
+        if (refused("reports no steps")) return;
+        joint_.StepReported(session.id);
+        copies_.Reported(session, report, now);
+        answer(NotedReply{});
+      },
+      [&](const GpuUseRequest& use) {
+        if (refused("has no GPU: attach as a rank")) return;
+        outside_.Told(session, use, now);
+        answer(NotedReply{.room = session.gpu()});
+      },
+      [&](const QueryRequest& query) {
+        // Another principal's plan gets the same answer as one that
+        // does not exist.
+        if (query.plan == PlanId() ||
+            joint_.FindPlan(query.plan, sessions_.ViewerOf(session))) {
+          return answer(SnapshotReply{query.plan});
+        }
+        answer(absl::NotFoundError(fmt::format(
+            "no plan {}: sluicectl status lists them", query.plan.value())));
+      }};
+  std::visit(handle, body);
 }
 
 void Core::Acknowledge(SessionId id, RequestId up_to) {
@@ -241,20 +238,16 @@ void Core::Acknowledge(SessionId id, RequestId up_to) {
   }
 }
 
-absl::Status Core::MayAttach(const Session& session,
-                             const HelloRequest& hello) const {
-  if (session.state != Session::State::kHalfOpen) {
-    return absl::FailedPreconditionError(
-        "this session has said Hello already: open another one");
-  }
-  if (hello.observer) return absl::OkStatus();
-  SLUICE_RETURN_IF_ERROR(policy_.CheckDrain());
-  return sessions_.MayAttach(session, hello);
-}
-
 void Core::Attach(Session& session, RequestId request,
                   const HelloRequest& hello, absl::Time now, Effects& effects) {
-  absl::Status may = MayAttach(session, hello);
+  absl::Status may;
+  if (session.state != Session::State::kHalfOpen) {
+    may = absl::FailedPreconditionError(
+        "this session has said Hello already: open another one");
+  } else if (!hello.observer) {
+    may = policy_.CheckDrain();
+    if (may.ok()) may = sessions_.MayAttach(session, hello);
+  }
   if (may.ok()) may = sessions_.Attach(session, hello, now);
   if (!may.ok()) return session.Answer(request, std::move(may), effects);
   if (session.is_rank()) {
@@ -263,7 +256,7 @@ void Core::Attach(Session& session, RequestId request,
         fmt::format("{}, on GPU {}", session.Described(), hello.gpu.value()),
         session.peer.principal, {session.id, request});
     effects.push_back(AttachGrants{session.id, session.grant_slot, hello.gpu,
-                                   WeightOf(config_, session.peer.principal)});
+                                   config_.WeightOf(session.peer.principal)});
     ledger_.Open(session.id, session.job());
     joint_.RankAttached(
         session.id, {session.job(), hello.rank, hello.gpu, hello.local_ranks});
@@ -280,38 +273,35 @@ void Core::Attach(Session& session, RequestId request,
 
 Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                           absl::Time now) {
-  Effects effects;
-  leases_.ExtentsMade(outcomes, now, effects);
-  Settle(now, effects);
-  return effects;
+  return Run(now, [&](Effects& effects) {
+    leases_.ExtentsMade(outcomes, now, effects);
+  });
 }
 
 Effects Core::GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
                            absl::Time now) {
-  Effects effects;
-  leases_.NotSent(id, lease, why, now, effects);
-  Settle(now, effects);
-  return effects;
+  return Run(now, [&](Effects& effects) {
+    leases_.NotSent(id, lease, why, now, effects);
+  });
 }
 
 Effects Core::HoldersKnown(const std::vector<HolderAnswer>& answers,
                            absl::Time now) {
-  Effects effects;
   Bytes came_back;
   for (const HolderAnswer& answer : answers) {
     came_back += ledger_.HolderKnown(answer.extent, answer.held, now);
   }
-  if (came_back > Bytes(0)) joint_.MemoryCameBack(now);
-  Settle(now, effects);
-  return effects;
+  return CameBack(came_back, now);
+}
+
+Effects Core::CameBack(Bytes host, absl::Time now) {
+  return Run(now, [&](Effects&) {
+    if (host > Bytes(0)) joint_.MemoryCameBack(now);
+  });
 }
 
 Effects Core::OutsideKnown(HeldOutside said, absl::Time now) {
-  Effects effects;
-  const Bytes came_back = outside_.Known(std::move(said), now);
-  if (came_back > Bytes(0)) joint_.MemoryCameBack(now);
-  Settle(now, effects);
-  return effects;
+  return CameBack(outside_.Known(std::move(said), now), now);
 }
 
 Effects Core::ProfileRead(SessionId id, RequestId request,
@@ -339,17 +329,13 @@ Effects Core::ProfileRead(SessionId id, RequestId request,
 Effects Core::PlanSolved(PlanRoundId round,
                          absl::StatusOr<plan::NodePlan> solved, absl::Time now,
                          std::vector<KeyedUnit> units) {
-  Effects effects;
-  joint_.PlanSolved(round, std::move(solved), std::move(units), now, effects);
-  Settle(now, effects);
-  return effects;
+  return Run(now, [&](Effects& effects) {
+    joint_.PlanSolved(round, std::move(solved), std::move(units), now, effects);
+  });
 }
 
 Effects Core::ChangeNotSent(SessionId id, PlanId plan, absl::Time now) {
-  Effects effects;
-  joint_.ChangeNotSent(id, plan, now);
-  Settle(now, effects);
-  return effects;
+  return Run(now, [&](Effects&) { joint_.ChangeNotSent(id, plan, now); });
 }
 
 void Core::Settle(absl::Time now, Effects& effects) {
@@ -396,10 +382,7 @@ absl::Time Core::NextDeadline() const {
 absl::StatusOr<Effects> Core::Apply(const PolicyChange& change,
                                     absl::Time now) {
   SLUICE_RETURN_IF_ERROR(policy_.Apply(change, now));
-  line_.WakeAll();
-  Effects effects;
-  Settle(now, effects);
-  return effects;
+  return Run(now, [&](Effects&) { line_.WakeAll(); });
 }
 
 Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,

@@ -1,21 +1,19 @@
 // The daemon's policy: events in, effects out.
 //
-// How it works. Each method is one event: a connection, a request, the end of a
-// process, an extent that was made, a plan that was solved, a tick of time. The
-// method changes the state at once and returns the effects to execute, in
-// order. Core has no threads, no clock, no sockets and no device: the service
-// executes the effects and reports their outcomes as further events. So every
-// decision can be tested without a process, and replayed.
+// Each method is one event, such as a request, the end of a process, or a tick
+// of time. The method changes the state at once and returns the effects to
+// execute, in order; the service reports their outcomes as further events. Core
+// has no threads, no clock, no sockets and no device, so every decision can be
+// tested without a process, and replayed.
 //
 // Core only routes: it gives each event to the parts that it concerns, in
-// order, and joins their effects. Each part keeps its own invariants and uses
-// only parts that are declared before it among Core's members.
+// order, and joins their effects. Each part keeps its own invariants.
 //
 // Errors. A client's error becomes a reply with an absl::Status, or ends its
-// session. Methods for the service CHECK: an impossible event (such as a made
-// extent that was not requested) is a bug.
+// session. An impossible event (such as a made extent that was not requested)
+// is a bug (CHECK).
 //
-// Thread safety: none; one thread owns a Core.
+// Thread safety: none; one thread owns a Core with all of its parts.
 #pragma once
 
 #include <map>
@@ -48,8 +46,7 @@ class Core {
  public:
   Core(NodeConfig config, absl::Time now);
 
-  // --- connections ---------------------------------------------------------
-  // --- connections ---------------------------------------------------------
+  // --- connections
   // Adds a session; `id` is new. If there are too many sessions, ends the
   // oldest half-open one, or else the new one.
   Effects Connect(SessionId id, const Peer& peer, absl::Time now);
@@ -57,9 +54,8 @@ class Core {
                   absl::Time now);
   // The client will not repeat any request up to `up_to` (RequestHistory).
   void Acknowledge(SessionId id, RequestId up_to);
-  // The session's socket ended (SocketEnded), or a packet broke the protocol in
-  // the way that `reason` says. Closes the session.
   Effects SocketEnded(SessionId id, absl::Time now);
+  // A packet broke the protocol, as `reason` says. Closes the session.
   Effects ProtocolBroken(SessionId id, const std::string& reason,
                          absl::Time now);
   // The pidfds reported the end of these processes. Ranks that end together,
@@ -70,11 +66,10 @@ class Core {
   };
   Effects ProcessesGone(const std::vector<Gone>& gone, absl::Time now);
 
-  // --- outcomes of effects -------------------------------------------------
+  // --- outcomes of effects
   using ExtentOutcome = Leases::ExtentOutcome;
-  // Handles all outcomes that are known at this time. They are one event,
-  // because the state is saved after each event and a lease may have thousands
-  // of extents.
+  // All outcomes that are known at this time are one event, because the state
+  // is saved after each event and a lease may have thousands of extents.
   Effects ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                       absl::Time now);
   // The descriptors of a granted lease could not be sent. Refuses the lease
@@ -87,45 +82,39 @@ class Core {
   };
   Effects HoldersKnown(const std::vector<HolderAnswer>& answers,
                        absl::Time now);
-  // Handles a report of the memory that is held outside leases. While there is
-  // any, the device is asked again.
   Effects OutsideKnown(HeldOutside said, absl::Time now);
   Effects ProfileRead(SessionId id, RequestId request,
                       absl::StatusOr<ProfileWithHash> profile, absl::Time now);
-  // The worker has solved a round. `units` are those that it solved for this
-  // plan.
+  // `units` are those that the worker solved for this plan.
   Effects PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
                      absl::Time now, std::vector<KeyedUnit> units = {});
   // A PlanChangedNotice could not be sent: the rank counts as refusing it.
   Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now);
-  // Counts what ranks have copied: bytes by grant slot, from their use pages,
-  // and late copies, from GrantPolicy::late.
+  // What ranks have copied, by grant slot: bytes from their use pages, and late
+  // copies from GrantPolicy::late.
   void CopiesSeen(const std::map<int, Directions>& used) { copies_.Seen(used); }
   void LateSeen(const std::map<int, LateDirections>& late) {
     copies_.LateSeen(late);
   }
-  // Updates a round's progress, which its worker reports. Ignored if the round
-  // is over.
+  // Ignored if the round is over.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress) {
     joint_.Progressed(round, progress);
   }
-
-  // Releases `bytes` of idle host memory, because the machine has that much
-  // less available memory than it should.
+  // The machine has `bytes` less available memory than it should: releases as
+  // much idle host memory.
   Effects MachineNeeds(Bytes bytes) {
     Effects effects;
     ledger_.GiveUpIdleHost(bytes, effects);
     return effects;
   }
 
-  // --- time ----------------------------------------------------------------
+  // --- time
   Effects Tick(absl::Time now);
   absl::Time NextDeadline() const;
 
-  // --- administration ------------------------------------------------------
-  // Applies a change with LivePolicy::Apply. A drained node grants nothing new.
+  // --- administration
+  // See LivePolicy::Apply and Start.
   absl::StatusOr<Effects> Apply(const PolicyChange& change, absl::Time now);
-  // Applies what an earlier daemon kept, with LivePolicy::Start.
   absl::Status SetPolicy(const Policy& policy, absl::Time now) {
     return policy_.Start(policy, now);
   }
@@ -142,7 +131,7 @@ class Core {
                 const std::string& reason, absl::Time now);
   Effects ShutDown(const std::string& reason, absl::Time now);
 
-  // --- reading -------------------------------------------------------------
+  // --- reading
   Snapshot TakeSnapshot(const Principal* viewer, absl::Time now) const {
     return SnapshotOf(*this, viewer, now);
   }
@@ -160,14 +149,13 @@ class Core {
   const Copies& copies() const { return copies_; }
   absl::Time started() const { return started_; }
 
-  // Returns all state but the journal and the units (state.h).
+  // See state.h.
   CoreState Save() const {
     return {ledger_.Save(), joint_.Save(),   sessions_.rows().rows(),
             last_session_,  policy_.drain(), line_.Save(),
             NamesOfGpus()};
   }
-  // Replaces the state by `saved`. REQUIRES: a Core of the same node without
-  // sessions.
+  // REQUIRES: a Core of the same node without sessions.
   void Load(CoreState saved);
   // Continues from what Load loaded. Sessions in `reached` kept their sockets;
   // the others have ended. The device is asked again what it had not answered,
@@ -175,21 +163,19 @@ class Core {
   // planning of running jobs starts again. Interrupted requests, and rounds
   // that jobs asked for, are dropped, because clients repeat them.
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
-  // Notes that all notices so far were sent, so that a daemon that takes over
-  // need not repeat them. Returns false if nothing changed.
+  // All notices so far were sent, so a daemon that takes over need not repeat
+  // them. Returns false if nothing changed.
   bool NoticesSent() { return sessions_.NoticesSent(); }
-  // Saves row by row: calls visit(kind, key, row) for each row that changed
-  // since the last call (state.h). Not included: what administrators set (a
-  // file on disk keeps it), planning rounds, and sessions that were never a
-  // rank's.
+  // Calls visit(kind, key, row) for each row that changed since the last call
+  // (state.h). Not included: what administrators set (a file on disk keeps it),
+  // planning rounds, and sessions that were never a rank's.
   template <typename Visit>
   void TakeChanged(Visit visit);
-  // Makes the next TakeChanged visit all rows. Until then changes are not
-  // tracked.
+  // Makes the next TakeChanged visit all rows; until then tracks no changes.
   void TouchAll();
   LooseState Loose() const;
 
-  // Ends the process with a message if the bookkeeping contradicts itself.
+  // CHECKs that the bookkeeping does not contradict itself.
   void CheckInvariants() const;
 
  private:
@@ -199,20 +185,26 @@ class Core {
                 absl::Time now, Effects& effects);
   void Attach(Session& session, RequestId request, const HelloRequest& hello,
               absl::Time now, Effects& effects);
-  absl::Status MayAttach(const Session& session,
-                         const HelloRequest& hello) const;
-  // Ends the session's leases when its socket ends; memory that the process may
-  // still map is quarantined. The session stays until its process is gone.
+  // Ends the session's leases; memory that the process may still map is
+  // quarantined. The session stays until its process has ended.
   void Close(Session& session, absl::Time now, Effects& effects);
   void Drop(SessionId id, absl::Time now, Effects& effects);
   // Closes a session while its process lives. Drops ended sessions of the same
-  // process that are not needed any more, so that a process that opens and
-  // closes sessions for ever costs no more than one.
+  // process, so that one that opens sessions for ever costs no more than one.
   void CloseAlone(Session& session, absl::Time now, Effects& effects);
   // Runs after each event: continues work that need not wait any more.
   void Settle(absl::Time now, Effects& effects);
-  // Calls `each` for every saved table except those of the sessions, because a
-  // session has several tables.
+  // Runs `event`, then Settle.
+  template <typename Event>
+  Effects Run(absl::Time now, Event event) {
+    Effects effects;
+    event(effects);
+    Settle(now, effects);
+    return effects;
+  }
+  // The event that `host` bytes of host memory became free.
+  Effects CameBack(Bytes host, absl::Time now);
+  // Visits every saved table except those of the sessions, which have several.
   template <typename Each>
   void EachTable(Each each);
 

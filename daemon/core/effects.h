@@ -1,7 +1,5 @@
 // Effects: what policy tells the service to do. The service executes a list in
-// its order.
-//
-// Plain data. Thread safety: values.
+// its order. Plain data.
 #pragma once
 
 #include <memory>
@@ -15,8 +13,9 @@
 
 namespace sluice::daemon {
 
-// --- device: a MakeExtent ends in ExtentMade or ExtentFailed. It is executed
-// --- after all earlier DestroyExtents of its pool
+// --- device
+// Ends in ExtentMade or ExtentFailed. Executed after all earlier DestroyExtents
+// of its pool.
 struct MakeExtent {
   ExtentId id;
   PoolId pool;
@@ -26,13 +25,12 @@ struct MakeExtent {
 struct DestroyExtent {
   ExtentId id;
 };
-// Asks the device which of these extents a process can still reach; ends in
-// HoldersKnown.
+// Asks which of these extents a process can still reach; ends in HoldersKnown.
 struct AskHolders {
   std::vector<ExtentId> extents;
 };
 
-// --- sessions ---------------------------------------------------------------
+// --- sessions
 struct SendReply {
   SessionId session;
   RequestId request;
@@ -42,8 +40,8 @@ struct SendNotice {
   SessionId session;
   Notice notice;
 };
-// Ends the socket (packets sent before still arrive); the process stays
-// watched.
+// Ends the socket (packets sent before still arrive), not the watch of its
+// process.
 struct CloseSocket {
   SessionId session;
 };
@@ -56,7 +54,7 @@ struct KillProcess {
   SessionId session;
 };
 
-// --- grants -----------------------------------------------------------------
+// --- grants
 struct AttachGrants {
   SessionId session;
   int slot = 0;
@@ -66,8 +64,7 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
-// Sets whether the rank has a lease, or one that is being made. Initially
-// false; sent at each change.
+// Whether the rank has a lease, or one that is being made. Initially false.
 struct HoldsMemory {
   int slot = 0;
   bool holds = false;
@@ -77,13 +74,12 @@ struct PromiseCopies {
   int slot = 0;
   CopyRates rates = {0, 0};
 };
-
 // Replaces the links that grants use. REQUIRES: no slot has a rank.
 struct UseLinks {
   std::vector<LinkSpeed> links;
 };
 
-// --- plans ------------------------------------------------------------------
+// --- plans
 // Decodes the profile that came with this request; ends in ProfileRead.
 struct ReadProfile {
   SessionId session;

@@ -1,11 +1,11 @@
 #include "daemon/core/grants.h"
 
-#include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
 
 #include "daemon/core/node/links.h"
+#include "proto/base/find.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
@@ -23,6 +23,36 @@ int FlowOf(int slot, int direction) { return 2 * slot + direction; }
 
 }  // namespace
 
+void LinkSharers::Count(const std::vector<size_t>& path, int user,
+                        double weight, int more) {
+  const auto number = static_cast<size_t>(user);
+  for (const size_t i : path) {
+    Link& link = links_[i];
+    link.ranks_of.resize(std::max(link.ranks_of.size(), number + 1));
+    link.ranks += more;
+    link.ranks_of[number] += more;
+    if (link.ranks_of[number] == (more > 0 ? 1 : 0)) {
+      link.weight += more * weight;
+    }
+    if (link.ranks == 0) link.weight = 0;  // removes rounding errors
+  }
+}
+
+double LinkSharers::PartOf(size_t link, int user, double weight) const {
+  const Link& at = links_[link];
+  const auto number = static_cast<size_t>(user);
+  const int ranks = number < at.ranks_of.size() ? at.ranks_of[number] : 0;
+  return ranks > 0 ? weight / at.weight / ranks : weight / (at.weight + weight);
+}
+
+void LateCounter::See(uint64_t up_to, absl::Duration in, uint64_t granted,
+                      absl::Duration since_last) {
+  if (up_to <= granted || in >= absl::ZeroDuration()) return;
+  if (up_to != counted_) ++sum_.copies;
+  counted_ = up_to;
+  sum_.seconds += absl::ToDoubleSeconds(std::min(-in, since_last));
+}
+
 GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
     : links_(std::move(links)),
       holders_(links_.size()),
@@ -34,26 +64,28 @@ GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
   }
 }
 
-double GrantPolicy::Rate(int link, int direction) const {
+// Returns the least positive of what `of` returns for the links on the path.
+template <typename Of>
+double GrantPolicy::Least(int link, Of of) const {
   double least = 0;
   if (link < 0) return least;
   for (const size_t i : paths_[link]) {
-    const double speed = SpeedOf(links_[i], direction);
+    const double speed = of(i);
     if (speed > 0 && (least <= 0 || speed < least)) least = speed;
   }
   return least;
 }
 
+double GrantPolicy::Rate(int link, int direction) const {
+  return Least(link, [&](size_t i) { return SpeedOf(links_[i], direction); });
+}
+
 double GrantPolicy::EvenRate(const RankShare& rank, int direction,
                              const LinkSharers& sharers) const {
-  double least = 0;
-  if (rank.link < 0) return least;
-  for (const size_t i : paths_[rank.link]) {
-    const double share = SpeedBothWays(links_[i], direction) *
-                         sharers.PartOf(i, rank.user, rank.sharer.weight);
-    if (share > 0 && (least <= 0 || share < least)) least = share;
-  }
-  return least;
+  return Least(rank.link, [&](size_t i) {
+    return SpeedBothWays(links_[i], direction) *
+           sharers.PartOf(i, rank.user, rank.sharer.weight);
+  });
 }
 
 int GrantPolicy::Sharing(int link, int direction) const {
@@ -183,16 +215,16 @@ void GrantPolicy::Promise(int slot, const CopyRates& rates) {
 }
 
 void GrantPolicy::Detach(int slot) {
-  const auto found = ranks_.find(slot);
-  if (found == ranks_.end()) return;
+  RankShare* const rank = FindOrNull(ranks_, slot);
+  if (rank == nullptr) return;
   settled_ = false;
   for (int d : {kH2d, kD2h}) {
-    if (!Gated(found->second, d)) continue;
-    Want(found->second, d, false);
+    if (!Gated(*rank, d)) continue;
+    Want(*rank, d, false);
     shares_.Close(FlowOf(slot, d));
   }
-  if (found->second.sharer.holds) Count(holders_, found->second, false);
-  ranks_.erase(found);
+  if (rank->sharer.holds) Count(holders_, *rank, false);
+  ranks_.erase(slot);
 }
 
 std::map<int, Directions> GrantPolicy::used() const {
@@ -240,8 +272,8 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
     const std::map<int, Directions>& used, absl::Duration elapsed,
     const std::map<int, Needs>& needs) {
   for (auto& [slot, rank] : ranks_) {
-    const auto said = used.find(slot);
-    if (said != used.end()) Believe(rank, said->second, elapsed);
+    const auto* said = FindOrNull(used, slot);
+    if (said != nullptr) Believe(rank, *said, elapsed);
   }
   elapsed = std::max(elapsed, absl::ZeroDuration());
   now_ += elapsed;
@@ -255,9 +287,7 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
         continue;
       }
       shares_.SetWanted(FlowOf(slot, d), static_cast<double>(wanted));
-      const auto told = needs.find(slot);
-      TellNeed(slot, d, told != needs.end() ? told->second[d] : Need(),
-               elapsed);
+      TellNeed(slot, d, FindOr(needs, slot)[d], elapsed);
       Want(rank, d, wanted > 0 && rank.sharer.holds);
     }
   }
@@ -269,8 +299,7 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
   const std::map<int, double> given = shares_.Share(now_, elapsed);
   for (auto& [slot, rank] : ranks_) {
     for (int d : {kH2d, kD2h}) {
-      const auto found = given.find(FlowOf(slot, d));
-      Raise(rank, d, found == given.end() ? 0 : found->second, elapsed);
+      Raise(rank, d, FindOr(given, FlowOf(slot, d)), elapsed);
     }
   }
   std::map<int, Grant> grants;
@@ -290,10 +319,6 @@ bool GrantPolicy::IsSettled(const std::map<int, Directions>& used) const {
     return rank.first == said.first && rank.second.used == said.second;
   };
   return settled_ && std::ranges::equal(ranks_, used, as_before);
-}
-
-void GrantPolicy::Pass(absl::Duration elapsed) {
-  now_ += std::max(elapsed, absl::ZeroDuration());
 }
 
 uint64_t GrantPolicy::Wanted(const RankShare& rank, int direction) const {

@@ -6,16 +6,14 @@
 // (planning/demands.h admits them), over spans of 20 ms. The rest goes to users
 // by weight, and evenly to the ranks of one user. Promised bytes are a part of
 // that share, and what one rank does not use goes to the others. A rank without
-// memory is promised nothing, and gets only what no other rank wants. If both
-// directions load a link together, a prefetch weighs 8 times as much as an
-// offload there. A rank alone on its link has a wide window, because the link
-// itself is the only limit.
+// memory is promised nothing, and gets only what no other rank wants. A rank
+// alone on its link has a wide window, because the link itself is the only
+// limit.
 //
 // A rank may state when compute needs the copy at the front of its queue
-// (`needs`). Bandwidth is lent first to copies that a fair share would make
-// late, earliest deadline first, as far ahead of the others as
-// bandwidth_policy.h allows: a rank that states false deadlines gets its share
-// earlier, but no more of it.
+// (proto/base/grant_page.h). Bandwidth is lent first to copies that a fair
+// share would make late (bandwidth_policy.h). A rank that states false
+// deadlines gets its share earlier, but no more of it.
 //
 // A rank's reported use is believed only up to what its link carries in the
 // time, and up to one copy beyond its limit. So a rank that reports more than
@@ -24,15 +22,15 @@
 // Thread safety: none; one thread owns a GrantPolicy (the refill thread).
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "daemon/bandwidth/bandwidth_policy.h"
-#include "daemon/core/late_copies.h"
-#include "daemon/core/link_sharers.h"
 #include "daemon/core/node/types.h"
 
 namespace sluice::daemon {
@@ -43,17 +41,57 @@ using Directions = std::array<uint64_t, 2>;
 // What determines a rank's share of links.
 struct GrantSharer {
   Principal who;
-  double weight = 1;  // of its user (WeightOf)
+  double weight = 1;  // of its user
   bool holds = true;  // the rank has memory to copy to or from
+};
+
+// Shares of each link: by users' weights, and evenly among a user's ranks, so
+// that more ranks give a user no larger share.
+class LinkSharers {
+ public:
+  explicit LinkSharers(size_t links) : links_(links) {}
+
+  // Adds `more` (1 or -1) ranks of `user` to each link of `path`. `user` is a
+  // small number. The weight is the same for all ranks of a user.
+  void Count(const std::vector<size_t>& path, int user, double weight,
+             int more);
+  int ranks(size_t link) const { return links_[link].ranks; }
+  // Returns the share of `link` that a rank of the user has, or would have if
+  // it were counted.
+  double PartOf(size_t link, int user, double weight) const;
+
+ private:
+  struct Link {
+    int ranks = 0;
+    double weight = 0;  // sum of all users, each counted once
+    std::vector<int> ranks_of;
+  };
+  std::vector<Link> links_;
+};
+
+// Counts the late copies of one rank in one direction. A copy is late if
+// compute needs it and the daemon has not granted its last byte. A rank that
+// states past times makes only its own copies late, at most one per refill.
+class LateCounter {
+ public:
+  // Records what a refill finds, `since_last` after the previous one. The copy
+  // at the front ends at byte `up_to` (0: not stated) and is needed `in` from
+  // now (negative: in the past); bytes are granted up to `granted`.
+  void See(uint64_t up_to, absl::Duration in, uint64_t granted,
+           absl::Duration since_last);
+  const LateCopies& sum() const { return sum_; }
+
+ private:
+  LateCopies sum_;
+  uint64_t counted_ = 0;  // end of the copy that was counted last
 };
 
 class GrantPolicy {
  public:
-  // The window of a rank that shares its link, and of a rank alone on its link.
+  // The window of a rank that shares its link, and of one alone on its link.
   static constexpr absl::Duration kWindow = absl::Milliseconds(20);
   static constexpr absl::Duration kWindowAlone = absl::Milliseconds(250);
-  // The smallest window: a copy larger than its window waits for several
-  // refills.
+  // The smallest window. A copy larger than its window takes several refills.
   static constexpr uint64_t kMinWindow = 1 << 20;
   // How far a rank's use may exceed its limit, since a copy is counted before
   // it waits for the limit. A larger copy is believed in steps of this size.
@@ -61,10 +99,10 @@ class GrantPolicy {
   // The time over which the granted rate is averaged.
   static constexpr absl::Duration kRateOver = absl::Milliseconds(100);
 
-  // A rank's limits. `rate` is the bytes per second that the rank is granted,
-  // or would be if it copied all the time; 0: not limited.
   struct Grant {
     Directions limit = {0, 0};
+    // Bytes per second that the rank is granted, or would be if it copied all
+    // the time; 0: not limited.
     Directions rate = {0, 0};
   };
 
@@ -79,21 +117,19 @@ class GrantPolicy {
   Grant Resume(int slot, int link, const GrantSharer& sharer,
                const Directions& limit, const Directions& used);
   void Detach(int slot);
-  // Sets whether the rank holds memory from now on.
   void Hold(int slot, bool holds);
-  // Sets the rates promised to its copies, bytes per second of each direction.
+  // Sets the rates promised to the rank's copies.
   void Promise(int slot, const CopyRates& rates);
   // Returns the use of each attached slot as believed at the last refill.
   std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
 
-  // Returns the late copies (late_copies.h) of each attached slot since it was
-  // attached or resumed. Empty if the link's speed is not known.
+  // Returns the late copies of each attached slot since it was attached or
+  // resumed; none if the link's speed is not known.
   std::map<int, LateDirections> late() const;
 
   // The copy at the front of a direction's queue, as the rank states it: it
-  // ends at byte `up_to` (counted as `used`), and compute needs it `in` from
-  // now. 0: not stated.
+  // ends at byte `up_to` (0: not stated), and compute needs it `in` from now.
   struct Need {
     uint64_t up_to = 0;
     absl::Duration in;
@@ -106,12 +142,13 @@ class GrantPolicy {
                               absl::Duration elapsed,
                               const std::map<int, Needs>& needs = {});
 
-  // Returns true if a refill with this use would change nothing, as the last
-  // refill changed nothing: no rank wants more, and all averages are constant.
-  // The caller may then call Pass instead, so that a node on which all ranks
-  // compute costs next to nothing.
+  // Returns whether a refill with this use would change nothing. The caller may
+  // then call Pass instead, so that a node on which all ranks compute costs
+  // next to nothing.
   bool IsSettled(const std::map<int, Directions>& used) const;
-  void Pass(absl::Duration elapsed);
+  void Pass(absl::Duration elapsed) {
+    now_ += std::max(elapsed, absl::ZeroDuration());
+  }
 
   void CheckInvariants() const;
 
@@ -125,23 +162,21 @@ class GrantPolicy {
     Directions limit = {0, 0};
     Directions used = {0, 0};             // as far as believed
     std::array<double, 2> rate = {0, 0};  // granted, averaged
-    // Fractions of a byte that are still to be granted.
-    std::array<double, 2> rest = {0, 0};
+    std::array<double, 2> rest = {0,
+                                  0};  // fractions of a byte, not granted yet
     std::array<LateCounter, 2> late;
   };
-  // Returns the lowest speed on the path from `link` up; 0 if no link there is
-  // limited.
+  template <typename Of>
+  double Least(int link, Of of) const;
+  // Returns the lowest limit on the path from `link` up; 0: there is none.
   double Rate(int link, int direction) const;
   // Returns the rate that the rank would have if all `sharers` copied all the
   // time: the smallest of its shares of the links on its path.
   double EvenRate(const RankShare& rank, int direction,
                   const LinkSharers& sharers) const;
   int UserOf(const Principal& who) const;
-  // Adds the rank to the sharers of its path (`more`), or removes it.
   void Count(LinkSharers& sharers, const RankShare& rank, bool more);
-  // Sets whether the rank wants more in that direction, and updates wanting_.
   void Want(RankShare& rank, int direction, bool wants);
-  // Sets the rank's weight, given the ranks that want more now.
   void Reweigh(int slot, int direction);
   uint64_t Window(int link, int direction) const;
   // Returns the number of flows on the busiest limited link of the path: its
@@ -153,11 +188,10 @@ class GrantPolicy {
   }
   // Returns by how much the limit must rise to be one window ahead of the use.
   uint64_t Wanted(const RankShare& rank, int direction) const;
-  // Passes the deadline of the copy at the front, and its bytes beyond the
-  // limit, to BandwidthPolicy::Need. Counts the copy if it is late.
+  // Passes the deadline of the copy at the front to BandwidthPolicy::Need.
+  // Counts the copy if it is late.
   void TellNeed(int slot, int direction, const Need& need,
                 absl::Duration elapsed);
-  // Updates the promise, which ends while the rank has no memory.
   void KeepPromise(int slot, int direction);
   static void Raise(RankShare& rank, int direction, double bytes,
                     absl::Duration elapsed);

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
-#include <utility>
 
 #include "daemon/core/node/links.h"
+#include "daemon/core/planning/demands.h"
 #include "daemon/quota/quotas.h"
+#include "proto/base/find.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/simulated.h"
 #include "proto/base/status.h"
@@ -49,10 +49,15 @@ size_t BuffersOf(const Asking& asking) {
   return buffers;
 }
 
-// Stands for the speed of a link's unlimited direction if the other one is
-// limited: more than any link carries, and a value that a plan
-// request may have (proto/plan).
+// The speed of a link's unlimited direction if the other one is limited: more
+// than any link carries, and a value that a plan request may have (proto/plan).
 constexpr double kOpenBytesPerSecond = 1e12;
+
+// Returns the name of a job as `viewer` may see it.
+std::string NameFor(const JobKey& job, const Principal* viewer) {
+  return !viewer || job.principal == *viewer ? "job " + job.name
+                                             : "another user's job";
+}
 
 // Returns the indexes of the positions for which `chosen` holds.
 template <typename Chosen>
@@ -66,18 +71,17 @@ std::vector<size_t> Where(const std::vector<Position>& positions,
 }
 
 // Returns the fraction `part` of a link's speed; nullopt if the link limits no
-// rank. A link that is limited in only one direction still limits that
-// direction.
+// rank.
 std::optional<plan::LinkCapacity> CapacityOf(const LinkSpeed& link,
                                              double part) {
   const auto share = [part](double speed) {
     return speed > 0 ? speed * part : kOpenBytesPerSecond;
   };
   if (!IsLimited(link)) return std::nullopt;
-  plan::LinkCapacity capacity;
-  capacity.name = link.name;
-  capacity.h2d_bytes_per_second = share(SpeedOf(link, kH2d));
-  capacity.d2h_bytes_per_second = share(SpeedOf(link, kD2h));
+  plan::LinkCapacity capacity{
+      .name = link.name,
+      .h2d_bytes_per_second = share(SpeedOf(link, kH2d)),
+      .d2h_bytes_per_second = share(SpeedOf(link, kD2h))};
   if (link.both_bytes_per_second > 0) {
     capacity.both_bytes_per_second = share(link.both_bytes_per_second);
   }
@@ -138,22 +142,12 @@ JointPlanning::JointPlanning(const NodeConfig& config, const Ledger& ledger,
                              const WaitingQueue& line, Journal& journal)
     : config_(config), ledger_(ledger), line_(line), journal_(journal) {}
 
-std::string JointPlanning::NameFor(const JobKey& job, const Principal* viewer) {
-  return !viewer || job.principal == *viewer ? "job " + job.name
-                                             : "another user's job";
-}
-
 std::vector<SessionId> JointPlanning::RanksOf(const JobKey& job) const {
   std::vector<SessionId> ranks;
   for (const auto& [id, rank] : attached_) {
     if (rank.job == job) ranks.push_back(id);
   }
   return ranks;
-}
-
-void JointPlanning::RankAttached(SessionId session, AttachedRank rank) {
-  attached_[session] = std::move(rank);
-  ++demands_changes_;
 }
 
 void JointPlanning::RankLeft(SessionId session, absl::Time now,
@@ -189,9 +183,7 @@ void JointPlanning::AbandonPlans(const AttachedRank& left, Effects& effects) {
       if (rank != left.rank) abandoned.ranks.push_back(rank);
     }
   };
-  if (const auto held = held_.find(job); held != held_.end()) {
-    add(held->second.asking);
-  }
+  if (const HeldJoin* held = FindOrNull(held_, job)) add(held->asking);
   for (const Asking& asking : joining_) {
     if (asking.job == job) add(asking);
   }
@@ -208,25 +200,20 @@ void JointPlanning::AbandonPlans(const AttachedRank& left, Effects& effects) {
 
 void JointPlanning::StepReported(SessionId session) {
   const JobKey& job = attached_.at(session).job;
-  const auto member = members_.find(job);
-  if (member == members_.end()) return;
-  if (member->second.state != Member::State::kAcquires) return;
+  if (StateOf(job) != Member::State::kAcquires) return;
   members_.Edit(job).state = Member::State::kTrains;
 }
 
 std::map<SessionId, PlanDemand> JointPlanning::Demands() const {
   std::map<SessionId, PlanDemand> demands;
   for (const auto& [session, rank] : attached_) {
-    const auto member = members_.find(rank.job);
-    if (member == members_.end() || held_.contains(rank.job)) continue;
-    const auto& plans = member->second.change ? member->second.change->before
-                                              : member->second.ranks;
-    const auto profile = member->second.profiles.find(rank.rank);
-    const auto plan = plans.find(rank.rank);
-    if (profile == member->second.profiles.end() || plan == plans.end()) {
-      continue;
-    }
-    demands[session] = DemandOf(*profile->second.profile, plan->second);
+    const Member* member = FindOrNull(members_, rank.job);
+    if (member == nullptr || held_.contains(rank.job)) continue;
+    const auto* profile = FindOrNull(member->profiles, rank.rank);
+    const auto* plan = FindOrNull(
+        member->change ? member->change->before : member->ranks, rank.rank);
+    if (profile == nullptr || plan == nullptr) continue;
+    demands[session] = DemandOf(*profile->profile, *plan);
   }
   return demands;
 }
@@ -248,8 +235,8 @@ absl::Time JointPlanning::NextDeadline() const {
   return next;
 }
 
-std::shared_ptr<const plan::NodePlan> JointPlanning::FindPlan(
-    PlanId id, const Principal* viewer) const {
+PlanRounds::Plan JointPlanning::FindPlan(PlanId id,
+                                         const Principal* viewer) const {
   const PlanRounds::Kept* kept = rounds_.FindKept(id);
   if (!kept || (viewer && kept->job.principal != *viewer)) return nullptr;
   return kept->plan;
@@ -334,14 +321,10 @@ JointPlanningState JointPlanning::Save() const {
 
 bool JointPlanning::TakeOver(absl::Time now, Effects& effects) {
   for (const auto& [session, rank] : attached_) {
-    const auto member = members_.find(rank.job);
-    if (member == members_.end() ||
-        member->second.state != Member::State::kChanging ||
-        !member->second.change->open.contains(rank.rank)) {
-      continue;
-    }
-    effects.push_back(
-        SendNotice{session, PlanChangedNotice{member->second.change->plan}});
+    if (StateOf(rank.job) != Member::State::kChanging) continue;
+    const PlanChange& change = *members_.at(rank.job).change;
+    if (!change.open.contains(rank.rank)) continue;
+    effects.push_back(SendNotice{session, PlanChangedNotice{change.plan}});
   }
   const PlannedLinks links = PlannedLinksOf(config_.links);
   bool others = false;
@@ -385,7 +368,6 @@ void JointPlanning::Load(JointPlanningState saved) {
   next_ = std::move(saved.next);
 }
 
-// Checks that each member and each asking job is attached.
 void JointPlanning::CheckInvariants() const {
   rounds_.CheckInvariants();
   units_.CheckInvariants();
@@ -465,11 +447,9 @@ void JointPlanning::StartRound(PlanRounds::Round round,
   SolvePlan question;
   for (const Position& position : positions) {
     const int64_t number =
-        std::find(round.jobs.begin(), round.jobs.end(), position.job) -
-        round.jobs.begin();
-    const auto asked = std::find_if(
-        round.asking.begin(), round.asking.end(),
-        [&](const Asking& each) { return each.job == position.job; });
+        std::ranges::find(round.jobs, position.job) - round.jobs.begin();
+    const auto asked =
+        std::ranges::find(round.asking, position.job, &Asking::job);
     const auto& profiles = asked != round.asking.end()
                                ? asked->profiles
                                : members_.at(position.job).profiles;
@@ -484,8 +464,7 @@ void JointPlanning::StartRound(PlanRounds::Round round,
     positions_ = std::move(positions);
     resources_ = resources;
   }
-  const auto cached = together ? rounds_.CachedTogether(round.cache_key)
-                               : rounds_.Cached(round.cache_key);
+  const auto cached = rounds_.Cached(round.cache_key, together);
   if (cached != nullptr) {
     ++journal_.stats.plans[PlanOutcome::kCached];
     return together ? TogetherSolved(std::move(round), cached, now, effects)
@@ -546,8 +525,7 @@ void JointPlanning::PlanSolved(PlanRoundId id,
   }
 }
 
-void JointPlanning::AloneSolved(PlanRounds::Round round,
-                                std::shared_ptr<const plan::NodePlan> plan,
+void JointPlanning::AloneSolved(PlanRounds::Round round, Plan plan,
                                 absl::Time now, Effects& effects) {
   const Asking& asking = round.asking[0];
   const JobKey& job = asking.job;
@@ -579,13 +557,13 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
   if (outcome == PlanOutcome::kFailed) ++journal_.stats.plans[outcome];
   // If there were several jobs, only the daemon's user may see the message,
   // because it may name another principal's job.
-  journal_.Log(
-      now, EventKind::kPlan,
-      round.jobs.size() == 1
-          ? fmt::format("job {}: {}", round.jobs[0].name, reason)
-          : fmt::format("{} jobs together: {}", round.jobs.size(), reason),
-      round.jobs.size() == 1 ? round.jobs[0].principal
-                             : Principal{config_.own_uid, ""});
+  if (round.jobs.size() == 1) {
+    Log(now, round.jobs[0], reason);
+  } else {
+    journal_.Log(now, EventKind::kPlan,
+                 fmt::format("{} jobs together: {}", round.jobs.size(), reason),
+                 {config_.own_uid, ""});
+  }
   if (cut_off && round.asking.empty()) {
     PlanAgain(now + config_.leave_delay, next_.why);
   }
@@ -602,15 +580,19 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
   }
 }
 
+void JointPlanning::Log(absl::Time now, const JobKey& job,
+                        const std::string& what) {
+  journal_.Log(now, EventKind::kPlan, fmt::format("job {}: {}", job.name, what),
+               job.principal);
+}
+
 void JointPlanning::LogPlan(const JobKey& job, const plan::NodePlan& plan,
                             absl::Time now) {
-  journal_.Log(
-      now, EventKind::kPlan,
+  Log(now, job,
       plan.infeasible.empty()
-          ? fmt::format("job {}: plan {} for {} ranks in {:.3f} s", job.name,
-                        plan.id.value(), plan.ranks.size(), plan.seconds)
-          : fmt::format("job {}: {}", job.name, plan.infeasible),
-      job.principal);
+          ? fmt::format("plan {} for {} ranks in {:.3f} s", plan.id.value(),
+                        plan.ranks.size(), plan.seconds)
+          : plan.infeasible);
 }
 
 void JointPlanning::GivePlan(const Asking& asking, PlanId plan,
@@ -631,8 +613,7 @@ void JointPlanning::FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
   }
 }
 
-// --- Which jobs are planned together, and when: joins, leaves, and running
-// jobs
+// --- Which jobs are planned together, and when
 
 std::vector<Asking> JointPlanning::TakeNextUsersJobs() {
   if (joining_.empty()) return {};
@@ -678,20 +659,19 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   CutOffAtShare(now, effects);
 }
 
-void JointPlanning::TogetherSolved(PlanRounds::Round round,
-                                   std::shared_ptr<const plan::NodePlan> plan,
+void JointPlanning::TogetherSolved(PlanRounds::Round round, Plan plan,
                                    absl::Time now, Effects& effects) {
   const std::set<JobKey> changed = WhoChanges(
       members_.rows(), positions_, resources_.hosts, round.jobs, *plan);
   // The jobs that receive their parts of the plan.
   std::set<JobKey> told = changed;
   for (const Asking& asking : round.asking) told.insert(asking.job);
-  std::map<JobKey, std::shared_ptr<const plan::NodePlan>> parts;
+  std::map<JobKey, Plan> parts;
   for (size_t number = 0; number < round.jobs.size(); ++number) {
     const JobKey& job = round.jobs[number];
     if (!told.contains(job)) continue;
     const std::string key = fmt::format("{}{}", round.cache_key, number);
-    auto part = rounds_.Cached(key);
+    auto part = rounds_.Cached(key, /*together=*/false);
     const auto* kept = part ? rounds_.FindKept(part->id) : nullptr;
     if (kept == nullptr || kept->job.principal != job.principal) {
       part = rounds_.Keep(job, key,
@@ -719,9 +699,8 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round,
   ReleaseHeld(now, effects);
 }
 
-void JointPlanning::AdmitJoin(Asking asking,
-                              const std::shared_ptr<const plan::NodePlan>& plan,
-                              absl::Time now, Effects& effects) {
+void JointPlanning::AdmitJoin(Asking asking, const Plan& plan, absl::Time now,
+                              Effects& effects) {
   const JobKey job = asking.job;
   rounds_.Use(job, plan->id);
   LogPlan(job, *plan, now);
@@ -738,12 +717,10 @@ void JointPlanning::AdmitJoin(Asking asking,
   for (const JobKey& other : Shrinking()) {
     others += (others.empty() ? "" : ", ") + NameFor(other, &job.principal);
   }
-  journal_.Log(
-      now, EventKind::kPlan,
-      fmt::format("job {}: plan {} waits for host memory of {}, at most {:g} s",
-                  job.name, plan->id.value(), others,
-                  absl::ToDoubleSeconds(config_.join_wait)),
-      job.principal);
+  Log(now, job,
+      fmt::format("plan {} waits for host memory of {}, at most {:g} s",
+                  plan->id.value(), others,
+                  absl::ToDoubleSeconds(config_.join_wait)));
   held_[job] = {std::move(asking), plan->id, now, now + config_.join_wait};
 }
 
@@ -768,13 +745,10 @@ void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
   }
   if (!late.empty()) MarkShrinkersLate();
   for (HeldJoin& join : late) {
-    journal_.Log(
-        now, EventKind::kPlan,
-        fmt::format("job {}: no memory came back within {:g} s; planned with "
-                    "what is free",
-                    join.asking.job.name,
-                    absl::ToDoubleSeconds(config_.join_wait)),
-        join.asking.job.principal);
+    Log(now, join.asking.job,
+        fmt::format("no memory came back within {:g} s; planned with what is "
+                    "free",
+                    absl::ToDoubleSeconds(config_.join_wait)));
     members_.erase(join.asking.job);
     StartAlone(std::move(join.asking), now, effects);
   }
@@ -795,10 +769,10 @@ std::string JointPlanning::WhyReplanned(const JobKey& to) const {
 void JointPlanning::Settle(absl::Time now, Effects& effects) {
   EndOverdueChanges(now);
   ReleaseHeld(now, effects);
-  const bool changing =
-      std::any_of(members_.begin(), members_.end(),
-                  [](const auto& each) { return each.second.change; });
-  if (next_.owed == NextRound::Owed::kRoundAfterChanges && !changing) {
+  if (next_.owed == NextRound::Owed::kRoundAfterChanges &&
+      std::ranges::none_of(members_.rows(), [](const auto& each) {
+        return each.second.change.has_value();
+      })) {
     next_.owed = NextRound::Owed::kNothing;
     PlanAgain(now, "memory came back");
   }
@@ -811,18 +785,15 @@ void JointPlanning::Settle(absl::Time now, Effects& effects) {
   }
 }
 
-// --- Changes of running plans: propose, announce, answer; the memory that they
-// free
+// --- Changes of running plans, and the memory that they free
 
-void JointPlanning::ProposeChange(
-    const JobKey& job, const std::shared_ptr<const plan::NodePlan>& plan,
-    const std::string& why, absl::Time now) {
+void JointPlanning::ProposeChange(const JobKey& job, const Plan& plan,
+                                  const std::string& why, absl::Time now) {
   Member& member = members_.Edit(job);
   std::map<Rank, plan::RankPlan> ranks = PlansOf(*plan);
-  if (const auto held = held_.find(job); held != held_.end()) {
-    // The job's ranks have not received the former plan, so this one replaces
-    // it.
-    held->second.plan = plan->id;
+  if (HeldJoin* held = FindOrNull(held_, job)) {
+    // The job's ranks have not received the former plan.
+    held->plan = plan->id;
     member.ranks = std::move(ranks);
     return;
   }
@@ -835,11 +806,9 @@ void JointPlanning::ProposeChange(
   for (SessionId session : RanksOf(job)) {
     change.open.insert(attached_.at(session).rank);
   }
-  journal_.Log(
-      now, EventKind::kPlan,
-      fmt::format("job {}: plan {} for {} ranks at their next step, since {}",
-                  job.name, plan->id.value(), ranks.size(), why),
-      job.principal);
+  Log(now, job,
+      fmt::format("plan {} for {} ranks at their next step, since {}",
+                  plan->id.value(), ranks.size(), why));
   member.ranks = std::move(ranks);
   member.change = std::move(change);
   member.state = Member::State::kToChange;
@@ -876,7 +845,7 @@ void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
 // Returns whether another job has received, but not yet answered, a change that
 // frees memory. It answers by the deadline of the change.
 bool JointPlanning::AwaitsTold(const JobKey& job) const {
-  return std::any_of(members_.begin(), members_.end(), [&](const auto& each) {
+  return std::ranges::any_of(members_.rows(), [&](const auto& each) {
     const Member& other = each.second;
     return each.first != job && other.state == Member::State::kChanging &&
            (other.change->wait == PlanChange::Wait::kInVain || Shrinks(other));
@@ -892,30 +861,30 @@ bool JointPlanning::Shrinks(const Member& member) const {
 std::vector<JobKey> JointPlanning::Shrinking() const {
   std::vector<JobKey> shrinking;
   for (const auto& [job, member] : members_) {
-    if (Shrinks(member) && member.change->wait == PlanChange::Wait::kAwaited)
+    if (Shrinks(member) && member.change->wait == PlanChange::Wait::kAwaited) {
       shrinking.push_back(job);
+    }
   }
   return shrinking;
 }
 
 bool JointPlanning::OthersShrink(const JobKey& job) const {
-  const std::vector<JobKey> shrinking = Shrinking();
-  return std::any_of(shrinking.begin(), shrinking.end(),
-                     [&](const JobKey& other) {
-                       return other != job && other.principal == job.principal;
-                     });
+  return std::ranges::any_of(Shrinking(), [&](const JobKey& other) {
+    return other != job && other.principal == job.principal;
+  });
 }
 
 bool JointPlanning::ShrinksLate() const {
-  return std::any_of(members_.begin(), members_.end(), [](const auto& each) {
+  return std::ranges::any_of(members_.rows(), [](const auto& each) {
     return each.second.change &&
            each.second.change->wait == PlanChange::Wait::kInVain;
   });
 }
 
 void JointPlanning::MarkShrinkersLate() {
-  for (const JobKey& job : Shrinking())
+  for (const JobKey& job : Shrinking()) {
     members_.Edit(job).change->wait = PlanChange::Wait::kInVain;
+  }
   next_.owed = NextRound::Owed::kRoundAfterChanges;
 }
 
@@ -927,7 +896,7 @@ bool JointPlanning::FitsNow(const JobKey& job) const {
     const Bytes more = HostDue(node, job, member);
     if (more > Bytes(0) &&
         more > ledger_.UsableBy({PoolKind::kHost, node}, principal) -
-                   HostGrowth(node, nullptr, {job})) {
+                   HostGrowth({node, nullptr, {job}})) {
       return false;
     }
   }
@@ -935,7 +904,7 @@ bool JointPlanning::FitsNow(const JobKey& job) const {
   if (more <= Bytes(0)) return true;
   const Bytes left = ledger_.HostLeft(principal);
   return more <= ledger_.HostLeft(job) &&
-         more <= left - HostGrowth(std::nullopt, &principal, {job});
+         more <= left - HostGrowth({{}, &principal, {job}});
 }
 
 void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
@@ -946,9 +915,8 @@ void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
   Member& member = *found;
   PlanChange& change = *member.change;
   if (change.plan != taken.plan) {
-    // This is an answer to a superseded change, so the newer one stays open.
-    // But if the ranks took this plan, the job falls back to it if the newer
-    // one is refused.
+    // An answer to a superseded change. If the ranks took that plan, the job
+    // falls back to it if the newer one is refused.
     if (taken.taken && !member.settled.empty()) change.before = member.settled;
     return;
   }
@@ -978,11 +946,10 @@ void JointPlanning::EndChange(const JobKey& job, Member& member,
   const bool all = change.refused.empty();
   ++journal_.stats
         .plan_changes[all ? ChangeOutcome::kTaken : ChangeOutcome::kRefused];
-  journal_.Log(now, EventKind::kPlan,
-               fmt::format("job {}: plan {} {} after {:.1f} s: {}", job.name,
-                           change.plan.value(), all ? "taken" : "not taken",
-                           absl::ToDoubleSeconds(now - change.since), note),
-               job.principal);
+  Log(now, job,
+      fmt::format("plan {} {} after {:.1f} s: {}", change.plan.value(),
+                  all ? "taken" : "not taken",
+                  absl::ToDoubleSeconds(now - change.since), note));
   if (all) {
     rounds_.Use(job, change.plan);
     if (!member.settled.empty()) member.ranks = member.settled;
@@ -1103,25 +1070,23 @@ Bytes JointPlanning::HostPromised(const Member& member,
                                   std::optional<uint64_t> numa) const {
   Bytes promised;
   for (const auto& [rank, plan] : plans) {
-    const auto read = member.profiles.find(rank);
-    if (read == member.profiles.end()) continue;
-    const uint64_t node =
-        config_.gpus[read->second.profile->gpu.value()].numa.value();
+    const ProfileWithHash* read = FindOrNull(member.profiles, rank);
+    if (read == nullptr) continue;
+    const uint64_t node = config_.gpus[read->profile->gpu.value()].numa.value();
     if (numa.value_or(node) != node) continue;
     promised += RoundUp(plan.host_bytes, config_.granularity);
   }
   return promised;
 }
 
-Bytes JointPlanning::HostGrowth(std::optional<uint64_t> numa,
-                                const Principal* of,
-                                const std::set<JobKey>& except) const {
-  return MemberGrowth(numa, of, except) + LeaseGrowth(numa, of, except);
+Member::State JointPlanning::StateOf(const JobKey& job) const {
+  const Member* member = FindOrNull(members_, job);
+  return member != nullptr ? member->state : Member::State::kTrains;
 }
 
 Bytes JointPlanning::PromisedToOthers(PoolId pool, const JobKey& job) const {
   if (pool.kind == PoolKind::kGpu) return Bytes(0);
-  return HostGrowth(pool.ordinal, nullptr, {job});
+  return HostGrowth({pool.ordinal, nullptr, {job}});
 }
 
 Bytes JointPlanning::PromisedBeside(PoolId pool, const Principal& whose) const {
@@ -1133,13 +1098,13 @@ Bytes JointPlanning::PromisedBeside(PoolId pool, const Principal& whose) const {
   for (const auto& [session, rank] : attached_) {
     if (is_own(rank.job.principal)) own.insert(rank.job);
   }
-  return HostGrowth(pool.ordinal, nullptr, own);
+  return HostGrowth({pool.ordinal, nullptr, own});
 }
 
 Bytes JointPlanning::DueOf(PoolId pool, const JobKey& job) const {
-  const auto member = members_.find(job);
-  if (pool.kind == PoolKind::kGpu || member == members_.end()) return Bytes(0);
-  return HostDue(pool.ordinal, job, member->second);
+  const Member* member = FindOrNull(members_, job);
+  if (pool.kind == PoolKind::kGpu || member == nullptr) return Bytes(0);
+  return HostDue(pool.ordinal, job, *member);
 }
 
 Bytes JointPlanning::HostDue(std::optional<uint64_t> numa, const JobKey& job,
@@ -1149,38 +1114,27 @@ Bytes JointPlanning::HostDue(std::optional<uint64_t> numa, const JobKey& job,
       Bytes(0));
 }
 
-Bytes JointPlanning::MemberGrowth(std::optional<uint64_t> numa,
-                                  const Principal* of,
-                                  const std::set<JobKey>& except) const {
+Bytes JointPlanning::MemberGrowth(const Scope& scope) const {
   Bytes growth;
   for (const auto& [job, member] : members_) {
     // A training job has leased all that it needs, even if that is less than
     // its plan's host bytes, which are an upper bound.
-    if (member.state == Member::State::kTrains || except.contains(job))
-      continue;
-    if (of && job.principal != *of) continue;
-    growth += HostDue(numa, job, member);
+    if (member.state == Member::State::kTrains || !scope.Has(job)) continue;
+    growth += HostDue(scope.numa, job, member);
   }
   return growth;
 }
 
-Bytes JointPlanning::LeaseGrowth(std::optional<uint64_t> numa,
-                                 const Principal* of,
-                                 const std::set<JobKey>& except) const {
+Bytes JointPlanning::LeaseGrowth(const Scope& scope) const {
   Bytes growth;
   for (const PlaceInLine& place : line_.for_plans()) {
     const Waiter& lease = line_.waiters().at(place);
-    const JobKey& job = lease.job;
-    // Skips leases of a member that is not in state kTrains, because
-    // MemberGrowth counts what the member's plan promises.
-    const auto member = members_.find(job);
-    if ((member != members_.end() &&
-         member->second.state != Member::State::kTrains) ||
-        except.contains(job) || (of && job.principal != *of) ||
-        numa.value_or(lease.asked.pool.ordinal) != lease.asked.pool.ordinal) {
-      continue;
+    const auto& [pool, size, wait] = lease.asked;
+    // MemberGrowth counts what the plans of other members promise.
+    if (StateOf(lease.job) == Member::State::kTrains && scope.Has(lease.job) &&
+        scope.numa.value_or(pool.ordinal) == pool.ordinal) {
+      growth += size;
     }
-    growth += lease.asked.size;
   }
   return growth;
 }
@@ -1214,7 +1168,8 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
     const uint64_t node = host.numa.value();
     const PoolId pool{PoolKind::kHost, node};
     const bool settled = IsSettled(positions);
-    const Bytes growth = settled ? Bytes(0) : MemberGrowth(node, nullptr, jobs);
+    const Bytes growth =
+        settled ? Bytes(0) : MemberGrowth({node, nullptr, jobs});
     const Bytes anyones = ledger_.UsableByAnyone(pool);
     Bytes all = anyones - growth;
     for (const auto& [principal, theirs] : principals) {
@@ -1222,7 +1177,7 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
       for (const JobKey& job : theirs) held += ledger_.HostHeld(job, node);
       const Bytes usable = ledger_.UsableBy(pool, principal);
       const Bytes leases =
-          settled ? Bytes(0) : LeaseGrowth(node, &principal, jobs);
+          settled ? Bytes(0) : LeaseGrowth({node, &principal, jobs});
       all += held + usable - anyones - leases;
       if (principals.size() == 1) break;
       add(fmt::format("host of NUMA node {} for user {}", node, principal.uid),
@@ -1265,7 +1220,7 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
     Bytes left = ledger_.HostLeft(principal);
     if (left < Limits::kUnlimited && !IsSettled(positions)) {
       // May become negative: then jobs of the question must free memory.
-      left -= HostGrowth(std::nullopt, &principal, jobs);
+      left -= HostGrowth({{}, &principal, jobs});
     }
     add(fmt::format("host budget of user {}", principal.uid), left,
         [&](const JobKey& job) { return job.principal == principal; });

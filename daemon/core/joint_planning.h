@@ -1,16 +1,11 @@
 // Joint planning of all jobs of the node. It keeps the jobs that ask for plans,
 // the fractions by which jobs run, and the plans and leases that wait for
-// memory, and decides when running jobs are planned again.
-//
-// Core reports attached ranks and their requests. This class reads the ledger
-// for free memory and returns effects. README.md has the rules; README.md and
-// replan.h (`Member`) draw the states of a job.
-//
-// Thread safety: none needed; one thread (see core.h).
+// memory, and decides when running jobs are planned again. planning/README.md
+// has the rules; replan.h (`Member`) draws the states of a job.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -23,7 +18,6 @@
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/node/types.h"
-#include "daemon/core/planning/demands.h"
 #include "daemon/core/planning/plans.h"
 #include "daemon/core/planning/replan.h"
 #include "daemon/core/planning/unit_cache.h"
@@ -49,26 +43,26 @@ class JointPlanning {
   JointPlanning(const NodeConfig& config, const Ledger& ledger,
                 const WaitingQueue& line, Journal& journal);
 
-  // --- ranks ---------------------------------------------------------------
-  void RankAttached(SessionId session, AttachedRank rank);
+  // --- ranks
+  void RankAttached(SessionId session, AttachedRank rank) {
+    attached_[session] = std::move(rank);
+    ++demands_changes_;
+  }
   // Drops the rank's profiles, abandons its peers' plans, and plans the
-  // remaining jobs again. REQUIRES: all leases of the rank have ended, also
-  // waiting ones.
+  // remaining jobs again. REQUIRES: all leases of the rank have ended.
   void RankLeft(SessionId session, absl::Time now, Effects& effects);
-  // A rank has reported a step, so its job has all the memory that its plan
-  // needs.
+  // A rank has reported a step, so its job has all memory that its plan needs.
   void StepReported(SessionId session);
   // Memory of ended processes has become free.
   void MemoryCameBack(absl::Time now);
 
-  // --- plans ---------------------------------------------------------------
-  // Checks whether a profile may be submitted. InvalidArgument: it belongs to
-  // another rank. ResourceExhausted: the saved state has no room for it and its
-  // plans.
+  // --- plans
+  // InvalidArgument: the profile belongs to another rank. ResourceExhausted:
+  // the saved state has no room for it and its plans.
   absl::Status MaySubmit(SessionId session,
                          const plan::RankProfile& profile) const;
-  // Stores the rank's profile. Returns how many ranks of its job have not
-  // submitted yet; if none, call Ask next.
+  // Returns how many ranks of the job have not submitted yet; if none, call Ask
+  // next.
   int Submit(SessionId session, ProfileWithHash profile);
   void Ask(const JobKey& job, absl::Time now, Effects& effects);
   void PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
@@ -85,47 +79,40 @@ class JointPlanning {
     return rounds_.Overdue(now);
   }
 
-  // --- leases that wait ----------------------------------------------------
+  // --- leases that wait
   // Returns whether running jobs may free the memory that a refused lease
   // needs. If so, the lease must wait (Waiter::for_plan): for a new plan of the
-  // running jobs, or if its own job is a member already, for changes of other
-  // jobs that are under way.
+  // running jobs, or if its job is a member already, for changes under way.
   bool AwaitRoom(SessionId session, const LeaseRequest& asked, absl::Time now);
-  // Returns whether a plan that is being made, or a change that is not
-  // complete, may still free memory for `job`.
+  // Returns whether a plan that is being made, or a change under way, may still
+  // free memory for `job`.
   bool MakesRoom(const JobKey& job) const;
-  // Marks changes that have not freed memory in time: later joins and leases do
-  // not wait for them.
+  // Marks changes that have not freed memory in time (PlanChange::Wait).
   void MarkShrinkersLate();
 
   // Runs after each event: continues work that needs to wait no longer.
   void Settle(absl::Time now, Effects& effects);
   absl::Time NextDeadline() const;
 
-  // --- reading -------------------------------------------------------------
-  // Returns the bandwidth needed by each attached rank that runs by the
-  // planner's fractions; during a change, by the former ones. Omits jobs with a
-  // plan that is held back.
+  // --- reading
+  // Returns the bandwidth needed by each rank that runs by the planner's
+  // fractions; during a change, by the former ones. Omits plans held back.
   std::map<SessionId, PlanDemand> Demands() const;
-  // A number that grows whenever Demands() or the attached ranks may have
-  // changed.
+  // Grows whenever Demands() or the attached ranks may have changed.
   uint64_t demands_version() const {
     return members_.changes() + demands_changes_;
   }
   // Returns how much of a pool is promised to plans and leases of other
-  // principals; 0 for a GPU.
+  // principals, or of other jobs; 0 for a GPU.
   Bytes PromisedBeside(PoolId pool, const Principal& whose) const;
-  // Returns how much of a pool is promised to all jobs but `job`.
   Bytes PromisedToOthers(PoolId pool, const JobKey& job) const;
-  // Returns how much of a pool the plan of `job` promises beyond what the job
-  // holds.
+  // Returns how much the plan of `job` promises beyond what the job holds.
   Bytes DueOf(PoolId pool, const JobKey& job) const;
   PlanId CurrentPlan(const JobKey& job) const { return rounds_.current(job); }
   // Returns a plan if `viewer` may see it (null: all); null otherwise.
-  std::shared_ptr<const plan::NodePlan> FindPlan(PlanId id,
-                                                 const Principal* viewer) const;
-  // Returns the most bytes that profiles and plans may take of the saved state,
-  // by user.
+  PlanRounds::Plan FindPlan(PlanId id, const Principal* viewer) const;
+  // Returns the most bytes that a user's profiles and plans may take of the
+  // saved state.
   std::map<Principal, Bytes> KeptProfiles() const;
   std::vector<PlanSnapshot> Plans(const Principal* viewer) const;
   std::vector<PlanningSnapshot> Planning(const Principal* viewer,
@@ -134,8 +121,8 @@ class JointPlanning {
   JointPlanningState Save() const;
   // REQUIRES: no rank has attached.
   void Load(JointPlanningState saved);
-  // Visits its tables row by row (SavedAs); AddLoose adds the other state.
-  // Rounds that are asked or solved are not saved (DueWithout).
+  // Visits its tables row by row (SavedAs). Rounds that are asked or solved are
+  // not saved (DueWithout).
   template <typename Each>
   void EachTable(Each each) {
     const auto plans = [this](RowKind kind) {
@@ -155,19 +142,18 @@ class JointPlanning {
   static NextRound DueWithout(
       const std::map<PlanRoundId, PlanRounds::Round>& solving, bool leases_wait,
       NextRound next);
-  // Call after Load. Repeats unanswered changes to ranks. If the links differ
-  // from those that plans were made for, plans running jobs again and returns
-  // true.
+  // Call after Load. Repeats unanswered changes to ranks. Returns whether plans
+  // were made for other links, and then plans running jobs again.
   bool TakeOver(absl::Time now, Effects& effects);
 
   void CheckInvariants() const;
 
  private:
+  using Plan = PlanRounds::Plan;
+
   // Ranks.
   std::vector<SessionId> RanksOf(const JobKey& job) const;
   void AbandonPlans(const AttachedRank& left, Effects& effects);
-  // Returns the name of a job as `viewer` may see it.
-  static std::string NameFor(const JobKey& job, const Principal* viewer);
 
   // Rounds.
   void StartAlone(Asking asking, absl::Time now, Effects& effects);
@@ -175,18 +161,19 @@ class JointPlanning {
   void StartRound(PlanRounds::Round round, std::vector<Position> positions,
                   plan::NodeResources resources, absl::Time now,
                   Effects& effects);
-  void AloneSolved(PlanRounds::Round round,
-                   std::shared_ptr<const plan::NodePlan> plan, absl::Time now,
+  void AloneSolved(PlanRounds::Round round, Plan plan, absl::Time now,
                    Effects& effects);
   void RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                    const absl::Status& why, absl::Time now, Effects& effects);
+  // Logs an event that the job's user sees.
+  void Log(absl::Time now, const JobKey& job, const std::string& what);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
-  // Limits the time of the joint round that is being solved to kShare if
-  // another user's job waits, so that no user waits for another's hard profile.
-  // The round's jobs are then planned alone.
+  // Limits the joint round that is being solved to kShare if another user's job
+  // waits, so that no user waits for another's hard profile. The round's jobs
+  // are then planned alone.
   void CutOffAtShare(absl::Time now, Effects& effects);
-  // Returns how long policy waits for a round: a little longer than the worker
-  // may run, so that the worker's own error arrives before.
+  // A little longer than the worker may run, so that the worker's own error
+  // arrives before.
   absl::Duration TimeForRound() const {
     return config_.plan_time_limit * 1.25 + absl::Seconds(1);
   }
@@ -203,46 +190,40 @@ class JointPlanning {
   // their traces have at most kMostBuffers together.
   std::vector<Asking> TakeNextUsersJobs();
   void StartTogether(absl::Time now, Effects& effects);
-  void TogetherSolved(PlanRounds::Round round,
-                      std::shared_ptr<const plan::NodePlan> plan,
-                      absl::Time now, Effects& effects);
-  // Gives a joining job its part of the plan, or holds the part back until
-  // there is memory for it.
-  void AdmitJoin(Asking asking,
-                 const std::shared_ptr<const plan::NodePlan>& plan,
-                 absl::Time now, Effects& effects);
+  void TogetherSolved(PlanRounds::Round round, Plan plan, absl::Time now,
+                      Effects& effects);
+  // Gives a joining job its plan, or holds it back until there is memory for
+  // it.
+  void AdmitJoin(Asking asking, const Plan& plan, absl::Time now,
+                 Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
   // Schedules a new plan for running jobs at `at`, or earlier if one is due.
   // The reason is `why`, preceded by the job's name if it is given.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
-  // Returns the reason for a new plan in the form that the ranks of `to` may
-  // read.
+  // Returns that reason as the ranks of `to` may read it.
   std::string WhyReplanned(const JobKey& to) const;
 
   // Changes of running plans.
-  void ProposeChange(const JobKey& job,
-                     const std::shared_ptr<const plan::NodePlan>& plan,
+  void ProposeChange(const JobKey& job, const Plan& plan,
                      const std::string& why, absl::Time now);
-  // Announces changes to the ranks of members when the memory by which they
-  // grow is free, or when no announced change will free it.
+  // Announces changes to members when the memory by which they grow is free, or
+  // when no announced change will free it.
   void AnnounceChanges(absl::Time now, Effects& effects);
   bool AwaitsTold(const JobKey& job) const;
-  // Ends a change after all answers. The change is taken if no rank has refused
-  // it.
+  // A change is taken if no rank has refused it.
   void EndChange(const JobKey& job, Member& member, const std::string& note,
                  absl::Time now);
   void EndOverdueChanges(absl::Time now);
   // Returns whether the memory that `job`'s plan needs is free now.
   bool FitsNow(const JobKey& job) const;
-  // Returns the members with a change that frees host memory.
+  // Returns the members with a change that frees host memory in time.
   std::vector<JobKey> Shrinking() const;
   bool Shrinks(const Member& member) const;
   // Returns whether another member's change frees memory that `job` may have.
   bool OthersShrink(const JobKey& job) const;
   bool ShrinksLate() const;
 
-  // Leases that wait.
   // Returns whether others of its principal could free what the lease needs.
   bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
 
@@ -261,15 +242,26 @@ class JointPlanning {
                      std::optional<uint64_t> numa) const;
   Bytes HostDue(std::optional<uint64_t> numa, const JobKey& job,
                 const Member& member) const;
-  // Returns the memory that members will still lease plus what waiting leases
-  // ask for: on one NUMA node or all, of one principal or all, without jobs in
-  // `except`.
-  Bytes HostGrowth(std::optional<uint64_t> numa, const Principal* of,
-                   const std::set<JobKey>& except) const;
-  Bytes MemberGrowth(std::optional<uint64_t> numa, const Principal* of,
-                     const std::set<JobKey>& except) const;
-  Bytes LeaseGrowth(std::optional<uint64_t> numa, const Principal* of,
-                    const std::set<JobKey>& except) const;
+  // Host memory of one NUMA node or all, of one principal or all, without jobs
+  // in `except`.
+  struct Scope {
+    std::optional<uint64_t> numa;
+    const Principal* of;
+    std::set<JobKey> except;
+    bool Has(const JobKey& job) const {
+      return !except.contains(job) && (!of || job.principal == *of);
+    }
+  };
+  // Returns what members will still lease, what waiting leases ask for, and the
+  // sum of both.
+  Bytes MemberGrowth(const Scope& scope) const;
+  Bytes LeaseGrowth(const Scope& scope) const;
+  Bytes HostGrowth(const Scope& scope) const {
+    return MemberGrowth(scope) + LeaseGrowth(scope);
+  }
+
+  // Returns the member's state; kTrains if the job is no member.
+  Member::State StateOf(const JobKey& job) const;
 
   const NodeConfig& config_;
   const Ledger& ledger_;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "daemon/core/borrowing.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -31,9 +30,7 @@ void LeaseWaits::Ask(const Session& session, RequestId request,
                .job = session.job(),
                .since = now};
   // A lease never waits for the memory of another NUMA node.
-  if (absl::Status far =
-          CheckBorrowing(config_, sessions_, ledger_, session, asked);
-      !far.ok()) {
+  if (absl::Status far = CheckBorrowing(session, asked); !far.ok()) {
     return leases_.Refuse(lease, {std::move(far), RefusedBy::kPool}, now,
                           effects);
   }
@@ -51,6 +48,41 @@ void LeaseWaits::Ask(const Session& session, RequestId request,
     return line_.Join(std::move(lease));
   }
   WaitOrRefuse(std::move(lease), refusal, now, effects);
+}
+
+Bytes LeaseWaits::Borrowable(const Session& rank, PoolId pool) const {
+  int attached = 0;
+  for (const auto& [id, other] : sessions_) {
+    if (!other.is_rank()) continue;
+    const GpuConfig& gpu = config_.gpus[other.hello.gpu.value()];
+    if (other.job() != rank.job() || gpu.numa.value() == pool.ordinal) {
+      return Bytes(0);
+    }
+    ++attached;
+  }
+  if (attached < rank.hello.local_ranks) return Bytes(0);
+  return std::max(ledger_.UsableBy(pool, rank.peer.principal) -
+                      ledger_.pools().at(pool).total() / 2,
+                  Bytes(0));
+}
+
+absl::Status LeaseWaits::CheckBorrowing(const Session& session,
+                                        const LeaseRequest& asked) const {
+  if (!session.is_rank() || asked.pool.kind != PoolKind::kHost ||
+      ledger_.FindPool(asked.pool) == nullptr) {
+    return absl::OkStatus();
+  }
+  const NumaIndex own = config_.gpus[session.hello.gpu.value()].numa;
+  if (asked.pool.ordinal == own.value()) return absl::OkStatus();
+  const Bytes most = Borrowable(session, asked.pool);
+  if (asked.size <= most) return absl::OkStatus();
+  return ShortOf(
+      Shortage::kHostMemory,
+      fmt::format("{}: asked {}, and a rank on NUMA node {} may lease {} there "
+                  "now: a job alone on the machine has half of each node "
+                  "without ranks",
+                  Name(asked.pool), FormatBytes(asked.size), own.value(),
+                  FormatBytes(most)));
 }
 
 Rights LeaseWaits::RightsOf(const Waiter& lease) const {
@@ -81,34 +113,32 @@ Refusal LeaseWaits::StaysBehind(const Waiter& lease, absl::Time now) const {
 
 void LeaseWaits::WaitOrRefuse(Waiter lease, const Refusal& refusal,
                               absl::Time now, Effects& effects) {
-  const Refusal last = StandInLine(lease, refusal, now);
-  if (!last.why.ok()) leases_.Refuse(lease, last, now, effects);
-}
-
-Refusal LeaseWaits::StandInLine(Waiter lease, const Refusal& refusal,
-                                absl::Time now) {
+  const auto refuse = [&](const Refusal& last) {
+    leases_.Refuse(lease, last, now, effects);
+  };
   const LeaseRequest& asked = lease.asked;
   const Session& session = sessions_.at(lease.session);
   lease.deadline = lease.since + asked.wait;
   // If the ledger refuses for another reason, waiting cannot help.
   if (asked.wait <= absl::ZeroDuration() || lease.deadline <= now ||
       !session.is_rank() || !absl::IsResourceExhausted(refusal.why)) {
-    return refusal;
+    return refuse(refusal);
   }
   if (absl::Status never = ledger_.MayEverFit(lease.job, asked); !never.ok()) {
-    return {std::move(never), refusal.by};
+    return refuse({std::move(never), refusal.by});
   }
   if (asked.wait > config_.wait_limits.longest) {
-    return {absl::InvalidArgumentError(fmt::format(
-                "a wait of {} for a lease, and the longest is {}: wait less, "
-                "or raise longest_wait_s in [quota]",
-                Text(asked.wait), Text(config_.wait_limits.longest))),
-            RefusedBy::kQueue};
+    return refuse(
+        {absl::InvalidArgumentError(fmt::format(
+             "a wait of {} for a lease, and the longest is {}: wait less, or "
+             "raise longest_wait_s in [quota]",
+             Text(asked.wait), Text(config_.wait_limits.longest))),
+         RefusedBy::kQueue});
   }
   absl::Status may = line_.MayJoin(lease.job.principal, config_.wait_limits);
   if (!may.ok()) {
     ++journal_.stats.waits_refused;
-    return {std::move(may), RefusedBy::kQueue};
+    return refuse({std::move(may), RefusedBy::kQueue});
   }
   journal_.Log(now, EventKind::kWait,
                fmt::format("{} waits up to {} for {} of {}, {} in front",
@@ -119,7 +149,6 @@ Refusal LeaseWaits::StandInLine(Waiter lease, const Refusal& refusal,
   lease.for_plan = false;
   lease.again = absl::InfinitePast();
   line_.Join(std::move(lease));
-  return {};
 }
 
 WaitingQueue::Turn LeaseWaits::TakeTurn(const Waiter& waiter, absl::Time now,
@@ -317,7 +346,6 @@ std::vector<WaitingSnapshot> LeaseWaits::Waiting(const Principal* viewer,
   return list;
 }
 
-// Checks that each waiter is an attached rank of the job that the queue names.
 void LeaseWaits::CheckInvariants() const {
   line_.CheckInvariants(config_.wait_limits);
   for (const auto& [place, waiter] : line_.waiters()) {

@@ -1,7 +1,6 @@
 // Handles lease requests: which are refused at once, which join the queue
 // (waiting.h), when they get a turn, and how their wait ends.
-//
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <map>
@@ -37,7 +36,6 @@ class LeaseWaits {
         line_(line),
         journal_(journal) {}
 
-  // Grants or refuses the lease, or queues it.
   void Ask(const Session& session, RequestId request, const LeaseRequest& asked,
            absl::Time now, Effects& effects);
   void GiveUp(Session& session, RequestId request,
@@ -45,11 +43,22 @@ class LeaseWaits {
   // Runs after each event: gives waiting leases their turn.
   void Release(absl::Time now, Effects& effects);
 
+  // Returns how much host memory `rank` may borrow now on a NUMA node other
+  // than its GPU's: 0 unless all ranks of the machine belong to its job, all
+  // local ranks of the job are attached, and none is on that node. Half of the
+  // node's pool stays free for the next job.
+  Bytes Borrowable(const Session& rank, PoolId pool) const;
+
   std::vector<WaitingSnapshot> Waiting(const Principal* viewer,
                                        absl::Time now) const;
   void CheckInvariants() const;
 
  private:
+  // Returns OK if `asked` is on the NUMA node of the session's GPU, or small
+  // enough to be borrowed; otherwise ResourceExhausted, marked as a shortage of
+  // host memory.
+  absl::Status CheckBorrowing(const Session& session,
+                              const LeaseRequest& asked) const;
   Rights RightsOf(const Waiter& lease) const;
   // Returns OK if a new request may pass all waiting leases; else why it must
   // stay behind one, or why it can never be granted.
@@ -61,8 +70,6 @@ class LeaseWaits {
   // Queues the lease if it may wait; refuses it otherwise.
   void WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
                     Effects& effects);
-  // Queues the lease and returns OK, or returns why the lease may not wait.
-  Refusal StandInLine(Waiter lease, const Refusal& refusal, absl::Time now);
   WaitingQueue::Turn TakeTurn(const Waiter& waiter, absl::Time now,
                               Effects& effects);
   void TimeOut(const PlaceInLine& place, const Waiter& waiter, absl::Time now,

@@ -3,16 +3,14 @@
 #include <fmt/format.h>
 
 #include <set>
+#include <utility>
 
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
-namespace {
 
 // Longer than most leases take to make.
 constexpr absl::Duration kTellProgressAfter = absl::Milliseconds(200);
-
-}  // namespace
 
 Refusal Leases::Take(const Waiter& lease, absl::Time now, Effects& effects) {
   if (!sessions_.at(lease.session).is_rank()) {
@@ -42,29 +40,27 @@ void Leases::Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
 
 void Leases::Decide(const Ledger::Decided& decided, absl::Time now,
                     Effects& effects) {
-  Session& session = sessions_.Edit(decided.session);
+  const auto& [id, lease] = decided;
+  Session& session = sessions_.Edit(lease.session);
   TellHolding(session, effects);
-  if (!decided.failure.ok()) {
+  if (!lease.failure.ok()) {
     ++journal_.stats.leases_refused[RefusedBy::kDevice];
-    const absl::Status why =
-        Annotate(decided.failure,
-                 fmt::format("{}: {} could not be made", Name(decided.pool),
-                             FormatBytes(decided.size)));
+    const absl::Status why = Annotate(
+        lease.failure, fmt::format("{}: {} could not be made", Name(lease.pool),
+                                   FormatBytes(lease.size)));
     journal_.Log(now, EventKind::kRefuse, std::string(why.message()),
-                 session.peer.principal, {session.id, decided.request});
-    return session.Answer(decided.request, why, effects);
+                 session.peer.principal, {session.id, lease.request});
+    return session.Answer(lease.request, why, effects);
   }
   ++journal_.stats.leases_granted;
   journal_.stats.lease_seconds.Observe(
-      absl::ToDoubleSeconds(now - decided.asked_at));
-  journal_.Log(
-      now, EventKind::kLease,
-      fmt::format("{}: {} of {} in {} extents (lease {})", session.Label(),
-                  FormatBytes(decided.size), Name(decided.pool),
-                  decided.slices.size(), decided.lease.value()),
-      session.peer.principal, {session.id, decided.request});
-  session.Answer(decided.request, GrantedReply{decided.lease, decided.slices},
-                 effects);
+      absl::ToDoubleSeconds(now - lease.asked_at));
+  journal_.Log(now, EventKind::kLease,
+               fmt::format("{}: {} of {} in {} extents (lease {})",
+                           session.Label(), FormatBytes(lease.size),
+                           Name(lease.pool), lease.slices.size(), id.value()),
+               session.peer.principal, {session.id, lease.request});
+  session.Answer(lease.request, GrantedReply{id, lease.slices}, effects);
 }
 
 void Leases::TellHolding(const Session& session, Effects& effects) const {
@@ -83,8 +79,7 @@ void Leases::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                              : ledger_.ExtentFailed(extent, made, now, effects);
     if (decided) Decide(*decided, now, effects);
   }
-  // Includes leases behind these in the pool's queue, because they progress
-  // too.
+  // Leases behind these in the pool's queue progress too.
   for (const Ledger::Progress& each :
        ledger_.Making(pools, now - kTellProgressAfter)) {
     effects.push_back(SendNotice{
@@ -110,16 +105,15 @@ void Leases::NotSent(SessionId id, LeaseId lease, const absl::Status& why,
 void Leases::Free(Session& session, RequestId request, const FreeRequest& asked,
                   absl::Time now, Effects& effects) {
   const auto ended = ledger_.Free(session.id, asked.lease, now, effects);
-  if (!ended) {
-    return session.Answer(
-        request,
-        absl::NotFoundError(
-            fmt::format("no lease {} in this session", asked.lease.value())),
-        effects);
+  Reply reply = FreedReply{};
+  if (ended) {
+    session.history.LeaseEnded(*ended);
+    TellHolding(session, effects);
+  } else {
+    reply = absl::NotFoundError(
+        fmt::format("no lease {} in this session", asked.lease.value()));
   }
-  session.history.LeaseEnded(*ended);
-  TellHolding(session, effects);
-  session.Answer(request, FreedReply{}, effects);
+  session.Answer(request, std::move(reply), effects);
 }
 
 Reply Leases::Repeat(const Session& session, RequestId request) const {

@@ -1,6 +1,5 @@
 // The leases of sessions. Answers, counts and logs what the ledger decides.
-//
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <vector>
@@ -50,7 +49,6 @@ class Leases {
   void NameHeldOfFaulty(const NodeConfig& config, absl::Time now);
 
  private:
-  // Answers a lease that is now granted, or that could not be made.
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
   // Tells grants whether the session holds memory, after one of its leases
   // began, ended or failed.

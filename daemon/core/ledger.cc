@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <set>
 #include <string>
 
 #include "daemon/quota/quotas.h"
@@ -45,19 +43,14 @@ PrincipalId Ledger::Intern(const Principal& principal) {
   return known->id;
 }
 
-bool Ledger::HasExtents(PrincipalId principal) const {
-  return std::any_of(pools_.begin(), pools_.end(), [&](const auto& pool) {
-    return pool.second.OwnedBy(principal) > 0;
-  });
+PrincipalId Ledger::IdOf(const Principal& principal) const {
+  return FindOr(principals_, principal).id;
 }
 
 void Ledger::ForgetPrincipals() {
-  for (auto each = principals_.begin(); each != principals_.end();) {
-    const auto& [principal, known] = *each++;
-    if (known.holders == 0 && !HasExtents(known.id)) {
-      principals_.erase(principal);
-    }
-  }
+  principals_.EraseIf([&](const Principal&, const KnownPrincipal& known) {
+    return known.holders == 0 && Owned(known.id) == 0;
+  });
 }
 
 void Ledger::EraseHolder(SessionId session, absl::Time now) {
@@ -99,9 +92,9 @@ void Ledger::Merge(SessionId from, SessionId to, absl::Time now) {
 }
 
 void Ledger::Gone(SessionId session, absl::Time now, Effects& effects) {
-  const auto found = holders_.find(session);
-  if (found == holders_.end()) return;
-  const HolderState& holder = found->second;
+  const HolderState* found = FindOrNull(holders_, session);
+  if (found == nullptr) return;
+  const HolderState& holder = *found;
   SLUICE_CHECK(holder.state == HolderState::State::kClosed);
   for (auto& [id, pool] : pools_) {
     const Pool::Left left = pool.HolderGone(session);
@@ -187,25 +180,22 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
 Ledger::Decided Ledger::Finish(LeaseId id, absl::Time now, Effects& effects) {
   LeaseState& lease = leases_.Edit(id);
   SLUICE_CHECK(lease.making == 0);
-  Decided decided{id,         lease.session,  lease.request, lease.pool,
-                  lease.size, lease.asked_at, lease.slices,  lease.failure};
   if (lease.state == LeaseState::State::kFailing) {
+    const Decided failed{id, lease};
     End(id, now);
     AskNow(now, effects);
-    return decided;
+    return failed;
   }
   lease.state = LeaseState::State::kGranted;
   Pool& pool = pools_.at(lease.pool);
   for (const Slice& slice : lease.slices) {
     pool.AddHolder(slice.id, lease.session);
   }
-  return decided;
+  return {id, lease};
 }
 
 RequestId Ledger::End(LeaseId id, absl::Time now) {
-  const auto found = leases_.find(id);
-  SLUICE_CHECK(found != leases_.end());
-  const LeaseState& lease = found->second;
+  const LeaseState& lease = leases_.Edit(id);
   HolderState& holder = holders_.Edit(lease.session);
   Pool& pool = pools_.at(lease.pool);
   const bool hold = holder.state == HolderState::State::kClosed &&
@@ -225,9 +215,8 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
   }
   // A failing lease was also charged for the extents that could not be made.
   if (lease.state == LeaseState::State::kFailing) {
-    Bytes there;
-    for (const Slice& slice : lease.slices) there += slice.size;
-    refund += lease.size - there;
+    refund += lease.size;
+    for (const Slice& slice : lease.slices) refund -= slice.size;
   }
   if (hold) holder.quarantined.of(lease.pool.kind) += lease.size;
   if (refund > Bytes(0)) {
@@ -236,15 +225,13 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
   }
   holder.leases.erase(id);
   const RequestId request = lease.request;
-  leases_.erase(found);
+  leases_.erase(id);
   return request;
 }
 
 MakingState Ledger::TakeMaking(ExtentId id) {
-  const auto found = making_.find(id);
-  SLUICE_CHECK(found != making_.end());
-  const MakingState making = found->second;
-  making_.erase(found);
+  const MakingState making = making_.Edit(id);
+  making_.erase(id);
   return making;
 }
 
@@ -286,11 +273,8 @@ std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
     const LeaseState& lease = leases_.at(*making.lease);
     if (lease.asked_at > then) break;  // later extents are of later requests
     if (!pools.contains(making.pool)) continue;
-    Progress& progress =
-        found
-            .try_emplace(*making.lease, Progress{lease.session, lease.request,
-                                                 lease.size, lease.size})
-            .first->second;
+    const Progress none{lease.session, lease.request, lease.size, lease.size};
+    Progress& progress = found.try_emplace(*making.lease, none).first->second;
     progress.made -= pools_.at(making.pool).SizeOf(id);
   }
   std::vector<Progress> all;
@@ -300,8 +284,8 @@ std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
 
 std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease,
                                       absl::Time now, Effects& effects) {
-  const auto holder = holders_.find(session);
-  if (holder == holders_.end() || !holder->second.leases.contains(lease) ||
+  const HolderState* holder = FindOrNull(holders_, session);
+  if (holder == nullptr || !holder->leases.contains(lease) ||
       leases_.at(lease).state != LeaseState::State::kGranted) {
     return std::nullopt;
   }
@@ -428,11 +412,10 @@ void Ledger::ChargeLingering(const std::vector<ExtentId>& extents,
                              bool charged) {
   const auto change = charged ? &Budgets::Charge : &Budgets::Refund;
   for (ExtentId id : extents) {
-    const auto found = lingering_.find(id);
-    if (found == lingering_.end()) continue;
-    const LingeringState& each = found->second;
-    (budgets_.*change)(each.job, each.pool.kind,
-                       pools_.at(each.pool).SizeOf(id));
+    const LingeringState* each = FindOrNull(lingering_, id);
+    if (each == nullptr) continue;
+    (budgets_.*change)(each->job, each->pool.kind,
+                       pools_.at(each->pool).SizeOf(id));
   }
 }
 
@@ -461,26 +444,7 @@ Bytes Ledger::HostLeft(const JobKey& job) const {
   return left + LingeringHost([&](const JobKey& each) { return each == job; });
 }
 
-// Checks that the lingering extents of pools are those about which the device
-// is asked, and that each has holders if the device cannot report them.
-void Ledger::CheckLingering() const {
-  std::map<PoolId, Bytes> sums;
-  for (const auto& [id, each] : lingering_) {
-    const Pool& pool = pools_.at(each.pool);
-    SLUICE_CHECK(pool.IsLingering(id));
-    SLUICE_CHECK(each.answer != LingeringState::Answer::kUnknown ||
-                 pool.HasHolders(id));
-    sums[each.pool] += pool.SizeOf(id);
-  }
-  for (const auto& [id, pool] : pools_) {
-    SLUICE_CHECK(sums[id] == pool.lingering());
-  }
-  SLUICE_CHECK(to_ask_.empty());
-}
-
-// --- The limits of extents and of their changes: each extent has a descriptor
-// in
-// --- the daemon, and the device takes time to make and to destroy it
+// --- The limits of extents and of their changes
 
 size_t Ledger::Extents() const {
   size_t sum = 0;
@@ -529,8 +493,8 @@ absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
   std::set<ExtentId> spared(parts.reuse.begin(), parts.reuse.end());
   spared.insert(parts.destroy.begin(), parts.destroy.end());
   const Pool& pool = pools_.at(asked);
-  const auto own = static_cast<size_t>(std::count_if(
-      parts.destroy.begin(), parts.destroy.end(),
+  const auto own = static_cast<size_t>(std::ranges::count_if(
+      parts.destroy,
       [&](ExtentId id) { return pool.OwnerOf(id) == holder.principal; }));
   const size_t made = parts.make.size();
   const size_t owned = Owned(holder.principal) - own + made;
@@ -602,8 +566,6 @@ absl::Duration Ledger::OrphansKeptFor(PoolId pool, const Principal& who) const {
              : limits_.orphans_kept_for;
 }
 
-// Destroys idle extents that their principal is unlikely to lease again; no
-// other principal could lease them.
 void Ledger::Trim(absl::Time now, Effects& effects) {
   Idle idle;
   const auto add = [&](PoolId pool, const std::vector<ExtentId>& extents) {
@@ -629,7 +591,7 @@ absl::Time Ledger::NextTrim() const {
     next = std::min(next, pool.OldestSince() + KeptFor(id));
     for (const auto& [principal, known] : principals_) {
       const absl::Time due = known.alone_since + OrphansKeptFor(id, principal);
-      if (due < next && pool.KeptOf(known.id) > 0) next = due;
+      if (due < next && pool.HasKeptOf(known.id)) next = due;
     }
   }
   return next;
@@ -668,13 +630,18 @@ void Ledger::GiveUpIdleHost(Bytes bytes, Effects& effects) {
 }
 
 void Ledger::CheckExtents() const {
-  SLUICE_CHECK(Extents() <= limits_.all);
-  for (const auto& [principal, known] : principals_) {
-    SLUICE_CHECK(Owned(known.id) <= limits_.each);
-    SLUICE_CHECK((known.holders == 0) ==
-                 (known.alone_since < absl::InfiniteFuture()));
+  SLUICE_CHECK(Extents() <= limits_.all && to_ask_.empty());
+  std::map<PoolId, Bytes> lingering;
+  for (const auto& [id, each] : lingering_) {
+    const Pool& pool = pools_.at(each.pool);
+    SLUICE_CHECK(pool.IsLingering(id));
+    SLUICE_CHECK(each.answer != LingeringState::Answer::kUnknown ||
+                 pool.HasHolders(id));
+    lingering[each.pool] += pool.SizeOf(id);
   }
-  allowances_.CheckInvariants();
+  for (const auto& [id, pool] : pools_) {
+    SLUICE_CHECK(lingering[id] == pool.lingering());
+  }
 }
 
 // --- Reservations, and the memory that they withhold
@@ -692,12 +659,12 @@ Bytes Ledger::HeldBy(const Reservations& reserved, PoolId pool,
 
 Bytes Ledger::Withheld(const Reservations& reserved, PoolId pool,
                        const Principal* from) const {
-  const auto found = reserved.find(pool);
-  if (found == reserved.end()) return Bytes(0);
+  const auto* users = FindOrNull(reserved, pool);
+  if (users == nullptr) return Bytes(0);
   std::optional<Principal> own;
   if (from != nullptr) own = ReserverOf(reserved, pool, *from);
   Bytes sum;
-  for (const auto& [whose, each] : found->second) {
+  for (const auto& [whose, each] : *users) {
     if (whose == own) continue;
     sum += std::max(each.bytes - HeldBy(reserved, pool, whose), Bytes(0));
   }
@@ -761,8 +728,7 @@ std::vector<ReservationLine> Ledger::ReservationLines() const {
   return lines;
 }
 
-// Checks that no other principal holds the unused part of a pool's
-// reservations.
+// The unused part of a pool's reservations is free, or held outside.
 void Ledger::CheckReservations() const {
   for (const auto& [id, users] : reservations_) {
     SLUICE_CHECK(!users.empty());
@@ -782,10 +748,9 @@ absl::Status Ledger::MayEverFit(const JobKey& job,
   SLUICE_RETURN_IF_ERROR(budgets_.MayEver(job, asked.pool.kind, asked.size));
   const Pool& pool = pools_.at(asked.pool);
   Bytes others;
-  if (const auto users = reservations_.find(asked.pool);
-      users != reservations_.end()) {
+  if (const auto* users = FindOrNull(reservations_, asked.pool)) {
     const Principal own = ReserverOf(reservations_, asked.pool, job.principal);
-    for (const auto& [whose, each] : users->second) {
+    for (const auto& [whose, each] : *users) {
       if (whose != own) others += each.bytes;
     }
   }
@@ -813,9 +778,7 @@ std::optional<Waiter::Lacks> Ledger::Lacks(const JobKey& job,
                                            Bytes promised) const {
   const Pool& pool = pools_.at(asked.pool);
   const PoolKind kind = asked.pool.kind;
-  const auto known = principals_.find(job.principal);
-  const PrincipalId id =
-      known != principals_.end() ? known->second.id : PrincipalId();
+  const PrincipalId id = IdOf(job.principal);
   // The principal's own lingering memory is charged already, and can be leased
   // again as it is.
   const Bytes withheld = Withheld(asked.pool, &job.principal);
@@ -832,27 +795,17 @@ std::optional<Waiter::Lacks> Ledger::Lacks(const JobKey& job,
 }
 
 Bytes Ledger::ReservedFor(PoolId pool, const Principal& whose) const {
-  const auto users = reservations_.find(pool);
-  if (users == reservations_.end()) return Bytes(0);
   const Principal reserver = ReserverOf(reservations_, pool, whose);
-  const auto own = users->second.find(reserver);
-  if (own == users->second.end()) return Bytes(0);
-  return std::max(own->second.bytes - HeldBy(reservations_, pool, reserver),
-                  Bytes(0));
+  const auto* users = FindOrNull(reservations_, pool);
+  const Reservation* own = users ? FindOrNull(*users, reserver) : nullptr;
+  if (own == nullptr) return Bytes(0);
+  return std::max(own->bytes - HeldBy(reservations_, pool, reserver), Bytes(0));
 }
 
 // --- Reading, saving and checking the ledger
 
-const Pool* Ledger::FindPool(PoolId id) const {
-  const auto found = pools_.find(id);
-  return found != pools_.end() ? &found->second : nullptr;
-}
-
 Bytes Ledger::UsableBy(PoolId pool, const Principal& principal) const {
-  const auto known = principals_.find(principal);
-  return pools_.at(pool).UsableBy(
-      known != principals_.end() ? known->second.id : PrincipalId(),
-      Withheld(pool, &principal));
+  return pools_.at(pool).UsableBy(IdOf(principal), Withheld(pool, &principal));
 }
 
 Bytes Ledger::UsableByAnyone(PoolId pool) const {
@@ -880,11 +833,6 @@ Bytes Ledger::Leased(SessionId session, PoolKind kind) const {
   return leased;
 }
 
-std::set<LeaseId> Ledger::LeasesOf(SessionId session) const {
-  const auto holder = holders_.find(session);
-  return holder != holders_.end() ? holder->second.leases : std::set<LeaseId>();
-}
-
 bool Ledger::HoldsNothing(SessionId session) const {
   const HolderState& holder = holders_.at(session);
   return holder.leases.empty() && holder.quarantined == Amounts();
@@ -900,8 +848,8 @@ bool Ledger::IsReturning(const Principal& principal) const {
            each.second.pool.kind == PoolKind::kHost &&
            each.second.job.principal == principal;
   };
-  return std::any_of(holders_.begin(), holders_.end(), holds) ||
-         std::any_of(lingering_.begin(), lingering_.end(), lingers);
+  return std::ranges::any_of(holders_.rows(), holds) ||
+         std::ranges::any_of(lingering_.rows(), lingers);
 }
 
 LedgerState Ledger::Save() const {
@@ -989,8 +937,6 @@ void Ledger::CheckInvariants() const {
   CheckLeases();
   CheckHolders();
   CheckCharges();
-  CheckPrincipals();
-  CheckLingering();
   CheckExtents();
   CheckReservations();
 }
@@ -1025,28 +971,26 @@ void Ledger::CheckLeases() const {
 }
 
 // Checks that each lease belongs to one holder, that a closed holder has only
-// quarantined memory, and an open one none.
+// quarantined memory, and an open one none; and the counts of principals.
 void Ledger::CheckHolders() const {
   size_t leases = 0;
-  for (const auto& [id, holder] : holders_) {
-    leases += holder.leases.size();
-    SLUICE_CHECK(holder.state == HolderState::State::kClosed
-                     ? holder.leases.empty()
-                     : holder.quarantined == Amounts());
-  }
-  SLUICE_CHECK(leases == leases_.size());
-}
-
-void Ledger::CheckPrincipals() const {
   std::map<Principal, int> holders, open;
   for (const auto& [id, holder] : holders_) {
+    leases += holder.leases.size();
+    const bool is_open = holder.state == HolderState::State::kOpen;
+    SLUICE_CHECK(is_open ? holder.quarantined == Amounts()
+                         : holder.leases.empty());
     ++holders[holder.job.principal];
-    if (holder.state == HolderState::State::kOpen) ++open[holder.job.principal];
+    open[holder.job.principal] += is_open;
   }
+  SLUICE_CHECK(leases == leases_.size());
   for (const auto& [principal, known] : principals_) {
     SLUICE_CHECK(known.holders == holders[principal]);
     SLUICE_CHECK(known.open == open[principal]);
-    SLUICE_CHECK(known.holders > 0 || HasExtents(known.id));
+    SLUICE_CHECK((known.holders == 0) ==
+                 (known.alone_since < absl::InfiniteFuture()));
+    const size_t owned = Owned(known.id);
+    SLUICE_CHECK(owned <= limits_.each && (known.holders > 0 || owned > 0));
   }
 }
 

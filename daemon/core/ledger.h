@@ -2,8 +2,8 @@
 //
 // The ledger owns the pools, the budgets, the leases with the extents that are
 // being made for them, and the account of each session that may lease (a
-// *holder*). Core calls it and reports the outcomes of effects. The outcome of
-// a lease is returned (`Decided`), and Core answers the client.
+// *holder*). The outcome of a lease is returned (`Decided`); Leases answers the
+// client.
 //
 // States of a lease:
 //   making   extents are requested from the device
@@ -15,22 +15,17 @@
 //   closed   its session ended, its process lives: has quarantined memory
 //   (gone)   its process ended
 //
-// Memory that is returned while a process can still reach it *lingers*: it
-// stays charged to its job, and no other principal gets it. The device is asked
-// which extents processes still reach (AskHolders): at once, and then every
-// kAskEvery while any linger, a few at a time. If the device cannot tell, an
-// extent becomes free when all processes that received a descriptor of it have
-// ended.
+// Memory that is returned while a process can still reach it *lingers*
+// (pool.h): it stays charged to its job. The device is asked which extents
+// processes still reach (AskHolders): at once, and then every kAskEvery while
+// any linger, a few at a time.
 //
-// Each extent has a descriptor, so the number of extents is limited, per
-// principal and in total, and some are reserved for attached ranks
+// Each extent has a descriptor, so the number of extents is limited
 // (ExtentLimits). Idle extents are destroyed if there are too many, after some
 // time, and some time after their principal's last process has ended.
 //
-// Errors: ExtentMade or ExtentFailed for an extent that was not requested, and
-// a session that is not a holder, are bugs (CHECK).
-//
-// Thread safety: none needed; one thread (see core.h).
+// CHECKs: an extent that was not requested, a session that is no holder.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <algorithm>
@@ -46,13 +41,14 @@
 #include "daemon/core/budget.h"
 #include "daemon/core/effects.h"
 #include "daemon/core/node/types.h"
+#include "daemon/core/policy.h"
 #include "daemon/core/pool/held_outside.h"
 #include "daemon/core/pool/pool.h"
 #include "daemon/core/requests.h"
-#include "daemon/core/reservations.h"
 #include "daemon/core/state.h"
 #include "daemon/core/stats.h"
 #include "daemon/quota/allowance.h"
+#include "proto/base/find.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {
@@ -67,28 +63,22 @@ class Ledger {
  public:
   explicit Ledger(const NodeConfig& config);
 
-  // --- holders -------------------------------------------------------------
+  // --- holders
   void Open(SessionId session, const JobKey& job);
   // Ends the session's leases; memory that its process may still map is
   // quarantined. Returns whether the session had any leases.
   bool Close(SessionId session, absl::Time now, Effects& effects);
-  // The holder's process is gone: its quarantined memory lingers.
+  // The holder's process has ended: its quarantined memory lingers.
   void Gone(SessionId session, absl::Time now, Effects& effects);
   // Merges a closed holder without quarantined memory into another session of
   // the same process.
   void Merge(SessionId from, SessionId to, absl::Time now);
 
-  // --- leases --------------------------------------------------------------
-  // The decision about a lease: granted, or refused with `failure`.
+  // --- leases
+  // A lease that is granted, or refused with its `failure`.
   struct Decided {
-    LeaseId lease;
-    SessionId session;
-    RequestId request;
-    PoolId pool;
-    Bytes size;
-    absl::Time asked_at;
-    std::vector<Slice> slices;
-    absl::Status failure;
+    LeaseId id;
+    LeaseState lease;
   };
   struct Asked {
     Refusal refusal;
@@ -102,21 +92,20 @@ class Ledger {
                                       absl::Time now, Effects& effects);
   // REQUIRES: the extent is being made.
   PoolId PoolOfMaking(ExtentId id) const { return making_.at(id).pool; }
-  // The leases of `pools` that were requested by `then` and still wait for
-  // extents.
+  // A lease that waits for extents.
   struct Progress {
     SessionId session;
     RequestId request;
     Bytes made, size;
   };
+  // Returns those of `pools` that were requested by `then`.
   std::vector<Progress> Making(const std::set<PoolId>& pools,
                                absl::Time then) const;
-  // Frees a lease. Returns the id of the request that asked for it; nullopt if
-  // the session has no such lease.
+  // Returns the request that asked for the lease; nullopt: no such lease.
   std::optional<RequestId> Free(SessionId session, LeaseId lease,
                                 absl::Time now, Effects& effects);
 
-  // --- what lingers --------------------------------------------------------
+  // --- what lingers
   static constexpr absl::Duration kAskEvery = absl::Milliseconds(250);
   static constexpr size_t kAskAtOnce = 256;
   // Handles the device's answer about an extent; ignored if the extent no
@@ -125,44 +114,38 @@ class Ledger {
   // Asks the device again about lingering extents, if kAskEvery has passed.
   void AskAgain(absl::Time now, Effects& effects);
 
-  // --- what is idle --------------------------------------------------------
+  // --- what is idle
   static constexpr size_t kTrimAtOnce = 256;
   // Destroys extents that were idle for too long, or that belong to a principal
   // without processes.
   void Trim(absl::Time now, Effects& effects);
-
-  // Returns how much idle host memory is kept for the next processes of
-  // principals.
   Bytes IdleHost() const;
-  // Destroys idle host memory until `bytes` are free: the oldest extents of
-  // each pool, at most kTrimAtOnce per pool.
+  // Destroys the oldest idle host memory until `bytes` are free, at most
+  // kTrimAtOnce extents per pool.
   void GiveUpIdleHost(Bytes bytes, Effects& effects);
 
-  // --- what is held outside ------------------------------------------------
-  // Sets how much memory is held outside leases. Returns how much host memory
-  // became free.
+  // --- what is held outside
+  // Returns how much host memory became free.
   Bytes SetOutside(HeldOutside held);
   const HeldOutside& outside() const { return rest_.outside; }
-  // Returns how much of the pool would be held outside, given `held`.
   Bytes OutsideIn(PoolId pool, const HeldOutside& held) const {
     return OutsideOf(held, pool, spare_.at(pool));
   }
 
-  // Returns when AskAgain or Trim has work next.
+  // Of AskAgain and Trim.
   absl::Time NextDeadline() const {
     return std::min(rest_.ask_again_at, NextTrim());
   }
 
-  // --- budgets -------------------------------------------------------------
+  // --- budgets
   Budgets& budgets() { return budgets_; }
   const Budgets& budgets() const { return budgets_; }
   // Returns the principals charged or refunded since the last call.
   std::set<Principal> TakeRecharged() { return std::exchange(recharged_, {}); }
 
-  // --- reservations --------------------------------------------------------
-  // Checks a reservation. FailedPrecondition: the memory is not available;
-  // `promised` is how much of the pool other principals will get besides.
-  // NotFound: no such pool.
+  // --- reservations
+  // FailedPrecondition: the memory is not available; `promised` is how much of
+  // the pool other principals will get besides. NotFound: no such pool.
   absl::Status MayReserve(PoolId pool, const Principal& whose, Bytes bytes,
                           Bytes promised) const;
   // InvalidArgument: the reservations of a pool exceed its size.
@@ -178,23 +161,23 @@ class Ledger {
   }
   std::vector<ReservationLine> ReservationLines() const;
 
-  // --- leases that wait ----------------------------------------------------
-  // Returns an error if the lease could not be granted even if all memory were
-  // free: the request is invalid, exceeds a limit or the part of the pool that
-  // is not reserved for others, or needs too many extents.
+  // --- leases that wait
+  // Returns why the lease could not be granted even if all memory were free:
+  // the request is invalid, exceeds a limit or the part of the pool that is not
+  // reserved for others, or needs too many extents.
   absl::Status MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
   // Returns what the lease lacks, computed from sums alone; nullopt if nothing.
-  // `promised` is the part of the pool's free memory that is promised to
-  // others. REQUIRES: the pool exists.
+  // `promised`: memory of the pool that others will get. REQUIRES: the pool
+  // exists.
   std::optional<Waiter::Lacks> Lacks(const JobKey& job,
                                      const LeaseRequest& asked,
                                      Bytes promised) const;
   // Returns the unused part of the reservation that applies to this principal.
   Bytes ReservedFor(PoolId pool, const Principal& whose) const;
 
-  // --- reading -------------------------------------------------------------
+  // --- reading
   const std::map<PoolId, Pool>& pools() const { return pools_; }
-  const Pool* FindPool(PoolId id) const;
+  const Pool* FindPool(PoolId id) const { return FindOrNull(pools_, id); }
   // Returns how much `principal` can certainly get of a pool in one lease.
   Bytes UsableBy(PoolId pool, const Principal& principal) const;
   // Returns how much a principal that never had a lease can certainly get.
@@ -206,33 +189,30 @@ class Ledger {
   // Returns how much host memory the ranks of a job have leased on NUMA node
   // `numa`, or on all nodes.
   Bytes HostHeld(const JobKey& job, std::optional<uint64_t> numa) const;
-  // Returns how much a session has leased.
   Bytes Leased(SessionId session, PoolKind kind) const;
-  std::set<LeaseId> LeasesOf(SessionId session) const;
-  // Returns whether the session has a lease, or one is being made for it.
+  std::set<LeaseId> LeasesOf(SessionId session) const {
+    const HolderState* holder = FindOrNull(holders_, session);
+    return holder != nullptr ? holder->leases : std::set<LeaseId>();
+  }
+  // Includes leases that are being made.
   bool HasLease(SessionId id) const { return !LeasesOf(id).empty(); }
   bool IsHolder(SessionId session) const { return holders_.contains(session); }
   // Returns whether a closed session has neither leases nor quarantined memory.
   bool HoldsNothing(SessionId session) const;
-  // Returns whether host memory of this principal will become free: quarantined
-  // memory of ended sessions, or memory that ended processes left lingering.
+  // Returns whether host memory of this principal is quarantined, or was left
+  // lingering by ended processes, and so will become free.
   bool IsReturning(const Principal& principal) const;
-  // Returns how many principals have a holder or an extent.
-  size_t principals() const { return principals_.size(); }
   const ExtentCounts& extent_counts() const { return counts_; }
 
   LedgerState Save() const;
   // REQUIRES: an empty ledger of the same node.
   void Load(const LedgerState& saved);
-  // Visits its tables row by row (SavedAs).
   template <typename Each>
   void EachTable(Each each);
-  // Call after Load: asks the device again what it had not answered when the
-  // earlier daemon ended.
+  // Call after Load: asks the device again what it had not answered.
   void TakeOver(absl::Time now, Effects& effects);
   // Returns the requests of leases that are not granted yet.
   std::map<SessionId, std::set<RequestId>> Asking() const;
-  // Adds the state that is in no table.
   void AddLoose(LooseState& loose) const;
 
   void CheckInvariants() const;
@@ -240,28 +220,24 @@ class Ledger {
  private:
   absl::Status CheckPool(PoolId pool) const;
   absl::Status CheckAsked(const LeaseRequest& asked) const;
-  // Returns how much of the pool the principals that the reservation is for
-  // hold.
+  // Returns how much of the pool the reservation's principals hold.
   Bytes HeldBy(const Reservations& reserved, PoolId pool,
                const Principal& reserver) const;
   Bytes Withheld(const Reservations& reserved, PoolId pool,
                  const Principal* from) const;
   Decided Finish(LeaseId id, absl::Time now, Effects& effects);
-  // Erases the lease. Its slices are quarantined if the holder is closed and
-  // they were granted; otherwise they return to the pool.
+  // Erases the lease. Its slices return to the pool, or are quarantined if they
+  // were granted and the holder is closed.
   RequestId End(LeaseId id, absl::Time now);
-  // Adds an extent that `job` returned to the lingering ones, about which the
-  // device is asked.
   void Linger(ExtentId id, PoolId pool, const JobKey& job,
               LingeringState::Origin origin);
-  // The number of extents.
   using Idle = std::vector<std::pair<PoolId, ExtentId>>;
-  size_t Extents() const;
+  size_t Extents() const;  // how many there are
   size_t Owned(PrincipalId principal) const;
   absl::Status TooMany(const Principal& who, size_t has, size_t more) const;
   size_t HeldBack(PrincipalId from) const;
-  // Returns idle extents to destroy, so that the parts of a lease do not make
-  // too many extents. Charges these changes to the principal's allowance.
+  // Returns idle extents to destroy, so that a lease does not make too many.
+  // Charges these changes to the principal's allowance.
   absl::StatusOr<Idle> MakeRoom(const HolderState& holder, PoolId asked,
                                 const Pool::Parts& parts, absl::Time now);
   void Destroy(const Idle& idle, Effects& effects);
@@ -277,27 +253,26 @@ class Ledger {
   Chosen Choose(const HolderState& holder, const LeaseRequest& asked);
   absl::Status Admit(const JobKey& job, PoolId pool, Bytes size,
                      const Pool::Parts& parts);
-  // Refunds lingering extents, or charges them again.
   void ChargeLingering(const std::vector<ExtentId>& extents, bool charged);
+  // Returns how much host memory lingers of the jobs for which `mine` holds.
   template <typename Mine>
   Bytes LingeringHost(Mine mine) const;
   MakingState TakeMaking(ExtentId id);
   PrincipalId Intern(const Principal& principal);
+  // Returns 0 for an unknown principal.
+  PrincipalId IdOf(const Principal& principal) const;
   // Moves idle host memory to the heir, up to its limit of extents.
   void GiveIdleHost(PrincipalId from, PrincipalId heir);
-  // Returns how long idle extents of a pool are kept; OrphansKeptFor, how long
-  // after the end of their principal's last process.
+  // How long idle extents are kept, and how long after the end of their
+  // principal's last process.
   absl::Duration KeptFor(PoolId pool) const;
   absl::Duration OrphansKeptFor(PoolId pool, const Principal& who) const;
-  // Forgets principals that have neither a holder nor an extent.
+  // Forgets those without a holder and an extent.
   void ForgetPrincipals();
   void EraseHolder(SessionId session, absl::Time now);
-  bool HasExtents(PrincipalId principal) const;
   void CheckLeases() const;
   void CheckHolders() const;
   void CheckCharges() const;
-  void CheckLingering() const;
-  void CheckPrincipals() const;
   void CheckExtents() const;
   void CheckReservations() const;
 

@@ -1,10 +1,7 @@
-// Applies what administrators set while the daemon runs (policy.h): budgets,
-// reservations, the drain, and measured speeds of links.
-//
-// Measured links apply at once if no rank is attached, otherwise as soon as
-// none is, because ranks' promises and plans were made for the former links.
-//
-// Thread safety: none needed; one thread (see core.h).
+// Applies what administrators set while the daemon runs (policy.h). Measured
+// links apply as soon as no rank is attached, because ranks' promises and plans
+// were made for the former links.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <optional>
@@ -49,7 +46,7 @@ class LivePolicy {
   // Applies the policy that an earlier daemon kept. REQUIRES: no session yet.
   // InvalidArgument: it reserves more than this node has.
   absl::Status Start(const Policy& policy, absl::Time now);
-  // Runs after each event: applies measured links as soon as that is allowed.
+  // Runs after each event: applies measured links when that is allowed.
   void UseMeasured(Effects& effects);
 
   const std::optional<Drain>& drain() const { return drain_; }

@@ -1,6 +1,5 @@
-// Enums with named values: labels of metrics, kinds of events. There is one
-// table per enum; code that branches or counts uses the value, code that prints
-// uses `Name`.
+// Enums with named values: labels of metrics, kinds of events. Code that
+// branches or counts uses the value, code that prints uses `Name`.
 //
 //   enum class Colour { kBlue, kRed };
 //   template <>

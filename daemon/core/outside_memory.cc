@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "proto/base/find.h"
 #include "proto/base/simulated.h"
 
 namespace sluice::daemon {
@@ -13,19 +14,17 @@ namespace sluice::daemon {
 Bytes OutsideMemory::Set(HeldOutside held, absl::Time now) {
   const Principal own{config_.own_uid, ""};
   for (const auto& [id, pool] : ledger_.pools()) {
-    const Bytes before = ledger_.OutsideIn(id, ledger_.outside());
+    const bool before = ledger_.OutsideIn(id, ledger_.outside()) > Bytes(0);
     const Bytes after = ledger_.OutsideIn(id, held);
-    if (before == Bytes(0) && after > Bytes(0)) {
+    if (!before && after > Bytes(0)) {
       journal_.Log(
           now, EventKind::kStart,
           fmt::format("{}: of {}, {}", Name(id), FormatBytes(pool.total()),
                       OutsideText(after, OutsideHolders(config_.driver))),
           own);
-    } else if (before > Bytes(0) && after == Bytes(0)) {
-      journal_.Log(
-          now, EventKind::kDeath,
-          fmt::format("{}: nothing is held outside leases any more", Name(id)),
-          own);
+    } else if (before && after == Bytes(0)) {
+      journal_.Log(now, EventKind::kDeath,
+                   Name(id) + ": nothing is held outside leases any more", own);
     }
   }
   return ledger_.SetOutside(std::move(held));
@@ -43,12 +42,9 @@ Bytes OutsideMemory::Known(HeldOutside said, absl::Time now) {
   const HeldOutside& held = ledger_.outside();
   for (const auto& [id, session] : sessions_) {
     const PoolId gpu = session.gpu();
-    const auto beside = held.beside.find(gpu);
-    if (!session.outside || beside == held.beside.end() ||
-        held.told.contains(gpu)) {
-      continue;
-    }
-    const auto most = OfRanks(held, gpu, beside->second);
+    const Bytes* beside = FindOrNull(held.beside, gpu);
+    if (!session.outside || !beside || held.told.contains(gpu)) continue;
+    const auto most = OfRanks(held, gpu, *beside);
     if (most && *most < *session.outside) sessions_.Edit(id).outside = *most;
   }
   return came_back;

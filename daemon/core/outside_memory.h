@@ -1,7 +1,6 @@
 // Memory that is held outside leases (held_outside.h). Combines the reports of
 // the device and of ranks, and computes each rank's part.
-//
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include "absl/time/time.h"
@@ -25,7 +24,6 @@ class OutsideMemory {
 
   // Handles the device's report. Returns how much host memory became free.
   Bytes Known(HeldOutside said, absl::Time now);
-  // Handles a rank's report of how much of its GPU is in use.
   void Told(Session& session, const GpuUseRequest& use, absl::Time now);
 
  private:

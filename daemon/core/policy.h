@@ -1,17 +1,19 @@
-// What administrators decide while the daemon runs. It is saved, so that it
-// survives a restart.
-//
-// Plain data. Thread safety: values.
+// What administrators decide while the daemon runs, and what is saved of it.
+// Plain data and pure functions.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/core/budget.h"
-#include "daemon/core/measured_links.h"
-#include "daemon/core/reservations.h"
+#include "daemon/core/node/types.h"
+#include "proto/base/find.h"
 
 namespace sluice::daemon {
 
@@ -23,6 +25,34 @@ struct Drain {
   bool operator==(const Drain&) const = default;
 };
 
+// Memory of a pool that is reserved for a principal, or with an empty cgroup
+// for every principal of that uid without its own reservation in that pool. The
+// memory that these principals hold in the pool counts towards the reservation;
+// the rest is withheld from all others.
+struct Reservation {
+  Bytes bytes;
+  SetBy by;
+  bool operator==(const Reservation&) const = default;
+};
+
+using Reservations = std::map<PoolId, std::map<Principal, Reservation>>;
+
+// Bytes per second; 0: the measurement found no limit.
+struct MeasuredLink {
+  double h2d = 0;
+  double d2h = 0;
+  double both = 0;  // sum of both directions when both are in use
+  bool operator==(const MeasuredLink&) const = default;
+};
+
+// Measured speeds of links. A link with a configured speed keeps that one. For
+// all other links, a measurement is used as a whole or not at all.
+struct MeasuredLinks {
+  std::map<std::string, MeasuredLink> links;  // by name; not empty
+  SetBy by;
+  bool operator==(const MeasuredLinks&) const = default;
+};
+
 struct Policy {
   Budgets::Saved limits;  // limits that an administrator has set
   Reservations reservations;
@@ -31,7 +61,7 @@ struct Policy {
   bool operator==(const Policy&) const = default;
 };
 
-// A change that an administrator asks for, named as in SetBy.
+// Changes that an administrator asks for, named as in SetBy.
 struct BudgetChange {
   BudgetTarget target;
   std::optional<Bytes> gpu, host;  // unset: the limit stays
@@ -45,15 +75,52 @@ struct ReservationChange {
   Bytes bytes;
   std::string who;
 };
-// nullopt ends the drain.
 struct DrainChange {
-  std::optional<Drain> drain;
+  std::optional<Drain> drain;  // nullopt ends the drain
 };
-// nullopt drops the measurement.
 struct LinksChange {
-  std::optional<MeasuredLinks> measured;
+  std::optional<MeasuredLinks> measured;  // nullopt drops the measurement
 };
 using PolicyChange =
     std::variant<BudgetChange, ReservationChange, DrainChange, LinksChange>;
+
+// One reservation of one pool, for snapshots.
+struct ReservationLine {
+  PoolId pool;
+  Principal whose;
+  Bytes bytes;
+  Bytes withheld;  // the part that its user does not hold yet
+  SetBy by;
+};
+
+// Returns the principal of the reservation in `pool` that applies to a
+// principal: either the principal itself, or its uid.
+inline Principal ReserverOf(const Reservations& from, PoolId pool,
+                            const Principal& who) {
+  const auto* users = FindOrNull(from, pool);
+  return users && users->contains(who) ? who : Principal{who.uid, ""};
+}
+
+// Sets the reservation; removes it if it reserves nothing.
+inline void SetReservation(Reservations& of, PoolId pool,
+                           const Principal& whose, Reservation given) {
+  if (given.bytes > Bytes(0)) {
+    of[pool][whose] = std::move(given);
+    return;
+  }
+  of[pool].erase(whose);
+  if (of[pool].empty()) of.erase(pool);
+}
+
+// Checks a measurement for a node with the links `configured`.
+// InvalidArgument: it is empty, names a link that the node does not have, or
+// has an invalid speed. FailedPrecondition: together with the configured speeds
+// of other links it makes no valid tree (bandwidth::Topology::Make).
+absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
+                           const MeasuredLinks& measured);
+
+// Returns the links that grants and plans use. REQUIRES: CheckMeasured.
+std::vector<LinkSpeed> LinksWith(const std::vector<LinkSpeed>& configured,
+                                 const MeasuredLinks& measured);
 
 }  // namespace sluice::daemon

@@ -1,7 +1,6 @@
 // Requests of clients, with a checked form (wire::CheckRequest), and the
 // replies and notices to clients: the protocol's messages without protobuf.
-//
-// Plain data. Thread safety: values.
+// Plain data.
 #pragma once
 
 #include <optional>
@@ -37,9 +36,7 @@ struct HelloRequest {
 struct LeaseRequest {
   PoolId pool;
   Bytes size;
-  // How long the request may wait before it is refused; 0: it is refused at
-  // once.
-  absl::Duration wait = absl::ZeroDuration();
+  absl::Duration wait = absl::ZeroDuration();  // before it is refused
   bool operator==(const LeaseRequest&) const = default;
 };
 struct FreeRequest {
@@ -49,7 +46,7 @@ struct FreeRequest {
 struct GiveUpRequest {
   RequestId request;
 };
-// Asks for a plan. The profile itself follows with Core::ProfileRead.
+// Asks for a plan. The profile follows with Core::ProfileRead.
 struct ProfileRequest {};
 struct StepReportRequest {
   // Implicit, so that a report can be used as a request.
@@ -59,8 +56,8 @@ struct StepReportRequest {
   // Duration of mapping each lease since the last report.
   std::vector<double> map_seconds;
 };
-// Reports how much memory of the session's GPU all processes use, as the rank's
-// driver shows it. Sent when the rank's use outside its lease may have changed.
+// How much memory of the session's GPU all processes use, by the rank's driver.
+// Sent when the rank's use outside its lease may have changed.
 struct GpuUseRequest {
   Bytes used;
 };
@@ -99,8 +96,7 @@ struct SubmittedReply {
   bool operator==(const SubmittedReply&) const = default;
 };
 struct NotedReply {
-  // Set in the reply to a GpuUseRequest, which reports what is free in this
-  // pool.
+  // The reply to a GpuUseRequest reports what is free in this pool.
   std::optional<PoolId> room;
   bool operator==(const NotedReply&) const = default;
 };
@@ -122,14 +118,13 @@ struct EvictedNotice {
 struct PlanReadyNotice {
   PlanId plan;
 };
-// The job has a new plan, by which it runs from its next step boundary on.
 struct PlanChangedNotice {
-  PlanId plan;
+  PlanId plan;  // the job runs by it from its next step boundary on
 };
 struct PlanFailedNotice {
   std::string reason;
-  Shortage shortage = Shortage::kNone;  // resource that ran out during planning
-  bool peer_left = false;  // another rank left, so there is no plan
+  Shortage shortage = Shortage::kNone;  // what ran out during planning
+  bool peer_left = false;               // another rank left
 };
 struct ShuttingDownNotice {
   std::string reason;

@@ -10,8 +10,7 @@ namespace sluice::daemon {
 namespace {
 
 size_t TextOf(const std::optional<Reply>& reply) {
-  const auto* error =
-      reply.has_value() ? std::get_if<absl::Status>(&*reply) : nullptr;
+  const auto* error = reply ? std::get_if<absl::Status>(&*reply) : nullptr;
   return error != nullptr ? error->message().size() : 0;
 }
 
@@ -72,12 +71,7 @@ void RequestHistory::Load(Requests::Rows requests, RequestId newest_forgotten) {
 }
 
 void RequestHistory::Clear() {
-  while (!requests_.empty()) {
-    const RequestId id = requests_.begin()->first;
-    newest_forgotten_ = std::max(newest_forgotten_, id);
-    requests_.erase(id);
-  }
-  text_ = 0;
+  while (!requests_.empty()) Forget(RequestId(requests_.begin()->first));
 }
 
 void RequestHistory::LeaseEnded(RequestId id) {
@@ -89,14 +83,9 @@ void RequestHistory::LeaseEnded(RequestId id) {
 }
 
 void RequestHistory::ForgetRunning(const std::set<RequestId>& but_for) {
-  for (auto each = requests_.begin(); each != requests_.end();) {
-    const auto& [id, reply] = *each++;
-    if (!reply.has_value() && !but_for.contains(id)) requests_.erase(id);
-  }
-}
-
-const Reply& RequestHistory::answer(RequestId id) const {
-  return *requests_.at(id);
+  requests_.EraseIf([&](RequestId id, const std::optional<Reply>& reply) {
+    return !reply.has_value() && !but_for.contains(id);
+  });
 }
 
 void Session::Answer(RequestId request, Reply reply, Effects& effects) {

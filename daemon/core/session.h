@@ -5,8 +5,7 @@
 //   attached   sent its Hello: a rank, or an observer
 //   closed     its socket ended; its process may live on and map memory
 //   (gone)     the pidfd reported the end: the session is forgotten
-//
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <optional>
@@ -22,9 +21,9 @@
 namespace sluice::daemon {
 
 // Remembers requests, so that a repeated request (with the same id) is executed
-// once and answered again, until its client acknowledges the answer. Without
-// acknowledgements it remembers the last kWindow requests, or fewer if their
-// errors exceed kMostText. Older ids are refused; ids roughly count up.
+// once and answered again, until its client acknowledges the answer; at most
+// the last kWindow, or fewer if their errors exceed kMostText. Older ids are
+// refused; ids roughly count up.
 class RequestHistory {
  public:
   static constexpr size_t kWindow = 256;
@@ -40,10 +39,9 @@ class RequestHistory {
   // Drops the list of extents, which can be long, from the answer to `id`,
   // because its lease has ended.
   void LeaseEnded(RequestId id);
-  const Reply& answer(RequestId id) const;
+  const Reply& answer(RequestId id) const { return *requests_.at(id); }
   // Forgets answered requests up to this one: the client will not repeat them.
   void Acknowledge(RequestId up_to);
-  // Forgets all requests: the session is closed.
   void Clear();
   // Forgets running requests except `but_for`, so that they are executed if
   // they are repeated.
@@ -88,18 +86,15 @@ struct Session {
 
   std::optional<StepReport> last_step;
   Bytes hbm_peak;
-  // How much of its GPU this rank holds outside its lease, computed from ranks'
-  // reports. Unset if the rank has reported nothing, or if the use before there
-  // were ranks is unknown.
+  // How much of its GPU this rank holds outside its lease, by ranks' reports.
+  // Unset if there is none, or if the use before there were ranks is unknown.
   std::optional<Bytes> outside;
-  // Bytes copied since the session began: as step reports say, as the use page
-  // says, and as counted for the GPU (the larger of both, since a page also
-  // moves within a step).
+  // Bytes copied since the session began: by step reports, by the use page, and
+  // as counted for the GPU (the larger one, since a page moves within a step).
   Directions copies_reported = {0, 0}, copies_seen = {0, 0},
              copies_counted = {0, 0};
 
   bool operator==(const Session&) const = default;
-  // Answers a running request of the session.
   void Answer(RequestId request, Reply reply, Effects& effects);
   // Returns "rank 0 of job a", or "observer". REQUIRES: it has sent its Hello.
   std::string Label() const;
@@ -107,13 +102,11 @@ struct Session {
   std::string Described() const;
   PoolId gpu() const { return {PoolKind::kGpu, hello.gpu.value()}; }
   JobKey job() const { return {peer.principal, hello.job}; }
-  // Returns the sums over its steps that were counted so far.
   StepTotals totals() const {
     return last_step ? last_step->totals : StepTotals{};
   }
   bool is_rank() const { return state == State::kAttached && !hello.observer; }
-  // Returns whether the session is or was a rank's: after its end, the process
-  // may still hold memory.
+  // Includes closed sessions, since the process may still hold memory.
   bool was_rank() const { return grant_slot >= 0; }
 };
 

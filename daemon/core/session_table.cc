@@ -10,12 +10,7 @@
 namespace sluice::daemon {
 namespace {
 
-struct HowItEnded {
-  Death death = Death::kUnknown;
-  std::string text = "its process ended";
-};
-
-HowItEnded Describe(Exit exit) {
+std::pair<Death, std::string> Describe(Exit exit) {
   switch (exit.kind) {
     case Exit::Kind::kSignal:
       return {Death::kSignal, fmt::format("killed by signal {}", exit.code)};
@@ -24,7 +19,7 @@ HowItEnded Describe(Exit exit) {
     case Exit::Kind::kUnknown:
       break;
   }
-  return {};
+  return {Death::kUnknown, "its process ended"};
 }
 
 }  // namespace
@@ -39,13 +34,13 @@ Session* SessionTable::FindOpen(SessionId id) {
 }
 
 int SessionTable::ranks() const {
-  return static_cast<int>(std::count_if(
-      begin(), end(), [](const auto& each) { return each.second.is_rank(); }));
+  return static_cast<int>(std::ranges::count_if(
+      rows(), [](const auto& each) { return each.second.is_rank(); }));
 }
 
 bool SessionTable::has_ranks() const {
-  return std::any_of(begin(), end(),
-                     [](const auto& each) { return each.second.was_rank(); });
+  return std::ranges::any_of(
+      rows(), [](const auto& each) { return each.second.was_rank(); });
 }
 
 const Principal* SessionTable::ViewerOf(const Session& session) const {
@@ -86,22 +81,16 @@ std::optional<SessionId> SessionTable::EndedByOneMore(
       own.count >= config_.max_half_open_each) {
     oldest = own.oldest;
   } else if (full() || std::ssize(half_open_) >= config_.max_half_open) {
-    oldest = std::max_element(half_open.begin(), half_open.end(),
-                              [](const auto& a, const auto& b) {
-                                return a.second.count < b.second.count;
-                              })
-                 ->second.oldest;
+    oldest = std::ranges::max_element(half_open, {}, [](const auto& each) {
+               return each.second.count;
+             })->second.oldest;
   }
   if (oldest == nullptr) return std::nullopt;
   return oldest->id;
 }
 
 void SessionTable::Connect(SessionId id, const Peer& peer, absl::Time now) {
-  Session session;
-  session.id = id;
-  session.peer = peer;
-  session.connected_at = now;
-  rows_.Insert(id, std::move(session));
+  rows_.Insert(id, {.id = id, .peer = peer, .connected_at = now});
   ++journal_.stats.sessions_opened;
   half_open_.insert(id);
 }
@@ -169,7 +158,7 @@ void SessionTable::Drop(SessionId id, absl::Time now) {
   SLUICE_CHECK(at(id).state == Session::State::kClosed);
   const JobKey job = at(id).job();
   rows_.erase(id);
-  const bool job_lives = std::any_of(begin(), end(), [&](const auto& each) {
+  const bool job_lives = std::ranges::any_of(rows(), [&](const auto& each) {
     return each.second.state != Session::State::kHalfOpen &&
            each.second.job() == job;
   });

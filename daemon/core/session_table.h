@@ -1,9 +1,7 @@
 // The sessions of the node: which are half-open, which have a grant slot, and
-// which deaths of ranks must still be sent to their peers.
-//
-// The table keeps the states of session.h; the caller handles leases and plans.
-//
-// Thread safety: none needed; one thread (see core.h).
+// which deaths of ranks must still be sent to their peers. The table keeps the
+// states of session.h; the caller handles leases and plans.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <map>
@@ -19,6 +17,7 @@
 #include "daemon/core/journal.h"
 #include "daemon/core/session.h"
 #include "daemon/core/state.h"
+#include "proto/base/find.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {
@@ -33,10 +32,7 @@ class SessionTable {
   Rows::const_iterator begin() const { return rows_.begin(); }
   Rows::const_iterator end() const { return rows_.end(); }
   // Returns null if there is no such session.
-  const Session* Find(SessionId id) const {
-    const auto found = rows_.find(id);
-    return found != rows_.end() ? &found->second : nullptr;
-  }
+  const Session* Find(SessionId id) const { return FindOrNull(rows_, id); }
   // REQUIRES: the session exists.
   const Session& at(SessionId id) const { return rows_.at(id); }
   Session& Edit(SessionId id) { return rows_.Edit(id); }
@@ -44,22 +40,20 @@ class SessionTable {
   // no such session.
   Session* FindOpen(SessionId id);
   // Returns the principal to which a session's view is restricted; null if it
-  // may see everything. Sessions of the daemon's user may, unless that is root:
-  // root uses the administrators' socket.
+  // may see everything. Sessions of the daemon's user may, unless that is root,
+  // which uses the administrators' socket.
   const Principal* ViewerOf(const Session& session) const;
   // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
   absl::Status CheckGpu(DeviceIndex gpu) const;
-  // Returns the number of attached ranks.
-  int ranks() const;
+  int ranks() const;  // attached ones
   // Returns whether any session is, or was, a rank's.
   bool has_ranks() const;
 
-  // --- states --------------------------------------------------------------
+  // --- states
   bool full() const { return std::ssize(rows_) >= config_.max_sessions; }
   // Returns the half-open session that must end before this principal may
-  // connect once more, if any. If the principal has too many, it is the
-  // principal's oldest. If there are too many in total, it is the oldest of the
-  // principal with the most, so that a flood ends its own sessions.
+  // connect once more, if any: the principal's oldest if it has too many; if
+  // there are too many in total, the oldest of the principal with the most.
   std::optional<SessionId> EndedByOneMore(const Principal& who) const;
   // REQUIRES: `id` is new.
   void Connect(SessionId id, const Peer& peer, absl::Time now);
@@ -76,27 +70,24 @@ class SessionTable {
   // Returns the other sessions of the same process that are closed and were a
   // rank's.
   std::vector<SessionId> ClosedBeside(const Session& session) const;
-  // Returns the sessions that have been half-open for too long.
+  // Returns the sessions that were half-open for too long.
   std::vector<SessionId> Late(absl::Time now) const;
   absl::Time NextDeadline() const;
 
-  // --- notices to ranks -----------------------------------------------------
+  // --- notices to ranks
   // Records the plans that these effects send to ranks.
   void NotePlansTold(const Effects& effects);
-  // Handles the end of the process. Sends a rank's death to its peers, unless
-  // the rank exited with status 0, or had freed its leases and the status is
-  // unknown.
+  // Sends a rank's death to its peers, unless the rank exited with status 0, or
+  // had freed its leases and the status is unknown.
   void Exited(const Session& session, const Exit& exit, absl::Time now,
               Effects& effects);
   void TellPeers(const Session& session, const std::string& reason,
                  Effects& effects);
   // Repeats to the session the notices that it may have missed.
   void TellAgain(const Session& session, Effects& effects) const;
-  // Notes that all notices so far were sent. Returns false if there were none.
-  bool NoticesSent();
+  bool NoticesSent();  // see Core
 
   void Load(std::map<SessionId, Session> saved, absl::Time now);
-  // See Core::TakeChanged and Core::TouchAll.
   template <typename Visit>
   void TakeChanged(Visit visit);
   void TouchAll();

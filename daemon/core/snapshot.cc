@@ -3,31 +3,27 @@
 #include <utility>
 
 #include "daemon/core/core.h"
-#include "daemon/core/link_sharers.h"
 
 namespace sluice::daemon {
 namespace {
 
 RankSnapshot SnapshotOf(const Core& core, const Session& session) {
-  RankSnapshot rank;
-  rank.rank = session.hello.rank;
-  rank.pid = session.peer.pid;
-  rank.gpu = session.hello.gpu;
-  rank.session = session.id;
-  rank.closed = session.state == Session::State::kClosed;
-  rank.weight = WeightOf(core.config(), session.peer.principal);
-  if (const PlanCopies* copies = core.copies().PromisedTo(session.id)) {
-    rank.plan_copies = *copies;
-  }
-  rank.late = core.copies().LateOf(session.id);
-  rank.step = session.last_step;
-  rank.stall_seconds = session.totals().stall_seconds;
-  rank.grant_wait_seconds = session.totals().grant_wait_seconds;
-  rank.hbm_peak = session.hbm_peak;
-  rank.outside = session.outside;
-  rank.gpu_bytes = core.ledger().Leased(session.id, PoolKind::kGpu);
-  rank.host_bytes = core.ledger().Leased(session.id, PoolKind::kHost);
-  return rank;
+  const PlanCopies* copies = core.copies().PromisedTo(session.id);
+  return {.rank = session.hello.rank,
+          .pid = session.peer.pid,
+          .gpu = session.hello.gpu,
+          .session = session.id,
+          .gpu_bytes = core.ledger().Leased(session.id, PoolKind::kGpu),
+          .host_bytes = core.ledger().Leased(session.id, PoolKind::kHost),
+          .closed = session.state == Session::State::kClosed,
+          .weight = core.config().WeightOf(session.peer.principal),
+          .plan_copies = copies ? std::optional(*copies) : std::nullopt,
+          .step = session.last_step,
+          .stall_seconds = session.totals().stall_seconds,
+          .grant_wait_seconds = session.totals().grant_wait_seconds,
+          .late = core.copies().LateOf(session.id),
+          .hbm_peak = session.hbm_peak,
+          .outside = session.outside};
 }
 
 std::vector<JobSnapshot> JobsOf(const Core& core, const Principal* viewer) {
@@ -45,8 +41,7 @@ std::vector<JobSnapshot> JobsOf(const Core& core, const Principal* viewer) {
   }
   std::vector<JobSnapshot> list;
   for (auto& [key, job] : jobs) {
-    std::sort(job.ranks.begin(), job.ranks.end(),
-              [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    std::ranges::sort(job.ranks, {}, &RankSnapshot::rank);
     list.push_back(std::move(job));
   }
   return list;
@@ -57,7 +52,6 @@ std::vector<JobSnapshot> JobsOf(const Core& core, const Principal* viewer) {
 PoolSnapshot SnapshotOf(const Ledger& ledger, PoolId id) {
   const Pool& pool = *ledger.FindPool(id);
   const HeldOutside& outside = ledger.outside();
-  const auto silent = outside.silent.find(id);
   return {.id = id,
           .total = pool.total(),
           .leased = pool.leased(),
@@ -68,8 +62,7 @@ PoolSnapshot SnapshotOf(const Ledger& ledger, PoolId id) {
           .making = pool.making(),
           .outside = pool.outside(),
           .reserved = std::min(ledger.Withheld(id, nullptr), pool.free()),
-          .outside_at =
-              silent != outside.silent.end() ? silent->second : outside.at};
+          .outside_at = FindOr(outside.silent, id, outside.at)};
 }
 
 Snapshot SnapshotOf(const Core& core, const Principal* viewer, absl::Time now) {

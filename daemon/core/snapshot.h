@@ -1,5 +1,5 @@
-// The daemon's state at one moment, for people and metrics: plain data that
-// can leave the loop's thread.
+// The daemon's state at one moment, for people and metrics: plain data that can
+// leave the loop's thread.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "daemon/core/budget.h"
-#include "daemon/core/event_log.h"
-#include "daemon/core/late_copies.h"
+#include "daemon/core/journal.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/policy.h"
 #include "daemon/core/requests.h"
@@ -36,11 +35,9 @@ struct GpuSnapshot {
   PoolSnapshot pool;
 };
 
-// What a rank's plan copies in each direction.
 struct PlanCopies {
   PlanDemand demand;
-  // The rates promised to them; 0: the rank has its fair share.
-  CopyRates promised = {0, 0};
+  CopyRates promised = {0, 0};  // 0: the rank has its fair share
   bool operator==(const PlanCopies&) const = default;
 };
 
@@ -57,8 +54,7 @@ struct RankSnapshot {
   double stall_seconds = 0, grant_wait_seconds = 0;
   LateDirections late;  // since this daemon serves the session
   Bytes hbm_peak;
-  // What it holds of its GPU outside its lease; unset: unknown.
-  std::optional<Bytes> outside;
+  std::optional<Bytes> outside;  // Session::outside
 };
 
 struct JobSnapshot {
@@ -90,9 +86,8 @@ struct PlanningSnapshot {
   Principal principal;
   int ranks = 0, wanted = 0;
   State state = State::kCollecting;
-  // Time in this state so far, and `left` until its deadline, if it has one.
-  absl::Duration elapsed;
-  std::optional<absl::Duration> left;
+  absl::Duration elapsed;                // in this state
+  std::optional<absl::Duration> left;    // until its deadline, if it has one
   std::vector<std::string> waiting_for;  // jobs
   PlanId plan;
   std::optional<plan::PlanProgress> progress;  // unset: no report yet
@@ -105,7 +100,7 @@ struct WaitingSnapshot {
   PoolId pool;
   Bytes size;
   Waiter::Lacks lacks = Waiter::Lacks::kPool;
-  int in_front = 0;  // number of waiting leases that it must not pass
+  int in_front = 0;  // waiting leases that it must not pass
   absl::Duration elapsed, left;
 };
 
@@ -117,7 +112,7 @@ struct HolderSnapshot {
   Bytes gpu, host;
 };
 
-// The TCP address of the metrics server.
+// The metrics server's.
 struct TcpListener {
   std::string address;  // "127.0.0.1:9435"; empty: nowhere
   std::string fault;    // why it does not listen there; empty: it listens
@@ -134,8 +129,8 @@ struct Snapshot {
   // Time of the device's answer about outside memory; InfinitePast: none yet.
   absl::Time outside_at = absl::InfinitePast();
   std::vector<LinkSpeed> links;
-  std::optional<MeasuredLinks> measured;  // the kept measurement of links
-  bool measured_waits = false;            // LivePolicy::measured_waits
+  std::optional<MeasuredLinks> measured;
+  bool measured_waits = false;  // it is not applied yet
   std::vector<JobSnapshot> jobs;
   std::vector<BudgetLine> budgets;
   std::vector<LimitLine> limits;
@@ -149,10 +144,9 @@ struct Snapshot {
   uint64_t events_from = 0;
   int sessions = 0, half_open = 0;
   size_t extents = 0;
-  // The service, not policy, fills in the fields from here on. First, lines
-  // that were not logged, and clients' descriptors that wait to be closed.
+  // The service, not policy, fills in the fields from here on.
   uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;
-  size_t descriptors_closing = 0;
+  size_t descriptors_closing = 0;  // clients' ones that wait to be closed
   // The kind of pinned host memory ("HOST_NUMA", "memfd"), and why the better
   // kind is not used. Empty: there is only one kind (sim).
   std::string host_memory, host_memory_why;

@@ -1,13 +1,8 @@
-// The saved form of policy: plain data with the whole state of the ledger,
-// joint planning and the sessions. A Core that loads it continues with the same
-// effects as the Core that saved it.
-//
-// Not saved is what can be computed from it (sums, lists by age and size), and
-// what a new daemon starts without (solved units, events, counters). Profiles
-// and plans are immutable and shared; here two are equal only if they are the
-// same object.
-//
-// Thread safety: values.
+// The saved form of policy: plain data. A Core that loads it continues with the
+// same effects as the Core that saved it. Not saved is what can be computed
+// from it (sums, lists by age and size), and what a new daemon starts without
+// (solved units, events, counters). Profiles and plans are immutable and
+// shared; here two are equal only if they are the same object.
 #pragma once
 
 #include <map>
@@ -26,7 +21,6 @@
 #include "daemon/core/pool/held_outside.h"
 #include "daemon/core/pool/pool.h"
 #include "daemon/core/requests.h"
-#include "daemon/core/reservations.h"
 #include "daemon/core/session.h"
 #include "daemon/core/waiting.h"
 #include "daemon/quota/allowance.h"
@@ -34,11 +28,10 @@
 
 namespace sluice::daemon {
 
-// The UUIDs of the usable GPUs, because the next start may number GPUs
-// differently.
+// The UUIDs of usable GPUs, since the next start may number GPUs differently.
 using GpuNames = std::map<PoolId, std::string>;
 
-// --- the ledger (ledger.h draws the states) ---------------------------------
+// --- the ledger (ledger.h draws the states)
 struct LeaseState {
   enum class State { kMaking, kFailing, kGranted };
   State state = State::kMaking;
@@ -73,8 +66,8 @@ struct MakingState {
 
 // A lingering extent, charged to `job`.
 struct LingeringState {
-  // Which processes may still reach the extent. kFreed: the process that freed
-  // it, and its children. kOrphaned: only children of a process that has ended.
+  // kFreed: the process that freed the extent, and its children, may reach it.
+  // kOrphaned: only children of a process that has ended may.
   enum class Origin { kFreed, kOrphaned };
   Origin origin = Origin::kFreed;
   // The device's last answer; kUnknown: the device cannot tell.
@@ -115,7 +108,7 @@ struct LedgerState : LedgerRest {
   bool operator==(const LedgerState&) const = default;
 };
 
-// --- joint planning ---------------------------------------------------------
+// --- joint planning
 // An attached rank, as planning knows it.
 struct AttachedRank {
   JobKey job;
@@ -125,8 +118,7 @@ struct AttachedRank {
   bool operator==(const AttachedRank&) const = default;
 };
 
-// A lease that waits for a plan, as saved by version 1 of the state
-// (daemon/state).
+// A lease that waits for a plan, as saved by version 1 of the state.
 struct WaitingLease {
   SessionId session;
   RequestId request;
@@ -145,8 +137,8 @@ struct HeldJoin {
 
 // When and why running jobs will be planned again.
 struct NextRound {
-  // kRoundAfterChanges: a round is due when no member has a change any more,
-  // because a join did not wait for memory that may still be freed.
+  // kRoundAfterChanges: a round is due when no member has a change, because a
+  // join did not wait for memory that may still be freed.
   enum class Owed { kNothing, kRoundAfterChanges };
   Owed owed = Owed::kNothing;
   absl::Time at = absl::InfiniteFuture();
@@ -169,10 +161,10 @@ struct JointPlanningState {
   bool operator==(const JointPlanningState&) const = default;
 };
 
-// --- row by row -------------------------------------------------------------
+// --- row by row
 // The kinds of rows. Core::TakeChanged calls visit(kind, key, row) for each row
 // that changed; row is null if it was erased. The state outside of tables is
-// saved separately (LooseState).
+// LooseState.
 enum class RowKind : char {
   kExtent = 'e',        // ExtentId, ExtentRow
   kLease = 'l',         // LeaseId, LeaseState
@@ -189,9 +181,8 @@ enum class RowKind : char {
   kWaiter = 'w',        // PlaceInLine, Waiter
 };
 
-// Saves the rows of a table as they are. An owner of tables calls each(table,
-// save) for each of its tables; save(key, row, visit) calls visit(kind, key,
-// row).
+// Saves the rows of a table as they are. EachTable calls each(table, save) for
+// each of its tables; save(key, row, visit) calls visit(kind, key, row).
 struct SavedAs {
   RowKind kind;
   template <typename Key, typename Row, typename Visit>
@@ -216,7 +207,7 @@ struct LooseState : LedgerRest {
   bool operator==(const LooseState&) const = default;
 };
 
-// --- all of it --------------------------------------------------------------
+// --- all of it
 struct CoreState {
   LedgerState ledger;
   JointPlanningState joint;

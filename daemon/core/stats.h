@@ -1,17 +1,20 @@
 // Counters and histograms since the daemon started, for metrics.
-//
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: one thread (core.h).
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
-#include "daemon/core/histogram.h"
-#include "daemon/core/job_series.h"
-#include "daemon/core/late_copies.h"
+#include "absl/time/time.h"
 #include "daemon/core/named_counts.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/waiting.h"
+#include "proto/base/find.h"
 
 namespace sluice::daemon {
 
@@ -61,6 +64,90 @@ struct ExtentCounts {
   uint64_t reused = 0;
 };
 
+// Cumulative buckets as Prometheus expects them: counts[i] observations were <=
+// bounds[i]; the last bucket counts the rest.
+class Histogram {
+ public:
+  explicit Histogram(std::vector<double> bounds)
+      : bounds_(std::move(bounds)), counts_(bounds_.size() + 1, 0) {}
+
+  void Observe(double value) {
+    ++counts_[std::ranges::lower_bound(bounds_, value) - bounds_.begin()];
+    sum_ += value;
+    ++count_;
+  }
+
+  // REQUIRES: `other` has the same bounds.
+  void Merge(const Histogram& other) {
+    for (size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
+    sum_ += other.sum_;
+    count_ += other.count_;
+  }
+
+  const std::vector<double>& bounds() const { return bounds_; }
+  const std::vector<uint64_t>& counts() const { return counts_; }
+  double sum() const { return sum_; }
+  uint64_t count() const { return count_; }
+
+ private:
+  std::vector<double> bounds_;
+  std::vector<uint64_t> counts_;
+  double sum_ = 0;
+  uint64_t count_ = 0;
+};
+
+struct JobStats {
+  uint64_t steps = 0;
+  uint64_t tokens = 0;
+  double stall_seconds = 0;
+  double grant_wait_seconds = 0;
+  uint64_t plan_mismatches = 0;
+  LateDirections late;
+  // Up to hours: a step of a million tokens takes that long.
+  Histogram step_seconds{
+      {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600, 10800}};
+
+  void Add(const JobStats& more);
+};
+
+// Counters of each job, for metrics. The number of jobs is limited, because
+// users choose the names of jobs freely. A job is kept while it has a session,
+// and for kKept longer, so that its last values are still scraped. If kMost are
+// kept, a new job replaces the one that ended first; if all of them still have
+// sessions, it is counted in `other`.
+class JobSeries {
+ public:
+  static constexpr size_t kMost = 256;
+  static constexpr absl::Duration kKept = absl::Minutes(5);
+
+  // Called when a session of the job begins, the first or a further one.
+  void Began(const JobKey& job, absl::Time now);
+  // Called when the job's last session has ended.
+  void Ended(const JobKey& job, absl::Time now);
+  // Returns the job's own counters, or `other` if it has none.
+  JobStats& Of(const JobKey& job);
+
+  // Returns a copy without the jobs that ended more than kKept before `now`.
+  JobSeries At(absl::Time now) const;
+
+  struct Series {
+    JobStats stats;
+    std::optional<absl::Time> ended;
+  };
+  // Returns null if the job is counted in `other`.
+  const Series* Find(const JobKey& job) const { return FindOrNull(jobs_, job); }
+  const std::map<JobKey, Series>& jobs() const { return jobs_; }
+  const JobStats& other() const { return other_; }
+
+ private:
+  void ForgetEnded(absl::Time now);
+  // Drops the job that ended first. Returns false if none has ended.
+  bool MakeRoom();
+
+  std::map<JobKey, Series> jobs_;
+  JobStats other_;
+};
+
 struct GpuStats {
   Bytes h2d, d2h;
   LateDirections late;
@@ -83,8 +170,7 @@ struct Stats {
   JobSeries jobs;
   Histogram lease_seconds{
       {0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10}};
-  Histogram map_seconds{
-      {0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10}};
+  Histogram map_seconds = lease_seconds;
   Histogram plan_seconds{{0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};
   Histogram grant_wait_seconds{
       {0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};

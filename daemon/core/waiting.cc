@@ -1,12 +1,9 @@
 #include "daemon/core/waiting.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <set>
-#include <utility>
 
 #include "daemon/quota/quotas.h"
+#include "proto/base/find.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -26,19 +23,19 @@ Bytes HeldUpFrom(const Waiter& waiter, absl::Time now) {
 // The later requests that waiting leases hold up, by pool, user and job.
 class HeldUp {
  public:
-  explicit HeldUp(absl::Time now) : now_(now) {}
-
-  void Add(const Waiter& waiter) {
-    const PoolKind kind = waiter.asked.pool.kind;
+  void Add(const Waiter& waiter, absl::Time now) {
+    const PoolId pool = waiter.asked.pool;
     switch (waiter.lacks) {
-      case Waiter::Lacks::kPool:
-        AddToPool(waiter.asked.pool, HeldUpFrom(waiter, now_));
+      case Waiter::Lacks::kPool: {
+        Bytes& from = pools_.try_emplace(pool, waiter.asked.size).first->second;
+        from = std::min(from, HeldUpFrom(waiter, now));
         return;
+      }
       case Waiter::Lacks::kUser:
-        users_.insert({waiter.job.principal, kind});
+        users_.insert({waiter.job.principal, pool.kind});
         return;
       case Waiter::Lacks::kJob:
-        jobs_.insert({waiter.job, kind});
+        jobs_.insert({waiter.job, pool.kind});
         return;
     }
   }
@@ -50,20 +47,12 @@ class HeldUp {
       return Waiter::Lacks::kUser;
     }
     if (jobs_.contains({waiter.job, kind})) return Waiter::Lacks::kJob;
-    const auto pool = pools_.find(waiter.asked.pool);
-    if (pool != pools_.end() && waiter.asked.size >= pool->second) {
-      return Waiter::Lacks::kPool;
-    }
+    const Bytes* from = FindOrNull(pools_, waiter.asked.pool);
+    if (from && waiter.asked.size >= *from) return Waiter::Lacks::kPool;
     return std::nullopt;
   }
 
  private:
-  void AddToPool(PoolId pool, Bytes from) {
-    Bytes& least = pools_.try_emplace(pool, from).first->second;
-    least = std::min(least, from);
-  }
-
-  const absl::Time now_;
   std::map<PoolId, Bytes> pools_;  // smallest size that is held up
   std::set<std::pair<Principal, PoolKind>> users_;
   std::set<std::pair<JobKey, PoolKind>> jobs_;
@@ -105,10 +94,6 @@ void WaitingQueue::Erase(const PlaceInLine& place) {
   wake_all_ = true;
 }
 
-void WaitingQueue::TryAgainAt(const PlaceInLine& place, absl::Time again) {
-  waiters_.Edit(place).again = again;
-}
-
 std::optional<Waiter> WaitingQueue::Leave(SessionId session,
                                           RequestId request) {
   for (const auto& [place, waiter] : waiters_) {
@@ -121,14 +106,13 @@ std::optional<Waiter> WaitingQueue::Leave(SessionId session,
 }
 
 size_t WaitingQueue::SessionEnded(SessionId session) {
-  std::vector<PlaceInLine> gone;
   size_t in_line = 0;
-  for (const auto& [place, waiter] : waiters_) {
+  for (auto each = waiters_.begin(); each != waiters_.end();) {
+    const auto& [place, waiter] = *each++;
     if (waiter.session != session) continue;
-    gone.push_back(place);
     in_line += !waiter.for_plan;
+    Erase(PlaceInLine(place));
   }
-  for (const PlaceInLine& place : gone) Erase(place);
   return in_line;
 }
 
@@ -183,7 +167,7 @@ void WaitingQueue::Release(
   for (const auto& [place, waiter] : waiters_) {
     if (!waiter.for_plan) line.push_back(place);
   }
-  HeldUp held_up(now);
+  HeldUp held_up;
   // Returns what the lease lacks if it gets no turn; nullopt if it gets one.
   const auto without_turn =
       [&](const PlaceInLine& place,
@@ -221,7 +205,7 @@ void WaitingQueue::Release(
       }
     }
     if (waiter.deadline > now) {
-      held_up.Add(waiter);
+      held_up.Add(waiter, now);
       const absl::Time half = HalfOf(waiter);
       wake = wake || (before < half && half <= now);
       continue;
@@ -245,7 +229,7 @@ absl::Time WaitingQueue::NextDeadline() const {
 
 size_t WaitingQueue::WaitingOf(const Principal& who) const {
   return static_cast<size_t>(
-      std::count_if(waiters_.begin(), waiters_.end(), [&](const auto& each) {
+      std::ranges::count_if(waiters_.rows(), [&](const auto& each) {
         return each.second.job.principal == who && !each.second.for_plan;
       }));
 }

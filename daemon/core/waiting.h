@@ -1,13 +1,9 @@
-// The queue of leases that wait for memory.
-//
-// A request may state how long it waits instead of being refused at once.
-// Waiting leases form a queue: first come, first served. A lease waits in one
-// of these states:
+// The queue of leases that wait for memory: first come, first served. A lease
+// waits in one of these states:
 //   for its pool  The pool has not enough free memory. In the first half of the
 //                 wait, smaller later requests may pass the lease; in the
 //                 second half, no later request gets memory of that pool. So
-//                 neither starves: a lease is passed for at most half of its
-//                 wait, and closes its pool for at most half of its wait.
+//                 neither starves.
 //   for its user  The budget or the extents of its user (its job) do not allow
 //   for its job   the lease. Only later requests of that user (job) for the
 //                 same kind of memory must not pass it, since no other user can
@@ -17,20 +13,14 @@
 //                 lease, and none holds it up, because the memory is promised
 //                 to it (JointPlanning). If no memory will be freed any more,
 //                 it is refused, or joins the queue at its end.
-//   (ended)       It was granted, timed out, was given up, was refused since it
-//                 can never be granted, or its session ended.
+//   (ended)       WaitEnd.
 // A lease that must not pass another one is in the same state as that one.
 //
 // Two rights let a request pass leases that wait for the pool, because these
-// could not have its memory anyway: memory reserved for its user (but not past
-// others of that user), and memory that a plan promised its job (but not past
-// others of that job).
-//
-// A lease gets a turn when something that it may lack has changed: its pool,
-// its user's charges, or the queue in front of it (Woken). The queue only keeps
-// the order; Core asks the ledger whether there is memory.
-//
-// Thread safety: none needed; one thread (see core.h).
+// could not have its memory anyway (Rights). A lease gets a turn when something
+// that it may lack has changed (Woken). The queue only keeps the order;
+// LeaseWaits asks the ledger whether there is memory.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <compare>
@@ -76,7 +66,8 @@ struct EnumNames<Waiter::Lacks> {
   static constexpr std::string_view kNames[] = {"pool", "user", "job"};
 };
 
-// The rights of a request to pass others.
+// The rights of a request to pass others: not past its own user's with
+// `reserved`, and not past its own job's with `promised`.
 struct Rights {
   bool reserved = false;  // fits its user's reservation
   bool promised = false;  // fits what its job's plan promises
@@ -109,10 +100,9 @@ class WaitingQueue {
   };
 
   // ResourceExhausted: its user, or all users together, have reached the limit
-  // of waiting leases. Leases that wait for plans are not counted, here and in
-  // the snapshot, because each session has at most one.
+  // of waiting leases. Leases that wait for plans do not count, because each
+  // session has at most one.
   absl::Status MayJoin(const Principal& who, const WaitLimits& limits) const;
-  // Adds the lease at the end of the queue.
   void Join(Waiter waiter);
   // Removes and returns the lease; nullopt if it does not wait.
   std::optional<Waiter> Leave(SessionId session, RequestId request);
@@ -138,9 +128,8 @@ class WaitingQueue {
     absl::Time again = absl::InfinitePast();     // if it stays
   };
   // Gives a turn to the leases that `woken` wakes, in order, unless earlier
-  // leases hold them up. Removes leases that are granted or refused. Calls
-  // `rights` only for leases that others hold up at their pool. A lease without
-  // memory at its deadline is removed after a call of `timed_out`.
+  // leases hold them up. Calls `rights` only for leases that others hold up at
+  // their pool, and `timed_out` for a lease without memory at its deadline.
   void Release(
       absl::Time now, const Woken& woken,
       absl::FunctionRef<Rights(const Waiter&)> rights,
@@ -149,23 +138,24 @@ class WaitingQueue {
   // Sets Woken::all at the next Release: the queue or the policy has changed.
   void WakeAll() { wake_all_ = true; }
   bool TakeWakeAll() { return std::exchange(wake_all_, false); }
-  // Returns the next deadline, or the next attempt that no event triggers.
+  // Includes attempts that no event triggers.
   absl::Time NextDeadline() const;
 
   // Returns the leases that wait for plans, in order.
   const std::set<PlaceInLine>& for_plans() const { return for_plans_; }
   // REQUIRES: the lease waits for a plan.
-  void TryAgainAt(const PlaceInLine& place, absl::Time again);
+  void TryAgainAt(const PlaceInLine& place, absl::Time again) {
+    waiters_.Edit(place).again = again;
+  }
 
   const std::map<PlaceInLine, Waiter>& waiters() const {
     return waiters_.rows();
   }
-  // Returns how many leases of one user are in the queue.
+  // Omits leases that wait for plans.
   size_t WaitingOf(const Principal& who) const;
   bool empty() const { return waiters_.empty(); }
 
-  // Returns the queue's rows, for saving row by row (state.h).
-  Table<PlaceInLine, Waiter>& rows() { return waiters_; }
+  Table<PlaceInLine, Waiter>& rows() { return waiters_; }  // see state.h
   uint64_t next() const { return next_; }
   Saved Save() const { return {waiters_.rows(), next_}; }
   void Load(Saved saved);

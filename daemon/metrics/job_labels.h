@@ -1,7 +1,7 @@
 // The labels of jobs' series.
 //
 // Jobs with the same name and user form one series, even in different cgroups.
-// The jobs beyond the limit (daemon/core/job_series.h) share one series, under
+// The jobs beyond the limit (daemon/core/stats.h) share one series, under
 // a name that no user can choose.
 //
 // Thread safety: pure.

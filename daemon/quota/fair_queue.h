@@ -6,12 +6,8 @@
 // of its entries. The user with the least virtual time is next; among equals,
 // the one that was served longest ago. A user that returns after a pause starts
 // at least at the virtual time of the user served last, so no user saves time
-// up, and its first entry waits for at most one entry of each other user. When
-// the queue is empty, all users are equal again.
-//
-// `Key` identifies a user (Principal), `Entry` is what waits.
-//
-// Thread safety: none needed; pure.
+// up, and its first entry waits for at most one entry of each other user.
+// Thread safety: none.
 #pragma once
 
 #include <algorithm>
@@ -25,6 +21,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "proto/base/find.h"
 
 namespace sluice::daemon {
 
@@ -42,20 +39,20 @@ class FairQueue {
   // none.
   template <typename May>
   std::optional<std::pair<Key, Entry>> Pop(May may) {
-    auto next = users_.end();
-    for (auto each = users_.begin(); each != users_.end(); ++each) {
-      if (each->second.entries.empty() || !may(each->first)) continue;
-      if (next == users_.end() || each->second.before(next->second)) {
-        next = each;
-      }
+    const Key* key = nullptr;
+    User* next = nullptr;
+    for (auto& [who, user] : users_) {
+      if (user.entries.empty() || !may(who)) continue;
+      if (next != nullptr && !user.before(*next)) continue;
+      key = &who;
+      next = &user;
     }
-    if (next == users_.end()) return std::nullopt;
-    User& user = next->second;
-    std::pair<Key, Entry> popped(next->first, std::move(user.entries.front()));
-    user.entries.pop_front();
-    user.turn = ++turns_;
+    if (next == nullptr) return std::nullopt;
+    std::pair<Key, Entry> popped(*key, std::move(next->entries.front()));
+    next->entries.pop_front();
+    next->turn = ++turns_;
     --waiting_;
-    least_ = std::max(least_, user.spent);
+    least_ = std::max(least_, next->spent);
     return popped;
   }
   std::optional<std::pair<Key, Entry>> Pop() {
@@ -75,9 +72,7 @@ class FairQueue {
   std::vector<Entry> Remove(Gone gone) {
     std::vector<Entry> removed;
     for (auto& [who, user] : users_) {
-      for (size_t left = user.entries.size(); left > 0; --left) {
-        Entry entry = std::move(user.entries.front());
-        user.entries.pop_front();
+      for (Entry& entry : std::exchange(user.entries, {})) {
         if (gone(entry)) {
           removed.push_back(std::move(entry));
         } else {
@@ -93,8 +88,8 @@ class FairQueue {
   bool empty() const { return waiting_ == 0; }
   size_t waiting() const { return waiting_; }
   size_t waiting(const Key& who) const {
-    const auto user = users_.find(who);
-    return user != users_.end() ? user->second.entries.size() : 0;
+    const User* user = FindOrNull(users_, who);
+    return user != nullptr ? user->entries.size() : 0;
   }
   // Returns how many users it remembers: those with entries, and those with
   // more virtual time than the user served last.

@@ -12,6 +12,8 @@
 namespace sluice::daemon {
 namespace {
 
+constexpr std::string_view kSlurm = "/system.slice/slurmstepd";
+
 std::vector<std::string> NamesOf(std::string_view path) {
   std::vector<std::string> names;
   std::istringstream parts{std::string(path)};
@@ -39,12 +41,6 @@ std::string Name(const Principal& principal) {
                                   : fmt::format("user {} ({})", principal.uid,
                                                 Printable(principal.cgroup));
 }
-
-namespace {
-
-constexpr std::string_view kSlurm = "/system.slice/slurmstepd";
-
-}  // namespace
 
 bool HasHeir(const Principal& principal) {
   return principal.cgroup.empty() || principal.cgroup.starts_with(kSlurm);

@@ -5,9 +5,7 @@
 // otherwise a user that can make cgroups could multiply any limit. But where
 // the machine itself makes the cgroups (the pods of a Kubernetes node, where
 // every process is often uid 0; the jobs of a Slurm node), each cgroup is a
-// principal. The configuration names the cgroups above those.
-//
-// Thread safety: values; pure.
+// principal. Values; pure functions.
 #pragma once
 
 #include <compare>
@@ -31,10 +29,9 @@ struct Principal {
 // Returns "user 1000" or "user 0 (/kubepods/pod7)", for messages.
 std::string Name(const Principal& principal);
 
-// Returns whether the next processes of the same user may get what an ended
-// principal leaves. True for a user, and for a job of Slurm, which another
-// principal of that user may follow. False for pods, since all pods often share
-// one user.
+// Returns whether the user's next processes may get what an ended principal
+// leaves: true for a user, and for a job of Slurm, which another one of that
+// user may follow; false for pods, which often share one user.
 bool HasHeir(const Principal& principal);
 // Returns whether `to` may get what `from` leaves.
 bool Inherits(const Principal& from, const Principal& to);

@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <limits>
-
+#include "proto/base/find.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -161,29 +159,21 @@ void Quotas::Charge(const Principal& who, Resource what, int64_t amount) {
 
 void Quotas::GiveBack(const Principal& who, Resource what, int64_t amount) {
   if (amount == 0) return;
-  const auto found = used_.find(who);
+  Amounts* amounts = FindOrNull(used_, who);
   SLUICE_CHECK(!IsSharedInTurns(what));
-  SLUICE_CHECK(amount > 0 && found != used_.end() &&
-               found->second[At(what)] >= amount);
-  found->second[At(what)] -= amount;
+  SLUICE_CHECK(amount > 0 && amounts && (*amounts)[At(what)] >= amount);
+  (*amounts)[At(what)] -= amount;
   total_[At(what)] -= amount;
-  if (HoldsNothing(found->second)) used_.erase(found);
+  if (HoldsNothing(*amounts)) used_.erase(who);
 }
 
 int64_t Quotas::used(const Principal& who, Resource what) const {
-  const auto found = used_.find(who);
-  return found != used_.end() ? found->second[At(what)] : 0;
+  const Amounts* amounts = FindOrNull(used_, who);
+  return amounts != nullptr ? (*amounts)[At(what)] : 0;
 }
 
-int64_t Quotas::used(Resource what) const { return total_[At(what)]; }
-
-const Share& Quotas::share(Resource what) const { return shares_[At(what)]; }
-
-uint64_t Quotas::refused(Resource what) const { return refused_[At(what)]; }
-
 QuotasSnapshot Quotas::TakeSnapshot(const Principal* viewer) const {
-  QuotasSnapshot snapshot{.shares = shares_, .used = total_};
-  snapshot.refused = refused_;
+  QuotasSnapshot snapshot{shares_, total_, refused_, {}};
   for (const auto& [who, amounts] : used_) {
     if (viewer == nullptr || who == *viewer) {
       snapshot.users.emplace_back(who, amounts);

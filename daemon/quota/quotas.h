@@ -1,10 +1,7 @@
-// Limits of countable resources, for each principal and for all together.
-//
-// The daemon asks for a resource before it accepts, reads, queues or sends. It
-// gives the resource back when the session, slot or packet ends. A principal
-// without resources costs no memory.
-//
-// Thread safety: none needed; the loop's thread only.
+// Limits of countable resources, for each principal and for all together. The
+// daemon asks for a resource before it accepts, reads, queues or sends, and
+// gives it back when the session, slot or packet ends.
+// Thread safety: the loop's thread only.
 #pragma once
 
 #include <algorithm>
@@ -36,16 +33,14 @@ inline constexpr size_t kResources = 8;
 // Returns the name in configuration and metrics, such as "sessions".
 const char* Name(Resource resource);
 // Returns true for a resource that is never refused and never given back,
-// because users take turns (fair_queue.h). A user's amount is dropped when the
-// user has no other resource; the sum over all users stays.
+// because users take turns (fair_queue.h). A user's amount is dropped with its
+// last other resource; the sum over all users stays.
 bool IsSharedInTurns(Resource resource);
-// Returns the amount in the unit that people and metrics see: seconds for codec
-// time.
+// Returns the amount in the unit that people see: seconds for codec time.
 double InUnits(Resource resource, int64_t amount);
 
 // The limits of one principal and of all together. The last part of `all`
-// (kept) is reserved for principals that have little: new ones get something
-// even if others have reached their limits.
+// (kept) is reserved for principals that have little, such as new ones.
 struct Share {
   int64_t each = 0;  // of one principal
   int64_t all = 0;   // of all together
@@ -73,7 +68,7 @@ struct QuotaSettings {
 
 // Returns the limits in a process that may have `open_files` descriptors (its
 // soft limit): a session costs up to three, and the kernel lets the daemon's
-// user have at most the soft limit of descriptors in flight.
+// user have at most the soft limit in flight.
 Shares SharesOf(const QuotaSettings& settings, int64_t open_files);
 // Returns the limits of extents: each takes a descriptor, and a second one
 // until that is sent. Extents get the descriptors that sessions and the daemon
@@ -90,7 +85,7 @@ struct QuotasSnapshot {
 };
 
 // Returns ResourceExhausted in one line: what the principal has, the limit, and
-// what to do. Also for resources that are counted elsewhere.
+// what to do.
 absl::Status TooMuch(const Principal& who, Resource what, int64_t has,
                      int64_t limit);
 
@@ -98,38 +93,39 @@ class Quotas {
  public:
   explicit Quotas(Shares shares) : shares_(shares) {}
 
-  // Takes `amount`. ResourceExhausted in one line with the limit and the
-  // remedy.
+  // Takes `amount`. Errors as of TooMuch and NoRoom.
   absl::Status Ask(const Principal& who, Resource what, int64_t amount = 1);
   // Returns what Ask would return, and takes nothing.
   absl::Status May(const Principal& who, Resource what,
                    int64_t amount = 1) const;
   // Counts a refusal that May decided and the caller sent.
   void CountRefusal(Resource what) { ++refused_[static_cast<size_t>(what)]; }
-  // Takes the amount even beyond the limit: for what exists already, and for
-  // resources that users take in turns.
+  // Takes the amount even beyond the limit: what exists already, or is taken in
+  // turns.
   void Charge(const Principal& who, Resource what, int64_t amount = 1);
-  // Gives back `amount`. REQUIRES: the principal has at least that much, and
-  // the resource is not shared in turns.
+  // REQUIRES: the principal has as much, and the resource is not shared in
+  // turns.
   void GiveBack(const Principal& who, Resource what, int64_t amount = 1);
 
   int64_t used(const Principal& who, Resource what) const;
-  int64_t used(Resource what) const;
-  const Share& share(Resource what) const;
+  int64_t used(Resource what) const {
+    return total_[static_cast<size_t>(what)];
+  }
+  const Share& share(Resource what) const {
+    return shares_[static_cast<size_t>(what)];
+  }
   // Returns how often a request for this resource was refused.
-  uint64_t refused(Resource what) const;
+  uint64_t refused(Resource what) const {
+    return refused_[static_cast<size_t>(what)];
+  }
 
-  using Amounts = QuotasSnapshot::Amounts;
-  // Returns all principals that have something.
-  const std::map<Principal, Amounts>& users() const { return used_; }
-
-  // Returns the current amounts of `viewer`, or of all principals if it is
-  // null.
+  // Returns the amounts of `viewer`, or of all principals if it is null.
   QuotasSnapshot TakeSnapshot(const Principal* viewer) const;
 
   void CheckInvariants() const;
 
  private:
+  using Amounts = QuotasSnapshot::Amounts;
   static bool HoldsNothing(const Amounts& amounts);
 
   const Shares shares_;

@@ -1,12 +1,12 @@
 // Decides which request is served next. Principals share the loop's time evenly
 // (fair_queue.h), however many sessions each has and however long its requests
 // take. The sessions of one principal take turns.
-//
-// Thread safety: none needed; the loop's thread only.
+// Thread safety: the loop's thread only.
 #pragma once
 
 #include <optional>
 #include <unordered_set>
+#include <utility>
 
 #include "absl/time/time.h"
 #include "daemon/quota/fair_queue.h"
@@ -18,14 +18,25 @@ namespace sluice::daemon {
 class Turns {
  public:
   // Queues `session`, which has something to read, unless it is queued already.
-  void Add(const Principal& who, SessionId session);
+  void Add(const Principal& who, SessionId session) {
+    if (waiting_.insert(session.value()).second) queue_.Push(who, session);
+  }
   // Removes an ended session.
-  void Remove(SessionId session);
+  void Remove(SessionId session) {
+    if (waiting_.erase(session.value()) == 0) return;
+    queue_.Remove([session](SessionId each) { return each == session; });
+  }
   // Returns the next session and removes it from the queue; nullopt if none
   // waits.
-  std::optional<SessionId> Next();
+  std::optional<SessionId> Next() {
+    auto next = queue_.Pop();
+    if (!next) return std::nullopt;
+    last_ = std::move(next->first);
+    waiting_.erase(next->second.value());
+    return next->second;
+  }
   // Charges `time` to the principal of the session that Next returned last.
-  void Spent(absl::Duration time);
+  void Spent(absl::Duration time) { queue_.Spent(last_, time); }
 
   bool empty() const { return queue_.empty(); }
   size_t principals() const { return queue_.users(); }

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
-#include "daemon/core/borrowing.h"
 #include "daemon/core/node/links.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/overloaded.h"
@@ -150,8 +149,7 @@ void FillNode(const Core& core, const std::string& sim_directory,
     wire::Pool* to = welcome.add_host_pools();
     FillPool(core, id, user, to);
     if (gpu != nullptr && gpu->numa != host.numa) {
-      to->set_free_bytes(
-          Borrowable(config, core.sessions(), core.ledger(), *rank, id).size());
+      to->set_free_bytes(core.waits().Borrowable(*rank, id).size());
     }
   }
   if (gpu == nullptr) return;

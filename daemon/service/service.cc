@@ -566,7 +566,7 @@ absl::Status Service::AdoptRank(const Session& session) {
   sessions_->Adopt(session.id, who,
                    handover_->Take(Handover::SocketOf(session.id)),
                    handover_->Take(Handover::ProcessOf(session.id)));
-  SLUICE_RETURN_IF_ERROR(grants_->Resume(session, WeightOf(core_.config(), who),
+  SLUICE_RETURN_IF_ERROR(grants_->Resume(session, core_.config().WeightOf(who),
                                          core_.ledger().HasLease(session.id)));
   gpus_[session.id] = {session.hello.gpu.value()};
   for (DeviceIndex gpu : session.hello.shown) {

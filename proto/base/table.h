@@ -17,6 +17,8 @@ template <typename Key, typename Row>
 class Table {
  public:
   using Rows = std::map<Key, Row>;
+  using key_type = Key;
+  using mapped_type = Row;
   using const_iterator = typename Rows::const_iterator;
 
   const Rows& rows() const { return rows_; }
@@ -67,6 +69,13 @@ class Table {
   void erase(const Key& key) {
     const auto found = rows_.find(key);
     if (found != rows_.end()) erase(found);
+  }
+  // Erases the rows for which gone(key, row) returns true.
+  void EraseIf(auto gone) {
+    for (auto each = begin(); each != end();) {
+      const auto at = each++;
+      if (gone(at->first, at->second)) erase(at);
+    }
   }
 
   // Replaces all rows by saved ones; the next TakeChanged visits all.

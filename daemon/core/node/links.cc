@@ -14,19 +14,22 @@ double Lower(double a, double b) {
   return std::min(a, b);
 }
 
-double Alone(const LinkSpeed& link, int direction) {
-  return direction == kH2d ? link.h2d_bytes_per_second
-                           : link.d2h_bytes_per_second;
+// Returns the lower of the direction's own speed and the fraction `part` of the
+// speed of both directions.
+double SpeedOf(const LinkSpeed& link, int direction, double part) {
+  return Lower(
+      direction == kH2d ? link.h2d_bytes_per_second : link.d2h_bytes_per_second,
+      link.both_bytes_per_second * part);
 }
 
 }  // namespace
 
 double SpeedOf(const LinkSpeed& link, int direction) {
-  return Lower(Alone(link, direction), link.both_bytes_per_second);
+  return SpeedOf(link, direction, 1);
 }
 
 double SpeedBothWays(const LinkSpeed& link, int direction) {
-  return Lower(Alone(link, direction), link.both_bytes_per_second / 2);
+  return SpeedOf(link, direction, 0.5);
 }
 
 bool IsLimited(const LinkSpeed& link) {
@@ -37,13 +40,11 @@ std::vector<size_t> LinkPath(const std::vector<LinkSpeed>& links,
                              const std::string& name) {
   std::vector<size_t> path;
   std::string next = name;
-  while (!next.empty() && path.size() <= links.size()) {
-    const auto at =
-        std::find_if(links.begin(), links.end(),
-                     [&](const LinkSpeed& link) { return link.name == next; });
+  while (!next.empty()) {
+    const auto at = std::ranges::find(links, next, &LinkSpeed::name);
     if (at == links.end()) break;
     const auto index = static_cast<size_t>(at - links.begin());
-    if (std::find(path.begin(), path.end(), index) != path.end()) break;
+    if (std::ranges::count(path, index) > 0) break;
     path.push_back(index);
     next = at->parent;
   }
@@ -52,9 +53,8 @@ std::vector<size_t> LinkPath(const std::vector<LinkSpeed>& links,
 
 bool Loads(const std::vector<LinkSpeed>& links, const std::string& name,
            const std::string& other) {
-  const std::vector<size_t> path = LinkPath(links, name);
-  return std::any_of(path.begin(), path.end(),
-                     [&](size_t i) { return links[i].name == other; });
+  return std::ranges::any_of(LinkPath(links, name),
+                             [&](size_t i) { return links[i].name == other; });
 }
 
 absl::StatusOr<bandwidth::Topology> TopologyOf(

@@ -1,8 +1,6 @@
-// The links between a GPU and host memory.
+// The links between a GPU and host memory. Pure functions.
 //
 // Speeds are bytes per second; 0: not limited. `direction` is kH2d or kD2h.
-//
-// Thread safety: pure functions.
 #pragma once
 
 #include <string>

@@ -1,6 +1,5 @@
-// The types of the daemon's policy: principals, pools, peers, the node.
-//
-// Plain data, no ownership. Thread safety: values.
+// The types of the daemon's policy: principals, pools, peers, the node. Plain
+// data.
 #pragma once
 
 #include <array>
@@ -12,6 +11,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/quota/principal.h"
+#include "proto/base/find.h"
 #include "proto/base/ids.h"
 #include "proto/base/shortage.h"
 #include "proto/base/units.h"
@@ -41,13 +41,12 @@ struct PoolId {
   auto operator<=>(const PoolId&) const = default;
 };
 
-// Returns which shortage it is if this kind of memory runs out.
 inline Shortage ShortageIn(PoolKind kind) {
   return kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory;
 }
 
-// The device's answer about an extent: whether a process other than the daemon
-// has a descriptor or a mapping of it, or a descriptor on its way.
+// Whether a process other than the daemon has a descriptor or a mapping of an
+// extent, or a descriptor on its way.
 enum class Held { kNo, kYes, kUnknown };
 
 struct Amounts {
@@ -60,7 +59,7 @@ struct Amounts {
 // Returns "GPU 0" or "NUMA node 1" for messages.
 std::string Name(PoolId pool);
 
-// The process at the other end of a session, as the kernel knows it.
+// The process at the other end of a session, from the kernel.
 struct Peer {
   Principal principal;
   int pid = 0;
@@ -85,6 +84,19 @@ struct PlanDemand {
   bool operator==(const PlanDemand&) const = default;
 };
 
+// Copies that were granted after compute needed them. They show an operator
+// whether a job waits for its link.
+struct LateCopies {
+  uint64_t copies = 0;
+  double seconds = 0;  // total time that late copies waited at the front
+  void Add(const LateCopies& more) {
+    copies += more.copies;
+    seconds += more.seconds;
+  }
+  bool operator==(const LateCopies&) const = default;
+};
+using LateDirections = std::array<LateCopies, 2>;  // kH2d and kD2h
+
 // The speed of a link, bytes per second; 0: not known or not limited.
 struct LinkSpeed {
   std::string name;
@@ -94,9 +106,7 @@ struct LinkSpeed {
   std::string parent;
   // Limit of both directions together, besides the limit of each.
   double both_bytes_per_second = 0;
-  // Whether the speed comes from a kept measurement; else from the
-  // configuration.
-  bool measured = false;
+  bool measured = false;  // by a kept measurement, not by the configuration
 };
 
 struct GpuConfig {
@@ -118,7 +128,7 @@ struct HostConfig {
   Bytes spare;
 };
 
-// Limits per kind of pool, as sums over the node (all GPUs, all NUMA nodes).
+// Limits of sums over the node (all GPUs, all NUMA nodes).
 struct Limits {
   static constexpr Bytes kUnlimited{INT64_MAX};
   Bytes gpu = kUnlimited;
@@ -131,17 +141,16 @@ struct Limits {
 struct ExtentLimits {
   size_t all = 1 << 19;
   size_t each = 1 << 18;  // of one principal
-  // Whether `each` follows from this process's limit of open files, as `all`
-  // always does, and not from the configuration.
+  // `each` follows from this process's limit of open files, as `all` always
+  // does, and not from the configuration.
   bool each_of_open_files = false;
   // Reserved for each attached rank: other principals cannot have them.
   size_t per_rank = 16;
-  // How many extents may be made and destroyed for one principal per second; up
-  // to `each` at once.
+  // For one principal: extents made and destroyed; up to `each` at once.
   double changes_per_second = 1000;
-  // How long idle extents are kept: while their principal has a process, and
-  // after its last process, so that a restarted job finds memory that is
-  // already made.
+  // How long idle extents are kept, so that a restarted job finds memory that
+  // is already made: while their principal has a process, and after its last
+  // one.
   absl::Duration kept_for = absl::Minutes(5);
   absl::Duration orphans_kept_for = absl::Seconds(2);
   // For host memory that takes long to pin: replaces both times if it is
@@ -150,7 +159,7 @@ struct ExtentLimits {
   absl::Duration host_kept_for = absl::ZeroDuration();
 };
 
-// Limits of how many leases wait for memory, and how long.
+// Limits of leases that wait for memory.
 struct WaitLimits {
   size_t each = 64;  // of one principal
   size_t all = 512;
@@ -164,15 +173,8 @@ struct ProfileLimit {
   Bytes all = MiB(32);
 };
 
-// The size of extents by kind of pool. A lease has whole extents, and a smaller
-// one for the rest (the tail).
-struct ExtentSizes {
-  Bytes gpu = MiB(64);
-  Bytes host = MiB(64);
-};
-
-// The node and its settings, as policy knows them. Fixed for the life of a
-// Core, except for measured links.
+// The node and its settings. Fixed for the life of a Core, except for measured
+// links.
 struct NodeConfig {
   std::string hostname;
   std::string driver = "sim";  // or "cuda"
@@ -181,7 +183,9 @@ struct NodeConfig {
   std::vector<GpuConfig> gpus;
   std::vector<HostConfig> hosts;
   std::vector<LinkSpeed> links;
-  ExtentSizes extent;
+  // The size of extents. A lease has whole extents, and a smaller one for the
+  // rest (the tail).
+  Amounts extent{MiB(64), MiB(64)};
   Bytes host_ready;  // on each NUMA node: memory made before leases need it
   Bytes granularity = KiB(64);
   ExtentLimits extent_limits;
@@ -192,19 +196,21 @@ struct NodeConfig {
   Limits principal_limits;
   Limits job_limits;
   std::map<std::string, Limits> named_job_limits;
-  // Weights of users' ranks in the fair shares of links; default 1.
+  // Weights of users in the fair shares of links; default 1.
+  static constexpr double kLeastWeight = 0.01, kMostWeight = 100;
   std::map<uint32_t, double> user_weights;
+  double WeightOf(const Principal& who) const {
+    return FindOr(user_weights, who.uid, 1);
+  }
   absl::Duration plan_time_limit = absl::Seconds(20);
-  // How long a joining job's plan is held back while running jobs free the
-  // memory that it needs.
+  // How long a joining job's plan waits for memory that running jobs free.
   absl::Duration join_wait = absl::Seconds(60);
   // How long a lease may wait for such memory; clients wait 60 s for an answer.
   absl::Duration lease_wait = absl::Seconds(45);
-  // How long ranks may take to answer a new plan. They answer at their next
-  // step boundary, and a step can take minutes.
+  // How long ranks may take to answer a new plan, which they do at their next
+  // step boundary.
   absl::Duration change_wait = absl::Minutes(30);
-  // The delay of a new plan after a job has left, because others often follow
-  // at once.
+  // The delay of a new plan after a job has left: others often follow at once.
   absl::Duration leave_delay = absl::Milliseconds(200);
   absl::Duration hello_timeout = absl::Seconds(10);
   int max_sessions = 2048;

@@ -19,51 +19,15 @@ struct Channel {
   double promised = 0;
   // Promised rates; every user of the link has a row.
   std::map<Principal, double> by_user;
-};
-
-class Channels {
- public:
-  Channels(const std::vector<LinkSpeed>& links,
-           const std::vector<LinkUser>& ranks)
-      : links_(links), channels_(links.size()) {
-    for (size_t i = 0; i < links.size(); ++i) {
-      for (const int d : {kH2d, kD2h}) {
-        channels_[i][d].capacity = kPromised * SpeedBothWays(links[i], d);
-      }
-    }
-    for (const LinkUser& rank : ranks) {
-      for (const int d : {kH2d, kD2h}) Add(rank, d, 0);
-    }
+  void Add(const Principal& user, double rate) {
+    promised += rate;
+    by_user[user] += rate;
   }
-
-  // Promises the rate if there is room besides earlier promises. Returns
-  // whether it did; false if no link of the rank limits the direction.
-  bool Promise(const LinkUser& rank, int direction, double rate) {
-    bool limited = false;
-    for (const size_t i : LinkPath(links_, rank.link)) {
-      const Channel& channel = channels_[i][direction];
-      if (channel.capacity <= 0) continue;
-      limited = true;
-      const double own = channel.by_user.at(rank.principal);
-      const auto users = static_cast<double>(channel.by_user.size());
-      if (!(channel.promised + rate <= channel.capacity)) return false;
-      if (!(own + rate <= channel.capacity / users)) return false;
-    }
-    if (limited) Add(rank, direction, rate);
-    return limited;
+  bool HasRoom(const Principal& user, double rate) const {
+    const auto users = static_cast<double>(by_user.size());
+    return promised + rate <= capacity &&
+           by_user.at(user) + rate <= capacity / users;
   }
-
- private:
-  void Add(const LinkUser& rank, int direction, double rate) {
-    for (const size_t i : LinkPath(links_, rank.link)) {
-      Channel& channel = channels_[i][direction];
-      channel.promised += rate;
-      channel.by_user[rank.principal] += rate;
-    }
-  }
-
-  const std::vector<LinkSpeed>& links_;
-  std::vector<std::array<Channel, 2>> channels_;
 };
 
 }  // namespace
@@ -106,14 +70,32 @@ PlanDemand DemandOf(const plan::RankProfile& profile,
 
 std::map<SessionId, CopyRates> PromiseDemands(
     const std::vector<LinkSpeed>& links, const std::vector<LinkUser>& ranks) {
-  Channels channels(links, ranks);
+  std::vector<std::array<Channel, 2>> channels(links.size());
+  // The channels that limit each rank, by direction.
+  std::vector<std::array<std::vector<Channel*>, 2>> paths(ranks.size());
+  for (const int d : {kH2d, kD2h}) {
+    for (size_t i = 0; i < links.size(); ++i) {
+      channels[i][d].capacity = kPromised * SpeedBothWays(links[i], d);
+    }
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      for (const size_t i : LinkPath(links, ranks[rank].link)) {
+        if (channels[i][d].capacity <= 0) continue;
+        paths[rank][d].push_back(&channels[i][d]);
+        channels[i][d].Add(ranks[rank].principal, 0);
+      }
+    }
+  }
   std::map<SessionId, CopyRates> promised;
-  for (const LinkUser& rank : ranks) {
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const LinkUser& rank = ranks[i];
     for (const int d : {kH2d, kD2h}) {
       const double rate = rank.demand[d];
-      if (rate > 0 && channels.Promise(rank, d, rate)) {
-        promised[rank.session][d] = rate;
-      }
+      const bool fits = std::ranges::all_of(paths[i][d], [&](auto* channel) {
+        return channel->HasRoom(rank.principal, rate);
+      });
+      if (rate <= 0 || paths[i][d].empty() || !fits) continue;
+      for (Channel* channel : paths[i][d]) channel->Add(rank.principal, rate);
+      promised[rank.session][d] = rate;
     }
   }
   return promised;

@@ -2,19 +2,16 @@
 // how much of it the links can promise, per rank and direction.
 //
 // A plan hides a layer's copies behind the compute of one layer, in the forward
-// and the backward pass (MEMO section 4.1). So each such window has bytes, a
-// direction and a deadline. The rate that a rank needs at all times is the
-// largest quotient of a window's bytes and its time.
+// and the backward pass (MEMO section 4.1). The rate that a rank needs at all
+// times is the largest quotient of such a window's bytes and its time.
 //
 // Not every demand can be promised. A link promises the fraction kPromised of
-// each direction, and each user an even part of that. Profiles are clients'
-// statements, so one that overstates takes bandwidth only from its own user.
-// Without a promise a rank runs by its fair share, like a rank without a plan.
+// each direction, and each user an even part of that, so a profile that
+// overstates takes bandwidth only from its own user. Without a promise a rank
+// runs by its fair share, like a rank without a plan.
 //
-// Demands are derived from saved state (members, sessions): a daemon that takes
-// over computes the same.
-//
-// Thread safety: pure functions.
+// Pure functions of saved state (members, sessions): a daemon that takes over
+// computes the same.
 #pragma once
 
 #include <map>
@@ -35,8 +32,7 @@ inline constexpr double kPromised = 0.9;
 PlanDemand DemandOf(const plan::RankProfile& profile,
                     const plan::RankPlan& plan);
 
-// An attached rank as a user of links.
-struct LinkUser {
+struct LinkUser {  // an attached rank
   SessionId session;
   Principal principal;
   std::string link;  // the link of its GPU

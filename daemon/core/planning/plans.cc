@@ -1,22 +1,8 @@
 #include "daemon/core/planning/plans.h"
 
-#include <algorithm>
-
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
-namespace {
-
-std::shared_ptr<const plan::NodePlan> FindKey(
-    const std::deque<PlanRounds::Kept>& kept, const std::string& key) {
-  for (const PlanRounds::Kept& each : kept) {
-    if (each.cache_key == key) return each.plan;
-  }
-  return nullptr;
-}
-
-}  // namespace
-
 int PlanRounds::Submit(const JobKey& job, Rank rank, ProfileWithHash profile,
                        int local_ranks) {
   Collecting& round = collecting_[job];
@@ -26,10 +12,8 @@ int PlanRounds::Submit(const JobKey& job, Rank rank, ProfileWithHash profile,
 }
 
 Asking PlanRounds::Take(const JobKey& job) {
-  const auto collected = collecting_.find(job);
-  SLUICE_CHECK(collected != collecting_.end());
-  Asking asking{job, std::move(collected->second.ranks)};
-  collecting_.erase(collected);
+  Asking asking{job, std::move(collecting_.at(job).ranks)};
+  collecting_.erase(job);
   return asking;
 }
 
@@ -40,27 +24,20 @@ PlanRoundId PlanRounds::Start(Round round) {
 }
 
 std::optional<PlanRounds::Round> PlanRounds::Finish(PlanRoundId round) {
-  const auto solving = solving_.find(round);
-  if (solving == solving_.end()) return std::nullopt;
-  Round finished = std::move(solving->second);
-  solving_.erase(solving);
-  return finished;
-}
-
-void PlanRounds::EndBy(PlanRoundId id, absl::Time at) {
-  Round& round = solving_.at(id);
-  round.deadline = std::min(round.deadline, at);
+  auto finished = solving_.extract(round);
+  if (finished.empty()) return std::nullopt;
+  return std::move(finished.mapped());
 }
 
 bool PlanRounds::solving_together() const {
-  return std::any_of(solving_.begin(), solving_.end(),
-                     [](const auto& each) { return each.second.together; });
+  return std::ranges::any_of(
+      solving_, [](const auto& each) { return each.second.together; });
 }
 
 void PlanRounds::Progressed(PlanRoundId round,
                             const plan::PlanProgress& progress) {
-  const auto solving = solving_.find(round);
-  if (solving != solving_.end()) solving->second.progress = progress;
+  Round* solving = FindOrNull(solving_, round);
+  if (solving != nullptr) solving->progress = progress;
 }
 
 std::vector<PlanRoundId> PlanRounds::Overdue(absl::Time now) const {
@@ -79,32 +56,29 @@ absl::Time PlanRounds::NextDeadline() const {
   return next;
 }
 
-std::shared_ptr<const plan::NodePlan> PlanRounds::Cached(
-    const std::string& key) const {
-  return FindKey(kept_, key);
+PlanRounds::Plan PlanRounds::Cached(const std::string& key,
+                                    bool together) const {
+  const std::deque<Kept>& kept = together ? together_ : kept_;
+  const auto found = std::ranges::find(kept, key, &Kept::cache_key);
+  return found != kept.end() ? found->plan : nullptr;
 }
 
-std::shared_ptr<const plan::NodePlan> PlanRounds::CachedTogether(
-    const std::string& key) const {
-  return FindKey(together_, key);
-}
-
-std::shared_ptr<const plan::NodePlan> PlanRounds::Keep(
-    const JobKey& job, const std::string& cache_key, plan::NodePlan plan) {
+PlanRounds::Plan PlanRounds::Keep(const JobKey& job,
+                                  const std::string& cache_key,
+                                  plan::NodePlan plan) {
   plan.id = PlanId(next_plan_++);
   auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
   if (kept_.size() >= kPlansKept) {
-    const auto oldest =
-        std::find_if(kept_.begin(), kept_.end(),
-                     [&](const Kept& each) { return !InUse(each.plan->id); });
+    const auto oldest = std::ranges::find_if(
+        kept_, [&](const Kept& each) { return !InUse(each.plan->id); });
     if (oldest != kept_.end()) kept_.erase(oldest);
   }
   kept_.push_back({job, cache_key, shared});
   return shared;
 }
 
-std::shared_ptr<const plan::NodePlan> PlanRounds::KeepTogether(
-    const std::string& cache_key, plan::NodePlan plan) {
+PlanRounds::Plan PlanRounds::KeepTogether(const std::string& cache_key,
+                                          plan::NodePlan plan) {
   auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
   together_.push_back({{}, cache_key, shared});
   if (together_.size() > kPlansKept) together_.pop_front();
@@ -112,18 +86,18 @@ std::shared_ptr<const plan::NodePlan> PlanRounds::KeepTogether(
 }
 
 const PlanRounds::Kept* PlanRounds::FindKept(PlanId plan) const {
-  for (const Kept& kept : kept_) {
-    if (kept.plan->id == plan) return &kept;
-  }
-  return nullptr;
+  const auto found = std::ranges::find(
+      kept_, plan, [](const Kept& kept) { return kept.plan->id; });
+  return found != kept_.end() ? &*found : nullptr;
 }
 
-std::vector<std::pair<JobKey, std::shared_ptr<const plan::NodePlan>>>
-PlanRounds::PlansOfJobs() const {
-  std::vector<std::pair<JobKey, std::shared_ptr<const plan::NodePlan>>> plans;
+std::vector<std::pair<JobKey, PlanRounds::Plan>> PlanRounds::PlansOfJobs()
+    const {
+  std::vector<std::pair<JobKey, Plan>> plans;
   for (const auto* of : {&current_, &promised_}) {
-    for (const auto& [job, plan] : *of)
+    for (const auto& [job, plan] : *of) {
       plans.emplace_back(job, FindKept(plan)->plan);
+    }
   }
   return plans;
 }
@@ -135,14 +109,11 @@ PlanRounds::Abandoned PlanRounds::RankLeft(const JobKey& job, Rank rank) {
       if (other != rank) abandoned.ranks.push_back(other);
     }
   };
-  if (const auto open = collecting_.find(job); open != collecting_.end()) {
-    add(open->second.ranks);
-    collecting_.erase(open);
-  }
+  if (const auto open = collecting_.extract(job)) add(open.mapped().ranks);
   for (auto next = solving_.begin(); next != solving_.end();) {
     const auto entry = next++;
     Round& round = entry->second;
-    if (std::count(round.jobs.begin(), round.jobs.end(), job) == 0) continue;
+    if (std::ranges::count(round.jobs, job) == 0) continue;
     const bool concerned =
         round.asking.empty() ||
         std::ranges::any_of(round.asking, [&](const Asking& asking) {
@@ -169,13 +140,8 @@ void PlanRounds::Use(const JobKey& job, PlanId plan) {
 
 bool PlanRounds::InUse(PlanId plan) const {
   const auto is = [&](const auto& each) { return each.second == plan; };
-  return std::any_of(current_.begin(), current_.end(), is) ||
-         std::any_of(promised_.begin(), promised_.end(), is);
-}
-
-void PlanRounds::JobEnded(const JobKey& job) {
-  current_.erase(job);
-  promised_.erase(job);
+  return std::ranges::any_of(current_.rows(), is) ||
+         std::ranges::any_of(promised_.rows(), is);
 }
 
 PlanRounds::Saved PlanRounds::Save() const {

@@ -5,14 +5,13 @@
 // (all have) -> part of a round that is solved (the worker runs, a deadline
 // applies) -> done. A rank that submits during a round opens the next one. A
 // round answers one job alone, or all asking and running jobs together
-// (`together`; at most one such round at a time). Plans are immutable. They are
-// found by the hash of all profiles and of the resources for which they were
-// made. The last kPlansKept plans are kept, and those that jobs use or were
-// promised.
-//
-// Thread safety: none needed; one thread (see core.h).
+// (`together`; at most one such round at a time). Plans are found by the hash
+// of all profiles and resources for which they were made. The last kPlansKept
+// plans are kept, and those that jobs use or were promised.
+// Thread safety: one thread (core.h).
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -23,6 +22,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/core/node/types.h"
+#include "proto/base/find.h"
 #include "proto/base/table.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
@@ -50,8 +50,7 @@ class PlanRounds {
  public:
   static constexpr size_t kPlansKept = 256;
 
-  // Stores a rank's profile. Returns how many of `local_ranks` have not
-  // submitted yet.
+  // Returns how many of `local_ranks` have not submitted yet.
   int Submit(const JobKey& job, Rank rank, ProfileWithHash profile,
              int local_ranks);
   // Returns the collected profiles. REQUIRES: Submit has returned 0.
@@ -80,58 +79,55 @@ class PlanRounds {
   std::optional<Round> Finish(PlanRoundId round);
   const std::map<PlanRoundId, Round>& solving() const { return solving_; }
   // Moves the round's deadline to `at` if that is earlier.
-  void EndBy(PlanRoundId round, absl::Time at);
+  void EndBy(PlanRoundId round, absl::Time at) {
+    absl::Time& deadline = solving_.at(round).deadline;
+    deadline = std::min(deadline, at);
+  }
   bool solving_together() const;
   void Progressed(PlanRoundId round, const plan::PlanProgress& progress);
   std::vector<PlanRoundId> Overdue(absl::Time now) const;
   absl::Time NextDeadline() const;
 
-  // Returns an earlier plan for the same question; null if there is none. Joint
-  // plans (CachedTogether) are not returned, since jobs get parts of them.
-  std::shared_ptr<const plan::NodePlan> Cached(const std::string& key) const;
+  using Plan = std::shared_ptr<const plan::NodePlan>;
+  // Returns an earlier plan for the same question: of jobs together, which get
+  // parts of it, or of a job; null if there is none.
+  Plan Cached(const std::string& key, bool together) const;
   // Keeps the plan under a new number.
-  std::shared_ptr<const plan::NodePlan> Keep(const JobKey& job,
-                                             const std::string& cache_key,
-                                             plan::NodePlan plan);
-  std::shared_ptr<const plan::NodePlan> CachedTogether(
-      const std::string& key) const;
-  std::shared_ptr<const plan::NodePlan> KeepTogether(
-      const std::string& cache_key, plan::NodePlan plan);
+  Plan Keep(const JobKey& job, const std::string& cache_key,
+            plan::NodePlan plan);
+  Plan KeepTogether(const std::string& cache_key, plan::NodePlan plan);
   // Sets a kept plan as the job's current one, and drops the job's promised
   // one.
   void Use(const JobKey& job, PlanId plan);
   // Sets a kept plan that the job will use.
   void Promise(const JobKey& job, PlanId plan) { promised_.Put(job) = plan; }
-  PlanId current(const JobKey& job) const {
-    const auto used = current_.find(job);
-    return used != current_.end() ? used->second : PlanId();
-  }
+  PlanId current(const JobKey& job) const { return FindOr(current_, job); }
 
-  // Removes a rank that has left. Returns the ranks that submitted in the job's
-  // open rounds and must wait no longer, the solving rounds that are given up,
-  // and the other jobs that asked in these rounds and must ask again. A round
-  // in which only other users ask continues; otherwise a user with jobs that
-  // come and go could delay it without end.
+  // Removes a rank that has left. A round in which only other users ask
+  // continues; otherwise a user with jobs that come and go could delay it
+  // without end.
   struct Abandoned {
-    std::vector<Rank> ranks;
-    std::vector<PlanRoundId> solving;
-    std::vector<Asking> again;
+    std::vector<Rank> ranks;           // submitted, and must wait no longer
+    std::vector<PlanRoundId> solving;  // rounds that are given up
+    std::vector<Asking> again;         // jobs in these that must ask again
   };
   Abandoned RankLeft(const JobKey& job, Rank rank);
-  void JobEnded(const JobKey& job);
+  void JobEnded(const JobKey& job) {
+    current_.erase(job);
+    promised_.erase(job);
+  }
 
   struct Kept {
     JobKey job;  // the job for which the plan was made first
     std::string cache_key;
-    std::shared_ptr<const plan::NodePlan> plan;
+    Plan plan;
     bool operator==(const Kept&) const = default;
   };
   const std::deque<Kept>& kept() const { return kept_; }
   // Returns null if the plan is not kept.
   const Kept* FindKept(PlanId plan) const;
   // Returns the plans that jobs use or were promised, each with its job.
-  std::vector<std::pair<JobKey, std::shared_ptr<const plan::NodePlan>>>
-  PlansOfJobs() const;
+  std::vector<std::pair<JobKey, Plan>> PlansOfJobs() const;
 
   struct Saved {
     std::map<JobKey, Collecting> collecting;
@@ -142,7 +138,7 @@ class PlanRounds {
     bool operator==(const Saved&) const = default;
   };
   Saved Save() const;
-  // The tables with the numbers of plans, for saving row by row (state.h).
+  // See state.h.
   Table<JobKey, PlanId>& in_use() { return current_; }
   Table<JobKey, PlanId>& promised() { return promised_; }
   uint64_t next_round() const { return next_round_; }
@@ -152,10 +148,10 @@ class PlanRounds {
   void CheckInvariants() const;
 
  private:
-  std::map<JobKey, Collecting> collecting_;
-  std::map<PlanRoundId, Round> solving_;
   bool InUse(PlanId plan) const;
 
+  std::map<JobKey, Collecting> collecting_;
+  std::map<PlanRoundId, Round> solving_;
   Table<JobKey, PlanId> current_, promised_;
   std::deque<Kept> kept_;  // oldest first
   std::deque<Kept> together_;

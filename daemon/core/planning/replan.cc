@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "daemon/core/node/links.h"
+#include "proto/base/find.h"
 #include "proto/plan/validate.h"
 
 namespace sluice::daemon {
@@ -23,15 +24,11 @@ std::vector<Outcome> OutcomesOf(const std::map<JobKey, Member>& members,
                                 const plan::NodePlan& answer) {
   std::vector<Outcome> outcomes;
   for (const Position& position : positions) {
-    const auto number =
-        std::find(jobs.begin(), jobs.end(), position.job) - jobs.begin();
-    Outcome outcome{nullptr, plan::PartOf(answer, number, position.rank)};
-    if (const auto member = members.find(position.job);
-        member != members.end()) {
-      const auto rank = member->second.ranks.find(position.rank);
-      if (rank != member->second.ranks.end()) outcome.now = &rank->second;
-    }
-    outcomes.push_back(outcome);
+    const auto number = std::ranges::find(jobs, position.job) - jobs.begin();
+    const Member* member = FindOrNull(members, position.job);
+    outcomes.push_back(
+        {member ? FindOrNull(member->ranks, position.rank) : nullptr,
+         plan::PartOf(answer, number, position.rank)});
   }
   return outcomes;
 }
@@ -79,9 +76,9 @@ bool NameOwnGpu(const plan::NodePlan& part, int64_t number, bool several,
 }  // namespace
 
 bool IsSettled(const Asking& asking) {
-  return std::all_of(
-      asking.profiles.begin(), asking.profiles.end(),
-      [](const auto& each) { return each.second.profile->settled; });
+  return std::ranges::all_of(asking.profiles, [](const auto& each) {
+    return each.second.profile->settled;
+  });
 }
 
 std::set<JobKey> JobsOf(const std::vector<Position>& positions) {
@@ -91,9 +88,8 @@ std::set<JobKey> JobsOf(const std::vector<Position>& positions) {
 }
 
 bool IsSettled(const std::vector<Position>& positions) {
-  return std::all_of(
-      positions.begin(), positions.end(),
-      [](const Position& each) { return each.profile->settled; });
+  return std::ranges::all_of(
+      positions, [](const Position& each) { return each.profile->settled; });
 }
 
 bool HasFreeFractions(const Asking& asking) {
@@ -240,7 +236,7 @@ plan::NodePlan PartOf(const plan::NodePlan& answer, int64_t number,
     part.ranks.back().job = 0;
   }
   const auto binds = [&](const std::vector<size_t>& profiles) {
-    return std::any_of(profiles.begin(), profiles.end(), [&](size_t i) {
+    return std::ranges::any_of(profiles, [&](size_t i) {
       return i < positions.size() && positions[i].job == job;
     });
   };

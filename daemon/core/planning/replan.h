@@ -7,7 +7,7 @@
 // that questions do not drift with their answers. Its memory is planned
 // separately, so the kept profile has no traces.
 //
-// Pure functions and plain data. Thread safety: values.
+// Pure functions and plain data.
 #pragma once
 
 #include <array>
@@ -27,18 +27,15 @@
 namespace sluice::daemon {
 
 // A smaller difference of fractions is ignored, because a change costs a
-// calibration.
+// calibration, unless it shortens the node's step by kStepGain of it.
 inline constexpr double kFractionStep = 1.0 / 64;
-// Smaller differences are not ignored if they shorten the node's step by this
-// fraction.
 inline constexpr double kStepGain = 0.01;
 
 // New fractions for a member, until all its ranks have answered.
 struct PlanChange {
   PlanId plan;
   absl::Time since;
-  // Set when the change is announced. Ranks without an answer by then have
-  // refused.
+  // Set when the change is announced. Ranks without an answer by then refuse.
   absl::Time deadline = absl::InfiniteFuture();
   // Whether joins may wait for the memory that this change frees. After one
   // join has waited in vain, no other waits.
@@ -50,8 +47,7 @@ struct PlanChange {
   bool operator==(const PlanChange&) const = default;
 };
 
-// The h2d, d2h and total speed of each limited link, in bytes per second; 0:
-// not limited.
+// The h2d, d2h and total bytes per second of each limited link; 0: no limit.
 using PlannedLinks = std::map<std::string, std::array<double, 3>>;
 PlannedLinks PlannedLinksOf(const std::vector<LinkSpeed>& links);
 
@@ -66,8 +62,7 @@ struct Member {
   enum class State { kAcquires, kTrains, kToChange, kChanging };
   State state = State::kAcquires;
   std::map<Rank, ProfileWithHash> profiles;
-  // The current plans, or those of the change if there is one. They have no
-  // segments.
+  // The current plans, or those of the change; without segments.
   std::map<Rank, plan::RankPlan> ranks;
   std::optional<PlanChange> change;  // only in the last two states
   // The plans that answered the last settled question.
@@ -100,27 +95,25 @@ std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
 Member MemberOf(const Asking& asking, const plan::NodePlan& plan,
                 const std::vector<LinkSpeed>& links);
 
-// Returns the profile for later questions, when the rank's memory is planned:
-// it has no traces, and the peak of these is subtracted from its capacity.
-// `plan` is the answer to `profile`.
+// Returns the profile for later questions, when the rank's memory is planned by
+// `plan`: without traces, and without their peak in its capacity.
 ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan);
 
-// Returns the plan's part about a class; null if there is none.
+// Returns null if there is none.
 const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
                                  const std::string& kind,
                                  const std::string& name);
 // Returns the largest difference between the fractions of a class in two plans.
 double Distance(const plan::RankPlan& a, const plan::RankPlan& b);
-// Returns a rank's step time with these fractions: windows and recomputation.
+// Returns the rank's step time: windows and recomputation.
 double StepSeconds(const plan::RankProfile& profile,
                    const plan::RankPlan& plan);
 
-// Returns the members that get new fractions. These are the members with a
-// fraction that moves by more than kFractionStep; all members with any
-// difference, if the node's step gets shorter by kStepGain; and members that
-// must shrink so that the limits `hosts` hold. `answer` has a plan for each
-// position, by job number in `jobs`.
+// Returns the members that get new fractions: those with a fraction that moves
+// by more than kFractionStep; all with any difference, if the node's step gets
+// shorter by kStepGain; and those that must shrink so that the limits `hosts`
+// hold. `answer` has a plan for each position, by job number in `jobs`.
 std::set<JobKey> WhoChanges(const std::map<JobKey, Member>& members,
                             const std::vector<Position>& positions,
                             const std::vector<plan::HostLimit>& hosts,
@@ -128,8 +121,7 @@ std::set<JobKey> WhoChanges(const std::map<JobKey, Member>& members,
                             const plan::NodePlan& answer);
 
 // Returns job `number`'s part of a joint plan: its ranks and the limits that
-// bind it. The limits have the names that they would have in a plan for this
-// job alone.
+// bind it, named as in a plan for this job alone.
 plan::NodePlan PartOf(const plan::NodePlan& answer, int64_t number,
                       const std::vector<Position>& positions, const JobKey& job,
                       const plan::NodeResources& resources);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "proto/base/find.h"
 #include "proto/base/simulated.h"
 
 namespace sluice::daemon {
@@ -25,28 +26,23 @@ Bytes OutsideAnswers::Lasting(PoolId pool, Bytes held) {
   return exact_ || is_first ? held : std::min(held, then);
 }
 
-void OutsideAnswers::StaysAsItWas(PoolId pool, HeldOutside& said) const {
-  const auto silent = last_.silent.find(pool);
-  said.silent[pool] = silent != last_.silent.end() ? silent->second : last_.at;
-  const auto held = last_.pools.find(pool);
-  if (held != last_.pools.end()) said.pools.insert(*held);
-  const auto beside = last_.beside.find(pool);
-  if (beside != last_.beside.end()) said.beside.insert(*beside);
-}
-
 HeldOutside OutsideAnswers::Add(const Answer& answer) {
   HeldOutside said;
   said.at = answer.at;
   const bool is_first = last_.at == absl::InfinitePast();
   said.since = exact_ || is_first ? answer.at : last_.at;
   for (const auto& [pool, place] : places_) {
-    const auto found = answer.held.find(pool);
-    if (found != answer.held.end() && !found->second.ok()) {
-      StaysAsItWas(pool, said);
+    const absl::StatusOr<Bytes> held = FindOr(answer.held, pool, Bytes(0));
+    if (!held.ok()) {  // the last answer stays in force
+      said.silent[pool] = FindOr(last_.silent, pool, last_.at);
+      const auto keep = [pool = pool](const auto& from, auto& to) {
+        if (const auto* bytes = FindOrNull(from, pool)) to[pool] = *bytes;
+      };
+      keep(last_.pools, said.pools);
+      keep(last_.beside, said.beside);
       continue;
     }
-    const Bytes lasting =
-        Lasting(pool, found != answer.held.end() ? *found->second : Bytes(0));
+    const Bytes lasting = Lasting(pool, *held);
     if (!exact_ && pool.kind == PoolKind::kGpu) said.beside[pool] = lasting;
     const Bytes beyond = std::min(lasting - place.spare, place.total);
     if (beyond > Bytes(0)) said.pools[pool] = beyond;
@@ -60,11 +56,10 @@ HeldOutside Follow(const HeldOutside& before, HeldOutside said,
   said.before_ranks = before.before_ranks;
   for (const auto& [pool, beside] : said.beside) {
     if (said.silent.contains(pool)) continue;
-    const auto known = said.before_ranks.find(pool);
     if (!with_ranks.contains(pool)) {
       said.before_ranks[pool] = beside;
-    } else if (known != said.before_ranks.end()) {
-      known->second = std::min(known->second, beside);
+    } else if (Bytes* known = FindOrNull(said.before_ranks, pool)) {
+      *known = std::min(*known, beside);
     }
   }
   said.told = before.told;
@@ -74,18 +69,16 @@ HeldOutside Follow(const HeldOutside& before, HeldOutside said,
 }
 
 Bytes OutsideOf(const HeldOutside& held, PoolId pool, Bytes spare) {
-  const auto said = held.pools.find(pool);
-  const auto told = held.told.find(pool);
-  return std::max(
-      said != held.pools.end() ? said->second : Bytes(0),
-      told != held.told.end() ? told->second.beside - spare : Bytes(0));
+  const Bytes said = FindOr(held.pools, pool);
+  const HeldOutside::Told* told = FindOrNull(held.told, pool);
+  return told != nullptr ? std::max(said, told->beside - spare) : said;
 }
 
 std::optional<Bytes> OfRanks(const HeldOutside& held, PoolId gpu,
                              Bytes beside) {
-  const auto before = held.before_ranks.find(gpu);
-  if (before == held.before_ranks.end()) return std::nullopt;
-  return std::max(beside - before->second, Bytes(0));
+  const Bytes* before = FindOrNull(held.before_ranks, gpu);
+  if (before == nullptr) return std::nullopt;
+  return std::max(beside - *before, Bytes(0));
 }
 
 std::string_view OutsideHolders(std::string_view driver) {

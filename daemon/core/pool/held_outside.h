@@ -3,24 +3,16 @@
 //
 // On `sim` the device reports this memory to the byte, for processes without a
 // session. On `cuda` memory cannot be attributed. What is used of a GPU
-// *beside* the daemon's extents is the daemon's own context, the contexts of
-// ranks, their libraries' memory (NCCL, cuBLAS, torch), and other processes'
-// memory. Each pool leaves some memory *spare* for these; what exceeds it is
-// held outside.
+// *beside* the daemon's extents is contexts of the daemon and of ranks, memory
+// of their libraries (NCCL, cuBLAS, torch), and other processes' memory. Each
+// pool leaves some memory *spare* for these; what exceeds it is held outside.
 //
 // The device is asked four times a second. An extent that is just being made
 // looks like another process's memory, so new memory counts only when it is
-// seen a second time. A rank does not wait for that: when its context exists,
-// and before its lease, it reports its own driver's figure for the GPU. Both
-// figures are of the same memory, so the larger one counts, never their sum.
-// When the device was asked twice after the rank's report, only the device's
-// figure counts.
-//
-// The memory that all ranks of a GPU hold outside their leases is what is used
-// beside the daemon's extents, minus what was used there when no rank was on
-// it. Each rank's part follows from ranks' reports (outside_memory.h).
-//
-// Thread safety: none needed; values.
+// seen a second time. A rank does not wait for that: before its lease, it
+// reports its own driver's figure for the GPU. Both figures are of the same
+// memory, so the larger one counts, never their sum. When the device was asked
+// twice after the rank's report, only the device's figure counts.
 #pragma once
 
 #include <map>
@@ -82,7 +74,6 @@ class OutsideAnswers {
   };
   // Returns the part of `held` that was in the previous answer too.
   Bytes Lasting(PoolId pool, Bytes held);
-  void StaysAsItWas(PoolId pool, HeldOutside& said) const;
 
   std::map<PoolId, Place> places_;
   const bool exact_;
@@ -100,11 +91,11 @@ HeldOutside Follow(const HeldOutside& before, HeldOutside said,
 Bytes OutsideOf(const HeldOutside& held, PoolId pool, Bytes spare);
 
 // Returns how much all ranks of a GPU hold outside their leases if `beside` is
-// used there; nullopt if the use before these ranks is unknown.
+// used there: what exceeds the use before there were ranks; nullopt if that is
+// unknown. Each rank's part follows from ranks' reports (outside_memory.h).
 std::optional<Bytes> OfRanks(const HeldOutside& held, PoolId gpu, Bytes beside);
 
-// Returns what is known of the holders, which depends on the driver: "processes
-// without a session, …".
+// Returns what is known of the holders: "processes without a session, …".
 std::string_view OutsideHolders(std::string_view driver);
 // Returns "8 MiB are held outside leases, by …".
 std::string OutsideText(Bytes held, std::string_view holders);

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "proto/base/shortage.h"
@@ -24,13 +23,17 @@ Pool::Pool(PoolId id, Bytes total, Bytes extent,
   SLUICE_CHECK(extent > Bytes(0));
 }
 
-Pool::Extent& Pool::at(ExtentId id) { return extents_.Edit(id); }
-
 void Pool::Charge(PrincipalId principal, Bytes size, Bytes lingering) {
   Charged& charged = charged_[principal];
   charged.all += size;
   charged.lingering += lingering;
   if (charged == Charged()) charged_.erase(principal);
+}
+
+void Pool::ChangeOwned(PrincipalId principal, int more) {
+  size_t& owned = owned_[principal];
+  owned += more;
+  if (owned == 0) owned_.erase(principal);
 }
 
 Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
@@ -48,7 +51,7 @@ Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
   for (Bytes each : parts.make) {
     const ExtentId id(first.value() + taken.make.size());
     extents_.Insert(id, {.size = each, .principal = principal});
-    ++owned_[principal];
+    ChangeOwned(principal, 1);
     leased_ += each;
     making_ += each;
     Charge(principal, each);
@@ -81,8 +84,7 @@ void Pool::AddHolder(ExtentId id, SessionId by) {
 }
 
 void Pool::Erase(ExtentId id) {
-  const auto owned = owned_.find(at(id).principal);
-  if (--owned->second == 0) owned_.erase(owned);
+  ChangeOwned(at(id).principal, -1);
   extents_.erase(id);
 }
 
@@ -159,9 +161,8 @@ void Pool::GiveTo(ExtentId id, PrincipalId heir) {
   Extent& extent = at(id);
   SLUICE_CHECK(extent.state == State::kKept);
   UnlistIdle(id, extent);
-  const auto owned = owned_.find(extent.principal);
-  if (--owned->second == 0) owned_.erase(owned);
-  ++owned_[heir];
+  ChangeOwned(extent.principal, -1);
+  ChangeOwned(heir, 1);
   extent.principal = heir;
   ListIdle(id, extent);
 }
@@ -211,7 +212,7 @@ Pool::Left Pool::HolderGone(SessionId session) {
 }
 
 void Pool::List(ExtentId id, const Extent& extent) {
-  ++owned_[extent.principal];
+  ChangeOwned(extent.principal, 1);
   for (SessionId holder : extent.holders) held_[holder].insert(id);
   switch (extent.state) {
     case State::kMaking:
@@ -239,16 +240,12 @@ void Pool::Load(const Saved& saved) {
 // --- The parts of a lease: which idle extents, and what is made for it
 
 Bytes Pool::UsableBy(PrincipalId principal, Bytes withheld) const {
-  const auto own = idle_by_size_.find({principal, extent_});
-  return RoomBeside(withheld) +
-         (own != idle_by_size_.end() ? own->second.lingering : Bytes(0));
+  const Idle* own = FindOrNull(idle_by_size_, {principal, extent_});
+  return RoomBeside(withheld) + (own != nullptr ? own->lingering : Bytes(0));
 }
 
 Bytes Pool::MostFor(PrincipalId principal, Bytes withheld) const {
-  const auto charged = charged_.find(principal);
-  const Bytes own =
-      charged != charged_.end() ? charged->second.lingering : Bytes(0);
-  return RoomBeside(withheld) + own;
+  return RoomBeside(withheld) + FindOr(charged_, principal).lingering;
 }
 
 absl::Status Pool::Refusal(Bytes asked, Bytes withheld) const {
@@ -288,7 +285,7 @@ std::vector<ExtentId> Pool::Reclaimable(
     if (need <= Bytes(0)) break;
     if (spared.contains(id)) continue;
     found.push_back(id);
-    need -= extents_.at(id).size;
+    need -= SizeOf(id);
   }
   if (need > Bytes(0)) found.clear();
   return found;
@@ -321,10 +318,9 @@ void Pool::Reuse(const ByAge& ids, int64_t n, bool scarce, Parts& parts) const {
 }
 
 Bytes Pool::TakenFromFree(const Parts& parts) const {
-  Bytes taken;
-  for (const Bytes each : parts.make) taken += each;
+  Bytes taken = SizeOf(parts);
   for (ExtentId id : parts.reuse) {
-    if (!IsLingering(id)) taken += SizeOf(id);
+    if (IsLingering(id)) taken -= SizeOf(id);
   }
   return taken;
 }
@@ -343,9 +339,8 @@ std::optional<Pool::Parts> Pool::Regular(PrincipalId principal, Bytes size,
   const Bytes tail = size - whole * extent_;
   Bytes left = size;
   const auto count = [&](Bytes each, int64_t wanted) {
-    const auto kept = idle_by_size_.find({principal, each});
-    if (kept == idle_by_size_.end()) return int64_t{0};
-    const int64_t n = std::min(wanted, std::ssize(kept->second.by_age));
+    const Idle* idle = FindOrNull(idle_by_size_, {principal, each});
+    const int64_t n = idle ? std::min(wanted, std::ssize(idle->by_age)) : 0;
     left -= each * n;
     return n;
   };
@@ -363,9 +358,9 @@ std::optional<Pool::Parts> Pool::Regular(PrincipalId principal, Bytes size,
   return parts;
 }
 
-// Chooses parts from idle extents that a process may still map, which can
-// therefore be neither cut nor destroyed. Takes the largest ones that fit, and
-// makes the rest or takes one more extent than needed.
+// Idle extents that a process may still map can be neither cut nor destroyed.
+// Takes the largest ones that fit, and makes the rest or takes one more extent
+// than needed.
 std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
                                          Bytes most, Bytes room) const {
   Bytes left = size;
@@ -410,21 +405,6 @@ absl::StatusOr<Pool::Parts> Pool::Choose(PrincipalId principal, Bytes size,
 
 // --- Reading the pool
 
-Bytes Pool::ChargedTo(PrincipalId principal) const {
-  const auto charged = charged_.find(principal);
-  return charged != charged_.end() ? charged->second.all : Bytes(0);
-}
-
-size_t Pool::OwnedBy(PrincipalId principal) const {
-  const auto owned = owned_.find(principal);
-  return owned != owned_.end() ? owned->second : 0;
-}
-
-size_t Pool::KeptOf(PrincipalId principal) const {
-  const auto kept = kept_of_.find(principal);
-  return kept != kept_of_.end() ? kept->second.size() : 0;
-}
-
 std::vector<ExtentId> Pool::OldestKept(size_t count,
                                        const std::set<ExtentId>& spared,
                                        std::optional<PrincipalId> of) const {
@@ -452,89 +432,35 @@ absl::Time Pool::OldestSince() const {
              : extents_.at(kept_by_age_.begin()->second).kept_since;
 }
 
-// Sums over all extents, to be compared with the stored sums.
-struct Pool::Counted {
-  Bytes leased, making, quarantined, lingering, kept;
-  size_t idle = 0, kept_count = 0, holds = 0;
-  std::map<PrincipalId, size_t> owned;
-  std::map<PrincipalId, Charged> charged;
-};
-
+// Compares sums and lists with those of a pool that reads the saved state.
 void Pool::CheckInvariants() const {
-  Counted counted;
-  for (const auto& [id, extent] : extents_) CheckExtent(id, extent, counted);
-  SLUICE_CHECK(counted.owned == owned_ && counted.charged == charged_);
-  CheckLists(counted);
-  SLUICE_CHECK(counted.leased == leased_ && counted.making == making_ &&
-               counted.lingering == lingering_ &&
-               counted.quarantined == quarantined_ && counted.kept == kept_);
-  SLUICE_CHECK(unmade() >= Bytes(0));
-  SLUICE_CHECK(outside() >= Bytes(0));
+  Pool read(id_, total_, extent_, outside_holders_);
+  read.Load(Save());
+  SLUICE_CHECK(read.owned_ == owned_ && read.charged_ == charged_);
+  SLUICE_CHECK(read.idle_by_size_ == idle_by_size_ && read.held_ == held_);
+  SLUICE_CHECK(read.kept_by_age_ == kept_by_age_ && read.kept_of_ == kept_of_);
+  std::map<State, Bytes> sums;
+  for (const auto& [id, extent] : extents_) {
+    SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
+    sums[extent.state] += extent.size;
+    const std::vector<SessionId>& holders = extent.holders;
+    SLUICE_CHECK(std::set(holders.begin(), holders.end()).size() ==
+                 holders.size());
+    if (extent.state == State::kMaking || extent.state == State::kKept) {
+      SLUICE_CHECK(holders.empty());
+    }
+    // Without its holder, the extent would never leave quarantine.
+    SLUICE_CHECK(extent.state != State::kQuarantined ||
+                 std::ranges::count(holders, extent.quarantined_for) == 1);
+  }
+  SLUICE_CHECK(sums[State::kMaking] == making_ &&
+               sums[State::kMaking] + sums[State::kLeased] == leased_ &&
+               sums[State::kQuarantined] == quarantined_ &&
+               sums[State::kLingering] == lingering_ &&
+               sums[State::kKept] == kept_);
+  SLUICE_CHECK(unmade() >= Bytes(0) && outside() >= Bytes(0));
   SLUICE_CHECK(leased_ + lingering_ + quarantined_ + outside() + free() ==
                total_);
-}
-
-// Checks and counts one extent, and its entries in lists.
-void Pool::CheckExtent(ExtentId id, const Extent& extent,
-                       Counted& counted) const {
-  SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
-  ++counted.owned[extent.principal];
-  if (extent.state != State::kKept) {
-    counted.charged[extent.principal].all += extent.size;
-  }
-  if (extent.state == State::kLingering) {
-    counted.charged[extent.principal].lingering += extent.size;
-  }
-  switch (extent.state) {
-    case State::kMaking:
-      SLUICE_CHECK(extent.holders.empty());
-      counted.making += extent.size;
-      [[fallthrough]];
-    case State::kLeased:
-      counted.leased += extent.size;
-      break;
-    case State::kQuarantined:
-      // Without its holder, the extent would never leave quarantine.
-      SLUICE_CHECK(std::count(extent.holders.begin(), extent.holders.end(),
-                              extent.quarantined_for) == 1);
-      counted.quarantined += extent.size;
-      break;
-    case State::kLingering:
-      counted.lingering += extent.size;
-      ++counted.idle;
-      break;
-    case State::kKept:
-      SLUICE_CHECK(extent.holders.empty());
-      SLUICE_CHECK(kept_by_age_.at(extent.idle_order) == id);
-      SLUICE_CHECK(kept_of_.at(extent.principal).at(extent.idle_order) == id);
-      counted.kept += extent.size;
-      ++counted.kept_count;
-      ++counted.idle;
-      break;
-  }
-  for (SessionId by : extent.holders) {
-    SLUICE_CHECK(held_.at(by).contains(id));
-    ++counted.holds;
-  }
-}
-
-// Checks that the lists have no entries besides those that were counted.
-void Pool::CheckLists(const Counted& counted) const {
-  size_t holds = 0, listed = 0, kept = 0;
-  Bytes lingering;
-  for (const auto& [by, ids] : held_) holds += ids.size();
-  for (const auto& [key, of_size] : idle_by_size_) {
-    listed += of_size.by_age.size();
-    lingering += of_size.lingering;
-  }
-  for (const auto& [principal, ids] : kept_of_) {
-    SLUICE_CHECK(!ids.empty());
-    kept += ids.size();
-  }
-  SLUICE_CHECK(holds == counted.holds && listed == counted.idle);
-  SLUICE_CHECK(kept == counted.kept_count &&
-               kept_by_age_.size() == counted.kept_count);
-  SLUICE_CHECK(lingering == lingering_);
 }
 
 }  // namespace sluice::daemon

@@ -1,6 +1,5 @@
 // One pool of physical memory: its extents, their principals and their states.
-// Only bookkeeping: decisions are returned as lists, and the caller executes
-// them.
+// Only bookkeeping: the caller executes what is decided.
 //
 // Extent states:
 //   making       requested from the device               counts as leased
@@ -12,18 +11,15 @@
 //                or a child of one that has ended        counts as lingering
 //   kept         idle: no process can reach it           counts as free
 // Memory without an extent counts as free too, except for what is *outside*:
-// held by processes outside leases, as the device reports it. This sum always
-// holds, to the byte:
+// held by processes outside leases. This sum always holds, to the byte:
 //   total = leased + lingering + quarantined + outside + free.
 //
-// A memory handle that left the daemon never goes to another principal. A
-// lingering or kept extent is reused only by its own principal; for another
-// principal a kept extent is destroyed and a new one made. Lingering extents
-// are not free. They become free when the device reports that no process
-// reaches them (`Back`). If the device cannot tell, they become free when every
-// process that received a descriptor (a *holder*) has ended.
-//
-// Thread safety: none needed; one thread (see core.h).
+// A memory handle that left the daemon never goes to another principal: for
+// another principal a kept extent is destroyed and a new one made. Lingering
+// extents become free when the device reports that no process reaches them
+// (`Back`). If the device cannot tell, they become free when every process that
+// received a descriptor (a *holder*) has ended.
+// Thread safety: one thread (core.h).
 #pragma once
 
 #include <algorithm>
@@ -37,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/pool/held_outside.h"
+#include "proto/base/find.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {
@@ -60,7 +57,6 @@ class Pool {
     SessionId quarantined_for;
     bool operator==(const Extent&) const = default;
   };
-  // The pool's saved state; the other state is computed from it.
   struct Saved {
     std::map<ExtentId, Extent> extents;
     uint64_t next_idle_order = 0;
@@ -72,25 +68,24 @@ class Pool {
   Pool(PoolId id, Bytes total, Bytes extent,
        std::string_view outside_holders = OutsideHolders("sim"));
 
-  // The parts of a lease: idle extents, extents to destroy first, and the sizes
-  // of extents to make.
+  // The parts of a lease. `destroy` comes first.
   struct Parts {
     std::vector<ExtentId> reuse, destroy;
     std::vector<Bytes> make;
   };
-  // Chooses parts for `size`: extents of extent_bytes and a tail. The principal
-  // may not have `withheld` bytes of the free memory. If these parts do not
-  // fit, chooses idle extents of the principal of any size; the last of them
-  // may make the lease larger, up to `most`. ResourceExhausted: the message has
-  // the requested, free and total bytes, and what holds the rest.
+  // Chooses parts for `size`: extents of the pool's size and a tail. The
+  // principal may not have `withheld` bytes of the free memory. If these parts
+  // do not fit, chooses idle extents of the principal of any size; the last of
+  // them may make the lease larger, up to `most`. ResourceExhausted: the
+  // message says what holds the rest.
   absl::StatusOr<Parts> Choose(PrincipalId principal, Bytes size, Bytes most,
                                Bytes withheld = Bytes(0)) const;
   struct Taken {
     std::vector<Slice> make;    // each ends in Made or Failed
     std::vector<Slice> slices;  // the whole lease in order, including `make`
   };
-  // Takes chosen parts. Numbers the extents to make from `first` on. REQUIRES:
-  // the pool has not changed since Choose.
+  // Numbers the extents to make from `first` on. REQUIRES: the pool has not
+  // changed since Choose.
   Taken Take(PrincipalId principal, const Parts& parts, ExtentId first);
 
   void Made(ExtentId id);                     // making -> leased
@@ -117,16 +112,14 @@ class Pool {
   bool HasHolders(ExtentId id) const {
     return !extents_.at(id).holders.empty();
   }
-  // Sets how much is held outside (OutsideOf).
-  void SetOutside(Bytes said) {
+  void SetOutside(Bytes said) {  // OutsideOf
     outside_changes_ += outside_ != said;
     outside_ = said;
   }
   // Grows with each change of the pool.
   uint64_t changes() const { return extents_.changes() + outside_changes_; }
   Bytes SizeOf(ExtentId id) const { return extents_.at(id).size; }
-  // Returns the size of a lease with these parts.
-  Bytes SizeOf(const Parts& parts) const;
+  Bytes SizeOf(const Parts& parts) const;  // of a lease with these parts
   bool IsLingering(ExtentId id) const {
     return extents_.at(id).state == State::kLingering;
   }
@@ -148,7 +141,7 @@ class Pool {
   // The size of all extents, including those that are being made.
   Bytes made() const { return charged() + kept_; }
   // Returns how much `principal` can certainly get in one lease: free memory
-  // that is not withheld, and its own lingering extents of extent_bytes.
+  // that is not withheld, and its own lingering extents of the pool's size.
   Bytes UsableBy(PrincipalId principal, Bytes withheld = Bytes(0)) const;
   // Returns the most that `principal` can get in pieces of any size: free
   // memory that is not withheld, and its own lingering memory.
@@ -157,27 +150,30 @@ class Pool {
     return static_cast<size_t>((size + extent_ - Bytes(1)) / extent_);
   }
   // Returns the memory of `principal` that is leased, quarantined or lingers.
-  Bytes ChargedTo(PrincipalId principal) const;
+  Bytes ChargedTo(PrincipalId principal) const {
+    return FindOr(charged_, principal).all;
+  }
   size_t extents() const { return extents_.size(); }
   // Returns how many extents, in any state, `principal` has.
-  size_t OwnedBy(PrincipalId principal) const;
-  size_t KeptOf(PrincipalId principal) const;
+  size_t OwnedBy(PrincipalId principal) const {
+    return FindOr(owned_, principal);
+  }
+  bool HasKeptOf(PrincipalId principal) const {
+    return kept_of_.contains(principal);
+  }
   PrincipalId OwnerOf(ExtentId id) const { return extents_.at(id).principal; }
-  // Returns at most `count` kept extents, oldest first, of one principal or of
-  // all, except those in `spared`.
+  // Returns at most `count` kept extents, oldest first, without `spared`.
   std::vector<ExtentId> OldestKept(size_t count,
                                    const std::set<ExtentId>& spared,
                                    std::optional<PrincipalId> of) const;
   // Returns at most `count` extents that have been kept since `then` or longer.
   std::vector<ExtentId> KeptSince(absl::Time then, size_t count) const;
-  // Returns the time since which the oldest extent is kept; InfiniteFuture if
-  // none is.
+  // Returns since when the oldest extent is kept; InfiniteFuture if none is.
   absl::Time OldestSince() const;
 
   Saved Save() const { return {extents_.rows(), next_idle_order_}; }
   void Load(const Saved& saved);
-  // The extents, for saving row by row (state.h).
-  Table<ExtentId, Extent>& rows() { return extents_; }
+  Table<ExtentId, Extent>& rows() { return extents_; }  // see state.h
   uint64_t next_idle_order() const { return next_idle_order_; }
 
   void CheckInvariants() const;
@@ -190,12 +186,12 @@ class Pool {
   struct Idle {
     ByAge by_age;
     Bytes lingering;
+    bool operator==(const Idle&) const = default;
   };
 
-  Extent& at(ExtentId id);
+  Extent& at(ExtentId id) { return extents_.Edit(id); }
   Bytes charged() const { return leased_ + quarantined_ + lingering_; }
   Bytes unmade() const { return free() - kept_; }
-  // Makes an extent lingering or kept.
   void Rest(ExtentId id, Extent& extent, State state);
   // Adds an extent to the sums and lists of its state.
   void List(ExtentId id, const Extent& extent);
@@ -207,9 +203,9 @@ class Pool {
   std::vector<ExtentId> Reclaimable(Bytes need,
                                     const std::set<ExtentId>& spared) const;
   absl::Status Refusal(Bytes asked, Bytes withheld) const;
-  // Two ways to choose parts. Regular: whole extents and a tail. Patched: idle
-  // extents of any size. Both return nullopt if there is no room; if sums
-  // already show that, they look at no extent.
+  // Two ways to choose parts: whole extents and a tail, or idle extents of any
+  // size. Both return nullopt if there is no room; if sums already show that,
+  // they look at no extent.
   std::optional<Parts> Regular(PrincipalId principal, Bytes size,
                                Bytes room) const;
   std::optional<Parts> Patched(PrincipalId principal, Bytes size, Bytes most,
@@ -218,20 +214,17 @@ class Pool {
   Bytes RoomBeside(Bytes withheld) const {
     return std::max(free() - withheld, Bytes(0));
   }
-  // Adds `n` extents of one size, newest first, because the pages of those are
-  // warm. With `scarce`, lingering extents come first, because only kept ones
-  // are taken from free memory.
+  // Adds `n` extents of one size, newest first, because their pages are warm.
+  // With `scarce`, lingering extents come first: only kept ones take free
+  // memory.
   void Reuse(const ByAge& ids, int64_t n, bool scarce, Parts& parts) const;
   // Returns how much of the free memory these parts take.
   Bytes TakenFromFree(const Parts& parts) const;
   void Charge(PrincipalId principal, Bytes size, Bytes lingering = Bytes(0));
+  void ChangeOwned(PrincipalId principal, int more);
   // Adds what gives room for `bytes` in whole extents and a tail. Returns false
   // if there is no room.
   bool MakeRoom(Bytes bytes, Parts& parts) const;
-  // Steps of CheckInvariants.
-  struct Counted;
-  void CheckExtent(ExtentId id, const Extent& extent, Counted& counted) const;
-  void CheckLists(const Counted& counted) const;
 
   const PoolId id_;
   const Bytes total_;

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "daemon/core/event_log.h"
+#include "daemon/core/journal.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/log/log_limiter.h"
 

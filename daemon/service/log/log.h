@@ -30,7 +30,7 @@ bool IsLogged(LogLevel level);
 // The fields of a line about an event.
 struct LogFields {
   std::string event;            // SLUICE_EVENT: "lease"
-  std::string request;          // SLUICE_REQUEST: "s12.r7" (event_log.h)
+  std::string request;          // SLUICE_REQUEST: "s12.r7" (core/journal.h)
   std::optional<uint32_t> uid;  // SLUICE_UID: the user
 };
 void WriteLog(LogLevel level, std::string_view text,

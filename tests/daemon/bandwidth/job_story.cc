@@ -12,7 +12,6 @@ namespace {
 
 constexpr double kShortestPeriod = 0.04, kLongestPeriod = 2;
 constexpr double kRoundingBytes = 1;  // in bytes
-constexpr BandwidthOptions kOptions;
 
 double Size(const Demand& demand) {
   return static_cast<double>(demand.bytes.count());
@@ -108,7 +107,7 @@ void JobStory::OpenFlow(const Flow& flow, int link, int direction) {
   opened.path = topology.PathOf(topology.channel_of(link, direction));
   opened.opened = node_.now();
   node_.Open(flow.id, link, direction, flow.weight);
-  if (direction == kH2d) opened.weight *= kOptions.prefetch_first;
+  if (direction == kH2d) opened.weight *= BandwidthPolicy::kPrefetchFirst;
   for (const int channel : opened.path) weights_[channel] += opened.weight;
   if (flow.kind == Kind::kSteady || flow.kind == Kind::kGreedy) {
     ++result_.asked;

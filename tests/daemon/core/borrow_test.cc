@@ -1,5 +1,4 @@
 // Tests leases of host memory of other NUMA nodes than the GPU's.
-#include "daemon/core/borrowing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/shortage.h"
@@ -21,9 +20,7 @@ class Borrow : public ::testing::Test {
     return node;
   }
   Bytes Borrowable(SessionId id) {
-    return sluice::daemon::Borrowable(
-        node_.core.config(), node_.core.sessions(), node_.core.ledger(),
-        *node_.core.session(id), Host(1));
+    return node_.core.waits().Borrowable(*node_.core.session(id), Host(1));
   }
   bool Lease(SessionId id, uint64_t numa, Bytes size) {
     const absl::Status leased = node_.Lease(id, Host(numa), size).status();

@@ -251,7 +251,7 @@ TEST(Extents, IdleExtentsEndWithTheLastProcessOfTheirUser) {
   EXPECT_EQ(node.core.NextDeadline(), node.clock.Now() + absl::Seconds(2));
   Tick(node, absl::Seconds(2));
   EXPECT_THAT(node.extents, SizeIs(0));
-  EXPECT_EQ(node.core.ledger().principals(), 0u);
+  EXPECT_THAT(node.core.Save().ledger.principals, SizeIs(0));
   EXPECT_EQ(node.core.pool(Gpu(0)).free, node.core.pool(Gpu(0)).total);
 }
 

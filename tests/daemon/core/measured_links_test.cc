@@ -1,11 +1,10 @@
 // Tests the measured speeds of links: when they are used, and which settings
 // take precedence.
-#include "daemon/core/measured_links.h"
-
 #include <array>
 #include <limits>
 
 #include "daemon/core/node/links.h"
+#include "daemon/core/policy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/grant_page.h"

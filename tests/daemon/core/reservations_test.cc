@@ -1,6 +1,5 @@
 // Tests memory that is reserved for a user, and which principals get it.
-#include "daemon/core/reservations.h"
-
+#include "daemon/core/policy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"

@@ -444,24 +444,24 @@ TEST(Snapshot, UidZeroIsNoAdministratorOfARootDaemon) {
 TEST(Session, APrincipalEndsWithItsLastSessionAndExtent) {
   CoreDriver node;
   for (uint32_t uid = 10; uid < 30; ++uid) node.Die(node.Connect(uid));
-  EXPECT_EQ(node.core.ledger().principals(), 0u);
+  EXPECT_EQ(node.core.Save().ledger.principals.size(), 0u);
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(16)));
   node.Die(a);
-  EXPECT_EQ(node.core.ledger().principals(),
+  EXPECT_EQ(node.core.Save().ledger.principals.size(),
             1u);  // its extents are kept for it
   const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto other, node.Lease(b, Gpu(0), MiB(16)));
-  EXPECT_EQ(node.core.ledger().principals(),
+  EXPECT_EQ(node.core.Save().ledger.principals.size(),
             1u);  // destroyed: b's alone is left
   // The session ends while its first extent is being made, and making it fails.
   node.make_at_once = false;
   const SessionId c = node.Attach("demo", 0, 1, /*uid=*/3);
   node.Ask(c, LeaseRequest{Gpu(1), MiB(4)});
   node.Die(c);
-  EXPECT_EQ(node.core.ledger().principals(), 2u);
+  EXPECT_EQ(node.core.Save().ledger.principals.size(), 2u);
   node.MakeNext(absl::ResourceExhaustedError("no"));
-  EXPECT_EQ(node.core.ledger().principals(), 1u);
+  EXPECT_EQ(node.core.Save().ledger.principals.size(), 1u);
 }
 
 TEST(StepReport, LostReportsAreCountedWithTheNext) {

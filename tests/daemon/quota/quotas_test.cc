@@ -77,9 +77,9 @@ TEST(Quotas, WhatIsSharedInTurnsIsCountedAndNeverRefused) {
   quotas.CheckInvariants();
   // The end of the last session forgets the user's use, but not the total.
   quotas.GiveBack(kA, Resource::kSessions);
-  EXPECT_TRUE(quotas.users().empty());
+  EXPECT_TRUE(quotas.TakeSnapshot(nullptr).users.empty());
   quotas.Charge(kA, kTime, 500'000);
-  EXPECT_TRUE(quotas.users().empty());
+  EXPECT_TRUE(quotas.TakeSnapshot(nullptr).users.empty());
   EXPECT_EQ(quotas.used(kTime), 3'000'000);
   quotas.CheckInvariants();
 }
@@ -113,7 +113,7 @@ TEST(Quotas, RandomUseAddsUpAndNothingIsLeft) {
     if (has == 0) continue;
     quotas.GiveBack({key.first, ""}, static_cast<Resource>(key.second), has);
   }
-  EXPECT_TRUE(quotas.users().empty());
+  EXPECT_TRUE(quotas.TakeSnapshot(nullptr).users.empty());
 }
 
 // The kernel counts descriptors in flight by sender and soft limit.

@@ -1,8 +1,7 @@
-#include "daemon/core/measured_links.h"
+#include "daemon/core/policy.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "daemon/core/node/links.h"
@@ -33,11 +32,11 @@ std::vector<LinkSpeed> LinksWith(const std::vector<LinkSpeed>& configured,
                                  const MeasuredLinks& measured) {
   std::vector<LinkSpeed> links = configured;
   for (LinkSpeed& link : links) {
-    const auto found = measured.links.find(link.name);
-    if (found == measured.links.end() || IsLimited(link)) continue;
-    link.h2d_bytes_per_second = found->second.h2d;
-    link.d2h_bytes_per_second = found->second.d2h;
-    link.both_bytes_per_second = found->second.both;
+    const MeasuredLink* speeds = FindOrNull(measured.links, link.name);
+    if (speeds == nullptr || IsLimited(link)) continue;
+    link.h2d_bytes_per_second = speeds->h2d;
+    link.d2h_bytes_per_second = speeds->d2h;
+    link.both_bytes_per_second = speeds->both;
     link.measured = true;
   }
   return links;

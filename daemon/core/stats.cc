@@ -1,4 +1,4 @@
-#include "daemon/core/job_series.h"
+#include "daemon/core/stats.h"
 
 namespace sluice::daemon {
 
@@ -14,33 +14,26 @@ void JobStats::Add(const JobStats& more) {
 
 void JobSeries::Began(const JobKey& job, absl::Time now) {
   ForgetEnded(now);
-  const auto found = jobs_.find(job);
-  if (found != jobs_.end()) {
-    found->second.ended.reset();
+  if (Series* series = FindOrNull(jobs_, job)) {
+    series->ended.reset();
   } else if (jobs_.size() < kMost || MakeRoom()) {
     jobs_.try_emplace(job);
   }
 }
 
 void JobSeries::Ended(const JobKey& job, absl::Time now) {
-  const auto found = jobs_.find(job);
-  if (found != jobs_.end()) found->second.ended = now;
+  if (Series* series = FindOrNull(jobs_, job)) series->ended = now;
 }
 
 JobStats& JobSeries::Of(const JobKey& job) {
-  const auto found = jobs_.find(job);
-  return found != jobs_.end() ? found->second.stats : other_;
+  Series* series = FindOrNull(jobs_, job);
+  return series != nullptr ? series->stats : other_;
 }
 
 JobSeries JobSeries::At(absl::Time now) const {
   JobSeries shown = *this;
   shown.ForgetEnded(now);
   return shown;
-}
-
-const JobSeries::Series* JobSeries::Find(const JobKey& job) const {
-  const auto found = jobs_.find(job);
-  return found != jobs_.end() ? &found->second : nullptr;
 }
 
 void JobSeries::ForgetEnded(absl::Time now) {
@@ -50,14 +43,10 @@ void JobSeries::ForgetEnded(absl::Time now) {
 }
 
 bool JobSeries::MakeRoom() {
-  auto first = jobs_.end();
-  for (auto at = jobs_.begin(); at != jobs_.end(); ++at) {
-    if (!at->second.ended) continue;
-    if (first == jobs_.end() || *at->second.ended < *first->second.ended) {
-      first = at;
-    }
-  }
-  if (first == jobs_.end()) return false;
+  const auto first = std::ranges::min_element(jobs_, {}, [](const auto& each) {
+    return each.second.ended.value_or(absl::InfiniteFuture());
+  });
+  if (first == jobs_.end() || !first->second.ended) return false;
   jobs_.erase(first);
   return true;
 }
