@@ -186,7 +186,8 @@ std::vector<std::string> RootKeys(std::string_view prefix) {
     if (depth == 1 && event == json::parse_event_t::key) keys.push_back(key);
     return false;  // drops the value at once
   };
-  (void)json::parse(prefix, note, /*allow_exceptions=*/false);
+  [[maybe_unused]] const json rest =
+      json::parse(prefix, note, /*allow_exceptions=*/false);
   return keys;
 }
 
