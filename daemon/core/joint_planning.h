@@ -49,7 +49,8 @@ class JointPlanning {
     ++demands_changes_;
   }
   // Drops the rank's profiles, abandons its peers' plans, and plans the
-  // remaining jobs again. REQUIRES: all leases of the rank have ended.
+  // remaining jobs again. REQUIRES: all leases of the rank have ended, also
+  // waiting ones.
   void RankLeft(SessionId session, absl::Time now, Effects& effects);
   // A rank has reported a step, so its job has all memory that its plan needs.
   void StepReported(SessionId session);

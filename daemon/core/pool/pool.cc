@@ -440,6 +440,7 @@ void Pool::CheckInvariants() const {
   SLUICE_CHECK(read.idle_by_size_ == idle_by_size_ && read.held_ == held_);
   SLUICE_CHECK(read.kept_by_age_ == kept_by_age_ && read.kept_of_ == kept_of_);
   std::map<State, Bytes> sums;
+  std::set<uint64_t> orders;
   for (const auto& [id, extent] : extents_) {
     SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
     sums[extent.state] += extent.size;
@@ -448,6 +449,10 @@ void Pool::CheckInvariants() const {
                  holders.size());
     if (extent.state == State::kMaking || extent.state == State::kKept) {
       SLUICE_CHECK(holders.empty());
+    }
+    // With the same order, one idle extent would replace another in the lists.
+    if (extent.state == State::kKept || extent.state == State::kLingering) {
+      SLUICE_CHECK(orders.insert(extent.idle_order).second);
     }
     // Without its holder, the extent would never leave quarantine.
     SLUICE_CHECK(extent.state != State::kQuarantined ||
