@@ -25,8 +25,8 @@ struct Travellers {
 };
 
 // Simulates the segments of one chunk as client/torch/stream runs them
-// (streamed_forward and streamed_project, streamed_attention,
-// streamed_backward, streamed_model). Tensors in rings, kept rows or states are
+// (stream_state, streamed_forward, streamed_attention, streamed_backward,
+// streamed_model). Tensors in rings, kept rows or states are
 // not allocated from this heap.
 class TransientSegments {
  public:
