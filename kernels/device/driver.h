@@ -146,12 +146,12 @@ class Driver {
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // Returns the kind that was probed when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
-  // Returns the bytes that other processes hold, by place. On sim the kernel
-  // reports memory that ranks of a killed daemon still hold. On cuda it
-  // includes contexts and fragments, but no host memory. A place is missing if
-  // nothing is held there, or if its GPU does not answer (Usage has the
-  // reason). Nothing is cached: a call takes milliseconds, or as long as the
-  // kernel needs.
+  // Returns the bytes that other processes hold, by place: all used ones but
+  // those of this process's handles. On sim the kernel reports memory that
+  // ranks of a killed daemon still hold. On cuda it includes contexts and
+  // fragments, but no host memory. A place is missing if nothing is held there,
+  // or if its GPU does not answer (Usage has the reason). Nothing is cached: a
+  // call takes milliseconds, or as long as the kernel needs.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
   // cuMemCreate. On sim the memory is zero-filled; on cuda the driver decides.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
@@ -194,7 +194,8 @@ class Driver {
   // memory from the CPU. One call may span many mappings.
   virtual absl::Status SetAccess(Address address, Bytes size,
                                  DeviceIndex device) = 0;
-  // Pins memory that Create did not make (cuMemHostRegister). No-op on sim.
+  // Pins memory that Create did not make (cuMemHostRegister). On sim this is
+  // only bookkeeping.
   virtual absl::Status HostRegister(Address address, Bytes size) = 0;
   virtual absl::Status HostUnregister(Address address) = 0;
 

@@ -84,7 +84,8 @@ absl::Status StreamTimer::Await() {
     const MutexLock lock(mutex_);
     if (!ended_.empty()) last = ended_.back().to;
   }
-  // Waits without the lock, so that other calls are not delayed.
+  // Waits without the lock, so that other calls are not delayed. If the event
+  // is recorded again meanwhile, the wait only gets longer.
   return last.has_value() ? driver_->SynchronizeEvent(*last) : absl::OkStatus();
 }
 

@@ -1,5 +1,5 @@
-// Launches the functions of token_math.h on a GPU through the device seam, in
-// stream order. Shapes and tensors are those of token_math.h, with device
+// Launches the functions of merge.h and token_math.h on a GPU through the
+// device seam, in stream order. Shapes and tensors are theirs, with device
 // pointers. A call without elements does nothing.
 #pragma once
 

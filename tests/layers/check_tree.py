@@ -29,7 +29,7 @@ FAMILIES = {
     # Only one folder knows which attention and merge a device has. The kit
     # launches a merge to see what a GPU may read.
     "attention": (r"ATen/ops/_\w*(flash|efficient|cudnn|dot_product)\w*att"
-                  r"ention\w*\.h$|kernels/ops/merge\w*\.h$",
+                  r"ention\w*\.h$|kernels/ops/(merge|gpu_kernels)\.h$",
                   ["client/torch/backend", "kernels/ops",
                    "deploy/bundle/verify/rules"]),
     "torch": (r"(torch|ATen|c10|caffe2)/", ["client/torch", "client/train"]),

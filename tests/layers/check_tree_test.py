@@ -53,7 +53,7 @@ class ThirdParty(unittest.TestCase):
                 "ATen/ops/_flash_attention_forward.h",
                 "ATen/ops/_scaled_dot_product_efficient_attention.h",
                 "ATen/ops/_scaled_dot_product_cudnn_attention_backward.h",
-                "kernels/ops/merge.h"):
+                "kernels/ops/merge.h", "kernels/ops/gpu_kernels.h"):
             home = "client/torch/backend/backend.cc"
             self.assertEqual(third_party(home, header), [])
             [found] = third_party("client/torch/baseline/alst.cc", header)

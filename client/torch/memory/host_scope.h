@@ -36,6 +36,7 @@ struct OverCap final : c10::OutOfMemoryError {
 bool Active();
 // Throws OverCap beyond the cap, naming the scope.
 void* Allocate(Bytes size);
+// Returns false if `block` was not allocated here.
 bool Free(void* block);
 Bytes Used();
 Bytes Peak();

@@ -38,7 +38,9 @@ absl::StatusOr<std::unique_ptr<Collectives>> ConnectDevice(
 
 // Connects the ranks. `options.device` is this rank's GPU. CPU tensors travel
 // by `host`, which has the same ranks and outlives the result. The first
-// operation makes the communicator.
+// operation makes the communicator. client/torch/cuda/README.md has the rules:
+// Check() after a wait for the stream, one thread that issues, Abort() if a
+// peer dies, all ranks meet before they destroy their objects.
 extern "C" void sluice_connect_nccl(
     const sluice::runtime::Collectives::Options& options,
     const c10::intrusive_ptr<c10d::Store>& store,

@@ -20,10 +20,10 @@ StreamContext::Options ContextOptions(const RunContext& context,
                                       const stream::StreamOptions& stream,
                                       client::CopyEngine* copies);
 
-// Calibrates: runs `times` steps on zeros, in the host region that `options`
-// names, and drops their results. Returns the segments, each with its least
-// seconds. Gradients are zero afterwards. A failure with several ranks leaves
-// them out of step.
+// Calibrates, on all ranks together: runs `times` steps on zeros, in the host
+// region that `options` names, and drops their results. Returns the segments,
+// each with its least seconds. Gradients are zero afterwards. A failure with
+// several ranks leaves them out of step.
 absl::StatusOr<std::vector<plan::SegmentKind>> RunCalibration(
     const RunContext& context, const StreamContext::Options& options,
     int times);

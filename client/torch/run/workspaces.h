@@ -5,6 +5,10 @@
 // the lease, and the workspace stays. If that happened inside a segment, a
 // calibration would record memory that no other execution asks for.
 //
+// NCCL's memory, tens to hundreds of MiB per rank, is allocated before the
+// lease: it then counts as held outside, and leases and plans leave room for
+// it. A later allocation would fail if the pool has no spare memory.
+//
 // Thread safety: of the thread that will compute, on its stream.
 #pragma once
 

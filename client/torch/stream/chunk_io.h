@@ -181,7 +181,6 @@ class Fetches {
 };
 
 // Writes a class's rows in forward.
-
 class RowWriter {
  public:
   // `stored` is the piece of the staging slot for the rows copied to `to`.

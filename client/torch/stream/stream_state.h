@@ -233,7 +233,7 @@ class AttentionBackward {
   Fetches gradients_;
 };
 
-// --- pieces shared by forward and recomputation (streamed_project.cc) -------
+// --- pieces shared by forward and recomputation -----------------------------
 struct Projected {
   at::Tensor q, k, v;  // [rows, heads, dim], after RoPE, token layout
 };

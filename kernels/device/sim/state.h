@@ -1,6 +1,12 @@
-// The clocks of a simulated node's links. Processes of all users write them, so
-// they are in a separate memfd, sealed against truncation and growth. The
-// daemon makes it and sends it to each session.
+// The layout of a simulated node's state file, which every process that uses
+// the node maps: only its owner writes it. Any process may die at any
+// instruction, so all that changes is a plain atomic: nothing is ever locked or
+// half done.
+//
+// The clocks of the node's links are written by processes of all users (link.h
+// states how far they are trusted), so they are in a separate memfd, sealed
+// against truncation and growth. The daemon makes it and sends it to each
+// session.
 #pragma once
 
 #include <sys/mman.h>

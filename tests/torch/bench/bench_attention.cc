@@ -2,6 +2,7 @@
 // host memory, against one whole call: time, and peak memory of both; and the
 // blocks of a real step against one whole call (attention_step.h).
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
@@ -106,7 +107,7 @@ class Chunked {
     StreamState& state = StreamState::Of(*context_);
     SLUICE_RETURN_IF_ERROR(state.Enter(stream::Phase::kForward));
     {
-      AttentionForward attention(state, 0);
+      AttentionForward attention(state, 0, state.active);
       for (const int64_t m : state.active) {
         SLUICE_RETURN_IF_ERROR(Forward(state, attention, m));
       }
