@@ -30,7 +30,8 @@ from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 from sluice.native.leases import Engine
 from sluice.native.session import Session
 
-# Limits, per direction, of what running copies keep alive; any two may run.
+# Limits, per direction, of what running copies keep alive; any two may run, so
+# that large ones overlap.
 IN_FLIGHT_COPIES = 64
 IN_FLIGHT_BYTES = 2 << 20
 # Tickets checked per new copy: two keep pace, at a constant cost.

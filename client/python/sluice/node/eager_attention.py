@@ -65,7 +65,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
     if query.dim() != 4 or key.shape[2] != query.shape[2]:
         raise Unsupported(name, f"attention of q {tuple(query.shape)} to k "
                           f"{tuple(key.shape)} in one chunk")
-    # Models pass no is_causal for a single row, which sees itself anyway.
+    # Models pass no is_causal for a single row, which sees itself anyway; the
+    # probe has checked calls with more rows.
     one = attn_mask is None and query.shape[2] == 1
     seen = current().mask_of(call.module, attn_mask, is_causal or one)
     scores = blocks.Scores(query.shape[-1] ** -0.5 if scale is None else scale)

@@ -35,7 +35,7 @@ from sluice.node.replay import Snapshot
 
 STREAMED = object()  # returned if the layer, decoder or head must be streamed
 _UNBOUNDED = sys.maxsize
-_SPARE = 16  # 1 / _SPARE of a GPU's memory stays free
+_SPARE = 16  # 1 / _SPARE of a GPU's memory stays free, for fragmentation
 # Room that a layer, one that writes out scores [S, S], and a head need, as
 # multiples of the bytes that each keeps: working memory is as much, or twice
 # that if scores, or logits, have their own softmax and gradient.

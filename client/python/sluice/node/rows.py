@@ -194,7 +194,8 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
 
 
 class Numbered(TorchFunctionMode):
-    """Makes `torch.arange` over a layer's rows begin at `first`, if `met`."""
+    """Makes `torch.arange` over all of a layer's rows begin at `first`. `met`:
+    whether there was such a call."""
 
     def __init__(self, rows: int, first: int):
         super().__init__()

@@ -55,8 +55,8 @@ class Ranks:
         # entered.
         self._stream, self.call = _made[group.group_name], 0
         self.failed: PeerFailed | None = None  # set by a PeerWatch, never reset
-        # Whether other nodes' deaths are heard: then the PeerWatch reads the
-        # board.
+        # Whether other nodes' deaths are heard: then only the PeerWatch reads
+        # the board.
         self.hears_deaths = False
         self._raised = -1  # last call in which this rank itself failed
         self.within = 0  # number of `telling` contexts that are active
