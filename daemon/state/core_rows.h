@@ -14,6 +14,7 @@
 // Thread safety: one owner.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -23,6 +24,14 @@
 #include "daemon/state/state_file.h"
 
 namespace sluice::daemon {
+
+// A row in a record: an operation, the key, and the row's bytes.
+enum class RowOp : uint8_t { kPut = 1, kErase = 2, kEraseBelow = 3 };
+
+// The first letter of a key is a RowKind (daemon/core/state.h) or one of these.
+// kLooseRow: the state outside of tables. kObjectRow: a profile or a plan, by
+// its number.
+inline constexpr char kLooseRow = 'c', kObjectRow = 'o';
 
 class CoreRows {
  public:

@@ -92,6 +92,20 @@ absl::Status NoRoom(std::string_view what, size_t size, size_t room) {
 
 }  // namespace
 
+absl::Status CheckStateVersion(uint32_t written, uint32_t oldest_reader,
+                               const StateVersions& own) {
+  if (written >= own.oldest_read && oldest_reader <= own.written) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(fmt::format(
+      "the saved state is of version {}, which daemons of version {} and later "
+      "read; this one is of version {} and reads {} and later: {}",
+      written, oldest_reader, own.written, own.oldest_read,
+      written < own.oldest_read
+          ? "start one that is between both first"
+          : "start the daemon that wrote it, or a later one"));
+}
+
 struct StateFile::Layout {
   size_t checkpoint;  // room for one, including its lead
   size_t records;     // room for all of them
