@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/core/node/links.h"
-#include "daemon/pci_links.h"
 #include "kernels/device/driver.h"
+#include "proto/base/ids.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -89,6 +92,107 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
   return text;
 }
 
+constexpr const char* kBus = "/sys/bus/pci/devices/";
+
+bool IsHex(const std::string& text, size_t least, size_t most) {
+  return text.size() >= least && text.size() <= most &&
+         std::ranges::all_of(
+             text, [](unsigned char c) { return std::isxdigit(c) != 0; });
+}
+
+// Accepts "0000:3a": a domain and a bus. Domains behind a volume manager have
+// more than four digits.
+bool IsBus(const std::string& name) {
+  const size_t colon = name.find(':');
+  return colon != std::string::npos && IsHex(name.substr(0, colon), 4, 8) &&
+         IsHex(name.substr(colon + 1), 2, 2);
+}
+
+// Accepts "0000:3b:00.0".
+bool IsAddress(const std::string& name) {
+  const size_t colon = name.rfind(':');
+  if (colon == std::string::npos || !IsBus(name.substr(0, colon))) return false;
+  const std::string slot = name.substr(colon + 1);
+  return slot.size() == 4 && IsHex(slot.substr(0, 2), 2, 2) && slot[2] == '.' &&
+         slot[3] >= '0' && slot[3] <= '7';
+}
+
+// Returns the number that a file begins with.
+std::optional<double> NumberIn(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  double number = 0;
+  if (!(in >> number) || !std::isfinite(number)) return std::nullopt;
+  return number;
+}
+
+// The chain of devices from the root complex down to a device.
+struct Chain {
+  std::string root;  // "0000:3a"; empty: unknown
+  std::vector<std::filesystem::path> devices;
+};
+
+Chain ChainOf(const std::string& address, const std::string& root) {
+  std::error_code error;
+  const std::filesystem::path device =
+      std::filesystem::canonical(root + kBus + address, error);
+  Chain chain;
+  if (error || device.filename() != address) return chain;
+  std::filesystem::path at = device;
+  for (; IsAddress(at.filename()); at = at.parent_path()) {
+    chain.devices.insert(chain.devices.begin(), at);
+  }
+  const std::string above = at.filename();
+  if (above.starts_with("pci") && IsBus(above.substr(3))) {
+    chain.root = above.substr(3);
+  }
+  return chain;
+}
+
+class PciReader {
+ public:
+  std::vector<LinkSpeed> Read(const std::vector<std::string>& addresses,
+                              const std::string& root) {
+    for (const std::string& address : addresses) Add(ChainOf(address, root));
+    return std::move(made_);
+  }
+
+ private:
+  void Add(const Chain& chain) {
+    if (chain.devices.empty()) return;
+    // Adds links from the GPU upwards until one is known already: the links
+    // above that one are known too.
+    std::string below;
+    const auto gpu = std::ssize(chain.devices) - 1;
+    for (auto at = gpu; at >= 0; at -= 2) {
+      // A bridge that is a device of the root complex has no link above it.
+      if (at == 0 && at != gpu) break;
+      if (!Hang("pci-" + chain.devices[at].filename().string(), below)) return;
+    }
+    if (!chain.root.empty() && !Hang("root-" + chain.root, below)) return;
+    // -1: the kernel does not know.
+    const auto numa = NumberIn(chain.devices.back() / "numa_node");
+    if (numa && *numa >= 0 && *numa <= kMostNumaNodes) {
+      Hang(fmt::format("numa{}", std::lround(*numa)), below);
+    }
+  }
+
+  // Adds the link `name` if it is new, makes it the parent of `below`, and sets
+  // `below` to it. Returns whether it was new.
+  bool Hang(std::string name, std::string& below) {
+    const auto find = [this](const std::string& of) {
+      return std::ranges::find(made_, of, &LinkSpeed::name);
+    };
+    const bool is_new = find(name) == made_.end();
+    if (is_new) made_.push_back({.name = name});
+    if (!below.empty()) find(below)->parent = name;
+    below = std::move(name);
+    return is_new;
+  }
+
+  static constexpr double kMostNumaNodes = 1023;
+  std::vector<LinkSpeed> made_;
+};
+
 }  // namespace
 
 absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
@@ -98,6 +202,11 @@ absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
                           SetLinkSpeeds(cuda.links, node));
   node.description += limits;
   return absl::OkStatus();
+}
+
+std::vector<LinkSpeed> ReadPciLinks(const std::vector<std::string>& addresses,
+                                    const std::string& root) {
+  return PciReader().Read(addresses, root);
 }
 
 }  // namespace sluice::daemon

@@ -9,7 +9,7 @@
 
 #include "daemon/arguments.h"
 #include "daemon/checks.h"
-#include "daemon/runtime/signals.h"
+#include "daemon/runtime/process.h"
 #include "daemon/serve.h"
 #include "daemon/store/starter.h"
 #include "proto/cli/cli.h"

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "daemon/cuda_links.h"
-#include "daemon/sim_node.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/numa.h"

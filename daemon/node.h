@@ -6,8 +6,8 @@
 //   cuda   A GPU's pool is its memory less the larger of 1 GiB and 6 %, which
 //          contexts and libraries need. The host pools share what may be pinned
 //          of the machine's memory or its cgroup's limit (Pinnable,
-//          proto/base/cgroup.h). Links are read from sysfs (pci_links.h); their
-//          speeds are unknown unless [cuda] gives them.
+//          proto/base/cgroup.h). Links are read from sysfs (cuda_links.h);
+//          their speeds are unknown unless [cuda] gives them.
 #pragma once
 
 #include <functional>
@@ -47,5 +47,13 @@ struct Node {
 absl::StatusOr<Node> OpenNode(const Config& config,
                               const std::string& runtime_dir,
                               const std::string& root = "");
+
+// Makes the node in `directory`, which `node` then owns. If ranks of an earlier
+// daemon use a node there, that node stays as it is and is not owned. Opens the
+// node's driver, and adds its links and NUMA nodes to `node`. InvalidArgument:
+// the links of [sim] make no tree. Other errors are those of
+// device::CreateSimNode.
+absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
+                     Node& node);
 
 }  // namespace sluice::daemon

@@ -1,5 +1,3 @@
-#include "daemon/sim_node.h"
-
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "daemon/core/node/links.h"
+#include "daemon/node.h"
 #include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
 

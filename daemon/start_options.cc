@@ -1,6 +1,8 @@
 #include "daemon/start_options.h"
 
 #include <fmt/format.h>
+#include <pwd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -11,10 +13,9 @@
 
 #include "absl/time/clock.h"
 #include "daemon/metrics/snapshot_json.h"
-#include "daemon/runtime/this_process.h"
+#include "daemon/runtime/process.h"
 #include "daemon/service/grant_pages.h"
 #include "daemon/service/log/log.h"
-#include "daemon/worker_user.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
@@ -146,6 +147,28 @@ absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
     options.end_after_idle = absl::Seconds(*arguments.end_after_idle_s);
   }
   return options;
+}
+
+absl::StatusOr<WorkerUser> FindWorkerUser(const std::string& name) {
+  if (name.empty()) return WorkerUser{};
+  std::vector<char> buffer(1 << 16);
+  passwd entry = {};
+  passwd* found = nullptr;
+  getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  if (found == nullptr) {
+    return absl::NotFoundError(
+        fmt::format("user in [worker] is '{}', and there is no such user: make "
+                    "it, or name another",
+                    name));
+  }
+  if (geteuid() == found->pw_uid) return WorkerUser{};
+  if (geteuid() != 0) {
+    return absl::PermissionDeniedError(fmt::format(
+        "user in [worker] is '{}', and only a daemon that runs as root may "
+        "change its worker's user: leave the key out",
+        name));
+  }
+  return WorkerUser{found->pw_uid, found->pw_gid};
 }
 
 }  // namespace sluice::daemon

@@ -4,6 +4,10 @@
 // Thread safety: one thread.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "daemon/arguments.h"
 #include "daemon/config.h"
@@ -13,6 +17,15 @@
 #include "proto/base/clock.h"
 
 namespace sluice::daemon {
+
+struct WorkerUser {
+  std::optional<uint32_t> uid, gid;  // unset: the daemon's own
+};
+
+// Looks up `name`, the value of [worker] user. Returns no user if it is empty.
+// NotFound: there is no such user. PermissionDenied: it is another user, and
+// the daemon does not run as root.
+absl::StatusOr<WorkerUser> FindWorkerUser(const std::string& name);
 
 // Returns all options but `policy`, `listener` and `deaths`, which the caller
 // fills in. `node` and `clock` outlive the service; the clocks of simulated

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "daemon/runtime/signals.h"
+#include "daemon/runtime/process.h"
 #include "daemon/service/admin/admin_socket.h"
 #include "daemon/service/takeover/handover.h"
 #include "proto/admin/admin.grpc.pb.h"

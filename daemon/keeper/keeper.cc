@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "daemon/keeper/say.h"
-#include "daemon/runtime/signals.h"
+#include "daemon/runtime/process.h"
 #include "proto/base/clock.h"
 #include "proto/base/span_text.h"
 #include "proto/base/status.h"

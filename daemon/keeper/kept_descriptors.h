@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "daemon/keeper/notification.h"
+#include "daemon/keeper/notify_receiver.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {

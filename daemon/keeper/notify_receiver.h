@@ -1,5 +1,5 @@
 // The receiving side of sd_notify(3): a datagram socket that gets the senders'
-// pids from the kernel.
+// pids from the kernel, and what a datagram asks for.
 //
 // Thread safety: none needed; the keeper has one thread.
 #pragma once
@@ -8,12 +8,31 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
+
+// systemd's limit too.
+inline constexpr size_t kMaxNotification = 4096;
+
+struct Notification {
+  enum class Kind {
+    kOther,  // READY=1, STATUS=…: nothing to do
+    kPut,
+    kRemove,
+    kBarrier,
+  };
+  Kind kind = Kind::kOther;
+  std::string name;  // of kPut and kRemove
+};
+
+// InvalidArgument: the datagram has two messages, a malformed name
+// (IsDescriptorName) or a zero byte, or is too long or empty.
+absl::StatusOr<Notification> ParseNotification(std::string_view text);
 
 class NotifyReceiver {
  public:

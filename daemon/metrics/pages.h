@@ -20,6 +20,10 @@
 
 namespace sluice::daemon {
 
+// The status page: one self-contained HTML document that asks /status.json
+// every two seconds.
+std::string_view StatusPage();
+
 enum class PageName { kHealth, kReady, kMetrics, kStatusJson, kStatusPage };
 
 // Returns the page with a path such as "/metrics"; nullopt if there is none.

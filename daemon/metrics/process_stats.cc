@@ -1,5 +1,3 @@
-#include "daemon/metrics/process_stats.h"
-
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 #include <sstream>
 #include <string>
 
+#include "daemon/metrics/prometheus_text.h"
 #include "proto/base/file_text.h"
 
 namespace sluice::daemon {

@@ -100,7 +100,7 @@ class Service {
   // Answers the requests that ranks sent while there was no daemon, for a few
   // milliseconds at most. Call before Run.
   void AnswerWhoWaited();
-  // Serves until a signal ends it (runtime/signals.h). REQUIRES: the caller has
+  // Serves until a signal ends it (runtime/process.h). REQUIRES: the caller has
   // blocked these signals.
   void Run();
   // Ends the threads, for which the loop must not wait. Call after Run. Returns

@@ -43,7 +43,7 @@ void UseJournal(JournalSocket journal);
 // Lines that are missing in the log, since the process started.
 struct LogLosses {
   uint64_t dropped = 0;     // stderr was not read
-  uint64_t suppressed = 0;  // over the limit of a user (log_limiter.h)
+  uint64_t suppressed = 0;  // over the limit of a user (event_writer.h)
 };
 LogLosses ReadLogLosses();
 void CountSuppressed(uint64_t lines);

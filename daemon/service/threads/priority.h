@@ -1,4 +1,11 @@
 // The scheduling of the calling thread.
+//
+// Every rank waits for the loop. The kernel lets another process on the loop's
+// core continue for milliseconds (a tick, in a kernel that does not preempt),
+// however little time the loop needs. So the loop has the lowest real-time
+// priority, like the thread that refills the grant pages, while it computes
+// little. A loop that a flood of requests keeps busy loses the priority until
+// it is less busy, so that it takes no core from the node's training.
 #pragma once
 
 #include "absl/time/time.h"
@@ -15,5 +22,34 @@ void GoAsOthers();
 
 // Returns the CPU time of this thread since it began.
 absl::Duration CpuTimeOfThisThread();
+
+// Decides when the loop's thread has priority. Pure.
+class Urgency {
+ public:
+  static constexpr absl::Duration kWindow = absl::Milliseconds(100);
+  static constexpr double kMost = 0.75;  // fraction of a core, within a window
+
+  // Returns whether the thread should have priority. Must be called at least
+  // once per kWindow while the thread computes. `cpu` is the thread's CPU time
+  // since it began, at the time `now`, which must not go back.
+  bool IsUrgent(absl::Time now, absl::Duration cpu) {
+    if (now < end_) return urgent_;
+    if (begin_ != absl::InfinitePast()) {
+      urgent_ = cpu - cpu_at_begin_ <= kMost * (now - begin_);
+    }
+    begin_ = now;
+    end_ = now + kWindow;
+    cpu_at_begin_ = cpu;
+    return urgent_;
+  }
+  // Returns the time until which the answer stays the same.
+  absl::Time next() const { return end_; }
+
+ private:
+  bool urgent_ = true;
+  absl::Time begin_ = absl::InfinitePast();
+  absl::Time end_ = absl::InfinitePast();
+  absl::Duration cpu_at_begin_ = absl::ZeroDuration();
+};
 
 }  // namespace sluice::daemon
