@@ -106,7 +106,7 @@ void Extents::Work(Lane& lane) {
 
 void Extents::Release(Lane& lane, ExportedMemory memory) {
   ReleaseMemory(*driver_, std::move(memory));
-  Pass(CrashPoint::kExtentReleased);
+  Pass("extent-released");
   if (lane.waiting.empty()) arena_->Refill();
 }
 
@@ -171,7 +171,7 @@ void Extents::Retry(Lane& lane) {
 
 void Extents::Tell(Tries made) {
   if (made.empty()) return;
-  Pass(CrashPoint::kExtentMade);
+  Pass("extent-made");
   if (handover_ != nullptr && handover_->keeps()) {
     for (const Try& each : made) {
       if (!each.made.ok()) continue;
@@ -183,9 +183,9 @@ void Extents::Tell(Tries made) {
       }
     }
   }
-  Pass(CrashPoint::kExtentPut);
+  Pass("extent-put");
   auto tell = [this, made = std::move(made)] {
-    Pass(CrashPoint::kExtentStored);
+    Pass("extent-stored");
     Record(made);
   };
   if (handover_ != nullptr) return handover_->WhenKept(std::move(tell));
@@ -238,7 +238,7 @@ void Extents::Destroy(ExtentId id) {
   Kept extent = std::move(found->second);
   extents_.erase(found);
   if (handover_ != nullptr) handover_->Drop(Handover::NameOf(id));
-  Pass(CrashPoint::kExtentDropped);
+  Pass("extent-dropped");
   Lane& lane = LaneOf(extent.pool);
   const MutexLock lock(mutex_);
   lane.unwanted.push_back(std::move(extent.memory));

@@ -523,7 +523,7 @@ absl::StatusOr<bool> Service::TakeOver() {
   if (options_.http_goes_on) handover_->Take(Handover::kHttp);
   auto saved = handover_->ReadState(core_);
   const bool any = saved.ok() && saved->has_value();
-  if (any) Pass(CrashPoint::kStateRead);
+  if (any) Pass("state-read");
   const absl::Status taken = any ? Adopt(**std::move(saved)) : saved.status();
   if (!taken.ok()) {
     return Annotate(taken, "what an earlier daemon left stays as it is");
@@ -550,7 +550,7 @@ absl::Status Service::Adopt(CoreState saved) {
     extents_->Abandon();
     return adopted;
   }
-  Pass(CrashPoint::kExtentsAdopted);
+  Pass("extents-adopted");
   std::set<SessionId> reached;
   std::vector<Core::Gone> gone;
   for (const auto& [id, session] : saved.sessions) {
@@ -573,17 +573,17 @@ absl::Status Service::Adopt(CoreState saved) {
       gone.push_back({id, {}});
     }
   }
-  Pass(CrashPoint::kSessionsAdopted);
+  Pass("sessions-adopted");
   next_session_ = saved.last_session.value() + 1;
   core_.Load(std::move(saved));
-  Pass(CrashPoint::kCoreLoaded);
+  Pass("core-loaded");
   const absl::Time now = loop_->now();
   Effects effects = core_.TakeOver(reached, now);
   handover_->Begin(core_, now);
-  Pass(CrashPoint::kAdoptedSaved);
+  Pass("adopted-saved");
   Execute(std::move(effects));
   if (!gone.empty()) Execute(core_.ProcessesGone(gone, now));
-  Pass(CrashPoint::kTakenOver);
+  Pass("taken-over");
   return absl::OkStatus();
 }
 
@@ -618,15 +618,15 @@ void Service::KeepHttp(int fd) {
 
 void Service::SayReady() {
   handover_->store().Ready("serving");
-  Pass(CrashPoint::kReadyTold);
+  Pass("ready-told");
 }
 
 // --- one function per effect -------------------------------------------------
 
 void Service::Execute(Effects effects) {
-  Pass(CrashPoint::kChangeUnsaved);
+  Pass("change-unsaved");
   handover_->Save(core_, loop_->now());
-  Pass(CrashPoint::kChangeSaved);
+  Pass("change-saved");
   ++executing_;
   for (Effect& effect : effects) {
     std::visit(
@@ -644,7 +644,7 @@ void Service::Execute(Effects effects) {
             [&](auto& other) { Do(other); }},
         effect);
   }
-  Pass(CrashPoint::kEffectsDone);
+  Pass("effects-done");
   if (--executing_ == 0 && core_.NoticesSent()) {
     handover_->Save(core_, loop_->now());
   }

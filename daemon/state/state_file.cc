@@ -247,13 +247,13 @@ absl::Status StateFile::Append(std::string_view record) {
   StoreWord(here + offsetof(Lead, epoch), 0);
   // Marks the end after this record.
   StoreWord(here + size, 0);
-  Pass(CrashPoint::kRecordBegun);
+  Pass("record-begun");
   std::memcpy(memory_ + here + sizeof(Lead), record.data(), record.size());
   Publish(here, epoch_, next_, record.size(),
           SumOf(0, record.data(), record.size()));
   end_ += size;
   ++next_;
-  Pass(CrashPoint::kRecordSaved);
+  Pass("record-saved");
   return absl::OkStatus();
 }
 
@@ -272,7 +272,7 @@ absl::Status StateFile::Checkpoint(std::string_view state) {
   epoch_ = epoch;
   end_ = 0;
   next_ = 0;
-  Pass(CrashPoint::kCheckpointSaved);
+  Pass("checkpoint-saved");
   return absl::OkStatus();
 }
 
@@ -295,7 +295,7 @@ void StateFile::Publish(size_t at, uint64_t epoch, uint64_t index,
   StoreWord(at + offsetof(Lead, index), lead.index);
   StoreWord(at + offsetof(Lead, size), lead.size);
   StoreWord(at + offsetof(Lead, sum), lead.sum);
-  Pass(CrashPoint::kUnpublished);
+  Pass("unpublished");
   StoreWord(at + offsetof(Lead, epoch), lead.epoch);
 }
 

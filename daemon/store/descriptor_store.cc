@@ -250,7 +250,7 @@ absl::Status DescriptorStore::SendAll(std::deque<Item>& batch,
     if (!item.changes_store || unsent_.empty()) {
       sent = socket_->Send(item.message, deadline, item.fd.get());
       if (met.ok()) met = sent;
-      Pass(CrashPoint::kMessageSent);
+      Pass("message-sent");
     }
     const bool is_sent = sent.ok() && unsent_.empty();
     if (item.changes_store && !is_sent) unsent_.push_back(std::move(item));
@@ -268,7 +268,7 @@ void DescriptorStore::SendBatch(std::deque<Item> batch) {
         batch, [](const Item& item) { return static_cast<bool>(item.done); });
     if (waited_for) {
       if (met.ok()) met = socket_->Barrier(deadline);
-      Pass(CrashPoint::kBarrierPassed);
+      Pass("barrier-passed");
     }
   }
   if (absl::IsUnavailable(met)) KeeperEndsWithin(kEndShows);

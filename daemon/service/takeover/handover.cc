@@ -246,9 +246,9 @@ void Handover::DropSocket(const std::string& name, UniqueFd socket) {
   // Unlike close, this also ends the connection if a forked child has the
   // peer's end.
   shutdown(socket.get(), SHUT_RDWR);
-  Pass(CrashPoint::kSocketShut);
+  Pass("socket-shut");
   Drop(name);
-  Pass(CrashPoint::kSocketDropped);
+  Pass("socket-dropped");
   auto last = std::make_shared<UniqueFd>(std::move(socket));
   store_->Flush(
       [this, last](const absl::Status&) { close_(std::move(*last)); });
