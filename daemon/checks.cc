@@ -16,7 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
-#include "daemon/metrics/http_server.h"
+#include "daemon/metrics/http_socket.h"
 #include "daemon/node.h"
 #include "daemon/runtime/runtime_dir.h"
 #include "daemon/service/takeover/read_saved.h"
@@ -36,9 +36,8 @@ namespace {
 // Returns the error with which a start would fail. Does not try ports and
 // sockets, because the running daemon may hold them.
 absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
-  SLUICE_RETURN_IF_ERROR(CheckHttp({.listen = config.http_listen.value_or(""),
-                                    .socket = {},
-                                    .socket_group = config.http_socket_group}));
+  SLUICE_RETURN_IF_ERROR(CheckHttpSockets(config.http_listen.value_or(""),
+                                          config.http_socket_group));
   const Clocks now = ClocksNow(MonotonicClock());
   const PolicyFile file = PolicyFileOf(config, arguments);
   // The policy is checked before the slow parts.

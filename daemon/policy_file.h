@@ -44,8 +44,6 @@ class PolicyFile {
   // `daemon`, the daemon's user, may write to it. PermissionDenied: this
   // process may not read it.
   absl::StatusOr<Policy> Read(const Clocks& now, uid_t daemon) const;
-  // Assumes that this process is the daemon.
-  absl::StatusOr<Policy> Read(const Clocks& now) const;
   // The owner of the folder, or this process's user if there is none.
   uid_t owner() const;
   // Makes the folder if it does not exist, writable only for this user.

@@ -12,10 +12,10 @@
 #include <cmath>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "proto/base/status.h"
@@ -58,7 +58,8 @@ class TableReader {
   }
 
   // Readers of one value each.
-  Reader Text(std::string* to) const {
+  template <typename To>  // std::string, or an optional one
+  Reader Text(To* to) const {
     return [this, to](const toml::node& node) {
       const auto text = node.value_exact<std::string>();
       if (!text) return Error(node, "must be a string in quotes");
@@ -66,7 +67,8 @@ class TableReader {
       return absl::OkStatus();
     };
   }
-  Reader Whole(int* to, int least, int most) const {
+  template <typename To>  // int, or an optional of a wider type
+  Reader Whole(To* to, int least, int most) const {
     return [=, this](const toml::node& node) {
       const auto number = node.value_exact<int64_t>();
       if (!number || *number < least || *number > most) {
@@ -87,14 +89,23 @@ class TableReader {
       return absl::OkStatus();
     };
   }
-  Reader Size(Bytes* to) const {
-    return [=, this](const toml::node& node) {
-      return ReadSize(node, [to](Bytes size) { *to = size; });
-    };
-  }
-  Reader Size(std::optional<Bytes>* to) const {
-    return [=, this](const toml::node& node) {
-      return ReadSize(node, [to](Bytes size) { *to = size; });
+  template <typename To>  // Bytes, or optional ones
+  Reader Size(To* to) const {
+    return [=, this](const toml::node& node) -> absl::Status {
+      constexpr const char* kNeeded =
+          "must be a size above 0 in quotes, such as \"36MiB\"";
+      if (const auto number = node.value_exact<int64_t>();
+          number && *number > 0) {
+        return Error(node, fmt::format("{}, or \"{}B\" for {} bytes", kNeeded,
+                                       *number, *number));
+      }
+      const auto text = node.value_exact<std::string>();
+      if (!text) return Error(node, kNeeded);
+      const auto size = ParseBytes(*text);
+      if (!size.ok()) return Error(node, std::string(size.status().message()));
+      if (*size <= Bytes(0)) return Error(node, kNeeded);
+      *to = *size;
+      return absl::OkStatus();
     };
   }
   template <typename T>
@@ -113,7 +124,12 @@ class TableReader {
       return absl::OkStatus();
     };
   }
-  Reader List(std::function<absl::Status(const toml::node&)> each) const {
+  Reader Texts(std::vector<std::string>* to) const {
+    return List([=, this](const toml::node& node) {
+      return Text(&to->emplace_back())(node);
+    });
+  }
+  Reader List(Reader each) const {
     return [=, this](const toml::node& node) -> absl::Status {
       const toml::array* list = node.as_array();
       if (list == nullptr) return Error(node, "must be a list");
@@ -123,24 +139,6 @@ class TableReader {
   }
 
  private:
-  absl::Status ReadSize(const toml::node& node,
-                        const std::function<void(Bytes)>& use) const {
-    constexpr const char* kNeeded =
-        "must be a size above 0 in quotes, such as \"36MiB\"";
-    if (const auto number = node.value_exact<int64_t>();
-        number && *number > 0) {
-      return Error(node, fmt::format("{}, or \"{}B\" for {} bytes", kNeeded,
-                                     *number, *number));
-    }
-    const auto text = node.value_exact<std::string>();
-    if (!text) return Error(node, kNeeded);
-    const auto size = ParseBytes(*text);
-    if (!size.ok()) return Error(node, std::string(size.status().message()));
-    if (*size <= Bytes(0)) return Error(node, kNeeded);
-    use(*size);
-    return absl::OkStatus();
-  }
-
   absl::Status Unknown(const toml::node& at, const std::string& key) const {
     std::string known;
     for (const auto& [name, reader] : readers_) {

@@ -12,7 +12,6 @@
 #include <array>
 #include <cerrno>
 #include <list>
-#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -159,7 +158,8 @@ class Server final : public HttpServer {
   }
 
   absl::Status Start(HttpOptions options) {
-    SLUICE_RETURN_IF_ERROR(CheckHttp(options));
+    SLUICE_RETURN_IF_ERROR(
+        CheckHttpSockets(options.listen, options.socket_group));
     stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
     if (!stop_ || !epoll_) return ErrnoStatus(errno, "make an epoll");
@@ -308,10 +308,6 @@ class Server final : public HttpServer {
 };
 
 }  // namespace
-
-absl::Status CheckHttp(const HttpOptions& options) {
-  return CheckHttpSockets(options.listen, options.socket_group);
-}
 
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpServer(
     HttpOptions options) {

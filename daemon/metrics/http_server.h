@@ -37,10 +37,6 @@ struct HttpOptions {
   UniqueFd left = {};
 };
 
-// Checks what can be checked without opening a socket. InvalidArgument:
-// `listen` is malformed. NotFound: the group does not exist.
-absl::Status CheckHttp(const HttpOptions& options);
-
 class HttpServer {
  public:
   static constexpr absl::Duration kReadLimit = absl::Seconds(2);

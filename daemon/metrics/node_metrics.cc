@@ -18,6 +18,22 @@ void AddStates(const Labels& labels, const PoolSnapshot& pool, Families& to) {
 }
 
 void AddPools(const Snapshot& from, Families& to) {
+  const auto gpus = [&](const char* name, const char* help, auto value) {
+    to.Add(name, help, MetricType::Gauge);
+    for (const GpuSnapshot& gpu : from.gpus) {
+      to.Value(GpuLabels(gpu.gpu), value(gpu));
+    }
+  };
+  const auto numa = [](const PoolSnapshot& pool) {
+    return Labels{{"numa_node", std::to_string(pool.id.ordinal)}};
+  };
+  const auto hosts = [&](const char* name, const char* help,
+                         Bytes PoolSnapshot::*part) {
+    to.Add(name, help, MetricType::Gauge);
+    for (const PoolSnapshot& pool : from.hosts) {
+      to.Value(numa(pool), Count(pool.*part));
+    }
+  };
   to.Add("sluice_held_outside_age_seconds",
          "Since the device was asked what is held outside leases.",
          MetricType::Gauge);
@@ -30,27 +46,15 @@ void AddPools(const Snapshot& from, Families& to) {
   for (const GpuSnapshot& gpu : from.gpus) {
     AddStates(GpuLabels(gpu.gpu), gpu.pool, to);
   }
-  to.Add("sluice_gpu_usable", "1, or 0: the GPU was not usable at the start.",
-         MetricType::Gauge);
-  for (const GpuSnapshot& gpu : from.gpus) {
-    to.Value(GpuLabels(gpu.gpu), gpu.gpu.fault.empty() ? 1 : 0);
-  }
-  to.Add("sluice_pool_kept_bytes",
-         "The part of the free memory that exists as idle extents.",
-         MetricType::Gauge);
-  for (const GpuSnapshot& gpu : from.gpus) {
-    to.Value(GpuLabels(gpu.gpu), Count(gpu.pool.kept));
-  }
-  to.Add("sluice_pool_reserved_bytes",
-         "The part of the free memory that only those may have for whom it is "
-         "reserved.",
-         MetricType::Gauge);
-  for (const GpuSnapshot& gpu : from.gpus) {
-    to.Value(GpuLabels(gpu.gpu), Count(gpu.pool.reserved));
-  }
-  const auto numa = [](const PoolSnapshot& pool) {
-    return Labels{{"numa_node", std::to_string(pool.id.ordinal)}};
-  };
+  gpus("sluice_gpu_usable", "1, or 0: the GPU was not usable at the start.",
+       [](const GpuSnapshot& gpu) { return gpu.gpu.fault.empty() ? 1 : 0; });
+  gpus("sluice_pool_kept_bytes",
+       "The part of the free memory that exists as idle extents.",
+       [](const GpuSnapshot& gpu) { return Count(gpu.pool.kept); });
+  gpus("sluice_pool_reserved_bytes",
+       "The part of the free memory that only those may have for whom it is "
+       "reserved.",
+       [](const GpuSnapshot& gpu) { return Count(gpu.pool.reserved); });
   to.Add("sluice_host_pool_bytes",
          "Pinned host memory of a NUMA node's pool by state.",
          MetricType::Gauge);
@@ -60,24 +64,15 @@ void AddPools(const Snapshot& from, Families& to) {
            MetricType::Gauge);
     to.Value({{"kind", from.host_memory}}, 1);
   }
-  to.Add("sluice_host_pool_kept_bytes",
-         "The part of the free host memory that exists as idle extents.",
-         MetricType::Gauge);
-  for (const PoolSnapshot& pool : from.hosts) {
-    to.Value(numa(pool), Count(pool.kept));
-  }
-  to.Add("sluice_host_pool_reserved_bytes",
-         "The part of the free host memory that is reserved for some.",
-         MetricType::Gauge);
-  for (const PoolSnapshot& pool : from.hosts) {
-    to.Value(numa(pool), Count(pool.reserved));
-  }
-  to.Add("sluice_host_pool_ready_bytes",
-         "The part of the free host memory that was made ahead of leases.",
-         MetricType::Gauge);
-  for (const PoolSnapshot& pool : from.hosts) {
-    to.Value(numa(pool), Count(pool.ready));
-  }
+  hosts("sluice_host_pool_kept_bytes",
+        "The part of the free host memory that exists as idle extents.",
+        &PoolSnapshot::kept);
+  hosts("sluice_host_pool_reserved_bytes",
+        "The part of the free host memory that is reserved for some.",
+        &PoolSnapshot::reserved);
+  hosts("sluice_host_pool_ready_bytes",
+        "The part of the free host memory that was made ahead of leases.",
+        &PoolSnapshot::ready);
 }
 
 // Adds the number of waiting leases, by kind of memory.

@@ -226,28 +226,17 @@ json Plan(const PlanSnapshot& kept) {
           {"ranks", std::move(ranks)}};
 }
 
-const char* NameOf(PlanningSnapshot::State state) {
-  switch (state) {
-    case PlanningSnapshot::State::kCollecting:
-      return "collecting";
-    case PlanningSnapshot::State::kQueued:
-      return "queued";
-    case PlanningSnapshot::State::kSolving:
-      return "solving";
-    case PlanningSnapshot::State::kWaiting:
-      return "waiting";
-    case PlanningSnapshot::State::kChanging:
-      return "changing";
-  }
-  return "";
-}
+// Indexed by PlanningSnapshot::State.
+constexpr const char* kStates[] = {
+    "collecting", "queued", "solving", "waiting", "changing",
+};
 
 json Planning(const PlanningSnapshot& planning) {
   using State = PlanningSnapshot::State;
   json to = {
       {"job", planning.job},
       {"uid", planning.principal.uid},
-      {"state", NameOf(planning.state)},
+      {"state", kStates[static_cast<int>(planning.state)]},
       {"ranks", planning.ranks},
       {"ranks_wanted", planning.wanted},
       {"elapsed_s", OrNull(planning.state != State::kCollecting &&

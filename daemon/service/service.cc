@@ -162,13 +162,12 @@ absl::Status Service::Prepare() {
           [this](UniqueFd socket) {
             closer_.CloseSession(std::move(socket));
           }));
-  leaving_ = handover_->was_left_anything();
+  leaving_ = handover_->left_anything();
   MakeSessions();
   SLUICE_ASSIGN_OR_RETURN(
       listener_,
       SessionListener::Open(
           {.path = options_.socket,
-           .mode = options_.socket_mode,
            .loop = loop_.get(),
            .closer = &closer_,
            .events = &events_,
@@ -885,8 +884,8 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
     core_.PlanProgressed(round, progress);
   }
   ReadCopies();
-  Snapshot snapshot = core_.TakeSnapshot(
-      view.principal ? &*view.principal : nullptr, loop_->now());
+  const Principal* const viewer = view.principal ? &*view.principal : nullptr;
+  Snapshot snapshot = core_.TakeSnapshot(viewer, loop_->now());
   if (view.observer) --snapshot.sessions;  // an observer is not counted
   for (PoolSnapshot& host : snapshot.hosts) {
     host.ready = arena_->ready(NumaIndex(host.id.ordinal));
@@ -895,10 +894,8 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   snapshot.host_memory = kind.name;
   snapshot.host_memory_why = kind.why;
   profile_reader_->GiveBackDropped();
-  snapshot.quotas =
-      quotas_.TakeSnapshot(view.principal ? &*view.principal : nullptr);
-  AddCountedByPolicy(core_, view.principal ? &*view.principal : nullptr,
-                     snapshot.quotas);
+  snapshot.quotas = quotas_.TakeSnapshot(viewer);
+  AddCountedByPolicy(core_, viewer, snapshot.quotas);
   const LogLosses losses = ReadLogLosses();
   snapshot.log_lines_dropped = losses.dropped;
   snapshot.log_lines_suppressed = losses.suppressed;

@@ -50,8 +50,7 @@
 namespace sluice::daemon {
 
 struct ServiceOptions {
-  std::string socket;      // path of the session socket
-  int socket_mode = 0666;  // which users may attach; budgets limit each
+  std::string socket;  // path of the session socket
   NodeConfig node;
   PeerRules peers;
   Shares shares;                     // from SharesOf, for this process

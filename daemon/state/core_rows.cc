@@ -23,11 +23,13 @@ void AddRow(std::string& to, RowOp op, const std::string& key,
   writer.Element(row);
 }
 
-// Writes rows to put or erase, in order. These rows name no objects, so their
-// bytes do not depend on which objects the reader has.
+// Writes rows to put or erase, in order. Without `objects`, for rows that name
+// none, so their bytes do not depend on which objects the reader has.
 class RowWriter {
  public:
-  RowWriter() { rows_.reserve(kMostOfARequest); }
+  explicit RowWriter(Objects* objects) : to_(&rows_, objects) {
+    rows_.reserve(kMostOfARequest);
+  }
 
   template <typename Key, typename Row>
   void operator()(RowKind kind, const Key& key, const Row* row) {
@@ -67,39 +69,7 @@ class RowWriter {
   }
 
   std::string rows_;
-  FieldWriter to_{&rows_, nullptr};
-};
-
-// Writes the rows of planning, which name objects.
-class PlanningWriter {
- public:
-  explicit PlanningWriter(Objects* objects) : objects_(objects) {}
-
-  void operator()(RowKind kind, const JobKey& job, const auto* row) {
-    const std::string key = KeyOf(static_cast<char>(kind), job);
-    if (row == nullptr) return AddRow(rows_, RowOp::kErase, key, "");
-    std::string bytes;
-    FieldWriter(&bytes, objects_).Element(*row);
-    AddRow(rows_, RowOp::kPut, key, bytes);
-  }
-  // Returns the rows, after the objects that they name.
-  std::string Take() {
-    std::string rows;
-    for (const auto& [number, bytes] : objects_->TakeNew()) {
-      AddRow(rows, RowOp::kPut, KeyOf(kObjectRow, number), bytes);
-    }
-    return rows + std::exchange(rows_, {});
-  }
-
- private:
-  static std::string KeyOf(char kind, const auto& key) {
-    std::string name(1, kind);
-    FieldWriter(&name, nullptr).Element(key);
-    return name;
-  }
-
-  Objects* objects_;
-  std::string rows_;
+  FieldWriter to_;
 };
 
 template <typename Row>
@@ -315,8 +285,7 @@ class RowReader {
 }  // namespace
 
 std::string CoreRows::Changes(Core& core) {
-  RowWriter rows;
-  PlanningWriter planning(&objects_);
+  RowWriter rows(nullptr), planning(&objects_);
   core.TakeChanged(
       [&]<typename Row>(RowKind kind, const auto& key, const Row* row) {
         if constexpr (kIsOfPlanning<Row>) {
@@ -325,7 +294,14 @@ std::string CoreRows::Changes(Core& core) {
           rows(kind, key, row);
         }
       });
-  std::string record = planning.Take() + rows.Take();
+  // Objects precede the rows that name them.
+  std::string record;
+  for (const auto& [number, bytes] : objects_.TakeNew()) {
+    std::string key(1, kObjectRow);
+    FieldWriter(&key, nullptr).Element(number);
+    AddRow(record, RowOp::kPut, key, bytes);
+  }
+  record += planning.Take() + rows.Take();
   // Row of the state outside of tables, which is written only if it has
   // changed.
   std::string loose;

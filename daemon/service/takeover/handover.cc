@@ -64,7 +64,6 @@ absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(
   SLUICE_ASSIGN_OR_RETURN(handover->store_,
                           OpenStore(starter, std::move(post)));
   handover->left_ = std::move(starter.stored);
-  handover->was_left_anything_ = !handover->left_.empty();
   uint64_t last = 0;
   for (const auto& [name, fd] : handover->left_) {
     for (const char kind : {kSocket, kProcess, kUsePage}) {

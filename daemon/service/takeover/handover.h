@@ -63,9 +63,8 @@ class Handover {
   // this node. Unimplemented: only a daemon of another version can read it.
   absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
-  // Returns whether an earlier daemon left anything, even if it was taken
-  // since.
-  bool was_left_anything() const { return was_left_anything_; }
+  // Returns whether the earlier daemon left anything that was not taken yet.
+  bool left_anything() const { return !left_.empty(); }
   // Returns the greatest session id in the names of what was left, because
   // names are never used again.
   SessionId last_session_left() const { return last_session_left_; }
@@ -160,7 +159,6 @@ class Handover {
   const StateFile::Sizes sizes_;
   std::unique_ptr<DescriptorStore> store_;
   std::map<std::string, UniqueFd> left_;
-  bool was_left_anything_ = false;
   SessionId last_session_left_;
   UniqueFd state_fd_;
   std::unique_ptr<StateFile> state_;
