@@ -56,8 +56,8 @@ class ConfigReader {
   TableReader Table(const std::string& name) const {
     return TableReader(path_, name);
   }
-  // Reads the key `what`_memory (the name that other programs' flags have) or
-  // `what`_bytes. Giving both is an error.
+  // Reads `what`_memory (as other programs' flags are called) or `what`_bytes;
+  // both together are an error.
   static void Memory(TableReader& table, const std::string& what, auto* to) {
     const auto given = std::make_shared<bool>(false);
     for (const char* ending : {"_bytes", "_memory"}) {
@@ -360,7 +360,7 @@ absl::StatusOr<Config> ReadConfig(const std::string& path) {
   const std::string what = fmt::format("read the configuration {}", path);
   std::error_code error;
   const auto kind = std::filesystem::status(path, error).type();
-  // A folder can be opened too, but would read as an empty file.
+  // A folder would read as an empty file.
   if (kind != std::filesystem::file_type::regular &&
       kind != std::filesystem::file_type::not_found) {
     return absl::InvalidArgumentError(

@@ -18,8 +18,7 @@
 namespace sluice::daemon {
 namespace {
 
-// Adds the links of a node on cuda, without speeds. Returns one line that names
-// the links above each GPU.
+// Returns one line that names the links above each GPU.
 std::string AddPciLinks(const std::string& root, Node& node) {
   std::vector<std::string> addresses;
   for (const GpuConfig& gpu : node.config.gpus) {
@@ -44,7 +43,6 @@ std::string AddPciLinks(const std::string& root, Node& node) {
   return text;
 }
 
-// Formats "h2d 24.9 GB/s"; empty if not limited.
 std::string SpeedText(const char* direction, double bytes_per_second) {
   if (bytes_per_second <= 0) return "";
   return fmt::format(" {} {:.1f} GB/s", direction, bytes_per_second / 1e9);
@@ -63,7 +61,7 @@ absl::StatusOr<LinkSpeed*> FindLink(std::vector<LinkSpeed>& links,
                   name, has));
 }
 
-// Sets the configured speeds. Returns one line that names the limits.
+// Returns one line that names the limits.
 absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
                                           Node& node) {
   std::string text;
@@ -72,8 +70,7 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
       [](const GpuConfig& gpu) { return !gpu.fault.empty(); });
   for (const LinkSpeed& each : given) {
     const auto found = FindLink(node.config.links, each.name);
-    // It may be a link of a faulty GPU, since the path of such a GPU is
-    // unknown.
+    // The path of a faulty GPU is unknown, so the link may be one of it.
     if (!found.ok() && lacks_gpus) {
       node.config.warnings.push_back(std::string(found.status().message()));
       continue;
@@ -100,8 +97,8 @@ bool IsHex(const std::string& text, size_t least, size_t most) {
              text, [](unsigned char c) { return std::isxdigit(c) != 0; });
 }
 
-// Accepts "0000:3a": a domain and a bus. Domains behind a volume manager have
-// more than four digits.
+// Accepts "0000:3a". Domains behind a volume manager have more than four
+// digits.
 bool IsBus(const std::string& name) {
   const size_t colon = name.find(':');
   return colon != std::string::npos && IsHex(name.substr(0, colon), 4, 8) &&
@@ -117,7 +114,6 @@ bool IsAddress(const std::string& name) {
          slot[3] >= '0' && slot[3] <= '7';
 }
 
-// Returns the number that a file begins with.
 std::optional<double> NumberIn(const std::filesystem::path& file) {
   std::ifstream in(file);
   double number = 0;
@@ -159,8 +155,8 @@ class PciReader {
  private:
   void Add(const Chain& chain) {
     if (chain.devices.empty()) return;
-    // Adds links from the GPU upwards until one is known already: the links
-    // above that one are known too.
+    // From the GPU upwards, until a link is known: those above it are known
+    // too.
     std::string below;
     const auto gpu = std::ssize(chain.devices) - 1;
     for (auto at = gpu; at >= 0; at -= 2) {
@@ -176,8 +172,8 @@ class PciReader {
     }
   }
 
-  // Adds the link `name` if it is new, makes it the parent of `below`, and sets
-  // `below` to it. Returns whether it was new.
+  // Makes the link `name` the parent of `below`, and sets `below` to it.
+  // Returns whether the link is new.
   bool Hang(std::string name, std::string& below) {
     const auto find = [this](const std::string& of) {
       return std::ranges::find(made_, of, &LinkSpeed::name);

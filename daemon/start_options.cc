@@ -22,9 +22,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Returns the command that the daemon runs on SIGHUP to check whether its
-// program file, which may be a new version, would start with the same flags and
-// take over.
+// The command that checks on SIGHUP whether the program file, which may be a
+// new version, would start with the same flags and take over.
 std::vector<std::string> CheckOf(const Arguments& arguments) {
   std::vector<std::string> words = {ThisProgram(), "--check-config",
                                     "--check-state", "--runtime-dir",
@@ -38,7 +37,7 @@ std::vector<std::string> CheckOf(const Arguments& arguments) {
   return words;
 }
 
-// Returns the number of whole extents that all pools have together.
+// In whole extents.
 int64_t ExtentsOfPools(const NodeConfig& node) {
   int64_t all = 0;
   for (const GpuConfig& gpu : node.gpus) all += gpu.pool / node.extent.gpu;
@@ -48,10 +47,9 @@ int64_t ExtentsOfPools(const NodeConfig& node) {
   return all;
 }
 
-// Reduces `extents` to what the descriptor store has room for. The store keeps
-// each extent for the next daemon, and also the descriptors of ranks
-// (Service::MayBeKept) and of some processes of ended sessions. One user may
-// have half of the extents, as without a store, or the configured number.
+// Reduces `extents` to what the store has room for, besides the descriptors of
+// ranks (Service::MayBeKept) and of some processes of ended sessions. One user
+// may have half of the extents, as without a store, or the configured number.
 Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
                   const Starter& starter) {
   const int64_t capacity = Handover::CapacityOf(starter);
@@ -74,8 +72,7 @@ Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
   return {std::clamp<int64_t>(each, 1, most), most};
 }
 
-// Returns all options except those that depend on the descriptor store
-// (ShareOut).
+// All options but those that depend on the store (ShareOut).
 absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
                                          const Config& config, Node& node,
                                          const Clock& clock) {
@@ -110,9 +107,8 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
   return options;
 }
 
-// Returns this daemon's generation: the time of its start, so that no two
-// daemons have the same. If the clock was set back, it is one more than the
-// last daemon's.
+// The time of the start, so that no two daemons have the same; one more than
+// the last daemon's if the clock was set back.
 uint64_t GenerationBehind(const Starter& starter) {
   const auto now = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   const auto kept = starter.stored.find(Handover::kLimits);
@@ -120,8 +116,6 @@ uint64_t GenerationBehind(const Starter& starter) {
   return std::max(now, GrantPages::GenerationOf(kept->second) + 1);
 }
 
-// Sets the limits of clients' descriptors and extents, and moves `starter` into
-// the options.
 void ShareOut(const Config& config, Starter starter, ServiceOptions& options) {
   const int64_t open_files = RaiseDescriptorLimit();
   options.shares = SharesOf(config.quota, open_files);

@@ -23,8 +23,8 @@
 
 namespace sluice::daemon {
 
-// One table of the file being read. Each known key has a reader. Every other
-// key is an error; its message lists the known keys.
+// Each known key has a reader. Every other key is an error; its message lists
+// the known keys.
 class TableReader {
  public:
   using Reader = std::function<absl::Status(const toml::node&)>;
@@ -51,7 +51,7 @@ class TableReader {
     return absl::OkStatus();
   }
 
-  // Returns an error at `at` that names the key being read, if there is one.
+  // The error names the key that is being read, if any.
   absl::Status Error(const toml::node& at, std::string_view what) const {
     return absl::InvalidArgumentError(
         fmt::format("{}:{}: {}{}", path_, at.source().begin.line, key_, what));
