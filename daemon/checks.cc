@@ -16,7 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
-#include "daemon/metrics/http_socket.h"
+#include "daemon/metrics/http_server.h"
 #include "daemon/node.h"
 #include "daemon/runtime/runtime_dir.h"
 #include "daemon/service/takeover/read_saved.h"

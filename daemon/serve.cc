@@ -27,7 +27,7 @@
 #include "daemon/service/takeover/read_saved.h"
 #include "daemon/start_options.h"
 #include "daemon/state/death_record.h"
-#include "daemon/store/handed_listener.h"
+#include "daemon/store/starter.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 
@@ -170,7 +170,7 @@ absl::Status RunService(const Arguments& arguments, ServiceOptions options,
   if (takes_over) service->AnswerWhoWaited();
   SLUICE_ASSIGN_OR_RETURN(
       auto admin,
-      AdminServer::Start(
+      ServeAdministrators(
           arguments.runtime_dir + "/admin.sock", &administration, SnapshotJson,
           takes_over ? NoAdminSocket::kIsTriedAgain : NoAdminSocket::kRefuses));
   if (opened.http) {

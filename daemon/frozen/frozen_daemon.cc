@@ -11,7 +11,6 @@
 #include <cerrno>
 
 #include "daemon/runtime/process.h"
-#include "daemon/service/admin/admin_socket.h"
 #include "daemon/service/takeover/handover.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
@@ -30,21 +29,12 @@ absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
   return ReadAllAt(file.get(), static_cast<size_t>(of.st_size), "the state");
 }
 
-}  // namespace
-
-absl::Status Frozen(const std::string& why) {
-  return absl::FailedPreconditionError(
-      fmt::format("{}: jobs keep what they hold and nothing is granted, since "
-                  "{}",
-                  wire::kFrozen, why));
-}
-
 // Answers administrators: why the daemon is frozen, and what it keeps. With
 // this a daemon of another version can check whether it could take over
 // (`sluiced --check-state`).
-struct FrozenDaemon::Admin final : admin::Admin::Service {
-  explicit Admin(const Options& options)
-      : why(ToGrpc(Frozen(options.why))), starter(options.starter) {}
+struct FrozenAdmin final : admin::Admin::Service {
+  FrozenAdmin(const absl::Status& frozen, const Starter& kept)
+      : why(ToGrpc(frozen)), starter(kept) {}
   using Context = grpc::ServerContext;
   grpc::Status ShowState(Context*, const admin::ShowStateRequest*,
                          admin::ShowStateReply* reply) override {
@@ -91,8 +81,16 @@ struct FrozenDaemon::Admin final : admin::Admin::Service {
 
   const grpc::Status why;
   const Starter& starter;
-  std::unique_ptr<AdminSocket> socket;  // last: it uses the rest
 };
+
+}  // namespace
+
+absl::Status Frozen(const std::string& why) {
+  return absl::FailedPreconditionError(
+      fmt::format("{}: jobs keep what they hold and nothing is granted, since "
+                  "{}",
+                  wire::kFrozen, why));
+}
 
 absl::StatusOr<std::unique_ptr<FrozenDaemon>> FrozenDaemon::Start(
     Options options) {
@@ -115,11 +113,11 @@ absl::Status FrozenDaemon::Prepare() {
   heartbeat_ = starter.watchdog.value_or(absl::InfiniteDuration()) / 2;
   heartbeat_at_ = loop_->now() + heartbeat_;
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
-  admin_ = std::make_shared<Admin>(options_);
   SLUICE_ASSIGN_OR_RETURN(
-      admin_->socket,
-      AdminSocket::Serve(options_.runtime_dir + "/admin.sock", admin_.get(),
-                         NoAdminSocket::kIsTriedAgain));
+      admin_, AdminSocket::Serve(
+                  options_.runtime_dir + "/admin.sock",
+                  std::make_unique<FrozenAdmin>(Frozen(options_.why), starter),
+                  NoAdminSocket::kIsTriedAgain));
   store_->Ready("frozen: " + options_.why);
   return absl::OkStatus();
 }

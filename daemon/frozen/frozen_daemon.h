@@ -14,6 +14,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "daemon/service/admin/admin_server.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/session_listener.h"
 #include "daemon/service/threads/loop.h"
@@ -46,7 +47,6 @@ class FrozenDaemon {
   bool Run();
 
  private:
-  struct Admin;
   explicit FrozenDaemon(Options options) : options_(std::move(options)) {}
   absl::Status Prepare();
   absl::Status Listen();
@@ -58,7 +58,7 @@ class FrozenDaemon {
   std::unique_ptr<Loop> loop_;
   Closer closer_;
   std::unique_ptr<DescriptorStore> store_;
-  std::shared_ptr<Admin> admin_;  // the administrators' service
+  std::unique_ptr<AdminSocket> admin_;
   // Null if no listening socket was handed on or kept.
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;

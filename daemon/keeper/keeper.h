@@ -17,9 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/keeper/daemon_process.h"
-#include "daemon/keeper/kept_descriptors.h"
 #include "daemon/keeper/notify_receiver.h"
-#include "daemon/keeper/restart_policy.h"
 #include "daemon/runtime/runtime_dir.h"
 #include "proto/base/unique_fd.h"
 

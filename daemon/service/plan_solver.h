@@ -25,10 +25,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/core/core.h"
 #include "daemon/core/effects.h"
+#include "daemon/core/node/types.h"
 #include "daemon/quota/fair_queue.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/service/threads/task_thread.h"
+#include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/progress.h"
@@ -96,6 +100,31 @@ class PlanSolver {
   std::map<Principal, int> running_;                  // workers of each user
   int workers_ = 0;
   bool ending_ = false;
+};
+
+// Plans as memfds. All ranks of a job get the same memfd, at different times,
+// so it is kept for a moment after it was made.
+class PlanFiles {
+ public:
+  static constexpr absl::Duration kKept = absl::Seconds(1);
+
+  // `core` must outlive this object
+  explicit PlanFiles(const Core* core) : core_(core) {}
+
+  // Returns the plan's memfd. NotFound: policy no longer keeps that plan.
+  absl::StatusOr<std::shared_ptr<const UniqueFd>> Of(PlanId plan,
+                                                     absl::Time now);
+  // Returns when to call Expire; InfiniteFuture if not needed.
+  absl::Time deadline() const;
+  void Expire(absl::Time now);
+
+ private:
+  struct File {
+    std::shared_ptr<const UniqueFd> fd;
+    absl::Time drop_at;
+  };
+  const Core* core_;
+  std::map<PlanId, File> files_;
 };
 
 }  // namespace sluice::daemon

@@ -34,7 +34,6 @@
 #include "daemon/service/identity/peer.h"
 #include "daemon/service/log/event_writer.h"
 #include "daemon/service/outside_watch.h"
-#include "daemon/service/plan_files.h"
 #include "daemon/service/plan_solver.h"
 #include "daemon/service/profile_reader.h"
 #include "daemon/service/rank_grants.h"

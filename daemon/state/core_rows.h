@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/core/core.h"
 #include "daemon/core/state.h"
-#include "daemon/state/objects.h"
+#include "daemon/state/fields.h"
 #include "daemon/state/state_file.h"
 
 namespace sluice::daemon {

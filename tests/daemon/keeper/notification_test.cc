@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "daemon/keeper/kept_descriptors.h"
 #include "daemon/keeper/notify_receiver.h"
 #include "daemon/store/starter.h"
 #include "gmock/gmock.h"
