@@ -20,7 +20,6 @@
 namespace sluice::daemon {
 namespace {
 
-// The longest time that the end of the service waits for the descriptor store.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 
 absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
@@ -29,8 +28,7 @@ absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
   return ReadAllAt(file.get(), static_cast<size_t>(of.st_size), "the state");
 }
 
-// Answers administrators: why the daemon is frozen, and what it keeps. With
-// this a daemon of another version can check whether it could take over
+// With this a daemon of another version can check whether it could take over
 // (`sluiced --check-state`).
 struct FrozenAdmin final : admin::Admin::Service {
   FrozenAdmin(const absl::Status& frozen, const Starter& kept)
@@ -147,11 +145,10 @@ void FrozenDaemon::OnSignal() {
   const auto signal = static_cast<int>(info.ssi_signo);
   const bool ends = IsEndingSignal(signal);
   if (!ends || info.ssi_code != SI_QUEUE || info.ssi_int != kEndsService) {
-    // On SIGHUP the daemon ends, and its starter starts it again, which reads
-    // the configuration anew.
+    // The next daemon reads the configuration anew.
     return ends || signal == SIGHUP ? loop_->Stop() : void();
   }
-  // Ranks see their sockets close, and take this for the end of the service.
+  // Ranks see their sockets close: the end of the service.
   service_ended_ = true;
   end_at_ = loop_->now() + kLongestForget;
   store_->RemoveAll();

@@ -5,8 +5,6 @@
 // daemon sent before its death is kept.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>

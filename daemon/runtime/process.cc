@@ -53,7 +53,6 @@ int64_t RaiseDescriptorLimit() {
     const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = before;
   }
-  // Applied if the limit is unlimited or higher.
   constexpr rlim_t kMost = 1 << 20;
   return static_cast<int64_t>(std::min(limit.rlim_cur, kMost));
 }

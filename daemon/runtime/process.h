@@ -17,24 +17,20 @@
 
 namespace sluice::daemon {
 
-// Blocks these signals in this thread and in all threads that it starts later.
-// Ignores SIGPIPE, which writing to a log without a reader raises.
+// Blocks these signals in this thread and those that it starts, and ignores
+// SIGPIPE, which writing to a log without a reader raises.
 void BlockSignals();
-// Returns a descriptor to read the signals from (signalfd(2)); reading does not
-// wait. REQUIRES: BlockSignals.
+// A descriptor that reads the signals (signalfd(2)) without waiting. REQUIRES:
+// BlockSignals.
 absl::StatusOr<UniqueFd> OpenSignals();
 bool IsEndingSignal(int signal);
 
-// Raises the soft limit of open files to the hard limit: each extent needs a
-// descriptor, each session two, and each descriptor that is kept one more.
-// Returns the soft limit, which quotas share out; it is also the kernel's limit
-// of descriptors in flight.
+// Raises the soft limit of open files to the hard limit, and returns it. It is
+// also the kernel's limit of descriptors in flight.
 int64_t RaiseDescriptorLimit();
 
-// Returns the path of this program's file, as it was at the first call. By now
-// the file may be that of a later version.
+// The file of this program; by now it may be that of a later version.
 const std::string& ThisProgram();
-// Returns the path of the program `name` in the folder of this program.
 std::string Sibling(const std::string& name);
 
 }  // namespace sluice::daemon

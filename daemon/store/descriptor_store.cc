@@ -26,12 +26,10 @@
 namespace sluice::daemon {
 namespace {
 
-// When the keeper dies, the kernel closes its socket a little before its pidfd
-// reports the end.
+// The kernel closes a dead keeper's socket a little before its pidfd shows it.
 constexpr absl::Duration kEndShows = absl::Milliseconds(50);
 
-// Returns at most `most` bytes of `text` as one line, because a message has one
-// line per field.
+// A message has one line per field.
 std::string OneLine(std::string_view text, size_t most) {
   std::string line(text.substr(0, most));
   std::replace_if(
@@ -41,7 +39,7 @@ std::string OneLine(std::string_view text, size_t most) {
 }
 
 // poll cannot report when the user's limit of descriptors in flight
-// (ETOOMANYREFS, unix(7)) has room again, so this long passes between tries.
+// (ETOOMANYREFS, unix(7)) has room again.
 constexpr absl::Duration kLookForRoom = absl::Milliseconds(2);
 
 absl::Status CheckAddress(const std::string& address) {
@@ -55,7 +53,7 @@ absl::Status CheckAddress(const std::string& address) {
       address, sizeof(sockaddr_un::sun_path) - 1));
 }
 
-// Sends the datagram, with `fd` attached unless it is negative. Never blocks.
+// With `fd` unless it is negative. Never blocks.
 ssize_t SendNow(int socket, std::string_view message, int fd) {
   iovec data = {const_cast<char*>(message.data()), message.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
@@ -109,8 +107,7 @@ absl::Status DescriptorStore::Open(
 absl::Status DescriptorStore::WatchKeeper(pid_t pid) {
   keeper_ = PidfdOf(pid);
   if (!keeper_ && errno != ESRCH) return PidfdFault(errno, "watch the keeper");
-  // If the keeper is not the parent process, it died before, and its pid may
-  // belong to another process.
+  // Else it died before, and its pid may be another process's.
   if (!keeper_ || getppid() != pid) Lose();
   return absl::OkStatus();
 }
@@ -205,8 +202,7 @@ int64_t DescriptorStore::stored() const {
   return static_cast<int64_t>(kept_.size());
 }
 
-// Queues a message. Drops it if the queue is full, because the store then reads
-// nothing.
+// Dropped if the queue is full, because the store then reads nothing.
 void DescriptorStore::Tell(std::string message) {
   if (socket_ == nullptr) return;
   const MutexLock lock(mutex_);
@@ -280,9 +276,8 @@ void DescriptorStore::Lose() {
        absl::OkStatus());
 }
 
-// Puts and removals are sent in order, so that no removal overtakes its put:
-// after a fault, the rest of them waits for the next batch. Other messages are
-// tried nevertheless.
+// No removal may overtake its put: after a fault, the rest of them waits for
+// the next batch. Other messages are tried nevertheless.
 absl::Status DescriptorStore::SendAll(std::deque<Item>& batch,
                                       absl::Time deadline) {
   absl::Status met;
@@ -342,7 +337,7 @@ absl::Status NotifySocket::ConnectNow() {
   std::memcpy(to.sun_path, address_.data(), address_.size());
   const bool abstract = address_[0] == '@';
   if (abstract) to.sun_path[0] = '\0';
-  // An abstract name is not NUL-terminated; the address's length ends it.
+  // The length ends an abstract name.
   const size_t size =
       offsetof(sockaddr_un, sun_path) + address_.size() + (abstract ? 0 : 1);
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&to),
@@ -391,8 +386,7 @@ absl::Status NotifySocket::Send(std::string_view message, absl::Time deadline,
     }
     const absl::Duration left = Left(deadline);
     if (left == absl::ZeroDuration()) return Late("takes nothing");
-    // poll reports room only for a full queue (EAGAIN). For the other errors,
-    // sleeps before the next try.
+    // poll reports room only for EAGAIN.
     const bool told = error == EAGAIN;
     SLUICE_RETURN_IF_ERROR(Wait(told ? socket_.get() : -1, POLLOUT,
                                 told ? left : std::min(left, kLookForRoom))

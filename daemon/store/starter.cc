@@ -24,11 +24,10 @@ namespace sluice::daemon {
 namespace {
 
 constexpr int64_t kMostListed = 1 << 20;
-// Room for the descriptors that the next daemon has besides the inherited ones:
-// its own first ones, and those that systemd has open between fork and exec.
+// What the next daemon opens first, and what systemd has open before exec.
 constexpr int64_t kMargin = 128;
-// An environment variable has at most 128 KiB. "LISTEN_FDNAMES=" takes a name
-// and a colon per descriptor; the names of sockets need room too.
+// An environment variable has at most 128 KiB, for a name and a colon each; the
+// names of sockets need room too.
 constexpr int64_t kMostNamed = ((128 << 10) - 4096) / (kMaxDescriptorName + 1);
 
 std::optional<std::string> Take(const char* variable) {
@@ -39,8 +38,8 @@ std::optional<std::string> Take(const char* variable) {
   return value;
 }
 
-// Removes the variable and returns its number; nullopt if it is not set.
-// InvalidArgument: it is not a decimal number of at most `most`.
+// Nullopt if it is not set. InvalidArgument: no decimal number of at most
+// `most`.
 absl::StatusOr<std::optional<int64_t>> TakeNumber(const char* variable,
                                                   int64_t most) {
   const auto text = Take(variable);
@@ -90,8 +89,7 @@ absl::Status TakeDescriptors(Starter& into) {
   SLUICE_ASSIGN_OR_RETURN(const auto count,
                           TakeNumber("LISTEN_FDS", kMostListed));
   const auto list = Take("LISTEN_FDNAMES");
-  // The variables are meant for another process, which did not remove them from
-  // the environment.
+  // Else they are meant for another process.
   if (!pid || *pid != getpid() || !count || *count == 0) {
     return absl::OkStatus();
   }
@@ -136,8 +134,7 @@ bool HasOption(const UniqueFd& socket, int option, int wanted) {
          value == wanted;
 }
 
-// Returns the path at which a unix socket is bound; empty if it has none in the
-// file system.
+// Empty if the socket has no path in the file system.
 std::filesystem::path BoundTo(const UniqueFd& socket) {
   sockaddr_un address = {};
   socklen_t size = sizeof(address);
@@ -152,8 +149,7 @@ std::filesystem::path BoundTo(const UniqueFd& socket) {
                      strnlen(address.sun_path, length - kHead));
 }
 
-// Compares folders by file and not by name: a folder may have another name, and
-// the socket's own file may be gone.
+// By file: a folder may have another name, and the socket's own file be gone.
 bool IsAt(const std::filesystem::path& bound,
           const std::filesystem::path& path) {
   std::error_code error;
