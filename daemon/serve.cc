@@ -24,7 +24,7 @@
 #include "daemon/service/admin/admin_server.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
-#include "daemon/service/takeover/read_saved.h"
+#include "daemon/service/takeover/handover.h"
 #include "daemon/start_options.h"
 #include "daemon/state/death_record.h"
 #include "daemon/store/starter.h"

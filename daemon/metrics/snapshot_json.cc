@@ -282,10 +282,9 @@ json WaitingOf(const WaitingSnapshot& lease) {
           {"deadline_in_s", absl::ToDoubleSeconds(lease.left)}};
 }
 
-template <typename From, typename Each>
-json List(const From& from, Each each) {
+json List(const auto& from, auto each, const auto&... arguments) {
   json to = json::array();
-  for (const auto& item : from) to.push_back(each(item));
+  for (const auto& item : from) to.push_back(each(item, arguments...));
   return to;
 }
 
@@ -311,9 +310,7 @@ json Aggregates(const Snapshot& snapshot) {
     to["host_memory"] = {{"kind", snapshot.host_memory},
                          {"why", snapshot.host_memory_why}};
   }
-  to["gpus"] = List(snapshot.gpus, [&](const GpuSnapshot& gpu) {
-    return Gpu(gpu, snapshot.now);
-  });
+  to["gpus"] = List(snapshot.gpus, Gpu, snapshot.now);
   to["links"] = List(snapshot.links, Link);
   to["host"] = List(snapshot.hosts, [&](const PoolSnapshot& pool) {
     json host = {{"numa", pool.id.ordinal}};
@@ -335,13 +332,8 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   json to = Aggregates(snapshot);
   to["jobs"] = List(snapshot.jobs, Job);
   to["budgets"] = List(snapshot.budgets, Budget);
-  to["limits"] = List(snapshot.limits, [&](const LimitLine& line) {
-    return Limit(line, snapshot.now);
-  });
-  to["reservations"] =
-      List(snapshot.reservations, [&](const ReservationLine& line) {
-        return ReservationOf(line, snapshot.now);
-      });
+  to["limits"] = List(snapshot.limits, Limit, snapshot.now);
+  to["reservations"] = List(snapshot.reservations, ReservationOf, snapshot.now);
   to["measured_links"] = nullptr;
   if (snapshot.measured) {
     to["measured_links"] =

@@ -2,13 +2,13 @@
 // fields per type serves for writing and reading:
 //
 //   void Fields(auto& ar, Is<Slice> auto& slice) {
-//     ar(1, slice.id);
-//     ar(2, slice.size);
+//     ar(1, slice.id, slice.size);  // fields 1 and 2
 //   }
 //
-// Fields are in the order of their numbers. A number is never reused for
-// another field: a reader skips fields that it does not know, and a missing
-// field keeps its default, so that one version can read what another wrote.
+// New fields are added at the end, and a number is never reused: a list that
+// has a gap goes on with ar(NEXT, …). A reader skips fields that it does not
+// know, and a missing field keeps its default, so that one version can read
+// what another wrote.
 //
 // No list is needed for numbers, enums, ids, sizes, times, strings, optionals,
 // variants, pairs and containers of these. A shared object is written once, and
@@ -166,15 +166,10 @@ class FieldWriter {
   // `objects` may be null if the written data names no objects.
   FieldWriter(std::string* to, Objects* objects) : to_(to), objects_(objects) {}
 
-  template <typename T>
-  void operator()(int number, const T& value) {
-    using fields::kIsA;
-    if constexpr (kIsA<std::optional, T>) {
-      if (value.has_value()) (*this)(number, *value);
-    } else {
-      Varint(static_cast<uint64_t>(number) << 3 | fields::kWireType<T>);
-      Element(value);
-    }
+  // Writes fields with consecutive numbers, from `number` on.
+  template <typename... T>
+  void operator()(int number, const T&... values) {
+    (Field(number++, values), ...);
   }
 
   // Writes a value without a field number: a key, or a whole row.
@@ -192,6 +187,15 @@ class FieldWriter {
   }
 
  private:
+  template <typename T>
+  void Field(int number, const T& value) {
+    if constexpr (fields::kIsA<std::optional, T>) {
+      if (value.has_value()) Field(number, *value);
+    } else {
+      Varint(static_cast<uint64_t>(number) << 3 | fields::kWireType<T>);
+      Element(value);
+    }
+  }
   void Varint(uint64_t number);
   // Writes, at `at`, the size of the bytes that follow.
   void SetSize(size_t at);
@@ -275,15 +279,9 @@ class FieldReader {
                static_cast<int>(bytes.size())),
         objects_(objects) {}
 
-  template <typename T>
-  void operator()(int number, T& value) {
-    if constexpr (fields::kIsA<std::optional, T>) {
-      if (Seek(number, fields::kWireType<typename T::value_type>)) {
-        Element(value.emplace());
-      }
-    } else if (Seek(number, fields::kWireType<T>)) {
-      Element(value);
-    }
+  template <typename... T>
+  void operator()(int number, T&... values) {
+    (Field(number++, values), ...);
   }
 
   template <typename T>
@@ -301,6 +299,16 @@ class FieldReader {
   bool Done() { return ok_ && AtEnd(); }
 
  private:
+  template <typename T>
+  void Field(int number, T& value) {
+    if constexpr (fields::kIsA<std::optional, T>) {
+      if (Seek(number, fields::kWireType<typename T::value_type>)) {
+        Element(value.emplace());
+      }
+    } else if (Seek(number, fields::kWireType<T>)) {
+      Element(value);
+    }
+  }
   // Skips fields with smaller numbers; returns whether the next field is this
   // one.
   bool Seek(int number, uint32_t wire_type);

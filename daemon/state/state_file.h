@@ -24,10 +24,25 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/state/state_versions.h"
 #include "proto/base/units.h"
 
 namespace sluice::daemon {
+
+struct StateVersions {
+  uint32_t written = 2;
+  uint32_t oldest_read = 1;  // oldest version that this build reads
+  // Builds that write this version or a later one can read this build's state.
+  uint32_t oldest_reader = 1;
+};
+
+// Defined in a file of its own, so that a test program can define another
+// version (tests/golden/next).
+extern const StateVersions kStateVersions;
+
+// Returns OK if this build (`own`) can read a state of version `written`; else
+// Unimplemented, which names both versions.
+absl::Status CheckStateVersion(uint32_t written, uint32_t oldest_reader,
+                               const StateVersions& own = kStateVersions);
 
 class StateFile {
  public:

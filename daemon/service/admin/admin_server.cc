@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "daemon/service/log/log.h"
-#include "daemon/state/state_versions.h"
+#include "daemon/state/state_file.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/span_text.h"
 #include "proto/base/status.h"

@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -174,5 +175,28 @@ class Handover {
   // The Flush of `asking_` succeeded, so the next Save saves the core.
   bool has_everything_ = false;
 };
+
+// Opens the state in `fd` with StateFile::Open. Returns null if the state is
+// void (StateFile::Void): the daemon then starts as if nothing was saved.
+absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd);
+
+// Reads the state with ReadCore. `fresh` is a core of this node without
+// sessions, from which comes what was not saved. Errors as ReadCore, and
+// besides: Unimplemented if a session uses a protocol that this daemon does not
+// know; FailedPrecondition if more memory was made than a pool has here, or if
+// a GPU that jobs use has another UUID here.
+absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
+                                    const Core& fresh);
+
+// Checks whether a daemon of this node can take over what the starter kept
+// (Starter::stored). Returns OK also if nothing was saved. Errors as ReadSaved
+// and CheckLeft.
+absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
+                         const NodeConfig& node);
+
+// Checks that every extent that the state needs was kept. FailedPrecondition
+// names one that was not.
+absl::Status CheckLeft(const CoreState& saved,
+                       const std::set<std::string>& kept);
 
 }  // namespace sluice::daemon
