@@ -47,7 +47,7 @@ struct Config {
   std::optional<Bytes> host_pool;  // per NUMA node; unset: see node.h
   Bytes host_ready;  // part of host_pool that is made before leases need it
   std::optional<Bytes> extent;  // unset: a 128th of a pool; see node.cc
-  // True: a rank may use only GPUs to whose device files it proves access.
+  // True: a rank must prove its access to the device file of a GPU.
   bool gpus_are_shown = true;
   QuotaSettings quota;
   CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/core/node/links.h"

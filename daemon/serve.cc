@@ -27,7 +27,6 @@
 #include "daemon/service/takeover/handover.h"
 #include "daemon/start_options.h"
 #include "daemon/state/death_record.h"
-#include "daemon/store/starter.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 

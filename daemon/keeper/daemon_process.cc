@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <unordered_map>
-#include <utility>
 
 #include "absl/strings/str_join.h"
 #include "daemon/keeper/say.h"

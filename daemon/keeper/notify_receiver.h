@@ -15,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/keeper/notify_receiver.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {

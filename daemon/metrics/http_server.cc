@@ -16,7 +16,6 @@
 #include <cerrno>
 #include <cstring>
 #include <list>
-#include <memory>
 #include <set>
 #include <thread>
 #include <utility>

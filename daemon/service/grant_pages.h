@@ -24,7 +24,6 @@
 #include "daemon/core/node/types.h"
 #include "daemon/core/session.h"
 #include "daemon/quota/quotas.h"
-#include "daemon/service/grant_pages.h"
 #include "daemon/service/takeover/handover.h"
 #include "proto/base/clock.h"
 #include "proto/base/grant_page.h"

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <utility>
 
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"

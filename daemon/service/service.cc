@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,9 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "daemon/crash/crash_point.h"
 #include "daemon/runtime/process.h"
@@ -27,17 +24,15 @@
 namespace sluice::daemon {
 namespace {
 
-// At the start, ranks that waited for a daemon are served for this long before
-// administrators and scrapers.
+// Ranks that waited for a daemon come before administrators and scrapers.
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
 constexpr absl::Duration kLookAtMemoryEvery = absl::Seconds(1);
-// The fraction 1/kPartOfMemory of a machine's memory should be available.
+// This fraction of the memory should be available.
 constexpr int kPartOfMemory = 16;
 
-// Returns the limits of the store's places that extents leave free. One user
-// may have three quarters of these places, so that its ranks fit besides its
-// processes with ended sessions; or more, if the user may have nearly all
-// ranks.
+// The store's places that extents leave free. One user may have three quarters,
+// so that its ranks fit besides its processes with ended sessions; or more, if
+// the user may have nearly all ranks.
 Share PlacesOfRanks(int64_t capacity, const Share& extents,
                     const Share& ranks) {
   const int64_t all = capacity - extents.all - Handover::kOwn;
@@ -48,12 +43,10 @@ Share PlacesOfRanks(int64_t capacity, const Share& extents,
 
 constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
 
-// Limits of one session: queries that wait, and long answers that are unread.
+// Limits of one session.
 constexpr int kMaxQueries = 16;
 constexpr int kMaxUnread = 4;
 
-// Adds an amount to the user's row, which exists: a user that policy counts has
-// a session.
 void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
            int64_t amount) {
   const auto user =
@@ -63,7 +56,6 @@ void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
   user->second[static_cast<size_t>(what)] += amount;
 }
 
-// Adds the amounts that policy counts: waiting leases and kept profiles.
 void AddCountedByPolicy(const Core& core, const Principal* viewer,
                         QuotasSnapshot& quotas) {
   const auto waiting = static_cast<size_t>(Resource::kWaiting);
@@ -85,17 +77,15 @@ void AddCountedByPolicy(const Core& core, const Principal* viewer,
   }
 }
 
-// An end that leaves nothing to a next daemon waits this long for the store to
-// drop everything. After that, a starter that starts another daemon drops the
-// rest.
+// How long an end that leaves nothing waits for the store to drop everything. A
+// starter that starts another daemon drops the rest.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
-// An end that leaves ranks to the next daemon waits this long for the store's
-// confirmation; everything has been sent by then.
+// How long an end that leaves ranks waits for the store's confirmation.
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 
-// Returns `node` with its limits of sessions, extents, waiting leases and kept
-// profiles lowered to what `shares` (SharesOf) and `extents` (ExtentsOf) allow.
-// Each stays at least 1, except for a rank's part of the extents.
+// Lowers the node's limits of sessions, extents, waiting leases and kept
+// profiles to what this process's descriptors allow. Each stays at least 1,
+// except for a rank's part of the extents.
 NodeConfig Bounded(NodeConfig node, const Shares& shares,
                    const Share& extents) {
   const Share& sessions = shares[static_cast<size_t>(Resource::kSessions)];
@@ -121,8 +111,8 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares,
       static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
   const Share& kept = shares[static_cast<size_t>(Resource::kKeptProfiles)];
   node.profile_limit = {Bytes(kept.each), Bytes(kept.all)};
-  // Half of all extents are divided among the possible ranks; 0 if that is less
-  // than one for each.
+  // Half of all extents are divided among the possible ranks; 0 if that is
+  // below one each.
   limits.per_rank = std::min<size_t>(
       limits.per_rank,
       limits.all / 2 /
@@ -274,8 +264,7 @@ void Service::MakeParts() {
 
 Service::~Service() {
   if (leaving_ && sessions_) sessions_->Leave();
-  // Threads that post to the loop are ended before the objects that their tasks
-  // use.
+  // First threads that post to the loop, then what their tasks use.
   snapshots_.reset();
   codec_.reset();
   solver_.reset();
@@ -340,9 +329,8 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   absl::StatusOr<Request> body =
       checked.ok() ? ToRequest(message.packet.request()) : checked;
   if (!body.ok()) {
-    // A packet that is no request is a fault of protocol, since it cannot be
-    // answered. A request with a bad field is refused, and the session
-    // continues.
+    // A packet that cannot be answered breaks the protocol. A request with a
+    // bad field is refused, and the session continues.
     if (!message.packet.has_request() || request == RequestId()) {
       return Execute(core_.ProtocolBroken(
           id, std::string(body.status().message()), loop_->now()));
@@ -354,15 +342,13 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   }
   const auto key = std::make_pair(id, request);
   const bool profile = std::holds_alternative<ProfileRequest>(*body);
-  // Profiles are the only descriptors of clients that are kept, and a profile
-  // cannot block when it is closed.
+  // Only profiles are kept of clients' descriptors; closing one cannot block.
   if (profile) {
     const absl::Status memfd = wire::CheckMemfd(message.fds.front());
     if (!memfd.ok())
       return sessions_->Send(id, {ErrorPacket(request, memfd), {}});
   }
-  // emplace: a repeated request must not replace the profile that is being
-  // read.
+  // A repeated request must not replace the profile that is being read.
   const bool stored =
       profile &&
       profiles_.try_emplace(key, std::move(message.fds.front())).second;
@@ -371,16 +357,14 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   Execute(std::move(effects));
   if (!stored) return;
   auto kept = profiles_.extract(key);
-  // Policy did not want the profile. It goes back to the message, and the
-  // message's owner closes it elsewhere: the loop must not free up to 64 MiB of
-  // pages.
+  // Policy did not want it. The message's owner closes it elsewhere: the loop
+  // must not free up to 64 MiB of pages.
   if (kept.mapped()) message.fds.front() = std::move(kept.mapped());
 }
 
 absl::Status Service::MayAsk(SessionId id, Request& request,
                              std::span<const UniqueFd> shown) {
-  // A repeated Hello is answered again, but was counted when it was first
-  // granted.
+  // A repeated Hello was counted when it was first granted.
   const auto is_new = [&] {
     const Session* const session = core_.session(id);
     return session != nullptr && session->state == Session::State::kHalfOpen;
@@ -403,7 +387,7 @@ absl::Status Service::MayAsk(SessionId id, Request& request,
   if (const auto* lease = std::get_if<LeaseRequest>(&request);
       lease && lease->pool.kind == PoolKind::kGpu) {
     const auto shows = gpus_.find(id);
-    // Policy will refuse the lease, because the session has sent no Hello.
+    // Without a Hello, policy will refuse it.
     if (shows == gpus_.end()) return absl::OkStatus();
     return options_.gpus.May(shows->second, lease->pool.ordinal);
   }
@@ -421,8 +405,6 @@ void Service::OnGone(SessionId id) {
   Execute(core_.ProcessesGone(gone, loop_->now()));
 }
 
-// Adds peers that have ended too, because all ranks of a job are often killed
-// at once.
 void Service::AddGonePeers(const Session& session,
                            std::vector<Core::Gone>& gone) const {
   std::vector<pollfd> processes;
@@ -494,14 +476,13 @@ absl::Status Service::MayBeKept(const Principal& who) const {
   const Share places =
       PlacesOfRanks(handover_->store().capacity(), options_.extents,
                     options_.shares[static_cast<size_t>(Resource::kRanks)]);
-  // If the store has no room for even one rank, ranks are not kept, and the log
-  // says so. So every rank may attach.
+  // Without room for one rank, ranks are not kept, as the log says.
   if (places.all < Handover::kOfRank) return absl::OkStatus();
   int64_t all = 0, own = 0;
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* session = core_.session(id);
     if (session == nullptr || !session->was_rank()) continue;
-    // A closed session still has one kept descriptor, its process's.
+    // A closed session has its process kept.
     const int64_t taken = session->is_rank() ? Handover::kOfRank : 1;
     all += taken;
     if (channel->who() == who) own += taken;
@@ -528,7 +509,7 @@ absl::StatusOr<bool> Service::TakeOver() {
     return Annotate(taken, "what an earlier daemon left stays as it is");
   }
   handover_->DropRest();
-  // Adopted state is saved again before any client sees it.
+  // Adopted state is saved before a client sees it.
   if (!any) {
     next_session_ = handover_->last_session_left().value() + 1;
     handover_->Begin(core_, loop_->now());
@@ -553,8 +534,7 @@ absl::Status Service::Adopt(CoreState saved) {
   std::set<SessionId> reached;
   std::vector<Core::Gone> gone;
   for (const auto& [id, session] : saved.sessions) {
-    // A session without kept descriptors has no Welcome yet, so it holds
-    // nothing.
+    // Without kept descriptors it has no Welcome yet, so it holds nothing.
     const bool closed = session.state == Session::State::kClosed;
     const bool process = handover_->Left(Handover::ProcessOf(id));
     if (closed && process) {
@@ -658,8 +638,7 @@ void Service::Do(MakeExtent& effect) {
   extents_->Make(effect.id, effect.pool, effect.size, effect.who);
 }
 
-// Runs on the loop, because it takes one system call per extent, and their
-// number is limited.
+// On the loop: one system call for each of few extents.
 void Service::Do(AskHolders& effect) {
   std::vector<Core::HolderAnswer> answers;
   for (ExtentId id : effect.extents) {
@@ -995,19 +974,16 @@ void Service::End(Ending how) {
   reload_->Stop();
   loop_->Remove(signals_.get());
   listener_->Stop();
-  // From here on no requests are read: a client without an answer asks the next
-  // daemon.
+  // A client without an answer asks the next daemon.
   loop_->SetWork([] { return false; });
   snapshots_->Clear();
-  // After this end, the starter starts the next daemon, or closes what is kept.
   leaving_ = handover_->saves() &&
              (how == Ending::kForAll ||
               (how == Ending::kForRanks && core_.sessions().has_ranks()));
   end_at_ = loop_->now() + (leaving_ ? kLongestKeep : kLongestForget);
-  // The loop stops when the store has everything.
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
-  // If a next daemon may come, clients that connect from now on wait for it.
+  // Clients that connect from now on wait for a next daemon.
   const bool kept = how != Ending::kOfService && handover_->saves();
   if (kept) listener_->LeavePath();
   handover_->LeaveNothing([this] { loop_->Stop(); }, /*listeners=*/kept);

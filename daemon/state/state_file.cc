@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <string_view>
 
 #include "daemon/crash/crash_point.h"
 #include "proto/base/status.h"

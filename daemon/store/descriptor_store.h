@@ -164,7 +164,7 @@ class DescriptorStore {
   std::set<std::string, std::less<>> kept_ ABSL_GUARDED_BY(mutex_);
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Of earlier batches; used by the thread only.
+  // Items of earlier batches; the thread's.
   std::deque<Item> unsent_;
   std::thread thread_;  // last: it uses the rest
 };

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <grpcpp/resource_quota.h>
-#include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -8,10 +8,8 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdint>
 #include <deque>
 #include <thread>
-#include <utility>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"

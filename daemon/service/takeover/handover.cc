@@ -7,13 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <set>
 
 #include "absl/strings/numbers.h"
-#include "absl/time/time.h"
 #include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
-#include "daemon/state/core_rows.h"
 #include "proto/base/status.h"
 #include "proto/wire.h"
 
