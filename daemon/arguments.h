@@ -32,8 +32,6 @@ struct Arguments {
   }
 };
 
-// Returns the settings of the configuration file, or the defaults, overridden
-// by the flags.
 absl::StatusOr<Config> ConfigOf(const Arguments& arguments);
 
 // Only the node's own daemon uses the system's folder: other daemons, such as

@@ -17,7 +17,6 @@
 namespace sluice::daemon {
 namespace {
 
-// Returns one line that names the links above each GPU.
 std::string AddPciLinks(const std::string& root, Node& node) {
   std::vector<std::string> addresses;
   for (const GpuConfig& gpu : node.config.gpus) {
@@ -60,7 +59,6 @@ absl::StatusOr<LinkSpeed*> FindLink(std::vector<LinkSpeed>& links,
                   name, has));
 }
 
-// Returns one line that names the limits.
 absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
                                           Node& node) {
   std::string text;
@@ -120,7 +118,6 @@ std::optional<double> NumberIn(const std::filesystem::path& file) {
   return number;
 }
 
-// The chain of devices from the root complex down to a device.
 struct Chain {
   std::string root;  // "0000:3a"; empty: unknown
   std::vector<std::filesystem::path> devices;

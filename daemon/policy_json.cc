@@ -1,4 +1,3 @@
-// The policy as JSON.
 #include <fmt/format.h>
 
 #include <cmath>

@@ -33,7 +33,6 @@
 namespace sluice::daemon {
 namespace {
 
-// The time that the end of a daemon waits for calls on other threads.
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
 // While another program has the TCP port, only the unix socket is served. If

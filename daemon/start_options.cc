@@ -35,7 +35,6 @@ std::vector<std::string> CheckOf(const Arguments& arguments) {
   return words;
 }
 
-// In whole extents.
 int64_t ExtentsOfPools(const NodeConfig& node) {
   int64_t all = 0;
   for (const GpuConfig& gpu : node.gpus) all += gpu.pool / node.extent.gpu;

@@ -57,7 +57,6 @@ class TableReader {
         fmt::format("{}:{}: {}{}", path_, at.source().begin.line, key_, what));
   }
 
-  // Readers of one value each.
   template <typename To>  // std::string, or an optional one
   Reader Text(To* to) const {
     return [this, to](const toml::node& node) {

@@ -58,7 +58,6 @@ class FrozenDaemon {
   Closer closer_;
   std::unique_ptr<DescriptorStore> store_;
   std::unique_ptr<AdminSocket> admin_;
-  // Null if no socket was handed on or kept.
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
   absl::Duration heartbeat_ = absl::InfiniteDuration();

@@ -19,7 +19,6 @@
 
 namespace sluice::daemon {
 
-// How a process ended.
 struct DaemonEnd {
   int exit_code = 0;
   int signal = 0;  // 0: it exited
@@ -42,7 +41,6 @@ class RestartPolicy {
     absl::Duration pause;     // before the start
     bool slower_now = false;  // the first pause of several; logged
   };
-  // The circumstances of the daemon's end.
   struct Of {
     bool asked = false;  // the keeper forwarded a signal to end it
     bool holds = false;  // the keeper holds descriptors of it

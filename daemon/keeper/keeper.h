@@ -50,7 +50,6 @@ class Keeper {
   void Refuse(std::string_view why);
   void ReadSignals();
   void EndIfLate();
-  // Returns the keeper's exit status if it is to end.
   std::optional<int> OnDeath();
 
   const Options options_;

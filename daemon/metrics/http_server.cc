@@ -66,7 +66,6 @@ struct Connection {
            now);
   }
 
-  // Returns false if there is nothing to read.
   bool Read(absl::Time now) {
     std::array<char, 4096> buffer;
     const ssize_t got =

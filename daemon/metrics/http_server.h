@@ -70,7 +70,6 @@ class HttpServer {
   virtual void Serve(PageSources sources) = 0;
   // Returns the address with its port. Callable from any thread.
   virtual TcpListener listener() const = 0;
-  // Returns whether it listens on the socket HttpOptions::left.
   virtual bool goes_on() const = 0;
   // Calls `listening` with the TCP socket, which the server keeps: at once if
   // the server listens already, else on the server's thread when it does.

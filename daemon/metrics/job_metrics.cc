@@ -100,13 +100,11 @@ void AddLateOfJobs(const std::map<JobLabel, JobSums>& jobs, Families& to) {
       to);
 }
 
-// Adds families one after the other, each with a value per job.
 class JobFamilies {
  public:
   JobFamilies(const std::map<JobLabel, JobSums>& jobs, Families& to)
       : jobs_(jobs), to_(to) {}
 
-  // Adds a gauge of value(job) for each living job.
   void Gauge(const char* name, const char* help, auto value) {
     Each(name, help, MetricType::Gauge, value);
   }
@@ -182,7 +180,6 @@ void AddStepsOfJobs(JobFamilies& to) {
 
 using prometheus::MetricType;
 
-// Sums over the ranks of a job on one GPU.
 struct CopySums {
   double weight = 0;
   std::optional<PlanCopies> plan;  // unset: no rank has a plan

@@ -25,7 +25,6 @@ class Families {
   void Add(const char* name, const char* help, prometheus::MetricType type) {
     families_.push_back({name, help, type, {}});
   }
-  // Adds a value to the last family.
   void Value(Labels labels, double value) {
     prometheus::MetricFamily& family = families_.back();
     prometheus::ClientMetric metric;
@@ -55,7 +54,6 @@ class Families {
     Add(name, help, prometheus::MetricType::Histogram);
     HistogramValue({}, from);
   }
-  // Adds a histogram to the last family.
   void HistogramValue(Labels labels, const Histogram& from) {
     prometheus::ClientMetric metric;
     metric.label = std::move(labels);
@@ -111,11 +109,8 @@ void AddLate(FamilyText copies, FamilyText seconds, const auto& for_each_series,
   each(seconds, [](const LateCopies& l) { return l.seconds; });
 }
 
-// Adds pools, and the leases that wait for them.
 void AddMemory(const Snapshot& from, Families& to);
-// Adds the limits of users.
 void AddLimits(const Snapshot& from, Audience audience, Families& to);
-// Adds copies between GPUs and host memory, and links.
 void AddCopies(const Snapshot& from, Families& to);
 // Adds series by job and user, for operators only. REQUIRES: `from` has
 // statistics.

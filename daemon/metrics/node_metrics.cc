@@ -76,7 +76,6 @@ void AddPools(const Snapshot& from, Families& to) {
         &PoolSnapshot::ready);
 }
 
-// Adds the number of waiting leases, by kind of memory.
 void AddWaiting(const Snapshot& from, Families& to) {
   struct Sum {
     double leases = 0, bytes = 0, oldest = 0;

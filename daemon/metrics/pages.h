@@ -30,7 +30,6 @@ enum class PageName { kHealth, kReady, kMetrics, kStatusJson, kStatusPage };
 std::optional<PageName> FindPage(std::string_view path);
 std::string PagePaths();  // lists all paths, for the answer to an unknown path
 
-// Formats an answer (HttpAnswer) with one line of text.
 std::string LinePage(HttpStatus status, std::string_view line);
 
 // What pages are made from. Both functions may wait for the daemon's loop, at
@@ -38,7 +37,6 @@ std::string LinePage(HttpStatus status, std::string_view line);
 struct PageSources {
   // Returns the complete snapshot. Unavailable: the loop does not answer.
   std::function<absl::StatusOr<Snapshot>()> snapshot;
-  // Returns OK if the loop answers.
   std::function<absl::Status()> alive;
   // Why the daemon is frozen (daemon/frozen), in one line; empty: it is not. A
   // frozen daemon has no snapshot.

@@ -30,8 +30,6 @@ enum class Audience { kAnybody, kOperators };
 std::string PrometheusText(const Snapshot& snapshot,
                            const ProcessStats& process, Audience audience);
 
-// Formats the metrics of a frozen daemon (daemon/frozen), which has no
-// snapshot.
 std::string FrozenText(const ProcessStats& process);
 
 }  // namespace sluice::daemon

@@ -175,7 +175,6 @@ json ReservationOf(const ReservationLine& line, absl::Time now) {
           {"age_s", absl::ToDoubleSeconds(now - line.by.at)}};
 }
 
-// Returns an amount in its unit, as an integer unless the unit is seconds.
 json Counted(Resource what, int64_t amount) {
   return IsSharedInTurns(what) ? json(InUnits(what, amount)) : json(amount);
 }
@@ -184,7 +183,6 @@ json LimitOf(Resource what, int64_t limit) {
   return OrNull(!IsSharedInTurns(what), limit);
 }
 
-// Returns a list with one object per countable resource.
 json QuotaList(const QuotasSnapshot& quotas) {
   json to = json::array();
   for (size_t i = 0; i < kResources; ++i) {

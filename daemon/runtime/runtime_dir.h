@@ -57,7 +57,6 @@ class RuntimeLock {
   UniqueFd held_;  // locked; closed only after the file is removed
 };
 
-// Removes its folder when it is destroyed.
 class OwnedFolder {
  public:
   OwnedFolder() = default;

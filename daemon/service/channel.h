@@ -51,7 +51,6 @@ class Channel {
     // The channel closes descriptors that are not moved out.
     std::function<void(wire::Message&)> message;
     std::function<void()> ended;  // the peer closed its socket
-    // The peer broke the protocol.
     std::function<void(const std::string&)> broken;
     std::function<void()> gone;  // the peer's process ended
   };

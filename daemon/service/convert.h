@@ -19,7 +19,6 @@ namespace sluice::daemon {
 // wire::CheckRequest.
 absl::StatusOr<Request> ToRequest(const wire::Request& request);
 
-// Packets may share a descriptor.
 struct Outgoing {
   wire::Packet packet;
   std::vector<std::shared_ptr<const UniqueFd>> fds;

@@ -21,7 +21,6 @@ device::Placement PlacementOf(PoolId pool) {
              : device::Placement::Host(NumaIndex(pool.ordinal));
 }
 
-// Releases the memory if it cannot be exported.
 absl::StatusOr<ExportedMemory> ExportMemory(device::Driver& driver,
                                             device::Memory memory) {
   auto fd = driver.Export(memory);
@@ -61,8 +60,7 @@ Extents::Lane& Extents::LaneOf(PoolId pool) {
     lane->thread = std::make_unique<TaskThread>(
         is_host ? fmt::format("device-numa{}", pool.ordinal) : "device");
     if (is_host) {
-      // The kernel places a page on the node of the thread that touches it
-      // first.
+      // The kernel places a page on the node that touches it first.
       lane->thread->Run(
           [numa = NumaIndex(pool.ordinal)] { StayOn(CoresOfNode(numa)); });
     }
@@ -92,7 +90,7 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   if (const auto ready = arena_->Take(pool, size)) {
-    // Tell posts the report, because policy is in the middle of a decision.
+    // Tell posts: policy is in the middle of a decision.
     return Tell({{id, pool, *ready}});
   }
   Lane& lane = LaneOf(pool);
@@ -150,8 +148,8 @@ void Extents::MakeOne(Lane& lane, PrincipalId who, const Wanted& wanted) {
     if (lane.wanted.empty()) arena_->Pause(wanted.pool, false);
     lane.wanted.Spent(who, end - start);
   }
-  // Reports several extents at once: a lease has many, and waking the loop for
-  // each would cost more than making them.
+  // A lease has many extents, and waking the loop for each would cost more than
+  // making them.
   if (was_last || end - lane.made_since >= kTellEvery) {
     Tell(std::exchange(lane.made, {}));
   }
@@ -164,7 +162,7 @@ void Extents::RetryLater(Lane& lane) {
 
 void Extents::Retry(Lane& lane) {
   std::vector<Waiting> still;
-  // Smallest size refused in this round, per pool.
+  // Smallest size refused in this round.
   std::map<PoolId, Bytes> refused;
   Tries made;
   const absl::Time now = clock_.Now();
@@ -225,16 +223,16 @@ void Extents::Record(const Tries& made) {
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
-  // Keeps a descriptor only if the device cannot report holders (see extents_).
-  // It is a duplicate of `kept`, so adopted memory need not be exported.
+  // See extents_. A duplicate of `kept`, so adopted memory need not be
+  // exported.
   std::shared_ptr<const UniqueFd> fd;
   if (!driver_->TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(UniqueFd own, kept.Duplicate());
     fd = std::make_shared<const UniqueFd>(std::move(own));
   }
   const auto memory = driver_->Adopt(std::move(kept), PlacementOf(pool), size);
-  // If a GPU does not answer any more, only the descriptor is kept, so that the
-  // jobs of other GPUs go on.
+  // If a GPU does not answer any more, only the descriptor is kept, so that
+  // the jobs of other GPUs go on.
   const bool is_lost = pool.kind == PoolKind::kGpu &&
                        absl::IsUnavailable(memory.status()) && fd != nullptr;
   if (!is_lost) SLUICE_RETURN_IF_ERROR(memory.status());

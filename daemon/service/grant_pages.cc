@@ -35,7 +35,7 @@ absl::StatusOr<UniqueFd> MakePage(const char* name, size_t size) {
   return fd;
 }
 
-// Refuses a page of another size, because reading it could go beyond its end.
+// Reading a page of another size could go beyond its end.
 absl::Status CheckPage(const UniqueFd& fd, size_t size, const char* name) {
   struct stat file = {};
   if (fstat(fd.get(), &file) != 0) return ErrnoStatus(errno, name);
@@ -52,8 +52,7 @@ absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
   return page;
 }
 
-// Raises this thread's priority. Each refill is short, so other work does not
-// lose a core.
+// Each refill is short, so other work does not lose a core.
 void GoFirst() {
   if (GoBeforeOthers()) return;
   constexpr int kNice = -15;
@@ -112,7 +111,7 @@ absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
   pages->limits_ = is_new ? new (page) GrantLimits()
                           : std::launder(static_cast<GrantLimits*>(page));
   pages->limits_->generation = generation;
-  // A rank of another user can then not reopen its descriptor for writing.
+  // Other users cannot reopen their descriptor for writing.
   if (fchmod(writer.get(), 0444) != 0) {
     return ErrnoStatus(errno, "protect the grant page");
   }
@@ -229,9 +228,9 @@ std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
       const GrantUseSlot& use = page->use->slot;
       const uint64_t up_to = use.due_bytes[d].load(std::memory_order_acquire);
       if (up_to == 0) continue;
-      // This is the deadline of the copy at the front or of a later one. That
-      // of an earlier copy would have passed, and the copy at the front would
-      // count as late.
+      // The deadline of the copy at the front or of a later one. That of an
+      // earlier copy would have passed, and the copy at the front would count
+      // as late.
       const uint64_t at = use.due_ns[d].load(std::memory_order_relaxed);
       needs[slot][d] = {
           up_to,

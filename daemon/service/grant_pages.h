@@ -1,14 +1,13 @@
 // The shared grant pages and the thread that refills them.
 //
-// There is one limits page per node, which only the daemon writes: sessions get
-// a descriptor that was opened only for reading, of a file that other users may
-// not open for writing. Each session has a use page of a sealed size, because a
-// page that a rank could shrink would make the daemon fault. While a rank is
-// attached, the refill thread sets heartbeat and limits about every 2 ms; else
-// it sleeps. The loop never delays it for longer than an insertion. If the
-// kernel allows it (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has
-// priority over others, because after a late heartbeat ranks run without
-// grants.
+// Only the daemon writes the limits page: sessions get a descriptor that was
+// opened only for reading, of a file that other users may not open for writing.
+// Each session has a use page of a sealed size, because a page that a rank
+// could shrink would make the daemon fault. While a rank is attached, the
+// refill thread sets heartbeat and limits about every 2 ms; the loop never
+// delays it for longer than an insertion. If the kernel allows it
+// (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has priority over
+// others, because after a late heartbeat ranks run without grants.
 #pragma once
 
 #include <atomic>
@@ -37,45 +36,38 @@ class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
-  // Checks `kept`. FailedPrecondition: it is not a limits page of this version.
+  // FailedPrecondition: it is not a limits page of this version.
   static absl::Status CheckLimits(const UniqueFd& kept);
-  // Returns the generation of the daemon that wrote last to `kept`; 0 if that
-  // is not a limits page.
+  // The generation of the last writer of `kept`; 0 if it is no limits page.
   static uint64_t GenerationOf(const UniqueFd& kept);
-  // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`
-  // is the limits page of an earlier daemon, which ranks have mapped; if it is
-  // empty, a new page is made. REQUIRES: CheckLimits accepts `kept`.
+  // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`:
+  // the limits page of an earlier daemon, which ranks have mapped
+  // (CheckLimits); empty: make one.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
       std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
       UniqueFd kept = UniqueFd());
   ~GrantPages();
 
-  // Opens a slot and returns its use page, which the session writes. When this
-  // returns, the heartbeat is fresh.
+  // Returns the use page, which the session writes. The heartbeat is fresh
+  // then.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
-  // Opens the slot of a rank that an earlier daemon attached, with its use
-  // page.
+  // For a rank of an earlier daemon, with its use page.
   absl::Status Resume(int slot, int link, const GrantSharer& sharer,
                       const UniqueFd& use);
   void Detach(int slot);
-  // Replaces the links. REQUIRES: no slot is attached; `links` as for the
-  // constructor of GrantPolicy, in their former order.
+  // REQUIRES: no slot is attached; `links` as for GrantPolicy, in their former
+  // order.
   void UseLinks(std::vector<LinkSpeed> links);
-  // Calls GrantPolicy::Promise if the slot has a page.
   void Promise(int slot, const CopyRates& rates);
-  // Calls GrantPolicy::Hold if the slot has a page.
   void Hold(int slot, bool holds);
-  // Returns how much the attached slots have used, as of the last refill.
+  // As of the last refill.
   std::map<int, Directions> Used();
-  // Returns GrantPolicy::late.
   std::map<int, LateDirections> Late();
-  // Returns how often a heartbeat was more than kGrantStaleAfter late while
-  // ranks were attached: they ran without grants though the daemon was alive.
+  // How often a heartbeat was more than kGrantStaleAfter late while ranks were
+  // attached: they ran without grants though the daemon was alive.
   uint64_t stale_periods() const { return stale_periods_.load(); }
-  // The read-only descriptor of the limits page, for ranks.
   std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
-  // The writable descriptor of the limits page, for the descriptor store.
   const UniqueFd& kept() const { return limits_writer_; }
 
  private:
@@ -84,7 +76,6 @@ class GrantPages {
   void Open(int slot, std::unique_ptr<UsePage> page,
             const GrantPolicy::Grant& first)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the needs of all slots that state any.
   std::map<int, GrantPolicy::Needs> ReadNeeds(absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -108,9 +99,9 @@ class GrantPages {
   std::thread thread_;
 };
 
-// The grants of attached ranks. Each rank has a slot of the limits page, its
-// own use page, and a place in its user's quota of ranks. Loop's thread only,
-// except for pages().
+// The slots and use pages of attached ranks, and their places in users' quotas.
+//
+// Thread safety: loop's thread only, except for pages().
 class RankGrants {
  public:
   using UsePage = std::shared_ptr<const UniqueFd>;
@@ -121,25 +112,21 @@ class RankGrants {
     const Clock* clock;
   };
 
-  // Continues with the limits page of an earlier daemon if it can be used.
-  // Otherwise makes a new one, and ranks that have the old page mapped copy
-  // without limits.
+  // With the limits page of an earlier daemon if it can be used. Else ranks
+  // that have that page mapped copy without limits.
   static absl::StatusOr<std::unique_ptr<RankGrants>> Start(
       Parts parts, std::vector<LinkSpeed> links);
 
-  // Gives the slot to a rank of that principal. Returns null if no use page
-  // could be made: the error is logged, and UsePageOf returns it.
+  // Returns null if no use page could be made: the error is logged, and
+  // UsePageOf returns it.
   UsePage Attach(const AttachGrants& effect, const Principal& who);
-  // Attaches a rank of an earlier daemon with its use page. After an error the
-  // rank cannot continue.
+  // For a rank of an earlier daemon, which cannot continue after an error.
   absl::Status Resume(const Session& rank, double weight, bool holds);
   void Detach(int slot);
-  // Drops the session's use page, because it will not be sent any more.
   void DropUsePage(SessionId id);
   // ResourceExhausted: no page could be made.
   absl::StatusOr<UsePage> UsePageOf(SessionId id) const;
 
-  // The grant pages. Promises and use exist only for attached slots.
   GrantPages& pages() { return *pages_; }
 
  private:

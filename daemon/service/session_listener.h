@@ -74,7 +74,6 @@ class SessionListener {
   void Remove();
   int fd() const { return socket_.get(); }
 
-  // Returns when to call Expire; InfiniteFuture if not needed.
   absl::Time deadline() const {
     return again_at_.value_or(absl::InfiniteFuture());
   }
@@ -89,7 +88,6 @@ class SessionListener {
   // can be accepted.
   bool AcceptOne(int listener);
   void Pause();
-  // Accepts a connection with the spare descriptor and refuses it.
   void TurnAway(int listener);
   void Refuse(UniqueFd socket, const absl::Status& why);
 

@@ -117,7 +117,6 @@ absl::Status Apply(std::string_view record, Rows& rows) {
   return absl::OkStatus();
 }
 
-// Reads rows of tables, by their kind.
 class RowReader {
  public:
   RowReader(Objects* objects, CoreState* to) : objects_(objects), to_(to) {}

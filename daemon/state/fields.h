@@ -271,7 +271,6 @@ void FieldWriter::Body(const T& value) {
   }
 }
 
-// ok() returns whether all bytes were valid.
 class FieldReader {
  public:
   FieldReader(std::string_view bytes, Objects* objects)
@@ -287,7 +286,6 @@ class FieldReader {
   template <typename T>
   void Element(T& value);
 
-  // Skips the remaining bytes.
   void Skip() {
     tag_ = 0;
     input_.Skip(INT32_MAX);

@@ -70,7 +70,6 @@ class StateFile {
   StateFile(const StateFile&) = delete;
   StateFile& operator=(const StateFile&) = delete;
 
-  // Returns what the file contained when it was opened.
   Contents TakeContents() { return std::move(contents_); }
 
   // Adds a record. ResourceExhausted: there is no room before the next

@@ -52,7 +52,6 @@ class AdminSocket {
   std::thread thread_;
 };
 
-// Converts a status; the codes are the same.
 grpc::Status ToGrpc(const absl::Status& status);
 
 // Serves it on the unix socket `path`. `administration` and what `render` needs

@@ -47,15 +47,12 @@ class Administration {
   };
   explicit Administration(Options options) : options_(std::move(options)) {}
 
-  // Returns the complete snapshot.
   absl::StatusOr<Snapshot> Read();
   // Returns the state that would be saved for the next daemon, as rows
   // (CoreRows).
   absl::StatusOr<std::string> ReadRows();
-  // Returns whether the loop answers.
   absl::Status Answers();
 
-  // The state after a change.
   struct Applied {
     Limits limits;            // of a BudgetChange's target
     int ranks = 0;            // number of attached ranks
@@ -81,7 +78,6 @@ class Administration {
 
   const Options options_;
   Core& core_ = *options_.core;
-  // One administrator at a time changes and writes the policy.
   Mutex policy_mutex_;
 };
 

@@ -60,10 +60,8 @@ class Snapshots {
   Snapshots(Loop* loop, const Clock* clock, Take take, Render render);
 
   void Ask(const View& view, Got got);
-  // Returns when to call Expire.
   absl::Time deadline() const;
   void Expire();
-  // Drops the waiting queries.
   void Clear();
   // Ends rendering. Returns false if it still runs after `patience`.
   bool Finish(absl::Duration patience) {

@@ -35,7 +35,6 @@ class GpuAccess {
   // such file.
   static absl::StatusOr<GpuAccess> Make(std::vector<std::string> nodes);
 
-  // Returns the GPUs with a node among the descriptors `shown`.
   Gpus Shown(std::span<const UniqueFd> shown) const;
   // PermissionDenied in one line if GPU `gpu` is not among `shown`.
   absl::Status May(const Gpus& shown, uint64_t gpu) const;

@@ -19,7 +19,6 @@
 
 namespace sluice::daemon {
 
-// The user namespace of this process, and the configured cgroups.
 struct PeerRules {
   CgroupCut cgroups;
   UserMap users;

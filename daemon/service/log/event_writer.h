@@ -32,7 +32,6 @@ class LogLimiter {
   size_t users() const { return users_.size(); }
 
  private:
-  // Forgets users that may cause a whole burst again.
   void Tidy(absl::Time now);
 
   struct User {

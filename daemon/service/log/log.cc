@@ -55,7 +55,6 @@ std::string JournalEntryOf(LogLevel level, std::string_view text,
 // Null: lines go to stderr. Never deleted: threads may log until the end.
 std::atomic<const JournalSocket*> journal{nullptr};
 
-// One line, in the form for stderr and for the journal.
 struct Entry {
   std::string line;
   std::string for_journal;  // empty: no journal is in use

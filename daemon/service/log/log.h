@@ -60,7 +60,6 @@ enum class LogLevel { kError, kWarning, kInfo, kDebug };
 
 void SetLogLevel(LogLevel level);
 bool IsLogged(LogLevel level);
-// The fields of a line about an event.
 struct LogFields {
   std::string event;            // SLUICE_EVENT: "lease"
   std::string request;          // SLUICE_REQUEST: "s12.r7" (event_log.h)
@@ -73,7 +72,6 @@ void WriteLog(LogLevel level, std::string_view text,
 // stderr. REQUIRES: called at most once, while there is one thread.
 void UseJournal(JournalSocket journal);
 
-// Lines that are missing in the log, since the process started.
 struct LogLosses {
   uint64_t dropped = 0;     // stderr was not read
   uint64_t suppressed = 0;  // over the limit of a user (event_writer.h)

@@ -17,8 +17,6 @@
 namespace sluice::daemon {
 namespace {
 
-// Returns the number in a name of this kind; nullopt if it is another kind of
-// name.
 std::optional<uint64_t> NumberIn(const std::string& name, char kind) {
   uint64_t number = 0;
   if (name.empty() || name[0] != kind ||

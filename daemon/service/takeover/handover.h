@@ -51,7 +51,6 @@ class Handover {
   // Opens the store of `starter`. If the store is lost later, logs that.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> OpenStore(
       const Starter& starter, Post post);
-  // Returns whether the daemon has a store.
   bool keeps() const { return store_->keeps(); }
   // Returns whether the store has everything, including the state, so that the
   // next daemon could take over now.
@@ -64,7 +63,6 @@ class Handover {
   // this node. Unimplemented: only a daemon of another version can read it.
   absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
-  // Returns whether the earlier daemon left anything that was not taken yet.
   bool left_anything() const { return !left_.empty(); }
   // Returns the greatest session id in the names of what was left, because
   // names are never used again.
@@ -72,7 +70,6 @@ class Handover {
   // Returns the descriptor that was left under `name`; empty if there is none.
   // The store still keeps it.
   UniqueFd Take(const std::string& name);
-  // Drops everything that was left and was not taken.
   void DropRest();
 
   // --- for the next daemon --------------------------------------------------

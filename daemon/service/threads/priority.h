@@ -20,7 +20,6 @@ bool GoBeforeOthers();
 // Gives up real-time priority; the nice value stays.
 void GoAsOthers();
 
-// Returns the CPU time of this thread since it began.
 absl::Duration CpuTimeOfThisThread();
 
 // Decides when the loop's thread has priority. Pure.
@@ -42,7 +41,6 @@ class Urgency {
     cpu_at_begin_ = cpu;
     return urgent_;
   }
-  // Returns the time until which the answer stays the same.
   absl::Time next() const { return end_; }
 
  private:
