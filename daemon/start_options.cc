@@ -69,7 +69,7 @@ Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
   return {std::clamp<int64_t>(each, 1, most), most};
 }
 
-// All options but those that depend on the store (ShareOut).
+// All options but those that depend on the store.
 absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
                                          const Config& config, Node& node,
                                          const Clock& clock) {
@@ -113,17 +113,6 @@ uint64_t GenerationBehind(const Starter& starter) {
   return std::max(now, GrantPages::GenerationOf(kept->second) + 1);
 }
 
-void ShareOut(const Config& config, Starter starter, ServiceOptions& options) {
-  const int64_t open_files = RaiseDescriptorLimit();
-  options.shares = SharesOf(config.quota, open_files);
-  options.extents = KeptExtents(ExtentsOf(config.quota, open_files), config,
-                                options.node, starter);
-  options.node.extent_limits.each_of_open_files =
-      config.quota.extents.value_or(options.extents.all) >= options.extents.all;
-  options.node.generation = GenerationBehind(starter);
-  options.starter = std::move(starter);
-}
-
 }  // namespace
 
 absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
@@ -132,7 +121,14 @@ absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
                                             const Clock& clock) {
   SLUICE_ASSIGN_OR_RETURN(ServiceOptions options,
                           OptionsOf(arguments, config, node, clock));
-  ShareOut(config, std::move(starter), options);
+  const int64_t open_files = RaiseDescriptorLimit();
+  options.shares = SharesOf(config.quota, open_files);
+  options.extents = KeptExtents(ExtentsOf(config.quota, open_files), config,
+                                options.node, starter);
+  options.node.extent_limits.each_of_open_files =
+      config.quota.extents.value_or(options.extents.all) >= options.extents.all;
+  options.node.generation = GenerationBehind(starter);
+  options.starter = std::move(starter);
   options.check = CheckOf(arguments);
   if (arguments.end_after_idle_s) {
     options.end_after_idle = absl::Seconds(*arguments.end_after_idle_s);

@@ -27,8 +27,6 @@ class Keeper {
     std::string runtime_dir;
     std::vector<std::string> argv;  // the daemon's command
     int64_t capacity = 0;
-    // How long a daemon may take to end after the signal.
-    absl::Duration patience = absl::Seconds(5);
   };
   // Takes the folder's lock, makes the socket, and blocks the signals that Run
   // reads. AlreadyExists: another keeper runs there.
@@ -39,6 +37,8 @@ class Keeper {
 
  private:
   static constexpr int kMessagesPerTurn = 1024;
+  // How long a daemon may take to end after the signal.
+  static constexpr absl::Duration kPatience = absl::Seconds(5);
 
   Keeper(Options options, RuntimeLock lock, NotifyReceiver receiver,
          UniqueFd signals);

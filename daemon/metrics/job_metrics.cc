@@ -100,31 +100,6 @@ void AddLateOfJobs(const std::map<JobLabel, JobSums>& jobs, Families& to) {
       to);
 }
 
-class JobFamilies {
- public:
-  JobFamilies(const std::map<JobLabel, JobSums>& jobs, Families& to)
-      : jobs_(jobs), to_(to) {}
-
-  void Gauge(const char* name, const char* help, auto value) {
-    Each(name, help, MetricType::Gauge, value);
-  }
-  void Counter(const char* name, const char* help, auto value) {
-    Each(name, help, MetricType::Counter, value);
-  }
-
- private:
-  void Each(const char* name, const char* help, MetricType type, auto value) {
-    to_.Add(name, help, type);
-    for (const auto& [label, job] : jobs_) {
-      if (!job.lives && type == MetricType::Gauge) continue;
-      to_.Value(LabelsOf(label), value(job));
-    }
-  }
-
-  const std::map<JobLabel, JobSums>& jobs_;
-  Families& to_;
-};
-
 void AddMemoryOfJobs(const Snapshot& from,
                      const std::map<JobLabel, JobSums>& jobs, Families& to) {
   const auto by_gpu = [&](const char* name, const char* help, auto value) {
@@ -144,38 +119,38 @@ void AddMemoryOfJobs(const Snapshot& from,
          &JobSums::outside);
 }
 
-void AddStateOfJobs(JobFamilies& to) {
-  to.Gauge("sluice_host_lease_bytes", "Pinned host memory leased to a job.",
-           [](const JobSums& job) { return Count(job.host_bytes); });
-  to.Gauge("sluice_job_ranks", "Attached ranks of a job on this node.",
-           [](const JobSums& job) { return job.ranks; });
-  to.Gauge("sluice_job_step", "The last step any rank of the job reported.",
-           [](const JobSums& job) { return job.step; });
-  to.Gauge("sluice_job_loss", "Loss of the last step reported; NaN before one.",
-           [](const JobSums& job) { return job.loss; });
-  to.Gauge("sluice_job_tokens_per_second",
-           "Tokens of the last step over its time, summed over local ranks.",
-           [](const JobSums& job) { return job.tokens_per_second; });
-  to.Gauge("sluice_job_hbm_peak_bytes",
-           "Highest GPU memory use a local rank of the job reported.",
-           [](const JobSums& job) { return Count(job.hbm_peak); });
-  to.Gauge(
-      "sluice_job_alpha",
-      "Fraction of rows swapped by the rank that swaps least; NaN: no plan.",
-      [](const JobSums& job) { return job.alpha; });
+// gauge(name, help, value) adds value(job) of each living job.
+void AddStateOfJobs(const auto& gauge) {
+  gauge("sluice_host_lease_bytes", "Pinned host memory leased to a job.",
+        [](const JobSums& job) { return Count(job.host_bytes); });
+  gauge("sluice_job_ranks", "Attached ranks of a job on this node.",
+        [](const JobSums& job) { return job.ranks; });
+  gauge("sluice_job_step", "The last step any rank of the job reported.",
+        [](const JobSums& job) { return job.step; });
+  gauge("sluice_job_loss", "Loss of the last step reported; NaN before one.",
+        [](const JobSums& job) { return job.loss; });
+  gauge("sluice_job_tokens_per_second",
+        "Tokens of the last step over its time, summed over local ranks.",
+        [](const JobSums& job) { return job.tokens_per_second; });
+  gauge("sluice_job_hbm_peak_bytes",
+        "Highest GPU memory use a local rank of the job reported.",
+        [](const JobSums& job) { return Count(job.hbm_peak); });
+  gauge("sluice_job_alpha",
+        "Fraction of rows swapped by the rank that swaps least; NaN: no plan.",
+        [](const JobSums& job) { return job.alpha; });
 }
 
-void AddStepsOfJobs(JobFamilies& to) {
-  to.Counter("sluice_job_steps_total", "Steps reported, every rank's counted.",
-             [](const JobSums& job) { return job.stats.steps; });
-  to.Counter("sluice_job_tokens_total", "Tokens trained on by local ranks.",
-             [](const JobSums& job) { return job.stats.tokens; });
-  to.Counter("sluice_job_stall_seconds_total",
-             "Time compute waited for copies, summed over local ranks.",
-             [](const JobSums& job) { return job.stats.stall_seconds; });
-  to.Counter("sluice_job_grant_wait_seconds_total",
-             "Time copies waited for bandwidth grants, over local ranks.",
-             [](const JobSums& job) { return job.stats.grant_wait_seconds; });
+void AddStepsOfJobs(const auto& counter) {
+  counter("sluice_job_steps_total", "Steps reported, every rank's counted.",
+          [](const JobSums& job) { return job.stats.steps; });
+  counter("sluice_job_tokens_total", "Tokens trained on by local ranks.",
+          [](const JobSums& job) { return job.stats.tokens; });
+  counter("sluice_job_stall_seconds_total",
+          "Time compute waited for copies, summed over local ranks.",
+          [](const JobSums& job) { return job.stats.stall_seconds; });
+  counter("sluice_job_grant_wait_seconds_total",
+          "Time copies waited for bandwidth grants, over local ranks.",
+          [](const JobSums& job) { return job.stats.grant_wait_seconds; });
 }
 
 using prometheus::MetricType;
@@ -221,20 +196,32 @@ Labels LabelsOf(const Snapshot& from, const ByJob::key_type& key) {
 
 void AddJobs(const Snapshot& from, Families& to) {
   const std::map<JobLabel, JobSums> jobs = SumJobs(from);
-  JobFamilies families(jobs, to);
+  const auto add = [&](const char* name, const char* help, MetricType type,
+                       auto value) {
+    to.Add(name, help, type);
+    for (const auto& [label, job] : jobs) {
+      if (!job.lives && type == MetricType::Gauge) continue;
+      to.Value(LabelsOf(label), value(job));
+    }
+  };
+  const auto gauge = [&](const char* name, const char* help, auto value) {
+    add(name, help, MetricType::Gauge, value);
+  };
+  const auto counter = [&](const char* name, const char* help, auto value) {
+    add(name, help, MetricType::Counter, value);
+  };
   AddMemoryOfJobs(from, jobs, to);
-  AddStateOfJobs(families);
+  AddStateOfJobs(gauge);
   to.Add("sluice_step_seconds", "Steps as ranks report them.",
          MetricType::Histogram);
   for (const auto& [label, job] : jobs) {
     to.HistogramValue(LabelsOf(label), job.stats.step_seconds);
   }
-  AddStepsOfJobs(families);
+  AddStepsOfJobs(counter);
   AddLateOfJobs(jobs, to);
-  families.Counter(
-      "sluice_job_plan_mismatches_total",
-      "Allocations that did not follow the memory plan.",
-      [](const JobSums& job) { return job.stats.plan_mismatches; });
+  counter("sluice_job_plan_mismatches_total",
+          "Allocations that did not follow the memory plan.",
+          [](const JobSums& job) { return job.stats.plan_mismatches; });
 }
 
 void AddJobCopies(const Snapshot& from, Families& to) {

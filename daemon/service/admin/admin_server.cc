@@ -56,11 +56,13 @@ absl::Status CheckCgroup(const std::string& cgroup) {
 }
 
 struct AdminService final : admin::Admin::Service {
+  using Context = grpc::ServerContext;
+
   AdminService(Administration* of,
                std::function<std::string(const Snapshot&)> json)
       : administration(of), render(std::move(json)) {}
 
-  grpc::Status Status(grpc::ServerContext*, const admin::StatusRequest*,
+  grpc::Status Status(Context*, const admin::StatusRequest*,
                       admin::StatusReply* reply) override {
     const auto snapshot = administration->Read();
     if (!snapshot.ok()) return ToGrpc(snapshot.status());
@@ -68,7 +70,7 @@ struct AdminService final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status ShowState(grpc::ServerContext*, const admin::ShowStateRequest*,
+  grpc::Status ShowState(Context*, const admin::ShowStateRequest*,
                          admin::ShowStateReply* reply) override {
     auto rows = administration->ReadRows();
     if (!rows.ok()) return ToGrpc(rows.status());
@@ -78,8 +80,7 @@ struct AdminService final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status SetBudget(grpc::ServerContext*,
-                         const admin::SetBudgetRequest* request,
+  grpc::Status SetBudget(Context*, const admin::SetBudgetRequest* request,
                          admin::SetBudgetReply* reply) override {
     BudgetTarget target;
     if (request->target_case() == admin::SetBudgetRequest::kJob) {
@@ -113,8 +114,7 @@ struct AdminService final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status Reserve(grpc::ServerContext*,
-                       const admin::ReserveRequest* request,
+  grpc::Status Reserve(Context*, const admin::ReserveRequest* request,
                        admin::ReserveReply*) override {
     using Pool = admin::ReserveRequest;
     if (request->pool_case() == Pool::POOL_NOT_SET) {
@@ -138,7 +138,7 @@ struct AdminService final : admin::Admin::Service {
                       .status());
   }
 
-  grpc::Status Drain(grpc::ServerContext*, const admin::DrainRequest* request,
+  grpc::Status Drain(Context*, const admin::DrainRequest* request,
                      admin::DrainReply* reply) override {
     const auto drained = administration->Apply(DrainChange{
         daemon::Drain{.who = request->by().substr(0, kLongestName),
@@ -149,13 +149,12 @@ struct AdminService final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status Undrain(grpc::ServerContext*, const admin::UndrainRequest*,
+  grpc::Status Undrain(Context*, const admin::UndrainRequest*,
                        admin::UndrainReply*) override {
     return ToGrpc(administration->Apply(DrainChange{}).status());
   }
 
-  grpc::Status KeepLinks(grpc::ServerContext*,
-                         const admin::KeepLinksRequest* request,
+  grpc::Status KeepLinks(Context*, const admin::KeepLinksRequest* request,
                          admin::KeepLinksReply* reply) override {
     MeasuredLinks measured;
     measured.by.who = request->by().substr(0, kLongestName);
@@ -170,8 +169,7 @@ struct AdminService final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status ForgetLinks(grpc::ServerContext*,
-                           const admin::ForgetLinksRequest*,
+  grpc::Status ForgetLinks(Context*, const admin::ForgetLinksRequest*,
                            admin::ForgetLinksReply* reply) override {
     const auto forgotten = administration->Apply(LinksChange{});
     if (!forgotten.ok()) return ToGrpc(forgotten.status());
@@ -179,7 +177,7 @@ struct AdminService final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status Evict(grpc::ServerContext*, const admin::EvictRequest* request,
+  grpc::Status Evict(Context*, const admin::EvictRequest* request,
                      admin::EvictReply* reply) override {
     const absl::Status named = wire::CheckJob(request->job());
     if (!named.ok()) return ToGrpc(named);
