@@ -44,38 +44,21 @@ struct FrozenAdmin final : admin::Admin::Service {
     for (const auto& [name, fd] : starter.stored) reply->add_kept(name);
     return grpc::Status::OK;
   }
-  grpc::Status Status(Context*, const admin::StatusRequest*,
-                      admin::StatusReply*) override {
-    return why;
+
+#define SLUICE_ANSWERS_WHY(Rpc)                                              \
+  grpc::Status Rpc(Context*, const admin::Rpc##Request*, admin::Rpc##Reply*) \
+      override {                                                             \
+    return why;                                                              \
   }
-  grpc::Status SetBudget(Context*, const admin::SetBudgetRequest*,
-                         admin::SetBudgetReply*) override {
-    return why;
-  }
-  grpc::Status Reserve(Context*, const admin::ReserveRequest*,
-                       admin::ReserveReply*) override {
-    return why;
-  }
-  grpc::Status Drain(Context*, const admin::DrainRequest*,
-                     admin::DrainReply*) override {
-    return why;
-  }
-  grpc::Status Undrain(Context*, const admin::UndrainRequest*,
-                       admin::UndrainReply*) override {
-    return why;
-  }
-  grpc::Status KeepLinks(Context*, const admin::KeepLinksRequest*,
-                         admin::KeepLinksReply*) override {
-    return why;
-  }
-  grpc::Status ForgetLinks(Context*, const admin::ForgetLinksRequest*,
-                           admin::ForgetLinksReply*) override {
-    return why;
-  }
-  grpc::Status Evict(Context*, const admin::EvictRequest*,
-                     admin::EvictReply*) override {
-    return why;
-  }
+  SLUICE_ANSWERS_WHY(Status)
+  SLUICE_ANSWERS_WHY(SetBudget)
+  SLUICE_ANSWERS_WHY(Reserve)
+  SLUICE_ANSWERS_WHY(Drain)
+  SLUICE_ANSWERS_WHY(Undrain)
+  SLUICE_ANSWERS_WHY(KeepLinks)
+  SLUICE_ANSWERS_WHY(ForgetLinks)
+  SLUICE_ANSWERS_WHY(Evict)
+#undef SLUICE_ANSWERS_WHY
 
   const grpc::Status why;
   const Starter& starter;

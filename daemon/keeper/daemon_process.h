@@ -54,13 +54,12 @@ class RestartPolicy {
 
 class DaemonProcess {
  public:
-  // Starts the program argv[0] with $NOTIFY_SOCKET, $LISTEN_FDS,
-  // $LISTEN_FDNAMES, $FDSTORE and $SLUICE_KEEPER_PID. The process has a process
-  // group of its own: a terminal's Ctrl-C reaches only the keeper, which
-  // forwards it. Signals that the keeper blocks stay blocked, so a signal that
-  // ends the daemon waits until the daemon reads signals and can remove its
-  // sockets. If the program cannot be run, the process writes a line to stderr
-  // and exits with status 127.
+  // Starts argv[0] with $NOTIFY_SOCKET, $LISTEN_FDS, $LISTEN_FDNAMES, $FDSTORE
+  // and $SLUICE_KEEPER_PID, in a process group of its own: a terminal's Ctrl-C
+  // reaches only the keeper, which forwards it. Blocked signals stay blocked
+  // until the daemon reads them and can remove its sockets. If the program
+  // cannot be run, the process writes a line to stderr and exits with status
+  // 127.
   static absl::StatusOr<DaemonProcess> Start(
       const std::vector<std::string>& argv, const std::string& notify_socket,
       const KeptDescriptors& kept);

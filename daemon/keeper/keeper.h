@@ -1,8 +1,7 @@
 // Starts the daemon, keeps its descriptors, and restarts it.
 //
-// How it works. One thread runs one loop, which handles the daemon's messages,
-// signals and the daemon's death. Messages are handled first, so that what a
-// daemon sent before its death is kept.
+// One thread handles messages, signals and the daemon's death. Messages come
+// first, so that what a daemon sent before its death is kept.
 #pragma once
 
 #include <cstdint>

@@ -1,17 +1,13 @@
-// Serves the daemon's pages over plain HTTP: on a TCP port only sums, since
-// everything that reaches the port may read them; on a unix socket everything,
-// for users that may open the socket.
+// Serves the daemon's pages over plain HTTP: on a TCP port, which anything may
+// read, only sums; on a unix socket everything.
 //
-// How it works. One thread serves all connections and makes the pages: one
-// snapshot, at most every 50 ms, for all requests until then. If the daemon's
-// loop does not answer, a snapshot takes at most two seconds. Each listener has
-// a bounded number of connections. When all are in use, one is closed for a new
-// one: the oldest that has its answer, else the oldest that still sends its
-// request, else the oldest that still reads its answer. While all wait for a
-// page, new connections wait in the kernel's queue. A request may take
-// kReadLimit from the start of the connection to its last byte, and writing an
-// answer kWriteLimit. These limits are totals, so a client that sends a byte
-// per second gains nothing.
+// One thread serves all connections and makes the pages: one snapshot, at most
+// every 50 ms, for all requests until then. When all connections of a listener
+// are in use, one is closed for a new one: the oldest that has its answer, else
+// that still sends its request, else that still reads its answer. While all
+// wait for a page, new ones wait in the kernel's queue. A request may take
+// kReadLimit to its last byte, and writing an answer kWriteLimit: totals, so a
+// client that sends a byte per second gains nothing.
 //
 // Thread safety: Start, Serve and destruction from one thread.
 #pragma once

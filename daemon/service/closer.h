@@ -1,20 +1,18 @@
 // Closes descriptors from clients, on its own threads.
 //
 // Closing a client's descriptor can take as long as the client likes: a TCP
-// socket lingers, a file system in user space answers late or never. So can
-// session sockets, since unread packets contain descriptors. (The daemon's own
-// files and sealed memfds of bounded size are closed where they are used.)
+// socket lingers, a file system in user space answers late or never, and unread
+// packets of a session socket contain descriptors.
 //
 // One thread closes session sockets. kThreads threads close received
 // descriptors, one at a time for each user, and share their time fairly
 // (quota/fair_queue.h). A signal interrupts a close after a millisecond, which
-// ends the wait of a lingering socket. A close that no signal ends (a file
-// system with a stopped server) blocks its thread and that user's queue.
+// ends the wait of a lingering socket; one that no signal ends (a file system
+// with a stopped server) blocks its thread and that user's queue.
 //
-// The caller checks waiting_of before it reads more: a user with more than
-// kMostOfAUser waiting descriptors loses the session that sent them, and gets
-// no new one until they are closed. While kMostSockets sockets wait, no
-// connection is accepted.
+// A user with more than kMostOfAUser waiting descriptors loses the session that
+// sent them, and gets no new one until they are closed. While kMostSockets
+// sockets wait, no connection is accepted.
 //
 // Thread safety: safe.
 #pragma once

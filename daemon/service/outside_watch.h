@@ -7,8 +7,8 @@
 // time. A GPU that does not answer is logged once, and keeps its last answer
 // until it answers again.
 //
-// An answer takes milliseconds, or as long as the kernel likes, so the device
-// is asked on a separate thread, which uses at most 1/50 of a core.
+// A separate thread asks, since an answer may take as long as the kernel likes;
+// it uses at most 1/50 of a core.
 //
 // Thread safety: loop's thread only.
 #pragma once

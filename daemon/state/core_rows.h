@@ -1,17 +1,14 @@
-// Encodes a core's state for a state file: all of it, or the changes.
+// Encodes a core's state, or its changes, as a list of rows to put or erase, by
+// key; a later row replaces an earlier one. So a checkpoint and the records
+// after it, applied in order, give the core's latest rows.
 //
-// Both are lists of rows to put or erase, by key; a later row replaces an
-// earlier one. So a checkpoint and the records after it, applied in order, give
-// the core's latest rows.
+// Not included: what administrators set (policy_file.h); planning rounds that
+// are asked or solved (the next daemon starts a round of running jobs alone at
+// once, and the clients of any other round ask again); and sessions that were
+// never a rank's.
 //
-// Not included are: what administrators set (policy_file.h keeps it on a disk);
-// planning rounds that are asked or solved (the next daemon starts a round of
-// running jobs alone at once, and the clients of any other round ask again);
-// and sessions that were never a rank's (their sockets are not kept either).
-//
-// Errors: InvalidArgument, one line: the bytes were not written by a daemon.
-//
-// Thread safety: one owner.
+// InvalidArgument, one line: the bytes were not written by a daemon. Thread
+// safety: one owner.
 #pragma once
 
 #include <cstdint>

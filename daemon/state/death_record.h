@@ -1,9 +1,7 @@
-// Records how the last daemons ended, in memory that outlives them. A daemon
-// that dies again and again from the state that it took over must not be
-// restarted for ever.
-//
-// The record is a page of a memfd. Each daemon notes its start and its orderly
-// end; a daemon that finds a start without an end notes that death.
+// Records how the last daemons ended, in a page of a memfd that outlives them:
+// a daemon that dies again and again from the state that it took over must not
+// be restarted for ever. A daemon that finds a start without an orderly end
+// notes a death.
 //
 // Thread safety: one owner.
 #pragma once

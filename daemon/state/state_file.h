@@ -1,15 +1,13 @@
 // Keeps a daemon's state in memory that outlives the daemon.
 //
 // A checkpoint is the whole state as bytes; a record is one change since then.
-// The newest checkpoint and the records after it give the state at the moment
-// when the process ended, whichever instruction it was at: a checkpoint or
-// record becomes valid as a whole with its last store. README.md draws the
-// memory.
+// Both become valid as a whole with their last store, so the newest checkpoint
+// and the records after it give the state at whichever instruction the process
+// ended. README.md draws the memory.
 //
-// Errors. Unimplemented: this build does not read the state's version.
-// NotFound: its writer has voided it. FailedPrecondition: it is damaged, and no
-// part of it is used. ResourceExhausted: there is no room; the previous state
-// stays valid.
+// Unimplemented: this build does not read the state's version. NotFound: its
+// writer has voided it. FailedPrecondition: it is damaged, and no part of it is
+// used. ResourceExhausted: there is no room; the previous state stays valid.
 //
 // Thread safety: one owner.
 #pragma once

@@ -197,11 +197,6 @@ bool DescriptorStore::Has(std::string_view name) const {
   return kept_.contains(name);
 }
 
-int64_t DescriptorStore::stored() const {
-  const MutexLock lock(mutex_);
-  return static_cast<int64_t>(kept_.size());
-}
-
 // Dropped if the queue is full, because the store then reads nothing.
 void DescriptorStore::Tell(std::string message) {
   if (socket_ == nullptr) return;

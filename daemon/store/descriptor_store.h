@@ -122,7 +122,6 @@ class DescriptorStore {
 
   // Whether `name` was put and not removed, even if sending it failed.
   bool Has(std::string_view name) const;
-  int64_t stored() const;
   int64_t capacity() const { return options_.capacity; }
 
  private:

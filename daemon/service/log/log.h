@@ -3,11 +3,10 @@
 //
 //   journalctl -u sluiced SLUICE_REQUEST=s12.r7
 //
-// The reader of stderr may stop reading. So a line is put into a queue, from
-// which the thread of a LogThread writes. Lines that do not fit into
-// kMostQueued are dropped and counted, and the log reports their number as soon
-// as it can. Without a LogThread (before it exists, and in tests) each line is
-// written at once.
+// The reader of stderr may stop reading, so lines go into a queue, from which
+// the thread of a LogThread writes. Lines beyond kMostQueued are dropped, and
+// the log reports their number as soon as it can. Without a LogThread each line
+// is written at once.
 //
 // Thread safety: safe.
 #pragma once

@@ -1,19 +1,16 @@
 // What an earlier daemon left, and what this one leaves to the next.
 //
-// If the daemon was started with a descriptor store (daemon/store), that store
-// keeps everything that others hold: each extent, each rank's socket, pidfd and
-// use page, the limits page, the clocks of simulated links, and the state file
-// with the core's state (daemon/state). Nothing is sent to clients before it is
-// kept and saved. README.md lists what a killed daemon does not leave.
-//
-// Without a store, this class does nothing; nor does it after the store was
-// lost (DescriptorStore::lost).
+// A descriptor store (daemon/store) keeps everything that others hold: each
+// extent, each rank's socket, pidfd and use page, the limits page, the clocks
+// of simulated links, and the state file with the core's state (daemon/state).
+// Nothing is sent to clients before it is kept and saved. README.md lists what
+// a killed daemon does not leave. Without a store, or after it was lost, this
+// class does nothing.
 //
 // If the store fails, or the state is too large for its file, the state is
-// voided in its own memory before anything else is sent. The next daemon would
-// then start without state. This daemon goes on serving. It saves again when
-// the store has everything, or when the state fits. The log has one line for
-// each of these two changes.
+// voided before anything else is sent, so the next daemon would start without
+// it. This daemon goes on serving, and saves again when the store has
+// everything, or when the state fits; the log has a line for each change.
 //
 // Thread safety: loop's thread, except Keep, CannotKeep and WhenKept from any.
 #pragma once
@@ -177,11 +174,10 @@ class Handover {
 // void (StateFile::Void): the daemon then starts as if nothing was saved.
 absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd);
 
-// Reads the state with ReadCore. `fresh` is a core of this node without
-// sessions, from which comes what was not saved. Errors as ReadCore, and
-// besides: Unimplemented if a session uses a protocol that this daemon does not
-// know; FailedPrecondition if more memory was made than a pool has here, or if
-// a GPU that jobs use has another UUID here.
+// ReadCore, with its errors, and besides: Unimplemented if a session uses a
+// protocol that this daemon does not know; FailedPrecondition if more memory
+// was made than a pool has here, or if a GPU that jobs use has another UUID
+// here.
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                     const Core& fresh);
 

@@ -1,11 +1,10 @@
 // The scheduling of the calling thread.
 //
-// Every rank waits for the loop. The kernel lets another process on the loop's
-// core continue for milliseconds (a tick, in a kernel that does not preempt),
-// however little time the loop needs. So the loop has the lowest real-time
+// Every rank waits for the loop, and the kernel lets another process on its
+// core continue for milliseconds. So the loop has the lowest real-time
 // priority, like the thread that refills the grant pages, while it computes
-// little. A loop that a flood of requests keeps busy loses the priority until
-// it is less busy, so that it takes no core from the node's training.
+// little. A loop that a flood of requests keeps busy loses it until it is less
+// busy, so that it takes no core from the node's training.
 #pragma once
 
 #include "absl/time/time.h"
