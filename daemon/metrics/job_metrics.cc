@@ -153,8 +153,6 @@ void AddStepsOfJobs(const auto& counter) {
           [](const JobSums& job) { return job.stats.grant_wait_seconds; });
 }
 
-using prometheus::MetricType;
-
 struct CopySums {
   double weight = 0;
   std::optional<PlanCopies> plan;  // unset: no rank has a plan
@@ -192,38 +190,6 @@ Labels LabelsOf(const Snapshot& from, const ByJob::key_type& key) {
   return labels;
 }
 
-}  // namespace
-
-void AddJobs(const Snapshot& from, Families& to) {
-  const std::map<JobLabel, JobSums> jobs = SumJobs(from);
-  const auto add = [&](const char* name, const char* help, MetricType type,
-                       auto value) {
-    to.Add(name, help, type);
-    for (const auto& [label, job] : jobs) {
-      if (!job.lives && type == MetricType::Gauge) continue;
-      to.Value(LabelsOf(label), value(job));
-    }
-  };
-  const auto gauge = [&](const char* name, const char* help, auto value) {
-    add(name, help, MetricType::Gauge, value);
-  };
-  const auto counter = [&](const char* name, const char* help, auto value) {
-    add(name, help, MetricType::Counter, value);
-  };
-  AddMemoryOfJobs(from, jobs, to);
-  AddStateOfJobs(gauge);
-  to.Add("sluice_step_seconds", "Steps as ranks report them.",
-         MetricType::Histogram);
-  for (const auto& [label, job] : jobs) {
-    to.HistogramValue(LabelsOf(label), job.stats.step_seconds);
-  }
-  AddStepsOfJobs(counter);
-  AddLateOfJobs(jobs, to);
-  counter("sluice_job_plan_mismatches_total",
-          "Allocations that did not follow the memory plan.",
-          [](const JobSums& job) { return job.stats.plan_mismatches; });
-}
-
 void AddJobCopies(const Snapshot& from, Families& to) {
   const ByJob jobs = SumCopies(from);
   to.Add("sluice_job_link_weight",
@@ -256,6 +222,39 @@ void AddJobCopies(const Snapshot& from, Families& to) {
        [](const PlanCopies& plan, int d) {
          return Count(plan.demand.step_bytes[d]);
        });
+}
+
+}  // namespace
+
+void AddJobs(const Snapshot& from, Families& to) {
+  const std::map<JobLabel, JobSums> jobs = SumJobs(from);
+  const auto add = [&](const char* name, const char* help, MetricType type,
+                       auto value) {
+    to.Add(name, help, type);
+    for (const auto& [label, job] : jobs) {
+      if (!job.lives && type == MetricType::Gauge) continue;
+      to.Value(LabelsOf(label), value(job));
+    }
+  };
+  const auto gauge = [&](const char* name, const char* help, auto value) {
+    add(name, help, MetricType::Gauge, value);
+  };
+  const auto counter = [&](const char* name, const char* help, auto value) {
+    add(name, help, MetricType::Counter, value);
+  };
+  AddMemoryOfJobs(from, jobs, to);
+  AddStateOfJobs(gauge);
+  to.Add("sluice_step_seconds", "Steps as ranks report them.",
+         MetricType::Histogram);
+  for (const auto& [label, job] : jobs) {
+    to.HistogramValue(LabelsOf(label), job.stats.step_seconds);
+  }
+  AddStepsOfJobs(counter);
+  AddLateOfJobs(jobs, to);
+  counter("sluice_job_plan_mismatches_total",
+          "Allocations that did not follow the memory plan.",
+          [](const JobSums& job) { return job.stats.plan_mismatches; });
+  AddJobCopies(from, to);
 }
 
 }  // namespace sluice::daemon

@@ -109,12 +109,10 @@ void AddLate(FamilyText copies, FamilyText seconds, const auto& for_each_series,
   each(seconds, [](const LateCopies& l) { return l.seconds; });
 }
 
-void AddMemory(const Snapshot& from, Families& to);
-void AddLimits(const Snapshot& from, Audience audience, Families& to);
-void AddCopies(const Snapshot& from, Families& to);
+// Adds pools, waiting leases, copies, links and the limits of users.
+void AddNode(const Snapshot& from, Audience audience, Families& to);
 // Adds series by job and user, for operators only. REQUIRES: `from` has
 // statistics.
 void AddJobs(const Snapshot& from, Families& to);
-void AddJobCopies(const Snapshot& from, Families& to);
 
 }  // namespace sluice::daemon

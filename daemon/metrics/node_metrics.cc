@@ -102,8 +102,6 @@ void AddWaiting(const Snapshot& from, Families& to) {
        [](const Sum& sum) { return sum.oldest; });
 }
 
-using prometheus::MetricType;
-
 void AddSwap(const Snapshot& from, Families& to) {
   to.Add("sluice_swap_bytes_total",
          "Bytes copied between a GPU and host memory, by ranks' use pages.",
@@ -149,8 +147,6 @@ void AddLinks(const Snapshot& from, Families& to) {
     }
   }
 }
-
-using prometheus::MetricType;
 
 void AddBudgets(const Snapshot& from, Audience audience, Families& to) {
   to.Add("sluice_budget_limit_bytes",
@@ -221,18 +217,12 @@ void AddQuotas(const QuotasSnapshot& from, Audience audience, Families& to) {
 
 }  // namespace
 
-void AddMemory(const Snapshot& from, Families& to) {
+void AddNode(const Snapshot& from, Audience audience, Families& to) {
   AddPools(from, to);
   AddWaiting(from, to);
-}
-
-void AddCopies(const Snapshot& from, Families& to) {
   AddSwap(from, to);
   AddLateOfGpus(from, to);
   AddLinks(from, to);
-}
-
-void AddLimits(const Snapshot& from, Audience audience, Families& to) {
   AddBudgets(from, audience, to);
   AddQuotas(from.quotas, audience, to);
 }
