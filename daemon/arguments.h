@@ -32,16 +32,12 @@ struct Arguments {
   }
 };
 
-// Returns the settings of the configuration file, or the defaults if none is
-// named, overridden by the flags.
 absl::StatusOr<Config> ConfigOf(const Arguments& arguments);
 
-// Returns the file of administrators' settings. The node's own daemon uses a
-// file in the system's folder, which other daemons, such as those of tests,
-// must not share.
+// Only the node's own daemon uses the system's folder: other daemons, such as
+// those of tests, must not share it.
 PolicyFile PolicyFileOf(const Config& config, const Arguments& arguments);
 
-// Returns the present times that PolicyFile needs.
 Clocks ClocksNow(const Clock& clock);
 
 }  // namespace sluice::daemon

@@ -19,10 +19,9 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/node.h"
 #include "daemon/runtime/runtime_dir.h"
-#include "daemon/service/takeover/read_saved.h"
+#include "daemon/service/takeover/handover.h"
+#include "daemon/start_options.h"
 #include "daemon/state/state_file.h"
-#include "daemon/state/state_versions.h"
-#include "daemon/worker_user.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -33,12 +32,10 @@
 namespace sluice::daemon {
 namespace {
 
-// Returns the error with which a start would fail. Does not try ports and
-// sockets, because the running daemon may hold them.
+// Does not try ports and sockets, because the running daemon may hold them.
 absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
-  SLUICE_RETURN_IF_ERROR(CheckHttp({.listen = config.http_listen.value_or(""),
-                                    .socket = {},
-                                    .socket_group = config.http_socket_group}));
+  SLUICE_RETURN_IF_ERROR(CheckHttpSockets(config.http_listen.value_or(""),
+                                          config.http_socket_group));
   const Clocks now = ClocksNow(MonotonicClock());
   const PolicyFile file = PolicyFileOf(config, arguments);
   // The policy is checked before the slow parts.
@@ -60,7 +57,7 @@ absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
 }
 
 constexpr std::chrono::seconds kDeadline{5};
-// A supervisor restarts a daemon that died within this time.
+// A supervisor restarts a daemon within this time.
 constexpr absl::Duration kStartedAgain = absl::Seconds(1);
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 
@@ -80,8 +77,7 @@ Socket SocketAt(const std::string& path) {
   return errno == ECONNREFUSED ? Socket::kNobodyListens : Socket::kServed;
 }
 
-// Connects to the socket, because a killed daemon leaves its socket file
-// behind.
+// A killed daemon leaves its socket file behind.
 bool DaemonRuns(const std::string& admin_socket) {
   const absl::Time end = absl::Now() + kStartedAgain;
   Socket found = SocketAt(admin_socket);
@@ -94,7 +90,7 @@ bool DaemonRuns(const std::string& admin_socket) {
 
 absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
   grpc::ChannelArguments arguments;
-  // the daemon's own replies are trusted
+  // The daemon's own replies are trusted.
   arguments.SetMaxReceiveMessageSize(-1);
   admin::Admin::Stub stub(grpc::CreateCustomChannel(
       "unix:" + std::filesystem::absolute(path).string(),
@@ -113,8 +109,7 @@ absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
                                   status.error_message()));
 }
 
-// Returns the state that the running daemon would save, or the state that a
-// frozen daemon keeps; nullopt if that state is void.
+// Returns the state of a serving or frozen daemon; nullopt if it is void.
 absl::StatusOr<std::optional<StateFile::Contents>> ContentsOf(
     const admin::ShowStateReply& reply) {
   if (reply.file().empty()) {
@@ -131,10 +126,10 @@ absl::StatusOr<std::optional<StateFile::Contents>> ContentsOf(
   return file->TakeContents();
 }
 
-// Asks the daemon on `admin_socket` for its state, and reads it as a daemon of
-// `node` would. Returns one line that describes the state. The errors
-// Unimplemented (another version), FailedPrecondition and InvalidArgument say
-// why this binary could not take over. If no daemon runs, the check passes.
+// Reads the state of the daemon on `admin_socket` as a daemon of `node` would,
+// and describes it in one line. Unimplemented (another version),
+// FailedPrecondition, InvalidArgument: this binary could not take over. If no
+// daemon runs, the check passes.
 absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
                                        const NodeConfig& node) {
   if (!DaemonRuns(admin_socket)) {
@@ -148,8 +143,7 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(*contents, fresh));
   const std::set<std::string> kept(reply.kept().begin(), reply.kept().end());
-  // A serving daemon has its memory, so memory is checked only for a frozen
-  // one.
+  // A serving daemon has its memory.
   if (!kept.empty()) SLUICE_RETURN_IF_ERROR(CheckLeft(saved, kept));
   return fmt::format(
       "{} sessions, {} leases{}", saved.sessions.size(),
@@ -160,8 +154,6 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
                              "whether all its memory is there");
 }
 
-// Checks whether this binary, with this configuration, would take over from the
-// running daemon.
 absl::Status CheckRunning(const Arguments& arguments, const Config& config) {
   SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));

@@ -14,12 +14,11 @@
 
 namespace sluice::daemon {
 
-// Runs the checks that the flags ask for. Prints one line per check that
-// passes; returns the first error.
+// Prints one line per check that passes; returns the first error.
 absl::Status Check(const Arguments& arguments);
 
-// Returns the policy that administrators set, if a daemon that runs as user
-// `daemon` on this node can use it; else the errors of PolicyFile::Read and
+// Returns the policy that administrators set, if a daemon of user `daemon` on
+// this node can use it; else the errors of PolicyFile::Read and
 // Core::SetPolicy.
 absl::StatusOr<Policy> UsablePolicy(const PolicyFile& file, uid_t daemon,
                                     const NodeConfig& node, const Clocks& now);

@@ -1,12 +1,12 @@
 #include "daemon/config.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <utility>
 
@@ -15,6 +15,8 @@
 #include "daemon/table_reader.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
+#include "proto/base/unique_fd.h"
+#include "proto/base/whole_io.h"
 #include "proto/wire.h"
 
 namespace sluice::daemon {
@@ -54,8 +56,8 @@ class ConfigReader {
   TableReader Table(const std::string& name) const {
     return TableReader(path_, name);
   }
-  // Reads the key `what`_memory (the name that other programs' flags have) or
-  // `what`_bytes. Giving both is an error.
+  // Reads `what`_memory (as other programs' flags are called) or `what`_bytes;
+  // both together are an error.
   static void Memory(TableReader& table, const std::string& what, auto* to) {
     const auto given = std::make_shared<bool>(false);
     for (const char* ending : {"_bytes", "_memory"}) {
@@ -93,13 +95,7 @@ class ConfigReader {
     table.Key("links", table.List([&](const toml::node& n) {
       return Link(n, /*has_parent=*/true, sim.links);
     }));
-    table.Key("gpu_links",
-              table.List([this, &table](const toml::node& n) -> absl::Status {
-                std::string name;
-                SLUICE_RETURN_IF_ERROR(table.Text(&name)(n));
-                config_.sim.gpu_links.push_back(name);
-                return absl::OkStatus();
-              }));
+    table.Key("gpu_links", table.Texts(&sim.gpu_links));
     return table.Read(node);
   }
 
@@ -147,10 +143,7 @@ class ConfigReader {
     std::optional<int> uid;
     double weight = 1;
     TableReader table = Table("[[bandwidth.user]]");
-    table.Key("uid", [&](const toml::node& value) -> absl::Status {
-      uid.emplace();
-      return table.Whole(&*uid, 0, INT_MAX)(value);
-    });
+    table.Key("uid", table.Whole(&uid, 0, INT_MAX));
     table.Key("weight", [&](const toml::node& value) -> absl::Status {
       SLUICE_RETURN_IF_ERROR(table.Number(&weight)(value));
       if (weight >= NodeConfig::kLeastWeight &&
@@ -213,31 +206,17 @@ class ConfigReader {
   absl::Status Quota(const toml::node& node) {
     std::vector<std::string> prefixes;
     TableReader table = Table("[quota]");
-    const auto count = [&](std::optional<int64_t>* to) {
-      return [&table, to](const toml::node& n) -> absl::Status {
-        int number = 0;
-        constexpr int kMost = 1'000'000;
-        SLUICE_RETURN_IF_ERROR(table.Whole(&number, 1, kMost)(n));
-        *to = number;
-        return absl::OkStatus();
-      };
-    };
-    table.Key("sessions", count(&config_.quota.sessions));
-    table.Key("rank_sessions", count(&config_.quota.ranks));
-    table.Key("extents", count(&config_.quota.extents));
-    table.Key("waiting_leases", count(&config_.quota.waiting));
+    constexpr int kMost = 1'000'000;
+    table.Key("sessions", table.Whole(&config_.quota.sessions, 1, kMost));
+    table.Key("rank_sessions", table.Whole(&config_.quota.ranks, 1, kMost));
+    table.Key("extents", table.Whole(&config_.quota.extents, 1, kMost));
+    table.Key("waiting_leases", table.Whole(&config_.quota.waiting, 1, kMost));
     int longest_wait_s =
         static_cast<int>(absl::ToInt64Seconds(config_.longest_wait));
     constexpr int kMonth = 31 * 86400;
     table.Key("longest_wait_s", table.Whole(&longest_wait_s, 0, kMonth));
     table.Key("cgroups", [&](const toml::node& list) -> absl::Status {
-      SLUICE_RETURN_IF_ERROR(
-          table.List([&](const toml::node& each) -> absl::Status {
-            std::string prefix;
-            SLUICE_RETURN_IF_ERROR(table.Text(&prefix)(each));
-            prefixes.push_back(std::move(prefix));
-            return absl::OkStatus();
-          })(list));
+      SLUICE_RETURN_IF_ERROR(table.Texts(&prefixes)(list));
       auto cut = CgroupCut::Make(prefixes);
       if (!cut.ok()) {
         return table.Error(list, std::string(cut.status().message()));
@@ -263,9 +242,7 @@ class ConfigReader {
 
   absl::Status Http(const toml::node& node) {
     TableReader table = Table("[http]");
-    table.Key("listen", [&](const toml::node& value) {
-      return table.Text(&config_.http_listen.emplace())(value);
-    });
+    table.Key("listen", table.Text(&config_.http_listen));
     table.Key("socket_group", table.Text(&config_.http_socket_group));
     return table.Read(node);
   }
@@ -302,6 +279,12 @@ class ConfigReader {
     return table.Read(node);
   }
 
+  template <typename... Args>
+  absl::Status Bad(fmt::format_string<Args...> what, Args&&... args) const {
+    return absl::InvalidArgumentError(
+        path_ + ": " + fmt::format(what, std::forward<Args>(args)...));
+  }
+
   // Checks that involve several keys.
   absl::Status CheckParents() const {
     const SimSettings& sim = config_.sim;
@@ -309,17 +292,16 @@ class ConfigReader {
       if (link.parent.empty()) continue;
       const std::vector<size_t> path = LinkPath(sim.links, link.name);
       if (path.size() < 2 || !sim.links[path.back()].parent.empty()) {
-        return absl::InvalidArgumentError(
-            fmt::format("{}: link {} hangs on '{}', which is not in links, or "
-                        "goes round in "
-                        "a circle",
-                        path_, link.name, link.parent));
+        return Bad(
+            "link {} hangs on '{}', which is not in links, or goes "
+            "round in a circle",
+            link.name, link.parent);
       }
       if (sim.gpu_links.empty()) {
-        return absl::InvalidArgumentError(fmt::format(
-            "{}: link {} has a parent: say by gpu_links which link each GPU is "
-            "on",
-            path_, link.name));
+        return Bad(
+            "link {} has a parent: say by gpu_links which link each GPU "
+            "is on",
+            link.name);
       }
     }
     return absl::OkStatus();
@@ -328,23 +310,18 @@ class ConfigReader {
   absl::Status CheckLinks() const {
     SLUICE_RETURN_IF_ERROR(CheckParents());
     if (const auto made = TopologyOf(config_.sim.links); !made.ok()) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: {}", path_, std::string(made.status().message())));
+      return Bad("{}", std::string(made.status().message()));
     }
     const SimSettings& sim = config_.sim;
     for (const std::string& name : sim.gpu_links) {
-      bool known = false;
-      for (const LinkSpeed& link : sim.links) known |= link.name == name;
-      if (!known) {
-        return absl::InvalidArgumentError(fmt::format(
-            "{}: gpu_links names '{}', which is not in links", path_, name));
+      if (std::ranges::find(sim.links, name, &LinkSpeed::name) ==
+          sim.links.end()) {
+        return Bad("gpu_links names '{}', which is not in links", name);
       }
     }
     if (!sim.gpu_links.empty() && std::ssize(sim.gpu_links) != sim.gpus) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: gpu_links has {} entries for {} GPUs: name one per "
-                      "GPU",
-                      path_, sim.gpu_links.size(), sim.gpus));
+      return Bad("gpu_links has {} entries for {} GPUs: name one per GPU",
+                 sim.gpu_links.size(), sim.gpus);
     }
     return absl::OkStatus();
   }
@@ -352,6 +329,10 @@ class ConfigReader {
   const std::string path_;
   Config config_;
 };
+
+absl::Status Fault(std::string what) {
+  return absl::InvalidArgumentError(PrintableLine(std::move(what)));
+}
 
 }  // namespace
 
@@ -364,14 +345,6 @@ absl::StatusOr<Config::DriverChoice> ParseDriver(const std::string& text) {
   }
   return found->second;
 }
-
-namespace {
-
-absl::Status Fault(std::string what) {
-  return absl::InvalidArgumentError(PrintableLine(std::move(what)));
-}
-
-}  // namespace
 
 absl::StatusOr<Config> ParseConfig(std::string_view text,
                                    const std::string& path) {
@@ -389,20 +362,17 @@ absl::StatusOr<Config> ReadConfig(const std::string& path) {
   const std::string what = fmt::format("read the configuration {}", path);
   std::error_code error;
   const auto kind = std::filesystem::status(path, error).type();
-  // A folder can be opened too, but would read as an empty file.
+  // A folder would read as an empty file.
   if (kind != std::filesystem::file_type::regular &&
       kind != std::filesystem::file_type::not_found) {
     return absl::InvalidArgumentError(
         what + ": it is no regular file; give --config a TOML file");
   }
-  std::ifstream file(path);
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return ErrnoStatus(errno, what);
-  std::string text;
-  std::array<char, 4096> piece;
-  while (file.read(piece.data(), piece.size()) || file.gcount() > 0) {
-    text.append(piece.data(), static_cast<size_t>(file.gcount()));
-  }
-  if (file.bad()) return ErrnoStatus(EIO, what);
+  SLUICE_ASSIGN_OR_RETURN(
+      const std::string text,
+      ReadAll(file.get(), SIZE_MAX, "the configuration " + path));
   return ParseConfig(text, path);
 }
 

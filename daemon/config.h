@@ -1,5 +1,4 @@
-// The daemon's settings. Each has a built-in default and may be set in a TOML
-// file.
+// The daemon's settings, which may be set in a TOML file.
 //
 // Thread safety: pure.
 #pragma once
@@ -31,8 +30,7 @@ struct SimSettings {
   std::vector<std::string> gpu_links;  // empty: GPU i on link i (modulo)
 };
 
-// Measured speeds of the links that node.h finds on cuda. The tree of links is
-// detected and not configured.
+// Measured speeds of the links that node.h detects on cuda.
 struct CudaSettings {
   std::vector<LinkSpeed> links;
 };
@@ -49,8 +47,7 @@ struct Config {
   std::optional<Bytes> host_pool;  // per NUMA node; unset: see node.h
   Bytes host_ready;  // part of host_pool that is made before leases need it
   std::optional<Bytes> extent;  // unset: a 128th of a pool; see node.cc
-  // If true, a rank may use a GPU only after it proves its access to the GPU's
-  // device file; if false, every rank may use every GPU.
+  // True: a rank must prove its access to the device file of a GPU.
   bool gpus_are_shown = true;
   QuotaSettings quota;
   CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();
@@ -61,10 +58,9 @@ struct Config {
   std::optional<std::string> http_listen;
   // The group that may open the unix socket; empty: only the daemon's user.
   std::string http_socket_group;
-  // The folder of administrators' settings. Empty: settings are not kept.
-  // Unset: PolicyFileOf (arguments.h) chooses.
+  // Folder of administrators' settings. Empty: they are not kept. Unset:
+  // PolicyFileOf (arguments.h) chooses.
   std::optional<std::string> policy_folder;
-  // The longest that a lease may wait.
   absl::Duration longest_wait = absl::Minutes(10);
   absl::Duration plan_time_limit = absl::Seconds(20);
   Bytes worker_memory = GiB(4);  // address space of one plan worker
@@ -75,10 +71,9 @@ struct Config {
   int freeze_after = 5;
 };
 
-// "auto", "sim", "cuda".
 absl::StatusOr<Config::DriverChoice> ParseDriver(const std::string& text);
 
-// InvalidArgument in one line: "sluiced.toml:7: …" with the key, its value and
+// InvalidArgument: "sluiced.toml:7: …", one line with the key, its value and
 // the allowed values. `path` is only for messages.
 absl::StatusOr<Config> ParseConfig(std::string_view text,
                                    const std::string& path);

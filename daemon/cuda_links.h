@@ -1,19 +1,31 @@
 // The links between a node's GPUs and its memory on cuda, and their speeds.
 //
+// A PCI device's folder in sysfs lies within that of the bridge above it.
+// Counted from the device up, every second bridge is the lower end of a link: a
+// switch is two bridges, one towards the host and one towards its devices.
+//
 // Thread safety: one thread.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "daemon/config.h"
+#include "daemon/core/node/types.h"
 #include "daemon/node.h"
 
 namespace sluice::daemon {
 
-// Adds the links that sysfs below `root` lists (pci_links.h). A link has the
-// speeds that [cuda] gives it, or none if [cuda] does not name it. Adds each
-// GPU's path and the limits to the node's description. InvalidArgument: [cuda]
+// Returns the links above the devices at `addresses` ("0000:3b:00.0"), without
+// speeds. Each is named after the device below it, "pci-0000:3b:00.0"; above
+// those are "root-0000:3a" and "numa0". `root` is prefixed to /sys, for tests.
+// Leaves out devices that sysfs does not list, and damaged entries.
+std::vector<LinkSpeed> ReadPciLinks(const std::vector<std::string>& addresses,
+                                    const std::string& root = "");
+
+// Adds these links, with the speeds that [cuda] gives them, and describes each
+// GPU's path and the limits in the node's description. InvalidArgument: [cuda]
 // names a link that does not exist, or its speeds make no tree of links.
 absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
                           Node& node);

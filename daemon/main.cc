@@ -9,7 +9,7 @@
 
 #include "daemon/arguments.h"
 #include "daemon/checks.h"
-#include "daemon/runtime/signals.h"
+#include "daemon/runtime/process.h"
 #include "daemon/serve.h"
 #include "daemon/store/starter.h"
 #include "proto/cli/cli.h"
@@ -29,7 +29,6 @@ it makes room for a daemon that reads the file anew, if that would start and
 take over; jobs do not notice. Where a .socket unit has made session.sock, it
 serves there. Exit status: 0 ended by a signal; 2 bad input; 1 a fault.)";
 
-// Keeps resident memory small: few arenas, and freed memory goes back.
 void TuneMemory() {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_TRIM_THRESHOLD, 1 << 20);

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "daemon/cuda_links.h"
-#include "daemon/sim_node.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/numa.h"
@@ -26,7 +25,7 @@ namespace {
 Bytes RoundDown(Bytes size, Bytes unit) { return (size / unit) * unit; }
 
 // Returns the memory of NUMA nodes without cores, such as CXL's, in which CUDA
-// cannot pin, and adds a warning for each such node.
+// cannot pin, and warns of each.
 Bytes MemoryWithoutCores(const std::string& root, Node& node) {
   Bytes sum;
   for (const NumaNode& each : ReadNumaNodes(root)) {
@@ -40,8 +39,8 @@ Bytes MemoryWithoutCores(const std::string& root, Node& node) {
   return sum;
 }
 
-// Returns the total memory, not the free memory: what jobs have pinned is not
-// free, and the pool of a daemon that takes over must be as large as before.
+// Not the free memory: what jobs have pinned is not free, and the pool of a
+// daemon that takes over must be as large as before.
 Bytes MemoryOfMachine(const std::string& root, Bytes without_cores) {
   const Bytes all = MachineMemory::Read(root).total - without_cores;
   const auto limit = CgroupMemoryLimit("self", root);
@@ -56,14 +55,13 @@ int NumaNodes(const std::vector<device::DeviceInfo>& devices) {
   return static_cast<int>(nodes);
 }
 
-// Makes the file that stands for /dev/nvidia0: ranks that can open it may use
-// the GPU. A file of an earlier daemon keeps its permissions.
+// Makes the file that stands for /dev/nvidia0. A file of an earlier daemon
+// keeps its permissions.
 absl::Status MakeDeviceNode(const std::string& path) {
   const UniqueFd fd(open(
       path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd && errno == EEXIST) return absl::OkStatus();
-  // Every user may open it, as /dev/nvidia0, unless an administrator changes
-  // it.
+  // As /dev/nvidia0, unless an administrator changes it.
   if (!fd || fchmod(fd.get(), 0666) != 0) {
     return ErrnoStatus(errno, "make " + path);
   }
@@ -94,8 +92,8 @@ absl::Status AddGpus(const Config& config, const std::string& root,
     largest = std::max(largest, device.total_memory);
   }
   for (const auto& device : devices) {
-    // The size of a faulty GPU is unknown. Jobs may still hold memory of it,
-    // which needs a pool: the size of the largest GPU is used.
+    // The size of a faulty GPU is unknown, and jobs may still hold memory of
+    // it: its pool is as large as the largest GPU's.
     const Bytes memory = device.fault.empty() ? device.total_memory : largest;
     const Bytes spare = sim ? Bytes(0) : std::max(GiB(1), memory * 6 / 100);
     const Bytes pool = config.gpu_pool.value_or(memory - spare);
@@ -131,10 +129,10 @@ absl::Status AddGpus(const Config& config, const std::string& root,
   return absl::OkStatus();
 }
 
-// Returns the size of extents. Each extent costs the daemon a descriptor, and a
-// second one that is kept for the next daemon; eight GPUs have at most 1,024
-// extents. Pinning takes at least a quarter of a second per GiB and delays
-// other leases, so the caller limits extents of host memory to 1 GiB.
+// Each extent costs the daemon a descriptor, and a second one that is kept for
+// the next daemon; eight GPUs have at most 1,024 extents. Pinning takes at
+// least a quarter of a second per GiB and delays other leases, so extents of
+// host memory have at most 1 GiB.
 template <typename Owner>  // GpuConfig or HostConfig
 Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
                Bytes unit, Bytes largest) {
@@ -148,8 +146,8 @@ Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
   return RoundUp(config.extent.value_or(std::min(chosen, largest)), unit);
 }
 
-// Returns the unit of all sizes: the least common multiple of the granularities
-// that the driver has for each kind of memory. Ranks get this one number.
+// Returns the least common multiple of the granularities of all memory: ranks
+// get one number.
 absl::StatusOr<Bytes> GranularityOf(const Node& node) {
   std::vector<device::Placement> all;
   for (const GpuConfig& gpu : node.config.gpus) {
@@ -253,8 +251,7 @@ std::string Describe(const Node& node, const std::string& root) {
       FormatBytes(node.config.granularity));
 }
 
-// Returns OK if GPUs may be simulated: a broken driver must not be replaced by
-// simulated GPUs without notice.
+// A broken driver must not be replaced by simulated GPUs without notice.
 absl::Status MaySimulate(Config::DriverChoice driver, const absl::Status& why,
                          const std::string& root) {
   if (driver == Config::DriverChoice::kCuda) return why;

@@ -1,13 +1,12 @@
 // Detects what this machine has, and how much of it the daemon uses.
 //
 // Defaults for what the configuration leaves open:
-//   sim    The node is made in `runtime_dir`/sim from [sim]; the pools have all
-//          of its memory.
+//
+//   sim    The pools have all memory of the node that [sim] describes.
 //   cuda   A GPU's pool is its memory less the larger of 1 GiB and 6 %, which
 //          contexts and libraries need. The host pools share what may be pinned
 //          of the machine's memory or its cgroup's limit (Pinnable,
-//          proto/base/cgroup.h). Links are read from sysfs (pci_links.h); their
-//          speeds are unknown unless [cuda] gives them.
+//          proto/base/cgroup.h).
 #pragma once
 
 #include <functional>
@@ -25,27 +24,32 @@
 namespace sluice::daemon {
 
 struct Node {
-  // The folder of the simulated node. Empty if ranks of an earlier daemon use
-  // the node: a failed start then leaves it to them. Destroyed after the
-  // driver.
+  // Empty if ranks of an earlier daemon use the simulated node: a failed start
+  // then leaves it to them. Destroyed after the driver.
   OwnedFolder own_sim;
   std::unique_ptr<device::Driver> driver;
   NodeConfig config;
   std::string sim_directory;  // empty on cuda
   UniqueFd sim_clocks;  // of simulated links, for every session; empty on cuda
   std::function<std::vector<HolderSnapshot>()> find_holders;  // null on cuda
-  // For each GPU, the device file that its users must be able to open; empty:
+  // The device file of each GPU, which its users must be able to open; empty:
   // unknown.
   std::vector<std::string> gpu_nodes;
-  // One line for the log that says what was detected.
   std::string description;
 };
 
-// Opens the driver and detects the node. Driver `auto` simulates GPUs only if
-// the machine has no NVIDIA device. FailedPrecondition: it has one, but the
-// driver does not work. `root` is prefixed to /dev, /proc and /sys (nvidia.h).
+// Driver `auto` simulates GPUs only if the machine has no NVIDIA device.
+// FailedPrecondition: it has one, but the driver does not work. `root` is
+// prefixed to /dev, /proc and /sys (nvidia.h).
 absl::StatusOr<Node> OpenNode(const Config& config,
                               const std::string& runtime_dir,
                               const std::string& root = "");
+
+// Makes a simulated node in `directory`, which `node` then owns, unless ranks
+// of an earlier daemon use one there. Opens its driver, and adds its links and
+// NUMA nodes. InvalidArgument: the links of [sim] make no tree. Else errors as
+// device::CreateSimNode.
+absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
+                     Node& node);
 
 }  // namespace sluice::daemon

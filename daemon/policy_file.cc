@@ -20,10 +20,6 @@ constexpr size_t kMaxFileBytes = size_t{16} << 20;
 
 }  // namespace
 
-absl::StatusOr<Policy> PolicyFile::Read(const Clocks& now) const {
-  return Read(now, geteuid());
-}
-
 uid_t PolicyFile::owner() const {
   struct stat info;
   return stat(folder_.c_str(), &info) == 0 ? info.st_uid : geteuid();

@@ -1,13 +1,11 @@
 // Administrators' settings on disk: one JSON file that people can read.
 //
-// How it works. The file is replaced as a whole: the new one is written in the
-// same folder, synced and renamed, and the folder is synced. So after a crash
-// of the machine there is either the old file or the new one. Reading checks
-// the file strictly. A file that this daemon would not have written ends the
-// daemon's start, because limits looser than those that an administrator set
-// are worse than no daemon. If jobs hold what an earlier daemon left, the
-// daemon is frozen instead (daemon/frozen). So a new section needs no version
-// number: a daemon that does not know it refuses the file.
+// The new file is written beside the old one, synced and renamed, so after a
+// crash of the machine one of the two is there. A file that this daemon would
+// not have written ends the daemon's start, because looser limits than an
+// administrator set are worse than no daemon; if jobs hold what an earlier
+// daemon left, the daemon is frozen instead (daemon/frozen). So a new section
+// needs no version number: a daemon that does not know it refuses the file.
 //
 // Times are wall-clock times, because a monotonic clock restarts with the
 // machine.
@@ -31,7 +29,6 @@ struct Clocks {
 };
 
 std::string EncodePolicy(const Policy& policy, const Clocks& now);
-// InvalidArgument in one line: which entry is wrong, and how.
 absl::StatusOr<Policy> DecodePolicy(const std::string& text, const Clocks& now);
 
 // The file `folder`/policy. If `folder` is empty, Read returns an empty policy.
@@ -44,13 +41,11 @@ class PolicyFile {
   // `daemon`, the daemon's user, may write to it. PermissionDenied: this
   // process may not read it.
   absl::StatusOr<Policy> Read(const Clocks& now, uid_t daemon) const;
-  // Assumes that this process is the daemon.
-  absl::StatusOr<Policy> Read(const Clocks& now) const;
   // The owner of the folder, or this process's user if there is none.
   uid_t owner() const;
-  // Makes the folder if it does not exist, writable only for this user.
-  // DataLoss: the policy is written, but may not survive a power cut. Any other
-  // error: the file is unchanged.
+  // Makes the folder, writable only for this user, if there is none. DataLoss:
+  // the policy is written, but may not survive a power cut. Other errors: the
+  // file is unchanged.
   absl::Status Write(const Policy& policy, const Clocks& now) const;
   std::string path() const { return folder_ + "/policy"; }
 

@@ -1,4 +1,3 @@
-// The policy as JSON.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -17,8 +16,8 @@ using nlohmann::json;
 
 constexpr int kVersion = 1;
 
-// Rounds to a millisecond, here and when a time is read: otherwise a time would
-// drift by rounding at each start.
+// Rounded to a millisecond, here and when read, so that a time does not drift
+// at each start.
 double Unix(absl::Time at, const Clocks& now) {
   const absl::Duration since =
       now.wall - (now.monotonic - at) - absl::UnixEpoch();
@@ -118,8 +117,7 @@ json EntryOf(PoolId pool, const Principal& whose, const Reservation& given,
 }
 
 absl::Time TimeOf(PolicyReader& entry, const Clocks& now) {
-  // This daemon writes no later dates. Much later ones would be read as
-  // infinite, which JSON cannot express.
+  // Much later times would be read as infinite, which JSON cannot express.
   constexpr double kMost = 1e12;
   const double unix_s = entry.Number("at_unix_s");
   if (!(unix_s > -kMost && unix_s < kMost)) {
@@ -190,8 +188,7 @@ json EntryOf(const MeasuredLinks& measured, const Clocks& now) {
           {"links", std::move(links)}};
 }
 
-// The links may not exist on this node, which may have changed since the file
-// was written.
+// The node may have changed since, so the links may not exist.
 absl::StatusOr<MeasuredLinks> ReadMeasured(const json& from,
                                            const Clocks& now) {
   PolicyReader entry(from, "'measured_links'");
@@ -233,8 +230,7 @@ std::string EncodePolicy(const Policy& policy, const Clocks& now) {
   json to = {{"sluice_policy", kVersion},
              {"limits", std::move(limits)},
              {"drained", nullptr}};
-  // The section is written only if it is not empty, because an older daemon
-  // refuses it.
+  // Only if not empty, because an older daemon refuses the section.
   for (const auto& [pool, users] : policy.reservations) {
     for (const auto& [whose, given] : users) {
       to["reservations"].push_back(EntryOf(pool, whose, given, now));

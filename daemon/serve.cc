@@ -19,28 +19,25 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/metrics/snapshot_json.h"
 #include "daemon/node.h"
+#include "daemon/runtime/process.h"
 #include "daemon/runtime/runtime_dir.h"
-#include "daemon/runtime/this_process.h"
 #include "daemon/service/admin/admin_server.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
-#include "daemon/service/takeover/read_saved.h"
+#include "daemon/service/takeover/handover.h"
 #include "daemon/start_options.h"
 #include "daemon/state/death_record.h"
-#include "daemon/store/handed_listener.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
-// The time that the end of a daemon waits for calls on other threads.
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
-// Starts the server of metrics. While another program has the TCP port, only
-// the unix socket is served. `kept` is what an earlier daemon left. If ranks of
-// that daemon wait to be served (`takes_over`), a fault of HTTP does not end
-// the start: the fault is logged and null is returned.
+// While another program has the TCP port, only the unix socket is served. If
+// ranks of an earlier daemon wait (`takes_over`), a fault of HTTP does not end
+// the start: it is logged, and null is returned.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
     const Config& config, const std::string& runtime_dir,
     const std::map<std::string, UniqueFd>& kept, bool takes_over) {
@@ -67,8 +64,6 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
   return http;
 }
 
-// Logs to journald's own socket if journald reads stderr, so that log entries
-// have fields.
 void LogToJournal() {
   if (!JournalSocket::ReadsStderr(std::getenv("JOURNAL_STREAM"))) return;
   auto journal = JournalSocket::Make();
@@ -76,8 +71,7 @@ void LogToJournal() {
   WriteLog(LogLevel::kWarning, std::string(journal.status().message()));
 }
 
-// Returns why the start may only keep what was left (frozen), or "" if it may
-// take over.
+// Returns why the start may only freeze; "" if it may take over.
 std::string DiesTooOften(int freeze_after, const Starter& starter,
                          const DeathRecord& deaths) {
   const int died = deaths.Recent(MonotonicClock().Now());
@@ -93,15 +87,14 @@ std::string DiesTooOften(int freeze_after, const Starter& starter,
                    : fmt::format(", and the last that said why: {}", last));
 }
 
-// Returns whether the earlier daemon left anything but its listening sockets,
-// which an idle daemon leaves too.
+// An idle daemon leaves its listening sockets too.
 bool IsLeftRanks(const Starter& starter) {
   return std::ranges::any_of(starter.stored, [](const auto& each) {
     return each.first != Handover::kListener && each.first != Handover::kHttp;
   });
 }
 
-// Writes to standard output. The daemon serves even if the write fails.
+// The daemon serves even if standard output cannot be written.
 void Print(const std::string& line) {
   std::fputs(line.c_str(), stdout);
   if (std::fflush(stdout) == 0) return;
@@ -109,7 +102,6 @@ void Print(const std::string& line) {
   std::clearerr(stdout);
 }
 
-// Runs as a frozen daemon until a signal.
 absl::Status Freeze(const Arguments& arguments, const std::string& why,
                     Starter starter, UniqueFd listener, DeathRecord& deaths,
                     HttpServer* http) {
@@ -137,8 +129,7 @@ absl::Status Freeze(const Arguments& arguments, const std::string& why,
   return absl::OkStatus();
 }
 
-// What a start has opened before it serves, in that order. It is destroyed in
-// the reverse order.
+// In the order in which a start opens them.
 struct Opened {
   std::optional<LogThread> log;
   std::optional<RuntimeLock> lock;
@@ -156,9 +147,8 @@ void SayServing(const Arguments& arguments, const NodeConfig& node,
                     on_tcp ? tcp.address : "off"));
 }
 
-// Ends the process while a call on another thread still uses objects, so that
-// they cannot be destroyed. The kernel frees memory and descriptors; only the
-// files must be removed here.
+// A call on another thread still uses objects, so they cannot be destroyed. The
+// kernel frees memory and descriptors; only the files must be removed here.
 [[noreturn]] void ExitNow(Service& service, Opened& opened) {
   WriteLog(LogLevel::kWarning,
            "stopped, though a device call or a profile was not finished");
@@ -169,8 +159,6 @@ void SayServing(const Arguments& arguments, const NodeConfig& node,
   _exit(0);
 }
 
-// Serves until the service is stopped, or ends to let the next daemon take
-// over.
 absl::Status RunService(const Arguments& arguments, ServiceOptions options,
                         bool takes_over, Opened& opened, DeathRecord& deaths) {
   Node& node = *opened.node;
@@ -180,7 +168,7 @@ absl::Status RunService(const Arguments& arguments, ServiceOptions options,
   if (takes_over) service->AnswerWhoWaited();
   SLUICE_ASSIGN_OR_RETURN(
       auto admin,
-      AdminServer::Start(
+      ServeAdministrators(
           arguments.runtime_dir + "/admin.sock", &administration, SnapshotJson,
           takes_over ? NoAdminSocket::kIsTriedAgain : NoAdminSocket::kRefuses));
   if (opened.http) {
@@ -194,8 +182,8 @@ absl::Status RunService(const Arguments& arguments, ServiceOptions options,
   }
   SayServing(arguments, node.config, opened.http.get());
   service->SayReady();
-  // From here on this daemon removes the simulated node when it ends, even if
-  // ranks use it, unless it hands over to a next daemon.
+  // From here on the end of this daemon removes the simulated node, even if
+  // ranks use it, unless it hands over.
   if (!node.sim_directory.empty()) node.own_sim.Own(node.sim_directory);
   service->Run();
   deaths.EndInOrder();
@@ -218,8 +206,7 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   const MonotonicClock clock;
   Opened opened;
   opened.log.emplace();
-  // The lock is taken first and so is released last, when all other files are
-  // removed.
+  // Taken first and so released last, when all other files are removed.
   SLUICE_ASSIGN_OR_RETURN(RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
   opened.lock.emplace(std::move(lock));
@@ -229,10 +216,9 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
                                    arguments.SessionDir() + "/session.sock");
   if (dies.empty()) SLUICE_RETURN_IF_ERROR(handed.status());
   UniqueFd listener = handed.ok() ? *std::move(handed) : UniqueFd();
-  // Serving the left sessions matters more than metrics: a fault of metrics
-  // must not end a takeover.
+  // A fault of metrics must not end a takeover.
   const bool takes_over = IsLeftRanks(starter);
-  // HTTP is started before the slow parts, so that /readyz reports the start.
+  // Before the slow parts, so that /readyz reports the start.
   SLUICE_ASSIGN_OR_RETURN(opened.http, StartHttp(config, arguments.runtime_dir,
                                                  starter.stored, takes_over));
   const auto freeze = [&](const std::string& why) {
@@ -242,8 +228,8 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   if (!dies.empty()) return freeze(dies);
   SLUICE_ASSIGN_OR_RETURN(Node found, OpenNode(config, arguments.SessionDir()));
   Node& node = opened.node.emplace(std::move(found));
-  // The left memory is of this simulated node, so the node must stay for the
-  // next daemon if this start fails.
+  // The left memory is of this simulated node, which must stay if this start
+  // fails.
   if (takes_over) node.own_sim.Own("");
   WriteLog(LogLevel::kInfo, node.description);
   if (const auto may = MayTakeOver(starter.stored, node.config); !may.ok()) {

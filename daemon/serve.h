@@ -9,10 +9,9 @@
 
 namespace sluice::daemon {
 
-// Serves until a signal ends it. If the daemon cannot go on from what an
-// earlier daemon left, or too many daemons died recently, it is frozen until
-// the signal. Records the error of a failed start for the next daemon, which
-// may report it.
+// Serves until a signal ends it, or is frozen until then if the daemon cannot
+// go on from what an earlier one left, or too many died recently. Records the
+// error of a failed start for the next daemon, which may report it.
 absl::Status ServeOrSayWhy(const Arguments& arguments, Starter starter);
 
 }  // namespace sluice::daemon

@@ -1,5 +1,3 @@
-#include "daemon/sim_node.h"
-
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "daemon/core/node/links.h"
+#include "daemon/node.h"
 #include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
 
@@ -48,7 +47,7 @@ std::vector<HolderSnapshot> FindHolders(const std::string& directory) {
   std::vector<HolderSnapshot> holders;
   if (!found.ok()) return holders;
   for (const device::SimHolder& each : *found) {
-    // These programs keep duplicates of all descriptors for the next daemon.
+    // They keep duplicates of all descriptors for the next daemon.
     const bool keeps =
         (each.uid == 0 || each.uid == geteuid()) &&
         (each.command == "systemd" || each.command == "sluiced-keeper");
@@ -63,9 +62,8 @@ std::vector<HolderSnapshot> FindHolders(const std::string& directory) {
   return holders;
 }
 
-// Returns the link `of` with its settings. The simulated device limits only
-// each direction of a link. Limits of a parent link, or of both directions
-// together, hold only through grants.
+// The simulated device limits only each direction of a link. Limits of a parent
+// link, or of both directions together, hold only through grants.
 LinkSpeed SimLinkOf(const SimSettings& sim, const device::SimLink& of) {
   LinkSpeed link;
   for (const LinkSpeed& each : sim.links) {
@@ -82,8 +80,7 @@ LinkSpeed SimLinkOf(const SimSettings& sim, const device::SimLink& of) {
 absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
                      Node& node) {
   const absl::Status made = device::CreateSimNode(directory, ToSim(sim));
-  // FailedPrecondition: ranks of an earlier daemon use the node, which stays as
-  // it is.
+  // FailedPrecondition: ranks of an earlier daemon use the node.
   if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
   if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
   // Ranks of every user open the files in it, whatever the umask is.
@@ -96,8 +93,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   for (const device::SimLink& link : config.links) {
     node.config.links.push_back(SimLinkOf(sim, link));
   }
-  // Checked again, because a node that was there before has the speeds of an
-  // earlier configuration.
+  // A node that was there before has the speeds of an earlier configuration.
   SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
   for (int i = 0; i < config.numa_nodes; ++i) {
     node.config.hosts.push_back(

@@ -1,29 +1,27 @@
 #include "daemon/start_options.h"
 
 #include <fmt/format.h>
+#include <pwd.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "daemon/metrics/snapshot_json.h"
-#include "daemon/runtime/this_process.h"
+#include "daemon/runtime/process.h"
 #include "daemon/service/grant_pages.h"
 #include "daemon/service/log/log.h"
-#include "daemon/worker_user.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
-// Returns the command that the daemon runs on SIGHUP to check whether its
-// program file, which may be a new version, would start with the same flags and
-// take over.
+// The command that checks on SIGHUP whether the program file, which may be a
+// new version, would start with the same flags and take over.
 std::vector<std::string> CheckOf(const Arguments& arguments) {
   std::vector<std::string> words = {ThisProgram(), "--check-config",
                                     "--check-state", "--runtime-dir",
@@ -37,7 +35,6 @@ std::vector<std::string> CheckOf(const Arguments& arguments) {
   return words;
 }
 
-// Returns the number of whole extents that all pools have together.
 int64_t ExtentsOfPools(const NodeConfig& node) {
   int64_t all = 0;
   for (const GpuConfig& gpu : node.gpus) all += gpu.pool / node.extent.gpu;
@@ -47,10 +44,9 @@ int64_t ExtentsOfPools(const NodeConfig& node) {
   return all;
 }
 
-// Reduces `extents` to what the descriptor store has room for. The store keeps
-// each extent for the next daemon, and also the descriptors of ranks
-// (Service::MayBeKept) and of some processes of ended sessions. One user may
-// have half of the extents, as without a store, or the configured number.
+// Reduces `extents` to what the store has room for, besides the descriptors of
+// ranks (Service::MayBeKept) and of some processes of ended sessions. One user
+// may have half of the extents, as without a store, or the configured number.
 Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
                   const Starter& starter) {
   const int64_t capacity = Handover::CapacityOf(starter);
@@ -73,8 +69,7 @@ Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
   return {std::clamp<int64_t>(each, 1, most), most};
 }
 
-// Returns all options except those that depend on the descriptor store
-// (ShareOut).
+// All options but those that depend on the store.
 absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
                                          const Config& config, Node& node,
                                          const Clock& clock) {
@@ -109,27 +104,13 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
   return options;
 }
 
-// Returns this daemon's generation: the time of its start, so that no two
-// daemons have the same. If the clock was set back, it is one more than the
-// last daemon's.
+// The time of the start, so that no two daemons have the same; one more than
+// the last daemon's if the clock was set back.
 uint64_t GenerationBehind(const Starter& starter) {
   const auto now = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   const auto kept = starter.stored.find(Handover::kLimits);
   if (kept == starter.stored.end()) return now;
   return std::max(now, GrantPages::GenerationOf(kept->second) + 1);
-}
-
-// Sets the limits of clients' descriptors and extents, and moves `starter` into
-// the options.
-void ShareOut(const Config& config, Starter starter, ServiceOptions& options) {
-  const int64_t open_files = RaiseDescriptorLimit();
-  options.shares = SharesOf(config.quota, open_files);
-  options.extents = KeptExtents(ExtentsOf(config.quota, open_files), config,
-                                options.node, starter);
-  options.node.extent_limits.each_of_open_files =
-      config.quota.extents.value_or(options.extents.all) >= options.extents.all;
-  options.node.generation = GenerationBehind(starter);
-  options.starter = std::move(starter);
 }
 
 }  // namespace
@@ -140,12 +121,41 @@ absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
                                             const Clock& clock) {
   SLUICE_ASSIGN_OR_RETURN(ServiceOptions options,
                           OptionsOf(arguments, config, node, clock));
-  ShareOut(config, std::move(starter), options);
+  const int64_t open_files = RaiseDescriptorLimit();
+  options.shares = SharesOf(config.quota, open_files);
+  options.extents = KeptExtents(ExtentsOf(config.quota, open_files), config,
+                                options.node, starter);
+  options.node.extent_limits.each_of_open_files =
+      config.quota.extents.value_or(options.extents.all) >= options.extents.all;
+  options.node.generation = GenerationBehind(starter);
+  options.starter = std::move(starter);
   options.check = CheckOf(arguments);
   if (arguments.end_after_idle_s) {
     options.end_after_idle = absl::Seconds(*arguments.end_after_idle_s);
   }
   return options;
+}
+
+absl::StatusOr<WorkerUser> FindWorkerUser(const std::string& name) {
+  if (name.empty()) return WorkerUser{};
+  std::vector<char> buffer(1 << 16);
+  passwd entry = {};
+  passwd* found = nullptr;
+  getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  if (found == nullptr) {
+    return absl::NotFoundError(
+        fmt::format("user in [worker] is '{}', and there is no such user: make "
+                    "it, or name another",
+                    name));
+  }
+  if (geteuid() == found->pw_uid) return WorkerUser{};
+  if (geteuid() != 0) {
+    return absl::PermissionDeniedError(fmt::format(
+        "user in [worker] is '{}', and only a daemon that runs as root may "
+        "change its worker's user: leave the key out",
+        name));
+  }
+  return WorkerUser{found->pw_uid, found->pw_gid};
 }
 
 }  // namespace sluice::daemon

@@ -12,10 +12,10 @@
 #include <cmath>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "proto/base/status.h"
@@ -23,8 +23,8 @@
 
 namespace sluice::daemon {
 
-// One table of the file being read. Each known key has a reader. Every other
-// key is an error; its message lists the known keys.
+// Each known key has a reader. Every other key is an error; its message lists
+// the known keys.
 class TableReader {
  public:
   using Reader = std::function<absl::Status(const toml::node&)>;
@@ -51,14 +51,14 @@ class TableReader {
     return absl::OkStatus();
   }
 
-  // Returns an error at `at` that names the key being read, if there is one.
+  // The error names the key that is being read, if any.
   absl::Status Error(const toml::node& at, std::string_view what) const {
     return absl::InvalidArgumentError(
         fmt::format("{}:{}: {}{}", path_, at.source().begin.line, key_, what));
   }
 
-  // Readers of one value each.
-  Reader Text(std::string* to) const {
+  template <typename To>  // std::string, or an optional one
+  Reader Text(To* to) const {
     return [this, to](const toml::node& node) {
       const auto text = node.value_exact<std::string>();
       if (!text) return Error(node, "must be a string in quotes");
@@ -66,7 +66,8 @@ class TableReader {
       return absl::OkStatus();
     };
   }
-  Reader Whole(int* to, int least, int most) const {
+  template <typename To>  // int, or an optional of a wider type
+  Reader Whole(To* to, int least, int most) const {
     return [=, this](const toml::node& node) {
       const auto number = node.value_exact<int64_t>();
       if (!number || *number < least || *number > most) {
@@ -87,14 +88,23 @@ class TableReader {
       return absl::OkStatus();
     };
   }
-  Reader Size(Bytes* to) const {
-    return [=, this](const toml::node& node) {
-      return ReadSize(node, [to](Bytes size) { *to = size; });
-    };
-  }
-  Reader Size(std::optional<Bytes>* to) const {
-    return [=, this](const toml::node& node) {
-      return ReadSize(node, [to](Bytes size) { *to = size; });
+  template <typename To>  // Bytes, or optional ones
+  Reader Size(To* to) const {
+    return [=, this](const toml::node& node) -> absl::Status {
+      constexpr const char* kNeeded =
+          "must be a size above 0 in quotes, such as \"36MiB\"";
+      if (const auto number = node.value_exact<int64_t>();
+          number && *number > 0) {
+        return Error(node, fmt::format("{}, or \"{}B\" for {} bytes", kNeeded,
+                                       *number, *number));
+      }
+      const auto text = node.value_exact<std::string>();
+      if (!text) return Error(node, kNeeded);
+      const auto size = ParseBytes(*text);
+      if (!size.ok()) return Error(node, std::string(size.status().message()));
+      if (*size <= Bytes(0)) return Error(node, kNeeded);
+      *to = *size;
+      return absl::OkStatus();
     };
   }
   template <typename T>
@@ -113,7 +123,12 @@ class TableReader {
       return absl::OkStatus();
     };
   }
-  Reader List(std::function<absl::Status(const toml::node&)> each) const {
+  Reader Texts(std::vector<std::string>* to) const {
+    return List([=, this](const toml::node& node) {
+      return Text(&to->emplace_back())(node);
+    });
+  }
+  Reader List(Reader each) const {
     return [=, this](const toml::node& node) -> absl::Status {
       const toml::array* list = node.as_array();
       if (list == nullptr) return Error(node, "must be a list");
@@ -123,24 +138,6 @@ class TableReader {
   }
 
  private:
-  absl::Status ReadSize(const toml::node& node,
-                        const std::function<void(Bytes)>& use) const {
-    constexpr const char* kNeeded =
-        "must be a size above 0 in quotes, such as \"36MiB\"";
-    if (const auto number = node.value_exact<int64_t>();
-        number && *number > 0) {
-      return Error(node, fmt::format("{}, or \"{}B\" for {} bytes", kNeeded,
-                                     *number, *number));
-    }
-    const auto text = node.value_exact<std::string>();
-    if (!text) return Error(node, kNeeded);
-    const auto size = ParseBytes(*text);
-    if (!size.ok()) return Error(node, std::string(size.status().message()));
-    if (*size <= Bytes(0)) return Error(node, kNeeded);
-    use(*size);
-    return absl::OkStatus();
-  }
-
   absl::Status Unknown(const toml::node& at, const std::string& key) const {
     std::string known;
     for (const auto& [name, reader] : readers_) {

@@ -1,91 +1,47 @@
 // Points where a test may kill the daemon: before and after each step of a
 // change that the next daemon must find complete or not at all.
 //
-// Only the tests' program has a listener; in every other program a point costs
-// a load and a branch.
+// Only the tests' program has a watcher; in every other program a point costs a
+// load and a branch.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <string_view>
 
 namespace sluice::daemon {
 
 // The steps of each change, in order: make, pass to the store, store, record,
 // send.
-enum class CrashPoint {
-  // Making an extent or a session.
-  kExtentMade,
-  kExtentPut,
-  kSessionPut,
-  kMessageSent,
-  kBarrierPassed,
-  kExtentStored,
-  kSessionStored,
-  kSessionReleased,
-  // Saving a change of the core's state.
-  kChangeUnsaved,
-  kRecordBegun,
-  kUnpublished,
-  kRecordSaved,
-  kCheckpointSaved,
-  kChangeSaved,
-  kPacketSent,
-  kEffectsDone,
-  // Ending a session or a lease.
-  kSocketShut,
-  kSocketDropped,
-  kProcessDropped,
-  kExtentDropped,
-  kExtentReleased,
-  // Starting with an earlier daemon's state.
-  kStateRead,
-  kExtentsAdopted,
-  kSessionsAdopted,
-  kCoreLoaded,
-  kAdoptedSaved,
-  kTakenOver,
-  kReadyTold,
-};
+inline constexpr auto kCrashPoints = std::to_array<std::string_view>(
+    {// Making an extent or a session.
+     "extent-made", "extent-put", "session-put", "message-sent",
+     "barrier-passed", "extent-stored", "session-stored", "session-released",
+     // Saving a change of the core's state.
+     "change-unsaved", "record-begun", "unpublished", "record-saved",
+     "checkpoint-saved", "change-saved", "packet-sent", "effects-done",
+     // Ending a session or a lease.
+     "socket-shut", "socket-dropped", "process-dropped", "extent-dropped",
+     "extent-released",
+     // Starting with an earlier daemon's state.
+     "state-read", "extents-adopted", "sessions-adopted", "core-loaded",
+     "adopted-saved", "taken-over", "ready-told"});
 
-struct NamedCrashPoint {
-  CrashPoint point;
-  const char* name;
+// One of kCrashPoints; any other name does not compile.
+struct CrashPoint {
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  consteval CrashPoint(const char* point) : name(point) {
+    if (std::ranges::find(kCrashPoints, name) == kCrashPoints.end()) {
+      throw "it is not in kCrashPoints";
+    }
+  }
+  std::string_view name;
 };
-
-inline constexpr auto kCrashPoints = std::to_array<NamedCrashPoint>({
-    {CrashPoint::kExtentMade, "extent-made"},
-    {CrashPoint::kExtentPut, "extent-put"},
-    {CrashPoint::kSessionPut, "session-put"},
-    {CrashPoint::kMessageSent, "message-sent"},
-    {CrashPoint::kBarrierPassed, "barrier-passed"},
-    {CrashPoint::kExtentStored, "extent-stored"},
-    {CrashPoint::kSessionStored, "session-stored"},
-    {CrashPoint::kSessionReleased, "session-released"},
-    {CrashPoint::kChangeUnsaved, "change-unsaved"},
-    {CrashPoint::kRecordBegun, "record-begun"},
-    {CrashPoint::kUnpublished, "unpublished"},
-    {CrashPoint::kRecordSaved, "record-saved"},
-    {CrashPoint::kCheckpointSaved, "checkpoint-saved"},
-    {CrashPoint::kChangeSaved, "change-saved"},
-    {CrashPoint::kPacketSent, "packet-sent"},
-    {CrashPoint::kEffectsDone, "effects-done"},
-    {CrashPoint::kSocketShut, "socket-shut"},
-    {CrashPoint::kSocketDropped, "socket-dropped"},
-    {CrashPoint::kProcessDropped, "process-dropped"},
-    {CrashPoint::kExtentDropped, "extent-dropped"},
-    {CrashPoint::kExtentReleased, "extent-released"},
-    {CrashPoint::kStateRead, "state-read"},
-    {CrashPoint::kExtentsAdopted, "extents-adopted"},
-    {CrashPoint::kSessionsAdopted, "sessions-adopted"},
-    {CrashPoint::kCoreLoaded, "core-loaded"},
-    {CrashPoint::kAdoptedSaved, "adopted-saved"},
-    {CrashPoint::kTakenOver, "taken-over"},
-    {CrashPoint::kReadyTold, "ready-told"},
-});
 
 // Called at each point, on the thread that passes it; may be null. Set before
 // threads start.
-inline std::atomic<void (*)(CrashPoint)> crash_watcher = nullptr;
+inline std::atomic<void (*)(std::string_view name)> crash_watcher = nullptr;
 
 // The number of attached ranks, set by the service, so that a watcher can kill
 // only a daemon that has some.
@@ -93,7 +49,7 @@ inline std::atomic<int> crash_ranks = 0;
 
 inline void Pass(CrashPoint point) {
   auto* const watcher = crash_watcher.load(std::memory_order_relaxed);
-  if (watcher != nullptr) watcher(point);
+  if (watcher != nullptr) watcher(point.name);
 }
 
 }  // namespace sluice::daemon

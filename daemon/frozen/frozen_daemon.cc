@@ -10,8 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "daemon/runtime/signals.h"
-#include "daemon/service/admin/admin_socket.h"
+#include "daemon/runtime/process.h"
 #include "daemon/service/takeover/handover.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
@@ -21,7 +20,6 @@
 namespace sluice::daemon {
 namespace {
 
-// The longest time that the end of the service waits for the descriptor store.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 
 absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
@@ -30,21 +28,11 @@ absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
   return ReadAllAt(file.get(), static_cast<size_t>(of.st_size), "the state");
 }
 
-}  // namespace
-
-absl::Status Frozen(const std::string& why) {
-  return absl::FailedPreconditionError(
-      fmt::format("{}: jobs keep what they hold and nothing is granted, since "
-                  "{}",
-                  wire::kFrozen, why));
-}
-
-// Answers administrators: why the daemon is frozen, and what it keeps. With
-// this a daemon of another version can check whether it could take over
+// With this a daemon of another version can check whether it could take over
 // (`sluiced --check-state`).
-struct FrozenDaemon::Admin final : admin::Admin::Service {
-  explicit Admin(const Options& options)
-      : why(ToGrpc(Frozen(options.why))), starter(options.starter) {}
+struct FrozenAdmin final : admin::Admin::Service {
+  FrozenAdmin(const absl::Status& frozen, const Starter& kept)
+      : why(ToGrpc(frozen)), starter(kept) {}
   using Context = grpc::ServerContext;
   grpc::Status ShowState(Context*, const admin::ShowStateRequest*,
                          admin::ShowStateReply* reply) override {
@@ -56,43 +44,34 @@ struct FrozenDaemon::Admin final : admin::Admin::Service {
     for (const auto& [name, fd] : starter.stored) reply->add_kept(name);
     return grpc::Status::OK;
   }
-  grpc::Status Status(Context*, const admin::StatusRequest*,
-                      admin::StatusReply*) override {
-    return why;
+
+#define SLUICE_ANSWERS_WHY(Rpc)                                              \
+  grpc::Status Rpc(Context*, const admin::Rpc##Request*, admin::Rpc##Reply*) \
+      override {                                                             \
+    return why;                                                              \
   }
-  grpc::Status SetBudget(Context*, const admin::SetBudgetRequest*,
-                         admin::SetBudgetReply*) override {
-    return why;
-  }
-  grpc::Status Reserve(Context*, const admin::ReserveRequest*,
-                       admin::ReserveReply*) override {
-    return why;
-  }
-  grpc::Status Drain(Context*, const admin::DrainRequest*,
-                     admin::DrainReply*) override {
-    return why;
-  }
-  grpc::Status Undrain(Context*, const admin::UndrainRequest*,
-                       admin::UndrainReply*) override {
-    return why;
-  }
-  grpc::Status KeepLinks(Context*, const admin::KeepLinksRequest*,
-                         admin::KeepLinksReply*) override {
-    return why;
-  }
-  grpc::Status ForgetLinks(Context*, const admin::ForgetLinksRequest*,
-                           admin::ForgetLinksReply*) override {
-    return why;
-  }
-  grpc::Status Evict(Context*, const admin::EvictRequest*,
-                     admin::EvictReply*) override {
-    return why;
-  }
+  SLUICE_ANSWERS_WHY(Status)
+  SLUICE_ANSWERS_WHY(SetBudget)
+  SLUICE_ANSWERS_WHY(Reserve)
+  SLUICE_ANSWERS_WHY(Drain)
+  SLUICE_ANSWERS_WHY(Undrain)
+  SLUICE_ANSWERS_WHY(KeepLinks)
+  SLUICE_ANSWERS_WHY(ForgetLinks)
+  SLUICE_ANSWERS_WHY(Evict)
+#undef SLUICE_ANSWERS_WHY
 
   const grpc::Status why;
   const Starter& starter;
-  std::unique_ptr<AdminSocket> socket;  // last: it uses the rest
 };
+
+}  // namespace
+
+absl::Status Frozen(const std::string& why) {
+  return absl::FailedPreconditionError(
+      fmt::format("{}: jobs keep what they hold and nothing is granted, since "
+                  "{}",
+                  wire::kFrozen, why));
+}
 
 absl::StatusOr<std::unique_ptr<FrozenDaemon>> FrozenDaemon::Start(
     Options options) {
@@ -115,11 +94,11 @@ absl::Status FrozenDaemon::Prepare() {
   heartbeat_ = starter.watchdog.value_or(absl::InfiniteDuration()) / 2;
   heartbeat_at_ = loop_->now() + heartbeat_;
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
-  admin_ = std::make_shared<Admin>(options_);
   SLUICE_ASSIGN_OR_RETURN(
-      admin_->socket,
-      AdminSocket::Serve(options_.runtime_dir + "/admin.sock", admin_.get(),
-                         NoAdminSocket::kIsTriedAgain));
+      admin_, AdminSocket::Serve(
+                  options_.runtime_dir + "/admin.sock",
+                  std::make_unique<FrozenAdmin>(Frozen(options_.why), starter),
+                  NoAdminSocket::kIsTriedAgain));
   store_->Ready("frozen: " + options_.why);
   return absl::OkStatus();
 }
@@ -149,11 +128,10 @@ void FrozenDaemon::OnSignal() {
   const auto signal = static_cast<int>(info.ssi_signo);
   const bool ends = IsEndingSignal(signal);
   if (!ends || info.ssi_code != SI_QUEUE || info.ssi_int != kEndsService) {
-    // On SIGHUP the daemon ends, and its starter starts it again, which reads
-    // the configuration anew.
+    // The next daemon reads the configuration anew.
     return ends || signal == SIGHUP ? loop_->Stop() : void();
   }
-  // Ranks see their sockets close, and take this for the end of the service.
+  // Ranks see their sockets close: the end of the service.
   service_ended_ = true;
   end_at_ = loop_->now() + kLongestForget;
   store_->RemoveAll();

@@ -2,10 +2,10 @@
 //
 // A start is frozen if it cannot take over what an earlier daemon left (another
 // version's state, a damaged one, missing memory), or if too many daemons died.
-// If it ended instead, it would be restarted again and again; if it started
-// without the state, every job would end. A frozen daemon reads no request of a
-// rank, opens no device and changes nothing of what is kept, so the cause of
-// the fault cannot harm it.
+// Ending instead would be repeated again and again; starting without the state
+// would end every job. A frozen daemon reads no request of a rank, opens no
+// device and changes nothing of what is kept, so the cause of the fault cannot
+// harm it.
 //
 // Thread safety: one thread; gRPC's threads answer administrators.
 #pragma once
@@ -14,6 +14,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "daemon/service/admin/admin_server.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/session_listener.h"
 #include "daemon/service/threads/loop.h"
@@ -37,16 +38,14 @@ class FrozenDaemon {
     UniqueFd listener;  // from TakeHandedListener; empty: the kept one
     const Clock* clock = nullptr;  // outlives it
   };
-  // Reports to the starter that the daemon is up, and why it is frozen.
+  // Tells the starter that the daemon is up, and why it is frozen.
   static absl::StatusOr<std::unique_ptr<FrozenDaemon>> Start(Options options);
 
   // Runs until a signal. Returns true if a keeper ended the service, so that
-  // nothing is left for another daemon; otherwise everything is kept for the
-  // next one.
+  // nothing is left for another daemon.
   bool Run();
 
  private:
-  struct Admin;
   explicit FrozenDaemon(Options options) : options_(std::move(options)) {}
   absl::Status Prepare();
   absl::Status Listen();
@@ -58,13 +57,11 @@ class FrozenDaemon {
   std::unique_ptr<Loop> loop_;
   Closer closer_;
   std::unique_ptr<DescriptorStore> store_;
-  std::shared_ptr<Admin> admin_;  // the administrators' service
-  // Null if no listening socket was handed on or kept.
+  std::unique_ptr<AdminSocket> admin_;
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
   absl::Duration heartbeat_ = absl::InfiniteDuration();
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
-  // Ends even without the store's answer.
   absl::Time end_at_ = absl::InfiniteFuture();
   bool service_ended_ = false;
 };

@@ -6,26 +6,60 @@
 
 #include <sys/types.h>
 
+#include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "daemon/keeper/kept_descriptors.h"
-#include "daemon/keeper/restart_policy.h"
+#include "absl/time/time.h"
+#include "daemon/keeper/notify_receiver.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
 
+struct DaemonEnd {
+  int exit_code = 0;
+  int signal = 0;  // 0: it exited
+  // The shell's status: 128 + the signal.
+  int status() const { return signal != 0 ? 128 + signal : exit_code; }
+  std::string Text() const;  // "exited with status 2"
+};
+
+// Decides what the keeper does when the daemon has ended. Pure.
+class RestartPolicy {
+ public:
+  static constexpr int kBadInput = 2;  // sluiced's exit status
+  static constexpr size_t kFreeDeaths = 5;
+  static constexpr absl::Duration kWindow = absl::Seconds(10);
+  static constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
+  static constexpr absl::Duration kLongestPause = absl::Seconds(1);
+
+  struct Verdict {
+    std::optional<int> exit;  // the keeper's status; unset: start again
+    absl::Duration pause;     // before the start
+    bool slower_now = false;  // the first pause of several; logged
+  };
+  struct Of {
+    bool asked = false;  // the keeper forwarded a signal to end it
+    bool holds = false;  // the keeper holds descriptors of it
+  };
+  Verdict Decide(const DaemonEnd& end, Of of, absl::Time now);
+
+ private:
+  std::deque<absl::Time> deaths_;  // within the window, oldest first
+  bool slow_ = false;
+};
+
 class DaemonProcess {
  public:
-  // Starts the program argv[0] with $NOTIFY_SOCKET, $LISTEN_FDS,
-  // $LISTEN_FDNAMES, $FDSTORE and $SLUICE_KEEPER_PID. The process has a process
-  // group of its own: a terminal's Ctrl-C reaches only the keeper, which
-  // forwards it. Signals that the keeper blocks stay blocked, so a signal that
-  // ends the daemon waits until the daemon reads signals and can remove its
-  // sockets. If the program cannot be run, the process writes a line to stderr
-  // and exits with status 127.
+  // Starts argv[0] with $NOTIFY_SOCKET, $LISTEN_FDS, $LISTEN_FDNAMES, $FDSTORE
+  // and $SLUICE_KEEPER_PID, in a process group of its own: a terminal's Ctrl-C
+  // reaches only the keeper, which forwards it. Blocked signals stay blocked
+  // until the daemon reads them and can remove its sockets. If the program
+  // cannot be run, the process writes a line to stderr and exits with status
+  // 127.
   static absl::StatusOr<DaemonProcess> Start(
       const std::vector<std::string>& argv, const std::string& notify_socket,
       const KeptDescriptors& kept);

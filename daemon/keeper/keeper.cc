@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "daemon/keeper/say.h"
-#include "daemon/runtime/signals.h"
+#include "daemon/runtime/process.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -137,7 +137,7 @@ void Keeper::ReadSignals() {
     const bool ends = IsEndingSignal(signal);
     if (ends) {
       asked_to_end_ = true;
-      kill_at_ = std::min(kill_at_, Now() + options_.patience);
+      kill_at_ = std::min(kill_at_, Now() + kPatience);
     }
     if (daemon_) ends ? daemon_->EndService(signal) : daemon_->Signal(signal);
   }
@@ -146,7 +146,7 @@ void Keeper::ReadSignals() {
 void Keeper::EndIfLate() {
   if (!daemon_ || Now() < kill_at_) return;
   Log("sluiced (process {}) did not end within {}: killed", daemon_->pid(),
-      FormatSpan(options_.patience));
+      FormatSpan(kPatience));
   daemon_->KillGroup();
   kill_at_ = absl::InfiniteFuture();
 }

@@ -1,11 +1,8 @@
 // Starts the daemon, keeps its descriptors, and restarts it.
 //
-// How it works. One thread runs one loop, which handles the daemon's messages,
-// signals and the daemon's death. Messages are handled first, so that what a
-// daemon sent before its death is kept.
+// One thread handles messages, signals and the daemon's death. Messages come
+// first, so that what a daemon sent before its death is kept.
 #pragma once
-
-#include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
@@ -17,9 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/keeper/daemon_process.h"
-#include "daemon/keeper/kept_descriptors.h"
 #include "daemon/keeper/notify_receiver.h"
-#include "daemon/keeper/restart_policy.h"
 #include "daemon/runtime/runtime_dir.h"
 #include "proto/base/unique_fd.h"
 
@@ -31,8 +26,6 @@ class Keeper {
     std::string runtime_dir;
     std::vector<std::string> argv;  // the daemon's command
     int64_t capacity = 0;
-    // How long a daemon may take to end after the signal.
-    absl::Duration patience = absl::Seconds(5);
   };
   // Takes the folder's lock, makes the socket, and blocks the signals that Run
   // reads. AlreadyExists: another keeper runs there.
@@ -43,6 +36,8 @@ class Keeper {
 
  private:
   static constexpr int kMessagesPerTurn = 1024;
+  // How long a daemon may take to end after the signal.
+  static constexpr absl::Duration kPatience = absl::Seconds(5);
 
   Keeper(Options options, RuntimeLock lock, NotifyReceiver receiver,
          UniqueFd signals);
@@ -54,7 +49,6 @@ class Keeper {
   void Refuse(std::string_view why);
   void ReadSignals();
   void EndIfLate();
-  // Returns the keeper's exit status if it is to end.
   std::optional<int> OnDeath();
 
   const Options options_;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "daemon/keeper/keeper.h"
-#include "daemon/runtime/this_process.h"
+#include "daemon/runtime/process.h"
 #include "daemon/store/starter.h"
 #include "proto/base/status.h"
 #include "proto/cli/cli.h"

@@ -5,12 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "daemon/keeper/notification.h"
+#include "daemon/store/starter.h"
 #include "proto/base/status.h"
 #include "proto/base/unix_address.h"
 
@@ -33,6 +34,19 @@ void TakeControl(const cmsghdr& part, NotifyReceiver::Datagram& into) {
     std::memcpy(&fd, CMSG_DATA(&part) + i * sizeof(int), sizeof(int));
     into.fds.emplace_back(fd);
   }
+}
+
+using Kind = Notification::Kind;
+
+Kind KindOf(std::string_view line) {
+  if (line == "FDSTORE=1") return Kind::kPut;
+  if (line == "FDSTOREREMOVE=1") return Kind::kRemove;
+  if (line == "BARRIER=1") return Kind::kBarrier;
+  return Kind::kOther;
+}
+
+absl::Status Refused(const char* why) {
+  return absl::InvalidArgumentError(why);
 }
 
 }  // namespace
@@ -87,6 +101,60 @@ std::optional<NotifyReceiver::Datagram> NotifyReceiver::Receive() {
   }
   datagram.whole = (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
   return datagram;
+}
+
+absl::StatusOr<Notification> ParseNotification(std::string_view text) {
+  if (text.empty()) return Refused("it is empty");
+  if (text.size() > kMaxNotification) return Refused("it is too long");
+  if (text.find('\0') != text.npos) return Refused("it has a zero byte");
+  constexpr std::string_view kName = "FDNAME=";
+  Notification found;
+  bool named = false;
+  int lines = 0;
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    if (line.empty()) continue;
+    ++lines;
+    if (line.starts_with(kName)) {
+      if (named) return Refused("it has two names");
+      named = true;
+      found.name = line.substr(kName.size());
+      continue;
+    }
+    const Kind kind = KindOf(line);
+    if (kind == Kind::kOther) continue;
+    if (found.kind != Kind::kOther) return Refused("it asks for two things");
+    found.kind = kind;
+  }
+  if (found.kind == Kind::kBarrier && lines != 1) {
+    return Refused("a barrier stands alone");
+  }
+  if (found.kind == Kind::kOther) {
+    found.name.clear();
+  } else if (found.kind != Kind::kBarrier && !IsDescriptorName(found.name)) {
+    return Refused("it does not name its descriptor");
+  }
+  return found;
+}
+
+absl::Status KeptDescriptors::Apply(const Notification& said,
+                                    std::vector<UniqueFd> fds) {
+  if (said.kind == Notification::Kind::kRemove) all_.erase(said.name);
+  if (said.kind != Notification::Kind::kPut) return absl::OkStatus();
+  if (fds.size() != 1) {
+    return absl::InvalidArgumentError(
+        fmt::format("'{}' came with {} descriptors, it must be one", said.name,
+                    fds.size()));
+  }
+  if (static_cast<int64_t>(all_.size()) >= capacity_ &&
+      !all_.contains(said.name)) {
+    return absl::ResourceExhaustedError(
+        fmt::format("'{}' is one more than the {} of --max-descriptors",
+                    said.name, capacity_));
+  }
+  all_.insert_or_assign(said.name, std::move(fds.front()));
+  return absl::OkStatus();
 }
 
 }  // namespace sluice::daemon

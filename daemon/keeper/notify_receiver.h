@@ -1,19 +1,41 @@
 // The receiving side of sd_notify(3): a datagram socket that gets the senders'
-// pids from the kernel.
+// pids from the kernel, and what a datagram asks for.
 //
 // Thread safety: none needed; the keeper has one thread.
 #pragma once
 
 #include <sys/types.h>
 
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
+
+// systemd's limit too.
+inline constexpr size_t kMaxNotification = 4096;
+
+struct Notification {
+  enum class Kind {
+    kOther,  // READY=1, STATUS=…: nothing to do
+    kPut,
+    kRemove,
+    kBarrier,
+  };
+  Kind kind = Kind::kOther;
+  std::string name;  // of kPut and kRemove
+};
+
+// InvalidArgument: the datagram has two messages, a malformed name
+// (IsDescriptorName) or a zero byte, or is too long or empty.
+absl::StatusOr<Notification> ParseNotification(std::string_view text);
 
 class NotifyReceiver {
  public:
@@ -41,6 +63,25 @@ class NotifyReceiver {
 
   std::string path_;
   UniqueFd socket_;  // empty if this object was moved from
+};
+
+// The descriptors that the keeper holds for the daemon, by name.
+class KeptDescriptors {
+ public:
+  explicit KeptDescriptors(int64_t capacity) : capacity_(capacity) {}
+
+  // Executes the daemon's message; `fds` came with it. A put replaces a kept
+  // descriptor with the same name. Descriptors that are not kept are closed,
+  // which is also the answer to a barrier. InvalidArgument: a put does not have
+  // exactly one descriptor. ResourceExhausted: no more can be kept.
+  absl::Status Apply(const Notification& said, std::vector<UniqueFd> fds);
+
+  const std::map<std::string, UniqueFd>& all() const { return all_; }
+  int64_t capacity() const { return capacity_; }
+
+ private:
+  const int64_t capacity_;
+  std::map<std::string, UniqueFd> all_;
 };
 
 }  // namespace sluice::daemon

@@ -1,7 +1,7 @@
 // Writes the keeper's lines to standard error.
 //
-// The reader of these lines may be slow or gone. That must neither end nor
-// delay the keeper, which keeps the node's descriptors.
+// A slow or missing reader of these lines must neither end nor delay the
+// keeper, which keeps the node's descriptors.
 //
 // Thread safety: safe.
 #pragma once

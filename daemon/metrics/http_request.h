@@ -10,7 +10,6 @@
 
 namespace sluice::daemon {
 
-// The status code and phrase of an answer's first line.
 using HttpStatus = std::string_view;
 inline constexpr HttpStatus kHttpOk = "200 OK",
                             kHttpBadRequest = "400 Bad Request",
@@ -35,7 +34,6 @@ struct HttpRequest {
 // line. Returns nullopt if the request is not complete yet.
 std::optional<HttpRequest> ReadHttpRequest(std::string_view bytes);
 
-// Formats an answer, after which the connection ends.
 std::string HttpAnswer(HttpStatus status, std::string_view type,
                        std::string_view body);
 

@@ -1,17 +1,13 @@
-// Serves the daemon's pages over plain HTTP: on a TCP port only sums, since
-// everything that reaches the port may read them; on a unix socket everything,
-// for users that may open the socket.
+// Serves the daemon's pages over plain HTTP: on a TCP port, which anything may
+// read, only sums; on a unix socket everything.
 //
-// How it works. One thread serves all connections and makes the pages: one
-// snapshot, at most every 50 ms, for all requests until then. If the daemon's
-// loop does not answer, a snapshot takes at most two seconds. Each listener has
-// a bounded number of connections. When all are in use, one is closed for a new
-// one: the oldest that has its answer, else the oldest that still sends its
-// request, else the oldest that still reads its answer. While all wait for a
-// page, new connections wait in the kernel's queue. A request may take
-// kReadLimit from the start of the connection to its last byte, and writing an
-// answer kWriteLimit. These limits are totals, so a client that sends a byte
-// per second gains nothing.
+// One thread serves all connections and makes the pages: one snapshot, at most
+// every 50 ms, for all requests until then. When all connections of a listener
+// are in use, one is closed for a new one: the oldest that has its answer, else
+// that still sends its request, else that still reads its answer. While all
+// wait for a page, new ones wait in the kernel's queue. A request may take
+// kReadLimit to its last byte, and writing an answer kWriteLimit: totals, so a
+// client that sends a byte per second gains nothing.
 //
 // Thread safety: Start, Serve and destruction from one thread.
 #pragma once
@@ -28,6 +24,12 @@
 
 namespace sluice::daemon {
 
+// Checks both settings; empty strings are valid. InvalidArgument: `listen` is
+// neither "ADDRESS:PORT" nor "[ADDRESS]:PORT". NotFound: there is no group
+// `group`.
+absl::Status CheckHttpSockets(const std::string& listen,
+                              const std::string& group);
+
 struct HttpOptions {
   std::string listen;        // "ADDRESS:PORT", port 0 for any; empty: none
   std::string socket;        // path; empty: none
@@ -36,10 +38,6 @@ struct HttpOptions {
   // be empty.
   UniqueFd left = {};
 };
-
-// Checks what can be checked without opening a socket. InvalidArgument:
-// `listen` is malformed. NotFound: the group does not exist.
-absl::Status CheckHttp(const HttpOptions& options);
 
 class HttpServer {
  public:
@@ -56,7 +54,6 @@ class HttpServer {
   virtual void Serve(PageSources sources) = 0;
   // Returns the address with its port. Callable from any thread.
   virtual TcpListener listener() const = 0;
-  // Returns whether it listens on the socket HttpOptions::left.
   virtual bool goes_on() const = 0;
   // Calls `listening` with the TCP socket, which the server keeps: at once if
   // the server listens already, else on the server's thread when it does.

@@ -1,13 +1,34 @@
 #include <algorithm>
 #include <cmath>
+#include <compare>
 #include <map>
+#include <optional>
+#include <string>
 #include <utility>
 
-#include "daemon/metrics/job_labels.h"
+#include "daemon/core/stats.h"
 #include "daemon/metrics/metric_parts.h"
+#include "proto/base/grant_page.h"
 
 namespace sluice::daemon {
 namespace {
+
+// Jobs with the same name and user form one series, even in different cgroups.
+// The jobs beyond the limit (daemon/core/job_series.h) share one series, under
+// a name that no user can choose.
+struct JobLabel {
+  std::string name, uid;
+  auto operator<=>(const JobLabel&) const = default;
+};
+
+JobLabel LabelOf(const Stats& stats, const JobKey& job) {
+  if (stats.jobs.Find(job) == nullptr) return {"other", "other"};
+  return {job.name, std::to_string(job.principal.uid)};
+}
+
+Labels LabelsOf(const JobLabel& job) {
+  return {{"sluice_job", job.name}, {"uid", job.uid}};
+}
 
 using prometheus::MetricType;
 
@@ -79,33 +100,6 @@ void AddLateOfJobs(const std::map<JobLabel, JobSums>& jobs, Families& to) {
       to);
 }
 
-// Adds families one after the other, each with a value per job.
-class JobFamilies {
- public:
-  JobFamilies(const std::map<JobLabel, JobSums>& jobs, Families& to)
-      : jobs_(jobs), to_(to) {}
-
-  // Adds a gauge of value(job) for each living job.
-  void Gauge(const char* name, const char* help, auto value) {
-    Each(name, help, MetricType::Gauge, value);
-  }
-  void Counter(const char* name, const char* help, auto value) {
-    Each(name, help, MetricType::Counter, value);
-  }
-
- private:
-  void Each(const char* name, const char* help, MetricType type, auto value) {
-    to_.Add(name, help, type);
-    for (const auto& [label, job] : jobs_) {
-      if (!job.lives && type == MetricType::Gauge) continue;
-      to_.Value(LabelsOf(label), value(job));
-    }
-  }
-
-  const std::map<JobLabel, JobSums>& jobs_;
-  Families& to_;
-};
-
 void AddMemoryOfJobs(const Snapshot& from,
                      const std::map<JobLabel, JobSums>& jobs, Families& to) {
   const auto by_gpu = [&](const char* name, const char* help, auto value) {
@@ -125,58 +119,142 @@ void AddMemoryOfJobs(const Snapshot& from,
          &JobSums::outside);
 }
 
-void AddStateOfJobs(JobFamilies& to) {
-  to.Gauge("sluice_host_lease_bytes", "Pinned host memory leased to a job.",
-           [](const JobSums& job) { return Count(job.host_bytes); });
-  to.Gauge("sluice_job_ranks", "Attached ranks of a job on this node.",
-           [](const JobSums& job) { return job.ranks; });
-  to.Gauge("sluice_job_step", "The last step any rank of the job reported.",
-           [](const JobSums& job) { return job.step; });
-  to.Gauge("sluice_job_loss", "Loss of the last step reported; NaN before one.",
-           [](const JobSums& job) { return job.loss; });
-  to.Gauge("sluice_job_tokens_per_second",
-           "Tokens of the last step over its time, summed over local ranks.",
-           [](const JobSums& job) { return job.tokens_per_second; });
-  to.Gauge("sluice_job_hbm_peak_bytes",
-           "Highest GPU memory use a local rank of the job reported.",
-           [](const JobSums& job) { return Count(job.hbm_peak); });
-  to.Gauge(
-      "sluice_job_alpha",
-      "Fraction of rows swapped by the rank that swaps least; NaN: no plan.",
-      [](const JobSums& job) { return job.alpha; });
+// gauge(name, help, value) adds value(job) of each living job.
+void AddStateOfJobs(const auto& gauge) {
+  gauge("sluice_host_lease_bytes", "Pinned host memory leased to a job.",
+        [](const JobSums& job) { return Count(job.host_bytes); });
+  gauge("sluice_job_ranks", "Attached ranks of a job on this node.",
+        [](const JobSums& job) { return job.ranks; });
+  gauge("sluice_job_step", "The last step any rank of the job reported.",
+        [](const JobSums& job) { return job.step; });
+  gauge("sluice_job_loss", "Loss of the last step reported; NaN before one.",
+        [](const JobSums& job) { return job.loss; });
+  gauge("sluice_job_tokens_per_second",
+        "Tokens of the last step over its time, summed over local ranks.",
+        [](const JobSums& job) { return job.tokens_per_second; });
+  gauge("sluice_job_hbm_peak_bytes",
+        "Highest GPU memory use a local rank of the job reported.",
+        [](const JobSums& job) { return Count(job.hbm_peak); });
+  gauge("sluice_job_alpha",
+        "Fraction of rows swapped by the rank that swaps least; NaN: no plan.",
+        [](const JobSums& job) { return job.alpha; });
 }
 
-void AddStepsOfJobs(JobFamilies& to) {
-  to.Counter("sluice_job_steps_total", "Steps reported, every rank's counted.",
-             [](const JobSums& job) { return job.stats.steps; });
-  to.Counter("sluice_job_tokens_total", "Tokens trained on by local ranks.",
-             [](const JobSums& job) { return job.stats.tokens; });
-  to.Counter("sluice_job_stall_seconds_total",
-             "Time compute waited for copies, summed over local ranks.",
-             [](const JobSums& job) { return job.stats.stall_seconds; });
-  to.Counter("sluice_job_grant_wait_seconds_total",
-             "Time copies waited for bandwidth grants, over local ranks.",
-             [](const JobSums& job) { return job.stats.grant_wait_seconds; });
+void AddStepsOfJobs(const auto& counter) {
+  counter("sluice_job_steps_total", "Steps reported, every rank's counted.",
+          [](const JobSums& job) { return job.stats.steps; });
+  counter("sluice_job_tokens_total", "Tokens trained on by local ranks.",
+          [](const JobSums& job) { return job.stats.tokens; });
+  counter("sluice_job_stall_seconds_total",
+          "Time compute waited for copies, summed over local ranks.",
+          [](const JobSums& job) { return job.stats.stall_seconds; });
+  counter("sluice_job_grant_wait_seconds_total",
+          "Time copies waited for bandwidth grants, over local ranks.",
+          [](const JobSums& job) { return job.stats.grant_wait_seconds; });
+}
+
+struct CopySums {
+  double weight = 0;
+  std::optional<PlanCopies> plan;  // unset: no rank has a plan
+};
+
+using ByJob = std::map<std::pair<JobLabel, int>, CopySums>;  // by job and GPU
+
+void Add(const PlanCopies& from, PlanCopies& to) {
+  for (const int d : {kH2d, kD2h}) {
+    to.demand.rates[d] += from.demand.rates[d];
+    to.demand.step_bytes[d] += from.demand.step_bytes[d];
+    to.promised[d] += from.promised[d];
+  }
+}
+
+ByJob SumCopies(const Snapshot& from) {
+  ByJob jobs;
+  for (const JobSnapshot& job : from.jobs) {
+    const JobLabel label = LabelOf(*from.stats, {job.principal, job.name});
+    for (const RankSnapshot& rank : job.ranks) {
+      if (rank.closed) continue;  // a closed session gets no more grants
+      CopySums& sums = jobs[{label, rank.gpu.value()}];
+      sums.weight += rank.weight;
+      if (!rank.plan_copies) continue;
+      if (!sums.plan) sums.plan.emplace();
+      Add(*rank.plan_copies, *sums.plan);
+    }
+  }
+  return jobs;
+}
+
+Labels LabelsOf(const Snapshot& from, const ByJob::key_type& key) {
+  Labels labels = GpuLabels(from.gpus.at(key.second).gpu);
+  for (const auto& each : LabelsOf(key.first)) labels.push_back(each);
+  return labels;
+}
+
+void AddJobCopies(const Snapshot& from, Families& to) {
+  const ByJob jobs = SumCopies(from);
+  to.Add("sluice_job_link_weight",
+         "What a job's ranks on a GPU count for in fair shares of its links.",
+         MetricType::Gauge);
+  for (const auto& [key, sums] : jobs) {
+    to.Value(LabelsOf(from, key), sums.weight);
+  }
+  const auto each = [&](const char* name, const char* help, auto value) {
+    to.Add(name, help, MetricType::Gauge);
+    for (const auto& [key, sums] : jobs) {
+      if (!sums.plan) continue;
+      for (const auto& [direction, d] :
+           {std::pair{"h2d", kH2d}, std::pair{"d2h", kD2h}}) {
+        to.Value(With(LabelsOf(from, key), "direction", direction),
+                 value(*sums.plan, d));
+      }
+    }
+  };
+  each("sluice_job_plan_bytes_per_second",
+       "What a job's plan copies while a layer runs, where that is most.",
+       [](const PlanCopies& plan, int d) { return plan.demand.rates[d]; });
+  each("sluice_job_promised_bytes_per_second",
+       "What of that the links promise beside others; the rest runs by fair "
+       "shares.",
+       [](const PlanCopies& plan, int d) { return plan.promised[d]; });
+  each("sluice_job_plan_step_bytes",
+       "What a job's plan copies in all of its layers, forward and backward "
+       "once.",
+       [](const PlanCopies& plan, int d) {
+         return Count(plan.demand.step_bytes[d]);
+       });
 }
 
 }  // namespace
 
 void AddJobs(const Snapshot& from, Families& to) {
   const std::map<JobLabel, JobSums> jobs = SumJobs(from);
-  JobFamilies families(jobs, to);
+  const auto add = [&](const char* name, const char* help, MetricType type,
+                       auto value) {
+    to.Add(name, help, type);
+    for (const auto& [label, job] : jobs) {
+      if (!job.lives && type == MetricType::Gauge) continue;
+      to.Value(LabelsOf(label), value(job));
+    }
+  };
+  const auto gauge = [&](const char* name, const char* help, auto value) {
+    add(name, help, MetricType::Gauge, value);
+  };
+  const auto counter = [&](const char* name, const char* help, auto value) {
+    add(name, help, MetricType::Counter, value);
+  };
   AddMemoryOfJobs(from, jobs, to);
-  AddStateOfJobs(families);
+  AddStateOfJobs(gauge);
   to.Add("sluice_step_seconds", "Steps as ranks report them.",
          MetricType::Histogram);
   for (const auto& [label, job] : jobs) {
     to.HistogramValue(LabelsOf(label), job.stats.step_seconds);
   }
-  AddStepsOfJobs(families);
+  AddStepsOfJobs(counter);
   AddLateOfJobs(jobs, to);
-  families.Counter(
-      "sluice_job_plan_mismatches_total",
-      "Allocations that did not follow the memory plan.",
-      [](const JobSums& job) { return job.stats.plan_mismatches; });
+  counter("sluice_job_plan_mismatches_total",
+          "Allocations that did not follow the memory plan.",
+          [](const JobSums& job) { return job.stats.plan_mismatches; });
+  AddJobCopies(from, to);
 }
 
 }  // namespace sluice::daemon

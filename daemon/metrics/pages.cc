@@ -3,7 +3,6 @@
 #include <array>
 
 #include "daemon/metrics/snapshot_json.h"
-#include "daemon/metrics/status_page.h"
 
 namespace sluice::daemon {
 namespace {

@@ -20,13 +20,16 @@
 
 namespace sluice::daemon {
 
+// The status page: one self-contained HTML document that asks /status.json
+// every two seconds.
+std::string_view StatusPage();
+
 enum class PageName { kHealth, kReady, kMetrics, kStatusJson, kStatusPage };
 
 // Returns the page with a path such as "/metrics"; nullopt if there is none.
 std::optional<PageName> FindPage(std::string_view path);
 std::string PagePaths();  // lists all paths, for the answer to an unknown path
 
-// Formats an answer (HttpAnswer) with one line of text.
 std::string LinePage(HttpStatus status, std::string_view line);
 
 // What pages are made from. Both functions may wait for the daemon's loop, at
@@ -34,7 +37,6 @@ std::string LinePage(HttpStatus status, std::string_view line);
 struct PageSources {
   // Returns the complete snapshot. Unavailable: the loop does not answer.
   std::function<absl::StatusOr<Snapshot>()> snapshot;
-  // Returns OK if the loop answers.
   std::function<absl::Status()> alive;
   // Why the daemon is frozen (daemon/frozen), in one line; empty: it is not. A
   // frozen daemon has no snapshot.

@@ -1,5 +1,3 @@
-#include "daemon/metrics/process_stats.h"
-
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,20 +8,17 @@
 #include <sstream>
 #include <string>
 
+#include "absl/time/time.h"
+#include "daemon/metrics/prometheus_text.h"
 #include "proto/base/file_text.h"
 
 namespace sluice::daemon {
 namespace {
 
-double Seconds(const timespec& time) {
-  return static_cast<double>(time.tv_sec) +
-         static_cast<double>(time.tv_nsec) * 1e-9;
-}
-
 double Now(clockid_t clock) {
   timespec time = {};
   clock_gettime(clock, &time);
-  return Seconds(time);
+  return absl::ToDoubleSeconds(absl::DurationFromTimespec(time));
 }
 
 // Field 22 of /proc/self/stat has the start in ticks since boot.

@@ -114,14 +114,9 @@ std::string PrometheusText(const Snapshot& snapshot,
   AddKeeping(snapshot, families);
   AddHttp(snapshot.http, families);
   AddLosses(snapshot, families);
-  AddMemory(snapshot, families);
-  AddCopies(snapshot, families);
-  AddLimits(snapshot, audience, families);
+  AddNode(snapshot, audience, families);
   AddProcess(process, families);
-  if (audience == Audience::kOperators) {
-    AddJobs(snapshot, families);
-    AddJobCopies(snapshot, families);
-  }
+  if (audience == Audience::kOperators) AddJobs(snapshot, families);
   return families.Text();
 }
 

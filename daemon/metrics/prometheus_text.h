@@ -1,15 +1,24 @@
 // A snapshot in Prometheus' text format. Every metric is explained in
 // README.md; names follow https://prometheus.io/docs/practices/naming.
 //
-// Thread safety: pure.
+// Thread safety: pure, but ReadProcessStats reads the file system.
 #pragma once
 
 #include <string>
 
 #include "daemon/core/snapshot.h"
-#include "daemon/metrics/process_stats.h"
 
 namespace sluice::daemon {
+
+// The kernel's figures about the daemon's own process.
+struct ProcessStats {
+  double cpu_seconds = 0;
+  double resident_bytes = 0, virtual_bytes = 0;
+  double open_fds = 0, max_fds = 0;
+  double start_time_seconds = 0;  // since 1970
+};
+
+ProcessStats ReadProcessStats();
 
 // The readers of a page. kAnybody: everything that reaches the TCP port; it
 // gets sums, and nothing that names a user, job, process or cgroup. kOperators:
@@ -21,8 +30,6 @@ enum class Audience { kAnybody, kOperators };
 std::string PrometheusText(const Snapshot& snapshot,
                            const ProcessStats& process, Audience audience);
 
-// Formats the metrics of a frozen daemon (daemon/frozen), which has no
-// snapshot.
 std::string FrozenText(const ProcessStats& process);
 
 }  // namespace sluice::daemon

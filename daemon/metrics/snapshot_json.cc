@@ -175,7 +175,6 @@ json ReservationOf(const ReservationLine& line, absl::Time now) {
           {"age_s", absl::ToDoubleSeconds(now - line.by.at)}};
 }
 
-// Returns an amount in its unit, as an integer unless the unit is seconds.
 json Counted(Resource what, int64_t amount) {
   return IsSharedInTurns(what) ? json(InUnits(what, amount)) : json(amount);
 }
@@ -184,7 +183,6 @@ json LimitOf(Resource what, int64_t limit) {
   return OrNull(!IsSharedInTurns(what), limit);
 }
 
-// Returns a list with one object per countable resource.
 json QuotaList(const QuotasSnapshot& quotas) {
   json to = json::array();
   for (size_t i = 0; i < kResources; ++i) {
@@ -226,28 +224,17 @@ json Plan(const PlanSnapshot& kept) {
           {"ranks", std::move(ranks)}};
 }
 
-const char* NameOf(PlanningSnapshot::State state) {
-  switch (state) {
-    case PlanningSnapshot::State::kCollecting:
-      return "collecting";
-    case PlanningSnapshot::State::kQueued:
-      return "queued";
-    case PlanningSnapshot::State::kSolving:
-      return "solving";
-    case PlanningSnapshot::State::kWaiting:
-      return "waiting";
-    case PlanningSnapshot::State::kChanging:
-      return "changing";
-  }
-  return "";
-}
+// Indexed by PlanningSnapshot::State.
+constexpr const char* kStates[] = {
+    "collecting", "queued", "solving", "waiting", "changing",
+};
 
 json Planning(const PlanningSnapshot& planning) {
   using State = PlanningSnapshot::State;
   json to = {
       {"job", planning.job},
       {"uid", planning.principal.uid},
-      {"state", NameOf(planning.state)},
+      {"state", kStates[static_cast<int>(planning.state)]},
       {"ranks", planning.ranks},
       {"ranks_wanted", planning.wanted},
       {"elapsed_s", OrNull(planning.state != State::kCollecting &&
@@ -293,10 +280,9 @@ json WaitingOf(const WaitingSnapshot& lease) {
           {"deadline_in_s", absl::ToDoubleSeconds(lease.left)}};
 }
 
-template <typename From, typename Each>
-json List(const From& from, Each each) {
+json List(const auto& from, auto each, const auto&... arguments) {
   json to = json::array();
-  for (const auto& item : from) to.push_back(each(item));
+  for (const auto& item : from) to.push_back(each(item, arguments...));
   return to;
 }
 
@@ -322,9 +308,7 @@ json Aggregates(const Snapshot& snapshot) {
     to["host_memory"] = {{"kind", snapshot.host_memory},
                          {"why", snapshot.host_memory_why}};
   }
-  to["gpus"] = List(snapshot.gpus, [&](const GpuSnapshot& gpu) {
-    return Gpu(gpu, snapshot.now);
-  });
+  to["gpus"] = List(snapshot.gpus, Gpu, snapshot.now);
   to["links"] = List(snapshot.links, Link);
   to["host"] = List(snapshot.hosts, [&](const PoolSnapshot& pool) {
     json host = {{"numa", pool.id.ordinal}};
@@ -346,13 +330,8 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   json to = Aggregates(snapshot);
   to["jobs"] = List(snapshot.jobs, Job);
   to["budgets"] = List(snapshot.budgets, Budget);
-  to["limits"] = List(snapshot.limits, [&](const LimitLine& line) {
-    return Limit(line, snapshot.now);
-  });
-  to["reservations"] =
-      List(snapshot.reservations, [&](const ReservationLine& line) {
-        return ReservationOf(line, snapshot.now);
-      });
+  to["limits"] = List(snapshot.limits, Limit, snapshot.now);
+  to["reservations"] = List(snapshot.reservations, ReservationOf, snapshot.now);
   to["measured_links"] = nullptr;
   if (snapshot.measured) {
     to["measured_links"] =

@@ -1,4 +1,4 @@
-#include "daemon/metrics/status_page.h"
+#include "daemon/metrics/pages.h"
 
 namespace sluice::daemon {
 namespace {

@@ -17,17 +17,16 @@
 namespace sluice::daemon {
 namespace {
 
-// Returns whether the locked `file` is still the one at `path`. An ending
-// daemon removes the file before it unlocks it, so a process that had opened
-// the file before may lock a file that no other process finds any more.
+// An ending daemon removes the file before it unlocks it, so a process that had
+// opened the file before may lock a file that is not at `path` any more.
 bool IsStillAt(const UniqueFd& file, const std::string& path) {
   struct stat held, found;
   return fstat(file.get(), &held) == 0 && lstat(path.c_str(), &found) == 0 &&
          held.st_dev == found.st_dev && held.st_ino == found.st_ino;
 }
 
-// Makes the directory so that every user may enter it, whatever the umask is:
-// the sockets in it have their own modes. Only this user may write to it.
+// Every user may enter it, whatever the umask is: the sockets in it have their
+// own modes.
 std::error_code MakeDirectory(const std::string& directory) {
   std::error_code error;
   if (std::filesystem::is_directory(directory, error)) return {};
@@ -37,8 +36,7 @@ std::error_code MakeDirectory(const std::string& directory) {
   return error;
 }
 
-// Returns whether a folder with this unmapped owner is as safe as root's. In a
-// user namespace that maps one user, root and other users look alike. The
+// In a user namespace that maps one user, root and other users look alike. A
 // folder counts as root's if its parent is not writable by all: true for /tmp
 // and /home, false for another user's folder in /tmp.
 bool CountsAsRoots(const std::filesystem::path& folder, uid_t owner,
@@ -130,8 +128,8 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
     folder =
         UniqueFd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!folder) return ErrnoStatus(errno, fmt::format("open {}", directory));
-    // Other errors are ignored: some network file systems cannot lock folders,
-    // and then only the file's lock counts.
+    // Some network file systems cannot lock folders; then only the file's lock
+    // counts.
     if (flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       return taken();
     }

@@ -1,5 +1,5 @@
-// A daemon's files in its runtime directory. They are removed when the daemon's
-// start fails or its service ends.
+// A daemon's files in its runtime directory, which are removed when its start
+// fails or its service ends.
 //
 // Thread safety: none needed; each object belongs to one thread.
 #pragma once
@@ -11,38 +11,34 @@
 
 namespace sluice::daemon {
 
-// Returns OK if this process may trust paths below `directory`: the directory
-// belongs to this user, only this user may write to it, and only root and this
-// user can replace it (each folder above belongs to one of them, and is either
-// sticky or not writable by all). In a user namespace that maps one user, a
-// folder of unmapped users counts as root's if its parent is not writable by
-// all. InvalidArgument: it is not safe; the message names `what`, the reason,
-// and the setting `chosen_by` that chooses another directory.
+// Returns OK if this process may trust paths below `directory`: it belongs to
+// this user, only this user may write to it, and only root and this user can
+// replace it (each folder above belongs to one of them, and is sticky or not
+// writable by all; README.md has the rule for user namespaces).
+// InvalidArgument: it is not safe; the message names `what`, the reason, and
+// the setting `chosen_by` that chooses another directory.
 absl::Status CheckOwnDirectory(const std::string& directory,
                                const std::string& what = "runtime directory",
                                const std::string& chosen_by = "--runtime-dir");
 
-// Makes the directory if it does not exist, and checks it with
-// CheckOwnDirectory.
+// Makes the directory if there is none, and checks it (CheckOwnDirectory).
 absl::Status MakeOwnDirectory(const std::string& directory,
                               const std::string& what,
                               const std::string& chosen_by);
 
-// A locked file in a directory, so that no other daemon serves there. The
-// kernel releases the lock however the process ends. The daemon also locks the
+// A locked file, so that no other daemon serves in the directory. The kernel
+// releases the lock however the process ends. The daemon also locks the
 // directory itself, so its lock stays effective if the file is removed.
 class RuntimeLock {
  public:
-  // The lock's file, and the program that has the lock.
   struct Of {
     std::string file = "lock";
     std::string program = "sluiced";
     // Excludes all other programs that lock the folder.
     bool locks_folder = true;
   };
-  // Makes the directory if it does not exist. InvalidArgument: it cannot be
-  // made, or is not safe (CheckOwnDirectory). AlreadyExists: another daemon has
-  // the lock.
+  // Makes the directory. InvalidArgument: it cannot be made, or is not safe
+  // (CheckOwnDirectory). AlreadyExists: another daemon has the lock.
   static absl::StatusOr<RuntimeLock> Take(const std::string& directory);
   static absl::StatusOr<RuntimeLock> Take(const std::string& directory,
                                           const Of& of);
@@ -61,7 +57,6 @@ class RuntimeLock {
   UniqueFd held_;  // locked; closed only after the file is removed
 };
 
-// Removes a folder when it is destroyed.
 class OwnedFolder {
  public:
   OwnedFolder() = default;

@@ -11,10 +11,9 @@
 namespace sluice::daemon {
 namespace {
 
-// Edge-triggered: packets that wait for their turn wake the loop only once. For
-// writing, only new room in the socket's buffer wakes it: while other limits
-// stop the sending (those of descriptors), the socket stays writable, and
-// level-triggered events would make the loop spin.
+// Edge-triggered: packets that wait for their turn wake the loop only once, and
+// a writable socket that other limits stop (those of descriptors) does not make
+// the loop spin.
 constexpr uint32_t kWaitToRead = EPOLLIN | EPOLLET;
 constexpr uint32_t kWaitToWrite = EPOLLOUT | EPOLLET;
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
@@ -41,7 +40,7 @@ Channel::Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
                       [this](uint32_t events) { OnSocket(events); });
   }
   shared_.loop->Add(pidfd_.get(), EPOLLIN, [this](uint32_t) {
-    // Removed, so that it is reported only once: the pidfd stays readable.
+    // The pidfd stays readable.
     shared_.loop->Remove(pidfd_.get());
     handlers_.gone();
   });
@@ -107,11 +106,11 @@ absl::Status Channel::SendOne(const Outgoing& out) {
 }
 
 void Channel::Wait(const absl::Status& why) {
-  // If room is missing because of other peers, this peer has not stalled.
+  // Not stalled by its own fault.
   const bool others = ShortageOf(why) == Shortage::kOpenFiles;
   if (others) stalled_since_ = shared_.loop->now();
-  // Tries again after a while, because the kernel reports room in the buffer a
-  // moment before it counts the last packet as received.
+  // The kernel reports room a moment before it counts the last packet as
+  // received.
   retry_at_ = shared_.loop->now() + (others ? InFlight::kAgain : kLookAgain);
 }
 
@@ -119,7 +118,7 @@ void Channel::Send(Outgoing out) {
   if (!socket_) return;
   if (queue_.empty() && !held_) {
     const absl::Status sent = SendOne(out);
-    // If the peer is gone, an event of the socket reports that.
+    // An event of the socket reports a peer that is gone.
     if (sent.ok() || absl::IsUnavailable(sent)) return;
     if (!absl::IsResourceExhausted(sent)) {
       return handlers_.broken(std::string(sent.message()));
@@ -167,7 +166,6 @@ void Channel::Flush() {
     shared_.quotas->GiveBack(who_, Resource::kQueuedBytes, size);
     queued_bytes_ -= size;
     queue_.pop_front();
-    // A packet was sent, so the peer reads.
     stalled_since_ = shared_.loop->now();
     if (!sent.ok()) return handlers_.ended();
   }
@@ -192,7 +190,6 @@ bool Channel::HasStalled(absl::Time now) {
 }
 
 int Channel::unread_memfds() {
-  // Bytes sent but not yet received, as the kernel counts them.
   int unread = 0;
   if (queue_.empty() && socket_ &&
       ioctl(socket_.get(), SIOCOUTQ, &unread) == 0 && unread == 0) {

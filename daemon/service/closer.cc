@@ -25,8 +25,7 @@ constexpr absl::Duration kCloserPatience = absl::Milliseconds(100);
 
 int KickSignal() { return SIGRTMIN + 1; }
 
-// While enabled, sends its thread a signal each millisecond, which interrupts
-// system calls that wait.
+// Interrupts system calls of its thread that wait, by signals.
 class Kicker {
  public:
   Kicker() {
@@ -49,7 +48,7 @@ class Kicker {
 };
 
 void ReadAway(const UniqueFd& socket) {
-  // Gives no room for descriptors, so the kernel drops those of the packet.
+  // The kernel drops descriptors that have no room.
   char byte;
   for (int i = 0; i < kMaxDrained; ++i) {
     if (recv(socket.get(), &byte, 1, MSG_DONTWAIT) <= 0) return;
@@ -63,7 +62,6 @@ struct Closer::Shared {
   mutable Mutex mutex;
   CondVar changed;
   FairQueue<Owner, UniqueFd> waiting ABSL_GUARDED_BY(mutex);
-  // Owners of the descriptors that threads are closing now.
   std::set<Owner> closing ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   int running ABSL_GUARDED_BY(mutex) = 0;
@@ -80,8 +78,7 @@ struct Closer::Shared {
     const MutexLock lock(mutex);
     return waiting.waiting(owner) + closing.count(owner);
   }
-  // The function of each thread. `sockets`: closes session sockets, also while
-  // stopping; otherwise all other descriptors.
+  // `sockets`: closes session sockets, also while stopping; else all others.
   void Work(bool sockets);
 };
 
@@ -112,7 +109,6 @@ void Closer::Shared::Work(bool sockets) {
     kicker.Each({});
     lock.Lock();
     closing.erase(owner);
-    // The time for closing session sockets is charged to no user.
     if (owner) waiting.Spent(owner, clock.Now() - start);
   }
   --running;
@@ -127,8 +123,7 @@ Closer::Closer() : shared_(std::make_shared<Shared>()) {
     const MutexLock lock(shared_->mutex);
     shared_->running = kThreads + 1;
   }
-  // Detached, so that a thread that waits for a stopped file system does not
-  // delay the daemon's end.
+  // A stopped file system must not delay the daemon's end.
   for (int i = 0; i <= kThreads; ++i) {
     std::thread thread([shared = shared_, i] { shared->Work(i == 0); });
     pthread_setname_np(thread.native_handle(),
@@ -157,8 +152,7 @@ void Closer::Discard(const Principal& who, UniqueFd fd) {
 }
 
 void Closer::CloseSession(UniqueFd socket) {
-  // Unlike close, this also ends the session if a forked child has the peer's
-  // end.
+  // Also if a forked child has the peer's end.
   shutdown(socket.get(), SHUT_RDWR);
   shared_->Push(std::nullopt, std::move(socket));
 }

@@ -1,23 +1,18 @@
 // Closes descriptors from clients, on its own threads.
 //
 // Closing a client's descriptor can take as long as the client likes: a TCP
-// socket lingers, a file system in user space answers late or never. The same
-// holds for session sockets, since unread packets contain descriptors too. So
-// neither is ever closed on the loop. (The daemon's own files and sealed memfds
-// of bounded size are closed where they are used.)
+// socket lingers, a file system in user space answers late or never, and unread
+// packets of a session socket contain descriptors.
 //
-// How it works. One thread closes session sockets. kThreads threads close
-// received descriptors, one at a time for each user, and share their time
-// fairly among users (quota/fair_queue.h). A close that takes longer than a
-// millisecond is interrupted by a signal, which ends the wait of a lingering
-// socket. A close that no signal ends (a file system with a stopped server)
-// blocks its thread and that user's queue.
+// One thread closes session sockets. kThreads threads close received
+// descriptors, one at a time for each user, and share their time fairly
+// (quota/fair_queue.h). A signal interrupts a close after a millisecond, which
+// ends the wait of a lingering socket; one that no signal ends (a file system
+// with a stopped server) blocks its thread and that user's queue.
 //
-// Limits. The caller checks waiting_of before it reads more. A user with more
-// than kMostOfAUser waiting descriptors loses the session that sent them, and
-// gets no new session until they are closed. So a user never has more than that
-// plus those of one packet. While kMostSockets sockets wait, no connection is
-// accepted.
+// A user with more than kMostOfAUser waiting descriptors loses the session that
+// sent them, and gets no new one until they are closed. While kMostSockets
+// sockets wait, no connection is accepted.
 //
 // Thread safety: safe.
 #pragma once
@@ -37,19 +32,17 @@ class Closer {
   static constexpr size_t kMostSockets = 256;
 
   Closer();
-  // Waits a moment for descriptors that are being closed. The rest is closed
-  // when the process ends.
+  // Waits a moment; the end of the process closes the rest.
   ~Closer();
   Closer(const Closer&) = delete;
 
-  // Closes a descriptor that the user has sent and no request needs.
   void Discard(const Principal& who, UniqueFd fd);
-  // Ends a session's socket for both sides. Drops unread packets first: closing
-  // a socket with unread packets resets it, and the peer would miss the last
-  // packets (such as the reason for its eviction).
+  // Ends the socket for both sides, after dropping unread packets: closing with
+  // unread packets resets it, and the peer would miss the last ones (such as
+  // the reason for its eviction).
   void CloseSession(UniqueFd socket);
 
-  // Returns how many descriptors of the user wait or are being closed.
+  // Waiting or being closed.
   size_t waiting_of(const Principal& who) const;
   size_t sockets_waiting() const;
   size_t waiting() const;  // of all users, including sockets

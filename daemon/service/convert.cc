@@ -15,7 +15,6 @@
 namespace sluice::daemon {
 namespace {
 
-// CheckRequest has checked that both sides know a common protocol.
 HelloRequest From(const wire::Hello& hello) {
   return {.job = hello.job(),
           .observer = hello.observer(),
@@ -107,8 +106,7 @@ void FillPool(const Core& core, PoolId pool, const Principal* rank,
   to->set_held_outside_bytes(from.outside.size());
 }
 
-// Returns the speed that each GPU gets on the path from `link` up, if all GPUs
-// copy in both directions.
+// The speed of each GPU on the path from `link` up, if all copy both ways.
 double EvenSpeed(const NodeConfig& config, const std::string& link,
                  int direction) {
   double least = 0;

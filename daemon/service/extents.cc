@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <string>
 #include <utility>
 
 #include "daemon/crash/crash_point.h"
@@ -18,6 +19,26 @@ device::Placement PlacementOf(PoolId pool) {
   return pool.kind == PoolKind::kGpu
              ? device::Placement::Gpu(DeviceIndex(pool.ordinal))
              : device::Placement::Host(NumaIndex(pool.ordinal));
+}
+
+absl::StatusOr<ExportedMemory> ExportMemory(device::Driver& driver,
+                                            device::Memory memory) {
+  auto fd = driver.Export(memory);
+  if (!fd.ok()) {
+    driver.Release(memory).IgnoreError();
+    return fd.status();
+  }
+  return ExportedMemory{memory,
+                        std::make_shared<const UniqueFd>(*std::move(fd))};
+}
+
+// Logs a failure, because no caller could handle it.
+void ReleaseMemory(device::Driver& driver, ExportedMemory memory) {
+  memory.fd.reset();
+  if (memory.memory == device::Memory()) return;
+  if (const auto released = driver.Release(memory.memory); !released.ok()) {
+    WriteLog(LogLevel::kError, std::string(released.message()));
+  }
 }
 
 }  // namespace
@@ -39,8 +60,7 @@ Extents::Lane& Extents::LaneOf(PoolId pool) {
     lane->thread = std::make_unique<TaskThread>(
         is_host ? fmt::format("device-numa{}", pool.ordinal) : "device");
     if (is_host) {
-      // The kernel places a page on the node of the thread that touches it
-      // first.
+      // The kernel places a page on the node that touches it first.
       lane->thread->Run(
           [numa = NumaIndex(pool.ordinal)] { StayOn(CoresOfNode(numa)); });
     }
@@ -70,7 +90,7 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   if (const auto ready = arena_->Take(pool, size)) {
-    // Tell posts the report, because policy is in the middle of a decision.
+    // Tell posts: policy is in the middle of a decision.
     return Tell({{id, pool, *ready}});
   }
   Lane& lane = LaneOf(pool);
@@ -106,7 +126,7 @@ void Extents::Work(Lane& lane) {
 
 void Extents::Release(Lane& lane, ExportedMemory memory) {
   ReleaseMemory(*driver_, std::move(memory));
-  Pass(CrashPoint::kExtentReleased);
+  Pass("extent-released");
   if (lane.waiting.empty()) arena_->Refill();
 }
 
@@ -128,8 +148,8 @@ void Extents::MakeOne(Lane& lane, PrincipalId who, const Wanted& wanted) {
     if (lane.wanted.empty()) arena_->Pause(wanted.pool, false);
     lane.wanted.Spent(who, end - start);
   }
-  // Reports several extents at once: a lease has many, and waking the loop for
-  // each would cost more than making them.
+  // A lease has many extents, and waking the loop for each would cost more than
+  // making them.
   if (was_last || end - lane.made_since >= kTellEvery) {
     Tell(std::exchange(lane.made, {}));
   }
@@ -142,7 +162,7 @@ void Extents::RetryLater(Lane& lane) {
 
 void Extents::Retry(Lane& lane) {
   std::vector<Waiting> still;
-  // Smallest size refused in this round, per pool.
+  // Smallest size refused in this round.
   std::map<PoolId, Bytes> refused;
   Tries made;
   const absl::Time now = clock_.Now();
@@ -171,7 +191,7 @@ void Extents::Retry(Lane& lane) {
 
 void Extents::Tell(Tries made) {
   if (made.empty()) return;
-  Pass(CrashPoint::kExtentMade);
+  Pass("extent-made");
   if (handover_ != nullptr && handover_->keeps()) {
     for (const Try& each : made) {
       if (!each.made.ok()) continue;
@@ -183,9 +203,9 @@ void Extents::Tell(Tries made) {
       }
     }
   }
-  Pass(CrashPoint::kExtentPut);
+  Pass("extent-put");
   auto tell = [this, made = std::move(made)] {
-    Pass(CrashPoint::kExtentStored);
+    Pass("extent-stored");
     Record(made);
   };
   if (handover_ != nullptr) return handover_->WhenKept(std::move(tell));
@@ -203,16 +223,16 @@ void Extents::Record(const Tries& made) {
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
-  // Keeps a descriptor only if the device cannot report holders (see extents_).
-  // It is a duplicate of `kept`, so adopted memory need not be exported.
+  // See extents_. A duplicate of `kept`, so adopted memory need not be
+  // exported.
   std::shared_ptr<const UniqueFd> fd;
   if (!driver_->TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(UniqueFd own, kept.Duplicate());
     fd = std::make_shared<const UniqueFd>(std::move(own));
   }
   const auto memory = driver_->Adopt(std::move(kept), PlacementOf(pool), size);
-  // If a GPU does not answer any more, only the descriptor is kept, so that the
-  // jobs of other GPUs go on.
+  // If a GPU does not answer any more, only the descriptor is kept, so that
+  // the jobs of other GPUs go on.
   const bool is_lost = pool.kind == PoolKind::kGpu &&
                        absl::IsUnavailable(memory.status()) && fd != nullptr;
   if (!is_lost) SLUICE_RETURN_IF_ERROR(memory.status());
@@ -238,7 +258,7 @@ void Extents::Destroy(ExtentId id) {
   Kept extent = std::move(found->second);
   extents_.erase(found);
   if (handover_ != nullptr) handover_->Drop(Handover::NameOf(id));
-  Pass(CrashPoint::kExtentDropped);
+  Pass("extent-dropped");
   Lane& lane = LaneOf(extent.pool);
   const MutexLock lock(mutex_);
   lane.unwanted.push_back(std::move(extent.memory));
@@ -267,6 +287,123 @@ Held Extents::HeldByOthers(ExtentId id) {
   if (held.ok()) return *held ? Held::kYes : Held::kNo;
   WriteLog(LogLevel::kError, std::string(held.status().message()));
   return Held::kUnknown;
+}
+
+Arena::Arena(device::Driver* driver, const Options& options)
+    : driver_(driver), options_(options) {
+  if (options_.ready < options_.extent) return;
+  const MutexLock lock(mutex_);
+  for (const NumaIndex numa : options_.nodes) {
+    Node& node = nodes_[numa.value()];
+    node.thread =
+        std::make_unique<TaskThread>(fmt::format("arena{}", numa.value()));
+    node.thread->Run([numa] { StayOn(CoresOfNode(numa)); });
+    Fill(numa.value(), node);
+  }
+}
+
+Arena::~Arena() {
+  std::vector<std::unique_ptr<TaskThread>> threads;
+  {
+    const MutexLock lock(mutex_);
+    for (auto& [numa, node] : nodes_) threads.push_back(std::move(node.thread));
+  }
+  threads.clear();
+  const MutexLock lock(mutex_);
+  for (auto& [numa, node] : nodes_) {
+    for (ExportedMemory& each : node.ready)
+      ReleaseMemory(*driver_, std::move(each));
+  }
+}
+
+bool Arena::Wants(const Node& node) const {
+  const auto has = static_cast<int64_t>(node.ready.size());
+  return !node.full && !node.paused &&
+         options_.extent * (has + 1) <= options_.ready;
+}
+
+void Arena::Fill(uint64_t numa, Node& node) {
+  if (node.filling || node.thread == nullptr || !Wants(node)) return;
+  node.filling = true;
+  node.room_since = false;
+  node.thread->Run([this, numa] { MakeOne(numa); });
+}
+
+void Arena::MakeOne(uint64_t numa) {
+  const auto memory = driver_->Create(device::Placement::Host(NumaIndex(numa)),
+                                      options_.extent);
+  auto made = memory.ok() ? ExportMemory(*driver_, *memory) : memory.status();
+  std::optional<ExportedMemory> surplus;
+  {
+    const MutexLock lock(mutex_);
+    Node& node = nodes_.at(numa);
+    node.filling = false;
+    if (!made.ok()) {
+      node.full = !node.room_since;
+      Fill(numa, node);
+    } else if (node.full) {  // MakeRoom was called while the extent was made
+      surplus = *std::move(made);
+    } else {
+      node.ready.push_back(*std::move(made));
+      Fill(numa, node);
+    }
+  }
+  if (surplus) ReleaseMemory(*driver_, *std::move(surplus));
+  if (!made.ok() && !absl::IsResourceExhausted(made.status())) {
+    WriteLog(LogLevel::kWarning,
+             fmt::format("no host memory is made ahead on NUMA node {}: {}",
+                         numa, std::string(made.status().message())));
+  }
+}
+
+std::optional<ExportedMemory> Arena::Take(PoolId pool, Bytes size) {
+  if (pool.kind != PoolKind::kHost || size != options_.extent) return {};
+  const MutexLock lock(mutex_);
+  const auto found = nodes_.find(pool.ordinal);
+  if (found == nodes_.end() || found->second.ready.empty()) return {};
+  ExportedMemory taken = std::move(found->second.ready.back());
+  found->second.ready.pop_back();
+  Fill(pool.ordinal, found->second);
+  return taken;
+}
+
+bool Arena::MakeRoom(PoolId pool) {
+  std::vector<ExportedMemory> given_back;
+  {
+    const MutexLock lock(mutex_);
+    const auto found = nodes_.find(pool.ordinal);
+    if (pool.kind != PoolKind::kHost || found == nodes_.end()) return false;
+    found->second.full = true;
+    found->second.room_since = false;
+    given_back.swap(found->second.ready);
+  }
+  for (ExportedMemory& each : given_back)
+    ReleaseMemory(*driver_, std::move(each));
+  return !given_back.empty();
+}
+
+void Arena::Pause(PoolId pool, bool paused) {
+  const MutexLock lock(mutex_);
+  const auto found = nodes_.find(pool.ordinal);
+  if (pool.kind != PoolKind::kHost || found == nodes_.end()) return;
+  found->second.paused = paused;
+  Fill(pool.ordinal, found->second);
+}
+
+void Arena::Refill() {
+  const MutexLock lock(mutex_);
+  for (auto& [numa, node] : nodes_) {
+    node.full = false;
+    node.room_since = true;
+    Fill(numa, node);
+  }
+}
+
+Bytes Arena::ready(NumaIndex numa) const {
+  const MutexLock lock(mutex_);
+  const auto found = nodes_.find(numa.value());
+  if (found == nodes_.end()) return Bytes(0);
+  return options_.extent * static_cast<int64_t>(found->second.ready.size());
 }
 
 }  // namespace sluice::daemon

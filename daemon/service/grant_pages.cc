@@ -15,6 +15,9 @@
 #include <new>
 #include <utility>
 
+#include "daemon/core/node/links.h"
+#include "daemon/crash/crash_point.h"
+#include "daemon/service/log/log.h"
 #include "daemon/service/threads/priority.h"
 #include "proto/base/status.h"
 
@@ -32,7 +35,7 @@ absl::StatusOr<UniqueFd> MakePage(const char* name, size_t size) {
   return fd;
 }
 
-// Refuses a page of another size, because reading it could go beyond its end.
+// Reading a page of another size could go beyond its end.
 absl::Status CheckPage(const UniqueFd& fd, size_t size, const char* name) {
   struct stat file = {};
   if (fstat(fd.get(), &file) != 0) return ErrnoStatus(errno, name);
@@ -49,12 +52,21 @@ absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
   return page;
 }
 
-// Raises this thread's priority. Each refill is short, so other work does not
-// lose a core.
+// Each refill is short, so other work does not lose a core.
 void GoFirst() {
   if (GoBeforeOthers()) return;
   constexpr int kNice = -15;
   (void)setpriority(PRIO_PROCESS, 0, kNice);  // 0: this thread; may be refused
+}
+
+UniqueFd TakeLimits(Handover& handover) {
+  UniqueFd kept = handover.Take(Handover::kLimits);
+  const absl::Status of_use =
+      kept ? GrantPages::CheckLimits(kept) : absl::OkStatus();
+  if (of_use.ok()) return kept;
+  WriteLog(LogLevel::kError, std::string(of_use.message()));
+  handover.Drop(Handover::kLimits);
+  return UniqueFd();
 }
 
 }  // namespace
@@ -99,7 +111,7 @@ absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
   pages->limits_ = is_new ? new (page) GrantLimits()
                           : std::launder(static_cast<GrantLimits*>(page));
   pages->limits_->generation = generation;
-  // A rank of another user can then not reopen its descriptor for writing.
+  // Other users cannot reopen their descriptor for writing.
   if (fchmod(writer.get(), 0444) != 0) {
     return ErrnoStatus(errno, "protect the grant page");
   }
@@ -216,9 +228,9 @@ std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
       const GrantUseSlot& use = page->use->slot;
       const uint64_t up_to = use.due_bytes[d].load(std::memory_order_acquire);
       if (up_to == 0) continue;
-      // This is the deadline of the copy at the front or of a later one. That
-      // of an earlier copy would have passed, and the copy at the front would
-      // count as late.
+      // The deadline of the copy at the front or of a later one. That of an
+      // earlier copy would have passed, and the copy at the front would count
+      // as late.
       const uint64_t at = use.due_ns[d].load(std::memory_order_relaxed);
       needs[slot][d] = {
           up_to,
@@ -264,6 +276,73 @@ void GrantPages::Work() {
     while (!stopping_ && changed_.WaitUntil(mutex_, next)) {
     }
   }
+}
+
+absl::StatusOr<std::unique_ptr<RankGrants>> RankGrants::Start(
+    Parts parts, std::vector<LinkSpeed> links) {
+  SLUICE_ASSIGN_OR_RETURN(
+      auto pages, GrantPages::Start(std::move(links), parts.node->generation,
+                                    parts.clock, TakeLimits(*parts.handover)));
+  return std::unique_ptr<RankGrants>(new RankGrants(parts, std::move(pages)));
+}
+
+int RankGrants::LinkIndexOf(DeviceIndex gpu) const {
+  const std::vector<size_t> path =
+      LinkPath(parts_.node->links, parts_.node->gpus[gpu.value()].link);
+  return path.empty() ? -1 : static_cast<int>(path[0]);
+}
+
+void RankGrants::Take(int slot, const Principal& who) {
+  slots_[slot] = who;
+  crash_ranks = static_cast<int>(slots_.size());
+  parts_.quotas->Charge(who, Resource::kRanks);
+}
+
+RankGrants::UsePage RankGrants::Attach(const AttachGrants& effect,
+                                       const Principal& who) {
+  Take(effect.slot, who);
+  auto page = pages_->Attach(effect.slot, LinkIndexOf(effect.gpu),
+                             {who, effect.weight, /*holds=*/false});
+  if (!page.ok()) {
+    no_page_ = page.status();
+    WriteLog(LogLevel::kError, std::string(no_page_.message()));
+    return nullptr;
+  }
+  return use_pages_[effect.session] =
+             std::make_shared<const UniqueFd>(*std::move(page));
+}
+
+absl::Status RankGrants::Resume(const Session& rank, double weight,
+                                bool holds) {
+  auto page = std::make_shared<const UniqueFd>(
+      parts_.handover->Take(Handover::UsePageOf(rank.id)));
+  SLUICE_RETURN_IF_ERROR(
+      pages_->Resume(rank.grant_slot, LinkIndexOf(rank.hello.gpu),
+                     {rank.peer.principal, weight, holds}, *page));
+  Take(rank.grant_slot, rank.peer.principal);
+  use_pages_[rank.id] = std::move(page);
+  return absl::OkStatus();
+}
+
+void RankGrants::Detach(int slot) {
+  pages_->Detach(slot);
+  auto whose = slots_.extract(slot);
+  if (whose.empty()) return;  // belongs to a rank that was not taken over
+  crash_ranks = static_cast<int>(slots_.size());
+  parts_.quotas->GiveBack(whose.mapped(), Resource::kRanks);
+}
+
+void RankGrants::DropUsePage(SessionId id) {
+  parts_.handover->Drop(Handover::UsePageOf(id));
+  use_pages_.erase(id);
+}
+
+absl::StatusOr<RankGrants::UsePage> RankGrants::UsePageOf(SessionId id) const {
+  const auto page = use_pages_.find(id);
+  if (page != use_pages_.end()) return page->second;
+  return absl::ResourceExhaustedError(
+      fmt::format("no grant page could be made for this session: {}",
+                  std::string(no_page_.message())));
 }
 
 }  // namespace sluice::daemon

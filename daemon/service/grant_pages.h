@@ -1,16 +1,13 @@
 // The shared grant pages and the thread that refills them.
 //
-// There is one limits page per node, which only the daemon writes: sessions get
-// a descriptor that was opened only for reading, of a file that other users may
-// not open for writing. Each session has a use page of a sealed size, because a
-// page that a rank could shrink would make the daemon fault. While a rank is
-// attached, the refill thread sets heartbeat and limits about every 2 ms; else
-// it sleeps. The loop never delays it for longer than an insertion. If the
-// kernel allows it (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has
-// priority over others, because after a late heartbeat ranks run without
-// grants.
-//
-// Thread safety: Attach and Detach from one thread.
+// Only the daemon writes the limits page: sessions get a descriptor that was
+// opened only for reading, of a file that other users may not open for writing.
+// Each session has a use page of a sealed size, because a page that a rank
+// could shrink would make the daemon fault. While a rank is attached, the
+// refill thread sets heartbeat and limits about every 2 ms; the loop never
+// delays it for longer than an insertion. If the kernel allows it
+// (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has priority over
+// others, because after a late heartbeat ranks run without grants.
 #pragma once
 
 #include <atomic>
@@ -19,8 +16,14 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/core/effects.h"
 #include "daemon/core/grants.h"
+#include "daemon/core/node/types.h"
+#include "daemon/core/session.h"
+#include "daemon/quota/quotas.h"
+#include "daemon/service/takeover/handover.h"
 #include "proto/base/clock.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/mutex.h"
@@ -28,49 +31,43 @@
 
 namespace sluice::daemon {
 
+// Thread safety: Attach and Detach from one thread.
 class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
-  // Checks `kept`. FailedPrecondition: it is not a limits page of this version.
+  // FailedPrecondition: it is not a limits page of this version.
   static absl::Status CheckLimits(const UniqueFd& kept);
-  // Returns the generation of the daemon that wrote last to `kept`; 0 if that
-  // is not a limits page.
+  // The generation of the last writer of `kept`; 0 if it is no limits page.
   static uint64_t GenerationOf(const UniqueFd& kept);
-  // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`
-  // is the limits page of an earlier daemon, which ranks have mapped; if it is
-  // empty, a new page is made. REQUIRES: CheckLimits accepts `kept`.
+  // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`:
+  // the limits page of an earlier daemon, which ranks have mapped
+  // (CheckLimits); empty: make one.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
       std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
       UniqueFd kept = UniqueFd());
   ~GrantPages();
 
-  // Opens a slot and returns its use page, which the session writes. When this
-  // returns, the heartbeat is fresh.
+  // Returns the use page, which the session writes. The heartbeat is fresh
+  // then.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
-  // Opens the slot of a rank that an earlier daemon attached, with its use
-  // page.
+  // For a rank of an earlier daemon, with its use page.
   absl::Status Resume(int slot, int link, const GrantSharer& sharer,
                       const UniqueFd& use);
   void Detach(int slot);
-  // Replaces the links. REQUIRES: no slot is attached; `links` as for the
-  // constructor of GrantPolicy, in their former order.
+  // REQUIRES: no slot is attached; `links` as for GrantPolicy, in their former
+  // order.
   void UseLinks(std::vector<LinkSpeed> links);
-  // Calls GrantPolicy::Promise if the slot has a page.
   void Promise(int slot, const CopyRates& rates);
-  // Calls GrantPolicy::Hold if the slot has a page.
   void Hold(int slot, bool holds);
-  // Returns how much the attached slots have used, as of the last refill.
+  // As of the last refill.
   std::map<int, Directions> Used();
-  // Returns GrantPolicy::late.
   std::map<int, LateDirections> Late();
-  // Returns how often a heartbeat was more than kGrantStaleAfter late while
-  // ranks were attached: they ran without grants though the daemon was alive.
+  // How often a heartbeat was more than kGrantStaleAfter late while ranks were
+  // attached: they ran without grants though the daemon was alive.
   uint64_t stale_periods() const { return stale_periods_.load(); }
-  // The read-only descriptor of the limits page, for ranks.
   std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
-  // The writable descriptor of the limits page, for the descriptor store.
   const UniqueFd& kept() const { return limits_writer_; }
 
  private:
@@ -79,7 +76,6 @@ class GrantPages {
   void Open(int slot, std::unique_ptr<UsePage> page,
             const GrantPolicy::Grant& first)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the needs of all slots that state any.
   std::map<int, GrantPolicy::Needs> ReadNeeds(absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -101,6 +97,49 @@ class GrantPages {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> stale_periods_{0};
   std::thread thread_;
+};
+
+// The slots and use pages of attached ranks, and their places in users' quotas.
+//
+// Thread safety: loop's thread only, except for pages().
+class RankGrants {
+ public:
+  using UsePage = std::shared_ptr<const UniqueFd>;
+  struct Parts {
+    const NodeConfig* node;  // these must outlive this object
+    Quotas* quotas;
+    Handover* handover;
+    const Clock* clock;
+  };
+
+  // With the limits page of an earlier daemon if it can be used. Else ranks
+  // that have that page mapped copy without limits.
+  static absl::StatusOr<std::unique_ptr<RankGrants>> Start(
+      Parts parts, std::vector<LinkSpeed> links);
+
+  // Returns null if no use page could be made: the error is logged, and
+  // UsePageOf returns it.
+  UsePage Attach(const AttachGrants& effect, const Principal& who);
+  // For a rank of an earlier daemon, which cannot continue after an error.
+  absl::Status Resume(const Session& rank, double weight, bool holds);
+  void Detach(int slot);
+  void DropUsePage(SessionId id);
+  // ResourceExhausted: no page could be made.
+  absl::StatusOr<UsePage> UsePageOf(SessionId id) const;
+
+  GrantPages& pages() { return *pages_; }
+
+ private:
+  RankGrants(Parts parts, std::unique_ptr<GrantPages> pages)
+      : parts_(parts), pages_(std::move(pages)) {}
+  int LinkIndexOf(DeviceIndex gpu) const;
+  void Take(int slot, const Principal& who);
+
+  const Parts parts_;
+  const std::unique_ptr<GrantPages> pages_;
+  std::map<int, Principal> slots_;  // the user of each attached slot
+  std::map<SessionId, UsePage> use_pages_;
+  absl::Status no_page_;  // why the last use page could not be made
 };
 
 }  // namespace sluice::daemon

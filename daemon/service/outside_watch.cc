@@ -45,8 +45,7 @@ absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
     const auto where = device::Placement::Gpu(gpu);
     if (places.contains(where)) continue;
     const absl::Status why = driver_->Usage(where).status();
-    // The place answers again after a failure; its last figure stays in use
-    // until the next answer.
+    // It answers again; its last figure stays until the next answer.
     answer.held.emplace(PoolOf(where),
                         why.ok() ? absl::UnavailableError("no answer") : why);
   }
@@ -54,7 +53,7 @@ absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
 }
 
 OutsideWatch::Answer OutsideWatch::Ask() const {
-  // Only CPU time is counted, because waiting takes nothing from other work.
+  // Waiting takes nothing from other work.
   const absl::Duration before = CpuTimeOfThisThread();
   auto held = AskDevice();
   return {std::move(held), CpuTimeOfThisThread() - before};

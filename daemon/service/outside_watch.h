@@ -2,14 +2,13 @@
 // (core/pool/held_outside.h).
 //
 // On `sim` that is memory that ranks of a killed daemon still reach. It can
-// only shrink: the device is asked at the start, and again until it is 0.
+// only shrink: the device is asked at the start, and again until it is 0. On
+// `cuda` the device cannot tell which process holds what, and is asked all the
+// time. A GPU that does not answer is logged once, and keeps its last answer
+// until it answers again.
 //
-// On `cuda` the device cannot tell which process holds what, and is asked all
-// the time. A GPU that does not answer is logged once, and keeps its last
-// answer until it answers again; the others are not affected.
-//
-// An answer takes the device milliseconds, or as long as the kernel likes. So
-// it is asked on a separate thread, which uses at most 1/50 of a core.
+// A separate thread asks, since an answer may take as long as the kernel likes;
+// it uses at most 1/50 of a core.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -33,21 +32,18 @@ namespace sluice::daemon {
 class OutsideWatch {
  public:
   static constexpr absl::Duration kAskEvery = absl::Milliseconds(250);
-  // How long Start waits for the first answer.
   static constexpr absl::Duration kFirst = absl::Seconds(2);
 
-  // `driver`, `loop` and `clock` must outlive this object; `known` runs on the
-  // loop's thread.
+  // These must outlive this object; `known` runs on the loop's thread.
   OutsideWatch(device::Driver* driver, const NodeConfig& node, Loop* loop,
                const Clock* clock, std::function<void(HeldOutside)> known);
 
-  // Asks before the loop runs, and waits for the answer for at most kFirst.
+  // Before the loop runs: waits for the answer for at most kFirst.
   void Start();
-  // Starts without waiting, after an earlier daemon. What that daemon saved
-  // counts until the device has answered, so that waiting ranks are served
-  // before the device is asked.
+  // After an earlier daemon: what that saved counts until the device has
+  // answered, so that waiting ranks are served first.
   void GoOn();
-  // Ends device calls. Returns false if one still ran after `patience`.
+  // Returns false if a device call still ran after `patience`.
   bool Finish(absl::Duration patience) { return thread_.Finish(patience); }
 
  private:
@@ -60,8 +56,7 @@ class OutsideWatch {
   Answer Ask() const;
   absl::StatusOr<OutsideAnswers::Answer> AskDevice() const;
   void Tell(const Answer& answer);
-  // Logs a failure at `place` (empty: everywhere), once each time that it
-  // begins.
+  // Logs a failure at `place` (empty: everywhere) when it begins.
   void Say(const std::string& place, const absl::Status& failure);
 
   device::Driver* const driver_;

@@ -33,15 +33,14 @@ absl::StatusOr<Pipe> MakePipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
   Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
-  // Only the loop's end does not block: the worker's writes may.
+  // The worker's writes may block.
   if (fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) {
     return ErrnoStatus(errno, "make a pipe");
   }
   return pipe;
 }
 
-// Duplicates a descriptor with a high number: dup2 onto its own number would
-// leave close-on-exec set.
+// dup2 onto a descriptor's own number would leave close-on-exec set.
 absl::StatusOr<UniqueFd> MoveUp(const UniqueFd& fd) {
   const int moved = fcntl(fd.get(), F_DUPFD_CLOEXEC, 16);
   if (moved < 0) return ErrnoStatus(errno, "duplicate a descriptor");
@@ -88,8 +87,7 @@ absl::StatusOr<pid_t> Start(const WorkerOptions& worker, const UniqueFd& in,
                 .signals = SpawnOptions::Signals::kDefault});
 }
 
-// Waits for a worker that has closed its end of the pipe and so should end
-// soon; kills it if it does not.
+// A worker that has closed its end of the pipe should end soon.
 int Reap(pid_t pid) {
   int status = 0;
   for (int tries = 0; tries < 1000; ++tries) {
@@ -140,7 +138,6 @@ absl::StatusOr<plan::NodePlan> CheckSolution(const SolvePlan& question,
   return plan;
 }
 
-// Returns the plan's units that were not known before, each once.
 std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
                                 const plan::NodePlan& plan) {
   std::map<std::string, KeyedUnit> units;
@@ -175,15 +172,15 @@ std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
 
 struct PlanSolver::Run {
   SolvePlan question;
-  // The members from here on are used on the loop's thread.
+  // Used on the loop's thread:
   bool launched = false;  // it occupies a worker's place
   bool started = false;
   bool stopped = false;
   bool hurry = false;                         // its turn is shortened
   bool hurried = false;                       // SIGUSR1 was sent
   absl::Time since = absl::InfiniteFuture();  // when it started
-  // Used by the codec thread until the run has started and after the pipe has
-  // ended; in between, while `out` is set, by the loop.
+  // Used by the codec thread before the start and after the pipe's end; in
+  // between, while `out` is set, by the loop:
   pid_t pid = 0;
   UniqueFd out;
   UniqueFd errors;    // a memfd: the worker's stderr
@@ -234,7 +231,6 @@ void PlanSolver::StartNext() {
   }
 }
 
-// Releases the run's place and starts the next one.
 void PlanSolver::Leave(const std::shared_ptr<Run>& run) {
   if (!std::exchange(run->launched, false)) return;
   const Principal& who = run->question.who;
@@ -324,7 +320,6 @@ void PlanSolver::Read(const std::shared_ptr<Run>& run) {
   Finish(run);
 }
 
-// Handles the end of the pipe: the worker is done, or has died.
 void PlanSolver::Finish(const std::shared_ptr<Run>& run) {
   loop_->Remove(run->out.get());
   run->out.Reset();
@@ -379,10 +374,39 @@ void PlanSolver::End(const std::shared_ptr<Run>& run) {
   loop_->Remove(run->out.get());
   run->out.Reset();
   kill(run->pid, SIGKILL);
-  // Reaped on the codec thread, because freeing the worker's memory takes a
-  // while. If that thread ends before, the run's destructor reaps it.
+  // On the codec thread, because freeing the worker's memory takes a while. If
+  // that thread ends before, the run's destructor reaps it.
   if (!ending_) codec_->Run([run] { run->Kill(); });
   Leave(run);
+}
+
+absl::StatusOr<std::shared_ptr<const UniqueFd>> PlanFiles::Of(PlanId plan,
+                                                              absl::Time now) {
+  if (const auto known = files_.find(plan); known != files_.end()) {
+    return known->second.fd;
+  }
+  const auto kept = core_->planning().FindPlan(plan, /*viewer=*/nullptr);
+  if (kept == nullptr) {
+    return absl::NotFoundError(
+        fmt::format("plan {} is not kept any more", plan.value()));
+  }
+  SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
+                          wire::ToMemfd("sluice plan", plan::Encode(*kept)));
+  if (files_.size() >= PlanRounds::kPlansKept) files_.erase(files_.begin());
+  auto shared = std::make_shared<const UniqueFd>(std::move(fd));
+  files_[plan] = {shared, now + kKept};
+  return shared;
+}
+
+absl::Time PlanFiles::deadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [plan, file] : files_) next = std::min(next, file.drop_at);
+  return next;
+}
+
+void PlanFiles::Expire(absl::Time now) {
+  std::erase_if(files_,
+                [now](const auto& each) { return each.second.drop_at <= now; });
 }
 
 }  // namespace sluice::daemon

@@ -19,7 +19,6 @@
 namespace sluice::daemon {
 namespace {
 
-// Returns how much of the daemon's memory the profile takes.
 Bytes ProfileSize(const plan::RankProfile& profile) {
   size_t bytes = sizeof(profile);
   for (const plan::SegmentKind& segment : profile.segments) {

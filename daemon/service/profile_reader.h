@@ -1,12 +1,11 @@
 // Reads clients' profiles for policy, with limits, and fairly to users.
 //
-// A profile is an untrusted file. Its cost is limited before it is read (bytes,
-// and the number per session and per user), while it is decoded (values, so
-// that a short text cannot become a large object), and while policy keeps it
+// A profile is untrusted. Its cost is limited before it is read (bytes, and the
+// number per session and per user), while it is decoded (values, so that a
+// short text cannot become a large object), and while policy keeps it
 // (`profile_bytes` of the quotas). Profiles are decoded one at a time on the
-// codec thread. FairQueue shares that thread's seconds, counted as
-// `codec_seconds`; other work of the thread gets its turn between two profiles.
-// A profile is dropped when its session ends, its descriptor at once.
+// codec thread; FairQueue shares its seconds (`codec_seconds`), and other work
+// gets a turn in between. A session's end drops its profiles.
 //
 // Thread safety: loop's thread only. A profile may be dropped on any thread.
 #pragma once

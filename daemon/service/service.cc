@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,13 +9,10 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "daemon/crash/crash_point.h"
-#include "daemon/runtime/signals.h"
-#include "daemon/service/bounds.h"
+#include "daemon/runtime/process.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/threads/priority.h"
 #include "proto/base/cgroup.h"
@@ -28,17 +24,15 @@
 namespace sluice::daemon {
 namespace {
 
-// At the start, ranks that waited for a daemon are served for this long before
-// administrators and scrapers.
+// Ranks that waited for a daemon come before administrators and scrapers.
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
 constexpr absl::Duration kLookAtMemoryEvery = absl::Seconds(1);
-// The fraction 1/kPartOfMemory of a machine's memory should be available.
+// This fraction of the memory should be available.
 constexpr int kPartOfMemory = 16;
 
-// Returns the limits of the store's places that extents leave free. One user
-// may have three quarters of these places, so that its ranks fit besides its
-// processes with ended sessions; or more, if the user may have nearly all
-// ranks.
+// The store's places that extents leave free. One user may have three quarters,
+// so that its ranks fit besides its processes with ended sessions; or more, if
+// the user may have nearly all ranks.
 Share PlacesOfRanks(int64_t capacity, const Share& extents,
                     const Share& ranks) {
   const int64_t all = capacity - extents.all - Handover::kOwn;
@@ -49,12 +43,10 @@ Share PlacesOfRanks(int64_t capacity, const Share& extents,
 
 constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
 
-// Limits of one session: queries that wait, and long answers that are unread.
+// Limits of one session.
 constexpr int kMaxQueries = 16;
 constexpr int kMaxUnread = 4;
 
-// Adds an amount to the user's row, which exists: a user that policy counts has
-// a session.
 void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
            int64_t amount) {
   const auto user =
@@ -64,7 +56,6 @@ void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
   user->second[static_cast<size_t>(what)] += amount;
 }
 
-// Adds the amounts that policy counts: waiting leases and kept profiles.
 void AddCountedByPolicy(const Core& core, const Principal* viewer,
                         QuotasSnapshot& quotas) {
   const auto waiting = static_cast<size_t>(Resource::kWaiting);
@@ -86,13 +77,49 @@ void AddCountedByPolicy(const Core& core, const Principal* viewer,
   }
 }
 
-// An end that leaves nothing to a next daemon waits this long for the store to
-// drop everything. After that, a starter that starts another daemon drops the
-// rest.
+// How long an end that leaves nothing waits for the store to drop everything. A
+// starter that starts another daemon drops the rest.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
-// An end that leaves ranks to the next daemon waits this long for the store's
-// confirmation; everything has been sent by then.
+// How long an end that leaves ranks waits for the store's confirmation.
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
+
+// Lowers the node's limits of sessions, extents, waiting leases and kept
+// profiles to what this process's descriptors allow. Each stays at least 1,
+// except for a rank's part of the extents.
+NodeConfig Bounded(NodeConfig node, const Shares& shares,
+                   const Share& extents) {
+  const Share& sessions = shares[static_cast<size_t>(Resource::kSessions)];
+  const auto bound = [](int& limit, int64_t most) {
+    limit = static_cast<int>(std::clamp<int64_t>(most, 1, limit));
+  };
+  bound(node.max_sessions, sessions.all);
+  bound(node.max_half_open, sessions.all / 2);
+  bound(node.max_half_open_each, sessions.each / 2);
+  ExtentLimits& limits = node.extent_limits;
+  const auto bound_size = [](size_t& limit, int64_t most) {
+    const auto allowed = static_cast<size_t>(std::max<int64_t>(most, 1));
+    limit = std::min(limit, allowed);
+  };
+  // Memory that is made ahead needs descriptors too.
+  const int64_t ahead =
+      std::ssize(node.hosts) * (node.host_ready / node.extent.host);
+  bound_size(limits.all, extents.all - ahead);
+  bound_size(limits.each, extents.each);
+  const Share& waiting = shares[static_cast<size_t>(Resource::kWaiting)];
+  bound_size(node.wait_limits.all, waiting.all);
+  node.wait_limits.each =
+      static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
+  const Share& kept = shares[static_cast<size_t>(Resource::kKeptProfiles)];
+  node.profile_limit = {Bytes(kept.each), Bytes(kept.all)};
+  // Half of all extents are divided among the possible ranks; 0 if that is
+  // below one each.
+  limits.per_rank = std::min<size_t>(
+      limits.per_rank,
+      limits.all / 2 /
+          static_cast<size_t>(
+              shares[static_cast<size_t>(Resource::kRanks)].all));
+  return node;
+}
 
 }  // namespace
 
@@ -125,13 +152,12 @@ absl::Status Service::Prepare() {
           [this](UniqueFd socket) {
             closer_.CloseSession(std::move(socket));
           }));
-  leaving_ = handover_->was_left_anything();
+  leaving_ = handover_->left_anything();
   MakeSessions();
   SLUICE_ASSIGN_OR_RETURN(
       listener_,
       SessionListener::Open(
           {.path = options_.socket,
-           .mode = options_.socket_mode,
            .loop = loop_.get(),
            .closer = &closer_,
            .events = &events_,
@@ -238,8 +264,7 @@ void Service::MakeParts() {
 
 Service::~Service() {
   if (leaving_ && sessions_) sessions_->Leave();
-  // Threads that post to the loop are ended before the objects that their tasks
-  // use.
+  // First threads that post to the loop, then what their tasks use.
   snapshots_.reset();
   codec_.reset();
   solver_.reset();
@@ -304,9 +329,8 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   absl::StatusOr<Request> body =
       checked.ok() ? ToRequest(message.packet.request()) : checked;
   if (!body.ok()) {
-    // A packet that is no request is a fault of protocol, since it cannot be
-    // answered. A request with a bad field is refused, and the session
-    // continues.
+    // A packet that cannot be answered breaks the protocol. A request with a
+    // bad field is refused, and the session continues.
     if (!message.packet.has_request() || request == RequestId()) {
       return Execute(core_.ProtocolBroken(
           id, std::string(body.status().message()), loop_->now()));
@@ -318,15 +342,13 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   }
   const auto key = std::make_pair(id, request);
   const bool profile = std::holds_alternative<ProfileRequest>(*body);
-  // Profiles are the only descriptors of clients that are kept, and a profile
-  // cannot block when it is closed.
+  // Only profiles are kept of clients' descriptors; closing one cannot block.
   if (profile) {
     const absl::Status memfd = wire::CheckMemfd(message.fds.front());
     if (!memfd.ok())
       return sessions_->Send(id, {ErrorPacket(request, memfd), {}});
   }
-  // emplace: a repeated request must not replace the profile that is being
-  // read.
+  // A repeated request must not replace the profile that is being read.
   const bool stored =
       profile &&
       profiles_.try_emplace(key, std::move(message.fds.front())).second;
@@ -335,16 +357,14 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   Execute(std::move(effects));
   if (!stored) return;
   auto kept = profiles_.extract(key);
-  // Policy did not want the profile. It goes back to the message, and the
-  // message's owner closes it elsewhere: the loop must not free up to 64 MiB of
-  // pages.
+  // Policy did not want it. The message's owner closes it elsewhere: the loop
+  // must not free up to 64 MiB of pages.
   if (kept.mapped()) message.fds.front() = std::move(kept.mapped());
 }
 
 absl::Status Service::MayAsk(SessionId id, Request& request,
                              std::span<const UniqueFd> shown) {
-  // A repeated Hello is answered again, but was counted when it was first
-  // granted.
+  // A repeated Hello was counted when it was first granted.
   const auto is_new = [&] {
     const Session* const session = core_.session(id);
     return session != nullptr && session->state == Session::State::kHalfOpen;
@@ -367,7 +387,7 @@ absl::Status Service::MayAsk(SessionId id, Request& request,
   if (const auto* lease = std::get_if<LeaseRequest>(&request);
       lease && lease->pool.kind == PoolKind::kGpu) {
     const auto shows = gpus_.find(id);
-    // Policy will refuse the lease, because the session has sent no Hello.
+    // Without a Hello, policy will refuse it.
     if (shows == gpus_.end()) return absl::OkStatus();
     return options_.gpus.May(shows->second, lease->pool.ordinal);
   }
@@ -385,8 +405,6 @@ void Service::OnGone(SessionId id) {
   Execute(core_.ProcessesGone(gone, loop_->now()));
 }
 
-// Adds peers that have ended too, because all ranks of a job are often killed
-// at once.
 void Service::AddGonePeers(const Session& session,
                            std::vector<Core::Gone>& gone) const {
   std::vector<pollfd> processes;
@@ -458,14 +476,13 @@ absl::Status Service::MayBeKept(const Principal& who) const {
   const Share places =
       PlacesOfRanks(handover_->store().capacity(), options_.extents,
                     options_.shares[static_cast<size_t>(Resource::kRanks)]);
-  // If the store has no room for even one rank, ranks are not kept, and the log
-  // says so. So every rank may attach.
+  // Without room for one rank, ranks are not kept, as the log says.
   if (places.all < Handover::kOfRank) return absl::OkStatus();
   int64_t all = 0, own = 0;
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* session = core_.session(id);
     if (session == nullptr || !session->was_rank()) continue;
-    // A closed session still has one kept descriptor, its process's.
+    // A closed session has its process kept.
     const int64_t taken = session->is_rank() ? Handover::kOfRank : 1;
     all += taken;
     if (channel->who() == who) own += taken;
@@ -486,13 +503,13 @@ absl::StatusOr<bool> Service::TakeOver() {
   if (options_.http_goes_on) handover_->Take(Handover::kHttp);
   auto saved = handover_->ReadState(core_);
   const bool any = saved.ok() && saved->has_value();
-  if (any) Pass(CrashPoint::kStateRead);
+  if (any) Pass("state-read");
   const absl::Status taken = any ? Adopt(**std::move(saved)) : saved.status();
   if (!taken.ok()) {
     return Annotate(taken, "what an earlier daemon left stays as it is");
   }
   handover_->DropRest();
-  // Adopted state is saved again before any client sees it.
+  // Adopted state is saved before a client sees it.
   if (!any) {
     next_session_ = handover_->last_session_left().value() + 1;
     handover_->Begin(core_, loop_->now());
@@ -513,12 +530,11 @@ absl::Status Service::Adopt(CoreState saved) {
     extents_->Abandon();
     return adopted;
   }
-  Pass(CrashPoint::kExtentsAdopted);
+  Pass("extents-adopted");
   std::set<SessionId> reached;
   std::vector<Core::Gone> gone;
   for (const auto& [id, session] : saved.sessions) {
-    // A session without kept descriptors has no Welcome yet, so it holds
-    // nothing.
+    // Without kept descriptors it has no Welcome yet, so it holds nothing.
     const bool closed = session.state == Session::State::kClosed;
     const bool process = handover_->Left(Handover::ProcessOf(id));
     if (closed && process) {
@@ -536,17 +552,17 @@ absl::Status Service::Adopt(CoreState saved) {
       gone.push_back({id, {}});
     }
   }
-  Pass(CrashPoint::kSessionsAdopted);
+  Pass("sessions-adopted");
   next_session_ = saved.last_session.value() + 1;
   core_.Load(std::move(saved));
-  Pass(CrashPoint::kCoreLoaded);
+  Pass("core-loaded");
   const absl::Time now = loop_->now();
   Effects effects = core_.TakeOver(reached, now);
   handover_->Begin(core_, now);
-  Pass(CrashPoint::kAdoptedSaved);
+  Pass("adopted-saved");
   Execute(std::move(effects));
   if (!gone.empty()) Execute(core_.ProcessesGone(gone, now));
-  Pass(CrashPoint::kTakenOver);
+  Pass("taken-over");
   return absl::OkStatus();
 }
 
@@ -581,15 +597,15 @@ void Service::KeepHttp(int fd) {
 
 void Service::SayReady() {
   handover_->store().Ready("serving");
-  Pass(CrashPoint::kReadyTold);
+  Pass("ready-told");
 }
 
 // --- one function per effect -------------------------------------------------
 
 void Service::Execute(Effects effects) {
-  Pass(CrashPoint::kChangeUnsaved);
+  Pass("change-unsaved");
   handover_->Save(core_, loop_->now());
-  Pass(CrashPoint::kChangeSaved);
+  Pass("change-saved");
   ++executing_;
   for (Effect& effect : effects) {
     std::visit(
@@ -607,7 +623,7 @@ void Service::Execute(Effects effects) {
             [&](auto& other) { Do(other); }},
         effect);
   }
-  Pass(CrashPoint::kEffectsDone);
+  Pass("effects-done");
   if (--executing_ == 0 && core_.NoticesSent()) {
     handover_->Save(core_, loop_->now());
   }
@@ -622,8 +638,7 @@ void Service::Do(MakeExtent& effect) {
   extents_->Make(effect.id, effect.pool, effect.size, effect.who);
 }
 
-// Runs on the loop, because it takes one system call per extent, and their
-// number is limited.
+// On the loop: one system call for each of few extents.
 void Service::Do(AskHolders& effect) {
   std::vector<Core::HolderAnswer> answers;
   for (ExtentId id : effect.extents) {
@@ -848,8 +863,8 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
     core_.PlanProgressed(round, progress);
   }
   ReadCopies();
-  Snapshot snapshot = core_.TakeSnapshot(
-      view.principal ? &*view.principal : nullptr, loop_->now());
+  const Principal* const viewer = view.principal ? &*view.principal : nullptr;
+  Snapshot snapshot = core_.TakeSnapshot(viewer, loop_->now());
   if (view.observer) --snapshot.sessions;  // an observer is not counted
   for (PoolSnapshot& host : snapshot.hosts) {
     host.ready = arena_->ready(NumaIndex(host.id.ordinal));
@@ -858,10 +873,8 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   snapshot.host_memory = kind.name;
   snapshot.host_memory_why = kind.why;
   profile_reader_->GiveBackDropped();
-  snapshot.quotas =
-      quotas_.TakeSnapshot(view.principal ? &*view.principal : nullptr);
-  AddCountedByPolicy(core_, view.principal ? &*view.principal : nullptr,
-                     snapshot.quotas);
+  snapshot.quotas = quotas_.TakeSnapshot(viewer);
+  AddCountedByPolicy(core_, viewer, snapshot.quotas);
   const LogLosses losses = ReadLogLosses();
   snapshot.log_lines_dropped = losses.dropped;
   snapshot.log_lines_suppressed = losses.suppressed;
@@ -961,19 +974,16 @@ void Service::End(Ending how) {
   reload_->Stop();
   loop_->Remove(signals_.get());
   listener_->Stop();
-  // From here on no requests are read: a client without an answer asks the next
-  // daemon.
+  // A client without an answer asks the next daemon.
   loop_->SetWork([] { return false; });
   snapshots_->Clear();
-  // After this end, the starter starts the next daemon, or closes what is kept.
   leaving_ = handover_->saves() &&
              (how == Ending::kForAll ||
               (how == Ending::kForRanks && core_.sessions().has_ranks()));
   end_at_ = loop_->now() + (leaving_ ? kLongestKeep : kLongestForget);
-  // The loop stops when the store has everything.
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
-  // If a next daemon may come, clients that connect from now on wait for it.
+  // Clients that connect from now on wait for a next daemon.
   const bool kept = how != Ending::kOfService && handover_->saves();
   if (kept) listener_->LeavePath();
   handover_->LeaveNothing([this] { loop_->Stop(); }, /*listeners=*/kept);

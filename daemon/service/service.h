@@ -1,11 +1,9 @@
 // Executes policy's effects, and reports to policy as events what happens.
 //
-// How it works. The loop's thread owns Core, the session sockets and pidfds. It
-// passes each event to Core and executes the effects at once, in order. Work
-// that may take long runs on other threads, and its outcome comes back as an
-// event: device calls (extents.h), decoding profiles, the plan worker
-// (plan_solver.h). Heartbeat and refill of the grant pages have their own
-// thread (grant_pages.h). README.md has the table of threads and failures.
+// The loop's thread owns Core, the session sockets and pidfds. It passes each
+// event to Core and executes the effects at once, in order. Work that may take
+// long runs on other threads (README.md has the table), and its outcome comes
+// back as an event.
 //
 // Thread safety: Stop from any thread, Run from one; administration() is safe.
 #pragma once
@@ -30,14 +28,13 @@
 #include "daemon/service/admin/snapshots.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/extents.h"
+#include "daemon/service/grant_pages.h"
 #include "daemon/service/identity/gpu_access.h"
 #include "daemon/service/identity/peer.h"
 #include "daemon/service/log/event_writer.h"
 #include "daemon/service/outside_watch.h"
-#include "daemon/service/plan_files.h"
 #include "daemon/service/plan_solver.h"
 #include "daemon/service/profile_reader.h"
-#include "daemon/service/rank_grants.h"
 #include "daemon/service/reload/reload.h"
 #include "daemon/service/session_listener.h"
 #include "daemon/service/sessions.h"
@@ -50,8 +47,7 @@
 namespace sluice::daemon {
 
 struct ServiceOptions {
-  std::string socket;      // path of the session socket
-  int socket_mode = 0666;  // which users may attach; budgets limit each
+  std::string socket;  // path of the session socket
   NodeConfig node;
   PeerRules peers;
   Shares shares;                     // from SharesOf, for this process
@@ -64,115 +60,97 @@ struct ServiceOptions {
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC; must outlive the service
   Policy policy;                 // what administrators have set so far
   Starter starter;               // from the starter of this process
-  // Listens at `socket` (TakeHandedListener); empty: make one.
   UniqueFd listener;
-  // The command that checks whether a start with the current configuration
-  // would succeed and take over (Reload). Empty: SIGHUP is only logged.
+  // Checks whether a start would succeed and take over (Reload). Empty: SIGHUP
+  // is only logged.
   std::vector<std::string> check;
   // Returns the processes that hold memory of the node, including those with
-  // sessions. May take long, and is called on another thread. Null if the
-  // device cannot report them (cuda).
+  // sessions; on another thread, since it may take long. Null: the device
+  // cannot report them (cuda).
   std::function<std::vector<HolderSnapshot>()> find_holders;
-  // Returns the address of the metrics server; called on the loop's thread.
-  // Null: there is no such server.
+  // The metrics server's address; runs on the loop's thread. Null: no server.
   std::function<TcpListener()> http;
-  // The service ends this long after its last rank; unset: never.
   std::optional<absl::Duration> end_after_idle;
-  // Whether the metrics server uses the listener that an earlier daemon left as
-  // Handover::kHttp.
+  // The metrics server uses the listener Handover::kHttp.
   bool http_goes_on = false;
-  // DeathRecord's descriptor, kept for the next daemon; -1: none.
+  // Kept for the next daemon; -1: none.
   int deaths = -1;
-  // Writes the policy to a file; called on administrators' threads, one at a
-  // time. DataLoss: it was written, but a power cut may undo that. Null: what
-  // administrators set is lost when the daemon ends.
+  // As Administration::Options::write_policy.
   std::function<absl::Status(const Policy&)> write_policy;
-  // Renders a snapshot as the JSON that `Query` returns.
+  // Makes the JSON that `Query` returns.
   std::function<std::string(const Snapshot&)> render;
 };
 
 class Service {
  public:
-  // Starts the service. AlreadyExists: another daemon serves that socket.
+  // AlreadyExists: another daemon serves that socket.
   static absl::StatusOr<std::unique_ptr<Service>> Start(ServiceOptions options);
   ~Service();
 
-  // Answers the requests that ranks sent while there was no daemon, for a few
-  // milliseconds at most. Call before Run.
+  // Answers requests that came while there was no daemon, for a few
+  // milliseconds at most, before Run.
   void AnswerWhoWaited();
-  // Serves until a signal ends it (runtime/signals.h). REQUIRES: the caller has
-  // blocked these signals.
+  // Serves until a signal. REQUIRES: BlockSignals.
   void Run();
-  // Ends the threads, for which the loop must not wait. Call after Run. Returns
-  // false if a thread is still in a device call or decodes after `patience`;
-  // then the process must call RemoveSocket and end at once.
+  // Ends the threads after Run. Returns false if one is still in a device call
+  // or decodes after `patience`; then the process must call RemoveSocket and
+  // end at once.
   bool Finish(absl::Duration patience);
   void RemoveSocket();
-  // Returns whether the end leaves what ranks hold to the next daemon.
+  // The end leaves what ranks hold to the next daemon.
   bool hands_over() const { return leaving_; }
-  // Keeps the listening socket of metrics for the next daemon. From any thread.
+  // Keeps the listening socket for the next daemon. From any thread.
   void KeepHttp(int fd);
-  // Reports to the starter that the daemon serves.
   void SayReady();
 
-  // The operations for administrators and metrics; valid from Start to
-  // destruction.
   Administration& administration() { return *administration_; }
 
  private:
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
   void MakeSessions();
-  // Makes the parts that do long work for the loop on threads and in processes.
   void MakeParts();
 
-  // Takeover from an earlier daemon. Returns true if its state was taken over,
-  // false if it left none. After an error everything that it left is unchanged,
-  // for another daemon.
+  // Returns whether an earlier daemon's state was taken over. After an error
+  // everything that it left is unchanged, for another daemon.
   absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
   absl::Status AdoptExtents(const CoreState& saved);
-  // Adopts a rank's descriptors. After an error, something of the session is
-  // missing, and the session ends.
+  // After an error, something of the session is missing, and it ends.
   absl::Status AdoptRank(const Session& session);
-  // Returns OK if the store has room for another rank of the user, besides all
-  // possible extents. A rank that could not be kept would end saving for all
-  // ranks: the next daemon would start without state.
+  // Whether the store has room for another rank of the user, besides all
+  // possible extents. A rank that could not be kept would end saving for all:
+  // the next daemon would start without state.
   absl::Status MayBeKept(const Principal& who) const;
 
-  // Connections, requests and ends of sessions, as events of the core.
   absl::Status Connected(UniqueFd& socket);
   void OnMessage(SessionId id, wire::Message& message);
-  // Checks what policy cannot: whether there is room for another rank, and
-  // which GPUs the peer may use (`shown`: the descriptors of device nodes that
-  // it sent).
+  // Checks what policy cannot: room for another rank, and which GPUs the peer
+  // may use (`shown`: the descriptors of device nodes that it sent).
   absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
   void OnGone(SessionId id);
-  // Adds to a process that has ended those ranks of its job that have ended
-  // too.
+  // Adds ranks of the job that have ended too, because all are often killed at
+  // once.
   void AddGonePeers(const Session& session,
                     std::vector<Core::Gone>& gone) const;
   void Expire();
   absl::Time NextDeadline();
   void OnSignal();
-  // What an end leaves to the next daemon. kForRanks (SIGTERM): everything that
-  // others hold, if a rank is attached. kForAll (SIGHUP): the same, even if
-  // none is. kOfService: nothing, and ranks get a notice.
+  // kForRanks (SIGTERM) leaves what others hold to the next daemon if a rank is
+  // attached; kForAll (SIGHUP) even if none is; kOfService nothing, and ranks
+  // get a notice.
   enum class Ending { kForRanks, kForAll, kOfService };
   void End(Ending how);
   void OnReload();
   void EndForReload(const absl::Status& checked);
 
-  // Answers the query when a snapshot was taken and rendered.
   void AnswerQuery(SessionId id, RequestId request, PlanId plan);
   Outgoing SnapshotPacket(RequestId request, PlanId plan,
                           const absl::StatusOr<Snapshots::Answer>& answer);
   Snapshot TakeSnapshot(const Snapshots::View& view);
-  // Adds processes without a session that hold unreleased memory.
   void AddHolders(const Snapshots::View& view, Snapshot& snapshot);
 
-  // Effects.
   void Execute(Effects effects);
   void Do(MakeExtent& effect);
   void Do(AskHolders& effect);
@@ -183,14 +161,11 @@ class Service {
   void Do(KillProcess& effect);
   void Do(AttachGrants& effect);
   void Do(ReadProfile& effect);
-  // Searches for processes that hold unreleased memory, with a pause between
-  // two searches.
   void LookForHolders();
-  // Counts what ranks have copied. Called before sessions end and before reads.
+  // Called before sessions end and before reads.
   void ReadCopies();
   void SendGranted(SessionId session, RequestId request,
                    const GrantedReply& granted);
-  // Converts any reply other than a lease or a snapshot.
   Outgoing ToPacket(SessionId session, RequestId request, const Reply& reply);
   Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
 
@@ -199,37 +174,33 @@ class Service {
   Closer closer_;
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
-  // Interval of the starter's watchdog messages: half of its timeout. The loop
-  // sends them itself, so a loop that hangs is killed, and the next daemon
-  // takes over.
+  // Half of the starter's watchdog timeout. The loop sends the messages itself,
+  // so a loop that hangs is killed, and the next daemon takes over.
   absl::Duration heartbeat_;
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
-  // When to check next whether the machine needs the idle memory.
+  // The next check whether the machine needs idle memory.
   absl::Time memory_at_ = absl::InfinitePast();
-  // While ending: when to stop waiting for answers.
   absl::Time end_at_ = absl::InfiniteFuture();
   std::optional<IdleEnd> idle_end_;  // unset: the service ends only on request
   Core core_;
   Quotas quotas_;
   std::vector<HolderSnapshot> holders_;  // result of the last search
   bool looking_for_holders_ = false;
-  // Time of the earliest next search.
   absl::Time look_for_holders_at_ = absl::InfinitePast();
-  // GPUs that ranks have proved to have access to
   std::map<SessionId, GpuAccess::Gpus> gpus_;
   std::unique_ptr<Sessions> sessions_;
-  // Profiles with requests that policy has not handled yet.
+  // With requests that policy has not handled yet.
   std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
   PlanFiles plan_files_;
-  // The number of waiting queries of each session that has any.
+  // The number of waiting queries of each session.
   std::map<SessionId, int> queries_;
   std::unique_ptr<RankGrants> grants_;
   uint64_t next_session_ = 1;
   int executing_ = 0;  // nesting depth, since an effect may cause others
   EventWriter events_;
   std::unique_ptr<Handover> handover_;
-  // Whether everything kept is left to the next daemon: after such an end, or
-  // if the start failed before it served what an earlier daemon left.
+  // What is kept is left to the next daemon: after such an end, or if the start
+  // failed before it served what an earlier daemon left.
   bool leaving_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;

@@ -10,7 +10,7 @@
 
 #include "daemon/service/convert.h"
 #include "daemon/service/log/log.h"
-#include "daemon/store/handed_listener.h"
+#include "daemon/store/starter.h"
 #include "proto/base/status.h"
 #include "proto/wire.h"
 

@@ -1,16 +1,14 @@
-// The session socket. Decides which socket is served, and leaves no connection
-// without an answer.
+// The session socket. A socket that the starter handed over is served as it is;
+// its path belongs to its maker, and is never made or removed here. Else the
+// socket that an earlier daemon left is served, if its path exists, else a new
+// one. Clients that connect while there is no daemon wait at a handed or kept
+// socket.
 //
-// Which one. If the starter handed over a socket (daemon/store), it is served;
-// its path belongs to its maker, and is never made or removed here. Otherwise
-// the socket that an earlier daemon left is served, if its path exists;
-// otherwise a new one is made. Clients that connect while there is no daemon
-// wait at a socket that was handed over or kept.
-//
-// Shortage. If no descriptor is free for accepting, the spare one is closed, to
-// accept a connection and refuse it in one line (SpareFd). If that does not
-// help either, or too many sockets wait to be closed, the socket is not polled
-// for kPause, because a waiting connection would wake the loop without end.
+// No connection is left without an answer. If no descriptor is free, the spare
+// one is closed, to accept a connection and refuse it in one line (SpareFd).
+// If that does not help either, or too many sockets wait to be closed, the
+// socket is not polled for kPause, because a waiting connection would wake the
+// loop without end.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -73,7 +71,6 @@ class SessionListener {
   void Remove();
   int fd() const { return socket_.get(); }
 
-  // Returns when to call Expire; InfiniteFuture if not needed.
   absl::Time deadline() const {
     return again_at_.value_or(absl::InfiniteFuture());
   }
@@ -88,7 +85,6 @@ class SessionListener {
   // can be accepted.
   bool AcceptOne(int listener);
   void Pause();
-  // Accepts a connection with the spare descriptor and refuses it.
   void TurnAway(int listener);
   void Refuse(UniqueFd socket, const absl::Status& why);
 

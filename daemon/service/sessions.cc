@@ -52,7 +52,7 @@ void Sessions::Send(SessionId id, Outgoing out) {
   if (channel == nullptr) return;
   out.packet.set_generation(parts_.generation);
   channel->Send(std::move(out));
-  Pass(CrashPoint::kPacketSent);
+  Pass("packet-sent");
 }
 
 void Sessions::HoldUntilKept(SessionId id, int use_page) {
@@ -62,12 +62,12 @@ void Sessions::HoldUntilKept(SessionId id, int use_page) {
   handover.Keep(Handover::SocketOf(id), channel->socket());
   handover.Keep(Handover::ProcessOf(id), channel->pidfd());
   handover.Keep(Handover::UsePageOf(id), use_page);
-  Pass(CrashPoint::kSessionPut);
+  Pass("session-put");
   channel->Hold();
   handover.WhenKept([this, id] {
-    Pass(CrashPoint::kSessionStored);
+    Pass("session-stored");
     if (Channel* const kept = Find(id)) kept->Release();
-    Pass(CrashPoint::kSessionReleased);
+    Pass("session-released");
   });
 }
 
@@ -91,7 +91,7 @@ void Sessions::Forget(SessionId id) {
   const auto channel = channels_.find(id);
   if (channel == channels_.end()) return;
   parts_.handover->Drop(Handover::ProcessOf(id));
-  Pass(CrashPoint::kProcessDropped);
+  Pass("process-dropped");
   turns_.Remove(id);
   parts_.quotas->GiveBack(channel->second->who(), Resource::kSessions);
   if (graveyard_.empty()) {

@@ -69,7 +69,6 @@ class Sessions {
   const std::map<SessionId, std::unique_ptr<Channel>>& channels() const {
     return channels_;
   }
-  // Sends a packet. Does nothing if the session is forgotten.
   void Send(SessionId id, Outgoing out);
   // Queues all packets to the session until its socket, its pidfd and
   // `use_page` are kept for the next daemon.
@@ -85,12 +84,10 @@ class Sessions {
 
   // Serves some of the waiting requests. Returns whether there are more.
   bool TakeTurns();
-  // Returns when to call Expire.
   absl::Time deadline() const;
   // Sends packets for which there is room now, and ends stalled sessions.
   void Expire();
 
-  // Returns how many descriptors one packet may carry.
   int most_descriptors() const { return in_flight_.most(); }
 
  private:

@@ -1,14 +1,20 @@
 #include "daemon/state/core_rows.h"
 
+#include <fmt/format.h>
+
 #include <concepts>
+#include <map>
+#include <string_view>
 #include <utility>
 
 #include "daemon/state/core_fields.h"
-#include "daemon/state/row_format.h"
+#include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
+// --- writing
+// ------------------------------------------------------------------
 void AddRow(std::string& to, RowOp op, const std::string& key,
             const std::string& row) {
   FieldWriter writer(&to, nullptr);
@@ -17,11 +23,13 @@ void AddRow(std::string& to, RowOp op, const std::string& key,
   writer.Element(row);
 }
 
-// Writes rows to put or erase, in order. These rows name no objects, so their
-// bytes do not depend on which objects the reader has.
+// Writes rows to put or erase, in order. Without `objects`, for rows that name
+// none, so their bytes do not depend on which objects the reader has.
 class RowWriter {
  public:
-  RowWriter() { rows_.reserve(kMostOfARequest); }
+  explicit RowWriter(Objects* objects) : to_(&rows_, objects) {
+    rows_.reserve(kMostOfARequest);
+  }
 
   template <typename Key, typename Row>
   void operator()(RowKind kind, const Key& key, const Row* row) {
@@ -61,50 +69,222 @@ class RowWriter {
   }
 
   std::string rows_;
-  FieldWriter to_{&rows_, nullptr};
-};
-
-// Writes the rows of planning, which name objects.
-class PlanningWriter {
- public:
-  explicit PlanningWriter(Objects* objects) : objects_(objects) {}
-
-  void operator()(RowKind kind, const JobKey& job, const auto* row) {
-    const std::string key = KeyOf(static_cast<char>(kind), job);
-    if (row == nullptr) return AddRow(rows_, RowOp::kErase, key, "");
-    std::string bytes;
-    FieldWriter(&bytes, objects_).Element(*row);
-    AddRow(rows_, RowOp::kPut, key, bytes);
-  }
-  // Returns the rows, after the objects that they name.
-  std::string Take() {
-    std::string rows;
-    for (const auto& [number, bytes] : objects_->TakeNew()) {
-      AddRow(rows, RowOp::kPut, KeyOf(kObjectRow, number), bytes);
-    }
-    return rows + std::exchange(rows_, {});
-  }
-
- private:
-  static std::string KeyOf(char kind, const auto& key) {
-    std::string name(1, kind);
-    FieldWriter(&name, nullptr).Element(key);
-    return name;
-  }
-
-  Objects* objects_;
-  std::string rows_;
+  FieldWriter to_;
 };
 
 template <typename Row>
 constexpr bool kIsOfPlanning =
     std::same_as<Row, Member> || std::same_as<Row, PlanRounds::Kept>;
 
+// --- reading
+// ------------------------------------------------------------------
+using Rows = std::map<std::string, std::string>;
+
+absl::Status Bad(std::string_view what) {
+  return absl::InvalidArgumentError(
+      fmt::format("the saved state is not what a daemon wrote: {}", what));
+}
+
+absl::Status Apply(std::string_view record, Rows& rows) {
+  Objects none;
+  FieldReader from(record, &none);
+  while (!from.Done()) {
+    RowOp op{};
+    std::string key, row;
+    from.Element(op);
+    from.Element(key);
+    from.Element(row);
+    if (!from.ok() || key.empty()) return Bad("a record is cut off");
+    switch (op) {
+      case RowOp::kPut:
+        rows[key] = std::move(row);
+        break;
+      case RowOp::kErase:
+        rows.erase(key);
+        break;
+      case RowOp::kEraseBelow: {
+        auto at = rows.lower_bound(key);
+        while (at != rows.end() && at->first.starts_with(key)) {
+          at = rows.erase(at);
+        }
+        break;
+      }
+      default:
+        return Bad(fmt::format("operation {} on a row is not known",
+                               static_cast<int>(op)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+class RowReader {
+ public:
+  RowReader(Objects* objects, CoreState* to) : objects_(objects), to_(to) {}
+
+  absl::Status Read(const std::string& name, const std::string& bytes) {
+    FieldReader key(std::string_view(name).substr(1), objects_);
+    FieldReader row(bytes, objects_);
+    SLUICE_RETURN_IF_ERROR(ReadKind(name[0], key, row));
+    if (key.Done() && row.Done()) return absl::OkStatus();
+    return Bad(fmt::format("a row of kind {} is damaged", int{name[0]}));
+  }
+  // Restores the state that is computed from several rows.
+  absl::Status Join() {
+    for (const auto& [id, lease] : to_->ledger.leases) {
+      const auto holder = to_->ledger.holders.find(lease.session);
+      if (holder == to_->ledger.holders.end()) {
+        return Bad("a lease is nobody's");
+      }
+      holder->second.leases.insert(id);
+    }
+    for (auto& [id, session] : to_->sessions) {
+      session.history.Load(std::move(replies_[id]), newest_forgotten_[id]);
+      if (!session.is_rank()) continue;
+      const HelloRequest& hello = session.hello;
+      to_->joint.attached[id] = {session.job(), hello.rank, hello.gpu,
+                                 hello.local_ranks};
+    }
+    for (const WaitingLease& lease : waiting_leases_) {
+      const auto session = to_->sessions.find(lease.session);
+      if (session == to_->sessions.end()) {
+        return Bad("a lease waits without its session");
+      }
+      to_->waiting.waiters[{to_->waiting.next++}] = {
+          .session = lease.session,
+          .request = lease.request,
+          .asked = lease.asked,
+          .job = session->second.job(),
+          .since = lease.since,
+          .deadline = lease.deadline,
+          .for_plan = true};
+    }
+    for (auto& [plan, kept] : plans_) {
+      to_->joint.rounds.kept.push_back(std::move(kept));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status ReadKind(char kind, FieldReader& key, FieldReader& row) {
+    LedgerState& ledger = to_->ledger;
+    JointPlanningState& joint = to_->joint;
+    switch (static_cast<RowKind>(kind)) {
+      case RowKind::kExtent:
+        return ReadExtent(key, row);
+      case RowKind::kLease:
+        return Into(ledger.leases, key, row);
+      case RowKind::kMaking:
+        return Into(ledger.making, key, row);
+      case RowKind::kHolder:
+        return Into(ledger.holders, key, row);
+      case RowKind::kLingering:
+        return Into(ledger.lingering, key, row);
+      case RowKind::kPrincipal:
+        return Into(ledger.principals, key, row);
+      case RowKind::kAllowance:
+        return Into(ledger.allowances, key, row);
+      case RowKind::kSession:
+        return ReadSession(key, row);
+      case RowKind::kReply:
+        return ReadReply(key, row);
+      case RowKind::kMember:
+        return Into(joint.members, key, row);
+      case RowKind::kPlanInUse:
+        return ReadPlan(joint.rounds.current, key, row);
+      case RowKind::kPlanPromised:
+        return ReadPlan(joint.rounds.promised, key, row);
+      case RowKind::kWaiter:
+        return Into(to_->waiting.waiters, key, row);
+    }
+    if (kind == kLooseRow) return ReadLoose(row);
+    if (kind == kObjectRow) return Skip(key, row);
+    return Bad(fmt::format("a row of kind {} is not known", int{kind}));
+  }
+  template <typename Map>
+  absl::Status Into(Map& map, FieldReader& key, FieldReader& row) {
+    typename Map::key_type at{};
+    key.Element(at);
+    row.Element(map[at]);
+    return absl::OkStatus();
+  }
+  absl::Status ReadExtent(FieldReader& key, FieldReader& row) {
+    ExtentId id;
+    ExtentRow extent;
+    key.Element(id);
+    row.Element(extent);
+    SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(extent.pool));
+    pool->extents[id] = extent.extent;
+    return absl::OkStatus();
+  }
+  absl::Status ReadSession(FieldReader& key, FieldReader& row) {
+    SessionId id;
+    key.Element(id);
+    row.Element(to_->sessions[id]);
+    row.Element(newest_forgotten_[id]);
+    return absl::OkStatus();
+  }
+  absl::Status ReadReply(FieldReader& key, FieldReader& row) {
+    SessionId id;
+    RequestId request;
+    key.Element(id);
+    key.Element(request);
+    row.Element(replies_[id][request]);
+    return absl::OkStatus();
+  }
+  absl::Status ReadPlan(std::map<JobKey, PlanId>& plans, FieldReader& key,
+                        FieldReader& row) {
+    JobKey job;
+    PlanRounds::Kept kept;
+    key.Element(job);
+    row.Element(kept);
+    if (kept.plan == nullptr) return Bad("a plan is missing");
+    plans[job] = kept.plan->id;
+    plans_[kept.plan->id] = kept;
+    return absl::OkStatus();
+  }
+  absl::Status ReadLoose(FieldReader& row) {
+    LooseState loose;
+    row.Element(loose);
+    static_cast<LedgerRest&>(to_->ledger) = loose;
+    for (const auto& [id, order] : loose.next_idle_order) {
+      SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
+      pool->next_idle_order = order;
+    }
+    to_->joint.rounds.next_round = loose.next_round;
+    to_->joint.rounds.next_plan = loose.next_plan;
+    to_->waiting.next = loose.next_place;
+    if (loose.waiting_leases) waiting_leases_ = *loose.waiting_leases;
+    to_->joint.next = loose.next_joint;
+    to_->last_session = loose.last_session;
+    to_->gpus = loose.gpus;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Pool::Saved*> PoolOf(PoolId id) {
+    const auto pool = to_->ledger.pools.find(id);
+    if (pool != to_->ledger.pools.end()) return &pool->second;
+    return Bad(fmt::format("it has memory of {}, which is not here", Name(id)));
+  }
+  // Does not decode an object here: objects are decoded when a row names them.
+  absl::Status Skip(FieldReader& key, FieldReader& row) {
+    uint64_t number = 0;
+    key.Element(number);
+    row.Skip();
+    return absl::OkStatus();
+  }
+
+  Objects* objects_;
+  CoreState* to_;
+  std::map<SessionId, RequestHistory::Requests::Rows> replies_;
+  std::map<SessionId, RequestId> newest_forgotten_;
+  std::vector<WaitingLease> waiting_leases_;  // saved by version 1
+  // Plans in the order in which they were made.
+  std::map<PlanId, PlanRounds::Kept> plans_;
+};
+
 }  // namespace
 
 std::string CoreRows::Changes(Core& core) {
-  RowWriter rows;
-  PlanningWriter planning(&objects_);
+  RowWriter rows(nullptr), planning(&objects_);
   core.TakeChanged(
       [&]<typename Row>(RowKind kind, const auto& key, const Row* row) {
         if constexpr (kIsOfPlanning<Row>) {
@@ -113,7 +293,14 @@ std::string CoreRows::Changes(Core& core) {
           rows(kind, key, row);
         }
       });
-  std::string record = planning.Take() + rows.Take();
+  // Objects precede the rows that name them.
+  std::string record;
+  for (const auto& [number, bytes] : objects_.TakeNew()) {
+    std::string key(1, kObjectRow);
+    FieldWriter(&key, nullptr).Element(number);
+    AddRow(record, RowOp::kPut, key, bytes);
+  }
+  record += planning.Take() + rows.Take();
   // Row of the state outside of tables, which is written only if it has
   // changed.
   std::string loose;
@@ -130,6 +317,28 @@ std::string CoreRows::Everything(Core& core) {
   loose_.clear();
   core.TouchAll();
   return Changes(core);
+}
+
+absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
+                                   CoreState fresh) {
+  Rows rows;
+  SLUICE_RETURN_IF_ERROR(Apply(contents.checkpoint, rows));
+  for (const std::string& record : contents.records) {
+    SLUICE_RETURN_IF_ERROR(Apply(record, rows));
+  }
+  Objects objects;
+  for (const auto& [name, bytes] : rows) {
+    if (name[0] != kObjectRow) continue;
+    uint64_t number = 0;
+    FieldReader(std::string_view(name).substr(1), &objects).Element(number);
+    objects.Add(number, bytes);
+  }
+  RowReader reader(&objects, &fresh);
+  for (const auto& [name, bytes] : rows) {
+    SLUICE_RETURN_IF_ERROR(reader.Read(name, bytes));
+  }
+  SLUICE_RETURN_IF_ERROR(reader.Join());
+  return fresh;
 }
 
 }  // namespace sluice::daemon

@@ -1,28 +1,34 @@
-// Encodes a core's state for a state file: all of it, or the changes.
+// Encodes a core's state, or its changes, as a list of rows to put or erase, by
+// key; a later row replaces an earlier one. So a checkpoint and the records
+// after it, applied in order, give the core's latest rows.
 //
-// Both are lists of rows to put or erase, by key; a later row replaces an
-// earlier one. So a checkpoint and the records after it, applied in order, give
-// the core's latest rows.
+// Not included: what administrators set (policy_file.h); planning rounds that
+// are asked or solved (the next daemon starts a round of running jobs alone at
+// once, and the clients of any other round ask again); and sessions that were
+// never a rank's.
 //
-// Not included are: what administrators set (policy_file.h keeps it on a disk);
-// planning rounds that are asked or solved (the next daemon starts a round of
-// running jobs alone at once, and the clients of any other round ask again);
-// and sessions that were never a rank's (their sockets are not kept either).
-//
-// Errors: InvalidArgument, one line: the bytes were not written by a daemon.
-//
-// Thread safety: one owner.
+// InvalidArgument, one line: the bytes were not written by a daemon. Thread
+// safety: one owner.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "daemon/core/core.h"
 #include "daemon/core/state.h"
-#include "daemon/state/objects.h"
+#include "daemon/state/fields.h"
 #include "daemon/state/state_file.h"
 
 namespace sluice::daemon {
+
+// A row in a record: an operation, the key, and the row's bytes.
+enum class RowOp : uint8_t { kPut = 1, kErase = 2, kEraseBelow = 3 };
+
+// The first letter of a key is a RowKind (daemon/core/state.h) or one of these.
+// kLooseRow: the state outside of tables. kObjectRow: a profile or a plan, by
+// its number.
+inline constexpr char kLooseRow = 'c', kObjectRow = 'o';
 
 class CoreRows {
  public:

@@ -1,9 +1,7 @@
-// Records how the last daemons ended, in memory that outlives them. A daemon
-// that dies again and again from the state that it took over must not be
-// restarted for ever.
-//
-// The record is a page of a memfd. Each daemon notes its start and its orderly
-// end; a daemon that finds a start without an end notes that death.
+// Records how the last daemons ended, in a page of a memfd that outlives them:
+// a daemon that dies again and again from the state that it took over must not
+// be restarted for ever. A daemon that finds a start without an orderly end
+// notes a death.
 //
 // Thread safety: one owner.
 #pragma once
@@ -20,7 +18,6 @@ namespace sluice::daemon {
 
 class DeathRecord {
  public:
-  // Deaths longer ago than this do not count.
   static constexpr absl::Duration kWindow = absl::Seconds(10);
 
   // Opens the record `left` by an earlier daemon. If `left` is empty or of
@@ -31,13 +28,11 @@ class DeathRecord {
   // death. `now` is from CLOCK_MONOTONIC (MonotonicClock), which all daemons of
   // the machine share.
   void Begin(absl::Time now);
-  // Returns how many daemons died within kWindow.
   int Recent(absl::Time now) const;
   // Notes why a daemon is about to end because of an error (at most 511 bytes).
   void SayWhy(std::string_view why);
   std::string why() const;  // the reason noted last; may be empty
   void EndInOrder();
-  // Forgets all deaths and the reason.
   void Forget();
 
   // The descriptor to keep in the store; this object still owns it.

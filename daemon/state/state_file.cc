@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <string_view>
 
 #include "daemon/crash/crash_point.h"
 #include "proto/base/status.h"
@@ -91,6 +90,20 @@ absl::Status NoRoom(std::string_view what, size_t size, size_t room) {
 }
 
 }  // namespace
+
+absl::Status CheckStateVersion(uint32_t written, uint32_t oldest_reader,
+                               const StateVersions& own) {
+  if (written >= own.oldest_read && oldest_reader <= own.written) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(fmt::format(
+      "the saved state is of version {}, which daemons of version {} and later "
+      "read; this one is of version {} and reads {} and later: {}",
+      written, oldest_reader, own.written, own.oldest_read,
+      written < own.oldest_read
+          ? "start one that is between both first"
+          : "start the daemon that wrote it, or a later one"));
+}
 
 struct StateFile::Layout {
   size_t checkpoint;  // room for one, including its lead
@@ -233,13 +246,13 @@ absl::Status StateFile::Append(std::string_view record) {
   StoreWord(here + offsetof(Lead, epoch), 0);
   // Marks the end after this record.
   StoreWord(here + size, 0);
-  Pass(CrashPoint::kRecordBegun);
+  Pass("record-begun");
   std::memcpy(memory_ + here + sizeof(Lead), record.data(), record.size());
   Publish(here, epoch_, next_, record.size(),
           SumOf(0, record.data(), record.size()));
   end_ += size;
   ++next_;
-  Pass(CrashPoint::kRecordSaved);
+  Pass("record-saved");
   return absl::OkStatus();
 }
 
@@ -258,7 +271,7 @@ absl::Status StateFile::Checkpoint(std::string_view state) {
   epoch_ = epoch;
   end_ = 0;
   next_ = 0;
-  Pass(CrashPoint::kCheckpointSaved);
+  Pass("checkpoint-saved");
   return absl::OkStatus();
 }
 
@@ -281,7 +294,7 @@ void StateFile::Publish(size_t at, uint64_t epoch, uint64_t index,
   StoreWord(at + offsetof(Lead, index), lead.index);
   StoreWord(at + offsetof(Lead, size), lead.size);
   StoreWord(at + offsetof(Lead, sum), lead.sum);
-  Pass(CrashPoint::kUnpublished);
+  Pass("unpublished");
   StoreWord(at + offsetof(Lead, epoch), lead.epoch);
 }
 

@@ -1,15 +1,13 @@
 // Keeps a daemon's state in memory that outlives the daemon.
 //
 // A checkpoint is the whole state as bytes; a record is one change since then.
-// The newest checkpoint and the records after it give the state at the moment
-// when the process ended, whichever instruction it was at: a checkpoint or
-// record becomes valid as a whole with its last store. README.md draws the
-// memory.
+// Both become valid as a whole with their last store, so the newest checkpoint
+// and the records after it give the state at whichever instruction the process
+// ended. README.md draws the memory.
 //
-// Errors. Unimplemented: this build does not read the state's version.
-// NotFound: its writer has voided it. FailedPrecondition: it is damaged, and no
-// part of it is used. ResourceExhausted: there is no room; the previous state
-// stays valid.
+// Unimplemented: this build does not read the state's version. NotFound: its
+// writer has voided it. FailedPrecondition: it is damaged, and no part of it is
+// used. ResourceExhausted: there is no room; the previous state stays valid.
 //
 // Thread safety: one owner.
 #pragma once
@@ -24,10 +22,25 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/state/state_versions.h"
 #include "proto/base/units.h"
 
 namespace sluice::daemon {
+
+struct StateVersions {
+  uint32_t written = 2;
+  uint32_t oldest_read = 1;  // oldest version that this build reads
+  // Builds that write this version or a later one can read this build's state.
+  uint32_t oldest_reader = 1;
+};
+
+// Defined in a file of its own, so that a test program can define another
+// version (tests/golden/next).
+extern const StateVersions kStateVersions;
+
+// Returns OK if this build (`own`) can read a state of version `written`; else
+// Unimplemented, which names both versions.
+absl::Status CheckStateVersion(uint32_t written, uint32_t oldest_reader,
+                               const StateVersions& own = kStateVersions);
 
 class StateFile {
  public:
@@ -55,7 +68,6 @@ class StateFile {
   StateFile(const StateFile&) = delete;
   StateFile& operator=(const StateFile&) = delete;
 
-  // Returns what the file contained when it was opened.
   Contents TakeContents() { return std::move(contents_); }
 
   // Adds a record. ResourceExhausted: there is no room before the next

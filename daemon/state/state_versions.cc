@@ -1,4 +1,4 @@
-#include "daemon/state/state_versions.h"
+#include "daemon/state/state_file.h"
 
 namespace sluice::daemon {
 

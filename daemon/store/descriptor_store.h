@@ -1,18 +1,15 @@
 // The daemon's side of a store of descriptors that outlives the daemon:
 // systemd's (FileDescriptorStoreMax=), or sluiced-keeper's.
 //
-// How it works. Puts, removals and messages wait in a queue. The store's thread
-// takes all of them as one batch and sends them in order. If a Flush waits for
-// the batch, a barrier follows it: when the store answers the barrier, it has
-// everything. Calls never block.
+// The store's thread sends all that waits in the queue as one batch, in order.
+// If a Flush waits for it, a barrier follows: when the store answers that, it
+// has everything. Calls never block. If the keeper dies, there is no store from
+// then on: Put stores nothing, and each Flush is done at once.
 //
-// If the keeper dies, the descriptors that it kept are lost. From then on there
-// is no store: Put stores nothing, and each Flush is done at once.
-//
-// Limits. A store silently drops descriptors beyond its size, so Put refuses
-// more than that. If a store does not answer, each batch takes until its
-// deadline and fails; the caller decides whether to go on without the store.
-// What could not be sent goes first in the next batch.
+// A store silently drops descriptors beyond its size, so Put refuses more than
+// that. If a store does not answer, each batch takes until its deadline and
+// fails; the caller decides whether to go on without the store. What could not
+// be sent goes first in the next batch.
 //
 // Thread safety: safe.
 #pragma once
@@ -32,12 +29,47 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/store/notify_socket.h"
 #include "daemon/store/starter.h"
 #include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
+
+// The sending side of sd_notify(3). A message is one datagram and may carry a
+// descriptor. A barrier confirms that the receiver has read all earlier
+// messages. One thread, but Cancel from any.
+class NotifySocket {
+ public:
+  // `address` is a path, or '@' and an abstract name, else InvalidArgument.
+  // Does not connect.
+  static absl::StatusOr<std::unique_ptr<NotifySocket>> Make(
+      const std::string& address);
+
+  // Waits until `deadline` while the queue is full. DeadlineExceeded: it was
+  // still full then. Unavailable: there is no listener. Cancelled: Cancel was
+  // called.
+  absl::Status Send(std::string_view message, absl::Time deadline, int fd = -1);
+  // Returns when all earlier messages were read. DeadlineExceeded: they were
+  // not read by then; they may be read later, or never. OK also if the store
+  // died before: the kernel then closes its end of the pipe.
+  absl::Status Barrier(absl::Time deadline);
+  // Ends all present and future waits with Cancelled.
+  void Cancel();
+
+ private:
+  NotifySocket(std::string address, UniqueFd cancel)
+      : address_(std::move(address)), cancel_(std::move(cancel)) {}
+  absl::Status ConnectNow();
+  // Returns false if `fd` was not ready within `longest`.
+  absl::StatusOr<bool> Wait(int fd, short events, absl::Duration longest);
+  absl::Status Late(std::string_view what) const;
+
+  const std::string address_;
+  const UniqueFd cancel_;  // an eventfd
+  // Connected, so that poll can report room; anew after an error, because
+  // another process may listen by then.
+  UniqueFd socket_;
+};
 
 class DescriptorStore {
  public:
@@ -46,20 +78,19 @@ class DescriptorStore {
     std::string notify_socket;    // empty: there is no store
     std::optional<pid_t> keeper;  // Starter::keeper
     int64_t capacity = 0;         // StoreCapacity; 0: it keeps nothing
-    // The longest time from the first message of a batch to the store's answer.
+    // From a batch's first message to the store's answer.
     absl::Duration deadline = absl::Seconds(5);
-    // Runs a task on another thread (Loop::Post); unset: tasks run on this
-    // object's thread.
+    // Runs a task on another thread (Loop::Post); unset: on this object's
+    // thread.
     std::function<void(std::function<void()>)> post;
     // Posted once, when the keeper has died; may be unset.
     std::function<void()> on_loss;
   };
-  // `stored` has what the store keeps already (Starter::stored).
-  // InvalidArgument: the address is malformed.
+  // `stored`: what the store keeps already. InvalidArgument: the address is
+  // malformed.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> Start(
       Options options, const std::map<std::string, UniqueFd>& stored = {});
-  // Ends all waits. Messages that were not sent are dropped, and pending
-  // `done`s get Cancelled.
+  // Drops messages that were not sent; pending `done`s get Cancelled.
   ~DescriptorStore();
   DescriptorStore(const DescriptorStore&) = delete;
 
@@ -72,33 +103,29 @@ class DescriptorStore {
   // Returns whether the keeper has died.
   bool lost() const { return lost_; }
 
-  // Stores a duplicate of `fd` as `name`. InvalidArgument: the name is
-  // malformed (IsDescriptorName). AlreadyExists: the name is in use.
-  // ResourceExhausted: the store, this process's descriptors, or the queue are
-  // full.
+  // Stores a duplicate of `fd`. InvalidArgument: the name is malformed.
+  // AlreadyExists: the name is in use. ResourceExhausted: the store, this
+  // process's descriptors, or the queue are full.
   absl::Status Put(std::string_view name, int fd);
-  // Removes a descriptor, also one that an earlier process stored. Does nothing
-  // if there is none with this name.
+  // Also removes one that an earlier process stored.
   void Remove(std::string_view name);
-  // Removes all descriptors except those named in `but`.
   void RemoveAll(const std::set<std::string>& but = {});
   // Posts `done` with OK when the store has executed all earlier puts and
-  // removals, or with the first error. After an error it is unknown which of
-  // them the store has executed, until a later Flush succeeds.
+  // removals, or with the first error; then it is unknown which it has
+  // executed, until a later Flush succeeds.
   void Flush(Done done);
 
-  // Reports to the service manager that the daemon is ready, after all earlier
-  // puts.
+  // Tells the service manager, after all earlier puts, that the daemon is
+  // ready.
   void Ready(std::string_view status);  // one line, shown by systemctl status
   void Watchdog();
 
-  // Returns whether `name` was put and not removed, even if sending it failed.
+  // Whether `name` was put and not removed, even if sending it failed.
   bool Has(std::string_view name) const;
-  int64_t stored() const;
   int64_t capacity() const { return options_.capacity; }
 
  private:
-  // One message of a batch, or (with `done`) a Flush.
+  // A message, or (with `done`) a Flush.
   struct Item {
     std::string message;
     UniqueFd fd;
@@ -115,17 +142,16 @@ class DescriptorStore {
   void Push(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Post(Done done, absl::Status status);
 
-  // The functions from here on run on the store's thread.
+  // These run on the store's thread.
   void Work();
-  // Waits for items. Returns false if the thread must end.
+  // Returns false if the thread must end.
   bool WaitForWork();
   // Returns whether the keeper has died, after waiting at most `longest` for
   // that. Calls Lose at its death.
   bool KeeperEndsWithin(absl::Duration longest);
   void Lose();
   void SendBatch(std::deque<Item> batch);
-  // Sends the batch. Returns the first error; unsent puts and removals go to
-  // `unsent_`.
+  // Returns the first error; unsent puts and removals go to `unsent_`.
   absl::Status SendAll(std::deque<Item>& batch, absl::Time deadline);
 
   const Options options_;
@@ -137,7 +163,7 @@ class DescriptorStore {
   std::set<std::string, std::less<>> kept_ ABSL_GUARDED_BY(mutex_);
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Items of earlier batches; used by the thread only.
+  // Items of earlier batches; the thread's.
   std::deque<Item> unsent_;
   std::thread thread_;  // last: it uses the rest
 };

@@ -3,11 +3,18 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
@@ -17,11 +24,10 @@ namespace sluice::daemon {
 namespace {
 
 constexpr int64_t kMostListed = 1 << 20;
-// Room for the descriptors that the next daemon has besides the inherited ones:
-// its own first ones, and those that systemd has open between fork and exec.
+// What the next daemon opens first, and what systemd has open before exec.
 constexpr int64_t kMargin = 128;
-// An environment variable has at most 128 KiB. "LISTEN_FDNAMES=" takes a name
-// and a colon per descriptor; the names of sockets need room too.
+// An environment variable has at most 128 KiB, for a name and a colon each; the
+// names of sockets need room too.
 constexpr int64_t kMostNamed = ((128 << 10) - 4096) / (kMaxDescriptorName + 1);
 
 std::optional<std::string> Take(const char* variable) {
@@ -32,8 +38,8 @@ std::optional<std::string> Take(const char* variable) {
   return value;
 }
 
-// Removes the variable and returns its number; nullopt if it is not set.
-// InvalidArgument: it is not a decimal number of at most `most`.
+// Nullopt if it is not set. InvalidArgument: no decimal number of at most
+// `most`.
 absl::StatusOr<std::optional<int64_t>> TakeNumber(const char* variable,
                                                   int64_t most) {
   const auto text = Take(variable);
@@ -83,8 +89,7 @@ absl::Status TakeDescriptors(Starter& into) {
   SLUICE_ASSIGN_OR_RETURN(const auto count,
                           TakeNumber("LISTEN_FDS", kMostListed));
   const auto list = Take("LISTEN_FDNAMES");
-  // The variables are meant for another process, which did not remove them from
-  // the environment.
+  // Else they are meant for another process.
   if (!pid || *pid != getpid() || !count || *count == 0) {
     return absl::OkStatus();
   }
@@ -122,6 +127,37 @@ absl::Status TakeKeeper(Starter& into) {
   return absl::OkStatus();
 }
 
+bool HasOption(const UniqueFd& socket, int option, int wanted) {
+  int value = 0;
+  socklen_t size = sizeof(value);
+  return getsockopt(socket.get(), SOL_SOCKET, option, &value, &size) == 0 &&
+         value == wanted;
+}
+
+// Empty if the socket has no path in the file system.
+std::filesystem::path BoundTo(const UniqueFd& socket) {
+  sockaddr_un address = {};
+  socklen_t size = sizeof(address);
+  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) !=
+      0) {
+    return {};
+  }
+  constexpr size_t kHead = offsetof(sockaddr_un, sun_path);
+  const size_t length = std::min<size_t>(size, sizeof(address));
+  if (length <= kHead) return {};
+  return std::string(address.sun_path,
+                     strnlen(address.sun_path, length - kHead));
+}
+
+// By file: a folder may have another name, and the socket's own file be gone.
+bool IsAt(const std::filesystem::path& bound,
+          const std::filesystem::path& path) {
+  std::error_code error;
+  return bound.filename() == path.filename() &&
+         std::filesystem::equivalent(bound.parent_path(), path.parent_path(),
+                                     error);
+}
+
 }  // namespace
 
 bool IsDescriptorName(std::string_view name) {
@@ -152,6 +188,42 @@ int64_t StoreCapacity(const Starter& starter, int64_t configured) {
   const int64_t most = std::min(starter.open_files - kMargin, kMostNamed);
   return std::clamp<int64_t>(starter.store_size.value_or(configured), 0,
                              std::max<int64_t>(most, 0));
+}
+
+absl::StatusOr<UniqueFd> TakeHandedListener(
+    std::vector<std::pair<std::string, UniqueFd>> sockets,
+    const std::string& path) {
+  if (sockets.empty()) return UniqueFd();
+  const auto refused = [&](const std::string& what) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} from the program that started this one, which may hand "
+                    "on one socket that "
+                    "listens at {} (ListenSequentialPacket= of sluiced.socket)",
+                    what, path));
+  };
+  if (sockets.size() > 1) {
+    return refused(fmt::format("{} sockets ('{}', '{}') came", sockets.size(),
+                               sockets[0].first, sockets[1].first));
+  }
+  auto& [name, socket] = sockets[0];
+  if (!HasOption(socket, SO_DOMAIN, AF_UNIX) ||
+      !HasOption(socket, SO_TYPE, SOCK_SEQPACKET) ||
+      !HasOption(socket, SO_ACCEPTCONN, 1)) {
+    return refused(fmt::format(
+        "'{}' came, which is no listening SOCK_SEQPACKET socket,", name));
+  }
+  const std::filesystem::path bound = BoundTo(socket);
+  if (!IsAt(bound, path)) {
+    return refused(
+        fmt::format("'{}' came, which listens at '{}',", name, bound.string()));
+  }
+  return std::move(socket);
+}
+
+bool IsSameSocket(const UniqueFd& a, const UniqueFd& b) {
+  struct stat one, other;
+  return fstat(a.get(), &one) == 0 && fstat(b.get(), &other) == 0 &&
+         one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
 }  // namespace sluice::daemon

@@ -1,10 +1,9 @@
 // Tests the links above a GPU, read from folders of files like those of sysfs.
-#include "daemon/pci_links.h"
-
 #include <filesystem>
 #include <fstream>
 
 #include "daemon/core/node/links.h"
+#include "daemon/cuda_links.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"

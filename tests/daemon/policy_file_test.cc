@@ -51,17 +51,17 @@ Policy Sample() {
 TEST(PolicyFile, IsReadAsItWasWrittenAlsoWithAnotherMonotonicClock) {
   const TempDir folder;
   const PolicyFile file(folder.File("kept/here"));
-  EXPECT_EQ(file.Read(At(0)).value(), Policy()) << "none yet";
+  EXPECT_EQ(file.Read(At(0), geteuid()).value(), Policy()) << "none yet";
   ASSERT_THAT(file.Write(Sample(), At(200)), IsOk());
-  EXPECT_EQ(file.Read(At(200)).value(), Sample());
+  EXPECT_EQ(file.Read(At(200), geteuid()).value(), Sample());
   // The machine was restarted, and an hour has passed.
   const Clocks later = {absl::UnixEpoch() + absl::Seconds(5),
                         At(200).wall + absl::Hours(1)};
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Policy read, file.Read(later));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Policy read, file.Read(later, geteuid()));
   EXPECT_EQ(later.monotonic - read.drain->at,
             absl::Hours(1) + absl::Seconds(100));
   ASSERT_THAT(file.Write(Policy(), At(300)), IsOk());
-  EXPECT_EQ(file.Read(At(300)).value(), Policy());
+  EXPECT_EQ(file.Read(At(300), geteuid()).value(), Policy());
   struct stat info;
   ASSERT_EQ(stat(folder.File("kept/here/policy").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
@@ -151,7 +151,7 @@ TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
             "'drained' by is no string"}}) {
     std::ofstream(folder.File("policy")) << bad.text;
     chmod(folder.File("policy").c_str(), 0600);
-    EXPECT_THAT(file.Read(At(0)).status(),
+    EXPECT_THAT(file.Read(At(0), geteuid()).status(),
                 StatusIs(kInvalid, AllOf(HasSubstr(bad.why),
                                          HasSubstr("mend it, or move it away"),
                                          Not(HasSubstr("\n")))))
@@ -202,7 +202,7 @@ TEST(PolicyFile, ItIsTheDaemonsUsersWhoeverReadsIt) {
   }
   EXPECT_EQ(file.owner(), kDaemon);
   EXPECT_EQ(file.Read(At(200), file.owner()).value(), Sample());
-  EXPECT_THAT(file.Read(At(200)).status(), StatusIs(kInvalid));
+  EXPECT_THAT(file.Read(At(200), geteuid()).status(), StatusIs(kInvalid));
 }
 
 TEST(PolicyFile, OneThatOthersMayWriteToIsRefused) {
@@ -210,11 +210,11 @@ TEST(PolicyFile, OneThatOthersMayWriteToIsRefused) {
   const PolicyFile file(folder.path());
   ASSERT_THAT(file.Write(Sample(), At(200)), IsOk());
   chmod(folder.File("policy").c_str(), 0622);
-  EXPECT_THAT(file.Read(At(200)).status(),
+  EXPECT_THAT(file.Read(At(200), geteuid()).status(),
               StatusIs(kInvalid, HasSubstr("others than its user may write")));
   std::filesystem::remove(folder.File("policy"));
   std::filesystem::create_symlink("/etc/passwd", folder.File("policy"));
-  EXPECT_THAT(file.Read(At(200)).status(), StatusIs(kInvalid));
+  EXPECT_THAT(file.Read(At(200), geteuid()).status(), StatusIs(kInvalid));
   chmod(folder.path().c_str(), 0777);
   EXPECT_THAT(file.Write(Sample(), At(200)),
               StatusIs(kInvalid, HasSubstr("the policy's folder")));

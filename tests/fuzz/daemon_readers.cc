@@ -7,7 +7,7 @@
 #include "client/session/connection.h"
 #include "client/session/welcome.h"
 #include "daemon/config.h"
-#include "daemon/keeper/notification.h"
+#include "daemon/keeper/notify_receiver.h"
 #include "daemon/metrics/http_request.h"
 #include "daemon/policy_file.h"
 #include "proto/base/status.h"

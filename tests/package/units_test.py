@@ -51,8 +51,8 @@ class Unit(unittest.TestCase):
         self.assertEqual(unit["ListenSequentialPacket"],
                          "/run/sluice/session.sock")
         for key, path, pattern in (
-                ("SocketMode", "daemon/service/service.h",
-                 r"int socket_mode = (\d+);"),
+                ("SocketMode", "daemon/service/session_listener.h",
+                 r"int mode = (\d+);"),
                 ("Backlog", "proto/unix_socket.cc",
                  r"int kBacklog = (\d+);")):
             with open(os.path.join(TREE, path), encoding="ascii") as file:

@@ -1,9 +1,18 @@
 #include "daemon/service/admin/admin_server.h"
 
 #include <fmt/format.h>
-#include <grpcpp/server.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server_builder.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include "daemon/state/state_versions.h"
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include "daemon/service/log/log.h"
+#include "daemon/state/state_file.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -45,13 +54,14 @@ absl::Status CheckCgroup(const std::string& cgroup) {
       PrintableLine(cgroup)));
 }
 
-}  // namespace
+struct AdminService final : admin::Admin::Service {
+  using Context = grpc::ServerContext;
 
-struct AdminServer::Impl final : admin::Admin::Service {
-  Impl(Administration* of, std::function<std::string(const Snapshot&)> json)
+  AdminService(Administration* of,
+               std::function<std::string(const Snapshot&)> json)
       : administration(of), render(std::move(json)) {}
 
-  grpc::Status Status(grpc::ServerContext*, const admin::StatusRequest*,
+  grpc::Status Status(Context*, const admin::StatusRequest*,
                       admin::StatusReply* reply) override {
     const auto snapshot = administration->Read();
     if (!snapshot.ok()) return ToGrpc(snapshot.status());
@@ -59,7 +69,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status ShowState(grpc::ServerContext*, const admin::ShowStateRequest*,
+  grpc::Status ShowState(Context*, const admin::ShowStateRequest*,
                          admin::ShowStateReply* reply) override {
     auto rows = administration->ReadRows();
     if (!rows.ok()) return ToGrpc(rows.status());
@@ -69,8 +79,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status SetBudget(grpc::ServerContext*,
-                         const admin::SetBudgetRequest* request,
+  grpc::Status SetBudget(Context*, const admin::SetBudgetRequest* request,
                          admin::SetBudgetReply* reply) override {
     BudgetTarget target;
     if (request->target_case() == admin::SetBudgetRequest::kJob) {
@@ -104,8 +113,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status Reserve(grpc::ServerContext*,
-                       const admin::ReserveRequest* request,
+  grpc::Status Reserve(Context*, const admin::ReserveRequest* request,
                        admin::ReserveReply*) override {
     using Pool = admin::ReserveRequest;
     if (request->pool_case() == Pool::POOL_NOT_SET) {
@@ -129,7 +137,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
                       .status());
   }
 
-  grpc::Status Drain(grpc::ServerContext*, const admin::DrainRequest* request,
+  grpc::Status Drain(Context*, const admin::DrainRequest* request,
                      admin::DrainReply* reply) override {
     const auto drained = administration->Apply(DrainChange{
         daemon::Drain{.who = request->by().substr(0, kLongestName),
@@ -140,13 +148,12 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status Undrain(grpc::ServerContext*, const admin::UndrainRequest*,
+  grpc::Status Undrain(Context*, const admin::UndrainRequest*,
                        admin::UndrainReply*) override {
     return ToGrpc(administration->Apply(DrainChange{}).status());
   }
 
-  grpc::Status KeepLinks(grpc::ServerContext*,
-                         const admin::KeepLinksRequest* request,
+  grpc::Status KeepLinks(Context*, const admin::KeepLinksRequest* request,
                          admin::KeepLinksReply* reply) override {
     MeasuredLinks measured;
     measured.by.who = request->by().substr(0, kLongestName);
@@ -161,8 +168,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status ForgetLinks(grpc::ServerContext*,
-                           const admin::ForgetLinksRequest*,
+  grpc::Status ForgetLinks(Context*, const admin::ForgetLinksRequest*,
                            admin::ForgetLinksReply* reply) override {
     const auto forgotten = administration->Apply(LinksChange{});
     if (!forgotten.ok()) return ToGrpc(forgotten.status());
@@ -170,7 +176,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status Evict(grpc::ServerContext*, const admin::EvictRequest* request,
+  grpc::Status Evict(Context*, const admin::EvictRequest* request,
                      admin::EvictReply* reply) override {
     const absl::Status named = wire::CheckJob(request->job());
     if (!named.ok()) return ToGrpc(named);
@@ -187,21 +193,108 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  Administration* administration;
-  std::function<std::string(const Snapshot&)> render;
-  std::unique_ptr<AdminSocket> socket;  // last: it calls the rest
+  Administration* const administration;
+  const std::function<std::string(const Snapshot&)> render;
 };
 
-AdminServer::AdminServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-AdminServer::~AdminServer() = default;
+constexpr int kMaxThreads = 8;
+constexpr int kMaxMessageBytes = 4 << 20;
 
-absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AdminSocket>> ServeAdministrators(
     const std::string& path, Administration* administration,
     std::function<std::string(const Snapshot&)> render, NoAdminSocket none) {
-  auto impl = std::make_unique<Impl>(administration, std::move(render));
-  SLUICE_ASSIGN_OR_RETURN(impl->socket,
-                          AdminSocket::Serve(path, impl.get(), none));
-  return std::unique_ptr<AdminServer>(new AdminServer(std::move(impl)));
+  return AdminSocket::Serve(
+      path, std::make_unique<AdminService>(administration, std::move(render)),
+      none);
+}
+
+AdminSocket::AdminSocket(std::string path,
+                         std::unique_ptr<grpc::Service> service)
+    : path_(std::move(path)), service_(std::move(service)) {}
+
+absl::StatusOr<std::unique_ptr<AdminSocket>> AdminSocket::Serve(
+    const std::string& path, std::unique_ptr<grpc::Service> service,
+    NoAdminSocket none) {
+  auto socket =
+      std::unique_ptr<AdminSocket>(new AdminSocket(path, std::move(service)));
+  const absl::Status served = socket->TryServe();
+  if (served.ok()) return socket;
+  if (none == NoAdminSocket::kRefuses) return served;
+  WriteLog(
+      LogLevel::kError,
+      fmt::format("{}: sessions are served, and it is tried again every {}",
+                  std::string(served.message()), FormatSpan(kRetry)));
+  socket->thread_ = std::thread([raw = socket.get()] { raw->TryAgain(); });
+  return socket;
+}
+
+absl::Status AdminSocket::TryServe() {
+  // Makes the socket under another name and renames it, which replaces a stale
+  // socket at once. The lock on the runtime directory excludes other daemons. A
+  // client that connects before the rename is refused, and connects again.
+  const std::string fresh = path_ + ".new";
+  unlink(fresh.c_str());
+  grpc::ResourceQuota quota("admin");
+  quota.SetMaxThreads(kMaxThreads);
+  grpc::ServerBuilder builder;
+  builder.SetResourceQuota(quota);
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+  builder.AddListeningPort("unix:" + fresh, grpc::InsecureServerCredentials());
+  builder.RegisterService(service_.get());
+  // gRPC makes the socket. With this mask, other users have no access from the
+  // first moment on.
+  const mode_t before = umask(0117);
+  auto server = builder.BuildAndStart();
+  umask(before);
+  if (server == nullptr) {
+    return absl::InternalError(fmt::format(
+        "cannot serve administrators on {} (gRPC says why above)", path_));
+  }
+  if (rename(fresh.c_str(), path_.c_str()) != 0) {
+    return ErrnoStatus(errno, "serve administrators on " + path_);
+  }
+  server_ = std::move(server);
+  return absl::OkStatus();
+}
+
+void AdminSocket::TryAgain() {
+  for (;;) {
+    {
+      const MutexLock lock(mutex_);
+      const auto next = CondVar::Deadline(kRetry);
+      while (!stopping_ && changed_.WaitUntil(mutex_, next)) {
+      }
+      if (stopping_) return;
+    }
+    if (!TryServe().ok()) continue;
+    WriteLog(LogLevel::kInfo, "administrators are served on " + path_);
+    return;
+  }
+}
+
+AdminSocket::~AdminSocket() {
+  if (thread_.joinable()) {
+    {
+      const MutexLock lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.NotifyAll();
+    thread_.join();
+  }
+  if (server_ == nullptr) return;
+  server_->Shutdown(std::chrono::system_clock::now() +
+                    std::chrono::milliseconds(200));
+  unlink(path_.c_str());
+}
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                      std::string(status.message()));
 }
 
 }  // namespace sluice::daemon

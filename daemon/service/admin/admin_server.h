@@ -1,32 +1,63 @@
-// The administrators' gRPC service (proto/admin/admin.proto). It only converts
-// between gRPC's messages and `Administration`.
+// The administrators' gRPC service (proto/admin/admin.proto) on a unix socket.
+// It only converts between gRPC's messages and `Administration`.
 //
-// Thread safety: Start and destruction from one thread.
+// Thread safety: serving and destruction from one thread.
 #pragma once
+
+#include <grpcpp/server.h>
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
-#include "daemon/service/admin/admin_socket.h"
 #include "daemon/service/admin/administration.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::daemon {
 
-class AdminServer {
+// What to do if the socket cannot be made, for example in a full folder: refuse
+// the start, or try again later. A daemon that took sessions over serves them
+// even without this socket.
+enum class NoAdminSocket { kRefuses, kIsTriedAgain };
+
+// Serves a gRPC service on a few threads. The socket's mode decides which users
+// are administrators.
+class AdminSocket {
  public:
-  // Serves on the unix socket `path`, as AdminSocket does. `administration` and
-  // what `render` needs must outlive the server.
-  static absl::StatusOr<std::unique_ptr<AdminServer>> Start(
-      const std::string& path, Administration* administration,
-      std::function<std::string(const Snapshot&)> render, NoAdminSocket none);
-  ~AdminServer();
+  static constexpr absl::Duration kRetry = absl::Seconds(5);
+
+  // Serves on `path` with mode 0660, replacing a stale socket. Internal: gRPC
+  // cannot serve there. With kIsTriedAgain this error is logged, and serving is
+  // tried again every kRetry.
+  static absl::StatusOr<std::unique_ptr<AdminSocket>> Serve(
+      const std::string& path, std::unique_ptr<grpc::Service> service,
+      NoAdminSocket none);
+  // Ends running calls within 200 ms, and removes the socket.
+  ~AdminSocket();
+  AdminSocket(const AdminSocket&) = delete;
 
  private:
-  struct Impl;
-  explicit AdminServer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  AdminSocket(std::string path, std::unique_ptr<grpc::Service> service);
+  absl::Status TryServe();
+  void TryAgain();
+
+  const std::string path_;
+  const std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<grpc::Server> server_;  // used by the thread, if there is one
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
 };
+
+grpc::Status ToGrpc(const absl::Status& status);
+
+// Serves it on the unix socket `path`. `administration` and what `render` needs
+// must outlive the result.
+absl::StatusOr<std::unique_ptr<AdminSocket>> ServeAdministrators(
+    const std::string& path, Administration* administration,
+    std::function<std::string(const Snapshot&)> render, NoAdminSocket none);
 
 }  // namespace sluice::daemon

@@ -1,14 +1,14 @@
 // The operations on a daemon for administrators, metrics and status pages.
 //
-// How it works. Callers have their own threads. Each call is one or two tasks
-// on the loop's thread, which owns policy. A change is written to the file
-// before it takes effect (write-ahead); the file is written on the
-// administrator's thread, so that the loop never waits for a disk.
+// Callers have their own threads. Each call is one or two tasks on the loop's
+// thread, which owns policy. A change is written to the file before it takes
+// effect, on the administrator's thread, so that the loop never waits for a
+// disk.
 //
-// Errors. Unavailable: the loop has ended, or does not answer within a second.
-// After an error of a setter nothing has changed, except after DataLoss: the
-// change is in force, but a power cut may undo it. If the change could not be
-// applied and the file could not be restored, the error says so.
+// Unavailable: the loop has ended, or does not answer within a second. After an
+// error of a setter nothing has changed, except after DataLoss (the change is
+// in force, but a power cut may undo it), or if the error says that the file
+// could not be restored.
 //
 // Thread safety: safe.
 #pragma once
@@ -47,15 +47,12 @@ class Administration {
   };
   explicit Administration(Options options) : options_(std::move(options)) {}
 
-  // Returns the complete snapshot.
   absl::StatusOr<Snapshot> Read();
   // Returns the state that would be saved for the next daemon, as rows
   // (CoreRows).
   absl::StatusOr<std::string> ReadRows();
-  // Returns whether the loop answers.
   absl::Status Answers();
 
-  // The state after a change.
   struct Applied {
     Limits limits;            // of a BudgetChange's target
     int ranks = 0;            // number of attached ranks
@@ -81,7 +78,6 @@ class Administration {
 
   const Options options_;
   Core& core_ = *options_.core;
-  // One administrator at a time changes and writes the policy.
   Mutex policy_mutex_;
 };
 

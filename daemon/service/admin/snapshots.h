@@ -1,13 +1,11 @@
 // Snapshots of the node's state, at a bounded cost to the loop.
 //
-// A snapshot is taken on the loop's thread, which owns policy, and rendered on
-// another thread. All queries for the same view that came before it is taken
-// share it (a long one is sent as one sealed memfd). So an answer is never
-// older than its question, and with any number of queries snapshots take at
-// most the fraction kShare of the loop's time: after a snapshot that took t,
-// the next one waits for 9 t. Users share this time fairly
-// (quota/fair_queue.h). Delivery does not block the loop either: answers are
-// sent for kDelivery at a time.
+// A snapshot is taken on the loop's thread and rendered on another. All queries
+// for the same view that came before it is taken share it (a long one is sent
+// as one sealed memfd), so an answer is never older than its question.
+// Snapshots take at most the fraction kShare of the loop's time: after one that
+// took t, the next waits for 9 t. Users share this time fairly
+// (quota/fair_queue.h). Answers are sent for kDelivery at a time.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -60,10 +58,8 @@ class Snapshots {
   Snapshots(Loop* loop, const Clock* clock, Take take, Render render);
 
   void Ask(const View& view, Got got);
-  // Returns when to call Expire.
   absl::Time deadline() const;
   void Expire();
-  // Drops the waiting queries.
   void Clear();
   // Ends rendering. Returns false if it still runs after `patience`.
   bool Finish(absl::Duration patience) {

@@ -1,12 +1,12 @@
 // Decides which GPUs a process may use: those with device nodes that it can
 // open.
 //
-// The kernel decides which processes may open /dev/nvidia0 (by its mode, or a
-// container's device list). The daemon cannot look up that decision for another
-// process: a cgroup's list is a BPF program. So a rank opens the nodes itself
-// and sends the descriptors with its Hello. The kernel identifies each: by the
-// device's number, or on a simulated node by the file itself. A descriptor that
-// was opened with O_PATH, or not for writing, proves nothing.
+// The kernel decides that (by a node's mode, or a container's device list), and
+// the daemon cannot ask for another process: a cgroup's list is a BPF program.
+// So a rank opens the nodes itself and sends the descriptors with its Hello.
+// The kernel identifies each: by the device's number, or on a simulated node by
+// the file. A descriptor that was opened with O_PATH, or not for writing,
+// proves nothing.
 //
 // Thread safety: const after Make. Nothing here blocks, whatever file system a
 // descriptor belongs to.
@@ -35,7 +35,6 @@ class GpuAccess {
   // such file.
   static absl::StatusOr<GpuAccess> Make(std::vector<std::string> nodes);
 
-  // Returns the GPUs with a node among the descriptors `shown`.
   Gpus Shown(std::span<const UniqueFd> shown) const;
   // PermissionDenied in one line if GPU `gpu` is not among `shown`.
   absl::Status May(const Gpus& shown, uint64_t gpu) const;

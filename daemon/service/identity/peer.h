@@ -1,10 +1,9 @@
 // Identifies the peer of a session, by the kernel's data only.
 //
-// The identity is SO_PEERCRED (the user that connected) plus a pidfd (which
-// never refers to another process). The pidfd comes from SO_PEERPIDFD if the
-// kernel has it (6.5), otherwise from pidfd_open of the pid. In the latter case
-// it is checked that no other process has taken the pid: the process's start
-// time is the same before and after the call, and the socket was not closed.
+// The identity is SO_PEERCRED plus a pidfd, which never refers to another
+// process: from SO_PEERPIDFD if the kernel has it (6.5), else from pidfd_open
+// of the pid. Then the process's start time must be the same before and after
+// the call, and the socket open, so that no other process has taken the pid.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -19,7 +18,6 @@
 
 namespace sluice::daemon {
 
-// The user namespace of this process, and the configured cgroups.
 struct PeerRules {
   CgroupCut cgroups;
   UserMap users;
@@ -30,14 +28,14 @@ struct Identity {
   UniqueFd pidfd;  // readable once the process is gone
 };
 
-// Identifies the peer. PermissionDenied: it is in a pid namespace that this
-// process cannot see (pid 0), its user is not mapped here (all such users look
-// alike), or it has ended already. ResourceExhausted: this process has no
-// descriptors left. `use_peerpidfd` false forces the older way.
+// PermissionDenied: the peer is in a pid namespace that this process cannot see
+// (pid 0), its user is not mapped here (all such users look alike), or it has
+// ended already. ResourceExhausted: no descriptors are left. `use_peerpidfd`
+// false forces the older way.
 //
-// A user with user namespaces may have thousands of subordinate users there. So
-// a peer in such a namespace counts as the user that made the outermost one,
-// unless that was root (a container runtime).
+// A user may have thousands of subordinate users in user namespaces. So a peer
+// there counts as the user that made the outermost one, unless that was root (a
+// container runtime).
 absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
                                       bool use_peerpidfd = true);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace sluice::daemon {
 namespace {
@@ -29,6 +30,8 @@ bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
                        event.principal == Principal{own_uid, ""};
   return event.cause.session == SessionId() && nobodys;
 }
+
+constexpr absl::Duration kTidyEvery = absl::Seconds(60);
 
 }  // namespace
 
@@ -82,6 +85,32 @@ void EventWriter::WriteLimited(int64_t uid, absl::Time now, LogLevel level,
                     LogLimiter::kPerSecond));
   }
   WriteLog(level, text, fields);
+}
+
+std::optional<uint64_t> LogLimiter::Admit(int64_t uid, absl::Time now) {
+  Tidy(now);
+  const auto [found, is_new] = users_.try_emplace(uid);
+  User& user = found->second;
+  if (is_new) user.at = now;
+  user.left = std::min(
+      kBurst, user.left + kPerSecond * absl::ToDoubleSeconds(now - user.at));
+  user.at = now;
+  if (user.left < 1) {
+    ++user.suppressed;
+    return std::nullopt;
+  }
+  user.left -= 1;
+  return std::exchange(user.suppressed, 0);
+}
+
+void LogLimiter::Tidy(absl::Time now) {
+  if (now < tidied_at_ + kTidyEvery) return;
+  tidied_at_ = now;
+  std::erase_if(users_, [&](const auto& entry) {
+    const User& user = entry.second;
+    const double since = absl::ToDoubleSeconds(now - user.at);
+    return user.suppressed == 0 && user.left + kPerSecond * since >= kBurst;
+  });
 }
 
 }  // namespace sluice::daemon

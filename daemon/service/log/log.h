@@ -3,14 +3,15 @@
 //
 //   journalctl -u sluiced SLUICE_REQUEST=s12.r7
 //
-// The reader of stderr may stop reading. So a line is put into a queue, from
-// which the thread of a LogThread writes. Lines that do not fit into
-// kMostQueued are dropped and counted, and the log reports their number as soon
-// as it can. Without a LogThread (before it exists, and in tests) each line is
-// written at once.
+// The reader of stderr may stop reading, so lines go into a queue, from which
+// the thread of a LogThread writes. Lines beyond kMostQueued are dropped, and
+// the log reports their number as soon as it can. Without a LogThread each line
+// is written at once.
 //
 // Thread safety: safe.
 #pragma once
+
+#include <sys/un.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -18,16 +19,46 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
-#include "daemon/service/log/journal_socket.h"
+#include "absl/status/statusor.h"
+#include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
+
+// journald's own protocol (systemd: "Native Journal Protocol"): an entry is one
+// datagram of fields.
+class JournalSocket {
+ public:
+  static constexpr char kPath[] = "/run/systemd/journal/socket";
+  using Fields = std::vector<std::pair<std::string_view, std::string>>;
+
+  // Returns whether journald reads stderr. `stream` is $JOURNAL_STREAM, the
+  // device and inode that journald reads; null if it is not set.
+  static bool ReadsStderr(const char* stream);
+  // Succeeds even if nothing listens on `path`.
+  static absl::StatusOr<JournalSocket> Make(const std::string& path = kPath);
+
+  // Encodes an entry. Names are capital letters, digits and underscores; values
+  // are any bytes.
+  static std::string Encode(const Fields& fields);
+  // Sends an entry; waits while journald is busy. Returns false if it was not
+  // taken.
+  bool Send(const std::string& entry) const;
+
+ private:
+  JournalSocket(UniqueFd socket, const sockaddr_un& to)
+      : socket_(std::move(socket)), to_(to) {}
+
+  UniqueFd socket_;
+  sockaddr_un to_;  // not connected: journald may restart
+};
 
 enum class LogLevel { kError, kWarning, kInfo, kDebug };
 
 void SetLogLevel(LogLevel level);
 bool IsLogged(LogLevel level);
-// The fields of a line about an event.
 struct LogFields {
   std::string event;            // SLUICE_EVENT: "lease"
   std::string request;          // SLUICE_REQUEST: "s12.r7" (core/journal.h)
@@ -40,10 +71,9 @@ void WriteLog(LogLevel level, std::string_view text,
 // stderr. REQUIRES: called at most once, while there is one thread.
 void UseJournal(JournalSocket journal);
 
-// Lines that are missing in the log, since the process started.
 struct LogLosses {
   uint64_t dropped = 0;     // stderr was not read
-  uint64_t suppressed = 0;  // over the limit of a user (log_limiter.h)
+  uint64_t suppressed = 0;  // over the limit of a user (event_writer.h)
 };
 LogLosses ReadLogLosses();
 void CountSuppressed(uint64_t lines);

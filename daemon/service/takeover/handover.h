@@ -1,19 +1,16 @@
 // What an earlier daemon left, and what this one leaves to the next.
 //
-// If the daemon was started with a descriptor store (daemon/store), that store
-// keeps everything that others hold: each extent, each rank's socket, pidfd and
-// use page, the limits page, the clocks of simulated links, and the state file
-// with the core's state (daemon/state). Nothing is sent to clients before it is
-// kept and saved. README.md lists what a killed daemon does not leave.
-//
-// Without a store, this class does nothing; nor does it after the store was
-// lost (DescriptorStore::lost).
+// A descriptor store (daemon/store) keeps everything that others hold: each
+// extent, each rank's socket, pidfd and use page, the limits page, the clocks
+// of simulated links, and the state file with the core's state (daemon/state).
+// Nothing is sent to clients before it is kept and saved. README.md lists what
+// a killed daemon does not leave. Without a store, or after it was lost, this
+// class does nothing.
 //
 // If the store fails, or the state is too large for its file, the state is
-// voided in its own memory before anything else is sent. The next daemon would
-// then start without state. This daemon goes on serving. It saves again when
-// the store has everything, or when the state fits. The log has one line for
-// each of these two changes.
+// voided before anything else is sent, so the next daemon would start without
+// it. This daemon goes on serving, and saves again when the store has
+// everything, or when the state fits; the log has a line for each change.
 //
 // Thread safety: loop's thread, except Keep, CannotKeep and WhenKept from any.
 #pragma once
@@ -23,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -50,7 +48,6 @@ class Handover {
   // Opens the store of `starter`. If the store is lost later, logs that.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> OpenStore(
       const Starter& starter, Post post);
-  // Returns whether the daemon has a store.
   bool keeps() const { return store_->keeps(); }
   // Returns whether the store has everything, including the state, so that the
   // next daemon could take over now.
@@ -63,16 +60,13 @@ class Handover {
   // this node. Unimplemented: only a daemon of another version can read it.
   absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
-  // Returns whether an earlier daemon left anything, even if it was taken
-  // since.
-  bool was_left_anything() const { return was_left_anything_; }
+  bool left_anything() const { return !left_.empty(); }
   // Returns the greatest session id in the names of what was left, because
   // names are never used again.
   SessionId last_session_left() const { return last_session_left_; }
   // Returns the descriptor that was left under `name`; empty if there is none.
   // The store still keeps it.
   UniqueFd Take(const std::string& name);
-  // Drops everything that was left and was not taken.
   void DropRest();
 
   // --- for the next daemon --------------------------------------------------
@@ -160,7 +154,6 @@ class Handover {
   const StateFile::Sizes sizes_;
   std::unique_ptr<DescriptorStore> store_;
   std::map<std::string, UniqueFd> left_;
-  bool was_left_anything_ = false;
   SessionId last_session_left_;
   UniqueFd state_fd_;
   std::unique_ptr<StateFile> state_;
@@ -176,5 +169,27 @@ class Handover {
   // The Flush of `asking_` succeeded, so the next Save saves the core.
   bool has_everything_ = false;
 };
+
+// Opens the state in `fd` with StateFile::Open. Returns null if the state is
+// void (StateFile::Void): the daemon then starts as if nothing was saved.
+absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd);
+
+// ReadCore, with its errors, and besides: Unimplemented if a session uses a
+// protocol that this daemon does not know; FailedPrecondition if more memory
+// was made than a pool has here, or if a GPU that jobs use has another UUID
+// here.
+absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
+                                    const Core& fresh);
+
+// Checks whether a daemon of this node can take over what the starter kept
+// (Starter::stored). Returns OK also if nothing was saved. Errors as ReadSaved
+// and CheckLeft.
+absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
+                         const NodeConfig& node);
+
+// Checks that every extent that the state needs was kept. FailedPrecondition
+// names one that was not.
+absl::Status CheckLeft(const CoreState& saved,
+                       const std::set<std::string>& kept);
 
 }  // namespace sluice::daemon

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cerrno>
 
-#include "daemon/service/threads/priority.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {

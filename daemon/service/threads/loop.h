@@ -15,7 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/service/threads/urgency.h"
+#include "daemon/service/threads/priority.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
@@ -24,7 +24,6 @@ namespace sluice::daemon {
 
 class Loop {
  public:
-  // Receives the pending epoll events (EPOLLIN, EPOLLHUP, …).
   using Handler = std::function<void(uint32_t events)>;
 
   static absl::StatusOr<std::unique_ptr<Loop>> Make(const Clock* clock);
@@ -47,7 +46,6 @@ class Loop {
   using Token = std::shared_ptr<void>;
   bool CallAndWait(std::function<void(Token)> task, absl::Duration timeout);
 
-  // Calls `expired` at the time that `deadline` returns.
   void SetTimer(std::function<absl::Time()> deadline,
                 std::function<void()> expired);
 

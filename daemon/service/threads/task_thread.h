@@ -40,7 +40,6 @@ class TaskThread {
  private:
   using Time = std::chrono::steady_clock::time_point;
   void Work(Priority priority);
-  // Moves due tasks into `tasks_`.
   void TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Mutex mutex_;

@@ -21,6 +21,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "daemon/crash/crash_point.h"
 
@@ -30,7 +31,6 @@ namespace sluice::daemon {
 namespace {
 
 std::string plan_path, rest_of_plan, planned_name;
-CrashPoint planned;
 std::atomic<int> left = 0;
 // Ranks with sockets that were kept for this life, until it has adopted them.
 std::atomic<int> ranks_left = 0;
@@ -55,11 +55,11 @@ bool Write(const std::string& path, int how, const std::string& text) {
   while (true) pause();
 }
 
-void DieWhereItSays(CrashPoint point) {
-  if (point == CrashPoint::kSessionsAdopted) ranks_left = 0;
+void DieWhereItSays(std::string_view point) {
+  if (point == "sessions-adopted") ranks_left = 0;
   const int ranks = std::max(crash_ranks.load(), ranks_left.load());
   if (ranks > 0) had_ranks = true;
-  if (!had_ranks || point != planned || left.fetch_sub(1) != 1) return;
+  if (!had_ranks || point != planned_name || left.fetch_sub(1) != 1) return;
   Die(ranks);
 }
 
@@ -83,22 +83,18 @@ void FollowThePlan(const char* path) {
   std::ifstream file(plan_path);
   int count = 0;
   if (!(file >> planned_name >> count)) return;
-  for (const NamedCrashPoint& each : kCrashPoints) {
-    if (planned_name != each.name) continue;
-    planned = each.point;
-    left = count;
-    crash_watcher = DieWhereItSays;
-  }
-  if (crash_watcher == nullptr) {
+  if (std::ranges::find(kCrashPoints, planned_name) == kCrashPoints.end()) {
     std::fprintf(stderr, "error: no crash point '%s'\n", planned_name.c_str());
     std::exit(2);
   }
+  left = count;
+  crash_watcher = DieWhereItSays;
   file >> std::ws;
   std::getline(file, rest_of_plan, '\0');
 }
 
 void List() {
-  for (const NamedCrashPoint& each : kCrashPoints) std::puts(each.name);
+  for (const std::string_view name : kCrashPoints) std::puts(name.data());
 }
 
 }  // namespace

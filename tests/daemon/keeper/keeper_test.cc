@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "daemon/store/notify_socket.h"
+#include "daemon/store/descriptor_store.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/status.h"

@@ -1,5 +1,3 @@
-#include "daemon/keeper/notification.h"
-
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -7,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/keeper/kept_descriptors.h"
+#include "daemon/keeper/notify_receiver.h"
 #include "daemon/store/starter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

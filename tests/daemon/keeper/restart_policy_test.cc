@@ -1,9 +1,8 @@
-#include "daemon/keeper/restart_policy.h"
-
 #include <csignal>
 #include <optional>
 #include <vector>
 
+#include "daemon/keeper/daemon_process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,9 +1,8 @@
-#include "daemon/metrics/process_stats.h"
-
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "absl/time/clock.h"
+#include "daemon/metrics/prometheus_text.h"
 #include "gtest/gtest.h"
 
 namespace sluice::daemon {

@@ -1,9 +1,8 @@
-#include "daemon/service/arena.h"
-
 #include <memory>
 #include <optional>
 
 #include "absl/time/clock.h"
+#include "daemon/service/extents.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/device/sim/sim.h"

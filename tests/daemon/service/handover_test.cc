@@ -14,7 +14,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "daemon/service/takeover/read_saved.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/mutex.h"

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "absl/time/clock.h"
-#include "daemon/service/log/log_limiter.h"
+#include "daemon/service/log/event_writer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/unique_fd.h"

@@ -1,7 +1,6 @@
-#include "daemon/service/takeover/read_saved.h"
-
 #include <utility>
 
+#include "daemon/service/takeover/handover.h"
 #include "daemon/state/core_rows.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

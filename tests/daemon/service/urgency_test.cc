@@ -1,5 +1,4 @@
-#include "daemon/service/threads/urgency.h"
-
+#include "daemon/service/threads/priority.h"
 #include "gtest/gtest.h"
 
 namespace sluice::daemon {

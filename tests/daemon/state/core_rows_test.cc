@@ -8,7 +8,6 @@
 
 #include "absl/time/clock.h"
 #include "daemon/state/core_fields.h"
-#include "daemon/state/row_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/grant_page.h"

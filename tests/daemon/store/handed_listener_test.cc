@@ -1,5 +1,3 @@
-#include "daemon/store/handed_listener.h"
-
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -8,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/store/starter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/unix_address.h"

@@ -2,7 +2,7 @@
 // build's own versions.
 //
 // With SLUICE_FAR this build cannot read that daemon's state; else it can.
-#include "daemon/state/state_versions.h"
+#include "daemon/state/state_file.h"
 #include "proto/wire.h"
 
 namespace sluice {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "daemon/keeper/notification.h"
+#include "daemon/keeper/notify_receiver.h"
 #include "gtest/gtest.h"
 #include "proto/base/status.h"
 #include "tests/support/child.h"

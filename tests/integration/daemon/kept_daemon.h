@@ -11,7 +11,6 @@
 
 #include "absl/time/time.h"
 #include "daemon/keeper/daemon_process.h"
-#include "daemon/keeper/kept_descriptors.h"
 #include "daemon/keeper/notify_receiver.h"
 #include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "daemon/state/state_versions.h"
+#include "daemon/state/state_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
