@@ -15,9 +15,8 @@
 #include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/private_daemon.h"
-#include "client/train/launch/private_sizes.h"
 #include "client/train/launch/process.h"
-#include "client/train/launch/visible_gpus.h"
+#include "client/train/launch/rank_environment.h"
 #include "client/train/rank.h"
 
 namespace sluice::train {

@@ -7,7 +7,6 @@
 
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/launch/visible_gpus.h"
 #include "proto/base/numa.h"
 #include "proto/base/simulated.h"
 #include "proto/base/sizes.h"

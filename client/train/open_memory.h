@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "client/torch/run/rank_memory.h"
-#include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"
+#include "client/train/launch/rank_environment.h"
 
 namespace sluice::train {
 

@@ -21,7 +21,6 @@
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/peer_line.h"
 #include "client/train/launch/peer_watch.h"
-#include "client/train/launch/rank_result.h"
 #include "client/train/open_memory.h"
 #include "client/train/profile.h"
 #include "client/train/step/stepper.h"
@@ -31,6 +30,7 @@
 #include "client/train/watch/watched_collectives.h"
 #include "planner/stream/states.h"
 #include "proto/base/peer_fault.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -118,14 +118,14 @@ absl::Status RankRun::CheckStates(Bytes memory) const {
   const bool host = report_.states == stream::StatePlace::kHost;
   const bool helps = !host && options_.method == Method::kSluice &&
                      StatesIn(stream::StatePlace::kHost) <= memory;
-  return DoesNotFit(
-      kGpuMemory,
+  return Advised(ShortOf(
+      Shortage::kGpuMemory,
       fmt::format("weights, gradients and {} need {} on each GPU before any "
                   "activation, there are {}: raise --hbm beyond that, take "
                   "{}more --ranks or a smaller model",
                   host ? "the optimizer's buffers" : "optimizer states",
                   FormatBytes(states), FormatBytes(memory),
-                  helps ? "--optimizer-states host, " : ""));
+                  helps ? "--optimizer-states host, " : "")));
 }
 
 // All ranks have one place, because it decides the order of their collectives.
@@ -320,12 +320,10 @@ std::string RankRun::Report(const absl::Status& status) const {
 
 void RankRun::Tell(const absl::Status& status, const std::string& report,
                    bool interrupted) {
-  RankResult result = MakeResult(status, report);
-  result.interrupted = interrupted;
   // Without a launcher, or if the file cannot be written, the rank prints the
   // result.
   if (!environment_.result_file.empty() &&
-      WriteResult(environment_.result_file, result).ok()) {
+      WriteResult(environment_.result_file, status, report, interrupted).ok()) {
     return;
   }
   if (options_.json && environment_.rank == 0 && !report.empty()) {
@@ -333,7 +331,7 @@ void RankRun::Tell(const absl::Status& status, const std::string& report,
   }
   if (!status.ok()) {
     std::fprintf(stderr, "error: rank %d: %s\n", environment_.rank,
-                 result.message.c_str());
+                 std::string(status.message()).c_str());
   }
 }
 

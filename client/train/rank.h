@@ -1,8 +1,8 @@
 // Runs one rank, from its session to its result.
 #pragma once
 
-#include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"
+#include "client/train/launch/rank_environment.h"
 
 namespace sluice::train {
 

@@ -55,13 +55,13 @@ TEST(ShareFault, IsTheFirstRanksWithItsCodeAndWhatRanOut) {
   EXPECT_EQ(fault.status, absl::OkStatus());
   EXPECT_EQ(others.root, std::nullopt);
   // This rank's error comes before another rank's.
-  const absl::Status own = DoesNotFit(kHostMemory, "two words");
+  const absl::Status own = ShortOf(Shortage::kHostMemory, "two words");
   others.failed = {2};
   SLUICE_ASSERT_OK_AND_ASSIGN(fault, ShareFault(&others, own));
   EXPECT_EQ(others.root, 1);
   EXPECT_THAT(fault.status, StatusIs(absl::StatusCode::kResourceExhausted,
                                      "rank 1: two words"));
-  EXPECT_EQ(LimitedBy(fault.status), kHostMemory);
+  EXPECT_EQ(ShortageOf(fault.status), Shortage::kHostMemory);
   // Another rank's error comes before this rank's.
   others.failed = {0, 2};
   others.text = "7 disk it is full";

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <functional>
 
 #include "client/train/launch/outcome.h"
+#include "kernels/device/driver.h"
+#include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
@@ -86,6 +89,27 @@ absl::StatusOr<std::vector<int64_t>> ParseGpuList(const std::string& text) {
     }
     gpus.push_back(gpu);
     begin = end + 1;
+  }
+  return gpus;
+}
+
+absl::StatusOr<std::vector<client::GpuState>> ListVisibleGpus(
+    const std::string& socket) {
+  SLUICE_ASSIGN_OR_RETURN(auto gpus, client::ListGpus(socket));
+  if (std::getenv("CUDA_VISIBLE_DEVICES") == nullptr) return gpus;
+  const auto driver = device::OpenCudaDriver();
+  // If CUDA does not start, the GPUs are simulated, or a rank reports the
+  // error.
+  if (!driver.ok()) return gpus;
+  SLUICE_ASSIGN_OR_RETURN(const auto seen, (*driver)->Devices());
+  const auto is_here = [&](const std::string& uuid) {
+    return std::ranges::any_of(seen, [&](const device::DeviceInfo& info) {
+      return info.uuid == uuid;
+    });
+  };
+  if (std::ranges::any_of(gpus,
+                          [&](const auto& g) { return is_here(g.uuid); })) {
+    std::erase_if(gpus, [&](const auto& g) { return !is_here(g.uuid); });
   }
   return gpus;
 }

@@ -4,7 +4,7 @@
 // ranks than the node has GPUs takes those with the most free memory, so that
 // jobs of one rank do not all land on the first GPU. In a job with as many
 // ranks or more, rank r takes GPU r mod GPUs, as with other launchers.
-// Thread safety: pure functions.
+// Thread safety: safe.
 #pragma once
 
 #include <cstdint>
@@ -35,5 +35,12 @@ absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
 
 // Parses "1" or "0,2,3". InvalidArgument: the text is no such list.
 absl::StatusOr<std::vector<int64_t>> ParseGpuList(const std::string& text);
+
+// Returns the GPUs of the daemon's node that CUDA_VISIBLE_DEVICES does not hide
+// (Slurm sets it, too), or all if CUDA sees none of them. CUDA is started only
+// if the variable is set, because that takes a second. Errors: those of
+// client::ListGpus and of the CUDA driver.
+absl::StatusOr<std::vector<client::GpuState>> ListVisibleGpus(
+    const std::string& socket);
 
 }  // namespace sluice::train

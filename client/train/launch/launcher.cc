@@ -15,7 +15,6 @@
 #include "absl/time/clock.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/process.h"
-#include "client/train/launch/rank_result.h"
 #include "client/train/watch/rank_page.h"
 #include "client/train/watch/watchdog.h"
 #include "proto/base/clock.h"
@@ -53,8 +52,18 @@ struct RankProcess {
   std::string result_file, page_file;
   std::unique_ptr<RankPage> page;
   std::optional<int> status;  // wait status, once it ended
-  bool ended_by_us = false;   // killed by us, at a time limit
-  bool told_to_end = false;   // SIGTERM sent, because another rank failed
+  std::optional<RankResult> result;
+  bool ended_by_us = false;  // killed by us, at a time limit
+  bool told_to_end = false;  // SIGTERM sent, because another rank failed
+
+  bool KilledBy(int signal) const {
+    return WIFSIGNALED(*status) && WTERMSIG(*status) == signal;
+  }
+  // Returns whether the result is valid: the exit status must match it.
+  bool Spoke() const {
+    return result.has_value() && WIFEXITED(*status) &&
+           WEXITSTATUS(*status) == result->exit;
+  }
 };
 
 // The ranks of one run and how each ended.
@@ -75,7 +84,7 @@ class Ranks {
   void EndOthers();
   void Forward(int signal);
   void Signal(int signal);
-  bool running() const;
+  void Kill();
   bool Interrupted() const;
   const RankProcess* Cause() const;
   std::string Blame(const RankProcess& process) const;
@@ -118,20 +127,20 @@ absl::Status Ranks::Start(const RunOptions& options, const std::string& binary,
                          {"SLUICE_RESULT_FILE", process.result_file},
                          {"SLUICE_PAGE_FILE", process.page_file},
                          {"SLUICE_LAUNCHER_PID", std::to_string(getpid())}};
+    const auto set = [&spawn](const char* name, int64_t value) {
+      spawn.environment.emplace_back(name, std::to_string(value));
+    };
     if (!gpus.empty()) {
-      spawn.environment.push_back(
-          {"SLUICE_GPU", fmt::format("{}", gpus[rank].gpu)});
-      spawn.environment.push_back(
-          {"SLUICE_GPU_RANKS", fmt::format("{}", gpus[rank].ranks)});
-      spawn.environment.push_back(
-          {"SLUICE_NUMA_RANKS", fmt::format("{}", gpus[rank].numa_ranks)});
+      set("SLUICE_GPU", gpus[rank].gpu);
+      set("SLUICE_GPU_RANKS", gpus[rank].ranks);
+      set("SLUICE_NUMA_RANKS", gpus[rank].numa_ranks);
     }
     if (rank == 0) {
       spawn.inherited_fd = listener.fd.get();
-      spawn.environment.push_back(
-          {"SLUICE_MASTER_FD", std::to_string(listener.fd.get())});
+      set("SLUICE_MASTER_FD", listener.fd.get());
     }
-    if (!socket.empty()) spawn.environment.push_back({"SLUICE_SOCKET", socket});
+    if (!socket.empty())
+      spawn.environment.emplace_back("SLUICE_SOCKET", socket);
     auto pid = Spawn(spawn);
     if (!pid.ok()) {
       Signal(SIGKILL);
@@ -144,12 +153,15 @@ absl::Status Ranks::Start(const RunOptions& options, const std::string& binary,
   return absl::OkStatus();
 }
 
-bool Ranks::running() const { return order_.size() < processes_.size(); }
-
 void Ranks::Signal(int signal) {
   for (const RankProcess& p : processes_) {
     if (!p.status.has_value()) kill(p.pid, signal);
   }
+}
+
+void Ranks::Kill() {
+  for (RankProcess& p : processes_) p.ended_by_us |= !p.status.has_value();
+  Signal(SIGKILL);
 }
 
 void Ranks::Reap() {
@@ -159,6 +171,9 @@ void Ranks::Reap() {
     p.status = TryWait(p.pid);
     if (!p.status.has_value()) continue;
     order_.push_back(i);
+    if (auto result = ReadResult(p.result_file); result.ok()) {
+      p.result = *std::move(result);
+    }
     if (*p.status != 0 && !failed_at_.has_value()) failed_at_ = absl::Now();
   }
 }
@@ -173,10 +188,7 @@ void Ranks::EndOthers() {
     for (RankProcess& p : processes_) p.told_to_end = !p.status.has_value();
     Signal(SIGTERM);
   }
-  if (since > kLimit) {
-    for (RankProcess& p : processes_) p.ended_by_us |= !p.status.has_value();
-    Signal(SIGKILL);
-  }
+  if (since > kLimit) Kill();
 }
 
 // Prints which ranks are late. Ends the run if one is too late.
@@ -200,8 +212,7 @@ void Ranks::Look(double now_s) {
   if (*clear != '\0') std::fputc('\n', stderr);
   // SIGKILL, because a stopped or hung rank handles no other signal, and the
   // other ranks wait for it.
-  for (RankProcess& p : processes_) p.ended_by_us |= !p.status.has_value();
-  Signal(SIGKILL);
+  Kill();
 }
 
 void Ranks::Forward(int signal) {
@@ -213,7 +224,7 @@ void Ranks::Forward(int signal) {
 void Ranks::Watch(const sigset_t& signals) {
   while (true) {
     Reap();
-    const bool some_run = running();
+    const bool some_run = order_.size() < processes_.size();
     if (some_run) {
       EndOthers();
       Look(MonotonicSeconds());
@@ -234,10 +245,9 @@ void Ranks::Watch(const sigset_t& signals) {
 bool Ranks::Interrupted() const {
   if (forwarded_ == 0) return false;
   for (const RankProcess& p : processes_) {
-    const auto result = ReadResult(p.result_file);
-    if (result.ok() && result->interrupted) return true;
+    if (p.result && p.result->interrupted) return true;
     // The rank was killed before it could catch signals, or by a second signal.
-    if (!result.ok() && WIFSIGNALED(*p.status) && !p.ended_by_us) return true;
+    if (!p.result && WIFSIGNALED(*p.status) && !p.ended_by_us) return true;
   }
   return false;
 }
@@ -250,28 +260,19 @@ const RankProcess* Ranks::Cause() const {
     const RankProcess& p = processes_[i];
     if (*p.status == 0) continue;
     if (first == nullptr) first = &p;
-    const auto result = ReadResult(p.result_file);
-    const bool obeyed = p.told_to_end && WIFSIGNALED(*p.status) &&
-                        WTERMSIG(*p.status) == SIGTERM;
-    const bool victim =
-        p.ended_by_us || obeyed || (result.ok() && result->caused_by_peer);
+    const bool victim = p.ended_by_us ||
+                        (p.told_to_end && p.KilledBy(SIGTERM)) ||
+                        (p.result && p.result->caused_by_peer);
     if (!victim) return &p;
   }
   return first;
 }
 
-// Returns whether the rank's result is valid: its exit status must match it.
-bool Spoke(int status, const absl::StatusOr<RankResult>& result) {
-  return result.ok() && WIFEXITED(status) &&
-         WEXITSTATUS(status) == result->exit;
-}
-
 std::string Ranks::Blame(const RankProcess& p) const {
-  const auto result = ReadResult(p.result_file);
-  if (Spoke(*p.status, result)) {
-    return processes_.size() == 1 || result->exit == kExitBadInput
-               ? result->message
-               : fmt::format("rank {}: {}", p.rank, result->message);
+  if (p.Spoke()) {
+    return processes_.size() == 1 || p.result->exit == kExitBadInput
+               ? p.result->message
+               : fmt::format("rank {}: {}", p.rank, p.result->message);
   }
   return fmt::format(
       "rank {} ended with {}{}", p.rank, DescribeWaitStatus(*p.status),
@@ -292,17 +293,16 @@ int Ranks::Report(const RunOptions& options) const {
     return kExitInterrupted;
   }
   if (cause == nullptr) {
-    const auto result = ReadResult(processes_[0].result_file);
-    if (options.json && result.ok()) std::puts(result->report.c_str());
+    const auto& result = processes_[0].result;
+    if (options.json && result) std::puts(result->report.c_str());
     return interrupted ? kExitInterrupted : kExitOk;
   }
-  const auto result = ReadResult(cause->result_file);
-  const bool spoke = Spoke(*cause->status, result);
-  if (spoke && options.json && !result->report.empty()) {
-    std::puts(result->report.c_str());
+  const bool spoke = cause->Spoke();
+  if (spoke && options.json && !cause->result->report.empty()) {
+    std::puts(cause->result->report.c_str());
   }
   std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
-  if (spoke) return result->exit;
+  if (spoke) return cause->result->exit;
   // The rank could not write its result, but its exit status may be one of
   // ours.
   const int own =

@@ -5,12 +5,16 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 
 #include "absl/time/clock.h"
+#include "client/train/launch/outcome.h"
+#include "client/train/launch/process.h"
+#include "proto/base/cgroup.h"
 #include "proto/base/sizes.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
@@ -19,6 +23,10 @@ namespace sluice::train {
 namespace {
 
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
+
+Bytes OrDefault(Bytes size, Bytes otherwise) {
+  return RoundUp(size.count() > 0 ? size : otherwise, KiB(64));
+}
 
 std::string LastLine(const std::string& path) {
   std::ifstream in(path);
@@ -128,6 +136,38 @@ void RunGuard(const std::vector<std::string>& arguments) {
   std::fprintf(stderr, "error: cannot start %s: %s\n", argv[0],
                std::strerror(errno));
   _exit(127);
+}
+
+PrivateDaemon::Options PrivateSizes(const RunOptions& options) {
+  const bool check = options.command == Command::kCheck;
+  PrivateDaemon::Options sizes;
+  sizes.gpus = options.ranks;
+  sizes.gpu_memory = OrDefault(options.hbm, check ? GiB(1) : MiB(256));
+  sizes.host_memory = OrDefault(options.host, check ? GiB(4) : GiB(1));
+  sizes.throttled = !check;
+  return sizes;
+}
+
+absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine) {
+  struct Size {
+    const char* flag;
+    Bytes size;
+    const char* what;
+  };
+  for (const Size& s : {Size{"--hbm", options.hbm, "a simulated GPU"},
+                        Size{"--host", options.host, "its host pool"}}) {
+    if (s.size <= machine) continue;
+    return BadInput(fmt::format(
+        "{} {}: {} is made of this machine's memory, which has {}: give less",
+        s.flag, FormatBytes(s.size), s.what, FormatBytes(machine)));
+  }
+  return absl::OkStatus();
+}
+
+Bytes MachineMemory() {
+  const Bytes all(int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE));
+  const auto limit = CgroupMemoryLimit();
+  return limit ? std::min(all, limit->most) : all;
 }
 
 }  // namespace sluice::train

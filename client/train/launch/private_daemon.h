@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/train/launch/process.h"
+#include "client/train/launch/options.h"
 #include "proto/base/temporary_folder.h"
 #include "proto/base/units.h"
 
@@ -48,6 +48,15 @@ class PrivateDaemon {
   pid_t pid_;
 };
 
+// Returns the size for one GPU per rank, with --hbm each (default 256 MiB), and
+// host memory of --host (default 1 GiB). `check` tests correctness and not
+// limits: its defaults fit any shape of a few thousand tokens, and its links
+// have no speed limit. Simulated memory costs nothing until it is touched.
+PrivateDaemon::Options PrivateSizes(const RunOptions& options);
+// InvalidArgument: --hbm or --host exceeds `machine`, the real memory behind
+// the simulated one.
+absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine);
+Bytes MachineMemory();  // or its cgroups' limit, if that is less
 // Returns the text of a private daemon's config file.
 std::string PrivateConfig(const PrivateDaemon::Options& options);
 
