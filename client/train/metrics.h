@@ -13,8 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/train/jsonl_file.h"
 #include "client/train/watch/console.h"
+#include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
 
 namespace sluice::train {
@@ -41,10 +41,31 @@ struct StepMetrics {
   }
 };
 
-std::string ToJsonLine(const StepMetrics& metrics);
-// Formats "step 12/50 [====>     ] loss 3.21  12.3k tokens/s  HBM 30.1 MiB of
-// 36 …".
-std::string ProgressLine(const StepMetrics& metrics, int64_t steps, bool bar);
+// A file of one JSON object per line. Lines that a full disk refuses wait and
+// are written before the next one, so no line stays cut in two, and none is
+// lost while fewer than 1 MiB of lines wait. A full disk does not end a run.
+class JsonlFile {
+ public:
+  // Appends to an existing file. InvalidArgument: it cannot be opened.
+  static absl::StatusOr<std::unique_ptr<JsonlFile>> Open(
+      const std::string& path);
+
+  // Appends a line, without its newline. Returns a note if writing fails for
+  // the first time, or works again; else an empty text.
+  std::string Append(const std::string& line);
+  int64_t waiting() const { return waiting_; }  // lines
+  int64_t lost() const { return lost_; }
+
+ private:
+  JsonlFile() = default;
+
+  std::string path_;
+  UniqueFd fd_;
+  std::string text_;  // waiting lines, all whole but the first
+  int64_t waiting_ = 0;
+  int64_t lost_ = 0;
+  bool failing_ = false;
+};
 
 class StepLog {
  public:
@@ -53,7 +74,6 @@ class StepLog {
   static absl::StatusOr<std::unique_ptr<StepLog>> Open(const std::string& jsonl,
                                                        int64_t steps,
                                                        Console* console);
-  ~StepLog();
   void Step(const StepMetrics& metrics);
   int64_t unwritten() const;  // lines that are not in the file
   // Prints a separate line, above the progress line.
@@ -61,7 +81,6 @@ class StepLog {
 
  private:
   StepLog() = default;
-  void Show(const StepMetrics& metrics);
 
   std::unique_ptr<JsonlFile> file_;
   int64_t steps_ = 0;

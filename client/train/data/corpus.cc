@@ -11,7 +11,6 @@
 #include <cstring>
 #include <filesystem>
 
-#include "client/train/data/token_file.h"
 #include "client/train/launch/outcome.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -42,18 +41,97 @@ absl::StatusOr<bool> LooksBinary(const std::string& path) {
   return n < 0 || std::memchr(probe, 0, static_cast<size_t>(n)) != nullptr;
 }
 
-bool Hidden(const fs::path& path) {
-  return path.filename().string().starts_with('.');
+// Decodes a little-endian token of `width` bytes (1, 2 or 4).
+int64_t DecodeToken(const unsigned char* bytes, int width) {
+  uint32_t value = 0;
+  std::memcpy(&value, bytes, static_cast<size_t>(width));
+  return value;
+}
+
+constexpr int64_t kLlmcHeaderBytes = 256 * 4;
+
+// Returns the first `count` bytes of a file, or fewer if it is shorter.
+std::string Head(const std::string& path, size_t count) {
+  // Opening a pipe would wait for its writer.
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::string bytes(count, '\0');
+  const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : 0;
+  bytes.resize(n > 0 ? static_cast<size_t>(n) : 0);
+  return bytes;
+}
+
+int64_t Word(const std::string& bytes, size_t index) {
+  return DecodeToken(
+      reinterpret_cast<const unsigned char*>(bytes.data()) + 4 * index, 4);
+}
+
+// Returns the bytes per token; 0 if `head` is no header of llm.c.
+int LlmcWidth(const std::string& head) {
+  if (head.size() < kLlmcHeaderBytes) return 0;
+  if (Word(head, 0) == 20240520 && Word(head, 1) == 1) return 2;
+  if (Word(head, 0) == 20240801 && Word(head, 1) == 7) return 4;
+  return 0;
+}
+
+// Returns the bytes per token by the dtype code in Megatron's index (8 is
+// uint16, 4 is int32); 0 if there is no index.
+int MegatronWidth(const std::string& path) {
+  const std::string index =
+      path.substr(0, path.size() - std::strlen(".bin")) + ".idx";
+  const std::string head = Head(index, 18);
+  if (head.size() < 18 || !head.starts_with("MMIDIDX")) return 0;
+  if (head[17] == 8) return 2;
+  if (head[17] == 4) return 4;
+  return 0;
+}
+
+// A `.bin` file of token ids: llm.c's header (magic 20240520 version 1: uint16;
+// 20240801 version 7: uint32), a Megatron dataset (raw ids; its `.idx` names
+// their type), or raw ids with a width that the user gives.
+struct TokenFileLayout {
+  int token_bytes = 0;
+  int64_t skip_bytes = 0;
+  int64_t tokens = 0;
+};
+
+// With `token_bytes` 0 the width is detected. InvalidArgument: the width is
+// unknown, or the header contradicts the file's size.
+absl::StatusOr<TokenFileLayout> ReadTokenFileLayout(const std::string& path,
+                                                    int64_t file_bytes,
+                                                    int token_bytes) {
+  const std::string head = Head(path, kLlmcHeaderBytes);
+  TokenFileLayout layout;
+  if (const int width = LlmcWidth(head); width != 0) {
+    layout = {width, kLlmcHeaderBytes, Word(head, 2)};
+    if (file_bytes != kLlmcHeaderBytes + layout.tokens * width) {
+      return BadInput(fmt::format(
+          "--data {}: its header says {} tokens of {} bytes, the file has {} "
+          "bytes; it is cut short or broken",
+          path, layout.tokens, width, file_bytes));
+    }
+    return layout;
+  }
+  const int width = token_bytes != 0 ? token_bytes : MegatronWidth(path);
+  if (width == 0) {
+    return BadInput(fmt::format(
+        "--data {}: no llm.c header and no .idx beside it; say --token-bytes "
+        "2 or 4",
+        path));
+  }
+  if (file_bytes % width != 0) {
+    return BadInput(
+        fmt::format("--data {}: {} bytes are not a whole number of {}-byte ids",
+                    path, file_bytes, width));
+  }
+  return TokenFileLayout{width, 0, file_bytes / width};
 }
 
 }  // namespace
 
 std::string DefaultCorpusPath() {
   const char* packages = std::getenv("SLUICE_PYTHON_PACKAGES");
-  return std::string(packages != nullptr && *packages != '\0'
-                         ? packages
-                         : SLUICE_PYTHON_PACKAGES_FOLDER) +
-         "/torch";
+  const bool set = packages != nullptr && *packages != '\0';
+  return std::string(set ? packages : SLUICE_PYTHON_PACKAGES_FOLDER) + "/torch";
 }
 
 absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
@@ -91,7 +169,7 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
           "holds token ids",
           own.path, kProbeBytes));
     }
-    SLUICE_RETURN_IF_ERROR(corpus->AddText(own.path, info.st_size));
+    corpus->AddText(own.path, info.st_size);
   }
   if (corpus->total_ == 0) {
     return BadInput(fmt::format(
@@ -111,7 +189,7 @@ absl::Status Corpus::AddFolder(const std::string& path) {
   fs::recursive_directory_iterator it(path, error), end;
   for (; !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    if (Hidden(it->path())) {
+    if (it->path().filename().string().starts_with('.')) {
       if (it->is_directory(ignored)) it.disable_recursion_pending();
       continue;
     }
@@ -129,16 +207,13 @@ absl::Status Corpus::AddFolder(const std::string& path) {
                     error.value());
   }
   std::sort(found.begin(), found.end());
-  for (const auto& [name, size] : found) {
-    SLUICE_RETURN_IF_ERROR(AddText(name, size));
-  }
+  for (const auto& [name, size] : found) AddText(name, size);
   return absl::OkStatus();
 }
 
-absl::Status Corpus::AddText(const std::string& path, int64_t bytes) {
+void Corpus::AddText(const std::string& path, int64_t bytes) {
   files_.push_back({path, total_, bytes, 0});
   total_ += bytes;
-  return absl::OkStatus();
 }
 
 absl::Status Corpus::AddIds(const std::string& path, int64_t bytes) {
@@ -190,10 +265,8 @@ absl::Status Corpus::Read(int64_t first, std::span<int64_t> out) {
         fmt::format("tokens {} to {} of a corpus of {}", first,
                     first + static_cast<int64_t>(out.size()), total_));
   }
-  auto file = std::upper_bound(
-      files_.begin(), files_.end(), first,
-      [](int64_t token, const File& f) { return token < f.first; });
-  size_t index = static_cast<size_t>(file - files_.begin()) - 1;
+  const auto behind = std::ranges::upper_bound(files_, first, {}, &File::first);
+  size_t index = static_cast<size_t>(behind - files_.begin()) - 1;
   while (!out.empty()) {
     const File& current = files_[index];
     const int64_t inside = first - current.first;

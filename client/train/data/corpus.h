@@ -51,7 +51,7 @@ class Corpus {
   };
   explicit Corpus(const Options& options) : options_(options) {}
   absl::Status AddFolder(const std::string& path);
-  absl::Status AddText(const std::string& path, int64_t bytes);
+  void AddText(const std::string& path, int64_t bytes);
   absl::Status AddIds(const std::string& path, int64_t bytes);
   absl::Status OpenFile(size_t index);
   absl::Status ReadFile(size_t index, int64_t first, std::span<int64_t> out);
