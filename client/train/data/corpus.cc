@@ -85,54 +85,16 @@ int MegatronWidth(const std::string& path) {
   return 0;
 }
 
-// A `.bin` file of token ids: llm.c's header (magic 20240520 version 1: uint16;
-// 20240801 version 7: uint32), a Megatron dataset (raw ids; its `.idx` names
-// their type), or raw ids with a width that the user gives.
-struct TokenFileLayout {
-  int token_bytes = 0;
-  int64_t skip_bytes = 0;
-  int64_t tokens = 0;
-};
-
-// With `token_bytes` 0 the width is detected. InvalidArgument: the width is
-// unknown, or the header contradicts the file's size.
-absl::StatusOr<TokenFileLayout> ReadTokenFileLayout(const std::string& path,
-                                                    int64_t file_bytes,
-                                                    int token_bytes) {
-  const std::string head = Head(path, kLlmcHeaderBytes);
-  TokenFileLayout layout;
-  if (const int width = LlmcWidth(head); width != 0) {
-    layout = {width, kLlmcHeaderBytes, Word(head, 2)};
-    if (file_bytes != kLlmcHeaderBytes + layout.tokens * width) {
-      return BadInput(fmt::format(
-          "--data {}: its header says {} tokens of {} bytes, the file has {} "
-          "bytes; it is cut short or broken",
-          path, layout.tokens, width, file_bytes));
-    }
-    return layout;
-  }
-  const int width = token_bytes != 0 ? token_bytes : MegatronWidth(path);
-  if (width == 0) {
-    return BadInput(fmt::format(
-        "--data {}: no llm.c header and no .idx beside it; say --token-bytes "
-        "2 or 4",
-        path));
-  }
-  if (file_bytes % width != 0) {
-    return BadInput(
-        fmt::format("--data {}: {} bytes are not a whole number of {}-byte ids",
-                    path, file_bytes, width));
-  }
-  return TokenFileLayout{width, 0, file_bytes / width};
-}
-
-}  // namespace
-
+// Returns the installed torch package, whose Python sources are the demo's
+// text: $SLUICE_PYTHON_PACKAGES/torch, or the one this binary was configured
+// with.
 std::string DefaultCorpusPath() {
   const char* packages = std::getenv("SLUICE_PYTHON_PACKAGES");
   const bool set = packages != nullptr && *packages != '\0';
   return std::string(set ? packages : SLUICE_PYTHON_PACKAGES_FOLDER) + "/torch";
 }
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
   std::unique_ptr<Corpus> corpus(new Corpus(options));
@@ -216,13 +178,38 @@ void Corpus::AddText(const std::string& path, int64_t bytes) {
   total_ += bytes;
 }
 
+// Known layouts: llm.c's header (magic 20240520 version 1: uint16; 20240801
+// version 7: uint32), a Megatron dataset (raw ids; its `.idx` names their
+// type), and raw ids of --token-bytes.
 absl::Status Corpus::AddIds(const std::string& path, int64_t bytes) {
-  SLUICE_ASSIGN_OR_RETURN(
-      const TokenFileLayout layout,
-      ReadTokenFileLayout(path, bytes, options_.token_bytes));
-  token_bytes_ = layout.token_bytes;
-  files_.push_back({path, 0, layout.tokens, layout.skip_bytes});
-  total_ = layout.tokens;
+  const std::string head = Head(path, kLlmcHeaderBytes);
+  token_bytes_ = LlmcWidth(head);
+  if (token_bytes_ != 0) {
+    total_ = Word(head, 2);
+    files_.push_back({path, 0, total_, kLlmcHeaderBytes});
+    if (bytes == kLlmcHeaderBytes + total_ * token_bytes_) {
+      return absl::OkStatus();
+    }
+    return BadInput(fmt::format(
+        "--data {}: its header says {} tokens of {} bytes, the file has {} "
+        "bytes; it is cut short or broken",
+        path, total_, token_bytes_, bytes));
+  }
+  token_bytes_ =
+      options_.token_bytes != 0 ? options_.token_bytes : MegatronWidth(path);
+  if (token_bytes_ == 0) {
+    return BadInput(fmt::format(
+        "--data {}: no llm.c header and no .idx beside it; say --token-bytes "
+        "2 or 4",
+        path));
+  }
+  if (bytes % token_bytes_ != 0) {
+    return BadInput(
+        fmt::format("--data {}: {} bytes are not a whole number of {}-byte ids",
+                    path, bytes, token_bytes_));
+  }
+  total_ = bytes / token_bytes_;
+  files_.push_back({path, 0, total_, 0});
   return absl::OkStatus();
 }
 

@@ -7,7 +7,6 @@
 // pread, so even a long corpus needs almost no memory.
 //
 // Errors: InvalidArgument / NotFound, one line: what, value, what to do.
-//
 // Thread safety: none needed, one reader.
 #pragma once
 
@@ -26,7 +25,7 @@ namespace sluice::train {
 class Corpus {
  public:
   struct Options {
-    std::string path;    // empty: DefaultCorpusPath(), its .py files
+    std::string path;    // empty: the torch package's .py files
     std::string suffix;  // for files of a folder; empty: every text file
     int token_bytes = 0;
     int64_t vocab = 256;
@@ -64,9 +63,5 @@ class Corpus {
   UniqueFd open_;
   std::vector<unsigned char> bytes_;  // of one read, reused
 };
-
-// Returns the installed torch package: $SLUICE_PYTHON_PACKAGES/torch, or the
-// one this binary was configured with. Its Python sources are the demo's text.
-std::string DefaultCorpusPath();
 
 }  // namespace sluice::train
