@@ -266,13 +266,14 @@ absl::Status Trainer::Prepare() {
 }
 
 absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
-  const int64_t global_count = sequences() * context_.options->seq_len;
+  const int64_t global_count =
+      context_.options->sequences() * context_.options->seq_len;
   optimizer_->ZeroGradients();
   runtime::StepResult sum;
   next_token_ = state_.next_token;
-  for (int64_t i = 0; i < sequences(); ++i) {
+  for (int64_t i = 0; i < context_.options->sequences(); ++i) {
     context_.watch->BeginSequence(i);
-    if (i + 1 == sequences()) optimizer_->BeginLastSequence();
+    if (i + 1 == context_.options->sequences()) optimizer_->BeginLastSequence();
     if (dealer_ != nullptr) {
       SLUICE_RETURN_IF_ERROR(dealer_->Deal(next_token_, dealt_, dealt_labels_));
       SLUICE_RETURN_IF_ERROR(context_.stage->Write(tokens_, dealt_.data()));
@@ -346,7 +347,7 @@ std::vector<client::CopyRecord> Trainer::TakeCopies() {
 
 absl::Status Trainer::Step() {
   const absl::Time start = absl::Now();
-  context_.watch->BeginStep(state_.step + 1, sequences());
+  context_.watch->BeginStep(state_.step + 1, context_.options->sequences());
   copies_before_ = Copies();
   mismatches_before_ = context_.memory->allocator().stats().mismatches;
   SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
@@ -392,7 +393,7 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   m.loss = sums.loss;
   m.grad_norm = norm;
   m.lr = LearningRate(OptimizerOptions(*context_.options), state_.step - 1);
-  m.tokens = sequences() * context_.options->seq_len;
+  m.tokens = context_.options->sequences() * context_.options->seq_len;
   m.seconds = seconds;
   m.expected_seconds = context_.watch->expected_s();
   m.hbm_peak = sums.hbm_peak;
@@ -418,7 +419,7 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   step.host_peak = stepper_->host_bytes();
   step.tokens =
       stepper_->layout().total_local_rows(context_.environment->rank) *
-      sequences();
+      context_.options->sequences();
   step.loss = m.loss;
   step.plan_mismatches = m.plan_mismatches - mismatches_before_;
   // A missing daemon costs a report, never a step.
@@ -540,8 +541,9 @@ void Trainer::FinishReport() {
   const double steps = static_cast<double>(report_->steps);
   report_->seconds_per_step = seconds_ / steps;
   report_->tokens_per_second =
-      static_cast<double>(sequences() * context_.options->seq_len) * steps /
-      seconds_;
+      static_cast<double>(context_.options->sequences() *
+                          context_.options->seq_len) *
+      steps / seconds_;
 }
 
 // Stops before the first step if a stop was requested during set-up. There is

@@ -76,9 +76,6 @@ class Trainer {
   absl::Status SaveFailure() const;
   void Note(const std::string& text);
   void FinishReport();
-  int64_t sequences() const {
-    return context_.options->batch * context_.options->accumulate;
-  }
 
   StepperContext context_;
   RunOptions chosen_;  // context_'s options with open settings filled in

@@ -86,6 +86,8 @@ struct RunOptions {
   std::vector<int64_t> gpus;
   bool probe = false;
   bool json = false;
+
+  int64_t sequences() const { return batch * accumulate; }  // of a step
 };
 
 // The parsed command line. If `exit` >= 0, there is nothing to run (--help was
