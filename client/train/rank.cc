@@ -26,8 +26,6 @@
 #include "client/train/step/stepper.h"
 #include "client/train/trainer.h"
 #include "client/train/watch/rank_watch.h"
-#include "client/train/watch/stop.h"
-#include "client/train/watch/watched_collectives.h"
 #include "planner/stream/states.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
@@ -41,6 +39,69 @@ double CollectiveTimeout(double end_after_s) {
   if (end_after_s == 0) return 7 * kDay;
   return std::clamp(10 * end_after_s, kDay, 7 * kDay);
 }
+
+// Collectives that report to the rank's watch when they begin and end, so that
+// the watchdog can distinguish a waiting rank from the rank that it waits for.
+// Collectives of GPUs end when they are issued; there the counts of begun
+// collectives distinguish the ranks. Collectives of tensors that are not on
+// `device` are passed on to a watched object inside. Barriers are the CPU's.
+class WatchedCollectives final : public runtime::Collectives {
+ public:
+  // `watch` outlives this.
+  WatchedCollectives(std::unique_ptr<runtime::Collectives> real,
+                     RankWatch* watch, at::DeviceType device)
+      : real_(std::move(real)), watch_(watch), device_(device) {}
+
+  int rank() const override { return real_->rank(); }
+  int world_size() const override { return real_->world_size(); }
+  absl::Status AllToAll(const at::Tensor& receive,
+                        const std::vector<int64_t>& receive_counts,
+                        const at::Tensor& send,
+                        const std::vector<int64_t>& send_counts) override {
+    return Watch("all-to-all", send.device().type(), [&] {
+      return real_->AllToAll(receive, receive_counts, send, send_counts);
+    });
+  }
+  absl::Status SumAll(at::Tensor& tensor) override {
+    return Watch("sum over ranks", tensor.device().type(),
+                 [&] { return real_->SumAll(tensor); });
+  }
+  absl::Status SumTo(at::Tensor& tensor, int root) override {
+    return Watch("sum to one rank", tensor.device().type(),
+                 [&] { return real_->SumTo(tensor, root); });
+  }
+  absl::Status Broadcast(at::Tensor& tensor, int root) override {
+    return Watch("broadcast", tensor.device().type(),
+                 [&] { return real_->Broadcast(tensor, root); });
+  }
+  absl::Status BeginSumScatter(at::Tensor& tensor) override {
+    return Watch("reduce-scatter", tensor.device().type(),
+                 [&] { return real_->BeginSumScatter(tensor); });
+  }
+  absl::Status BeginGather(at::Tensor& tensor) override {
+    return Watch("all-gather", tensor.device().type(),
+                 [&] { return real_->BeginGather(tensor); });
+  }
+  absl::Status AwaitBegun() override { return real_->AwaitBegun(); }
+  absl::Status Barrier() override {
+    return Watch("barrier", at::kCPU, [&] { return real_->Barrier(); });
+  }
+  absl::Status Check() override { return real_->Check(); }
+  void Abort(const std::string& why) override { real_->Abort(why); }
+
+ private:
+  absl::Status Watch(const char* what, at::DeviceType of, auto body) {
+    if (of != device_) return body();
+    watch_->CollectiveBegan(what);
+    const absl::Status status = body();
+    watch_->CollectiveEnded();
+    return status;
+  }
+
+  const std::unique_ptr<runtime::Collectives> real_;
+  RankWatch* const watch_;
+  const at::DeviceType device_;
+};
 
 class RankRun {
  public:
@@ -222,8 +283,8 @@ absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
     auto connected = runtime::ConnectDevice(ranks, host);
     SLUICE_RETURN_IF_ERROR(runtime::Agree(host, connected.status()));
     if (*connected != nullptr) {
-      gpus =
-          Watched(*std::move(connected), progress_.get(), ranks.device.type());
+      gpus = std::make_unique<WatchedCollectives>(
+          *std::move(connected), progress_.get(), ranks.device.type());
     }
   }
   runtime::Collectives* const all = gpus != nullptr ? gpus.get() : host;
@@ -260,7 +321,8 @@ absl::Status RankRun::Work() {
     // delays that the watchdog does not see.
     c.timeout_s = CollectiveTimeout(options_.end_after);
     SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
-    host = Watched(std::move(host), progress_.get());
+    host = std::make_unique<WatchedCollectives>(std::move(host),
+                                                progress_.get(), at::kCPU);
     if (environment_.launcher_pid == 0) {
       SLUICE_RETURN_IF_ERROR(OpenLine(*host));
     }

@@ -5,8 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "client/train/watch/stop.h"
-
 namespace sluice::train {
 namespace {
 

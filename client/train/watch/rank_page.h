@@ -28,8 +28,6 @@ enum class RankPhase : uint32_t {
   kStep,
   kSaving,
 };
-// Returns text such as "waiting for the daemon's plan".
-const char* Words(RankPhase phase);
 
 struct RankSample {
   uint64_t events = 0;       // counts everything that the rank does

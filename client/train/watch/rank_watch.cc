@@ -1,11 +1,11 @@
 #include "client/train/watch/rank_watch.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "client/train/watch/stop.h"
 #include "client/train/watch/words.h"
 #include "proto/base/clock.h"
 
@@ -20,7 +20,33 @@ constexpr double kLogSeconds = 10;
 // The interval between two checks whether a lost daemon is back.
 constexpr double kDaemonSeconds = 2;
 
+std::atomic<bool> stop_requested{false};
+std::atomic<int> stop_signal{0};  // the first that requested a stop; 0: none
+static_assert(std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void OnSignal(int signal) {
+  int none = 0;
+  stop_signal.compare_exchange_strong(none, signal);
+  stop_requested = true;
+}
+
 }  // namespace
+
+void InstallStopSignals() {
+  struct sigaction action {};
+  action.sa_handler = OnSignal;
+  // Reads and writes go on: the flag is read only at the end of a step.
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  // nohup ignores SIGHUP; then a closed terminal must not end the run.
+  if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+}
+
+void RequestStop() { stop_requested = true; }
 
 std::unique_ptr<RankWatch> RankWatch::Start(const Options& options) {
   auto page = RankPage::Open(options.page_file);
@@ -86,7 +112,7 @@ void RankWatch::At(std::string_view what) {
 
 bool RankWatch::HearStop(int64_t next) {
   const MutexLock lock(stop_mutex_);
-  if (StopRequested()) {
+  if (stop_requested) {
     SayStop(page_->Read(), MonotonicSeconds());
     return true;
   }
@@ -134,13 +160,13 @@ void RankWatch::SayProgress(const RankSample& sample, double now_s) {
 
 void RankWatch::LookForStop(double now_s) {
   const MutexLock lock(stop_mutex_);
-  if (StopRequested()) SayStop(page_->Read(), now_s);
+  if (stop_requested) SayStop(page_->Read(), now_s);
 }
 
 void RankWatch::SayStop(const RankSample& sample, double now_s) {
   if (stop_said_ || !options_.speaks) return;
   stop_said_ = true;
-  console_.Note(StopText({.signal = StopSignal(),
+  console_.Note(StopText({.signal = stop_signal,
                           .last_step = last_step_,
                           .save = options_.save,
                           .second_kills = options_.launched},

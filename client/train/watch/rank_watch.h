@@ -25,6 +25,12 @@
 
 namespace sluice::train {
 
+// Makes SIGINT, SIGTERM and SIGHUP (unless ignored) call RequestStop: the run
+// stops at the end of the step. The handler only sets atomics.
+void InstallStopSignals();
+// Also called when the daemon evicts the job. Safe.
+void RequestStop();
+
 class RankWatch final : public runtime::SegmentObserver,
                         public runtime::RunWatch {
  public:

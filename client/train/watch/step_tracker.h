@@ -29,17 +29,10 @@ struct SegmentCost {
 };
 using SegmentCosts = std::map<std::string, SegmentCost, std::less<>>;
 
-// Returns the seconds of one sequence.
-double TotalSeconds(const SegmentCosts& costs);
-
 class StepTracker {
  public:
   StepTracker() = default;
-  StepTracker(int64_t layers, int64_t chunks, SegmentCosts costs)
-      : layers_(layers),
-        chunks_(chunks),
-        costs_(std::move(costs)),
-        total_(TotalSeconds(costs_)) {}
+  StepTracker(int64_t layers, int64_t chunks, SegmentCosts costs);
 
   // Begins a step with this many sequences, and its first one.
   void BeginStep(int64_t sequences);
