@@ -31,10 +31,9 @@ int Fail(const absl::Status& status) {
 // Suggests --private to a user without a daemon.
 absl::Status WithoutDaemon(Command command, const absl::Status& status) {
   if (command == Command::kCheck || !absl::IsNotFound(status)) return status;
-  return absl::NotFoundError(
-      fmt::format("{}; with --private a run has one of its own, with simulated "
-                  "GPUs",
-                  std::string(status.message())));
+  return absl::NotFoundError(fmt::format(
+      "{}; with --private a run has one of its own, with simulated GPUs",
+      std::string(status.message())));
 }
 
 int LaunchHere(const RunOptions& options,

@@ -51,11 +51,10 @@ std::string Advice(const NonFinite& what, const RunOptions& o) {
     return "the checkpoint holds it: --resume an earlier one";
   }
   if (what.step == 1) {
-    return o.dtype == Dtype::kBf16
-               ? "no update has been made yet, so look at the data and try "
-                 "--dtype fp32"
-               : "no update has been made yet, so look at the data and the "
-                 "shape of the model";
+    return o.dtype == Dtype::kBf16 ? "no update has been made yet, so look at "
+                                     "the data and try --dtype fp32"
+                                   : "no update has been made yet, so look at "
+                                     "the data and the shape of the model";
   }
   std::string text = fmt::format("lower --lr (it was {:.3g}", what.lr);
   text += what.step <= o.warmup + 1 && o.warmup > 0

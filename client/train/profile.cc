@@ -409,14 +409,13 @@ std::string Toml(const Machine& machine, const Measured& m, int64_t gpus,
   const std::string what =
       machine.real()
           ? fmt::format(
-                "bf16, attention by {},\n# by the GPU's clock. The "
-                "peak is the best rate that one of the kernels\n# "
-                "reached",
+                "bf16, attention by {},\n# by the GPU's clock. The peak is the "
+                "best rate that one of the kernels\n# reached",
                 machine.attention())
           : fmt::format(
                 "{} each, fp32.\n# A SIMULATED node: the kernels are the "
-                "CPU's, the peak is the best rate\n# that one of them "
-                "reached, the links are sim's",
+                "CPU's, the peak is the best rate\n# that one of them reached, "
+                "the links are sim's",
                 Some(threads, "thread"));
   return fmt::format(
              "# Measured by sluice-train profile, {} at once, {}.\n"

@@ -54,10 +54,9 @@ absl::Status CheckOneRun(const std::string& folder,
     list += fmt::format("{}{}{} is of run {}", list.empty() ? "" : ", ",
                         kPrefix, step, run);
   }
-  return BadInput(
-      fmt::format("--resume {}: it holds checkpoints of {} runs ({}): name "
-                  "one of them",
-                  folder, newest.size(), list));
+  return BadInput(fmt::format(
+      "--resume {}: it holds checkpoints of {} runs ({}): name one of them",
+      folder, newest.size(), list));
 }
 
 }  // namespace

@@ -49,10 +49,9 @@ absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
     order.push_back(*found);
   }
   if (static_cast<int64_t>(named.size()) > local_ranks) {
-    return BadInput(
-        fmt::format("--gpu names {} GPUs for {} rank{}: name one, or one per "
-                    "rank",
-                    named.size(), local_ranks, local_ranks == 1 ? "" : "s"));
+    return BadInput(fmt::format(
+        "--gpu names {} GPUs for {} rank{}: name one, or one per rank",
+        named.size(), local_ranks, local_ranks == 1 ? "" : "s"));
   }
   if (order.empty()) {
     order = gpus;

@@ -71,10 +71,9 @@ absl::StatusOr<UniqueFd> ConnectTo(const std::string& host, int64_t port) {
   }
   if (found != nullptr) freeaddrinfo(found);
   if (fd) return fd;
-  return absl::UnavailableError(
-      fmt::format("connect to rank 0 at {}:{}, which passes on the ends of "
-                  "ranks: {}",
-                  host, port, why));
+  return absl::UnavailableError(fmt::format(
+      "connect to rank 0 at {}:{}, which passes on the ends of ranks: {}", host,
+      port, why));
 }
 
 void SendTo(int fd, const std::string& line) {
