@@ -123,15 +123,14 @@ class RankRun {
  private:
   std::unique_ptr<RankWatch> MakeWatch();
   absl::Status Work();
-  // Opens the line that reports deaths to all ranks (PeerLine). Used without
-  // our launcher, when the ranks may be on several nodes.
+  // Used without our launcher, when the ranks may be on several nodes.
   absl::Status OpenLine(runtime::Collectives& host);
   // `ranks` are the options with which `host` was connected; `host` is null for
   // one rank.
   absl::Status WithMemory(runtime::Collectives::Options ranks,
                           runtime::Collectives* host);
-  // Leases the GPU's memory, after NCCL has allocated its own. `gpus` are the
-  // collectives of the ranks' GPUs; null without GPUs.
+  // Leases the GPU's memory, after NCCL has allocated its own. `gpus` is null
+  // without GPUs.
   absl::Status Lease(runtime::RankMemory& memory, runtime::Collectives* host,
                      runtime::Collectives* gpus);
   absl::Status WithRanks(runtime::RankMemory& memory,
@@ -150,8 +149,6 @@ class RankRun {
   // the main thread is stuck or works, so it must not read what that thread
   // writes (the reports).
   void GiveUp(const absl::Status& why);
-  [[noreturn]] void Leave(const absl::Status& status);
-  std::string Report(const absl::Status& status) const;
   void Tell(const absl::Status& status, const std::string& report,
             bool interrupted);
 
@@ -160,7 +157,7 @@ class RankRun {
   RunReport report_;
   CheckReport check_;
   std::string machine_;               // profile: the TOML
-  std::atomic<bool> telling_{false};  // a thread writes the result
+  std::atomic<bool> telling_{false};  // one thread writes the result
   const std::unique_ptr<RankWatch> progress_;
   PeerWatch watch_;
   std::unique_ptr<PeerLine> line_;  // after OpenLine
@@ -193,10 +190,9 @@ absl::Status RankRun::CheckStates(Bytes memory) const {
 absl::Status RankRun::PlaceStates(const StepperContext& context) {
   const Bytes memory = context.memory->size();
   report_.states = options_.optimizer_states.value_or(stream::StatePlace::kHbm);
-  const bool open = options_.command == Command::kTrain &&
-                    options_.method == Method::kSluice &&
-                    !options_.optimizer_states.has_value();
-  if (open) {
+  if (options_.command == Command::kTrain &&
+      options_.method == Method::kSluice &&
+      !options_.optimizer_states.has_value()) {
     const Bytes states = StatesIn(stream::StatePlace::kHbm);
     const Bytes step = LeastStepBytes(context);
     SLUICE_ASSIGN_OR_RETURN(
@@ -375,15 +371,10 @@ std::unique_ptr<RankWatch> RankRun::MakeWatch() {
   return RankWatch::Start(o);
 }
 
-std::string RankRun::Report(const absl::Status& status) const {
-  return options_.command == Command::kCheck ? ToJson(check_)
-                                             : ToJson(report_, status);
-}
-
+// Without a launcher, or if the file cannot be written, the rank prints the
+// result.
 void RankRun::Tell(const absl::Status& status, const std::string& report,
                    bool interrupted) {
-  // Without a launcher, or if the file cannot be written, the rank prints the
-  // result.
   if (!environment_.result_file.empty() &&
       WriteResult(environment_.result_file, status, report, interrupted).ok()) {
     return;
@@ -398,16 +389,11 @@ void RankRun::Tell(const absl::Status& status, const std::string& report,
 }
 
 void RankRun::GiveUp(const absl::Status& why) {
-  // another thread already writes the result
   if (telling_.exchange(true)) return;
-  Leave(why);
-}
-
-void RankRun::Leave(const absl::Status& status) {
   progress_->console().Close();
-  Tell(status, "", false);
+  Tell(why, "", false);
   std::fflush(nullptr);
-  _exit(ExitCode(status));
+  _exit(ExitCode(why));
 }
 
 int RankRun::Run() {
@@ -430,14 +416,17 @@ int RankRun::Run() {
   if (status.ok() && environment_.rank == 0) {
     std::fputs(machine_.c_str(), stdout);
     if (options_.probe && !options_.json) {
-      const std::string fits = fmt::format(
-          "fits: {} of {} of GPU memory per rank, {} of host memory",
-          FormatBytes(report_.peak_hbm), FormatBytes(report_.hbm_per_gpu),
-          FormatBytes(report_.host));
-      std::puts(fits.c_str());
+      std::puts(fmt::format(
+                    "fits: {} of {} of GPU memory per rank, {} of host memory",
+                    FormatBytes(report_.peak_hbm),
+                    FormatBytes(report_.hbm_per_gpu), FormatBytes(report_.host))
+                    .c_str());
     }
   }
-  Tell(status, Report(status), report_.interrupted);
+  const std::string report = options_.command == Command::kCheck
+                                 ? ToJson(check_)
+                                 : ToJson(report_, status);
+  Tell(status, report, report_.interrupted);
   std::fflush(nullptr);
   // A failed rank leaves at once: joining threads that wait for lost peers
   // could take forever, and the kernel frees everything anyway.

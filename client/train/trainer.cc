@@ -70,8 +70,6 @@ void ReportChoice(const RunOptions& options, const Stepper& stepper,
 
 }  // namespace
 
-Trainer::~Trainer() = default;
-
 absl::Status Trainer::PrepareData() {
   const RunOptions& o = *context_.options;
   if (o.probe) return absl::OkStatus();  // a probe needs no text
@@ -436,9 +434,7 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
 // Changes the plan on all ranks if any rank takes a new one. All ranks decided
 // from the same sum, so all call Refresh or none does.
 absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
-  if (std::count(takes.begin(), takes.end(), true) == 0) {
-    return absl::OkStatus();
-  }
+  if (std::ranges::count(takes, true) == 0) return absl::OkStatus();
   const auto rank = static_cast<size_t>(context_.environment->rank);
   SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
   SLUICE_ASSIGN_OR_RETURN(runtime::PlanChangeRecord change,

@@ -36,7 +36,6 @@ class Trainer {
   // updated during the run, so that it is right however the run ends.
   Trainer(const StepperContext& context, RunReport* report)
       : context_(context), report_(report) {}
-  ~Trainer();
 
   absl::Status Run();
 
