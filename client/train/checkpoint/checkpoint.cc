@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "client/torch/placement.h"
-#include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/checkpoint/hf_names.h"
 #include "client/train/checkpoint/safetensors.h"
 #include "client/train/launch/outcome.h"
@@ -20,17 +19,16 @@
 namespace sluice::train {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 // Elements of a transposed tensor that are copied at a time: far below
 // HostScope's cap.
 constexpr int64_t kPieceElements = 1 << 18;
 
-TensorType TypeOf(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 ? TensorType::kBF16
-                                               : TensorType::kF32;
-}
-
 TensorInfo InfoOf(const HfTensor& tensor, const at::Tensor& flat) {
-  return {tensor.name, TypeOf(flat), tensor.shape()};
+  const bool bf16 = flat.scalar_type() == at::kBFloat16;
+  return {tensor.name, bf16 ? TensorType::kBF16 : TensorType::kF32,
+          tensor.shape()};
 }
 
 at::Tensor Part(const at::Tensor& flat, const FlatEntry& entry) {
@@ -207,17 +205,10 @@ std::string KeyOf(const StepperContext& context, int ranks) {
 absl::Status WritePlan(const std::string& path, const StepperContext& context,
                        const runtime::SavedPlan* plan) {
   if (plan == nullptr) return absl::OkStatus();
-  const nlohmann::ordered_json json = {
-      {"key", KeyOf(context, context.environment->world_size)},
-      {"profile", plan::Encode(plan->profile)},
-      {"plan", plan::Encode(plan->plan)}};
+  const Json json = {{"key", KeyOf(context, context.environment->world_size)},
+                     {"profile", plan::Encode(plan->profile)},
+                     {"plan", plan::Encode(plan->plan)}};
   return WriteFile(path, json.dump() + "\n");
-}
-
-// Returns the text with this name, or "" if there is none.
-std::string TextOf(const nlohmann::json& json, const char* name) {
-  if (!json.is_object() || !json.contains(name)) return "";
-  return json[name].is_string() ? json[name].get<std::string>() : "";
 }
 
 absl::Status IsBroken(const absl::Status& status) {
@@ -233,13 +224,13 @@ absl::StatusOr<runtime::SavedPlan> ReadPlan(const std::string& path,
                                             const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
   if (!text.ok()) return absl::NotFoundError("the checkpoint has none");
-  const auto json = nlohmann::json::parse(*text, nullptr, false);
-  if (const std::string saved = TextOf(json, "key"); saved != key) {
+  const auto json = Json::parse(*text, nullptr, false);
+  if (const std::string saved = TextField(json, "key"); saved != key) {
     return absl::NotFoundError(WhyAnotherKey(saved, key));
   }
-  auto profile = plan::DecodeRankProfile(TextOf(json, "profile"));
+  auto profile = plan::DecodeRankProfile(TextField(json, "profile"));
   SLUICE_RETURN_IF_ERROR(IsBroken(profile.status()));
-  auto plan = plan::DecodeNodePlan(TextOf(json, "plan"));
+  auto plan = plan::DecodeNodePlan(TextField(json, "plan"));
   SLUICE_RETURN_IF_ERROR(IsBroken(plan.status()));
   const plan::RankPlan* part = plan::PartOf(*plan, *profile);
   if (part == nullptr || profile->rank != rank) {
@@ -270,27 +261,20 @@ absl::Status WriteCheckpoint(const std::string& folder,
   SLUICE_RETURN_IF_ERROR(
       WriteFile(folder + "/config.json",
                 HfConfig(o.model, o.seq_len, o.dtype == Dtype::kBf16)));
-  StateFile file;
-  file.step = state.step;
-  file.next_token = state.next_token;
-  file.ranks = ranks;
-  file.identity = identity;
+  const StateFile file{.step = state.step,
+                       .next_token = state.next_token,
+                       .ranks = ranks,
+                       .identity = identity};
   return WriteState(folder, o, file);
 }
 
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,
                                           const RankEnvironment& environment) {
-  SLUICE_ASSIGN_OR_RETURN(const FoundCheckpoint found, FindCheckpoint(path));
+  SLUICE_ASSIGN_OR_RETURN(FoundCheckpoint found, FindCheckpoint(path));
   SLUICE_RETURN_IF_ERROR(CheckFlags(found.path, options));
-  Checkpoint checkpoint;
-  checkpoint.path = found.path;
-  checkpoint.passed_over = found.passed_over;
-  checkpoint.state = found.state;
-  checkpoint.model = options.model;
-  checkpoint.rank = environment.rank;
-  checkpoint.world_size = environment.world_size;
-  return checkpoint;
+  return Checkpoint{std::move(found), options.model, environment.rank,
+                    environment.world_size};
 }
 
 absl::Status Checkpoint::CheckData(const RunOptions& options,
@@ -330,8 +314,7 @@ std::optional<stream::Settings> Checkpoint::LoadSettings() const {
   if (state.ranks != world_size) return std::nullopt;
   const auto text = ReadFile(PlanFile(path, rank, world_size));
   if (!text.ok()) return std::nullopt;
-  return SettingsOf(
-      TextOf(nlohmann::json::parse(*text, nullptr, false), "key"));
+  return SettingsOf(TextField(Json::parse(*text, nullptr, false), "key"));
 }
 
 absl::Status Checkpoint::LoadWeights(FlatModel& weights,

@@ -22,7 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/train/checkpoint/trainer_state.h"
+#include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/optimizer/adamw.h"
 #include "client/train/step/stepper.h"
 
@@ -41,10 +41,7 @@ absl::Status WriteCheckpoint(const std::string& folder,
                              const RunIdentity& identity, AdamW& optimizer,
                              const runtime::SavedPlan* plan);
 
-struct Checkpoint {
-  std::string path;
-  std::string passed_over;  // newer incomplete checkpoints, on one line
-  StateFile state;
+struct Checkpoint : FoundCheckpoint {
   stream::ModelShape model;
   int rank = 0;  // this rank
   int world_size = 1;

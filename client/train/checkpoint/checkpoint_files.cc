@@ -134,12 +134,6 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path) {
                   error ? error.message() : "no checkpoint in it"));
 }
 
-absl::Status SyncPath(const std::string& path, int flags) {
-  const UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC));
-  if (!fd || fsync(fd.get()) != 0) return ErrnoStatus(errno, "sync " + path);
-  return absl::OkStatus();
-}
-
 absl::Status WriteFile(const std::string& path, const std::string& text) {
   const UniqueFd fd(
       open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));

@@ -39,7 +39,5 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path);
 // Writes a file and syncs it.
 absl::Status WriteFile(const std::string& path, const std::string& text);
 absl::StatusOr<std::string> ReadFile(const std::string& path);
-// Syncs the content of a file or a folder.
-absl::Status SyncPath(const std::string& path, int flags);
 
 }  // namespace sluice::train

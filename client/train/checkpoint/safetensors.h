@@ -23,14 +23,12 @@
 namespace sluice::train {
 
 enum class TensorType { kF32, kBF16, kU8 };
-int64_t ElementBytes(TensorType type);
 
 struct TensorInfo {
   std::string name;
   TensorType type = TensorType::kF32;
   std::vector<int64_t> shape;
-  int64_t elements() const;
-  int64_t bytes() const { return elements() * ElementBytes(type); }
+  int64_t bytes() const;
 };
 
 class SafetensorsWriter {
@@ -57,8 +55,6 @@ class SafetensorsReader {
   static absl::StatusOr<std::unique_ptr<SafetensorsReader>> Open(
       const std::string& path);
   const std::string& label() const { return label_; }  // empty: none
-  // Returns null if there is no such tensor.
-  const TensorInfo* Find(const std::string& name) const;
   // Checks that the tensor exists with this type and shape; else
   // InvalidArgument, with both shapes.
   absl::Status Expect(const TensorInfo& wanted) const;
@@ -74,6 +70,7 @@ class SafetensorsReader {
   SafetensorsReader() = default;
   absl::Status ParseHeader(const std::string& header, int64_t data_begin,
                            int64_t data_bytes);
+  absl::StatusOr<const Place*> Find(const std::string& name) const;
 
   std::string path_;
   std::string label_;

@@ -12,6 +12,7 @@
 
 #include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/launch/outcome.h"
+#include "proto/base/replace_file.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -143,7 +144,7 @@ absl::Status SaveFolder::Begin(int64_t step) {
 
 absl::Status SaveFolder::Commit(int64_t step) {
   const std::string temporary = Temporary(folder_, step);
-  SLUICE_RETURN_IF_ERROR(SyncPath(temporary, O_RDONLY | O_DIRECTORY));
+  SLUICE_RETURN_IF_ERROR(SyncFolder(temporary));
   const std::string place = CheckpointName(folder_, step);
   const std::string old = place + ".old";
   std::error_code error, ignored;
@@ -161,7 +162,7 @@ absl::Status SaveFolder::Commit(int64_t step) {
                        fmt::format("rename {} to {}", temporary, place));
   }
   fs::remove_all(old, ignored);
-  return SyncPath(folder_, O_RDONLY | O_DIRECTORY);
+  return SyncFolder(folder_);
 }
 
 void SaveFolder::Abandon(int64_t step) {

@@ -38,11 +38,6 @@ int64_t Number(const Json& json, const char* name) {
   return json[name].get<int64_t>();
 }
 
-std::string TextField(const Json& json, const char* name) {
-  if (!json.is_object() || !json.contains(name)) return "";
-  return json[name].is_string() ? json[name].get<std::string>() : "";
-}
-
 // Formats a setting of a plan's key as text.
 std::string InWords(const Json& key, const std::string& name) {
   if (name == "hbm" && key.contains(name)) {
@@ -71,6 +66,11 @@ absl::Status ReadJson(const std::string& folder, Json* json) {
 }
 
 }  // namespace
+
+std::string TextField(const Json& json, const char* name) {
+  if (!json.is_object() || !json.contains(name)) return "";
+  return json[name].is_string() ? json[name].get<std::string>() : "";
+}
 
 std::string NewRunId() {
   std::random_device random;
@@ -192,15 +192,15 @@ std::string WhyAnotherKey(const std::string& saved, const std::string& wanted) {
   if (!then.is_object() || !now.is_object()) {
     return "it does not say what it was made for";
   }
-  for (const auto& [name, value] : now.items()) {
-    if (then.contains(name) && then[name] == value) continue;
-    return fmt::format("it was made with {}, this run has {}",
-                       InWords(then, name), InWords(now, name));
-  }
-  for (const auto& [name, value] : then.items()) {
-    if (now.contains(name)) continue;
-    return fmt::format("it was made with {}, this run has {}",
-                       InWords(then, name), InWords(now, name));
+  for (const Json* const keys : {&now, &then}) {
+    for (const auto& [name, value] : keys->items()) {
+      if (now.contains(name) && then.contains(name) &&
+          now[name] == then[name]) {
+        continue;
+      }
+      return fmt::format("it was made with {}, this run has {}",
+                         InWords(then, name), InWords(now, name));
+    }
   }
   return "its flags are in another order";
 }

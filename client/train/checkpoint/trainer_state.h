@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -41,6 +42,8 @@ struct StateFile {
 };
 
 std::string StatePath(const std::string& folder);
+// Returns the text with this name, or "" if there is none.
+std::string TextField(const nlohmann::ordered_json& json, const char* name);
 
 absl::Status WriteState(const std::string& folder, const RunOptions& options,
                         const StateFile& state);
