@@ -18,6 +18,7 @@
 #include "client/train/watch/rank_page.h"
 #include "client/train/watch/watchdog.h"
 #include "proto/base/clock.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/temporary_folder.h"
 #include "proto/base/unique_fd.h"
@@ -108,6 +109,8 @@ absl::Status Ranks::Start(const RunOptions& options, const std::string& binary,
     watchdog_.emplace(WatchLimits{options.late_after, options.end_after},
                       /*alone=*/false);
   }
+  std::vector<std::string> words = {binary};
+  words.insert(words.end(), arguments.begin(), arguments.end());
   const std::string world = std::to_string(options.ranks);
   for (int rank = 0; rank < options.ranks; ++rank) {
     RankProcess process;
@@ -115,33 +118,34 @@ absl::Status Ranks::Start(const RunOptions& options, const std::string& binary,
     process.result_file = fmt::format("{}/rank{}.json", folder, rank);
     process.page_file = fmt::format("{}/rank{}.page", folder, rank);
     SLUICE_ASSIGN_OR_RETURN(process.page, RankPage::Open(process.page_file));
-    SpawnOptions spawn;
-    spawn.argv = {binary};
-    spawn.argv.insert(spawn.argv.end(), arguments.begin(), arguments.end());
-    spawn.environment = {{"RANK", std::to_string(rank)},
-                         {"WORLD_SIZE", world},
-                         {"LOCAL_RANK", std::to_string(rank)},
-                         {"LOCAL_WORLD_SIZE", world},
-                         {"MASTER_ADDR", "127.0.0.1"},
-                         {"MASTER_PORT", std::to_string(listener.port)},
-                         {"SLUICE_RESULT_FILE", process.result_file},
-                         {"SLUICE_PAGE_FILE", process.page_file},
-                         {"SLUICE_LAUNCHER_PID", std::to_string(getpid())}};
-    const auto set = [&spawn](const char* name, int64_t value) {
-      spawn.environment.emplace_back(name, std::to_string(value));
+    std::vector<std::pair<std::string, std::string>> environment = {
+        {"RANK", std::to_string(rank)},
+        {"WORLD_SIZE", world},
+        {"LOCAL_RANK", std::to_string(rank)},
+        {"LOCAL_WORLD_SIZE", world},
+        {"MASTER_ADDR", "127.0.0.1"},
+        {"MASTER_PORT", std::to_string(listener.port)},
+        {"SLUICE_RESULT_FILE", process.result_file},
+        {"SLUICE_PAGE_FILE", process.page_file},
+        {"SLUICE_LAUNCHER_PID", std::to_string(getpid())}};
+    const auto set = [&environment](const char* name, int64_t value) {
+      environment.emplace_back(name, std::to_string(value));
     };
     if (!gpus.empty()) {
       set("SLUICE_GPU", gpus[rank].gpu);
       set("SLUICE_GPU_RANKS", gpus[rank].ranks);
       set("SLUICE_NUMA_RANKS", gpus[rank].numa_ranks);
     }
+    SpawnOptions spawn;
     if (rank == 0) {
-      spawn.inherited_fd = listener.fd.get();
+      spawn.files = {{listener.fd.get(), listener.fd.get()}};
       set("SLUICE_MASTER_FD", listener.fd.get());
     }
-    if (!socket.empty())
-      spawn.environment.emplace_back("SLUICE_SOCKET", socket);
-    auto pid = Spawn(spawn);
+    if (!socket.empty()) environment.emplace_back("SLUICE_SOCKET", socket);
+    spawn.environment = EnvironmentWith(environment);
+    // Never fork: a forked copy of a process that maps leased memory would keep
+    // it, and torch's threads do not survive a fork.
+    const auto pid = Spawn(words, spawn);
     if (!pid.ok()) {
       Signal(SIGKILL);
       for (RankProcess& p : processes_) WaitFor(p.pid, absl::Seconds(5));

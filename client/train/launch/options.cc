@@ -125,17 +125,8 @@ absl::Status CheckAttention(const RunOptions& o) {
 }  // namespace
 
 const char* Name(Method method) {
-  switch (method) {
-    case Method::kKeepAll:
-      return "keep-all";
-    case Method::kRecompute:
-      return "recompute";
-    case Method::kAlst:
-      return "alst";
-    case Method::kSluice:
-      return "sluice";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"keep-all", "recompute", "alst", "sluice"};
+  return kNames[static_cast<size_t>(method)];
 }
 
 const char* Name(Dtype dtype) {

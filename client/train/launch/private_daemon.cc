@@ -16,6 +16,7 @@
 #include "client/train/launch/process.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/sizes.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 
@@ -102,19 +103,13 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> PrivateDaemon::Start(
   UniqueFd to(ends[1]);
   const UniqueFd log_fd(
       open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
-  SpawnOptions spawn;
-  spawn.argv = {BinaryFolder() + "/sluice-train",
-                "guard",
-                std::to_string(getpid()),
-                BinaryFolder() + "/sluiced",
-                "--config",
-                config,
-                "--runtime-dir",
-                folder.path()};
-  spawn.own_group = true;
-  spawn.stdout_fd = to.get();
-  spawn.stderr_fd = log_fd.get();
-  SLUICE_ASSIGN_OR_RETURN(const pid_t pid, Spawn(spawn));
+  SLUICE_ASSIGN_OR_RETURN(
+      const pid_t pid,
+      Spawn({BinaryFolder() + "/sluice-train", "guard",
+             std::to_string(getpid()), BinaryFolder() + "/sluiced", "--config",
+             config, "--runtime-dir", folder.path()},
+            {.files = {{to.get(), 1}, {log_fd.get(), 2}},
+             .own_group = true}));  // Ctrl-C at the terminal does not reach it
   to.Reset();
   std::unique_ptr<PrivateDaemon> daemon(
       new PrivateDaemon(std::move(folder), pid));
