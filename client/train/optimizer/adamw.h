@@ -115,10 +115,16 @@ class AdamW final : public runtime::PendingWeights {
   absl::Status UpdateUnit();
   // With host_ set, updates the rest of a part and zeroes its gradients.
   absl::Status UpdatePart(int64_t part);
-  // Reduce begins the sums of a part's gradients, Gather the gathering of its
-  // weights.
+  // Calls `even` for each even round of a part, and `single` for each bucket of
+  // its other rounds.
+  absl::Status Move(int64_t part, const FlatModel& of,
+                    absl::Status (runtime::Collectives::*even)(at::Tensor&),
+                    absl::Status (runtime::Collectives::*single)(at::Tensor&,
+                                                                 int));
+  // Begins the sums of a part's gradients.
   absl::Status Reduce(int64_t part);
   absl::Status ReduceFrom(int64_t part);
+  // Begins the gathering of a part's weights.
   absl::Status Gather(int64_t part);
 
   AdamWOptions options_;

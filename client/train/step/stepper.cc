@@ -13,16 +13,10 @@ namespace sluice::train {
 namespace {
 
 runtime::BaselineMethod BaselineMethodOf(Method method) {
-  switch (method) {
-    case Method::kKeepAll:
-      return runtime::BaselineMethod::kKeepAll;
-    case Method::kAlst:
-      return runtime::BaselineMethod::kAlst;
-    case Method::kRecompute:
-    case Method::kSluice:
-      break;
-  }
-  return runtime::BaselineMethod::kRecompute;
+  using runtime::BaselineMethod;
+  if (method == Method::kKeepAll) return BaselineMethod::kKeepAll;
+  return method == Method::kAlst ? BaselineMethod::kAlst
+                                 : BaselineMethod::kRecompute;
 }
 
 class BaselineStepper final : public Stepper {
