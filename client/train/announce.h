@@ -41,15 +41,13 @@ std::vector<std::string> Banner(const BannerFacts& facts);
 
 // Returns the seconds of a step's segments (one sequence).
 double ComputeSeconds(const plan::RankProfile& profile);
-// Returns the seconds of the step's longer copy stream at these speeds (0:
-// unlimited).
+// Returns those of its longer copy stream at these speeds (0: unlimited).
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
                    double h2d_bytes_per_second, double d2h_bytes_per_second);
 
 // Tells the watch which parts a step has and how long it should take.
 void ExpectSteps(const StepperContext& context, const Stepper& stepper);
-// Prints the banner on rank 0. `cut` is the reason for how the step was cut, if
-// the trainer chose that.
+// Prints the banner on rank 0. `cut` as BannerFacts::cut.
 void Announce(const StepperContext& context, const Stepper& stepper,
               const std::string& cut);
 

@@ -1,9 +1,5 @@
-// Shows each step's figures: the progress line for people, the JSONL file for
-// programs.
-//
-// Rank 0 only. On a terminal one line is rewritten (console.h); elsewhere a
-// line is printed at most every two seconds, and the last one always.
-//
+// Shows each step's figures, on rank 0: the progress line for people, the JSONL
+// file for programs.
 // Thread safety: one thread.
 #pragma once
 
@@ -76,7 +72,6 @@ class StepLog {
                                                        Console* console);
   void Step(const StepMetrics& metrics);
   int64_t unwritten() const;  // lines that are not in the file
-  // Prints a separate line, above the progress line.
   void Note(const std::string& text) { console_->Note(text); }
 
  private:

@@ -1,5 +1,4 @@
-// Opens a rank's session and memory, by the command line.
-// Thread safety: one thread.
+// Opens a rank's session and memory. Thread safety: one thread.
 #pragma once
 
 #include <memory>
@@ -11,10 +10,8 @@
 
 namespace sluice::train {
 
-// Opens this rank's session and memory on the GPU that it chooses
-// (gpu_choice.h). --hbm limits its lease there; without --hbm, the ranks of
-// this job on that GPU share what other jobs leave. --host limits all local
-// ranks together, each by its share. Leases nothing yet. InvalidArgument,
+// Opens them on the GPU that gpu_choice.h chooses; leases nothing yet. --host
+// limits all local ranks together, each by its share. InvalidArgument,
 // NotFound: mistakes that the user can fix.
 absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
     const RunOptions& options, const RankEnvironment& environment);

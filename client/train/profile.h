@@ -1,10 +1,9 @@
 // `sluice-train profile`: measures what the cost model needs to know of a
 // machine (planner/train's hardware profile) and writes it as TOML.
 //
-// All ranks measure at once, so links are measured as in a step, while every
-// GPU of the node copies. A GPU's kernels are timed by the stream's clock in
-// bf16, those of a simulated node by the host's in fp32. The peak is the best
-// rate that any kernel reached here, and the file says so.
+// All ranks measure at once, so links are measured as in a step. A GPU's
+// kernels are timed by the stream's clock in bf16, those of a simulated node by
+// the host's in fp32.
 // Thread safety: one thread.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Runs one rank, from its session to its result.
+// Runs one rank, from its session to its result. Thread safety: one thread.
 #pragma once
 
 #include "client/train/launch/options.h"
@@ -6,9 +6,8 @@
 
 namespace sluice::train {
 
-// Trains or checks, and writes the result file or, without our launcher,
-// prints. Returns the exit status. An interrupted rank returns 0 under our
-// launcher, which learns of the interruption from the result file.
+// Returns the exit status. An interrupted rank returns 0 under our launcher,
+// which learns of the interruption from the result file.
 int RunRank(const RunOptions& options, const RankEnvironment& environment);
 
 }  // namespace sluice::train

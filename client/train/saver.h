@@ -1,9 +1,7 @@
 // A run's saves. A failed save is reported and tried again; it does not end the
 // run.
-//
 // Collective: all ranks make the same calls, and all learn the outcome. An
 // error means a lost peer, except where a comment says more.
-//
 // Thread safety: one thread per rank.
 #pragma once
 
@@ -24,16 +22,14 @@ class Saver {
         SaveReport* report)
       : context_(context), identity_(identity), report_(report) {}
 
-  // Claims the folder; called before the first step. `goes_on_from` is null for
-  // a new run. If the folder is refused, the failing rank returns that error
-  // and the others CausedByPeer.
+  // Claims the folder, before the first step. `goes_on_from` is null for a new
+  // run. If the folder is refused, rank 0 returns that error and the others
+  // CausedByPeer.
   absl::Status Claim(const StateFile* goes_on_from);
-  // Writes the state after step `state.step`, then removes old checkpoints by
-  // --keep-checkpoints.
+  // Saves, then removes old checkpoints by --keep-checkpoints.
   absl::Status Save(const TrainingState& state, AdamW& optimizer,
                     const runtime::SavedPlan* plan);
-  // Returns the outcome of the last Save, equal on all ranks. OK: the
-  // checkpoint is complete.
+  // Returns the outcome of the last Save, equal on all ranks.
   const absl::Status& failure() const { return failure_; }
 
  private:

@@ -1,8 +1,5 @@
-// Shares text, so that all ranks have the same.
-//
-// Collective: every rank of the run calls the same functions in the same order.
-// The functions return an error only if a peer is lost.
-//
+// Shares text between ranks. Collective: all ranks make the same calls. An
+// error means a lost peer.
 // Thread safety: one thread.
 #pragma once
 
@@ -14,8 +11,7 @@
 
 namespace sluice::train {
 
-// Returns rank `root`'s text, cut at 1,000 bytes. `collectives` may be null:
-// one rank.
+// Returns rank `root`'s text, cut at 1,000 bytes. Null `collectives`: one rank.
 absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
                                       const std::string& text, int root);
 

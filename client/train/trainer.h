@@ -3,15 +3,9 @@
 // A step is batch x accumulate sequences, one after the other: a streamed
 // sequence fills the rings by itself, so batching rows of several would gain
 // nothing. Their gradients add up, divided by the number of labels of all of
-// them. Then gradients are summed on their owners and clipped, and the owners
-// update their weights and send them to all ranks. If the optimizer's states
-// are in host memory, the next step's forward updates and sends the weights
-// (adamw.h); a save, a new plan and the run's end wait until all weights are
-// updated.
-//
-// Every decision that all ranks must share (stop on NaN, stop on Ctrl-C) is
-// made from sums that all of them have.
-//
+// them. The update may end in the next step's forward (adamw.h); a save, a new
+// plan and the run's end wait for it. Every decision that all ranks must share
+// (stop on NaN, stop on Ctrl-C) is made from sums that all of them have.
 // Thread safety: one thread.
 #pragma once
 

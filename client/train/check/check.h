@@ -1,6 +1,4 @@
-// `sluice-train check`: compares one step of the streamed path, on all ranks,
-// with the reference. judge.h defines which errors are ok.
-//
+// `sluice-train check`: compares one step on all ranks with the reference.
 // Thread safety: one thread.
 #pragma once
 
@@ -11,8 +9,8 @@
 
 namespace sluice::train {
 
-// Runs the check. All ranks call it; rank 0 compares and fills `report`.
-// Returns an Internal status with the reason if the step is not ok.
+// All ranks call it; rank 0 compares and fills `report`. Internal, with the
+// reason: the step is not ok.
 absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
                       CheckReport* report);
 

@@ -3,10 +3,10 @@
 //
 // fp32. The error of a parameter is max|a-b| / max(max|b|, 0.01 x the largest
 // max|b| among its layer's parameters), with b from the reference. The second
-// bound is needed because some gradients are zero in exact arithmetic (the bias
-// of K without RoPE), and there any rounding would be an error of 1. Parameters
-// of no layer (embedding, final norm, head) are one group. Ok: at most 1e-4,
-// and a loss error of at most 1e-5.
+// bound is for gradients that are zero in exact arithmetic (K's bias without
+// RoPE), where any rounding would be an error of 1. Parameters of no layer
+// (embedding, final norm, head) are one group. Ok: at most 1e-4, and a loss
+// error of at most 1e-5.
 //
 // bf16. Each parameter is judged alone: its gradient a is compared with p, that
 // of plain torch in bf16:
@@ -14,13 +14,10 @@
 //   scale  |1 - <a,b>/<b,b>| <= 0.02: rounding goes both ways, so a factor or
 //          missing rows show here, however coarse bf16 is.
 // A norm error of 1e-5 of its group's largest norm does not count. A gradient
-// of less than 1/1000 of that norm has no scale (K's bias without RoPE is zero
-// in exact arithmetic, and only the kernels' rounding remains): its error may
-// be 1.5 times plain torch's or 1.5/1000 of that norm. The loss error may be
-// 1.5 times plain torch's (at least 2^-8, because plain torch may be right to
-// many digits by chance). The largest fp32-like error of gradients with a scale
-// may be 1.5 times plain torch's too.
-//
+// of less than 1/1000 of that norm has no scale: its error may be 1.5 times
+// plain torch's or 1.5/1000 of that norm. The loss error may be 1.5 times plain
+// torch's (at least 2^-8, because plain torch may be right by chance), and so
+// may the largest fp32-like error of gradients with a scale.
 // Thread safety: pure functions.
 #pragma once
 
@@ -37,7 +34,7 @@ struct CheckReport {
   std::string worst_parameter;  // the parameter with grad_max_rel_error
   bool ok = false;
   std::string why;  // what is too far off, if not ok
-  // bf16 only: plain torch's errors, which are the measure for ours.
+  // bf16 only: plain torch's errors.
   bool judged_by_plain = false;
   double plain_loss_rel_error = 0;
   double plain_grad_max_rel_error = 0;
@@ -49,7 +46,6 @@ struct CheckReport {
 };
 
 std::string ToJson(const CheckReport& report);
-// Formats the report in a few lines for people.
 std::string ToText(const CheckReport& report);
 
 // Returns the errors of `result` against `truth`, without a verdict.

@@ -21,10 +21,9 @@ std::string CheckpointName(const std::string& folder, int64_t step);
 // Returns the steps of a folder's checkpoints, newest first, complete or not.
 std::vector<int64_t> StepsIn(const std::string& folder);
 
-// Checks that everything that a resumed run reads exists and has the size that
-// its header states. InvalidArgument or NotFound names what is wrong.
-// OutOfRange (a newer program's format) and a shortage (open files) do not mean
-// that the checkpoint is incomplete.
+// Checks that all files of a resumed run exist and have the sizes that their
+// headers state. InvalidArgument or NotFound names what is wrong. OutOfRange (a
+// newer program's format) and a shortage do not mean an incomplete checkpoint.
 absl::StatusOr<StateFile> ReadWhole(const std::string& folder);
 
 struct FoundCheckpoint {

@@ -1,8 +1,6 @@
-// Our tensors under Hugging Face's names and layouts.
-//
-// Llama: "model.layers.N.self_attn.q_proj.weight", linear weights [out, in].
-// GPT-2: "h.N.attn.c_attn.weight": q, k and v side by side, and every linear
-// weight transposed ([in, out], Conv1D).
+// Our tensors under Hugging Face's names and layouts: Llama's with linear
+// weights [out, in]; GPT-2's with q, k and v side by side (c_attn) and every
+// linear weight transposed ([in, out], Conv1D).
 // Thread safety: pure functions.
 #pragma once
 
@@ -26,7 +24,7 @@ struct HfTensor {
 
 std::vector<HfTensor> HfTensors(const stream::ModelShape& config);
 
-// Returns the text of config.json. `bf16` is true for bf16 weights.
+// Returns the text of config.json. `bf16`: of the weights.
 std::string HfConfig(const stream::ModelShape& config, int64_t seq_len,
                      bool bf16);
 

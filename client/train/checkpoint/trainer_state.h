@@ -1,8 +1,6 @@
-// trainer_state.json: the run that wrote a checkpoint.
-//
-// Format 2 and later have the run's id, its data's fingerprint and a cursor in
-// tokens. Format 1 has none of these: its cursor counts sequences of its own
-// length.
+// trainer_state.json: the run that wrote a checkpoint. Format 1 has no run id
+// and no data fingerprint, and its cursor counts sequences of its own length
+// instead of tokens.
 // Thread safety: pure functions on files.
 #pragma once
 
@@ -18,14 +16,12 @@
 
 namespace sluice::train {
 
-// The run of a checkpoint, and the data that the run reads.
 struct RunIdentity {
   std::string run;   // 16 hex digits; empty in format 1
   std::string data;  // Corpus::Fingerprint; empty: unknown
   int64_t data_tokens = 0;
 };
 
-// Returns the id of a new run. A run that resumes keeps the checkpoint's id.
 std::string NewRunId();
 
 struct StateFile {
@@ -47,11 +43,10 @@ std::string TextField(const nlohmann::ordered_json& json, const char* name);
 
 absl::Status WriteState(const std::string& folder, const RunOptions& options,
                         const StateFile& state);
-// InvalidArgument: the state is incomplete. OutOfRange: a newer program wrote
-// it.
+// InvalidArgument: it is incomplete. OutOfRange: a newer program wrote it.
 absl::StatusOr<StateFile> ReadState(const std::string& folder);
-// Checks that the options are those of the run that wrote the state;
-// InvalidArgument names the flag that differs.
+// InvalidArgument: a flag, which it names, differs from that of the state's
+// run.
 absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
 
 // Returns the key of a saved plan: runs with equal keys can use the same plan.
@@ -61,10 +56,8 @@ absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
 std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm,
                     const std::string& attention, bool rounds_output,
                     stream::StatePlace states);
-// Explains in words why a plan with the key `saved` does not suit `wanted`.
 std::string WhyAnotherKey(const std::string& saved, const std::string& wanted);
-// Returns the settings in a key of PlanKey; nullopt if an older program made
-// the key, or if it is no key.
+// Returns nullopt if an older program made the key, or if it is no key.
 std::optional<stream::Settings> SettingsOf(const std::string& key);
 
 }  // namespace sluice::train

@@ -1,11 +1,7 @@
-// Deals the corpus to the ranks: returns each rank's rows of the sequence at a
-// cursor.
-//
-// The cursor counts tokens of the corpus over all ranks, so it means the same
-// for every number of ranks and every length. Labels are the next tokens,
-// shifted before dealing: a rank's last row has its label though the token
-// itself belongs to another rank.
-//
+// Deals the corpus to the ranks. The cursor counts tokens over all ranks, so it
+// means the same for every number of ranks and every length. Labels are the
+// next tokens, shifted before dealing: a rank's last row has its label though
+// the token itself belongs to another rank.
 // Thread safety: one thread.
 #pragma once
 
@@ -19,8 +15,7 @@
 
 namespace sluice::train {
 
-// InvalidArgument if the corpus is shorter than one sequence and its last
-// label; the message has both lengths and what to do.
+// InvalidArgument: the corpus is shorter than one sequence and its last label.
 absl::Status CheckLength(const Corpus& corpus, int64_t seq_len);
 
 class Dealer {
@@ -29,9 +24,9 @@ class Dealer {
   Dealer(Corpus* corpus, const stream::ChunkLayout& layout, int64_t rank)
       : corpus_(corpus), layout_(layout), rank_(rank) {}
 
-  // Returns this rank's ids and labels of the sequence that starts at token
-  // `cursor`, chunk after chunk. Starts at token 0 if less than a whole
-  // sequence is left. Both spans have layout.total_local_rows(rank) entries.
+  // Returns this rank's layout.total_local_rows(rank) ids and labels, chunk
+  // after chunk, of the sequence at token `cursor`, or at token 0 if less than
+  // a whole sequence is left.
   absl::Status Deal(int64_t cursor, std::span<int64_t> ids,
                     std::span<int64_t> labels);
   // Returns where the next sequence starts.

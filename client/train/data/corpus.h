@@ -1,13 +1,11 @@
-// Training text as one long row of token ids.
+// Training text as one long row of token ids, which is never loaded whole.
 //
 // A text file or folder is bytes, one token per byte; a folder is its text
 // files in sorted order, joined. A `.bin` has uint16 or uint32 ids; the width
 // comes from llm.c's header or from a Megatron `.idx` in the same folder, else
-// from --token-bytes. Nothing is loaded: Read reads the requested tokens with
-// pread, so even a long corpus needs almost no memory.
-//
+// from --token-bytes.
 // Errors: InvalidArgument / NotFound, one line: what, value, what to do.
-// Thread safety: none needed, one reader.
+// Thread safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +34,8 @@ class Corpus {
   // Reads tokens [first, first + out.size()). OutOfRange: beyond the end.
   // InvalidArgument: an id exceeds the vocabulary.
   absl::Status Read(int64_t first, std::span<int64_t> out);
-  // Returns a fingerprint of the text, independent of its path. It covers the
-  // text's length and 64 pieces spread over the text (all of a short text), so
-  // it misses a change between the pieces that keeps the length.
+  // Covers the text's length and 64 pieces spread over the text (all of a short
+  // one), so it misses a change between the pieces that keeps the length.
   absl::StatusOr<std::string> Fingerprint();
 
  private:

@@ -1,16 +1,12 @@
 // Starts the ranks of a run on this node and waits until all have ended.
 //
-// The launcher reads the ranks' progress pages (watch/rank_page.h) twice a
-// second, prints which rank is late, and ends the run after --end-after.
-//
-// Each rank runs this binary with RANK, WORLD_SIZE, LOCAL_RANK,
-// LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun sets them. If
-// one fails, the others have kGrace to end by themselves; then they get
-// SIGTERM, then SIGKILL. All are gone kLimit after the first one failed.
-// SIGINT, SIGTERM and SIGHUP are forwarded once, so that the ranks save and
-// end. A second signal kills them (except SIGHUP, of which a closing terminal
-// may send several).
-//
+// Each rank runs this binary with torchrun's variables. If one fails, the
+// others have kGrace to end by themselves; then they get SIGTERM, then SIGKILL.
+// All are gone kLimit after the first one failed. SIGINT, SIGTERM and SIGHUP
+// are forwarded once, so that the ranks save and end; a second signal kills
+// them (except SIGHUP, of which a closing terminal may send several). A rank
+// that is late by its progress page (watch/rank_page.h) is named, and ends the
+// run after --end-after.
 // Thread safety: one thread, which must be the process's first.
 #pragma once
 

@@ -17,7 +17,6 @@
 
 namespace sluice::train {
 
-// Exit statuses of sluice-train.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFault = 1;
 inline constexpr int kExitBadInput = 2;

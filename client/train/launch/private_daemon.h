@@ -1,10 +1,8 @@
-// A sluiced for one run only, with simulated GPUs of the requested size.
+// A sluiced for one run only, with simulated GPUs, in a temporary folder.
 //
-// The daemon's runtime folder is temporary and is deleted with it. The daemon
-// is started through this binary's hidden `guard` command, which asks the
+// It is started through this binary's hidden `guard` command, which asks the
 // kernel to end the daemon when the launcher ends, so that not even kill -9 of
-// the launcher leaves the daemon running.
-//
+// the launcher leaves it running.
 // Thread safety: one thread.
 #pragma once
 
@@ -31,9 +29,8 @@ class PrivateDaemon {
     Bytes host_memory;      // in total
     bool throttled = true;  // false: links without a speed limit
   };
-  // Starts the daemon and waits until it is ready. Internal: it did not start;
-  // the message is the last line of its log. DeadlineExceeded: not ready after
-  // 30 s.
+  // Waits until the daemon is ready. Internal: it did not start; the message is
+  // the last line of its log. DeadlineExceeded: not ready after 30 s.
   static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
       const Options& options);
   ~PrivateDaemon();
@@ -57,7 +54,6 @@ PrivateDaemon::Options PrivateSizes(const RunOptions& options);
 // the simulated one.
 absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine);
 Bytes MachineMemory();  // or its cgroups' limit, if that is less
-// Returns the text of a private daemon's config file.
 std::string PrivateConfig(const PrivateDaemon::Options& options);
 
 // Runs the hidden command `guard PARENT BINARY ARGUMENTS…`. Does not return.

@@ -25,14 +25,13 @@ std::optional<int> WaitFor(pid_t pid, absl::Duration timeout);
 // Sends SIGTERM, and SIGKILL after `grace`; reaps the process.
 void EndProcess(pid_t pid, absl::Duration grace);
 
-// Returns whether a signal or a debugger has stopped the process, and it has
-// not ended.
+// Returns whether a signal or a debugger has stopped the process.
 bool IsStopped(pid_t pid);
 
 // Formats a wait status as "exit status 3" or "signal 9 (Killed)".
 std::string DescribeWaitStatus(int status);
 
-// Returns the folder of this process's binary, where the other binaries are.
+// Returns the folder of this process's binary and the others.
 std::string BinaryFolder();
 
 // Ends this process when its parent `launcher` ends, however that happens.

@@ -37,8 +37,6 @@ std::optional<std::string> OfProcess(const char* name);
 // script of sbatch is one task, so a launcher may run there.)
 bool IsRank(const Variables& variables = OfProcess);
 
-// InvalidArgument: a variable is missing or invalid; the message names it and
-// says what to export.
 absl::StatusOr<RankEnvironment> ReadRankEnvironment(
     const Variables& variables = OfProcess);
 

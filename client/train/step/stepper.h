@@ -1,5 +1,4 @@
 // Runs one micro-batch forward and backward by the chosen method.
-//
 // Thread safety: one thread.
 #pragma once
 
@@ -79,14 +78,12 @@ class Stepper {
                                                   const at::Tensor& labels,
                                                   int64_t global_count) = 0;
   virtual stream::ChunkLayout layout() const = 0;
-  // Returns the cost of a sequence's segments, measured; for baselines, only
-  // the ratios between them.
+  // Returns measured costs of a sequence's segments; for baselines, ratios.
   virtual SegmentCosts costs() const = 0;
   // Returns all host memory that the rank holds, as plans count it.
   virtual Bytes host_bytes() const = 0;
-  // Returns the copies' statistics; only sluice and alst copy.
   virtual client::CopyStats copies() const { return {}; }
-  // Returns the plan's alpha; only sluice has a plan.
+  // Only sluice has a plan.
   virtual double alpha() const { return 0; }
   // Returns the fractions in use, of every class including scratch.
   virtual stream::FractionMap fractions() const { return {}; }
@@ -106,8 +103,8 @@ class Stepper {
 
 // Makes the stepper of --method. A collective, except for keep-all and
 // recompute. `saved` (may be null) is a plan that lets a streamed run skip
-// calibration and planning if the plan still fits. DoesNotFit: the message says
-// what ran out.
+// calibration and planning if it still fits. Errors are marked with what ran
+// out.
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
     const StepperContext& context, const runtime::SavedPlan* saved);
 
@@ -115,7 +112,7 @@ absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
 // or with --round-output; never for fp32.
 bool RoundsOutput(const StepperContext& context);
 
-// Returns whether this rank records the timeline for --trace: rank 0 does.
+// Returns whether this rank records the timeline for --trace.
 bool WantsTrace(const StepperContext& context);
 
 }  // namespace sluice::train
