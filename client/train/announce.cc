@@ -106,7 +106,6 @@ std::string PlanLine(const BannerFacts& f) {
   return "plan    layer inputs kept on the GPU, layers recomputed";
 }
 
-// Formats what the plan costs in time, for using less memory.
 std::string PriceLine(const stream::StepPrice& p, const BannerFacts& f) {
   std::string text =
       fmt::format("price   activations: {} in HBM, {} in host memory, ",

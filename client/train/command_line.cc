@@ -253,7 +253,6 @@ absl::Status Choose(const char* flag, const std::string& text,
                   })));
 }
 
-// Splits --global-batch into micro-batches of --batch.
 absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
   if (!raw.global_batch) return absl::OkStatus();
   const int64_t global = *raw.global_batch;
@@ -325,7 +324,7 @@ absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
   return absl::OkStatus();
 }
 
-// Reads --rerun. With --chunk nothing is run again unless the flag asks for it.
+// With --chunk nothing is run again unless the flag asks for it.
 absl::Status ReadRerun(const RawFlags& raw, RunOptions& o) {
   const bool given = raw.chunk || o.command != Command::kTrain;
   const std::string otherwise = given ? "0" : "auto";
@@ -337,8 +336,8 @@ absl::Status ReadRerun(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-// Reads the settings of chunks. With --chunk a run is cut the same every time;
-// without --chunk, the settings are chosen later by measurement.
+// With --chunk a run is cut the same every time; without it, the settings are
+// chosen later by measurement.
 absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   if (raw.chunk && *raw.chunk < 1) {
     return BadInput(fmt::format(

@@ -28,7 +28,6 @@ int Fail(const absl::Status& status) {
   return ExitCode(status);
 }
 
-// Suggests --private to a user without a daemon.
 absl::Status WithoutDaemon(Command command, const absl::Status& status) {
   if (command == Command::kCheck || !absl::IsNotFound(status)) return status;
   return absl::NotFoundError(fmt::format(
@@ -47,8 +46,7 @@ int LaunchHere(const RunOptions& options,
     auto started = PrivateDaemon::Start(sizes);
     if (!started.ok()) return Fail(started.status());
     daemon = *std::move(started);
-    // Rank 0 prints the note with the run's other facts, so that a run that is
-    // refused before prints one line only.
+    // Rank 0 prints the note, so that a refused run prints one line only.
     const std::string note = fmt::format(
         "note: simulated: a sluiced for this run with {} GPU{} of {} and {} of "
         "host memory, computed by the CPU",
@@ -87,9 +85,8 @@ int Main(const std::vector<std::string>& arguments) {
         parsed->options.command == Command::kCheck ? "check" : "--private")));
   }
   if (ours) DieWithParent(environment->launcher_pid);
-  // Gloo writes to its sockets without MSG_NOSIGNAL. Ignoring SIGPIPE makes a
-  // write to a dead peer an error that names the peer, and not this rank's
-  // death.
+  // Gloo writes to its sockets without MSG_NOSIGNAL: a write to a dead peer
+  // must be an error that names the peer, and not this rank's death.
   std::signal(SIGPIPE, SIG_IGN);
   runtime::ChooseWorkspaceSize();
   runtime::DisableNcclWatchdog();

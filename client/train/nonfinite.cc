@@ -12,8 +12,7 @@
 namespace sluice::train {
 namespace {
 
-// The number of elements searched at a time; their mask must fit into a
-// HostScope.
+// Elements searched at a time; their mask must fit into a HostScope.
 constexpr int64_t kPiece = 1 << 20;
 
 // Returns the first element that is not finite, or -1.

@@ -27,7 +27,6 @@ absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
   return places[environment.local_rank];
 }
 
-// Checks the driver that the user expects (--device) against the daemon's.
 absl::Status CheckDriver(const std::string& wanted, const std::string& driver) {
   if (wanted.empty() || wanted == driver) return absl::OkStatus();
   return BadInput(fmt::format(
@@ -36,8 +35,7 @@ absl::Status CheckDriver(const std::string& wanted, const std::string& driver) {
       wanted, driver));
 }
 
-// Refuses several ranks on one real GPU. NCCL's communicators allow one rank
-// per GPU, and NCCL's own error names neither rank nor GPU.
+// Several ranks on one real GPU: NCCL's own error names neither rank nor GPU.
 absl::Status CheckApart(const GpuPlace& place, const std::string& driver) {
   if (IsSimulated(driver) || place.ranks <= 1) return absl::OkStatus();
   return BadInput(fmt::format(
@@ -65,8 +63,8 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   SLUICE_RETURN_IF_ERROR(
       CheckDriver(options.driver, (*opened)->limits().driver));
   SLUICE_RETURN_IF_ERROR(CheckApart(place, (*opened)->limits().driver));
-  // The process stays on the GPU's socket: launches from the other socket
-  // arrive late, and its caches are far from the pages that the GPU copies.
+  // Launches from the other socket arrive late, and its caches are far from the
+  // pages that the GPU copies.
   if (!IsSimulated((*opened)->limits().driver)) {
     StayOn(CoresOfSocket((*opened)->limits().numa));
   }

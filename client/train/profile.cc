@@ -40,7 +40,6 @@ struct Measured {
   Bytes exchanged;  // per rank in the all-to-all; equal on all ranks
 };
 
-// The work of a run, and its duration.
 struct Run {
   double work = 0, seconds = 0;
 };
@@ -48,8 +47,7 @@ struct Run {
 // because a GPU is faster than a CPU.
 constexpr double kEnough = 2e-3;  // seconds
 
-// The device and the dtype of the measured kernels: the CPU in fp32, a GPU in
-// the dtype in which it trains.
+// The measured device: the CPU in fp32, or a GPU in bf16.
 class Machine {
  public:
   explicit Machine(runtime::RankMemory& memory)
@@ -65,18 +63,16 @@ class Machine {
   }
   at::ScalarType type() const { return real() ? at::kBFloat16 : at::kFloat; }
   std::string attention() const { return memory_.KernelName(type(), kHeadDim); }
-  // Returns whether operands of this size may be allocated. Half of the memory
-  // is reserved for what kernels need besides their operands.
+  // Half of the memory is for what kernels need besides their operands.
   bool HasRoom(Bytes bytes) const { return bytes <= memory_.size() / 2; }
 
   int64_t element_bytes() const {
     return static_cast<int64_t>(at::elementSize(type()));
   }
-  // Returns kDrawn normally distributed numbers, repeated to fill the tensor.
+  // Returns kDrawn normally distributed numbers, repeated to fill `sizes`.
   static constexpr int64_t kDrawn = 1 << 18;
   absl::StatusOr<at::Tensor> Drawn(at::IntArrayRef sizes);
   // Returns the median time of several runs, without the first, which warms up.
-  // On a GPU its stream measures the time.
   absl::StatusOr<double> Seconds(const std::function<void()>& work);
 
  private:
@@ -317,8 +313,7 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   return absl::OkStatus();
 }
 
-// Runs an all-to-all of `elements` per rank. The result counts the bytes that a
-// rank sends to others.
+// Runs an all-to-all of `elements` per rank; counts the bytes sent to others.
 absl::StatusOr<Run> Exchange(Machine& machine,
                              runtime::Collectives& collectives,
                              int64_t elements) {
@@ -339,9 +334,9 @@ absl::StatusOr<Run> Exchange(Machine& machine,
   return Run{sent, seconds};
 }
 
-// Measures the bytes per second that a rank sends to others, at the first size
-// that takes every rank long enough, or the last size that fits on all. All
-// ranks use one size, because otherwise they would wait for each other.
+// Measures at the first size that takes every rank long enough, or the last
+// that fits on all. All ranks use one size; otherwise they would wait for each
+// other.
 absl::Status MeasureExchange(Machine& machine,
                              runtime::Collectives& collectives, Measured& m) {
   for (int64_t elements = kExchanged;; elements *= 2) {
@@ -349,8 +344,7 @@ absl::Status MeasureExchange(Machine& machine,
                             Exchange(machine, collectives, elements));
     m.exchange = run.work / run.seconds;
     m.exchanged = Bytes(elements * machine.element_bytes());
-    // The next size is twice as large, and its sent and received tensors must
-    // fit.
+    // The next size is twice as large, and is both sent and received.
     const double full = machine.HasRoom(4 * m.exchanged) ? 0 : 1;
     SLUICE_ASSIGN_OR_RETURN(
         const std::vector<double> worst,

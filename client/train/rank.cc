@@ -40,11 +40,9 @@ double CollectiveTimeout(double end_after_s) {
   return std::clamp(10 * end_after_s, kDay, 7 * kDay);
 }
 
-// Collectives that report to the rank's watch when they begin and end, so that
-// the watchdog can distinguish a waiting rank from the rank that it waits for.
-// Collectives of GPUs end when they are issued; there the counts of begun
-// collectives distinguish the ranks. Collectives of tensors that are not on
-// `device` are passed on to a watched object inside. Barriers are the CPU's.
+// Collectives that tell the rank's watch when they begin and end, so that the
+// watchdog can distinguish a waiting rank from the rank that it waits for.
+// Those of tensors on other devices are watched by an object inside.
 class WatchedCollectives final : public runtime::Collectives {
  public:
   // `watch` outlives this.
@@ -125,29 +123,24 @@ class RankRun {
   absl::Status Work();
   // Used without our launcher, when the ranks may be on several nodes.
   absl::Status OpenLine(runtime::Collectives& host);
-  // `ranks` are the options with which `host` was connected; `host` is null for
-  // one rank.
+  // `ranks` connected `host`, which is null for one rank.
   absl::Status WithMemory(runtime::Collectives::Options ranks,
                           runtime::Collectives* host);
-  // Leases the GPU's memory, after NCCL has allocated its own. `gpus` is null
-  // without GPUs.
+  // After NCCL has allocated its own memory. `gpus` is null without GPUs.
   absl::Status Lease(runtime::RankMemory& memory, runtime::Collectives* host,
                      runtime::Collectives* gpus);
   absl::Status WithRanks(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
-  // Returns the bytes that weights, gradients and (if in HBM) optimizer states
-  // take in this rank's HBM.
+  // Returns the HBM of weights, gradients and, if there, optimizer states.
   Bytes StatesIn(stream::StatePlace place) const;
-  // Checks, before allocating, that the states fit, because no shorter sequence
-  // makes them smaller.
+  // Called before allocating, because no shorter sequence makes states smaller.
   absl::Status CheckStates(Bytes memory) const;
-  // Chooses the place of the optimizer's states and reports it. A collective.
+  // Chooses the place of the optimizer's states. A collective.
   absl::Status PlaceStates(const StepperContext& context);
   absl::Status WithModel(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
-  // Writes `why` as the result and ends the process. The watches call it while
-  // the main thread is stuck or works, so it must not read what that thread
-  // writes (the reports).
+  // Writes `why` as the result and ends the process. Called by the watches, so
+  // it must not read what the main thread writes (the reports).
   void GiveUp(const absl::Status& why);
   void Tell(const absl::Status& status, const std::string& report,
             bool interrupted);
@@ -245,8 +238,7 @@ absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
   // The last collectives of a GPU may only be issued by now.
   runtime::AwaitStream(memory.device());
   SLUICE_RETURN_IF_ERROR(collectives->Check());
-  // No rank leaves before all are done, because the other ranks would take its
-  // end for a death.
+  // A rank that left before all are done would seem dead to the others.
   const absl::Status together = collectives->Barrier();
   watch_.Disarm();
   if (line_ != nullptr) line_->End();
@@ -266,9 +258,8 @@ absl::Status RankRun::Lease(runtime::RankMemory& memory,
   return absl::OkStatus();
 }
 
-// A rank that waits in NCCL for a dead peer is woken only by an abort. An abort
-// is needed for this rank's own failure, too: NCCL's shutdown would wait for
-// the other ranks.
+// A rank that waits in NCCL for a dead peer is woken only by an abort. After
+// this rank's own failure NCCL's shutdown would wait for the other ranks.
 absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
                                  runtime::Collectives* host) {
   auto memory = OpenMemory(options_, environment_);
@@ -313,8 +304,7 @@ absl::Status RankRun::Work() {
     c.master_addr = environment_.master_addr;
     c.master_port = environment_.master_port;
     c.master_listen_fd = environment_.master_listen_fd;
-    // The watchdog finds the late rank and ends the run; this limit is for
-    // delays that the watchdog does not see.
+    // For delays that the watchdog does not see.
     c.timeout_s = CollectiveTimeout(options_.end_after);
     SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
     host = std::make_unique<WatchedCollectives>(std::move(host),
@@ -371,8 +361,7 @@ std::unique_ptr<RankWatch> RankRun::MakeWatch() {
   return RankWatch::Start(o);
 }
 
-// Without a launcher, or if the file cannot be written, the rank prints the
-// result.
+// Prints if there is no launcher, or if the file cannot be written.
 void RankRun::Tell(const absl::Status& status, const std::string& report,
                    bool interrupted) {
   if (!environment_.result_file.empty() &&
@@ -428,8 +417,7 @@ int RankRun::Run() {
                                  : ToJson(report_, status);
   Tell(status, report, report_.interrupted);
   std::fflush(nullptr);
-  // A failed rank leaves at once: joining threads that wait for lost peers
-  // could take forever, and the kernel frees everything anyway.
+  // Joining threads that wait for lost peers could take forever.
   if (!status.ok()) _exit(ExitCode(status));
   // Our launcher reads the result file.
   const bool told = !environment_.result_file.empty();

@@ -20,7 +20,6 @@ Json Fractions(const std::vector<plan::ClassPlan>& classes) {
   return json;
 }
 
-// Returns how a streamed step was cut, and why; null for a baseline.
 Json ReportSettings(const RunReport& r) {
   if (!r.settings.has_value()) return nullptr;
   Json json = {{"chunk", r.settings->chunk},

@@ -48,7 +48,6 @@ absl::StatusOr<SharedFault> ShareFault(runtime::Collectives* collectives,
     }
   }
   if (first == world) return SharedFault{};
-  // The shared text has the code, the shortage and the message.
   SLUICE_ASSIGN_OR_RETURN(
       const std::string text,
       ShareText(collectives,

@@ -34,8 +34,8 @@ AdamWOptions OptimizerOptions(const RunOptions& o) {
   return options;
 }
 
-// Reports the settings that the step runs with. They may differ from the chosen
-// ones, because keeping everything on the GPU was only estimated to fit.
+// Reports the settings in use. They may differ from the chosen ones, because
+// keeping everything on the GPU was only estimated to fit.
 void ReportChoice(const RunOptions& options, const Stepper& stepper,
                   RunReport* report) {
   report->alpha = stepper.alpha();
@@ -76,16 +76,14 @@ absl::Status Trainer::PrepareData() {
   SLUICE_ASSIGN_OR_RETURN(
       corpus_,
       Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
-  // This check comes before anything is measured or planned for an impossible
-  // length.
+  // Before anything is measured or planned for an impossible length.
   SLUICE_RETURN_IF_ERROR(CheckLength(*corpus_, o.seq_len));
   identity_.data_tokens = corpus_->tokens();
   SLUICE_ASSIGN_OR_RETURN(identity_.data, corpus_->Fingerprint());
   return absl::OkStatus();
 }
 
-// Chooses how a step is cut. A resumed run keeps the saved settings, if all
-// ranks have them.
+// A resumed run keeps the saved settings, if all ranks have them.
 absl::Status Trainer::Choose() {
   const RunOptions& o = *context_.options;
   if (o.method != Method::kSluice) return absl::OkStatus();
@@ -113,8 +111,7 @@ absl::Status Trainer::PrepareStepper() {
   bool replay = false;
   if (context_.options->method == Method::kSluice && resumed_.has_value()) {
     saved = resumed_->LoadPlan(context_);
-    // Planning is a collective, so either all ranks replay their saved plans or
-    // all plan.
+    // Planning is a collective: all ranks replay saved plans, or all plan.
     SLUICE_ASSIGN_OR_RETURN(
         replay, runtime::AllAgree(context_.collectives, saved.ok()));
     if (!replay) {
@@ -214,8 +211,7 @@ void Trainer::Note(const std::string& text) {
   if (log_ != nullptr && !text.empty()) log_->Note(text);
 }
 
-// Checks, before the run, that the outputs which are written at its end can be
-// written.
+// Checks that the outputs at the run's end can be written.
 absl::Status Trainer::PrepareOutputs() {
   const RunOptions& o = *context_.options;
   if (context_.environment->rank != 0 || o.probe) return absl::OkStatus();
@@ -233,8 +229,7 @@ absl::Status Trainer::Prepare() {
   SLUICE_RETURN_IF_ERROR(runtime::Agree(context_.collectives, status));
   SLUICE_RETURN_IF_ERROR(PrepareSaver());
   SLUICE_RETURN_IF_ERROR(Choose());
-  // Ids are allocated before the plan, so that the room for transient buffers
-  // is right.
+  // Allocated before the plan, so that the room for transient buffers is right.
   const int rank = context_.environment->rank;
   const stream::ChunkLayout layout(
       o.seq_len,
@@ -292,8 +287,7 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   const runtime::HostScope host("sums of a step");
   const int world = context_.environment->world_size;
   const int rank = context_.environment->rank;
-  // Each rank has a slot for its peak and its offered plan, so that a sum gives
-  // a maximum or a list.
+  // Each rank has slots of its own, so that a sum gives a maximum or a list.
   at::Tensor sums = at::zeros({4 + 3 * world}, runtime::OnHost(at::kDouble));
   double* values = sums.data_ptr<double>();
   values[0] = own.loss_sum;
@@ -431,8 +425,7 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   return absl::OkStatus();
 }
 
-// Changes the plan on all ranks if any rank takes a new one. All ranks decided
-// from the same sum, so all call Refresh or none does.
+// All ranks decided from the same sum, so all call Refresh or none does.
 absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
   if (std::ranges::count(takes, true) == 0) return absl::OkStatus();
   const auto rank = static_cast<size_t>(context_.environment->rank);
@@ -468,8 +461,7 @@ absl::Status Trainer::MaybeSave(bool last) {
   return absl::OkStatus();
 }
 
-// Returns the error of a failed last save: such a run has failed, though all
-// its steps ran.
+// A run whose last save failed has failed, though all its steps ran.
 absl::Status Trainer::SaveFailure() const {
   if (saver_ == nullptr || saver_->failure().ok()) return absl::OkStatus();
   const absl::Status status =
@@ -515,8 +507,7 @@ absl::Status Trainer::Loop() {
   return saved ? SaveFailure() : absl::OkStatus();
 }
 
-// Runs one pass to see whether a step fits; everything else is allocated by
-// now.
+// Runs one pass; everything else is allocated by now.
 absl::Status Trainer::Probe() {
   SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
   auto norm = optimizer_->ReduceGradients();
@@ -542,8 +533,7 @@ void Trainer::FinishReport() {
       steps / seconds_;
 }
 
-// Stops before the first step if a stop was requested during set-up. There is
-// nothing to save then.
+// If a stop was requested during set-up, there is nothing to save.
 absl::Status Trainer::StopBeforeSteps() {
   const bool stop = context_.watch->HearStop(state_.step + 1);
   SLUICE_ASSIGN_OR_RETURN(const bool on,

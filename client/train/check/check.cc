@@ -16,9 +16,8 @@
 namespace sluice::train {
 namespace {
 
-// A random text that is the same for every number of ranks. Each label but the
-// last is ignored with a chance of 1 in 16; the last always counts, since one
-// must.
+// A random text, the same for every number of ranks. Each label is ignored with
+// a chance of 1 in 16, except the last, since one must count.
 struct Tokens {
   std::vector<int64_t> ids, labels;
   int64_t count = 0;
@@ -59,7 +58,6 @@ absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
   return absl::OkStatus();
 }
 
-// Returns this rank's rows of a value that every row has.
 std::vector<int64_t> RowsOf(const std::vector<int64_t>& all,
                             const stream::ChunkLayout& layout, int rank) {
   std::vector<int64_t> rows;

@@ -21,8 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Elements of a transposed tensor that are copied at a time: far below
-// HostScope's cap.
+// Elements that are transposed at a time: far below HostScope's cap.
 constexpr int64_t kPieceElements = 1 << 18;
 
 TensorInfo InfoOf(const HfTensor& tensor, const at::Tensor& flat) {
@@ -57,8 +56,7 @@ absl::Status AppendTensor(const at::Tensor& tensor, runtime::HostStage& stage,
   });
 }
 
-// Reads the tensor's elements from the file, beginning at byte `offset` of its
-// data.
+// Fills `to` from byte `offset` of the tensor's data.
 absl::Status ReadTensor(const SafetensorsReader& reader,
                         const std::string& name, int64_t offset,
                         runtime::HostStage& stage, const at::Tensor& to) {
@@ -138,9 +136,8 @@ absl::Status ReadPlain(const SafetensorsReader& reader, const HfTensor& tensor,
   return absl::OkStatus();
 }
 
-// Returns the state of the random generator. Nothing draws random numbers after
-// the start yet; the state is saved so that a later use, such as dropout,
-// resumes correctly.
+// Nothing draws random numbers after the start yet; the state is saved so that
+// a later use, such as dropout, resumes correctly.
 at::Tensor RandomState() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
 }
@@ -164,8 +161,7 @@ std::vector<std::pair<const char*, at::Tensor>> NamedStates(AdamW& optimizer) {
   return named;
 }
 
-// Returns a shard's label: its rank, step and run. Sizes do not distinguish
-// shards, because those of all ranks may be equal.
+// Labels a shard, because the sizes of all ranks' shards may be equal.
 std::string ShardLabel(int rank, int ranks, int64_t step,
                        const std::string& run) {
   return fmt::format("rank {} of {}, step {} of run {}", rank, ranks, step,
@@ -217,9 +213,8 @@ absl::Status IsBroken(const absl::Status& status) {
       fmt::format("it is broken: {}", std::string(status.message())));
 }
 
-// Reads and validates a saved plan; a file can be wrong, so the plan is checked
-// like one from the daemon. NotFound: the plan is missing, broken or of another
-// run, so the caller makes a new one.
+// Validates the plan like one from the daemon. NotFound: it is missing, broken
+// or of another run.
 absl::StatusOr<runtime::SavedPlan> ReadPlan(const std::string& path,
                                             const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
@@ -386,8 +381,7 @@ class Checkpoint::Shards {
     return reader.get();
   }
 
-  // Copies elements [offset, offset + size) of the flat buffer to [to, to +
-  // size) of each of `named`.
+  // Copies elements of the flat buffer from `offset` to `to` in each `named`.
   absl::Status Read(int64_t offset, int64_t size, int64_t to,
                     const Named& named, runtime::HostStage& stage) {
     const auto behind =

@@ -62,8 +62,7 @@ struct Checkpoint : FoundCheckpoint {
   class Shards;
 };
 
-// As FindCheckpoint. Refuses a checkpoint of another model or dtype and names
-// the flag.
+// As FindCheckpoint. Refuses another model or dtype and names the flag.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,
                                           const RankEnvironment& environment);

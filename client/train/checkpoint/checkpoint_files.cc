@@ -27,8 +27,7 @@ namespace {
 
 constexpr char kPrefix[] = "checkpoint-";
 
-// Returns the step in a checkpoint folder's name; negative if the name is
-// another.
+// Returns the step in a checkpoint folder's name, else a negative number.
 int64_t StepOf(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!name.starts_with(kPrefix)) return -1;
@@ -38,7 +37,7 @@ int64_t StepOf(const fs::path& path) {
   return *digits != '\0' && *end == '\0' ? step : -1;
 }
 
-// InvalidArgument: the folder has checkpoints of more than one run. Checkpoints
+// InvalidArgument: the folder has checkpoints of more than one run. Those
 // without an id (format 1) may belong to any run.
 absl::Status CheckOneRun(const std::string& folder,
                          const std::vector<int64_t>& steps) {

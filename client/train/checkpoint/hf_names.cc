@@ -139,8 +139,7 @@ Json GptConfig(const ModelShape& c) {
                {"bos_token_id", nullptr},
                {"eos_token_id", nullptr},
                {"tie_word_embeddings", true}};
-  // GPT-2 itself has no grouped queries, so the file has another model_type and
-  // the number of kv heads.
+  // GPT-2 itself has no grouped queries.
   if (c.kv_heads != c.heads) {
     json["model_type"] = "gpt2_grouped";
     json["num_key_value_heads"] = c.kv_heads;

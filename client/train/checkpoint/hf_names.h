@@ -13,8 +13,7 @@
 
 namespace sluice::train {
 
-// One tensor of the file and its flat entries (three for c_attn), joined along
-// their outputs.
+// One tensor of the file; its flat entries are joined along their outputs.
 struct HfTensor {
   std::string name;
   std::vector<FlatEntry> parts;

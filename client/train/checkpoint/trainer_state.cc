@@ -28,8 +28,7 @@ Json ModelFlags(const RunOptions& o) {
   return flags;
 }
 
-// Returns the number with this name; negative if the JSON has no such whole
-// number.
+// Returns the whole number with this name, or -1.
 int64_t Number(const Json& json, const char* name) {
   if (!json.is_object() || !json.contains(name) ||
       !json[name].is_number_unsigned()) {
@@ -58,7 +57,7 @@ std::string InWords(const Json& key, const std::string& name) {
   return fmt::format("{} {}", name, key[name].dump());
 }
 
-// Reads the file's JSON. Text that is not JSON gives a value that is no object.
+// Text that is not JSON gives a value that is no object.
 absl::Status ReadJson(const std::string& folder, Json* json) {
   SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(StatePath(folder)));
   *json = Json::parse(text, nullptr, /*allow_exceptions=*/false);

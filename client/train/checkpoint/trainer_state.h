@@ -45,8 +45,7 @@ absl::Status WriteState(const std::string& folder, const RunOptions& options,
                         const StateFile& state);
 // InvalidArgument: it is incomplete. OutOfRange: a newer program wrote it.
 absl::StatusOr<StateFile> ReadState(const std::string& folder);
-// InvalidArgument: a flag, which it names, differs from that of the state's
-// run.
+// InvalidArgument: a flag, which it names, differs from the saved one.
 absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
 
 // Returns the key of a saved plan: runs with equal keys can use the same plan.

@@ -9,9 +9,7 @@
 
 namespace sluice::train {
 
-// Returns the first token of the sequence at `cursor`, or 0 if less than a
-// whole sequence is left. The last token of a sequence needs one more token as
-// its label.
+// The last token of a sequence needs one more token as its label.
 int64_t Dealer::Start(int64_t cursor) const {
   return cursor + layout_.seq_len() < corpus_->tokens() ? cursor : 0;
 }

@@ -21,17 +21,15 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kProbeBytes = 4096;
-// The number of pieces that a fingerprint covers.
-constexpr int64_t kPieces = 64;
+constexpr int64_t kPieces = 64;  // that a fingerprint covers
 constexpr int64_t kPieceTokens = 4096;
 
-// Returns whether the file is binary, by git's rule: text has no NUL in its
-// first bytes.
+// Git's rule: text has no NUL in its first bytes.
 absl::StatusOr<bool> LooksBinary(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) {
-    // An unreadable file is no part of the text. A lack of descriptors is an
-    // error, because otherwise a file would be left out silently.
+    // An unreadable file is no part of the text, but a lack of descriptors must
+    // not leave out a file silently.
     const absl::Status why = ErrnoStatus(errno, "open " + path);
     if (ShortageOf(why) != Shortage::kNone) return why;
     return true;
@@ -73,8 +71,7 @@ int LlmcWidth(const std::string& head) {
   return 0;
 }
 
-// Returns the bytes per token by the dtype code in Megatron's index (8 is
-// uint16, 4 is int32); 0 if there is no index.
+// Returns the bytes per token by the dtype code in Megatron's index; 0: none.
 int MegatronWidth(const std::string& path) {
   const std::string index =
       path.substr(0, path.size() - std::strlen(".bin")) + ".idx";

@@ -26,8 +26,7 @@
 namespace sluice::train {
 namespace {
 
-// A listening socket on a free port. Rank 0 takes it over, so no other process
-// can take the port in between.
+// Rank 0 takes the socket over, so no other process can take the port.
 struct Listener {
   UniqueFd fd;
   int port = 0;
@@ -67,7 +66,6 @@ struct RankProcess {
   }
 };
 
-// The ranks of one run and how each ended.
 class Ranks {
  public:
   // `gpus` has a place per rank; empty: each rank chooses its GPU.
@@ -182,8 +180,6 @@ void Ranks::Reap() {
   }
 }
 
-// Sends SIGTERM to the other ranks kGrace after one has failed, and SIGKILL
-// after kLimit.
 void Ranks::EndOthers() {
   if (!failed_at_.has_value()) return;
   const absl::Duration since = absl::Now() - *failed_at_;
@@ -214,8 +210,7 @@ void Ranks::Look(double now_s) {
   if (verdict.end.empty() || failed_at_.has_value()) return;
   late_ = verdict.end;
   if (*clear != '\0') std::fputc('\n', stderr);
-  // SIGKILL, because a stopped or hung rank handles no other signal, and the
-  // other ranks wait for it.
+  // Not SIGTERM: a stopped or hung rank does not handle it.
   Kill();
 }
 
@@ -233,8 +228,7 @@ void Ranks::Watch(const sigset_t& signals) {
       EndOthers();
       Look(MonotonicSeconds());
     }
-    // A terminal's Ctrl-C reaches the ranks too, and may have ended all of them
-    // before this process handles it.
+    // A terminal's Ctrl-C may have ended all ranks before it is handled here.
     const timespec wait{0, some_run ? 100'000'000 : 0};
     const int signal = sigtimedwait(&signals, nullptr, &wait);
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
@@ -307,8 +301,7 @@ int Ranks::Report(const RunOptions& options) const {
   }
   std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
   if (spoke) return cause->result->exit;
-  // The rank could not write its result, but its exit status may be one of
-  // ours.
+  // The rank wrote no result, but its exit status may be one of ours.
   const int own =
       WIFEXITED(*cause->status) ? WEXITSTATUS(*cause->status) : kExitFault;
   return own <= kExitOpenFiles ? own : kExitFault;

@@ -83,8 +83,7 @@ absl::Status CheckNumbers(const RunOptions& o) {
   });
 }
 
-// Rejects flags that --rerun excludes, because rerun chunks drop their free
-// classes.
+// Rerun chunks drop their free classes.
 absl::Status CheckRerun(const RunOptions& o) {
   if (o.rerun.value_or(0) == 0) return absl::OkStatus();
   if (o.alpha > 0) {

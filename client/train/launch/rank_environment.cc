@@ -59,8 +59,7 @@ bool StartedBySrun(const Variables& variables) {
          variables("SLURM_PROCID").has_value() && std::atol(tasks->c_str()) > 1;
 }
 
-// Reads the tasks on `node` from Slurm's list: "2(x3),1" means three nodes of
-// two tasks and one of one.
+// Slurm's list "2(x3),1" means three nodes of two tasks and one of one.
 absl::StatusOr<int> TasksOnNode(const std::string& text, int node) {
   const char* at = text.c_str();
   long nodes = 0;

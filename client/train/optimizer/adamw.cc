@@ -184,8 +184,7 @@ absl::StatusOr<double> AdamW::ReduceGradients() {
   if (collectives_ != nullptr) {
     SLUICE_RETURN_IF_ERROR(collectives_->AwaitBegun());
   }
-  // Summed on the gradients' device, in the order of the buckets: the host
-  // waits for one number and not for one per bucket.
+  // Summed on the gradients' device: the host waits for one number only.
   at::Tensor squares =
       at::zeros({}, runtime::On(gradients_->flat().device(), at::kDouble));
   for (const stream::Bucket& bucket : buckets_) {
@@ -274,8 +273,6 @@ absl::Status AdamW::UpdatePart(int64_t part) {
   return absl::OkStatus();
 }
 
-// With the states in HBM, the next part's weights are gathered while forward
-// computes with this part's.
 absl::Status AdamW::AwaitPart(int64_t part) {
   for (; next_part_ <= part && next_part_ < parts_; ++next_part_) {
     for (; next_gathered_ <= next_part_; ++next_gathered_) {

@@ -48,8 +48,7 @@ struct AdamWOptions {
   double epsilon = 1e-8;
 };
 
-// Returns the rate of a step, counted from 0: linear warm-up to `lr`, then
-// constant.
+// Steps count from 0: linear warm-up to `lr`, then constant.
 double LearningRate(const AdamWOptions& options, int64_t step);
 
 class AdamW final : public runtime::PendingWeights {

@@ -34,8 +34,7 @@ class BaselineStepper final : public Stepper {
     if (copies_ != nullptr) copies_->Drain().IgnoreError();
   }
 
-  // Leases host memory for this rank's layer inputs and starts a copy engine,
-  // as the sluice method does. For alst only. A collective.
+  // Leases host memory for alst's layer inputs. A collective.
   absl::Status PrepareInputs() {
     return runtime::Agree(context_.collectives, MakeInputs());
   }
@@ -48,14 +47,12 @@ class BaselineStepper final : public Stepper {
                                  global_count);
   }
 
-  // Returns a layout in which the whole sequence is one chunk.
   stream::ChunkLayout layout() const override {
     return stream::ChunkLayout(options_.seq_len, options_.seq_len,
                                context_.environment->world_size);
   }
 
-  // Returns ratios: backward costs two forwards, and a third if each layer runs
-  // again.
+  // Backward costs two forwards, and a third if each layer runs again.
   SegmentCosts costs() const override {
     const int64_t layers = options_.model.layers;
     const bool again = options_.method != runtime::BaselineMethod::kKeepAll;
@@ -132,7 +129,6 @@ runtime::StreamedStepper::Options StreamedOptions(
       .record_copies = WantsTrace(context)};
 }
 
-// The streamed run of client/torch/run.
 class SluiceStepper final : public Stepper {
  public:
   explicit SluiceStepper(const StepperContext& context)

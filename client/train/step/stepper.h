@@ -103,8 +103,7 @@ class Stepper {
 
 // Makes the stepper of --method. A collective, except for keep-all and
 // recompute. `saved` (may be null) is a plan that lets a streamed run skip
-// calibration and planning if it still fits. Errors are marked with what ran
-// out.
+// calibration and planning if it still fits.
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
     const StepperContext& context, const runtime::SavedPlan* saved);
 

@@ -182,7 +182,6 @@ void RankWatch::DaemonGone(const std::string& reason) {
       options_.daemon, reason));
 }
 
-// Reports that a lost daemon is back. The new daemon knows nothing of this run.
 void RankWatch::SayDaemon(double now_s) {
   const double gone_s = daemon_gone_s_;
   if (gone_s == 0 || now_s - asked_daemon_s_ < kDaemonSeconds) return;

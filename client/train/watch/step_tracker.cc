@@ -17,8 +17,7 @@ std::string_view Base(std::string_view kind) {
   return kind;
 }
 
-// Returns whether the kind runs exactly once per chunk. Other kinds keep the
-// place of the kind before them.
+// Other kinds keep the place of the kind before them.
 bool OncePerChunk(std::string_view kind) {
   return !Has(kind, "offdiagonal") && !Has(kind, "recompute");
 }
