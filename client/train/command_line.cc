@@ -44,7 +44,7 @@ struct RawFlags {
   std::string optimizer_states = "auto";
 };
 
-// Adds a flag whose initial value is shown as its default.
+// Adds a flag and shows its initial value as its default.
 void Add(CLI::App& app, const char* names, auto& to, const char* help) {
   Add(app, names, to, help);
 }

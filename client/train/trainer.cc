@@ -461,7 +461,7 @@ absl::Status Trainer::MaybeSave(bool last) {
   return absl::OkStatus();
 }
 
-// A run whose last save failed has failed, though all its steps ran.
+// If the last save failed, the run has failed, though all its steps ran.
 absl::Status Trainer::SaveFailure() const {
   if (saver_ == nullptr || saver_->failure().ok()) return absl::OkStatus();
   const absl::Status status =

@@ -49,7 +49,7 @@ bool HasScale(const at::Tensor& gradient, double largest_of_group) {
   return NormOf(gradient) > kNoScale * largest_of_group;
 }
 
-// Sets `worst` and `whose` if `error` is larger; NaN is the largest.
+// Keeps the larger error and its parameter; NaN is the largest.
 void Worst(double error, const std::string& name, double& worst,
            std::string& whose) {
   if (std::isnan(worst) || (!whose.empty() && error <= worst)) return;

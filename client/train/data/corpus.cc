@@ -82,9 +82,8 @@ int MegatronWidth(const std::string& path) {
   return 0;
 }
 
-// Returns the installed torch package, whose Python sources are the demo's
-// text: $SLUICE_PYTHON_PACKAGES/torch, or the one this binary was configured
-// with.
+// Returns the installed torch package: $SLUICE_PYTHON_PACKAGES/torch, or the
+// one this binary was configured with. Its Python sources are the demo's text.
 std::string DefaultCorpusPath() {
   const char* packages = std::getenv("SLUICE_PYTHON_PACKAGES");
   const bool set = packages != nullptr && *packages != '\0';
