@@ -10,7 +10,6 @@
 #include <random>
 
 #include "client/torch/placement.h"
-#include "client/train/optimizer/adamw.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

@@ -17,7 +17,6 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/optimizer/adamw.h"

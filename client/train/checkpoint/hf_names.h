@@ -7,9 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "client/train/checkpoint/safetensors.h"
 #include "client/train/optimizer/flat_model.h"
-#include "planner/stream/layouts.h"
 
 namespace sluice::train {
 

@@ -17,7 +17,6 @@
 #include <memory>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/train/checkpoint/trainer_state.h"
 #include "proto/base/unique_fd.h"

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/train/launch/options.h"
 #include "planner/stream/settings.h"

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "planner/stream/attention_kernel.h"
 #include "planner/stream/options.h"

@@ -11,7 +11,6 @@
 #include <string>
 #include <string_view>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/train/launch/options.h"
 

@@ -27,7 +27,6 @@
 #include <span>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/torch/ranks/collectives.h"
 #include "client/torch/run/host_stage.h"

@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/run/host_stage.h"
-#include "planner/stream/layouts.h"
 
 namespace sluice::train {
 

@@ -16,7 +16,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/copy/copy_engine.h"
 #include "planner/stream/states.h"

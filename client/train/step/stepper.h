@@ -27,7 +27,6 @@
 #include "planner/stream/price.h"
 #include "planner/stream/states.h"
 #include "proto/plan/plan.h"
-#include "proto/plan/profile.h"
 
 namespace sluice::train {
 
