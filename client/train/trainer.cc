@@ -24,14 +24,12 @@ namespace sluice::train {
 namespace {
 
 AdamWOptions OptimizerOptions(const RunOptions& o) {
-  AdamWOptions options;
-  options.lr = o.lr;
-  options.warmup = o.warmup;
-  options.clip = o.clip;
-  options.weight_decay = o.weight_decay;
-  options.beta1 = o.beta1;
-  options.beta2 = o.beta2;
-  return options;
+  return {.lr = o.lr,
+          .warmup = o.warmup,
+          .clip = o.clip,
+          .weight_decay = o.weight_decay,
+          .beta1 = o.beta1,
+          .beta2 = o.beta2};
 }
 
 // Reports the settings in use. They may differ from the chosen ones, because
@@ -62,9 +60,7 @@ void ReportChoice(const RunOptions& options, const Stepper& stepper,
     if (c.life != stream::Life::kScratch) continue;
     if (!HasClass(*options.order, c.which)) continue;
     report->fractions.push_back(
-        {.name = name,
-         .fractions = {f.keep, f.swap, 1 - f.keep - f.swap},
-         .why = {}});
+        {name, {f.keep, f.swap, 1 - f.keep - f.swap}, /*why=*/""});
   }
 }
 
@@ -259,8 +255,7 @@ absl::Status Trainer::Prepare() {
 }
 
 absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
-  const int64_t global_count =
-      context_.options->sequences() * context_.options->seq_len;
+  const int64_t global_count = context_.options->step_tokens();
   optimizer_->ZeroGradients();
   runtime::StepResult sum;
   next_token_ = state_.next_token;
@@ -304,8 +299,9 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   if (context_.collectives != nullptr) {
     SLUICE_RETURN_IF_ERROR(context_.collectives->SumAll(sums));
   }
-  Sums result{values[0] / values[1], values[1], values[2],
-              values[3] > 0,         Bytes(0),  {}};
+  Sums result{.loss = values[0] / values[1],
+              .host = Bytes(static_cast<int64_t>(values[2])),
+              .stop = values[3] > 0};
   std::vector<runtime::PlanOffer> offers;
   for (int r = 0; r < world; ++r) {
     const Bytes peak(static_cast<int64_t>(peaks[r]));
@@ -346,12 +342,11 @@ absl::Status Trainer::Step() {
   context_.watch->At("the optimizer");
   const bool stop = context_.watch->HearStop(state_.step + 2);
   SLUICE_ASSIGN_OR_RETURN(const Sums before, SumOverRanks(own, stop));
-  auto norm = optimizer_->ReduceGradients();
-  SLUICE_RETURN_IF_ERROR(norm.status());
-  if (!std::isfinite(before.loss) || !std::isfinite(*norm)) {
-    return absl::InternalError(WhatWentWrong(before.loss, *norm));
+  SLUICE_ASSIGN_OR_RETURN(const double norm, optimizer_->ReduceGradients());
+  if (!std::isfinite(before.loss) || !std::isfinite(norm)) {
+    return absl::InternalError(WhatWentWrong(before.loss, norm));
   }
-  SLUICE_RETURN_IF_ERROR(optimizer_->Update(state_.step, *norm));
+  SLUICE_RETURN_IF_ERROR(optimizer_->Update(state_.step, norm));
   // Baselines never await a part, so the update is finished here.
   if (context_.options->method != Method::kSluice) {
     SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
@@ -362,42 +357,46 @@ absl::Status Trainer::Step() {
   takes_ = before.takes;
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
   context_.watch->EndStep(seconds);
-  return Record(before, *norm, seconds);
+  Record(before, norm, seconds);
+  return absl::OkStatus();
 }
 
 std::string Trainer::WhatWentWrong(double loss, double norm) const {
-  NonFinite what;
-  what.step = state_.step + 1;
-  what.first_step = what.step - report_->steps;
-  what.resumed = resumed_.has_value();
-  what.loss = loss;
-  what.norm = norm;
-  what.lr = LearningRate(OptimizerOptions(*context_.options), state_.step);
-  what.weight = FirstNonFinite(*context_.weights);
-  if (std::isfinite(loss)) what.gradient = FirstNonFinite(*context_.gradients);
-  return Explain(what, *context_.options);
+  const RunOptions& o = *context_.options;
+  return Explain(
+      {.step = state_.step + 1,
+       .first_step = state_.step + 1 - report_->steps,
+       .loss = loss,
+       .norm = norm,
+       .lr = LearningRate(OptimizerOptions(o), state_.step),
+       .weight = FirstNonFinite(*context_.weights),
+       .gradient =
+           std::isfinite(loss) ? FirstNonFinite(*context_.gradients) : "",
+       .resumed = resumed_.has_value()},
+      o);
 }
 
-absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
+void Trainer::Record(const Sums& sums, double norm, double seconds) {
   const client::CopyStats copies = Copies();
-  StepMetrics m;
-  m.step = state_.step;
-  m.loss = sums.loss;
-  m.grad_norm = norm;
-  m.lr = LearningRate(OptimizerOptions(*context_.options), state_.step - 1);
-  m.tokens = context_.options->sequences() * context_.options->seq_len;
-  m.seconds = seconds;
-  m.expected_seconds = context_.watch->expected_s();
-  m.hbm_peak = sums.hbm_peak;
-  m.hbm_total = context_.memory->size();
-  m.host = Bytes(static_cast<int64_t>(sums.host));
-  m.h2d = copies.h2d - copies_before_.h2d;
-  m.d2h = copies.d2h - copies_before_.d2h;
-  m.grant_wait_seconds =
-      absl::ToDoubleSeconds(copies.grant_wait - copies_before_.grant_wait);
-  m.stall_seconds = absl::ToDoubleSeconds(copies.stall - copies_before_.stall);
-  m.plan_mismatches = context_.memory->allocator().stats().mismatches;
-  m.plan_changes = std::ssize(report_->plan_changes);
+  const StepMetrics m{
+      .step = state_.step,
+      .loss = sums.loss,
+      .grad_norm = norm,
+      .lr = LearningRate(OptimizerOptions(*context_.options), state_.step - 1),
+      .tokens = context_.options->step_tokens(),
+      .seconds = seconds,
+      .expected_seconds = context_.watch->expected_s(),
+      .hbm_peak = sums.hbm_peak,
+      .hbm_total = context_.memory->size(),
+      .host = sums.host,
+      .grant_wait_seconds =
+          absl::ToDoubleSeconds(copies.grant_wait - copies_before_.grant_wait),
+      .stall_seconds =
+          absl::ToDoubleSeconds(copies.stall - copies_before_.stall),
+      .h2d = copies.h2d - copies_before_.h2d,
+      .d2h = copies.d2h - copies_before_.d2h,
+      .plan_mismatches = context_.memory->allocator().stats().mismatches,
+      .plan_changes = std::ssize(report_->plan_changes)};
   seconds_ += seconds;
   report_->losses.push_back(m.loss);
   report_->steps += 1;
@@ -416,13 +415,12 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   step.plan_mismatches = m.plan_mismatches - mismatches_before_;
   // A missing daemon costs a report, never a step.
   context_.memory->session().Report(step).IgnoreError();
-  if (log_ == nullptr) return absl::OkStatus();
+  if (log_ == nullptr) return;
   if (report_->steps == 1 && m.expected_seconds > 0) {
     log_->Note(fmt::format("step {} took {}; {} were expected", m.step,
                            Duration(seconds), Duration(m.expected_seconds)));
   }
   log_->Step(m);
-  return absl::OkStatus();
 }
 
 // All ranks decided from the same sum, so all call Refresh or none does.
@@ -433,7 +431,7 @@ absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
   SLUICE_ASSIGN_OR_RETURN(runtime::PlanChangeRecord change,
                           stepper_->Refresh(takes[rank]));
   change.step = state_.step;
-  if (log_ != nullptr) log_->Note(change.note);
+  Note(change.note);
   ReportChoice(*context_.options, *stepper_, report_);
   ExpectSteps(context_, *stepper_);
   context_.watch->Enter(RankPhase::kReady);
@@ -475,8 +473,8 @@ absl::Status Trainer::Loop() {
   const RunOptions& o = *context_.options;
   bool saved = false;
   const int64_t first = state_.step;
-  if (state_.step >= o.steps && log_ != nullptr) {
-    log_->Note(fmt::format(
+  if (state_.step >= o.steps) {
+    Note(fmt::format(
         "nothing to do: step {} is reached and --steps is {}; raise --steps to "
         "train on",
         state_.step, o.steps));
@@ -497,12 +495,12 @@ absl::Status Trainer::Loop() {
   SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
   // A signal in the last step interrupted nothing.
   report_->interrupted = stop_ && state_.step < o.steps;
-  if (report_->interrupted && log_ != nullptr) {
+  if (report_->interrupted) {
     const bool kept = saved && saver_ != nullptr && saver_->failure().ok();
-    log_->Note(state_.step == first
-                   ? std::string("stopped before the first step")
-                   : fmt::format("stopped after step {}{}", state_.step,
-                                 kept ? ", saved" : ""));
+    Note(state_.step == first
+             ? std::string("stopped before the first step")
+             : fmt::format("stopped after step {}{}", state_.step,
+                           kept ? ", saved" : ""));
   }
   return saved ? SaveFailure() : absl::OkStatus();
 }
@@ -510,17 +508,15 @@ absl::Status Trainer::Loop() {
 // Runs one pass; everything else is allocated by now.
 absl::Status Trainer::Probe() {
   SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
-  auto norm = optimizer_->ReduceGradients();
-  SLUICE_RETURN_IF_ERROR(norm.status());
+  SLUICE_RETURN_IF_ERROR(optimizer_->ReduceGradients().status());
   SLUICE_ASSIGN_OR_RETURN(const Sums sums, SumOverRanks(own, /*stop=*/false));
   report_->peak_hbm = sums.hbm_peak;
-  report_->host = Bytes(static_cast<int64_t>(sums.host));
+  report_->host = sums.host;
   return absl::OkStatus();
 }
 
 void Trainer::FinishReport() {
-  report_->plan =
-      stepper_ != nullptr ? stepper_->plan() : runtime::PlanSummary{};
+  if (stepper_ != nullptr) report_->plan = stepper_->plan();
   if (log_ != nullptr) report_->log_lines_unwritten = log_->unwritten();
   report_->peak_hbm =
       std::max(report_->peak_hbm, context_.memory->allocator().stats().peak);
@@ -528,17 +524,13 @@ void Trainer::FinishReport() {
   const double steps = static_cast<double>(report_->steps);
   report_->seconds_per_step = seconds_ / steps;
   report_->tokens_per_second =
-      static_cast<double>(context_.options->sequences() *
-                          context_.options->seq_len) *
-      steps / seconds_;
+      static_cast<double>(context_.options->step_tokens()) * steps / seconds_;
 }
 
 // If a stop was requested during set-up, there is nothing to save.
 absl::Status Trainer::StopBeforeSteps() {
   const bool stop = context_.watch->HearStop(state_.step + 1);
-  SLUICE_ASSIGN_OR_RETURN(const bool on,
-                          runtime::AllAgree(context_.collectives, !stop));
-  stop_ = !on;
+  SLUICE_ASSIGN_OR_RETURN(stop_, runtime::AnyRank(context_.collectives, stop));
   context_.watch->Enter(RankPhase::kReady);
   return absl::OkStatus();
 }

@@ -37,8 +37,7 @@ class Trainer {
   // One step's sums over the ranks.
   struct Sums {
     double loss = 0;
-    double count = 0;
-    double host = 0;
+    Bytes host;
     bool stop = false;
     Bytes hbm_peak;
     std::vector<bool> takes;  // by rank: takes a new plan after this step
@@ -63,7 +62,7 @@ class Trainer {
   absl::StatusOr<runtime::StepResult> RunMicroBatches();
   absl::StatusOr<Sums> SumOverRanks(const runtime::StepResult& own, bool stop);
   std::string WhatWentWrong(double loss, double norm) const;
-  absl::Status Record(const Sums& sums, double norm, double seconds);
+  void Record(const Sums& sums, double norm, double seconds);
   absl::Status TakePlan(const std::vector<bool>& takes);
   absl::Status MaybeSave(bool last);
   absl::Status SaveFailure() const;

@@ -83,6 +83,7 @@ struct RunOptions {
   bool json = false;
 
   int64_t sequences() const { return batch * accumulate; }  // of a step
+  int64_t step_tokens() const { return sequences() * seq_len; }
 };
 
 struct ParsedCommand {
