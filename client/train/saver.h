@@ -6,14 +6,25 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "client/train/checkpoint/checkpoint.h"
 #include "client/train/checkpoint/save_folder.h"
 #include "client/train/run_report.h"
-#include "client/train/shared_text.h"
 
 namespace sluice::train {
+
+// Returns rank `root`'s text, cut at 1,000 bytes. Null `collectives`: one rank.
+absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
+                                      const std::string& text, int root);
+
+// The fault of the first rank that failed, equal on all ranks.
+struct SharedFault {
+  absl::Status status;  // OK: no rank failed
+};
+absl::StatusOr<SharedFault> ShareFault(runtime::Collectives* collectives,
+                                       const absl::Status& own);
 
 class Saver {
  public:

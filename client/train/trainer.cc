@@ -14,7 +14,6 @@
 #include "client/train/choose_settings.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/nonfinite.h"
-#include "client/train/shared_text.h"
 #include "client/train/trace.h"
 #include "client/train/watch/words.h"
 #include "proto/base/peer_fault.h"

@@ -1,6 +1,4 @@
 // Tests what ranks learn of each other's errors.
-#include "client/train/shared_text.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "client/train/launch/outcome.h"
+#include "client/train/saver.h"
 #include "proto/base/shortage.h"
 #include "tests/support/status_matchers.h"
 
