@@ -14,7 +14,6 @@
 
 #include "absl/status/status.h"
 #include "client/train/checkpoint/checkpoint.h"
-#include "client/train/data/batch.h"
 #include "client/train/data/corpus.h"
 #include "client/train/metrics.h"
 #include "client/train/optimizer/adamw.h"

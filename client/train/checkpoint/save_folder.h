@@ -18,7 +18,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/train/checkpoint/trainer_state.h"
+#include "client/train/checkpoint/checkpoint_files.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::train {
