@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <tuple>
+#include <utility>
 
 #include "client/train/launch/private_daemon.h"
 #include "client/train/step/stepper.h"
@@ -144,13 +146,10 @@ std::string MemoryLine(const BannerFacts& f) {
                     f.options.host.count() > 0 ? " (its share of --host)" : "");
 }
 
-// The expected seconds of a step; zeros if nothing was calibrated.
-struct Expected {
-  double compute_s = 0, copy_s = 0;
-  double seconds() const { return std::max(compute_s, copy_s); }
-};
-
-Expected ExpectedOf(const StepperContext& context, const Stepper& stepper) {
+// Returns the expected seconds of a step's compute and of its copies; zeros if
+// nothing was calibrated.
+std::pair<double, double> ExpectedOf(const StepperContext& context,
+                                     const Stepper& stepper) {
   const runtime::SavedPlan* saved = stepper.saved_plan();
   const plan::RankPlan* own = stepper.own_plan();
   if (saved == nullptr || own == nullptr) return {};
@@ -165,7 +164,6 @@ Expected ExpectedOf(const StepperContext& context, const Stepper& stepper) {
 BannerFacts FactsOf(const StepperContext& context, const Stepper& stepper) {
   const RunOptions& o = *context.options;
   const client::NodeLimits limits = context.memory->session().limits();
-  const Expected expected = ExpectedOf(context, stepper);
   BannerFacts f;
   f.options = o;
   f.attention = context.memory->KernelName(runtime::TorchType(o.dtype),
@@ -179,8 +177,7 @@ BannerFacts FactsOf(const StepperContext& context, const Stepper& stepper) {
   f.host_limit = o.host.count() > 0
                      ? o.host / context.environment->local_world_size
                      : limits.host_total;
-  f.compute_s = expected.compute_s;
-  f.copy_s = expected.copy_s;
+  std::tie(f.compute_s, f.copy_s) = ExpectedOf(context, stepper);
   if (const plan::RankPlan* own = stepper.own_plan()) {
     f.classes = own->classes;
     f.transient = own->transient_peak;
@@ -254,9 +251,10 @@ double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
 }
 
 void ExpectSteps(const StepperContext& context, const Stepper& stepper) {
+  const auto [compute_s, copy_s] = ExpectedOf(context, stepper);
   context.watch->Expect(StepTracker(context.options->model.layers,
                                     stepper.layout().chunks(), stepper.costs()),
-                        ExpectedOf(context, stepper).seconds());
+                        std::max(compute_s, copy_s));
 }
 
 void Announce(const StepperContext& context, const Stepper& stepper,

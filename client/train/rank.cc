@@ -126,9 +126,6 @@ class RankRun {
   // `ranks` connected `host`, which is null for one rank.
   absl::Status WithMemory(runtime::Collectives::Options ranks,
                           runtime::Collectives* host);
-  // After NCCL has allocated its own memory. `gpus` is null without GPUs.
-  absl::Status Lease(runtime::RankMemory& memory, runtime::Collectives* host,
-                     runtime::Collectives* gpus);
   absl::Status WithRanks(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
   // Returns the HBM of weights, gradients and, if there, optimizer states.
@@ -245,19 +242,6 @@ absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
   return together;
 }
 
-absl::Status RankRun::Lease(runtime::RankMemory& memory,
-                            runtime::Collectives* host,
-                            runtime::Collectives* gpus) {
-  if (gpus != nullptr) {
-    SLUICE_RETURN_IF_ERROR(runtime::WarmUpCommunicators(memory, *gpus));
-  }
-  SLUICE_RETURN_IF_ERROR(runtime::Agree(host, WithAdvice(memory.Lease())));
-  report_.hbm_per_gpu = memory.size();
-  report_.attention = memory.KernelName(runtime::TorchType(options_.dtype),
-                                        options_.model.head_dim());
-  return absl::OkStatus();
-}
-
 // A rank that waits in NCCL for a dead peer is woken only by an abort. After
 // this rank's own failure NCCL's shutdown would wait for the other ranks.
 absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
@@ -282,7 +266,14 @@ absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
   });
   const absl::Status status = runtime::CatchStatus(
       fmt::format("rank {}", environment_.rank), [&]() -> absl::Status {
-        SLUICE_RETURN_IF_ERROR(Lease(**memory, host, gpus.get()));
+        if (gpus != nullptr) {  // NCCL allocates its own memory first
+          SLUICE_RETURN_IF_ERROR(runtime::WarmUpCommunicators(**memory, *gpus));
+        }
+        SLUICE_RETURN_IF_ERROR(
+            runtime::Agree(host, WithAdvice((*memory)->Lease())));
+        report_.hbm_per_gpu = (*memory)->size();
+        report_.attention = (*memory)->KernelName(
+            runtime::TorchType(options_.dtype), options_.model.head_dim());
         return WithRanks(**memory, all);
       });
   if (!status.ok() && all != nullptr) all->Abort(std::string(status.message()));

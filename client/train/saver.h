@@ -15,16 +15,13 @@
 
 namespace sluice::train {
 
-// Returns rank `root`'s text, cut at 1,000 bytes. Null `collectives`: one rank.
+// Returns rank `root`'s text, cut to 999 bytes. Null `collectives`: one rank.
 absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
                                       const std::string& text, int root);
 
-// The fault of the first rank that failed, equal on all ranks.
-struct SharedFault {
-  absl::Status status;  // OK: no rank failed
-};
-absl::StatusOr<SharedFault> ShareFault(runtime::Collectives* collectives,
-                                       const absl::Status& own);
+// Replaces this rank's `fault` by that of the first rank that failed. An error
+// means a lost peer.
+absl::Status ShareFault(runtime::Collectives* collectives, absl::Status& fault);
 
 class Saver {
  public:
@@ -44,8 +41,8 @@ class Saver {
   const absl::Status& failure() const { return failure_; }
 
  private:
-  absl::StatusOr<SharedFault> Try(const TrainingState& state, AdamW& optimizer,
-                                  const runtime::SavedPlan* plan);
+  absl::Status Try(const TrainingState& state, AdamW& optimizer,
+                   const runtime::SavedPlan* plan);
 
   const StepperContext& context_;  // the trainer's; outlives this
   RunIdentity identity_;

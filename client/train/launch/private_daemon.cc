@@ -15,6 +15,7 @@
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/process.h"
 #include "proto/base/cgroup.h"
+#include "proto/base/replace_file.h"
 #include "proto/base/sizes.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
@@ -36,13 +37,6 @@ std::string LastLine(const std::string& path) {
     if (!line.empty()) last = line;
   }
   return last;
-}
-
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  std::ofstream out(path);
-  out << text;
-  out.close();
-  return out ? absl::OkStatus() : ErrnoStatus(errno, "write " + path);
 }
 
 // Reads the daemon's stdout until its ready line, its end or the time limit.
@@ -96,7 +90,7 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> PrivateDaemon::Start(
                           TemporaryFolder::Make("sluice"));
   const std::string config = folder.path() + "/config.toml";
   const std::string log = folder.path() + "/log";
-  SLUICE_RETURN_IF_ERROR(WriteText(config, PrivateConfig(options)));
+  SLUICE_RETURN_IF_ERROR(ReplaceFile(config, PrivateConfig(options)));
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
   const UniqueFd from(ends[0]);

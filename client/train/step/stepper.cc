@@ -158,9 +158,6 @@ class SluiceStepper final : public Stepper {
   client::CopyStats copies() const override { return run_->copies(); }
   double alpha() const override { return run_->alpha(); }
   stream::FractionMap fractions() const override { return run_->fractions(); }
-  const plan::RankPlan* own_plan() const override {
-    return run_->saved_plan().own();
-  }
   std::optional<stream::StepPrice> price() const override {
     stream::StreamOptions runs = StreamedOptions(context_).stream;
     runs.fractions = run_->fractions();

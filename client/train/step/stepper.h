@@ -86,10 +86,12 @@ class Stepper {
   virtual double alpha() const { return 0; }
   // Returns the fractions in use, of every class including scratch.
   virtual stream::FractionMap fractions() const { return {}; }
-  virtual const plan::RankPlan* own_plan() const { return nullptr; }
   virtual std::optional<stream::StepPrice> price() const { return {}; }
   virtual runtime::PlanSummary plan() const { return {}; }
   virtual const runtime::SavedPlan* saved_plan() const { return nullptr; }
+  const plan::RankPlan* own_plan() const {
+    return saved_plan() != nullptr ? saved_plan()->own() : nullptr;
+  }
   // Returns one line on how the plan was obtained; empty: as usual.
   virtual std::string note() const { return ""; }
   virtual std::vector<client::CopyRecord> TakeCopies() { return {}; }
