@@ -222,7 +222,7 @@ absl::Status RankRun::WithModel(runtime::RankMemory& memory,
   memory.allocator().Observe(progress_.get());
   return options_.command == Command::kCheck
              ? RunCheck(context, watch_, &check_)
-             : Trainer(context, &report_).Run();
+             : Train(context, &report_);
 }
 
 absl::Status RankRun::WithRanks(runtime::RankMemory& memory,

@@ -6,14 +6,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "client/torch/placement.h"
 #include "client/train/announce.h"
 #include "client/train/checkpoint/save_folder.h"
 #include "client/train/choose_settings.h"
+#include "client/train/data/corpus.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/metrics.h"
 #include "client/train/nonfinite.h"
+#include "client/train/optimizer/adamw.h"
+#include "client/train/saver.h"
 #include "client/train/trace.h"
 #include "client/train/watch/words.h"
 #include "proto/base/peer_fault.h"
@@ -63,7 +69,70 @@ void ReportChoice(const RunOptions& options, const Stepper& stepper,
   }
 }
 
-}  // namespace
+class Trainer {
+ public:
+  Trainer(const StepperContext& context, RunReport* report)
+      : context_(context), report_(report) {}
+
+  absl::Status Run();
+
+ private:
+  // One step's sums over the ranks.
+  struct Sums {
+    double loss = 0;
+    Bytes host;
+    bool stop = false;
+    Bytes hbm_peak;
+    std::vector<bool> takes;  // by rank: takes a new plan after this step
+  };
+
+  absl::Status Prepare();
+  absl::Status PrepareOutputs();
+  absl::Status PrepareData();
+  absl::Status Choose();
+  absl::Status PrepareStepper();
+  absl::Status PrepareOptimizer();
+  absl::StatusOr<std::unique_ptr<HostStates>> LeaseStates();
+  // Returns the copies of the step and of the optimizer's states.
+  client::CopyStats Copies() const;
+  std::vector<client::CopyRecord> TakeCopies();
+  absl::Status StopBeforeSteps();
+  absl::Status Resume();
+  absl::Status PrepareSaver();
+  absl::Status Probe();
+  absl::Status Loop();
+  absl::Status Step();
+  absl::StatusOr<runtime::StepResult> RunMicroBatches();
+  absl::StatusOr<Sums> SumOverRanks(const runtime::StepResult& own, bool stop);
+  std::string WhatWentWrong(double loss, double norm) const;
+  void Record(const Sums& sums, double norm, double seconds);
+  absl::Status TakePlan(const std::vector<bool>& takes);
+  absl::Status MaybeSave(bool last);
+  absl::Status SaveFailure() const;
+  void Note(const std::string& text);
+  void FinishReport();
+
+  StepperContext context_;
+  RunOptions chosen_;  // context_'s options with open settings filled in
+  RunReport* report_;
+  std::unique_ptr<Corpus> corpus_;
+  std::unique_ptr<Dealer> dealer_;
+  std::unique_ptr<Stepper> stepper_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<StepLog> log_;
+  std::unique_ptr<Saver> saver_;
+  std::optional<Checkpoint> resumed_;
+  at::Tensor tokens_, labels_;
+  std::vector<int64_t> dealt_, dealt_labels_;  // the same ids in CPU memory
+  RunIdentity identity_;
+  TrainingState state_;
+  int64_t next_token_ = 0;           // after this step
+  client::CopyStats copies_before_;  // before the step
+  int64_t mismatches_before_ = 0;
+  double seconds_ = 0;  // of all steps of this run
+  bool stop_ = false;
+  std::vector<bool> takes_;  // at this step's end
+};
 
 absl::Status Trainer::PrepareData() {
   const RunOptions& o = *context_.options;
@@ -540,6 +609,12 @@ absl::Status Trainer::Run() {
   if (status.ok()) status = context_.options->probe ? Probe() : Loop();
   FinishReport();
   return status;
+}
+
+}  // namespace
+
+absl::Status Train(const StepperContext& context, RunReport* report) {
+  return Trainer(context, report).Run();
 }
 
 }  // namespace sluice::train
