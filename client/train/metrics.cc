@@ -112,18 +112,6 @@ std::string JsonlFile::Append(const std::string& line) {
       lost_ > 0 ? fmt::format(", {} lines are lost", lost_) : std::string());
 }
 
-absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Open(const std::string& jsonl,
-                                                       int64_t steps,
-                                                       Console* console) {
-  std::unique_ptr<StepLog> log(new StepLog());
-  log->steps_ = steps;
-  log->console_ = console;
-  if (!jsonl.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(log->file_, JsonlFile::Open(jsonl));
-  }
-  return log;
-}
-
 void StepLog::Step(const StepMetrics& metrics) {
   const absl::Time now = absl::Now();
   if (console_->terminal() || metrics.step == steps_ ||

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -42,7 +43,8 @@ struct StepMetrics {
 // lost while fewer than 1 MiB of lines wait. A full disk does not end a run.
 class JsonlFile {
  public:
-  // Appends to an existing file. InvalidArgument: it cannot be opened.
+  // Appends to an existing file, because a resumed run goes on in the same log.
+  // InvalidArgument: it cannot be opened.
   static absl::StatusOr<std::unique_ptr<JsonlFile>> Open(
       const std::string& path);
 
@@ -65,21 +67,17 @@ class JsonlFile {
 
 class StepLog {
  public:
-  // An empty `jsonl` means no file. An existing file is appended to, because a
-  // resumed run goes on in the same log. The console outlives the log.
-  static absl::StatusOr<std::unique_ptr<StepLog>> Open(const std::string& jsonl,
-                                                       int64_t steps,
-                                                       Console* console);
+  // `file` may be null. The console outlives the log.
+  StepLog(std::unique_ptr<JsonlFile> file, int64_t steps, Console* console)
+      : file_(std::move(file)), steps_(steps), console_(console) {}
   void Step(const StepMetrics& metrics);
   int64_t unwritten() const;  // lines that are not in the file
   void Note(const std::string& text) { console_->Note(text); }
 
  private:
-  StepLog() = default;
-
-  std::unique_ptr<JsonlFile> file_;
-  int64_t steps_ = 0;
-  Console* console_ = nullptr;
+  const std::unique_ptr<JsonlFile> file_;
+  const int64_t steps_;
+  Console* const console_;
   absl::Time shown_ = absl::InfinitePast();
 };
 

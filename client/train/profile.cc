@@ -302,9 +302,7 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   for (const auto& [direction, field] :
        {std::pair{device::CopyDirection::kHostToDevice, &Measured::h2d},
         std::pair{device::CopyDirection::kDeviceToHost, &Measured::d2h}}) {
-    if (collectives != nullptr) {
-      SLUICE_RETURN_IF_ERROR(collectives->Barrier());
-    }
+    if (collectives != nullptr) SLUICE_RETURN_IF_ERROR(collectives->Barrier());
     SLUICE_ASSIGN_OR_RETURN(const double seconds,
                             MeasuredCopySeconds(machine, *engine, host->data(),
                                                 device, size, direction));

@@ -106,10 +106,10 @@ class RankRun {
   RankRun(const RunOptions& options, const RankEnvironment& environment)
       : options_(options),
         environment_(environment),
-        progress_(MakeWatch()),
+        progress_(WatchOptions()),
         watch_([this](const absl::Status& why) { GiveUp(why); }, RequestStop,
                [this](const std::string& reason) {
-                 progress_->DaemonGone(reason);
+                 progress_.DaemonGone(reason);
                }) {
     report_.method = Name(options.method);
     report_.seq_len = options.seq_len;
@@ -119,7 +119,7 @@ class RankRun {
   int Run();
 
  private:
-  std::unique_ptr<RankWatch> MakeWatch();
+  RankWatch::Options WatchOptions();
   absl::Status Work();
   // Used without our launcher, when the ranks may be on several nodes.
   absl::Status OpenLine(runtime::Collectives& host);
@@ -148,7 +148,7 @@ class RankRun {
   CheckReport check_;
   std::string machine_;               // profile: the TOML
   std::atomic<bool> telling_{false};  // one thread writes the result
-  const std::unique_ptr<RankWatch> progress_;
+  RankWatch progress_;
   PeerWatch watch_;
   std::unique_ptr<PeerLine> line_;  // after OpenLine
 };
@@ -201,9 +201,8 @@ absl::Status RankRun::PlaceStates(const StepperContext& context) {
 
 absl::Status RankRun::WithModel(runtime::RankMemory& memory,
                                 runtime::Collectives* collectives) {
-  StepperContext context{&options_,       &environment_,  &memory,
-                         collectives,     nullptr,        nullptr,
-                         progress_.get(), &memory.stage()};
+  StepperContext context{&options_, &environment_, &memory,    collectives,
+                         nullptr,   nullptr,       &progress_, &memory.stage()};
   RunOptions ordered = options_;
   if (options_.method == Method::kSluice) {
     SLUICE_RETURN_IF_ERROR(ChooseOrder(context, ordered, report_.settings_why));
@@ -219,7 +218,7 @@ absl::Status RankRun::WithModel(runtime::RankMemory& memory,
   FlatModel gradients(options_.model, at::kFloat, memory.device());
   context.weights = &weights;
   context.gradients = &gradients;
-  memory.allocator().Observe(progress_.get());
+  memory.allocator().Observe(&progress_);
   return options_.command == Command::kCheck
              ? RunCheck(context, watch_, &check_)
              : Train(context, &report_);
@@ -255,7 +254,7 @@ absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
     SLUICE_RETURN_IF_ERROR(runtime::Agree(host, connected.status()));
     if (*connected != nullptr) {
       gpus = std::make_unique<WatchedCollectives>(
-          *std::move(connected), progress_.get(), ranks.device.type());
+          *std::move(connected), &progress_, ranks.device.type());
     }
   }
   runtime::Collectives* const all = gpus != nullptr ? gpus.get() : host;
@@ -298,11 +297,9 @@ absl::Status RankRun::Work() {
     // For delays that the watchdog does not see.
     c.timeout_s = CollectiveTimeout(options_.end_after);
     SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
-    host = std::make_unique<WatchedCollectives>(std::move(host),
-                                                progress_.get(), at::kCPU);
-    if (environment_.launcher_pid == 0) {
-      SLUICE_RETURN_IF_ERROR(OpenLine(*host));
-    }
+    host = std::make_unique<WatchedCollectives>(std::move(host), &progress_,
+                                                at::kCPU);
+    if (environment_.launcher_pid == 0) SLUICE_RETURN_IF_ERROR(OpenLine(*host));
   }
   return WithMemory(c, host.get());
 }
@@ -327,7 +324,7 @@ absl::Status RankRun::OpenLine(runtime::Collectives& host) {
   return absl::OkStatus();
 }
 
-std::unique_ptr<RankWatch> RankRun::MakeWatch() {
+RankWatch::Options RankRun::WatchOptions() {
   RankWatch::Options o;
   o.page_file = environment_.page_file;
   o.speaks = environment_.rank == 0 && options_.command == Command::kTrain;
@@ -349,7 +346,7 @@ std::unique_ptr<RankWatch> RankRun::MakeWatch() {
       GiveUp(absl::DeadlineExceededError(why));
     };
   }
-  return RankWatch::Start(o);
+  return o;
 }
 
 // Prints if there is no launcher, or if the file cannot be written.
@@ -370,7 +367,7 @@ void RankRun::Tell(const absl::Status& status, const std::string& report,
 
 void RankRun::GiveUp(const absl::Status& why) {
   if (telling_.exchange(true)) return;
-  progress_->console().Close();
+  progress_.console().Close();
   Tell(why, "", false);
   std::fflush(nullptr);
   _exit(ExitCode(why));
@@ -390,7 +387,7 @@ int RankRun::Run() {
   }
   // A watch was faster: it writes the result and ends the process.
   while (telling_.exchange(true)) pause();
-  progress_->console().Close();
+  progress_.console().Close();
   const bool compared = !check_.worst_parameter.empty();  // true on rank 0
   if (compared && !options_.json) std::fputs(ToText(check_).c_str(), stdout);
   if (status.ok() && environment_.rank == 0) {

@@ -170,9 +170,7 @@ class Trainer {
     const RunOptions& o = *context_.options;
     at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
     generator.set_current_seed(static_cast<uint64_t>(o.seed));
-    if (!o.resume.empty()) {
-      SLUICE_RETURN_IF_ERROR(Resume());
-    }
+    if (!o.resume.empty()) SLUICE_RETURN_IF_ERROR(Resume());
     std::unique_ptr<HostStates> host;
     if (context_.states == stream::StatePlace::kHost) {
       SLUICE_ASSIGN_OR_RETURN(host, LeaseStates());
@@ -238,8 +236,12 @@ class Trainer {
   absl::Status PrepareOutputs() {
     const RunOptions& o = *context_.options;
     if (context_.environment->rank != 0 || o.probe) return absl::OkStatus();
-    SLUICE_ASSIGN_OR_RETURN(
-        log_, StepLog::Open(o.log_jsonl, o.steps, &context_.watch->console()));
+    std::unique_ptr<JsonlFile> file;
+    if (!o.log_jsonl.empty()) {
+      SLUICE_ASSIGN_OR_RETURN(file, JsonlFile::Open(o.log_jsonl));
+    }
+    log_ = std::make_unique<StepLog>(std::move(file), o.steps,
+                                     &context_.watch->console());
     if (!o.trace.empty()) SLUICE_RETURN_IF_ERROR(CheckTracePath(o.trace));
     return o.save.empty() ? absl::OkStatus() : CheckSaveFolder(o.save);
   }

@@ -35,9 +35,7 @@ std::string Words(const std::vector<client::GpuState>& gpus) {
 absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
     const std::vector<client::GpuState>& gpus,
     const std::vector<int64_t>& named, int local_ranks, bool spread) {
-  if (gpus.empty()) {
-    return absl::NotFoundError("the daemon's node has no GPU");
-  }
+  if (gpus.empty()) return absl::NotFoundError("the daemon's node has no GPU");
   std::vector<client::GpuState> order;
   for (const int64_t gpu : named) {
     const auto found =

@@ -55,9 +55,7 @@ absl::Status BadInput(std::string_view message, int error) {
 absl::Status WithAdvice(const absl::Status& status,
                         std::optional<Method> method) {
   const Shortage shortage = ShortageOf(status);
-  if (shortage == Shortage::kNone || IsAdvised(status)) {
-    return status;
-  }
+  if (shortage == Shortage::kNone || IsAdvised(status)) return status;
   absl::Status advised(status.code(),
                        fmt::format("{}; {}", std::string(status.message()),
                                    AdviceFor(shortage, method)));

@@ -171,9 +171,7 @@ absl::Status AdamW::PartIsDone(int64_t part) {
 }
 
 absl::Status AdamW::ReduceFrom(int64_t part) {
-  while (reduced_from_ > part) {
-    SLUICE_RETURN_IF_ERROR(Reduce(--reduced_from_));
-  }
+  while (reduced_from_ > part) SLUICE_RETURN_IF_ERROR(Reduce(--reduced_from_));
   return absl::OkStatus();
 }
 

@@ -91,9 +91,7 @@ absl::StatusOr<std::vector<at::Tensor>> HostStates::Take() {
   SLUICE_CHECK(fetched_ > done_);
   SLUICE_RETURN_IF_ERROR(options_.copies->Wait(SlotOf(done_).arrived));
   std::vector<at::Tensor> unit;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    unit.push_back(InSlot(done_, i));
-  }
+  for (size_t i = 0; i < tensors_.size(); ++i) unit.push_back(InSlot(done_, i));
   return unit;
 }
 

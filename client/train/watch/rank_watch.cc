@@ -31,6 +31,12 @@ void OnSignal(int signal) {
   stop_requested = true;
 }
 
+std::unique_ptr<RankPage> OpenPage(const std::string& path) {
+  auto page = RankPage::Open(path);
+  if (!page.ok()) page = RankPage::Open("");
+  return std::move(page).value();
+}
+
 }  // namespace
 
 void InstallStopSignals() {
@@ -48,16 +54,9 @@ void InstallStopSignals() {
 
 void RequestStop() { stop_requested = true; }
 
-std::unique_ptr<RankWatch> RankWatch::Start(const Options& options) {
-  auto page = RankPage::Open(options.page_file);
-  if (!page.ok()) page = RankPage::Open("");
-  return std::unique_ptr<RankWatch>(
-      new RankWatch(options, std::move(page).value()));
-}
-
-RankWatch::RankWatch(const Options& options, std::unique_ptr<RankPage> page)
+RankWatch::RankWatch(const Options& options)
     : options_(options),
-      page_(std::move(page)),
+      page_(OpenPage(options.page_file)),
       watchdog_(options.limits, /*alone=*/true) {
   Enter(RankPhase::kStarting);
   thread_ = std::thread([this] { Run(); });

@@ -47,7 +47,7 @@ class RankWatch final : public runtime::SegmentObserver,
     std::function<void(const std::string&)> end;
   };
   // If the page cannot be made, only this process can watch the rank.
-  static std::unique_ptr<RankWatch> Start(const Options& options);
+  explicit RankWatch(const Options& options);
   ~RankWatch() override;
 
   Console& console() { return console_; }
@@ -78,7 +78,6 @@ class RankWatch final : public runtime::SegmentObserver,
   double expected_s() const { return expected_s_; }
 
  private:
-  RankWatch(const Options& options, std::unique_ptr<RankPage> page);
   void Run();
   void SayProgress(const RankSample& sample, double now_s);
   void LookForStop(double now_s);

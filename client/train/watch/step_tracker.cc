@@ -11,9 +11,7 @@ bool Has(std::string_view kind, std::string_view part) {
 
 // Returns the kind without ".full" or ".tail".
 std::string_view Base(std::string_view kind) {
-  if (kind.ends_with(".full") || kind.ends_with(".tail")) {
-    kind.remove_suffix(5);
-  }
+  if (kind.ends_with(".full") || kind.ends_with(".tail")) kind.remove_suffix(5);
   return kind;
 }
 
