@@ -22,15 +22,15 @@ long TakeNumber(const char*& at) {
   return digits ? std::min(value, long{1} << 30) : -1;
 }
 
-struct Number {
+struct NumberVariable {
   const char* name;
   int& out;
   std::optional<int> otherwise = {};  // if the variable is not set
 };
 
 absl::Status ReadNumbers(const Variables& variables,
-                         std::initializer_list<Number> numbers) {
-  for (const Number& n : numbers) {
+                         std::initializer_list<NumberVariable> numbers) {
+  for (const NumberVariable& n : numbers) {
     const auto text = variables(n.name);
     if (!text.has_value() && n.otherwise.has_value()) {
       n.out = *n.otherwise;
