@@ -1,5 +1,3 @@
-#include "client/train/open_memory.h"
-
 #include <fmt/format.h>
 
 #include <string>
@@ -7,6 +5,7 @@
 
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/rank.h"
 #include "proto/base/numa.h"
 #include "proto/base/simulated.h"
 #include "proto/base/sizes.h"
@@ -75,7 +74,7 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
       .ranks_on_gpu = place.ranks,
       .numa_ranks = static_cast<int>(place.numa_ranks),
       .attention = options.attention,
-      // A profile measures the dtype that a GPU trains in (profile.h).
+      // A profile measures the dtype that a GPU trains in.
       .dtype =
           options.command == Command::kProfile ? Dtype::kBf16 : options.dtype};
   if (options.host.count() > 0) {

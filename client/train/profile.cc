@@ -1,5 +1,6 @@
-#include "client/train/profile.h"
-
+// `sluice-train profile`. All ranks measure at once, so links are measured as
+// in a step. A GPU's kernels are timed by the stream's clock in bf16, those of
+// a simulated node by the host's in fp32.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
@@ -18,6 +19,7 @@
 #include "client/torch/math/attention_blocks.h"
 #include "client/torch/placement.h"
 #include "client/torch/run/agreement.h"
+#include "client/train/rank.h"
 #include "kernels/device/stream_timer.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"

@@ -1,5 +1,11 @@
-#include "client/train/trainer.h"
-
+// The training loop of one rank.
+//
+// A step is batch x accumulate sequences, one after the other: a streamed
+// sequence fills the rings by itself, so batching rows of several would gain
+// nothing. Their gradients add up, divided by the number of labels of all of
+// them. The update may end in the next step's forward (adamw.h); a save, a new
+// plan and the run's end wait for it. Every decision that all ranks must share
+// (stop on NaN, stop on Ctrl-C) is made from sums that all of them have.
 #include <ATen/Context.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -19,7 +25,9 @@
 #include "client/train/metrics.h"
 #include "client/train/nonfinite.h"
 #include "client/train/optimizer/adamw.h"
+#include "client/train/rank.h"
 #include "client/train/saver.h"
+#include "client/train/step/stepper.h"
 #include "client/train/trace.h"
 #include "client/train/watch/words.h"
 #include "proto/base/peer_fault.h"

@@ -10,6 +10,8 @@
 #include <random>
 
 #include "client/torch/placement.h"
+#include "client/train/launch/peer_watch.h"
+#include "client/train/step/stepper.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

@@ -1,5 +1,3 @@
-#include "client/train/check/judge.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <fmt/format.h>
@@ -8,6 +6,8 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+
+#include "client/train/check/check.h"
 
 namespace sluice::train {
 namespace {

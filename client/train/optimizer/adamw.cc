@@ -156,11 +156,6 @@ absl::Status AdamW::Move(
   return absl::OkStatus();
 }
 
-absl::Status AdamW::Reduce(int64_t part) {
-  return Move(part, *gradients_, &runtime::Collectives::BeginSumScatter,
-              &runtime::Collectives::SumTo);
-}
-
 absl::Status AdamW::Gather(int64_t part) {
   return Move(part, *weights_, &runtime::Collectives::BeginGather,
               &runtime::Collectives::Broadcast);
@@ -171,7 +166,11 @@ absl::Status AdamW::PartIsDone(int64_t part) {
 }
 
 absl::Status AdamW::ReduceFrom(int64_t part) {
-  while (reduced_from_ > part) SLUICE_RETURN_IF_ERROR(Reduce(--reduced_from_));
+  while (reduced_from_ > part) {
+    SLUICE_RETURN_IF_ERROR(Move(--reduced_from_, *gradients_,
+                                &runtime::Collectives::BeginSumScatter,
+                                &runtime::Collectives::SumTo));
+  }
   return absl::OkStatus();
 }
 

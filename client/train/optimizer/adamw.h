@@ -111,7 +111,6 @@ class AdamW final : public runtime::PendingWeights {
                     absl::Status (runtime::Collectives::*even)(at::Tensor&),
                     absl::Status (runtime::Collectives::*single)(at::Tensor&,
                                                                  int));
-  absl::Status Reduce(int64_t part);
   absl::Status ReduceFrom(int64_t part);
   absl::Status Gather(int64_t part);
 

@@ -57,11 +57,8 @@ client::CopyRequest HostStates::Request(int64_t count,
     auto* const host = static_cast<std::byte*>(tensors_[i].data_ptr()) +
                        unit.begin * tensors_[i].element_size();
     const Bytes size(static_cast<int64_t>(here.nbytes()));
-    if (direction == device::CopyDirection::kHostToDevice) {
-      request.pieces.push_back({hbm, host, size});
-    } else {
-      request.pieces.push_back({host, hbm, size});
-    }
+    const bool in = direction == device::CopyDirection::kHostToDevice;
+    request.pieces.push_back({in ? hbm : host, in ? host : hbm, size});
   }
   return request;
 }

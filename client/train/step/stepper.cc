@@ -34,9 +34,25 @@ class BaselineStepper final : public Stepper {
     if (copies_ != nullptr) copies_->Drain().IgnoreError();
   }
 
-  // Leases host memory for alst's layer inputs. A collective.
-  absl::Status PrepareInputs() {
-    return runtime::Agree(context_.collectives, MakeInputs());
+  // Leases host memory for alst's layer inputs.
+  absl::Status MakeInputs() {
+    SLUICE_ASSIGN_OR_RETURN(copies_,
+                            context_.memory->StartCopies(WantsTrace(context_)));
+    runtime::HostInputs::Options inputs{.device = options_.device};
+    inputs.layers = options_.model.layers;
+    inputs.rows = layout().total_local_rows(context_.environment->rank);
+    inputs.hidden = options_.model.hidden;
+    inputs.dtype = context_.weights->flat().scalar_type();
+    inputs.copies = copies_.get();
+    inputs.host_size = runtime::HostInputs::HostBytes(inputs);
+    if (inputs.host_size > Bytes(0)) {  // a rank may have no row
+      SLUICE_ASSIGN_OR_RETURN(host_,
+                              context_.memory->LeaseHost(inputs.host_size));
+      inputs.host = host_->data();
+    }
+    SLUICE_ASSIGN_OR_RETURN(inputs_, runtime::HostInputs::Create(inputs));
+    options_.inputs = inputs_.get();
+    return absl::OkStatus();
   }
 
   absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
@@ -73,26 +89,6 @@ class BaselineStepper final : public Stepper {
   }
 
  private:
-  absl::Status MakeInputs() {
-    SLUICE_ASSIGN_OR_RETURN(copies_,
-                            context_.memory->StartCopies(WantsTrace(context_)));
-    runtime::HostInputs::Options inputs{.device = options_.device};
-    inputs.layers = options_.model.layers;
-    inputs.rows = layout().total_local_rows(context_.environment->rank);
-    inputs.hidden = options_.model.hidden;
-    inputs.dtype = context_.weights->flat().scalar_type();
-    inputs.copies = copies_.get();
-    inputs.host_size = runtime::HostInputs::HostBytes(inputs);
-    if (inputs.host_size > Bytes(0)) {  // a rank may have no row
-      SLUICE_ASSIGN_OR_RETURN(host_,
-                              context_.memory->LeaseHost(inputs.host_size));
-      inputs.host = host_->data();
-    }
-    SLUICE_ASSIGN_OR_RETURN(inputs_, runtime::HostInputs::Create(inputs));
-    options_.inputs = inputs_.get();
-    return absl::OkStatus();
-  }
-
   StepperContext context_;
   runtime::BaselineOptions options_;
   std::unique_ptr<client::CopyEngine> copies_;  // these three are alst's
@@ -211,7 +207,8 @@ absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
   }
   auto stepper = std::make_unique<BaselineStepper>(context);
   if (context.options->method == Method::kAlst) {
-    SLUICE_RETURN_IF_ERROR(stepper->PrepareInputs());
+    SLUICE_RETURN_IF_ERROR(
+        runtime::Agree(context.collectives, stepper->MakeInputs()));
   }
   return stepper;
 }
