@@ -28,6 +28,4 @@ Bytes LeastStepBytes(const StepperContext& context);
 absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
                          std::string& why);
 
-RunOptions With(RunOptions options, const stream::Settings& settings);
-
 }  // namespace sluice::train

@@ -422,46 +422,43 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
 absl::StatusOr<ParsedCommand> ParseCommandLine(
     const std::vector<std::string>& arguments) {
   ParsedCommand parsed;
-  RunOptions train, check, profile;
-  RawFlags train_raw, check_raw, profile_raw;
-  profile.command = Command::kProfile;
-  check.command = Command::kCheck;
+  RunOptions& o = parsed.options;  // of the one subcommand that is given
+  RawFlags raw;
   CLI::App app("Trains language models on sequences longer than GPU memory");
   app.name("sluice-train");
   app.footer(kExamples);
   app.require_subcommand(1);
   CLI::App* const train_app = app.add_subcommand("train", "train a model");
-  AddShared(*train_app, train, train_raw);
-  AddTraining(*train_app, train, train_raw);
+  AddShared(*train_app, o, raw);
+  AddTraining(*train_app, o, raw);
   train_app->footer(kTrainExamples);
   CLI::App* const check_app =
       app.add_subcommand("check", "compare one step with plain torch in fp64");
-  AddShared(*check_app, check, check_raw);
+  AddShared(*check_app, o, raw);
   check_app->add_option(
-      "--socket", check.socket,
+      "--socket", o.socket,
       "a daemon's session socket (default: a private sluiced, with a simulated "
       "GPU of --hbm (1 GiB) per rank and host memory of --host (4 GiB))");
   check_app->footer(kCheckExamples);
   CLI::App* const profile_app = app.add_subcommand(
       "profile", "measure this machine for sluicectl plan train, as TOML");
-  AddProfile(*profile_app, profile, profile_raw);
+  AddProfile(*profile_app, o, raw);
   SLUICE_ASSIGN_OR_RETURN(const auto done, cli::Parse(app, arguments));
   if (done) {
     parsed.exit = *done;
     return parsed;
   }
-  if (profile_app->parsed()) {
-    parsed.options = profile;
-    SLUICE_RETURN_IF_ERROR(ReadAttention(profile_raw, parsed.options));
-  } else if (train_app->parsed()) {
-    parsed.options = train;
-    SLUICE_RETURN_IF_ERROR(Convert(train_raw, parsed.options));
-  } else {
-    parsed.options = check;
-    parsed.options.private_daemon = check.socket.empty();
-    SLUICE_RETURN_IF_ERROR(Convert(check_raw, parsed.options));
+  if (check_app->parsed()) {
+    o.command = Command::kCheck;
+    o.private_daemon = o.socket.empty();
   }
-  SLUICE_RETURN_IF_ERROR(Validate(parsed.options));
+  if (profile_app->parsed()) {
+    o.command = Command::kProfile;
+    SLUICE_RETURN_IF_ERROR(ReadAttention(raw, o));
+  } else {
+    SLUICE_RETURN_IF_ERROR(Convert(raw, o));
+  }
+  SLUICE_RETURN_IF_ERROR(Validate(o));
   return parsed;
 }
 

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "absl/time/clock.h"
 #include "client/train/launch/outcome.h"

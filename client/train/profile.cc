@@ -132,10 +132,8 @@ constexpr int64_t kStreamed = 16 << 20;            // elements through memory
 
 // Returns the rate at the first size that takes long enough, or at the last
 // size that fits; `bytes` returns the operands' bytes for a size.
-absl::StatusOr<double> MeasuredRate(
-    const Machine& machine, int64_t size,
-    const std::function<Bytes(int64_t size)>& bytes,
-    const std::function<absl::StatusOr<Run>(int64_t size)>& measure) {
+absl::StatusOr<double> MeasuredRate(const Machine& machine, int64_t size,
+                                    auto bytes, auto measure) {
   for (;; size *= 2) {
     SLUICE_ASSIGN_OR_RETURN(const Run run, measure(size));
     if (run.seconds >= kEnough || !machine.HasRoom(bytes(2 * size))) {

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <memory>
 
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"

@@ -129,7 +129,15 @@ class Trainer {
     } else {
       SLUICE_ASSIGN_OR_RETURN(chosen, ChooseSettings(context_));
     }
-    chosen_ = With(o, chosen.settings);
+    const stream::Settings& settings = chosen.settings;
+    chosen_ = o;
+    chosen_.chunk = settings.chunk;
+    chosen_.prefetch = settings.prefetch;
+    chosen_.order = settings.order;
+    chosen_.resident = settings.resident;
+    chosen_.rerun_layers = settings.rerun_layers;
+    chosen_.rerun_chunks = settings.rerun_chunks;
+    chosen_.kept = settings.kept;
     context_.options = &chosen_;
     report_->settings_why = chosen.why;
     return absl::OkStatus();

@@ -121,8 +121,9 @@ absl::StatusOr<double> GatherStep(const StepperContext& context,
   if (all == nullptr) return own.loss_sum / static_cast<double>(own.count);
   const runtime::HostScope host("sums of check");
   at::Tensor sums = at::empty({2}, runtime::OnHost(at::kDouble));
-  sums.data_ptr<double>()[0] = own.loss_sum;
-  sums.data_ptr<double>()[1] = static_cast<double>(own.count);
+  double* const values = sums.data_ptr<double>();
+  values[0] = own.loss_sum;
+  values[1] = static_cast<double>(own.count);
   SLUICE_RETURN_IF_ERROR(all->SumAll(sums));
   const auto buckets =
       stream::CutBuckets(context.options->model, all->world_size());
@@ -131,7 +132,7 @@ absl::StatusOr<double> GatherStep(const StepperContext& context,
         context.gradients->flat().narrow(0, bucket.offset, bucket.size);
     SLUICE_RETURN_IF_ERROR(all->SumTo(part, 0));
   }
-  return sums.data_ptr<double>()[0] / sums.data_ptr<double>()[1];
+  return values[0] / values[1];
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <vector>
 
-#include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/launch/outcome.h"
 #include "proto/base/replace_file.h"
 #include "proto/base/status.h"

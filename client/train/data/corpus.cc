@@ -209,18 +209,14 @@ absl::Status Corpus::AddIds(const std::string& path, int64_t bytes) {
   return absl::OkStatus();
 }
 
-absl::Status Corpus::OpenFile(size_t index) {
-  if (open_index_ == index) return absl::OkStatus();
-  open_ = UniqueFd(open(files_[index].path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!open_) return ErrnoStatus(errno, "open " + files_[index].path);
-  open_index_ = index;
-  return absl::OkStatus();
-}
-
 absl::Status Corpus::ReadFile(size_t index, int64_t first,
                               std::span<int64_t> out) {
-  SLUICE_RETURN_IF_ERROR(OpenFile(index));
   const File& file = files_[index];
+  if (open_index_ != index) {
+    open_ = UniqueFd(open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!open_) return ErrnoStatus(errno, "open " + file.path);
+    open_index_ = index;
+  }
   bytes_.resize(out.size() * static_cast<size_t>(token_bytes_));
   const ssize_t n = pread(open_.get(), bytes_.data(), bytes_.size(),
                           file.skip + first * token_bytes_);

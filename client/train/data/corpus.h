@@ -50,7 +50,6 @@ class Corpus {
   absl::Status AddFolder(const std::string& path);
   void AddText(const std::string& path, int64_t bytes);
   absl::Status AddIds(const std::string& path, int64_t bytes);
-  absl::Status OpenFile(size_t index);
   absl::Status ReadFile(size_t index, int64_t first, std::span<int64_t> out);
 
   Options options_;

@@ -79,17 +79,9 @@ std::string LimitedBy(const absl::Status& status) {
 
 int ExitCode(const absl::Status& status) {
   if (status.ok()) return kExitOk;
-  switch (ShortageOf(status)) {
-    case Shortage::kGpuMemory:
-    case Shortage::kHostMemory:
-      return kExitDoesNotFit;
-    case Shortage::kDisk:
-      return kExitDiskFull;
-    case Shortage::kOpenFiles:
-      return kExitOpenFiles;
-    case Shortage::kNone:
-      break;
-  }
+  if (IsOutOfMemory(status)) return kExitDoesNotFit;
+  if (ShortageOf(status) == Shortage::kDisk) return kExitDiskFull;
+  if (ShortageOf(status) == Shortage::kOpenFiles) return kExitOpenFiles;
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
