@@ -35,13 +35,9 @@ std::string PlaceText(const NonFinite& what) {
   if (!std::isfinite(what.loss)) {
     return "all weights are finite, so forward overflowed";
   }
-  if (!what.gradient.empty()) {
-    return fmt::format(
-        "the loss is finite, so backward overflowed: first in the gradient of "
-        "{}",
-        what.gradient);
-  }
-  return "the loss is finite, so backward overflowed";
+  const std::string text = "the loss is finite, so backward overflowed";
+  if (what.gradient.empty()) return text;
+  return text + ": first in the gradient of " + what.gradient;
 }
 
 std::string Advice(const NonFinite& what, const RunOptions& o) {

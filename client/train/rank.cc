@@ -112,31 +112,284 @@ class RankRun {
     report_.ranks = environment.world_size;
   }
 
-  int Run();
+  int Run() {
+    // Other commands do not check for a stop at a step's end and save nothing.
+    if (options_.command == Command::kTrain) InstallStopSignals();
+    const absl::Status worked =
+        runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
+                             [this]() -> absl::Status { return Work(); });
+    const absl::Status status = watch_.Explain(
+        WithAdvice(worked, options_.method), report_.interrupted);
+    if (!status.ok() && !IsCausedByPeer(status) && line_ != nullptr) {
+      line_->Tell(fmt::format("rank {} ({})", environment_.rank,
+                              std::string(status.message())));
+    }
+    // A watch was faster: it writes the result and ends the process.
+    while (telling_.exchange(true)) pause();
+    progress_.console().Close();
+    const bool compared = !check_.worst_parameter.empty();  // true on rank 0
+    if (compared && !options_.json) std::fputs(ToText(check_).c_str(), stdout);
+    if (status.ok() && environment_.rank == 0) {
+      std::fputs(machine_.c_str(), stdout);
+      if (options_.probe && !options_.json) {
+        std::puts(
+            fmt::format(
+                "fits: {} of {} of GPU memory per rank, {} of host memory",
+                FormatBytes(report_.peak_hbm), FormatBytes(report_.hbm_per_gpu),
+                FormatBytes(report_.host))
+                .c_str());
+      }
+    }
+    const std::string report = options_.command == Command::kCheck
+                                   ? ToJson(check_)
+                                   : ToJson(report_, status);
+    Tell(status, report, report_.interrupted);
+    std::fflush(nullptr);
+    // Joining threads that wait for lost peers could take forever.
+    if (!status.ok()) _exit(ExitCode(status));
+    // Our launcher reads the result file.
+    const bool told = !environment_.result_file.empty();
+    return report_.interrupted && !told ? kExitInterrupted : kExitOk;
+  }
 
  private:
-  RankWatch::Options WatchOptions();
-  absl::Status Work();
-  // Used without our launcher, when the ranks may be on several nodes.
-  absl::Status OpenLine(runtime::Collectives& host);
-  // `ranks` connected `host`, which is null for one rank.
-  absl::Status WithMemory(runtime::Collectives::Options ranks,
-                          runtime::Collectives* host);
-  absl::Status WithRanks(runtime::RankMemory& memory,
-                         runtime::Collectives* collectives);
   // Returns the HBM of weights, gradients and, if there, optimizer states.
-  Bytes StatesIn(stream::StatePlace place) const;
+  Bytes StatesIn(stream::StatePlace place) const {
+    return stream::CountStates(options_.model, options_.dtype,
+                               environment_.world_size, environment_.rank,
+                               place)
+        .hbm();
+  }
+
   // Called before allocating, because no shorter sequence makes states smaller.
-  absl::Status CheckStates(Bytes memory) const;
-  // Chooses the place of the optimizer's states. A collective.
-  absl::Status PlaceStates(const StepperContext& context);
+  absl::Status CheckStates(Bytes memory) const {
+    if (options_.command != Command::kTrain) return absl::OkStatus();
+    const Bytes states = StatesIn(report_.states);
+    if (states <= memory) return absl::OkStatus();
+    const bool host = report_.states == stream::StatePlace::kHost;
+    const bool helps = !host && options_.method == Method::kSluice &&
+                       StatesIn(stream::StatePlace::kHost) <= memory;
+    return Advised(ShortOf(
+        Shortage::kGpuMemory,
+        fmt::format("weights, gradients and {} need {} on each GPU before any "
+                    "activation, there are {}: raise --hbm beyond that, take "
+                    "{}more --ranks or a smaller model",
+                    host ? "the optimizer's buffers" : "optimizer states",
+                    FormatBytes(states), FormatBytes(memory),
+                    helps ? "--optimizer-states host, " : "")));
+  }
+
+  // All ranks have one place, because it decides the order of their
+  // collectives.
+  absl::Status PlaceStates(const StepperContext& context) {
+    const Bytes memory = context.memory->size();
+    report_.states =
+        options_.optimizer_states.value_or(stream::StatePlace::kHbm);
+    if (options_.command == Command::kTrain &&
+        options_.method == Method::kSluice &&
+        !options_.optimizer_states.has_value()) {
+      const Bytes states = StatesIn(stream::StatePlace::kHbm);
+      const Bytes step = LeastStepBytes(context);
+      SLUICE_ASSIGN_OR_RETURN(
+          const bool full,
+          runtime::AnyRank(context.collectives, states + step > memory));
+      if (full) {
+        report_.states = stream::StatePlace::kHost;
+        report_.states_why = fmt::format(
+            "optimizer states in host memory: with weights and gradients {} in "
+            "HBM, and a step needs {} of the {} there",
+            FormatBytes(states), FormatBytes(step), FormatBytes(memory));
+      }
+    }
+    return runtime::Agree(context.collectives, CheckStates(memory));
+  }
+
   absl::Status WithModel(runtime::RankMemory& memory,
-                         runtime::Collectives* collectives);
+                         runtime::Collectives* collectives) {
+    StepperContext context{&options_,   &environment_,  &memory,
+                           collectives, nullptr,        nullptr,
+                           &progress_,  &memory.stage()};
+    RunOptions ordered = options_;
+    if (options_.method == Method::kSluice) {
+      SLUICE_RETURN_IF_ERROR(
+          ChooseOrder(context, ordered, report_.settings_why));
+      context.options = &ordered;
+    }
+    SLUICE_RETURN_IF_ERROR(PlaceStates(context));
+    context.states = report_.states;
+    SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, memory.Arm()));
+    FlatModel weights(options_.model, runtime::TorchType(options_.dtype),
+                      memory.device());
+    SLUICE_RETURN_IF_ERROR(weights.Initialize(
+        options_.model, static_cast<uint64_t>(options_.seed), memory.stage()));
+    FlatModel gradients(options_.model, at::kFloat, memory.device());
+    context.weights = &weights;
+    context.gradients = &gradients;
+    memory.allocator().Observe(&progress_);
+    return options_.command == Command::kCheck
+               ? RunCheck(context, watch_, &check_)
+               : Train(context, &report_);
+  }
+
+  absl::Status WithRanks(runtime::RankMemory& memory,
+                         runtime::Collectives* collectives) {
+    SLUICE_RETURN_IF_ERROR(
+        options_.command == Command::kProfile
+            ? MeasureMachine(options_, memory, collectives, &machine_)
+            : WithModel(memory, collectives));
+    if (collectives == nullptr) return absl::OkStatus();
+    // The last collectives of a GPU may only be issued by now.
+    runtime::AwaitStream(memory.device());
+    SLUICE_RETURN_IF_ERROR(collectives->Check());
+    // A rank that left before all are done would seem dead to the others.
+    const absl::Status together = collectives->Barrier();
+    watch_.Disarm();
+    if (line_ != nullptr) line_->End();
+    return together;
+  }
+
+  // `ranks` connected `host`, which is null for one rank.
+  //
+  // A rank that waits in NCCL for a dead peer is woken only by an abort. After
+  // this rank's own failure NCCL's shutdown would wait for the other ranks.
+  absl::Status WithMemory(runtime::Collectives::Options ranks,
+                          runtime::Collectives* host) {
+    auto memory = OpenMemory(options_, environment_);
+    SLUICE_RETURN_IF_ERROR(runtime::Agree(host, memory.status()));
+    std::unique_ptr<runtime::Collectives> gpus;
+    if (host != nullptr) {
+      ranks.device = (*memory)->device();
+      auto connected = runtime::ConnectDevice(ranks, host);
+      SLUICE_RETURN_IF_ERROR(runtime::Agree(host, connected.status()));
+      if (*connected != nullptr) {
+        gpus = std::make_unique<WatchedCollectives>(
+            *std::move(connected), &progress_, ranks.device.type());
+      }
+    }
+    runtime::Collectives* const all = gpus != nullptr ? gpus.get() : host;
+    client::Session& session = (*memory)->session();
+    watch_.Attach(session, [this, all](const std::string& what) {
+      if (line_ != nullptr) line_->Tell(what);
+      if (all != nullptr) all->Abort(std::string(watch_.why().message()));
+    });
+    const absl::Status status = runtime::CatchStatus(
+        fmt::format("rank {}", environment_.rank), [&]() -> absl::Status {
+          if (gpus != nullptr) {  // NCCL allocates its own memory first
+            SLUICE_RETURN_IF_ERROR(
+                runtime::WarmUpCommunicators(**memory, *gpus));
+          }
+          SLUICE_RETURN_IF_ERROR(
+              runtime::Agree(host, WithAdvice((*memory)->Lease())));
+          report_.hbm_per_gpu = (*memory)->size();
+          report_.attention = (*memory)->KernelName(
+              runtime::TorchType(options_.dtype), options_.model.head_dim());
+          return WithRanks(**memory, all);
+        });
+    if (!status.ok() && all != nullptr)
+      all->Abort(std::string(status.message()));
+    watch_.Attach(session, {});  // before the collectives are destroyed
+    return status;
+  }
+
+  absl::Status Work() {
+    at::set_num_threads(options_.threads);
+    if (environment_.world_size != options_.ranks &&
+        options_.command != Command::kProfile) {
+      SLUICE_RETURN_IF_ERROR(ValidateRanks(options_, environment_.world_size));
+    }
+    std::unique_ptr<runtime::Collectives> host;
+    runtime::Collectives::Options c{.device = at::kCPU};
+    if (environment_.world_size > 1) {
+      c.rank = environment_.rank;
+      c.world_size = environment_.world_size;
+      c.master_addr = environment_.master_addr;
+      c.master_port = environment_.master_port;
+      c.master_listen_fd = environment_.master_listen_fd;
+      // For delays that the watchdog does not see.
+      c.timeout_s = CollectiveTimeout(options_.end_after);
+      SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
+      host = std::make_unique<WatchedCollectives>(std::move(host), &progress_,
+                                                  at::kCPU);
+      if (environment_.launcher_pid == 0)
+        SLUICE_RETURN_IF_ERROR(OpenLine(*host));
+    }
+    return WithMemory(c, host.get());
+  }
+
+  // Used without our launcher, when the ranks may be on several nodes.
+  absl::Status OpenLine(runtime::Collectives& host) {
+    const auto died = [this](const std::string& what) {
+      watch_.PeerDied(what);
+    };
+    absl::StatusOr<std::unique_ptr<PeerLine>> line(nullptr);
+    PeerLine::Place place;
+    if (environment_.rank == 0) {
+      line = PeerLine::Hold(died);
+      if (line.ok()) place = (*line)->place();
+    }
+    at::Tensor told =
+        runtime::ViewOf(&place, {2}, at::kLong, at::kCPU);  // port and token
+    SLUICE_RETURN_IF_ERROR(host.Broadcast(told, 0));
+    if (environment_.rank != 0) {
+      line = PeerLine::Reach(environment_.master_addr, place, environment_.rank,
+                             died);
+    }
+    SLUICE_RETURN_IF_ERROR(runtime::Agree(&host, line.status()));
+    line_ = *std::move(line);
+    return absl::OkStatus();
+  }
+
+  RankWatch::Options WatchOptions() {
+    RankWatch::Options o;
+    o.page_file = environment_.page_file;
+    o.speaks = environment_.rank == 0 && options_.command == Command::kTrain;
+    o.launched = environment_.launcher_pid > 0;
+    o.steps = options_.steps;
+    o.save = options_.save;
+    o.daemon =
+        options_.socket.empty() ? client::DefaultSocket() : options_.socket;
+    // One rank per node of a training run reports on its daemon.
+    if (options_.command == Command::kTrain && environment_.local_rank == 0) {
+      o.daemon_answers = [this] {
+        return client::DaemonListens(options_.socket);
+      };
+    }
+    if (!o.launched && environment_.world_size > 1) {
+      o.limits = {options_.late_after, options_.end_after};
+      o.rank = environment_.rank;
+      o.end = [this](const std::string& why) {
+        GiveUp(absl::DeadlineExceededError(why));
+      };
+    }
+    return o;
+  }
+
+  // Prints if there is no launcher, or if the file cannot be written.
+  void Tell(const absl::Status& status, const std::string& report,
+            bool interrupted) {
+    if (!environment_.result_file.empty() &&
+        WriteResult(environment_.result_file, status, report, interrupted)
+            .ok()) {
+      return;
+    }
+    if (options_.json && environment_.rank == 0 && !report.empty()) {
+      std::puts(report.c_str());
+    }
+    if (!status.ok()) {
+      std::fprintf(stderr, "error: rank %d: %s\n", environment_.rank,
+                   std::string(status.message()).c_str());
+    }
+  }
+
   // Writes `why` as the result and ends the process. Called by the watches, so
   // it must not read what the main thread writes (the reports).
-  void GiveUp(const absl::Status& why);
-  void Tell(const absl::Status& status, const std::string& report,
-            bool interrupted);
+  void GiveUp(const absl::Status& why) {
+    if (telling_.exchange(true)) return;
+    progress_.console().Close();
+    Tell(why, "", false);
+    std::fflush(nullptr);
+    _exit(ExitCode(why));
+  }
 
   const RunOptions& options_;
   const RankEnvironment& environment_;
@@ -148,265 +401,6 @@ class RankRun {
   PeerWatch watch_;
   std::unique_ptr<PeerLine> line_;  // after OpenLine
 };
-
-Bytes RankRun::StatesIn(stream::StatePlace place) const {
-  return stream::CountStates(options_.model, options_.dtype,
-                             environment_.world_size, environment_.rank, place)
-      .hbm();
-}
-
-absl::Status RankRun::CheckStates(Bytes memory) const {
-  if (options_.command != Command::kTrain) return absl::OkStatus();
-  const Bytes states = StatesIn(report_.states);
-  if (states <= memory) return absl::OkStatus();
-  const bool host = report_.states == stream::StatePlace::kHost;
-  const bool helps = !host && options_.method == Method::kSluice &&
-                     StatesIn(stream::StatePlace::kHost) <= memory;
-  return Advised(ShortOf(
-      Shortage::kGpuMemory,
-      fmt::format("weights, gradients and {} need {} on each GPU before any "
-                  "activation, there are {}: raise --hbm beyond that, take "
-                  "{}more --ranks or a smaller model",
-                  host ? "the optimizer's buffers" : "optimizer states",
-                  FormatBytes(states), FormatBytes(memory),
-                  helps ? "--optimizer-states host, " : "")));
-}
-
-// All ranks have one place, because it decides the order of their collectives.
-absl::Status RankRun::PlaceStates(const StepperContext& context) {
-  const Bytes memory = context.memory->size();
-  report_.states = options_.optimizer_states.value_or(stream::StatePlace::kHbm);
-  if (options_.command == Command::kTrain &&
-      options_.method == Method::kSluice &&
-      !options_.optimizer_states.has_value()) {
-    const Bytes states = StatesIn(stream::StatePlace::kHbm);
-    const Bytes step = LeastStepBytes(context);
-    SLUICE_ASSIGN_OR_RETURN(
-        const bool full,
-        runtime::AnyRank(context.collectives, states + step > memory));
-    if (full) {
-      report_.states = stream::StatePlace::kHost;
-      report_.states_why = fmt::format(
-          "optimizer states in host memory: with weights and gradients {} in "
-          "HBM, and a step needs {} of the {} there",
-          FormatBytes(states), FormatBytes(step), FormatBytes(memory));
-    }
-  }
-  return runtime::Agree(context.collectives, CheckStates(memory));
-}
-
-absl::Status RankRun::WithModel(runtime::RankMemory& memory,
-                                runtime::Collectives* collectives) {
-  StepperContext context{&options_, &environment_, &memory,    collectives,
-                         nullptr,   nullptr,       &progress_, &memory.stage()};
-  RunOptions ordered = options_;
-  if (options_.method == Method::kSluice) {
-    SLUICE_RETURN_IF_ERROR(ChooseOrder(context, ordered, report_.settings_why));
-    context.options = &ordered;
-  }
-  SLUICE_RETURN_IF_ERROR(PlaceStates(context));
-  context.states = report_.states;
-  SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, memory.Arm()));
-  FlatModel weights(options_.model, runtime::TorchType(options_.dtype),
-                    memory.device());
-  SLUICE_RETURN_IF_ERROR(weights.Initialize(
-      options_.model, static_cast<uint64_t>(options_.seed), memory.stage()));
-  FlatModel gradients(options_.model, at::kFloat, memory.device());
-  context.weights = &weights;
-  context.gradients = &gradients;
-  memory.allocator().Observe(&progress_);
-  return options_.command == Command::kCheck
-             ? RunCheck(context, watch_, &check_)
-             : Train(context, &report_);
-}
-
-absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
-                                runtime::Collectives* collectives) {
-  SLUICE_RETURN_IF_ERROR(
-      options_.command == Command::kProfile
-          ? MeasureMachine(options_, memory, collectives, &machine_)
-          : WithModel(memory, collectives));
-  if (collectives == nullptr) return absl::OkStatus();
-  // The last collectives of a GPU may only be issued by now.
-  runtime::AwaitStream(memory.device());
-  SLUICE_RETURN_IF_ERROR(collectives->Check());
-  // A rank that left before all are done would seem dead to the others.
-  const absl::Status together = collectives->Barrier();
-  watch_.Disarm();
-  if (line_ != nullptr) line_->End();
-  return together;
-}
-
-// A rank that waits in NCCL for a dead peer is woken only by an abort. After
-// this rank's own failure NCCL's shutdown would wait for the other ranks.
-absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
-                                 runtime::Collectives* host) {
-  auto memory = OpenMemory(options_, environment_);
-  SLUICE_RETURN_IF_ERROR(runtime::Agree(host, memory.status()));
-  std::unique_ptr<runtime::Collectives> gpus;
-  if (host != nullptr) {
-    ranks.device = (*memory)->device();
-    auto connected = runtime::ConnectDevice(ranks, host);
-    SLUICE_RETURN_IF_ERROR(runtime::Agree(host, connected.status()));
-    if (*connected != nullptr) {
-      gpus = std::make_unique<WatchedCollectives>(
-          *std::move(connected), &progress_, ranks.device.type());
-    }
-  }
-  runtime::Collectives* const all = gpus != nullptr ? gpus.get() : host;
-  client::Session& session = (*memory)->session();
-  watch_.Attach(session, [this, all](const std::string& what) {
-    if (line_ != nullptr) line_->Tell(what);
-    if (all != nullptr) all->Abort(std::string(watch_.why().message()));
-  });
-  const absl::Status status = runtime::CatchStatus(
-      fmt::format("rank {}", environment_.rank), [&]() -> absl::Status {
-        if (gpus != nullptr) {  // NCCL allocates its own memory first
-          SLUICE_RETURN_IF_ERROR(runtime::WarmUpCommunicators(**memory, *gpus));
-        }
-        SLUICE_RETURN_IF_ERROR(
-            runtime::Agree(host, WithAdvice((*memory)->Lease())));
-        report_.hbm_per_gpu = (*memory)->size();
-        report_.attention = (*memory)->KernelName(
-            runtime::TorchType(options_.dtype), options_.model.head_dim());
-        return WithRanks(**memory, all);
-      });
-  if (!status.ok() && all != nullptr) all->Abort(std::string(status.message()));
-  watch_.Attach(session, {});  // before the collectives are destroyed
-  return status;
-}
-
-absl::Status RankRun::Work() {
-  at::set_num_threads(options_.threads);
-  if (environment_.world_size != options_.ranks &&
-      options_.command != Command::kProfile) {
-    SLUICE_RETURN_IF_ERROR(ValidateRanks(options_, environment_.world_size));
-  }
-  std::unique_ptr<runtime::Collectives> host;
-  runtime::Collectives::Options c{.device = at::kCPU};
-  if (environment_.world_size > 1) {
-    c.rank = environment_.rank;
-    c.world_size = environment_.world_size;
-    c.master_addr = environment_.master_addr;
-    c.master_port = environment_.master_port;
-    c.master_listen_fd = environment_.master_listen_fd;
-    // For delays that the watchdog does not see.
-    c.timeout_s = CollectiveTimeout(options_.end_after);
-    SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
-    host = std::make_unique<WatchedCollectives>(std::move(host), &progress_,
-                                                at::kCPU);
-    if (environment_.launcher_pid == 0) SLUICE_RETURN_IF_ERROR(OpenLine(*host));
-  }
-  return WithMemory(c, host.get());
-}
-
-absl::Status RankRun::OpenLine(runtime::Collectives& host) {
-  const auto died = [this](const std::string& what) { watch_.PeerDied(what); };
-  absl::StatusOr<std::unique_ptr<PeerLine>> line(nullptr);
-  PeerLine::Place place;
-  if (environment_.rank == 0) {
-    line = PeerLine::Hold(died);
-    if (line.ok()) place = (*line)->place();
-  }
-  at::Tensor told =
-      runtime::ViewOf(&place, {2}, at::kLong, at::kCPU);  // port and token
-  SLUICE_RETURN_IF_ERROR(host.Broadcast(told, 0));
-  if (environment_.rank != 0) {
-    line = PeerLine::Reach(environment_.master_addr, place, environment_.rank,
-                           died);
-  }
-  SLUICE_RETURN_IF_ERROR(runtime::Agree(&host, line.status()));
-  line_ = *std::move(line);
-  return absl::OkStatus();
-}
-
-RankWatch::Options RankRun::WatchOptions() {
-  RankWatch::Options o;
-  o.page_file = environment_.page_file;
-  o.speaks = environment_.rank == 0 && options_.command == Command::kTrain;
-  o.launched = environment_.launcher_pid > 0;
-  o.steps = options_.steps;
-  o.save = options_.save;
-  o.daemon =
-      options_.socket.empty() ? client::DefaultSocket() : options_.socket;
-  // One rank per node of a training run reports on its daemon.
-  if (options_.command == Command::kTrain && environment_.local_rank == 0) {
-    o.daemon_answers = [this] {
-      return client::DaemonListens(options_.socket);
-    };
-  }
-  if (!o.launched && environment_.world_size > 1) {
-    o.limits = {options_.late_after, options_.end_after};
-    o.rank = environment_.rank;
-    o.end = [this](const std::string& why) {
-      GiveUp(absl::DeadlineExceededError(why));
-    };
-  }
-  return o;
-}
-
-// Prints if there is no launcher, or if the file cannot be written.
-void RankRun::Tell(const absl::Status& status, const std::string& report,
-                   bool interrupted) {
-  if (!environment_.result_file.empty() &&
-      WriteResult(environment_.result_file, status, report, interrupted).ok()) {
-    return;
-  }
-  if (options_.json && environment_.rank == 0 && !report.empty()) {
-    std::puts(report.c_str());
-  }
-  if (!status.ok()) {
-    std::fprintf(stderr, "error: rank %d: %s\n", environment_.rank,
-                 std::string(status.message()).c_str());
-  }
-}
-
-void RankRun::GiveUp(const absl::Status& why) {
-  if (telling_.exchange(true)) return;
-  progress_.console().Close();
-  Tell(why, "", false);
-  std::fflush(nullptr);
-  _exit(ExitCode(why));
-}
-
-int RankRun::Run() {
-  // Other commands do not check for a stop at a step's end and save nothing.
-  if (options_.command == Command::kTrain) InstallStopSignals();
-  const absl::Status worked =
-      runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
-                           [this]() -> absl::Status { return Work(); });
-  const absl::Status status =
-      watch_.Explain(WithAdvice(worked, options_.method), report_.interrupted);
-  if (!status.ok() && !IsCausedByPeer(status) && line_ != nullptr) {
-    line_->Tell(fmt::format("rank {} ({})", environment_.rank,
-                            std::string(status.message())));
-  }
-  // A watch was faster: it writes the result and ends the process.
-  while (telling_.exchange(true)) pause();
-  progress_.console().Close();
-  const bool compared = !check_.worst_parameter.empty();  // true on rank 0
-  if (compared && !options_.json) std::fputs(ToText(check_).c_str(), stdout);
-  if (status.ok() && environment_.rank == 0) {
-    std::fputs(machine_.c_str(), stdout);
-    if (options_.probe && !options_.json) {
-      std::puts(fmt::format(
-                    "fits: {} of {} of GPU memory per rank, {} of host memory",
-                    FormatBytes(report_.peak_hbm),
-                    FormatBytes(report_.hbm_per_gpu), FormatBytes(report_.host))
-                    .c_str());
-    }
-  }
-  const std::string report = options_.command == Command::kCheck
-                                 ? ToJson(check_)
-                                 : ToJson(report_, status);
-  Tell(status, report, report_.interrupted);
-  std::fflush(nullptr);
-  // Joining threads that wait for lost peers could take forever.
-  if (!status.ok()) _exit(ExitCode(status));
-  // Our launcher reads the result file.
-  const bool told = !environment_.result_file.empty();
-  return report_.interrupted && !told ? kExitInterrupted : kExitOk;
-}
 
 }  // namespace
 
