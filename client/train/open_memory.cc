@@ -26,24 +26,6 @@ absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
   return places[environment.local_rank];
 }
 
-absl::Status CheckDriver(const std::string& wanted, const std::string& driver) {
-  if (wanted.empty() || wanted == driver) return absl::OkStatus();
-  return BadInput(fmt::format(
-      "--device {}: the GPUs of this daemon are of its driver \"{}\": name "
-      "another daemon by --socket, or leave --device out",
-      wanted, driver));
-}
-
-// Several ranks on one real GPU: NCCL's own error names neither rank nor GPU.
-absl::Status CheckApart(const GpuPlace& place, const std::string& driver) {
-  if (IsSimulated(driver) || place.ranks <= 1) return absl::OkStatus();
-  return BadInput(fmt::format(
-      "{} ranks of this run are on GPU {}, and NCCL takes one on each GPU: "
-      "start as many --ranks as there are GPUs, or name another for each by "
-      "--gpu",
-      place.ranks, place.gpu));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
@@ -59,14 +41,24 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   session.lease_wait = absl::Seconds(options.wait);
   auto opened = client::Session::Open(session);
   if (!opened.ok()) return AsBadInput(opened.status());
-  SLUICE_RETURN_IF_ERROR(
-      CheckDriver(options.driver, (*opened)->limits().driver));
-  SLUICE_RETURN_IF_ERROR(CheckApart(place, (*opened)->limits().driver));
+  const client::NodeLimits limits = (*opened)->limits();
+  if (!options.driver.empty() && options.driver != limits.driver) {
+    return BadInput(fmt::format(
+        "--device {}: the GPUs of this daemon are of its driver \"{}\": name "
+        "another daemon by --socket, or leave --device out",
+        options.driver, limits.driver));
+  }
+  // NCCL's own error names neither rank nor GPU.
+  if (!IsSimulated(limits.driver) && place.ranks > 1) {
+    return BadInput(fmt::format(
+        "{} ranks of this run are on GPU {}, and NCCL takes one on each GPU: "
+        "start as many --ranks as there are GPUs, or name another for each by "
+        "--gpu",
+        place.ranks, place.gpu));
+  }
   // Launches from the other socket arrive late, and its caches are far from the
   // pages that the GPU copies.
-  if (!IsSimulated((*opened)->limits().driver)) {
-    StayOn(CoresOfSocket((*opened)->limits().numa));
-  }
+  if (!IsSimulated(limits.driver)) StayOn(CoresOfSocket(limits.numa));
   runtime::RankMemory::Options memory{
       .session = *std::move(opened),
       .gpu = session.gpu,

@@ -249,15 +249,6 @@ constexpr Bytes kCopied = MiB(16);       // a copy over a link
 constexpr int kInARow = 4;               // copies in a row
 constexpr int64_t kExchanged = 1 << 20;  // elements per rank, all-to-all
 
-// Returns the bytes to copy, one size for all ranks, because they measure
-// together. GPUs copy more, because their links are faster.
-Bytes CopiedBytes(Machine& machine) {
-  runtime::RankMemory& memory = machine.memory();
-  if (!machine.real()) return std::min(kCopied, memory.size());
-  const Bytes share = memory.session().limits().host_total / 32;
-  return std::min({16 * kCopied, memory.size() / 4, share});
-}
-
 // Returns the seconds per copy of several copies in a row, as a step's are,
 // from the moment when compute requests them until compute may go on. The time
 // of a single copy would mostly be the time until the host may start it.
@@ -291,7 +282,12 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   runtime::RankMemory& memory = machine.memory();
   SLUICE_ASSIGN_OR_RETURN(const auto engine,
                           memory.StartCopies(/*timeline=*/false));
-  const Bytes size = CopiedBytes(machine);
+  // One size for all ranks, because they measure together. GPUs copy more,
+  // because their links are faster.
+  const Bytes size = machine.real()
+                         ? std::min({16 * kCopied, memory.size() / 4,
+                                     memory.session().limits().host_total / 32})
+                         : std::min(kCopied, memory.size());
   SLUICE_ASSIGN_OR_RETURN(const auto host, memory.LeaseHost(size));
   at::Tensor on_gpu;
   std::byte* device = memory.data();

@@ -82,21 +82,17 @@ int MegatronWidth(const std::string& path) {
   return 0;
 }
 
-// Returns the installed torch package: $SLUICE_PYTHON_PACKAGES/torch, or the
-// one this binary was configured with. Its Python sources are the demo's text.
-std::string DefaultCorpusPath() {
-  const char* packages = std::getenv("SLUICE_PYTHON_PACKAGES");
-  const bool set = packages != nullptr && *packages != '\0';
-  return std::string(set ? packages : SLUICE_PYTHON_PACKAGES_FOLDER) + "/torch";
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
   std::unique_ptr<Corpus> corpus(new Corpus(options));
   Options& own = corpus->options_;
   if (own.path.empty()) {
-    own.path = DefaultCorpusPath();
+    // The installed torch package, or that of the build.
+    const char* packages = std::getenv("SLUICE_PYTHON_PACKAGES");
+    const bool set = packages != nullptr && *packages != '\0';
+    own.path = set ? packages : SLUICE_PYTHON_PACKAGES_FOLDER;
+    own.path += "/torch";
     if (own.suffix.empty()) own.suffix = ".py";
   }
   struct stat info;

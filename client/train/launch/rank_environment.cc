@@ -48,11 +48,6 @@ absl::Status ReadNumbers(const Variables& variables,
   return absl::OkStatus();
 }
 
-bool IsLocal(const std::string& address) {
-  return address == "localhost" || address == "::1" ||
-         address.starts_with("127.");
-}
-
 bool StartedBySrun(const Variables& variables) {
   const auto tasks = variables("SLURM_STEP_NUM_TASKS");
   return !variables("RANK").has_value() && tasks.has_value() &&
@@ -104,8 +99,10 @@ absl::Status ReadSlurm(const Variables& variables, RankEnvironment& e) {
 absl::Status ReadTorchrun(const Variables& variables, RankEnvironment& e) {
   SLUICE_RETURN_IF_ERROR(
       ReadNumbers(variables, {{"RANK", e.rank}, {"WORLD_SIZE", e.world_size}}));
+  const bool local = e.master_addr == "localhost" || e.master_addr == "::1" ||
+                     e.master_addr.starts_with("127.");
   for (const char* name : {"LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
-    if (IsLocal(e.master_addr) || variables(name).has_value()) continue;
+    if (local || variables(name).has_value()) continue;
     return BadInput(fmt::format(
         "{} is not set, and MASTER_ADDR={} is another node: which GPU is this "
         "rank's, and who shares it? Set it, as torchrun does",

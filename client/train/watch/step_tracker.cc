@@ -15,15 +15,6 @@ std::string_view Base(std::string_view kind) {
   return kind;
 }
 
-// Other kinds keep the place of the kind before them.
-bool OncePerChunk(std::string_view kind) {
-  return !Has(kind, "offdiagonal") && !Has(kind, "recompute");
-}
-
-bool OfLayer(std::string_view kind) {
-  return !kind.starts_with("embed") && !kind.starts_with("loss");
-}
-
 }  // namespace
 
 StepTracker::StepTracker(int64_t layers, int64_t chunks, SegmentCosts costs)
@@ -47,7 +38,9 @@ void StepTracker::BeginSequence(int64_t index) {
 
 void StepTracker::Began(std::string_view kind) {
   const std::string_view base = Base(kind);
-  if (!OncePerChunk(base)) return;
+  // Kinds that do not run once per chunk keep the place of the kind before
+  // them.
+  if (Has(base, "offdiagonal") || Has(base, "recompute")) return;
   auto begun = begun_.find(base);
   if (begun == begun_.end()) begun = begun_.emplace(base, 0).first;
   const int64_t before = begun->second++;
@@ -56,7 +49,8 @@ void StepTracker::Began(std::string_view kind) {
   // The loss takes several small chunks at once.
   place_.chunk = base.starts_with("loss") ? -1 : before % chunks;
   const int64_t nth = before / chunks;
-  place_.layer = !OfLayer(base)    ? -1
+  const bool outside = base.starts_with("embed") || base.starts_with("loss");
+  place_.layer = outside           ? -1
                  : place_.backward ? std::max<int64_t>(layers_ - 1 - nth, 0)
                                    : nth;
 }
