@@ -38,8 +38,7 @@ void StepTracker::BeginSequence(int64_t index) {
 
 void StepTracker::Began(std::string_view kind) {
   const std::string_view base = Base(kind);
-  // Kinds that do not run once per chunk keep the place of the kind before
-  // them.
+  // These do not run once per chunk; they keep the place of the kind before.
   if (Has(base, "offdiagonal") || Has(base, "recompute")) return;
   auto begun = begun_.find(base);
   if (begun == begun_.end()) begun = begun_.emplace(base, 0).first;
