@@ -44,7 +44,7 @@ struct RawFlags {
 
 // Adds a flag and shows its initial value as its default.
 void Add(CLI::App& app, const char* names, auto& to, const char* help) {
-  Add(app, names, to, help);
+  app.add_option(names, to, help)->capture_default_str();
 }
 
 void AddSocket(CLI::App& app, RunOptions& o) {
