@@ -1,17 +1,53 @@
-// Prints a run's first lines, from what the prepared stepper knows.
+// A run's first lines: the model, the plan in words, the memory, and the
+// expected time of a step.
 // Thread safety: one thread.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <vector>
 
-#include "client/train/step/stepper.h"
+#include "client/train/launch/options.h"
+#include "planner/stream/profile.h"
+#include "proto/base/units.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
 
 namespace sluice::train {
 
+class Stepper;
+struct StepperContext;
+
+struct BannerFacts {
+  RunOptions options;
+  std::string attention;  // the kernel
+  int ranks = 1;
+  std::string cut;  // the reason; empty: the user gave the settings
+  std::vector<plan::ClassPlan> classes;    // empty: a baseline
+  std::optional<stream::StepPrice> price;  // of one sequence
+  // Of this rank.
+  std::string gpu;  // "GPU 0"
+  Bytes leased, gpu_total;
+  Bytes used;  // before the first step, with rings and kept rows
+  std::optional<Bytes> transient;  // planned; unset: not known yet
+  Bytes host, host_limit;          // both 0: the method needs none
+  // Of a calibrated step; 0: not known before the first.
+  double compute_s = 0, copy_s = 0;
+};
+
+// Formats "12.3M", "256".
+std::string Count(double number);
+std::vector<std::string> Banner(const BannerFacts& facts);
+
+// Returns the seconds of a step's segments (one sequence).
+double ComputeSeconds(const plan::RankProfile& profile);
+// Returns those of its longer copy stream at these speeds (0: unlimited).
+double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
+                   double h2d_bytes_per_second, double d2h_bytes_per_second);
+
 // Tells the watch which parts a step has and how long it should take.
 void ExpectSteps(const StepperContext& context, const Stepper& stepper);
-// Prints the banner on rank 0. `cut` is the reason for how the step was cut, if
-// the trainer chose that.
+// Prints the banner on rank 0. `cut` as BannerFacts::cut.
 void Announce(const StepperContext& context, const Stepper& stepper,
               const std::string& cut);
 

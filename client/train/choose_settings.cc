@@ -108,15 +108,4 @@ Bytes LeastStepBytes(const StepperContext& context) {
          stream::TransientBytes(least) + ids;
 }
 
-RunOptions With(RunOptions options, const stream::Settings& settings) {
-  options.chunk = settings.chunk;
-  options.prefetch = settings.prefetch;
-  options.order = settings.order;
-  options.resident = settings.resident;
-  options.rerun_layers = settings.rerun_layers;
-  options.rerun_chunks = settings.rerun_chunks;
-  options.kept = settings.kept;
-  return options;
-}
-
 }  // namespace sluice::train

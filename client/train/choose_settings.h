@@ -1,5 +1,4 @@
 // Chooses how a run's step is cut if the command line leaves it open.
-//
 // Thread safety: one thread; all ranks call it together.
 #pragma once
 
@@ -16,8 +15,6 @@ struct ChosenSettings {
   std::string why;  // one line: what was chosen, and the alternatives
 };
 
-// Calls runtime::ChooseSettings (client/torch/run) with the command line's
-// options.
 absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context);
 
 // Returns the least HBM that a step needs besides the states, with nothing
@@ -30,8 +27,5 @@ Bytes LeastStepBytes(const StepperContext& context);
 // InvalidArgument: no order has these classes.
 absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
                          std::string& why);
-
-// Returns `options` with these settings.
-RunOptions With(RunOptions options, const stream::Settings& settings);
 
 }  // namespace sluice::train

@@ -2,14 +2,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cctype>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <optional>
 #include <string_view>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
@@ -42,12 +42,22 @@ struct RawFlags {
   std::string optimizer_states = "auto";
 };
 
+// Adds a flag and shows its initial value as its default.
+void Add(CLI::App& app, const char* names, auto& to, const char* help) {
+  app.add_option(names, to, help)->capture_default_str();
+}
+
+void AddSocket(CLI::App& app, RunOptions& o) {
+  app.add_option("--socket", o.socket,
+                 "the daemon's session socket (default: $SLUICE_SOCKET, then "
+                 "/run/sluice/session.sock)");
+}
+
 void AddAttention(CLI::App& app, RawFlags& raw) {
-  app.add_option("--attention", raw.attention,
-                 "a real GPU's kernel: flash, efficient, cudnn, or auto: "
-                 "efficient for fp32; for bf16 cudnn on GPUs of compute "
-                 "capability 9.0 (heads of at most 128), else flash")
-      ->capture_default_str();
+  Add(app, "--attention", raw.attention,
+      "a real GPU's kernel: flash, efficient, cudnn, or auto: efficient for "
+      "fp32; for bf16 cudnn on GPUs of compute capability 9.0 (heads of at "
+      "most 128), else flash");
 }
 
 constexpr char kExamples[] = R"(Examples:
@@ -93,15 +103,13 @@ Exit status: 0 the gradients agree; 1 they do not, or a fault; 2 bad input; 3
 
 void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--job", o.job, "label of the job; budgets bind it");
-  app.add_option("--wait", o.wait,
-                 "seconds that a lease may wait for memory of --hbm or --host "
-                 "that other jobs hold (0: it is refused at once)")
-      ->capture_default_str();
-  app.add_option("--method", raw.method,
-                 "keep-all, recompute, alst (Ulysses, tiled layers and loss, "
-                 "layer inputs in host memory) or sluice")
-      ->capture_default_str();
-  app.add_option("--arch", raw.arch, "gpt or llama")->capture_default_str();
+  Add(app, "--wait", o.wait,
+      "seconds that a lease may wait for memory of --hbm or --host that other "
+      "jobs hold (0: it is refused at once)");
+  Add(app, "--method", raw.method,
+      "keep-all, recompute, alst (Ulysses, tiled layers and loss, layer inputs "
+      "in host memory) or sluice");
+  Add(app, "--arch", raw.arch, "gpt or llama");
   cli::AddCount(app, "--layers", o.model.layers, "transformer layers");
   cli::AddCount(app, "--hidden", o.model.hidden, "width of a hidden state");
   cli::AddCount(app, "--heads", o.model.heads, "attention heads");
@@ -114,9 +122,8 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   cli::AddCount(app, "--chunk", raw.chunk,
                 "global tokens of a chunk (train: the fastest of those it "
                 "measures; check: 512)");
-  app.add_option("--alpha", raw.alpha,
-                 "token fraction swapped to the host, 0 to 1, or 'auto'")
-      ->capture_default_str();
+  Add(app, "--alpha", raw.alpha,
+      "token fraction swapped to the host, 0 to 1, or 'auto'");
   app.add_option("--fractions", raw.fractions,
                  "of classes by themselves, beside --alpha: CLASS=SWAP, "
                  "CLASS=keep:KEEP or CLASS=keep:KEEP+SWAP, with commas between "
@@ -128,38 +135,31 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
                  "slots through which chunks come back (with --chunk: 2)");
   app.add_option(
       "--rerun", raw.rerun,
-      "part of the tokens, the first ones, 0 to 1, that backward "
-      "runs again from layers' inputs rather than keep what attention "
-      "left; auto: as little as host memory allows (with --chunk: 0)");
+      "part of the tokens, the first ones, 0 to 1, that backward runs again "
+      "from layers' inputs rather than keep what attention left; auto: as "
+      "little as host memory allows (with --chunk: 0)");
   cli::AddCount(app, "--rerun-layers", o.rerun_layers,
-                "layers that run again together: of their inputs the first "
-                "is kept (auto: what is fastest; with --rerun N: 1)");
-  app.add_option("--backward-order", raw.order,
-                 "which side of attention's backward stays: keys or queries "
-                 "(auto: with --chunk the one that moves less)")
-      ->capture_default_str();
-  app.add_option("--dtype", raw.dtype, "fp32 or bf16")->capture_default_str();
+                "layers that run again together: of their inputs the first is "
+                "kept (auto: what is fastest; with --rerun N: 1)");
+  Add(app, "--backward-order", raw.order,
+      "which side of attention's backward stays: keys or queries (auto: with "
+      "--chunk the one that moves less)");
+  Add(app, "--dtype", raw.dtype, "fp32 or bf16");
   AddAttention(app, raw);
   app.add_flag("--round-output", o.round_output,
                "store attention's output in --dtype on sim too, as GPUs do");
-  app.add_option("--ranks,--gpus", o.ranks,
-                 "ranks to start, one per GPU (ignored where RANK is set "
-                 "already)")
-      ->capture_default_str();
-  app.add_option("--threads", o.threads, "compute threads per rank")
-      ->capture_default_str();
-  app.add_option("--seed", o.seed, "of the first weights")
-      ->capture_default_str();
+  Add(app, "--ranks,--gpus", o.ranks,
+      "ranks to start, one per GPU (ignored where RANK is set already)");
+  Add(app, "--threads", o.threads, "compute threads per rank");
+  Add(app, "--seed", o.seed, "of the first weights");
   cli::AddSize(app, "--hbm,--gpu-memory", o.hbm,
-               "GPU memory per rank, e.g. 36MiB (0: all that is "
-               "free of its GPU, shared with the ranks beside it)");
+               "GPU memory per rank, e.g. 36MiB (0: all that is free of its "
+               "GPU, shared with the ranks beside it)");
   cli::AddSize(app, "--host,--host-memory", o.host,
                "host memory of all local ranks together (0: what the daemon's "
                "budgets allow)");
-  app.add_option("--device", raw.device,
-                 "what the daemon's GPUs must be: cuda, sim, or auto: what "
-                 "they are")
-      ->capture_default_str();
+  Add(app, "--device", raw.device,
+      "what the daemon's GPUs must be: cuda, sim, or auto: what they are");
   app.add_option("--gpu", raw.gpus,
                  "GPU of the node, or one per rank: 1 or 0,2 (default: those "
                  "with the most free memory)");
@@ -178,46 +178,33 @@ Exit status: 0 done; 2 bad input; 130 interrupted; 1 a fault.
 )";
 
 void AddProfile(CLI::App& app, RunOptions& o, RawFlags& raw) {
-  app.add_option("--socket", o.socket,
-                 "the daemon's session socket (default: $SLUICE_SOCKET, then "
-                 "/run/sluice/session.sock)");
+  AddSocket(app, o);
   app.add_option("--job", o.job, "label of the job; budgets bind it");
   app.add_flag("--private", o.private_daemon,
                "start a sluiced with simulated GPUs for this run only");
-  app.add_option("--ranks,--gpus", o.ranks, "ranks that measure at once")
-      ->capture_default_str();
-  app.add_option("--threads", o.threads, "compute threads per rank")
-      ->capture_default_str();
+  Add(app, "--ranks,--gpus", o.ranks, "ranks that measure at once");
+  Add(app, "--threads", o.threads, "compute threads per rank");
   AddAttention(app, raw);
   app.footer(kProfileExamples);
 }
 
 void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
-  app.add_option("--socket", o.socket,
-                 "the daemon's session socket (default: $SLUICE_SOCKET, then "
-                 "/run/sluice/session.sock)");
+  AddSocket(app, o);
   app.add_flag("--private", o.private_daemon,
                "start a sluiced for this run only, with a simulated GPU of "
                "--hbm (256 MiB) per rank and host memory of --host (1 GiB)");
   cli::AddCount(app, "--steps", o.steps,
                 "steps in all, those resumed included");
-  app.add_option("--lr", o.lr, "learning rate after the warm-up")
-      ->capture_default_str();
+  Add(app, "--lr", o.lr, "learning rate after the warm-up");
   cli::AddCount(app, "--warmup", o.warmup, "steps of linear warm-up");
-  app.add_option("--clip", o.clip, "global gradient norm; 0: no clipping")
-      ->capture_default_str();
-  app.add_option("--weight-decay", o.weight_decay, "not on norms, biases")
-      ->capture_default_str();
-  app.add_option("--beta1", o.beta1, "AdamW's mean of gradients")
-      ->capture_default_str();
-  app.add_option("--beta2", o.beta2, "AdamW's mean of their squares")
-      ->capture_default_str();
-  app.add_option("--optimizer-states", raw.optimizer_states,
-                 "where AdamW's states lie: hbm; host: in host memory, each "
-                 "part of the model updated on the GPU before the next "
-                 "forward reads it (sluice only); auto: host where they leave "
-                 "no room for a step in hbm")
-      ->capture_default_str();
+  Add(app, "--clip", o.clip, "global gradient norm; 0: no clipping");
+  Add(app, "--weight-decay", o.weight_decay, "not on norms, biases");
+  Add(app, "--beta1", o.beta1, "AdamW's mean of gradients");
+  Add(app, "--beta2", o.beta2, "AdamW's mean of their squares");
+  Add(app, "--optimizer-states", raw.optimizer_states,
+      "where AdamW's states lie: hbm; host: in host memory, each part of the "
+      "model updated on the GPU before the next forward reads it (sluice "
+      "only); auto: host where they leave no room for a step in hbm");
   cli::AddCount(app, "--batch", o.batch, "sequences of a micro-batch");
   cli::AddCount(app, "--accumulate", o.accumulate, "micro-batches of a step");
   cli::AddCount(app, "--global-batch", raw.global_batch,
@@ -231,9 +218,8 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
                  "2 or 4: ids of a .bin without a header");
   app.add_option("--save", o.save, "checkpoint folder");
   cli::AddCount(app, "--save-every", o.save_every, "steps; 0: at the end only");
-  app.add_option("--keep-checkpoints", o.keep_checkpoints,
-                 "the newest so many of this run stay in --save; 0: all")
-      ->capture_default_str();
+  Add(app, "--keep-checkpoints", o.keep_checkpoints,
+      "the newest so many of this run stay in --save; 0: all");
   app.add_option("--resume", o.resume,
                  "checkpoint to go on from, or a folder of them: the newest");
   app.add_flag("--allow-other-data", o.allow_other_data,
@@ -241,14 +227,12 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--log-jsonl", o.log_jsonl, "one line per step");
   app.add_option("--trace", o.trace, "timeline of rank 0's last step, JSON");
   app.add_flag("--probe", o.probe, "only find out whether it fits");
-  app.add_option("--late-after", raw.late_after,
-                 "seconds without progress after which a rank is named; 0: "
-                 "never, 'auto': two steps, at least 30")
-      ->capture_default_str();
-  app.add_option("--end-after", raw.end_after,
-                 "seconds without progress after which the run is ended; 0: "
-                 "never, 'auto': 20 steps, at least 600")
-      ->capture_default_str();
+  Add(app, "--late-after", raw.late_after,
+      "seconds without progress after which a rank is named; 0: never, 'auto': "
+      "two steps, at least 30");
+  Add(app, "--end-after", raw.end_after,
+      "seconds without progress after which the run is ended; 0: never, "
+      "'auto': 20 steps, at least 600");
 }
 
 // Looks `text` up in a map; the error lists the keys.
@@ -260,20 +244,19 @@ absl::Status Choose(const char* flag, const std::string& text,
     out = found->second;
     return absl::OkStatus();
   }
-  std::string list;
-  for (const auto& [name, value] : choices) {
-    list += (list.empty() ? "" : ", ") + name;
-  }
-  return BadInput(fmt::format("{} '{}': must be one of {}", flag, text, list));
+  return BadInput(
+      fmt::format("{} '{}': must be one of {}", flag, text,
+                  absl::StrJoin(choices, ", ", [](std::string* list, auto& c) {
+                    list->append(c.first);
+                  })));
 }
 
-// Splits --global-batch into micro-batches of --batch.
 absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
   if (!raw.global_batch) return absl::OkStatus();
   const int64_t global = *raw.global_batch;
   const bool accumulates = o.accumulate > 1;
   if (o.batch < 1 || global < 1 || global % o.batch != 0 ||
-      (accumulates && global != o.batch * o.accumulate)) {
+      (accumulates && global != o.sequences())) {
     return BadInput(fmt::format(
         "--global-batch {}: must be --batch {} times {}", global, o.batch,
         accumulates ? fmt::format("--accumulate {}", o.accumulate)
@@ -299,16 +282,9 @@ absl::Status ReadNumber(const char* flag, const std::string& text, double most,
       fmt::format("{} '{}': must be {}, or 'auto'", flag, text, range));
 }
 
-absl::Status ReadSeconds(const char* flag, const std::string& text,
-                         double& out) {
-  return ReadNumber(flag, text, 1e9, "seconds from 0 (never) to 1e9", out);
-}
-
 // Returns whether the whole text is a number in [0, 1].
 bool ReadFraction(const std::string& text, double& out) {
-  if (text.empty() || std::isspace(static_cast<unsigned char>(text[0])) != 0) {
-    return false;
-  }
+  if (text.empty() || absl::ascii_isspace(text[0])) return false;
   char* end = nullptr;
   out = std::strtod(text.c_str(), &end);
   return *end == '\0' && out >= 0 && out <= 1;
@@ -327,10 +303,8 @@ bool ReadClass(const std::string& text, stream::ClassFractions& out) {
 
 absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
   if (text.empty()) return absl::OkStatus();
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string item = text.substr(begin, end - begin);
-    begin = end + 1;
+  for (const std::string& item :
+       std::vector<std::string>(absl::StrSplit(text, ','))) {
     const size_t equals = item.find('=');
     stream::ClassFractions f;
     if (equals == std::string::npos || equals == 0 ||
@@ -348,12 +322,11 @@ absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
   return absl::OkStatus();
 }
 
-// Reads --rerun. With --chunk nothing is run again unless the flag asks for it.
+// With --chunk nothing is run again unless the flag asks for it.
 absl::Status ReadRerun(const RawFlags& raw, RunOptions& o) {
   const bool given = raw.chunk || o.command != Command::kTrain;
-  const std::string text = !raw.rerun.empty() ? raw.rerun
-                           : given            ? "0"
-                                              : "auto";
+  const std::string otherwise = given ? "0" : "auto";
+  const std::string text = raw.rerun.empty() ? otherwise : raw.rerun;
   double part = 0;
   SLUICE_RETURN_IF_ERROR(
       ReadNumber("--rerun", text, 1, "a part of the tokens, 0 to 1", part));
@@ -361,8 +334,8 @@ absl::Status ReadRerun(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-// Reads the settings of chunks. With --chunk a run is cut the same every time;
-// without --chunk, the settings are chosen later by measurement.
+// With --chunk a run is cut the same every time; without it, the settings are
+// chosen later by measurement.
 absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   if (raw.chunk && *raw.chunk < 1) {
     return BadInput(fmt::format(
@@ -373,14 +346,13 @@ absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
     return BadInput(
         fmt::format("--prefetch {}: must be between 1 and 64", *raw.prefetch));
   }
-  using stream::BackwardOrder;
-  using Order = std::optional<BackwardOrder>;
+  using Order = stream::BackwardOrder;
   SLUICE_RETURN_IF_ERROR(
-      Choose<Order>("--backward-order", raw.order,
-                    {{"auto", Order()},
-                     {"keys", BackwardOrder::kKeysOuter},
-                     {"queries", BackwardOrder::kQueriesOuter}},
-                    o.order));
+      Choose<std::optional<Order>>("--backward-order", raw.order,
+                                   {{"auto", {}},
+                                    {"keys", Order::kKeysOuter},
+                                    {"queries", Order::kQueriesOuter}},
+                                   o.order));
   SLUICE_RETURN_IF_ERROR(ReadRerun(raw, o));
   o.chunk = raw.chunk.value_or(o.command == Command::kTrain ? 0 : 512);
   o.prefetch = raw.prefetch.value_or(0);
@@ -408,10 +380,11 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
       ReadNumber("--alpha", raw.alpha, 1, "between 0 and 1", o.alpha));
   SLUICE_RETURN_IF_ERROR(ReadFractions(raw.fractions, o.fractions));
   SLUICE_RETURN_IF_ERROR(ReadGlobalBatch(raw, o));
+  constexpr char kSeconds[] = "seconds from 0 (never) to 1e9";
   SLUICE_RETURN_IF_ERROR(
-      ReadSeconds("--late-after", raw.late_after, o.late_after));
+      ReadNumber("--late-after", raw.late_after, 1e9, kSeconds, o.late_after));
   SLUICE_RETURN_IF_ERROR(
-      ReadSeconds("--end-after", raw.end_after, o.end_after));
+      ReadNumber("--end-after", raw.end_after, 1e9, kSeconds, o.end_after));
   SLUICE_ASSIGN_OR_RETURN(o.gpus, ParseGpuList(raw.gpus));
   SLUICE_RETURN_IF_ERROR(Choose<Method>("--method", raw.method,
                                         {{"alst", Method::kAlst},
@@ -422,14 +395,11 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(Choose<std::string>(
       "--device", raw.device, {{"auto", ""}, {"cuda", "cuda"}, {"sim", "sim"}},
       o.driver));
-  using stream::StatePlace;
-  using Place = std::optional<StatePlace>;
-  SLUICE_RETURN_IF_ERROR(Choose<Place>("--optimizer-states",
-                                       raw.optimizer_states,
-                                       {{"auto", Place()},
-                                        {"hbm", StatePlace::kHbm},
-                                        {"host", StatePlace::kHost}},
-                                       o.optimizer_states));
+  using Place = stream::StatePlace;
+  SLUICE_RETURN_IF_ERROR(Choose<std::optional<Place>>(
+      "--optimizer-states", raw.optimizer_states,
+      {{"auto", {}}, {"hbm", Place::kHbm}, {"host", Place::kHost}},
+      o.optimizer_states));
   bool gpt = false;
   SLUICE_RETURN_IF_ERROR(
       Choose<bool>("--arch", raw.arch, {{"gpt", true}, {"llama", false}}, gpt));
@@ -452,47 +422,43 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
 absl::StatusOr<ParsedCommand> ParseCommandLine(
     const std::vector<std::string>& arguments) {
   ParsedCommand parsed;
-  RunOptions train, check, profile;
-  RawFlags train_raw, check_raw, profile_raw;
-  profile.command = Command::kProfile;
-  check.command = Command::kCheck;
-  check.private_daemon = true;
+  RunOptions& o = parsed.options;  // of the one subcommand that is given
+  RawFlags raw;
   CLI::App app("Trains language models on sequences longer than GPU memory");
   app.name("sluice-train");
   app.footer(kExamples);
   app.require_subcommand(1);
   CLI::App* const train_app = app.add_subcommand("train", "train a model");
-  AddShared(*train_app, train, train_raw);
-  AddTraining(*train_app, train, train_raw);
+  AddShared(*train_app, o, raw);
+  AddTraining(*train_app, o, raw);
   train_app->footer(kTrainExamples);
   CLI::App* const check_app =
       app.add_subcommand("check", "compare one step with plain torch in fp64");
-  AddShared(*check_app, check, check_raw);
+  AddShared(*check_app, o, raw);
   check_app->add_option(
-      "--socket", check.socket,
+      "--socket", o.socket,
       "a daemon's session socket (default: a private sluiced, with a simulated "
       "GPU of --hbm (1 GiB) per rank and host memory of --host (4 GiB))");
   check_app->footer(kCheckExamples);
   CLI::App* const profile_app = app.add_subcommand(
       "profile", "measure this machine for sluicectl plan train, as TOML");
-  AddProfile(*profile_app, profile, profile_raw);
+  AddProfile(*profile_app, o, raw);
   SLUICE_ASSIGN_OR_RETURN(const auto done, cli::Parse(app, arguments));
   if (done) {
     parsed.exit = *done;
     return parsed;
   }
-  if (profile_app->parsed()) {
-    parsed.options = profile;
-    SLUICE_RETURN_IF_ERROR(ReadAttention(profile_raw, parsed.options));
-    SLUICE_RETURN_IF_ERROR(Validate(parsed.options));
-    return parsed;
+  if (check_app->parsed()) {
+    o.command = Command::kCheck;
+    o.private_daemon = o.socket.empty();
   }
-  const bool is_train = train_app->parsed();
-  parsed.options = is_train ? train : check;
-  SLUICE_RETURN_IF_ERROR(
-      Convert(is_train ? train_raw : check_raw, parsed.options));
-  if (!is_train && !check.socket.empty()) parsed.options.private_daemon = false;
-  SLUICE_RETURN_IF_ERROR(Validate(parsed.options));
+  if (profile_app->parsed()) {
+    o.command = Command::kProfile;
+    SLUICE_RETURN_IF_ERROR(ReadAttention(raw, o));
+  } else {
+    SLUICE_RETURN_IF_ERROR(Convert(raw, o));
+  }
+  SLUICE_RETURN_IF_ERROR(Validate(o));
   return parsed;
 }
 

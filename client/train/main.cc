@@ -15,42 +15,30 @@
 #include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/private_daemon.h"
-#include "client/train/launch/private_sizes.h"
 #include "client/train/launch/process.h"
-#include "client/train/launch/visible_gpus.h"
+#include "client/train/launch/rank_environment.h"
 #include "client/train/rank.h"
+#include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
 
-int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "error: %s\n",
-               std::string(WithAdvice(status).message()).c_str());
-  return ExitCode(status);
-}
-
-// Suggests --private to a user without a daemon.
 absl::Status WithoutDaemon(Command command, const absl::Status& status) {
   if (command == Command::kCheck || !absl::IsNotFound(status)) return status;
-  return absl::NotFoundError(
-      fmt::format("{}; with --private a run has one of its own, with simulated "
-                  "GPUs",
-                  std::string(status.message())));
+  return absl::NotFoundError(fmt::format(
+      "{}; with --private a run has one of its own, with simulated GPUs",
+      std::string(status.message())));
 }
 
-int LaunchHere(const RunOptions& options,
-               const std::vector<std::string>& arguments) {
+absl::StatusOr<int> LaunchHere(const RunOptions& options,
+                               const std::vector<std::string>& arguments) {
   HoldSignals();
   std::unique_ptr<PrivateDaemon> daemon;
   if (options.private_daemon) {
-    const absl::Status fits = CheckPrivateSizes(options, MachineMemory());
-    if (!fits.ok()) return Fail(fits);
+    SLUICE_RETURN_IF_ERROR(CheckPrivateSizes(options, MachineMemory()));
     const PrivateDaemon::Options sizes = PrivateSizes(options);
-    auto started = PrivateDaemon::Start(sizes);
-    if (!started.ok()) return Fail(started.status());
-    daemon = *std::move(started);
-    // Rank 0 prints the note with the run's other facts, so that a run that is
-    // refused before prints one line only.
+    SLUICE_ASSIGN_OR_RETURN(daemon, PrivateDaemon::Start(sizes));
+    // Rank 0 prints the note, so that a refused run prints one line only.
     const std::string note = fmt::format(
         "note: simulated: a sluiced for this run with {} GPU{} of {} and {} of "
         "host memory, computed by the CPU",
@@ -61,46 +49,51 @@ int LaunchHere(const RunOptions& options,
   const std::string socket =
       daemon != nullptr ? daemon->socket() : options.socket;
   const auto node = ListVisibleGpus(socket);
-  if (!node.ok())
-    return Fail(WithoutDaemon(options.command, AsBadInput(node.status())));
-  const auto gpus = ChooseGpus(*node, options.gpus, options.ranks,
-                               /*spread=*/true);
-  if (!gpus.ok()) return Fail(gpus.status());
+  if (!node.ok()) {
+    return WithoutDaemon(options.command, AsBadInput(node.status()));
+  }
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto gpus,
+      ChooseGpus(*node, options.gpus, options.ranks, /*spread=*/true));
   return Launch(options, BinaryFolder() + "/sluice-train", arguments, socket,
-                *gpus);
+                gpus);
 }
 
-int Main(const std::vector<std::string>& arguments) {
+absl::StatusOr<int> Main(const std::vector<std::string>& arguments) {
   if (!arguments.empty() && arguments[0] == "guard") {
     RunGuard({arguments.begin() + 1, arguments.end()});
   }
-  const auto parsed = ParseCommandLine(arguments);
-  if (!parsed.ok()) return Fail(parsed.status());
-  if (parsed->exit >= 0) return parsed->exit;
-  if (!IsRank()) return LaunchHere(parsed->options, arguments);
-  const auto environment = ReadRankEnvironment();
-  if (!environment.ok()) return Fail(environment.status());
-  const bool ours = environment->launcher_pid > 0;
-  if (parsed->options.private_daemon && !ours) {
-    return Fail(BadInput(fmt::format(
+  SLUICE_ASSIGN_OR_RETURN(const ParsedCommand parsed,
+                          ParseCommandLine(arguments));
+  if (parsed.exit >= 0) return parsed.exit;
+  if (!IsRank()) return LaunchHere(parsed.options, arguments);
+  SLUICE_ASSIGN_OR_RETURN(const RankEnvironment environment,
+                          ReadRankEnvironment());
+  const bool ours = environment.launcher_pid > 0;
+  if (parsed.options.private_daemon && !ours) {
+    return BadInput(fmt::format(
         "{} starts a daemon of its own for all its ranks, but this is one "
         "rank, started by torchrun or Slurm: name the node's daemon with "
         "--socket, or run one sluice-train with --ranks",
-        parsed->options.command == Command::kCheck ? "check" : "--private")));
+        parsed.options.command == Command::kCheck ? "check" : "--private"));
   }
-  if (ours) DieWithParent(environment->launcher_pid);
-  // Gloo writes to its sockets without MSG_NOSIGNAL. Ignoring SIGPIPE makes a
-  // write to a dead peer an error that names the peer, and not this rank's
-  // death.
+  if (ours) DieWithParent(environment.launcher_pid);
+  // Gloo writes to its sockets without MSG_NOSIGNAL: a write to a dead peer
+  // must be an error that names the peer, and not this rank's death.
   std::signal(SIGPIPE, SIG_IGN);
   runtime::ChooseWorkspaceSize();
   runtime::DisableNcclWatchdog();
-  return RunRank(parsed->options, *environment);
+  return RunRank(parsed.options, environment);
 }
 
 }  // namespace
 }  // namespace sluice::train
 
 int main(int argc, char** argv) {
-  return sluice::train::Main({argv + 1, argv + argc});
+  const auto exit = sluice::train::Main({argv + 1, argv + argc});
+  if (exit.ok()) return *exit;
+  std::fprintf(
+      stderr, "error: %s\n",
+      std::string(sluice::train::WithAdvice(exit.status()).message()).c_str());
+  return sluice::train::ExitCode(exit.status());
 }

@@ -1,17 +1,23 @@
 #include "client/train/metrics.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
+#include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
 
 constexpr int kBarWidth = 20;
+constexpr size_t kMostWaiting = size_t{1} << 20;
 
 std::string Bar(int64_t step, int64_t steps) {
   const int done = steps > 0 ? static_cast<int>(kBarWidth * step / steps) : 0;
@@ -24,8 +30,6 @@ std::string RateText(double per_second) {
   return per_second >= 10000 ? fmt::format("{:.1f}k", per_second / 1000)
                              : fmt::format("{:.0f}", per_second);
 }
-
-}  // namespace
 
 std::string ToJsonLine(const StepMetrics& m) {
   const nlohmann::ordered_json json = {
@@ -49,6 +53,8 @@ std::string ToJsonLine(const StepMetrics& m) {
   return json.dump();
 }
 
+// Formats "step 12/50 [====      ] loss 3.21  12.3k tokens/s  HBM 30.1 MiB of
+// 36 MiB …".
 std::string ProgressLine(const StepMetrics& m, int64_t steps, bool bar) {
   return fmt::format(
       "step {}/{} {}loss {:.4f}  {} tokens/s  HBM {} of {}  host {}  grant "
@@ -58,34 +64,62 @@ std::string ProgressLine(const StepMetrics& m, int64_t steps, bool bar) {
       FormatBytes(m.hbm_total), FormatBytes(m.host), m.grant_wait_seconds);
 }
 
-absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Open(const std::string& jsonl,
-                                                       int64_t steps,
-                                                       Console* console) {
-  std::unique_ptr<StepLog> log(new StepLog());
-  log->steps_ = steps;
-  log->console_ = console;
-  if (!jsonl.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(log->file_, JsonlFile::Open(jsonl));
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<JsonlFile>> JsonlFile::Open(
+    const std::string& path) {
+  std::unique_ptr<JsonlFile> file(new JsonlFile());
+  file->path_ = path;
+  file->fd_ = UniqueFd(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!file->fd_) {
+    const int error = errno;
+    return BadInput(
+        fmt::format("--log-jsonl {}: {}", path, std::strerror(error)), error);
   }
-  return log;
+  return file;
 }
 
-StepLog::~StepLog() = default;
-
-void StepLog::Show(const StepMetrics& metrics) {
-  const absl::Time now = absl::Now();
-  const bool due = console_->terminal() || metrics.step == steps_ ||
-                   now - shown_ > absl::Seconds(2);
-  if (!due) return;
-  shown_ = now;
-  console_->Line(ProgressLine(metrics, steps_, console_->terminal()));
+std::string JsonlFile::Append(const std::string& line) {
+  if (text_.size() + line.size() > kMostWaiting) {
+    ++lost_;
+  } else {
+    text_ += line + "\n";
+    ++waiting_;
+  }
+  int error = 0;
+  while (!text_.empty()) {
+    const ssize_t n = write(fd_.get(), text_.data(), text_.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      error = n < 0 ? errno : EIO;
+      break;
+    }
+    waiting_ -= std::count(text_.begin(), text_.begin() + n, '\n');
+    text_.erase(0, static_cast<size_t>(n));
+  }
+  const bool failed_before = std::exchange(failing_, error != 0);
+  if (failing_ == failed_before) return "";
+  if (failing_) {
+    return fmt::format(
+        "--log-jsonl {}: {}; the run goes on, and what could not be written is "
+        "tried again after each step",
+        path_, std::strerror(error));
+  }
+  return fmt::format(
+      "--log-jsonl {}: written again{}", path_,
+      lost_ > 0 ? fmt::format(", {} lines are lost", lost_) : std::string());
 }
 
 void StepLog::Step(const StepMetrics& metrics) {
-  Show(metrics);
+  const absl::Time now = absl::Now();
+  if (console_->terminal() || metrics.step == steps_ ||
+      now - shown_ > absl::Seconds(2)) {
+    shown_ = now;
+    console_->Line(ProgressLine(metrics, steps_, console_->terminal()));
+  }
   if (file_ == nullptr) return;
-  file_->Append(ToJsonLine(metrics));
-  const std::string note = file_->TakeNote();
+  const std::string note = file_->Append(ToJsonLine(metrics));
   if (!note.empty()) Note(note);
 }
 

@@ -1,20 +1,17 @@
-// Shows each step's figures: the progress line for people, the JSONL file for
-// programs.
-//
-// Rank 0 only. On a terminal one line is rewritten (console.h); elsewhere a
-// line is printed at most every two seconds, and the last one always.
-//
+// Shows each step's figures, on rank 0: the progress line for people, the JSONL
+// file for programs.
 // Thread safety: one thread.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/train/jsonl_file.h"
 #include "client/train/watch/console.h"
+#include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
 
 namespace sluice::train {
@@ -41,31 +38,46 @@ struct StepMetrics {
   }
 };
 
-std::string ToJsonLine(const StepMetrics& metrics);
-// Formats "step 12/50 [====>     ] loss 3.21  12.3k tokens/s  HBM 30.1 MiB of
-// 36 …".
-std::string ProgressLine(const StepMetrics& metrics, int64_t steps, bool bar);
+// A file of one JSON object per line. Lines that a full disk refuses wait and
+// are written before the next one, so no line stays cut in two, and none is
+// lost while fewer than 1 MiB of lines wait. A full disk does not end a run.
+class JsonlFile {
+ public:
+  // Appends to an existing file, because a resumed run goes on in the same log.
+  // InvalidArgument: it cannot be opened.
+  static absl::StatusOr<std::unique_ptr<JsonlFile>> Open(
+      const std::string& path);
+
+  // Appends a line, without its newline. Returns a note if writing fails for
+  // the first time, or works again; else an empty text.
+  std::string Append(const std::string& line);
+  int64_t waiting() const { return waiting_; }  // lines
+  int64_t lost() const { return lost_; }
+
+ private:
+  JsonlFile() = default;
+
+  std::string path_;
+  UniqueFd fd_;
+  std::string text_;  // waiting lines, all whole but the first
+  int64_t waiting_ = 0;
+  int64_t lost_ = 0;
+  bool failing_ = false;
+};
 
 class StepLog {
  public:
-  // An empty `jsonl` means no file. An existing file is appended to, because a
-  // resumed run goes on in the same log. The console outlives the log.
-  static absl::StatusOr<std::unique_ptr<StepLog>> Open(const std::string& jsonl,
-                                                       int64_t steps,
-                                                       Console* console);
-  ~StepLog();
+  // `file` may be null. The console outlives the log.
+  StepLog(std::unique_ptr<JsonlFile> file, int64_t steps, Console* console)
+      : file_(std::move(file)), steps_(steps), console_(console) {}
   void Step(const StepMetrics& metrics);
   int64_t unwritten() const;  // lines that are not in the file
-  // Prints a separate line, above the progress line.
   void Note(const std::string& text) { console_->Note(text); }
 
  private:
-  StepLog() = default;
-  void Show(const StepMetrics& metrics);
-
-  std::unique_ptr<JsonlFile> file_;
-  int64_t steps_ = 0;
-  Console* console_ = nullptr;
+  const std::unique_ptr<JsonlFile> file_;
+  const int64_t steps_;
+  Console* const console_;
   absl::Time shown_ = absl::InfinitePast();
 };
 

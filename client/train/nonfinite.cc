@@ -12,8 +12,7 @@
 namespace sluice::train {
 namespace {
 
-// The number of elements searched at a time; their mask must fit into a
-// HostScope.
+// Elements searched at a time; their mask must fit into a HostScope.
 constexpr int64_t kPiece = 1 << 20;
 
 // Returns the first element that is not finite, or -1.
@@ -36,13 +35,9 @@ std::string PlaceText(const NonFinite& what) {
   if (!std::isfinite(what.loss)) {
     return "all weights are finite, so forward overflowed";
   }
-  if (!what.gradient.empty()) {
-    return fmt::format(
-        "the loss is finite, so backward overflowed: first in the gradient of "
-        "{}",
-        what.gradient);
-  }
-  return "the loss is finite, so backward overflowed";
+  const std::string text = "the loss is finite, so backward overflowed";
+  if (what.gradient.empty()) return text;
+  return text + ": first in the gradient of " + what.gradient;
 }
 
 std::string Advice(const NonFinite& what, const RunOptions& o) {
@@ -51,11 +46,10 @@ std::string Advice(const NonFinite& what, const RunOptions& o) {
     return "the checkpoint holds it: --resume an earlier one";
   }
   if (what.step == 1) {
-    return o.dtype == Dtype::kBf16
-               ? "no update has been made yet, so look at the data and try "
-                 "--dtype fp32"
-               : "no update has been made yet, so look at the data and the "
-                 "shape of the model";
+    return o.dtype == Dtype::kBf16 ? "no update has been made yet, so look at "
+                                     "the data and try --dtype fp32"
+                                   : "no update has been made yet, so look at "
+                                     "the data and the shape of the model";
   }
   std::string text = fmt::format("lower --lr (it was {:.3g}", what.lr);
   text += what.step <= o.warmup + 1 && o.warmup > 0

@@ -1,5 +1,5 @@
-// Explains a step with a loss or gradient that is not finite. Thread safety:
-// one thread.
+// Explains a step with a loss or gradient that is not finite.
+// Thread safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,6 @@ namespace sluice::train {
 // index; empty if all are finite.
 std::string FirstNonFinite(const FlatModel& model);
 
-// The known facts about a step that is not finite.
 struct NonFinite {
   int64_t step = 0;        // counts from 1
   int64_t first_step = 1;  // of this invocation

@@ -1,5 +1,3 @@
-#include "client/train/open_memory.h"
-
 #include <fmt/format.h>
 
 #include <string>
@@ -7,7 +5,7 @@
 
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/launch/visible_gpus.h"
+#include "client/train/rank.h"
 #include "proto/base/numa.h"
 #include "proto/base/simulated.h"
 #include "proto/base/status.h"
@@ -28,26 +26,6 @@ absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
   return places[environment.local_rank];
 }
 
-// Checks the driver that the user expects (--device) against the daemon's.
-absl::Status CheckDriver(const std::string& wanted, const std::string& driver) {
-  if (wanted.empty() || wanted == driver) return absl::OkStatus();
-  return BadInput(fmt::format(
-      "--device {}: the GPUs of this daemon are of its driver \"{}\": name "
-      "another daemon by --socket, or leave --device out",
-      wanted, driver));
-}
-
-// Refuses several ranks on one real GPU. NCCL's communicators allow one rank
-// per GPU, and NCCL's own error names neither rank nor GPU.
-absl::Status CheckApart(const GpuPlace& place, const std::string& driver) {
-  if (IsSimulated(driver) || place.ranks <= 1) return absl::OkStatus();
-  return BadInput(fmt::format(
-      "{} ranks of this run are on GPU {}, and NCCL takes one on each GPU: "
-      "start as many --ranks as there are GPUs, or name another for each by "
-      "--gpu",
-      place.ranks, place.gpu));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
@@ -63,14 +41,24 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   session.lease_wait = absl::Seconds(options.wait);
   auto opened = client::Session::Open(session);
   if (!opened.ok()) return AsBadInput(opened.status());
-  SLUICE_RETURN_IF_ERROR(
-      CheckDriver(options.driver, (*opened)->limits().driver));
-  SLUICE_RETURN_IF_ERROR(CheckApart(place, (*opened)->limits().driver));
-  // The process stays on the GPU's socket: launches from the other socket
-  // arrive late, and its caches are far from the pages that the GPU copies.
-  if (!IsSimulated((*opened)->limits().driver)) {
-    StayOn(CoresOfSocket((*opened)->limits().numa));
+  const client::NodeLimits limits = (*opened)->limits();
+  if (!options.driver.empty() && options.driver != limits.driver) {
+    return BadInput(fmt::format(
+        "--device {}: the GPUs of this daemon are of its driver \"{}\": name "
+        "another daemon by --socket, or leave --device out",
+        options.driver, limits.driver));
   }
+  // NCCL's own error names neither rank nor GPU.
+  if (!IsSimulated(limits.driver) && place.ranks > 1) {
+    return BadInput(fmt::format(
+        "{} ranks of this run are on GPU {}, and NCCL takes one on each GPU: "
+        "start as many --ranks as there are GPUs, or name another for each by "
+        "--gpu",
+        place.ranks, place.gpu));
+  }
+  // Launches from the other socket arrive late, and its caches are far from the
+  // pages that the GPU copies.
+  if (!IsSimulated(limits.driver)) StayOn(CoresOfSocket(limits.numa));
   runtime::RankMemory::Options memory{
       .session = *std::move(opened),
       .gpu = session.gpu,
@@ -78,7 +66,7 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
       .ranks_on_gpu = place.ranks,
       .numa_ranks = static_cast<int>(place.numa_ranks),
       .attention = options.attention,
-      // A profile measures the dtype that a GPU trains in (profile.h).
+      // A profile measures the dtype that a GPU trains in.
       .dtype =
           options.command == Command::kProfile ? Dtype::kBf16 : options.dtype};
   if (options.host.count() > 0) {

@@ -1,53 +1,257 @@
-#include "client/train/profile.h"
-
+// `sluice-train profile`. All ranks measure at once, so links are measured as
+// in a step. A GPU's kernels are timed by the stream's clock in bf16, those of
+// a simulated node by the host's in fp32.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "client/copy/copy_engine.h"
+#include "client/torch/math/attention_blocks.h"
 #include "client/torch/placement.h"
 #include "client/torch/run/agreement.h"
-#include "client/train/profile_machine.h"
+#include "client/train/rank.h"
+#include "kernels/device/stream_timer.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
 
+// The heads over which attention is measured: a model's, and narrow ones, which
+// are slower on a GPU (planner/train/hardware.h).
+constexpr int64_t kHeadDim = 128, kNarrowDim = 64;
+
+// A rank's figures, or averages over ranks. All but bytes are per second.
+struct Measured {
+  double matmul_flops = 0;  // in the machine's dtype
+  double matmul_fp32_flops = 0;
+  double forward_flops = 0, backward_flops = 0;
+  double narrow_forward_flops = 0, narrow_backward_flops = 0;
+  double memory = 0, h2d = 0, d2h = 0, exchange = 0;  // bytes per second
+  double gpu_bytes = 0, host_bytes = 0;
+  Bytes exchanged;  // per rank in the all-to-all; equal on all ranks
+};
+
+struct Run {
+  double work = 0, seconds = 0;
+};
+// A shorter run is measured again with twice the work, if there is room,
+// because a GPU is faster than a CPU.
+constexpr double kEnough = 2e-3;  // seconds
+
+// The measured device: the CPU in fp32, or a GPU in bf16.
+class Machine {
+ public:
+  explicit Machine(runtime::RankMemory& memory)
+      : memory_(memory), timer_(&memory.session().driver()) {}
+
+  // Prepares a GPU: its memory becomes torch's, and its stream the clock.
+  absl::Status Begin();
+
+  bool real() const { return memory_.device().is_cuda(); }
+  runtime::RankMemory& memory() { return memory_; }
+  at::TensorOptions On(at::ScalarType type) const {
+    return runtime::On(memory_.device(), type);
+  }
+  at::ScalarType type() const { return real() ? at::kBFloat16 : at::kFloat; }
+  std::string attention() const { return memory_.KernelName(type(), kHeadDim); }
+  // Half of the memory is for what kernels need besides their operands.
+  bool HasRoom(Bytes bytes) const { return bytes <= memory_.size() / 2; }
+
+  int64_t element_bytes() const {
+    return static_cast<int64_t>(at::elementSize(type()));
+  }
+  // Returns kDrawn normally distributed numbers, repeated to fill `sizes`.
+  static constexpr int64_t kDrawn = 1 << 18;
+  absl::StatusOr<at::Tensor> Drawn(at::IntArrayRef sizes);
+  // Returns the median time of several runs, without the first, which warms up.
+  absl::StatusOr<double> Seconds(const std::function<void()>& work);
+
+ private:
+  runtime::RankMemory& memory_;
+  device::StreamTimer timer_;
+  device::Stream stream_;
+};
+
+absl::Status Machine::Begin() {
+  if (!real()) return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(memory_.Arm());
+  SLUICE_ASSIGN_OR_RETURN(stream_, memory_.ComputeStream());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<at::Tensor> Machine::Drawn(at::IntArrayRef sizes) {
+  const at::Tensor host =
+      at::randn({kDrawn}, runtime::OnHost(at::kFloat)).to(type());
+  at::Tensor piece = at::empty({kDrawn}, On(type()));
+  SLUICE_RETURN_IF_ERROR(memory_.stage().Write(piece, host.const_data_ptr()));
+  at::Tensor all = at::empty(sizes, On(type()));
+  all.view({-1, kDrawn}).copy_(piece);
+  return all;
+}
+
+absl::StatusOr<double> Machine::Seconds(const std::function<void()>& work) {
+  constexpr int kRepeats = 5;
+  std::vector<double> seconds;
+  for (int i = 0; i <= kRepeats; ++i) {
+    if (real()) SLUICE_RETURN_IF_ERROR(timer_.Begin(stream_));
+    const double start = MonotonicSeconds();
+    work();
+    if (!real()) seconds.push_back(MonotonicSeconds() - start);
+    if (real()) SLUICE_RETURN_IF_ERROR(timer_.End(stream_));
+  }
+  if (real()) SLUICE_RETURN_IF_ERROR(timer_.Await());
+  while (real()) {
+    SLUICE_ASSIGN_OR_RETURN(const auto span, timer_.Next());
+    if (!span.has_value()) break;
+    seconds.push_back(absl::ToDoubleSeconds(span->length));
+  }
+  const auto first = seconds.begin() + 1, median = first + kRepeats / 2;
+  std::nth_element(first, median, seconds.end());
+  return *median;
+}
+
+// The sizes measured first: large enough that no CPU kernel is dominated by its
+// start, and small enough that everything takes seconds on one core.
+constexpr int64_t kSide = 1024;  // of the square matmul
+// The size of an attention block. A GPU gets as many heads as in a run, because
+// a few heads would leave part of it idle.
+constexpr int64_t kRows = 1024, kGpuRows = 256;
+constexpr int64_t kWidth = 256, kGpuWidth = 2048;  // heads times their size
+constexpr int64_t kStreamed = 16 << 20;            // elements through memory
+
+// Returns the rate at the first size that takes long enough, or at the last
+// size that fits; `bytes` returns the operands' bytes for a size.
+absl::StatusOr<double> MeasuredRate(const Machine& machine, int64_t size,
+                                    auto bytes, auto measure) {
+  for (;; size *= 2) {
+    SLUICE_ASSIGN_OR_RETURN(const Run run, measure(size));
+    if (run.seconds >= kEnough || !machine.HasRoom(bytes(2 * size))) {
+      return run.work / run.seconds;
+    }
+  }
+}
+
+absl::StatusOr<Run> Matmul(Machine& machine, int64_t side,
+                           at::ScalarType type) {
+  SLUICE_ASSIGN_OR_RETURN(at::Tensor a, machine.Drawn({side, side}));
+  SLUICE_ASSIGN_OR_RETURN(at::Tensor b, machine.Drawn({side, side}));
+  a = a.to(type);
+  b = b.to(type);
+  SLUICE_ASSIGN_OR_RETURN(const double seconds,
+                          machine.Seconds([&] { at::mm(a, b); }));
+  const auto n = static_cast<double>(side);
+  return Run{2 * n * n * n, seconds};
+}
+
+// Runs an unmasked block of queries over keys, or its backward.
+absl::StatusOr<Run> Attention(Machine& machine, int64_t width, int64_t dim,
+                              int64_t rows, bool backward) {
+  const int64_t heads = width / dim;
+  const std::array<int64_t, 3> sizes = {rows, heads, dim};
+  std::vector<at::Tensor> drawn;  // q, k, v, gradient
+  for (int i = 0; i < 4; ++i) {
+    SLUICE_ASSIGN_OR_RETURN(drawn.emplace_back(), machine.Drawn(sizes));
+  }
+  const at::Tensor &q = drawn[0], &k = drawn[1], &v = drawn[2];
+  const auto zeros = [&] { return at::zeros(sizes, machine.On(at::kFloat)); };
+  const runtime::RunningAttention running{
+      zeros(), at::empty({heads, rows}, machine.On(at::kFloat))};
+  using runtime::Sum;
+  const auto forward = [&] {
+    runtime::AttendBlock(q, k, v, false, Sum::kBegin, running);
+  };
+  const auto n = static_cast<double>(rows);
+  const double square = 2.0 * n * n * static_cast<double>(width);
+  if (!backward) {
+    SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds(forward));
+    return Run{2 * square, seconds};
+  }
+  forward();
+  const runtime::GradientSums sums{zeros(), zeros(), zeros()};
+  SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds([&] {
+    runtime::AttendBlockBackward({q, drawn[3], running.output, running.lse}, k,
+                                 v, false, Sum::kAdd, Sum::kAdd, sums);
+  }));
+  return Run{5 * square, seconds};
+}
+
+absl::StatusOr<Run> CopyInMemory(Machine& machine, int64_t elements) {
+  SLUICE_ASSIGN_OR_RETURN(const at::Tensor from, machine.Drawn({elements}));
+  at::Tensor to = at::empty_like(from);
+  SLUICE_ASSIGN_OR_RETURN(const double seconds,
+                          machine.Seconds([&] { to.copy_(from); }));
+  return Run{2.0 * static_cast<double>(from.nbytes()), seconds};
+}
+
+absl::StatusOr<double> MatmulRate(Machine& machine, at::ScalarType type) {
+  const auto bytes = static_cast<int64_t>(at::elementSize(type));
+  return MeasuredRate(
+      machine, kSide,
+      [&](int64_t side) { return Bytes(3 * side * side * bytes); },
+      [&](int64_t side) { return Matmul(machine, side, type); });
+}
+
+absl::StatusOr<double> AttentionRate(Machine& machine, int64_t dim,
+                                     bool backward) {
+  const int64_t width = machine.real() ? kGpuWidth : kWidth;
+  // A block has four operands, and four sums in fp32.
+  const int64_t row_bytes = 4 * width * (machine.element_bytes() + 4);
+  return MeasuredRate(
+      machine, machine.real() ? kGpuRows : kRows,
+      [&](int64_t rows) { return Bytes(rows * row_bytes); },
+      [&](int64_t rows) {
+        return Attention(machine, width, dim, rows, backward);
+      });
+}
+
+// Measures what needs one rank only: matmul, attention, memory.
+absl::Status MeasureKernels(Machine& machine, Measured& m) {
+  SLUICE_ASSIGN_OR_RETURN(m.matmul_flops, MatmulRate(machine, machine.type()));
+  m.matmul_fp32_flops = m.matmul_flops;
+  if (machine.type() != at::kFloat) {
+    SLUICE_ASSIGN_OR_RETURN(m.matmul_fp32_flops,
+                            MatmulRate(machine, at::kFloat));
+  }
+  for (const auto& [dim, backward, rate] :
+       {std::tuple(kHeadDim, false, &m.forward_flops),
+        {kHeadDim, true, &m.backward_flops},
+        {kNarrowDim, false, &m.narrow_forward_flops},
+        {kNarrowDim, true, &m.narrow_backward_flops}}) {
+    SLUICE_ASSIGN_OR_RETURN(*rate, AttentionRate(machine, dim, backward));
+  }
+  const auto two = [&](int64_t n) {
+    return Bytes(2 * n * machine.element_bytes());
+  };
+  int64_t elements = kStreamed;
+  while (machine.real() && elements > Machine::kDrawn &&
+         !machine.HasRoom(two(elements))) {
+    elements /= 2;
+  }
+  SLUICE_ASSIGN_OR_RETURN(m.memory,
+                          MeasuredRate(machine, elements, two, [&](int64_t n) {
+                            return CopyInMemory(machine, n);
+                          }));
+  return absl::OkStatus();
+}
+
 constexpr Bytes kCopied = MiB(16);       // a copy over a link
 constexpr int kInARow = 4;               // copies in a row
 constexpr int64_t kExchanged = 1 << 20;  // elements per rank, all-to-all
 
-// The fields in the order of the tensor that is summed over the ranks.
-constexpr double Measured::*kFields[] = {&Measured::matmul_flops,
-                                         &Measured::matmul_fp32_flops,
-                                         &Measured::forward_flops,
-                                         &Measured::backward_flops,
-                                         &Measured::narrow_forward_flops,
-                                         &Measured::narrow_backward_flops,
-                                         &Measured::memory,
-                                         &Measured::h2d,
-                                         &Measured::d2h,
-                                         &Measured::exchange,
-                                         &Measured::gpu_bytes,
-                                         &Measured::host_bytes};
-
-// Returns the bytes to copy, one size for all ranks, because they measure
-// together. GPUs copy more, because their links are faster.
-Bytes CopiedBytes(Machine& machine) {
-  runtime::RankMemory& memory = machine.memory();
-  if (!machine.real()) return std::min(kCopied, memory.size());
-  const Bytes share = memory.session().limits().host_total / 32;
-  return std::min({16 * kCopied, memory.size() / 4, share});
-}
-
-// Returns the seconds per copy of several copies in a row between host and GPU
-// memory, from the moment when compute requests them until compute may go on. A
-// step's copies come in rows too; the time of a single copy would mostly be the
-// time until the host may start it.
+// Returns the seconds per copy of several copies in a row, as a step's are,
+// from the moment when compute requests them until compute may go on. The time
+// of a single copy would mostly be the time until the host may start it.
 absl::StatusOr<double> MeasuredCopySeconds(Machine& machine,
                                            client::CopyEngine& engine,
                                            std::byte* host, std::byte* device,
@@ -78,7 +282,12 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   runtime::RankMemory& memory = machine.memory();
   SLUICE_ASSIGN_OR_RETURN(const auto engine,
                           memory.StartCopies(/*timeline=*/false));
-  const Bytes size = CopiedBytes(machine);
+  // One size for all ranks, because they measure together. GPUs copy more,
+  // because their links are faster.
+  const Bytes size = machine.real()
+                         ? std::min({16 * kCopied, memory.size() / 4,
+                                     memory.session().limits().host_total / 32})
+                         : std::min(kCopied, memory.size());
   SLUICE_ASSIGN_OR_RETURN(const auto host, memory.LeaseHost(size));
   at::Tensor on_gpu;
   std::byte* device = memory.data();
@@ -89,9 +298,7 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   for (const auto& [direction, field] :
        {std::pair{device::CopyDirection::kHostToDevice, &Measured::h2d},
         std::pair{device::CopyDirection::kDeviceToHost, &Measured::d2h}}) {
-    if (collectives != nullptr) {
-      SLUICE_RETURN_IF_ERROR(collectives->Barrier());
-    }
+    if (collectives != nullptr) SLUICE_RETURN_IF_ERROR(collectives->Barrier());
     SLUICE_ASSIGN_OR_RETURN(const double seconds,
                             MeasuredCopySeconds(machine, *engine, host->data(),
                                                 device, size, direction));
@@ -100,8 +307,7 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   return absl::OkStatus();
 }
 
-// Runs an all-to-all of `elements` per rank. The result counts the bytes that a
-// rank sends to others.
+// Runs an all-to-all of `elements` per rank; counts the bytes sent to others.
 absl::StatusOr<Run> Exchange(Machine& machine,
                              runtime::Collectives& collectives,
                              int64_t elements) {
@@ -122,19 +328,17 @@ absl::StatusOr<Run> Exchange(Machine& machine,
   return Run{sent, seconds};
 }
 
-// Measures the bytes per second that a rank sends to others, at the first size
-// that takes every rank long enough, or the last size that fits on all. All
-// ranks use one size, because otherwise they would wait for each other.
+// Measures at the first size that takes every rank long enough, or the last
+// that fits on all. All ranks use one size; otherwise they would wait for each
+// other.
 absl::Status MeasureExchange(Machine& machine,
                              runtime::Collectives& collectives, Measured& m) {
-  const auto element = static_cast<int64_t>(at::elementSize(machine.type()));
   for (int64_t elements = kExchanged;; elements *= 2) {
     SLUICE_ASSIGN_OR_RETURN(const Run run,
                             Exchange(machine, collectives, elements));
     m.exchange = run.work / run.seconds;
-    m.exchanged = Bytes(elements * element);
-    // The next size is twice as large, and its sent and received tensors must
-    // fit.
+    m.exchanged = Bytes(elements * machine.element_bytes());
+    // The next size is twice as large, and is both sent and received.
     const double full = machine.HasRoom(4 * m.exchanged) ? 0 : 1;
     SLUICE_ASSIGN_OR_RETURN(
         const std::vector<double> worst,
@@ -144,13 +348,25 @@ absl::Status MeasureExchange(Machine& machine,
 }
 
 absl::Status Average(runtime::Collectives& collectives, Measured& m) {
-  at::Tensor sums = at::empty({static_cast<int64_t>(std::size(kFields))},
+  double* const fields[] = {&m.matmul_flops,
+                            &m.matmul_fp32_flops,
+                            &m.forward_flops,
+                            &m.backward_flops,
+                            &m.narrow_forward_flops,
+                            &m.narrow_backward_flops,
+                            &m.memory,
+                            &m.h2d,
+                            &m.d2h,
+                            &m.exchange,
+                            &m.gpu_bytes,
+                            &m.host_bytes};
+  at::Tensor sums = at::empty({static_cast<int64_t>(std::size(fields))},
                               runtime::OnHost(at::kDouble));
   double* const values = sums.data_ptr<double>();
-  for (size_t i = 0; i < std::size(kFields); ++i) values[i] = m.*kFields[i];
+  for (size_t i = 0; i < std::size(fields); ++i) values[i] = *fields[i];
   SLUICE_RETURN_IF_ERROR(collectives.SumAll(sums));
-  for (size_t i = 0; i < std::size(kFields); ++i) {
-    m.*kFields[i] = values[i] / collectives.world_size();
+  for (size_t i = 0; i < std::size(fields); ++i) {
+    *fields[i] = values[i] / collectives.world_size();
   }
   return absl::OkStatus();
 }
@@ -181,14 +397,13 @@ std::string Toml(const Machine& machine, const Measured& m, int64_t gpus,
   const std::string what =
       machine.real()
           ? fmt::format(
-                "bf16, attention by {},\n# by the GPU's clock. The "
-                "peak is the best rate that one of the kernels\n# "
-                "reached",
+                "bf16, attention by {},\n# by the GPU's clock. The peak is the "
+                "best rate that one of the kernels\n# reached",
                 machine.attention())
           : fmt::format(
                 "{} each, fp32.\n# A SIMULATED node: the kernels are the "
-                "CPU's, the peak is the best rate\n# that one of them "
-                "reached, the links are sim's",
+                "CPU's, the peak is the best rate\n# that one of them reached, "
+                "the links are sim's",
                 Some(threads, "thread"));
   return fmt::format(
              "# Measured by sluice-train profile, {} at once, {}.\n"

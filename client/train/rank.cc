@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <memory>
 
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"
@@ -21,16 +20,11 @@
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/peer_line.h"
 #include "client/train/launch/peer_watch.h"
-#include "client/train/launch/rank_result.h"
-#include "client/train/open_memory.h"
-#include "client/train/profile.h"
 #include "client/train/step/stepper.h"
-#include "client/train/trainer.h"
 #include "client/train/watch/rank_watch.h"
-#include "client/train/watch/stop.h"
-#include "client/train/watch/watched_collectives.h"
 #include "planner/stream/states.h"
 #include "proto/base/peer_fault.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -42,350 +36,371 @@ double CollectiveTimeout(double end_after_s) {
   return std::clamp(10 * end_after_s, kDay, 7 * kDay);
 }
 
+// Collectives that tell the rank's watch when they begin and end, so that the
+// watchdog can distinguish a waiting rank from the rank that it waits for.
+// Those of tensors on other devices are watched by an object inside.
+class WatchedCollectives final : public runtime::Collectives {
+ public:
+  // `watch` outlives this.
+  WatchedCollectives(std::unique_ptr<runtime::Collectives> real,
+                     RankWatch* watch, at::DeviceType device)
+      : real_(std::move(real)), watch_(watch), device_(device) {}
+
+  int rank() const override { return real_->rank(); }
+  int world_size() const override { return real_->world_size(); }
+  absl::Status AllToAll(const at::Tensor& receive,
+                        const std::vector<int64_t>& receive_counts,
+                        const at::Tensor& send,
+                        const std::vector<int64_t>& send_counts) override {
+    return Watch("all-to-all", send.device().type(), [&] {
+      return real_->AllToAll(receive, receive_counts, send, send_counts);
+    });
+  }
+  absl::Status SumAll(at::Tensor& tensor) override {
+    return Watch("sum over ranks", tensor.device().type(),
+                 [&] { return real_->SumAll(tensor); });
+  }
+  absl::Status SumTo(at::Tensor& tensor, int root) override {
+    return Watch("sum to one rank", tensor.device().type(),
+                 [&] { return real_->SumTo(tensor, root); });
+  }
+  absl::Status Broadcast(at::Tensor& tensor, int root) override {
+    return Watch("broadcast", tensor.device().type(),
+                 [&] { return real_->Broadcast(tensor, root); });
+  }
+  absl::Status BeginSumScatter(at::Tensor& tensor) override {
+    return Watch("reduce-scatter", tensor.device().type(),
+                 [&] { return real_->BeginSumScatter(tensor); });
+  }
+  absl::Status BeginGather(at::Tensor& tensor) override {
+    return Watch("all-gather", tensor.device().type(),
+                 [&] { return real_->BeginGather(tensor); });
+  }
+  absl::Status AwaitBegun() override { return real_->AwaitBegun(); }
+  absl::Status Barrier() override {
+    return Watch("barrier", at::kCPU, [&] { return real_->Barrier(); });
+  }
+  absl::Status Check() override { return real_->Check(); }
+  void Abort(const std::string& why) override { real_->Abort(why); }
+
+ private:
+  absl::Status Watch(const char* what, at::DeviceType of, auto body) {
+    if (of != device_) return body();
+    watch_->CollectiveBegan(what);
+    const absl::Status status = body();
+    watch_->CollectiveEnded();
+    return status;
+  }
+
+  const std::unique_ptr<runtime::Collectives> real_;
+  RankWatch* const watch_;
+  const at::DeviceType device_;
+};
+
 class RankRun {
  public:
   RankRun(const RunOptions& options, const RankEnvironment& environment)
       : options_(options),
         environment_(environment),
-        progress_(MakeWatch()),
+        progress_(WatchOptions()),
         watch_([this](const absl::Status& why) { GiveUp(why); }, RequestStop,
                [this](const std::string& reason) {
-                 progress_->DaemonGone(reason);
+                 progress_.DaemonGone(reason);
                }) {
     report_.method = Name(options.method);
     report_.seq_len = options.seq_len;
     report_.ranks = environment.world_size;
   }
 
-  int Run();
+  int Run() {
+    // Other commands do not check for a stop at a step's end and save nothing.
+    if (options_.command == Command::kTrain) InstallStopSignals();
+    const absl::Status worked =
+        runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
+                             [this]() -> absl::Status { return Work(); });
+    const absl::Status status = watch_.Explain(
+        WithAdvice(worked, options_.method), report_.interrupted);
+    if (!status.ok() && !IsCausedByPeer(status) && line_ != nullptr) {
+      line_->Tell(fmt::format("rank {} ({})", environment_.rank,
+                              std::string(status.message())));
+    }
+    // A watch was faster: it writes the result and ends the process.
+    while (telling_.exchange(true)) pause();
+    progress_.console().Close();
+    const bool compared = !check_.worst_parameter.empty();  // true on rank 0
+    if (compared && !options_.json) std::fputs(ToText(check_).c_str(), stdout);
+    if (status.ok() && environment_.rank == 0) {
+      std::fputs(machine_.c_str(), stdout);
+      if (options_.probe && !options_.json) {
+        std::puts(
+            fmt::format(
+                "fits: {} of {} of GPU memory per rank, {} of host memory",
+                FormatBytes(report_.peak_hbm), FormatBytes(report_.hbm_per_gpu),
+                FormatBytes(report_.host))
+                .c_str());
+      }
+    }
+    const std::string report = options_.command == Command::kCheck
+                                   ? ToJson(check_)
+                                   : ToJson(report_, status);
+    Tell(status, report, report_.interrupted);
+    std::fflush(nullptr);
+    // Joining threads that wait for lost peers could take forever.
+    if (!status.ok()) _exit(ExitCode(status));
+    // Our launcher reads the result file.
+    const bool told = !environment_.result_file.empty();
+    return report_.interrupted && !told ? kExitInterrupted : kExitOk;
+  }
 
  private:
-  std::unique_ptr<RankWatch> MakeWatch();
-  absl::Status Work();
-  // Opens the line that reports deaths to all ranks (PeerLine). Used without
-  // our launcher, when the ranks may be on several nodes.
-  absl::Status OpenLine(runtime::Collectives& host);
-  // `ranks` are the options with which `host` was connected; `host` is null for
-  // one rank.
-  absl::Status WithMemory(runtime::Collectives::Options ranks,
-                          runtime::Collectives* host);
-  // Leases the GPU's memory, after NCCL has allocated its own. `gpus` are the
-  // collectives of the ranks' GPUs; null without GPUs.
-  absl::Status Lease(runtime::RankMemory& memory, runtime::Collectives* host,
-                     runtime::Collectives* gpus);
-  absl::Status WithRanks(runtime::RankMemory& memory,
-                         runtime::Collectives* collectives);
-  // Returns the bytes that weights, gradients and (if in HBM) optimizer states
-  // take in this rank's HBM.
-  Bytes StatesIn(stream::StatePlace place) const;
-  // Checks, before allocating, that the states fit, because no shorter sequence
-  // makes them smaller.
-  absl::Status CheckStates(Bytes memory) const;
-  // Chooses the place of the optimizer's states and reports it. A collective.
-  absl::Status PlaceStates(const StepperContext& context);
+  // Returns the HBM of weights, gradients and, if there, optimizer states.
+  Bytes StatesIn(stream::StatePlace place) const {
+    return stream::CountStates(options_.model, options_.dtype,
+                               environment_.world_size, environment_.rank,
+                               place)
+        .hbm();
+  }
+
+  // Called before allocating, because no shorter sequence makes states smaller.
+  absl::Status CheckStates(Bytes memory) const {
+    if (options_.command != Command::kTrain) return absl::OkStatus();
+    const Bytes states = StatesIn(report_.states);
+    if (states <= memory) return absl::OkStatus();
+    const bool host = report_.states == stream::StatePlace::kHost;
+    const bool helps = !host && options_.method == Method::kSluice &&
+                       StatesIn(stream::StatePlace::kHost) <= memory;
+    return Advised(ShortOf(
+        Shortage::kGpuMemory,
+        fmt::format("weights, gradients and {} need {} on each GPU before any "
+                    "activation, there are {}: raise --hbm beyond that, take "
+                    "{}more --ranks or a smaller model",
+                    host ? "the optimizer's buffers" : "optimizer states",
+                    FormatBytes(states), FormatBytes(memory),
+                    helps ? "--optimizer-states host, " : "")));
+  }
+
+  // All ranks have one place, because it decides the order of their
+  // collectives.
+  absl::Status PlaceStates(const StepperContext& context) {
+    const Bytes memory = context.memory->size();
+    report_.states =
+        options_.optimizer_states.value_or(stream::StatePlace::kHbm);
+    if (options_.command == Command::kTrain &&
+        options_.method == Method::kSluice &&
+        !options_.optimizer_states.has_value()) {
+      const Bytes states = StatesIn(stream::StatePlace::kHbm);
+      const Bytes step = LeastStepBytes(context);
+      SLUICE_ASSIGN_OR_RETURN(
+          const bool full,
+          runtime::AnyRank(context.collectives, states + step > memory));
+      if (full) {
+        report_.states = stream::StatePlace::kHost;
+        report_.states_why = fmt::format(
+            "optimizer states in host memory: with weights and gradients {} in "
+            "HBM, and a step needs {} of the {} there",
+            FormatBytes(states), FormatBytes(step), FormatBytes(memory));
+      }
+    }
+    return runtime::Agree(context.collectives, CheckStates(memory));
+  }
+
   absl::Status WithModel(runtime::RankMemory& memory,
-                         runtime::Collectives* collectives);
-  // Writes `why` as the result and ends the process. The watches call it while
-  // the main thread is stuck or works, so it must not read what that thread
-  // writes (the reports).
-  void GiveUp(const absl::Status& why);
-  [[noreturn]] void Leave(const absl::Status& status);
-  std::string Report(const absl::Status& status) const;
+                         runtime::Collectives* collectives) {
+    StepperContext context{&options_,   &environment_,  &memory,
+                           collectives, nullptr,        nullptr,
+                           &progress_,  &memory.stage()};
+    RunOptions ordered = options_;
+    if (options_.method == Method::kSluice) {
+      SLUICE_RETURN_IF_ERROR(
+          ChooseOrder(context, ordered, report_.settings_why));
+      context.options = &ordered;
+    }
+    SLUICE_RETURN_IF_ERROR(PlaceStates(context));
+    context.states = report_.states;
+    SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, memory.Arm()));
+    FlatModel weights(options_.model, runtime::TorchType(options_.dtype),
+                      memory.device());
+    SLUICE_RETURN_IF_ERROR(weights.Initialize(
+        options_.model, static_cast<uint64_t>(options_.seed), memory.stage()));
+    FlatModel gradients(options_.model, at::kFloat, memory.device());
+    context.weights = &weights;
+    context.gradients = &gradients;
+    memory.allocator().Observe(&progress_);
+    return options_.command == Command::kCheck
+               ? RunCheck(context, watch_, &check_)
+               : Train(context, &report_);
+  }
+
+  absl::Status WithRanks(runtime::RankMemory& memory,
+                         runtime::Collectives* collectives) {
+    SLUICE_RETURN_IF_ERROR(
+        options_.command == Command::kProfile
+            ? MeasureMachine(options_, memory, collectives, &machine_)
+            : WithModel(memory, collectives));
+    if (collectives == nullptr) return absl::OkStatus();
+    // The last collectives of a GPU may only be issued by now.
+    runtime::AwaitStream(memory.device());
+    SLUICE_RETURN_IF_ERROR(collectives->Check());
+    // A rank that left before all are done would seem dead to the others.
+    const absl::Status together = collectives->Barrier();
+    watch_.Disarm();
+    if (line_ != nullptr) line_->End();
+    return together;
+  }
+
+  // `ranks` connected `host`, which is null for one rank.
+  //
+  // A rank that waits in NCCL for a dead peer is woken only by an abort. After
+  // this rank's own failure NCCL's shutdown would wait for the other ranks.
+  absl::Status WithMemory(runtime::Collectives::Options ranks,
+                          runtime::Collectives* host) {
+    auto memory = OpenMemory(options_, environment_);
+    SLUICE_RETURN_IF_ERROR(runtime::Agree(host, memory.status()));
+    std::unique_ptr<runtime::Collectives> gpus;
+    if (host != nullptr) {
+      ranks.device = (*memory)->device();
+      auto connected = runtime::ConnectDevice(ranks, host);
+      SLUICE_RETURN_IF_ERROR(runtime::Agree(host, connected.status()));
+      if (*connected != nullptr) {
+        gpus = std::make_unique<WatchedCollectives>(
+            *std::move(connected), &progress_, ranks.device.type());
+      }
+    }
+    runtime::Collectives* const all = gpus != nullptr ? gpus.get() : host;
+    client::Session& session = (*memory)->session();
+    watch_.Attach(session, [this, all](const std::string& what) {
+      if (line_ != nullptr) line_->Tell(what);
+      if (all != nullptr) all->Abort(std::string(watch_.why().message()));
+    });
+    const absl::Status status = runtime::CatchStatus(
+        fmt::format("rank {}", environment_.rank), [&]() -> absl::Status {
+          if (gpus != nullptr) {  // NCCL allocates its own memory first
+            SLUICE_RETURN_IF_ERROR(
+                runtime::WarmUpCommunicators(**memory, *gpus));
+          }
+          SLUICE_RETURN_IF_ERROR(
+              runtime::Agree(host, WithAdvice((*memory)->Lease())));
+          report_.hbm_per_gpu = (*memory)->size();
+          report_.attention = (*memory)->KernelName(
+              runtime::TorchType(options_.dtype), options_.model.head_dim());
+          return WithRanks(**memory, all);
+        });
+    if (!status.ok() && all != nullptr)
+      all->Abort(std::string(status.message()));
+    watch_.Attach(session, {});  // before the collectives are destroyed
+    return status;
+  }
+
+  absl::Status Work() {
+    at::set_num_threads(options_.threads);
+    if (environment_.world_size != options_.ranks &&
+        options_.command != Command::kProfile) {
+      SLUICE_RETURN_IF_ERROR(ValidateRanks(options_, environment_.world_size));
+    }
+    std::unique_ptr<runtime::Collectives> host;
+    runtime::Collectives::Options c{.device = at::kCPU};
+    if (environment_.world_size > 1) {
+      c.rank = environment_.rank;
+      c.world_size = environment_.world_size;
+      c.master_addr = environment_.master_addr;
+      c.master_port = environment_.master_port;
+      c.master_listen_fd = environment_.master_listen_fd;
+      // For delays that the watchdog does not see.
+      c.timeout_s = CollectiveTimeout(options_.end_after);
+      SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
+      host = std::make_unique<WatchedCollectives>(std::move(host), &progress_,
+                                                  at::kCPU);
+      if (environment_.launcher_pid == 0)
+        SLUICE_RETURN_IF_ERROR(OpenLine(*host));
+    }
+    return WithMemory(c, host.get());
+  }
+
+  // Used without our launcher, when the ranks may be on several nodes.
+  absl::Status OpenLine(runtime::Collectives& host) {
+    const auto died = [this](const std::string& what) {
+      watch_.PeerDied(what);
+    };
+    absl::StatusOr<std::unique_ptr<PeerLine>> line(nullptr);
+    PeerLine::Place place;
+    if (environment_.rank == 0) {
+      line = PeerLine::Hold(died);
+      if (line.ok()) place = (*line)->place();
+    }
+    at::Tensor told =
+        runtime::ViewOf(&place, {2}, at::kLong, at::kCPU);  // port and token
+    SLUICE_RETURN_IF_ERROR(host.Broadcast(told, 0));
+    if (environment_.rank != 0) {
+      line = PeerLine::Reach(environment_.master_addr, place, environment_.rank,
+                             died);
+    }
+    SLUICE_RETURN_IF_ERROR(runtime::Agree(&host, line.status()));
+    line_ = *std::move(line);
+    return absl::OkStatus();
+  }
+
+  RankWatch::Options WatchOptions() {
+    RankWatch::Options o;
+    o.page_file = environment_.page_file;
+    o.speaks = environment_.rank == 0 && options_.command == Command::kTrain;
+    o.launched = environment_.launcher_pid > 0;
+    o.steps = options_.steps;
+    o.save = options_.save;
+    o.daemon =
+        options_.socket.empty() ? client::DefaultSocket() : options_.socket;
+    // One rank per node of a training run reports on its daemon.
+    if (options_.command == Command::kTrain && environment_.local_rank == 0) {
+      o.daemon_answers = [this] {
+        return client::DaemonListens(options_.socket);
+      };
+    }
+    if (!o.launched && environment_.world_size > 1) {
+      o.limits = {options_.late_after, options_.end_after};
+      o.rank = environment_.rank;
+      o.end = [this](const std::string& why) {
+        GiveUp(absl::DeadlineExceededError(why));
+      };
+    }
+    return o;
+  }
+
+  // Prints if there is no launcher, or if the file cannot be written.
   void Tell(const absl::Status& status, const std::string& report,
-            bool interrupted);
+            bool interrupted) {
+    if (!environment_.result_file.empty() &&
+        WriteResult(environment_.result_file, status, report, interrupted)
+            .ok()) {
+      return;
+    }
+    if (options_.json && environment_.rank == 0 && !report.empty()) {
+      std::puts(report.c_str());
+    }
+    if (!status.ok()) {
+      std::fprintf(stderr, "error: rank %d: %s\n", environment_.rank,
+                   std::string(status.message()).c_str());
+    }
+  }
+
+  // Writes `why` as the result and ends the process. Called by the watches, so
+  // it must not read what the main thread writes (the reports).
+  void GiveUp(const absl::Status& why) {
+    if (telling_.exchange(true)) return;
+    progress_.console().Close();
+    Tell(why, "", false);
+    std::fflush(nullptr);
+    _exit(ExitCode(why));
+  }
 
   const RunOptions& options_;
   const RankEnvironment& environment_;
   RunReport report_;
   CheckReport check_;
   std::string machine_;               // profile: the TOML
-  std::atomic<bool> telling_{false};  // a thread writes the result
-  const std::unique_ptr<RankWatch> progress_;
+  std::atomic<bool> telling_{false};  // one thread writes the result
+  RankWatch progress_;
   PeerWatch watch_;
   std::unique_ptr<PeerLine> line_;  // after OpenLine
 };
-
-Bytes RankRun::StatesIn(stream::StatePlace place) const {
-  return stream::CountStates(options_.model, options_.dtype,
-                             environment_.world_size, environment_.rank, place)
-      .hbm();
-}
-
-absl::Status RankRun::CheckStates(Bytes memory) const {
-  if (options_.command != Command::kTrain) return absl::OkStatus();
-  const Bytes states = StatesIn(report_.states);
-  if (states <= memory) return absl::OkStatus();
-  const bool host = report_.states == stream::StatePlace::kHost;
-  const bool helps = !host && options_.method == Method::kSluice &&
-                     StatesIn(stream::StatePlace::kHost) <= memory;
-  return DoesNotFit(
-      kGpuMemory,
-      fmt::format("weights, gradients and {} need {} on each GPU before any "
-                  "activation, there are {}: raise --hbm beyond that, take "
-                  "{}more --ranks or a smaller model",
-                  host ? "the optimizer's buffers" : "optimizer states",
-                  FormatBytes(states), FormatBytes(memory),
-                  helps ? "--optimizer-states host, " : ""));
-}
-
-// All ranks have one place, because it decides the order of their collectives.
-absl::Status RankRun::PlaceStates(const StepperContext& context) {
-  const Bytes memory = context.memory->size();
-  report_.states = options_.optimizer_states.value_or(stream::StatePlace::kHbm);
-  const bool open = options_.command == Command::kTrain &&
-                    options_.method == Method::kSluice &&
-                    !options_.optimizer_states.has_value();
-  if (open) {
-    const Bytes states = StatesIn(stream::StatePlace::kHbm);
-    const Bytes step = LeastStepBytes(context);
-    SLUICE_ASSIGN_OR_RETURN(
-        const bool full,
-        runtime::AnyRank(context.collectives, states + step > memory));
-    if (full) {
-      report_.states = stream::StatePlace::kHost;
-      report_.states_why = fmt::format(
-          "optimizer states in host memory: with weights and gradients {} in "
-          "HBM, and a step needs {} of the {} there",
-          FormatBytes(states), FormatBytes(step), FormatBytes(memory));
-    }
-  }
-  return runtime::Agree(context.collectives, CheckStates(memory));
-}
-
-absl::Status RankRun::WithModel(runtime::RankMemory& memory,
-                                runtime::Collectives* collectives) {
-  StepperContext context{&options_,       &environment_,  &memory,
-                         collectives,     nullptr,        nullptr,
-                         progress_.get(), &memory.stage()};
-  RunOptions ordered = options_;
-  if (options_.method == Method::kSluice) {
-    SLUICE_RETURN_IF_ERROR(ChooseOrder(context, ordered, report_.settings_why));
-    context.options = &ordered;
-  }
-  SLUICE_RETURN_IF_ERROR(PlaceStates(context));
-  context.states = report_.states;
-  SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, memory.Arm()));
-  FlatModel weights(options_.model, runtime::TorchType(options_.dtype),
-                    memory.device());
-  SLUICE_RETURN_IF_ERROR(weights.Initialize(
-      options_.model, static_cast<uint64_t>(options_.seed), memory.stage()));
-  FlatModel gradients(options_.model, at::kFloat, memory.device());
-  context.weights = &weights;
-  context.gradients = &gradients;
-  memory.allocator().Observe(progress_.get());
-  return options_.command == Command::kCheck
-             ? RunCheck(context, watch_, &check_)
-             : Trainer(context, &report_).Run();
-}
-
-absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
-                                runtime::Collectives* collectives) {
-  SLUICE_RETURN_IF_ERROR(
-      options_.command == Command::kProfile
-          ? MeasureMachine(options_, memory, collectives, &machine_)
-          : WithModel(memory, collectives));
-  if (collectives == nullptr) return absl::OkStatus();
-  // The last collectives of a GPU may only be issued by now.
-  runtime::AwaitStream(memory.device());
-  SLUICE_RETURN_IF_ERROR(collectives->Check());
-  // No rank leaves before all are done, because the other ranks would take its
-  // end for a death.
-  const absl::Status together = collectives->Barrier();
-  watch_.Disarm();
-  if (line_ != nullptr) line_->End();
-  return together;
-}
-
-absl::Status RankRun::Lease(runtime::RankMemory& memory,
-                            runtime::Collectives* host,
-                            runtime::Collectives* gpus) {
-  if (gpus != nullptr) {
-    SLUICE_RETURN_IF_ERROR(runtime::WarmUpCommunicators(memory, *gpus));
-  }
-  SLUICE_RETURN_IF_ERROR(runtime::Agree(host, WithAdvice(memory.Lease())));
-  report_.hbm_per_gpu = memory.size();
-  report_.attention = memory.KernelName(runtime::TorchType(options_.dtype),
-                                        options_.model.head_dim());
-  return absl::OkStatus();
-}
-
-// A rank that waits in NCCL for a dead peer is woken only by an abort. An abort
-// is needed for this rank's own failure, too: NCCL's shutdown would wait for
-// the other ranks.
-absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
-                                 runtime::Collectives* host) {
-  auto memory = OpenMemory(options_, environment_);
-  SLUICE_RETURN_IF_ERROR(runtime::Agree(host, memory.status()));
-  std::unique_ptr<runtime::Collectives> gpus;
-  if (host != nullptr) {
-    ranks.device = (*memory)->device();
-    auto connected = runtime::ConnectDevice(ranks, host);
-    SLUICE_RETURN_IF_ERROR(runtime::Agree(host, connected.status()));
-    if (*connected != nullptr) {
-      gpus =
-          Watched(*std::move(connected), progress_.get(), ranks.device.type());
-    }
-  }
-  runtime::Collectives* const all = gpus != nullptr ? gpus.get() : host;
-  client::Session& session = (*memory)->session();
-  watch_.Attach(session, [this, all](const std::string& what) {
-    if (line_ != nullptr) line_->Tell(what);
-    if (all != nullptr) all->Abort(std::string(watch_.why().message()));
-  });
-  const absl::Status status = runtime::CatchStatus(
-      fmt::format("rank {}", environment_.rank), [&]() -> absl::Status {
-        SLUICE_RETURN_IF_ERROR(Lease(**memory, host, gpus.get()));
-        return WithRanks(**memory, all);
-      });
-  if (!status.ok() && all != nullptr) all->Abort(std::string(status.message()));
-  watch_.Attach(session, {});  // before the collectives are destroyed
-  return status;
-}
-
-absl::Status RankRun::Work() {
-  at::set_num_threads(options_.threads);
-  if (environment_.world_size != options_.ranks &&
-      options_.command != Command::kProfile) {
-    SLUICE_RETURN_IF_ERROR(ValidateRanks(options_, environment_.world_size));
-  }
-  std::unique_ptr<runtime::Collectives> host;
-  runtime::Collectives::Options c{.device = at::kCPU};
-  if (environment_.world_size > 1) {
-    c.rank = environment_.rank;
-    c.world_size = environment_.world_size;
-    c.master_addr = environment_.master_addr;
-    c.master_port = environment_.master_port;
-    c.master_listen_fd = environment_.master_listen_fd;
-    // The watchdog finds the late rank and ends the run; this limit is for
-    // delays that the watchdog does not see.
-    c.timeout_s = CollectiveTimeout(options_.end_after);
-    SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
-    host = Watched(std::move(host), progress_.get());
-    if (environment_.launcher_pid == 0) {
-      SLUICE_RETURN_IF_ERROR(OpenLine(*host));
-    }
-  }
-  return WithMemory(c, host.get());
-}
-
-absl::Status RankRun::OpenLine(runtime::Collectives& host) {
-  const auto died = [this](const std::string& what) { watch_.PeerDied(what); };
-  absl::StatusOr<std::unique_ptr<PeerLine>> line(nullptr);
-  PeerLine::Place place;
-  if (environment_.rank == 0) {
-    line = PeerLine::Hold(died);
-    if (line.ok()) place = (*line)->place();
-  }
-  at::Tensor told =
-      runtime::ViewOf(&place, {2}, at::kLong, at::kCPU);  // port and token
-  SLUICE_RETURN_IF_ERROR(host.Broadcast(told, 0));
-  if (environment_.rank != 0) {
-    line = PeerLine::Reach(environment_.master_addr, place, environment_.rank,
-                           died);
-  }
-  SLUICE_RETURN_IF_ERROR(runtime::Agree(&host, line.status()));
-  line_ = *std::move(line);
-  return absl::OkStatus();
-}
-
-std::unique_ptr<RankWatch> RankRun::MakeWatch() {
-  RankWatch::Options o;
-  o.page_file = environment_.page_file;
-  o.speaks = environment_.rank == 0 && options_.command == Command::kTrain;
-  o.launched = environment_.launcher_pid > 0;
-  o.steps = options_.steps;
-  o.save = options_.save;
-  o.daemon =
-      options_.socket.empty() ? client::DefaultSocket() : options_.socket;
-  // One rank per node of a training run reports on its daemon.
-  if (options_.command == Command::kTrain && environment_.local_rank == 0) {
-    o.daemon_answers = [this] {
-      return client::DaemonListens(options_.socket);
-    };
-  }
-  if (!o.launched && environment_.world_size > 1) {
-    o.limits = {options_.late_after, options_.end_after};
-    o.rank = environment_.rank;
-    o.end = [this](const std::string& why) {
-      GiveUp(absl::DeadlineExceededError(why));
-    };
-  }
-  return RankWatch::Start(o);
-}
-
-std::string RankRun::Report(const absl::Status& status) const {
-  return options_.command == Command::kCheck ? ToJson(check_)
-                                             : ToJson(report_, status);
-}
-
-void RankRun::Tell(const absl::Status& status, const std::string& report,
-                   bool interrupted) {
-  RankResult result = MakeResult(status, report);
-  result.interrupted = interrupted;
-  // Without a launcher, or if the file cannot be written, the rank prints the
-  // result.
-  if (!environment_.result_file.empty() &&
-      WriteResult(environment_.result_file, result).ok()) {
-    return;
-  }
-  if (options_.json && environment_.rank == 0 && !report.empty()) {
-    std::puts(report.c_str());
-  }
-  if (!status.ok()) {
-    std::fprintf(stderr, "error: rank %d: %s\n", environment_.rank,
-                 result.message.c_str());
-  }
-}
-
-void RankRun::GiveUp(const absl::Status& why) {
-  // another thread already writes the result
-  if (telling_.exchange(true)) return;
-  Leave(why);
-}
-
-void RankRun::Leave(const absl::Status& status) {
-  progress_->console().Close();
-  Tell(status, "", false);
-  std::fflush(nullptr);
-  _exit(ExitCode(status));
-}
-
-int RankRun::Run() {
-  // Other commands do not check for a stop at a step's end and save nothing.
-  if (options_.command == Command::kTrain) InstallStopSignals();
-  const absl::Status worked =
-      runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
-                           [this]() -> absl::Status { return Work(); });
-  const absl::Status status =
-      watch_.Explain(WithAdvice(worked, options_.method), report_.interrupted);
-  if (!status.ok() && !IsCausedByPeer(status) && line_ != nullptr) {
-    line_->Tell(fmt::format("rank {} ({})", environment_.rank,
-                            std::string(status.message())));
-  }
-  // A watch was faster: it writes the result and ends the process.
-  while (telling_.exchange(true)) pause();
-  progress_->console().Close();
-  const bool compared = !check_.worst_parameter.empty();  // true on rank 0
-  if (compared && !options_.json) std::fputs(ToText(check_).c_str(), stdout);
-  if (status.ok() && environment_.rank == 0) {
-    std::fputs(machine_.c_str(), stdout);
-    if (options_.probe && !options_.json) {
-      const std::string fits = fmt::format(
-          "fits: {} of {} of GPU memory per rank, {} of host memory",
-          FormatBytes(report_.peak_hbm), FormatBytes(report_.hbm_per_gpu),
-          FormatBytes(report_.host));
-      std::puts(fits.c_str());
-    }
-  }
-  Tell(status, Report(status), report_.interrupted);
-  std::fflush(nullptr);
-  // A failed rank leaves at once: joining threads that wait for lost peers
-  // could take forever, and the kernel frees everything anyway.
-  if (!status.ok()) _exit(ExitCode(status));
-  // Our launcher reads the result file.
-  const bool told = !environment_.result_file.empty();
-  return report_.interrupted && !told ? kExitInterrupted : kExitOk;
-}
 
 }  // namespace
 

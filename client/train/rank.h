@@ -1,14 +1,41 @@
-// Runs one rank, from its session to its result.
+// Runs one rank, from its session to its result, and the commands that it runs.
+// Thread safety: one thread. All ranks make the same calls together.
 #pragma once
 
-#include "client/train/launch/launcher.h"
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/torch/ranks/collectives.h"
+#include "client/torch/run/rank_memory.h"
 #include "client/train/launch/options.h"
+#include "client/train/launch/rank_environment.h"
+#include "client/train/run_report.h"
 
 namespace sluice::train {
 
-// Trains or checks, and writes the result file or, without our launcher,
-// prints. Returns the exit status. An interrupted rank returns 0 under our
-// launcher, which learns of the interruption from the result file.
+struct StepperContext;
+
+// Returns the exit status. An interrupted rank returns 0 under our launcher,
+// which learns of the interruption from the result file.
 int RunRank(const RunOptions& options, const RankEnvironment& environment);
+
+// Opens the session and memory of a rank on the GPU that gpu_choice.h chooses;
+// leases nothing yet. --host limits all local ranks together, each by its
+// share. InvalidArgument, NotFound: mistakes that the user can fix.
+absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
+    const RunOptions& options, const RankEnvironment& environment);
+
+// Trains or probes (trainer.cc). `report` is updated during the run, so that it
+// is right however the run ends.
+absl::Status Train(const StepperContext& context, RunReport* report);
+
+// Measures what the cost model needs to know of a machine (profile.cc), and
+// writes it to `toml`, equal on all ranks, as planner/train's hardware profile.
+// Null `collectives`: one rank.
+absl::Status MeasureMachine(const RunOptions& options,
+                            runtime::RankMemory& memory,
+                            runtime::Collectives* collectives,
+                            std::string* toml);
 
 }  // namespace sluice::train

@@ -10,6 +10,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+Json OrNull(const std::string& text) {
+  return text.empty() ? Json() : Json(text);
+}
+
 Json Fractions(const std::vector<plan::ClassPlan>& classes) {
   Json json = Json::object();
   for (const plan::ClassPlan& c : classes) {
@@ -20,19 +24,16 @@ Json Fractions(const std::vector<plan::ClassPlan>& classes) {
   return json;
 }
 
-// Returns how a streamed step was cut, and why; null for a baseline.
 Json ReportSettings(const RunReport& r) {
   if (!r.settings.has_value()) return nullptr;
-  Json json = {{"chunk", r.settings->chunk},
-               {"prefetch", r.settings->prefetch},
-               {"backward_order", stream::Name(r.settings->order)},
-               {"resident", r.settings->resident},
-               {"rerun_chunks", r.settings->rerun_chunks},
-               {"rerun_layers", r.settings->rerun_layers},
-               {"kept", r.settings->kept},
-               {"why", nullptr}};
-  if (!r.settings_why.empty()) json["why"] = r.settings_why;
-  return json;
+  return {{"chunk", r.settings->chunk},
+          {"prefetch", r.settings->prefetch},
+          {"backward_order", stream::Name(r.settings->order)},
+          {"resident", r.settings->resident},
+          {"rerun_chunks", r.settings->rerun_chunks},
+          {"rerun_layers", r.settings->rerun_layers},
+          {"kept", r.settings->kept},
+          {"why", OrNull(r.settings_why)}};
 }
 
 Json Price(const std::optional<stream::StepPrice>& price) {
@@ -72,13 +73,13 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"message", std::string(status.message())},
                {"run", r.run},
                {"method", r.method},
-               {"attention", nullptr},
+               {"attention", OrNull(r.attention)},
                {"seq_len", r.seq_len},
                {"ranks", r.ranks},
                {"settings", ReportSettings(r)},
                {"price", Price(r.price)},
                {"optimizer_states", stream::Name(r.states)},
-               {"optimizer_states_why", nullptr},
+               {"optimizer_states_why", OrNull(r.states_why)},
                {"steps", r.steps},
                {"losses", r.losses},
                {"first_loss", nullptr},
@@ -97,13 +98,11 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                  {"mismatches", r.plan.mismatches}}},
                {"grant_wait_seconds", r.grant_wait_seconds},
                {"stall_seconds", r.stall_seconds},
-               {"interrupted", r.interrupted}};
-  if (!r.attention.empty()) json["attention"] = r.attention;
-  if (!r.states_why.empty()) json["optimizer_states_why"] = r.states_why;
-  json["resumed"] = Resumed(r.resumed);
-  json["saves"] = Saves(r.saves);
-  json["log_lines_unwritten"] = r.log_lines_unwritten;
-  json["plan_changes"] = Json::array();
+               {"interrupted", r.interrupted},
+               {"resumed", Resumed(r.resumed)},
+               {"saves", Saves(r.saves)},
+               {"log_lines_unwritten", r.log_lines_unwritten},
+               {"plan_changes", Json::array()}};
   for (const runtime::PlanChangeRecord& change : r.plan_changes) {
     json["plan_changes"].push_back({{"after_step", change.step},
                                     {"plan_id", change.plan},

@@ -1,5 +1,4 @@
 // The object that a run prints at its end for --json.
-//
 // Thread safety: values and pure functions.
 #pragma once
 
@@ -18,7 +17,6 @@
 
 namespace sluice::train {
 
-// The outcome of a run's saves.
 struct SaveReport {
   int64_t done = 0, failed = 0;
   int64_t last_step = -1;                    // saved; negative: none saved
@@ -33,7 +31,6 @@ struct ResumeReport {
   std::string run;  // the checkpoint's; empty in format 1
 };
 
-// The object of --json for `train`.
 struct RunReport {
   std::string run;  // its id
   std::string method;
@@ -50,14 +47,12 @@ struct RunReport {
   double alpha = 0;  // of this rank
   std::vector<plan::ClassPlan> fractions;
   std::optional<stream::Settings> settings;  // unset for a baseline
-  // of one sequence; unset for a baseline
-  std::optional<stream::StepPrice> price;
-  std::string settings_why;  // empty: the user gave them
+  std::optional<stream::StepPrice> price;    // of one sequence; as settings
+  std::string settings_why;                  // empty: the user gave them
   stream::StatePlace states = stream::StatePlace::kHbm;  // the optimizer's
   std::string states_why;  // empty: given, or in HBM
   runtime::PlanSummary plan;
-  std::vector<runtime::PlanChangeRecord>
-      plan_changes;  // during the run, on rank 0
+  std::vector<runtime::PlanChangeRecord> plan_changes;
   SaveReport saves;
   ResumeReport resumed;
   int64_t log_lines_unwritten = 0;  // of --log-jsonl
@@ -66,7 +61,7 @@ struct RunReport {
   bool interrupted = false;
 };
 
-// Returns the object of --json; `status` gives fits, limited_by and message.
+// `status` gives fits, limited_by and message.
 std::string ToJson(const RunReport& report, const absl::Status& status);
 
 }  // namespace sluice::train

@@ -1,11 +1,66 @@
 #include "client/train/saver.h"
 
-#include <string>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/strings/str_split.h"
+#include "client/torch/memory/host_scope.h"
+#include "client/torch/placement.h"
 #include "client/train/launch/outcome.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
+
+absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
+                                      const std::string& text, int root) {
+  if (collectives == nullptr) return text;
+  // The text is in host memory, because HBM may have run out.
+  const runtime::HostScope host("a text of the ranks");
+  constexpr size_t kTextBytes = 1000;
+  at::Tensor bytes = at::zeros({kTextBytes}, runtime::OnHost(at::kByte));
+  char* const data = static_cast<char*>(bytes.data_ptr());
+  std::memcpy(data, text.data(), std::min(text.size(), kTextBytes - 1));
+  SLUICE_RETURN_IF_ERROR(collectives->Broadcast(bytes, root));
+  return std::string(data);
+}
+
+absl::Status ShareFault(runtime::Collectives* collectives,
+                        absl::Status& fault) {
+  if (collectives == nullptr) return absl::OkStatus();
+  const int world = collectives->world_size();
+  int first = 0;
+  {
+    const runtime::HostScope host("faults of the ranks");
+    at::Tensor failed = at::zeros({world}, runtime::OnHost(at::kDouble));
+    double* const values = failed.data_ptr<double>();
+    values[collectives->rank()] = fault.ok() ? 0 : 1;
+    SLUICE_RETURN_IF_ERROR(collectives->SumAll(failed));
+    while (first < world && values[first] == 0) ++first;
+  }
+  if (first == world) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(
+      const std::string text,
+      ShareText(
+          collectives,
+          fmt::format("{} {} {}", static_cast<int>(fault.code()),
+                      Name(ShortageOf(fault)), std::string(fault.message())),
+          first));
+  const std::vector<std::string> parts =
+      absl::StrSplit(text, absl::MaxSplits(' ', 2));
+  if (parts.size() < 3) {
+    fault = absl::InternalError("another rank failed");
+    return absl::OkStatus();
+  }
+  const auto code = static_cast<absl::StatusCode>(std::atoi(text.c_str()));
+  fault = Mark(absl::Status(code, fmt::format("rank {}: {}", first, parts[2])),
+               ShortageNamed(parts[1]).value_or(Shortage::kNone));
+  return absl::OkStatus();
+}
 
 absl::Status Saver::Claim(const StateFile* goes_on_from) {
   absl::Status status;
@@ -18,31 +73,29 @@ absl::Status Saver::Claim(const StateFile* goes_on_from) {
   return runtime::Agree(context_.collectives, status);
 }
 
-absl::StatusOr<SharedFault> Saver::Try(const TrainingState& state,
-                                       AdamW& optimizer,
-                                       const runtime::SavedPlan* plan) {
+absl::Status Saver::Try(const TrainingState& state, AdamW& optimizer,
+                        const runtime::SavedPlan* plan) {
   runtime::Collectives* const all = context_.collectives;
-  absl::Status own;
-  if (folder_ != nullptr) own = folder_->Begin(state.step);
-  SLUICE_ASSIGN_OR_RETURN(SharedFault fault, ShareFault(all, own));
-  if (!fault.status.ok()) return fault;
-  own =
+  failure_ = absl::OkStatus();
+  if (folder_ != nullptr) failure_ = folder_->Begin(state.step);
+  SLUICE_RETURN_IF_ERROR(ShareFault(all, failure_));
+  if (!failure_.ok()) return absl::OkStatus();
+  failure_ =
       WriteCheckpoint(SaveFolder::Temporary(context_.options->save, state.step),
                       context_, state, identity_, optimizer, plan);
-  SLUICE_ASSIGN_OR_RETURN(fault, ShareFault(all, own));
-  if (fault.status.ok()) {
-    if (folder_ != nullptr) own = folder_->Commit(state.step);
-    SLUICE_ASSIGN_OR_RETURN(fault, ShareFault(all, own));
+  SLUICE_RETURN_IF_ERROR(ShareFault(all, failure_));
+  if (failure_.ok()) {
+    if (folder_ != nullptr) failure_ = folder_->Commit(state.step);
+    SLUICE_RETURN_IF_ERROR(ShareFault(all, failure_));
   }
   // Removes a half written checkpoint, to free its disk space.
-  if (!fault.status.ok() && folder_ != nullptr) folder_->Abandon(state.step);
-  return fault;
+  if (!failure_.ok() && folder_ != nullptr) folder_->Abandon(state.step);
+  return absl::OkStatus();
 }
 
 absl::Status Saver::Save(const TrainingState& state, AdamW& optimizer,
                          const runtime::SavedPlan* plan) {
-  SLUICE_ASSIGN_OR_RETURN(const SharedFault fault, Try(state, optimizer, plan));
-  failure_ = fault.status;
+  SLUICE_RETURN_IF_ERROR(Try(state, optimizer, plan));
   if (!failure_.ok()) {
     report_->failed += 1;
     report_->failed_step = state.step;

@@ -14,11 +14,9 @@ class StepTrace {
  public:
   // Records from now on if `on` is true and this is rank 0.
   StepTrace(const StepperContext& context, bool on);
-  // Ends the recording and keeps the step's `copies`.
   void Stop(const std::vector<client::CopyRecord>& copies);
-  // Writes {"compute", "h2d", "d2h", "blocks", "hbm_bytes", "planned_bytes"},
-  // with times in seconds of the monotonic clock. Does nothing if nothing was
-  // recorded. Call it after Stop.
+  // Writes the recorded timeline, if any, with times in seconds of the
+  // monotonic clock. Call it after Stop.
   absl::Status Write(const std::string& path);
 
  private:
@@ -27,8 +25,7 @@ class StepTrace {
   std::string text_;
 };
 
-// Checks that a file can be written there; else InvalidArgument. Leaves nothing
-// behind.
+// InvalidArgument: no file can be written there. Leaves nothing behind.
 absl::Status CheckTracePath(const std::string& path);
 
 }  // namespace sluice::train

@@ -14,7 +14,7 @@ namespace sluice::daemon {
 namespace {
 
 // Jobs with the same name and user form one series, even in different cgroups.
-// The jobs beyond the limit (daemon/core/job_series.h) share one series, under
+// The jobs beyond the limit (daemon/core/stats.h) share one series, under
 // a name that no user can choose.
 struct JobLabel {
   std::string name, uid;

@@ -33,7 +33,7 @@ class Rooms(unittest.TestCase):
 
     def test_the_front_includes_every_room(self):
         self.assertEqual(rooms("client/train/trainer.cc",
-                               "client/train/data/batch.h",
+                               "client/train/data/corpus.h",
                                "client/train/check/check.h"), [])
 
     def test_a_new_room_is_asked_about(self):

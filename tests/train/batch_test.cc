@@ -1,10 +1,9 @@
-#include "client/train/data/batch.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
 
+#include "client/train/data/corpus.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <set>
 
-#include "client/train/check/judge.h"
+#include "client/train/check/check.h"
 #include "client/train/check/reference.h"
 #include "client/train/checkpoint/hf_names.h"
 

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/process.h"
+#include "proto/base/spawn.h"
 #include "tests/support/child.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -61,10 +62,11 @@ std::unique_ptr<Child> LaunchStoppable(const TempDir& dir,
   return launcher;
 }
 
-pid_t RunScript(const std::string& script,
-                std::vector<std::pair<std::string, std::string>> added = {}) {
-  const auto pid = Spawn(
-      {.argv = {"/bin/sh", "-c", script}, .environment = std::move(added)});
+pid_t RunScript(
+    const std::string& script,
+    const std::vector<std::pair<std::string, std::string>>& added = {}) {
+  const auto pid =
+      Spawn({"/bin/sh", "-c", script}, {.environment = EnvironmentWith(added)});
   SLUICE_CHECK_OK(pid.status());
   return *pid;
 }

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "client/train/launch/outcome.h"
-#include "client/train/launch/private_sizes.h"
+#include "client/train/launch/private_daemon.h"
 #include "proto/base/shortage.h"
 #include "tests/support/case_name.h"
 #include "tests/support/status_matchers.h"
@@ -382,7 +382,7 @@ TEST(Outcome, WhatRanOutDecidesBeforeTheCode) {
         {Shortage::kOpenFiles, kExitOpenFiles}}) {
     EXPECT_EQ(ExitCode(Mark(BadInput("x"), shortage)), code);
   }
-  EXPECT_EQ(LimitedBy(DoesNotFit(kGpuMemory, "x")), kGpuMemory);
+  EXPECT_EQ(LimitedBy(ShortOf(Shortage::kGpuMemory, "x")), "gpu_memory");
   EXPECT_EQ(LimitedBy(BadInput("x")), "none");
   EXPECT_EQ(ShortageOf(BadInput("x", ENOSPC)), Shortage::kDisk);
   for (const absl::StatusCode code :

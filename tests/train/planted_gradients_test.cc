@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "client/train/check/judge.h"
+#include "client/train/check/check.h"
 #include "tests/torch/stream_fixture.h"
 
 namespace sluice::train {

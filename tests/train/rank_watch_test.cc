@@ -5,8 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "client/train/watch/stop.h"
-
 namespace sluice::train {
 namespace {
 
@@ -16,8 +14,8 @@ using ::testing::HasSubstr;
 // (seen on a busy CI machine).
 TEST(RankWatch, AWishThatIsHeardIsSaidBeforeTheRunEnds) {
   ::testing::internal::CaptureStderr();
-  auto watch = RankWatch::Start(
-      {.speaks = true, .launched = true, .steps = 10, .save = "out/run"});
+  auto watch = std::make_unique<RankWatch>(RankWatch::Options{
+      .speaks = true, .launched = true, .steps = 10, .save = "out/run"});
   EXPECT_FALSE(watch->HearStop(7));
   RequestStop();
   EXPECT_TRUE(watch->HearStop(8));

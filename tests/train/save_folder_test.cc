@@ -10,8 +10,7 @@
 
 #include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/checkpoint/safetensors.h"
-#include "client/train/checkpoint/trainer_state.h"
-#include "client/train/jsonl_file.h"
+#include "client/train/metrics.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
@@ -339,10 +338,8 @@ TEST(StateFile, ACursorOfBeforeCountsSequencesOfItsOwnLength) {
 
 TEST(JsonlFile, WhatAFullDiskRefusesWaitsAndIsSaidOnce) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto file, JsonlFile::Open("/dev/full"));
-  file->Append("{}");
-  EXPECT_THAT(file->TakeNote(), HasSubstr("No space left"));
-  file->Append("{}");
-  EXPECT_THAT(file->TakeNote(), IsEmpty());
+  EXPECT_THAT(file->Append("{}"), HasSubstr("No space left"));
+  EXPECT_THAT(file->Append("{}"), IsEmpty());
   EXPECT_EQ(file->waiting(), 2);
   file->Append(std::string(2 << 20, 'x'));
   EXPECT_EQ(file->lost(), 1);

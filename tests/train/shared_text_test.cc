@@ -1,6 +1,4 @@
 // Tests what ranks learn of each other's errors.
-#include "client/train/shared_text.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,12 +7,14 @@
 #include <vector>
 
 #include "client/train/launch/outcome.h"
+#include "client/train/saver.h"
 #include "proto/base/shortage.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::train {
 namespace {
 
+using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
 // Rank 1 of four, with made-up contributions of the other ranks.
@@ -50,33 +50,37 @@ class Others : public runtime::Collectives {
 
 TEST(ShareFault, IsTheFirstRanksWithItsCodeAndWhatRanOut) {
   Others others;
-  SLUICE_ASSERT_OK_AND_ASSIGN(SharedFault fault,
-                              ShareFault(&others, absl::OkStatus()));
-  EXPECT_EQ(fault.status, absl::OkStatus());
+  absl::Status fault;
+  ASSERT_THAT(ShareFault(&others, fault), IsOk());
+  EXPECT_EQ(fault, absl::OkStatus());
   EXPECT_EQ(others.root, std::nullopt);
   // This rank's error comes before another rank's.
-  const absl::Status own = DoesNotFit(kHostMemory, "two words");
+  const absl::Status own = ShortOf(Shortage::kHostMemory, "two words");
   others.failed = {2};
-  SLUICE_ASSERT_OK_AND_ASSIGN(fault, ShareFault(&others, own));
+  fault = own;
+  ASSERT_THAT(ShareFault(&others, fault), IsOk());
   EXPECT_EQ(others.root, 1);
-  EXPECT_THAT(fault.status, StatusIs(absl::StatusCode::kResourceExhausted,
-                                     "rank 1: two words"));
-  EXPECT_EQ(LimitedBy(fault.status), kHostMemory);
+  EXPECT_THAT(fault, StatusIs(absl::StatusCode::kResourceExhausted,
+                              "rank 1: two words"));
+  EXPECT_EQ(ShortageOf(fault), Shortage::kHostMemory);
   // Another rank's error comes before this rank's.
   others.failed = {0, 2};
   others.text = "7 disk it is full";
-  SLUICE_ASSERT_OK_AND_ASSIGN(fault, ShareFault(&others, own));
+  fault = own;
+  ASSERT_THAT(ShareFault(&others, fault), IsOk());
   EXPECT_EQ(others.root, 0);
-  EXPECT_THAT(fault.status, StatusIs(absl::StatusCode::kPermissionDenied,
-                                     "rank 0: it is full"));
-  EXPECT_EQ(ShortageOf(fault.status), Shortage::kDisk);
+  EXPECT_THAT(fault, StatusIs(absl::StatusCode::kPermissionDenied,
+                              "rank 0: it is full"));
+  EXPECT_EQ(ShortageOf(fault), Shortage::kDisk);
   others.text = "3 none no";
-  SLUICE_ASSERT_OK_AND_ASSIGN(fault, ShareFault(&others, own));
-  EXPECT_EQ(ShortageOf(fault.status), Shortage::kNone);
-  EXPECT_EQ(ExitCode(fault.status), kExitBadInput);
+  fault = own;
+  ASSERT_THAT(ShareFault(&others, fault), IsOk());
+  EXPECT_EQ(ShortageOf(fault), Shortage::kNone);
+  EXPECT_EQ(ExitCode(fault), kExitBadInput);
   others.text = "nonsense";
-  SLUICE_ASSERT_OK_AND_ASSIGN(fault, ShareFault(&others, own));
-  EXPECT_THAT(fault.status, StatusIs(absl::StatusCode::kInternal));
+  fault = own;
+  ASSERT_THAT(ShareFault(&others, fault), IsOk());
+  EXPECT_THAT(fault, StatusIs(absl::StatusCode::kInternal));
 }
 
 TEST(ShareText, IsCutWhereItIsTooLong) {

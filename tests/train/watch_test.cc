@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "client/train/watch/banner.h"
+#include "client/train/announce.h"
 #include "client/train/watch/rank_page.h"
 #include "client/train/watch/step_tracker.h"
 #include "client/train/watch/words.h"
@@ -176,15 +176,14 @@ TEST(Words, DurationsAreReadAtAGlance) {
 
 BannerFacts Facts() {
   BannerFacts f;
-  f.model.name = "llama";
-  f.model.layers = 4;
-  f.model.hidden = 256;
-  f.dtype = "bf16";
+  f.options.model.name = "llama";
+  f.options.model.layers = 4;
+  f.options.model.hidden = 256;
+  f.options.dtype = Dtype::kBf16;
   f.attention = "cudnn";
-  f.method = "sluice";
   f.ranks = 2;
-  f.seq_len = 32768;
-  f.chunk = 512;
+  f.options.seq_len = 32768;
+  f.options.chunk = 512;
   f.classes = {{"layer_input", {0, 1, 0}, ""},
                {"q", {0, 0.4, 0.6}, ""},
                {"norm1", {0, 0, 1}, ""},
@@ -193,7 +192,7 @@ BannerFacts Facts() {
   f.gpu = "GPU 1";
   f.leased = MiB(36);
   f.gpu_total = MiB(64);
-  f.asked = true;
+  f.options.hbm = MiB(36);
   f.used = MiB(20);
   f.transient = MiB(9);
   f.host = MiB(24);
@@ -226,7 +225,7 @@ TEST(Banner, SaysModelPlanMemoryAndTime) {
 
 TEST(Banner, OneLineSaysWhatThePlanGivesForMemory) {
   BannerFacts f = Facts();
-  f.sequences = 2;
+  f.options.batch = 2;
   f.price = {MiB(100), MiB(300), MiB(800), 0.4};
   EXPECT_THAT(Joined(f),
               HasSubstr("100 MiB in HBM, 300 MiB in host memory, 800 MiB "
@@ -238,12 +237,12 @@ TEST(Banner, OneLineSaysWhatThePlanGivesForMemory) {
 
 TEST(Banner, WhatIsNotKnownIsNotGuessed) {
   BannerFacts f = Facts();
-  f.method = "recompute";
+  f.options.method = Method::kRecompute;
   f.classes.clear();
   f.transient.reset();
   f.compute_s = f.copy_s = 0;
   f.host = Bytes(0);
-  f.asked = false;
+  f.options.hbm = Bytes(0);
   const std::string text = Joined(f);
   EXPECT_THAT(text, HasSubstr("layers recomputed"));
   EXPECT_THAT(text, HasSubstr("activations need is not known"));
@@ -257,10 +256,10 @@ TEST(Banner, EachBaselineSaysWhereItsActivationsAre) {
   BannerFacts f = Facts();
   f.classes.clear();
   for (const auto& [method, says] :
-       {std::pair{"keep-all", "every activation kept on the GPU"},
-        std::pair{"recompute", "layer inputs kept on the GPU"},
-        std::pair{"alst", "layer inputs in host memory"}}) {
-    f.method = method;
+       {std::pair{Method::kKeepAll, "every activation kept on the GPU"},
+        std::pair{Method::kRecompute, "layer inputs kept on the GPU"},
+        std::pair{Method::kAlst, "layer inputs in host memory"}}) {
+    f.options.method = method;
     EXPECT_THAT(Joined(f), HasSubstr(std::string("plan    ") + says));
   }
 }

@@ -10,15 +10,15 @@
 #include <random>
 
 #include "client/torch/placement.h"
-#include "client/train/optimizer/adamw.h"
+#include "client/train/launch/peer_watch.h"
+#include "client/train/step/stepper.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
 
-// A random text that is the same for every number of ranks. Each label but the
-// last is ignored with a chance of 1 in 16; the last always counts, since one
-// must.
+// A random text, the same for every number of ranks. Each label is ignored with
+// a chance of 1 in 16, except the last, since one must count.
 struct Tokens {
   std::vector<int64_t> ids, labels;
   int64_t count = 0;
@@ -59,7 +59,6 @@ absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
   return absl::OkStatus();
 }
 
-// Returns this rank's rows of a value that every row has.
 std::vector<int64_t> RowsOf(const std::vector<int64_t>& all,
                             const stream::ChunkLayout& layout, int rank) {
   std::vector<int64_t> rows;
@@ -122,8 +121,9 @@ absl::StatusOr<double> GatherStep(const StepperContext& context,
   if (all == nullptr) return own.loss_sum / static_cast<double>(own.count);
   const runtime::HostScope host("sums of check");
   at::Tensor sums = at::empty({2}, runtime::OnHost(at::kDouble));
-  sums.data_ptr<double>()[0] = own.loss_sum;
-  sums.data_ptr<double>()[1] = static_cast<double>(own.count);
+  double* const values = sums.data_ptr<double>();
+  values[0] = own.loss_sum;
+  values[1] = static_cast<double>(own.count);
   SLUICE_RETURN_IF_ERROR(all->SumAll(sums));
   const auto buckets =
       stream::CutBuckets(context.options->model, all->world_size());
@@ -132,7 +132,7 @@ absl::StatusOr<double> GatherStep(const StepperContext& context,
         context.gradients->flat().narrow(0, bucket.offset, bucket.size);
     SLUICE_RETURN_IF_ERROR(all->SumTo(part, 0));
   }
-  return sums.data_ptr<double>()[0] / sums.data_ptr<double>()[1];
+  return values[0] / values[1];
 }
 
 }  // namespace

@@ -1,18 +1,69 @@
-// `sluice-train check`: compares one step of the streamed path, on all ranks,
-// with the reference. judge.h defines which errors are ok.
+// `sluice-train check`: compares one step on all ranks with the reference.
+// Judges loss and gradients by their distance to the reference in fp64.
 //
+// fp32. The error of a parameter is max|a-b| / max(max|b|, 0.01 x the largest
+// max|b| among its layer's parameters), with b from the reference. The second
+// bound is for gradients that are zero in exact arithmetic (K's bias without
+// RoPE), where any rounding would be an error of 1. Parameters of no layer
+// (embedding, final norm, head) are one group. Ok: at most 1e-4, and a loss
+// error of at most 1e-5.
+//
+// bf16. Each parameter is judged alone: its gradient a is compared with p, that
+// of plain torch in bf16:
+//   norm   |a-b| <= 1.5 |p-b|: no less exact than plain torch, as a whole;
+//   scale  |1 - <a,b>/<b,b>| <= 0.02: rounding goes both ways, so a factor or
+//          missing rows show here, however coarse bf16 is.
+// A norm error of 1e-5 of its group's largest norm does not count. A gradient
+// of less than 1/1000 of that norm has no scale: its error may be 1.5 times
+// plain torch's or 1.5/1000 of that norm. The loss error may be 1.5 times plain
+// torch's (at least 2^-8, because plain torch may be right by chance), and so
+// may the largest fp32-like error of gradients with a scale.
 // Thread safety: one thread.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
-#include "client/train/check/judge.h"
-#include "client/train/launch/peer_watch.h"
-#include "client/train/step/stepper.h"
+#include "client/train/check/reference.h"
 
 namespace sluice::train {
 
-// Runs the check. All ranks call it; rank 0 compares and fills `report`.
-// Returns an Internal status with the reason if the step is not ok.
+class PeerWatch;
+struct StepperContext;
+
+struct CheckReport {
+  std::string attention;  // the kernel's name
+  double loss_rel_error = 0;
+  double grad_max_rel_error = 0;
+  std::string worst_parameter;  // the parameter with grad_max_rel_error
+  bool ok = false;
+  std::string why;  // what is too far off, if not ok
+  // bf16 only: plain torch's errors.
+  bool judged_by_plain = false;
+  double plain_loss_rel_error = 0;
+  double plain_grad_max_rel_error = 0;
+  // The largest |a-b| / |p-b| and |1 - <a,b>/<b,b>|, with their parameters.
+  double norm_over_plain = 0;
+  std::string norm_parameter;
+  double scale_error = 0;
+  std::string scale_parameter;
+};
+
+std::string ToJson(const CheckReport& report);
+std::string ToText(const CheckReport& report);
+
+// Returns the errors of `result` against `truth`, without a verdict.
+CheckReport Compare(const ReferenceResult& result,
+                    const ReferenceResult& truth);
+
+CheckReport JudgeFp32(const ReferenceResult& result,
+                      const ReferenceResult& truth);
+CheckReport JudgeBf16(const ReferenceResult& result,
+                      const ReferenceResult& plain,
+                      const ReferenceResult& truth);
+
+// All ranks call it; rank 0 compares and fills `report`. Internal, with the
+// reason: the step is not ok.
 absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
                       CheckReport* report);
 

@@ -1,5 +1,3 @@
-#include "client/train/check/judge.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <fmt/format.h>
@@ -8,6 +6,8 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+
+#include "client/train/check/check.h"
 
 namespace sluice::train {
 namespace {
@@ -22,8 +22,7 @@ constexpr double kScale = 0.02;
 constexpr double kNoScale = 1e-3;
 constexpr double kNoError = 1e-5;
 
-// Returns "layers.3." for that layer's parameters, "" for parameters of no
-// layer.
+// Returns "layers.3.", or "" for parameters of no layer.
 std::string GroupOf(const std::string& name) {
   if (!name.starts_with("layers.")) return "";
   return name.substr(0, name.find('.', 7) + 1);
@@ -50,8 +49,7 @@ bool HasScale(const at::Tensor& gradient, double largest_of_group) {
   return NormOf(gradient) > kNoScale * largest_of_group;
 }
 
-// Sets `worst` and its parameter's name if `error` is larger; NaN is the
-// largest.
+// Keeps the larger error and its parameter; NaN is the largest.
 void Worst(double error, const std::string& name, double& worst,
            std::string& whose) {
   if (std::isnan(worst) || (!whose.empty() && error <= worst)) return;

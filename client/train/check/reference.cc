@@ -60,16 +60,14 @@ class Reference {
     return at::linear(x, W(name + "_weight"), W(name + "_bias"));
   }
 
-  // Turns [length, heads * d] into [heads, length, d], with rotary positions if
-  // `turned` and the model has them.
+  // Turns [length, heads * d] into [heads, length, d].
   Tensor Heads(const Tensor& x, int64_t heads, bool turned) {
     const int64_t d = m_.hidden / m_.heads;
     const Tensor split = x.view({x.size(0), heads, d}).transpose(0, 1);
     return turned && m_.llama ? Turn(split, d) : split;
   }
 
-  // Applies rotary positions. A pair is one element of a head's first half and
-  // the same one of its second half.
+  // Applies rotary positions to pairs of a head's first and second half.
   Tensor Turn(const Tensor& x, int64_t d) {
     const auto wide = at::kDouble;
     const Tensor rate = at::pow(

@@ -1,8 +1,6 @@
 // The oracle of `check`: the same model in plain torch, with the whole
-// sequence, the whole attention matrix and autograd, in any dtype.
-//
-// It shares no code with the streamed path: its input is plain numbers and a
-// map of weights, its output a loss and a map of gradients. Names are those of
+// attention matrix and autograd, in any dtype. It shares no code with the
+// streamed path: plain numbers and a map of weights go in. Names are those of
 // the flat model ("layers.0.q_weight").
 // Thread safety: one thread; needs memory for layers x heads x length^2.
 #pragma once
@@ -23,12 +21,11 @@ struct ReferenceModel {
 
 struct ReferenceResult {
   double loss = 0;
-  // in the dtype of the computation
-  std::map<std::string, at::Tensor> gradients;
+  std::map<std::string, at::Tensor> gradients;  // in the computation's dtype
 };
 
-// Computes the loss, which is the mean over the labels that count, and its
-// gradients. `ids` and `labels` are int64 [length]; label -100 is ignored.
+// Computes the mean loss over the labels that are not -100. `ids` and `labels`
+// are int64 [length].
 ReferenceResult RunReference(const ReferenceModel& model,
                              const std::map<std::string, at::Tensor>& weights,
                              const at::Tensor& ids, const at::Tensor& labels,

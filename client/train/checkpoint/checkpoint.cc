@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "client/torch/placement.h"
-#include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/checkpoint/hf_names.h"
 #include "client/train/checkpoint/safetensors.h"
 #include "client/train/launch/outcome.h"
@@ -20,17 +19,15 @@
 namespace sluice::train {
 namespace {
 
-// Elements of a transposed tensor that are copied at a time: far below
-// HostScope's cap.
+using Json = nlohmann::ordered_json;
+
+// Elements that are transposed at a time: far below HostScope's cap.
 constexpr int64_t kPieceElements = 1 << 18;
 
-TensorType TypeOf(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 ? TensorType::kBF16
-                                               : TensorType::kF32;
-}
-
 TensorInfo InfoOf(const HfTensor& tensor, const at::Tensor& flat) {
-  return {tensor.name, TypeOf(flat), tensor.shape()};
+  const bool bf16 = flat.scalar_type() == at::kBFloat16;
+  return {tensor.name, bf16 ? TensorType::kBF16 : TensorType::kF32,
+          tensor.shape()};
 }
 
 at::Tensor Part(const at::Tensor& flat, const FlatEntry& entry) {
@@ -59,8 +56,7 @@ absl::Status AppendTensor(const at::Tensor& tensor, runtime::HostStage& stage,
   });
 }
 
-// Reads the tensor's elements from the file, beginning at byte `offset` of its
-// data.
+// Fills `to` from byte `offset` of the tensor's data.
 absl::Status ReadTensor(const SafetensorsReader& reader,
                         const std::string& name, int64_t offset,
                         runtime::HostStage& stage, const at::Tensor& to) {
@@ -140,9 +136,8 @@ absl::Status ReadPlain(const SafetensorsReader& reader, const HfTensor& tensor,
   return absl::OkStatus();
 }
 
-// Returns the state of the random generator. Nothing draws random numbers after
-// the start yet; the state is saved so that a later use, such as dropout,
-// resumes correctly.
+// Nothing draws random numbers after the start yet; the state is saved so that
+// a later use, such as dropout, resumes correctly.
 at::Tensor RandomState() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
 }
@@ -166,8 +161,7 @@ std::vector<std::pair<const char*, at::Tensor>> NamedStates(AdamW& optimizer) {
   return named;
 }
 
-// Returns a shard's label: its rank, step and run. Sizes do not distinguish
-// shards, because those of all ranks may be equal.
+// Labels a shard, because the sizes of all ranks' shards may be equal.
 std::string ShardLabel(int rank, int ranks, int64_t step,
                        const std::string& run) {
   return fmt::format("rank {} of {}, step {} of run {}", rank, ranks, step,
@@ -207,17 +201,10 @@ std::string KeyOf(const StepperContext& context, int ranks) {
 absl::Status WritePlan(const std::string& path, const StepperContext& context,
                        const runtime::SavedPlan* plan) {
   if (plan == nullptr) return absl::OkStatus();
-  const nlohmann::ordered_json json = {
-      {"key", KeyOf(context, context.environment->world_size)},
-      {"profile", plan::Encode(plan->profile)},
-      {"plan", plan::Encode(plan->plan)}};
+  const Json json = {{"key", KeyOf(context, context.environment->world_size)},
+                     {"profile", plan::Encode(plan->profile)},
+                     {"plan", plan::Encode(plan->plan)}};
   return WriteFile(path, json.dump() + "\n");
-}
-
-// Returns the text with this name, or "" if there is none.
-std::string TextOf(const nlohmann::json& json, const char* name) {
-  if (!json.is_object() || !json.contains(name)) return "";
-  return json[name].is_string() ? json[name].get<std::string>() : "";
 }
 
 absl::Status IsBroken(const absl::Status& status) {
@@ -226,20 +213,19 @@ absl::Status IsBroken(const absl::Status& status) {
       fmt::format("it is broken: {}", std::string(status.message())));
 }
 
-// Reads and validates a saved plan; a file can be wrong, so the plan is checked
-// like one from the daemon. NotFound: the plan is missing, broken or of another
-// run, so the caller makes a new one.
+// Validates the plan like one from the daemon. NotFound: it is missing, broken
+// or of another run.
 absl::StatusOr<runtime::SavedPlan> ReadPlan(const std::string& path,
                                             const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
   if (!text.ok()) return absl::NotFoundError("the checkpoint has none");
-  const auto json = nlohmann::json::parse(*text, nullptr, false);
-  if (const std::string saved = TextOf(json, "key"); saved != key) {
+  const auto json = Json::parse(*text, nullptr, false);
+  if (const std::string saved = TextField(json, "key"); saved != key) {
     return absl::NotFoundError(WhyAnotherKey(saved, key));
   }
-  auto profile = plan::DecodeRankProfile(TextOf(json, "profile"));
+  auto profile = plan::DecodeRankProfile(TextField(json, "profile"));
   SLUICE_RETURN_IF_ERROR(IsBroken(profile.status()));
-  auto plan = plan::DecodeNodePlan(TextOf(json, "plan"));
+  auto plan = plan::DecodeNodePlan(TextField(json, "plan"));
   SLUICE_RETURN_IF_ERROR(IsBroken(plan.status()));
   const plan::RankPlan* part = plan::PartOf(*plan, *profile);
   if (part == nullptr || profile->rank != rank) {
@@ -270,27 +256,20 @@ absl::Status WriteCheckpoint(const std::string& folder,
   SLUICE_RETURN_IF_ERROR(
       WriteFile(folder + "/config.json",
                 HfConfig(o.model, o.seq_len, o.dtype == Dtype::kBf16)));
-  StateFile file;
-  file.step = state.step;
-  file.next_token = state.next_token;
-  file.ranks = ranks;
-  file.identity = identity;
+  const StateFile file{.step = state.step,
+                       .next_token = state.next_token,
+                       .ranks = ranks,
+                       .identity = identity};
   return WriteState(folder, o, file);
 }
 
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,
                                           const RankEnvironment& environment) {
-  SLUICE_ASSIGN_OR_RETURN(const FoundCheckpoint found, FindCheckpoint(path));
+  SLUICE_ASSIGN_OR_RETURN(FoundCheckpoint found, FindCheckpoint(path));
   SLUICE_RETURN_IF_ERROR(CheckFlags(found.path, options));
-  Checkpoint checkpoint;
-  checkpoint.path = found.path;
-  checkpoint.passed_over = found.passed_over;
-  checkpoint.state = found.state;
-  checkpoint.model = options.model;
-  checkpoint.rank = environment.rank;
-  checkpoint.world_size = environment.world_size;
-  return checkpoint;
+  return Checkpoint{std::move(found), options.model, environment.rank,
+                    environment.world_size};
 }
 
 absl::Status Checkpoint::CheckData(const RunOptions& options,
@@ -330,8 +309,7 @@ std::optional<stream::Settings> Checkpoint::LoadSettings() const {
   if (state.ranks != world_size) return std::nullopt;
   const auto text = ReadFile(PlanFile(path, rank, world_size));
   if (!text.ok()) return std::nullopt;
-  return SettingsOf(
-      TextOf(nlohmann::json::parse(*text, nullptr, false), "key"));
+  return SettingsOf(TextField(Json::parse(*text, nullptr, false), "key"));
 }
 
 absl::Status Checkpoint::LoadWeights(FlatModel& weights,
@@ -403,8 +381,7 @@ class Checkpoint::Shards {
     return reader.get();
   }
 
-  // Copies elements [offset, offset + size) of the flat buffer to [to, to +
-  // size) of each of `named`.
+  // Copies elements of the flat buffer from `offset` to `to` in each `named`.
   absl::Status Read(int64_t offset, int64_t size, int64_t to,
                     const Named& named, runtime::HostStage& stage) {
     const auto behind =

@@ -6,12 +6,9 @@
 //     optimizer-0-of-2.safetensors, …    a rank's m, v, master, RNG
 //     plan-0-of-2.json, …                a rank's profile and the plan
 //
-// A checkpoint is written under another name and renamed when all ranks have
-// written and synced their files (saver.h), so it is complete or does not
-// exist. A run that resumes on as many ranks and threads goes on bit for bit.
-// On another number of ranks it goes on within rounding, because buckets change
-// their owners and a new plan is made.
-//
+// A run that resumes on as many ranks and threads goes on bit for bit; on
+// another number of ranks within rounding, because buckets change their owners
+// and a new plan is made.
 // Errors: InvalidArgument, one line: which file, and what is broken in it.
 // Thread safety: one thread per rank.
 #pragma once
@@ -20,9 +17,8 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/train/checkpoint/trainer_state.h"
+#include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/optimizer/adamw.h"
 #include "client/train/step/stepper.h"
 
@@ -33,46 +29,39 @@ struct TrainingState {
   int64_t next_token = 0;  // the data cursor
 };
 
-// Writes this rank's files of the checkpoint into the existing `folder`. `plan`
-// may be null.
+// Writes this rank's files into the existing `folder`. `plan` may be null.
 absl::Status WriteCheckpoint(const std::string& folder,
                              const StepperContext& context,
                              const TrainingState& state,
                              const RunIdentity& identity, AdamW& optimizer,
                              const runtime::SavedPlan* plan);
 
-struct Checkpoint {
-  std::string path;
-  std::string passed_over;  // newer incomplete checkpoints, on one line
-  StateFile state;
+struct Checkpoint : FoundCheckpoint {
   stream::ModelShape model;
-  int rank = 0;  // this rank
+  int rank = 0;
   int world_size = 1;
 
-  // InvalidArgument: another text made the checkpoint, and --allow-other-data
-  // is not given.
+  // InvalidArgument: it is of another text, without --allow-other-data.
   absl::Status CheckData(const RunOptions& options,
                          const RunIdentity& now) const;
-  // Formats the checkpoint's path, step and run on one line for people.
+  // Formats path, step and run on one line for people.
   std::string Describe() const;
 
   absl::Status LoadWeights(FlatModel& weights, runtime::HostStage& stage) const;
   // REQUIRES: the optimizer's states are zero, as after its construction.
   absl::Status LoadOptimizer(AdamW& optimizer, runtime::HostStage& stage) const;
-  // Returns the saved plan if it was made for this run's shape, ranks, alpha
-  // and HBM. NotFound has the reason, for people.
+  // NotFound: there is none for this run's shape, ranks, alpha and HBM; the
+  // message has the reason, for people.
   absl::StatusOr<runtime::SavedPlan> LoadPlan(
       const StepperContext& context) const;
-  // Returns the settings in the saved plan's key, even if the plan does not
-  // suit this run.
+  // Returns the saved plan's settings, even if the plan does not suit this run.
   std::optional<stream::Settings> LoadSettings() const;
 
  private:
   class Shards;
 };
 
-// Opens the checkpoint `path`, or the newest complete checkpoint in the folder
-// `path`. Refuses a checkpoint of another model or dtype and names the flag.
+// As FindCheckpoint. Refuses another model or dtype and names the flag.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,
                                           const RankEnvironment& environment);

@@ -12,6 +12,8 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <random>
 #include <sstream>
 
 #include "client/train/checkpoint/safetensors.h"
@@ -25,10 +27,61 @@ namespace sluice::train {
 namespace fs = std::filesystem;
 namespace {
 
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormat = 3;
+
+// Returns the flags that weights and states depend on.
+Json ModelFlags(const RunOptions& o) {
+  const stream::ModelShape& m = o.model;
+  Json flags = {{"--arch", m.name},         {"--layers", m.layers},
+                {"--hidden", m.hidden},     {"--heads", m.heads},
+                {"--kv-heads", m.kv_heads}, {"--ffn", m.ffn},
+                {"--vocab", m.vocab},       {"--dtype", Name(o.dtype)}};
+  // A learned position table is as long as the sequence.
+  if (m.max_positions > 0) flags["--seq-len"] = o.seq_len;
+  return flags;
+}
+
+// Returns the whole number with this name, or -1.
+int64_t Number(const Json& json, const char* name) {
+  if (!json.is_object() || !json.contains(name) ||
+      !json[name].is_number_unsigned()) {
+    return -1;
+  }
+  return json[name].get<int64_t>();
+}
+
+// Formats a setting of a plan's key as text.
+std::string InWords(const Json& key, const std::string& name) {
+  if (name == "hbm" && key.contains(name)) {
+    return FormatBytes(Bytes(Number(key, "hbm"))) + " of GPU memory per rank";
+  }
+  if (name == "resident") {
+    return key.contains(name) ? "everything kept on the GPU"
+                              : "not everything kept on the GPU";
+  }
+  if (name == "kept") {
+    return key.contains(name) ? fmt::format("{} of the tokens kept on the GPU",
+                                            key[name].dump())
+                              : "no tokens kept on the GPU";
+  }
+  if (!key.contains(name)) return "no " + name;
+  if (key[name] == true) return name;
+  if (name == "--alpha" && key[name] < 0) return "--alpha auto";
+  return fmt::format("{} {}", name, key[name].dump());
+}
+
+// Text that is not JSON gives a value that is no object.
+absl::Status ReadJson(const std::string& folder, Json* json) {
+  SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(StatePath(folder)));
+  *json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return absl::OkStatus();
+}
+
 constexpr char kPrefix[] = "checkpoint-";
 
-// Returns the step in a checkpoint folder's name; negative if the name is
-// another.
+// Returns the step in a checkpoint folder's name, else a negative number.
 int64_t StepOf(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!name.starts_with(kPrefix)) return -1;
@@ -38,7 +91,7 @@ int64_t StepOf(const fs::path& path) {
   return *digits != '\0' && *end == '\0' ? step : -1;
 }
 
-// InvalidArgument: the folder has checkpoints of more than one run. Checkpoints
+// InvalidArgument: the folder has checkpoints of more than one run. Those
 // without an id (format 1) may belong to any run.
 absl::Status CheckOneRun(const std::string& folder,
                          const std::vector<int64_t>& steps) {
@@ -54,13 +107,179 @@ absl::Status CheckOneRun(const std::string& folder,
     list += fmt::format("{}{}{} is of run {}", list.empty() ? "" : ", ",
                         kPrefix, step, run);
   }
-  return BadInput(
-      fmt::format("--resume {}: it holds checkpoints of {} runs ({}): name "
-                  "one of them",
-                  folder, newest.size(), list));
+  return BadInput(fmt::format(
+      "--resume {}: it holds checkpoints of {} runs ({}): name one of them",
+      folder, newest.size(), list));
 }
 
 }  // namespace
+
+std::string TextField(const Json& json, const char* name) {
+  if (!json.is_object() || !json.contains(name)) return "";
+  return json[name].is_string() ? json[name].get<std::string>() : "";
+}
+
+std::string NewRunId() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+std::string StatePath(const std::string& folder) {
+  return folder + "/trainer_state.json";
+}
+
+int64_t StateFile::NextToken(int64_t tokens) const {
+  if (format != 1) return next_token;
+  const int64_t sequences = (tokens - 1) / seq_len;
+  return sequences < 1 ? 0 : next_sequence % sequences * seq_len;
+}
+
+absl::Status WriteState(const std::string& folder, const RunOptions& options,
+                        const StateFile& state) {
+  const Json json = {{"format", kFormat},
+                     {"run", state.identity.run},
+                     {"step", state.step},
+                     {"next_token", state.next_token},
+                     {"data",
+                      {{"fingerprint", state.identity.data},
+                       {"tokens", state.identity.data_tokens}}},
+                     {"ranks", state.ranks},
+                     {"seed", options.seed},
+                     {"seq_len", options.seq_len},
+                     {"method", Name(options.method)},
+                     {"model", ModelFlags(options)}};
+  return WriteFile(StatePath(folder), json.dump(2) + "\n");
+}
+
+absl::StatusOr<StateFile> ReadState(const std::string& folder) {
+  Json json;
+  SLUICE_RETURN_IF_ERROR(ReadJson(folder, &json));
+  const std::string path = StatePath(folder);
+  const int64_t format = Number(json, "format");
+  if (format > kFormat) {
+    return absl::OutOfRangeError(fmt::format(
+        "{}: format {}, written by a newer sluice-train; this one reads "
+        "formats 1 to {}: resume with the program that wrote it",
+        path, format, kFormat));
+  }
+  StateFile state;
+  state.format = static_cast<int>(format);
+  state.step = Number(json, "step");
+  state.seq_len = Number(json, "seq_len");
+  const int64_t ranks = Number(json, "ranks");
+  const char* const cursor = format == 1 ? "next_sequence" : "next_token";
+  int64_t& place = format == 1 ? state.next_sequence : state.next_token;
+  place = Number(json, cursor);
+  if (format < 1 || state.step < 0 || place < 0 || state.seq_len < 1 ||
+      ranks < 1 || ranks > 1 << 20) {
+    return BadInput(fmt::format("{}: not a whole trainer state", path));
+  }
+  state.ranks = static_cast<int>(ranks);
+  state.identity.run = TextField(json, "run");
+  if (json.contains("data")) {
+    state.identity.data = TextField(json["data"], "fingerprint");
+    state.identity.data_tokens = Number(json["data"], "tokens");
+  }
+  return state;
+}
+
+absl::Status CheckFlags(const std::string& folder, const RunOptions& options) {
+  Json json;
+  SLUICE_RETURN_IF_ERROR(ReadJson(folder, &json));
+  const std::string path = StatePath(folder);
+  const Json saved = json.is_object() ? json.value("model", Json()) : Json();
+  const Json wanted = ModelFlags(options);
+  for (const auto& [flag, value] : wanted.items()) {
+    if (!saved.is_object() || !saved.contains(flag)) {
+      return BadInput(fmt::format("{}: does not say {}", path, flag));
+    }
+    if (saved[flag] != value) {
+      return BadInput(fmt::format(
+          "--resume {}: it was trained with {} {}, this run has {}: give the "
+          "same",
+          path, flag, saved[flag].dump(), value.dump()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm,
+                    const std::string& attention, bool rounds_output,
+                    stream::StatePlace states) {
+  Json key = ModelFlags(o);
+  key["--seq-len"] = o.seq_len;
+  key["--chunk"] = o.chunk;
+  key["--alpha"] = o.alpha;
+  if (!o.keep) key["--no-keep"] = true;
+  for (const auto& [name, f] : o.fractions) {
+    key["--fractions"][name] = {f.keep, f.swap};
+  }
+  key["--prefetch"] = o.prefetch;
+  key["--backward-order"] =
+      stream::Name(o.order.value_or(stream::BackwardOrder::kKeysOuter));
+  if (o.resident) key["resident"] = true;
+  if (o.rerun_chunks > 0) {
+    key["--rerun"] = o.rerun_chunks;
+    key["--rerun-layers"] = o.rerun_layers;
+  }
+  if (o.kept > 0) key["kept"] = o.kept;
+  // A plan holds for one kernel, because each kernel has its own buffers.
+  if (!attention.empty()) key["--attention"] = attention;
+  if (rounds_output) key["--round-output"] = true;
+  // The place of the states changes how much HBM is left.
+  if (states == stream::StatePlace::kHost) key["states in host memory"] = true;
+  key["ranks"] = ranks;
+  key["hbm"] = hbm.count();
+  return key.dump();
+}
+
+std::string WhyAnotherKey(const std::string& saved, const std::string& wanted) {
+  const Json then = Json::parse(saved, nullptr, false);
+  const Json now = Json::parse(wanted, nullptr, false);
+  if (!then.is_object() || !now.is_object()) {
+    return "it does not say what it was made for";
+  }
+  for (const Json* const keys : {&now, &then}) {
+    for (const auto& [name, value] : keys->items()) {
+      if (now.contains(name) && then.contains(name) &&
+          now[name] == then[name]) {
+        continue;
+      }
+      return fmt::format("it was made with {}, this run has {}",
+                         InWords(then, name), InWords(now, name));
+    }
+  }
+  return "its flags are in another order";
+}
+
+std::optional<stream::Settings> SettingsOf(const std::string& key) {
+  const Json json = Json::parse(key, nullptr, false);
+  stream::Settings settings;
+  settings.chunk = Number(json, "--chunk");
+  const int64_t prefetch = Number(json, "--prefetch");
+  if (settings.chunk < 1 || prefetch < 1 || prefetch > 64 ||
+      !json.contains("--backward-order")) {
+    return std::nullopt;
+  }
+  settings.prefetch = static_cast<int>(prefetch);
+  using stream::BackwardOrder;
+  settings.order =
+      json["--backward-order"] == stream::Name(BackwardOrder::kQueriesOuter)
+          ? BackwardOrder::kQueriesOuter
+          : BackwardOrder::kKeysOuter;
+  settings.resident = json.contains("resident");
+  if (json.contains("--rerun")) {
+    settings.rerun_chunks = Number(json, "--rerun");
+    settings.rerun_layers = Number(json, "--rerun-layers");
+    if (settings.rerun_chunks < 1 || settings.rerun_layers < 1) {
+      return std::nullopt;
+    }
+  }
+  if (json.contains("kept") && json["kept"].is_number()) {
+    settings.kept = json["kept"].get<double>();
+  }
+  return settings;
+}
 
 std::string WeightsFile(const std::string& folder) {
   return folder + "/model.safetensors";
@@ -133,12 +352,6 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path) {
   return absl::NotFoundError(
       fmt::format("--resume {}: {}; name a folder that --save wrote", path,
                   error ? error.message() : "no checkpoint in it"));
-}
-
-absl::Status SyncPath(const std::string& path, int flags) {
-  const UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC));
-  if (!fd || fsync(fd.get()) != 0) return ErrnoStatus(errno, "sync " + path);
-  return absl::OkStatus();
 }
 
 absl::Status WriteFile(const std::string& path, const std::string& text) {

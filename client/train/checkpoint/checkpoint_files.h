@@ -1,16 +1,63 @@
-// Names and small files of a checkpoint, and the search for the one to resume.
-// Thread safety: pure functions on files.
+// The files of a checkpoint that need no torch: trainer_state.json, keys of
+// saved plans, and the search for the checkpoint to resume. Format 1 has no run
+// id and no data fingerprint, and its cursor counts sequences of its own length
+// instead of tokens. Thread safety: pure functions on files.
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/train/checkpoint/trainer_state.h"
+#include "client/train/launch/options.h"
+#include "planner/stream/settings.h"
 
 namespace sluice::train {
+
+struct RunIdentity {
+  std::string run;   // 16 hex digits; empty in format 1
+  std::string data;  // Corpus::Fingerprint; empty: unknown
+  int64_t data_tokens = 0;
+};
+
+std::string NewRunId();
+
+struct StateFile {
+  int format = 3;
+  int64_t step = 0;        // completed
+  int64_t next_token = 0;  // of the corpus, where the next sequence starts
+  int ranks = 1;
+  RunIdentity identity;
+  // Format 1 has these instead of next_token.
+  int64_t next_sequence = 0, seq_len = 1;
+
+  // Returns where the next sequence starts in a corpus of `tokens` tokens.
+  int64_t NextToken(int64_t tokens) const;
+};
+
+std::string StatePath(const std::string& folder);
+// Returns the text with this name, or "" if there is none.
+std::string TextField(const nlohmann::ordered_json& json, const char* name);
+
+absl::Status WriteState(const std::string& folder, const RunOptions& options,
+                        const StateFile& state);
+// InvalidArgument: it is incomplete. OutOfRange: a newer program wrote it.
+absl::StatusOr<StateFile> ReadState(const std::string& folder);
+// InvalidArgument: a flag, which it names, differs from the saved one.
+absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
+
+// Returns the key of a saved plan: runs with equal keys can use the same plan.
+// `attention` is a GPU's kernel (RankMemory::KernelName), empty on a simulated
+// one; `rounds_output` is RoundsOutput of step/stepper.h; `states` is the place
+// of the optimizer's states.
+std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm,
+                    const std::string& attention, bool rounds_output,
+                    stream::StatePlace states);
+std::string WhyAnotherKey(const std::string& saved, const std::string& wanted);
+// Returns nullopt if an older program made the key, or if it is no key.
+std::optional<stream::Settings> SettingsOf(const std::string& key);
 
 std::string WeightsFile(const std::string& folder);
 std::string OptimizerFile(const std::string& folder, int rank, int ranks);
@@ -21,10 +68,9 @@ std::string CheckpointName(const std::string& folder, int64_t step);
 // Returns the steps of a folder's checkpoints, newest first, complete or not.
 std::vector<int64_t> StepsIn(const std::string& folder);
 
-// Checks that everything that a resumed run reads exists and has the size that
-// its header states. InvalidArgument or NotFound names what is wrong.
-// OutOfRange (a newer program's format) and a shortage (open files) do not mean
-// that the checkpoint is incomplete.
+// Checks that all files of a resumed run exist and have the sizes that their
+// headers state. InvalidArgument or NotFound names what is wrong. OutOfRange (a
+// newer program's format) and a shortage do not mean an incomplete checkpoint.
 absl::StatusOr<StateFile> ReadWhole(const std::string& folder);
 
 struct FoundCheckpoint {
@@ -39,7 +85,5 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path);
 // Writes a file and syncs it.
 absl::Status WriteFile(const std::string& path, const std::string& text);
 absl::StatusOr<std::string> ReadFile(const std::string& path);
-// Syncs the content of a file or a folder.
-absl::Status SyncPath(const std::string& path, int flags);
 
 }  // namespace sluice::train

@@ -36,71 +36,6 @@ constexpr Pair kGptLayer[] = {
     {"up_weight", "mlp.c_fc.weight"},     {"up_bias", "mlp.c_fc.bias"},
     {"down_weight", "mlp.c_proj.weight"}, {"down_bias", "mlp.c_proj.bias"}};
 
-class Builder {
- public:
-  explicit Builder(const ModelShape& config) {
-    for (FlatEntry& e : FlatEntries(config)) {
-      const std::string name = e.name;
-      entries_.emplace(name, std::move(e));
-    }
-  }
-  void Add(const std::string& theirs, const std::vector<std::string>& ours,
-           bool transposed = false) {
-    HfTensor tensor{theirs, {}, transposed};
-    for (const std::string& name : ours) {
-      tensor.parts.push_back(entries_.at(name));
-    }
-    tensors_.push_back(std::move(tensor));
-  }
-  std::vector<HfTensor> Take() {
-    size_t used = 0;
-    for (const HfTensor& t : tensors_) used += t.parts.size();
-    SLUICE_CHECK(used == entries_.size());
-    return std::move(tensors_);
-  }
-
- private:
-  std::map<std::string, FlatEntry> entries_;
-  std::vector<HfTensor> tensors_;
-};
-
-std::vector<HfTensor> LlamaTensors(const ModelShape& config) {
-  Builder builder(config);
-  builder.Add("model.embed_tokens.weight", {"embed"});
-  for (int64_t i = 0; i < config.layers; ++i) {
-    for (const Pair& pair : kLlamaLayer) {
-      builder.Add(fmt::format("model.layers.{}.{}", i, pair.theirs),
-                  {fmt::format("layers.{}.{}", i, pair.ours)});
-    }
-  }
-  builder.Add("model.norm.weight", {"final_norm_weight"});
-  builder.Add("lm_head.weight", {"head"});
-  return builder.Take();
-}
-
-std::vector<HfTensor> GptTensors(const ModelShape& config) {
-  Builder builder(config);
-  builder.Add("wte.weight", {"embed"});
-  builder.Add("wpe.weight", {"positions"});
-  for (int64_t i = 0; i < config.layers; ++i) {
-    const std::string h = fmt::format("h.{}.", i);
-    const std::string p = fmt::format("layers.{}.", i);
-    builder.Add(h + "attn.c_attn.weight",
-                {p + "q_weight", p + "k_weight", p + "v_weight"}, true);
-    builder.Add(h + "attn.c_attn.bias",
-                {p + "q_bias", p + "k_bias", p + "v_bias"});
-    for (const Pair& pair : kGptLayer) {
-      const std::string theirs = pair.theirs;
-      const bool linear =
-          theirs.find("c_") != std::string::npos && theirs.ends_with("weight");
-      builder.Add(h + theirs, {p + pair.ours}, linear);
-    }
-  }
-  builder.Add("ln_f.weight", {"final_norm_weight"});
-  builder.Add("ln_f.bias", {"final_norm_bias"});
-  return builder.Take();
-}
-
 Json LlamaConfig(const ModelShape& c, int64_t seq_len) {
   return {{"architectures", {"LlamaForCausalLM"}},
           {"model_type", "llama"},
@@ -139,8 +74,7 @@ Json GptConfig(const ModelShape& c) {
                {"bos_token_id", nullptr},
                {"eos_token_id", nullptr},
                {"tie_word_embeddings", true}};
-  // GPT-2 itself has no grouped queries, so the file has another model_type and
-  // the number of kv heads.
+  // GPT-2 itself has no grouped queries.
   if (c.kv_heads != c.heads) {
     json["model_type"] = "gpt2_grouped";
     json["num_key_value_heads"] = c.kv_heads;
@@ -158,7 +92,51 @@ std::vector<int64_t> HfTensor::shape() const {
 }
 
 std::vector<HfTensor> HfTensors(const ModelShape& config) {
-  return config.rope ? LlamaTensors(config) : GptTensors(config);
+  std::map<std::string, FlatEntry> entries;
+  for (FlatEntry& e : FlatEntries(config)) {
+    const std::string name = e.name;
+    entries.emplace(name, std::move(e));
+  }
+  std::vector<HfTensor> tensors;
+  size_t used = 0;
+  const auto add = [&](const std::string& theirs,
+                       const std::vector<std::string>& ours,
+                       bool transposed = false) {
+    HfTensor& tensor = tensors.emplace_back();
+    tensor.name = theirs;
+    tensor.transposed = transposed;
+    for (const std::string& name : ours) {
+      tensor.parts.push_back(entries.at(name));
+    }
+    used += ours.size();
+  };
+  const bool llama = config.rope.has_value();
+  add(llama ? "model.embed_tokens.weight" : "wte.weight", {"embed"});
+  if (!llama) add("wpe.weight", {"positions"});
+  for (int64_t i = 0; i < config.layers; ++i) {
+    const std::string p = fmt::format("layers.{}.", i);
+    if (llama) {
+      for (const Pair& pair : kLlamaLayer) {
+        add(fmt::format("model.layers.{}.{}", i, pair.theirs), {p + pair.ours});
+      }
+      continue;
+    }
+    const std::string h = fmt::format("h.{}.", i);
+    add(h + "attn.c_attn.weight",
+        {p + "q_weight", p + "k_weight", p + "v_weight"}, true);
+    add(h + "attn.c_attn.bias", {p + "q_bias", p + "k_bias", p + "v_bias"});
+    for (const Pair& pair : kGptLayer) {
+      const std::string theirs = pair.theirs;
+      const bool linear =
+          theirs.find("c_") != std::string::npos && theirs.ends_with("weight");
+      add(h + theirs, {p + pair.ours}, linear);
+    }
+  }
+  add(llama ? "model.norm.weight" : "ln_f.weight", {"final_norm_weight"});
+  if (llama) add("lm_head.weight", {"head"});
+  if (!llama) add("ln_f.bias", {"final_norm_bias"});
+  SLUICE_CHECK(used == entries.size());
+  return tensors;
 }
 
 std::string HfConfig(const ModelShape& config, int64_t seq_len, bool bf16) {

@@ -1,22 +1,17 @@
-// Our tensors under Hugging Face's names and layouts.
-//
-// Llama: "model.layers.N.self_attn.q_proj.weight", linear weights [out, in].
-// GPT-2: "h.N.attn.c_attn.weight": q, k and v side by side, and every linear
-// weight transposed ([in, out], Conv1D).
+// Our tensors under Hugging Face's names and layouts: Llama's with linear
+// weights [out, in]; GPT-2's with q, k and v side by side (c_attn) and every
+// linear weight transposed ([in, out], Conv1D).
 // Thread safety: pure functions.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "client/train/checkpoint/safetensors.h"
 #include "client/train/optimizer/flat_model.h"
-#include "planner/stream/layouts.h"
 
 namespace sluice::train {
 
-// One tensor of the file and its flat entries (three for c_attn), joined along
-// their outputs.
+// One tensor of the file; its flat entries are joined along their outputs.
 struct HfTensor {
   std::string name;
   std::vector<FlatEntry> parts;
@@ -26,7 +21,7 @@ struct HfTensor {
 
 std::vector<HfTensor> HfTensors(const stream::ModelShape& config);
 
-// Returns the text of config.json. `bf16` is true for bf16 weights.
+// Returns the text of config.json. `bf16`: of the weights.
 std::string HfConfig(const stream::ModelShape& config, int64_t seq_len,
                      bool bf16);
 

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -23,16 +24,14 @@ using Json = nlohmann::ordered_json;
 // The limit of the reference implementation.
 constexpr int64_t kMaxHeader = 100'000'000;
 
-constexpr std::pair<TensorType, const char*> kTypes[] = {
-    {TensorType::kF32, "F32"},
-    {TensorType::kBF16, "BF16"},
-    {TensorType::kU8, "U8"}};
+// By TensorType.
+constexpr struct {
+  const char* name;
+  int64_t bytes;
+} kTypes[] = {{"F32", 4}, {"BF16", 2}, {"U8", 1}};
 
 const char* TypeName(TensorType type) {
-  for (const auto& [t, name] : kTypes) {
-    if (t == type) return name;
-  }
-  return "?";
+  return kTypes[static_cast<size_t>(type)].name;
 }
 
 std::string Describe(const TensorInfo& info) {
@@ -68,31 +67,25 @@ std::optional<std::pair<TensorInfo, int64_t>> ParseEntry(
     return std::nullopt;
   }
   TensorInfo info{name, TensorType::kF32, {}};
-  bool known = false;
-  for (const auto& [type, text] : kTypes) {
-    if (json["dtype"] == text) {
-      info.type = type;
-      known = true;
-    }
-  }
+  const auto* const type = std::ranges::find_if(
+      kTypes, [&](const auto& t) { return json["dtype"] == t.name; });
+  if (type == std::end(kTypes)) return std::nullopt;
+  info.type = static_cast<TensorType>(type - kTypes);
   const Json& shape = json["shape"];
   const Json& range = json["data_offsets"];
-  if (!known || !shape.is_array() || !range.is_array() || range.size() != 2 ||
+  if (!shape.is_array() || !range.is_array() || range.size() != 2 ||
       !range[0].is_number_unsigned() || !range[1].is_number_unsigned()) {
     return std::nullopt;
   }
   int64_t elements = 1;
   for (const Json& n : shape) {
     if (!n.is_number_unsigned()) return std::nullopt;
-    info.shape.push_back(n.get<int64_t>());
+    const int64_t size = info.shape.emplace_back(n.get<int64_t>());
     // Bounded by the file's size, so the product cannot overflow.
-    if (info.shape.back() > data_bytes || info.shape.back() < 0) {
+    if (size < 0 || size > data_bytes / std::max<int64_t>(elements, 1)) {
       return std::nullopt;
     }
-    if (elements > 0 && info.shape.back() > data_bytes / elements) {
-      return std::nullopt;
-    }
-    elements *= info.shape.back();
+    elements *= size;
   }
   const uint64_t begin = range[0].get<uint64_t>();
   const uint64_t end = range[1].get<uint64_t>();
@@ -105,20 +98,8 @@ std::optional<std::pair<TensorInfo, int64_t>> ParseEntry(
 
 }  // namespace
 
-int64_t ElementBytes(TensorType type) {
-  switch (type) {
-    case TensorType::kF32:
-      return 4;
-    case TensorType::kBF16:
-      return 2;
-    case TensorType::kU8:
-      return 1;
-  }
-  return 0;
-}
-
-int64_t TensorInfo::elements() const {
-  int64_t n = 1;
+int64_t TensorInfo::bytes() const {
+  int64_t n = kTypes[static_cast<size_t>(type)].bytes;
   for (const int64_t size : shape) n *= size;
   return n;
 }
@@ -209,38 +190,35 @@ absl::Status SafetensorsReader::ParseHeader(const std::string& header,
   return absl::OkStatus();
 }
 
-const TensorInfo* SafetensorsReader::Find(const std::string& name) const {
+absl::StatusOr<const SafetensorsReader::Place*> SafetensorsReader::Find(
+    const std::string& name) const {
   const auto place = places_.find(name);
-  return place == places_.end() ? nullptr : &place->second.info;
+  if (place != places_.end()) return &place->second;
+  return BadInput(fmt::format("{}: has no tensor '{}'", path_, name));
 }
 
 absl::Status SafetensorsReader::Expect(const TensorInfo& wanted) const {
-  const TensorInfo* found = Find(wanted.name);
-  if (found == nullptr) {
-    return BadInput(fmt::format("{}: has no tensor '{}'", path_, wanted.name));
-  }
-  if (found->type != wanted.type || found->shape != wanted.shape) {
+  SLUICE_ASSIGN_OR_RETURN(const Place* const place, Find(wanted.name));
+  const TensorInfo& found = place->info;
+  if (found.type != wanted.type || found.shape != wanted.shape) {
     return BadInput(fmt::format(
         "{}: tensor '{}' is {}, this model has {}; give the flags of the run "
         "that wrote it",
-        path_, wanted.name, Describe(*found), Describe(wanted)));
+        path_, wanted.name, Describe(found), Describe(wanted)));
   }
   return absl::OkStatus();
 }
 
 absl::Status SafetensorsReader::Read(const std::string& name, int64_t offset,
                                      void* data, int64_t bytes) const {
-  const auto place = places_.find(name);
-  if (place == places_.end()) {
-    return BadInput(fmt::format("{}: has no tensor '{}'", path_, name));
-  }
-  const int64_t size = place->second.info.bytes();
+  SLUICE_ASSIGN_OR_RETURN(const Place* const place, Find(name));
+  const int64_t size = place->info.bytes();
   if (offset < 0 || bytes < 0 || offset + bytes > size) {
     return BadInput(fmt::format("{}: bytes {} to {} of '{}', which has {}",
                                 path_, offset, offset + bytes, name, size));
   }
   char* at = static_cast<char*>(data);
-  int64_t from = place->second.begin + offset;
+  int64_t from = place->begin + offset;
   while (bytes > 0) {
     const ssize_t n = pread(fd_.get(), at, static_cast<size_t>(bytes), from);
     if (n < 0 && errno == EINTR) continue;

@@ -1,11 +1,8 @@
-// The safetensors format: a JSON header and raw little-endian tensors.
-//
-// Layout: u64 header length, header {"name": {"dtype", "shape",
-// "data_offsets"}, "__metadata__"}, data. Writing is sequential and buffers
-// nothing; reading takes any part of any tensor. A file's header is checked
+// The safetensors format: u64 header length, JSON header {"name": {"dtype",
+// "shape", "data_offsets"}, "__metadata__"}, raw little-endian tensors. Writing
+// is sequential; reading takes any part of any tensor. A header is checked
 // completely before it is used: types, shapes against offsets, offsets against
 // the file's size.
-//
 // Errors: InvalidArgument names the file and what is broken in it.
 // Thread safety: one thread.
 #pragma once
@@ -16,21 +13,18 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::train {
 
 enum class TensorType { kF32, kBF16, kU8 };
-int64_t ElementBytes(TensorType type);
 
 struct TensorInfo {
   std::string name;
   TensorType type = TensorType::kF32;
   std::vector<int64_t> shape;
-  int64_t elements() const;
-  int64_t bytes() const { return elements() * ElementBytes(type); }
+  int64_t bytes() const;
 };
 
 class SafetensorsWriter {
@@ -57,10 +51,7 @@ class SafetensorsReader {
   static absl::StatusOr<std::unique_ptr<SafetensorsReader>> Open(
       const std::string& path);
   const std::string& label() const { return label_; }  // empty: none
-  // Returns null if there is no such tensor.
-  const TensorInfo* Find(const std::string& name) const;
-  // Checks that the tensor exists with this type and shape; else
-  // InvalidArgument, with both shapes.
+  // InvalidArgument: there is no such tensor of this type and shape.
   absl::Status Expect(const TensorInfo& wanted) const;
   // Reads bytes [offset, offset + bytes) of the tensor's data.
   absl::Status Read(const std::string& name, int64_t offset, void* data,
@@ -74,6 +65,7 @@ class SafetensorsReader {
   SafetensorsReader() = default;
   absl::Status ParseHeader(const std::string& header, int64_t data_begin,
                            int64_t data_bytes);
+  absl::StatusOr<const Place*> Find(const std::string& name) const;
 
   std::string path_;
   std::string label_;

@@ -10,19 +10,17 @@
 #include <filesystem>
 #include <vector>
 
-#include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
+#include "proto/base/whole_io.h"
 
 namespace sluice::train {
 namespace fs = std::filesystem;
 
 absl::Status CheckSaveFolder(const std::string& folder) {
-  // Only making a folder shows whether it can be made: root may do everything,
-  // and permissions say nothing about a full or virtual file system. The trial
-  // folder has a unique name in the deepest existing folder, so it does not
-  // touch what other processes are making at this moment, such as our parent
-  // folders.
+  // Only making a folder shows whether it can be made: permissions bind no root
+  // and say nothing about a full or virtual file system. The unique name in the
+  // deepest existing folder touches nothing that other processes are making.
   std::error_code error;
   fs::path at = fs::absolute(folder, error);
   while (!fs::exists(at, error) && at != at.parent_path()) {
@@ -77,8 +75,8 @@ absl::Status SaveFolder::Lock() {
       folder_));
 }
 
-// Removes the unfinished folders of processes that died while they saved, and
-// puts a replaced checkpoint back if the new one is missing.
+// Removes what processes left that died while they saved, and puts a replaced
+// checkpoint back if the process died before it renamed the new one.
 void SaveFolder::CleanUp() {
   std::error_code error;
   std::vector<fs::path> unfinished, replaced;
@@ -92,8 +90,6 @@ void SaveFolder::CleanUp() {
   for (const fs::path& path : replaced) {
     fs::path place = path;
     place.replace_extension();
-    // If the new checkpoint is missing, a process died between moving the old
-    // one away and renaming the new one.
     if (fs::exists(place, error)) {
       fs::remove_all(path, error);
     } else {
@@ -108,8 +104,7 @@ absl::Status SaveFolder::CheckContent(const StateFile* goes_on_from) const {
     if (absl::IsOutOfRange(state.status())) return state.status();
     if (!state.ok()) continue;  // no run can resume it
     const std::string& run = state->identity.run;
-    // The resumed checkpoint has no id, so others without an id may be this
-    // run's.
+    // If the resumed checkpoint has no id, others may be this run's too.
     const bool former = run.empty() && goes_on_from != nullptr;
     if (run != identity_.run && !former) {
       return BadInput(fmt::format(
@@ -143,13 +138,12 @@ absl::Status SaveFolder::Begin(int64_t step) {
 
 absl::Status SaveFolder::Commit(int64_t step) {
   const std::string temporary = Temporary(folder_, step);
-  SLUICE_RETURN_IF_ERROR(SyncPath(temporary, O_RDONLY | O_DIRECTORY));
+  SLUICE_RETURN_IF_ERROR(SyncFolder(temporary));
   const std::string place = CheckpointName(folder_, step);
   const std::string old = place + ".old";
   std::error_code error, ignored;
   fs::remove_all(old, ignored);
-  // A folder cannot be renamed over one that is not empty, so an existing
-  // checkpoint is moved away first.
+  // A folder cannot be renamed over one that is not empty.
   const bool replaces = fs::exists(place, ignored);
   if (replaces) fs::rename(place, old, error);
   if (!error) {
@@ -161,7 +155,7 @@ absl::Status SaveFolder::Commit(int64_t step) {
                        fmt::format("rename {} to {}", temporary, place));
   }
   fs::remove_all(old, ignored);
-  return SyncPath(folder_, O_RDONLY | O_DIRECTORY);
+  return SyncFolder(folder_);
 }
 
 void SaveFolder::Abandon(int64_t step) {

@@ -7,10 +7,9 @@
 //
 // Guarantees: a folder with a checkpoint's name was complete when it got the
 // name. A claimed folder has no checkpoint of another run, and none of this run
-// that is newer than the one it resumed. So the newest checkpoint in it is
-// always the one to resume. The claim ends with the process, however the
-// process ends. Not guaranteed: exclusion on a file system without flock.
-//
+// that is newer than the one it resumed, so its newest is always the one to
+// resume. The claim ends with the process. Not guaranteed: exclusion on a file
+// system without flock.
 // Thread safety: one thread, of rank 0.
 #pragma once
 
@@ -18,24 +17,23 @@
 #include <memory>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/train/checkpoint/trainer_state.h"
+#include "client/train/checkpoint/checkpoint_files.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::train {
 
-// Checks that checkpoints can be written there; else InvalidArgument. Leaves
-// nothing behind, and does not touch what other processes are making.
+// InvalidArgument: checkpoints cannot be written there. Leaves nothing behind,
+// and does not touch what other processes are making.
 absl::Status CheckSaveFolder(const std::string& folder);
 
 class SaveFolder {
  public:
   ~SaveFolder();
-  // Makes the folder if it does not exist, and claims it. A folder that it made
-  // is removed when the claim ends, if it is empty then. `goes_on_from` is the
-  // resumed checkpoint, null for a new run. InvalidArgument, with what to do:
-  // another process saves into the folder, or it belongs to another run.
+  // Makes the folder if it does not exist (and removes it when the claim ends,
+  // if it is empty then). `goes_on_from` is the resumed checkpoint, null for a
+  // new run. InvalidArgument, with what to do: another process saves into the
+  // folder, or it belongs to another run.
   static absl::StatusOr<std::unique_ptr<SaveFolder>> Claim(
       const std::string& folder, const RunIdentity& identity,
       const StateFile* goes_on_from);
@@ -43,16 +41,15 @@ class SaveFolder {
   // Returns the folder into which all ranks write the checkpoint of this step.
   static std::string Temporary(const std::string& folder, int64_t step);
 
-  // Makes the temporary folder of this step, empty.
+  // Makes the temporary folder.
   absl::Status Begin(int64_t step);
-  // Renames the temporary folder to the checkpoint's name; replaces an existing
-  // checkpoint of this step.
+  // Renames it to the checkpoint's name, in place of an existing one.
   absl::Status Commit(int64_t step);
   // Removes the temporary folder after a failure.
   void Abandon(int64_t step);
-  // Removes all but the newest `keep` complete checkpoints of this run. Call it
-  // only after a Commit, so that the resumed checkpoint stays until a newer one
-  // is complete.
+  // Removes all but the newest `keep` complete checkpoints of this run. Only
+  // after a Commit, so that the resumed checkpoint stays until there is a newer
+  // one.
   void Rotate(int64_t keep);
 
  private:

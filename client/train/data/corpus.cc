@@ -11,7 +11,6 @@
 #include <cstring>
 #include <filesystem>
 
-#include "client/train/data/token_file.h"
 #include "client/train/launch/outcome.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -22,17 +21,15 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kProbeBytes = 4096;
-// The number of pieces that a fingerprint covers.
-constexpr int64_t kPieces = 64;
+constexpr int64_t kPieces = 64;  // that a fingerprint covers
 constexpr int64_t kPieceTokens = 4096;
 
-// Returns whether the file is binary, by git's rule: text has no NUL in its
-// first bytes.
+// Git's rule: text has no NUL in its first bytes.
 absl::StatusOr<bool> LooksBinary(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) {
-    // An unreadable file is no part of the text. A lack of descriptors is an
-    // error, because otherwise a file would be left out silently.
+    // An unreadable file is no part of the text, but a lack of descriptors must
+    // not leave out a file silently.
     const absl::Status why = ErrnoStatus(errno, "open " + path);
     if (ShortageOf(why) != Shortage::kNone) return why;
     return true;
@@ -42,25 +39,60 @@ absl::StatusOr<bool> LooksBinary(const std::string& path) {
   return n < 0 || std::memchr(probe, 0, static_cast<size_t>(n)) != nullptr;
 }
 
-bool Hidden(const fs::path& path) {
-  return path.filename().string().starts_with('.');
+// Decodes a little-endian token of `width` bytes (1, 2 or 4).
+int64_t DecodeToken(const unsigned char* bytes, int width) {
+  uint32_t value = 0;
+  std::memcpy(&value, bytes, static_cast<size_t>(width));
+  return value;
+}
+
+constexpr int64_t kLlmcHeaderBytes = 256 * 4;
+
+// Returns the first `count` bytes of a file, or fewer if it is shorter.
+std::string Head(const std::string& path, size_t count) {
+  // Opening a pipe would wait for its writer.
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::string bytes(count, '\0');
+  const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : 0;
+  bytes.resize(n > 0 ? static_cast<size_t>(n) : 0);
+  return bytes;
+}
+
+int64_t Word(const std::string& bytes, size_t index) {
+  return DecodeToken(
+      reinterpret_cast<const unsigned char*>(bytes.data()) + 4 * index, 4);
+}
+
+// Returns the bytes per token; 0 if `head` is no header of llm.c.
+int LlmcWidth(const std::string& head) {
+  if (head.size() < kLlmcHeaderBytes) return 0;
+  if (Word(head, 0) == 20240520 && Word(head, 1) == 1) return 2;
+  if (Word(head, 0) == 20240801 && Word(head, 1) == 7) return 4;
+  return 0;
+}
+
+// Returns the bytes per token by the dtype code in Megatron's index; 0: none.
+int MegatronWidth(const std::string& path) {
+  const std::string index =
+      path.substr(0, path.size() - std::strlen(".bin")) + ".idx";
+  const std::string head = Head(index, 18);
+  if (head.size() < 18 || !head.starts_with("MMIDIDX")) return 0;
+  if (head[17] == 8) return 2;
+  if (head[17] == 4) return 4;
+  return 0;
 }
 
 }  // namespace
-
-std::string DefaultCorpusPath() {
-  const char* packages = std::getenv("SLUICE_PYTHON_PACKAGES");
-  return std::string(packages != nullptr && *packages != '\0'
-                         ? packages
-                         : SLUICE_PYTHON_PACKAGES_FOLDER) +
-         "/torch";
-}
 
 absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
   std::unique_ptr<Corpus> corpus(new Corpus(options));
   Options& own = corpus->options_;
   if (own.path.empty()) {
-    own.path = DefaultCorpusPath();
+    // The installed torch package, or that of the build.
+    const char* packages = std::getenv("SLUICE_PYTHON_PACKAGES");
+    const bool set = packages != nullptr && *packages != '\0';
+    own.path = set ? packages : SLUICE_PYTHON_PACKAGES_FOLDER;
+    own.path += "/torch";
     if (own.suffix.empty()) own.suffix = ".py";
   }
   struct stat info;
@@ -91,7 +123,7 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
           "holds token ids",
           own.path, kProbeBytes));
     }
-    SLUICE_RETURN_IF_ERROR(corpus->AddText(own.path, info.st_size));
+    corpus->AddText(own.path, info.st_size);
   }
   if (corpus->total_ == 0) {
     return BadInput(fmt::format(
@@ -111,7 +143,7 @@ absl::Status Corpus::AddFolder(const std::string& path) {
   fs::recursive_directory_iterator it(path, error), end;
   for (; !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    if (Hidden(it->path())) {
+    if (it->path().filename().string().starts_with('.')) {
       if (it->is_directory(ignored)) it.disable_recursion_pending();
       continue;
     }
@@ -129,40 +161,58 @@ absl::Status Corpus::AddFolder(const std::string& path) {
                     error.value());
   }
   std::sort(found.begin(), found.end());
-  for (const auto& [name, size] : found) {
-    SLUICE_RETURN_IF_ERROR(AddText(name, size));
-  }
+  for (const auto& [name, size] : found) AddText(name, size);
   return absl::OkStatus();
 }
 
-absl::Status Corpus::AddText(const std::string& path, int64_t bytes) {
+void Corpus::AddText(const std::string& path, int64_t bytes) {
   files_.push_back({path, total_, bytes, 0});
   total_ += bytes;
-  return absl::OkStatus();
 }
 
+// Known layouts: llm.c's header (magic 20240520 version 1: uint16; 20240801
+// version 7: uint32), a Megatron dataset (raw ids; its `.idx` names their
+// type), and raw ids of --token-bytes.
 absl::Status Corpus::AddIds(const std::string& path, int64_t bytes) {
-  SLUICE_ASSIGN_OR_RETURN(
-      const TokenFileLayout layout,
-      ReadTokenFileLayout(path, bytes, options_.token_bytes));
-  token_bytes_ = layout.token_bytes;
-  files_.push_back({path, 0, layout.tokens, layout.skip_bytes});
-  total_ = layout.tokens;
-  return absl::OkStatus();
-}
-
-absl::Status Corpus::OpenFile(size_t index) {
-  if (open_index_ == index) return absl::OkStatus();
-  open_ = UniqueFd(open(files_[index].path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!open_) return ErrnoStatus(errno, "open " + files_[index].path);
-  open_index_ = index;
+  const std::string head = Head(path, kLlmcHeaderBytes);
+  token_bytes_ = LlmcWidth(head);
+  if (token_bytes_ != 0) {
+    total_ = Word(head, 2);
+    files_.push_back({path, 0, total_, kLlmcHeaderBytes});
+    if (bytes == kLlmcHeaderBytes + total_ * token_bytes_) {
+      return absl::OkStatus();
+    }
+    return BadInput(fmt::format(
+        "--data {}: its header says {} tokens of {} bytes, the file has {} "
+        "bytes; it is cut short or broken",
+        path, total_, token_bytes_, bytes));
+  }
+  token_bytes_ =
+      options_.token_bytes != 0 ? options_.token_bytes : MegatronWidth(path);
+  if (token_bytes_ == 0) {
+    return BadInput(fmt::format(
+        "--data {}: no llm.c header and no .idx beside it; say --token-bytes "
+        "2 or 4",
+        path));
+  }
+  if (bytes % token_bytes_ != 0) {
+    return BadInput(
+        fmt::format("--data {}: {} bytes are not a whole number of {}-byte ids",
+                    path, bytes, token_bytes_));
+  }
+  total_ = bytes / token_bytes_;
+  files_.push_back({path, 0, total_, 0});
   return absl::OkStatus();
 }
 
 absl::Status Corpus::ReadFile(size_t index, int64_t first,
                               std::span<int64_t> out) {
-  SLUICE_RETURN_IF_ERROR(OpenFile(index));
   const File& file = files_[index];
+  if (open_index_ != index) {
+    open_ = UniqueFd(open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!open_) return ErrnoStatus(errno, "open " + file.path);
+    open_index_ = index;
+  }
   bytes_.resize(out.size() * static_cast<size_t>(token_bytes_));
   const ssize_t n = pread(open_.get(), bytes_.data(), bytes_.size(),
                           file.skip + first * token_bytes_);
@@ -190,10 +240,8 @@ absl::Status Corpus::Read(int64_t first, std::span<int64_t> out) {
         fmt::format("tokens {} to {} of a corpus of {}", first,
                     first + static_cast<int64_t>(out.size()), total_));
   }
-  auto file = std::upper_bound(
-      files_.begin(), files_.end(), first,
-      [](int64_t token, const File& f) { return token < f.first; });
-  size_t index = static_cast<size_t>(file - files_.begin()) - 1;
+  const auto behind = std::ranges::upper_bound(files_, first, {}, &File::first);
+  size_t index = static_cast<size_t>(behind - files_.begin()) - 1;
   while (!out.empty()) {
     const File& current = files_[index];
     const int64_t inside = first - current.first;
@@ -225,6 +273,35 @@ absl::StatusOr<std::string> Corpus::Fingerprint() {
     done = at + size;
   }
   return plan::HashBytes(bytes);
+}
+
+// The last token of a sequence needs one more token as its label.
+int64_t Dealer::Start(int64_t cursor) const {
+  return cursor + layout_.seq_len() < corpus_->tokens() ? cursor : 0;
+}
+
+absl::Status CheckLength(const Corpus& corpus, int64_t seq_len) {
+  if (seq_len < corpus.tokens()) return absl::OkStatus();
+  return BadInput(fmt::format(
+      "--data has {} tokens, --seq-len {} needs {}: give more text or a "
+      "shorter length",
+      corpus.tokens(), seq_len, seq_len + 1));
+}
+
+absl::Status Dealer::Deal(int64_t cursor, std::span<int64_t> ids,
+                          std::span<int64_t> labels) {
+  const int64_t start = Start(cursor);
+  for (int64_t m = 0; m < layout_.chunks(); ++m) {
+    const int64_t rows = layout_.local_rows(m, rank_);
+    if (rows == 0) continue;
+    tokens_.resize(static_cast<size_t>(rows) + 1);
+    SLUICE_RETURN_IF_ERROR(corpus_->Read(
+        start + layout_.begin(m) + layout_.local_offset(m, rank_), tokens_));
+    const size_t at = static_cast<size_t>(layout_.local_rows_before(m, rank_));
+    std::copy(tokens_.begin(), tokens_.end() - 1, ids.begin() + at);
+    std::copy(tokens_.begin() + 1, tokens_.end(), labels.begin() + at);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace sluice::train

@@ -1,14 +1,12 @@
-// Training text as one long row of token ids.
+// Training text as one long row of token ids, which is never loaded whole, and
+// the rows of it that each rank gets.
 //
 // A text file or folder is bytes, one token per byte; a folder is its text
 // files in sorted order, joined. A `.bin` has uint16 or uint32 ids; the width
 // comes from llm.c's header or from a Megatron `.idx` in the same folder, else
-// from --token-bytes. Nothing is loaded: Read reads the requested tokens with
-// pread, so even a long corpus needs almost no memory.
-//
+// from --token-bytes.
 // Errors: InvalidArgument / NotFound, one line: what, value, what to do.
-//
-// Thread safety: none needed, one reader.
+// Thread safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "planner/stream/layouts.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::train {
@@ -26,7 +24,7 @@ namespace sluice::train {
 class Corpus {
  public:
   struct Options {
-    std::string path;    // empty: DefaultCorpusPath(), its .py files
+    std::string path;    // empty: the torch package's .py files
     std::string suffix;  // for files of a folder; empty: every text file
     int token_bytes = 0;
     int64_t vocab = 256;
@@ -37,9 +35,8 @@ class Corpus {
   // Reads tokens [first, first + out.size()). OutOfRange: beyond the end.
   // InvalidArgument: an id exceeds the vocabulary.
   absl::Status Read(int64_t first, std::span<int64_t> out);
-  // Returns a fingerprint of the text, independent of its path. It covers the
-  // text's length and 64 pieces spread over the text (all of a short text), so
-  // it misses a change between the pieces that keeps the length.
+  // Covers the text's length and 64 pieces spread over the text (all of a short
+  // one), so it misses a change between the pieces that keeps the length.
   absl::StatusOr<std::string> Fingerprint();
 
  private:
@@ -51,9 +48,8 @@ class Corpus {
   };
   explicit Corpus(const Options& options) : options_(options) {}
   absl::Status AddFolder(const std::string& path);
-  absl::Status AddText(const std::string& path, int64_t bytes);
+  void AddText(const std::string& path, int64_t bytes);
   absl::Status AddIds(const std::string& path, int64_t bytes);
-  absl::Status OpenFile(size_t index);
   absl::Status ReadFile(size_t index, int64_t first, std::span<int64_t> out);
 
   Options options_;
@@ -65,8 +61,36 @@ class Corpus {
   std::vector<unsigned char> bytes_;  // of one read, reused
 };
 
-// Returns the installed torch package: $SLUICE_PYTHON_PACKAGES/torch, or the
-// one this binary was configured with. Its Python sources are the demo's text.
-std::string DefaultCorpusPath();
+// InvalidArgument: the corpus is shorter than one sequence and its last label.
+absl::Status CheckLength(const Corpus& corpus, int64_t seq_len);
+
+// Deals the corpus to the ranks. The cursor counts tokens over all ranks, so it
+// means the same for every number of ranks and every length. Labels are the
+// next tokens, shifted before dealing: a rank's last row has its label though
+// the token itself belongs to another rank.
+class Dealer {
+ public:
+  // The corpus outlives the dealer.
+  Dealer(Corpus* corpus, const stream::ChunkLayout& layout, int64_t rank)
+      : corpus_(corpus), layout_(layout), rank_(rank) {}
+
+  // Returns this rank's layout.total_local_rows(rank) ids and labels, chunk
+  // after chunk, of the sequence at token `cursor`, or at token 0 if less than
+  // a whole sequence is left.
+  absl::Status Deal(int64_t cursor, std::span<int64_t> ids,
+                    std::span<int64_t> labels);
+  // Returns where the next sequence starts.
+  int64_t Next(int64_t cursor) const {
+    return Start(cursor) + layout_.seq_len();
+  }
+
+ private:
+  int64_t Start(int64_t cursor) const;
+
+  Corpus* corpus_;
+  stream::ChunkLayout layout_;
+  int64_t rank_;
+  std::vector<int64_t> tokens_;  // of one chunk, and the token after it
+};
 
 }  // namespace sluice::train

@@ -1,10 +1,8 @@
-// Chooses the GPU of each rank on this node.
-//
-// Ranks take the GPUs named by --gpu in turn. Without names, a job with fewer
-// ranks than the node has GPUs takes those with the most free memory, so that
-// jobs of one rank do not all land on the first GPU. In a job with as many
-// ranks or more, rank r takes GPU r mod GPUs, as with other launchers.
-// Thread safety: pure functions.
+// Chooses the GPU of each rank on this node: those of --gpu in turn; else, if
+// the node has more GPUs than the job has ranks, those with the most free
+// memory, so that jobs of one rank do not all land on the first GPU; else rank
+// r takes GPU r mod GPUs, as with other launchers.
+// Thread safety: safe.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +22,23 @@ struct GpuPlace {
   int64_t numa_ranks = 1;
 };
 
-// Returns the place of each local rank. `gpus` are the GPUs that may be used,
-// by index. If `spread` is false and no GPU is named, rank r takes GPU r mod
-// GPUs, because the choice of ranks that choose one by one must not depend on
-// what is free at that moment. InvalidArgument: a named GPU is not among
-// `gpus`, or more are named than there are ranks. NotFound: there are no GPUs.
+// Returns the place of each local rank. `gpus` are those that may be used, by
+// index. `spread` is false for ranks that choose one by one: their choice must
+// not depend on what is free at that moment. InvalidArgument: a GPU of `named`
+// is not among `gpus`, or more are named than there are ranks. NotFound: there
+// are no GPUs.
 absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
     const std::vector<client::GpuState>& gpus,
     const std::vector<int64_t>& named, int local_ranks, bool spread);
 
 // Parses "1" or "0,2,3". InvalidArgument: the text is no such list.
 absl::StatusOr<std::vector<int64_t>> ParseGpuList(const std::string& text);
+
+// Returns the GPUs of the daemon's node that CUDA_VISIBLE_DEVICES does not hide
+// (Slurm sets it, too), or all if CUDA sees none of them. CUDA is started only
+// if the variable is set, because that takes a second. Errors: those of
+// client::ListGpus and of the CUDA driver.
+absl::StatusOr<std::vector<client::GpuState>> ListVisibleGpus(
+    const std::string& socket);
 
 }  // namespace sluice::train

@@ -9,16 +9,15 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 
 #include "absl/time/clock.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/process.h"
-#include "client/train/launch/rank_result.h"
 #include "client/train/watch/rank_page.h"
 #include "client/train/watch/watchdog.h"
 #include "proto/base/clock.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/temporary_folder.h"
 #include "proto/base/unique_fd.h"
@@ -26,8 +25,7 @@
 namespace sluice::train {
 namespace {
 
-// A listening socket on a free port. Rank 0 takes it over, so no other process
-// can take the port in between.
+// Rank 0 takes the socket over, so no other process can take the port.
 struct Listener {
   UniqueFd fd;
   int port = 0;
@@ -53,32 +51,234 @@ struct RankProcess {
   std::string result_file, page_file;
   std::unique_ptr<RankPage> page;
   std::optional<int> status;  // wait status, once it ended
-  bool ended_by_us = false;   // killed by us, at a time limit
-  bool told_to_end = false;   // SIGTERM sent, because another rank failed
+  std::optional<RankResult> result;
+  bool ended_by_us = false;  // killed by us, at a time limit
+  bool told_to_end = false;  // SIGTERM sent, because another rank failed
+
+  bool KilledBy(int signal) const {
+    return WIFSIGNALED(*status) && WTERMSIG(*status) == signal;
+  }
+  // Returns whether the result is valid: the exit status must match it.
+  bool Spoke() const {
+    return result.has_value() && WIFEXITED(*status) &&
+           WEXITSTATUS(*status) == result->exit;
+  }
 };
 
-// The ranks of one run and how each ended.
 class Ranks {
  public:
   // `gpus` has a place per rank; empty: each rank chooses its GPU.
   absl::Status Start(const RunOptions& options, const std::string& binary,
                      const std::vector<std::string>& arguments,
                      const std::string& socket, const std::string& folder,
-                     const std::vector<GpuPlace>& gpus);
+                     const std::vector<GpuPlace>& gpus) {
+    SLUICE_ASSIGN_OR_RETURN(const Listener listener, Listen());
+    if (options.command != Command::kProfile) {
+      watchdog_.emplace(WatchLimits{options.late_after, options.end_after},
+                        /*alone=*/false);
+    }
+    std::vector<std::string> words = {binary};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    const std::string world = std::to_string(options.ranks);
+    for (int rank = 0; rank < options.ranks; ++rank) {
+      RankProcess process;
+      process.rank = rank;
+      process.result_file = fmt::format("{}/rank{}.json", folder, rank);
+      process.page_file = fmt::format("{}/rank{}.page", folder, rank);
+      SLUICE_ASSIGN_OR_RETURN(process.page, RankPage::Open(process.page_file));
+      std::vector<std::pair<std::string, std::string>> environment = {
+          {"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", world},
+          {"LOCAL_RANK", std::to_string(rank)},
+          {"LOCAL_WORLD_SIZE", world},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(listener.port)},
+          {"SLUICE_RESULT_FILE", process.result_file},
+          {"SLUICE_PAGE_FILE", process.page_file},
+          {"SLUICE_LAUNCHER_PID", std::to_string(getpid())}};
+      const auto set = [&environment](const char* name, int64_t value) {
+        environment.emplace_back(name, std::to_string(value));
+      };
+      if (!gpus.empty()) {
+        set("SLUICE_GPU", gpus[rank].gpu);
+        set("SLUICE_GPU_RANKS", gpus[rank].ranks);
+        set("SLUICE_NUMA_RANKS", gpus[rank].numa_ranks);
+      }
+      SpawnOptions spawn;
+      if (rank == 0) {
+        spawn.files = {{listener.fd.get(), listener.fd.get()}};
+        set("SLUICE_MASTER_FD", listener.fd.get());
+      }
+      if (!socket.empty()) environment.emplace_back("SLUICE_SOCKET", socket);
+      spawn.environment = EnvironmentWith(environment);
+      // Never fork: a forked copy of a process that maps leased memory would
+      // keep it, and torch's threads do not survive a fork.
+      const auto pid = Spawn(words, spawn);
+      if (!pid.ok()) {
+        Signal(SIGKILL);
+        for (RankProcess& p : processes_) WaitFor(p.pid, absl::Seconds(5));
+        return pid.status();
+      }
+      process.pid = *pid;
+      processes_.push_back(std::move(process));
+    }
+    return absl::OkStatus();
+  }
+
   // Waits until every rank has ended.
-  void Watch(const sigset_t& signals);
-  int Report(const RunOptions& options) const;
+  void Watch(const sigset_t& signals) {
+    while (true) {
+      Reap();
+      const bool some_run = order_.size() < processes_.size();
+      if (some_run) {
+        EndOthers();
+        Look(MonotonicSeconds());
+      }
+      // A terminal's Ctrl-C may have ended all ranks before it is handled here.
+      const timespec wait{0, some_run ? 100'000'000 : 0};
+      const int signal = sigtimedwait(&signals, nullptr, &wait);
+      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
+        Forward(signal);
+      } else if (!some_run && signal < 0) {
+        return;
+      }
+    }
+  }
+
+  int Report(const RunOptions& options) const {
+    if (!late_.empty()) {
+      std::fprintf(stderr, "error: %s\n", late_.c_str());
+      return kExitFault;
+    }
+    const bool interrupted = Interrupted();
+    const RankProcess* cause = Cause();
+    if (cause != nullptr && interrupted && WIFSIGNALED(*cause->status)) {
+      std::fprintf(stderr,
+                   "error: interrupted before the step's end; what was saved "
+                   "before is whole\n");
+      return kExitInterrupted;
+    }
+    if (cause == nullptr) {
+      const auto& result = processes_[0].result;
+      if (options.json && result) std::puts(result->report.c_str());
+      return interrupted ? kExitInterrupted : kExitOk;
+    }
+    const bool spoke = cause->Spoke();
+    if (spoke && options.json && !cause->result->report.empty()) {
+      std::puts(cause->result->report.c_str());
+    }
+    std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
+    if (spoke) return cause->result->exit;
+    // The rank wrote no result, but its exit status may be one of ours.
+    const int own =
+        WIFEXITED(*cause->status) ? WEXITSTATUS(*cause->status) : kExitFault;
+    return own <= kExitOpenFiles ? own : kExitFault;
+  }
 
  private:
-  void Reap();
-  void Look(double now_s);
-  void EndOthers();
-  void Forward(int signal);
-  void Signal(int signal);
-  bool running() const;
-  bool Interrupted() const;
-  const RankProcess* Cause() const;
-  std::string Blame(const RankProcess& process) const;
+  void Signal(int signal) {
+    for (const RankProcess& p : processes_) {
+      if (!p.status.has_value()) kill(p.pid, signal);
+    }
+  }
+
+  void Kill() {
+    for (RankProcess& p : processes_) p.ended_by_us |= !p.status.has_value();
+    Signal(SIGKILL);
+  }
+
+  void Reap() {
+    for (size_t i = 0; i < processes_.size(); ++i) {
+      RankProcess& p = processes_[i];
+      if (p.status.has_value()) continue;
+      p.status = TryWait(p.pid);
+      if (!p.status.has_value()) continue;
+      order_.push_back(i);
+      if (auto result = ReadResult(p.result_file); result.ok()) {
+        p.result = *std::move(result);
+      }
+      if (*p.status != 0 && !failed_at_.has_value()) failed_at_ = absl::Now();
+    }
+  }
+
+  void EndOthers() {
+    if (!failed_at_.has_value()) return;
+    const absl::Duration since = absl::Now() - *failed_at_;
+    if (since > kGrace && !terminated_) {
+      terminated_ = true;
+      for (RankProcess& p : processes_) p.told_to_end = !p.status.has_value();
+      Signal(SIGTERM);
+    }
+    if (since > kLimit) Kill();
+  }
+
+  // Prints which ranks are late. Ends the run if one is too late.
+  void Look(double now_s) {
+    if (!watchdog_.has_value() || now_s - looked_s_ < 0.5) return;
+    looked_s_ = now_s;
+    std::vector<WatchedRank> ranks;
+    for (const RankProcess& p : processes_) {
+      const bool ended = p.status.has_value();
+      ranks.push_back(
+          {p.rank, p.pid, ended, !ended && IsStopped(p.pid), p.page->Read()});
+    }
+    const WatchVerdict verdict = watchdog_->Look(ranks, now_s);
+    // Clears the line that rank 0 rewrites on a terminal.
+    const char* clear = isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";
+    for (const std::string& note : verdict.notes) {
+      std::fprintf(stderr, "%s%s\n", clear, note.c_str());
+    }
+    if (verdict.end.empty() || failed_at_.has_value()) return;
+    late_ = verdict.end;
+    if (*clear != '\0') std::fputc('\n', stderr);
+    // Not SIGTERM: a stopped or hung rank does not handle it.
+    Kill();
+  }
+
+  void Forward(int signal) {
+    // A closing terminal may send SIGHUP several times.
+    if (signal == SIGHUP && forwarded_ > 0) return;
+    Signal(++forwarded_ == 1 ? signal : SIGKILL);
+  }
+
+  // Returns whether a forwarded signal is the reason that the run ended early.
+  bool Interrupted() const {
+    if (forwarded_ == 0) return false;
+    for (const RankProcess& p : processes_) {
+      if (p.result && p.result->interrupted) return true;
+      // The rank was killed before it could catch signals, or by a second
+      // signal.
+      if (!p.result && WIFSIGNALED(*p.status) && !p.ended_by_us) return true;
+    }
+    return false;
+  }
+
+  // Returns the first rank that failed for its own reason, else the first that
+  // failed; null if none failed.
+  const RankProcess* Cause() const {
+    const RankProcess* first = nullptr;
+    for (const size_t i : order_) {
+      const RankProcess& p = processes_[i];
+      if (*p.status == 0) continue;
+      if (first == nullptr) first = &p;
+      const bool victim = p.ended_by_us ||
+                          (p.told_to_end && p.KilledBy(SIGTERM)) ||
+                          (p.result && p.result->caused_by_peer);
+      if (!victim) return &p;
+    }
+    return first;
+  }
+
+  std::string Blame(const RankProcess& p) const {
+    if (p.Spoke()) {
+      return processes_.size() == 1 || p.result->exit == kExitBadInput
+                 ? p.result->message
+                 : fmt::format("rank {}: {}", p.rank, p.result->message);
+    }
+    return fmt::format(
+        "rank {} ended with {}{}", p.rank, DescribeWaitStatus(*p.status),
+        processes_.size() > 1 ? "; the other ranks were ended too" : "");
+  }
 
   std::vector<RankProcess> processes_;
   std::vector<size_t> order_;  // of processes_, by when they ended
@@ -89,226 +289,6 @@ class Ranks {
   int forwarded_ = 0;
   bool terminated_ = false;
 };
-
-absl::Status Ranks::Start(const RunOptions& options, const std::string& binary,
-                          const std::vector<std::string>& arguments,
-                          const std::string& socket, const std::string& folder,
-                          const std::vector<GpuPlace>& gpus) {
-  SLUICE_ASSIGN_OR_RETURN(const Listener listener, Listen());
-  if (options.command != Command::kProfile) {
-    watchdog_.emplace(WatchLimits{options.late_after, options.end_after},
-                      /*alone=*/false);
-  }
-  const std::string world = std::to_string(options.ranks);
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    RankProcess process;
-    process.rank = rank;
-    process.result_file = fmt::format("{}/rank{}.json", folder, rank);
-    process.page_file = fmt::format("{}/rank{}.page", folder, rank);
-    SLUICE_ASSIGN_OR_RETURN(process.page, RankPage::Open(process.page_file));
-    SpawnOptions spawn;
-    spawn.argv = {binary};
-    spawn.argv.insert(spawn.argv.end(), arguments.begin(), arguments.end());
-    spawn.environment = {{"RANK", std::to_string(rank)},
-                         {"WORLD_SIZE", world},
-                         {"LOCAL_RANK", std::to_string(rank)},
-                         {"LOCAL_WORLD_SIZE", world},
-                         {"MASTER_ADDR", "127.0.0.1"},
-                         {"MASTER_PORT", std::to_string(listener.port)},
-                         {"SLUICE_RESULT_FILE", process.result_file},
-                         {"SLUICE_PAGE_FILE", process.page_file},
-                         {"SLUICE_LAUNCHER_PID", std::to_string(getpid())}};
-    if (!gpus.empty()) {
-      spawn.environment.push_back(
-          {"SLUICE_GPU", fmt::format("{}", gpus[rank].gpu)});
-      spawn.environment.push_back(
-          {"SLUICE_GPU_RANKS", fmt::format("{}", gpus[rank].ranks)});
-      spawn.environment.push_back(
-          {"SLUICE_NUMA_RANKS", fmt::format("{}", gpus[rank].numa_ranks)});
-    }
-    if (rank == 0) {
-      spawn.inherited_fd = listener.fd.get();
-      spawn.environment.push_back(
-          {"SLUICE_MASTER_FD", std::to_string(listener.fd.get())});
-    }
-    if (!socket.empty()) spawn.environment.push_back({"SLUICE_SOCKET", socket});
-    auto pid = Spawn(spawn);
-    if (!pid.ok()) {
-      Signal(SIGKILL);
-      for (RankProcess& p : processes_) WaitFor(p.pid, absl::Seconds(5));
-      return pid.status();
-    }
-    process.pid = *pid;
-    processes_.push_back(std::move(process));
-  }
-  return absl::OkStatus();
-}
-
-bool Ranks::running() const { return order_.size() < processes_.size(); }
-
-void Ranks::Signal(int signal) {
-  for (const RankProcess& p : processes_) {
-    if (!p.status.has_value()) kill(p.pid, signal);
-  }
-}
-
-void Ranks::Reap() {
-  for (size_t i = 0; i < processes_.size(); ++i) {
-    RankProcess& p = processes_[i];
-    if (p.status.has_value()) continue;
-    p.status = TryWait(p.pid);
-    if (!p.status.has_value()) continue;
-    order_.push_back(i);
-    if (*p.status != 0 && !failed_at_.has_value()) failed_at_ = absl::Now();
-  }
-}
-
-// Sends SIGTERM to the other ranks kGrace after one has failed, and SIGKILL
-// after kLimit.
-void Ranks::EndOthers() {
-  if (!failed_at_.has_value()) return;
-  const absl::Duration since = absl::Now() - *failed_at_;
-  if (since > kGrace && !terminated_) {
-    terminated_ = true;
-    for (RankProcess& p : processes_) p.told_to_end = !p.status.has_value();
-    Signal(SIGTERM);
-  }
-  if (since > kLimit) {
-    for (RankProcess& p : processes_) p.ended_by_us |= !p.status.has_value();
-    Signal(SIGKILL);
-  }
-}
-
-// Prints which ranks are late. Ends the run if one is too late.
-void Ranks::Look(double now_s) {
-  if (!watchdog_.has_value() || now_s - looked_s_ < 0.5) return;
-  looked_s_ = now_s;
-  std::vector<WatchedRank> ranks;
-  for (const RankProcess& p : processes_) {
-    const bool ended = p.status.has_value();
-    ranks.push_back(
-        {p.rank, p.pid, ended, !ended && IsStopped(p.pid), p.page->Read()});
-  }
-  const WatchVerdict verdict = watchdog_->Look(ranks, now_s);
-  // Clears the line that rank 0 rewrites on a terminal.
-  const char* clear = isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";
-  for (const std::string& note : verdict.notes) {
-    std::fprintf(stderr, "%s%s\n", clear, note.c_str());
-  }
-  if (verdict.end.empty() || failed_at_.has_value()) return;
-  late_ = verdict.end;
-  if (*clear != '\0') std::fputc('\n', stderr);
-  // SIGKILL, because a stopped or hung rank handles no other signal, and the
-  // other ranks wait for it.
-  for (RankProcess& p : processes_) p.ended_by_us |= !p.status.has_value();
-  Signal(SIGKILL);
-}
-
-void Ranks::Forward(int signal) {
-  // A closing terminal may send SIGHUP several times.
-  if (signal == SIGHUP && forwarded_ > 0) return;
-  Signal(++forwarded_ == 1 ? signal : SIGKILL);
-}
-
-void Ranks::Watch(const sigset_t& signals) {
-  while (true) {
-    Reap();
-    const bool some_run = running();
-    if (some_run) {
-      EndOthers();
-      Look(MonotonicSeconds());
-    }
-    // A terminal's Ctrl-C reaches the ranks too, and may have ended all of them
-    // before this process handles it.
-    const timespec wait{0, some_run ? 100'000'000 : 0};
-    const int signal = sigtimedwait(&signals, nullptr, &wait);
-    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
-      Forward(signal);
-    } else if (!some_run && signal < 0) {
-      return;
-    }
-  }
-}
-
-// Returns whether a forwarded signal is the reason that the run ended early.
-bool Ranks::Interrupted() const {
-  if (forwarded_ == 0) return false;
-  for (const RankProcess& p : processes_) {
-    const auto result = ReadResult(p.result_file);
-    if (result.ok() && result->interrupted) return true;
-    // The rank was killed before it could catch signals, or by a second signal.
-    if (!result.ok() && WIFSIGNALED(*p.status) && !p.ended_by_us) return true;
-  }
-  return false;
-}
-
-// Returns the first rank that failed for its own reason, else the first that
-// failed; null if none failed.
-const RankProcess* Ranks::Cause() const {
-  const RankProcess* first = nullptr;
-  for (const size_t i : order_) {
-    const RankProcess& p = processes_[i];
-    if (*p.status == 0) continue;
-    if (first == nullptr) first = &p;
-    const auto result = ReadResult(p.result_file);
-    const bool obeyed = p.told_to_end && WIFSIGNALED(*p.status) &&
-                        WTERMSIG(*p.status) == SIGTERM;
-    const bool victim =
-        p.ended_by_us || obeyed || (result.ok() && result->caused_by_peer);
-    if (!victim) return &p;
-  }
-  return first;
-}
-
-// Returns whether the rank's result is valid: its exit status must match it.
-bool Spoke(int status, const absl::StatusOr<RankResult>& result) {
-  return result.ok() && WIFEXITED(status) &&
-         WEXITSTATUS(status) == result->exit;
-}
-
-std::string Ranks::Blame(const RankProcess& p) const {
-  const auto result = ReadResult(p.result_file);
-  if (Spoke(*p.status, result)) {
-    return processes_.size() == 1 || result->exit == kExitBadInput
-               ? result->message
-               : fmt::format("rank {}: {}", p.rank, result->message);
-  }
-  return fmt::format(
-      "rank {} ended with {}{}", p.rank, DescribeWaitStatus(*p.status),
-      processes_.size() > 1 ? "; the other ranks were ended too" : "");
-}
-
-int Ranks::Report(const RunOptions& options) const {
-  if (!late_.empty()) {
-    std::fprintf(stderr, "error: %s\n", late_.c_str());
-    return kExitFault;
-  }
-  const bool interrupted = Interrupted();
-  const RankProcess* cause = Cause();
-  if (cause != nullptr && interrupted && WIFSIGNALED(*cause->status)) {
-    std::fprintf(stderr,
-                 "error: interrupted before the step's end; what was saved "
-                 "before is whole\n");
-    return kExitInterrupted;
-  }
-  if (cause == nullptr) {
-    const auto result = ReadResult(processes_[0].result_file);
-    if (options.json && result.ok()) std::puts(result->report.c_str());
-    return interrupted ? kExitInterrupted : kExitOk;
-  }
-  const auto result = ReadResult(cause->result_file);
-  const bool spoke = Spoke(*cause->status, result);
-  if (spoke && options.json && !result->report.empty()) {
-    std::puts(result->report.c_str());
-  }
-  std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
-  if (spoke) return result->exit;
-  // The rank could not write its result, but its exit status may be one of
-  // ours.
-  const int own =
-      WIFEXITED(*cause->status) ? WEXITSTATUS(*cause->status) : kExitFault;
-  return own <= kExitOpenFiles ? own : kExitFault;
-}
 
 sigset_t HeldSignals() {
   sigset_t signals;

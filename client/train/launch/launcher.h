@@ -1,24 +1,18 @@
 // Starts the ranks of a run on this node and waits until all have ended.
 //
-// The launcher reads the ranks' progress pages (watch/rank_page.h) twice a
-// second, prints which rank is late, and ends the run after --end-after.
-//
-// Each rank runs this binary with RANK, WORLD_SIZE, LOCAL_RANK,
-// LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun sets them. If
-// one fails, the others have kGrace to end by themselves; then they get
-// SIGTERM, then SIGKILL. All are gone kLimit after the first one failed.
-// SIGINT, SIGTERM and SIGHUP are forwarded once, so that the ranks save and
-// end. A second signal kills them (except SIGHUP, of which a closing terminal
-// may send several).
-//
+// Each rank runs this binary with torchrun's variables. If one fails, the
+// others have kGrace to end by themselves; then they get SIGTERM, then SIGKILL.
+// All are gone kLimit after the first one failed. SIGINT, SIGTERM and SIGHUP
+// are forwarded once, so that the ranks save and end; a second signal kills
+// them (except SIGHUP, of which a closing terminal may send several). A rank
+// that is late by its progress page (watch/rank_page.h) is named, and ends the
+// run after --end-after.
 // Thread safety: one thread, which must be the process's first.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/options.h"
@@ -27,26 +21,6 @@ namespace sluice::train {
 
 inline constexpr absl::Duration kGrace = absl::Seconds(2);
 inline constexpr absl::Duration kLimit = absl::Seconds(4);
-
-// A rank's place in the run, from the environment.
-struct RankEnvironment {
-  int rank = 0;
-  int world_size = 1;
-  int local_rank = 0;
-  int local_world_size = 1;
-  int node = 0;  // equal for the ranks of one node, different for others
-  std::string master_addr = "127.0.0.1";
-  int master_port = 0;
-  int master_listen_fd = -1;  // rank 0 of our launcher: already listening
-  std::string result_file;    // empty: not started by our launcher
-  std::string page_file;  // progress page; empty: not started by our launcher
-  std::optional<GpuPlace> gpu;  // chosen by the launcher
-  int launcher_pid = 0;
-};
-
-// These read this process's environment; see rank_environment.h.
-bool IsRank();
-absl::StatusOr<RankEnvironment> ReadRankEnvironment();
 
 // Blocks SIGINT, SIGTERM, SIGCHLD and, unless it is ignored, SIGHUP until
 // Launch handles them. Call it before actions that must be undone on Ctrl-C.

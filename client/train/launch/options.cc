@@ -83,8 +83,7 @@ absl::Status CheckNumbers(const RunOptions& o) {
   });
 }
 
-// Rejects flags that --rerun excludes, because rerun chunks drop their free
-// classes.
+// Rerun chunks drop their free classes.
 absl::Status CheckRerun(const RunOptions& o) {
   if (o.rerun.value_or(0) == 0) return absl::OkStatus();
   if (o.alpha > 0) {
@@ -125,17 +124,8 @@ absl::Status CheckAttention(const RunOptions& o) {
 }  // namespace
 
 const char* Name(Method method) {
-  switch (method) {
-    case Method::kKeepAll:
-      return "keep-all";
-    case Method::kRecompute:
-      return "recompute";
-    case Method::kAlst:
-      return "alst";
-    case Method::kSluice:
-      return "sluice";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"keep-all", "recompute", "alst", "sluice"};
+  return kNames[static_cast<size_t>(method)];
 }
 
 const char* Name(Dtype dtype) {

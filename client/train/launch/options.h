@@ -1,5 +1,4 @@
 // Parses and checks the command line of sluice-train.
-//
 // Thread safety: values.
 #pragma once
 
@@ -8,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "planner/stream/attention_kernel.h"
 #include "planner/stream/options.h"
@@ -35,8 +33,7 @@ struct RunOptions {
   Method method = Method::kSluice;
   stream::ModelShape model;
   int64_t seq_len = 1024;  // global tokens
-  // Settings of the streamed method. If 0 or unset, they are chosen by
-  // predicted cost (choose_settings.h).
+  // Settings of the streamed method. 0 or unset: chosen (choose_settings.h).
   int64_t chunk = 0;  // global tokens
   int prefetch = 0;
   std::optional<stream::BackwardOrder> order;
@@ -48,8 +45,7 @@ struct RunOptions {
   double alpha = -1;              // negative: the planner chooses
   stream::FractionMap fractions;  // of the classes that are given
   bool keep = true;               // false: the planner keeps no rows on the GPU
-  // The place of AdamW's states. Unset: in HBM if they fit there, else host
-  // memory.
+  // Unset: in HBM if they fit there, else in host memory.
   std::optional<stream::StatePlace> optimizer_states;
   Dtype dtype = Dtype::kFp32;
   AttentionKernel attention = AttentionKernel::kAuto;
@@ -82,21 +78,20 @@ struct RunOptions {
   // step's expected time (watch/watchdog.h).
   double late_after = -1;
   double end_after = -1;
-  // GPUs of the node, given to ranks in turn; empty: spread.
-  std::vector<int64_t> gpus;
+  std::vector<int64_t> gpus;  // given to ranks in turn; empty: spread
   bool probe = false;
   bool json = false;
+
+  int64_t sequences() const { return batch * accumulate; }  // of a step
+  int64_t step_tokens() const { return sequences() * seq_len; }
 };
 
-// The parsed command line. If `exit` >= 0, there is nothing to run (--help was
-// printed): end with this status.
 struct ParsedCommand {
-  int exit = -1;
+  int exit = -1;  // >= 0: end with this status (--help was printed)
   RunOptions options;
 };
 
-// Parses the command line. InvalidArgument: one line that names the flag, its
-// value and the limit.
+// InvalidArgument: one line that names the flag, its value and the limit.
 absl::StatusOr<ParsedCommand> ParseCommandLine(
     const std::vector<std::string>& arguments);
 

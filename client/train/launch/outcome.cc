@@ -2,17 +2,25 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/cord.h"
+#include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
+#include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
 
-// Returns what to do about a shortage. A streamed step's GPU memory grows with
-// its chunk size, and its host memory with the sequence, as ALST's does. The
-// other methods keep activations on the GPU only.
+using Json = nlohmann::ordered_json;
+
+// A streamed step's GPU memory grows with its chunk size, and its host memory
+// with the sequence, as ALST's does. The other methods keep activations on the
+// GPU only.
 const char* AdviceFor(Shortage shortage, std::optional<Method> method) {
   switch (shortage) {
     case Shortage::kGpuMemory:
@@ -39,25 +47,15 @@ const char* AdviceFor(Shortage shortage, std::optional<Method> method) {
 
 }  // namespace
 
-absl::Status DoesNotFit(std::string_view limited_by, std::string_view message) {
-  return Advised(
-      ShortOf(ShortageNamed(limited_by).value_or(Shortage::kNone), message));
-}
-
-absl::Status BadInput(std::string_view message) {
-  return absl::InvalidArgumentError(std::string(message));
-}
-
 absl::Status BadInput(std::string_view message, int error) {
-  return Mark(BadInput(message), ShortageOfErrno(error));
+  return Mark(absl::InvalidArgumentError(std::string(message)),
+              ShortageOfErrno(error));
 }
 
 absl::Status WithAdvice(const absl::Status& status,
                         std::optional<Method> method) {
   const Shortage shortage = ShortageOf(status);
-  if (shortage == Shortage::kNone || IsAdvised(status)) {
-    return status;
-  }
+  if (shortage == Shortage::kNone || IsAdvised(status)) return status;
   absl::Status advised(status.code(),
                        fmt::format("{}; {}", std::string(status.message()),
                                    AdviceFor(shortage, method)));
@@ -81,17 +79,9 @@ std::string LimitedBy(const absl::Status& status) {
 
 int ExitCode(const absl::Status& status) {
   if (status.ok()) return kExitOk;
-  switch (ShortageOf(status)) {
-    case Shortage::kGpuMemory:
-    case Shortage::kHostMemory:
-      return kExitDoesNotFit;
-    case Shortage::kDisk:
-      return kExitDiskFull;
-    case Shortage::kOpenFiles:
-      return kExitOpenFiles;
-    case Shortage::kNone:
-      break;
-  }
+  if (IsOutOfMemory(status)) return kExitDoesNotFit;
+  if (ShortageOf(status) == Shortage::kDisk) return kExitDiskFull;
+  if (ShortageOf(status) == Shortage::kOpenFiles) return kExitOpenFiles;
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
@@ -102,6 +92,37 @@ int ExitCode(const absl::Status& status) {
     default:
       return kExitFault;
   }
+}
+
+absl::Status WriteResult(const std::string& path, const absl::Status& status,
+                         const std::string& report, bool interrupted) {
+  const Json json = {{"exit", ExitCode(status)},
+                     {"message", std::string(status.message())},
+                     {"caused_by_peer", IsCausedByPeer(status)},
+                     {"interrupted", interrupted},
+                     {"report", report}};
+  const std::string temporary = path + ".tmp";
+  std::ofstream out(temporary);
+  out << json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  out.close();
+  if (!out || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return ErrnoStatus(errno, "write " + path);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RankResult> ReadResult(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) return absl::NotFoundError("no result at " + path);
+  const Json json = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return absl::InternalError("broken " + path);
+  RankResult result;
+  result.exit = json.value("exit", kExitFault);
+  result.message = json.value("message", "");
+  result.caused_by_peer = json.value("caused_by_peer", false);
+  result.interrupted = json.value("interrupted", false);
+  result.report = json.value("report", "");
+  return result;
 }
 
 }  // namespace sluice::train

@@ -1,22 +1,21 @@
-// How a run ended, and its exit status.
+// How a run and its ranks ended: exit statuses, advice for users, and the
+// result that a rank hands to its launcher.
 //
 // A Status says what happened, what ran out (proto/base/shortage.h), and
 // whether this rank failed only because another one did
-// (proto/base/peer_fault.h). The last two are Status payloads, so the layers in
-// between just return the Status. The texts for users are added here.
-// Thread safety: pure functions.
+// (proto/base/peer_fault.h).
+// Thread safety: pure functions; results are files.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/train/launch/options.h"
 
 namespace sluice::train {
 
-// Exit statuses of sluice-train.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFault = 1;
 inline constexpr int kExitBadInput = 2;
@@ -25,21 +24,12 @@ inline constexpr int kExitDiskFull = 4;
 inline constexpr int kExitOpenFiles = 5;
 inline constexpr int kExitInterrupted = 130;  // as a shell reports SIGINT
 
-// What did not fit: the values of the report's `limited_by`.
-inline constexpr char kGpuMemory[] = "gpu_memory";
-inline constexpr char kHostMemory[] = "host_memory";
-
-// Returns ResourceExhausted, marked with the memory that ran out. The message
-// already says what to do, so WithAdvice does not change it.
-absl::Status DoesNotFit(std::string_view limited_by, std::string_view message);
-// Returns InvalidArgument: the user can fix it.
-absl::Status BadInput(std::string_view message);
-// Returns BadInput after a failed system call, marked with what ran out if
-// `error` says so.
-absl::Status BadInput(std::string_view message, int error);
+// Returns InvalidArgument: the user can fix it. `error` is the errno of a
+// failed system call; it marks the status with what ran out.
+absl::Status BadInput(std::string_view message, int error = 0);
 // Appends to the message what to do about a shortage, unless it already says
-// so. `method` is the method of a training: a shorter sequence is advised only
-// if the memory that ran out grows with the sequence.
+// so. `method` is that of a training: a shorter sequence is advised only if the
+// memory that ran out grows with it.
 absl::Status WithAdvice(const absl::Status& status,
                         std::optional<Method> method = std::nullopt);
 // Turns Unavailable (no daemon) into NotFound, which the user can fix. Leaves a
@@ -49,5 +39,19 @@ absl::Status AsBadInput(const absl::Status& status);
 // Returns the name of what ran out, or "none".
 std::string LimitedBy(const absl::Status& status);
 int ExitCode(const absl::Status& status);
+
+// How one rank ended. Each rank writes one small JSON file, and the launcher
+// alone decides what the user sees, because only it knows which rank failed
+// first and which ranks only lost a peer.
+struct RankResult {
+  int exit = 0;
+  std::string message;
+  bool caused_by_peer = false;
+  bool interrupted = false;
+  std::string report;  // the JSON to print: the run's or the check's
+};
+absl::Status WriteResult(const std::string& path, const absl::Status& status,
+                         const std::string& report, bool interrupted);
+absl::StatusOr<RankResult> ReadResult(const std::string& path);
 
 }  // namespace sluice::train

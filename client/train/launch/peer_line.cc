@@ -22,8 +22,7 @@ namespace {
 
 constexpr int kTickMs = 100;
 
-// Sets TCP keepalive: four probes, one second apart, after two seconds of
-// silence.
+// Four probes, one second apart, after two seconds of silence.
 void KeepAlive(int fd) {
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
@@ -71,15 +70,13 @@ absl::StatusOr<UniqueFd> ConnectTo(const std::string& host, int64_t port) {
   }
   if (found != nullptr) freeaddrinfo(found);
   if (fd) return fd;
-  return absl::UnavailableError(
-      fmt::format("connect to rank 0 at {}:{}, which passes on the ends of "
-                  "ranks: {}",
-                  host, port, why));
+  return absl::UnavailableError(fmt::format(
+      "connect to rank 0 at {}:{}, which passes on the ends of ranks: {}", host,
+      port, why));
 }
 
 void SendTo(int fd, const std::string& line) {
-  // Lines are few and short, so a full buffer means that the node is dead; the
-  // line is dropped then.
+  // Lines are few and short: if the buffer is full, the node is dead.
   send(fd, line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
@@ -163,8 +160,7 @@ void PeerLine::Look() {
   std::erase_if(peers_, [this](Peer& peer) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return !Read(peer);
   });
-  // A closed connection to rank 0 means that rank 0 died. No message can name
-  // it, so the other ranks do not wait for one.
+  // No message can name the death of rank 0, so others do not wait for one.
   const absl::Duration naming = listener_ ? kNaming : absl::ZeroDuration();
   for (const Peer& peer : peers_) {
     if (absl::Now() - peer.closed_at >= naming) {

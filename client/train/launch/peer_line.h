@@ -7,12 +7,11 @@
 // signal does not count as dead. TCP's keepalive detects within 6 s a node that
 // lost power.
 //
-// If a connection closes, rank 0 waits kNaming before it passes the death on:
-// until then, another rank of that node may send what its daemon knows of the
-// death. Rank 0's own death closes all connections.
+// Rank 0 waits kNaming before it passes a death on: until then, another rank of
+// that node may send what its daemon knows of it. Rank 0's own death closes all
+// connections.
 //
 // The connections carry lines: first "TOKEN RANK", then "died WHAT" or "end".
-//
 // Thread safety: safe.
 #pragma once
 
@@ -42,11 +41,9 @@ class PeerLine {
   // callback runs on the line's thread, at most once, and may block.
   using OnDeath = std::function<void(const std::string& what)>;
 
-  // Listens on all of this node's addresses; for rank 0. Unavailable: it cannot
-  // listen.
+  // Rank 0's: listens on all of this node's addresses.
   static absl::StatusOr<std::unique_ptr<PeerLine>> Hold(OnDeath on_death);
-  // Connects to rank 0; for other ranks. Unavailable: rank 0 is not reached
-  // within 10 s.
+  // Other ranks': Unavailable if rank 0 is not reached within 10 s.
   static absl::StatusOr<std::unique_ptr<PeerLine>> Reach(
       const std::string& address, Place place, int rank, OnDeath on_death);
   ~PeerLine();
@@ -55,8 +52,7 @@ class PeerLine {
   // Sends a death, which may be this rank's own, to all other ranks, unless one
   // was sent or received before. Does not wait for them.
   void Tell(const std::string& what);
-  // Declares this rank's coming end normal: others do not take it for a death,
-  // and this rank reports no death any more.
+  // Declares this rank's coming end normal; it reports no death any more.
   void End();
 
  private:

@@ -1,16 +1,14 @@
 // Ends this rank in time if another one dies or the job is evicted.
 //
 // News of a death comes from this node's daemon or from another rank
-// (PeerLine), while the main thread computes, or hangs in a collective that
-// will never end. The main thread usually notices the death itself, because its
-// collective fails. If it has not ended the run after kGrace, the watch calls
-// `on_timeout`, which reports and leaves the process. NCCL's collectives do not
-// fail by themselves, so the watch calls `on_peer_died` at once, to abort them.
+// (PeerLine), while the main thread computes, or hangs in a collective. NCCL's
+// collectives do not fail by themselves, so the watch calls `on_peer_died` at
+// once, to abort them. If the main thread has not ended the run after kGrace,
+// the watch calls `on_timeout`, which reports and leaves the process.
 //
-// On an eviction the run ends in order: `on_evicted` is called at once, and the
-// run has kEvictedGrace to end its step and save. A lost daemon slows no step:
-// the watch only calls `on_gone`.
-//
+// On an eviction the watch calls `on_evicted` at once, and the run has
+// kEvictedGrace to end its step and save. A lost daemon slows no step: the
+// watch only calls `on_gone`.
 // Thread safety: safe.
 #pragma once
 
@@ -28,7 +26,6 @@ namespace sluice::train {
 class PeerWatch {
  public:
   static constexpr absl::Duration kGrace = absl::Seconds(3);
-
   static constexpr absl::Duration kNews = absl::Milliseconds(1500);
   static constexpr absl::Duration kEvictedGrace = absl::Seconds(30);
 
@@ -47,11 +44,9 @@ class PeerWatch {
   void Attach(client::Session& session, OnPeerDied on_peer_died);
   // Reports a death. `what`: "rank 1 of job demo: killed by signal 9".
   void PeerDied(const std::string& what);
-  // Stops the watch: from now on the end of a peer is normal, and an eviction
-  // has no effect.
+  // From now on the end of a peer is normal, and an eviction has no effect.
   void Disarm();
-  // Returns why the run has to end: a peer's death, marked as one, or an
-  // eviction. OK: it need not end.
+  // Returns a peer's death, marked as one, or an eviction, or OK.
   absl::Status why() const;
   // Returns the Status with which the rank ends, given its own `status`. A
   // peer's death replaces the error of a lost collective (the news may take

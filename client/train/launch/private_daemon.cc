@@ -5,20 +5,30 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 
 #include "absl/time/clock.h"
+#include "client/train/launch/outcome.h"
+#include "client/train/launch/process.h"
+#include "proto/base/cgroup.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
+#include "proto/base/whole_io.h"
 
 namespace sluice::train {
 namespace {
 
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
+
+Bytes OrDefault(Bytes size, Bytes otherwise) {
+  return RoundUp(size.count() > 0 ? size : otherwise, KiB(64));
+}
 
 std::string LastLine(const std::string& path) {
   std::ifstream in(path);
@@ -27,13 +37,6 @@ std::string LastLine(const std::string& path) {
     if (!line.empty()) last = line;
   }
   return last;
-}
-
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  std::ofstream out(path);
-  out << text;
-  out.close();
-  return out ? absl::OkStatus() : ErrnoStatus(errno, "write " + path);
 }
 
 // Reads the daemon's stdout until its ready line, its end or the time limit.
@@ -87,26 +90,20 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> PrivateDaemon::Start(
                           TemporaryFolder::Make("sluice"));
   const std::string config = folder.path() + "/config.toml";
   const std::string log = folder.path() + "/log";
-  SLUICE_RETURN_IF_ERROR(WriteText(config, PrivateConfig(options)));
+  SLUICE_RETURN_IF_ERROR(ReplaceFile(config, PrivateConfig(options)));
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
   const UniqueFd from(ends[0]);
   UniqueFd to(ends[1]);
   const UniqueFd log_fd(
       open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
-  SpawnOptions spawn;
-  spawn.argv = {BinaryFolder() + "/sluice-train",
-                "guard",
-                std::to_string(getpid()),
-                BinaryFolder() + "/sluiced",
-                "--config",
-                config,
-                "--runtime-dir",
-                folder.path()};
-  spawn.own_group = true;
-  spawn.stdout_fd = to.get();
-  spawn.stderr_fd = log_fd.get();
-  SLUICE_ASSIGN_OR_RETURN(const pid_t pid, Spawn(spawn));
+  SLUICE_ASSIGN_OR_RETURN(
+      const pid_t pid,
+      Spawn({BinaryFolder() + "/sluice-train", "guard",
+             std::to_string(getpid()), BinaryFolder() + "/sluiced", "--config",
+             config, "--runtime-dir", folder.path()},
+            {.files = {{to.get(), 1}, {log_fd.get(), 2}},
+             .own_group = true}));  // Ctrl-C at the terminal does not reach it
   to.Reset();
   std::unique_ptr<PrivateDaemon> daemon(
       new PrivateDaemon(std::move(folder), pid));
@@ -128,6 +125,38 @@ void RunGuard(const std::vector<std::string>& arguments) {
   std::fprintf(stderr, "error: cannot start %s: %s\n", argv[0],
                std::strerror(errno));
   _exit(127);
+}
+
+PrivateDaemon::Options PrivateSizes(const RunOptions& options) {
+  const bool check = options.command == Command::kCheck;
+  PrivateDaemon::Options sizes;
+  sizes.gpus = options.ranks;
+  sizes.gpu_memory = OrDefault(options.hbm, check ? GiB(1) : MiB(256));
+  sizes.host_memory = OrDefault(options.host, check ? GiB(4) : GiB(1));
+  sizes.throttled = !check;
+  return sizes;
+}
+
+absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine) {
+  struct Size {
+    const char* flag;
+    Bytes size;
+    const char* what;
+  };
+  for (const Size& s : {Size{"--hbm", options.hbm, "a simulated GPU"},
+                        Size{"--host", options.host, "its host pool"}}) {
+    if (s.size <= machine) continue;
+    return BadInput(fmt::format(
+        "{} {}: {} is made of this machine's memory, which has {}: give less",
+        s.flag, FormatBytes(s.size), s.what, FormatBytes(machine)));
+  }
+  return absl::OkStatus();
+}
+
+Bytes MachineMemory() {
+  const Bytes all(int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE));
+  const auto limit = CgroupMemoryLimit();
+  return limit ? std::min(all, limit->most) : all;
 }
 
 }  // namespace sluice::train

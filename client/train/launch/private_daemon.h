@@ -1,10 +1,8 @@
-// A sluiced for one run only, with simulated GPUs of the requested size.
+// A sluiced for one run only, with simulated GPUs, in a temporary folder.
 //
-// The daemon's runtime folder is temporary and is deleted with it. The daemon
-// is started through this binary's hidden `guard` command, which asks the
+// It is started through this binary's hidden `guard` command, which asks the
 // kernel to end the daemon when the launcher ends, so that not even kill -9 of
-// the launcher leaves the daemon running.
-//
+// the launcher leaves it running.
 // Thread safety: one thread.
 #pragma once
 
@@ -13,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/train/launch/process.h"
+#include "client/train/launch/options.h"
 #include "proto/base/temporary_folder.h"
 #include "proto/base/units.h"
 
@@ -31,9 +29,8 @@ class PrivateDaemon {
     Bytes host_memory;      // in total
     bool throttled = true;  // false: links without a speed limit
   };
-  // Starts the daemon and waits until it is ready. Internal: it did not start;
-  // the message is the last line of its log. DeadlineExceeded: not ready after
-  // 30 s.
+  // Waits until the daemon is ready. Internal: it did not start; the message is
+  // the last line of its log. DeadlineExceeded: not ready after 30 s.
   static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
       const Options& options);
   ~PrivateDaemon();
@@ -48,7 +45,15 @@ class PrivateDaemon {
   pid_t pid_;
 };
 
-// Returns the text of a private daemon's config file.
+// Returns the size for one GPU per rank, with --hbm each (default 256 MiB), and
+// host memory of --host (default 1 GiB). `check` tests correctness and not
+// limits: its defaults fit any shape of a few thousand tokens, and its links
+// have no speed limit. Simulated memory costs nothing until it is touched.
+PrivateDaemon::Options PrivateSizes(const RunOptions& options);
+// InvalidArgument: --hbm or --host exceeds `machine`, the real memory behind
+// the simulated one.
+absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine);
+Bytes MachineMemory();  // or its cgroups' limit, if that is less
 std::string PrivateConfig(const PrivateDaemon::Options& options);
 
 // Runs the hidden command `guard PARENT BINARY ARGUMENTS…`. Does not return.

@@ -6,44 +6,28 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 
 #include "absl/time/clock.h"
 #include "proto/base/file_text.h"
-#include "proto/base/spawn.h"
-#include "proto/base/status.h"
 
 namespace sluice::train {
-namespace {
 
-// Returns this process's environment; `added` replaces variables of it.
-std::vector<std::string> MergedEnvironment(
+std::vector<std::string> EnvironmentWith(
     const std::vector<std::pair<std::string, std::string>>& added) {
   std::vector<std::string> merged;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
-    bool replaced = false;
-    for (const auto& [name, value] : added) {
-      replaced = replaced || text.starts_with(name + "=");
+    if (std::ranges::none_of(added, [&](const auto& variable) {
+          return text.starts_with(variable.first + "=");
+        })) {
+      merged.push_back(text);
     }
-    if (!replaced) merged.push_back(text);
   }
   for (const auto& [name, value] : added) merged.push_back(name + "=" + value);
   return merged;
-}
-
-}  // namespace
-
-absl::StatusOr<pid_t> Spawn(const SpawnOptions& options) {
-  sluice::SpawnOptions as{.environment = MergedEnvironment(options.environment),
-                          .own_group = options.own_group};
-  if (options.stdout_fd >= 0) as.files.emplace_back(options.stdout_fd, 1);
-  if (options.stderr_fd >= 0) as.files.emplace_back(options.stderr_fd, 2);
-  if (options.inherited_fd >= 0) {
-    as.files.emplace_back(options.inherited_fd, options.inherited_fd);
-  }
-  return sluice::Spawn(options.argv, as);
 }
 
 std::optional<int> TryWait(pid_t pid) {

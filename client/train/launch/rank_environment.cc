@@ -13,11 +13,6 @@ namespace {
 
 constexpr long kMostRanks = 1 << 20;
 
-std::optional<std::string> OfProcess(const char* name) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::optional<std::string>(text) : std::nullopt;
-}
-
 // Parses the number at `at` and moves `at` behind it. Returns -1 if none.
 long TakeNumber(const char*& at) {
   char* end = nullptr;
@@ -27,28 +22,30 @@ long TakeNumber(const char*& at) {
   return digits ? std::min(value, long{1} << 30) : -1;
 }
 
-absl::Status ReadNumber(const Variables& variables, const char* name,
-                        std::optional<int> otherwise, int& out) {
-  const auto text = variables(name);
-  if (!text.has_value() && otherwise.has_value()) {
-    out = *otherwise;
-    return absl::OkStatus();
-  }
-  const char* at = text.has_value() ? text->c_str() : "";
-  const long value = TakeNumber(at);
-  if (value < 0 || *at != '\0') {
-    return BadInput(
-        fmt::format("{}={}: must be a number in a rank's "
-                    "environment",
-                    name, text.value_or("(unset)")));
-  }
-  out = static_cast<int>(value);
-  return absl::OkStatus();
-}
+struct NumberVariable {
+  const char* name;
+  int& out;
+  std::optional<int> otherwise = {};  // if the variable is not set
+};
 
-bool IsLocal(const std::string& address) {
-  return address == "localhost" || address == "::1" ||
-         address.starts_with("127.");
+absl::Status ReadNumbers(const Variables& variables,
+                         std::initializer_list<NumberVariable> numbers) {
+  for (const NumberVariable& n : numbers) {
+    const auto text = variables(n.name);
+    if (!text.has_value() && n.otherwise.has_value()) {
+      n.out = *n.otherwise;
+      continue;
+    }
+    const char* at = text.has_value() ? text->c_str() : "";
+    const long value = TakeNumber(at);
+    if (value < 0 || *at != '\0') {
+      return BadInput(
+          fmt::format("{}={}: must be a number in a rank's environment", n.name,
+                      text.value_or("(unset)")));
+    }
+    n.out = static_cast<int>(value);
+  }
+  return absl::OkStatus();
 }
 
 bool StartedBySrun(const Variables& variables) {
@@ -57,8 +54,7 @@ bool StartedBySrun(const Variables& variables) {
          variables("SLURM_PROCID").has_value() && std::atol(tasks->c_str()) > 1;
 }
 
-// Reads the tasks on `node` from Slurm's list: "2(x3),1" means three nodes of
-// two tasks and one of one.
+// Slurm's list "2(x3),1" means three nodes of two tasks and one of one.
 absl::StatusOr<int> TasksOnNode(const std::string& text, int node) {
   const char* at = text.c_str();
   long nodes = 0;
@@ -89,13 +85,10 @@ absl::Status ReadSlurm(const Variables& variables, RankEnvironment& e) {
         variables("SLURM_STEP_NUM_TASKS").value_or(""), name));
   }
   SLUICE_RETURN_IF_ERROR(
-      ReadNumber(variables, "SLURM_PROCID", std::nullopt, e.rank));
-  SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "SLURM_STEP_NUM_TASKS",
-                                    std::nullopt, e.world_size));
-  SLUICE_RETURN_IF_ERROR(
-      ReadNumber(variables, "SLURM_LOCALID", std::nullopt, e.local_rank));
-  SLUICE_RETURN_IF_ERROR(
-      ReadNumber(variables, "SLURM_NODEID", std::nullopt, e.node));
+      ReadNumbers(variables, {{"SLURM_PROCID", e.rank},
+                              {"SLURM_STEP_NUM_TASKS", e.world_size},
+                              {"SLURM_LOCALID", e.local_rank},
+                              {"SLURM_NODEID", e.node}}));
   SLUICE_ASSIGN_OR_RETURN(
       e.local_world_size,
       TasksOnNode(variables("SLURM_STEP_TASKS_PER_NODE").value_or("(unset)"),
@@ -104,20 +97,20 @@ absl::Status ReadSlurm(const Variables& variables, RankEnvironment& e) {
 }
 
 absl::Status ReadTorchrun(const Variables& variables, RankEnvironment& e) {
-  SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "RANK", std::nullopt, e.rank));
   SLUICE_RETURN_IF_ERROR(
-      ReadNumber(variables, "WORLD_SIZE", std::nullopt, e.world_size));
+      ReadNumbers(variables, {{"RANK", e.rank}, {"WORLD_SIZE", e.world_size}}));
+  const bool local = e.master_addr == "localhost" || e.master_addr == "::1" ||
+                     e.master_addr.starts_with("127.");
   for (const char* name : {"LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
-    if (IsLocal(e.master_addr) || variables(name).has_value()) continue;
+    if (local || variables(name).has_value()) continue;
     return BadInput(fmt::format(
         "{} is not set, and MASTER_ADDR={} is another node: which GPU is this "
         "rank's, and who shares it? Set it, as torchrun does",
         name, e.master_addr));
   }
-  SLUICE_RETURN_IF_ERROR(
-      ReadNumber(variables, "LOCAL_RANK", e.rank, e.local_rank));
-  SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "LOCAL_WORLD_SIZE", e.world_size,
-                                    e.local_world_size));
+  SLUICE_RETURN_IF_ERROR(ReadNumbers(
+      variables, {{"LOCAL_RANK", e.local_rank, e.rank},
+                  {"LOCAL_WORLD_SIZE", e.local_world_size, e.world_size}}));
   // torchrun and our launcher number the ranks of a node consecutively.
   e.node = e.rank - e.local_rank;
   return absl::OkStatus();
@@ -137,6 +130,11 @@ absl::Status CheckPlace(const RankEnvironment& e) {
 
 }  // namespace
 
+std::optional<std::string> OfProcess(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::optional<std::string>(text) : std::nullopt;
+}
+
 bool IsRank(const Variables& variables) {
   return variables("RANK").has_value() || StartedBySrun(variables);
 }
@@ -149,31 +147,23 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(
                                                   : ReadTorchrun(variables, e));
   SLUICE_RETURN_IF_ERROR(CheckPlace(e));
   SLUICE_RETURN_IF_ERROR(
-      ReadNumber(variables, "MASTER_PORT", 29500, e.master_port));
-  SLUICE_RETURN_IF_ERROR(
-      ReadNumber(variables, "SLUICE_LAUNCHER_PID", 0, e.launcher_pid));
-  if (e.rank == 0 && variables("SLUICE_MASTER_FD").has_value()) {
-    SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "SLUICE_MASTER_FD",
-                                      std::nullopt, e.master_listen_fd));
+      ReadNumbers(variables, {{"MASTER_PORT", e.master_port, 29500},
+                              {"SLUICE_LAUNCHER_PID", e.launcher_pid, 0}}));
+  if (e.rank == 0) {
+    SLUICE_RETURN_IF_ERROR(
+        ReadNumbers(variables, {{"SLUICE_MASTER_FD", e.master_listen_fd, -1}}));
   }
   e.result_file = variables("SLUICE_RESULT_FILE").value_or("");
   if (variables("SLUICE_GPU").has_value()) {
     int gpu = 0, ranks = 1, numa_ranks = 1;
     SLUICE_RETURN_IF_ERROR(
-        ReadNumber(variables, "SLUICE_GPU", std::nullopt, gpu));
-    SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "SLUICE_GPU_RANKS", 1, ranks));
-    SLUICE_RETURN_IF_ERROR(
-        ReadNumber(variables, "SLUICE_NUMA_RANKS", 1, numa_ranks));
+        ReadNumbers(variables, {{"SLUICE_GPU", gpu},
+                                {"SLUICE_GPU_RANKS", ranks, 1},
+                                {"SLUICE_NUMA_RANKS", numa_ranks, 1}}));
     e.gpu = GpuPlace{gpu, ranks, numa_ranks};
   }
   e.page_file = variables("SLUICE_PAGE_FILE").value_or("");
   return e;
-}
-
-bool IsRank() { return IsRank(OfProcess); }
-
-absl::StatusOr<RankEnvironment> ReadRankEnvironment() {
-  return ReadRankEnvironment(OfProcess);
 }
 
 }  // namespace sluice::train

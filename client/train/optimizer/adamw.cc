@@ -30,11 +30,8 @@ AdamW::States StatesOf(const std::vector<at::Tensor>& tensors) {
 
 std::span<const stream::Round> RoundsOf(const std::vector<stream::Round>& all,
                                         int64_t part) {
-  const auto first =
-      std::ranges::lower_bound(all, part, {}, &stream::Round::part);
-  const auto last =
-      std::ranges::upper_bound(all, part, {}, &stream::Round::part);
-  return {first, last};
+  return {std::ranges::lower_bound(all, part, {}, &stream::Round::part),
+          std::ranges::upper_bound(all, part, {}, &stream::Round::part)};
 }
 
 at::Tensor Slice(const FlatModel& of, const stream::Bucket& bucket) {
@@ -130,49 +127,38 @@ void AdamW::MakePieces() {
           std::min(bucket.offset + bucket.size, entry.offset + entry.size);
       if (begin >= end) continue;
       const int64_t n = end - begin;
-      Piece piece;
-      piece.weight = weights_->flat().narrow(0, begin, n);
-      piece.gradient = gradients_->flat().narrow(0, begin, n);
-      piece.at = state_offset + begin - bucket.offset;
-      piece.size = n;
-      piece.decays = entry.decays;
-      pieces_.push_back(std::move(piece));
+      pieces_.push_back({.weight = weights_->flat().narrow(0, begin, n),
+                         .gradient = gradients_->flat().narrow(0, begin, n),
+                         .at = state_offset + begin - bucket.offset,
+                         .size = n,
+                         .decays = entry.decays});
     }
     state_offset += bucket.size;
   }
 }
 
-// Reduces an even round by one collective, any other round by one per bucket.
-absl::Status AdamW::Reduce(int64_t part) {
+absl::Status AdamW::Move(
+    int64_t part, const FlatModel& of,
+    absl::Status (runtime::Collectives::*even)(at::Tensor&),
+    absl::Status (runtime::Collectives::*single)(at::Tensor&, int)) {
   if (collectives_ == nullptr) return absl::OkStatus();
   for (const stream::Round& round : RoundsOf(rounds_, part)) {
     if (round.even) {
-      at::Tensor all = Slice(*gradients_, round);
-      SLUICE_RETURN_IF_ERROR(collectives_->BeginSumScatter(all));
+      at::Tensor all = Slice(of, round);
+      SLUICE_RETURN_IF_ERROR((collectives_->*even)(all));
       continue;
     }
     for (const stream::Bucket& bucket : round.buckets) {
-      at::Tensor own = Slice(*gradients_, bucket);
-      SLUICE_RETURN_IF_ERROR(collectives_->SumTo(own, bucket.owner));
+      at::Tensor own = Slice(of, bucket);
+      SLUICE_RETURN_IF_ERROR((collectives_->*single)(own, bucket.owner));
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status AdamW::Gather(int64_t part) {
-  if (collectives_ == nullptr) return absl::OkStatus();
-  for (const stream::Round& round : RoundsOf(rounds_, part)) {
-    if (round.even) {
-      at::Tensor all = Slice(*weights_, round);
-      SLUICE_RETURN_IF_ERROR(collectives_->BeginGather(all));
-      continue;
-    }
-    for (const stream::Bucket& bucket : round.buckets) {
-      at::Tensor own = Slice(*weights_, bucket);
-      SLUICE_RETURN_IF_ERROR(collectives_->Broadcast(own, bucket.owner));
-    }
-  }
-  return absl::OkStatus();
+  return Move(part, *weights_, &runtime::Collectives::BeginGather,
+              &runtime::Collectives::Broadcast);
 }
 
 absl::Status AdamW::PartIsDone(int64_t part) {
@@ -181,7 +167,9 @@ absl::Status AdamW::PartIsDone(int64_t part) {
 
 absl::Status AdamW::ReduceFrom(int64_t part) {
   while (reduced_from_ > part) {
-    SLUICE_RETURN_IF_ERROR(Reduce(--reduced_from_));
+    SLUICE_RETURN_IF_ERROR(Move(--reduced_from_, *gradients_,
+                                &runtime::Collectives::BeginSumScatter,
+                                &runtime::Collectives::SumTo));
   }
   return absl::OkStatus();
 }
@@ -193,8 +181,7 @@ absl::StatusOr<double> AdamW::ReduceGradients() {
   if (collectives_ != nullptr) {
     SLUICE_RETURN_IF_ERROR(collectives_->AwaitBegun());
   }
-  // Summed on the gradients' device, in the order of the buckets: the host
-  // waits for one number and not for one per bucket.
+  // Summed on the gradients' device: the host waits for one number only.
   at::Tensor squares =
       at::zeros({}, runtime::On(gradients_->flat().device(), at::kDouble));
   for (const stream::Bucket& bucket : buckets_) {
@@ -214,8 +201,8 @@ absl::StatusOr<double> AdamW::ReduceGradients() {
 }
 
 void AdamW::UpdatePieces(std::span<Piece> pieces) {
-  for (Piece& piece : pieces) {
-    if (scale_ != 1) piece.gradient.mul_(scale_);
+  if (scale_ != 1) {
+    for (Piece& piece : pieces) piece.gradient.mul_(scale_);
   }
   for (const bool decays : {false, true}) {
     std::vector<at::Tensor> targets, gradients, m, v, steps;
@@ -283,8 +270,6 @@ absl::Status AdamW::UpdatePart(int64_t part) {
   return absl::OkStatus();
 }
 
-// With the states in HBM, the next part's weights are gathered while forward
-// computes with this part's.
 absl::Status AdamW::AwaitPart(int64_t part) {
   for (; next_part_ <= part && next_part_ < parts_; ++next_part_) {
     for (; next_gathered_ <= next_part_; ++next_gathered_) {

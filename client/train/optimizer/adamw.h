@@ -4,23 +4,19 @@
 // The flat buffers are cut into rounds of one bucket per rank
 // (planner/stream/states.h). A round's gradients are summed on the buckets'
 // owners, the global norm clips them, the owners update, and the round's new
-// weights go to all ranks: stream::OptimizerCollectives(). The states are fp32:
-// m, v and, for bf16 weights, a master copy of them.
+// weights go to all ranks. The states are fp32: m, v and, for bf16 weights, a
+// master copy of them.
 //
 // The sums of a part of the model begin when backward has its gradients
 // (PartIsDone). With the states in HBM, a part's new weights are gathered while
-// forward computes with the part before it (AwaitPart). So on GPUs both overlap
-// with compute.
+// forward computes with the part before it (AwaitPart). With the states in host
+// memory (host_states.h), Update only records what is to be done: the next
+// forward has each part updated, and its gradients zeroed, before it reads the
+// part. The results are equal to the bit, because the kernel runs on the same
+// pieces.
 //
-// The states are in HBM or in host memory (host_states.h). In host memory,
-// Update only records what is to be done: the next forward has each part of the
-// model updated, and its gradients zeroed, before it reads the part, and copies
-// of later parts overlap with its compute. The results are equal to the bit,
-// because the kernel runs on the same pieces.
-//
-// Gradients arrive as sums over tokens that are already divided by the global
-// number of labels, so they are summed over ranks and not averaged.
-//
+// Gradients arrive divided by the global number of labels, so they are summed
+// over ranks and not averaged.
 // Errors: a failed collective's status. Thread safety: one thread.
 #pragma once
 
@@ -31,7 +27,6 @@
 #include <span>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/torch/ranks/collectives.h"
 #include "client/torch/run/host_stage.h"
@@ -52,8 +47,7 @@ struct AdamWOptions {
   double epsilon = 1e-8;
 };
 
-// Returns the rate of a step, counted from 0: linear warm-up to `lr`, then
-// constant.
+// Steps count from 0: linear warm-up to `lr`, then constant.
 double LearningRate(const AdamWOptions& options, int64_t step);
 
 class AdamW final : public runtime::PendingWeights {
@@ -64,12 +58,10 @@ class AdamW final : public runtime::PendingWeights {
   AdamW(const AdamWOptions& options, FlatModel* weights, FlatModel* gradients,
         runtime::Collectives* collectives,
         std::unique_ptr<HostStates> host = nullptr);
-  // Zeroes the states in host memory before the first step. Errors are the
-  // stage's.
+  // Initializes states in host memory before the first step.
   absl::Status ClearHost(runtime::HostStage& stage);
 
-  // Lets PartIsDone begin sums: from now on it is called for the step's last
-  // sequence.
+  // Lets PartIsDone begin sums.
   void BeginLastSequence() { last_sequence_ = true; }
   // Sums gradients on their owners and returns the global norm, for which the
   // host waits once. Afterwards the gradients of other ranks' buckets are
@@ -78,8 +70,7 @@ class AdamW final : public runtime::PendingWeights {
   // Updates the weights on all ranks. `norm` is ReduceGradients()'s. The update
   // is pending: weights, gradients and states are complete after FinishUpdate.
   absl::Status Update(int64_t step, double norm);
-  // Completes a pending update, on all ranks together. The host waits for the
-  // states.
+  // Completes a pending update, on all ranks together.
   absl::Status FinishUpdate();
   // Zeroes the gradients at a step's start. With `host` it does nothing,
   // because a pending update zeroes the gradients of each part.
@@ -106,8 +97,7 @@ class AdamW final : public runtime::PendingWeights {
     bool decays;
   };
   void MakePieces();
-  // Binds consecutive pieces to `states`, which begin at this rank's element
-  // `begin`.
+  // Binds pieces to `states`, which begin at this rank's element `begin`.
   static void Bind(std::span<Piece> pieces, const States& states,
                    int64_t begin);
   // Updates the weights of `pieces`, which must be bound to states in HBM.
@@ -115,9 +105,12 @@ class AdamW final : public runtime::PendingWeights {
   absl::Status UpdateUnit();
   // With host_ set, updates the rest of a part and zeroes its gradients.
   absl::Status UpdatePart(int64_t part);
-  // Reduce begins the sums of a part's gradients, Gather the gathering of its
-  // weights.
-  absl::Status Reduce(int64_t part);
+  // Calls `even` for each even round of a part, and `single` for each bucket of
+  // its other rounds.
+  absl::Status Move(int64_t part, const FlatModel& of,
+                    absl::Status (runtime::Collectives::*even)(at::Tensor&),
+                    absl::Status (runtime::Collectives::*single)(at::Tensor&,
+                                                                 int));
   absl::Status ReduceFrom(int64_t part);
   absl::Status Gather(int64_t part);
 

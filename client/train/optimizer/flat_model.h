@@ -1,10 +1,6 @@
-// A model's tensors as views into one flat buffer.
-//
-// ZeRO-1 cuts the buffer into buckets without regard to tensors, and one buffer
-// is one allocation, so no HBM is lost between tensors. Weights have the
-// model's dtype, gradients are fp32; both have the same order
-// (runtime::NamedTensors), so a position means the same in both.
-//
+// A model's tensors as views into one flat buffer, which ZeRO-1 cuts into
+// buckets without regard to tensors. Weights have the model's dtype, gradients
+// are fp32; both have the same order (runtime::NamedTensors).
 // Thread safety: one thread.
 #pragma once
 
@@ -17,7 +13,6 @@
 #include "absl/status/status.h"
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/run/host_stage.h"
-#include "planner/stream/layouts.h"
 
 namespace sluice::train {
 
@@ -34,8 +29,7 @@ std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config);
 
 class FlatModel {
  public:
-  // Makes a zero-filled model as one tensor, from c10's current allocator of
-  // the device.
+  // Zero-filled, one allocation from c10's current allocator of the device.
   FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
             at::Device device);
 
@@ -45,12 +39,10 @@ class FlatModel {
   runtime::ModelTensors& tensors() { return tensors_; }
   int64_t size() const { return flat_.numel(); }
 
-  // Sets one of entries() from values of any type in host memory, through
-  // `stage`. Errors are the stage's.
+  // Sets one of entries() from values of any type in host memory.
   absl::Status Set(const FlatEntry& entry, const at::Tensor& values,
                    runtime::HostStage& stage);
-  // Sets the first weights of `seed` (model_tensors.h) through `stage`. They
-  // are the same for every number of ranks. Errors are the stage's.
+  // Sets the first weights of `seed`, the same for every number of ranks.
   absl::Status Initialize(const stream::ModelShape& config, uint64_t seed,
                           runtime::HostStage& stage);
 

@@ -57,11 +57,8 @@ client::CopyRequest HostStates::Request(int64_t count,
     auto* const host = static_cast<std::byte*>(tensors_[i].data_ptr()) +
                        unit.begin * tensors_[i].element_size();
     const Bytes size(static_cast<int64_t>(here.nbytes()));
-    if (direction == device::CopyDirection::kHostToDevice) {
-      request.pieces.push_back({hbm, host, size});
-    } else {
-      request.pieces.push_back({host, hbm, size});
-    }
+    const bool in = direction == device::CopyDirection::kHostToDevice;
+    request.pieces.push_back({in ? hbm : host, in ? host : hbm, size});
   }
   return request;
 }
@@ -91,9 +88,7 @@ absl::StatusOr<std::vector<at::Tensor>> HostStates::Take() {
   SLUICE_CHECK(fetched_ > done_);
   SLUICE_RETURN_IF_ERROR(options_.copies->Wait(SlotOf(done_).arrived));
   std::vector<at::Tensor> unit;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    unit.push_back(InSlot(done_, i));
-  }
+  for (size_t i = 0; i < tensors_.size(); ++i) unit.push_back(InSlot(done_, i));
   return unit;
 }
 

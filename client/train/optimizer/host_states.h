@@ -5,7 +5,6 @@
 // leaving. A copy in waits for the last copy out of its slot and of its unit.
 // All slots but the one in use arrive ahead of compute, so the first units of
 // the next update arrive while backward computes.
-//
 // Errors: the copy engine's. Thread safety: the compute thread only.
 #pragma once
 
@@ -17,7 +16,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/copy/copy_engine.h"
 #include "planner/stream/states.h"
@@ -50,10 +48,8 @@ class HostStates {
 
   // Begins an update: fetches as many units ahead as there are slots.
   void Start();
-  // Returns whether the next unit has arrived.
   bool Arrived() const;
-  // Returns the next unit's states in HBM, in the order of tensors(); compute
-  // waits for it.
+  // Returns the next unit's states in HBM; compute waits for it.
   absl::StatusOr<std::vector<at::Tensor>> Take();
   // Copies the unit back to host memory once compute so far is done.
   void GiveBack();

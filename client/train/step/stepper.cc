@@ -13,16 +13,10 @@ namespace sluice::train {
 namespace {
 
 runtime::BaselineMethod BaselineMethodOf(Method method) {
-  switch (method) {
-    case Method::kKeepAll:
-      return runtime::BaselineMethod::kKeepAll;
-    case Method::kAlst:
-      return runtime::BaselineMethod::kAlst;
-    case Method::kRecompute:
-    case Method::kSluice:
-      break;
-  }
-  return runtime::BaselineMethod::kRecompute;
+  using runtime::BaselineMethod;
+  if (method == Method::kKeepAll) return BaselineMethod::kKeepAll;
+  return method == Method::kAlst ? BaselineMethod::kAlst
+                                 : BaselineMethod::kRecompute;
 }
 
 class BaselineStepper final : public Stepper {
@@ -40,48 +34,7 @@ class BaselineStepper final : public Stepper {
     if (copies_ != nullptr) copies_->Drain().IgnoreError();
   }
 
-  // Leases host memory for this rank's layer inputs and starts a copy engine,
-  // as the sluice method does. For alst only. A collective.
-  absl::Status PrepareInputs() {
-    return runtime::Agree(context_.collectives, MakeInputs());
-  }
-
-  absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
-                                          const at::Tensor& labels,
-                                          int64_t global_count) override {
-    return runtime::BaselineStep(options_, context_.weights->tensors(),
-                                 context_.gradients->tensors(), tokens, labels,
-                                 global_count);
-  }
-
-  // Returns a layout in which the whole sequence is one chunk.
-  stream::ChunkLayout layout() const override {
-    return stream::ChunkLayout(options_.seq_len, options_.seq_len,
-                               context_.environment->world_size);
-  }
-
-  // Returns ratios: backward costs two forwards, and a third if each layer runs
-  // again.
-  SegmentCosts costs() const override {
-    const int64_t layers = options_.model.layers;
-    const bool again = options_.method != runtime::BaselineMethod::kKeepAll;
-    return {{"layer.forward", {1, layers}},
-            {"layer.backward", {again ? 3.0 : 2.0, layers}}};
-  }
-
-  Bytes host_bytes() const override {
-    return context_.memory->fixed_host() +
-           (host_ != nullptr ? host_->size() : Bytes(0));
-  }
-  client::CopyStats copies() const override {
-    return copies_ != nullptr ? copies_->stats() : client::CopyStats{};
-  }
-  std::vector<client::CopyRecord> TakeCopies() override {
-    return copies_ != nullptr ? copies_->TakeTimeline()
-                              : std::vector<client::CopyRecord>{};
-  }
-
- private:
+  // Leases host memory for alst's layer inputs.
   absl::Status MakeInputs() {
     SLUICE_ASSIGN_OR_RETURN(copies_,
                             context_.memory->StartCopies(WantsTrace(context_)));
@@ -102,6 +55,40 @@ class BaselineStepper final : public Stepper {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
+                                          const at::Tensor& labels,
+                                          int64_t global_count) override {
+    return runtime::BaselineStep(options_, context_.weights->tensors(),
+                                 context_.gradients->tensors(), tokens, labels,
+                                 global_count);
+  }
+
+  stream::ChunkLayout layout() const override {
+    return stream::ChunkLayout(options_.seq_len, options_.seq_len,
+                               context_.environment->world_size);
+  }
+
+  // Backward costs two forwards, and a third if each layer runs again.
+  SegmentCosts costs() const override {
+    const int64_t layers = options_.model.layers;
+    const bool again = options_.method != runtime::BaselineMethod::kKeepAll;
+    return {{"layer.forward", {1, layers}},
+            {"layer.backward", {again ? 3.0 : 2.0, layers}}};
+  }
+
+  Bytes host_bytes() const override {
+    return context_.memory->fixed_host() +
+           (host_ != nullptr ? host_->size() : Bytes(0));
+  }
+  client::CopyStats copies() const override {
+    return copies_ != nullptr ? copies_->stats() : client::CopyStats{};
+  }
+  std::vector<client::CopyRecord> TakeCopies() override {
+    return copies_ != nullptr ? copies_->TakeTimeline()
+                              : std::vector<client::CopyRecord>{};
+  }
+
+ private:
   StepperContext context_;
   runtime::BaselineOptions options_;
   std::unique_ptr<client::CopyEngine> copies_;  // these three are alst's
@@ -138,7 +125,6 @@ runtime::StreamedStepper::Options StreamedOptions(
       .record_copies = WantsTrace(context)};
 }
 
-// The streamed run of client/torch/run.
 class SluiceStepper final : public Stepper {
  public:
   explicit SluiceStepper(const StepperContext& context)
@@ -168,9 +154,6 @@ class SluiceStepper final : public Stepper {
   client::CopyStats copies() const override { return run_->copies(); }
   double alpha() const override { return run_->alpha(); }
   stream::FractionMap fractions() const override { return run_->fractions(); }
-  const plan::RankPlan* own_plan() const override {
-    return run_->saved_plan().own();
-  }
   std::optional<stream::StepPrice> price() const override {
     stream::StreamOptions runs = StreamedOptions(context_).stream;
     runs.fractions = run_->fractions();
@@ -224,7 +207,8 @@ absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
   }
   auto stepper = std::make_unique<BaselineStepper>(context);
   if (context.options->method == Method::kAlst) {
-    SLUICE_RETURN_IF_ERROR(stepper->PrepareInputs());
+    SLUICE_RETURN_IF_ERROR(
+        runtime::Agree(context.collectives, stepper->MakeInputs()));
   }
   return stepper;
 }

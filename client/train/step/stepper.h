@@ -1,5 +1,4 @@
 // Runs one micro-batch forward and backward by the chosen method.
-//
 // Thread safety: one thread.
 #pragma once
 
@@ -18,8 +17,8 @@
 #include "client/torch/run/host_stage.h"
 #include "client/torch/run/plan_change.h"
 #include "client/torch/run/run_context.h"
-#include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"
+#include "client/train/launch/rank_environment.h"
 #include "client/train/optimizer/flat_model.h"
 #include "client/train/watch/rank_watch.h"
 #include "planner/stream/fractions.h"
@@ -27,7 +26,6 @@
 #include "planner/stream/profile.h"
 #include "planner/stream/states.h"
 #include "proto/plan/plan.h"
-#include "proto/plan/profile.h"
 
 namespace sluice::train {
 
@@ -78,21 +76,21 @@ class Stepper {
                                                   const at::Tensor& labels,
                                                   int64_t global_count) = 0;
   virtual stream::ChunkLayout layout() const = 0;
-  // Returns the cost of a sequence's segments, measured; for baselines, only
-  // the ratios between them.
+  // Returns measured costs of a sequence's segments; for baselines, ratios.
   virtual SegmentCosts costs() const = 0;
   // Returns all host memory that the rank holds, as plans count it.
   virtual Bytes host_bytes() const = 0;
-  // Returns the copies' statistics; only sluice and alst copy.
   virtual client::CopyStats copies() const { return {}; }
-  // Returns the plan's alpha; only sluice has a plan.
+  // Only sluice has a plan.
   virtual double alpha() const { return 0; }
   // Returns the fractions in use, of every class including scratch.
   virtual stream::FractionMap fractions() const { return {}; }
-  virtual const plan::RankPlan* own_plan() const { return nullptr; }
   virtual std::optional<stream::StepPrice> price() const { return {}; }
   virtual runtime::PlanSummary plan() const { return {}; }
   virtual const runtime::SavedPlan* saved_plan() const { return nullptr; }
+  const plan::RankPlan* own_plan() const {
+    return saved_plan() != nullptr ? saved_plan()->own() : nullptr;
+  }
   // Returns one line on how the plan was obtained; empty: as usual.
   virtual std::string note() const { return ""; }
   virtual std::vector<client::CopyRecord> TakeCopies() { return {}; }
@@ -105,8 +103,7 @@ class Stepper {
 
 // Makes the stepper of --method. A collective, except for keep-all and
 // recompute. `saved` (may be null) is a plan that lets a streamed run skip
-// calibration and planning if the plan still fits. DoesNotFit: the message says
-// what ran out.
+// calibration and planning if it still fits.
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
     const StepperContext& context, const runtime::SavedPlan* saved);
 
@@ -114,7 +111,7 @@ absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
 // or with --round-output; never for fp32.
 bool RoundsOutput(const StepperContext& context);
 
-// Returns whether this rank records the timeline for --trace: rank 0 does.
+// Returns whether this rank records the timeline for --trace.
 bool WantsTrace(const StepperContext& context);
 
 }  // namespace sluice::train

@@ -1,7 +1,5 @@
-// Progress for people on stderr; stdout is for the object of --json.
-//
-// On a terminal one line is rewritten and notes go above it; elsewhere (a log
-// file, a pipe) everything is a line of its own.
+// Progress for people on stderr. On a terminal one line is rewritten and notes
+// go above it; elsewhere (a log file, a pipe) everything is a line of its own.
 // Thread safety: safe.
 #pragma once
 
@@ -16,10 +14,8 @@ class Console {
   Console();
   ~Console();
   bool terminal() const { return terminal_; }
-  // Shows progress. On a terminal it replaces the former progress.
-  void Line(const std::string& text);
-  // Prints a line of its own, which stays.
-  void Note(const std::string& text);
+  void Line(const std::string& text);  // progress
+  void Note(const std::string& text);  // a line of its own, which stays
   // Ends the rewritten line, before other output to stderr.
   void Close();
 

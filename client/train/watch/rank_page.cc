@@ -18,6 +18,10 @@ namespace sluice::train {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+// By RankPhase.
+constexpr const char* kPhases[] = {
+    "starting",          "calibrating", "waiting for the daemon's plan",
+    "between two steps", "in a step",   "saving a checkpoint"};
 
 // A short text in words that are each read and written atomically.
 class SharedText {
@@ -54,28 +58,10 @@ struct RankPage::Shared {
   SharedText segment, waits_in;
 };
 
-const char* Words(RankPhase phase) {
-  switch (phase) {
-    case RankPhase::kStarting:
-      return "starting";
-    case RankPhase::kCalibrating:
-      return "calibrating";
-    case RankPhase::kPlanning:
-      return "waiting for the daemon's plan";
-    case RankPhase::kReady:
-      return "between two steps";
-    case RankPhase::kStep:
-      return "in a step";
-    case RankPhase::kSaving:
-      return "saving a checkpoint";
-  }
-  return "?";
-}
-
 std::string Where(const RankSample& s) {
   std::string text = s.phase == RankPhase::kStep
                          ? fmt::format("step {}", s.step)
-                         : Words(s.phase);
+                         : kPhases[static_cast<size_t>(s.phase)];
   if (s.place.layer >= 0) {
     text += fmt::format(", layer {} of {}", s.place.layer + 1, s.layers);
   }

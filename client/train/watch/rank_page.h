@@ -1,10 +1,7 @@
 // A page in shared memory that shows what a rank is doing. The rank writes the
-// page; its own monitor thread and the launcher read it.
-//
-// A rank that hangs or is stopped cannot answer a question. So it writes as it
-// goes along (a few relaxed stores per segment), and the last values show where
-// it is.
-//
+// page as it goes along (a few relaxed stores per segment), because a rank that
+// hangs or is stopped cannot answer a question; its own monitor thread and the
+// launcher read it.
 // Thread safety: one writer (the compute thread; for Set... also the watch),
 // any number of readers, in this process or others. A reader may see fields of
 // two neighbouring moments; the page of a rank that stands still is exact.
@@ -28,8 +25,6 @@ enum class RankPhase : uint32_t {
   kStep,
   kSaving,
 };
-// Returns text such as "waiting for the daemon's plan".
-const char* Words(RankPhase phase);
 
 struct RankSample {
   uint64_t events = 0;       // counts everything that the rank does
@@ -52,8 +47,7 @@ double SecondsLeft(const RankSample& sample, double now_s);
 
 class RankPage {
  public:
-  // Makes the file if it does not exist. An empty path makes a page that only
-  // this process sees.
+  // An empty path makes a page that only this process sees.
   static absl::StatusOr<std::unique_ptr<RankPage>> Open(
       const std::string& path);
   ~RankPage();
@@ -61,9 +55,8 @@ class RankPage {
   void Enter(RankPhase phase, double now_s);
   void BeginStep(int64_t step, double expected_s);
   void SetExpected(double seconds);
-  // Records that a piece of work begins; empty: it ended.
+  // These record that a segment or collective begins; empty: it ended.
   void SetSegment(std::string_view kind, const StepTracker& tracker);
-  // Records that a collective begins; empty: it ended.
   void SetCollective(std::string_view what);
 
   RankSample Read() const;

@@ -1,11 +1,11 @@
 #include "client/train/watch/rank_watch.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "client/train/watch/stop.h"
 #include "client/train/watch/words.h"
 #include "proto/base/clock.h"
 
@@ -20,18 +20,43 @@ constexpr double kLogSeconds = 10;
 // The interval between two checks whether a lost daemon is back.
 constexpr double kDaemonSeconds = 2;
 
-}  // namespace
+std::atomic<bool> stop_requested{false};
+std::atomic<int> stop_signal{0};  // the first that requested a stop; 0: none
+static_assert(std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<int>::is_always_lock_free);
 
-std::unique_ptr<RankWatch> RankWatch::Start(const Options& options) {
-  auto page = RankPage::Open(options.page_file);
-  if (!page.ok()) page = RankPage::Open("");
-  return std::unique_ptr<RankWatch>(
-      new RankWatch(options, std::move(page).value()));
+void OnSignal(int signal) {
+  int none = 0;
+  stop_signal.compare_exchange_strong(none, signal);
+  stop_requested = true;
 }
 
-RankWatch::RankWatch(const Options& options, std::unique_ptr<RankPage> page)
+std::unique_ptr<RankPage> OpenPage(const std::string& path) {
+  auto page = RankPage::Open(path);
+  if (!page.ok()) page = RankPage::Open("");
+  return std::move(page).value();
+}
+
+}  // namespace
+
+void InstallStopSignals() {
+  struct sigaction action {};
+  action.sa_handler = OnSignal;
+  // Reads and writes go on: the flag is read only at the end of a step.
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  // nohup ignores SIGHUP; then a closed terminal must not end the run.
+  if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+}
+
+void RequestStop() { stop_requested = true; }
+
+RankWatch::RankWatch(const Options& options)
     : options_(options),
-      page_(std::move(page)),
+      page_(OpenPage(options.page_file)),
       watchdog_(options.limits, /*alone=*/true) {
   Enter(RankPhase::kStarting);
   thread_ = std::thread([this] { Run(); });
@@ -86,7 +111,7 @@ void RankWatch::At(std::string_view what) {
 
 bool RankWatch::HearStop(int64_t next) {
   const MutexLock lock(stop_mutex_);
-  if (StopRequested()) {
+  if (stop_requested) {
     SayStop(page_->Read(), MonotonicSeconds());
     return true;
   }
@@ -134,13 +159,13 @@ void RankWatch::SayProgress(const RankSample& sample, double now_s) {
 
 void RankWatch::LookForStop(double now_s) {
   const MutexLock lock(stop_mutex_);
-  if (StopRequested()) SayStop(page_->Read(), now_s);
+  if (stop_requested) SayStop(page_->Read(), now_s);
 }
 
 void RankWatch::SayStop(const RankSample& sample, double now_s) {
   if (stop_said_ || !options_.speaks) return;
   stop_said_ = true;
-  console_.Note(StopText({.signal = StopSignal(),
+  console_.Note(StopText({.signal = stop_signal,
                           .last_step = last_step_,
                           .save = options_.save,
                           .second_kills = options_.launched},
@@ -156,7 +181,6 @@ void RankWatch::DaemonGone(const std::string& reason) {
       options_.daemon, reason));
 }
 
-// Reports that a lost daemon is back. The new daemon knows nothing of this run.
 void RankWatch::SayDaemon(double now_s) {
   const double gone_s = daemon_gone_s_;
   if (gone_s == 0 || now_s - asked_daemon_s_ < kDaemonSeconds) return;

@@ -1,10 +1,7 @@
 // A rank's own watch: maintains the rank's page, and reports the progress of a
-// long step and the effect of a signal.
-//
-// The compute thread records what it does (segments, collectives, phases) with
-// a few stores; a monitor thread reads the page and prints, so a rank that
+// long step and the effect of a signal. The compute thread records what it does
+// with a few stores; a monitor thread reads the page and prints, so a rank that
 // computes, waits or hangs is never silent.
-//
 // Thread safety: the methods of "what the rank does" belong to the compute
 // thread; the others are safe.
 #pragma once
@@ -25,6 +22,12 @@
 
 namespace sluice::train {
 
+// Makes SIGINT, SIGTERM and SIGHUP (unless ignored) call RequestStop: the run
+// stops at the end of the step. The handler only sets atomics.
+void InstallStopSignals();
+// Also called when the daemon evicts the job. Safe.
+void RequestStop();
+
 class RankWatch final : public runtime::SegmentObserver,
                         public runtime::RunWatch {
  public:
@@ -34,20 +37,17 @@ class RankWatch final : public runtime::SegmentObserver,
     bool launched = false;  // by our launcher
     int64_t steps = 0;
     std::string save;
-    // Returns whether the daemon answers. One rank per node reports when its
-    // daemon goes and comes back; null in other ranks.
+    // Set in one rank per node, which reports when its daemon goes and is back.
     std::function<bool()> daemon_answers;
     std::string daemon;  // its socket, for people
-    // These three are set without our launcher: the limits of this rank's own
-    // watchdog, and a callback that ends the rank, run on the watch's thread.
-    // `end` is null under our launcher.
+    // Without our launcher: the limits of this rank's own watchdog, and a
+    // callback on the watch's thread that ends the rank; else `end` is null.
     WatchLimits limits;
     int rank = 0;
     std::function<void(const std::string&)> end;
   };
-  // Starts the watch. If the page cannot be made, other processes cannot watch
-  // this rank, but the rank runs.
-  static std::unique_ptr<RankWatch> Start(const Options& options);
+  // If the page cannot be made, only this process can watch the rank.
+  explicit RankWatch(const Options& options);
   ~RankWatch() override;
 
   Console& console() { return console_; }
@@ -61,17 +61,15 @@ class RankWatch final : public runtime::SegmentObserver,
   void BeginCalibration(int64_t layers, int64_t chunks) override;
   void BeginPlanning() override { Enter(RankPhase::kPlanning); }
   void EndPlanning() override { Enter(RankPhase::kStarting); }
-  // Sets the parts of the steps to come, and their expected duration; 0:
-  // unknown.
+  // Sets the parts and expected duration (0: unknown) of the steps to come.
   void Expect(StepTracker tracker, double seconds);
   void BeginStep(int64_t step, int64_t sequences);
   void BeginSequence(int64_t index);
   void EndStep(double seconds);
   // Records a piece of a step that is no segment; empty: the piece ended.
   void At(std::string_view what);
-  // Returns whether a stop was requested. Prints the request if that was not
-  // done yet, so that no run ends unexplained. A request that comes later ends
-  // the run after step `next`.
+  // Returns whether a stop was requested, and prints that if it was not printed
+  // yet. A request that comes later ends the run after step `next`.
   bool HearStop(int64_t next);
   void SegmentBegan(std::string_view kind) override;
   void SegmentEnded(std::string_view kind) override;
@@ -80,7 +78,6 @@ class RankWatch final : public runtime::SegmentObserver,
   double expected_s() const { return expected_s_; }
 
  private:
-  RankWatch(const Options& options, std::unique_ptr<RankPage> page);
   void Run();
   void SayProgress(const RankSample& sample, double now_s);
   void LookForStop(double now_s);
@@ -102,11 +99,10 @@ class RankWatch final : public runtime::SegmentObserver,
   std::atomic<double> daemon_gone_s_{0};  // when it was lost; 0: it answers
   double measured_s_ = 0;                 // of the last step
 
-  // Both threads print a stop request; the mutex makes one of them do so.
+  // Either thread prints a stop request, once.
   Mutex stop_mutex_;
   bool stop_said_ ABSL_GUARDED_BY(stop_mutex_) = false;
-  // The step after which the run would end if a stop were requested now; 0:
-  // before the first.
+  // The run would end after it if a stop were requested now; 0: at once.
   int64_t last_step_ ABSL_GUARDED_BY(stop_mutex_) = 0;
 
   Mutex mutex_;

@@ -11,30 +11,17 @@ bool Has(std::string_view kind, std::string_view part) {
 
 // Returns the kind without ".full" or ".tail".
 std::string_view Base(std::string_view kind) {
-  if (kind.ends_with(".full") || kind.ends_with(".tail")) {
-    kind.remove_suffix(5);
-  }
+  if (kind.ends_with(".full") || kind.ends_with(".tail")) kind.remove_suffix(5);
   return kind;
-}
-
-// Returns whether the kind runs exactly once per chunk. Other kinds keep the
-// place of the kind before them.
-bool OncePerChunk(std::string_view kind) {
-  return !Has(kind, "offdiagonal") && !Has(kind, "recompute");
-}
-
-bool OfLayer(std::string_view kind) {
-  return !kind.starts_with("embed") && !kind.starts_with("loss");
 }
 
 }  // namespace
 
-double TotalSeconds(const SegmentCosts& costs) {
-  double sum = 0;
-  for (const auto& [kind, cost] : costs) {
-    sum += cost.seconds * static_cast<double>(cost.executions);
+StepTracker::StepTracker(int64_t layers, int64_t chunks, SegmentCosts costs)
+    : layers_(layers), chunks_(chunks), costs_(std::move(costs)) {
+  for (const auto& [kind, cost] : costs_) {
+    total_ += cost.seconds * static_cast<double>(cost.executions);
   }
-  return sum;
 }
 
 void StepTracker::BeginStep(int64_t sequences) {
@@ -51,17 +38,18 @@ void StepTracker::BeginSequence(int64_t index) {
 
 void StepTracker::Began(std::string_view kind) {
   const std::string_view base = Base(kind);
-  if (!OncePerChunk(base)) return;
-  const auto found = begun_.find(base);
-  const int64_t before = found != begun_.end()
-                             ? found->second++
-                             : begun_.emplace(base, 1).first->second - 1;
+  // These do not run once per chunk; they keep the place of the kind before.
+  if (Has(base, "offdiagonal") || Has(base, "recompute")) return;
+  auto begun = begun_.find(base);
+  if (begun == begun_.end()) begun = begun_.emplace(base, 0).first;
+  const int64_t before = begun->second++;
+  const int64_t chunks = std::max<int64_t>(chunks_, 1);
   place_.backward = Has(base, "backward");
   // The loss takes several small chunks at once.
-  place_.chunk =
-      base.starts_with("loss") ? -1 : before % std::max<int64_t>(chunks_, 1);
-  const int64_t nth = before / std::max<int64_t>(chunks_, 1);
-  place_.layer = !OfLayer(base)    ? -1
+  place_.chunk = base.starts_with("loss") ? -1 : before % chunks;
+  const int64_t nth = before / chunks;
+  const bool outside = base.starts_with("embed") || base.starts_with("loss");
+  place_.layer = outside           ? -1
                  : place_.backward ? std::max<int64_t>(layers_ - 1 - nth, 0)
                                    : nth;
 }
@@ -73,11 +61,9 @@ void StepTracker::Ended(std::string_view kind) {
 
 double StepTracker::fraction() const {
   if (total_ <= 0) return 0;
-  const double sequences = static_cast<double>(sequences_);
   const double done =
-      (static_cast<double>(sequence_) + std::min(done_ / total_, 1.0)) /
-      sequences;
-  return std::clamp(done, 0.0, 1.0);
+      static_cast<double>(sequence_) + std::min(done_ / total_, 1.0);
+  return std::clamp(done / static_cast<double>(sequences_), 0.0, 1.0);
 }
 
 }  // namespace sluice::train

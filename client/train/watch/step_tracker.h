@@ -1,10 +1,8 @@
 // Derives where a step is, and how much of it is done, from the segments that
-// ran.
-//
-// Segments come in the order of the streamed step (client/torch/README.md). The
-// count of a kind that runs once per chunk gives its chunk and layer; backward
-// goes from the last layer to the first. The baselines' layers are segments
-// too, with the whole sequence as one chunk.
+// ran. Segments come in the streamed order (client/torch/README.md):
+// the count of a kind that runs once per chunk gives its chunk and layer;
+// backward goes from the last layer to the first. The baselines' layers are
+// segments too, with the whole sequence as one chunk.
 // Thread safety: one thread.
 #pragma once
 
@@ -12,7 +10,6 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <utility>
 
 namespace sluice::train {
 
@@ -29,17 +26,10 @@ struct SegmentCost {
 };
 using SegmentCosts = std::map<std::string, SegmentCost, std::less<>>;
 
-// Returns the seconds of one sequence.
-double TotalSeconds(const SegmentCosts& costs);
-
 class StepTracker {
  public:
   StepTracker() = default;
-  StepTracker(int64_t layers, int64_t chunks, SegmentCosts costs)
-      : layers_(layers),
-        chunks_(chunks),
-        costs_(std::move(costs)),
-        total_(TotalSeconds(costs_)) {}
+  StepTracker(int64_t layers, int64_t chunks, SegmentCosts costs);
 
   // Begins a step with this many sequences, and its first one.
   void BeginStep(int64_t sequences);
@@ -50,8 +40,7 @@ class StepTracker {
   void LeaveChunks() { place_ = {}; }
 
   const StepPlace& place() const { return place_; }
-  // Returns the completed fraction of the step's segments, 0 to 1, by their
-  // seconds.
+  // Returns the completed fraction of the step's segments, by their seconds.
   double fraction() const;
   int64_t layers() const { return layers_; }
   int64_t chunks() const { return chunks_; }
@@ -61,8 +50,7 @@ class StepTracker {
   SegmentCosts costs_;
   double total_ = 0;  // of one sequence
   int64_t sequences_ = 1, sequence_ = 0;
-  // without ".full" or ".tail"
-  std::map<std::string, int64_t, std::less<>> begun_;
+  std::map<std::string, int64_t, std::less<>> begun_;  // by Base(kind)
   double done_ = 0;  // of this sequence, in seconds of `costs_`
   StepPlace place_;
 };

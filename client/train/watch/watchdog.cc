@@ -11,16 +11,14 @@ namespace sluice::train {
 namespace {
 
 constexpr double kStoppedSeconds = 2;
-// The least time until a rank counts as late. Segments are far shorter, but a
-// busy machine may delay one this long.
+// Segments are far shorter, but a busy machine may delay one this long.
 constexpr double kLeastLateSeconds = 30;
 constexpr double kLeastEndSeconds = 600;
 // The limit while the duration of a step is unknown; c10d uses the same.
 constexpr double kUnknownEndSeconds = 1800;
 
-// Returns whether the rank may be judged late. A rank that sets up or saves is
-// not judged, because it may read and write for long without progress on its
-// page.
+// A rank that sets up or saves is not judged late, because it may read and
+// write for long without progress on its page.
 bool Judged(const WatchedRank& r) {
   return r.stopped || r.sample.phase == RankPhase::kStep ||
          r.sample.phase == RankPhase::kCalibrating;

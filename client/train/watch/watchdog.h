@@ -1,15 +1,13 @@
 // Finds the rank that is late, and where it is, from the pages of the ranks of
 // one node.
 //
-// A rank is quiet while its page does not change. A rank that hangs or is
-// stopped is quiet, and so are all others, because they wait for it in a
-// collective. A quiet rank is late if it is stopped, or not in the collective
-// that the others have entered. If all ranks wait in the same collective, the
-// first one is reported as waiting.
+// A rank is quiet while its page does not change. If one rank hangs, all are
+// quiet, because they wait for it in a collective. A quiet rank is late if it
+// is stopped, or not in the collective that the others have entered. If all
+// ranks wait in the same collective, the first one is reported as waiting.
 //
 // Only time that the watchdog saw pass counts, at most a second between two
 // calls of Look, so a suspended node or a stopped launcher makes no rank late.
-//
 // Thread safety: one thread.
 #pragma once
 
@@ -30,7 +28,6 @@ struct WatchLimits {
 double LateAfter(const WatchLimits& limits, double expected_s);
 double EndAfter(const WatchLimits& limits, double expected_s);
 
-// The state of one rank at one call of Look.
 struct WatchedRank {
   int rank = 0;
   int pid = 0;
@@ -46,8 +43,7 @@ struct WatchVerdict {
 
 class Watchdog {
  public:
-  // `alone`: the watched rank is one of several, so an unwatched rank may be
-  // late.
+  // `alone`: an unwatched rank may be late.
   Watchdog(const WatchLimits& limits, bool alone)
       : limits_(limits), alone_(alone) {}
 

@@ -44,8 +44,7 @@ std::string ProgressText(const RankSample& s, int64_t steps, double now_s) {
   }
   RankSample place = s;
   place.waits_in.clear();
-  // The text begins with the step's number. Segment names are for experts, so a
-  // segment is named only outside chunks.
+  // Segment names are for experts, so a segment is named only outside chunks.
   if (s.place.chunk >= 0) place.segment.clear();
   place.segment = place.segment.substr(0, place.segment.find('.'));
   std::string where = Where(place);

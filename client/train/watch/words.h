@@ -12,8 +12,7 @@ namespace sluice::train {
 // Formats "34 s", "5 min", "2 h 10 min".
 std::string Duration(double seconds);
 
-// Formats "step 12/50  43 %  layer 3 of 8, chunk 5 of 64, forward  about 34 s
-// left".
+// Formats "step 12/50  43 %  layer 3 of 8, chunk 5 of 64  about 34 s left".
 std::string ProgressText(const RankSample& sample, int64_t steps, double now_s);
 
 struct StopWish {
