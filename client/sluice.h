@@ -270,7 +270,8 @@ SLUICE_API int sluice_engine_use_stream(sluice_engine* engine, void* stream);
  * on: compute needs the data that such a copy brings, or the memory that it
  * frees, `seconds` after the copy could start (0: at once; below 0, the
  * default: unknown). The daemon lends bandwidth first to copies that would be
- * late, and shows operators which ones were. */
+ * late, and shows operators which ones were. Too small a value reports copies
+ * as late, too large a value gives them no priority. Does not wait. */
 SLUICE_API int sluice_engine_know_slack(sluice_engine* engine, int direction,
                                         double seconds);
 

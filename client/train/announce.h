@@ -25,13 +25,13 @@ struct BannerFacts {
   std::string cut;  // the reason; empty: the user gave the settings
   std::vector<plan::ClassPlan> classes;    // empty: a baseline
   std::optional<stream::StepPrice> price;  // of one sequence
-  // Of this rank.
+  // This rank:
   std::string gpu;  // "GPU 0"
   Bytes leased, gpu_total;
   Bytes used;  // before the first step, with rings and kept rows
   std::optional<Bytes> transient;  // planned; unset: not known yet
   Bytes host, host_limit;          // both 0: the method needs none
-  // Of a calibrated step; 0: not known before the first.
+  // A calibrated step; 0: not known before the first.
   double compute_s = 0, copy_s = 0;
 };
 

@@ -132,7 +132,7 @@ class Ledger {
     return OutsideOf(held, pool, spare_.at(pool));
   }
 
-  // Of AskAgain and Trim.
+  // When AskAgain or Trim has work next.
   absl::Time NextDeadline() const {
     return std::min(rest_.ask_again_at, NextTrim());
   }

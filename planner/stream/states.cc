@@ -82,15 +82,6 @@ int64_t OwnedElements(const ModelShape& model, int ranks, int rank) {
   return owned;
 }
 
-int64_t OptimizerCollectives(const ModelShape& model, int ranks) {
-  if (ranks == 1) return 0;
-  int64_t count = 1;
-  for (const Round& round : CutRounds(model, ranks)) {
-    count += 2 * (round.even ? 1 : std::ssize(round.buckets));
-  }
-  return count;
-}
-
 const char* Name(StatePlace place) {
   return place == StatePlace::kHbm ? "hbm" : "host";
 }

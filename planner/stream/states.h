@@ -53,11 +53,6 @@ std::vector<Bucket> CutFormerBuckets(int64_t elements, int ranks,
 // Returns the number of elements in the rank's buckets.
 int64_t OwnedElements(const ModelShape& model, int ranks, int rank);
 
-// Returns the number of collectives in a step's optimizer: a reduce-scatter and
-// an all-gather per even round, a reduce and a broadcast per bucket of the
-// others, and the sum of the norm's squares.
-int64_t OptimizerCollectives(const ModelShape& model, int ranks);
-
 enum class StatePlace { kHbm, kHost };
 const char* Name(StatePlace place);  // "hbm", "host"
 

@@ -84,7 +84,7 @@ class JointProgram {
     bool feasible = false;    // a plan fits the memory
     bool in_time = false;     // and its copies fit the links
     NodeFractions fractions;  // those with the least excess if infeasible
-    // Of each row of CapacitiesOf, in the row's unit.
+    // By row of CapacitiesOf, in the row's unit.
     std::vector<double> excess;
   };
   // Solves the program without stalls. `known`: the objectives of another plan

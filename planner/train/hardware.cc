@@ -9,7 +9,6 @@
 #define TOML_ASSERT(expr) static_cast<void>(0)
 #include <toml++/toml.h>
 
-#include "planner/train/shipped.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 

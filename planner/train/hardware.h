@@ -104,4 +104,14 @@ std::string WriteHardware(
 absl::StatusOr<Hardware> FindHardware(std::string_view name);
 std::vector<std::string> HardwareNames();
 
+// hardware/*.toml and tables/*.csv, built into the library and sorted by name.
+// CMake generates the definitions (shipped.cmake).
+struct ShippedFile {
+  std::string_view name;  // without folder and extension
+  std::string_view text;
+};
+
+const std::vector<ShippedFile>& ShippedHardware();
+const std::vector<ShippedFile>& ShippedTables();
+
 }  // namespace sluice::planner::train

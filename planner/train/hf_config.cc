@@ -5,7 +5,7 @@
 #include <iterator>
 #include <string>
 
-#include "planner/train/model.h"
+#include "planner/train/settings.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/plan/json_reader.h"

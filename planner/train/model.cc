@@ -1,7 +1,7 @@
-#include "planner/train/model.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include "planner/train/settings.h"
 
 namespace sluice::planner::train {
 namespace {

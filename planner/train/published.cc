@@ -7,7 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "planner/train/constants.h"
-#include "planner/train/shipped.h"
+#include "planner/train/hardware.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner::train {

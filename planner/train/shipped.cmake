@@ -1,5 +1,5 @@
 # cmake -DOUT=shipped.cc -DHARDWARE=a.toml;b.toml -DTABLES=c.csv -P this
-set(text "#include \"planner/train/shipped.h\"\n\n")
+set(text "#include \"planner/train/hardware.h\"\n\n")
 string(APPEND text "namespace sluice::planner::train {\n")
 foreach(kind Hardware Tables)
   string(TOUPPER ${kind} list)

@@ -149,7 +149,7 @@ struct OpenGate {
   GrantLimits limits = {};
   GrantUse use = {};
   const MonotonicClock clock;
-  client::GrantGate gate{&limits, 0, &use, 0, &clock};
+  client::GrantGate gate{&limits, 0, &use, &clock};
 };
 
 // Measures copies with and without grants in turns.

@@ -3,7 +3,7 @@
 
 #include "client/ctl/desk/swap.h"
 #include "planner/train/hardware.h"
-#include "planner/train/model.h"
+#include "planner/train/settings.h"
 #include "proto/base/status.h"
 #include "tests/fuzz/readers.h"
 

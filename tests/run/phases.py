@@ -66,7 +66,9 @@ PHASES = (
     tests("tests", "test", 2700, "release", "-LE", "^(root|ci|deep)$"),
     tests("tests of root", "test", 300, "release", "-L", "^root$",
           "-LE", "^(ci|deep)$", as_root=True),
-    build("build for ci", "ci", 1500, "release", "ci_programs"),
+    # Those of deep only so that a change cannot break them unnoticed.
+    build("build for ci", "ci", 1500, "release", "ci_programs",
+          "deep_programs"),
     # As root, because it is not known which of these tests need it.
     tests("tests of ci", "ci", 1800, "release", "-L", "^ci$",
           "-LE", "^(root|deep)$", as_root=True,
@@ -91,7 +93,6 @@ PHASES = (
     # people.
     dev("fuzz", "ci", 900, "fuzz", "--seconds", "3", "answer", "config",
         "http", "notification", "plan", "policy", "rows", "session", "state"),
-    build("build for deep", "deep", 1800, "release", "deep_programs"),
     # Every source is compiled separately, which finds missing includes; tests
     # that compile mutants need this build.
     build("build each source", "deep", 5400, "dev", "all", "ci_programs"),

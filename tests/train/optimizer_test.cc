@@ -14,6 +14,7 @@
 
 #include "client/train/optimizer/adamw.h"
 #include "client/train/optimizer/flat_model.h"
+#include "tests/support/optimizer_collectives.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::train {
@@ -177,7 +178,7 @@ TEST(AdamW, HasTheCollectivesOfTheFormula) {
       ASSERT_THAT(adamw.FinishUpdate(), IsOk());
       std::erase(recorder.calls, '.');
       EXPECT_EQ(std::ssize(recorder.calls),
-                stream::OptimizerCollectives(shape, ranks))
+                sluice::testing::OptimizerCollectives(shape, ranks))
           << recorder.calls;
     }
   }

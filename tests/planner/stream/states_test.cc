@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/optimizer_collectives.h"
 
 namespace sluice::stream {
 namespace {
@@ -91,9 +92,10 @@ TEST(OptimizerCollectives, AreAThousandAtMostFor8BOn8Gpus) {
                                     .kv_heads = 8,
                                     .ffn = 14336,
                                     .vocab = 128256});
-  EXPECT_EQ(OptimizerCollectives(llama8b, 8), 145);
-  EXPECT_LE(OptimizerCollectives(llama8b, 7), 1000);  // uneven rounds
-  EXPECT_EQ(OptimizerCollectives(llama8b, 1), 0);
+  EXPECT_EQ(sluice::testing::OptimizerCollectives(llama8b, 8), 145);
+  EXPECT_LE(sluice::testing::OptimizerCollectives(llama8b, 7),
+            1000);  // uneven rounds
+  EXPECT_EQ(sluice::testing::OptimizerCollectives(llama8b, 1), 0);
   // cuda_ranks_test.py counts NCCL's of this one: all but the norm's sum.
   const ModelShape small = Llama({.layers = 2,
                                   .hidden = 64,
@@ -101,7 +103,7 @@ TEST(OptimizerCollectives, AreAThousandAtMostFor8BOn8Gpus) {
                                   .kv_heads = 2,
                                   .ffn = 96,
                                   .vocab = 256});
-  EXPECT_EQ(OptimizerCollectives(small, 2), 4 + 4 + 1);
+  EXPECT_EQ(sluice::testing::OptimizerCollectives(small, 2), 4 + 4 + 1);
 }
 
 TEST(PartSizes, CoverTheFlatBuffer) {

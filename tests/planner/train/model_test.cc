@@ -1,8 +1,7 @@
 // Tests model shapes: the shipped ones, and Hugging Face's config.json.
-#include "planner/train/model.h"
-
 #include <fmt/format.h>
 
+#include "planner/train/settings.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner::train {
