@@ -1,4 +1,5 @@
 #include "kernels/device/cuda/library.h"
+#include "kernels/device/driver.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::device::cuda {
