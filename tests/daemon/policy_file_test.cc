@@ -35,7 +35,8 @@ Policy Sample() {
   Policy policy;
   const absl::Time at = At(100).monotonic;
   policy.limits.uids[1000] = {{.gpu = MiB(4)}, {true, "root (alice)", at}};
-  policy.limits.principals[{1000, "/slurm/job 7"}] = {{.host = GiB(1)},
+  const Bytes largest((int64_t{1} << 60) - 1);
+  policy.limits.principals[{1000, "/slurm/job 7"}] = {{.host = largest},
                                                       {true, "", at}};
   policy.limits.named_jobs["tune"] = {{}, {true, "bob\n", at}};
   policy.reservations[{PoolKind::kGpu, 1}][{1000, "/slurm/job 7"}] = {

@@ -144,6 +144,17 @@ TEST_F(OneLinkTest, WhatAPromiseBroughtIsRememberedForAPeriod) {
   EXPECT_NEAR(node.copied(2), 5 * kUnit, 0.1 * kUnit);
 }
 
+TEST_F(OneLinkTest, WhatAPromiseBroughtIsForgottenWithIt) {
+  Open({0, 1});
+  Promise(0, 0.8);
+  for (const int flow : {0, 1}) node.Ask(flow, 1000 * kUnit);
+  node.RunUntil(At(1));
+  Promise(0, 0);
+  const double before = node.copied(0);
+  node.RunUntil(At(1) + kTick);
+  EXPECT_NEAR(node.copied(0) - before, 0.001 * kUnit, 1);
+}
+
 TEST_F(OneLinkTest, MoreThanTheLinkCarriesIsKeptInPart) {
   Open({0, 1});
   Promise(0, 1.5);

@@ -234,6 +234,22 @@ TEST(Extents, WhatAPodLeavesGoesAtOnceAndASlurmJobsToTheUsersNext) {
   EXPECT_THAT(node.extents, SizeIs(8));
 }
 
+TEST(Extents, ASlurmJobInheritsNoMoreThanItMayHave) {
+  constexpr char kJob[] = "/system.slice/slurmstepd.scope/job_";
+  CoreDriver node(
+      WithExtentLimits({.each = 6, .host_kept_for = absl::Minutes(10)}));
+  const SessionId first = node.Connect(1, std::string(kJob) + "2");
+  node.Ask(first, HelloRequest{.job = "a"});
+  ASSERT_THAT(node.Lease(first, Gpu(0), MiB(16)).status(), IsOk());
+  DieWithHost(node, 1, std::string(kJob) + "1");
+  const SessionId heir = AttachIn(node, 1, std::string(kJob) + "2");
+  ASSERT_THAT(node.Lease(heir, Host(0), MiB(8)).status(), IsOk());
+  EXPECT_THAT(node.extents, SizeIs(8)) << "4 of the GPU, and 4 as before";
+  EXPECT_THAT(node.Lease(heir, Host(0), kSmall).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("has 6 extents")));
+}
+
 TEST(Extents, IdleExtentsEndWithTheLastProcessOfTheirUser) {
   CoreDriver node(WithExtentLimits({}));
   const SessionId rank = node.Attach("a", 0), last = node.Attach("b", 0);

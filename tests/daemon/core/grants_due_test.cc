@@ -123,6 +123,16 @@ TEST(GrantsDue, EarliestDeadlineFirstLeavesNoCopyLate) {
   EXPECT_EQ(link.counted(1), LateCopies());
 }
 
+// Half of the link carries 40 units in 80T.
+TEST(GrantsDue, ACopyThatAFairShareBringsInTimeIsLentNothing) {
+  DueLink link(2);
+  link.Copy(0, kForever, absl::InfiniteDuration());
+  link.Copy(1, Units(40), 84 * kT);
+  link.Run(20 * kT, /*told=*/true);
+  EXPECT_NEAR(link.copied(0), static_cast<double>(Units(10)),
+              static_cast<double>(Units(0.5)));
+}
+
 // Each rank has 3 units due at 3T; the link carries both by 6T.
 TEST(GrantsDue, CopiesThatAreLateAreCountedAndForHowLong) {
   DueLink link(2);

@@ -160,6 +160,20 @@ TEST_F(Replan, AnEvictionCountsAsAJobsEnd) {
   EXPECT_EQ(Ready(b), 1u);
 }
 
+TEST_F(Replan, MemoryOfARunningJobsPlanIsReservedForNoOtherUser) {
+  a = Ask("a");
+  Solve({{1, MiB(32)}});
+  const auto reserve = [&](uint32_t uid, Bytes bytes) {
+    return node.Change(ReservationChange{Host(0), {uid, ""}, bytes, ""});
+  };
+  EXPECT_THAT(reserve(2, MiB(12)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("40 MiB of 40 MiB are, 32 MiB of it promised "
+                                 "to plans of running jobs")));
+  EXPECT_THAT(reserve(2, MiB(8)), IsOk());
+  EXPECT_THAT(reserve(1, MiB(32)), IsOk()) << "the job is this user's";
+}
+
 TEST_F(Replan, AFullNodeMakesRoomForACalibration) {
   a = Ask("a");
   Solve({{1, MiB(40)}});

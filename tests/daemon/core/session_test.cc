@@ -345,6 +345,24 @@ TEST(Death, ProcessThatOpensAndClosesSessionsForEverCostsOne) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
+TEST(Death, ASessionThatLeftMemoryStaysWhenItsProcessClosesAnother) {
+  CoreDriver node;
+  std::vector<Core::Gone> gone;
+  for (const Bytes size : {MiB(8), Bytes(0)}) {
+    const SessionId rank = node.Connect(1, "/a", /*process=*/7);
+    ASSERT_THAT(StatusOf(node.Ask(rank, HelloOfRank(0, 1))), IsOk());
+    if (size > Bytes(0)) {
+      ASSERT_THAT(node.Lease(rank, Gpu(0), size), IsOk());
+    }
+    node.Apply(node.core.SocketEnded(rank, node.clock.Now()));
+    gone.push_back({rank, {Exit::Kind::kSignal, 9}});
+  }
+  EXPECT_THAT(node.forgotten, IsEmpty());
+  EXPECT_EQ(node.core.pool(Gpu(0)).quarantined, MiB(8));
+  node.Apply(node.core.ProcessesGone(gone, node.clock.Now()));
+  EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
+}
+
 TEST(Evict, NotifiesEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 2);
@@ -491,9 +509,28 @@ TEST(StepReport, LostReportsAreCountedWithTheNext) {
   EXPECT_EQ(job().tokens, 500u);
 }
 
+// The step's report counts only what was not seen before.
+TEST(StepReport, CopiesCountForTheRanksGpuAsSoonAsTheyAreSeen) {
+  CoreDriver node;
+  const SessionId rank = node.Attach("demo", 0, 1, /*uid=*/1, /*gpu=*/1);
+  const auto expect = [&](Bytes h2d, Bytes d2h) {
+    const Snapshot seen = node.core.TakeSnapshot(nullptr, node.clock.Now());
+    EXPECT_EQ(seen.jobs.at(0).ranks.at(0).gpu, DeviceIndex(1));
+    EXPECT_EQ(seen.stats->gpus.at(1).h2d, h2d);
+    EXPECT_EQ(seen.stats->gpus.at(1).d2h, d2h);
+  };
+  node.core.CopiesSeen(
+      {{node.core.session(rank)->grant_slot, {MiB(2).size(), MiB(3).size()}}});
+  expect(MiB(2), MiB(3));
+  node.Ask(rank, StepReport{.h2d = MiB(2), .d2h = MiB(4)});
+  expect(MiB(2), MiB(4));
+}
+
 // The daemon adds up clients' reports for as long as it runs.
 TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
-  CoreDriver node;
+  NodeConfig config = SmallNode();
+  config.links[1] = {.name = "pcie1"};
+  CoreDriver node(config);
   const SessionId liar = node.Attach("liar", 0);
   StepReport huge{.seconds = 3e7,
                   .h2d = Bytes((int64_t{1} << 60) - 1),
@@ -502,8 +539,9 @@ TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
                   .tokens = int64_t{1} << 40,
                   .plan_mismatches = int64_t{1} << 40};
   for (int i = 0; i < 20; ++i) node.Ask(liar, huge);
-  const auto told = [&] {
-    return node.core.TakeSnapshot(nullptr, node.clock.Now()).stats->gpus.at(0);
+  const auto told = [&](uint64_t gpu = 0) {
+    return node.core.TakeSnapshot(nullptr, node.clock.Now())
+        .stats->gpus.at(gpu);
   };
   // The link carries 1 GB/s and no time has passed, so at most one copy is
   // credible.
@@ -513,6 +551,11 @@ TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
   const SessionId honest = node.Attach("honest", 0);
   node.Ask(honest, StepReport{.h2d = MiB(5)});
   EXPECT_EQ(told().h2d, GiB(64) + MiB(5));
+  // A link of unknown speed carries at most 1 TB/s.
+  const SessionId other = node.Attach("other", 0, 1, /*uid=*/1, /*gpu=*/1);
+  node.clock.Advance(absl::Seconds(2));
+  node.Ask(other, huge);
+  EXPECT_EQ(told(1).h2d, GiB(64) + Bytes(2'000'000'000'000));
   // What the link carries in a century fits into the type.
   node.clock.Advance(absl::Hours(24 * 36525));
   for (int i = 0; i < 20; ++i) node.Ask(liar, huge);

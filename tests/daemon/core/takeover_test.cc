@@ -65,6 +65,22 @@ TEST_F(TakeOverTest, ASessionWithoutItsSocketHasEnded) {
   EXPECT_EQ(after_.core.pool(Gpu(0)).quarantined, MiB(8));
 }
 
+TEST_F(TakeOverTest, RanksThatHoldMemoryOfALostGpuAreNamed) {
+  const SessionId a = before_.Attach("a", 0);
+  ASSERT_TRUE(before_.Lease(a, Gpu(0), MiB(8)).ok());
+  NodeConfig config = SmallNode();
+  for (GpuConfig& gpu : config.gpus) gpu.fault = "it is lost";
+  CoreDriver after(config);
+  after.Inherit(before_);
+  after.Run([&](Core& core) { return core.TakeOver({a}, after.clock.Now()); });
+  std::string log;
+  for (const LoggedEvent& event : after.core.log().events()) {
+    log += event.text + "\n";
+  }
+  EXPECT_THAT(log, HasSubstr("8 MiB of GPU 0 are held by rank 0"));
+  EXPECT_THAT(log, ::testing::Not(HasSubstr("GPU 1")));
+}
+
 TEST_F(TakeOverTest, UnansweredDeviceRequestsAreRepeated) {
   before_.make_at_once = false;
   const SessionId a = before_.Attach("a", 0);

@@ -1,5 +1,6 @@
 #include "daemon/metrics/http_server.h"
 
+#include <netdb.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -99,6 +100,14 @@ TEST_F(HttpServerTest, APortThatIsTakenIsServedWhenItIsFree) {
   EXPECT_GE(told.get_future().get(), 0);
   EXPECT_EQ((*late)->listener().fault, "");
   EXPECT_THAT(HttpGet(address, "/readyz"), StartsWith("HTTP/1.1 503 "));
+}
+
+// A machine may be without IPv6, but the address is read in any case.
+TEST_F(HttpServerTest, AnIpv6AddressIsReadWithoutItsBrackets) {
+  auto other = StartHttpServer({.listen = "[::1]:0"});
+  ASSERT_THAT(other, IsOk());
+  EXPECT_THAT((*other)->listener().fault,
+              Not(HasSubstr(gai_strerror(EAI_NONAME))));
 }
 
 // An earlier server's listening socket is used only at the same address.

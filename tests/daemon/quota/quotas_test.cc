@@ -130,6 +130,18 @@ TEST(Shares, DescriptorsOnTheirWayStayBelowTheKernelsLimit) {
   }
 }
 
+// A session takes up to three descriptors, and an extent up to two.
+TEST(Shares, SessionsAndExtentsTogetherStayBelowTheOpenFiles) {
+  for (const int64_t files : {64, 128, 1024, 20'000, 1'000'000}) {
+    const Share sessions =
+        SharesOf({}, files)[static_cast<size_t>(Resource::kSessions)];
+    const Share extents = ExtentsOf({}, files);
+    EXPECT_LT(3 * sessions.all + 2 * extents.all, files);
+    EXPECT_LE(extents.each, extents.all);
+    EXPECT_GE(extents.each, 1);
+  }
+}
+
 // Guards against a few accounts that take all of a resource.
 TEST(Shares, FiveUsersThatTakeAllTheyMayLeaveSomeForOthers) {
   for (const int64_t files : {128, 1024, 20'000}) {

@@ -3,6 +3,7 @@
 #include "daemon/service/grant_pages.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <cmath>
@@ -71,6 +72,13 @@ class TwoHungryRanks : public ::testing::Test {
   std::unique_ptr<GrantLimits, Unmap<GrantLimits>> limits_;
   std::array<std::unique_ptr<GrantUse, Unmap<GrantUse>>, 2> use_;
 };
+
+// Guards against a user that opens its descriptor again for writing.
+TEST_F(TwoHungryRanks, ThePageOfLimitsIsReadOnlyForEveryUser) {
+  struct stat info;
+  ASSERT_EQ(fstat(pages_->limits()->get(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0444u);
+}
 
 TEST_F(TwoHungryRanks, ShareWhileNeitherIsInAHurryAndWhoIsGoesFirst) {
   Run(absl::Milliseconds(300));  // uses up what the first rank had alone

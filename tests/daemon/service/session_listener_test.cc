@@ -96,6 +96,25 @@ TEST_F(SessionListenerTest, WithoutADescriptorWhoConnectsIsToldSo) {
   EXPECT_THAT(Told(client), HasSubstr("no file descriptors left"));
 }
 
+// Not even the spare descriptor can be used.
+TEST_F(SessionListenerTest, AfterAPauseWaitingClientsAreAccepted) {
+  Serve();
+  const UniqueFd client = Connect();
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none = {0, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  Turn();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_FALSE(taken_);
+  const absl::Time end = listener_->deadline();
+  ASSERT_LT(end, absl::InfiniteFuture());
+  listener_->Expire(end);
+  EXPECT_EQ(listener_->deadline(), absl::InfiniteFuture());
+  Turn();
+  EXPECT_TRUE(taken_);
+}
+
 TEST_F(SessionListenerTest, WhoConnectsAfterItStoppedWaitsForTheNext) {
   Serve();
   listener_->Stop();

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <ctime>
 #include <future>
 #include <map>
 #include <memory>
@@ -235,6 +236,13 @@ TEST_F(Store, ThatIsGoneIsAFaultUntilThereIsOneAgain) {
   auto done = Flush(*store);
   EXPECT_EQ(NextText(), "BARRIER=1");
   EXPECT_THAT(done.get(), IsOk());
+}
+
+TEST_F(Store, TakesNoCpuWhileThereIsNothingToSend) {
+  const auto store = Start();
+  const std::clock_t before = std::clock();
+  absl::SleepFor(absl::Milliseconds(200));
+  EXPECT_LT(std::clock() - before, CLOCKS_PER_SEC / 20);
 }
 
 TEST_F(Store, IsClosedWhileItWaits) {

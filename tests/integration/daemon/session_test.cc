@@ -27,6 +27,7 @@ TEST(DaemonSession, WelcomeDescribesTheSimulatedNode) {
                               RawClient::Connect(daemon.socket()));
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto reply, client.Hello("demo"));
   const wire::Welcome& welcome = reply.body.welcome();
+  EXPECT_NE(welcome.session_id(), 0u);
   EXPECT_EQ(welcome.driver(), "sim");
   EXPECT_EQ(welcome.sim_directory(), daemon.runtime_dir() + "/sim");
   ASSERT_EQ(welcome.gpus_size(), 2);

@@ -188,12 +188,15 @@ TEST(DaemonMetrics, AreReadByTheGroupOfTheConfiguration) {
 }
 
 TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {
-  RunningDaemon daemon(std::string(kHttpOn) + "[quota]\nsessions = 2\n");
+  RunningDaemon daemon(std::string(kHttpOn) +
+                       "[quota]\nsessions = 2\nrank_sessions = 1\n");
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
   ASSERT_THAT(client.Hello("demo"), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient asker,
                               RawClient::Connect(daemon.socket()));
+  EXPECT_THAT(asker.Hello("other"),
+              StatusIs(absl::StatusCode::kResourceExhausted));
   ASSERT_THAT(asker.Observe(), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient third,
                               RawClient::Connect(daemon.socket()));
@@ -204,6 +207,7 @@ TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {
        {"sluice_quota_used{of=\"sessions\"} 2\n",
         "sluice_quota_limit_per_user{of=\"sessions\"} 2\n",
         "sluice_quota_used{of=\"rank_sessions\"} 1\n",
+        "sluice_quota_refusals_total{of=\"rank_sessions\"} 1\n",
         "sluice_quota_refusals_total{of=\"sessions\"} 1\n"}) {
     EXPECT_THAT(sums, HasSubstr(line));
     EXPECT_THAT(all, HasSubstr(line));
@@ -335,7 +339,12 @@ TEST(DaemonAdmin, BudgetBindsAtOnceAndIsRefusedWhereItWouldBreakAPromise) {
   grpc::Status status = stub->SetBudget(&too_low, request, &reply);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_THAT(status.error_message(), HasSubstr("already uses 8 MiB"));
+  grpc::ClientContext too_long;
+  request.set_job(std::string(1000, 'x'));
+  status = stub->SetBudget(&too_long, request, &reply);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 
+  request.set_job("demo");
   grpc::ClientContext enough;
   request.set_gpu_bytes(MiB(10).size());
   status = stub->SetBudget(&enough, request, &reply);
