@@ -109,7 +109,7 @@ class Draw:
                  "--target", "all", "--target", "ci_programs"],
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             wrong = {(path, int(line)) for path, line in re.findall(
-                r"(?:^|[ /])((?:client|daemon|kernels|planner|proto)/\S+?\.cc):"
+                r"(?:^|[ /])((?:client|daemon|kernels|planner|proto)/\S+?\.(?:cc|h)):"
                 r"(\d+):\d+: (?:fatal error|error|note: in expansion of macro)",
                 done.stdout, re.MULTILINE)}
             bad = [i for i, site in enumerate(self.drawn)

@@ -6,8 +6,9 @@ import ast
 import dataclasses
 import re
 
-PRODUCTION = ["client/*.cc", "daemon/*.cc", "kernels/*.cc", "planner/*.cc",
-              "proto/*.cc", "client/python/sluice/*.py"]
+PRODUCTION = [*(f"{room}/*.{kind}" for kind in ("cc", "h") for room in (
+    "client", "daemon", "kernels", "planner", "proto")),
+              "client/python/sluice/*.py", ":!client/sluice.h"]
 SWAPPED = [("<", "<="), ("<=", "<"), (">", ">="), (">=", ">"), ("==", "!="),
            ("!=", "=="), ("&&", "||"), (r"\|\|", "&&"), ("and", "or"),
            ("or", "and"), (r"\+", "-"), ("-", "+"), (r"\*", "+"), ("/", "*"),
@@ -17,13 +18,13 @@ NAMES = [("std::min", "std::max"), ("std::max", "std::min"), ("true", "false"),
          ("False", "True")]
 # Groups of each pattern: text before, the part that changes, text after.
 FORMS = {
-    ".cc": {
+    "c++": {
         "condition": r"(\s+(?:\} else )?(?:if|while) \()(.+)"
                      r"(\)(?: \{| return\b.*;| continue;| break;)?)",
         "value": r"(\s+(?:return|.*[^=!<>] [-+]?=) )(.+)(;)",
         "call": r"(\s+)((?:[\w:]+(?:\.|->))*[\w:]+\(.*\)|"
                 r"[\w.\->\[\]*]+ [-+|&]?= .+)(;)"},
-    ".py": {
+    "python": {
         "condition": r"(\s+(?:el)?if )(.+)(:)",
         "value": r"(\s+(?:return|[\w.\[\]]+ [-+*]?=) )(.+)()",
         "call": r"(\s+)([\w.]+\(.*\)|\w+\.[\w.]+ [-+*]?= .+)()"}}
@@ -54,13 +55,13 @@ def changed(part):
 
 
 def of_line(path, number, line):
-    cpp = path.endswith(".cc")
+    cpp = not path.endswith(".py")
     # Code for other processors cannot be reached by tests here. After an
     # endless loop a function has no return, so its condition must stay.
     if re.search(r"//|#|\"|constexpr|static|decltype|^\s+(using|for) |_mm512|"
                  r"while \(true\)", line):
         return
-    for form, pattern in FORMS[path[-3:]].items():
+    for form, pattern in FORMS["c++" if cpp else "python"].items():
         match = re.fullmatch(pattern, line)
         if not match or match.group(2).count("(") != match.group(2).count(")"):
             continue
@@ -112,11 +113,12 @@ def compiles(lines, site):
 def planted(path, text, numbered):
     """Returns `text` with these (number, site), each behind its switch."""
     lines = text.split("\n")
-    switch = ('__import__("sluice_mutant").on({})' if path.endswith(".py")
+    python = path.endswith(".py")
+    switch = ('__import__("sluice_mutant").on({})' if python
               else "SluiceMutant({})")
     for number, site in numbered:
         lines[site.line - 1] = re.sub(
             r"\bON\b", switch.format(number), site.planted, count=1)
-    if path.endswith(".cc"):
+    if not python:
         lines.insert(0, '#include "tests/mutants/mutant.h"\n#line 1')
     return "\n".join(lines)
