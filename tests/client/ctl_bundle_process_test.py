@@ -68,6 +68,7 @@ class Bundle(unittest.TestCase):
         out = said.split("Left out:\n")[1]
         for name, why in (("status.json", "no socket at"),
                           ("metrics.txt", "http.sock"),
+                          ("config.toml", "no sluiced is seen"),
                           ("journal.txt", "no unit")):
             self.assertRegex(out, rf"(?m)^  {name} .*{why}")
         self.assertNotEqual("nvidia.txt" in said,

@@ -155,9 +155,16 @@ TEST(CtlRender, EventsThatAreMissingAreCountedOnce) {
     const std::string count = fmt::format("({} events are not kept", lost);
     EXPECT_EQ(lines.text.find(count) != std::string::npos, lost > 0);
     EXPECT_EQ(lines.text.find("not kept", said + 1), std::string::npos);
+    EXPECT_EQ(lines.text.empty(), lost == 0) << "seen events are shown again";
     seen = lines.seen;
     EXPECT_EQ(seen.last, 9u);
   }
+  node["events_from"] = 12;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const EventLines lines,
+      RenderEventLines(node.dump(), seen, /*as_json=*/false,
+                       absl::UnixEpoch()));
+  EXPECT_EQ(lines.seen.last, 11u) << "event 12 is still to come";
 }
 
 // Guards against output without the kind of host memory, without the memory

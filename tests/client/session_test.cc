@@ -88,6 +88,9 @@ TEST(QueryNode, AsksThreeTimesMore) {
       const UniqueFd peer(accept(listener.get(), nullptr, nullptr));
       if (!peer) return;
       const auto hello = wire::Receive(peer.get());
+      // A daemon of an older protocol would refuse it otherwise.
+      EXPECT_EQ((*hello)->packet.request().hello().oldest_protocol(),
+                wire::kProtocols.oldest);
       wire::Packet welcome;
       welcome.set_id((*hello)->packet.id());
       welcome.set_generation(1);

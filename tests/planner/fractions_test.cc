@@ -185,6 +185,11 @@ TEST(PlanNode, ABytesLackOfHostMemoryCostsAStepOfTheCut) {
   EXPECT_EQ(
       PlanOne(SampleProfile(0), Resources(kFast, Bytes(49'999'999))).alpha,
       4095. / 4096);
+  // A byte of so many is within the rounding to steps.
+  plan::RankProfile large = SampleProfile(0);
+  large.classes[1].bytes_per_layer = Bytes(40'000'000);
+  EXPECT_EQ(PlanOne(large, Resources(kFast, Bytes(409'999'999))).alpha,
+            4095. / 4096);
 }
 
 // The profile of a second round: its lease already has the kept rows.

@@ -178,6 +178,18 @@ TEST_F(StreamedRun, ASavedPlanIsReplayedWithoutCalibration) {
   EXPECT_EQ(Step(), loss);
 }
 
+TEST_F(StreamedRun, APlanOfGivenFractionsHasTheStepsHostMemoryToTheByte) {
+  Open();
+  stream::StreamOptions given = Stream(-1);
+  given.fractions = stream::FillFractions(kModel, {}, /*alpha=*/0.5);
+  auto stepper = StreamedStepper::Make(Context(), {.stream = given}, nullptr);
+  ASSERT_THAT(stepper, IsOk());
+  stepper_ = *std::move(stepper);
+  ASSERT_NE(stepper_->saved_plan().own(), nullptr);
+  EXPECT_EQ(stepper_->saved_plan().own()->host_bytes,
+            memory_->fixed_host() + stream::HostBytes(given));
+}
+
 TEST_F(StreamedRun, SettingsAreChosenFromWhatACalibrationTook) {
   Open();
   const auto chosen = ChooseSettings(

@@ -24,6 +24,7 @@ TEST(CheckRule, ErrorsAreRelativeToTheParameterOrItsLayer) {
       2.0,
       {{"layers.0.a", Of(10)}, {"layers.0.zero", Of(0)}, {"embed", Of(1)}}};
   ReferenceResult ours = truth;
+  ours.gradients["embed"] = Of(1.001);
   ours.gradients["layers.0.zero"] = Of(0.001);  // over 1 % of 10
   const CheckReport report = Compare(ours, truth);
   EXPECT_NEAR(report.grad_max_rel_error, 0.01, 1e-12);

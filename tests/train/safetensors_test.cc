@@ -57,6 +57,9 @@ TEST_F(SafetensorsTest, ReadsBackWhatItWrote) {
   uint16_t last[1];
   ASSERT_THAT(reader->Read("b", 4, last, 2), IsOk());
   EXPECT_THAT(last, ElementsAre(7));
+  uint8_t byte = 0;
+  ASSERT_THAT(reader->Read("b", 2, &byte, 1), IsOk());
+  EXPECT_EQ(byte, 6);
 }
 
 TEST_F(SafetensorsTest, ATensorOfNoElementsIsRead) {

@@ -96,7 +96,6 @@ struct RegionAllocator::Impl {
   }
   std::optional<Bytes> Place(Bytes bytes, bool* planned)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
-    *planned = false;
     if (segment_depth > 0 && OnComputeThread()) {
       PlanReplay::Outcome outcome;
       const std::optional<Bytes> place = replay.Next(bytes, &outcome);

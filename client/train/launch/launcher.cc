@@ -28,7 +28,7 @@ namespace {
 // Rank 0 takes the socket over, so no other process can take the port.
 struct Listener {
   UniqueFd fd;
-  int port = 0;
+  int port;
 };
 
 absl::StatusOr<Listener> Listen() {

@@ -20,19 +20,24 @@ constexpr BackwardOrder kTimedOrders[] = {BackwardOrder::kKeysOuter,
                                           BackwardOrder::kQueriesOuter};
 constexpr int64_t kChunk = 512;
 
+StreamOptions TimedOptions(int64_t chunks, BackwardOrder order, int prefetch,
+                           double alpha) {
+  return {.model = Llama({.layers = 4,
+                          .hidden = 256,
+                          .heads = 8,
+                          .kv_heads = 2,
+                          .ffn = 688,
+                          .vocab = 256}),
+          .layout = ChunkLayout(kChunk * chunks, kChunk, 1),
+          .dtype = Dtype::kBf16,
+          .alpha = alpha,
+          .prefetch_depth = prefetch,
+          .order = order};
+}
+
 StreamShape TimedShape(int64_t chunks, BackwardOrder order, int prefetch,
                        double alpha) {
-  return StreamShape({.model = Llama({.layers = 4,
-                                      .hidden = 256,
-                                      .heads = 8,
-                                      .kv_heads = 2,
-                                      .ffn = 688,
-                                      .vocab = 256}),
-                      .layout = ChunkLayout(kChunk * chunks, kChunk, 1),
-                      .dtype = Dtype::kBf16,
-                      .alpha = alpha,
-                      .prefetch_depth = prefetch,
-                      .order = order});
+  return StreamShape(TimedOptions(chunks, order, prefetch, alpha));
 }
 
 // Returns a chunk like a GPU's: blocks dominate, `times` as long as a chunk's
@@ -120,6 +125,20 @@ TEST(LayerTime, CopiesThatNoOtherChunksComputeCoversAreAdded) {
     // projections.
     EXPECT_NEAR(layer.attention - compute.blocks - compute.projections,
                 x + 2 * sums - chunk.qkv_backward, 1e-9);
+  }
+}
+
+// All four layers but the last one run again.
+TEST(LayerTime, ARerunIsForwardOverTheFirstChunks) {
+  StreamOptions options = TimedOptions(8, kTimedOrders[0], 2, 0.5);
+  options.rerun_chunks = 2;
+  const LayerCompute compute = Whole(Chunk(3), 2);
+  for (const double speed : {1e5, 1e8}) {  // copies are longer, or compute is
+    EXPECT_DOUBLE_EQ(TimeRerun(options, 3 * compute.keys, 3 * compute.forward,
+                               {speed, speed}),
+                     3 * TimeLayer(TimedShape(2, kTimedOrders[0], 2, 0.5),
+                                   compute, {speed, speed})
+                             .forward);
   }
 }
 

@@ -4,11 +4,14 @@
 #include <functional>
 #include <tuple>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "planner/stream/schedule.h"
 
 namespace sluice::stream {
 namespace {
+
+using ::testing::ElementsAre;
 
 // Every row of a chunk is in exactly one piece, and stored rows are
 // consecutive. With 2 heads on 4 ranks these are the queries' rows of a part.
@@ -77,6 +80,18 @@ TEST(StreamShape, KeptStoredAndDroppedRowsAreAllRows) {
 }
 
 // One byte more would be a class that still goes through host memory.
+TEST(StreamShape, AProbeRunsTheFirstChunksAndTheLastOnes) {
+  const auto active = [](int64_t loss_rows) {
+    return StreamShape({.model = {.hidden = 32, .heads = 4, .kv_heads = 4},
+                        .layout = ChunkLayout(9 * 16, 16, 1),
+                        .loss_chunk_rows = loss_rows,
+                        .probe = true})
+        .active_chunks();
+  };
+  EXPECT_THAT(active(16), ElementsAre(0, 1, 8));
+  EXPECT_THAT(active(48), ElementsAre(0, 1, 2, 6, 7, 8));
+}
+
 TEST(StreamShape, WhereEverythingIsKeptThereIsNoRoomToMoveThings) {
   StreamOptions options{.model = Llama({.layers = 3,
                                         .hidden = 32,

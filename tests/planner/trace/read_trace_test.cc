@@ -281,9 +281,9 @@ TEST(PyTorchTrace, MoreBytesThanATraceCanHaveAreNamed) {
 }
 
 TEST(PyTorchTrace, AFreeWithoutAMallocLivedFromTheStart) {
-  const auto named = Read(Chrome({Memory("1", 3, 64), Memory("2", 7, -512)}));
+  const auto named = Read(Chrome({Memory("1", 3, 1), Memory("2", 7, -512)}));
   ASSERT_THAT(named, IsOk());
-  EXPECT_THAT(Rows(*named), ElementsAre("0 [0, 2) 512", "1 [1, 3) 64"));
+  EXPECT_THAT(Rows(*named), ElementsAre("0 [0, 2) 512", "1 [1, 3) 1"));
 }
 
 TEST(PyTorchTrace, AnAddressGivenOutAgainWasFreedBefore) {

@@ -22,7 +22,9 @@ namespace {
 using ::sluice::testing::BinaryPath;
 using ::sluice::testing::Child;
 using ::sluice::testing::ChildResult;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Json = nlohmann::ordered_json;
 
 ChildResult Plan(const std::string& command) {
@@ -559,6 +561,8 @@ TEST(PlanValidate, PrintsEveryCellAndMeetsTheLimits) {
         "no memory", "llama-70b", "difference", "<= 1.5"}) {
     EXPECT_THAT(words.out, HasSubstr(part));
   }
+  EXPECT_THAT(words.out, Not(ContainsRegex("[TCSDP]P 1[ \n]")))
+      << "a degree of one is no parallelism";
   const ChildResult json = Plan("validate --json");
   EXPECT_EQ(json.exit_code, 0);
   const Json object = Json::parse(json.out);

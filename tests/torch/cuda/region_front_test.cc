@@ -182,6 +182,13 @@ TEST_F(RegionFrontTest, WhatARegionHasNotIsRefusedByName) {
               HasSubstr("no snapshots"));
   EXPECT_THAT(Refusal([&] { torch->shareIpcHandle(nullptr); }),
               HasSubstr("other processes"));
+  const at::Tensor from = at::full({1024}, 7, On(kGpu, at::kByte));
+  const at::Tensor to = Make(KiB(1));
+  for (const int gpu : {0, 1}) {
+    EXPECT_EQ(torch->memcpyAsync(to.data_ptr(), 0, from.data_ptr(), gpu, 1024,
+                                 Of(compute_), true),
+              gpu == 0 ? cudaSuccess : cudaErrorNotSupported);
+  }
 }
 
 TEST_F(RegionFrontTest, DisarmedTorchHasItsOwnAllocatorAndBlocksStillReturn) {
