@@ -18,7 +18,9 @@ import unittest
 import either_node
 import harness
 
-RUN = "--seq-len 500 --hbm 16MiB --no-keep".split()
+# The learning rate is low, because at the default one differences of rounding
+# reach 1e-4 after some 100 steps, and jobs run as long as others take.
+RUN = "--seq-len 500 --hbm 16MiB --no-keep --lr 5e-5".split()
 
 
 class Replan(either_node.NodeTest):
@@ -144,7 +146,7 @@ class Replan(either_node.NodeTest):
         self.assertTrue(all(c["taken"] for c in report["plan_changes"]))
         alone = self.undisturbed(report["steps"])
         for ours, whole in zip(report["losses"], alone, strict=True):
-            self.assertAlmostEqual(ours, whole, delta=1e-4 * whole)
+            self.assertAlmostEqual(ours, whole, delta=1e-6 * whole)
         self.assertEqual(self.leased(socket), 0)
 
     def waiting_pair(self):

@@ -1,9 +1,8 @@
 // Tests that a remedy makes the request fit, and which settings were measured.
-#include "planner/train/search.h"
-
 #include <ctime>
 
 #include "planner/train/published.h"
+#include "planner/train/search.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner::train {
