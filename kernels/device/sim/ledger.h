@@ -1,8 +1,8 @@
 // Counts how much of each place of the simulated node is used. A piece of
 // memory counts while a living process has a handle or a mapping of it, as in
 // CUDA. The kernel is asked for the holders (outside.h), so processes may die
-// at any time. Memory whose only descriptor is in flight does not count until
-// a process has received it.
+// at any time. A descriptor in flight does not count until a process has
+// received it.
 //
 // The process that makes the node's memory (Books in node.h) counts the memory
 // that it made, and adds what HeldOutside last found in other processes. Any
