@@ -6,8 +6,9 @@
 namespace sluice::client {
 namespace {
 
-// Naps double up to kLastNap, so a lane notices the end of a copy late by at
-// most the time that it has waited; the next granted copies run in that time.
+// Naps double up to kLastNap, so a lane notices that a copy has ended with a
+// delay of at most about the time that it has already waited. Meanwhile the
+// link runs the other granted copies.
 constexpr std::chrono::microseconds kFirstNap{5};
 constexpr std::chrono::microseconds kLastNap{100};
 

@@ -43,7 +43,7 @@ struct PortfolioOptions {
   int64_t goal = 0;
   // Only a plan that meets the goal is useful, so arms try nothing else.
   bool goal_is_capacity = false;
-  // Called before each arm and after each better plan.
+  // Called before each arm from the sweep on.
   std::function<void(const std::string& arm, const Knowledge&)> progress;
 
   bool Stopped() const { return asked.stop != nullptr && asked.stop->load(); }

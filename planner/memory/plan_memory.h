@@ -16,16 +16,17 @@
 
 namespace sluice::planner {
 
-// The state of a run, reported before each arm and after each better plan.
+// The state of a run, reported before each arm from the sweep on.
 struct MemoryProgress {
-  std::string arm;  // "greedy", "search", "window", "cbc", …
+  // "sweep", "greedy race", "search", "window", "ejection" or "cbc".
+  std::string arm;
   Bytes peak;
   Bytes lower_bound;
   double seconds = 0;
 };
 
 struct MemoryOptions {
-  // Wall time, including the checks of the input and the plan.
+  // Wall time of the search; the checks of the input and the plan come on top.
   absl::Duration time_limit = absl::Seconds(10);
   // Set by a signal handler or another thread: ends the search as if the time
   // were over.
@@ -38,10 +39,12 @@ struct MemoryOptions {
   int64_t effort = 1;
   // Called in the calling thread.
   std::function<void(const MemoryProgress&)> progress;
-  bool use_search = true;  // canonical search: whole, windows, neighbourhoods
-  bool use_cbc = true;     // the MIP, for pieces without a proof
-  // The program that answers `PROGRAM mip` (planner/worker). Empty: CBC runs in
-  // this process, which a crash of CBC ends.
+  // Levels, search, windows and ejection. Without it only replay, sweep, the
+  // greedy race and CBC run.
+  bool use_search = true;
+  bool use_cbc = true;  // the MIP, for pieces without a proof
+  // The program that is run as `PROGRAM mip` to solve the MIP (sluice-worker).
+  // Empty: CBC runs in this process, and a crash of CBC ends the process.
   std::string mip_program;
 };
 
@@ -53,7 +56,8 @@ struct MemoryPlan : plan::Placement {
   // "proof": the peak equals the bound; "capacity": the plan fits in it;
   // "work": all arms used their budgets; "time"; "stopped".
   std::string stopped_by;
-  // Whether a plan fits the capacity, if there is one and that is known.
+  // Whether any plan can fit the capacity. Not set without a capacity, or if
+  // that is not known.
   std::optional<bool> fits;
   bool valid = false;  // passed ValidatePlacement
 
@@ -67,8 +71,10 @@ struct MemoryPlan : plan::Placement {
 };
 
 // Plans the trace. For a valid trace the plan is always valid. It is the same
-// in every run unless `stopped_by` is "time" or "stopped". InvalidArgument: a
-// buffer is invalid; the message names it.
+// in every run unless `stop` or a limit of time cuts work short: the total, the
+// half for a capacity, the eighth for levels, or CBC's. `stopped_by` tells only
+// of `stop` and the total. InvalidArgument: a buffer is invalid; the message
+// names it.
 absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
                                       const MemoryOptions& options);
 

@@ -26,7 +26,7 @@ inline constexpr size_t kMaxKinds = 64;         // of layers, per rank
 inline constexpr int64_t kMaxLayers = 1 << 20;  // of all kinds, per rank
 inline constexpr size_t kMaxBuffers = 1 << 20;  // per trace
 inline constexpr size_t kMaxNameBytes = 256;
-inline constexpr int64_t kMaxAmount = int64_t{1} << 50;  // bytes of one size
+inline constexpr int64_t kMaxAmount = int64_t{1} << 50;  // bytes, per field
 inline constexpr int64_t kMaxTime = int64_t{1} << 53;    // of a trace
 
 std::string Encode(const RankProfile& profile);
@@ -39,9 +39,9 @@ absl::StatusOr<std::vector<RankProfile>> DecodeProfiles(std::string_view bytes);
 absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes);
 absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes);
 
-// Returns a stable 128-bit hash, in hex, of the encoded profiles: the key of
-// the plan cache. It is not cryptographic, so a process that adopts a cached
-// plan must validate it against its profile (validate.h).
+// Returns a stable 128-bit hash, in hex, of the encoded profiles. The keys of
+// the plan cache contain it. It is not cryptographic, so a process that adopts
+// a cached plan must validate it against its profile (validate.h).
 std::string HashProfiles(const std::vector<RankProfile>& profiles);
 
 }  // namespace sluice::plan

@@ -2,10 +2,10 @@
 """Restarts, upgrades and downgrades the daemon repeatedly under a run of two
 ranks: upgrade_rounds.py BUILD
 
-Prints for each action how much longer than the median the longest step during
-it was. For comparison it prints the same for an equally long time in which
-nothing was done, or systemd only reloaded its units. Then it kills the daemon
-and prints how long a session waits for the first reply of the next one.
+For each action, prints by how much the longest step during it exceeded the
+run's median step. For comparison it prints the same for an equally long time in
+which nothing was done, or systemd only reloaded its units. Then it kills the
+daemon and prints how long a session waits for the first reply of the next one.
 """
 
 import os
@@ -38,7 +38,7 @@ class Rounds(Service):
         pass
 
     def reload_units(self):
-        """Does what an upgrade does in addition if it changes the unit."""
+        """Reloads systemd's units, as an upgrade that changes the unit does."""
         self.inside.run("systemctl", "daemon-reload")
 
     def round(self, run_):

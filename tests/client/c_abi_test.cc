@@ -46,7 +46,7 @@ TEST_F(CAbiTest, LeasesCopiesAndWaits) {
   sluice_region_free(gpu);
 }
 
-TEST(CAbi, KernelsAreThePlanners) {
+TEST(CAbi, KernelsAgreeWithThePlanner) {
   const char* kernel = nullptr;
   sluice_attention_block block = {.size = sizeof(block),
                                   .kernel = nullptr,

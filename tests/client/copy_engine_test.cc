@@ -138,7 +138,7 @@ TEST_F(CopyEngineTest, TicketsOutliveTheEngine) {
   EXPECT_THAT(engine_->Wait(ticket), IsOk());
 }
 
-TEST_F(CopyEngineTest, WhatNothingHoldsBackIsIssuedByItsCaller) {
+TEST_F(CopyEngineTest, ACopyThatNeedNotWaitIsIssuedByItsCaller) {
   Start(/*speed=*/50e3);
   const uint64_t before = driver_->counters().copies;
   const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), KiB(64)));
@@ -221,7 +221,7 @@ TEST_F(GatedEngineTest, NoRequestOvertakesOneThatWaitsForItsGrant) {
   EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), (MiB(2) + KiB(1)).size());
 }
 
-TEST_F(GatedEngineTest, AHostThatRunsAheadBooksWhatCanStart) {
+TEST_F(GatedEngineTest, OnlyCopiesWithinTheGrantAreIssuedAhead) {
   Beat();
   limits_.slots[0].limit_bytes[kH2d] = 300 << 10;
   limits_.slots[0].limit_bytes[kD2h] = 8 << 20;
@@ -245,7 +245,7 @@ TEST_F(GatedEngineTest, AHostThatRunsAheadBooksWhatCanStart) {
   EXPECT_EQ(std::memcmp(gpu_, host_, 100 * KiB(4).size()), 0);
 }
 
-TEST_F(GatedEngineTest, AHostIsNotHeldWhereTheLinksSpeedIsNotKnown) {
+TEST_F(GatedEngineTest, WithoutAKnownLinkSpeedAllCopiesAreIssuedAhead) {
   Beat();
   limits_.slots[0].limit_bytes[kH2d] = 2 * kGrantFar;
   limits_.slots[0].limit_bytes[kD2h] = 2 * kGrantFar;
@@ -278,7 +278,7 @@ TEST_F(GatedEngineTest, SlicesOfACopyWithoutRoomAreBookedOnceItCanStart) {
   EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), MiB(2).size());
 }
 
-TEST_F(GatedEngineTest, WhatWaitsForAGrantTellsByWhenItIsNeeded) {
+TEST_F(GatedEngineTest, ACopyThatWaitsForAGrantPublishesItsDueTime) {
   Beat();
   limits_.slots[0].limit_bytes[kH2d] = 1 << 20;
   Start(0, {.gate = &gate_, .slice = MiB(1)});
@@ -304,7 +304,7 @@ TEST_F(GatedEngineTest, WhatWaitsForAGrantTellsByWhenItIsNeeded) {
 
 // A copy behind another one of its direction could have started when it was
 // enqueued; a copy that waits for a ticket, only once the ticket was reached.
-TEST_F(GatedEngineTest, ACopyIsNeededSoLongAfterItCouldHaveStarted) {
+TEST_F(GatedEngineTest, ACopysDueTimeIsItsSlackAfterItsEarliestStart) {
   Beat();
   Start(0, {.gate = &gate_});
   engine_->KnowSlack({{"in", absl::Milliseconds(3)}});
@@ -330,7 +330,7 @@ TEST_F(GatedEngineTest, ACopyIsNeededSoLongAfterItCouldHaveStarted) {
   ASSERT_THAT(engine_->Drain(), IsOk());
 }
 
-TEST_F(GatedEngineTest, OfLabelsThatNobodyToldOfNothingIsKnown) {
+TEST_F(GatedEngineTest, ACopyWithoutKnownSlackHasNoDueTime) {
   Beat();
   Start(0, {.gate = &gate_});
   engine_->KnowSlack({{"another", absl::Milliseconds(3)}});

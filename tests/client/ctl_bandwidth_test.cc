@@ -34,7 +34,7 @@ MeasurableNode Measured(MeasuredSpeeds gpu, MeasuredSpeeds both) {
   return *node;
 }
 
-TEST(MeasurableNode, ALinkIsMeasuredByAllGpusBehindItAndNoneTwice) {
+TEST(MeasurableNode, EachLinkIsMeasuredOnceByAllGpusBehindIt) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const MeasurableNode node, ReadLinks(kSwitch));
   EXPECT_THAT(node.jobs, ElementsAre("tune"));
   EXPECT_THAT(node.gpu_free, ElementsAre(8, 9));
@@ -73,7 +73,7 @@ TEST(LinkConfiguration, ASwitchThatCarriesLessThanItsGpusIsALimit) {
             "d2h_bytes_per_s = 2.5e+10},\n]\n");
 }
 
-TEST(LinkConfiguration, WhatCarriesAllOfItsGpusIsNone) {
+TEST(LinkConfiguration, ASwitchThatCarriesAllOfItsGpusIsNoLimit) {
   const std::string text = ConfigurationOf(
       Measured({24e9, 25e9, 24e9, 25e9}, {47e9, 49e9, 47e9, 49e9}));
   EXPECT_THAT(text, Not(HasSubstr("switch")));
@@ -90,7 +90,7 @@ TEST(LinkConfiguration, WhatBothDirectionsLoadIsTheirSum) {
 
 // Above a link with one limit for both directions, the daemon refuses links
 // with separate limits.
-TEST(LinkConfiguration, AboveWhatBothLoadThereIsNoOtherLimit) {
+TEST(LinkConfiguration, AboveALimitOfBothDirectionsOnlySuchLimitsAreWritten) {
   const std::string text = ConfigurationOf(
       Measured({24e9, 25e9, 15e9, 15e9}, {30e9, 31e9, 16e9, 16e9}));
   EXPECT_THAT(text, HasSubstr("{name = \"gpu0\", h2d_bytes_per_s = 2.4e+10, "
@@ -141,7 +141,7 @@ TEST(MeasuredLinks, AreATableAndJson) {
             "waits");
 }
 
-TEST(MeasuredLinks, WhatIsKeptIsWhatTheConfigurationWouldSay) {
+TEST(MeasuredLinks, KeptLimitsAgreeWithTheConfiguration) {
   const auto limits =
       LimitsOf(Measured({24e9, 25e9, 24e9, 25e9}, {25.1e9, 50e9, 25e9, 50e9}));
   ASSERT_EQ(limits.size(), 3u);
@@ -150,7 +150,7 @@ TEST(MeasuredLinks, WhatIsKeptIsWhatTheConfigurationWouldSay) {
   EXPECT_EQ(limits.at("switch").d2h, 0);
 }
 
-TEST(MeasuredLinks, ANodeSaysWhatIsSetWhoIsAttachedAndWhetherItKeepsAny) {
+TEST(MeasuredLinks, ReadLinksFindsSetSpeedsAttachedJobsAndKeptLinks) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const MeasurableNode old, ReadLinks(kSwitch));
   EXPECT_FALSE(old.keeps);
   EXPECT_FALSE(old.links[0].set.any());

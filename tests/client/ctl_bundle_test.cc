@@ -49,7 +49,7 @@ TEST(Secrets, AKeyInPemIsOneLine) {
   EXPECT_EQ(clean.removed, 1);
 }
 
-TEST(Secrets, WhatIsNoneStaysAsItIs) {
+TEST(Secrets, TextWithoutSecretsIsUnchanged) {
   const std::string config =
       "[device]\ndriver = \"sim\"\n[budgets]\nprincipal_gpu_bytes = \"40GiB\"\n"
       "[http]\nlisten = \"127.0.0.1:9435\"\n# tokens per second: see /metrics\n"
@@ -74,7 +74,7 @@ std::vector<Item> Items() {
 }
 
 // Guards against a wait that lasts until the program is killed for its timeout.
-TEST(Programs, AnEndIsSeenWithoutADescriptorToWatchIt) {
+TEST(Programs, TheEndIsNoticedWithoutAPidfd) {
   testing::Child::Fork([] {
     ASSERT_TRUE(testing::RefusePidfds(EMFILE));
     const absl::Time before = absl::Now();
@@ -86,7 +86,7 @@ TEST(Programs, AnEndIsSeenWithoutADescriptorToWatchIt) {
   })->ExpectSuccess();
 }
 
-TEST(Contents, SayWhatIsInAndWhatIsNotAndWhy) {
+TEST(Contents, ListWhatIsIncludedAndWhyTheRestIsLeftOut) {
   const std::string text = RenderContents(Items());
   EXPECT_THAT(text,
               HasSubstr("In it:\n  status.json    what the daemon knows"));
@@ -95,7 +95,7 @@ TEST(Contents, SayWhatIsInAndWhatIsNotAndWhy) {
   EXPECT_THAT(text, HasSubstr("read it before you send it"));
 }
 
-TEST(Contents, AreTheSameForPrograms) {
+TEST(Contents, AsJsonListTheSame) {
   const auto json = nlohmann::json::parse(RenderBundleJson("a.gz", 7, Items()));
   EXPECT_EQ(json.at("file"), "a.gz");
   EXPECT_EQ(json.at("bytes"), 7);

@@ -438,7 +438,7 @@ TEST(Doctor, ADaemonOfAUserInACheckoutIsThatUsers) {
 
 // sluiced refuses a peer that it cannot identify, whatever the socket's mode
 // is.
-TEST(Doctor, ARefusalThatIsNotOfThePathIsNotMendedByItsMode) {
+TEST(Doctor, ARefusalOfThePeerProposesNoChangeOfMode) {
   Facts facts = Good();
   facts.daemon = {.reached = absl::PermissionDeniedError(
                       "the peer is in a pid namespace that sluiced cannot "
@@ -455,7 +455,7 @@ TEST(Doctor, NobodyIsToJoinTheGroupRoot) {
 }
 
 // Guards against a proposed keeper command that lost the daemon's budgets.
-TEST(Doctor, WhoStartsADaemonAgainGivesItWhatItWasGiven) {
+TEST(Doctor, AProposedRestartKeepsTheDaemonsArguments) {
   const auto fix = [](std::vector<std::string> command) {
     Facts facts = Kept();
     facts.keeper = false;
@@ -475,7 +475,7 @@ TEST(Doctor, WhoStartsADaemonAgainGivesItWhatItWasGiven) {
             start + " -- --config /etc/c.toml");
 }
 
-TEST(Doctor, ReadsWhoListensOfTheKernelsTable) {
+TEST(Doctor, FindsAPortsOwnerInTheKernelsTable) {
   const std::string table =
       "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when "
       "retrnsmt   uid  timeout inode\n"
@@ -508,7 +508,7 @@ TEST(Doctor, AMachineWithoutAGpuIsWell) {
   EXPECT_THAT(NotOk(facts), IsEmpty());
 }
 
-TEST(Doctor, WhoIsNoAdministratorIsWellAndToldHowToBecomeOne) {
+TEST(Doctor, ANonAdministratorIsToldHowToBecomeOne) {
   Facts facts = Good();
   facts.admin.usable = false;
   const Finding found = FindingOf(facts, "admin socket");

@@ -169,7 +169,7 @@ TEST(CtlRender, EventsThatAreMissingAreCountedOnce) {
 
 // Guards against output without the kind of host memory, without the memory
 // that ranks hold outside leases, or without the age of a lost GPU's figures.
-TEST(CtlRender, WhatIsHeldOutsideLeasesIsSaidByPoolAndByRank) {
+TEST(CtlRender, MemoryOutsideLeasesIsShownByPoolAndByRank) {
   json snapshot = json::parse(Read("snapshot.json"));
   snapshot["held_outside_by"] = "contexts";
   snapshot["held_outside_age_s"] = 0.25;

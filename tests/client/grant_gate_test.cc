@@ -28,7 +28,7 @@ class GrantGateTest : public ::testing::Test {
     return use_.slot.used_bytes[direction].load();
   }
   GrantGate Gate() { return GrantGate(&limits_, kSlot, &use_, &clock_); }
-  // Runs Acquire on a thread. `Returned` reports whether it returned in a time.
+  // Runs Acquire on a thread. `Returned` tells whether it returned in time.
   class Waiter {
    public:
     Waiter(GrantGate& gate, int direction, Bytes size,
@@ -68,7 +68,7 @@ TEST_F(GrantGateTest, BytesUnderTheLimitPassAndAreCounted) {
   EXPECT_EQ(used(kD2h), 0u);
 }
 
-TEST_F(GrantGateTest, WhoWillNotWaitTakesAllOrNothing) {
+TEST_F(GrantGateTest, TryAcquireTakesAllOrNothing) {
   SetLimit(kH2d, 100);
   GrantGate gate = Gate();
   EXPECT_TRUE(gate.TryAcquire(kH2d, Bytes(60)));
@@ -96,7 +96,7 @@ TEST_F(GrantGateTest, AnotherSlotsLimitDoesNotCount) {
   EXPECT_TRUE(waiter.Returned(kLong));
 }
 
-TEST_F(GrantGateTest, ADeadDaemonIsNotWaitedFor) {
+TEST_F(GrantGateTest, NothingWaitsForADeadDaemon) {
   GrantGate gate = Gate();
   Waiter waiter(gate, kH2d, Bytes(1'000'000));
   EXPECT_FALSE(waiter.Returned(kShort));
@@ -121,7 +121,7 @@ TEST_F(GrantGateTest, ALateDaemonsLastRateIsKeptForHalfASecond) {
     clock_.Advance(absl::Milliseconds(3));
     EXPECT_TRUE(waiter.Returned(kLong));
   }
-  // At the last rate this call would wait for 1,000 s.
+  // At the last rate this call would wait 1,000 s for the million bytes before.
   Waiter waiter(gate, kH2d, Bytes(1));
   clock_.Advance(kGrantPacedFor - absl::Milliseconds(102));
   EXPECT_FALSE(waiter.Returned(kShort));
@@ -129,7 +129,7 @@ TEST_F(GrantGateTest, ALateDaemonsLastRateIsKeptForHalfASecond) {
   EXPECT_TRUE(waiter.Returned(kLong));
 }
 
-TEST_F(GrantGateTest, WhatWasCopiedWithoutADaemonIsNotHeldAgainstTheRank) {
+TEST_F(GrantGateTest, BytesCopiedWithoutADaemonDoNotCountAgainstTheRank) {
   GrantGate gate = Gate();
   clock_.Advance(absl::Seconds(1));
   gate.Acquire(kH2d, Bytes(1'000'000));
@@ -159,7 +159,7 @@ TEST_F(GrantGateTest, ACancelledWaitReturns) {
   EXPECT_TRUE(waiter.Returned(kLong));
 }
 
-TEST_F(GrantGateTest, WhenTheNextCopyIsNeededStandsUntilItIsForgotten) {
+TEST_F(GrantGateTest, ADueTimeStaysOnThePageUntilForgetDue) {
   SetLimit(kD2h, 1000);
   GrantGate gate = Gate();
   gate.Acquire(kD2h, Bytes(100));
@@ -177,7 +177,7 @@ TEST_F(GrantGateTest, WhenTheNextCopyIsNeededStandsUntilItIsForgotten) {
   EXPECT_EQ(use_.slot.due_bytes[kD2h].load(), 0u);
 }
 
-TEST_F(GrantGateTest, ConcurrentRanksThreadsNeverStartMoreThanTheLimit) {
+TEST_F(GrantGateTest, ConcurrentThreadsGetTheWholeLimitWithoutWaiting) {
   constexpr int kThreads = 4, kEach = 1000;
   SetLimit(kH2d, kThreads * kEach);
   GrantGate gate = Gate();

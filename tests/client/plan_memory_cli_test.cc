@@ -180,7 +180,7 @@ TEST(PlanMemoryCli, AlignmentRoundsThePlanAndNotItsSizes) {
 
 // 1,025 bytes suffice for buffers of 1 and 513: the proof holds for rounded
 // sizes.
-TEST(PlanMemoryCli, WhatIsProvedUnderAnAlignmentIsSaidToBeOfRoundedSizes) {
+TEST(PlanMemoryCli, ABoundUnderAnAlignmentIsReportedAsOfRoundedSizes) {
   const TempDir dir;
   const std::string trace =
       Write(dir, "t.csv", "id,lower,upper,size\n1,0,2,1\n2,0,2,513\n");

@@ -60,7 +60,7 @@ planner::NamedTrace Mixed() {
   return named;
 }
 
-TEST(PlanSvg, PicturesAreThoseThatWereLookedAt) {
+TEST(PlanSvg, PicturesAgreeWithTheGoldenFiles) {
   planner::NamedTrace few = Staircase(10, 9);
   planner::MemoryPlan gap = PlanOf(few);
   gap.lower_bound = Bytes(12288);

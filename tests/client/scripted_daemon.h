@@ -45,7 +45,7 @@ class ScriptedDaemon {
   void SendEvent(const wire::Event& event, const std::vector<int>& fds = {});
   void Grant(const wire::Message& request);
   void Hang();  // closes the session
-  // Its next messages are those of another daemon, on the same socket.
+  // The next messages are those of another daemon, on the same socket.
   void TakeOver() { ++generation_; }
 
   // Returns the number of requests of a kind received so far.

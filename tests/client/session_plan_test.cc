@@ -87,11 +87,12 @@ class TakenOverTest : public PlanTest {
   }
 };
 
-TEST_F(TakenOverTest, AProfileThatNobodyHasIsSubmittedAgain) {
+TEST_F(TakenOverTest, AProfileThatTheNextDaemonLacksIsSubmittedAgain) {
   Open();
   auto plan = Ask();
   ASSERT_TRUE(Submitted(1));
-  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // after the answer
+  // A round trip: the reply to the profile has arrived.
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
   AnswerWith(EmptyPlan());
   TakeOver(nullptr);
   const auto got = plan.get();
@@ -100,7 +101,7 @@ TEST_F(TakenOverTest, AProfileThatNobodyHasIsSubmittedAgain) {
   EXPECT_EQ(daemon_.count(wire::Request::kSubmitProfile), 2);
 }
 
-TEST_F(TakenOverTest, APlanThatWasMadeIsToldAgain) {
+TEST_F(TakenOverTest, AnAnnouncedPlanArrivesWithTheTakeover) {
   Open();
   auto plan = Ask();
   ASSERT_TRUE(Submitted(1));
@@ -115,7 +116,7 @@ TEST_F(TakenOverTest, APlanThatWasMadeIsToldAgain) {
 
 // The old plan answers an earlier profile, so the client submits this profile
 // again and gets its own answer.
-TEST_F(TakenOverTest, AnEarlierPlanIsNotTheAnswerToAProfileWithoutAReply) {
+TEST_F(TakenOverTest, AnEarlierPlanDoesNotAnswerALaterProfile) {
   Open();
   std::atomic<int> asked = 0;
   plan::NodePlan old = EmptyPlan();
@@ -169,7 +170,7 @@ TEST_F(ChangeTest, AChangedPlanThatCannotBeReadIsAnsweredNotTaken) {
   EXPECT_EQ(session_->ChangedPlan(), nullptr);
 }
 
-TEST_F(ChangeTest, ASessionThatTakesNoChangesAnswersSo) {
+TEST_F(ChangeTest, ASessionThatTakesNoChangesRefusesAChange) {
   SessionOptions options = daemon_.options();
   options.takes_changes = false;
   SLUICE_ASSERT_OK_AND_ASSIGN(session_, Session::Open(options));
@@ -252,7 +253,7 @@ TEST_F(PlanTest, APlanWithoutThisRankIsNotAdopted) {
       StatusIs(absl::StatusCode::kInternal, HasSubstr("no part for rank 0")));
 }
 
-TEST_F(PlanTest, AFailedWorkerIsItsReason) {
+TEST_F(PlanTest, AFailedPlansStatusIsTheWorkersReason) {
   Open();
   wire::Event event;
   event.mutable_plan_failed()->set_reason("the worker ran 20 s: killed");
@@ -272,8 +273,9 @@ TEST_F(PlanTest, APeersDeathEndsTheWait) {
   EXPECT_TRUE(IsCausedByPeer(why));
 }
 
-// The daemon sends this event first if a peer dies while the plan is made.
-TEST_F(PlanTest, APeerThatLeftIsWhoseFaultItIs) {
+// If a peer dies while the plan is made, the daemon sends PlanFailed before
+// PeerDied.
+TEST_F(PlanTest, AFailureBecauseAPeerLeftIsCausedByThePeer) {
   Open();
   wire::Event event;
   event.mutable_plan_failed()->set_reason("rank 1 left");

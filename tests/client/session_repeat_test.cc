@@ -27,9 +27,9 @@ TEST_F(SessionTest, ASecondAnswerFreesNothing) {
   });
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto region, session_->LeaseGpu(KiB(64)));
   daemon_.SetScript(nullptr);
-  // follows the messages that the second answer caused
+  // This lease follows the messages that the second answer caused.
   ASSERT_THAT(session_->LeaseGpu(KiB(64)), IsOk());
-  // only the free of the region just dropped
+  // Only the region just dropped was freed.
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);
 }
 
@@ -42,7 +42,7 @@ wire::Event SomebodyDied() {
 // 600 extents need three packets. The daemon dies after the first. Its
 // successor sends a message, receives the request again, and answers
 // completely.
-TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainWhatWasNotAnsweredWhole) {
+TEST_F(SessionTest, AnIncompletelyAnsweredRequestIsRepeatedAfterATakeover) {
   Open();
   std::vector<uint64_t> asked;
   daemon_.SetScript([&](const wire::Message& m) {
@@ -68,7 +68,7 @@ TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainWhatWasNotAnsweredWhole) {
 }
 
 // Guards against a rank that attaches during a takeover and waits for a minute.
-TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainAlsoForTheFirstAnswer) {
+TEST_F(SessionTest, AnUnansweredHelloIsRepeatedAfterATakeover) {
   int asked = 0;
   daemon_.SetScript([&](const wire::Message& m) {
     if (!m.packet.request().has_hello() || ++asked > 1) return false;
@@ -82,7 +82,7 @@ TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainAlsoForTheFirstAnswer) {
   EXPECT_EQ(asked, 2);
 }
 
-TEST_F(SessionTest, WhatNobodyWaitsForIsSaidAgainToADaemonThatTakesOver) {
+TEST_F(SessionTest, AnUnansweredReportIsRepeatedAfterATakeover) {
   Open();
   std::atomic<int> answered = 0;
   daemon_.SetScript([&](const wire::Message& m) {
@@ -101,7 +101,7 @@ TEST_F(SessionTest, WhatNobodyWaitsForIsSaidAgainToADaemonThatTakesOver) {
 }
 
 // Guards against losing steps in the counts while the daemon is away.
-TEST_F(SessionTest, StepsThatNobodyHeardOfAreInTheNextReport) {
+TEST_F(SessionTest, StepsOfUnsentReportsAreInTheNextReport) {
   Open();
   std::atomic<bool> away = true;
   std::atomic<int64_t> tokens = 0, reports = 0, heard = 0;
@@ -198,7 +198,7 @@ TEST_F(SessionTest, ACallWaitsForRoomAndForItsAnswerNoLongerThanItsTimeout) {
   daemon_.SetScript({});
 }
 
-TEST(PendingCalls, SoManyThatNobodyWaitsForMayGoUnanswered) {
+TEST(PendingCalls, PostedRequestsWithoutAnAnswerAreLimited) {
   PendingCalls calls;
   const wire::Request request;
   for (size_t i = 0; i < PendingCalls::kMostPosted; ++i) {

@@ -106,7 +106,7 @@ TEST(QueryNode, AsksThreeTimesMore) {
   EXPECT_EQ(asked, 4);
 }
 
-TEST_F(SessionTest, AQueryWithoutWhatWasAskedForIsAFault) {
+TEST_F(SessionTest, ASnapshotWithoutTextIsAFault) {
   daemon_.SetScript([&](const wire::Message& m) {
     if (!m.packet.request().has_query()) return false;
     wire::Reply reply;
@@ -131,7 +131,7 @@ TEST_F(SessionTest, AQueryWithoutAPlanIsItsText) {
 
 // Guards against a name that is not UTF-8, which breaks the protocol: the
 // daemon would close the session without an explanation.
-TEST(SessionOpen, AJobThatNoDaemonTakesIsRefusedHere) {
+TEST(SessionOpen, ABadJobNameIsRefusedByTheClient) {
   EXPECT_THAT(Session::Open({.socket = "/nonexistent/s", .job = "caf\xe9"}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("job has a character with code 233")));
@@ -265,7 +265,7 @@ TEST_F(SessionTest, ACallThatIsWaitingWhenTheDaemonGoesReturns) {
 }
 
 // Guards against large leases that time out while the daemon pins their memory.
-TEST_F(SessionTest, ALeaseIsAwaitedForAsLongAsTheDaemonSaysThatItGoesOn) {
+TEST_F(SessionTest, ALeaseIsAwaitedWhileTheDaemonReportsProgress) {
   SessionOptions options = daemon_.options();
   options.answer_timeout = absl::Seconds(1);
   SLUICE_ASSERT_OK_AND_ASSIGN(session_, Session::Open(options));

@@ -1,5 +1,6 @@
-// Clients of a daemon's policy. They send anything, and connect and end in any
-// order; the books must add up, and nothing of an ended client may remain.
+// The fuzz target `session`: the input's bytes decide which clients connect to
+// a daemon's policy, what they send and when they end. The books must add up,
+// and nothing of an ended client may remain.
 #include <cmath>
 #include <iterator>
 #include <set>
@@ -57,7 +58,8 @@ class Node {
   SessionId Any(int which) const {
     return *std::next(open_.begin(), which % static_cast<int>(open_.size()));
   }
-  // Forgets sessions from which, as in the service, nothing more is read.
+  // Drops sessions that the core has closed or forgotten: like the service, the
+  // test reads nothing more from them.
   void Prune() {
     std::erase_if(open_, [&](SessionId id) {
       if (!node_.closed.contains(id)) return node_.forgotten.contains(id);
@@ -81,7 +83,8 @@ class Node {
       });
     }
   }
-  // Does the same as Service::OnMessage.
+  // Does what Service::OnMessage does, without its checks of the sender and of
+  // the memfd, and without lost descriptors and acknowledgements.
   void Packet(int which, int fds, std::string_view bytes) {
     if (open_.empty()) return;
     const SessionId id = Any(which);

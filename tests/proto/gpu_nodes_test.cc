@@ -11,7 +11,7 @@ namespace sluice::wire {
 namespace {
 
 // Guards against a rank that wakes every GPU of its node.
-TEST(GpuNodes, TheGpusOwnIsOpenedAloneWhereItIsKnown) {
+TEST(GpuNodes, OnlyTheGpusOwnNodeIsOpenedIfItIsKnown) {
   const testing::TempDir folder;
   std::ofstream(folder.File("nvidia3")) << "\n";
   const auto nodes = OpenGpuNodes(folder.File("session.sock"), DeviceIndex(5),

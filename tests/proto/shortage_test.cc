@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-TEST(Shortage, AnErrnoIsKeptApartByWhatRanOut) {
+TEST(Shortage, EachErrnoMapsToTheResourceThatRanOut) {
   EXPECT_EQ(ShortageOf(ErrnoStatus(ENOSPC, "write")), Shortage::kDisk);
   EXPECT_EQ(ShortageOf(ErrnoStatus(EDQUOT, "write")), Shortage::kDisk);
   EXPECT_EQ(ShortageOf(ErrnoStatus(EMFILE, "open")), Shortage::kOpenFiles);
@@ -41,7 +41,7 @@ TEST(Shortage, TheFirstMarkIsTheCause) {
   EXPECT_TRUE(Mark(absl::OkStatus(), Shortage::kDisk).ok());
 }
 
-TEST(Shortage, EachHasAWordOfItsOwn) {
+TEST(Shortage, NamesSurviveARoundTrip) {
   for (const Shortage each :
        {Shortage::kNone, Shortage::kGpuMemory, Shortage::kHostMemory,
         Shortage::kDisk, Shortage::kOpenFiles}) {

@@ -52,7 +52,7 @@ TEST(StepReport, NoFieldOfTheMessageIsLeftOut) {
   EXPECT_EQ(FieldsNotSet(sent.totals()), 0);
 }
 
-TEST(StepTotals, WhatGotLostIsInWhatComesNext) {
+TEST(StepTotals, ALostReportsStepsAreInTheNextOne) {
   const StepReport step = EveryFieldDiffers();
   StepTotals told, now;
   for (int i = 0; i < 3; ++i) now = Plus(now, step);
@@ -76,7 +76,7 @@ TEST(StepTotals, NothingFallsOrGrowsByMoreThanStepsCan) {
   EXPECT_EQ(more.plan_mismatches, kMaxStepCount);
 }
 
-TEST(StepTotals, SumsOfASessionStayInTheirType) {
+TEST(StepTotals, SumsStopAtTheirLimitInsteadOfOverflowing) {
   const StepReport large = {.h2d = Bytes(int64_t{1} << 60),
                             .tokens = kMaxStepCount};
   StepTotals sum;

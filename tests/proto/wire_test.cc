@@ -92,7 +92,7 @@ TEST_F(WireTest, TheEndOfThePeerIsNotAFault) {
 }
 
 // Guards against losing a refusal that came before the reset.
-TEST_F(WireTest, WhatWasSaidBeforeAResetIsHeard) {
+TEST_F(WireTest, APacketFromBeforeAResetIsReceived) {
   ASSERT_THAT(Send(right_.get(), GrantedPacket(0)), IsOk());
   ASSERT_THAT(Send(left_.get(), GrantedPacket(0)), IsOk());
   left_.Reset();  // with a packet unread: that resets its peer
@@ -104,7 +104,7 @@ TEST_F(WireTest, WhatWasSaidBeforeAResetIsHeard) {
 }
 
 // Guards against reporting that as the peer's fault.
-TEST_F(WireTest, DescriptorsThatThisProcessHasNoRoomForAreSaidToBeLost) {
+TEST_F(WireTest, DescriptorsBeyondTheProcesssLimitAreReportedAsLost) {
 #ifdef SLUICE_SANITIZED
   GTEST_SKIP() << "UBSan reads memory through a pipe, for which there is none";
 #endif

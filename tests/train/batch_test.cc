@@ -67,7 +67,7 @@ TEST(Dealer, SequencesWrapAtTheEnd) {
   }
 }
 
-TEST(Dealer, AnotherLengthGoesOnWhereTheFirstStopped) {
+TEST(Dealer, AnotherLengthContinuesWhereTheFirstStopped) {
   const TempDir dir;
   const auto corpus = Counting(dir, 200);
   Dealer brief(corpus.get(), stream::ChunkLayout(10, 10, 1), 0);
@@ -80,7 +80,7 @@ TEST(Dealer, AnotherLengthGoesOnWhereTheFirstStopped) {
   EXPECT_EQ(longer.Next(cursor), 70);
 }
 
-TEST(Corpus, AFingerprintTellsTextsApartAndNotPlaces) {
+TEST(Corpus, AFingerprintDependsOnTheTextAndNotOnItsPath) {
   const TempDir dir, other;
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto one,
                               Counting(dir, 250)->Fingerprint());

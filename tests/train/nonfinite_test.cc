@@ -57,7 +57,7 @@ TEST(Explain, NamesWhatOverflowedFirst) {
   EXPECT_THAT(Explain(what, options), Not(HasSubstr("forward")));
 }
 
-TEST(Explain, AdvisesWhatCanHaveHelped) {
+TEST(Explain, AdvisesOnlyWhatFitsTheRun) {
   RunOptions options;
   options.warmup = 0;
   options.clip = 1;

@@ -74,7 +74,7 @@ TEST(CommandLine, TakesAKernelWhereItCanCompute) {
 }
 
 // With --chunk all runs are the same; without it everything is measured.
-TEST(CommandLine, LeavesEverythingAboutChunksOpenOrNothing) {
+TEST(CommandLine, PrefetchIsMeasuredOnlyWithoutAChunkSize) {
   SLUICE_ASSERT_OK_AND_ASSIGN(ParsedCommand parsed,
                               ParseCommandLine(Split("train")));
   EXPECT_EQ(parsed.options.chunk, 0);
@@ -362,7 +362,7 @@ TEST(Advice, AShorterSequenceIsNamedOnlyWhereItHelps) {
   EXPECT_THAT(advice(Shortage::kDisk, Method::kSluice), Not(shorter));
 }
 
-TEST(Outcome, ADaemonThatIsNotThereIsTheUsersToFixUnlessSomethingRanOut) {
+TEST(Outcome, AMissingDaemonIsBadInputUnlessAResourceRanOut) {
   const absl::Status gone = absl::UnavailableError("no daemon");
   EXPECT_EQ(ExitCode(gone), kExitFault);
   EXPECT_EQ(ExitCode(AsBadInput(gone)), kExitBadInput);

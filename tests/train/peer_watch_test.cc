@@ -121,7 +121,7 @@ TEST_F(PeerWatchTest, AnEvictionStopsNothingThatIsDone) {
   EXPECT_EQ(evictions_, 0);
 }
 
-TEST_F(PeerWatchTest, WhatIsAttachedAnewTakesThePlaceOfTheFormer) {
+TEST_F(PeerWatchTest, ASecondAttachReplacesTheFirst) {
   watch_.Attach(session_, {});
   session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
   EXPECT_THAT(aborts_, IsEmpty());
@@ -130,7 +130,7 @@ TEST_F(PeerWatchTest, WhatIsAttachedAnewTakesThePlaceOfTheFormer) {
 
 // Guards against a rank that failed by itself but counts as a victim of the
 // peer that ended because of it.
-TEST_F(PeerWatchTest, ADeathExplainsWhatItCausedAlone) {
+TEST_F(PeerWatchTest, ADeathExplainsOnlyTheErrorsThatItCaused) {
   const absl::Status own = absl::DataLossError("shard 3 is truncated");
   const absl::Status lost =
       CausedByPeer(absl::UnavailableError("a sum failed"));

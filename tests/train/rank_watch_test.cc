@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 
 // Guards against a run that ends before the watch's thread has printed why
 // (seen on a busy CI machine).
-TEST(RankWatch, AWishThatIsHeardIsSaidBeforeTheRunEnds) {
+TEST(RankWatch, ARequestedStopIsPrintedBeforeTheRunEnds) {
   ::testing::internal::CaptureStderr();
   auto watch = std::make_unique<RankWatch>(RankWatch::Options{
       .speaks = true, .launched = true, .steps = 10, .save = "out/run"});

@@ -105,7 +105,7 @@ std::string KeyOf(const RunOptions& options) {
   return PlanKey(options, 2, MiB(16), "", false, {});
 }
 
-TEST(PlanKey, TellsTheSettingsThatItWasMadeWith) {
+TEST(PlanKey, HoldsTheSettingsThatItWasMadeFrom) {
   RunOptions options = Chosen();
   auto told = SettingsOf(KeyOf(options));
   ASSERT_TRUE(told.has_value());
@@ -128,7 +128,7 @@ TEST(PlanKey, TellsTheSettingsThatItWasMadeWith) {
   EXPECT_TRUE(SettingsOf(KeyOf(options))->resident);
 }
 
-TEST(PlanKey, TellsNoSettingsThatNoRunHas) {
+TEST(PlanKey, WithImpossibleSettingsHoldsNone) {
   const auto told = [](int64_t chunk, int prefetch, int64_t rerun,
                        int64_t rerun_layers) {
     RunOptions options;
@@ -148,7 +148,7 @@ TEST(PlanKey, TellsNoSettingsThatNoRunHas) {
   EXPECT_FALSE(SettingsOf(R"({"--chunk":8,"--prefetch":2})").has_value());
 }
 
-TEST(PlanKey, SaysWhatIsAnother) {
+TEST(PlanKey, NamesTheFlagThatDiffers) {
   const std::string base = KeyOf(Chosen());
   const auto why = [&](auto change) {
     RunOptions options = Chosen();
@@ -206,7 +206,7 @@ TEST_F(SaveFolderTest, AnotherRunsCheckpointsAreNotOurs) {
   EXPECT_THAT(Claim(), IsOk());
 }
 
-TEST_F(SaveFolderTest, ARunDoesNotSaveBesideItsOwnFuture) {
+TEST_F(SaveFolderTest, ARunDoesNotSaveIntoAFolderWithLaterSteps) {
   Fill(folder() + "/checkpoint-3", 3, kOwn);
   Fill(folder() + "/checkpoint-6", 6, kOwn);
   StateFile from;
@@ -323,7 +323,7 @@ TEST_F(SaveFolderTest, AStateIsOfTheModelThatWroteIt) {
   }
 }
 
-TEST(StateFile, ACursorOfBeforeCountsSequencesOfItsOwnLength) {
+TEST(StateFile, AFormat1CursorCountsSequencesOfItsLength) {
   StateFile state;
   state.format = 1;
   state.seq_len = 10;

@@ -21,7 +21,7 @@ using ::sluice::testing::StatusIs;
 class Others : public runtime::Collectives {
  public:
   std::vector<int> failed;
-  std::string text;  // of the root; empty: it is this rank
+  std::string text;  // the root's; empty if this rank is the root
   std::optional<int> root;
 
   int rank() const override { return 1; }

@@ -54,7 +54,7 @@ class WatchdogTest : public ::testing::Test {
   std::string end_;
 };
 
-TEST_F(WatchdogTest, WhoWaitsIsNotLateButWhoItWaitsFor) {
+TEST_F(WatchdogTest, AWaitingRankIsNotLateButTheRankThatItWaitsForIs) {
   Waits(0, 5);
   EXPECT_THAT(Pass(29), IsEmpty());
   EXPECT_THAT(Pass(2), ElementsAre(AllOf(
@@ -73,7 +73,7 @@ TEST_F(WatchdogTest, WhoWaitsIsNotLateButWhoItWaitsFor) {
 }
 
 // The rank waits for its GPU, which waits for the other rank's GPU.
-TEST_F(WatchdogTest, WhoHasIssuedMoreWaitsThoughItIsInNoCollective) {
+TEST_F(WatchdogTest, ARankThatHasIssuedMoreCollectivesIsNotLate) {
   ranks_[1].sample.collectives = 5;
   ranks_[0].sample.collectives = 4;
   EXPECT_THAT(Pass(31), ElementsAre(HasSubstr("rank 0 is late")));
@@ -139,7 +139,7 @@ TEST_F(WatchdogTest, ASuspendedNodeAccusesNobody) {
   EXPECT_EQ(end_, "");
 }
 
-TEST_F(WatchdogTest, WhoHasEndedIsNotLate) {
+TEST_F(WatchdogTest, ARankThatHasEndedIsNotLate) {
   ranks_[1].ended = true;
   Waits(0, 5);
   EXPECT_THAT(Pass(200), IsEmpty());

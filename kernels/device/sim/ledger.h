@@ -1,7 +1,8 @@
 // Counts how much of each place of the simulated node is used. A piece of
 // memory counts while a living process has a handle or a mapping of it, as in
 // CUDA. The kernel is asked for the holders (outside.h), so processes may die
-// at any time. A descriptor in flight counts once a process has received it.
+// at any time. A descriptor in flight does not count until a process has
+// received it.
 //
 // The process that makes the node's memory (Books in node.h) counts the memory
 // that it made, and adds what HeldOutside last found in other processes. Any
@@ -32,18 +33,20 @@ class Ledger {
   // Counts new memory, which this process has made and has open.
   // ResourceExhausted: the place had less than `size` free.
   absl::Status Add(Placement where, Bytes size);
-  // Counts memory that an earlier maker made as this ledger's. InvalidArgument:
-  // `fd` is no memory of this node, place and size. FailedPrecondition: this
-  // process has the memory open already.
+  // Counts memory of an earlier maker as if this ledger had made it.
+  // InvalidArgument: `fd` is no memory of this node, place and size.
+  // FailedPrecondition: this process has the memory open already.
   absl::Status AddAdopted(const UniqueFd& fd, Placement where, Bytes size);
   // Called before this process's last handle and mapping are closed.
   void Leave(const UniqueFd& fd, Placement where, Bytes size);
-  // Unimplemented where the node's memory is made: that process imports none.
+  // Returns Unimplemented in the process that makes the node's memory, which
+  // imports none.
   absl::Status CheckImport() const;
 
   absl::StatusOr<MemoryUse> Usage(Placement where);
-  // Returns the bytes that living processes hold according to the kernel and
-  // that this ledger has not made; at most the size of each place.
+  // Returns, by place, the bytes that living processes hold according to the
+  // kernel, without those that this ledger made or adopted; at most the place's
+  // size. Usage and Add count them from then on.
   std::map<Placement, Bytes> HeldOutside();
   NodeMapping& node() const { return *node_; }
 

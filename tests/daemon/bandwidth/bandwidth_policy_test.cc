@@ -91,7 +91,7 @@ TEST_F(OneLinkTest, WhatIsPromisedAndNotUsedIsLentAtOnce) {
 }
 
 // A flow that wants more than its promise gets only what others leave.
-TEST_F(OneLinkTest, WhoWantsTooMuchTakesNothingFromAPromise) {
+TEST_F(OneLinkTest, AFlowBeyondItsPromiseTakesNothingFromAnothersPromise) {
   Open({0, 1});
   Promise(0, 0.5);
   Promise(1, 0.4);
@@ -107,7 +107,7 @@ TEST_F(OneLinkTest, WhoWantsTooMuchTakesNothingFromAPromise) {
 }
 
 // A flow borrows for long; it owes nothing when another flow arrives.
-TEST_F(OneLinkTest, WhoWasLentDoesNotStarveAfterwards) {
+TEST_F(OneLinkTest, AFlowThatBorrowedDoesNotStarveAfterwards) {
   Open({0, 1});
   Promise(0, 0.5);
   node.Ask(0, 1000 * kUnit);
@@ -129,9 +129,9 @@ TEST_F(OneLinkTest, APromiseIsPartOfAFairShareAndNotBesideIt) {
   EXPECT_NEAR(node.copied(1), 5 * kUnit, 0.1 * kUnit);
 }
 
-// For long a promise brings flow 0 more than a fair share. When it then gets
-// only the promise, the others are not also paid back for the past.
-TEST_F(OneLinkTest, WhatAPromiseBroughtIsRememberedForAPeriod) {
+// For 100 s flow 1 gets less than a fair share because of flow 0's promise. It
+// then shares evenly with flow 2.
+TEST_F(OneLinkTest, AFlowThatGotLittleForLongIsNotRepaid) {
   Open({0, 1, 2});
   Promise(0, 0.8);
   node.Ask(0, 80 * kUnit);
@@ -144,7 +144,7 @@ TEST_F(OneLinkTest, WhatAPromiseBroughtIsRememberedForAPeriod) {
   EXPECT_NEAR(node.copied(2), 5 * kUnit, 0.1 * kUnit);
 }
 
-TEST_F(OneLinkTest, WhatAPromiseBroughtIsForgottenWithIt) {
+TEST_F(OneLinkTest, AnEndedPromisesBytesDoNotCount) {
   Open({0, 1});
   Promise(0, 0.8);
   for (const int flow : {0, 1}) node.Ask(flow, 1000 * kUnit);
@@ -155,7 +155,7 @@ TEST_F(OneLinkTest, WhatAPromiseBroughtIsForgottenWithIt) {
   EXPECT_NEAR(node.copied(0) - before, 0.001 * kUnit, 1);
 }
 
-TEST_F(OneLinkTest, MoreThanTheLinkCarriesIsKeptInPart) {
+TEST_F(OneLinkTest, PromisesBeyondTheLinkAreScaledDown) {
   Open({0, 1});
   Promise(0, 1.5);
   Promise(1, 0.5);

@@ -11,8 +11,8 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// Returns a random node of up to 8 GPUs, with narrow or wide switches and
-// memory.
+// Returns a random node of up to 9 GPUs. The links of the NUMA node, switches
+// and GPUs are narrow or wide.
 JobStoryOptions RandomNode(uint32_t seed) {
   std::mt19937 random(seed);
   const auto pick = [&](double low, double high) {
@@ -36,7 +36,7 @@ JobStoryOptions RandomNode(uint32_t seed) {
 
 class BandwidthStories : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(BandwidthStories, KeepsEveryPromiseAndStarvesNobody) {
+TEST_P(BandwidthStories, EveryPromiseIsKeptAndNoFlowStarves) {
   const JobStoryResult result = JobStory(RandomNode(GetParam())).Run();
   EXPECT_EQ(result.late, 0) << "of " << result.due << ", by " << result.latest;
   EXPECT_EQ(result.budgets_short, 0) << "of " << result.budgets;
@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, BandwidthStories,
 
 // Runs the same stories without promises, to show that late copies are
 // detected.
-TEST(BandwidthStory, FairSharesAloneAreLate) {
+TEST(BandwidthStory, WithoutPromisesSomeCopiesAreLate) {
   int64_t late = 0;
   for (uint32_t seed : {1, 2, 3}) {
     JobStoryOptions options = RandomNode(seed);
@@ -59,8 +59,8 @@ TEST(BandwidthStory, FairSharesAloneAreLate) {
   EXPECT_GT(late, 0);
 }
 
-// Guards against judging only copies that end: a flow that starves until it
-// leaves would never be late.
+// Copies that never end must count as late, too: otherwise a flow that starves
+// until it leaves would seem in time.
 TEST(BandwidthStory, ACopyThatDoesNotEndIsOverdue) {
   NodeSimulation node(*Topology::Make({{"gpu", std::nullopt, 1000, 1000}}),
                       absl::Milliseconds(10));

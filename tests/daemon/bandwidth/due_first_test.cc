@@ -32,7 +32,7 @@ std::vector<double> Share(const std::vector<LentCopy>& copies) {
   return ShareToLate(copies, kWindow, room);
 }
 
-TEST(DueFirst, WhatIsInTimeByAFairShareWaitsForIt) {
+TEST(DueFirst, ACopyThatAFairShareServesInTimeGetsNothingExtra) {
   // At 5 per second each, 20 are done in 5 s, if the current window is not
   // counted.
   EXPECT_THAT(Share({Copy(20, 5), Copy(0, 0)}), ElementsAre(0, 0));
@@ -46,7 +46,7 @@ TEST(DueFirst, TheOneThatIsDueFirstGoesFirst) {
   EXPECT_THAT(Share({Copy(40, -1), Copy(6, 1.2)}), ElementsAre(10, 0));
 }
 
-TEST(DueFirst, NoMoreThanIsAskedForOrMayBeHadBeforeFairShares) {
+TEST(DueFirst, AtMostTheDemandAndTheAllowanceAreGiven) {
   std::vector<LentCopy> copies = {Copy(40, 1), Copy(40, 2)};
   copies[0].excess = 3;
   copies[1].may = 2;

@@ -35,7 +35,7 @@ TEST(FairShares, GoByWeight) {
               ElementsAre(60, 30));
 }
 
-TEST(FairShares, WhoHadSomethingWaitsForTheOthers) {
+TEST(FairShares, AFlowWithAHeadStartWaitsForTheOthers) {
   const std::vector<int> path = {0};
   std::vector<double> room = {30};
   EXPECT_THAT(SharedBytes({{&path, 100, 1, 20}, {&path, 100}}, room),
@@ -48,7 +48,7 @@ TEST(FairShares, WhoHadSomethingWaitsForTheOthers) {
               ElementsAre(20, 10));
 }
 
-TEST(FairShares, TellsHowHighTheyStoodWhenAChannelWasFull) {
+TEST(FairShares, ReportsTheLevelAtWhichEachChannelWasFull) {
   const std::vector<int> narrow = {1, 0}, wide = {0};
   std::vector<double> room = {100, 20};
   const FairShares shares =

@@ -73,7 +73,7 @@ class JobStory {
     int id = 0;
     Kind kind = Kind::kLight;
     std::vector<int> path;
-    double weight = 1;  // of its share of bandwidth that is not promised
+    double weight = 1;  // in sharing bandwidth that is not promised
     Demand demand;
     int parts = 1;
     bool promised = false;

@@ -8,7 +8,7 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// In bytes: shares are not whole numbers.
+// A tolerance in bytes, because shares are not whole numbers.
 constexpr double kRounding = 0.5;
 
 }  // namespace

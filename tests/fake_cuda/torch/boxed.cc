@@ -1,9 +1,9 @@
-// The fallback for ATen operators under torch's CUDA key that have no form
-// here: runs ATen's CPU kernel as one operation of the stream.
+// The fallback for ATen operators under torch's CUDA key that this folder does
+// not implement itself: runs ATen's CPU kernel as one operation of the stream.
 //
-// Sizes of results come from ATen's Meta kernels if they exist. Otherwise the
-// CPU kernel runs at once (LaunchAndLook in kernel.h), which delays the caller
-// but orders nothing.
+// Sizes of results come from ATen's Meta kernels if they exist. Otherwise, or
+// if a result is a number, the caller waits while the CPU kernel runs
+// (LaunchAndLook in kernel.h); the race detector ignores that wait.
 #include "tests/fake_cuda/torch/boxed.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -104,7 +104,8 @@ class BoxedCall {
       Take(arguments_[i], written);
     }
     TORCH_CHECK(!reads_.empty() || !writes_.empty(), name_,
-                ": no operand is on the GPU, and no CPU form is known");
+                ": no operand is on the GPU: implement the operator in "
+                "tests/fake_cuda/torch");
     const at::Tensor& any = reads_.empty() ? writes_[0] : reads_[0];
     device_ = any.device();
     for (size_t i = 0; i < declared.size(); ++i) {
@@ -120,7 +121,8 @@ class BoxedCall {
     for (const auto& returned : op_.schema().returns()) {
       const c10::AliasInfo* const alias = returned.alias_info();
       TORCH_CHECK(alias == nullptr || Writes(*alias), name_,
-                  ": a view, and no CPU form is known");
+                  ": returns a view of an operand: implement the operator in "
+                  "tests/fake_cuda/torch");
     }
     return writes_.empty() ? RunForResults() : RunInPlace();
   }
@@ -182,8 +184,9 @@ class BoxedCall {
              for (const auto& t : writes) at.push_back(t.const_data_ptr());
              OnCpu(op, values, places, reads, writes);
              for (size_t i = 0; i < writes.size(); ++i) {
-               TORCH_CHECK(writes[i].const_data_ptr() == at[i],
-                           "a result has not the size that it had");
+               TORCH_CHECK(
+                   writes[i].const_data_ptr() == at[i],
+                   "the CPU kernel has resized an output: its memory moved");
              }
            });
     Stack returned;

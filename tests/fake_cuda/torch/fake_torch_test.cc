@@ -194,7 +194,7 @@ TEST_F(FakeTorch, AKernelThatDoesNotWaitForACopyIsFound) {
 }
 
 // Only the used bytes count: two rings in one buffer do not race.
-TEST_F(FakeTorch, APartOfEachRowIsNotTheWholeRow) {
+TEST_F(FakeTorch, ColumnsOfOneTensorRaceOnlyIfTheyOverlap) {
   const at::Tensor whole =
       at::zeros({16, 64}, at::TensorOptions().device(kGpu));
   Ok(driver_->SynchronizeStream(compute_));

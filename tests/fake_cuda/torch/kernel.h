@@ -25,8 +25,8 @@ class DeviceView {
  public:
   explicit DeviceView(const at::Tensor& tensor);
 
-  // Its bytes, in several pieces if it is a part of each row of a larger
-  // tensor.
+  // Returns the tensor's bytes, in several pieces if it is a part of each row
+  // of a larger tensor.
   const std::vector<Access>& reads() const { return reads_; }
   // Returns the same as a CPU tensor over that memory.
   at::Tensor OnCpu(std::byte* bytes) const;

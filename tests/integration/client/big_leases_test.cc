@@ -103,7 +103,7 @@ class BigLeases : public ::testing::Test {
   TempDir node_, signs_;
 };
 
-TEST_F(BigLeases, NoneTimesOutAndANeighboursGoesBetweenTheCalls) {
+TEST_F(BigLeases, NoBigLeaseTimesOutAndASmallOneGoesBetweenItsCalls) {
   RunningDaemon daemon(TomlWith(""));
   const auto ranks = StartAll(daemon.socket());
   std::vector<std::unique_ptr<Child>> neighbour;
@@ -148,7 +148,7 @@ TEST_F(BigLeases, TheNextRunHasTheMemoryOfTheLastAndOfTheKilled) {
   for (const auto& rank : ranks) rank->ExpectSuccess();
 }
 
-TEST_F(BigLeases, OneOfMemoryThatWasMadeAheadNeedsNoCall) {
+TEST_F(BigLeases, ALeaseOfMemoryMadeAheadNeedsNoDriverCall) {
   RunningDaemon daemon(TomlWith("host_ready_bytes = \"1GiB\"\n"));
   const absl::Time end = absl::Now() + absl::Seconds(60);
   while (Memory(daemon).empty() && absl::Now() < end) {

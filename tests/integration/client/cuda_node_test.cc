@@ -135,7 +135,7 @@ TEST_P(OfCuda, ARankThatIsKilledGivesBackAllAndTheOtherGoesOn) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool other,
                               GpuPool(daemon.socket(), 1));
   EXPECT_GT(other.leased_bytes(), 0u);
-  LetRanksEnd();  // it copies once more before it ends
+  LetRanksEnd();  // the second rank copies once more before it ends
   second->ExpectSuccess();
   ExpectAllIsFree(daemon.socket());
   ExpectEndsWell(daemon);
@@ -202,7 +202,8 @@ TEST_P(TakenOver, WhatTheDeadHadIsLeasedAgain) {
 }
 
 TEST_P(OfCuda, ADaemonThatEndsInACallThatHangsLeavesNoSocket) {
-  if (std::get<0>(GetParam())) return;  // makes host memory by it, at the start
+  // A driver with host memory makes it by cuMemCreate, too, at the start.
+  if (std::get<0>(GetParam())) return;
   SetDriver(false, ",hang=cuMemCreate:1");
   RunningDaemon daemon(kToml);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -210,7 +211,7 @@ TEST_P(OfCuda, ADaemonThatEndsInACallThatHangsLeavesNoSocket) {
   ASSERT_THAT(client.Hello("job"), IsOk());
   std::thread lease(
       [&client] { EXPECT_FALSE(client.Lease(wire::Lease::GPU, MiB(4)).ok()); });
-  absl::SleepFor(absl::Seconds(1));  // until then it is asked
+  absl::SleepFor(absl::Seconds(1));  // until the call hangs
   ExpectEndsWell(daemon);
   EXPECT_FALSE(std::filesystem::exists(daemon.socket()));
   lease.join();
@@ -261,7 +262,7 @@ TEST_P(OfCuda, ALostGpuIsOneLineAndTheOtherRankGoesOn) {
 // Guards against host leases that fail one by one with an import's error. A
 // rank can pin a memfd whatever memory its driver makes, and uses one if the
 // daemon does.
-TEST_P(OfCuda, ARankWhoseDriverMakesOtherHostMemoryFollowsOrIsToldAtOnce) {
+TEST_P(OfCuda, ARankWithAnotherKindOfHostMemoryUsesMemfdOrIsRefusedAtOnce) {
   const bool host_numa = std::get<0>(GetParam());
   RunningDaemon daemon(kToml);
   SetDriver(!host_numa);
@@ -378,7 +379,7 @@ class BesideLeases : public OfCuda {
 
 // The pool leaves 32 of the fake's 64 MiB for memory outside leases. Guards
 // against counting as free what exceeds that after the daemon's start.
-TEST_P(BesideLeases, WhatTakesMoreThanThePoolsSpareIsNotFree) {
+TEST_P(BesideLeases, MemoryOutsideLeasesBeyondTheReserveIsNotFree) {
   RunningDaemon daemon(kToml);
   const auto rank = StartRank(daemon.socket(), 0);
   ASSERT_TRUE(rank->WaitForOutput("same", absl::Seconds(30)));
@@ -397,7 +398,7 @@ TEST_P(BesideLeases, WhatTakesMoreThanThePoolsSpareIsNotFree) {
 
 // Guards against a query that fails for all GPUs: GPU 0 would have its whole
 // pool free while the other GPU is lost.
-TEST_P(BesideLeases, AreSeenOnAGpuWhileAnotherIsLost) {
+TEST_P(BesideLeases, MemoryOutsideLeasesIsSeenWhileAnotherGpuIsLost) {
   RunningDaemon daemon(kToml);
   LoseGpu(1);
   setenv("CUDA_VISIBLE_DEVICES", "0", 1);
@@ -419,7 +420,7 @@ TEST_P(BesideLeases, AreSeenOnAGpuWhileAnotherIsLost) {
 
 // The contexts of the daemon and of the rank take 20 MiB each. Guards against a
 // report of the GPU's use from before the rank's own context.
-TEST_P(BesideLeases, ARankTellsWhatItHasBeforeItsLease) {
+TEST_P(BesideLeases, ARankReportsItsContextsMemoryBeforeItsLease) {
   SetDriver(true, ",context_kib=20480");
   RunningDaemon daemon(kToml);
   const auto rank = StartRank(daemon.socket(), 0);

@@ -187,7 +187,7 @@ constexpr Fault kOfRanks[] = {{"Devices", true},
                               {"RecordEvent", true},
                               {"ElapsedTime", false},
                               {"StreamWaitEvent", true},
-                              // Then there is one more wait.
+                              // A failed query only causes one more wait.
                               {"QueryEvent", false},
                               {"SynchronizeEvent", true},
                               {"SynchronizeStream", true},

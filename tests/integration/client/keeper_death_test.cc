@@ -68,7 +68,7 @@ class KeeperOfRanks : public ::testing::Test {
   std::unique_ptr<client::Session> session_;
 };
 
-TEST_F(KeeperOfRanks, IsMissedOnceAndTheSessionGoesOn) {
+TEST_F(KeeperOfRanks, ItsDeathIsLoggedOnceAndTheSessionContinues) {
   const pid_t daemon = under_->daemon();
   const auto held = Leased(20 * kExtent, std::byte{7});
   ExpectMetric("sluice_kept 1");
@@ -89,7 +89,7 @@ TEST_F(KeeperOfRanks, IsMissedOnceAndTheSessionGoesOn) {
   EXPECT_TRUE(IsFull(*held, std::byte{7}));
 }
 
-TEST_F(KeeperOfRanks, WhatWaitsForItIsAnsweredAllTheSame) {
+TEST_F(KeeperOfRanks, ALeaseThatWaitsForItIsGrantedThoughItDies) {
   const pid_t keeper = under_->keeper();
   kill(keeper, SIGSTOP);
   std::unique_ptr<client::Region> region;
@@ -100,8 +100,9 @@ TEST_F(KeeperOfRanks, WhatWaitsForItIsAnsweredAllTheSame) {
   EXPECT_TRUE(IsFull(*region, std::byte{1}));
 }
 
-// No daemon would come to read the file.
-TEST_F(KeeperOfRanks, WithoutItAReloadEndsNothing) {
+// With a keeper, SIGHUP ends the daemon and the next one reads the
+// configuration. Without a keeper no next one would start.
+TEST_F(KeeperOfRanks, WithoutItSighupDoesNotEndTheDaemon) {
   const auto held = Leased(kExtent, std::byte{1});
   LoseKeeper();
   kill(under_->daemon(), SIGHUP);

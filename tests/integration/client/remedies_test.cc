@@ -68,7 +68,7 @@ void ExpectRemedied(const RunningDaemon& daemon, Session& session, bool host,
   EXPECT_THAT(refused, IsOk());
 }
 
-TEST(Remedies, OverAJobsOrAUsersLimitTheCommandMakesRoom) {
+TEST(Remedies, ThePrintedCommandMakesRoomUnderAJobsOrAUsersLimit) {
   for (const bool host : {false, true}) {
     for (const char* toml :
          {"job_gpu_bytes = \"4MiB\"\njob_host_bytes = \"4MiB\"\n",

@@ -77,7 +77,7 @@ TEST_F(StoppedService, ADaemonThatIsToldToEndEndsNoSession) {
   EXPECT_TRUE(Events().empty());
 }
 
-TEST_F(StoppedService, WhereNoProcessIsLeftToSaySoTheEndOfTheSocketDoes) {
+TEST_F(StoppedService, WithoutAnyProcessLeftTheClosedSocketTellsRanks) {
   under_.KillKeeper();
   under_.KillDaemon();
   EXPECT_EQ(Last().detail,

@@ -60,7 +60,7 @@ void ExpectNothingIsLeft(const KeptDaemon& daemon) {
   EXPECT_TRUE(done()) << daemon.Log();
 }
 
-TEST(TakeOverOfClient, NothingIsLostBehindAnyMessageToTheKeeper) {
+TEST(TakeOverOfClient, AKillAfterAnyMessageToTheKeeperLosesNothing) {
   int attached = 0, killed = 0;
   for (int behind = 0; behind < 20; ++behind) {
     SCOPED_TRACE(behind);
@@ -79,7 +79,7 @@ TEST(TakeOverOfClient, NothingIsLostBehindAnyMessageToTheKeeper) {
       daemon.Start();
     }
     client.join();
-    if (daemon.WasKilled()) {  // when it had ended
+    if (daemon.WasKilled()) {  // after the client's end
       ++killed;
       daemon.Join();
       daemon.Start();

@@ -60,7 +60,7 @@ class Waiting : public ::testing::Test {
   RunningDaemon daemon_;
 };
 
-TEST_F(Waiting, AKilledHoldersMemoryGoesToWhoWaits) {
+TEST_F(Waiting, AKilledHoldersMemoryGoesToTheWaitingLease) {
   const auto holder = Child::Fork([&] {
     const auto session = Open("holder");
     const auto all = session->LeaseGpu(kAll);
@@ -77,7 +77,7 @@ TEST_F(Waiting, AKilledHoldersMemoryGoesToWhoWaits) {
   holder->Join();
 }
 
-TEST_F(Waiting, TheEndOfTheWaitSaysWhoIsInTheWay) {
+TEST_F(Waiting, ALeaseThatTimesOutIsOneLineThatNamesTheGpu) {
   const auto holder = Open("holder");
   const auto all = holder->LeaseGpu(kAll);
   ASSERT_THAT(all, IsOk());
@@ -111,7 +111,7 @@ TEST_F(Waiting, TheFirstThatCameIsServedFirst) {
   }
 }
 
-TEST_F(Waiting, ASmallOneOvertakesInTheFirstHalfOfAWaitOnly) {
+TEST_F(Waiting, ASmallLeaseOvertakesOnlyInTheFirstHalfOfAWait) {
   const auto holder = Open("holder");
   const auto most = holder->LeaseGpu(MiB(30));
   ASSERT_THAT(most, IsOk());
@@ -126,7 +126,7 @@ TEST_F(Waiting, ASmallOneOvertakesInTheFirstHalfOfAWaitOnly) {
   EXPECT_THAT(late->LeaseGpu(MiB(4)), IsOk());
 }
 
-TEST_F(Waiting, NothingIsLeftInLineOfOneThatIsKilledWhileItWaits) {
+TEST_F(Waiting, AKilledWaiterLeavesTheQueue) {
   const auto holder = Open("holder");
   auto most = holder->LeaseGpu(MiB(30));
   ASSERT_THAT(most, IsOk());

@@ -86,7 +86,7 @@ void SendLingering(int socket, const std::vector<wire::Packet>& packets,
   }
 }
 
-TEST(DaemonBlocking, ADescriptorThatLingersHoldsNobodyUp) {
+TEST(DaemonBlocking, ALingeringDescriptorBlocksNothing) {
   RunningDaemon daemon;
   std::vector<UniqueFd> readers;
   SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client, wire::Connect(daemon.socket()));
@@ -100,7 +100,7 @@ TEST(DaemonBlocking, ADescriptorThatLingersHoldsNobodyUp) {
   ExpectPrompt(daemon.socket());
 }
 
-TEST(DaemonBlocking, NorOneInAPacketThatIsNeverRead) {
+TEST(DaemonBlocking, ALingeringDescriptorInAnUnreadPacketBlocksNothing) {
   RunningDaemon daemon;
   std::vector<UniqueFd> readers;
   std::vector<UniqueFd> clients;
@@ -129,8 +129,8 @@ bool HasEnded(const UniqueFd& client, absl::Duration within) {
   return poll(&ended, 1, static_cast<int>(within / absl::Milliseconds(1))) == 1;
 }
 
-// Sends 16 such descriptors with every packet of 20 sessions. While they wait
-// to be closed, their user gets no other session either.
+// Sends 16 lingering descriptors with each packet of 20 sessions. While they
+// wait to be closed, their user gets no other session either.
 TEST(DaemonBlocking, AFloodOfThemEndsTheSessionAndLeavesNothing) {
   RunningDaemon daemon;
   const std::string fds =
@@ -233,7 +233,7 @@ TEST(DaemonBlocking, AnswersThatAreNotReadDoNotPileUp) {
 }
 
 // Guards against an error that comes only after a minute.
-TEST(DaemonBlocking, OfAStoppedDaemonTheToolSaysSoWithinSeconds) {
+TEST(DaemonBlocking, SluicectlReportsAStoppedDaemonWithinSeconds) {
   RunningDaemon daemon;
   daemon.process().Kill(SIGSTOP);
   const absl::Time start = absl::Now();

@@ -177,7 +177,7 @@ TEST_P(GoldenPackets, AreAnsweredAsTheyWere) {
   EXPECT_GE(asked, 9);
 }
 
-TEST_P(GoldenPackets, SayTodayWhatTheySaid) {
+TEST_P(GoldenPackets, DecodeToTheRecordedText) {
   for (const Line& line : ReadLines(GetParam())) {
     EXPECT_EQ(TextOf(line.bytes), line.text);
   }

@@ -63,7 +63,7 @@ void KeptDaemon::Fork() {
   const MutexLock lock(mutex_);
   ready_ = ignoring_ = false;
   kill_behind_ = -1;
-  // Appended to by the shell, which becomes the daemon.
+  // The shell opens the log to append to it, then becomes the daemon by exec.
   const auto started = daemon::DaemonProcess::Start(
       {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>>" + File("stderr"),
        BinaryPath(program_), "--config", File("sluiced.toml"), "--runtime-dir",
@@ -141,7 +141,8 @@ bool KeptDaemon::WasKilled() const {
   return ignoring_;
 }
 
-// What comes while it ignores is read when the daemon is gone, and dropped.
+// While messages are ignored, they stay in the socket. They are dropped once
+// the daemon has ended, or received after Answer().
 void KeptDaemon::TakeMessages() {
   while (auto datagram = receiver_.Receive()) {
     if (ignoring_) continue;

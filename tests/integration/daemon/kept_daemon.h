@@ -40,7 +40,8 @@ class KeptDaemon {
     Kill();
     Start();
   }
-  // Returns the exit status of a daemon that ends; -1: not within 20 s.
+  // Waits for the daemon's end and returns its exit status, or -1 if it does
+  // not end within 120 s.
   int Join();
 
   // Checks whether this program would take over from the running daemon.
@@ -50,11 +51,13 @@ class KeptDaemon {
   // Until the daemon's death, or Answer, none of its messages is received or
   // answered.
   void Ignore();
-  void Answer();  // also what it sent since Ignore
-  // Kills the daemon once `messages` more of its messages were received; later
-  // messages are lost.
+  // Ends Ignore. Messages sent since then are received, too.
+  void Answer();
+  // Receives `messages` more of the daemon's messages and the one after them,
+  // then kills the daemon; later messages are lost.
   void KillBehind(int messages);
-  // Returns whether that has happened; then call Join().
+  // Returns whether KillBehind has killed the daemon; then call Join(). Also
+  // true after Ignore.
   bool WasKilled() const;
   bool Has(const std::string& name) const;
   // Returns the number of kept descriptors with names that begin with `prefix`.

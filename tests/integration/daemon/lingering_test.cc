@@ -118,7 +118,7 @@ TEST(DaemonLingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(4)), IsOk());
 }
 
-TEST(DaemonLingering, WhatIsLetGoFirstIsFreeWithTheReply) {
+TEST(DaemonLingering, MemoryClosedBeforeFreeIsFreeWithTheReply) {
   RunningDaemon daemon(
       absl::StrCat(kNode, "[budgets]\nprincipal_gpu_bytes = \"8MiB\"\n"));
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,

@@ -196,7 +196,7 @@ TEST(DaemonPlan, BadProfilesAreRefusedByFieldAndTheSessionGoesOn) {
   EXPECT_THAT(Submit(a, plan::Encode(ProfileOf(3, 0))),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("profile is of rank 3")));
-  // Not sealed: its bytes could change under the reader.
+  // The file is not sealed: its bytes could change under the reader.
   char path[] = "/tmp/sluice-unsealed-XXXXXX";
   UniqueFd file(mkstemp(path));
   unlink(path);

@@ -74,7 +74,7 @@ class PlanningTakeOver : public ::testing::Test {
 };
 
 // Guards against a state that is full, so that no session is taken over.
-TEST_F(PlanningTakeOver, WhoseProfilesAreTheLargestCostsNobodyElse) {
+TEST_F(PlanningTakeOver, LargeProfilesDoNotEndOtherUsersSessions) {
   if (kThreadSanitizer) {
     GTEST_SKIP() << "a minute and more of the policy, which has one thread";
   }

@@ -57,7 +57,7 @@ class SessionSocket : public ::testing::Test {
 };
 
 // Guards against a daemon without ranks that removes its socket.
-TEST_F(SessionSocket, OfAnIdleDaemonThatIsToldToEndStays) {
+TEST_F(SessionSocket, StaysWhenAnIdleDaemonIsTerminated) {
   daemon_.Start();
   End();
   EXPECT_TRUE(daemon_.Has("listener"));
@@ -75,7 +75,7 @@ TEST_F(SessionSocket, GoesWithTheService) {
 }
 
 // Guards against a start that is refused because "another daemon serves".
-TEST_F(SessionSocket, ThatWasHandedOnOutlivesEveryDaemon) {
+TEST_F(SessionSocket, FromASocketUnitOutlivesEveryDaemon) {
   HandOn(daemon_.socket());
   const auto before = std::filesystem::last_write_time(daemon_.socket());
   ExpectWaits();
@@ -93,8 +93,8 @@ TEST_F(SessionSocket, ThatWasHandedOnOutlivesEveryDaemon) {
   EXPECT_EQ(std::filesystem::last_write_time(daemon_.socket()), before);
 }
 
-// As at the upgrade of a daemon that had no .socket unit.
-TEST_F(SessionSocket, ThatIsHandedOnTakesThePlaceOfAnEarlierOnesOwn) {
+// This is an upgrade of a daemon that had no .socket unit.
+TEST_F(SessionSocket, FromASocketUnitReplacesAnEarlierDaemonsOwn) {
   daemon_.Start();
   RawClient rank = AttachedWithMemory(daemon_);
   End();
@@ -108,8 +108,8 @@ TEST_F(SessionSocket, ThatIsHandedOnTakesThePlaceOfAnEarlierOnesOwn) {
   ExpectWaits();
 }
 
-// And where the unit is taken away.
-TEST_F(SessionSocket, IsMadeAnewWhereNoneIsHandedOnAnyMore) {
+// The .socket unit is removed under a daemon with a rank.
+TEST_F(SessionSocket, IsMadeByTheDaemonOnceTheSocketUnitIsGone) {
   HandOn(daemon_.socket());
   daemon_.Start();
   RawClient rank = AttachedWithMemory(daemon_);
@@ -121,14 +121,14 @@ TEST_F(SessionSocket, IsMadeAnewWhereNoneIsHandedOnAnyMore) {
   ExpectKept(daemon_, rank);
 }
 
-TEST_F(SessionSocket, ThatIsWrongEndsTheStartInOneLine) {
+TEST_F(SessionSocket, WithAnotherPathEndsTheStartInOneLine) {
   HandOn(daemon_.File("other.sock"));
   EXPECT_EQ(daemon_.StartThatFails(), 2);
   EXPECT_THAT(daemon_.Log(), HasSubstr("'sluiced.socket' came, which listens"));
   EXPECT_TRUE(std::filesystem::exists(daemon_.File("other.sock")));
 }
 
-TEST_F(SessionSocket, WhosePathIsGoneIsSaidAndNotMadeAnew) {
+TEST_F(SessionSocket, WithARemovedPathIsReportedAndNotReplaced) {
   HandOn(daemon_.socket());
   std::filesystem::remove(daemon_.socket());
   daemon_.Start();
@@ -136,7 +136,7 @@ TEST_F(SessionSocket, WhosePathIsGoneIsSaidAndNotMadeAnew) {
   EXPECT_FALSE(std::filesystem::exists(daemon_.socket()));
 }
 
-TEST(FrozenSessionSocket, ThatWasHandedOnTellsWhyAndStays) {
+TEST(FrozenSessionSocket, FromASocketUnitTellsTheReasonAndStays) {
   KeptDaemon daemon("[restart]\nfreeze_after = 1\n");
   auto made = wire::Listen(daemon.socket(), 0666);
   ASSERT_THAT(made, IsOk());
@@ -174,7 +174,7 @@ TEST(KeptSessionSocket, RefusesNobodyWhileItsIdleDaemonIsReplaced) {
     while (!ends && refused.ok()) {
       auto client = RawClient::Connect(daemon.socket());
       refused = client.status();
-      // Whom no daemon has answered asks the next, as libsluice does.
+      // A client without an answer asks the next daemon, as libsluice does.
       if (client.ok() && client->Observe().ok()) ++answered;
     }
   });

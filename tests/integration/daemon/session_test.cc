@@ -112,7 +112,7 @@ TEST(DaemonSession, RefusalsSayAskedFreeAndTotal) {
 }
 
 // Guards against a socket that is closed before the reason arrives.
-TEST(DaemonSession, OneThatIsRefusedAtAcceptHearsWhyWhateverItSent) {
+TEST(DaemonSession, AClientRefusedAtAcceptReceivesTheReason) {
   RunningDaemon daemon("[quota]\nsessions = 1\n");
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient first,
                               RawClient::Connect(daemon.socket()));
@@ -158,7 +158,7 @@ TEST(DaemonSession, OnlyWhoMayOpenAGpusNodeUsesIt) {
   RunningDaemon daemon, open("[gpus]\naccess = \"any\"\n");
   close_first(daemon);
   close_first(open);
-  // Neither its Hello, nor a lease of the session that has the other one.
+  // GPU 0 is refused to a Hello, and to a lease of a session on GPU 1.
   const std::string refused =
       "GPU 0 is not this process's to use: its Hello showed no descriptor of " +
       daemon.runtime_dir() +
@@ -213,7 +213,7 @@ TEST(DaemonDeath, KilledClientsMemoryIsFreeAgain) {
   ASSERT_EQ(held.leased_bytes(), MiB(36).size());
   holder->Kill(SIGKILL);
   EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
-  // And it can be leased again, whole.
+  // All of the memory can be leased again.
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient next,
                               RawClient::Connect(daemon.socket()));
   ASSERT_THAT(next.Hello("demo"), IsOk());

@@ -120,7 +120,7 @@ TEST_F(TakeOver, AStartThatFailsLeavesAllToTheNext) {
   EXPECT_THAT(next.Observe(), IsOk());
 }
 
-TEST_F(TakeOver, WhatIsInTheWayOfAdministratorsEndsNobody) {
+TEST_F(TakeOver, AnObstructedAdminSocketEndsNoSession) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
@@ -136,7 +136,7 @@ TEST_F(TakeOver, WhatIsInTheWayOfAdministratorsEndsNobody) {
 
 // Guards against a close by the daemon's loop or by the keeper's: the last
 // holder of a socket closes the unread descriptors in it.
-TEST_F(TakeOver, WhatTakesLongToCloseHoldsUpNeitherTheNextNorTheKeeper) {
+TEST_F(TakeOver, ALingeringDescriptorBlocksNeitherTheNextDaemonNorTheKeeper) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
@@ -266,7 +266,7 @@ TEST_F(TakeOver, APageOfLimitsOfAnotherSizeIsMadeAnew) {
   ExpectServed(rank);
 }
 
-TEST_F(TakeOver, ARankWhoseUsePageIsNoneEndsAlone) {
+TEST_F(TakeOver, ARankWithABadUsePageEndsAlone) {
   daemon_.Start();
   RawClient rank = Attached(), other = Attached("other");
   daemon_.Kill();
@@ -278,7 +278,7 @@ TEST_F(TakeOver, ARankWhoseUsePageIsNoneEndsAlone) {
 }
 
 // A descriptor is kept as if an extent had just been made, but it is no extent.
-TEST_F(TakeOver, AnExtentThatIsNoneIsNotKept) {
+TEST_F(TakeOver, ADescriptorThatIsNoExtentIsNotKept) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Ignore();
@@ -355,9 +355,10 @@ TEST_F(TakeOver, WhereTheKeeperAnswersAgainTheNextDaemonGoesOn) {
   EXPECT_GE(pool.leased_bytes(), static_cast<uint64_t>(KiB(64).count()));
 }
 
-// As many processes as there are places attached and closed. Guards against one
-// too many, which would prevent the next daemon from taking over any session.
-TEST(TakeOverOfFew, ProcessesWhoseSessionsEndedFillNotTheStore) {
+// Processes attach and close until the store has no place. Guards against one
+// process too many, which would prevent the next daemon from taking over any
+// session.
+TEST(TakeOverOfFew, ProcessesOfEndedSessionsDoNotFillTheStore) {
   constexpr int kCapacity = 60;
   KeptDaemon daemon("", kCapacity);
   daemon.Start();
@@ -415,7 +416,7 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndDoesNotWaitForIt) {
 }
 
 // Guards against waiting longer because there is something to leave.
-TEST_F(TakeOver, NorDoesOneThatLeavesRanksToTheNextDaemon) {
+TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndWithRanksDoesNotWaitForIt) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Ignore();

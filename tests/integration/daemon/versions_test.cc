@@ -86,7 +86,7 @@ TEST_F(Versions, RanksGoOnUnderTheNextOneAndBack) {
 }
 
 // Guards against ending its sessions and giving up the memory.
-TEST_F(Versions, WhatItDoesNotReadStaysForADaemonThatDoes) {
+TEST_F(Versions, AnUnreadableStateStaysForANewerDaemon) {
   daemon_.Use("sluiced-far");
   daemon_.Start();
   RawClient rank = Attached();
@@ -113,7 +113,7 @@ TEST_F(Versions, WhatItDoesNotReadStaysForADaemonThatDoes) {
 }
 
 // A session took a protocol that only the next daemon speaks.
-TEST_F(Versions, ASessionWhoseProtocolItDoesNotSpeakStaysToo) {
+TEST_F(Versions, ASessionOfANewerProtocolStaysForANewerDaemon) {
   daemon_.Use("sluiced-next");
   daemon_.Start();
   RawClient rank = Connected();
@@ -151,7 +151,7 @@ TEST_F(Versions, ABinarySaysWhetherItWouldTakeOver) {
   EXPECT_EQ(daemon_.CheckState("sluiced-next", "sluiced.toml").exit_code, 0);
 }
 
-// What an upgrade asks before it replaces a frozen daemon.
+// An upgrade runs this check before it replaces a frozen daemon.
 TEST_F(Versions, ABinarySaysWhetherItWouldTakeOverFromAFrozenOne) {
   daemon_.Use("sluiced-far");
   daemon_.Start();
@@ -172,7 +172,7 @@ TEST_F(Versions, RanksGoOnFromAnOlderBinaryToThisOneAndBack) {
   const char* const path = std::getenv("SLUICE_OLDER_DAEMON");
   if (path == nullptr) GTEST_SKIP() << "SLUICE_OLDER_DAEMON names no binary";
   ASSERT_EQ(access(path, X_OK), 0) << path;
-  // As the others are named: from where they are.
+  // The path is relative to the folder of the other binaries.
   const std::string older =
       std::filesystem::relative(path, BinaryPath("")).string();
   daemon_.Use(older);

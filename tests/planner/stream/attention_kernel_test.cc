@@ -19,7 +19,7 @@ bool Has(const std::string& text, const std::string& word) {
   return text.find(word) != text.npos;
 }
 
-TEST(AttentionKernel, IsTheTablesForEachCase) {
+TEST(AttentionKernel, AgreesWithTheTableInEachCase) {
   const std::map<std::string, AttentionKernel> asked = {
       {"auto", AttentionKernel::kAuto},
       {"flash", AttentionKernel::kFlash},

@@ -60,7 +60,7 @@ TEST(ChunkChoice, ASmallerChunkWithinTheToleranceIsTaken) {
 }
 
 // The host needs as long for a block of 4,000 rows as the device.
-TEST(ChunkChoice, GoesUpUntilTheHostTakesAThirdAtMost) {
+TEST(ChunkChoice, GrowsUntilTheHostNeedsAtMostAThird) {
   const ChunkRange range = {128, 128, 65536, 0.05};
   const auto blocks = [](int64_t rows) { return Blocks(rows, 1, 1 / 16e6); };
   EXPECT_EQ(Searched(range, blocks).rows, 8192);

@@ -39,7 +39,7 @@ std::map<std::string, double> Slack(int64_t chunks, int prefetch_depth,
   return slack;
 }
 
-TEST(CopyDue, ACopyHasTheComputeOfTheOtherSlots) {
+TEST(CopyDue, ACopysSlackIsTheComputeOnTheOtherSlots) {
   auto slack = Slack(4, /*prefetch_depth=*/3);
   EXPECT_EQ(slack.at("x"), 2 + 4 + 16);
   EXPECT_EQ(slack.at("layer out"), 2 + 4 + 16);
@@ -62,7 +62,7 @@ TEST(CopyDue, WithoutASecondSlotOrChunkCopiesAreNeededAtOnce) {
   for (const auto& [label, seconds] : slack) EXPECT_EQ(seconds, 0) << label;
 }
 
-TEST(CopyDue, ATailStandsForWhatHasNoFullChunk) {
+TEST(CopyDue, WithoutFullChunksTheTailsTimesAreUsed) {
   EXPECT_EQ(Slack(4, 3, /*full=*/false), Slack(4, 3, /*full=*/true));
   const StreamOptions options{.layout = ChunkLayout(64, 16, 1)};
   for (const CopyDue& each : CopiesDue(options, {})) {

@@ -16,7 +16,7 @@ ModelShape ThreeLayers() {
                 .vocab = 50});
 }
 
-TEST(FillFractions, HasEveryClassOfTheModelAndWhatIsGivenAsItIs) {
+TEST(FillFractions, HasEveryClassAndKeepsGivenFractions) {
   const FractionMap given = {{"layer_input", {.keep = 1, .swap = 0}},
                              {"norm2", {.keep = 0.25, .swap = 0.5}}};
   const FractionMap filled = FillFractions(ThreeLayers(), given, 0.5);
@@ -45,7 +45,7 @@ TEST(FillFractions, ChangesNoStep) {
 
 // Guards against dropping classes that cannot be recomputed if everything was
 // kept.
-TEST(WithoutKept, SwapsWhatCannotBeComputedAgainAndLeavesWhatIsGiven) {
+TEST(WithoutKept, SwapsWhatCannotBeRecomputedAndLeavesGivenFractions) {
   const FractionMap given = {{"lse", {.keep = 1, .swap = 0}},
                              {"norm2", {.keep = 0.5, .swap = 0.25}}};
   FractionMap all = KeepEverything(ThreeLayers());
@@ -63,7 +63,7 @@ TEST(WithoutKept, SwapsWhatCannotBeComputedAgainAndLeavesWhatIsGiven) {
 }
 
 // A plan keeps rows in what the reserve leaves, and knows classes only.
-TEST(Profile, ReservesForResidentBuffersThatNoClassTells) {
+TEST(Profile, ReservesMemoryForResidentBuffersOutsideClasses) {
   StreamOptions options{.model = ThreeLayers(),
                         .layout = ChunkLayout(7100, 710, 2)};
   options.fractions = {{"output_gradient", {.keep = 1, .swap = 0}},

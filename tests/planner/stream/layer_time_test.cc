@@ -151,7 +151,7 @@ struct Range {
   }
 };
 
-TEST(LayerTime, IsThatOfTheLayerPlayedThrough) {
+TEST(LayerTime, AgreesWithASimulationOfTheLayer) {
   Range forward, tokens, attention, all;
   for (const int64_t chunks : {1, 2, 3, 4, 8, 24}) {
     for (const BackwardOrder order : kTimedOrders) {

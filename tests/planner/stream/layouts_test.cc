@@ -105,7 +105,7 @@ TEST(HeadLayout, EachLocalQHeadFindsItsKvHead) {
 }
 
 // Qwen2.5-7B on 8 ranks, and more ranks than heads.
-TEST(HeadLayout, RanksThatHeadsDoNotShareOutCutTheQueries) {
+TEST(HeadLayout, RanksBeyondTheHeadsSplitTheQueryRows) {
   const HeadLayout qwen(28, 4, 8);
   EXPECT_EQ(qwen.head_ranks, 4);
   EXPECT_EQ(qwen.row_parts, 2);

@@ -123,7 +123,7 @@ TEST(CalibrationStep, CutsTheLossAsTheWholeStepDoes) {
   }
 }
 
-// What it calibrates may run any layers again, and fits no single layer.
+// The calibrated options may run more layers again than the step has.
 TEST(CalibrationStep, IsAValidStepOfOneLayer) {
   StreamOptions options{.model = Llama({.layers = 4,
                                         .hidden = 64,

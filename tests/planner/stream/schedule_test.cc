@@ -61,7 +61,7 @@ TEST(Schedule, OnlyDiagonalBlocksAreMasked) {
 }
 
 // Compares the closed form with counting.
-TEST(Schedule, ExecutionsAreThoseOfTheBlocks) {
+TEST(Schedule, CountsOfExecutionsAgreeWithTheBlocks) {
   for (const int64_t seq_len : {1, 7, 16, 17, 48, 71, 128}) {
     const StreamShape shape = Shape(seq_len, 16);
     struct Case {
@@ -153,7 +153,7 @@ TEST(Schedule, FixedTrafficAndSwappedClassesAreAllTraffic) {
   }
 }
 
-TEST(Classes, EachHasAWidthInTheModelsThatHaveIt) {
+TEST(Classes, RowBytesArePositiveExactlyInModelsWithTheClass) {
   const StreamShape gated = Shape(64, 16);
   const StreamShape queries_outer = Shape(64, 16, BackwardOrder::kQueriesOuter);
   ModelShape gpt =
@@ -170,7 +170,7 @@ TEST(Classes, EachHasAWidthInTheModelsThatHaveIt) {
 
 // Rows of k and v are copied unless all of them are kept, whatever is
 // requested. If a part is kept, the rest can be recomputed.
-TEST(Classes, NoOneKeepsAPartOfWhatEveryRankReads) {
+TEST(Classes, SharedClassesAreNotKeptByRows) {
   for (const ClassTraits& c : kClasses) {
     const bool rows = c.keep == Keep::kRows;
     EXPECT_FALSE(c.shared() && rows) << c.name;

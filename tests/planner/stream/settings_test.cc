@@ -36,7 +36,7 @@ SettingsQuestion Question(int64_t seq_len, int64_t kv_heads = 8) {
   return q;
 }
 
-// Records segments that take the time of their operations at one speed.
+// Returns recorded segments that take their operations' time at 1e11/s.
 std::vector<plan::SegmentKind> Recorded(const SettingsQuestion& q,
                                         int64_t chunk) {
   const auto rows = static_cast<double>(chunk);
@@ -70,14 +70,14 @@ std::vector<int64_t> Tried(const SettingsQuestion& q,
   return tried;
 }
 
-TEST(ChunksOf, GoesUpAsLongAsThatDoesNotLose) {
+TEST(ChunksOf, DoublesUntilALargerChunkIsSlower) {
   EXPECT_THAT(Tried(Question(1 << 20), {{512, 10}, {1024, 8}, {2048, 9}}),
               ElementsAre(512, 1024, 2048));
   EXPECT_THAT(Tried(Question(2000), {{512, 10}, {1024, 8}, {2000, 7}}),
               ElementsAre(512, 1024, 2000));
 }
 
-TEST(ChunksOf, GoesDownWhereTheFirstIsBestOrDoesNotFit) {
+TEST(ChunksOf, HalvesIfTheFirstIsBestOrDoesNotFit) {
   EXPECT_THAT(Tried(Question(1 << 20), {{256, 9}, {512, 10}, {1024, 12}}),
               ElementsAre(512, 1024, 256, 128));
   EXPECT_THAT(Tried(Question(1 << 20), {{128, 9}}),
@@ -85,20 +85,22 @@ TEST(ChunksOf, GoesDownWhereTheFirstIsBestOrDoesNotFit) {
   EXPECT_THAT(Tried(Question(1 << 20), {}), ElementsAre(512, 256, 128, 64));
 }
 
-TEST(ChunksOf, AsksOnceAboutAnAskedSizeAndAShortSequence) {
+TEST(ChunksOf, OneSizeIsTriedIfItIsGivenOrTheSequenceIsShort) {
   SettingsQuestion q = Question(1 << 20);
   q.chunk = 300;
   EXPECT_THAT(Tried(q, {{300, 1}}), ElementsAre(300));
   EXPECT_THAT(Tried(Question(40), {{40, 1}}), ElementsAre(40));
 }
 
-TEST(Settings, WhatIsAskedForIsNotOpen) {
+TEST(Settings, GivenSettingsAreNotVaried) {
   SettingsQuestion q = Question(4096);
-  EXPECT_EQ(SettingsOf(q, 512).size(), 1 + 2 * 3 * 3);  // 1, 2, 4 layers again
+  // Resident, and 2 orders x 3 depths x 1, 2 or 4 layers run again together.
+  EXPECT_EQ(SettingsOf(q, 512).size(), 1 + 2 * 3 * 3);
   EXPECT_TRUE(SettingsOf(q, 512).front().resident);
   q.prefetch = 3;
   q.order = BackwardOrder::kQueriesOuter;
-  q.stream.alpha = 0.5;  // some is to be swapped
+  // Half must be swapped, so nothing is resident and no chunk runs again.
+  q.stream.alpha = 0.5;
   EXPECT_THAT(SettingsOf(q, 512),
               ElementsAre(Settings{512, 3, BackwardOrder::kQueriesOuter}));
 }
@@ -133,14 +135,15 @@ TEST(Settings, WithLessHostMemoryMoreRunsAgain) {
     --fewer.rerun_chunks;
     EXPECT_GT(HostBytes(fewer), q.host);
   }
-  q.host = swapped / 100 * 64;  // too little for all of them, a layer at a time
+  // Too little even if all chunks run again, one layer at a time.
+  q.host = swapped / 100 * 64;
   EXPECT_GT(HostBytes(StreamOf(q, settings)), q.host);
   settings.rerun_layers = 2;
   EXPECT_LE(HostBytes(StreamOf(q, settings)), q.host);
 }
 
 // Chunks run again only if nothing of a free class must be kept or swapped.
-TEST(Settings, LayersRunAgainTogetherOnlyWhereChunksMay) {
+TEST(Settings, LayersRunAgainTogetherOnlyIfChunksMayRunAgain) {
   const auto most_layers = [](const FractionMap& fractions, double alpha = -1) {
     SettingsQuestion q = Question(4096);
     q.stream.fractions = fractions;
@@ -159,7 +162,7 @@ TEST(Settings, LayersRunAgainTogetherOnlyWhereChunksMay) {
   EXPECT_EQ(most_layers({{"norm1", {0.5, 0}}}), 1);
 }
 
-TEST(Settings, TheirTextHasEachOfThem) {
+TEST(Settings, TheTextNamesEachSetting) {
   const Settings some{.chunk = 512,
                       .prefetch = 3,
                       .order = BackwardOrder::kQueriesOuter,
@@ -194,26 +197,26 @@ Settings Best(const SettingsQuestion& q, int64_t chunk,
   return best;
 }
 
-TEST(Settings, EverythingIsKeptWhereItFitsAndNotWhereItDoesNot) {
+TEST(Settings, EverythingIsResidentIfItFits) {
   SettingsQuestion q = Question(4096);
   EXPECT_TRUE(Best(q, 1024, {1e9, 1e9}).resident);
   q.hbm = MiB(96);
   EXPECT_FALSE(Best(q, 1024, {1e9, 1e9}).resident);
 }
 
-TEST(Settings, FewKvHeadsAreTheInnerSideOverASlowLink) {
+TEST(Settings, OverASlowLinkFewKvHeadsMakeQueriesTheOuterLoop) {
   SettingsQuestion q = Question(1 << 17, /*kv_heads=*/1);
   q.hbm = MiB(64);
   EXPECT_EQ(Best(q, 512, {1e8, 1e8}).order, BackwardOrder::kQueriesOuter);
 }
 
-TEST(Settings, ASlowLinkWantsMoreSlots) {
+TEST(Settings, ASlowLinkNeedsMoreSlots) {
   SettingsQuestion q = Question(1 << 17);
   q.hbm = MiB(64);
   EXPECT_GT(Best(q, 512, {4e9, 4e9}).prefetch, 1);
 }
 
-TEST(Settings, WhatIsPredictedFits) {
+TEST(Settings, ATimeIsPredictedOnlyForSettingsThatFit) {
   for (const int64_t seq_len : {1000, 40000, 300000}) {
     SettingsQuestion q = Question(seq_len);
     q.hbm = MiB(80);
@@ -237,7 +240,7 @@ TEST(Settings, HostMemoryIsLeastWithAllChunksRunAgain) {
 }
 
 // Dropping rows costs time, moving them over a slow link does too.
-TEST(StepTime, GrowsWithWhatIsRecomputedAndWithSlowerLinks) {
+TEST(StepTime, GrowsWithRecomputationAndWithSlowerLinks) {
   SettingsQuestion q = Question(1 << 15);
   const auto recorded = Recorded(q, 512);
   StreamOptions options = q.stream;

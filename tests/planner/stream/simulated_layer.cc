@@ -149,7 +149,7 @@ double Simulation::Enter() {
                      &rings_->blocks, &rings_->gradients}) {
     std::ranges::replace(*ring, kBlocked, compute_.free);
   }
-  // What was not issued before is issued now.
+  // Copies in that were not issued before are issued now.
   in_.free = std::max(in_.free, compute_.free);
   return compute_.free;
 }

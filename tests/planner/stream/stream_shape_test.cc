@@ -92,7 +92,7 @@ TEST(StreamShape, AProbeRunsTheFirstChunksAndTheLastOnes) {
   EXPECT_THAT(active(48), ElementsAre(0, 1, 2, 6, 7, 8));
 }
 
-TEST(StreamShape, WhereEverythingIsKeptThereIsNoRoomToMoveThings) {
+TEST(StreamShape, WithEverythingKeptThereAreNoRings) {
   StreamOptions options{.model = Llama({.layers = 3,
                                         .hidden = 32,
                                         .heads = 4,
@@ -205,7 +205,7 @@ TEST(StreamOptions, ChunksAndLayersRunAgainWithinTheirNumber) {
   };
   EXPECT_TRUE(chunks(0, 0, {}) && chunks(8, 0, {}));
   EXPECT_FALSE(chunks(-1, 0, {}) || chunks(9, 0, {}));
-  // Then nothing of a free class is kept or swapped.
+  // If chunks run again, nothing of a free class may be kept or swapped.
   EXPECT_FALSE(chunks(1, 0.5, {}));
   EXPECT_TRUE(chunks(1, 0.5, DropFree(Llama({}), {})));
   EXPECT_FALSE(chunks(1, 0, {{"norm1", {0, 0.5}}}));

@@ -59,7 +59,7 @@ TEST_F(Cgroup, OfTheOldHierarchiesOnlyTheMemoryControllersCounts) {
 }
 
 // As in a container without a cgroup namespace, the path is the host's.
-TEST_F(Cgroup, BelowAMountThatBeginsAtItsOwnGroup) {
+TEST_F(Cgroup, TheLimitIsFoundIfTheMountBeginsAtItsOwnGroup) {
   IsIn("0::/docker/123/job/7\n");
   Set("memory.max", "4294967296");
   EXPECT_EQ(Limit()->most, GiB(4));
@@ -77,7 +77,7 @@ TEST_F(Cgroup, TheMemoryControllerTellsOfGroupsAboveTheMount) {
   EXPECT_THAT(Limit()->file, EndsWith("/memory/memory.stat"));
 }
 
-TEST_F(Cgroup, LinesThatAreNoneAreNothing) {
+TEST_F(Cgroup, MalformedLinesAreIgnored) {
   Set("memory.max", "1073741824");
   for (const char* text : {"", "nonsense\n3:memory\n", "0:\n"}) {
     IsIn(text);

@@ -43,7 +43,7 @@ TEST(MutexLock, LetsGoAndTakesAgain) {
   const MutexLock free_again(mutex);
 }
 
-TEST(MutexLock, UnlockedIsNotUnlockedTwice) {
+TEST(MutexLock, AnUnlockedLockIsNotUnlockedByItsDestructor) {
   Mutex mutex;
   {
     MutexLock lock(mutex);
@@ -52,7 +52,7 @@ TEST(MutexLock, UnlockedIsNotUnlockedTwice) {
   const MutexLock free_still(mutex);
 }
 
-TEST(CondVar, WakesWhoWaits) {
+TEST(CondVar, NotifyWakesAWaitingThread) {
   Mutex mutex;
   CondVar changed;
   int turn = 0;

@@ -57,7 +57,7 @@ class SpareFdTest : public ::testing::Test {
   UniqueFd listener_;
 };
 
-TEST_F(SpareFdTest, WhoWaitsIsTakenThoughNoDescriptorIsLeft) {
+TEST_F(SpareFdTest, AWaitingConnectionIsAcceptedThoughNoDescriptorIsLeft) {
   SpareFd spare;
   const UniqueFd first = Connect(), second = Connect();
   std::vector<UniqueFd> all = TakeAll();
@@ -67,12 +67,12 @@ TEST_F(SpareFdTest, WhoWaitsIsTakenThoughNoDescriptorIsLeft) {
   spare.Refill();  // what was taken is closed
   UniqueFd taken = spare.Take(listener_.get());
   EXPECT_TRUE(taken);
-  spare.Refill();  // nothing: it is not closed
+  spare.Refill();  // no refill: `taken` is still open
   const UniqueFd none = spare.Take(listener_.get());
   EXPECT_FALSE(none) << "nobody waits, and nothing is spare";
 }
 
-TEST_F(SpareFdTest, WhereTheSpareOneIsTakenNobodyIsUntilItIsBack) {
+TEST_F(SpareFdTest, NothingIsAcceptedUntilTheSpareDescriptorIsBack) {
   SpareFd spare;
   const UniqueFd waits = Connect();
   std::vector<UniqueFd> all = TakeAll();

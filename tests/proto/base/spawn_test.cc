@@ -43,7 +43,7 @@ uint64_t SignalsOf(const std::string& line, const SpawnOptions& options = {}) {
 }
 uint64_t Bit(int signal) { return uint64_t{1} << (signal - 1); }
 
-TEST(Spawn, NothingIsBlockedThatIsNotAskedFor) {
+TEST(Spawn, OnlyRequestedSignalsAreBlocked) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -39,7 +39,7 @@ TEST(Table, TellsOfEachChangedRowOnce) {
 
 // Guards against a daemon without a store that records every change of its
 // life.
-TEST(Table, NotesNothingUntilSomebodyAsks) {
+TEST(Table, ChangesAreRecordedOnlyAfterTheFirstQuery) {
   Names names;
   for (int i = 0; i < 1000; ++i) {
     names.Put(i % 2 == 0 ? "even" : "odd") = i;

@@ -15,7 +15,7 @@ TEST(Printable, KeepsCharactersOfEveryLength) {
 
 TEST(Printable, NothingMovesACursor) {
   EXPECT_EQ(Printable("a\n\tb\x1b[1m\x7f"), "a??b?[1m?");
-  // In UTF-8 as two bytes; as a single byte it begins a terminal's command.
+  // U+009B has two bytes here; as a single byte it begins a terminal's command.
   EXPECT_EQ(Printable("a\u009b1m\u0085"), "a??1m??");
 }
 

@@ -5,7 +5,7 @@
 namespace sluice {
 namespace {
 
-TEST(UserMap, MayHideUsersOnlyWhereOneIsLeftOut) {
+TEST(UserMap, TheOverflowUserMayBeUnmappedUnlessAllUsersAreMapped) {
   for (const char* every : {"         0          0 4294967295\n",
                             "0 0 4294967294\n4294967294 4294967294 1\n"}) {
     EXPECT_FALSE(UserMap::Of(every).MayBeUnmapped(65534)) << every;

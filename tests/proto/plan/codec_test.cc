@@ -167,7 +167,7 @@ TEST(PlanCodec, KindsOfLayersSurviveARoundTrip) {
 
 // Profiles from before there were kinds, and those of ranks with one kind,
 // contain no kinds.
-TEST(PlanCodec, ARankThatTellsNoKindsApartWritesNone) {
+TEST(PlanCodec, WithOneKindOfLayersNoKindsAreWritten) {
   const json document = json::parse(Encode(SampleRequest()));
   const json& profile = document["profiles"][0];
   EXPECT_FALSE(profile.contains("kinds"));

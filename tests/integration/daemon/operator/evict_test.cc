@@ -103,7 +103,7 @@ TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
 
 // Guards against killing a process but answering that there was nothing to
 // evict.
-TEST(DaemonAdmin, EvictWithKillSaysWhatItKilledOfSessionsThatHadEnded) {
+TEST(DaemonAdmin, EvictWithKillReportsKilledProcessesOfEndedSessions) {
   RunningDaemon daemon;
   const auto rank = Child::Fork([&] {
     {

@@ -226,7 +226,7 @@ TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {
   EXPECT_EQ(sessions.at("users").at(0).at("used"), 2);
 }
 
-TEST(DaemonMetrics, WhoAsksForTheStatusIsNotCounted) {
+TEST(DaemonMetrics, AnObserverIsNotCounted) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
                               RawClient::Connect(daemon.socket()));
@@ -359,7 +359,7 @@ TEST(DaemonAdmin, BudgetBindsAtOnceAndIsRefusedWhereItWouldBreakAPromise) {
 }
 
 // Guards against an answer that nothing was changed although the file was.
-TEST(DaemonAdmin, WhereTheFolderCannotBeSyncedWhatIsSetHoldsAndThatIsSaid) {
+TEST(DaemonAdmin, IfTheFolderCannotBeSyncedABudgetHoldsWithDataLoss) {
   if (geteuid() != 0) GTEST_SKIP() << "only root may start it as another user";
   constexpr uid_t kNobody = 65534;
   const TempDir kept;

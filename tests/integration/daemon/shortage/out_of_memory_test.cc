@@ -27,7 +27,7 @@ rlim_t AddressSpaceOf(pid_t pid) {
 
 // The daemon refuses requests that need more memory. If even that needs too
 // much, it dies as by any other cause, and the next daemon continues.
-TEST(OutOfMemory, IsOneLineForWhoComesAndNothingToWhoIsThere) {
+TEST(OutOfMemory, IsOneLineForNewClientsAndHarmlessForOthers) {
   if (kThreadSanitizer) GTEST_SKIP() << "it needs terabytes of addresses";
   KeptDaemon daemon;
   daemon.Start();
