@@ -405,6 +405,21 @@ def test_a_product_with_a_weight_is_not_taken_for_scores(session, form):
     stream.unstream()
 
 
+def test_a_chunk_has_a_mask_of_its_own_length(session):
+    def check(module, args, given):
+        rows = given["hidden_states"].shape[1]
+        assert given["attention_mask"].shape[-2:] == (rows, rows)
+
+    model = tiny()
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(check, with_kwargs=True)
+    expected = unstreamed(model, batch())
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    assert not stream.whole
+    assert_same(run(model, batch()), expected)
+    stream.unstream()
+
+
 def scaled_in_place(self, q, k, v, mask):
     s = torch.matmul(q, k.transpose(-1, -2))
     s.div_(math.sqrt(q.shape[-1]))

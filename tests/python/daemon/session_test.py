@@ -77,6 +77,24 @@ def test_repr_names_the_socket_and_a_closed_session(session):
     assert "closed" in repr(session)
 
 
+def test_the_death_of_a_rank_of_the_job_is_told_with_its_cause(daemon):
+    class Hears:
+        def peer_died(self, what):
+            told.append(what)
+
+    told, hears = [], Hears()
+    with sluice.Session(daemon.socket, job="pair", world=2, rank=0) as session:
+        session._watched_by(hears)
+        run_loaded(f"""
+            import os, sluice
+            session = sluice.Session({daemon.socket!r}, job="pair", world=2,
+                                     rank=1)
+            os.kill(os.getpid(), 9)
+            """)
+        await_true("the death is told", lambda: told)
+    assert "rank 1" in told[0] and "signal 9" in told[0]
+
+
 # --- leases ----------------------------------------------------------------
 
 

@@ -116,6 +116,15 @@ def test_unsupported_hidden_states_on_host_are_refused(session, given, word):
         assert_same(graded(model, tokens()), graded(titan(), tokens()))
 
 
+def test_a_forward_that_stops_early_is_a_step_of_its_own(session):
+    model = titan()
+    stream = streamed(model, session)
+    model.layers["0"](model.tok_embeddings(tokens()), model.freqs_cis)
+    assert_same(graded(model, tokens()), graded(titan(), tokens()))
+    stats = stream.stats()
+    assert (stats.steps, stats.host_bytes) == (2, 0)
+
+
 class Shift(Wrapper):
     """Adds each token's features to the next token."""
 
@@ -219,6 +228,9 @@ def test_a_short_sample_and_wrong_arguments_are_refused(session):
     with pytest.raises(sluice.Unsupported, match="sample: it runs 20 rows"):
         sluice.stream(layers=model.layers, attention="sdpa", rows=ROWS,
                       session=session, sample=lambda: model(tokens(1, 20)))
+    with pytest.raises(sluice.Unsupported, match="hidden states as list"):
+        sluice.stream(layers=model.layers, attention="sdpa", rows=ROWS,
+                      session=session, sample=lambda: model.layers["0"]([]))
     with pytest.raises(sluice.Unsupported, match="does not call it"):
         sluice.stream(layers=model.layers, attention="sdpa", rows=ROWS,
                       session=session, sample=lambda: None)

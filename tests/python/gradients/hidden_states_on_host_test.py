@@ -49,6 +49,21 @@ def test_gradients_are_the_models_own(session, name):
     assert_same(got, unstreamed(model, inputs), other)
 
 
+class Backwards(nn.ModuleList):
+    """The decoder takes a slice of its layers; gets the last layer first."""
+
+    def __getitem__(self, at):
+        return reversed(self) if isinstance(at, slice) else super(
+            ).__getitem__(at)
+
+
+def test_the_first_layer_may_be_another_than_number_0(session):
+    model = tiny()
+    model.model.layers = Backwards(model.model.layers)
+    got = streamed(model, session, batch(), **ALWAYS, hidden="host")
+    assert_same(got, unstreamed(model, batch()))
+
+
 @in_host
 def test_documents_and_padding(session, hidden):
     positions = torch.cat([torch.arange(20), torch.arange(55)])

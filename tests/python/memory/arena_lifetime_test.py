@@ -123,6 +123,21 @@ def test_bytes_kept_alive_by_copies_are_bounded(session):
             assert len(arena._copies.in_flight[1].held) <= 64
 
 
+def test_a_drain_releases_the_tensor_of_an_interrupted_copy(arena, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    tensor = torch.ones(100)
+    gone = weakref.ref(tensor)
+    with monkeypatch.context() as patched:
+        patched.setattr(arena._copies._library, "engine_copy", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            arena.put(tensor)
+    del tensor
+    arena.drain()
+    assert gone() is None
+
+
 def test_a_fetch_settles_the_copies_to_the_host_before_it(arena):
     hosts = [arena.put(torch.empty(100)) for _ in range(20)]
     arena.get(hosts[9], "cpu")

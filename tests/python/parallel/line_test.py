@@ -1,9 +1,10 @@
-"""Invalid data from an unknown client does not end rank 0's watch over the
-others."""
+"""Rank 0's end of the line: invalid data from an unknown client does not end
+its watch over the others, and the end of a process is told as what it is."""
 
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 import torch.distributed as dist
@@ -21,27 +22,37 @@ class Hears:
         self.told.append(what)
 
 
+def line_of_rank_0():
+    """Returns the line, its address and its token, in a process for it."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    board = Board(store)
+    line = Line(board)
+    place = board.read("line")
+    return line, ("127.0.0.1", place["port"]), place["token"]
+
+
+def connected_as_1(line, to, token):
+    rank = socket.create_connection(to)
+    rank.sendall(f"{token} 1\n".encode())
+    await_true("it has its rank", lambda: any(
+        peer.rank == 1 for peer in line._peers))
+    return rank
+
+
 @pytest.mark.parametrize("written", [
     b"\xff\xfe 1\n", b"GET / HTTP/1.0\r\nHost: rank0\r\n\r\n", b"x" * 1000,
     b""])
 def test_a_stranger_is_no_rank(written):
     def run():
-        store = dist.HashStore()
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        board, hears = Board(store), Hears()
-        line = Line(board)
+        line, to, token = line_of_rank_0()
+        hears = Hears()
         line.heard_by(hears)
-        place = board.read("line")
-        to = ("127.0.0.1", place["port"])
         with socket.create_connection(to) as stranger:
             stranger.sendall(written)
         with socket.create_connection(to) as flood:
             flood.sendall(written)
-            rank = socket.create_connection(to)
-            rank.sendall(f"{place['token']} 1\n".encode())
-            await_true("it has its rank", lambda: any(
-                peer.rank == 1 for peer in line._peers))
-            rank.close()
+            connected_as_1(line, to, token).close()
             await_true("it is told", lambda: hears.told)
             flood.setblocking(False)
             try:
@@ -52,5 +63,20 @@ def test_a_stranger_is_no_rank(written):
                 closed = True
         assert hears.told == ["rank 1: its process has ended"]
         assert closed == bool(written)
+    ended = forked(run)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("error, told", [
+    (None, b"end\n"),
+    (KeyError("x"), b"died rank 0 failed: KeyError: 'x'\n")])
+def test_the_end_of_a_process_is_told_with_the_exception_that_ends_it(error,
+                                                                      told):
+    def run():
+        line, *place = line_of_rank_0()
+        with connected_as_1(line, *place) as rank:
+            sys.last_value = error
+            line.end()
+            assert rank.recv(1000) == told
     ended = forked(run)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -133,6 +133,12 @@ class BatchStatistics(Mlp):
         return (y - y.mean((0, 1))) * 2
 
 
+class Keeping(Mlp):
+    def after(self, y, x):
+        self.kept = y
+        return y
+
+
 class InPlace(Mlp):
     def after(self, y, x):
         return y.add_(1)
@@ -159,6 +165,21 @@ def test_modules_that_mix_or_count_rows_run_whole(session, kind, names):
     [(found, count)] = stream.whole
     assert re.search(names, found.why) and count == 2
     assert_same(run(model, inputs), expected, other)
+
+
+def test_the_reason_is_the_clearest_of_the_ways_that_were_tried(session):
+    """GPT-J writes its attention out, so the registry finds none."""
+    model = tiny("gptj", **LEARNED, attn_pdrop=0.0)
+    for layer in model.transformer.h:
+        layer.mlp = TokenShift(layer.mlp)
+    [(found, _)] = sluice.stream(model, session=session, chunk=16).whole
+    assert "output differs" in found.why
+
+
+def test_a_layer_that_keeps_its_graph_is_refused(session):
+    with pytest.raises(Unsupported, match="its graph that is kept after its "
+                       "forward"):
+        sluice.stream(with_mlp(Keeping), session=session, chunk=16)
 
 
 def test_a_refusal_leaves_the_model_as_it_was(session):

@@ -252,7 +252,6 @@ class Adapter(Model):
                                                   unknown.argument: dim}):
                 try:
                     self._try_ways(stream)
-                    self._patches.pop(self.entry).undo()
                     said = {name: d for name, d in stream.rows.items()
                             if name not in rows.ROWS}
                     return UnknownRows(unknown.module, unknown.feature,
