@@ -35,7 +35,7 @@ LEAST_FOUND = 0.85
 CASES = 10  # most cases of a Python test that run for a mutant
 KINDS = [suite.OWN_PROGRAM_ONLY, {"python"}, {"integration", "attacks"}]
 TESTS = ["-LE", "^(root|deep|bench|package)$",
-         "-E", "^(layers|lint|mutants|run)_"]
+         "-E", "^(layers|lint|mutants)_|^run_(launch|plain_user|run)$"]
 
 
 def git(*words):
