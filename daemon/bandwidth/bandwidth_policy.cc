@@ -37,26 +37,26 @@ void BandwidthPolicy::Promise(int flow, double rate) {
 }
 
 void BandwidthPolicy::Need(int flow, double bytes, absl::Time due) {
-  Flow& who = flows_.at(flow);
-  who.needed = bytes;
-  who.due = due;
+  Flow& to = flows_.at(flow);
+  to.needed = bytes;
+  to.due = due;
 }
 
 void BandwidthPolicy::KeepFloors(absl::Duration window,
                                  std::vector<double>& room) {
   std::vector<Want> wants;
-  std::vector<Flow*> who;
+  std::vector<Flow*> flows;
   for (auto& [id, flow] : flows_) {
     flow.unused = std::min(flow.unused + window, std::max(window, kPeriod));
     if (flow.rate <= 0 || flow.wanted <= 0) continue;
     const double floor = flow.rate * absl::ToDoubleSeconds(flow.unused);
     wants.push_back({&flow.path, std::min(flow.wanted, floor), flow.rate});
-    who.push_back(&flow);
+    flows.push_back(&flow);
   }
   const FairShares shares = ShareFairly(wants, room);
-  for (size_t i = 0; i < who.size(); ++i) {
-    who[i]->unused -= absl::Seconds(shares.bytes[i] / who[i]->rate);
-    who[i]->Give(shares.bytes[i]);
+  for (size_t i = 0; i < flows.size(); ++i) {
+    flows[i]->unused -= absl::Seconds(shares.bytes[i] / flows[i]->rate);
+    flows[i]->Give(shares.bytes[i]);
   }
 }
 
@@ -73,7 +73,7 @@ void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
   std::map<std::pair<int, int>, double> leads;
   for (const auto& [id, flow] : flows_) leads[flow.leader] += flow.lead;
   std::vector<LentCopy> copies;
-  std::vector<Flow*> who;
+  std::vector<Flow*> flows;
   for (auto& [id, flow] : flows_) {
     if (flow.wanted <= 0) continue;
     LentCopy copy = {&flow.path, flow.wanted, LentWeight(flow)};
@@ -84,13 +84,13 @@ void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
       copy.promised_rate = flow.rate;
     }
     copies.push_back(copy);
-    who.push_back(&flow);
+    flows.push_back(&flow);
   }
   const std::vector<double> shares =
       ShareToLate(copies, absl::ToDoubleSeconds(window), room);
-  for (size_t i = 0; i < who.size(); ++i) {
-    who[i]->lead += shares[i];
-    who[i]->Give(shares[i]);
+  for (size_t i = 0; i < flows.size(); ++i) {
+    flows[i]->lead += shares[i];
+    flows[i]->Give(shares[i]);
   }
 }
 
@@ -99,15 +99,15 @@ void BandwidthPolicy::Lend(absl::Time now, absl::Duration window,
   for (auto& [id, flow] : flows_) flow.ahead += flow.given;
   LendToLate(now, window, room);
   std::vector<Want> wants;
-  std::vector<Flow*> who;
+  std::vector<Flow*> flows;
   for (auto& [id, flow] : flows_) {
     if (flow.wanted <= 0) continue;
     wants.push_back(
         {&flow.path, flow.wanted, LentWeight(flow), flow.ahead + flow.lead});
-    who.push_back(&flow);
+    flows.push_back(&flow);
   }
   const FairShares shares = ShareFairly(wants, room);
-  for (size_t i = 0; i < who.size(); ++i) who[i]->Give(shares.bytes[i]);
+  for (size_t i = 0; i < flows.size(); ++i) flows[i]->Give(shares.bytes[i]);
   Remember(shares.full_at);
 }
 

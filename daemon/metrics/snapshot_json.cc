@@ -1,6 +1,8 @@
 #include "daemon/metrics/snapshot_json.h"
 
 #include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -228,6 +230,8 @@ json Plan(const PlanSnapshot& kept) {
 constexpr const char* kStates[] = {
     "collecting", "queued", "solving", "waiting", "changing",
 };
+static_assert(std::size(kStates) ==
+              static_cast<size_t>(PlanningSnapshot::State::kChanging) + 1);
 
 json Planning(const PlanningSnapshot& planning) {
   using State = PlanningSnapshot::State;

@@ -27,8 +27,9 @@ void AddRow(std::string& to, RowOp op, const std::string& key,
 // none, so their bytes do not depend on which objects the reader has.
 class RowWriter {
  public:
+  // Rows that name objects are rare, so no memory is reserved for them.
   explicit RowWriter(Objects* objects) : to_(&rows_, objects) {
-    rows_.reserve(kMostOfARequest);
+    if (objects == nullptr) rows_.reserve(kMostOfARequest);
   }
 
   template <typename Key, typename Row>
@@ -300,7 +301,8 @@ std::string CoreRows::Changes(Core& core) {
     FieldWriter(&key, nullptr).Element(number);
     AddRow(record, RowOp::kPut, key, bytes);
   }
-  record += planning.Take() + rows.Take();
+  // Nearly always the first two are empty, and the memory of `rows` is moved.
+  record = std::move(record) + planning.Take() + rows.Take();
   // Row of the state outside of tables, which is written only if it has
   // changed.
   std::string loose;
