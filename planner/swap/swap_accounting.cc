@@ -122,22 +122,28 @@ std::vector<double> StallsOf(const SwapProblem& problem,
                              const NodeFractions& fractions) {
   std::vector<CapacityRow> rows = CapacitiesOf(problem);
   std::erase_if(rows, IsMemory);
-  Use(problem, fractions, &rows);
+  // Once per rank, not once more for each link that it uses.
+  std::vector<CopyRates> peaks;
+  for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    peaks.push_back(PeakRates(problem.ranks[r], fractions[r]));
+    for (CapacityRow& row : rows) {
+      if (Uses(problem, r, row)) row.used += RateOf(peaks[r], row);
+    }
+  }
   std::vector<double> stalls;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     const SwapProblem::Rank& rank = problem.ranks[r];
     std::vector<CapacityRow> links = rows;
     std::erase_if(
         links, [&](const CapacityRow& row) { return !Uses(problem, r, row); });
-    const CopyRates rates = PeakRates(rank, fractions[r]);
     double stall = 0;
     for (size_t k = 0; k < rank.kinds.size(); ++k) {
       const SwapProblem::Kind& kind = rank.kinds[k];
       const double copied = CopiedOf(rank, k, fractions[r]);
       const auto resident = static_cast<double>(kind.resident_layers);
       stall += (static_cast<double>(kind.layers) - resident) *
-                   LayerStall(links, rates, kind, copied) +
-               resident * LayerStall(links, rates, kind, 0);
+                   LayerStall(links, peaks[r], kind, copied) +
+               resident * LayerStall(links, peaks[r], kind, 0);
     }
     stalls.push_back(stall);
   }

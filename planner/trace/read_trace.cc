@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <iterator>
 #include <streambuf>
 
 #include "planner/trace/json_records.h"
@@ -25,6 +26,8 @@ constexpr KnownFormat kFormats[] = {{"minimalloc", &ReadCsvTrace},
                                     {"log", &ReadRequestLog},
                                     {"pytorch", &ReadPyTorchTrace},
                                     {"profile", &ReadProfile}};
+static_assert(std::size(kFormats) ==
+              static_cast<size_t>(TraceFormat::kProfile) + 1);
 
 constexpr size_t kPrefixBytes = 64 << 10;
 

@@ -66,7 +66,7 @@ absl::Status At(const Place& place, const std::string& text);
 // characters.
 std::string Quoted(std::string_view text);
 
-// Replaces the characters of a file's name that a row of the plan cannot have:
+// Replaces the characters of a name that a row of the plan cannot have:
 // control characters, and commas, which would split the row.
 std::string CleanName(std::string name);
 

@@ -103,7 +103,7 @@ class Computes(CudaRanks):
         self.expect_few_waits(*RUN, ranks=2)
 
     def test_the_optimizers_collectives_are_those_of_the_formula(self):
-        """stream::OptimizerCollectives() has 9 for this model on 2 ranks, one
+        """testing::OptimizerCollectives() has 9 for this model on 2 ranks, one
         of which is the norm's, on the CPU (planner_stream's states_test)."""
         socket = self.cuda_daemon()
         self.play_nccl("silent=1,aborts=0,counts=1")
