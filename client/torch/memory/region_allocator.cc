@@ -426,13 +426,4 @@ void RegionAllocator::copy_data(void* to, const void* from,
   default_copy_data(to, from, count);
 }
 
-SegmentScope::SegmentScope(RegionAllocator* allocator, const std::string& kind)
-    : allocator_(allocator) {
-  if (allocator_ != nullptr) allocator_->BeginSegment(kind);
-}
-
-SegmentScope::~SegmentScope() {
-  if (allocator_ != nullptr) allocator_->EndSegment();
-}
-
 }  // namespace sluice::runtime

@@ -142,8 +142,13 @@ class RegionAllocator final : public c10::Allocator {
 // RAII: marks a segment; works (as a no-op) with a null allocator.
 class SegmentScope {
  public:
-  SegmentScope(RegionAllocator* allocator, const std::string& kind);
-  ~SegmentScope();
+  SegmentScope(RegionAllocator* allocator, const std::string& kind)
+      : allocator_(allocator) {
+    if (allocator_ != nullptr) allocator_->BeginSegment(kind);
+  }
+  ~SegmentScope() {
+    if (allocator_ != nullptr) allocator_->EndSegment();
+  }
   SegmentScope(const SegmentScope&) = delete;
 
  private:

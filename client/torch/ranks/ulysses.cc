@@ -59,6 +59,13 @@ RowRuns RowRuns::Whole(const stream::ChunkLayout& layout, int64_t m) {
   return runs;
 }
 
+std::vector<ExchangePart> QkvParts(const HeadTensors& token_side,
+                                   const HeadTensors& head_side) {
+  return {{HeadKind::kQuery, token_side.q, head_side.q},
+          {HeadKind::kKeyValue, token_side.k, head_side.k},
+          {HeadKind::kKeyValue, token_side.v, head_side.v}};
+}
+
 HeadExchange::HeadExchange(int64_t heads, int64_t kv_heads, int64_t ranks,
                            int rank, Collectives* collectives)
     : ranks_(ranks),

@@ -52,6 +52,12 @@ struct ExchangePart {
   at::Tensor head_side;   // [rows, q_per_rank or kv_per_rank, dim]
 };
 
+struct HeadTensors {
+  at::Tensor q, k, v;
+};
+std::vector<ExchangePart> QkvParts(const HeadTensors& token_side,
+                                   const HeadTensors& head_side);
+
 class HeadExchange {
  public:
   // `collectives` outlives the exchange; it may be null with one rank.

@@ -12,17 +12,6 @@ using client::CopyRequest;
 using client::Ticket;
 using device::CopyDirection;
 
-// Pieces are views by address, so taking one allocates nothing.
-std::vector<Slot> CutSlots(const RingMemory& memory, const Ticket& free) {
-  std::vector<Slot> cut;
-  for (int i = 0; i < memory.slots; ++i) {
-    cut.emplace_back(memory.device,
-                     memory.data + (memory.slots - 1 - i) * memory.slot_bytes,
-                     memory.slot_bytes, free);
-  }
-  return cut;
-}
-
 void Append(std::vector<CopyPiece>& pieces, std::byte* to,
             const std::byte* from, int64_t size) {
   if (size == 0) return;
@@ -65,12 +54,14 @@ at::Tensor Slot::Take(at::IntArrayRef sizes, at::ScalarType type) {
 
 // --- staging ----------------------------------------------------------------
 
-StagingRing::StagingRing(client::CopyEngine* copies, const RingMemory& memory,
-                         const Ticket& free)
-    : copies_(copies), slots_(CutSlots(memory, free)) {}
-
-void StagingRing::AppendLastUses(std::vector<Ticket>& uses) const {
-  for (const Slot& slot : slots_) uses.push_back(slot.last_use_);
+Ring::Ring(client::CopyEngine* copies, const RingMemory& memory,
+           const Ticket& free)
+    : copies_(copies) {
+  for (int i = 0; i < memory.slots; ++i) {
+    slots_.emplace_back(
+        memory.device, memory.data + (memory.slots - 1 - i) * memory.slot_bytes,
+        memory.slot_bytes, free);
+  }
 }
 
 absl::Status StagingRing::Begin() {
@@ -80,6 +71,13 @@ absl::Status StagingRing::Begin() {
   SLUICE_RETURN_IF_ERROR(copies_->Wait(slot.last_use_));
   Poison(slot.data_, slot.size_, slot.device_);
   slot.Rewind();
+  return absl::OkStatus();
+}
+
+absl::Status Ring::AwaitUses() const {
+  for (const Slot& slot : slots_) {
+    SLUICE_RETURN_IF_ERROR(copies_->Wait(slot.last_use_));
+  }
   return absl::OkStatus();
 }
 
@@ -157,9 +155,7 @@ void Fetch::Whole(ChunkBuffer& from) {
 
 FetchRing::FetchRing(client::CopyEngine* copies, const RingMemory& memory,
                      const Ticket& free)
-    : copies_(copies),
-      pending_(memory.pending),
-      slots_(CutSlots(memory, free)) {
+    : Ring(copies, memory, free), pending_(memory.pending) {
   for (Slot& slot : slots_) slot.blocked_ = slot.data_ < memory.in_use_to;
 }
 
@@ -168,10 +164,6 @@ void FetchRing::Unblock(const Ticket& free) {
     if (slot.blocked_) slot.last_use_ = free;
     slot.blocked_ = false;
   }
-}
-
-void FetchRing::AppendLastUses(std::vector<Ticket>& uses) const {
-  for (const Slot& slot : slots_) uses.push_back(slot.last_use_);
 }
 
 Fetches::Fetches(FetchRing* ring, int64_t count, const char* label,

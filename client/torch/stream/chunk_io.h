@@ -45,10 +45,9 @@ class Slot {
 
   at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type);
   void Rewind() { used_ = taken_ = 0; }
-  std::byte* data() const { return data_; }
-  int64_t size() const { return size_; }
 
  private:
+  friend class Ring;
   friend class StagingRing;
   friend class FetchRing;
   friend class Fetches;
@@ -73,13 +72,22 @@ struct RingMemory {
   const std::byte* in_use_to = nullptr;  // blocks slots that begin below it
 };
 
-class StagingRing {
+class Ring {
  public:
   // `memory` outlives the ring and may be written once `free` is reached.
-  StagingRing(client::CopyEngine* copies, const RingMemory& memory,
-              const client::Ticket& free);
-  // Appends to `uses` the tickets of the last uses of the ring's memory.
-  void AppendLastUses(std::vector<client::Ticket>& uses) const;
+  Ring(client::CopyEngine* copies, const RingMemory& memory,
+       const client::Ticket& free);
+  // Compute waits for the last uses of the ring's memory.
+  absl::Status AwaitUses() const;
+
+ protected:
+  client::CopyEngine* copies_;
+  std::vector<Slot> slots_;
+};
+
+class StagingRing : public Ring {
+ public:
+  using Ring::Ring;
 
   // Moves on to the next slot, once its copies out have ended.
   absl::Status Begin();
@@ -100,8 +108,6 @@ class StagingRing {
                                 const char* label);
 
  private:
-  client::CopyEngine* copies_;
-  std::vector<Slot> slots_;
   size_t current_ = 0;
   std::vector<client::CopyPiece> pieces_;
   std::vector<ChunkBuffer*> buffers_;
@@ -133,19 +139,16 @@ class Fetch {
   std::vector<ChunkBuffer*> buffers_;
 };
 
-class FetchRing {
+class FetchRing : public Ring {
  public:
   FetchRing(client::CopyEngine* copies, const RingMemory& memory,
-            const client::Ticket& free);  // as a StagingRing
-  void AppendLastUses(std::vector<client::Ticket>& uses) const;
+            const client::Ticket& free);
   // Unblocks the blocked slots: they may be written once `free` is reached.
   void Unblock(const client::Ticket& free);
 
  private:
   friend class Fetches;
-  client::CopyEngine* copies_;
   PendingWeights* pending_;
-  std::vector<Slot> slots_;
   size_t next_ = 0;  // the slot the next fetch goes to
 };
 

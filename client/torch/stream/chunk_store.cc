@@ -24,29 +24,14 @@ ChunkStore::Chunks ChunkStore::Carve(stream::Class which, auto size_of) {
     const int64_t size = size_of(m);
     const bool resident = shape_.resident(which, m);
     Arena& arena = resident ? resident_ : host_;
-    chunks[m] = {.data = arena.base + arena.used,
-                 .size = size,
-                 .resident = resident,
-                 .written = {},
-                 .read = {}};
+    chunks[m] = {
+        .data = arena.base + arena.used, .size = size, .resident = resident};
     const bool dense = resident && which == stream::Class::kInput;
     arena.used += dense ? size : stream::AlignSlot(size);
   }
   resident_.used = stream::AlignSlot(resident_.used);
   PoisonResident(chunks, resident_memory_);
   return chunks;
-}
-
-ChunkStore::Chunks ChunkStore::CarveWhole(stream::Class which) {
-  return Carve(which, [&](int64_t m) { return shape_.chunk_bytes(which, m); });
-}
-
-ChunkStore::Chunks ChunkStore::CarveSaved(stream::Class which, int64_t set) {
-  return Carve(which, [&](int64_t m) -> int64_t {
-    if (set >= shape_.saved_sets(m)) return 0;
-    return shape_.resident(which, m) ? shape_.chunk_bytes(which, m)
-                                     : shape_.stored_bytes(which, m);
-  });
 }
 
 ChunkStore::ChunkStore(const stream::StreamShape& shape, at::Device device,
@@ -67,16 +52,21 @@ ChunkStore::ChunkStore(const stream::StreamShape& shape, at::Device device,
   saved_.resize(shape.layers);
   for (int64_t set = 0; set < shape.layers; ++set) {
     for (const stream::Class which : stream::kLayerClasses) {
-      saved_[set].push_back(CarveSaved(which, set));
+      saved_[set].push_back(Carve(which, [&](int64_t m) -> int64_t {
+        if (set >= shape.saved_sets(m)) return 0;
+        return shape.resident(which, m) ? shape.chunk_bytes(which, m)
+                                        : shape.stored_bytes(which, m);
+      }));
     }
   }
   for (const stream::Class which : stream::kHeadClasses) {
-    dropped_[static_cast<int>(which) - static_cast<int>(stream::Class::kQ)] =
+    scratch_[static_cast<int>(which)] =
         Carve(which, [&](int64_t m) { return shape.dropped_bytes(which, m); });
   }
   for (const stream::ClassTraits& c : stream::kClasses) {
     if (c.life != stream::Life::kScratch) continue;
-    scratch_[static_cast<int>(c.which)] = CarveWhole(c.which);
+    scratch_[static_cast<int>(c.which)] = Carve(
+        c.which, [&](int64_t m) { return shape.chunk_bytes(c.which, m); });
   }
 }
 
@@ -92,11 +82,6 @@ void ChunkStore::Dead(int64_t layer) {
   for (const Chunks& chunks : scratch_) {
     PoisonResident(chunks, resident_memory_);
   }
-}
-
-ChunkBuffer& ChunkStore::dropped(stream::Class which, int64_t m) {
-  return dropped_[static_cast<int>(which) - static_cast<int>(stream::Class::kQ)]
-                 [m];
 }
 
 int64_t ChunkStore::TakeHidden() {

@@ -59,10 +59,9 @@ class ChunkStore {
   ChunkBuffer& saved(int64_t layer, stream::Class which, int64_t m) {
     return saved_[shape_.saved_set(layer, m)][static_cast<int>(which)][m];
   }
-  // Returns the rows of q, k or v that are not stored. Forward writes k and v
-  // for later chunks; backward writes them again once they are recomputed.
-  ChunkBuffer& dropped(stream::Class which, int64_t m);
-  // Returns the place of dO, or of the sums of backward's inner side.
+  // Returns the place of dO, of the sums of backward's inner side, or of the
+  // rows of q, k or v that are not stored. Forward writes those of k and v for
+  // later chunks; backward writes them again once they are recomputed.
   ChunkBuffer& scratch(stream::Class which, int64_t m) {
     return scratch_[static_cast<int>(which)][m];
   }
@@ -81,15 +80,12 @@ class ChunkStore {
     int64_t used = 0;
   };
   Chunks Carve(stream::Class which, auto size_of);
-  Chunks CarveWhole(stream::Class which);
-  Chunks CarveSaved(stream::Class which, int64_t set);
 
   const stream::StreamShape& shape_;
   at::Tensor resident_memory_;
   Arena host_, resident_;
   std::vector<Chunks> hidden_;
   std::vector<std::vector<Chunks>> saved_;
-  Chunks dropped_[3];
   std::array<Chunks, stream::kClassCount> scratch_;  // by Class
   std::set<int64_t> free_hidden_;
 };
@@ -107,11 +103,6 @@ class ChunkHandle {
  private:
   ChunkStore* store_;
   int64_t unit_;
-};
-
-struct SavedLayer {
-  int64_t layer = 0;
-  std::unique_ptr<ChunkHandle> input;
 };
 
 // The rows of all layers that stay in HBM. A layer's forward writes them; after

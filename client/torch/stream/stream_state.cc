@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <array>
-#include <iterator>
+#include <initializer_list>
+#include <utility>
 
 #include "client/torch/backend/backend.h"
 #include "client/torch/exceptions.h"
@@ -15,60 +15,11 @@
 namespace sluice::runtime {
 namespace {
 
-// Cuts typed pieces and rings from the front of the ring memory, and rings from
-// its end.
-class Cutter {
- public:
-  Cutter(const StreamContext::Options& options, const at::Tensor& memory,
-         client::Ticket free, const std::byte* in_use_to)
-      : copies_(options.copies),
-        pending_(options.pending),
-        device_(memory.device()),
-        front_(static_cast<std::byte*>(memory.data_ptr())),
-        end_(front_ + memory.numel()),
-        free_(std::move(free)),
-        in_use_to_(in_use_to) {}
-
-  template <typename Ring>
-  Ring Front(int64_t slot_bytes, int slots) {
-    return At<Ring>(Take(slots * slot_bytes), slot_bytes, slots);
-  }
-  FetchRing Back(int64_t slot_bytes, int slots) {
-    end_ -= slots * slot_bytes;
-    return At<FetchRing>(end_, slot_bytes, slots);
-  }
-  // Returns an undefined tensor if this phase has no such sum.
-  at::Tensor CutSum(int64_t bytes, const std::array<int64_t, 3>& sizes) {
-    if (bytes == 0 && sizes[0] > 0) return {};
-    return ViewOf(Take(bytes), sizes, at::kFloat, device_);
-  }
-  const std::byte* front() const { return front_; }
-
- private:
-  template <typename Ring>
-  Ring At(std::byte* data, int64_t slot_bytes, int slots) {
-    return Ring(copies_,
-                {device_, data, slot_bytes, slots, pending_, in_use_to_},
-                free_);
-  }
-  std::byte* Take(int64_t bytes) {
-    std::byte* at = front_;
-    front_ += bytes;
-    return at;
-  }
-  client::CopyEngine* copies_;
-  PendingWeights* pending_;
-  at::Device device_;
-  std::byte *front_, *end_;
-  client::Ticket free_;
-  const std::byte* in_use_to_;
-};
+using enum stream::Class;
 
 std::vector<int64_t> Rerun(const stream::StreamShape& shape,
-                           const std::vector<int64_t>& active) {
-  std::vector<int64_t> chunks;
-  std::ranges::copy_if(active, std::back_inserter(chunks),
-                       [&](int64_t m) { return shape.reruns(m); });
+                           std::vector<int64_t> chunks) {
+  std::erase_if(chunks, [&](int64_t m) { return !shape.reruns(m); });
   return chunks;
 }
 
@@ -82,6 +33,13 @@ absl::Status Validate(const StreamContext::Options& options) {
   }
   return CheckBackend(options.device, TorchType(options.stream.dtype),
                       options.stream.model.head_dim());
+}
+
+absl::Status AwaitUses(std::initializer_list<const Ring*> rings) {
+  for (const Ring* ring : rings) {
+    SLUICE_RETURN_IF_ERROR(ring->AwaitUses());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -103,17 +61,6 @@ StreamState::~StreamState() {
   copies().Drain().IgnoreError();
 }
 
-absl::Status StreamState::AwaitUses(
-    std::initializer_list<const FetchRing*> rings, const StagingRing* staging) {
-  std::vector<client::Ticket> uses;
-  if (staging != nullptr) staging->AppendLastUses(uses);
-  for (const FetchRing* ring : rings) ring->AppendLastUses(uses);
-  for (const client::Ticket& use : uses) {
-    SLUICE_RETURN_IF_ERROR(copies().Wait(use));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status StreamState::Enter(stream::Phase phase) {
   if (rings_ != nullptr && rings_->phase == phase) return absl::OkStatus();
   const bool failed = next_ != nullptr && next_->phase != phase;
@@ -121,9 +68,9 @@ absl::Status StreamState::Enter(stream::Phase phase) {
   if (phase != stream::Phase::kTokens) saved_rows.reset();
   for (Rings* rings : {rings_.get(), failed ? next_.get() : nullptr}) {
     if (rings == nullptr) continue;
-    SLUICE_RETURN_IF_ERROR(AwaitUses(
-        {&rings->inputs, &rings->blocks, &rings->gradients, &rings->outer},
-        &rings->staging));
+    SLUICE_RETURN_IF_ERROR(
+        AwaitUses({&rings->staging, &rings->inputs, &rings->blocks,
+                   &rings->gradients, &rings->outer}));
   }
   if (failed) next_.reset();
   const client::Ticket free = copies().MarkCompute();
@@ -137,8 +84,8 @@ absl::Status StreamState::Enter(stream::Phase phase) {
 }
 
 absl::Status StreamState::Prepare(stream::Phase next, int64_t unsent) {
-  SLUICE_RETURN_IF_ERROR(AwaitUses(
-      {&rings_->blocks, &rings_->gradients, &rings_->outer}, nullptr));
+  SLUICE_RETURN_IF_ERROR(
+      AwaitUses({&rings_->blocks, &rings_->gradients, &rings_->outer}));
   next_ = Cut(next, copies().MarkCompute(), rings_->front_end);
   unsent_ = unsent;
   return absl::OkStatus();
@@ -152,18 +99,39 @@ std::unique_ptr<StreamState::Rings> StreamState::Cut(
     stream::Phase phase, const client::Ticket& free,
     const std::byte* in_use_to) {
   const stream::RingSizes sizes = shape.rings(phase);
-  const std::array<int64_t, 3> query = {shape.queries(0), shape.q_heads,
-                                        shape.dim};
-  const std::array<int64_t, 3> key = {shape.rows(0), shape.kv_heads, shape.dim};
-  Cutter cut(options, memory_, free, in_use_to);
+  auto* front = static_cast<std::byte*>(memory_.data_ptr());
+  std::byte* end = front + memory_.numel();
+  const auto take = [&](int64_t bytes) {
+    return std::exchange(front, front + bytes);
+  };
+  const auto ring = [&]<typename R>(std::byte* data, int64_t slot_bytes,
+                                    int slots) {
+    return R(
+        options.copies,
+        {memory_.device(), data, slot_bytes, slots, options.pending, in_use_to},
+        free);
+  };
+  const auto back = [&](int64_t slot_bytes, int slots) {
+    end -= slots * slot_bytes;
+    return ring.operator()<FetchRing>(end, slot_bytes, slots);
+  };
+  // Returns an undefined tensor if this phase has no such sum.
+  const auto sum = [&](int64_t bytes, int64_t rows, int64_t heads) {
+    if (bytes == 0 && rows > 0) return at::Tensor();
+    return ViewOf(take(bytes), {rows, heads, shape.dim}, at::kFloat,
+                  memory_.device());
+  };
+  const auto key_sum = [&] {
+    return sum(sizes.key_sum, shape.rows(0), shape.kv_heads);
+  };
   // Braces evaluate in order, and so lay out the memory in this order.
   return std::unique_ptr<Rings>(new Rings{
-      phase, cut.Front<StagingRing>(sizes.staging, 2),
-      cut.Front<FetchRing>(sizes.inputs, 2), cut.CutSum(sizes.query_sum, query),
-      cut.CutSum(sizes.key_sum, key), cut.CutSum(sizes.key_sum, key),
-      cut.front(), cut.Back(sizes.blocks, shape.prefetch_depth),
-      cut.Back(sizes.outer, 2),
-      cut.Back(sizes.gradients, shape.prefetch_depth)});
+      phase,
+      ring.operator()<StagingRing>(take(2 * sizes.staging), sizes.staging, 2),
+      ring.operator()<FetchRing>(take(2 * sizes.inputs), sizes.inputs, 2),
+      sum(sizes.query_sum, shape.queries(0), shape.q_heads), key_sum(),
+      key_sum(), front, back(sizes.blocks, shape.prefetch_depth),
+      back(sizes.outer, 2), back(sizes.gradients, shape.prefetch_depth)});
 }
 
 absl::StatusOr<std::unique_ptr<ChunkHandle>> StreamState::NewHidden() {
@@ -205,16 +173,29 @@ RowRuns StreamState::Dropped(stream::Class which, int64_t m) const {
 }
 
 // Gradients of a resident class are summed in place.
-at::Tensor StreamState::Sum(const at::Tensor& largest, stream::Class which,
-                            int64_t m) {
-  const int64_t rows = shape.class_rows(which, m);
-  if (!shape.resident(which) || shape.row_bytes(which) == 0) {
+at::Tensor StreamState::sum(stream::Class gradient, int64_t m) {
+  const bool query = gradient == kQueryGradient;
+  const int64_t rows = shape.class_rows(gradient, m);
+  if (!shape.resident(gradient) || shape.row_bytes(gradient) == 0) {
+    const at::Tensor& largest = query                      ? rings_->query_sum
+                                : gradient == kKeyGradient ? rings_->key_sum
+                                                           : rings_->value_sum;
     return largest.narrow(0, 0, rows);
   }
-  const bool query = which == stream::Class::kQueryGradient;
-  return ViewOf(store.scratch(which, m).data,
+  return ViewOf(store.scratch(gradient, m).data,
                 {rows, query ? shape.q_heads : shape.kv_heads, shape.dim},
                 at::kFloat, options.device);
+}
+
+absl::StatusOr<at::Tensor> StreamState::OutputHome(int64_t m,
+                                                   const at::Tensor& o) {
+  at::Tensor home = o;
+  if (!exchange.local()) {
+    home = at::empty({shape.local(m), model().heads, shape.dim}, o.options());
+  }
+  SLUICE_RETURN_IF_ERROR(
+      exchange.ToTokens(Whole(m), {{HeadKind::kQuery, home, o}}));
+  return home.view({shape.local(m), model().query_width()});
 }
 
 RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
@@ -248,8 +229,7 @@ absl::StatusOr<std::unique_ptr<StreamContext>> StreamContext::Create(
 at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
                       stream::Class which, const at::Tensor& normed,
                       const RopeTables& tables, const at::Tensor& to) {
-  const bool query = which == stream::Class::kQ,
-             key = which == stream::Class::kK;
+  const bool query = which == kQ, key = which == kK;
   const at::Tensor& weight = query ? weights.q_weight
                              : key ? weights.k_weight
                                    : weights.v_weight;
@@ -266,12 +246,13 @@ at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
   return ApplyRope(out, tables, /*inverse=*/false, state.dtype);
 }
 
-Projected Project(const StreamState& state, const LayerTensors& weights,
-                  const at::Tensor& normed, int64_t m, const Projected& to) {
+HeadTensors Project(const StreamState& state, const LayerTensors& weights,
+                    const at::Tensor& normed, int64_t m,
+                    const HeadTensors& to) {
   const RopeTables tables = state.Rope(m, 0);
-  return {ProjectOne(state, weights, stream::Class::kQ, normed, tables, to.q),
-          ProjectOne(state, weights, stream::Class::kK, normed, tables, to.k),
-          ProjectOne(state, weights, stream::Class::kV, normed, tables, to.v)};
+  return {ProjectOne(state, weights, kQ, normed, tables, to.q),
+          ProjectOne(state, weights, kK, normed, tables, to.k),
+          ProjectOne(state, weights, kV, normed, tables, to.v)};
 }
 
 void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
@@ -283,7 +264,7 @@ void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
   fetch.Field(state.shape.chunk_bytes(which, m));
   for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
     ChunkBuffer& from = piece.stored ? state.store.saved(layer, which, m)
-                                     : state.store.dropped(which, m);
+                                     : state.store.scratch(which, m);
     fetch.Piece(from, piece.place * row_bytes, piece.row * row_bytes,
                 piece.rows * row_bytes);
   }
@@ -295,7 +276,7 @@ void SendHeads(StreamState& state, int64_t layer, stream::Class which,
   for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
     if (!piece.stored && !with_dropped) continue;
     ChunkBuffer& to = piece.stored ? state.store.saved(layer, which, m)
-                                   : state.store.dropped(which, m);
+                                   : state.store.scratch(which, m);
     state.staging().Send(heads.narrow(0, piece.row, piece.rows), to,
                          piece.place * row_bytes);
   }

@@ -7,13 +7,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
-#include "client/torch/math/attention_blocks.h"
 #include "client/torch/math/token_math.h"
 #include "client/torch/ranks/ulysses.h"
 #include "client/torch/stream/chunk_io.h"
@@ -35,8 +32,8 @@ class StreamState final : public StreamContext {
   }
 
   client::CopyEngine& copies() { return *options.copies; }
-  std::string Kind(stream::Segment segment, int64_t m) const {
-    return stream::KindOf(segment, shape.full(m));
+  SegmentScope Segment(stream::Segment segment, int64_t m) const {
+    return {options.allocator, stream::KindOf(segment, shape.full(m))};
   }
   absl::StatusOr<std::unique_ptr<ChunkHandle>> NewHidden();
   NormWeights Norm(const at::Tensor& weight, const at::Tensor& bias) const {
@@ -49,6 +46,9 @@ class StreamState final : public StreamContext {
   // undefined except for Llama.
   RopeTables Rope(int64_t m, int64_t skip) const;
   bool rope() const { return model().rope.has_value(); }
+  // Exchanges `o`, attention's output of chunk m in head layout, for the output
+  // of this rank's rows: [rows, query width].
+  absl::StatusOr<at::Tensor> OutputHome(int64_t m, const at::Tensor& o);
 
   const stream::ModelShape& model() const { return options.stream.model; }
 
@@ -93,17 +93,9 @@ class StreamState final : public StreamContext {
   at::Tensor output_sum(int64_t m) {
     return rings_->query_sum.narrow(0, 0, shape.queries(m));
   }
-  // These return chunk m's fp32 dq, dk, dv in the attention phase. The outer
+  // Returns chunk m's fp32 dq, dk or dv in the attention phase. The outer
   // side's are summed there; the inner side's are copied there once complete.
-  at::Tensor query_sum(int64_t m) {
-    return Sum(rings_->query_sum, stream::Class::kQueryGradient, m);
-  }
-  at::Tensor key_sum(int64_t m) {
-    return Sum(rings_->key_sum, stream::Class::kKeyGradient, m);
-  }
-  at::Tensor value_sum(int64_t m) {
-    return Sum(rings_->value_sum, stream::Class::kValueGradient, m);
-  }
+  at::Tensor sum(stream::Class gradient, int64_t m);
 
  private:
   struct Rings {
@@ -118,9 +110,6 @@ class StreamState final : public StreamContext {
   // `in_use_to` is the end of the memory that the former phase still uses.
   std::unique_ptr<Rings> Cut(stream::Phase phase, const client::Ticket& free,
                              const std::byte* in_use_to);
-  absl::Status AwaitUses(std::initializer_list<const FetchRing*> rings,
-                         const StagingRing* staging);
-  at::Tensor Sum(const at::Tensor& largest, stream::Class which, int64_t m);
 
   at::Tensor memory_;
   std::unique_ptr<Rings> rings_, next_;
@@ -128,118 +117,32 @@ class StreamState final : public StreamContext {
 };
 
 // --- a layer (streamed_forward.cc, streamed_backward.cc) ---------------------
-struct LayerOutput {
-  std::unique_ptr<ChunkHandle> output;
-  std::unique_ptr<SavedLayer> saved;  // owns the input handle
-};
 
-// Runs a layer's forward. `layer` chooses the saved layer's place in the arena;
-// one forward of a layer may be waiting for its backward at a time.
-absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
-                                         const LayerTensors& weights,
-                                         std::unique_ptr<ChunkHandle> input,
-                                         int64_t layer);
+// Runs a layer's forward. `layer` chooses the place of its saved rows; one
+// forward of a layer may be waiting for its backward at a time.
+//
+// `again` runs it a second time, for the chunks of StreamOptions::rerun_chunks,
+// to make what backward needs of them besides the input. `output` (the next
+// layer's input) may then be null: this layer's backward is next.
+absl::Status LayerForward(StreamState& state, const LayerTensors& weights,
+                          ChunkHandle& input, ChunkHandle* output,
+                          int64_t layer, bool again);
 
-// Runs forward a second time for the chunks of StreamOptions::rerun_chunks, to
-// make what backward needs of them besides the input. `output` (the next
-// layer's input) may be null if this layer's backward is next.
-absl::Status LayerRerun(StreamContext& context, const LayerTensors& weights,
-                        SavedLayer& saved, ChunkHandle* output);
-
-// Consumes dY and what forward saved, adds to `gradients`, and returns dX (in
-// dY's memory). `next` is the layer of the next call, which takes this dX; its
-// first inputs are fetched while this layer's last chunk is computed.
-absl::StatusOr<std::unique_ptr<ChunkHandle>> LayerBackward(
-    StreamContext& context, const LayerTensors& weights,
-    LayerTensors& gradients, std::unique_ptr<SavedLayer> saved,
-    std::unique_ptr<ChunkHandle> output_gradient,
-    const SavedLayer* next = nullptr);
-
-// --- chunked attention (streamed_attention.cc) ------------------------------
-// A chunk in head layout: q, k, v [rows, heads, dim], o as q, lse [heads,
-// rows]. q, o and lse have the rows of this rank's part.
-struct Heads {
-  at::Tensor q, k, v, o, lse;
-};
-
-// Runs one layer's attention chunk by chunk. Keys and values of earlier chunks
-// are fetched ahead of their use, even across chunks.
-class AttentionForward {
- public:
-  // `chunks` are the chunks to run: the first ones of the step.
-  AttentionForward(StreamState& state, int64_t layer,
-                   const std::vector<int64_t>& chunks);
-  // Attends chunk m to chunks 0..m; fills `output` (fp32) and heads.lse.
-  // REQUIRES: m's k and v have been sent (flushed).
-  absl::Status Run(int64_t m, const Heads& heads, const at::Tensor& output);
-
- private:
-  StreamState& state_;
-  const std::vector<stream::Block> blocks_;
-  size_t next_ = 0;
-  int64_t sent_ = -1;  // the last chunk with k and v sent
-  Fetches fetches_;
-};
-
-// The attention of one layer's backward: all blocks, with one side's chunks
-// outer and the other side's inner (stream::BackwardOrder).
-class AttentionBackward {
- public:
-  AttentionBackward(StreamState& state, int64_t layer);
-  // Issues the fetches that could not be issued before the phase began.
-  void Pump();
-  // Calls `finished` for each outer chunk once its gradients are complete, in
-  // state.query_sum, key_sum, value_sum.
-  absl::Status Run(const std::function<absl::Status(int64_t m)>& finished);
-
- private:
-  struct Keys {
-    at::Tensor k, v;
-  };
-  // The inner side's gradients: dq, or dk and dv.
-  using Gradients = std::vector<at::Tensor>;
-
-  int64_t OuterOf(const stream::Block& block) const {
-    return keys_outer_ ? block.i : block.j;
-  }
-  int64_t InnerOf(const stream::Block& block) const {
-    return keys_outer_ ? block.j : block.i;
-  }
-  void FetchKeys(int64_t i, Fetch& fetch);
-  void FetchQueries(int64_t j, Fetch& fetch);
-  bool FetchGradients(const stream::Block& block, Fetch& fetch);
-  Keys TakeKeys(Slot& slot, int64_t i) const;
-  QueryRows TakeQueries(Slot& slot, int64_t j) const;
-  Gradients TakeGradients(Slot& slot, int64_t m) const;
-  absl::Status RunBlock(const stream::Block& block, const Keys& keys,
-                        const QueryRows& queries);
-  void Compute(const stream::Block& block, const Keys& keys,
-               const QueryRows& queries, const Gradients& inner);
-  void Whole(int64_t m, const Gradients& inner);
-
-  StreamState& state_;
-  const stream::StreamShape& shape_;
-  const int64_t layer_;
-  const bool keys_outer_;
-  const std::vector<int64_t> outer_;
-  const std::vector<stream::Block> blocks_;
-  const std::vector<stream::Class> summed_;  // of the inner side
-  size_t next_ = 0;                          // of blocks_
-  // By inner chunk: the last outer chunk after which its gradients were sent.
-  std::vector<int64_t> sent_;
-  Fetches outer_fetches_, inner_fetches_;
-  // Gradients have their own ring: a slot is in use until they are back in host
-  // memory, and the next inner chunk need not wait for that.
-  Fetches gradients_;
-};
+// Consumes what forward saved, adds to `gradients`, and turns `gradient` from
+// dY into dX. `next_input` is the input of the layer below if its backward
+// comes next: its first fetches are issued while this layer's last chunk is
+// computed.
+absl::Status LayerBackward(StreamState& state, const LayerTensors& weights,
+                           LayerTensors& gradients, ChunkHandle& input,
+                           ChunkHandle& gradient, int64_t layer,
+                           ChunkHandle* next_input);
 
 // --- pieces shared by forward and recomputation -----------------------------
-struct Projected {
-  at::Tensor q, k, v;  // [rows, heads, dim], after RoPE, token layout
-};
+
 // Projects this rank's normed rows of chunk m, into `to` if it is defined.
-Projected Project(const StreamState& state, const LayerTensors& weights,
-                  const at::Tensor& normed, int64_t m, const Projected& to);
+// Returns q, k, v in token layout, after RoPE.
+HeadTensors Project(const StreamState& state, const LayerTensors& weights,
+                    const at::Tensor& normed, int64_t m, const HeadTensors& to);
 // Projects q, k or v of some rows; `tables` are for these rows.
 at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
                       stream::Class which, const at::Tensor& normed,
@@ -252,9 +155,9 @@ void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
 void SendHeads(StreamState& state, int64_t layer, stream::Class which,
                int64_t m, const at::Tensor& heads, bool with_dropped);
 
-// Calls body(first, rows) for [begin, end) in runs of at most `step` rows.
-void ForRows(int64_t begin, int64_t end, int64_t step, auto body) {
-  for (int64_t row = begin; row < end; row += step) {
+// Calls body(first, rows) for [0, end) in runs of at most `step` rows.
+void ForRows(int64_t end, int64_t step, auto body) {
+  for (int64_t row = 0; row < end; row += step) {
     body(row, std::min(step, end - row));
   }
 }

@@ -1,36 +1,38 @@
 // A layer's backward, after the chunks that run again have run:
 //   A  one chunk at a time: recompute dropped rows, backward of FFN and output
 //      projection, dO to head layout and to host memory;
-//   B  blocks of attention, in either order (streamed_attention.cc);
+//   B  blocks of attention, in either order (streamed_attention.h);
 //   C  as each chunk's dq, dk, dv become complete: backward of projections and
 //      norm.
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
 #include <map>
 
 #include "client/torch/exceptions.h"
 #include "client/torch/placement.h"
-#include "client/torch/stream/stream_state.h"
+#include "client/torch/stream/streamed_attention.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
 namespace {
 
+using enum stream::Class;
+using enum stream::Segment;
+using stream::Phase;
+
 // Issues the first fetches of a layer's phase A.
-void FetchSavedRows(StreamState& state, const SavedLayer& saved,
+void FetchSavedRows(StreamState& state, int64_t layer, ChunkHandle& input,
                     ChunkHandle& gradient) {
   const std::vector<int64_t> order =
       stream::OuterChunks(state.active, state.shape.order);
   state.saved_rows.emplace(
-      &state.inputs(), static_cast<int64_t>(order.size()), "saved rows",
-      [&state, &gradient, order, layer = saved.layer,
-       input = saved.input.get()](int64_t k, Fetch& fetch) {
+      &state.inputs(), std::ssize(order), "saved rows",
+      [&state, &input, &gradient, order, layer](int64_t k, Fetch& fetch) {
         const int64_t m = order[k];
         if (m == state.unsent()) return false;
         fetch.Whole(gradient.chunk(m));
-        fetch.Whole(input->chunk(m));
-        fetch.Whole(state.store.saved(layer, stream::Class::kO, m));
+        fetch.Whole(input.chunk(m));
+        fetch.Whole(state.store.saved(layer, kO, m));
         for (const stream::Class which : stream::kPostClasses) {
           fetch.Whole(state.store.saved(layer, which, m));
         }
@@ -41,17 +43,16 @@ void FetchSavedRows(StreamState& state, const SavedLayer& saved,
 class Backward {
  public:
   Backward(StreamState& state, const LayerTensors& weights,
-           LayerTensors& gradients, SavedLayer& saved, ChunkHandle& gradient,
-           const SavedLayer* next)
+           LayerTensors& gradients, ChunkHandle& input, ChunkHandle& gradient,
+           int64_t layer, ChunkHandle* next_input)
       : state_(state),
         shape_(state.shape),
         weights_(weights),
         gradients_(gradients),
-        saved_(saved),
-        layer_(saved.layer),
-        input_(*saved.input),
+        layer_(layer),
+        input_(input),
         gradient_(gradient),
-        next_(next),
+        next_input_(next_input),
         order_(stream::OuterChunks(state.active, shape_.order)) {}
 
   absl::Status Run() {
@@ -70,15 +71,15 @@ class Backward {
   };
 
   absl::Status PhaseA() {
-    SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
+    SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kTokens));
     std::optional<Fetches>& inputs = state_.saved_rows;
-    if (!inputs.has_value()) FetchSavedRows(state_, saved_, gradient_);
+    if (!inputs.has_value()) FetchSavedRows(state_, layer_, input_, gradient_);
     for (const int64_t m : order_) {
       SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs->Next());
       const PostInputs in = TakePost(*slot, m);
       SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
       if (Last(m)) {
-        SLUICE_RETURN_IF_ERROR(state_.Prepare(stream::Phase::kAttention, m));
+        SLUICE_RETURN_IF_ERROR(state_.Prepare(Phase::kAttention, m));
         attention_.emplace(state_, layer_);
       }
       SLUICE_RETURN_IF_ERROR(PostChunk(m, in));
@@ -90,16 +91,16 @@ class Backward {
   }
 
   absl::Status PhasesBandC() {
-    SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
+    SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kAttention));
     // Attention's fetches are issued before those of phase C.
     if (!attention_.has_value()) attention_.emplace(state_, layer_);
     attention_->Pump();
-    Fetches inputs(&state_.inputs(), static_cast<int64_t>(order_.size()),
-                   "x, dX", [&](int64_t k, Fetch& fetch) {
-                     fetch.Whole(input_.chunk(order_[k]));
-                     fetch.Whole(gradient_.chunk(order_[k]));
-                     fetch.Whole(state_.store.saved(
-                         layer_, stream::Class::kNorm1, order_[k]));
+    Fetches inputs(&state_.inputs(), std::ssize(order_), "x, dX",
+                   [&](int64_t k, Fetch& fetch) {
+                     const int64_t m = order_[k];
+                     fetch.Whole(input_.chunk(m));
+                     fetch.Whole(gradient_.chunk(m));
+                     fetch.Whole(state_.store.saved(layer_, kNorm1, m));
                      return true;
                    });
     SLUICE_RETURN_IF_ERROR(attention_->Run(
@@ -113,58 +114,50 @@ class Backward {
   // is computed: it is the last chunk, and not also the first.
   bool Last(int64_t m) const { return order_.size() > 1 && m == order_.back(); }
   PostInputs TakePost(Slot& slot, int64_t m) {
-    const at::ScalarType type = state_.dtype;
-    const int64_t hidden = shape_.hidden;
-    PostInputs in;
-    in.dy = slot.Take({shape_.local(m), hidden}, type);
-    in.x = slot.Take({shape_.local(m), hidden}, type);
-    in.o = slot.Take({shape_.queries(m), shape_.q_heads, shape_.dim},
-                     state_.output_type());
-    in.x2 = state_.Read(layer_, stream::Class::kX2, m, slot);
-    in.norm2 = state_.Read(layer_, stream::Class::kNorm2, m, slot);
-    in.up = state_.Read(layer_, stream::Class::kUp, m, slot);
-    in.gate = state_.Read(layer_, stream::Class::kGate, m, slot);
-    in.act = state_.Read(layer_, stream::Class::kAct, m, slot);
-    return in;
+    const std::array<int64_t, 2> hidden = {shape_.local(m), shape_.hidden};
+    const auto read = [&](stream::Class which) {
+      return state_.Read(layer_, which, m, slot);
+    };
+    // Braces evaluate in order, which is the order of the fetch.
+    return {slot.Take(hidden, state_.dtype),
+            slot.Take(hidden, state_.dtype),
+            slot.Take({shape_.queries(m), shape_.q_heads, shape_.dim},
+                      state_.output_type()),
+            read(kX2),
+            read(kNorm2),
+            read(kUp),
+            read(kGate),
+            read(kAct)};
   }
 
   absl::Status PostChunk(int64_t m, const PostInputs& in) {
     const int64_t rows = shape_.local(m);
+    ChunkBuffer& dx2_buffer = gradient_.chunk(m);
+    ChunkBuffer& d_o_buffer = state_.store.scratch(kOutputGradient, m);
     const at::Tensor dx2 = state_.staging().TakeFor(
-        gradient_.chunk(m), {rows, shape_.hidden}, state_.dtype);
-    const at::Tensor d_o = state_.staging().TakeFor(
-        state_.store.scratch(stream::Class::kOutputGradient, m), in.o.sizes(),
-        state_.dtype);
+        dx2_buffer, {rows, shape_.hidden}, state_.dtype);
+    const at::Tensor d_o =
+        state_.staging().TakeFor(d_o_buffer, in.o.sizes(), state_.dtype);
     {
-      SegmentScope segment(state_.options.allocator,
-                           state_.Kind(stream::Segment::kPostBackward, m));
+      const auto segment = state_.Segment(kPostBackward, m);
       const at::Tensor o = in.o.to(state_.dtype);
-      at::Tensor home = o;
-      if (!state_.exchange.local()) {
-        home = at::empty({rows, state_.model().heads, shape_.dim}, o.options());
-      }
-      SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
-          state_.Whole(m), {{HeadKind::kQuery, home, o}}));
-      const at::Tensor home_rows =
-          home.view({rows, state_.model().query_width()});
-      ForRows(0, rows, shape_.ffn_rows, [&](int64_t row, int64_t n) {
-        FeedForward(in.dy.narrow(0, row, n), RowsOf(in, home_rows, row, n),
+      SLUICE_ASSIGN_OR_RETURN(const at::Tensor home, state_.OutputHome(m, o));
+      ForRows(rows, shape_.ffn_rows, [&](int64_t row, int64_t n) {
+        FeedForward(in.dy.narrow(0, row, n), RowsOf(in, home, row, n),
                     dx2.narrow(0, row, n));
       });
-      LinearBackwardWeight(home_rows,
+      LinearBackwardWeight(home,
                            {{dx2, gradients_.o_weight, gradients_.o_bias}});
-      const int64_t width = state_.model().query_width();
       const at::Tensor d_home =
           LinearBackwardInput(
               dx2, weights_.o_weight,
-              state_.exchange.local() ? d_o.view({rows, width}) : at::Tensor())
+              state_.exchange.local() ? d_o.view(home.sizes()) : at::Tensor())
               .view({rows, state_.model().heads, shape_.dim});
       SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
           state_.Whole(m), {{HeadKind::kQuery, d_home, d_o}}));
     }
-    state_.staging().Send(dx2, gradient_.chunk(m));
-    state_.staging().Send(
-        d_o, state_.store.scratch(stream::Class::kOutputGradient, m));
+    state_.staging().Send(dx2, dx2_buffer);
+    state_.staging().Send(d_o, d_o_buffer);
     state_.staging().Flush("dO, dX out");
     return absl::OkStatus();
   }
@@ -237,19 +230,17 @@ class Backward {
     std::map<stream::Class, at::Tensor> again;
     for (const stream::Class which : stream::kHeadClasses) {
       if (!shape_.any_dropped(which, m)) continue;
-      const int64_t heads =
-          which == stream::Class::kQ ? shape_.q_heads : shape_.kv_heads;
+      const int64_t heads = which == kQ ? shape_.q_heads : shape_.kv_heads;
       again[which] = state_.staging().Take(
           {shape_.head_dropped(which, m), heads, shape_.dim}, state_.dtype);
     }
     if (again.empty()) return absl::OkStatus();
     {
-      SegmentScope segment(state_.options.allocator,
-                           state_.Kind(stream::Segment::kQkvRecompute, m));
+      const auto segment = state_.Segment(kQkvRecompute, m);
       SLUICE_RETURN_IF_ERROR(ProjectAgain(m, x, again));
     }
     for (const auto& [which, rows] : again) {
-      state_.staging().Send(rows, state_.store.dropped(which, m));
+      state_.staging().Send(rows, state_.store.scratch(which, m));
     }
     state_.staging().Flush("q, k, v again");
     return absl::OkStatus();
@@ -265,9 +256,6 @@ class Backward {
     const int64_t all = x.size(0) - first;
     const at::Tensor normed = NormForward(x.narrow(0, first, all), Norm1());
     const RopeTables tables = state_.Rope(m, first);
-    const auto cut = [this](stream::Class which) {
-      return shape_.fractions(which);
-    };
     std::vector<ExchangePart> parts;
     for (auto at = to.begin(); at != to.end(); ++at) {
       const stream::Class which = at->first;
@@ -277,12 +265,15 @@ class Backward {
         own = {tables.cos.narrow(0, skip, n), tables.sin.narrow(0, skip, n)};
       }
       parts.push_back(
-          {which == stream::Class::kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
+          {which == kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
            ProjectOne(state_, weights_, which, normed.narrow(0, skip, n), own,
                       state_.exchange.local() ? at->second : at::Tensor()),
            at->second});
       const auto next = std::next(at);
-      if (next != to.end() && cut(next->first) == cut(which)) continue;
+      if (next != to.end() &&
+          shape_.fractions(next->first) == shape_.fractions(which)) {
+        continue;
+      }
       SLUICE_RETURN_IF_ERROR(
           state_.exchange.ToHeads(state_.Dropped(which, m), parts));
       parts.clear();
@@ -292,25 +283,21 @@ class Backward {
 
   absl::Status ProjectionsChunk(int64_t m, Fetches& inputs) {
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
-    const at::ScalarType type = state_.dtype;
-    const int64_t rows = shape_.local(m), hidden = shape_.hidden;
-    const at::Tensor x = slot->Take({rows, hidden}, type);
-    const at::Tensor dx2 = slot->Take({rows, hidden}, type);
-    const RowReader norm1 =
-        state_.Read(layer_, stream::Class::kNorm1, m, *slot);
+    const std::array<int64_t, 2> sizes = {shape_.local(m), shape_.hidden};
+    const at::Tensor x = slot->Take(sizes, state_.dtype);
+    const at::Tensor dx2 = slot->Take(sizes, state_.dtype);
+    const RowReader norm1 = state_.Read(layer_, kNorm1, m, *slot);
     SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
     const at::Tensor dx =
-        state_.staging().TakeFor(gradient_.chunk(m), {rows, hidden}, type);
-    if (next_ != nullptr && Last(m)) {
-      SLUICE_RETURN_IF_ERROR(state_.Prepare(stream::Phase::kTokens, m));
-      FetchSavedRows(state_, *next_, gradient_);
+        state_.staging().TakeFor(gradient_.chunk(m), sizes, state_.dtype);
+    if (next_input_ != nullptr && Last(m)) {
+      SLUICE_RETURN_IF_ERROR(state_.Prepare(Phase::kTokens, m));
+      FetchSavedRows(state_, layer_ - 1, *next_input_, gradient_);
     }
     {
-      SegmentScope segment(state_.options.allocator,
-                           state_.Kind(stream::Segment::kQkvBackward, m));
-      Projected d;
-      SLUICE_RETURN_IF_ERROR(GradientsHome(m, d));
-      if (rows > 0) Projections(m, x, dx2, norm1, d, dx);
+      const auto segment = state_.Segment(kQkvBackward, m);
+      SLUICE_ASSIGN_OR_RETURN(const HeadTensors d, GradientsHome(m));
+      if (sizes[0] > 0) Projections(m, x, dx2, norm1, d, dx);
     }
     state_.staging().Send(dx, gradient_.chunk(m));
     state_.staging().Flush("dX out");
@@ -319,7 +306,7 @@ class Backward {
   }
 
   void Projections(int64_t m, const at::Tensor& x, const at::Tensor& dx2,
-                   const RowReader& norm1, const Projected& d,
+                   const RowReader& norm1, const HeadTensors& d,
                    const at::Tensor& dx) {
     const int64_t rows = shape_.local(m);
     const at::Tensor dq = d.q.view({rows, -1});
@@ -343,30 +330,28 @@ class Backward {
 
   // Returns dq, dk, dv of chunk m in token layout, with RoPE undone, and
   // rounded as plain torch rounds them.
-  absl::Status GradientsHome(int64_t m, Projected& d) {
-    const int64_t rows = shape_.local(m);
+  absl::StatusOr<HeadTensors> GradientsHome(int64_t m) {
     const stream::ModelShape& model = state_.model();
-    const Projected sums{state_.query_sum(m), state_.key_sum(m),
-                         state_.value_sum(m)};
-    if (state_.exchange.local()) {
-      d = sums;
-    } else {
-      const at::TensorOptions float32 = On(state_.options.device, at::kFloat);
-      d.q = at::empty({rows, model.heads, shape_.dim}, float32);
-      d.k = at::empty({rows, model.kv_heads, shape_.dim}, float32);
-      d.v = at::empty({rows, model.kv_heads, shape_.dim}, float32);
+    const HeadTensors sums{state_.sum(kQueryGradient, m),
+                           state_.sum(kKeyGradient, m),
+                           state_.sum(kValueGradient, m)};
+    HeadTensors d = sums;
+    if (!state_.exchange.local()) {
+      const auto home = [&](int64_t heads) {
+        return at::empty({shape_.local(m), heads, shape_.dim},
+                         On(state_.options.device, at::kFloat));
+      };
+      d = {home(model.heads), home(model.kv_heads), home(model.kv_heads)};
     }
-    SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
-        state_.Whole(m), {{HeadKind::kQuery, d.q, sums.q},
-                          {HeadKind::kKeyValue, d.k, sums.k},
-                          {HeadKind::kKeyValue, d.v, sums.v}}));
+    SLUICE_RETURN_IF_ERROR(
+        state_.exchange.ToTokens(state_.Whole(m), QkvParts(d, sums)));
     if (state_.rope()) {
       const RopeTables tables = state_.Rope(m, 0);
       d.q = ApplyRope(d.q, tables, /*inverse=*/true, state_.dtype);
       d.k = ApplyRope(d.k, tables, /*inverse=*/true, state_.dtype);
     }
     for (at::Tensor* const t : {&d.q, &d.k, &d.v}) *t = t->to(state_.dtype);
-    return absl::OkStatus();
+    return d;
   }
 
   NormWeights Norm1() const {
@@ -380,36 +365,27 @@ class Backward {
   const stream::StreamShape& shape_;
   const LayerTensors& weights_;
   LayerTensors& gradients_;
-  const SavedLayer& saved_;
   const int64_t layer_;
   ChunkHandle& input_;
   ChunkHandle& gradient_;  // dY, then dX2, then dX, chunk by chunk in place
-  const SavedLayer* const next_;  // has the next backward; null: another phase
+  ChunkHandle* const next_input_;  // null: another phase is next
   // The order of attention's outer chunks, so that the first chunks of a phase
   // were finished first in the phase before.
   const std::vector<int64_t> order_;
   std::optional<AttentionBackward> attention_;
 };
 
-// --- phase A ----------------------------------------------------------------
-
-// --- phases B and C ---------------------------------------------------------
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ChunkHandle>> LayerBackward(
-    StreamContext& context, const LayerTensors& weights,
-    LayerTensors& gradients, std::unique_ptr<SavedLayer> saved,
-    std::unique_ptr<ChunkHandle> output_gradient, const SavedLayer* next) {
-  StreamState& state = StreamState::Of(context);
-  const at::NoGradGuard no_grad;
-  const auto body = [&]() -> absl::StatusOr<std::unique_ptr<ChunkHandle>> {
-    SLUICE_RETURN_IF_ERROR(
-        Backward(state, weights, gradients, *saved, *output_gradient, next)
-            .Run());
-    return std::move(output_gradient);
-  };
-  return CatchStatus("backward of a streamed layer", body);
+absl::Status LayerBackward(StreamState& state, const LayerTensors& weights,
+                           LayerTensors& gradients, ChunkHandle& input,
+                           ChunkHandle& gradient, int64_t layer,
+                           ChunkHandle* next_input) {
+  return CatchStatus("backward of a streamed layer", [&] {
+    return Backward(state, weights, gradients, input, gradient, layer,
+                    next_input)
+        .Run();
+  });
 }
 
 }  // namespace sluice::runtime

@@ -1,15 +1,16 @@
 // A layer's forward, chunk by chunk: norm, projections, attention to all
 // earlier chunks, output projection, FFN; also of chunks that run again.
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
-#include <ATen/ops/empty.h>
 
 #include "client/torch/exceptions.h"
-#include "client/torch/stream/stream_state.h"
+#include "client/torch/stream/streamed_attention.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
 namespace {
+
+using enum stream::Class;
+using enum stream::Segment;
 
 class Forward {
  public:
@@ -24,7 +25,7 @@ class Forward {
         layer_(layer),
         again_(again),
         chunks_(again ? state.rerun : state.active),
-        inputs_(&state.inputs(), static_cast<int64_t>(chunks_.size()), "x",
+        inputs_(&state.inputs(), std::ssize(chunks_), "x",
                 [this](int64_t k, Fetch& fetch) {
                   fetch.Whole(input_.chunk(chunks_[k]));
                   return true;
@@ -54,10 +55,8 @@ class Forward {
       heads.o.copy_(sum);
     }
     if (again_ || !shape_.reruns(m) || !shape_.reruns_layer(layer_)) {
-      state_.staging().Send(heads.o,
-                            state_.store.saved(layer_, stream::Class::kO, m));
-      state_.staging().Send(heads.lse,
-                            state_.store.saved(layer_, stream::Class::kLse, m));
+      state_.staging().Send(heads.o, state_.store.saved(layer_, kO, m));
+      state_.staging().Send(heads.lse, state_.store.saved(layer_, kLse, m));
       state_.staging().Flush("o, lse out");
     }
     if (output_ != nullptr) SLUICE_RETURN_IF_ERROR(Post(m, x, heads));
@@ -67,68 +66,53 @@ class Forward {
 
   Heads TakeHeads(int64_t m) {
     const int64_t rows = shape_.rows(m), queries = shape_.queries(m);
-    const int64_t dim = shape_.dim;
+    const int64_t heads = shape_.q_heads, kv_heads = shape_.kv_heads;
     const at::ScalarType type = state_.dtype;
     const auto take = [&](stream::Class which, at::IntArrayRef sizes,
                           at::ScalarType type) {
       return state_.staging().TakeFor(state_.store.saved(layer_, which, m),
                                       sizes, type);
     };
-    Heads heads;
-    heads.q = take(stream::Class::kQ, {queries, shape_.q_heads, dim}, type);
-    heads.k = take(stream::Class::kK, {rows, shape_.kv_heads, dim}, type);
-    heads.v = take(stream::Class::kV, {rows, shape_.kv_heads, dim}, type);
-    heads.o = take(stream::Class::kO, {queries, shape_.q_heads, dim},
-                   state_.output_type());
-    heads.lse =
-        take(stream::Class::kLse, {shape_.q_heads, queries}, at::kFloat);
-    return heads;
+    Heads taken;
+    taken.q = take(kQ, {queries, heads, shape_.dim}, type);
+    taken.k = take(kK, {rows, kv_heads, shape_.dim}, type);
+    taken.v = take(kV, {rows, kv_heads, shape_.dim}, type);
+    taken.o = take(kO, {queries, heads, shape_.dim}, state_.output_type());
+    taken.lse = take(kLse, {heads, queries}, at::kFloat);
+    return taken;
   }
 
   absl::Status Project(int64_t m, const at::Tensor& x, const Heads& heads) {
-    SegmentScope segment(state_.options.allocator,
-                         state_.Kind(stream::Segment::kQkvForward, m));
-    RowWriter norm1 = Write(stream::Class::kNorm1, m);
+    const auto segment = state_.Segment(kQkvForward, m);
+    RowWriter norm1 = state_.Write(layer_, kNorm1, m);
     const at::Tensor normed =
         NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias),
                     norm1.PlaceOf(0, x.size(0)));
     norm1.Store(0, normed);
     norm1.Send(state_.staging());
-    Projected to;
-    if (state_.exchange.local()) to = {heads.q, heads.k, heads.v};
-    const Projected local = runtime::Project(state_, weights_, normed, m, to);
-    SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
-        state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
-                          {HeadKind::kKeyValue, local.k, heads.k},
-                          {HeadKind::kKeyValue, local.v, heads.v}}));
+    HeadTensors to;
+    if (state_.exchange.local()) to = heads;
+    const HeadTensors local = runtime::Project(state_, weights_, normed, m, to);
+    SLUICE_RETURN_IF_ERROR(
+        state_.exchange.ToHeads(state_.Whole(m), QkvParts(local, heads)));
     // Dropped rows of q are sent only if this layer's backward is next, which
     // then need not project q again.
-    SendHeads(state_, layer_, stream::Class::kQ, m, heads.q,
+    SendHeads(state_, layer_, kQ, m, heads.q,
               /*with_dropped=*/again_ && output_ == nullptr);
-    SendHeads(state_, layer_, stream::Class::kK, m, heads.k,
-              /*with_dropped=*/true);
-    SendHeads(state_, layer_, stream::Class::kV, m, heads.v,
-              /*with_dropped=*/true);
+    SendHeads(state_, layer_, kK, m, heads.k, /*with_dropped=*/true);
+    SendHeads(state_, layer_, kV, m, heads.v, /*with_dropped=*/true);
     state_.staging().Flush("q, k, v out");
     return absl::OkStatus();
   }
 
   absl::Status Post(int64_t m, const at::Tensor& x, const Heads& heads) {
-    SegmentScope segment(state_.options.allocator,
-                         state_.Kind(stream::Segment::kPostForward, m));
-    const int64_t rows = shape_.local(m);
+    const auto segment = state_.Segment(kPostForward, m);
     const at::Tensor o = heads.o.to(state_.dtype);
-    at::Tensor home = o;
-    if (!state_.exchange.local()) {
-      home = at::empty({rows, state_.model().heads, shape_.dim}, o.options());
-    }
-    SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
-        state_.Whole(m), {{HeadKind::kQuery, home, o}}));
-    RowWriter residual = Write(stream::Class::kX2, m);
+    SLUICE_ASSIGN_OR_RETURN(const at::Tensor home, state_.OutputHome(m, o));
+    RowWriter residual = state_.Write(layer_, kX2, m);
     const at::Tensor x2 =
-        LinearForward(home.view({rows, state_.model().query_width()}),
-                      weights_.o_weight, weights_.o_bias,
-                      residual.PlaceOf(0, rows))
+        LinearForward(home, weights_.o_weight, weights_.o_bias,
+                      residual.PlaceOf(0, shape_.local(m)))
             .add_(x);
     residual.Store(0, x2);
     residual.Send(state_.staging());
@@ -140,11 +124,11 @@ class Forward {
   void FeedForward(int64_t m, const at::Tensor& x2) {
     const at::Tensor y = state_.staging().TakeFor(
         output_->chunk(m), {shape_.local(m), shape_.hidden}, state_.dtype);
-    RowWriter norm2 = Write(stream::Class::kNorm2, m);
-    RowWriter up_rows = Write(stream::Class::kUp, m);
-    RowWriter gate_rows = Write(stream::Class::kGate, m);
-    RowWriter act_rows = Write(stream::Class::kAct, m);
-    ForRows(0, shape_.local(m), shape_.ffn_rows, [&](int64_t row, int64_t n) {
+    RowWriter norm2 = state_.Write(layer_, kNorm2, m);
+    RowWriter up_rows = state_.Write(layer_, kUp, m);
+    RowWriter gate_rows = state_.Write(layer_, kGate, m);
+    RowWriter act_rows = state_.Write(layer_, kAct, m);
+    ForRows(shape_.local(m), shape_.ffn_rows, [&](int64_t row, int64_t n) {
       const at::Tensor residual = x2.narrow(0, row, n);
       const at::Tensor normed = NormForward(
           residual, state_.Norm(weights_.norm2_weight, weights_.norm2_bias),
@@ -174,10 +158,6 @@ class Forward {
     state_.staging().Send(y, output_->chunk(m));
   }
 
-  RowWriter Write(stream::Class which, int64_t m) {
-    return state_.Write(layer_, which, m);
-  }
-
   StreamState& state_;
   const stream::StreamShape& shape_;
   const LayerTensors& weights_;
@@ -192,36 +172,14 @@ class Forward {
 
 }  // namespace
 
-absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
-                                         const LayerTensors& weights,
-                                         std::unique_ptr<ChunkHandle> input,
-                                         int64_t layer) {
-  StreamState& state = StreamState::Of(context);
-  const at::NoGradGuard no_grad;
-  const auto body = [&]() -> absl::StatusOr<LayerOutput> {
-    LayerOutput result;
+absl::Status LayerForward(StreamState& state, const LayerTensors& weights,
+                          ChunkHandle& input, ChunkHandle* output,
+                          int64_t layer, bool again) {
+  const char* const what =
+      again ? "a streamed layer run again" : "forward of a streamed layer";
+  return CatchStatus(what, [&]() -> absl::Status {
     SLUICE_RETURN_IF_ERROR(state.Enter(stream::Phase::kForward));
-    SLUICE_ASSIGN_OR_RETURN(result.output, state.NewHidden());
-    SLUICE_RETURN_IF_ERROR(Forward(state, weights, *input, result.output.get(),
-                                   layer,
-                                   /*again=*/false)
-                               .Run());
-    result.saved =
-        std::make_unique<SavedLayer>(SavedLayer{layer, std::move(input)});
-    return result;
-  };
-  return CatchStatus("forward of a streamed layer", body);
-}
-
-absl::Status LayerRerun(StreamContext& context, const LayerTensors& weights,
-                        SavedLayer& saved, ChunkHandle* output) {
-  StreamState& state = StreamState::Of(context);
-  const at::NoGradGuard no_grad;
-  return CatchStatus("a streamed layer run again", [&]() -> absl::Status {
-    SLUICE_RETURN_IF_ERROR(state.Enter(stream::Phase::kForward));
-    return Forward(state, weights, *saved.input, output, saved.layer,
-                   /*again=*/true)
-        .Run();
+    return Forward(state, weights, input, output, layer, again).Run();
   });
 }
 

@@ -14,6 +14,9 @@
 namespace sluice::runtime {
 namespace {
 
+using enum stream::Segment;
+using stream::Phase;
+
 class Step {
  public:
   Step(StreamState& state, const ModelTensors& weights, ModelTensors& gradients,
@@ -24,61 +27,52 @@ class Step {
         gradients_(gradients),
         tokens_(tokens),
         labels_(labels),
+        pending_(state.options.pending != nullptr ? *state.options.pending
+                                                  : up_to_date_),
         scale_(1.0 / static_cast<double>(std::max<int64_t>(global_count, 1))),
         loss_sum_(at::zeros({}, On(state.options.device, at::kDouble))) {}
 
   absl::StatusOr<StepResult> Run() {
     SLUICE_ASSIGN_OR_RETURN(std::unique_ptr<ChunkHandle> hidden,
                             state_.NewHidden());
-    SLUICE_RETURN_IF_ERROR(Await(0));
+    SLUICE_RETURN_IF_ERROR(pending_.AwaitPart(0));
     SLUICE_RETURN_IF_ERROR(Embed(*hidden));
-    std::vector<std::unique_ptr<SavedLayer>> saved;
     for (int64_t layer = 0; layer < shape_.layers; ++layer) {
-      SLUICE_RETURN_IF_ERROR(Await(1 + layer));
-      SLUICE_ASSIGN_OR_RETURN(LayerOutput output,
-                              LayerForward(state_, weights_.layers[layer],
-                                           std::move(hidden), layer));
-      hidden = std::move(output.output);
-      saved.push_back(std::move(output.saved));
+      SLUICE_RETURN_IF_ERROR(pending_.AwaitPart(1 + layer));
+      SLUICE_ASSIGN_OR_RETURN(std::unique_ptr<ChunkHandle> output,
+                              state_.NewHidden());
+      SLUICE_RETURN_IF_ERROR(LayerForward(state_, weights_.layers[layer],
+                                          *hidden, output.get(), layer,
+                                          /*again=*/false));
+      inputs_.push_back(std::exchange(hidden, std::move(output)));
     }
-    SLUICE_RETURN_IF_ERROR(Await(1 + shape_.layers));
+    SLUICE_RETURN_IF_ERROR(pending_.AwaitPart(1 + shape_.layers));
     SLUICE_RETURN_IF_ERROR(Loss(*hidden));
-    SLUICE_RETURN_IF_ERROR(Done(1 + shape_.layers));
+    SLUICE_RETURN_IF_ERROR(pending_.PartIsDone(1 + shape_.layers));
     for (int64_t layer = shape_.layers - 1; layer >= 0; --layer) {
-      if (shape_.rerun_end(layer)) {
-        SLUICE_RETURN_IF_ERROR(RerunGroup(layer, saved));
-      }
+      if (shape_.rerun_end(layer)) SLUICE_RETURN_IF_ERROR(RerunGroup(layer));
       const bool follows = layer > 0 && !shape_.rerun_end(layer - 1);
-      SLUICE_ASSIGN_OR_RETURN(
-          hidden, LayerBackward(state_, weights_.layers[layer],
-                                gradients_.layers[layer],
-                                std::move(saved[layer]), std::move(hidden),
-                                follows ? saved[layer - 1].get() : nullptr));
-      SLUICE_RETURN_IF_ERROR(Done(1 + layer));
+      SLUICE_RETURN_IF_ERROR(
+          LayerBackward(state_, weights_.layers[layer],
+                        gradients_.layers[layer], *inputs_[layer], *hidden,
+                        layer, follows ? inputs_[layer - 1].get() : nullptr));
+      inputs_.pop_back();
+      SLUICE_RETURN_IF_ERROR(pending_.PartIsDone(1 + layer));
     }
     SLUICE_RETURN_IF_ERROR(EmbedBackward(*hidden));
-    SLUICE_RETURN_IF_ERROR(Done(0));
+    SLUICE_RETURN_IF_ERROR(pending_.PartIsDone(0));
     return ReadResult(loss_sum_, labels_);
   }
 
  private:
-  absl::Status Await(int64_t part) {
-    PendingWeights* const pending = state_.options.pending;
-    return pending != nullptr ? pending->AwaitPart(part) : absl::OkStatus();
-  }
-  absl::Status Done(int64_t part) {
-    PendingWeights* const pending = state_.options.pending;
-    return pending != nullptr ? pending->PartIsDone(part) : absl::OkStatus();
-  }
   absl::Status Embed(ChunkHandle& output) {
-    SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kForward));
+    SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kForward));
     for (const int64_t m : state_.active) {
       SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
       at::Tensor x = state_.staging().TakeFor(
           output.chunk(m), {shape_.local(m), shape_.hidden}, state_.dtype);
       {
-        SegmentScope segment(state_.options.allocator,
-                             state_.Kind(stream::Segment::kEmbedForward, m));
+        const auto segment = state_.Segment(kEmbedForward, m);
         at::index_select_out(x, weights_.embed, 0, Local(tokens_, m));
         if (weights_.positions.defined()) {
           x.add_(Positions(weights_.positions, m));
@@ -92,9 +86,9 @@ class Step {
 
   // Overwrites the last layer's output with its gradient, group by group.
   absl::Status Loss(ChunkHandle& hidden) {
-    SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
+    SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kTokens));
     const std::vector<stream::LossGroup> groups = shape_.loss_groups();
-    Fetches inputs(&state_.inputs(), static_cast<int64_t>(groups.size()), "y",
+    Fetches inputs(&state_.inputs(), std::ssize(groups), "y",
                    [&](int64_t k, Fetch& fetch) {
                      FetchGroup(groups[k], hidden, fetch);
                      return true;
@@ -109,9 +103,8 @@ class Step {
                                 ? x
                                 : state_.staging().Take(sizes, state_.dtype);
       {
-        SegmentScope segment(
-            state_.options.allocator,
-            stream::KindOf(stream::Segment::kLoss, group.full));
+        const SegmentScope segment(state_.options.allocator,
+                                   stream::KindOf(kLoss, group.full));
         if (x.size(0) > 0) LossOf(x, LabelsOf(group), dx);
       }
       SendGroup(group, dx, hidden);
@@ -145,22 +138,21 @@ class Step {
     }
   }
 
-  absl::Status RerunGroup(
-      int64_t last, const std::vector<std::unique_ptr<SavedLayer>>& saved) {
+  absl::Status RerunGroup(int64_t last) {
     for (int64_t layer = last + 1 - shape_.rerun_layers; layer <= last;
          ++layer) {
-      ChunkHandle* output =
-          layer < last ? saved[layer + 1]->input.get() : nullptr;
       SLUICE_RETURN_IF_ERROR(
-          LayerRerun(state_, weights_.layers[layer], *saved[layer], output));
+          LayerForward(state_, weights_.layers[layer], *inputs_[layer],
+                       layer < last ? inputs_[layer + 1].get() : nullptr, layer,
+                       /*again=*/true));
     }
     return absl::OkStatus();
   }
 
   absl::Status EmbedBackward(ChunkHandle& gradient) {
-    SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
+    SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kAttention));
     const std::vector<int64_t>& chunks = state_.active;
-    Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "dX",
+    Fetches inputs(&state_.inputs(), std::ssize(chunks), "dX",
                    [&](int64_t k, Fetch& fetch) {
                      fetch.Whole(gradient.chunk(chunks[k]));
                      return true;
@@ -170,8 +162,7 @@ class Step {
       const at::Tensor dx =
           slot->Take({shape_.local(m), shape_.hidden}, state_.dtype);
       {
-        SegmentScope segment(state_.options.allocator,
-                             state_.Kind(stream::Segment::kEmbedBackward, m));
+        const auto segment = state_.Segment(kEmbedBackward, m);
         const at::Tensor dx32 = dx.to(at::kFloat);
         gradients_.embed.index_add_(0, Local(tokens_, m), dx32);
         if (gradients_.positions.defined()) {
@@ -220,8 +211,11 @@ class Step {
   ModelTensors& gradients_;
   const at::Tensor& tokens_;
   const at::Tensor& labels_;
+  PendingWeights up_to_date_;
+  PendingWeights& pending_;
   const double scale_;
   at::Tensor loss_sum_;
+  std::vector<std::unique_ptr<ChunkHandle>> inputs_;  // by layer
 };
 
 absl::Status CheckTokens(const char* what, const at::Tensor& t,

@@ -14,7 +14,7 @@
 #include <array>
 #include <cstring>
 
-#include "client/torch/stream/stream_state.h"
+#include "client/torch/stream/streamed_attention.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
 #include "tests/torch/bench/attention_step.h"
@@ -114,9 +114,9 @@ class Chunked {
     }
     SLUICE_RETURN_IF_ERROR(state.Enter(stream::Phase::kAttention));
     return AttentionBackward(state, 0).Run([&](int64_t i) {
-      Part(problem_.dq, i).copy_(state.query_sum(i));
-      Part(problem_.dk, i).copy_(state.key_sum(i));
-      Part(problem_.dv, i).copy_(state.value_sum(i));
+      Part(problem_.dq, i).copy_(state.sum(stream::Class::kQueryGradient, i));
+      Part(problem_.dk, i).copy_(state.sum(stream::Class::kKeyGradient, i));
+      Part(problem_.dv, i).copy_(state.sum(stream::Class::kValueGradient, i));
       return absl::OkStatus();
     });
   }
