@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/base/ids.h"
+#include "proto/base/units.h"
 
 namespace sluice::runtime {
 
@@ -26,6 +27,10 @@ inline at::TensorOptions On(at::Device device, at::ScalarType type) {
 }
 inline at::TensorOptions OnHost(at::ScalarType type) {
   return On(at::kCPU, type);
+}
+
+inline Bytes SizeOf(const at::Tensor& tensor) {
+  return Bytes(static_cast<int64_t>(tensor.nbytes()));
 }
 
 // Returns a tensor over memory of `device`, which it does not own.

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/ranks/device_ranks.h"
+#include "client/torch/ranks/collectives.h"
 #include "client/torch/run/workspaces.h"
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/launcher.h"

@@ -11,7 +11,7 @@
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/placement.h"
-#include "client/torch/ranks/device_ranks.h"
+#include "client/torch/ranks/collectives.h"
 #include "client/torch/run/agreement.h"
 #include "client/torch/run/host_stage.h"
 #include "client/torch/run/workspaces.h"

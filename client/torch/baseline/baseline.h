@@ -6,7 +6,7 @@
 //   recompute  only layer inputs stay; a layer runs again, with gradients, in
 //              backward (full activation checkpointing)
 //   alst       layer inputs are in host memory; all but attention runs, and
-//              runs again, over tiles of rows (alst.cc)
+//              runs again, over tiles of rows
 //
 // Backward runs one layer at a time and adds weight gradients to the caller's
 // fp32 tensors, so no method holds a second copy of all gradients. Besides

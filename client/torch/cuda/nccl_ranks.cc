@@ -1,4 +1,4 @@
-// See client/torch/ranks/device_ranks.h, which declares its only export.
+// See client/torch/ranks/collectives.h, which declares its only export.
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "client/torch/exceptions.h"
-#include "client/torch/ranks/device_ranks.h"
+#include "client/torch/placement.h"
+#include "client/torch/ranks/collectives.h"
 #include "proto/base/mutex.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
@@ -177,8 +178,7 @@ class NcclRanks final : public Collectives {
     }
     // An abort in the meantime explains any error of NCCL.
     SLUICE_RETURN_IF_ERROR(Check());
-    const Bytes size(static_cast<int64_t>(tensor.nbytes()));
-    return Failed(fmt::format("{} of {}", what, FormatBytes(size)),
+    return Failed(fmt::format("{} of {}", what, FormatBytes(SizeOf(tensor))),
                   std::string(issued.message()));
   }
 

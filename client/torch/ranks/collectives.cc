@@ -1,6 +1,7 @@
 #include "client/torch/ranks/collectives.h"
 
 #include <c10/util/Logging.h>
+#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -93,9 +94,8 @@ class GlooRanks final : public Collectives {
                         const at::Tensor& send,
                         const std::vector<int64_t>& send_counts) override {
     SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));
-    SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", send));
     const int64_t size = static_cast<int64_t>(send.element_size());
-    return Run("all-to-all", send.numel() * size, [&] {
+    return Send("all-to-all", send, [&] {
       at::Tensor to = Alias(receive).view(at::kByte);
       at::Tensor from = Alias(send).view(at::kByte);
       std::vector<int64_t> to_bytes = InBytes(receive_counts, size);
@@ -105,32 +105,29 @@ class GlooRanks final : public Collectives {
   }
 
   absl::Status SumAll(at::Tensor& tensor) override {
-    SLUICE_RETURN_IF_ERROR(CheckSendable("sum over ranks", tensor));
     std::vector<at::Tensor> tensors = {Alias(tensor)};
-    return Run("sum over ranks", static_cast<int64_t>(tensor.nbytes()),
-               [&] { return group_->allreduce(tensors); });
+    return Send("sum over ranks", tensor,
+                [&] { return group_->allreduce(tensors); });
   }
 
   absl::Status SumTo(at::Tensor& tensor, int root) override {
-    SLUICE_RETURN_IF_ERROR(CheckSendable("sum to one rank", tensor));
     std::vector<at::Tensor> tensors = {Alias(tensor)};
     c10d::ReduceOptions reduce;
     reduce.rootRank = root;
-    return Run("sum to one rank", static_cast<int64_t>(tensor.nbytes()),
-               [&] { return group_->reduce(tensors, reduce); });
+    return Send("sum to one rank", tensor,
+                [&] { return group_->reduce(tensors, reduce); });
   }
 
   absl::Status Broadcast(at::Tensor& tensor, int root) override {
-    SLUICE_RETURN_IF_ERROR(CheckSendable("broadcast", tensor));
     std::vector<at::Tensor> tensors = {Alias(tensor)};
     c10d::BroadcastOptions broadcast;
     broadcast.rootRank = root;
-    return Run("broadcast", static_cast<int64_t>(tensor.nbytes()),
-               [&] { return group_->broadcast(tensors, broadcast); });
+    return Send("broadcast", tensor,
+                [&] { return group_->broadcast(tensors, broadcast); });
   }
 
   absl::Status Barrier() override {
-    return Run("barrier", 0, [&] { return group_->barrier(); });
+    return Run("barrier", Bytes(0), [&] { return group_->barrier(); });
   }
 
   absl::Status Check() override { return absl::OkStatus(); }
@@ -138,8 +135,13 @@ class GlooRanks final : public Collectives {
 
  private:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
+  absl::Status Send(const char* what, const at::Tensor& tensor,
+                    const Start& start) {
+    SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));
+    return Run(what, SizeOf(tensor), start);
+  }
   // Starts one operation and waits. Converts an exception to a Status.
-  absl::Status Run(const char* what, int64_t bytes, const Start& start) {
+  absl::Status Run(const char* what, Bytes size, const Start& start) {
     const absl::Status status = CatchStatus("", [&] {
       start()->wait();
       return absl::OkStatus();
@@ -148,7 +150,7 @@ class GlooRanks final : public Collectives {
     return CausedByPeer(absl::UnavailableError(fmt::format(
         "{} of {} on rank {} of {} failed: probably another rank has ended; "
         "look at its message first (gloo says{})",
-        what, FormatBytes(Bytes(bytes)), options_.rank, options_.world_size,
+        what, FormatBytes(size), options_.rank, options_.world_size,
         std::string(status.message()))));
   }
 
@@ -157,14 +159,15 @@ class GlooRanks final : public Collectives {
   const c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
 };
 
-c10::intrusive_ptr<c10d::TCPStore> MakeStore(const Options& options) {
+c10::intrusive_ptr<c10d::TCPStore> OpenStore(const Options& options,
+                                             bool server, double timeout_s) {
   c10d::TCPStoreOptions store;
   store.port = static_cast<std::uint16_t>(options.master_port);
-  store.isServer = options.rank == 0;
+  store.isServer = server;
   store.numWorkers = options.world_size;
   store.waitWorkers = false;  // the first collective waits for late ranks
-  store.timeout = Milliseconds(ConnectTimeoutS(options));
-  if (store.isServer && options.master_listen_fd >= 0) {
+  store.timeout = Milliseconds(timeout_s);
+  if (server && options.master_listen_fd >= 0) {
     store.masterListenFd = options.master_listen_fd;
   }
   return c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);
@@ -191,6 +194,21 @@ void QuietC10d() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
     FLAGS_caffe2_log_level = 3;  // fatal only
   }
+}
+
+// Opens the module, which stays for the process's life.
+absl::StatusOr<decltype(&sluice_connect_nccl)> OpenNcclModule() {
+  void* const module = dlopen("libsluice_torch_nccl.so", RTLD_NOW | RTLD_LOCAL);
+  void* const entry =
+      module != nullptr ? dlsym(module, "sluice_connect_nccl") : nullptr;
+  if (entry != nullptr) {
+    return reinterpret_cast<decltype(&sluice_connect_nccl)>(entry);
+  }
+  return absl::UnavailableError(fmt::format(
+      "Sluice's module for ranks on GPUs cannot be loaded: {}; a build has it "
+      "beside the program, in ../lib, where NCCL's headers were, and no "
+      "package has it yet (run one rank without it)",
+      dlerror()));
 }
 
 absl::Status CheckOptions(const Options& options) {
@@ -225,7 +243,8 @@ absl::StatusOr<std::unique_ptr<Collectives>> Collectives::Connect(
   QuietC10d();
   auto connected =
       CatchStatus("", [&]() -> absl::StatusOr<std::unique_ptr<Collectives>> {
-        auto store = MakeStore(options);
+        auto store =
+            OpenStore(options, options.rank == 0, ConnectTimeoutS(options));
         auto group = MakeGroup(options, store);
         return std::make_unique<GlooRanks>(options, store, group);
       });
@@ -236,6 +255,30 @@ absl::StatusOr<std::unique_ptr<Collectives>> Collectives::Connect(
       options.rank, options.world_size, options.master_addr,
       options.master_port, ConnectTimeoutS(options),
       std::string(connected.status().message()))));
+}
+
+void DisableNcclWatchdog() {
+  for (const char* const name :
+       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) {
+    setenv(name, "0", /*overwrite=*/0);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Collectives>> ConnectDevice(
+    const Collectives::Options& options, Collectives* host) {
+  if (options.device.is_cpu()) return nullptr;
+  SLUICE_ASSIGN_OR_RETURN(const auto connect, OpenNcclModule());
+  absl::StatusOr<std::unique_ptr<Collectives>> connected;
+  const absl::Status joined = CatchStatus("NCCL's meeting", [&] {
+    // Joins the store through which the ranks of `host` have met. The timeout
+    // limits how long the first operation waits there for a late rank.
+    connect(options, OpenStore(options, /*server=*/false, options.timeout_s),
+            host, connected);
+    return absl::OkStatus();
+  });
+  SLUICE_RETURN_IF_ERROR(joined);
+  return connected;
 }
 
 }  // namespace sluice::runtime

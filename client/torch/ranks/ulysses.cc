@@ -3,7 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 
-#include <functional>
+#include <numeric>
+#include <utility>
 
 #include "proto/base/status.h"
 
@@ -18,37 +19,12 @@ void CopyUnlessSame(const at::Tensor& to, const at::Tensor& from) {
   if (!same) to.copy_(from);
 }
 
-int64_t Total(const std::vector<int64_t>& counts) {
-  int64_t total = 0;
-  for (int64_t count : counts) total += count;
-  return total;
+at::Tensor Empty(const std::vector<int64_t>& counts, const at::Tensor& like) {
+  return at::empty({std::accumulate(counts.begin(), counts.end(), int64_t{0})},
+                   like.options());
 }
 
 }  // namespace
-
-// Hands out consecutive pieces of a flat message buffer as [rows, heads, dim].
-class HeadExchange::MessageCursor {
- public:
-  explicit MessageCursor(const at::Tensor& flat) : flat_(flat) {}
-  at::Tensor Next(int64_t rows, int64_t heads, int64_t dim) {
-    const int64_t size = rows * heads * dim;
-    at::Tensor piece = flat_.narrow(0, at_, size).view({rows, heads, dim});
-    at_ += size;
-    return piece;
-  }
-
- private:
-  const at::Tensor& flat_;
-  int64_t at_ = 0;
-};
-
-// One all-to-all: the elements sent to and received from each rank, and
-// functions that fill and read the message of rank p.
-struct HeadExchange::Messages {
-  explicit Messages(int64_t ranks) : sent(ranks, 0), received(ranks, 0) {}
-  std::vector<int64_t> sent, received;
-  std::function<void(MessageCursor&, int64_t p)> pack, unpack;
-};
 
 RowRuns RowRuns::Whole(const stream::ChunkLayout& layout, int64_t m) {
   RowRuns runs;
@@ -87,6 +63,11 @@ at::Tensor HeadExchange::RowsOf(const ExchangePart& part, const RowRuns& runs,
                             ? runs.begin[layout_.part(p) * layout_.head_ranks]
                             : 0;
   return part.head_side.narrow(0, runs.begin[p] - first, runs.count[p]);
+}
+
+at::Tensor HeadExchange::HomeOf(const ExchangePart& part, int64_t p) const {
+  const Range range = HeadsOf(part.kind, p);
+  return part.token_side.narrow(1, range.begin, range.count);
 }
 
 int64_t HeadExchange::MessageSize(const std::vector<ExchangePart>& parts,
@@ -129,98 +110,77 @@ void HeadExchange::Contract(HeadKind kind, const at::Tensor& from,
   }
 }
 
-absl::Status HeadExchange::Exchange(const Messages& messages,
-                                    const at::TensorOptions& options) {
-  const at::Tensor receive = at::empty({Total(messages.received)}, options);
-  {
-    const at::Tensor send = at::empty({Total(messages.sent)}, options);
-    MessageCursor out(send);
-    for (int64_t p = 0; p < ranks_; ++p) {
-      if (p != rank_) messages.pack(out, p);
-    }
-    SLUICE_RETURN_IF_ERROR(collectives_->AllToAll(receive, messages.received,
-                                                  send, messages.sent));
-  }
-  MessageCursor in(receive);
+// Runs one all-to-all: messages of token-side rows for the heads of rank p one
+// way, and of rank p's rows for this rank's heads the other way.
+absl::Status HeadExchange::Exchange(const RowRuns& runs,
+                                    const std::vector<ExchangePart>& parts,
+                                    bool to_heads) {
+  const int64_t mine = runs.count[rank_];
+  std::vector<int64_t> sent(ranks_, 0), received(ranks_, 0);
   for (int64_t p = 0; p < ranks_; ++p) {
-    if (p != rank_) messages.unpack(in, p);
+    if (p == rank_) continue;
+    sent[p] = MessageSize(parts, mine, p, p);
+    received[p] = MessageSize(parts, runs.count[p], p, rank_);
   }
+  if (!to_heads) std::swap(sent, received);
+  // Calls body(part, p, piece) for the pieces of a flat buffer of messages, as
+  // [rows, heads, dim].
+  const auto each = [&](const at::Tensor& flat, bool of_tokens,
+                        const auto& body) {
+    int64_t at = 0;
+    for (int64_t p = 0; p < ranks_; ++p) {
+      for (const ExchangePart& part : parts) {
+        if (p == rank_ || !Travels(part.kind, p)) continue;
+        const int64_t rows = of_tokens ? mine : runs.count[p];
+        const int64_t heads = HeadsOf(part.kind, of_tokens ? p : rank_).count;
+        const int64_t dim = part.token_side.size(2), size = rows * heads * dim;
+        body(part, p, flat.narrow(0, at, size).view({rows, heads, dim}));
+        at += size;
+      }
+    }
+  };
+  const at::Tensor& like =
+      to_heads ? parts.front().token_side : parts.front().head_side;
+  const at::Tensor receive = Empty(received, like);
+  {
+    const at::Tensor send = Empty(sent, like);
+    each(send, to_heads,
+         [&](const ExchangePart& part, int64_t p, const at::Tensor& piece) {
+           if (to_heads) {
+             piece.copy_(HomeOf(part, p));
+           } else {
+             Contract(part.kind, RowsOf(part, runs, p), piece);
+           }
+         });
+    SLUICE_RETURN_IF_ERROR(
+        collectives_->AllToAll(receive, received, send, sent));
+  }
+  each(receive, !to_heads,
+       [&](const ExchangePart& part, int64_t p, const at::Tensor& piece) {
+         if (to_heads) return Expand(part.kind, piece, RowsOf(part, runs, p));
+         const at::Tensor home = HomeOf(part, p);
+         part.kind == HeadKind::kKeyValue ? home.add_(piece)
+                                          : home.copy_(piece);
+       });
   return absl::OkStatus();
 }
 
 absl::Status HeadExchange::ToHeads(const RowRuns& runs,
                                    const std::vector<ExchangePart>& parts) {
-  const int64_t mine = runs.count[rank_];
   for (const ExchangePart& part : parts) {  // this rank's rows and heads
-    const Range range = HeadsOf(part.kind, rank_);
-    Expand(part.kind, part.token_side.narrow(1, range.begin, range.count),
-           RowsOf(part, runs, rank_));
+    Expand(part.kind, HomeOf(part, rank_), RowsOf(part, runs, rank_));
   }
-  if (local()) return absl::OkStatus();
-
-  Messages messages(ranks_);
-  for (int64_t p = 0; p < ranks_; ++p) {
-    if (p == rank_) continue;
-    messages.sent[p] = MessageSize(parts, mine, p, p);
-    messages.received[p] = MessageSize(parts, runs.count[p], p, rank_);
-  }
-  messages.pack = [&](MessageCursor& out, int64_t p) {
-    for (const ExchangePart& part : parts) {
-      if (!Travels(part.kind, p)) continue;
-      const Range range = HeadsOf(part.kind, p);
-      out.Next(mine, range.count, part.token_side.size(2))
-          .copy_(part.token_side.narrow(1, range.begin, range.count));
-    }
-  };
-  messages.unpack = [&](MessageCursor& in, int64_t p) {
-    for (const ExchangePart& part : parts) {
-      if (!Travels(part.kind, p)) continue;
-      const int64_t heads = HeadsOf(part.kind, rank_).count;
-      Expand(part.kind, in.Next(runs.count[p], heads, part.token_side.size(2)),
-             RowsOf(part, runs, p));
-    }
-  };
-  return Exchange(messages, parts.front().token_side.options());
+  return local() ? absl::OkStatus() : Exchange(runs, parts, /*to_heads=*/true);
 }
 
 absl::Status HeadExchange::ToTokens(const RowRuns& runs,
                                     const std::vector<ExchangePart>& parts) {
-  const int64_t mine = runs.count[rank_];
   for (const ExchangePart& part : parts) {
-    const Range range = HeadsOf(part.kind, rank_);
     // Sums of heads that only other ranks hold start at zero.
     if (part.kind == HeadKind::kKeyValue && !local()) part.token_side.zero_();
-    Contract(part.kind, RowsOf(part, runs, rank_),
-             part.token_side.narrow(1, range.begin, range.count));
+    Contract(part.kind, RowsOf(part, runs, rank_), HomeOf(part, rank_));
   }
-  if (local()) return absl::OkStatus();
-
-  Messages messages(ranks_);
-  for (int64_t p = 0; p < ranks_; ++p) {
-    if (p == rank_) continue;
-    messages.sent[p] = MessageSize(parts, runs.count[p], p, rank_);
-    messages.received[p] = MessageSize(parts, mine, p, p);
-  }
-  messages.pack = [&](MessageCursor& out, int64_t p) {
-    for (const ExchangePart& part : parts) {
-      if (!Travels(part.kind, p)) continue;
-      const int64_t heads = HeadsOf(part.kind, rank_).count;
-      Contract(part.kind, RowsOf(part, runs, p),
-               out.Next(runs.count[p], heads, part.token_side.size(2)));
-    }
-  };
-  messages.unpack = [&](MessageCursor& in, int64_t p) {
-    for (const ExchangePart& part : parts) {
-      if (!Travels(part.kind, p)) continue;
-      const Range range = HeadsOf(part.kind, p);
-      const at::Tensor piece =
-          in.Next(mine, range.count, part.token_side.size(2));
-      const at::Tensor home =
-          part.token_side.narrow(1, range.begin, range.count);
-      part.kind == HeadKind::kKeyValue ? home.add_(piece) : home.copy_(piece);
-    }
-  };
-  return Exchange(messages, parts.front().head_side.options());
+  return local() ? absl::OkStatus() : Exchange(runs, parts, /*to_heads=*/false);
 }
 
 }  // namespace sluice::runtime

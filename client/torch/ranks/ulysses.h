@@ -76,8 +76,6 @@ class HeadExchange {
                         const std::vector<ExchangePart>& parts);
 
  private:
-  class MessageCursor;
-  struct Messages;
   struct Range {
     int64_t begin, count;
   };
@@ -89,10 +87,11 @@ class HeadExchange {
   // Returns the rows of rank p on the head side.
   at::Tensor RowsOf(const ExchangePart& part, const RowRuns& runs,
                     int64_t p) const;
-  absl::Status Exchange(const Messages& messages,
-                        const at::TensorOptions& options);
+  absl::Status Exchange(const RowRuns& runs,
+                        const std::vector<ExchangePart>& parts, bool to_heads);
   // Returns the heads of the token side that rank p works on.
   Range HeadsOf(HeadKind kind, int64_t p) const;
+  at::Tensor HomeOf(const ExchangePart& part, int64_t p) const;
   // Returns the elements of a message between this rank and p: `rows` rows for
   // the heads of `holder`, one of the two.
   int64_t MessageSize(const std::vector<ExchangePart>& parts, int64_t rows,

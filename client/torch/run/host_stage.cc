@@ -14,8 +14,8 @@ namespace sluice::runtime {
 namespace {
 
 at::Tensor BytesOf(const at::Tensor& tensor) {
-  return ViewOf(tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())},
-                at::kByte, tensor.device());
+  return ViewOf(tensor.data_ptr(), {SizeOf(tensor).count()}, at::kByte,
+                tensor.device());
 }
 
 absl::Status CheckStaged(const at::Tensor& tensor, Bytes half) {
@@ -27,10 +27,6 @@ absl::Status CheckStaged(const at::Tensor& tensor, Bytes half) {
       "a tensor on {}, and a stage without pinned memory: the CPU cannot touch "
       "it",
       tensor.device().str()));
-}
-
-Bytes SizeOf(const at::Tensor& tensor) {
-  return Bytes(static_cast<int64_t>(tensor.nbytes()));
 }
 
 }  // namespace

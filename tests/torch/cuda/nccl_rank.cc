@@ -24,7 +24,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/torch/ranks/device_ranks.h"
+#include "client/torch/ranks/collectives.h"
 #include "proto/base/peer_fault.h"
 #include "tests/torch/cuda/gpu_memory.h"
 
