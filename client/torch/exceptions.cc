@@ -12,27 +12,23 @@
 
 namespace sluice::runtime {
 absl::Status CurrentExceptionAsStatus(std::string_view what) {
+  const auto line = [&](const std::string& why) {
+    return fmt::format("{}: {}", what, FirstLine(why));
+  };
   try {
     throw;
   } catch (const StatusException& error) {
     return Annotate(error.status(), what);
   } catch (const host_memory::OverCap& error) {
-    return ShortOf(
-        Shortage::kHostMemory,
-        fmt::format("{}: {}", what, FirstLine(error.what_without_backtrace())));
+    return ShortOf(Shortage::kHostMemory, line(error.what_without_backtrace()));
   } catch (const c10::OutOfMemoryError& error) {
-    return ShortOf(
-        Shortage::kGpuMemory,
-        fmt::format("{}: {}", what, FirstLine(error.what_without_backtrace())));
+    return ShortOf(Shortage::kGpuMemory, line(error.what_without_backtrace()));
   } catch (const c10::Error& error) {
-    return absl::InternalError(
-        fmt::format("{}: {}", what, FirstLine(error.what_without_backtrace())));
+    return absl::InternalError(line(error.what_without_backtrace()));
   } catch (const std::bad_alloc&) {
-    return ShortOf(Shortage::kHostMemory,
-                   fmt::format("{}: the machine is out of memory", what));
+    return ShortOf(Shortage::kHostMemory, line("the machine is out of memory"));
   } catch (const std::exception& error) {
-    return absl::InternalError(
-        fmt::format("{}: {}", what, FirstLine(error.what())));
+    return absl::InternalError(line(error.what()));
   }
 }
 

@@ -193,7 +193,7 @@ class TransientMath {
     return tables;
   }
 
-  // --- chunked_loss.h -------------------------------------------------------
+  // --- token_math.h: the loss ------------------------------------------------
   // The first call has the most rows, so only it is simulated.
   Tensor LossForwardBackward(int64_t rows, int64_t rows_at_once) const {
     Tensor gradient = Make(rows * model_.hidden);

@@ -14,7 +14,6 @@
 #include <cmath>
 
 #include "client/torch/math/attention_blocks.h"
-#include "client/torch/math/chunked_loss.h"
 #include "client/torch/math/token_math.h"
 #include "gtest/gtest.h"
 #include "tests/torch/test_node.h"

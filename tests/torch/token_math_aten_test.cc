@@ -17,7 +17,6 @@
 #include <chrono>
 #include <functional>
 
-#include "client/torch/math/chunked_loss.h"
 #include "client/torch/math/token_math.h"
 #include "gtest/gtest.h"
 #include "tests/torch/test_node.h"

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/math/chunked_loss.h"
+#include "client/torch/math/token_math.h"
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"

@@ -11,9 +11,7 @@
 #include <atomic>
 #include <type_traits>
 
-#include "client/torch/backend/head_layout.h"
 #include "client/torch/exceptions.h"
-#include "kernels/ops/merge.h"
 #include "planner/stream/attention_kernel.h"
 #include "proto/base/status.h"
 

@@ -20,6 +20,7 @@
 #include <variant>
 
 #include "absl/status/statusor.h"
+#include "kernels/ops/merge.h"
 #include "kernels/ops/token_math.h"
 
 namespace sluice::runtime {
@@ -129,7 +130,28 @@ absl::Status CheckBackend(at::Device device, at::ScalarType type,
 // As FindBackend, for code that can only throw (StatusException).
 const Backend& BackendOf(const at::Tensor& tensor);
 
-// Sets a GPU's backend (cuda_backend.h calls it); null removes it.
+// --- for backends ------------------------------------------------------------
+
+// Sets a GPU's backend; null removes it.
 void InstallBackend(at::Device gpu, const Backend* backend);
+
+// Batched views [rows, heads, dim] as [1, heads, rows, dim]; Flat reverses it.
+inline at::Tensor Batched(const at::Tensor& t) {
+  return t.transpose(0, 1).unsqueeze(0);
+}
+inline at::Tensor Flat(const at::Tensor& t) {
+  return t.squeeze(0).transpose(0, 1);
+}
+
+inline ops::MergeShape MergeShapeOf(const AttentionResult& running,
+                                    const AttentionResult& block) {
+  return {.rows = block.output.size(0),
+          .heads = block.output.size(1),
+          .dim = block.output.size(2),
+          .o = {running.output.stride(0), running.output.stride(1)},
+          .lse = {running.lse.stride(1), running.lse.stride(0)},
+          .block_o = {block.output.stride(0), block.output.stride(1)},
+          .block_lse = {block.lse.stride(1), block.lse.stride(0)}};
+}
 
 }  // namespace sluice::runtime

@@ -17,7 +17,6 @@
 #include <tuple>
 #include <vector>
 
-#include "client/torch/backend/head_layout.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "kernels/ops/gpu_kernels.h"
@@ -162,34 +161,29 @@ DeviceIndex IndexOf(at::Device gpu) {
   return DeviceIndex(static_cast<uint64_t>(gpu.index()));
 }
 
-absl::StatusOr<int> CapabilityOf(device::Driver* driver, at::Device gpu) {
-  SLUICE_ASSIGN_OR_RETURN(const std::vector<device::DeviceInfo> gpus,
-                          driver->Devices());
-  return gpus.at(IndexOf(gpu).value()).capability;
-}
+struct Parts {
+  device::Driver* driver;
+  TorchCuda* torch;
+  at::Device gpu;
+  stream::AttentionKernel asked;
+  int capability;
+  ops::MergeKernel merge;
+  ops::TokenKernels tokens;
+  void* stream;  // what torch's current stream was set to; null: it was not set
+};
 
 class CudaBackend final : public Backend {
  public:
-  // `stream` is what torch's current stream was set to; null if it was not set.
-  CudaBackend(device::Driver* driver, TorchCuda* torch, at::Device gpu,
-              stream::AttentionKernel asked, int capability,
-              ops::MergeKernel merge, ops::TokenKernels tokens, void* stream)
-      : Backend(kCudaTraits),
-        driver_(driver),
-        torch_(torch),
-        gpu_(gpu),
-        asked_(asked),
-        capability_(capability),
-        merge_(merge),
-        tokens_(tokens),
-        stream_(stream) {
-    InstallBackend(gpu_, this);
+  explicit CudaBackend(const Parts& parts)
+      : Backend(kCudaTraits), parts_(parts) {
+    InstallBackend(parts_.gpu, this);
   }
   // The stream ends with the driver, so torch gets its default stream back.
   ~CudaBackend() override {
-    InstallBackend(gpu_, nullptr);
-    if (stream_ != nullptr && torch_->CurrentStream(gpu_.index()) == stream_) {
-      torch_->SetCurrentStream(gpu_.index(), nullptr);
+    InstallBackend(parts_.gpu, nullptr);
+    if (parts_.stream != nullptr &&
+        parts_.torch->CurrentStream(parts_.gpu.index()) == parts_.stream) {
+      parts_.torch->SetCurrentStream(parts_.gpu.index(), nullptr);
     }
   }
 
@@ -197,12 +191,12 @@ class CudaBackend final : public Backend {
     if (type != at::kFloat && type != at::kBFloat16) {
       return absl::UnimplementedError(
           fmt::format("attention on {} is built for bf16 and fp32, not for {}",
-                      gpu_.str(), c10::toString(type)));
+                      parts_.gpu.str(), c10::toString(type)));
     }
     const auto refusal = stream::Refusal(BlockOf(type, head_dim));
     if (!refusal.has_value()) return absl::OkStatus();
     return absl::UnimplementedError(
-        fmt::format("attention on {} by {}", gpu_.str(), *refusal));
+        fmt::format("attention on {} by {}", parts_.gpu.str(), *refusal));
   }
   std::string KernelName(at::ScalarType type, int64_t head_dim) const override {
     return stream::Name(stream::KernelOf(BlockOf(type, head_dim)));
@@ -223,25 +217,24 @@ class CudaBackend final : public Backend {
              const AttentionResult& block) const override {
     const device::Stream stream = CurrentStream();
     const ops::MergeShape shape = MergeShapeOf(running, block);
-    auto* const o = running.output.data_ptr<float>();
-    auto* const lse = running.lse.data_ptr<float>();
-    const auto* const block_lse = block.lse.const_data_ptr<float>();
+    const auto launch = [&](const auto* block_output) {
+      ThrowIfError(
+          parts_.merge.Launch(shape, running.output.data_ptr<float>(),
+                              running.lse.data_ptr<float>(), block_output,
+                              block.lse.const_data_ptr<float>(), stream));
+    };
     if (block.output.scalar_type() == at::kFloat) {
-      return ThrowIfError(merge_.Launch(shape, o, lse,
-                                        block.output.const_data_ptr<float>(),
-                                        block_lse, stream));
+      return launch(block.output.const_data_ptr<float>());
     }
     SLUICE_CHECK(block.output.scalar_type() == at::kBFloat16);
-    ThrowIfError(merge_.Launch(
-        shape, o, lse,
-        static_cast<const ops::BFloat16*>(block.output.const_data_ptr()),
-        block_lse, stream));
+    launch(static_cast<const ops::BFloat16*>(block.output.const_data_ptr()));
   }
 
   void Compute(const TokenMath& what) const override {
     ThrowIfError(std::visit(
         [this](const auto& call) {
-          return tokens_.Launch(call.shape, call.tensors, CurrentStream());
+          return parts_.tokens.Launch(call.shape, call.tensors,
+                                      CurrentStream());
         },
         what));
   }
@@ -267,8 +260,8 @@ class CudaBackend final : public Backend {
 
  private:
   device::Stream CurrentStream() const {
-    const auto stream = driver_->AdoptStream(
-        IndexOf(gpu_), torch_->CurrentStream(gpu_.index()));
+    const auto stream = parts_.driver->AdoptStream(
+        IndexOf(parts_.gpu), parts_.torch->CurrentStream(parts_.gpu.index()));
     ThrowIfError(stream.status());
     return *stream;
   }
@@ -279,21 +272,14 @@ class CudaBackend final : public Backend {
     return CallsOf(stream::KernelOf(block));
   }
   stream::AttentionBlock BlockOf(at::ScalarType type, int64_t head_dim) const {
-    return {.asked = asked_,
-            .capability = capability_,
+    return {.asked = parts_.asked,
+            .capability = parts_.capability,
             .element_bytes = static_cast<int64_t>(c10::elementSize(type)),
             .head_dim = head_dim,
             .value_dim = head_dim};
   }
 
-  device::Driver* const driver_;
-  TorchCuda* const torch_;
-  const at::Device gpu_;
-  const stream::AttentionKernel asked_;
-  const int capability_;
-  const ops::MergeKernel merge_;
-  const ops::TokenKernels tokens_;
-  void* const stream_;
+  const Parts parts_;
 };
 }  // namespace
 
@@ -305,15 +291,17 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(
                           ops::MergeKernel::Load(driver));
   SLUICE_ASSIGN_OR_RETURN(const ops::TokenKernels tokens,
                           ops::TokenKernels::Load(driver));
-  SLUICE_ASSIGN_OR_RETURN(const int capability, CapabilityOf(driver, gpu));
+  SLUICE_ASSIGN_OR_RETURN(const std::vector<device::DeviceInfo> gpus,
+                          driver->Devices());
   void* stream = nullptr;
   if (torch->CurrentStream(gpu.index()) == nullptr) {
     SLUICE_ASSIGN_OR_RETURN(
         stream, driver->NativeStream(driver->ComputeStream(IndexOf(gpu))));
     torch->SetCurrentStream(gpu.index(), stream);
   }
-  return std::make_unique<CudaBackend>(driver, torch, gpu, asked, capability,
-                                       merge, tokens, stream);
+  return std::make_unique<CudaBackend>(
+      Parts{driver, torch, gpu, asked, gpus.at(IndexOf(gpu).value()).capability,
+            merge, tokens, stream});
 }
 
 }  // namespace sluice::runtime

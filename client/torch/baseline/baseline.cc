@@ -37,7 +37,7 @@
 
 #include "client/torch/backend/backend.h"
 #include "client/torch/exceptions.h"
-#include "client/torch/math/chunked_loss.h"
+#include "client/torch/math/token_math.h"
 #include "client/torch/placement.h"
 #include "client/torch/ranks/ulysses.h"
 #include "planner/stream/loss_rows.h"

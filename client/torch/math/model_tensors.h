@@ -58,6 +58,7 @@ struct StepResult {
 struct NamedTensor {
   std::string name;
   at::Tensor* tensor;
+  std::vector<int64_t> shape;  // that it must have
 };
 
 // Returns every tensor that `config` has, in the fixed order in which

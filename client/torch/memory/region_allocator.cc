@@ -97,14 +97,14 @@ struct RegionAllocator::Impl {
   std::optional<Bytes> Place(Bytes bytes, bool* planned)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
     if (segment_depth > 0 && OnComputeThread()) {
-      PlanReplay::Outcome outcome;
-      const std::optional<Bytes> place = replay.Next(bytes, &outcome);
+      bool mismatch = false;
+      const std::optional<Bytes> place = replay.Next(bytes, &mismatch);
       if (place.has_value()) {
         *planned = true;
         ++planned_allocations;
         return plan_base + *place;
       }
-      if (outcome == PlanReplay::Outcome::kMismatch) Mismatched();
+      if (mismatch) Mismatched();
     }
     return pool.Allocate(bytes);
   }

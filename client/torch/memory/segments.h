@@ -102,8 +102,6 @@ class SegmentRecorder {
 // the plan and the place is free.
 class PlanReplay {
  public:
-  enum class Outcome { kUnplanned, kPlanned, kMismatch };
-
   PlanReplay() = default;
   // Places are relative to the planned area. InvalidArgument: the plan does not
   // answer these kinds, leaves the area, or is not aligned.
@@ -149,26 +147,25 @@ class PlanReplay {
   }
 
   void End() { current_ = nullptr; }
-  // Returns the place of the next request in the area; nullopt unless kPlanned.
-  std::optional<Bytes> Next(Bytes size, Outcome* outcome) {
-    *outcome = Outcome::kUnplanned;
+  // Returns the place of the next request in the area; nullopt if it has none,
+  // with `mismatch` set if the segment is planned.
+  std::optional<Bytes> Next(Bytes size, bool* mismatch) {
     if (current_ == nullptr) return std::nullopt;
     const size_t k = next_++;
+    *mismatch = true;
     if (k >= current_->size()) {
-      return Mismatch(fmt::format("the plan has only {}", current_->size()),
-                      outcome);
+      return Mismatch(fmt::format("the plan has only {}", current_->size()));
     }
     const Slot slot = (*current_)[k];
     if (slot.size != size) {
       return Mismatch(
-          fmt::format("asked {}, planned {}", size.count(), slot.size.count()),
-          outcome);
+          fmt::format("asked {}, planned {}", size.count(), slot.size.count()));
     }
     if (Overlaps(slot)) {
-      return Mismatch("its place is still held by a living block", outcome);
+      return Mismatch("its place is still held by a living block");
     }
+    *mismatch = false;
     alive_.emplace(slot.place, slot.size);
-    *outcome = Outcome::kPlanned;
     return slot.place;
   }
 
@@ -176,7 +173,7 @@ class PlanReplay {
 
   bool idle() const { return alive_.empty(); }
   bool planned(const std::string& kind) const { return plans_.contains(kind); }
-  // Returns why the last kMismatch happened, for the log.
+  // Returns why the last mismatch happened, for the log.
   std::string mismatch() const { return mismatch_; }
 
  private:
@@ -193,8 +190,7 @@ class PlanReplay {
     return below->first + below->second > slot.place;
   }
 
-  std::optional<Bytes> Mismatch(std::string why, Outcome* outcome) {
-    *outcome = Outcome::kMismatch;
+  std::optional<Bytes> Mismatch(const std::string& why) {
     mismatch_ = fmt::format("segment '{}', request {}: {}", *current_name_,
                             next_ - 1, why);
     return std::nullopt;

@@ -17,16 +17,6 @@ namespace {
 // Stands for infinity in the sum over the ranks, so that no NaN can arise.
 constexpr double kLarge = 1e300;
 
-absl::StatusOr<at::Tensor> OfEachRank(Collectives& all,
-                                      const std::vector<double>& own) {
-  const auto count = static_cast<int64_t>(own.size());
-  at::Tensor each = at::zeros({all.world_size(), count}, OnHost(at::kDouble));
-  double* const mine = each.data_ptr<double>() + all.rank() * count;
-  for (size_t i = 0; i < own.size(); ++i) mine[i] = std::min(own[i], kLarge);
-  SLUICE_RETURN_IF_ERROR(all.SumAll(each));
-  return each;
-}
-
 }  // namespace
 
 absl::StatusOr<bool> AllAgree(Collectives* collectives, bool fine) {
@@ -52,20 +42,21 @@ absl::Status Agree(Collectives* collectives, const absl::Status& status) {
 }
 
 absl::StatusOr<double> LeastOfRanks(Collectives* collectives, double own) {
-  if (collectives == nullptr) return own;
-  const HostScope host("least of the ranks");
-  SLUICE_ASSIGN_OR_RETURN(const at::Tensor each,
-                          OfEachRank(*collectives, {own}));
-  return *std::min_element(each.data_ptr<double>(),
-                           each.data_ptr<double>() + each.numel());
+  SLUICE_ASSIGN_OR_RETURN(const std::vector<double> largest,
+                          WorstOfRanks(collectives, {-own}));
+  return 0 - largest[0];  // never -0
 }
 
 absl::StatusOr<std::vector<double>> WorstOfRanks(Collectives* collectives,
                                                  std::vector<double> own) {
   if (collectives == nullptr) return own;
   const HostScope host("worst of the ranks");
-  SLUICE_ASSIGN_OR_RETURN(const at::Tensor each, OfEachRank(*collectives, own));
-  const double* value = each.data_ptr<double>();
+  at::Tensor each = at::zeros({collectives->world_size(), std::ssize(own)},
+                              OnHost(at::kDouble));
+  double* value = each.data_ptr<double>();
+  double* const mine = value + collectives->rank() * std::ssize(own);
+  for (size_t i = 0; i < own.size(); ++i) mine[i] = std::min(own[i], kLarge);
+  SLUICE_RETURN_IF_ERROR(collectives->SumAll(each));
   for (int rank = 0; rank < collectives->world_size(); ++rank) {
     for (double& worst : own) worst = std::max(worst, *value++);
   }

@@ -26,11 +26,23 @@ namespace {
 // gone, the session reports that.
 constexpr absl::Duration kPlanTimeout = absl::Minutes(10);
 
-bool KeepsAll(const plan::RankPlan& plan) {
-  return std::ranges::all_of(plan.classes, [](const plan::ClassPlan& c) {
-    return c.fractions.keep == 1;
-  });
+// Returns an upper bound of the host memory over all choices of fractions.
+Bytes MostBytes(stream::StreamOptions options) {
+  Bytes most = stream::HostBytes(options);
+  options.fractions.clear();
+  for (const double alpha : {0.0, 1.0}) {
+    options.alpha = alpha;
+    most = std::max(most, stream::HostBytes(options));
+  }
+  return most;
 }
+
+// Other ranks may release the memory for this rank only after a moment. Tries
+// are counted, not timed, because all ranks must make the same number.
+constexpr int kLeaseTries = 12;
+constexpr absl::Duration kLeasePause = absl::Milliseconds(250);
+// Limits how often GoBack tries the old plan and then a new one.
+constexpr int kRounds = 40;
 
 }  // namespace
 
@@ -51,21 +63,6 @@ StreamContext::Options StreamedStepper::StreamOptions(
   stream.probe = false;
   return ContextOptions(context_, stream, copies_.get());
 }
-
-namespace {
-
-// Returns an upper bound of the host memory over all choices of fractions.
-Bytes MostBytes(stream::StreamOptions options) {
-  Bytes most = stream::HostBytes(options);
-  options.fractions.clear();
-  for (const double alpha : {0.0, 1.0}) {
-    options.alpha = alpha;
-    most = std::max(most, stream::HostBytes(options));
-  }
-  return most;
-}
-
-}  // namespace
 
 // Leases the same size for all fractions if there is room: while this process
 // lives, a freed extent is reused only as a whole, so a second size would take
@@ -173,7 +170,7 @@ void StreamedStepper::Ask(const Round& round,
       c.given.keep = 0;
     }
   }
-  const plan::RankPlan* last = OwnPlan();
+  const plan::RankPlan* last = saved_.own();
   if (!round.settled || last == nullptr) {
     profile->alpha = options_.stream.alpha;
     return;
@@ -212,8 +209,12 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
 
 // An estimate chose to keep everything, and no later plan kept less.
 bool StreamedStepper::MayKeepEverything() const {
-  const plan::RankPlan* own = OwnPlan();
-  return options_.keep_everything && (own == nullptr || KeepsAll(*own));
+  const plan::RankPlan* own = saved_.own();
+  const auto keeps = [](const plan::ClassPlan& c) {
+    return c.fractions.keep == 1;
+  };
+  return options_.keep_everything &&
+         (own == nullptr || std::ranges::all_of(own->classes, keeps));
 }
 
 stream::FractionMap StreamedStepper::Given(bool everything) const {
@@ -244,7 +245,7 @@ absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
 // Returns the plan's fractions for classes that it chooses, else those given
 // before (scratch classes, and classes that must be kept or swapped).
 stream::FractionMap StreamedStepper::PlannedFractions() const {
-  const plan::RankPlan* own = OwnPlan();
+  const plan::RankPlan* own = saved_.own();
   if (own == nullptr) return {};
   stream::FractionMap fractions = stream::FillFractions(
       options_.stream.model, Given(MayKeepEverything()), /*alpha=*/1);
@@ -327,12 +328,12 @@ absl::Status StreamedStepper::CheckShared() const {
 }
 
 double StreamedStepper::alpha() const {
-  const plan::RankPlan* own = OwnPlan();
+  const plan::RankPlan* own = saved_.own();
   return own != nullptr ? own->alpha : 1;
 }
 
 absl::Status StreamedStepper::AdoptPlan() {
-  const plan::RankPlan* own = OwnPlan();
+  const plan::RankPlan* own = saved_.own();
   if (own == nullptr) {
     return absl::InvalidArgumentError("the plan has no part for this rank");
   }
@@ -405,26 +406,22 @@ absl::StatusOr<std::unique_ptr<StreamedStepper>> StreamedStepper::Make(
 // what the plan says. Weights, gradients and the optimizer are not touched. A
 // saved plan that has become too large is replaced in the same way.
 
-namespace {
-
-// Other ranks may release the memory for this rank only after a moment. Tries
-// are counted, not timed, because all ranks must make the same number.
-constexpr int kLeaseTries = 12;
-constexpr absl::Duration kLeasePause = absl::Milliseconds(250);
-// Limits how often GoBack tries the old plan and then a new one.
-constexpr int kRounds = 40;
-
-}  // namespace
-
 uint64_t StreamedStepper::OfferedPlan() {
   offered_ = context_.memory->session().ChangedPlan();
   return offered_ != nullptr ? offered_->id.value() : 0;
 }
 
-absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
-  if (out_of_step_) return own;
-  if (!own.ok()) why_ = std::string(own.message());
-  return AllAgree(context_.collectives, own.ok());
+absl::StatusOr<bool> StreamedStepper::AllFine(
+    std::initializer_list<std::function<absl::Status()>> steps) {
+  for (const auto& step : steps) {
+    const absl::Status own = step();
+    if (out_of_step_) return own;
+    if (!own.ok()) why_ = std::string(own.message());
+    SLUICE_ASSIGN_OR_RETURN(const bool all,
+                            AllAgree(context_.collectives, own.ok()));
+    if (!all) return false;
+  }
+  return true;
 }
 
 // Checks the room, assuming that transient buffers are as large as before.
@@ -445,15 +442,13 @@ absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
 // stream is destroyed; the host lease stays.
 absl::StatusOr<bool> StreamedStepper::TakeFractions(
     const stream::FractionMap& chosen, const SavedPlan& before) {
-  // Unsets the plan, so that every segment is recorded.
-  absl::Status status = context_.memory->allocator().SetPlan({}, {}, Bytes(0));
   // A rank that runs out of HBM in a calibration would be out of step.
-  if (status.ok()) status = CheckRoom(chosen, before);
-  SLUICE_ASSIGN_OR_RETURN(const bool ready, AllFine(status));
-  if (!ready) return false;
-  SLUICE_ASSIGN_OR_RETURN(const bool planned, AllFine(Settle(chosen)));
-  if (!planned) return false;
-  return AllFine(AdoptPlan());
+  const auto ready = [&] {
+    const absl::Status cleared = ClearPlan();
+    return cleared.ok() ? CheckRoom(chosen, before) : cleared;
+  };
+  return AllFine(
+      {ready, [&] { return Settle(chosen); }, [this] { return AdoptPlan(); }});
 }
 
 // Leases the host region and makes the stream, with several tries. `release`
@@ -463,8 +458,10 @@ absl::StatusOr<bool> StreamedStepper::Restart(bool release) {
   if (release) host_.reset();
   for (int attempt = 0; attempt < kLeaseTries; ++attempt) {
     if (attempt > 0) absl::SleepFor(kLeasePause);
-    const absl::Status status = stream_ != nullptr ? absl::OkStatus() : Start();
-    SLUICE_ASSIGN_OR_RETURN(const bool all, AllFine(status));
+    SLUICE_ASSIGN_OR_RETURN(const bool all, AllFine({[this] {
+                              return stream_ != nullptr ? absl::OkStatus()
+                                                        : Start();
+                            }}));
     if (all) return true;
   }
   stream_.reset();
@@ -476,13 +473,9 @@ absl::StatusOr<bool> StreamedStepper::Restart(bool release) {
 // drop it: its choices belong to a larger machine.
 absl::StatusOr<bool> StreamedStepper::Replay(const SavedPlan& saved) {
   saved_ = saved;
-  SLUICE_ASSIGN_OR_RETURN(bool fine, AllFine(AdoptPlan()));
-  if (fine) {
-    SLUICE_ASSIGN_OR_RETURN(fine, AllFine(CheckShared()));
-  }
-  if (fine) {
-    SLUICE_ASSIGN_OR_RETURN(fine, AllFine(Start()));
-  }
+  SLUICE_ASSIGN_OR_RETURN(bool fine, AllFine({[this] { return AdoptPlan(); },
+                                              [this] { return CheckShared(); },
+                                              [this] { return Start(); }}));
   if (fine) return true;
   note_ = fmt::format("the saved plan does not fit here ({}): planned anew",
                       why_.empty() ? "another rank refused it" : why_);
@@ -490,21 +483,17 @@ absl::StatusOr<bool> StreamedStepper::Replay(const SavedPlan& saved) {
   stream_.reset();
   host_.reset();
   saved_ = {};
-  SLUICE_ASSIGN_OR_RETURN(
-      fine, AllFine(context_.memory->allocator().SetPlan({}, {}, Bytes(0))));
+  SLUICE_ASSIGN_OR_RETURN(fine, AllFine({[this] { return ClearPlan(); }}));
   if (fine) return false;
   return absl::InternalError("a saved plan cannot be undone: " + why_);
 }
 
 // Plans with fractions that the daemon has room for now, and restarts.
 absl::StatusOr<bool> StreamedStepper::PlanAnew() {
-  const absl::Status cleared =
-      context_.memory->allocator().SetPlan({}, {}, Bytes(0));
-  SLUICE_ASSIGN_OR_RETURN(bool all, AllFine(cleared));
-  if (!all) return false;
-  SLUICE_ASSIGN_OR_RETURN(all, AllFine(MakePlan()));
-  if (!all) return false;
-  SLUICE_ASSIGN_OR_RETURN(all, AllFine(AdoptPlan()));
+  SLUICE_ASSIGN_OR_RETURN(
+      const bool all,
+      AllFine({[this] { return ClearPlan(); }, [this] { return MakePlan(); },
+               [this] { return AdoptPlan(); }}));
   return all ? Restart(/*release=*/true) : absl::StatusOr<bool>(false);
 }
 
@@ -513,7 +502,8 @@ absl::StatusOr<bool> StreamedStepper::PlanAnew() {
 absl::StatusOr<bool> StreamedStepper::GoBack(const SavedPlan& before) {
   for (int round = 0; round < kRounds; ++round) {
     saved_ = before;
-    SLUICE_ASSIGN_OR_RETURN(const bool adopted, AllFine(AdoptPlan()));
+    SLUICE_ASSIGN_OR_RETURN(const bool adopted,
+                            AllFine({[this] { return AdoptPlan(); }}));
     if (adopted) {
       // The rank may still hold its old lease.
       SLUICE_ASSIGN_OR_RETURN(const bool old, Restart(/*release=*/false));

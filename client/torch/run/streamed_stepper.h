@@ -11,6 +11,8 @@
 // together.
 #pragma once
 
+#include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -114,7 +116,13 @@ class StreamedStepper {
 
   // Steps of Refresh. Those that return a bool return false on all ranks if the
   // step fails, with the reason in `why_`.
-  absl::StatusOr<bool> AllFine(const absl::Status& own);
+  // Runs steps up to the first one that fails on any rank.
+  absl::StatusOr<bool> AllFine(
+      std::initializer_list<std::function<absl::Status()>> steps);
+  // Unsets the plan, so that every segment is recorded.
+  absl::Status ClearPlan() {
+    return context_.memory->allocator().SetPlan({}, {}, Bytes(0));
+  }
   absl::Status CheckRoom(const stream::FractionMap& chosen,
                          const SavedPlan& before) const;
   absl::StatusOr<bool> TakeFractions(const stream::FractionMap& chosen,
@@ -122,7 +130,6 @@ class StreamedStepper {
   absl::StatusOr<bool> Restart(bool release);
   absl::StatusOr<bool> GoBack(const SavedPlan& before);
   absl::StatusOr<bool> PlanAnew();
-  const plan::RankPlan* OwnPlan() const { return saved_.own(); }
   plan::RankProfile Profile(const std::vector<plan::SegmentKind>& recorded,
                             const Round& round) const;
   void Ask(const Round& round, plan::RankProfile* profile) const;

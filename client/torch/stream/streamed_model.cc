@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "client/torch/exceptions.h"
-#include "client/torch/math/chunked_loss.h"
 #include "client/torch/placement.h"
 #include "client/torch/stream/stream_state.h"
 #include "proto/base/status.h"
