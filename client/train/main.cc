@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "client/torch/ranks/collectives.h"
-#include "client/torch/run/workspaces.h"
+#include "client/torch/run/rank_memory.h"
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"

@@ -14,7 +14,7 @@
 #include "client/torch/ranks/collectives.h"
 #include "client/torch/run/agreement.h"
 #include "client/torch/run/host_stage.h"
-#include "client/torch/run/workspaces.h"
+#include "client/torch/run/rank_memory.h"
 #include "client/train/check/check.h"
 #include "client/train/choose_settings.h"
 #include "client/train/launch/outcome.h"

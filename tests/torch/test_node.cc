@@ -11,7 +11,7 @@
 
 #include "client/torch/backend/cuda_backend.h"
 #include "client/torch/memory/torch_cuda.h"
-#include "client/torch/run/workspaces.h"
+#include "client/torch/run/rank_memory.h"
 #include "gtest/gtest.h"
 #include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
@@ -45,7 +45,7 @@ stream::AttentionKernel AskedKernel() {
 }
 
 // Returns all memory of the fake's small GPU; of a real GPU enough for cuBLAS
-// workspaces (client/torch/run/workspaces.h), about 32 MiB per rank's thread.
+// workspaces (client/torch/run/rank_memory.h), about 32 MiB per rank's thread.
 Bytes HbmOf(device::Driver& driver) {
   const auto gpu = device::Placement::Gpu(DeviceIndex(0));
   return std::min(kMostHbm, Need(driver.Usage(gpu)).total);

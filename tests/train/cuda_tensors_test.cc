@@ -23,7 +23,7 @@
 #include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
 #include "client/torch/run/host_stage.h"
-#include "client/torch/run/workspaces.h"
+#include "client/torch/run/rank_memory.h"
 #include "client/train/checkpoint/checkpoint.h"
 #include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/optimizer/adamw.h"

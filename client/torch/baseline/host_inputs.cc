@@ -1,11 +1,12 @@
-#include "client/torch/baseline/host_inputs.h"
-
+// HostInputs of baseline.h.
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <utility>
 
+#include "client/torch/baseline/baseline.h"
 #include "client/torch/placement.h"
+#include "proto/base/status.h"
 
 namespace sluice::runtime {
 namespace {
@@ -44,8 +45,8 @@ void HostInputs::Save(int64_t layer, const at::Tensor& x) {
   Stored& stored = stored_[layer];
   client::CopyRequest request;
   request.direction = device::CopyDirection::kDeviceToHost;
-  request.pieces = {{HostOf(layer), static_cast<const std::byte*>(x.data_ptr()),
-                     Bytes(static_cast<int64_t>(x.nbytes()))}};
+  request.pieces = {
+      {HostOf(layer), static_cast<const std::byte*>(x.data_ptr()), SizeOf(x)}};
   request.after = {options_.copies->MarkCompute(), stored.read};
   request.label = "layer input";
   stored.written = options_.copies->Enqueue(std::move(request));
@@ -65,8 +66,8 @@ void HostInputs::Fetch(int64_t layer) {
   if (x.numel() > 0) {
     Stored& stored = stored_[layer];
     client::CopyRequest request;
-    request.pieces = {{static_cast<std::byte*>(x.data_ptr()), HostOf(layer),
-                       Bytes(static_cast<int64_t>(x.nbytes()))}};
+    request.pieces = {
+        {static_cast<std::byte*>(x.data_ptr()), HostOf(layer), SizeOf(x)}};
     // Compute may have used the tensor's memory until now.
     request.after = {options_.copies->MarkCompute(), stored.written};
     request.label = "layer input";
@@ -78,8 +79,7 @@ void HostInputs::Fetch(int64_t layer) {
 absl::StatusOr<at::Tensor> HostInputs::Take(int64_t layer) {
   Fetch(layer);
   InFlight arrived = *std::exchange(arriving_, std::nullopt);
-  const absl::Status status = options_.copies->Wait(stored_[layer].read);
-  if (!status.ok()) return status;
+  SLUICE_RETURN_IF_ERROR(options_.copies->Wait(stored_[layer].read));
   return std::move(arrived.tensor);
 }
 

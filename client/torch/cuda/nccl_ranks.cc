@@ -93,23 +93,15 @@ class NcclRanks final : public Collectives {
   absl::Status BeginSumScatter(at::Tensor& tensor) override {
     if (tensor.is_cpu()) return host_->BeginSumScatter(tensor);
     at::Tensor own = OwnPart(tensor);
-    return Enqueue(
-        "reduce-scatter", tensor,
-        [&] {
-          return begun_.emplace_back(group_->_reduce_scatter_base(own, tensor));
-        },
-        /*waits=*/false);
+    return Begin("reduce-scatter", tensor,
+                 [&] { return group_->_reduce_scatter_base(own, tensor); });
   }
 
   absl::Status BeginGather(at::Tensor& tensor) override {
     if (tensor.is_cpu()) return host_->BeginGather(tensor);
     at::Tensor own = OwnPart(tensor);
-    return Enqueue(
-        "all-gather", tensor,
-        [&] {
-          return begun_.emplace_back(group_->_allgather_base(tensor, own));
-        },
-        /*waits=*/false);
+    return Begin("all-gather", tensor,
+                 [&] { return group_->_allgather_base(tensor, own); });
   }
 
   absl::Status AwaitBegun() override {
@@ -160,6 +152,13 @@ class NcclRanks final : public Collectives {
 
  private:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
+
+  absl::Status Begin(const char* what, const at::Tensor& tensor,
+                     const Start& start) {
+    return Enqueue(
+        what, tensor, [&] { return begun_.emplace_back(start()); },
+        /*waits=*/false);
+  }
 
   // With `waits`, the current stream waits for the operation.
   absl::Status Enqueue(const char* what, const at::Tensor& tensor,

@@ -72,19 +72,16 @@ bool Free(void* block) {
   return true;
 }
 
-Bytes Used() {
-  const MutexLock lock(OwnHostBlocks().mutex);
-  return OwnHostBlocks().used;
-}
-
-Bytes Peak() {
-  const MutexLock lock(OwnHostBlocks().mutex);
-  return OwnHostBlocks().peak;
+Usage Current() {
+  HostBlocks& host = OwnHostBlocks();
+  const MutexLock lock(host.mutex);
+  return {host.used, host.peak};
 }
 
 void ResetPeak() {
-  const MutexLock lock(OwnHostBlocks().mutex);
-  OwnHostBlocks().peak = OwnHostBlocks().used;
+  HostBlocks& host = OwnHostBlocks();
+  const MutexLock lock(host.mutex);
+  host.peak = host.used;
 }
 
 }  // namespace host_memory

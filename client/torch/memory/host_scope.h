@@ -38,8 +38,10 @@ bool Active();
 void* Allocate(Bytes size);
 // Returns false if `block` was not allocated here.
 bool Free(void* block);
-Bytes Used();
-Bytes Peak();
+struct Usage {
+  Bytes used, peak;
+};
+Usage Current();
 void ResetPeak();
 
 }  // namespace host_memory

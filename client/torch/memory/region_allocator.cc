@@ -386,12 +386,13 @@ std::vector<BlockRecord> RegionAllocator::TakeBlocks() {
 }
 
 AllocatorStats RegionAllocator::stats() const {
+  const host_memory::Usage host = host_memory::Current();
   const MutexLock lock(region_mutex);
   return {.used = impl_->used,
           .peak = impl_->peak,
           .planned = impl_->plan_size,
-          .host_used = host_memory::Used(),
-          .host_peak = host_memory::Peak(),
+          .host_used = host.used,
+          .host_peak = host.peak,
           .planned_allocations = impl_->planned_allocations,
           .mismatches = impl_->mismatches};
 }
@@ -417,13 +418,6 @@ c10::DataPtr RegionAllocator::allocate(size_t bytes) {
     failure = impl_->OutOfMemory(size);
   }
   TORCH_CHECK_WITH(OutOfMemoryError, false, failure);
-}
-
-c10::DeleterFnPtr RegionAllocator::raw_deleter() const { return &Delete; }
-
-void RegionAllocator::copy_data(void* to, const void* from,
-                                std::size_t count) const {
-  default_copy_data(to, from, count);
 }
 
 }  // namespace sluice::runtime

@@ -123,8 +123,10 @@ class RegionAllocator final : public c10::Allocator {
   void ResetPeak();
 
   c10::DataPtr allocate(size_t bytes) override;
-  c10::DeleterFnPtr raw_deleter() const override;
-  void copy_data(void* to, const void* from, std::size_t count) const override;
+  c10::DeleterFnPtr raw_deleter() const override { return &Delete; }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    default_copy_data(to, from, count);
+  }
 
  private:
   struct Impl;

@@ -33,7 +33,6 @@ struct PlanSummary {
   std::string proved_by;
   int64_t mismatches = 0;
 };
-PlanSummary Summarize(const SavedPlan& saved, int64_t mismatches);
 
 // A rank's offer: the last plan that it received (0: none), and its node (a
 // number that the ranks of one node share).

@@ -1,15 +1,20 @@
 #include "client/torch/run/rank_memory.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/dot.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "client/torch/backend/cuda_backend.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
-#include "client/torch/run/workspaces.h"
+#include "client/torch/run/agreement.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -59,10 +64,18 @@ absl::Status CheckKernel(at::Device device, stream::AttentionKernel asked) {
       stream::Name(asked)));
 }
 
-// A streamed step in bf16 has no fp32 products. For those of other bf16 runs
-// (`profile`), TF32 loses less than bf16 would.
-void AllowTf32ForBf16(stream::Dtype dtype) {
-  at::globalContext().setAllowTF32CuBLAS(dtype == stream::Dtype::kBf16);
+// Runs each kind of collective of a run once; `numbers` has two per rank.
+absl::Status SendSome(Collectives& gpus, at::Tensor numbers) {
+  const int64_t ranks = gpus.world_size();
+  const std::vector<int64_t> one(static_cast<size_t>(ranks), 1);
+  // The first operation on the GPU also gives the thread its context, without
+  // which NCCL refuses.
+  numbers.zero_();
+  SLUICE_RETURN_IF_ERROR(gpus.SumAll(numbers));
+  SLUICE_RETURN_IF_ERROR(gpus.SumTo(numbers, 0));
+  SLUICE_RETURN_IF_ERROR(gpus.Broadcast(numbers, 0));
+  return gpus.AllToAll(numbers.narrow(0, 0, ranks), one,
+                       numbers.narrow(0, ranks, ranks), one);
 }
 
 }  // namespace
@@ -74,7 +87,10 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
   std::unique_ptr<RankMemory> memory(
       new RankMemory(std::move(options), device));
   if (device.is_cuda()) {
-    AllowTf32ForBf16(memory->options_.dtype);
+    // A streamed step in bf16 has no fp32 products. For those of other bf16
+    // runs (`profile`), TF32 loses less than bf16 would.
+    at::globalContext().setAllowTF32CuBLAS(memory->options_.dtype ==
+                                           stream::Dtype::kBf16);
     SLUICE_ASSIGN_OR_RETURN(memory->backend_,
                             OpenCudaBackend(&memory->session().driver(), device,
                                             memory->options_.attention));
@@ -179,18 +195,52 @@ absl::StatusOr<std::unique_ptr<client::Region>> RankMemory::LeaseHost(
 
 absl::StatusOr<std::unique_ptr<client::CopyEngine>> RankMemory::StartCopies(
     bool timeline) {
-  client::CopyEngine::Options copies;
-  copies.driver = &session().driver();
-  copies.device = session().limits().device;
-  copies.gate = &session().grants();
-  copies.record_timeline = timeline;
-  SLUICE_ASSIGN_OR_RETURN(std::unique_ptr<client::CopyEngine> engine,
-                          client::CopyEngine::Start(copies));
+  SLUICE_ASSIGN_OR_RETURN(
+      std::unique_ptr<client::CopyEngine> engine,
+      client::CopyEngine::Start({.driver = &session().driver(),
+                                 .device = session().limits().device,
+                                 .gate = &session().grants(),
+                                 .record_timeline = timeline}));
   if (device().is_cuda()) {
     SLUICE_RETURN_IF_ERROR(
         engine->UseStream(LoadedTorchCuda()->CurrentStream(device().index())));
   }
   return engine;
+}
+
+void ChooseWorkspaceSize() {
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+}
+
+void TakeWorkspaces(c10::Device device) {
+  if (device.is_cpu()) return;
+  constexpr int64_t kSide = 16;  // every kernel supports it
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = at::zeros({kSide, kSide}, On(device, type));
+    at::mm(x, x);
+    at::addmm(x[0], x, x);  // with a bias: cuBLASLt
+    at::dot(x[0], x[0]);
+  }
+}
+
+void DropWorkspaces(c10::Device device) {
+  if (device.is_cuda()) LoadedTorchCuda()->DropWorkspaces();
+}
+
+absl::Status WarmUpCommunicators(RankMemory& memory, Collectives& gpus) {
+  client::Session& session = memory.session();
+  auto region = session.LeaseGpu(session.limits().granularity);
+  SLUICE_RETURN_IF_ERROR(Agree(&gpus, region.status()));
+  const absl::Status sent = CatchStatus("the ranks' first collectives", [&] {
+    return SendSome(gpus, ViewOf((*region)->data(), {2 * gpus.world_size()},
+                                 at::kFloat, memory.device()));
+  });
+  // Issued operations still use the region.
+  AwaitStream(memory.device());
+  SLUICE_RETURN_IF_ERROR(sent);
+  SLUICE_RETURN_IF_ERROR(gpus.Check());
+  region->reset();
+  return session.MeasureOutside();
 }
 
 }  // namespace sluice::runtime

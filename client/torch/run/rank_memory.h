@@ -20,6 +20,7 @@
 #include "client/session/session.h"
 #include "client/torch/backend/backend.h"
 #include "client/torch/memory/region_allocator.h"
+#include "client/torch/ranks/collectives.h"
 #include "client/torch/run/host_stage.h"
 #include "kernels/device/driver.h"
 #include "planner/stream/attention_kernel.h"
@@ -42,7 +43,7 @@ class RankMemory {
     // The kernel on a GPU; a simulated GPU has only auto.
     stream::AttentionKernel attention = stream::AttentionKernel::kAuto;
     // The model's dtype. On a GPU a bf16 model's fp32 products are rounded to
-    // TF32, for the whole process: see AllowTf32ForBf16.
+    // TF32, for the whole process.
     stream::Dtype dtype = stream::Dtype::kFp32;
     // Returns the advice, in the owner's terms, for a lease beyond
     // `host_limit`.
@@ -53,7 +54,7 @@ class RankMemory {
   // lacks the kernel `attention`. Unavailable: a library is missing.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
   // Leases the HBM, once. Libraries that allocate GPU memory outside a lease do
-  // so between Open and Lease (workspaces.h). ResourceExhausted: the GPU has
+  // so between Open and Lease (below). ResourceExhausted: the GPU has
   // too little free memory; the message says what to do.
   absl::Status Lease();
   // Waits for the work on the calling thread's current stream of torch.
@@ -107,5 +108,35 @@ class RankMemory {
   std::optional<HostStage> stage_;
   std::unique_ptr<RegionAllocator> allocator_;
 };
+
+// --- workspaces of a GPU's libraries -----------------------------------------
+// Torch has a workspace for cuBLAS, and one for cuBLASLt, for each thread and
+// stream. The first product allocates it from the lease, and it stays. In a
+// segment, a calibration would record memory that no other execution asks for.
+//
+// NCCL's memory, tens to hundreds of MiB per rank, is allocated before the
+// lease: it then counts as held outside, and leases and plans leave room for
+// it. A later allocation would fail if the pool has no spare memory.
+
+// Sets CUBLAS_WORKSPACE_CONFIG, unless the environment has it: 32 MiB, which
+// NVIDIA recommends from Hopper on, and with which results repeat from run to
+// run. Torch's own choice depends on the GPU. Call it before torch's first
+// product on a GPU, and before the process has threads.
+void ChooseWorkspaceSize();
+
+// Runs a product of each kind that a step has. Does nothing on the CPU. Throws
+// c10::OutOfMemoryError if the lease has no room.
+void TakeWorkspaces(c10::Device device);
+
+// Frees the workspaces. Call it before their lease ends, when no product runs
+// any more: a later product would use memory that is gone.
+void DropWorkspaces(c10::Device device);
+
+// Makes NCCL allocate its communicator and connections, and has the session
+// measure that memory for the daemon. Collective over all ranks of `gpus` (from
+// ConnectDevice), after RankMemory::Open and before any rank leases.
+// ResourceExhausted: not even a lease of the least size is free, which it holds
+// meanwhile. Unavailable: a collective failed.
+absl::Status WarmUpCommunicators(RankMemory& memory, Collectives& gpus);
 
 }  // namespace sluice::runtime

@@ -387,7 +387,22 @@ std::string StreamedStepper::note() const {
 }
 
 PlanSummary StreamedStepper::plan() const {
-  return Summarize(saved_, context_.memory->allocator().stats().mismatches);
+  PlanSummary summary;
+  const plan::RankPlan* own = saved_.own();
+  if (own == nullptr) return summary;
+  summary.peak = own->transient_peak;
+  bool all = true;
+  for (const plan::SegmentPlan& segment : own->segments) {
+    summary.lower_bound =
+        std::max(summary.lower_bound, segment.placement.lower_bound);
+    all = all && segment.placement.optimal();
+    if (summary.proved_by.empty()) {
+      summary.proved_by = segment.placement.proved_by;
+    }
+  }
+  if (!all || summary.peak != summary.lower_bound) summary.proved_by = "none";
+  summary.mismatches = context_.memory->allocator().stats().mismatches;
+  return summary;
 }
 
 absl::StatusOr<std::unique_ptr<StreamedStepper>> StreamedStepper::Make(

@@ -21,7 +21,7 @@
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
-#include "client/torch/run/workspaces.h"
+#include "client/torch/run/rank_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/mapped.h"
