@@ -1,10 +1,8 @@
 // Torch throws; Sluice's targets return absl::Status. The public functions of
-// this target run their bodies inside CatchStatus.
-//
-// c10::OutOfMemoryError and std::bad_alloc become ResourceExhausted, marked
-// with the memory that ran out; the former keeps the allocator's line (asked,
-// used, planned). A StatusException becomes its Status. Anything else becomes
-// Internal with the first line of the message (torch appends a stack trace).
+// this target run their bodies inside CatchStatus: c10::OutOfMemoryError and
+// std::bad_alloc become ResourceExhausted, marked with the memory that ran out,
+// a StatusException its Status, anything else Internal with the first line of
+// its message (torch appends a stack trace).
 #pragma once
 
 #include <stdexcept>

@@ -4,9 +4,6 @@
 // merged output rounded to the model's dtype, because these kernels take no
 // wider one.
 //
-// Tested on the fakes (tests/fake_cuda); an H100 has run it
-// (deploy/bundle/measured).
-//
 // Thread safety: as Backend's. The compute thread opens and destroys it.
 #pragma once
 

@@ -50,9 +50,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// --- autograd functions, where ATen's graph would be needlessly large
-// (RMSNorm, RoPE) or has no operator (head exchange)
-// ------------------------------------
+// --- autograd functions ------------------------------------------------------
+// Where ATen's graph would be needlessly large (RMSNorm, RoPE) or has no
+// operator (head exchange).
 
 // Computes x / rms(x) * weight over the last dimension, in fp32.
 struct RmsNormFunction : Function<RmsNormFunction> {
@@ -538,17 +538,11 @@ class BaselineRun : private Run {
   Rotation rotation_;
 };
 
-// --- alst
-// ---------------------------------------------------------------------- Arctic
-// Long Sequence Training (arXiv 2506.13996; DeepSpeed's
-// runtime/sequence_parallel/ulysses_sp.py), the best practice that a single
-// command can start.
-//
-// Ranks exchange heads by Ulysses. Backward computes each whole layer again;
-// until then, layer inputs are in host memory. Attention is whole. All else,
-// the loss included, runs over tiles of rows that backward computes again with
-// gradients (TiledMLP), so no [rows, ffn] and no [rows, vocab] tensor ever
-// exists.
+// --- alst --------------------------------------------------------------------
+// Arctic Long Sequence Training (arXiv 2506.13996; DeepSpeed's
+// runtime/sequence_parallel/ulysses_sp.py). Attention is whole. All else, the
+// loss included, runs over tiles of rows that backward computes again with
+// gradients (TiledMLP), so no [rows, ffn] and no [rows, vocab] tensor exists.
 //
 // It is leaner than the original where that costs nothing: norms, projections
 // and RoPE are tiled too, gradients overwrite the tensors that they belong to,
@@ -767,8 +761,7 @@ class AlstRun : private Run {
   std::vector<Tile> tiles_;
 };
 
-// --- a step
-// --------------------------------------------------------------------
+// --- a step ------------------------------------------------------------------
 
 // Runs backward on the caller's thread. Torch would run a GPU's backward on
 // another thread. cuBLAS has a separate workspace there, and the ranks'

@@ -2,11 +2,8 @@
 // of keys, added to the result of earlier blocks. Backward takes the *merged*
 // output and log-sum-exp of the whole row, which makes it exact block by block.
 //
-// Some devices need small causal blocks (the CPU:
-// Backend::Traits::causal_rows). There a causal block is cut in halves until
-// the pieces are small, and the part above its diagonal is not computed.
-// (ATen's CPU kernel processes whole tiles of 512 keys, so it would compute
-// most of that part.)
+// Where a device's causal blocks must be small (Backend::Traits::causal_rows),
+// a block is cut in halves, and the part above its diagonal is not computed.
 //
 // In bf16 the CPU's blocks are computed in fp32, because they would be rounded
 // before they are merged, the known error of chunked attention (seen in the

@@ -16,12 +16,9 @@
 // holds its place) falls back to the pool: counted, logged once, never a
 // corruption. Unplanned segments are recorded.
 //
-// Layout of the region: [planned transient area | pool]. Until a plan is set,
-// all is pool. The pool fills from the top, so the bottom stays free for the
-// planned area.
-//
-// With SLUICE_POISON=1 it overwrites freed blocks with 0xFF: NaN in every
-// floating type.
+// Layout of the region: [planned transient area | pool]. The pool fills from
+// the top, so the bottom stays free for the planned area. With SLUICE_POISON=1
+// freed blocks are overwritten with 0xFF: NaN in every floating type.
 //
 // Thread safety: allocation and free from any thread; segments belong to the
 // compute thread (the one that armed).

@@ -11,13 +11,12 @@
 //
 // Only the kv heads that a rank uses are sent. Where groups of q heads do not
 // align with ranks, kv heads are expanded per q head on arrival. ToTokens sums
-// gradients over that expansion and over the ranks that hold replicas, in the
-// same part or another one. A rank's own rows never pass through a message;
-// with one rank nothing is sent at all.
+// gradients over that expansion and over the ranks that hold replicas. A rank's
+// own rows never pass through a message.
 //
-// Strides are free on both sides (views into rings are fine). ToHeads copies
-// across types. ToTokens sends the head side's type and adds into the token
-// side's, so fp32 token tensors get exact sums of bf16 messages.
+// Strides are free on both sides. ToHeads copies across types. ToTokens sends
+// the head side's type and adds into the token side's, so fp32 token tensors
+// get exact sums of bf16 messages.
 //
 // Memory: two transient flat buffers, one sent and one received. Throws what
 // ATen throws (c10::Error). Thread safety: one thread.

@@ -1,14 +1,10 @@
 // The rings in HBM through which chunks leave for host memory and come back.
 //
-// Staging ring (MEMO's rounding buffers, one chunk each). States of a slot:
-//   free     the ticket of its last copy out is reached
-//   filling  compute writes pieces; Flush sends what was queued so far
-//   leaving  copies out are in flight; compute may still read (never write)
-// Fetch ring. States of a slot:
-//   free      nothing in it is needed after its last-use ticket
-//   arriving  the copy in was issued, after the last use and after the host
-//             bytes were written; ready when its ticket is reached
-//   in use    compute has waited for the ticket; Done sets the last use
+// Staging ring (MEMO's rounding buffers, one chunk each): compute fills a slot
+// with pieces, Flush sends those queued so far; compute may still read what is
+// leaving. The slot is free once its last copy out has ended.
+// Fetch ring: a copy in is issued after the slot's last use and after the host
+// bytes were written. Compute waits for it (Next) and sets the last use (Done).
 //
 // Copies are issued in program order, and a fetch is issued only once
 // everything that it reads has been sent, so issuing threads cannot wait for

@@ -1,18 +1,12 @@
 // The place of everything in a streamed step between its uses: in the leased
 // host region, or, if a class is resident, in HBM.
 //
-// Both are carved once, in a fixed order, from shapes alone; nothing is
-// allocated or freed while training. A buffer is rewritten every step (scratch
-// every layer), so each one in host memory has two tickets that make reuse
-// safe. Buffers in HBM need none: only compute uses them, in its own order.
-//
-//   state      meaning                         next
-//   free       the bytes are not needed        a copy out of HBM after `read`
-//   written    `written`: the bytes are there  fetches, each after `written`
-//   read       `read`: the last fetch is over  as free
-//
-// Each copy direction runs in order, so the newest ticket of a direction covers
-// the ones before it.
+// Both are carved once, in a fixed order, from shapes alone. A buffer is
+// rewritten every step (scratch every layer), so each one in host memory has
+// two tickets: a fetch waits for `written`, and a copy out of HBM for `read`,
+// the last fetch. Buffers in HBM need none: only compute uses them, in its
+// order. Each copy direction runs in order, so its newest ticket covers the
+// others.
 //
 // Layout: hidden states [layers + 1][chunk] | saved rows [layer][class][chunk]
 // | one layer's scratch: dropped q, k, v [chunk], dO [chunk], sums [chunk].

@@ -1,15 +1,6 @@
 // One training step of the whole streamed model: embedding, layers, final norm
-// and chunked loss, and backward through all of it. A layer is a stream of
-// chunks: FPDT's chunked attention with k/v in host memory, MEMO's token-wise
-// swap and recompute (README.md).
-//
-// Everything that grows with the sequence is in the host lease, except kept
-// rows. HBM holds the buffers of one or two chunks (staging ring, fetch rings,
-// transients).
-//
-// Ordering: each host buffer has two tickets ("its bytes are there", "its last
-// fetch is over"), each ring slot one of its last use. Compute waits on tickets
-// only, never on a stream.
+// and chunked loss, and backward through all of it (README.md). Everything that
+// grows with the sequence is in the host lease, except kept rows.
 //
 // Thread safety: one compute thread per StreamContext.
 #pragma once
