@@ -1,7 +1,6 @@
-// Names the devices of tensors, makes views over memory, and checks where a
-// tensor is. Every call that makes a tensor names its device, because torch's
-// default is the CPU even if the step runs elsewhere (tests/layers finds calls
-// that do not).
+// Devices of tensors, and views over memory. Every call that makes a tensor
+// names its device, because torch's default is the CPU even if the step runs
+// elsewhere (tests/layers finds calls that do not).
 //
 // Device tensors are in the rank's HBM; on sim this is the CPU's memory, in the
 // leased region (RegionAllocator). Host tensors are always on the CPU: small

@@ -2,10 +2,7 @@
 // bf16 products that are summed in fp32. Only this file chooses by device; all
 // other math is ATen's operators.
 //
-// Tensors are in head layout, [rows, heads, dim], lse [heads, rows] in fp32
-// (attention_blocks.h). Strides are free except for the last dimension. All
-// tensors of a call are on the backend's device.
-//
+// Tensors are in head layout (attention_blocks.h), all on the backend's device.
 // The CPU's backend always exists, a GPU's while a CudaBackend of it lives.
 //
 // Throws what ATen throws. Thread safety: pure functions; InstallBackend while

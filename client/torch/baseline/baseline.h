@@ -8,11 +8,9 @@
 //   alst       layer inputs are in host memory; all but attention runs, and
 //              runs again, over tiles of rows
 //
-// Backward runs one layer at a time and adds weight gradients to the caller's
-// fp32 tensors, so no method holds a second copy of all gradients. Besides
-// weights and gradients, recompute's peak is at most (layers + 32) x [local
-// rows, hidden]; alst's is at most 14 x [local rows, hidden] and one tile's
-// tensors (tested).
+// Backward runs one layer at a time. Besides weights and gradients, recompute's
+// peak is at most (layers + 32) x [local rows, hidden]; alst's is at most 14 x
+// [local rows, hidden] and one tile's tensors (tested).
 //
 // The sequence is one chunk: rank r has the rows of ChunkLayout(seq_len,
 // seq_len, ranks) from local_offset(0, r) on.

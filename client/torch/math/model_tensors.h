@@ -1,6 +1,5 @@
 // A model's tensors as plain structs: weights in the model's dtype, and
-// gradients of the same shape in fp32. The trainer owns the memory, so other
-// owners (Python, FSDP2) are possible.
+// gradients of the same shape in fp32. The trainer owns the memory.
 //
 // Thread safety: values (tensors are reference counted).
 #pragma once

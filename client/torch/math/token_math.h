@@ -6,9 +6,6 @@
 // gradients are fp32, and the functions add to them. Sums over rows are taken
 // in fp32 for every dtype.
 //
-// RMSNorm, RoPE and SwiGLU use kernels/ops, which reads and writes each element
-// once. LayerNorm and GELU use ATen.
-//
 // Throws what ATen throws. Thread safety: pure functions.
 #pragma once
 
@@ -68,9 +65,8 @@ ActivationGradients ActivationBackward(const at::Tensor& gradient,
 
 // --- RoPE -------------------------------------------------------------------
 // Rotate-half as in Llama: pairs (i, i + dim/2) of a head turn by position *
-// theta^(-2i/dim). Tables are made one chunk at a time, so nothing here grows
-// with the sequence. Angles are computed in fp64: an fp32 angle of a position
-// in the millions is wrong in its second decimal.
+// theta^(-2i/dim). Angles are computed in fp64: an fp32 angle of a position in
+// the millions is wrong in its second decimal.
 struct RopeTables {
   at::Tensor cos, sin;  // [rows, 1, dim / 2], fp32
 };

@@ -1,10 +1,9 @@
 // The free parts of a region: offsets only, no memory.
 //
-// Free blocks are indexed by offset and by size. Allocate takes the smallest
-// block that fits (among equals the highest) and cuts from its top end. So
-// long-lived memory (weights, optimizer states) gathers at the top and leaves
-// the bottom whole for the planned area. Free joins neighbours at once. No size
-// is rounded, so the count of free bytes is exact.
+// Allocate takes the smallest block that fits (among equals the highest) and
+// cuts from its top end. So long-lived memory (weights, optimizer states)
+// gathers at the top and leaves the bottom whole for the planned area. Free
+// joins neighbours at once. No size is rounded.
 //
 // Thread safety: none; the allocator locks.
 #pragma once

@@ -1,8 +1,6 @@
 // The part of torch that exists only with NVIDIA's libraries: its CUDA
-// operators, its streams, its allocator's interface.
-//
-// Sluice's programs start without these libraries. LoadTorchCuda opens torch's
-// libtorch_cuda.so, which registers the operators, and then our module
+// operators, its streams, its allocator's interface. LoadTorchCuda opens
+// torch's libtorch_cuda.so, which registers the operators, and then our module
 // (client/torch/cuda), which implements this class. Both stay for the process's
 // life.
 //

@@ -95,10 +95,10 @@ class Chooser {
       chosen.settings = stream::Settled(
           best.settings, stream::StreamOf(question_, best.settings));
       SLUICE_ASSIGN_OR_RETURN(
-          const double least,
-          LeastOfRanks(context_.collectives,
-                       -static_cast<double>(chosen.settings.rerun_chunks)));
-      chosen.settings.rerun_chunks = static_cast<int64_t>(-least);
+          const std::vector<double> most,
+          WorstOfRanks(context_.collectives,
+                       {static_cast<double>(chosen.settings.rerun_chunks)}));
+      chosen.settings.rerun_chunks = static_cast<int64_t>(most[0]);
       return chosen;
     }
     SLUICE_ASSIGN_OR_RETURN(
@@ -113,14 +113,14 @@ class Chooser {
   absl::Status Open() {
     SLUICE_ASSIGN_OR_RETURN(copies_,
                             context_.memory->StartCopies(/*timeline=*/true));
-    const client::NodeLimits limits = context_.memory->session().limits();
+    RankMemory& memory = *context_.memory;
+    const client::NodeLimits limits = memory.session().limits();
     links_ = {limits.h2d_bytes_per_second, limits.d2h_bytes_per_second};
-    const RankMemory& memory = *context_.memory;
     // Per token 17 bytes: ids and labels (allocated before the plan) and a mask
     // of labels. 64 KiB for scalars.
     const int64_t ranks = question_.stream.layout.ranks();
     const Bytes text(17 * ((question_.seq_len - 1) / ranks + 1));
-    const Bytes used = context_.memory->allocator().stats().used;
+    const Bytes used = memory.allocator().stats().used;
     question_.hbm = std::max(Bytes(0), memory.size() - used - text - KiB(64));
     question_.host = memory.host_room();
     return absl::OkStatus();
@@ -140,10 +140,8 @@ class Chooser {
   // Returns whether the calibration fits on every rank. Asked beforehand,
   // because a rank that runs out of memory in it is out of step.
   absl::StatusOr<bool> FitsEverywhere(const stream::StreamOptions& probe) {
-    const Bytes hbm = stream::RingBytes(probe) +
-                      stream::TransientBytes(probe, {.threads = threads_});
     const Bytes needed = stream::HostBytes(probe);
-    bool fits = hbm <= question_.hbm && needed <= question_.host;
+    bool fits = RingsFit(probe) && needed <= question_.host;
     if (fits && (host_ == nullptr || host_->size() < needed)) {
       host_.reset();
       auto leased = context_.memory->LeaseHost(needed);
@@ -189,11 +187,10 @@ class Chooser {
       bytes[out] += static_cast<double>(copy.size.count());
       seconds[out] += copy.finished_s - copy.started_s;
     }
-    const auto raise = [&](bool out, double& known) {
+    for (const bool out : {false, true}) {
+      double& known = out ? links_.d2h : links_.h2d;
       if (seconds[out] > 0) known = std::max(known, bytes[out] / seconds[out]);
-    };
-    raise(false, links_.h2d);
-    raise(true, links_.d2h);
+    }
   }
 
   // Returns the settings that need the least memory: the smallest rings, and
@@ -206,16 +203,21 @@ class Chooser {
          .order = question_.order.value_or(stream::BackwardOrder::kKeysOuter)});
   }
 
+  bool RingsFit(const stream::StreamOptions& options) const {
+    return stream::RingBytes(options) +
+               stream::TransientBytes(options, {.threads = threads_}) <=
+           question_.hbm;
+  }
+
   // Returns the largest tried chunk with rings that fit, else the smallest one.
   int64_t LargestOfRings() const {
     int64_t largest = 0, smallest = std::numeric_limits<int64_t>::max();
     for (const RatedSettings& tried : best_) {
       const int64_t chunk = tried.settings.chunk;
-      const auto options = stream::StreamOf(question_, LeastOf(chunk));
-      const Bytes hbm = stream::RingBytes(options) +
-                        stream::TransientBytes(options, {.threads = threads_});
       smallest = std::min(smallest, chunk);
-      if (hbm <= question_.hbm) largest = std::max(largest, chunk);
+      if (RingsFit(stream::StreamOf(question_, LeastOf(chunk)))) {
+        largest = std::max(largest, chunk);
+      }
     }
     return largest > 0 ? largest : smallest;
   }

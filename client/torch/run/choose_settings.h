@@ -1,6 +1,5 @@
 // Chooses the settings of a streamed run that the user left open
-// (planner/stream/settings.h), by calibrating one layer at a few chunk sizes,
-// on all ranks together.
+// (planner/stream/settings.h), by calibrating one layer at a few chunk sizes.
 //
 // Thread safety: one thread; all ranks call it together.
 #pragma once

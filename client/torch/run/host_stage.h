@@ -1,10 +1,9 @@
 // Copies bytes of files and texts to device tensors, and back.
 //
-// On sim device tensors are host memory, and a stage does nothing. On a GPU a
-// stage is a small piece of pinned host memory, through which bytes go piece by
-// piece on torch's current stream: nothing pageable is copied, and no host
-// memory of a tensor's size is needed. These copies ask for no bandwidth grant:
-// they carry only a step's ids, and checkpoints.
+// On a GPU a stage is a small piece of pinned host memory, through which bytes
+// go piece by piece on torch's current stream; for tensors of the CPU it does
+// nothing. These copies ask for no bandwidth grant: they carry only a step's
+// ids, and checkpoints.
 //
 // Errors: what the callback returned; torch's exceptions if a copy fails.
 // Thread safety: one thread.

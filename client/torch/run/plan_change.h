@@ -1,8 +1,7 @@
 // A run's plan, and which ranks take a new one at a step boundary.
 //
-// A daemon sends a plan to its ranks at slightly different moments. A node's
-// ranks take it together, once all of them have it: the step's sum over ranks
-// carries all offers, from which every rank decides alike.
+// A daemon's plan reaches its ranks at different moments. They take it
+// together, once all have it: the step's sum over ranks carries all offers.
 //
 // Thread safety: pure functions.
 #pragma once

@@ -54,16 +54,6 @@ absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
                           FormatBytes(limits.gpu_leased))));
 }
 
-absl::Status CheckKernel(at::Device device, stream::AttentionKernel asked) {
-  if (device.is_cuda() || asked == stream::AttentionKernel::kAuto) {
-    return absl::OkStatus();
-  }
-  return absl::UnimplementedError(fmt::format(
-      "attention by {} is a real GPU's, and this node's are simulated, where "
-      "the CPU's flash attention computes: ask for auto",
-      stream::Name(asked)));
-}
-
 // Runs each kind of collective of a run once; `numbers` has two per rank.
 absl::Status SendSome(Collectives& gpus, at::Tensor numbers) {
   const int64_t ranks = gpus.world_size();
@@ -83,7 +73,12 @@ absl::Status SendSome(Collectives& gpus, at::Tensor numbers) {
 absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
   const client::NodeLimits limits = options.session->limits();
   const at::Device device = DeviceOf(limits.driver, limits.device);
-  SLUICE_RETURN_IF_ERROR(CheckKernel(device, options.attention));
+  if (device.is_cpu() && options.attention != stream::AttentionKernel::kAuto) {
+    return absl::UnimplementedError(fmt::format(
+        "attention by {} is a real GPU's, and this node's are simulated, where "
+        "the CPU's flash attention computes: ask for auto",
+        stream::Name(options.attention)));
+  }
   std::unique_ptr<RankMemory> memory(
       new RankMemory(std::move(options), device));
   if (device.is_cuda()) {

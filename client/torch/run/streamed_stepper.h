@@ -1,11 +1,7 @@
 // A rank's streamed run: it calibrates, asks the daemon for a plan, leases the
 // host region and steps. It can take a new plan while the run goes on. The
-// trainer owns weights, gradients and optimizer, and calls this between its
-// steps.
-//
-// Messages name no flags. Errors are marked with what ran out
-// (proto/base/shortage.h) and with whether another rank's end caused them
-// (proto/base/peer_fault.h).
+// trainer owns weights, gradients and optimizer. Messages name no flags. Errors
+// are marked (proto/base/shortage.h, proto/base/peer_fault.h).
 //
 // Thread safety: one thread; with several ranks all make the same calls
 // together.

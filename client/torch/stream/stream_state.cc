@@ -23,18 +23,6 @@ std::vector<int64_t> Rerun(const stream::StreamShape& shape,
   return chunks;
 }
 
-absl::Status Validate(const StreamContext::Options& options) {
-  SLUICE_RETURN_IF_ERROR(stream::Validate(options.stream));
-  if (options.copies == nullptr ||
-      (options.stream.layout.ranks() > 1 && options.collectives == nullptr)) {
-    return absl::InvalidArgumentError(
-        "a streamed step needs a copy engine, and collectives when there are "
-        "several ranks");
-  }
-  return CheckBackend(options.device, TorchType(options.stream.dtype),
-                      options.stream.model.head_dim());
-}
-
 absl::Status AwaitUses(std::initializer_list<const Ring*> rings) {
   for (const Ring* ring : rings) {
     SLUICE_RETURN_IF_ERROR(ring->AwaitUses());
@@ -208,7 +196,16 @@ RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
 
 absl::StatusOr<std::unique_ptr<StreamContext>> StreamContext::Create(
     const Options& options) {
-  SLUICE_RETURN_IF_ERROR(Validate(options));
+  SLUICE_RETURN_IF_ERROR(stream::Validate(options.stream));
+  if (options.copies == nullptr ||
+      (options.stream.layout.ranks() > 1 && options.collectives == nullptr)) {
+    return absl::InvalidArgumentError(
+        "a streamed step needs a copy engine, and collectives when there are "
+        "several ranks");
+  }
+  SLUICE_RETURN_IF_ERROR(CheckBackend(options.device,
+                                      TorchType(options.stream.dtype),
+                                      options.stream.model.head_dim()));
   const Bytes needed(stream::StreamShape(options.stream).host_bytes());
   if (needed > options.host_size) {
     return ShortOf(Shortage::kHostMemory,

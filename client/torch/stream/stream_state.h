@@ -39,6 +39,12 @@ class StreamState final : public StreamContext {
   NormWeights Norm(const at::Tensor& weight, const at::Tensor& bias) const {
     return {model().norm, weight, bias, model().norm_epsilon};
   }
+  NormWeights Norm1(const LayerTensors& layer) const {
+    return Norm(layer.norm1_weight, layer.norm1_bias);
+  }
+  NormWeights Norm2(const LayerTensors& layer) const {
+    return Norm(layer.norm2_weight, layer.norm2_bias);
+  }
   RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
   // Returns the dropped rows of q, k or v, rank after rank without gaps.
   RowRuns Dropped(stream::Class which, int64_t m) const;

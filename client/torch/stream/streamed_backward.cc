@@ -175,7 +175,7 @@ class Backward {
       return t.narrow(0, at - row, n);
     };
     out.norm2 = in.norm2.Rows(row, rows, [&](int64_t at, int64_t n) {
-      return NormForward(part(out.x2, at, n), Norm2());
+      return NormForward(part(out.x2, at, n), state_.Norm2(weights_));
     });
     out.up = in.up.Rows(row, rows, [&](int64_t at, int64_t n) {
       return LinearForward(part(out.norm2, at, n), weights_.up_weight,
@@ -219,7 +219,7 @@ class Backward {
       dnorm.push_back(LinearBackwardInput(d.gate, weights_.gate_weight));
     }
     d = {};
-    NormBackward(x2, dnorm, dy, Norm2(),
+    NormBackward(x2, dnorm, dy, state_.Norm2(weights_),
                  {gradients_.norm2_weight, gradients_.norm2_bias}, dx2);
   }
 
@@ -254,7 +254,8 @@ class Backward {
       first = std::min(first, shape_.present(which, m));
     }
     const int64_t all = x.size(0) - first;
-    const at::Tensor normed = NormForward(x.narrow(0, first, all), Norm1());
+    const at::Tensor normed =
+        NormForward(x.narrow(0, first, all), state_.Norm1(weights_));
     const RopeTables tables = state_.Rope(m, first);
     std::vector<ExchangePart> parts;
     for (auto at = to.begin(); at != to.end(); ++at) {
@@ -313,7 +314,7 @@ class Backward {
     const at::Tensor dk = d.k.view({rows, -1});
     const at::Tensor dv = d.v.view({rows, -1});
     at::Tensor normed = norm1.Rows(0, rows, [&](int64_t at, int64_t n) {
-      return NormForward(x.narrow(0, at, n), Norm1());
+      return NormForward(x.narrow(0, at, n), state_.Norm1(weights_));
     });
     LinearBackwardWeight(normed,
                          {{dq, gradients_.q_weight, gradients_.q_bias},
@@ -324,8 +325,8 @@ class Backward {
                  {LinearBackwardInput(dq, weights_.q_weight),
                   LinearBackwardInput(dk, weights_.k_weight),
                   LinearBackwardInput(dv, weights_.v_weight)},
-                 dx2, Norm1(), {gradients_.norm1_weight, gradients_.norm1_bias},
-                 dx);
+                 dx2, state_.Norm1(weights_),
+                 {gradients_.norm1_weight, gradients_.norm1_bias}, dx);
   }
 
   // Returns dq, dk, dv of chunk m in token layout, with RoPE undone, and
@@ -352,13 +353,6 @@ class Backward {
     }
     for (at::Tensor* const t : {&d.q, &d.k, &d.v}) *t = t->to(state_.dtype);
     return d;
-  }
-
-  NormWeights Norm1() const {
-    return state_.Norm(weights_.norm1_weight, weights_.norm1_bias);
-  }
-  NormWeights Norm2() const {
-    return state_.Norm(weights_.norm2_weight, weights_.norm2_bias);
   }
 
   StreamState& state_;

@@ -86,8 +86,7 @@ class Forward {
     const auto segment = state_.Segment(kQkvForward, m);
     RowWriter norm1 = state_.Write(layer_, kNorm1, m);
     const at::Tensor normed =
-        NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias),
-                    norm1.PlaceOf(0, x.size(0)));
+        NormForward(x, state_.Norm1(weights_), norm1.PlaceOf(0, x.size(0)));
     norm1.Store(0, normed);
     norm1.Send(state_.staging());
     HeadTensors to;
@@ -130,9 +129,8 @@ class Forward {
     RowWriter act_rows = state_.Write(layer_, kAct, m);
     ForRows(shape_.local(m), shape_.ffn_rows, [&](int64_t row, int64_t n) {
       const at::Tensor residual = x2.narrow(0, row, n);
-      const at::Tensor normed = NormForward(
-          residual, state_.Norm(weights_.norm2_weight, weights_.norm2_bias),
-          norm2.PlaceOf(row, n));
+      const at::Tensor normed =
+          NormForward(residual, state_.Norm2(weights_), norm2.PlaceOf(row, n));
       norm2.Store(row, normed);
       const at::Tensor up =
           LinearForward(normed, weights_.up_weight, weights_.up_bias,
