@@ -434,8 +434,8 @@ class Run {
   ModelTensors& gradients_;
   const stream::ChunkLayout layout_;
   const RowRuns runs_;
-  const int64_t rows_,
-      first_;  // this rank's rows, and the first one's position
+  const int64_t rows_;   // of this rank
+  const int64_t first_;  // the position of its first row
   HeadExchange exchange_;
   at::Tensor loss_sum_;
 };
