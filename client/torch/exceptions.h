@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -35,15 +36,22 @@ inline void ThrowIfError(absl::Status status) {
 // Converts the current exception. Call it only inside a catch block.
 absl::Status CurrentExceptionAsStatus(std::string_view what);
 
-// Runs `body`, which returns absl::Status or absl::StatusOr<T>. Returns its
-// result, or the exception that it throws as a Status.
+// Runs `body`, which returns absl::Status, absl::StatusOr<T> or nothing.
+// Returns its result, or the exception that it throws as a Status.
 template <typename Body>
-auto CatchStatus(std::string_view what, Body&& body)
-    -> decltype(std::forward<Body>(body)()) {
-  try {
-    return std::forward<Body>(body)();
-  } catch (...) {
-    return CurrentExceptionAsStatus(what);
+auto CatchStatus(std::string_view what, Body&& body) {
+  using Result = decltype(body());
+  if constexpr (std::is_void_v<Result>) {
+    return CatchStatus(what, [&] {
+      body();
+      return absl::OkStatus();
+    });
+  } else {
+    try {
+      return Result(body());
+    } catch (...) {
+      return Result(CurrentExceptionAsStatus(what));
+    }
   }
 }
 

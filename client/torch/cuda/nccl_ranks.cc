@@ -38,10 +38,7 @@ class NcclRanks final : public Collectives {
       const MutexLock lock(mutex_);
       if (!aborted_.ok()) return;
     }
-    CatchStatus("", [&] {
-      group_->shutdown();
-      return absl::OkStatus();
-    }).IgnoreError();
+    CatchStatus("", [&] { group_->shutdown(); }).IgnoreError();
   }
 
   int rank() const override { return options_.rank; }
@@ -109,7 +106,6 @@ class NcclRanks final : public Collectives {
     SLUICE_RETURN_IF_ERROR(host_->AwaitBegun());
     return CatchStatus("c10d", [&] {
       for (const auto& work : begun) work->wait();
-      return absl::OkStatus();
     });
   }
 
@@ -121,10 +117,7 @@ class NcclRanks final : public Collectives {
       aborted_ = CausedByPeer(absl::UnavailableError(why));
     }
     // Ends running operations. An exception only says that they ended before.
-    CatchStatus("", [&] {
-      group_->abort();
-      return absl::OkStatus();
-    }).IgnoreError();
+    CatchStatus("", [&] { group_->abort(); }).IgnoreError();
   }
 
   // Queries the communicator under the lock, because Abort takes the lock
@@ -168,7 +161,6 @@ class NcclRanks final : public Collectives {
     const absl::Status issued = CatchStatus("c10d", [&] {
       const auto work = start();
       if (waits) work->wait();
-      return absl::OkStatus();
     });
     if (issued.ok()) {
       const MutexLock lock(mutex_);
@@ -203,7 +195,6 @@ class NcclRanks final : public Collectives {
   absl::Status Failed(const std::string& what, const std::string& says) const {
     const absl::Status gpu = CatchStatus("this rank's GPU", [&] {
       c10::cuda::getCurrentCUDAStream(options_.device.index()).query();
-      return absl::OkStatus();
     });
     const std::string failed = fmt::format("{} on rank {} of {} failed", what,
                                            options_.rank, options_.world_size);

@@ -10,103 +10,56 @@ int64_t FirstHalf(int64_t rows, int64_t tile_rows) {
   return (half + tile_rows - 1) / tile_rows * tile_rows;
 }
 
-RunningAttention Rows(const RunningAttention& t, int64_t first, int64_t rows) {
-  return {t.output.narrow(0, first, rows), t.lse.narrow(1, first, rows)};
+// A part of a block that the device computes in one call.
+struct Piece {
+  int64_t first_query, queries, first_key, keys;
+  bool causal;
+  Sum query_sum, key_sum;
+
+  at::Tensor Queries(const at::Tensor& t) const {
+    return t.narrow(0, first_query, queries);
+  }
+  at::Tensor Lse(const at::Tensor& t) const {
+    return t.narrow(1, first_query, queries);
+  }
+  at::Tensor Keys(const at::Tensor& t) const {
+    return t.narrow(0, first_key, keys);
+  }
+};
+
+// Cuts a block into pieces and calls `compute` for each, in order.
+void ForPieces(const Backend::Traits& traits, const Piece& block,
+               const auto& compute) {
+  const auto [q, queries, k, keys, causal, query_sum, key_sum] = block;
+  const int64_t before = causal ? keys - queries : 0;
+  if (before > 0) {
+    ForPieces(traits, {q, queries, k, before, false, query_sum, key_sum},
+              compute);
+    return ForPieces(
+        traits, {q, queries, k + before, queries, true, Sum::kAdd, key_sum},
+        compute);
+  }
+  if (!causal || traits.causal_rows == 0 || queries <= traits.causal_rows) {
+    return compute(block);
+  }
+  const int64_t half = FirstHalf(queries, traits.tile_rows);
+  const int64_t rest = queries - half;
+  ForPieces(traits, {q, half, k, half, true, query_sum, key_sum}, compute);
+  ForPieces(traits, {q + half, rest, k, half, false, query_sum, Sum::kAdd},
+            compute);
+  ForPieces(traits, {q + half, rest, k + half, rest, true, Sum::kAdd, key_sum},
+            compute);
 }
-QueryRows Rows(const QueryRows& t, int64_t first, int64_t rows) {
-  return {t.q.narrow(0, first, rows), t.output_gradient.narrow(0, first, rows),
-          t.output.narrow(0, first, rows), t.lse.narrow(1, first, rows)};
-}
-GradientSums Rows(const GradientSums& t, int64_t first_query, int64_t queries,
-                  int64_t first_key, int64_t keys) {
-  return {t.q.narrow(0, first_query, queries), t.k.narrow(0, first_key, keys),
-          t.v.narrow(0, first_key, keys)};
+
+// Returns `t` in the dtype in which the device computes blocks.
+at::Tensor Typed(const Backend& backend, const at::Tensor& t) {
+  return backend.traits().blocks_in_fp32 ? t.to(at::kFloat) : t;
 }
 
 void Accumulate(Sum sum, const at::Tensor& to, const at::Tensor& part) {
   sum == Sum::kBegin ? to.copy_(part) : to.add_(part);
 }
 
-// Computes blocks on one device, in the dtype that the device computes them in.
-class Blocks {
- public:
-  explicit Blocks(const Backend& backend) : backend_(backend) {}
-
-  at::Tensor Typed(const at::Tensor& t) const {
-    return backend_.traits().blocks_in_fp32 ? t.to(at::kFloat) : t;
-  }
-  void Attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-              bool causal, Sum sum, const RunningAttention& running) const {
-    const int64_t rows = q.size(0);
-    const int64_t before = causal ? k.size(0) - rows : 0;
-    if (before > 0) {
-      Attend(q, k.narrow(0, 0, before), v.narrow(0, 0, before), false, sum,
-             running);
-      return Attend(q, k.narrow(0, before, rows), v.narrow(0, before, rows),
-                    true, Sum::kAdd, running);
-    }
-    if (Whole(causal, rows)) {
-      const AttentionResult block = backend_.Attend(q, k, v, causal);
-      if (sum == Sum::kAdd) return backend_.Merge(running, block);
-      running.output.copy_(block.output);
-      running.lse.copy_(block.lse);
-      return;
-    }
-    const int64_t half = FirstHalf(rows, backend_.traits().tile_rows),
-                  rest = rows - half;
-    const auto first = [&](const at::Tensor& t) {
-      return t.narrow(0, 0, half);
-    };
-    const auto last = [&](const at::Tensor& t) {
-      return t.narrow(0, half, rest);
-    };
-    const RunningAttention below = Rows(running, half, rest);
-    Attend(first(q), first(k), first(v), true, sum, Rows(running, 0, half));
-    Attend(last(q), first(k), first(v), false, sum, below);
-    Attend(last(q), last(k), last(v), true, Sum::kAdd, below);
-  }
-
-  void Backward(const QueryRows& queries, const at::Tensor& k,
-                const at::Tensor& v, bool causal, Sum query_sum, Sum key_sum,
-                const GradientSums& sums) const {
-    const int64_t rows = queries.q.size(0);
-    const int64_t before = causal ? k.size(0) - rows : 0;
-    if (before > 0) {
-      Backward(queries, k.narrow(0, 0, before), v.narrow(0, 0, before), false,
-               query_sum, key_sum, Rows(sums, 0, rows, 0, before));
-      return Backward(queries, k.narrow(0, before, rows),
-                      v.narrow(0, before, rows), true, Sum::kAdd, key_sum,
-                      Rows(sums, 0, rows, before, rows));
-    }
-    if (Whole(causal, rows)) {
-      const AttentionGradients block =
-          backend_.AttendBackward(queries, k, v, causal);
-      Accumulate(query_sum, sums.q, block.q);
-      Accumulate(key_sum, sums.k, block.k);
-      Accumulate(key_sum, sums.v, block.v);
-      return;
-    }
-    const int64_t half = FirstHalf(rows, backend_.traits().tile_rows),
-                  rest = rows - half;
-    const at::Tensor first_k = k.narrow(0, 0, half);
-    const at::Tensor first_v = v.narrow(0, 0, half);
-    const QueryRows below = Rows(queries, half, rest);
-    Backward(Rows(queries, 0, half), first_k, first_v, true, query_sum, key_sum,
-             Rows(sums, 0, half, 0, half));
-    Backward(below, first_k, first_v, false, query_sum, Sum::kAdd,
-             Rows(sums, half, rest, 0, half));
-    Backward(below, k.narrow(0, half, rest), v.narrow(0, half, rest), true,
-             Sum::kAdd, key_sum, Rows(sums, half, rest, half, rest));
-  }
-
- private:
-  bool Whole(bool causal, int64_t rows) const {
-    const int64_t largest = backend_.traits().causal_rows;
-    return !causal || largest == 0 || rows <= largest;
-  }
-
-  const Backend& backend_;
-};
 }  // namespace
 
 void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -114,9 +67,20 @@ void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   if (q.size(0) == 0) return;
   const ObservedCall observed("sluice::attention_block", {q, k, v},
                               {running.output, running.lse});
-  const Blocks blocks(BackendOf(q));
-  blocks.Attend(blocks.Typed(q), blocks.Typed(k), blocks.Typed(v), causal, sum,
-                running);
+  const Backend& backend = BackendOf(q);
+  const at::Tensor typed_q = Typed(backend, q), typed_k = Typed(backend, k),
+                   typed_v = Typed(backend, v);
+  ForPieces(backend.traits(), {0, q.size(0), 0, k.size(0), causal, sum, sum},
+            [&](const Piece& p) {
+              const RunningAttention part = {p.Queries(running.output),
+                                             p.Lse(running.lse)};
+              const AttentionResult block =
+                  backend.Attend(p.Queries(typed_q), p.Keys(typed_k),
+                                 p.Keys(typed_v), p.causal);
+              if (p.query_sum == Sum::kAdd) return backend.Merge(part, block);
+              part.output.copy_(block.output);
+              part.lse.copy_(block.lse);
+            });
 }
 
 void AttendBlockBackward(const QueryRows& queries, const at::Tensor& k,
@@ -132,12 +96,22 @@ void AttendBlockBackward(const QueryRows& queries, const at::Tensor& k,
       "sluice::attention_block_backward",
       {queries.q, queries.output_gradient, queries.output, queries.lse, k, v},
       {sums.q, sums.k, sums.v});
-  const Blocks blocks(BackendOf(queries.q));
-  const QueryRows rows = {blocks.Typed(queries.q),
-                          blocks.Typed(queries.output_gradient),
-                          blocks.Typed(queries.output), queries.lse};
-  blocks.Backward(rows, blocks.Typed(k), blocks.Typed(v), causal, query_sum,
-                  key_sum, sums);
+  const Backend& backend = BackendOf(queries.q);
+  const QueryRows rows = {Typed(backend, queries.q),
+                          Typed(backend, queries.output_gradient),
+                          Typed(backend, queries.output), queries.lse};
+  const at::Tensor typed_k = Typed(backend, k), typed_v = Typed(backend, v);
+  ForPieces(backend.traits(),
+            {0, rows.q.size(0), 0, k.size(0), causal, query_sum, key_sum},
+            [&](const Piece& p) {
+              const AttentionGradients block = backend.AttendBackward(
+                  {p.Queries(rows.q), p.Queries(rows.output_gradient),
+                   p.Queries(rows.output), p.Lse(rows.lse)},
+                  p.Keys(typed_k), p.Keys(typed_v), p.causal);
+              Accumulate(p.query_sum, p.Queries(sums.q), block.q);
+              Accumulate(p.key_sum, p.Keys(sums.k), block.k);
+              Accumulate(p.key_sum, p.Keys(sums.v), block.v);
+            });
 }
 
 }  // namespace sluice::runtime

@@ -142,10 +142,7 @@ class GlooRanks final : public Collectives {
   }
   // Starts one operation and waits. Converts an exception to a Status.
   absl::Status Run(const char* what, Bytes size, const Start& start) {
-    const absl::Status status = CatchStatus("", [&] {
-      start()->wait();
-      return absl::OkStatus();
-    });
+    const absl::Status status = CatchStatus("", [&] { start()->wait(); });
     if (status.ok()) return status;
     return CausedByPeer(absl::UnavailableError(fmt::format(
         "{} of {} on rank {} of {} failed: probably another rank has ended; "
@@ -275,7 +272,6 @@ absl::StatusOr<std::unique_ptr<Collectives>> ConnectDevice(
     // limits how long the first operation waits there for a late rank.
     connect(options, OpenStore(options, /*server=*/false, options.timeout_s),
             host, connected);
-    return absl::OkStatus();
   });
   SLUICE_RETURN_IF_ERROR(joined);
   return connected;

@@ -35,7 +35,6 @@ void AwaitStream(at::Device device) {
   if (device.is_cpu()) return;
   CatchStatus("", [&] {
     c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-    return absl::OkStatus();
   }).IgnoreError();
 }
 
@@ -48,10 +47,7 @@ HostStage::~HostStage() {
   for (const Half& half : halves_) {
     if (!half.sent.has_value()) continue;
     // Errors are ignored: a lost GPU copies nothing more.
-    CatchStatus("", [&] {
-      half.sent->synchronize();
-      return absl::OkStatus();
-    }).IgnoreError();
+    CatchStatus("", [&] { half.sent->synchronize(); }).IgnoreError();
   }
 }
 

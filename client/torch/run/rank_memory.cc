@@ -149,10 +149,8 @@ absl::StatusOr<std::byte*> RankMemory::LeaseFixed(Bytes size) {
 
 absl::Status RankMemory::Arm() {
   allocator_->Arm();
-  return CatchStatus("what a GPU's libraries keep", [&] {
-    TakeWorkspaces(device());
-    return absl::OkStatus();
-  });
+  return CatchStatus("what a GPU's libraries keep",
+                     [&] { TakeWorkspaces(device()); });
 }
 
 std::optional<Bytes> RankMemory::host_limit() const {
