@@ -248,7 +248,6 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   options.listener = std::move(listener);
   if (opened.http) {
     options.http = [&http = *opened.http] { return http.listener(); };
-    options.http_goes_on = opened.http->goes_on();
   }
   options.deaths = deaths.fd();
   return RunService(arguments, std::move(options), takes_over, opened, deaths);
