@@ -1,5 +1,3 @@
-#include "daemon/checks.h"
-
 #include <fmt/format.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/mman.h>
@@ -19,8 +17,8 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/node.h"
 #include "daemon/runtime/runtime_dir.h"
+#include "daemon/serve.h"
 #include "daemon/service/takeover/handover.h"
-#include "daemon/start_options.h"
 #include "daemon/state/state_file.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/clock.h"
@@ -178,14 +176,6 @@ absl::Status CheckRunning(const Arguments& arguments, const Config& config) {
 }
 
 }  // namespace
-
-absl::StatusOr<Policy> UsablePolicy(const PolicyFile& file, uid_t daemon,
-                                    const NodeConfig& node, const Clocks& now) {
-  SLUICE_ASSIGN_OR_RETURN(Policy policy, file.Read(now, daemon));
-  SLUICE_RETURN_IF_ERROR(
-      Core(node, now.monotonic).SetPolicy(policy, now.monotonic));
-  return policy;
-}
 
 absl::Status Check(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
