@@ -32,7 +32,7 @@ Labels LabelsOf(const JobLabel& job) {
 
 using prometheus::MetricType;
 
-// Of a job's ranks on one GPU.
+// Sums over a job's ranks on one GPU.
 struct GpuSums {
   Bytes leased;
   std::optional<Bytes> outside;    // unset: no rank has told
