@@ -216,9 +216,10 @@ struct Listener {
     std::erase_if(connections, [](const auto& each) { return !each.socket; });
   }
 
-  // Accepts a connection, and closes one for it if all are in use.
+  // Accepts a connection, and closes one for it if all are in use. REQUIRES:
+  // Go was called since the connection came, so that one that has asked before
+  // is not closed for it.
   void Accept(absl::Time now) {
-    Go(now);  // a request may have arrived since the last check
     if (AllWait()) return;
     if (connections.size() >= most) {
       const auto goes =
