@@ -162,7 +162,7 @@ Reader Table(std::string name, std::vector<Key> keys) {
     for (const auto& [key, value] : *table) {
       const std::string text(key.str());
       const auto known = std::ranges::find_if(keys, [&](const Key& each) {
-        return text == each.name || text == each.alias;
+        return text == each.name || (!text.empty() && text == each.alias);
       });
       if (known == keys.end()) {
         std::set<std::string> names;
