@@ -1,13 +1,15 @@
-// The command line of `sluiced`.
+// The command line of `sluiced`, and what it and the configuration name.
 //
-// Thread safety: pure, but ConfigOf reads a file.
+// Thread safety: one thread.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "daemon/config.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/policy.h"
 #include "daemon/policy_file.h"
 #include "proto/base/clock.h"
@@ -39,5 +41,19 @@ absl::StatusOr<Config> ConfigOf(const Arguments& arguments);
 PolicyFile PolicyFileOf(const Config& config, const Arguments& arguments);
 
 Clocks ClocksNow(const Clock& clock);
+
+// Returns the policy that administrators set, if a daemon of user `daemon` on
+// this node can use it; else the errors of PolicyFile::Read and
+// Core::SetPolicy.
+absl::StatusOr<Policy> UsablePolicy(const PolicyFile& file, uid_t daemon,
+                                    const NodeConfig& node, const Clocks& now);
+
+struct WorkerUser {
+  std::optional<uint32_t> uid, gid;  // unset: the daemon's own
+};
+
+// Looks up [worker] user; empty: no user. NotFound: there is no such user.
+// PermissionDenied: it is another user, and the daemon does not run as root.
+absl::StatusOr<WorkerUser> FindWorkerUser(const std::string& name);
 
 }  // namespace sluice::daemon

@@ -1,5 +1,3 @@
-#include "daemon/checks.h"
-
 #include <fmt/format.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/mman.h>
@@ -19,8 +17,8 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/node.h"
 #include "daemon/runtime/runtime_dir.h"
+#include "daemon/serve.h"
 #include "daemon/service/takeover/handover.h"
-#include "daemon/start_options.h"
 #include "daemon/state/state_file.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/clock.h"
@@ -32,60 +30,30 @@
 namespace sluice::daemon {
 namespace {
 
-// Does not try ports and sockets, because the running daemon may hold them.
-absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
-  SLUICE_RETURN_IF_ERROR(CheckHttpSockets(config.http_listen.value_or(""),
-                                          config.http_socket_group));
-  const Clocks now = ClocksNow(MonotonicClock());
-  const PolicyFile file = PolicyFileOf(config, arguments);
-  // The policy is checked before the slow parts.
-  SLUICE_RETURN_IF_ERROR(file.Read(now, file.owner()).status());
-  SLUICE_RETURN_IF_ERROR(FindWorkerUser(config.worker_user).status());
-  SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
-  SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
-  SLUICE_RETURN_IF_ERROR(
-      UsablePolicy(file, file.owner(), node.config, now).status());
-  const std::string good =
-      fmt::format("{}: good: {}\n",
-                  arguments.config.empty() ? "defaults" : arguments.config,
-                  node.description);
-  std::fputs(good.c_str(), stdout);  // fmt::print would throw on a full disk
-  for (const std::string& warning : node.config.warnings) {
-    fmt::print(stderr, "warning: {}\n", warning);
-  }
-  return absl::OkStatus();
-}
-
 constexpr std::chrono::seconds kDeadline{5};
 // A supervisor restarts a daemon within this time.
 constexpr absl::Duration kStartedAgain = absl::Seconds(1);
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 
-enum class Socket { kNone, kNobodyListens, kServed };
-
-// A socket that this user may not connect to counts as served.
-Socket SocketAt(const std::string& path) {
-  const auto address = UnixAddress(path);
-  const UniqueFd fd(
-      socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!address || !fd ||
-      connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address),
-              sizeof(*address)) == 0) {
-    return Socket::kServed;
-  }
-  if (errno == ENOENT || errno == ENOTDIR) return Socket::kNone;
-  return errno == ECONNREFUSED ? Socket::kNobodyListens : Socket::kServed;
-}
-
-// A killed daemon leaves its socket file behind.
+// Returns whether a daemon serves the socket. A killed one leaves its file
+// behind, and is started again within kStartedAgain.
 bool DaemonRuns(const std::string& admin_socket) {
+  const auto address = UnixAddress(admin_socket);
   const absl::Time end = absl::Now() + kStartedAgain;
-  Socket found = SocketAt(admin_socket);
-  while (found == Socket::kNobodyListens && absl::Now() < end) {
+  while (true) {
+    const UniqueFd fd(
+        socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!address || !fd ||
+        connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address),
+                sizeof(*address)) == 0) {
+      return true;
+    }
+    if (errno == ENOENT || errno == ENOTDIR) return false;
+    // A socket that this user may not connect to counts as served.
+    if (errno != ECONNREFUSED) return true;
+    if (absl::Now() >= end) return false;
     absl::SleepFor(kPause);
-    found = SocketAt(admin_socket);
   }
-  return found == Socket::kServed;
 }
 
 absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
@@ -154,46 +122,50 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
                              "whether all its memory is there");
 }
 
-absl::Status CheckRunning(const Arguments& arguments, const Config& config) {
+// fmt::print would throw on a full disk.
+void Print(const std::string& line) { std::fputs(line.c_str(), stdout); }
+
+}  // namespace
+
+// Does not try ports and sockets, because the running daemon may hold them.
+absl::Status Check(const Arguments& arguments) {
+  SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
+  const Clocks now = ClocksNow(MonotonicClock());
+  // An administrator may run this as another user than the daemon's.
+  const PolicyFile file = PolicyFileOf(config, arguments);
+  if (arguments.check) {  // before the slow parts
+    SLUICE_RETURN_IF_ERROR(CheckHttpSockets(config.http_listen.value_or(""),
+                                            config.http_socket_group));
+    SLUICE_RETURN_IF_ERROR(file.Read(now, file.owner()).status());
+    SLUICE_RETURN_IF_ERROR(FindWorkerUser(config.worker_user).status());
+  }
   SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
+  const absl::Status policy =
+      UsablePolicy(file, file.owner(), node.config, now).status();
+  if (arguments.check) {
+    SLUICE_RETURN_IF_ERROR(policy);
+    Print(fmt::format("{}: good: {}\n",
+                      arguments.config.empty() ? "defaults" : arguments.config,
+                      node.description));
+    for (const std::string& warning : node.config.warnings) {
+      fmt::print(stderr, "warning: {}\n", warning);
+    }
+  }
+  if (!arguments.check_state) return absl::OkStatus();
   const auto state =
       CheckState(arguments.runtime_dir + "/admin.sock", node.config);
   if (!state.ok()) {
     return Annotate(state.status(), "it would not be taken over");
   }
-  // An administrator may run this as another user than the daemon's.
-  const PolicyFile file = PolicyFileOf(config, arguments);
-  const auto policy = UsablePolicy(file, file.owner(), node.config,
-                                   ClocksNow(MonotonicClock()));
-  const bool unread = absl::IsPermissionDenied(policy.status());
+  const bool unread = absl::IsPermissionDenied(policy);
   if (!policy.ok() && !unread) {
-    return Annotate(policy.status(), "it would not take over");
+    return Annotate(policy, "it would not take over");
   }
-  const std::string good = fmt::format(
+  Print(fmt::format(
       "good: {}{}\n", *state,
-      unread ? ", but for the policy, which this user may not read" : "");
-  std::fputs(good.c_str(), stdout);
+      unread ? ", but for the policy, which this user may not read" : ""));
   return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::StatusOr<Policy> UsablePolicy(const PolicyFile& file, uid_t daemon,
-                                    const NodeConfig& node, const Clocks& now) {
-  SLUICE_ASSIGN_OR_RETURN(Policy policy, file.Read(now, daemon));
-  SLUICE_RETURN_IF_ERROR(
-      Core(node, now.monotonic).SetPolicy(policy, now.monotonic));
-  return policy;
-}
-
-absl::Status Check(const Arguments& arguments) {
-  SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
-  if (arguments.check) {
-    SLUICE_RETURN_IF_ERROR(CheckConfig(arguments, config));
-  }
-  return arguments.check_state ? CheckRunning(arguments, config)
-                               : absl::OkStatus();
 }
 
 }  // namespace sluice::daemon

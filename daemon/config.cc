@@ -3,16 +3,21 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+// Without this, toml++ 3.3 aborts at "[[[x" instead of reporting the fault.
+#define TOML_ASSERT(expr) static_cast<void>(0)
+#include <toml++/toml.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <cmath>
 #include <filesystem>
-#include <memory>
+#include <functional>
+#include <set>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "daemon/core/node/links.h"
-#include "daemon/core/node/types.h"
-#include "daemon/table_reader.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
@@ -22,340 +27,370 @@
 namespace sluice::daemon {
 namespace {
 
+// --- values and tables
+// --------------------------------------------------------
+
+// Reads a value. `key` begins the messages of faults: "'gpus' "; empty: none.
+// Messages begin with the line: "7: 'gpus' must be …".
+using Reader =
+    std::function<absl::Status(const toml::node& node, const std::string& key)>;
+
+absl::Status Fault(const toml::node& at, const std::string& key,
+                   std::string_view what) {
+  return absl::InvalidArgumentError(
+      fmt::format("{}: {}{}", at.source().begin.line, key, what));
+}
+
+template <typename To>  // std::string, or an optional one
+Reader Text(To* to) {
+  return [to](const toml::node& node, const std::string& key) {
+    const auto text = node.value_exact<std::string>();
+    if (!text) return Fault(node, key, "must be a string in quotes");
+    *to = *text;
+    return absl::OkStatus();
+  };
+}
+
+template <typename To>  // int, or an optional of it or of a wider type
+Reader Whole(To* to, int least, int most) {
+  return [=](const toml::node& node, const std::string& key) {
+    const auto number = node.value_exact<int64_t>();
+    if (!number || *number < least || *number > most) {
+      return Fault(
+          node, key,
+          fmt::format("must be a whole number from {} to {}", least, most));
+    }
+    *to = static_cast<int>(*number);
+    return absl::OkStatus();
+  };
+}
+
+Reader Number(double* to) {
+  return [to](const toml::node& node, const std::string& key) {
+    const auto number = node.value<double>();
+    if (!number || !std::isfinite(*number) || *number < 0) {
+      return Fault(node, key, "must be a number, 0 or more");
+    }
+    *to = *number;
+    return absl::OkStatus();
+  };
+}
+
+template <typename To>  // Bytes, or optional ones
+Reader Size(To* to) {
+  return [to](const toml::node& node, const std::string& key) {
+    constexpr const char* kNeeded =
+        "must be a size above 0 in quotes, such as \"36MiB\"";
+    if (const auto number = node.value_exact<int64_t>(); number > 0) {
+      return Fault(node, key,
+                   fmt::format("{}, or \"{}B\" for {} bytes", kNeeded, *number,
+                               *number));
+    }
+    const auto text = node.value_exact<std::string>();
+    if (!text) return Fault(node, key, kNeeded);
+    const auto size = ParseBytes(*text);
+    if (!size.ok()) {
+      return Fault(node, key, std::string(size.status().message()));
+    }
+    if (*size <= Bytes(0)) return Fault(node, key, kNeeded);
+    *to = *size;
+    return absl::OkStatus();
+  };
+}
+
+template <typename T>
+Reader Choice(T* to, std::map<std::string, T> choices) {
+  return [=](const toml::node& node, const std::string& key) {
+    const auto text = node.value_exact<std::string>();
+    const T* const found = text ? FindOrNull(choices, *text) : nullptr;
+    if (found == nullptr) {
+      return Fault(
+          node, key,
+          "must be one of " +
+              absl::StrJoin(choices, ", ", [](auto* out, const auto& each) {
+                *out += '"' + each.first + '"';
+              }));
+    }
+    *to = *found;
+    return absl::OkStatus();
+  };
+}
+
+Reader List(Reader each) {
+  return [=](const toml::node& node, const std::string& key) -> absl::Status {
+    const toml::array* list = node.as_array();
+    if (list == nullptr) return Fault(node, key, "must be a list");
+    for (const toml::node& item : *list) {
+      SLUICE_RETURN_IF_ERROR(each(item, key));
+    }
+    return absl::OkStatus();
+  };
+}
+
+Reader Texts(std::vector<std::string>* to) {
+  return List([to](const toml::node& node, const std::string& key) {
+    return Text(&to->emplace_back())(node, key);
+  });
+}
+
+// Reads by `read`; then `fault` returns what is wrong, or "".
+Reader Checked(Reader read, std::function<std::string()> fault) {
+  return [=](const toml::node& node, const std::string& key) {
+    absl::Status status = read(node, key);
+    if (!status.ok()) return status;
+    const std::string wrong = fault();
+    return wrong.empty() ? status : Fault(node, key, wrong);
+  };
+}
+
+struct Key {
+  std::string name;
+  Reader read;
+  std::string alias = {};  // another name; both together are an error
+};
+
+// The key `what`_bytes, or `what`_memory, as other programs' flags are called.
+Key Memory(const std::string& what, auto* to) {
+  return {what + "_bytes", Size(to), what + "_memory"};
+}
+
+// Every other key is an error; its message lists the known keys.
+Reader Table(std::string name, std::vector<Key> keys) {
+  return [=](const toml::node& node, const std::string&) -> absl::Status {
+    const toml::table* table = node.as_table();
+    if (table == nullptr) return Fault(node, "", name + " must be a table");
+    for (const auto& [key, value] : *table) {
+      const std::string text(key.str());
+      const auto known = std::ranges::find_if(keys, [&](const Key& each) {
+        return text == each.name || (!text.empty() && text == each.alias);
+      });
+      if (known == keys.end()) {
+        std::set<std::string> names;
+        for (const Key& each : keys) names.insert({each.name, each.alias});
+        names.erase("");
+        return Fault(value, "",
+                     fmt::format("unknown key '{}' in {}; known: {}", text,
+                                 name, absl::StrJoin(names, ", ")));
+      }
+      const std::string quoted = "'" + text + "' ";
+      if (text == known->alias && table->contains(known->name)) {
+        return Fault(value, quoted,
+                     fmt::format("is {} by another name: give one of them",
+                                 known->name));
+      }
+      SLUICE_RETURN_IF_ERROR(known->read(value, quoted));
+    }
+    return absl::OkStatus();
+  };
+}
+
+// --- the file
+// -----------------------------------------------------------------
+
 std::map<std::string, Config::DriverChoice> Drivers() {
   return {{"auto", Config::DriverChoice::kAuto},
           {"sim", Config::DriverChoice::kSim},
           {"cuda", Config::DriverChoice::kCuda}};
 }
 
-class ConfigReader {
- public:
-  explicit ConfigReader(std::string path) : path_(std::move(path)) {}
-
-  absl::StatusOr<Config> Read(const toml::table& file) {
-    TableReader top = Table("the file");
-    top.Key("device", [this](const auto& n) { return Device(n); })
-        .Key("sim", [this](const auto& n) { return Sim(n); })
-        .Key("cuda", [this](const auto& n) { return Cuda(n); })
-        .Key("pools", [this](const auto& n) { return Pools(n); })
-        .Key("bandwidth", [this](const auto& n) { return Bandwidth(n); })
-        .Key("budgets", [this](const auto& n) { return Budgets(n); })
-        .Key("gpus", [this](const auto& n) { return Gpus(n); })
-        .Key("quota", [this](const auto& n) { return Quota(n); })
-        .Key("policy", [this](const auto& n) { return PolicyTable(n); })
-        .Key("http", [this](const auto& n) { return Http(n); })
-        .Key("worker", [this](const auto& n) { return Worker(n); })
-        .Key("log", [this](const auto& n) { return LogTable(n); })
-        .Key("restart", [this](const auto& n) { return Restart(n); });
-    SLUICE_RETURN_IF_ERROR(top.Read(file));
-    SLUICE_RETURN_IF_ERROR(CheckLinks());
-    return config_;
-  }
-
- private:
-  TableReader Table(const std::string& name) const {
-    return TableReader(path_, name);
-  }
-  // Reads `what`_memory (as other programs' flags are called) or `what`_bytes;
-  // both together are an error.
-  static void Memory(TableReader& table, const std::string& what, auto* to) {
-    const auto given = std::make_shared<bool>(false);
-    for (const char* ending : {"_bytes", "_memory"}) {
-      table.Key(what + ending, [=, &table](const toml::node& node) {
-        if (std::exchange(*given, true)) {  // keys come sorted
-          return table.Error(
-              node, fmt::format("is {}_bytes by another name: give one of them",
-                                what));
-        }
-        return table.Size(to)(node);
-      });
-    }
-  }
-
-  absl::Status Device(const toml::node& node) {
-    TableReader table = Table("[device]");
-    table.Key("driver",
-              table.Choice<Config::DriverChoice>(&config_.driver, Drivers()));
-    table.Key("host_memory",
-              table.Choice<device::HostMemoryChoice>(
-                  &config_.host_memory,
-                  {{"auto", device::HostMemoryChoice::kAuto},
-                   {"memfd", device::HostMemoryChoice::kMemfd}}));
-    return table.Read(node);
-  }
-
-  absl::Status Sim(const toml::node& node) {
-    SimSettings& sim = config_.sim;
-    TableReader table = Table("[sim]");
-    table.Key("gpus", table.Whole(&sim.gpus, 1, 64));
-    table.Key("gpu_memory", table.Size(&sim.gpu_memory));
-    table.Key("host_memory", table.Size(&sim.host_memory));
-    table.Key("numa_nodes", table.Whole(&sim.numa_nodes, 1, 16));
-    table.Key("granularity", table.Size(&sim.granularity));
-    table.Key("links", table.List([&](const toml::node& n) {
-      return Link(n, /*has_parent=*/true, sim.links);
-    }));
-    table.Key("gpu_links", table.Texts(&sim.gpu_links));
-    return table.Read(node);
-  }
-
-  absl::Status Cuda(const toml::node& node) {
-    TableReader table = Table("[cuda]");
-    table.Key("links", table.List([&](const toml::node& n) {
-      return Link(n, /*has_parent=*/false, config_.cuda.links);
-    }));
-    return table.Read(node);
-  }
-
-  absl::Status Link(const toml::node& node, bool has_parent,
-                    std::vector<LinkSpeed>& links) {
+Reader Links(std::vector<LinkSpeed>* to, bool have_parents) {
+  return List([=](const toml::node& node, const std::string&) -> absl::Status {
     LinkSpeed link;
-    TableReader table = Table("a link");
-    table.Key("name", table.Text(&link.name));
-    table.Key("h2d_bytes_per_s", table.Number(&link.h2d_bytes_per_second));
-    table.Key("d2h_bytes_per_s", table.Number(&link.d2h_bytes_per_second));
-    table.Key("both_bytes_per_s", table.Number(&link.both_bytes_per_second));
-    if (has_parent) table.Key("parent", table.Text(&link.parent));
-    SLUICE_RETURN_IF_ERROR(table.Read(node));
-    if (link.name.empty()) return table.Error(node, "a link needs a name");
-    links.push_back(link);
+    std::vector<Key> keys = {
+        {"name", Text(&link.name)},
+        {"h2d_bytes_per_s", Number(&link.h2d_bytes_per_second)},
+        {"d2h_bytes_per_s", Number(&link.d2h_bytes_per_second)},
+        {"both_bytes_per_s", Number(&link.both_bytes_per_second)}};
+    if (have_parents) keys.push_back({"parent", Text(&link.parent)});
+    SLUICE_RETURN_IF_ERROR(Table("a link", keys)(node, ""));
+    if (link.name.empty()) return Fault(node, "", "a link needs a name");
+    to->push_back(link);
     return absl::OkStatus();
-  }
+  });
+}
 
-  absl::Status Pools(const toml::node& node) {
-    TableReader table = Table("[pools]");
-    Memory(table, "gpu", &config_.gpu_pool);
-    Memory(table, "host", &config_.host_pool);
-    Memory(table, "host_ready", &config_.host_ready);
-    Memory(table, "extent", &config_.extent);
-    return table.Read(node);
-  }
-
-  absl::Status Bandwidth(const toml::node& node) {
-    TableReader table = Table("[bandwidth]");
-    table.Key("user", table.List([this](const toml::node& n) {
-      return UserWeight(n);
-    }));
-    return table.Read(node);
-  }
-
-  absl::Status UserWeight(const toml::node& node) {
+Reader UserWeights(std::map<uint32_t, double>* to) {
+  return List([=](const toml::node& node, const std::string&) -> absl::Status {
     std::optional<int> uid;
     double weight = 1;
-    TableReader table = Table("[[bandwidth.user]]");
-    table.Key("uid", table.Whole(&uid, 0, INT_MAX));
-    table.Key("weight", [&](const toml::node& value) -> absl::Status {
-      SLUICE_RETURN_IF_ERROR(table.Number(&weight)(value));
-      if (weight >= NodeConfig::kLeastWeight &&
-          weight <= NodeConfig::kMostWeight) {
-        return absl::OkStatus();
-      }
-      return table.Error(
-          value, fmt::format("must be {:g} to {:g}", NodeConfig::kLeastWeight,
-                             NodeConfig::kMostWeight));
-    });
-    SLUICE_RETURN_IF_ERROR(table.Read(node));
-    if (!uid) return table.Error(node, "a user's weight needs a uid");
-    if (!config_.user_weights.emplace(*uid, weight).second) {
-      return table.Error(node, fmt::format("uid {} stands here twice", *uid));
-    }
-    return absl::OkStatus();
-  }
+    constexpr double kLeast = NodeConfig::kLeastWeight,
+                     kMost = NodeConfig::kMostWeight;
+    const Reader table = Table(
+        "[[bandwidth.user]]",
+        {{"uid", Whole(&uid, 0, INT_MAX)},
+         {"weight", Checked(Number(&weight), [&] {
+            return weight >= kLeast && weight <= kMost
+                       ? ""
+                       : fmt::format("must be {:g} to {:g}", kLeast, kMost);
+          })}});
+    SLUICE_RETURN_IF_ERROR(table(node, ""));
+    if (!uid) return Fault(node, "", "a user's weight needs a uid");
+    if (to->emplace(*uid, weight).second) return absl::OkStatus();
+    return Fault(node, "", fmt::format("uid {} stands here twice", *uid));
+  });
+}
 
-  absl::Status Budgets(const toml::node& node) {
-    TableReader table = Table("[budgets]");
-    Memory(table, "principal_gpu", &config_.principal_limits.gpu);
-    Memory(table, "principal_host", &config_.principal_limits.host);
-    Memory(table, "job_gpu", &config_.job_limits.gpu);
-    Memory(table, "job_host", &config_.job_limits.host);
-    table.Key("job",
-              table.List([this](const toml::node& n) { return JobBudget(n); }));
-    return table.Read(node);
-  }
-
-  absl::Status JobBudget(const toml::node& node) {
+Reader JobBudgets(std::map<std::string, Limits>* to) {
+  return List([=](const toml::node& node, const std::string&) -> absl::Status {
     std::string name;
     Limits limits;
-    TableReader table = Table("[[budgets.job]]");
-    table.Key("name", table.Text(&name));
-    Memory(table, "gpu", &limits.gpu);
-    Memory(table, "host", &limits.host);
-    SLUICE_RETURN_IF_ERROR(table.Read(node));
+    const Reader table =
+        Table("[[budgets.job]]", {{"name", Text(&name)},
+                                  Memory("gpu", &limits.gpu),
+                                  Memory("host", &limits.host)});
+    SLUICE_RETURN_IF_ERROR(table(node, ""));
     if (const absl::Status named = wire::CheckJob(name); !named.ok()) {
-      return table.Error(node, std::string(named.message()));
+      return Fault(node, "", std::string(named.message()));
     }
-    if (!config_.named_job_limits.emplace(name, limits).second) {
-      return table.Error(node, fmt::format("job {} stands here twice", name));
+    if (to->emplace(name, limits).second) return absl::OkStatus();
+    return Fault(node, "", fmt::format("job {} stands here twice", name));
+  });
+}
+
+template <typename... Args>
+absl::Status Bad(fmt::format_string<Args...> what, Args&&... args) {
+  return absl::InvalidArgumentError(
+      " " + fmt::format(what, std::forward<Args>(args)...));
+}
+
+// Checks that involve several keys.
+absl::Status CheckLinks(const SimSettings& sim) {
+  for (const LinkSpeed& link : sim.links) {
+    if (link.parent.empty()) continue;
+    const std::vector<size_t> path = LinkPath(sim.links, link.name);
+    if (path.size() < 2 || !sim.links[path.back()].parent.empty()) {
+      return Bad(
+          "link {} hangs on '{}', which is not in links, or goes "
+          "round in a circle",
+          link.name, link.parent);
     }
-    return absl::OkStatus();
-  }
-
-  absl::Status Gpus(const toml::node& node) {
-    std::string access = "device";
-    TableReader table = Table("[gpus]");
-    table.Key("access", [&](const toml::node& value) -> absl::Status {
-      SLUICE_RETURN_IF_ERROR(table.Text(&access)(value));
-      if (access == "device" || access == "any") return absl::OkStatus();
-      return table.Error(value, "must be \"device\" or \"any\"");
-    });
-    SLUICE_RETURN_IF_ERROR(table.Read(node));
-    config_.gpus_are_shown = access == "device";
-    return absl::OkStatus();
-  }
-
-  absl::Status Quota(const toml::node& node) {
-    std::vector<std::string> prefixes;
-    TableReader table = Table("[quota]");
-    constexpr int kMost = 1'000'000;
-    table.Key("sessions", table.Whole(&config_.quota.sessions, 1, kMost));
-    table.Key("rank_sessions", table.Whole(&config_.quota.ranks, 1, kMost));
-    table.Key("extents", table.Whole(&config_.quota.extents, 1, kMost));
-    table.Key("waiting_leases", table.Whole(&config_.quota.waiting, 1, kMost));
-    int longest_wait_s =
-        static_cast<int>(absl::ToInt64Seconds(config_.longest_wait));
-    constexpr int kMonth = 31 * 86400;
-    table.Key("longest_wait_s", table.Whole(&longest_wait_s, 0, kMonth));
-    table.Key("cgroups", [&](const toml::node& list) -> absl::Status {
-      SLUICE_RETURN_IF_ERROR(table.Texts(&prefixes)(list));
-      auto cut = CgroupCut::Make(prefixes);
-      if (!cut.ok()) {
-        return table.Error(list, std::string(cut.status().message()));
-      }
-      config_.cgroups = *std::move(cut);
-      return absl::OkStatus();
-    });
-    SLUICE_RETURN_IF_ERROR(table.Read(node));
-    config_.longest_wait = absl::Seconds(longest_wait_s);
-    return absl::OkStatus();
-  }
-
-  absl::Status PolicyTable(const toml::node& node) {
-    TableReader table = Table("[policy]");
-    table.Key("folder", [&](const toml::node& value) -> absl::Status {
-      std::string& folder = config_.policy_folder.emplace();
-      SLUICE_RETURN_IF_ERROR(table.Text(&folder)(value));
-      if (folder.empty() || folder[0] == '/') return absl::OkStatus();
-      return table.Error(value, "must be a path from / on, or empty: nowhere");
-    });
-    return table.Read(node);
-  }
-
-  absl::Status Http(const toml::node& node) {
-    TableReader table = Table("[http]");
-    table.Key("listen", table.Text(&config_.http_listen));
-    table.Key("socket_group", table.Text(&config_.http_socket_group));
-    return table.Read(node);
-  }
-
-  absl::Status Worker(const toml::node& node) {
-    double seconds = absl::ToDoubleSeconds(config_.plan_time_limit);
-    TableReader table = Table("[worker]");
-    table.Key("time_limit_s", [&](const toml::node& value) -> absl::Status {
-      SLUICE_RETURN_IF_ERROR(table.Number(&seconds)(value));
-      if (seconds <= 0) return table.Error(value, "must be above 0");
-      return absl::OkStatus();
-    });
-    table.Key("memory", table.Size(&config_.worker_memory));
-    table.Key("user", table.Text(&config_.worker_user));
-    SLUICE_RETURN_IF_ERROR(table.Read(node));
-    config_.plan_time_limit = absl::Seconds(seconds);
-    return absl::OkStatus();
-  }
-
-  absl::Status Restart(const toml::node& node) {
-    constexpr int kMost = 16;  // DeathRecord has no more
-    TableReader table = Table("[restart]");
-    table.Key("freeze_after", table.Whole(&config_.freeze_after, 0, kMost));
-    return table.Read(node);
-  }
-
-  absl::Status LogTable(const toml::node& node) {
-    TableReader table = Table("[log]");
-    table.Key("level", table.Choice<LogLevel>(&config_.log_level,
-                                              {{"error", LogLevel::kError},
-                                               {"warning", LogLevel::kWarning},
-                                               {"info", LogLevel::kInfo},
-                                               {"debug", LogLevel::kDebug}}));
-    return table.Read(node);
-  }
-
-  template <typename... Args>
-  absl::Status Bad(fmt::format_string<Args...> what, Args&&... args) const {
-    return absl::InvalidArgumentError(
-        path_ + ": " + fmt::format(what, std::forward<Args>(args)...));
-  }
-
-  // Checks that involve several keys.
-  absl::Status CheckParents() const {
-    const SimSettings& sim = config_.sim;
-    for (const LinkSpeed& link : sim.links) {
-      if (link.parent.empty()) continue;
-      const std::vector<size_t> path = LinkPath(sim.links, link.name);
-      if (path.size() < 2 || !sim.links[path.back()].parent.empty()) {
-        return Bad(
-            "link {} hangs on '{}', which is not in links, or goes "
-            "round in a circle",
-            link.name, link.parent);
-      }
-      if (sim.gpu_links.empty()) {
-        return Bad(
-            "link {} has a parent: say by gpu_links which link each GPU "
-            "is on",
-            link.name);
-      }
+    if (sim.gpu_links.empty()) {
+      return Bad(
+          "link {} has a parent: say by gpu_links which link each GPU "
+          "is on",
+          link.name);
     }
-    return absl::OkStatus();
   }
-
-  absl::Status CheckLinks() const {
-    SLUICE_RETURN_IF_ERROR(CheckParents());
-    if (const auto made = TopologyOf(config_.sim.links); !made.ok()) {
-      return Bad("{}", std::string(made.status().message()));
-    }
-    const SimSettings& sim = config_.sim;
-    for (const std::string& name : sim.gpu_links) {
-      if (std::ranges::find(sim.links, name, &LinkSpeed::name) ==
-          sim.links.end()) {
-        return Bad("gpu_links names '{}', which is not in links", name);
-      }
-    }
-    if (!sim.gpu_links.empty() && std::ssize(sim.gpu_links) != sim.gpus) {
-      return Bad("gpu_links has {} entries for {} GPUs: name one per GPU",
-                 sim.gpu_links.size(), sim.gpus);
-    }
-    return absl::OkStatus();
+  if (const auto made = TopologyOf(sim.links); !made.ok()) {
+    return Bad("{}", std::string(made.status().message()));
   }
+  for (const std::string& name : sim.gpu_links) {
+    if (std::ranges::count(sim.links, name, &LinkSpeed::name) == 0) {
+      return Bad("gpu_links names '{}', which is not in links", name);
+    }
+  }
+  if (!sim.gpu_links.empty() && std::ssize(sim.gpu_links) != sim.gpus) {
+    return Bad("gpu_links has {} entries for {} GPUs: name one per GPU",
+               sim.gpu_links.size(), sim.gpus);
+  }
+  return absl::OkStatus();
+}
 
-  const std::string path_;
-  Config config_;
-};
-
-absl::Status Fault(std::string what) {
-  return absl::InvalidArgumentError(PrintableLine(std::move(what)));
+absl::StatusOr<Config> Read(const toml::table& file) {
+  constexpr int kMost = 1'000'000, kMonth = 31 * 86400;
+  constexpr int kMostDeaths = 16;  // DeathRecord has no more
+  Config to;
+  std::vector<std::string> cgroups;
+  auto longest_wait_s = static_cast<int>(absl::ToInt64Seconds(to.longest_wait));
+  double time_limit_s = absl::ToDoubleSeconds(to.plan_time_limit);
+  const auto cut = [&] {
+    auto made = CgroupCut::Make(cgroups);
+    if (made.ok()) to.cgroups = *std::move(made);
+    return std::string(made.status().message());
+  };
+  const auto is_path = [&] {
+    return to.policy_folder->empty() || to.policy_folder->starts_with('/')
+               ? ""
+               : "must be a path from / on, or empty: nowhere";
+  };
+  const auto above_0 = [&] {
+    return time_limit_s > 0 ? "" : "must be above 0";
+  };
+  const Reader top = Table(
+      "the file",
+      {{"device",
+        Table("[device]",
+              {{"driver", Choice(&to.driver, Drivers())},
+               {"host_memory",
+                Choice(&to.host_memory,
+                       {{"auto", device::HostMemoryChoice::kAuto},
+                        {"memfd", device::HostMemoryChoice::kMemfd}})}})},
+       {"sim", Table("[sim]", {{"gpus", Whole(&to.sim.gpus, 1, 64)},
+                               {"gpu_memory", Size(&to.sim.gpu_memory)},
+                               {"host_memory", Size(&to.sim.host_memory)},
+                               {"numa_nodes", Whole(&to.sim.numa_nodes, 1, 16)},
+                               {"granularity", Size(&to.sim.granularity)},
+                               {"links", Links(&to.sim.links, true)},
+                               {"gpu_links", Texts(&to.sim.gpu_links)}})},
+       {"cuda", Table("[cuda]", {{"links", Links(&to.cuda.links, false)}})},
+       {"pools", Table("[pools]", {Memory("gpu", &to.gpu_pool),
+                                   Memory("host", &to.host_pool),
+                                   Memory("host_ready", &to.host_ready),
+                                   Memory("extent", &to.extent)})},
+       {"bandwidth",
+        Table("[bandwidth]", {{"user", UserWeights(&to.user_weights)}})},
+       {"budgets",
+        Table("[budgets]", {Memory("principal_gpu", &to.principal_limits.gpu),
+                            Memory("principal_host", &to.principal_limits.host),
+                            Memory("job_gpu", &to.job_limits.gpu),
+                            Memory("job_host", &to.job_limits.host),
+                            {"job", JobBudgets(&to.named_job_limits)}})},
+       {"gpus", Table("[gpus]", {{"access", Choice(&to.gpus_are_shown,
+                                                   {{"any", false},
+                                                    {"device", true}})}})},
+       {"quota", Table("[quota]",
+                       {{"sessions", Whole(&to.quota.sessions, 1, kMost)},
+                        {"rank_sessions", Whole(&to.quota.ranks, 1, kMost)},
+                        {"extents", Whole(&to.quota.extents, 1, kMost)},
+                        {"waiting_leases", Whole(&to.quota.waiting, 1, kMost)},
+                        {"longest_wait_s", Whole(&longest_wait_s, 0, kMonth)},
+                        {"cgroups", Checked(Texts(&cgroups), cut)}})},
+       {"policy", Table("[policy]", {{"folder", Checked(Text(&to.policy_folder),
+                                                        is_path)}})},
+       {"http",
+        Table("[http]", {{"listen", Text(&to.http_listen)},
+                         {"socket_group", Text(&to.http_socket_group)}})},
+       {"worker", Table("[worker]", {{"time_limit_s",
+                                      Checked(Number(&time_limit_s), above_0)},
+                                     {"memory", Size(&to.worker_memory)},
+                                     {"user", Text(&to.worker_user)}})},
+       {"log",
+        Table("[log]", {{"level", Choice(&to.log_level,
+                                         {{"error", LogLevel::kError},
+                                          {"warning", LogLevel::kWarning},
+                                          {"info", LogLevel::kInfo},
+                                          {"debug", LogLevel::kDebug}})}})},
+       {"restart",
+        Table("[restart]",
+              {{"freeze_after", Whole(&to.freeze_after, 0, kMostDeaths)}})}});
+  SLUICE_RETURN_IF_ERROR(top(file, ""));
+  to.longest_wait = absl::Seconds(longest_wait_s);
+  to.plan_time_limit = absl::Seconds(time_limit_s);
+  SLUICE_RETURN_IF_ERROR(CheckLinks(to.sim));
+  return to;
 }
 
 }  // namespace
 
 absl::StatusOr<Config::DriverChoice> ParseDriver(const std::string& text) {
   const auto drivers = Drivers();
-  const auto found = drivers.find(text);
-  if (found == drivers.end()) {
-    return absl::InvalidArgumentError(
-        fmt::format("--driver '{}': must be auto, cuda or sim", text));
-  }
-  return found->second;
+  if (const auto* found = FindOrNull(drivers, text)) return *found;
+  return absl::InvalidArgumentError(
+      fmt::format("--driver '{}': must be auto, cuda or sim", text));
 }
 
 absl::StatusOr<Config> ParseConfig(std::string_view text,
                                    const std::string& path) {
+  std::string fault;
   try {
-    auto config = ConfigReader(path).Read(toml::parse(text));
+    auto config = Read(toml::parse(text));
     if (config.ok()) return config;
-    return Fault(std::string(config.status().message()));
+    fault = std::string(config.status().message());
   } catch (const toml::parse_error& error) {
-    return Fault(fmt::format("{}:{}: {}", path, error.source().begin.line,
-                             std::string(error.description())));
+    fault = fmt::format("{}: {}", error.source().begin.line,
+                        std::string(error.description()));
   }
+  return absl::InvalidArgumentError(PrintableLine(path + ":" + fault));
 }
 
 absl::StatusOr<Config> ReadConfig(const std::string& path) {

@@ -3,15 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <regex>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
 #include "daemon/core/node/links.h"
 #include "kernels/device/driver.h"
-#include "proto/base/ids.h"
+#include "proto/base/file_text.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -46,34 +48,28 @@ std::string SpeedText(const char* direction, double bytes_per_second) {
   return fmt::format(" {} {:.1f} GB/s", direction, bytes_per_second / 1e9);
 }
 
-absl::StatusOr<LinkSpeed*> FindLink(std::vector<LinkSpeed>& links,
-                                    const std::string& name) {
-  std::string has;
-  for (LinkSpeed& link : links) {
-    if (link.name == name) return &link;
-    has += (has.empty() ? "" : ", ") + link.name;
-  }
-  return absl::InvalidArgumentError(
-      fmt::format("links in [cuda] names '{}', which this machine does not "
-                  "have: it has {}",
-                  name, has));
-}
-
 absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
                                           Node& node) {
   std::string text;
+  std::vector<LinkSpeed>& links = node.config.links;
   const bool lacks_gpus = std::ranges::any_of(
       node.config.gpus,
       [](const GpuConfig& gpu) { return !gpu.fault.empty(); });
   for (const LinkSpeed& each : given) {
-    const auto found = FindLink(node.config.links, each.name);
-    // The path of a faulty GPU is unknown, so the link may be one of it.
-    if (!found.ok() && lacks_gpus) {
-      node.config.warnings.push_back(std::string(found.status().message()));
+    const auto link = std::ranges::find(links, each.name, &LinkSpeed::name);
+    if (link == links.end()) {
+      const std::string fault = fmt::format(
+          "links in [cuda] names '{}', which this machine does not have: it "
+          "has {}",
+          each.name,
+          absl::StrJoin(links, ", ", [](auto* out, const LinkSpeed& of) {
+            *out += of.name;
+          }));
+      // The path of a faulty GPU is unknown, so the link may be one of it.
+      if (!lacks_gpus) return absl::InvalidArgumentError(fault);
+      node.config.warnings.push_back(fault);
       continue;
     }
-    SLUICE_RETURN_IF_ERROR(found.status());
-    LinkSpeed* const link = *found;
     link->h2d_bytes_per_second = each.h2d_bytes_per_second;
     link->d2h_bytes_per_second = each.d2h_bytes_per_second;
     link->both_bytes_per_second = each.both_bytes_per_second;
@@ -82,108 +78,70 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
                         SpeedText("d2h", each.d2h_bytes_per_second),
                         SpeedText("both", each.both_bytes_per_second));
   }
-  SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
+  SLUICE_RETURN_IF_ERROR(TopologyOf(links).status());
   return text;
-}
-
-constexpr const char* kBus = "/sys/bus/pci/devices/";
-
-bool IsHex(const std::string& text, size_t least, size_t most) {
-  return text.size() >= least && text.size() <= most &&
-         std::ranges::all_of(
-             text, [](unsigned char c) { return std::isxdigit(c) != 0; });
 }
 
 // Accepts "0000:3a". Domains behind a volume manager have more than four
 // digits.
 bool IsBus(const std::string& name) {
-  const size_t colon = name.find(':');
-  return colon != std::string::npos && IsHex(name.substr(0, colon), 4, 8) &&
-         IsHex(name.substr(colon + 1), 2, 2);
+  static const std::regex bus("[[:xdigit:]]{4,8}:[[:xdigit:]]{2}");
+  return std::regex_match(name, bus);
 }
 
 // Accepts "0000:3b:00.0".
 bool IsAddress(const std::string& name) {
+  static const std::regex device(":[[:xdigit:]]{2}[.][0-7]");
   const size_t colon = name.rfind(':');
-  if (colon == std::string::npos || !IsBus(name.substr(0, colon))) return false;
-  const std::string slot = name.substr(colon + 1);
-  return slot.size() == 4 && IsHex(slot.substr(0, 2), 2, 2) && slot[2] == '.' &&
-         slot[3] >= '0' && slot[3] <= '7';
+  return colon != name.npos && IsBus(name.substr(0, colon)) &&
+         std::regex_match(name.substr(colon), device);
 }
 
-std::optional<double> NumberIn(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  double number = 0;
-  if (!(in >> number) || !std::isfinite(number)) return std::nullopt;
-  return number;
+// Makes the link `name` the parent of `below`, and sets `below` to it. Returns
+// whether the link is new.
+bool Hang(std::string name, std::string& below, std::vector<LinkSpeed>& links) {
+  const auto find = [&](const std::string& of) {
+    return std::ranges::find(links, of, &LinkSpeed::name);
+  };
+  const bool is_new = find(name) == links.end();
+  if (is_new) links.push_back({.name = name});
+  if (!below.empty()) find(below)->parent = name;
+  below = std::move(name);
+  return is_new;
 }
 
-struct Chain {
-  std::string root;  // "0000:3a"; empty: unknown
-  std::vector<std::filesystem::path> devices;
-};
-
-Chain ChainOf(const std::string& address, const std::string& root) {
+// Adds the links from the GPU upwards, until one is known: those above it are
+// known too.
+void AddChain(const std::string& address, const std::string& root,
+              std::vector<LinkSpeed>& links) {
   std::error_code error;
-  const std::filesystem::path device =
-      std::filesystem::canonical(root + kBus + address, error);
-  Chain chain;
-  if (error || device.filename() != address) return chain;
-  std::filesystem::path at = device;
+  const std::filesystem::path gpu = std::filesystem::canonical(
+      root + "/sys/bus/pci/devices/" + address, error);
+  if (error || gpu.filename() != address) return;
+  std::vector<std::string> chain;
+  std::filesystem::path at = gpu;
   for (; IsAddress(at.filename()); at = at.parent_path()) {
-    chain.devices.insert(chain.devices.begin(), at);
+    chain.push_back(at.filename());
+  }
+  if (chain.empty()) return;
+  std::string below;
+  for (size_t i = 0; i < chain.size(); i += 2) {
+    // A bridge that is a device of the root complex has no link above it.
+    if (i > 0 && i == chain.size() - 1) break;
+    if (!Hang("pci-" + chain[i], below, links)) return;
   }
   const std::string above = at.filename();
-  if (above.starts_with("pci") && IsBus(above.substr(3))) {
-    chain.root = above.substr(3);
+  if (above.starts_with("pci") && IsBus(above.substr(3)) &&
+      !Hang("root-" + above.substr(3), below, links)) {
+    return;
   }
-  return chain;
+  constexpr int kMostNumaNodes = 1023;
+  int numa = -1;  // as the kernel says if it does not know
+  if (absl::SimpleAtoi(TextOf(gpu / "numa_node"), &numa) && numa >= 0 &&
+      numa <= kMostNumaNodes) {
+    Hang(fmt::format("numa{}", numa), below, links);
+  }
 }
-
-class PciReader {
- public:
-  std::vector<LinkSpeed> Read(const std::vector<std::string>& addresses,
-                              const std::string& root) {
-    for (const std::string& address : addresses) Add(ChainOf(address, root));
-    return std::move(made_);
-  }
-
- private:
-  void Add(const Chain& chain) {
-    if (chain.devices.empty()) return;
-    // From the GPU upwards, until a link is known: those above it are known
-    // too.
-    std::string below;
-    const auto gpu = std::ssize(chain.devices) - 1;
-    for (auto at = gpu; at >= 0; at -= 2) {
-      // A bridge that is a device of the root complex has no link above it.
-      if (at == 0 && at != gpu) break;
-      if (!Hang("pci-" + chain.devices[at].filename().string(), below)) return;
-    }
-    if (!chain.root.empty() && !Hang("root-" + chain.root, below)) return;
-    // -1: the kernel does not know.
-    const auto numa = NumberIn(chain.devices.back() / "numa_node");
-    if (numa && *numa >= 0 && *numa <= kMostNumaNodes) {
-      Hang(fmt::format("numa{}", std::lround(*numa)), below);
-    }
-  }
-
-  // Makes the link `name` the parent of `below`, and sets `below` to it.
-  // Returns whether the link is new.
-  bool Hang(std::string name, std::string& below) {
-    const auto find = [this](const std::string& of) {
-      return std::ranges::find(made_, of, &LinkSpeed::name);
-    };
-    const bool is_new = find(name) == made_.end();
-    if (is_new) made_.push_back({.name = name});
-    if (!below.empty()) find(below)->parent = name;
-    below = std::move(name);
-    return is_new;
-  }
-
-  static constexpr double kMostNumaNodes = 1023;
-  std::vector<LinkSpeed> made_;
-};
 
 }  // namespace
 
@@ -198,7 +156,9 @@ absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
 
 std::vector<LinkSpeed> ReadPciLinks(const std::vector<std::string>& addresses,
                                     const std::string& root) {
-  return PciReader().Read(addresses, root);
+  std::vector<LinkSpeed> links;
+  for (const std::string& address : addresses) AddChain(address, root, links);
+  return links;
 }
 
 }  // namespace sluice::daemon

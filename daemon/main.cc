@@ -8,7 +8,6 @@
 #include <string>
 
 #include "daemon/arguments.h"
-#include "daemon/checks.h"
 #include "daemon/runtime/process.h"
 #include "daemon/serve.h"
 #include "daemon/store/starter.h"

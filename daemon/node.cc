@@ -12,8 +12,10 @@
 #include <numeric>
 #include <utility>
 
+#include "daemon/core/node/links.h"
 #include "daemon/cuda_links.h"
 #include "kernels/device/cuda/nvidia.h"
+#include "kernels/device/sim/sim.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/numa.h"
 #include "proto/base/status.h"
@@ -45,14 +47,6 @@ Bytes MemoryOfMachine(const std::string& root, Bytes without_cores) {
   const Bytes all = MachineMemory::Read(root).total - without_cores;
   const auto limit = CgroupMemoryLimit("self", root);
   return limit ? std::min(all, limit->most) : all;
-}
-
-int NumaNodes(const std::vector<device::DeviceInfo>& devices) {
-  uint64_t nodes = 1;
-  for (const auto& device : devices) {
-    nodes = std::max(nodes, device.numa.value() + 1);
-  }
-  return static_cast<int>(nodes);
 }
 
 // Makes the file that stands for /dev/nvidia0. A file of an earlier daemon
@@ -88,8 +82,10 @@ absl::Status AddGpus(const Config& config, const std::string& root,
   SLUICE_ASSIGN_OR_RETURN(const auto devices, node.driver->Devices());
   const bool sim = !node.sim_directory.empty();
   Bytes largest;
+  uint64_t nodes = 1;
   for (const auto& device : devices) {
     largest = std::max(largest, device.total_memory);
+    nodes = std::max(nodes, device.numa.value() + 1);
   }
   for (const auto& device : devices) {
     // The size of a faulty GPU is unknown, and jobs may still hold memory of
@@ -119,10 +115,9 @@ absl::Status AddGpus(const Config& config, const std::string& root,
     node.gpu_nodes.push_back(std::move(path));
   }
   if (!sim) {
-    const int nodes = NumaNodes(devices);
-    const Bytes without_cores = MemoryWithoutCores(root, node);
-    const Bytes pool = Pinnable(MemoryOfMachine(root, without_cores)) / nodes;
-    for (int i = 0; i < nodes; ++i) {
+    const Bytes all = MemoryOfMachine(root, MemoryWithoutCores(root, node));
+    const Bytes pool = Pinnable(all) / static_cast<int64_t>(nodes);
+    for (uint64_t i = 0; i < nodes; ++i) {
       node.config.hosts.push_back({NumaIndex(i), pool});
     }
   }
@@ -149,20 +144,20 @@ Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
 // Returns the least common multiple of the granularities of all memory: ranks
 // get one number.
 absl::StatusOr<Bytes> GranularityOf(const Node& node) {
-  std::vector<device::Placement> all;
+  using device::Placement;
+  std::vector<Placement> all;
   for (const GpuConfig& gpu : node.config.gpus) {
-    if (!gpu.fault.empty()) continue;
-    all.push_back(device::Placement::Gpu(gpu.index));
+    if (gpu.fault.empty()) all.push_back(Placement::Gpu(gpu.index));
   }
   for (const HostConfig& host : node.config.hosts) {
-    all.push_back(device::Placement::Host(host.numa));
+    all.push_back(Placement::Host(host.numa));
   }
-  uint64_t unit = 1;
-  for (const device::Placement& where : all) {
+  int64_t unit = 1;
+  for (const Placement& where : all) {
     SLUICE_ASSIGN_OR_RETURN(const Bytes each, node.driver->Granularity(where));
-    unit = std::lcm(unit, each.size());
+    unit = std::lcm(unit, each.count());
   }
-  return Bytes(static_cast<int64_t>(unit));
+  return Bytes(unit);
 }
 
 absl::Status CheckPool(const char* key, Bytes pool, Bytes unit) {
@@ -177,18 +172,15 @@ absl::Status SizePools(const Config& config, Node& node) {
   SLUICE_ASSIGN_OR_RETURN(node.config.granularity, GranularityOf(node));
   const Bytes unit = node.config.granularity;
   for (HostConfig& host : node.config.hosts) {
-    if (config.host_pool.has_value() && !node.sim_directory.empty() &&
-        *config.host_pool > host.pool) {
+    const Bytes all = host.pool, wanted = config.host_pool.value_or(all);
+    if (wanted > all && !node.sim_directory.empty()) {
       return absl::InvalidArgumentError(fmt::format(
           "host_bytes in [pools] is {}, but the simulated NUMA node {} has {}: "
           "raise host_memory in [sim]",
-          FormatBytes(*config.host_pool), host.numa.value(),
-          FormatBytes(host.pool)));
+          FormatBytes(wanted), host.numa.value(), FormatBytes(all)));
     }
-    SLUICE_RETURN_IF_ERROR(
-        CheckPool("host_bytes", config.host_pool.value_or(host.pool), unit));
-    const Bytes all = host.pool;
-    host.pool = RoundDown(config.host_pool.value_or(host.pool), unit);
+    SLUICE_RETURN_IF_ERROR(CheckPool("host_bytes", wanted, unit));
+    host.pool = RoundDown(wanted, unit);
     host.spare = std::max(all - host.pool, Bytes(0));
     if (config.host_ready > host.pool) {
       return absl::InvalidArgumentError(fmt::format(
@@ -200,9 +192,8 @@ absl::Status SizePools(const Config& config, Node& node) {
   }
   for (GpuConfig& gpu : node.config.gpus) {
     SLUICE_RETURN_IF_ERROR(CheckPool("gpu_bytes", gpu.pool, unit));
-    const Bytes pool = RoundDown(gpu.pool, unit);
-    gpu.spare += gpu.pool - pool;
-    gpu.pool = pool;
+    gpu.spare += gpu.pool - RoundDown(gpu.pool, unit);
+    gpu.pool = RoundDown(gpu.pool, unit);
   }
   node.config.host_ready = config.host_ready;
   constexpr Bytes kAny(INT64_MAX);
@@ -249,6 +240,93 @@ std::string Describe(const Node& node, const std::string& root) {
       limit ? FormatBytes(limit->most) : "none",
       FormatBytes(node.config.extent.gpu), FormatBytes(node.config.extent.host),
       FormatBytes(node.config.granularity));
+}
+
+device::SimConfig ToSim(const SimSettings& sim) {
+  device::SimConfig to;
+  for (const LinkSpeed& link : sim.links) {
+    to.links.push_back(
+        {link.name, link.h2d_bytes_per_second, link.d2h_bytes_per_second});
+  }
+  for (int i = 0; i < sim.gpus; ++i) {
+    if (sim.links.empty()) {
+      to.links.push_back({fmt::format("pcie{}", i), 2e9, 2e9});
+    }
+    const std::string link = sim.gpu_links.empty()
+                                 ? to.links[i % to.links.size()].name
+                                 : sim.gpu_links[i];
+    to.gpus.push_back(
+        {sim.gpu_memory, link, NumaIndex(i * sim.numa_nodes / sim.gpus)});
+  }
+  to.numa_nodes = sim.numa_nodes;
+  to.host_memory = sim.host_memory;
+  to.granularity = sim.granularity;
+  return to;
+}
+
+std::vector<HolderSnapshot> FindHolders(const std::string& directory) {
+  const auto found = device::FindSimHolders(directory);
+  std::vector<HolderSnapshot> holders;
+  if (!found.ok()) return holders;
+  for (const device::SimHolder& each : *found) {
+    // They keep duplicates of all descriptors for the next daemon.
+    const bool keeps =
+        (each.uid == 0 || each.uid == geteuid()) &&
+        (each.command == "systemd" || each.command == "sluiced-keeper");
+    if (keeps) continue;
+    HolderSnapshot& holder = holders.emplace_back(
+        HolderSnapshot{each.pid, each.uid, each.command, {}, {}});
+    for (const auto& [where, size] : each.held) {
+      const bool gpu = where.kind == device::Placement::Kind::kGpu;
+      (gpu ? holder.gpu : holder.host) += size;
+    }
+  }
+  return holders;
+}
+
+// The simulated device limits only each direction of a link. Limits of a parent
+// link, or of both directions together, hold only through grants.
+LinkSpeed SimLinkOf(const SimSettings& sim, const device::SimLink& of) {
+  LinkSpeed link;
+  for (const LinkSpeed& each : sim.links) {
+    if (each.name == of.name) link = each;
+  }
+  link.name = of.name;
+  link.h2d_bytes_per_second = of.h2d_bytes_per_second;
+  link.d2h_bytes_per_second = of.d2h_bytes_per_second;
+  return link;
+}
+
+// Makes a simulated node in `directory`, which `node` then owns, unless ranks
+// of an earlier daemon use one there. Opens its driver, and adds its links and
+// NUMA nodes. InvalidArgument: the links of [sim] make no tree. Else errors as
+// device::CreateSimNode.
+absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
+                     Node& node) {
+  const absl::Status made = device::CreateSimNode(directory, ToSim(sim));
+  // FailedPrecondition: ranks of an earlier daemon use the node.
+  if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
+  if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
+  // Ranks of every user open the files in it, whatever the umask is.
+  if (chmod(directory.c_str(), 0755) != 0) {
+    return ErrnoStatus(errno, "chmod " + directory);
+  }
+  SLUICE_ASSIGN_OR_RETURN(const auto opened, device::SimNode::Open(directory));
+  SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenOwnedSimDriver(directory));
+  const device::SimConfig config = opened->config();
+  for (const device::SimLink& link : config.links) {
+    node.config.links.push_back(SimLinkOf(sim, link));
+  }
+  // A node that was there before has the speeds of an earlier configuration.
+  SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
+  for (int i = 0; i < config.numa_nodes; ++i) {
+    node.config.hosts.push_back(
+        {NumaIndex(i), config.host_memory / config.numa_nodes});
+  }
+  node.sim_directory = directory;
+  node.find_holders = [directory] { return FindHolders(directory); };
+  SLUICE_ASSIGN_OR_RETURN(node.sim_clocks, device::MakeSimClocks());
+  return absl::OkStatus();
 }
 
 // A broken driver must not be replaced by simulated GPUs without notice.

@@ -45,11 +45,4 @@ absl::StatusOr<Node> OpenNode(const Config& config,
                               const std::string& runtime_dir,
                               const std::string& root = "");
 
-// Makes a simulated node in `directory`, which `node` then owns, unless ranks
-// of an earlier daemon use one there. Opens its driver, and adds its links and
-// NUMA nodes. InvalidArgument: the links of [sim] make no tree. Else errors as
-// device::CreateSimNode.
-absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
-                     Node& node);
-
 }  // namespace sluice::daemon

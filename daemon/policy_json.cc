@@ -28,12 +28,39 @@ json LimitOf(Bytes limit) {
   return limit == Limits::kUnlimited ? json(nullptr) : json(limit.count());
 }
 
+// Returns `entry` with the setting's author and time.
+json Signed(json entry, const std::string& who, absl::Time at,
+            const Clocks& now) {
+  entry["by"] = who;
+  entry["at_unix_s"] = Unix(at, now);
+  return entry;
+}
+
 json Entry(json target, const Budgets::Given& given, const Clocks& now) {
   target["gpu_bytes"] = LimitOf(given.limits.gpu);
   target["host_bytes"] = LimitOf(given.limits.host);
-  target["by"] = given.by.who;
-  target["at_unix_s"] = Unix(given.by.at, now);
-  return target;
+  return Signed(std::move(target), given.by.who, given.by.at, now);
+}
+
+json Entry(PoolId pool, const Principal& whose, const Reservation& given,
+           const Clocks& now) {
+  json entry = {{pool.kind == PoolKind::kGpu ? "gpu" : "numa", pool.ordinal},
+                {"uid", whose.uid},
+                {"bytes", given.bytes.count()}};
+  if (!whose.cgroup.empty()) entry["cgroup"] = whose.cgroup;
+  return Signed(std::move(entry), given.by.who, given.by.at, now);
+}
+
+json Entry(const MeasuredLinks& measured, const Clocks& now) {
+  json links = json::array();
+  for (const auto& [name, link] : measured.links) {
+    links.push_back({{"name", name},
+                     {"h2d_bytes_per_s", link.h2d},
+                     {"d2h_bytes_per_s", link.d2h},
+                     {"both_bytes_per_s", link.both}});
+  }
+  return Signed({{"links", std::move(links)}}, measured.by.who, measured.by.at,
+                now);
 }
 
 // Reads one object, which must have every key and no other.
@@ -47,12 +74,11 @@ class PolicyReader {
   bool Has(const char* key) const {
     return status_.ok() && from_.contains(key);
   }
+  // Returns null if there is no value of the key, which is a fault.
   const json& At(const char* key) {
     static const json kNull;
     known_.insert(key);
-    if (!status_.ok()) return kNull;
-    const auto found = from_.find(key);
-    if (found != from_.end()) return *found;
+    if (Has(key)) return from_[key];
     Fail(fmt::format("has no '{}'", key));
     return kNull;
   }
@@ -81,9 +107,25 @@ class PolicyReader {
     Fail(fmt::format("{} is no whole number from 0 to {}", key, most));
     return 0;
   }
+  Bytes Size(const char* key) {
+    return Bytes(Whole(key, (int64_t{1} << 60) - 1));
+  }
   Bytes Limit(const char* key) {
-    return At(key).is_null() ? Limits::kUnlimited
-                             : Bytes(Whole(key, (int64_t{1} << 60) - 1));
+    return At(key).is_null() ? Limits::kUnlimited : Size(key);
+  }
+  Principal Whose() {
+    return {static_cast<uint32_t>(Whole("uid", UINT32_MAX)),
+            Has("cgroup") ? Text("cgroup") : ""};
+  }
+  SetBy By(const Clocks& now) {
+    // Much later times would be read as infinite, which JSON cannot express.
+    constexpr double kMost = 1e12;
+    const double unix_s = Number("at_unix_s");
+    if (!(unix_s > -kMost && unix_s < kMost)) {
+      Fail(fmt::format("at_unix_s is {}, no time of a clock", unix_s));
+    }
+    const absl::Time wall = absl::FromUnixMillis(std::llround(unix_s * 1000));
+    return {true, Text("by"), now.monotonic - (now.wall - wall)};
   }
   void Fail(const std::string& what) {
     if (!status_.ok()) return;
@@ -105,28 +147,6 @@ class PolicyReader {
   absl::Status status_;
 };
 
-json EntryOf(PoolId pool, const Principal& whose, const Reservation& given,
-             const Clocks& now) {
-  json entry = {{pool.kind == PoolKind::kGpu ? "gpu" : "numa", pool.ordinal},
-                {"uid", whose.uid},
-                {"bytes", given.bytes.count()},
-                {"by", given.by.who},
-                {"at_unix_s", Unix(given.by.at, now)}};
-  if (!whose.cgroup.empty()) entry["cgroup"] = whose.cgroup;
-  return entry;
-}
-
-absl::Time TimeOf(PolicyReader& entry, const Clocks& now) {
-  // Much later times would be read as infinite, which JSON cannot express.
-  constexpr double kMost = 1e12;
-  const double unix_s = entry.Number("at_unix_s");
-  if (!(unix_s > -kMost && unix_s < kMost)) {
-    entry.Fail(fmt::format("at_unix_s is {}, no time of a clock", unix_s));
-  }
-  const absl::Time wall = absl::FromUnixMillis(std::llround(unix_s * 1000));
-  return now.monotonic - (now.wall - wall);
-}
-
 absl::Status ReadReservation(const json& from, const std::string& name,
                              const Clocks& now, Reservations& to) {
   PolicyReader entry(from, name);
@@ -134,66 +154,38 @@ absl::Status ReadReservation(const json& from, const std::string& name,
   const PoolId pool = {
       gpu ? PoolKind::kGpu : PoolKind::kHost,
       static_cast<uint64_t>(entry.Whole(gpu ? "gpu" : "numa", INT32_MAX))};
-  Principal whose;
-  whose.uid = static_cast<uint32_t>(entry.Whole("uid", UINT32_MAX));
-  if (entry.Has("cgroup")) whose.cgroup = entry.Text("cgroup");
-  Reservation given;
-  given.bytes = Bytes(entry.Whole("bytes", (int64_t{1} << 60) - 1));
-  given.by = {true, entry.Text("by"), TimeOf(entry, now)};
+  const Reservation given = {entry.Size("bytes"), entry.By(now)};
   if (given.bytes == Bytes(0)) entry.Fail("reserves nothing");
-  SLUICE_RETURN_IF_ERROR(entry.Done());
-  if (to[pool].emplace(whose, given).second) return absl::OkStatus();
-  return absl::InvalidArgumentError(name + " is there twice");
+  if (!to[pool].emplace(entry.Whose(), given).second) {
+    entry.Fail("is there twice");
+  }
+  return entry.Done();
 }
 
 absl::Status ReadLimit(const json& from, const std::string& name,
                        const Clocks& now, Budgets::Saved& to) {
   PolicyReader entry(from, name);
-  Budgets::Given given;
-  given.limits = {entry.Limit("gpu_bytes"), entry.Limit("host_bytes")};
-  given.by = {true, entry.Text("by"), TimeOf(entry, now)};
-  std::string job, cgroup;
-  uint32_t uid = 0;
-  const bool of_job = entry.Has("job");
-  if (of_job) {
-    job = entry.Text("job");
-    if (job.empty()) entry.Fail("names no job");
-  } else {
-    uid = static_cast<uint32_t>(entry.Whole("uid", UINT32_MAX));
-    if (entry.Has("cgroup")) cgroup = entry.Text("cgroup");
-  }
-  SLUICE_RETURN_IF_ERROR(entry.Done());
+  const Budgets::Given given = {
+      {entry.Limit("gpu_bytes"), entry.Limit("host_bytes")}, entry.By(now)};
   bool is_new = false;
-  if (of_job) {
+  if (entry.Has("job")) {
+    const std::string job = entry.Text("job");
+    if (job.empty()) entry.Fail("names no job");
     is_new = to.named_jobs.emplace(job, given).second;
-  } else if (cgroup.empty()) {
-    is_new = to.uids.emplace(uid, given).second;
+  } else if (const Principal who = entry.Whose(); who.cgroup.empty()) {
+    is_new = to.uids.emplace(who.uid, given).second;
   } else {
-    is_new = to.principals.emplace(Principal{uid, cgroup}, given).second;
+    is_new = to.principals.emplace(who, given).second;
   }
-  if (is_new) return absl::OkStatus();
-  return absl::InvalidArgumentError(name + " is there twice");
-}
-
-json EntryOf(const MeasuredLinks& measured, const Clocks& now) {
-  json links = json::array();
-  for (const auto& [name, link] : measured.links) {
-    links.push_back({{"name", name},
-                     {"h2d_bytes_per_s", link.h2d},
-                     {"d2h_bytes_per_s", link.d2h},
-                     {"both_bytes_per_s", link.both}});
-  }
-  return {{"by", measured.by.who},
-          {"at_unix_s", Unix(measured.by.at, now)},
-          {"links", std::move(links)}};
+  if (!is_new) entry.Fail("is there twice");
+  return entry.Done();
 }
 
 // The node may have changed since, so the links may not exist.
 absl::StatusOr<MeasuredLinks> ReadMeasured(const json& from,
                                            const Clocks& now) {
   PolicyReader entry(from, "'measured_links'");
-  MeasuredLinks measured;
-  measured.by = {true, entry.Text("by"), TimeOf(entry, now)};
+  MeasuredLinks measured = {.by = entry.By(now)};
   const json& links = entry.At("links");
   if (!links.is_array() || links.empty()) entry.Fail("names no link");
   SLUICE_RETURN_IF_ERROR(entry.Done());
@@ -204,7 +196,6 @@ absl::StatusOr<MeasuredLinks> ReadMeasured(const json& from,
                                  link.Speed("d2h_bytes_per_s"),
                                  link.Speed("both_bytes_per_s")};
     if (name.empty()) link.Fail("has no name");
-    SLUICE_RETURN_IF_ERROR(link.Done());
     if (!measured.links.emplace(name, speeds).second) {
       link.Fail("is there twice");
     }
@@ -233,14 +224,13 @@ std::string EncodePolicy(const Policy& policy, const Clocks& now) {
   // Only if not empty, because an older daemon refuses the section.
   for (const auto& [pool, users] : policy.reservations) {
     for (const auto& [whose, given] : users) {
-      to["reservations"].push_back(EntryOf(pool, whose, given, now));
+      to["reservations"].push_back(Entry(pool, whose, given, now));
     }
   }
-  if (policy.measured) to["measured_links"] = EntryOf(*policy.measured, now);
-  if (policy.drain) {
-    to["drained"] = {{"by", policy.drain->who},
-                     {"reason", policy.drain->reason},
-                     {"at_unix_s", Unix(policy.drain->at, now)}};
+  if (policy.measured) to["measured_links"] = Entry(*policy.measured, now);
+  if (const auto& drain = policy.drain) {
+    to["drained"] =
+        Signed({{"reason", drain->reason}}, drain->who, drain->at, now);
   }
   return to.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
 }
@@ -279,8 +269,8 @@ absl::StatusOr<Policy> DecodePolicy(const std::string& text,
   }
   if (!drained.is_null()) {
     PolicyReader drain(drained, "'drained'");
-    policy.drain =
-        Drain{drain.Text("by"), drain.Text("reason"), TimeOf(drain, now)};
+    SetBy by = drain.By(now);
+    policy.drain = {std::move(by.who), drain.Text("reason"), by.at};
     SLUICE_RETURN_IF_ERROR(drain.Done());
   }
   return policy;

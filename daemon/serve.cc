@@ -12,9 +12,10 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "daemon/checks.h"
 #include "daemon/frozen/frozen_daemon.h"
 #include "daemon/metrics/http_server.h"
 #include "daemon/metrics/snapshot_json.h"
@@ -22,18 +23,129 @@
 #include "daemon/runtime/process.h"
 #include "daemon/runtime/runtime_dir.h"
 #include "daemon/service/admin/admin_server.h"
+#include "daemon/service/grant_pages.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 #include "daemon/service/takeover/handover.h"
-#include "daemon/start_options.h"
 #include "daemon/state/death_record.h"
 #include "proto/base/clock.h"
+#include "proto/base/find.h"
+#include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
+
+// The command that checks on SIGHUP whether the program file, which may be a
+// new version, would start with the same flags and take over.
+std::vector<std::string> CheckOf(const Arguments& arguments) {
+  std::vector<std::string> words = {ThisProgram(), "--check-config",
+                                    "--check-state", "--runtime-dir",
+                                    arguments.runtime_dir};
+  const auto add = [&words](const char* flag, const std::string& value) {
+    if (!value.empty()) words.insert(words.end(), {flag, value});
+  };
+  add("--config", arguments.config);
+  add("--session-dir", arguments.session_dir);
+  add("--driver", arguments.driver);
+  return words;
+}
+
+int64_t ExtentsOfPools(const NodeConfig& node) {
+  int64_t all = 0;
+  for (const GpuConfig& gpu : node.gpus) all += gpu.pool / node.extent.gpu;
+  for (const HostConfig& host : node.hosts) {
+    all += host.pool / node.extent.host;
+  }
+  return all;
+}
+
+// Reduces `extents` to what the store has room for, besides the descriptors of
+// ranks (Service::MayBeKept) and of some processes of ended sessions. One user
+// may have half of the extents, as without a store, or the configured number.
+Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
+                  const Starter& starter) {
+  const int64_t capacity = Handover::CapacityOf(starter);
+  const int64_t ended = std::min<int64_t>(512, capacity / 16);
+  const int64_t ranks = std::min<int64_t>(
+      Handover::kOfRank * kGrantSlots + Handover::kOwn + ended, capacity / 2);
+  const int64_t most = capacity - ranks;
+  if (capacity == 0 || most >= extents.all) return extents;
+  // Leases of odd sizes make more extents than the number of whole ones.
+  if (most < 2 * ExtentsOfPools(node)) {
+    WriteLog(
+        LogLevel::kWarning,
+        fmt::format("there may be {} extents of memory instead of {}, since {} "
+                    "descriptors are kept for the next daemon: raise "
+                    "FileDescriptorStoreMax= of the unit, or --max-descriptors "
+                    "of sluiced-keeper, or [pools] extent_bytes",
+                    most, extents.all, capacity));
+  }
+  const int64_t each = config.quota.extents.value_or(most / 2);
+  return {std::clamp<int64_t>(each, 1, most), most};
+}
+
+// The time of the start, so that no two daemons have the same; one more than
+// the last daemon's if the clock was set back.
+uint64_t GenerationBehind(const Starter& starter) {
+  const auto now = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
+  const auto* const kept = FindOrNull(starter.stored, Handover::kLimits);
+  return kept == nullptr ? now
+                         : std::max(now, GrantPages::GenerationOf(*kept) + 1);
+}
+
+// Returns all options but `policy`, `listener`, `http` and `deaths`. The clocks
+// of simulated links are moved out of `node`. Raises the limit of open files,
+// and lets clients have the descriptors that the store leaves free. Errors as
+// FindWorkerUser; NotFound: a GPU has no device file.
+absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
+                                            const Config& config, Node& node,
+                                            Starter starter,
+                                            const Clock& clock) {
+  ServiceOptions options;
+  SLUICE_ASSIGN_OR_RETURN(const WorkerUser worker_user,
+                          FindWorkerUser(config.worker_user));
+  if (config.policy_folder != "") {
+    options.write_policy = [file = PolicyFileOf(config, arguments),
+                            &clock](const Policy& now) {
+      return file.Write(now, ClocksNow(clock));
+    };
+  }
+  options.socket = arguments.SessionDir() + "/session.sock";
+  options.node = node.config;
+  options.peers = {config.cgroups, UserMap::OfThisProcess()};
+  options.driver = node.driver.get();
+  options.sim_directory = node.sim_directory;
+  options.find_holders = node.find_holders;
+  if (node.sim_clocks) {
+    options.sim_clocks =
+        std::make_shared<const UniqueFd>(std::move(node.sim_clocks));
+  }
+  if (config.gpus_are_shown) {
+    SLUICE_ASSIGN_OR_RETURN(options.gpus, GpuAccess::Make(node.gpu_nodes));
+  }
+  options.worker = {.path = Sibling("sluice-worker"),
+                    .memory = config.worker_memory,
+                    .uid = worker_user.uid,
+                    .gid = worker_user.gid};
+  options.clock = &clock;
+  options.render = SnapshotJson;
+  const int64_t open_files = RaiseDescriptorLimit();
+  options.shares = SharesOf(config.quota, open_files);
+  options.extents = KeptExtents(ExtentsOf(config.quota, open_files), config,
+                                options.node, starter);
+  options.node.extent_limits.each_of_open_files =
+      config.quota.extents.value_or(options.extents.all) >= options.extents.all;
+  options.node.generation = GenerationBehind(starter);
+  options.starter = std::move(starter);
+  options.check = CheckOf(arguments);
+  if (arguments.end_after_idle_s) {
+    options.end_after_idle = absl::Seconds(*arguments.end_after_idle_s);
+  }
+  return options;
+}
 
 // While another program has the TCP port, only the unix socket is served. If
 // ranks of an earlier daemon wait (`takes_over`), a fault of HTTP does not end
@@ -45,8 +157,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
   options.listen = config.http_listen.value_or(kDefaultHttpListen);
   options.socket = runtime_dir + "/http.sock";
   options.socket_group = config.http_socket_group;
-  if (const auto left = kept.find(Handover::kHttp); left != kept.end()) {
-    SLUICE_ASSIGN_OR_RETURN(options.left, left->second.Duplicate());
+  if (const auto* const left = FindOrNull(kept, Handover::kHttp)) {
+    SLUICE_ASSIGN_OR_RETURN(options.left, left->Duplicate());
   }
   auto http = StartHttpServer(std::move(options));
   if (http.ok() && !(*http)->listener().fault.empty()) {
@@ -248,7 +360,6 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   options.listener = std::move(listener);
   if (opened.http) {
     options.http = [&http = *opened.http] { return http.listener(); };
-    options.http_goes_on = opened.http->goes_on();
   }
   options.deaths = deaths.fd();
   return RunService(arguments, std::move(options), takes_over, opened, deaths);
@@ -258,9 +369,8 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
 
 absl::Status ServeOrSayWhy(const Arguments& arguments, Starter starter) {
   UniqueFd left;
-  if (const auto kept = starter.stored.find(Handover::kDeaths);
-      kept != starter.stored.end()) {
-    SLUICE_ASSIGN_OR_RETURN(left, kept->second.Duplicate());
+  if (const auto* const kept = FindOrNull(starter.stored, Handover::kDeaths)) {
+    SLUICE_ASSIGN_OR_RETURN(left, kept->Duplicate());
   }
   SLUICE_ASSIGN_OR_RETURN(DeathRecord deaths,
                           DeathRecord::Open(std::move(left)));

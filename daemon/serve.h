@@ -1,4 +1,5 @@
-// A daemon's life, from its configuration to its end.
+// What `sluiced` does: a daemon's life, from its configuration to its end, or
+// `--check-config` and `--check-state`.
 //
 // Thread safety: one thread.
 #pragma once
@@ -13,5 +14,8 @@ namespace sluice::daemon {
 // go on from what an earlier one left, or too many died recently. Records the
 // error of a failed start for the next daemon, which may report it.
 absl::Status ServeOrSayWhy(const Arguments& arguments, Starter starter);
+
+// Prints one line per check that passes; returns the first error.
+absl::Status Check(const Arguments& arguments);
 
 }  // namespace sluice::daemon

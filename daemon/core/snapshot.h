@@ -114,8 +114,9 @@ struct HolderSnapshot {
 
 // The metrics server's.
 struct TcpListener {
-  std::string address;  // "127.0.0.1:9435"; empty: nowhere
-  std::string fault;    // why it does not listen there; empty: it listens
+  std::string address;   // "127.0.0.1:9435"; empty: nowhere
+  std::string fault;     // why it does not listen there; empty: it listens
+  bool goes_on = false;  // with the earlier daemon's socket
 };
 
 struct Snapshot {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,7 +17,6 @@
 #include <unordered_map>
 
 #include "absl/strings/str_join.h"
-#include "daemon/keeper/say.h"
 #include "daemon/store/starter.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/status.h"
@@ -25,6 +25,33 @@ namespace sluice::daemon {
 namespace {
 
 constexpr int kNotRunnable = 127;  // as a shell has it
+
+std::string LineOf(const std::string& text) {
+  std::string line = "sluiced-keeper: " + text;
+  // Pipes write at most this many bytes atomically.
+  if (line.size() >= PIPE_BUF) line.resize(PIPE_BUF - 1);
+  line += '\n';
+  return line;
+}
+
+void Write(int fd, std::string_view line) {
+  pollfd writable = {.fd = fd, .events = POLLOUT, .revents = 0};
+  if (poll(&writable, 1, 0) != 1 || (writable.revents & POLLOUT) == 0) return;
+  [[maybe_unused]] const ssize_t wrote = write(fd, line.data(), line.size());
+}
+
+// Opens the pipe at stderr a second time, with O_NONBLOCK: the daemon writes to
+// the same pipe, and the keeper must not wait if it is full. Setting O_NONBLOCK
+// on the inherited descriptor would affect all its users. A file is not opened
+// again: it never blocks, and a second descriptor would have its own offset.
+UniqueFd PipeOpenedAgain() {
+  struct stat of = {};
+  if (fstat(STDERR_FILENO, &of) != 0 || !S_ISFIFO(of.st_mode)) {
+    return UniqueFd();
+  }
+  return UniqueFd(
+      open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+}
 
 // Moves fds[i] to the number kFirstHandedOn + i, where it stays open over exec.
 // A descriptor that has the number meant for another one is first moved to a
@@ -93,11 +120,18 @@ void SetEnvironment(const std::string& notify_socket,
   if (LineUp(std::move(fds))) execv(argv[0], argv.data());
   const int error = errno;
   signal(SIGPIPE, SIG_IGN);  // the reader of the log may be gone
-  SayFromFork(fmt::format("cannot run {}: {}", argv[0], std::strerror(error)));
+  // May wait if another process is filling the pipe at this moment.
+  Write(STDERR_FILENO, LineOf(fmt::format("cannot run {}: {}", argv[0],
+                                          std::strerror(error))));
   _exit(kNotRunnable);
 }
 
 }  // namespace
+
+void Say(const std::string& text) {
+  static const UniqueFd& pipe = *new UniqueFd(PipeOpenedAgain());
+  Write(pipe ? pipe.get() : STDERR_FILENO, LineOf(text));
+}
 
 absl::StatusOr<DaemonProcess> DaemonProcess::Start(
     const std::vector<std::string>& argv, const std::string& notify_socket,
@@ -121,13 +155,9 @@ bool DaemonProcess::HasEnded() const {
   return poll(&ended, 1, 0) == 1;
 }
 
-void DaemonProcess::Signal(int signal) const { kill(pid_, signal); }
-
 void DaemonProcess::EndService(int signal) const {
   sigqueue(pid_, signal, {.sival_int = kEndsService});
 }
-
-void DaemonProcess::KillGroup() const { kill(-pid_, SIGKILL); }
 
 DaemonEnd DaemonProcess::End() const {
   KillGroup();
@@ -137,8 +167,6 @@ DaemonEnd DaemonProcess::End() const {
   (how.si_code == CLD_EXITED ? end.exit_code : end.signal) = how.si_status;
   return end;
 }
-
-void DaemonProcess::Reap() const { waitpid(pid_, nullptr, 0); }
 
 std::string DaemonEnd::Text() const {
   if (signal == 0) return fmt::format("exited with status {}", exit_code);

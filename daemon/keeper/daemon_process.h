@@ -4,7 +4,9 @@
 // Thread safety: none needed; the keeper has one thread.
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 
 #include <deque>
 #include <optional>
@@ -18,6 +20,11 @@
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
+
+// Writes the keeper's line to standard error. Never waits and never fails: a
+// line without a reader or room is lost, because a reader of these lines must
+// neither end nor delay the keeper. SIGPIPE must be ignored.
+void Say(const std::string& text);
 
 struct DaemonEnd {
   int exit_code = 0;
@@ -67,19 +74,19 @@ class DaemonProcess {
   pid_t pid() const { return pid_; }
   int fd() const { return life_.get(); }  // readable when it has ended
   bool HasEnded() const;
-  void Signal(int signal) const;
+  void Signal(int signal) const { kill(pid_, signal); }
   // Sends the signal with the value kEndsService, so that the service ends with
   // the daemon.
   void EndService(int signal) const;
   // Kills all processes that the daemon started and that are still in its
   // process group.
-  void KillGroup() const;
+  void KillGroup() const { kill(-pid_, SIGKILL); }
   // Returns how the daemon ended, and kills the rest of its process group. The
   // pid stays reserved until Reap.
   DaemonEnd End() const;
   // Releases the pid. The kernel then drops the process's /proc entries, which
   // takes some milliseconds if thousands of descriptors were inspected there.
-  void Reap() const;
+  void Reap() const { waitpid(pid_, nullptr, 0); }
 
  private:
   DaemonProcess(pid_t pid, UniqueFd life) : pid_(pid), life_(std::move(life)) {}

@@ -1,20 +1,30 @@
-// sluiced-keeper: starts sluiced, and holds its descriptors between two
-// daemons. Wiring only.
+// sluiced-keeper: starts sluiced, holds its descriptors between two daemons,
+// and starts it again.
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "daemon/keeper/keeper.h"
+#include "daemon/keeper/daemon_process.h"
+#include "daemon/keeper/notify_receiver.h"
 #include "daemon/runtime/process.h"
+#include "daemon/runtime/runtime_dir.h"
 #include "daemon/store/starter.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/cli/cli.h"
 
 namespace sluice::daemon {
@@ -52,34 +62,198 @@ absl::StatusOr<int64_t> Capacity(std::optional<int64_t> asked) {
   return most;
 }
 
-absl::StatusOr<std::string> Program(const std::string& asked) {
-  const std::string path = asked.empty() ? Sibling("sluiced") : asked;
-  if (access(path.c_str(), X_OK) != 0) {
+absl::StatusOr<std::vector<std::string>> Command(const Arguments& arguments) {
+  const std::string program =
+      arguments.program.empty() ? Sibling("sluiced") : arguments.program;
+  if (access(program.c_str(), X_OK) != 0) {
     return absl::InvalidArgumentError(
-        fmt::format("cannot run {}: {} (choose another with --program)", path,
-                    std::strerror(errno)));
+        fmt::format("cannot run {}: {} (choose another with --program)",
+                    program, std::strerror(errno)));
   }
-  return path;
+  std::vector<std::string> command = {program, "--runtime-dir",
+                                      arguments.runtime_dir};
+  command.insert(command.end(), arguments.daemon.begin(),
+                 arguments.daemon.end());
+  return command;
 }
 
-absl::StatusOr<std::vector<std::string>> DaemonArguments(
-    const Arguments& arguments) {
-  SLUICE_ASSIGN_OR_RETURN(const std::string program,
-                          Program(arguments.program));
-  std::vector<std::string> argv = {program, "--runtime-dir",
-                                   arguments.runtime_dir};
-  argv.insert(argv.end(), arguments.daemon.begin(), arguments.daemon.end());
-  return argv;
+absl::Time Now() { return MonotonicClock().Now(); }
+
+template <typename... Args>
+void Log(fmt::format_string<Args...> text, Args&&... args) {
+  Say(fmt::format(text, std::forward<Args>(args)...));
 }
+
+// Starts the daemon, keeps its descriptors, and restarts it. One thread handles
+// messages, signals and the daemon's death. Messages come first, so that what a
+// daemon sent before its death is kept.
+class Keeper {
+ public:
+  Keeper(std::vector<std::string> command, int64_t capacity,
+         NotifyReceiver receiver, UniqueFd signals)
+      : command_(std::move(command)),
+        receiver_(std::move(receiver)),
+        signals_(std::move(signals)),
+        kept_(capacity) {}
+
+  // Runs until the daemon has ended for good. Returns the keeper's exit status.
+  int Run() {
+    while (true) {
+      // Ends during a pause between two daemons.
+      if (!daemon_ && asked_to_end_) return 0;
+      if (!daemon_ && Now() >= start_at_) Start();
+      ReapEnded();
+      WaitForSomething();
+      ReadMessages();
+      ReadSignals();
+      EndIfLate();
+      if (!daemon_ || !daemon_->HasEnded()) continue;
+      const auto status = OnDeath();
+      if (!status) continue;
+      ReapEnded();
+      return *status;
+    }
+  }
+
+ private:
+  static constexpr int kMessagesPerTurn = 1024;
+  // How long a daemon may take to end after the signal.
+  static constexpr absl::Duration kPatience = absl::Seconds(5);
+
+  void Start() {
+    auto started = DaemonProcess::Start(command_, receiver_.path(), kept_);
+    if (!started.ok()) {
+      Log("{}", std::string(started.status().message()));
+      start_at_ = Now() + RestartPolicy::kLongestPause;
+      return;
+    }
+    daemon_ = *std::move(started);
+    Log("started sluiced as process {} with {} descriptors", daemon_->pid(),
+        kept_.all().size());
+  }
+
+  // Called after the start of the next daemon, so that it need not wait for
+  // this.
+  void ReapEnded() {
+    if (ended_) ended_->Reap();
+    ended_.reset();
+  }
+
+  void WaitForSomething() {
+    const absl::Time until = daemon_ ? kill_at_ : start_at_;
+    const absl::Duration left =
+        std::clamp(until - Now(), absl::ZeroDuration(), absl::Hours(1));
+    const timespec timeout = absl::ToTimespec(left);
+    std::array<pollfd, 3> polls = {{{receiver_.fd(), POLLIN, 0},
+                                    {signals_.get(), POLLIN, 0},
+                                    {daemon_ ? daemon_->fd() : -1, POLLIN, 0}}};
+    ppoll(polls.data(), polls.size(), &timeout, nullptr);
+  }
+
+  // Reads a bounded number, so that an endless sender cannot delay signals.
+  void ReadMessages() {
+    for (int i = 0; i < kMessagesPerTurn; ++i) {
+      auto datagram = receiver_.Receive();
+      if (!datagram) return;
+      Take(*std::move(datagram));
+    }
+  }
+
+  void Take(NotifyReceiver::Datagram datagram) {
+    // Refuses messages of other processes. Comparing pids suffices: a pid is
+    // not reused before its process was reaped, and messages are read before
+    // that.
+    if (!daemon_ || datagram.sender != daemon_->pid()) {
+      return Refuse(
+          fmt::format("process {} is not the daemon", datagram.sender));
+    }
+    if (!datagram.whole) return Refuse("it did not arrive whole");
+    const auto said = ParseNotification(datagram.text);
+    if (!said.ok()) return Refuse(std::string(said.status().message()));
+    const absl::Status done = kept_.Apply(*said, std::move(datagram.fds));
+    if (!done.ok()) Refuse(std::string(done.message()));
+  }
+
+  // Logs the 1st, 2nd, 4th, 8th … refusal, so that many refusals do not fill
+  // the log.
+  void Refuse(std::string_view why) {
+    if (std::has_single_bit(++refused_)) {
+      Log("refused a message: {} ({} so far)", why, refused_);
+    }
+  }
+
+  void ReadSignals() {
+    signalfd_siginfo got;
+    while (read(signals_.get(), &got, sizeof(got)) == sizeof(got)) {
+      const int signal = static_cast<int>(got.ssi_signo);
+      const bool ends = IsEndingSignal(signal);
+      if (ends) {
+        asked_to_end_ = true;
+        kill_at_ = std::min(kill_at_, Now() + kPatience);
+      }
+      if (daemon_) ends ? daemon_->EndService(signal) : daemon_->Signal(signal);
+    }
+  }
+
+  void EndIfLate() {
+    if (!daemon_ || Now() < kill_at_) return;
+    Log("sluiced (process {}) did not end within {}: killed", daemon_->pid(),
+        FormatSpan(kPatience));
+    daemon_->KillGroup();
+    kill_at_ = absl::InfiniteFuture();
+  }
+
+  std::optional<int> OnDeath() {
+    ReadMessages();  // reads the ended daemon's last messages
+    const DaemonEnd end = daemon_->End();
+    const absl::Time now = Now();
+    const auto verdict = policy_.Decide(
+        end, {.asked = asked_to_end_, .holds = !kept_.all().empty()}, now);
+    Log("sluiced (process {}) {}; {} descriptors are {}", daemon_->pid(),
+        end.Text(), kept_.all().size(), verdict.exit ? "given up" : "held");
+    ended_ = std::exchange(daemon_, std::nullopt);
+    start_at_ = now + verdict.pause;
+    if (verdict.slower_now) {
+      Log("sluiced died {} times within {}: from now on it is started again "
+          "after a pause of up to {}",
+          RestartPolicy::kFreeDeaths + 1, FormatSpan(RestartPolicy::kWindow),
+          FormatSpan(RestartPolicy::kLongestPause));
+    }
+    return verdict.exit;
+  }
+
+  const std::vector<std::string> command_;
+  NotifyReceiver receiver_;
+  const UniqueFd signals_;  // a signalfd
+  KeptDescriptors kept_;
+  RestartPolicy policy_;
+  std::optional<DaemonProcess> daemon_;  // unset: none runs
+  // The previous daemon, until it is reaped.
+  std::optional<DaemonProcess> ended_;
+  bool asked_to_end_ = false;
+  absl::Time kill_at_ = absl::InfiniteFuture();
+  absl::Time start_at_ = absl::InfinitePast();
+  uint64_t refused_ = 0;
+};
 
 absl::StatusOr<int> Serve(const Arguments& arguments) {
-  Keeper::Options options;
-  options.runtime_dir = arguments.runtime_dir;
-  SLUICE_ASSIGN_OR_RETURN(options.capacity,
+  SLUICE_ASSIGN_OR_RETURN(const int64_t capacity,
                           Capacity(arguments.max_descriptors));
-  SLUICE_ASSIGN_OR_RETURN(options.argv, DaemonArguments(arguments));
-  SLUICE_ASSIGN_OR_RETURN(const auto keeper, Keeper::Make(std::move(options)));
-  return keeper->Run();
+  SLUICE_ASSIGN_OR_RETURN(std::vector<std::string> command, Command(arguments));
+  // Taken first and so released last.
+  SLUICE_ASSIGN_OR_RETURN(
+      const RuntimeLock lock,
+      RuntimeLock::Take(arguments.runtime_dir, {.file = "keeper.lock",
+                                                .program = "sluiced-keeper",
+                                                .locks_folder = false}));
+  SLUICE_ASSIGN_OR_RETURN(
+      NotifyReceiver receiver,
+      NotifyReceiver::Bind(arguments.runtime_dir + "/keeper.sock"));
+  BlockSignals();
+  SLUICE_ASSIGN_OR_RETURN(UniqueFd signals, OpenSignals());
+  return Keeper(std::move(command), capacity, std::move(receiver),
+                std::move(signals))
+      .Run();
 }
 
 int Fail(const absl::Status& status) {

@@ -5,12 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_split.h"
 #include "daemon/store/starter.h"
 #include "proto/base/status.h"
 #include "proto/base/unix_address.h"
@@ -110,12 +110,9 @@ absl::StatusOr<Notification> ParseNotification(std::string_view text) {
   constexpr std::string_view kName = "FDNAME=";
   Notification found;
   bool named = false;
-  int lines = 0;
-  while (!text.empty()) {
-    const std::string_view line = text.substr(0, text.find('\n'));
-    text.remove_prefix(std::min(line.size() + 1, text.size()));
-    if (line.empty()) continue;
-    ++lines;
+  const std::vector<std::string> lines =
+      absl::StrSplit(std::string(text), '\n', absl::SkipEmpty());
+  for (const std::string& line : lines) {
     if (line.starts_with(kName)) {
       if (named) return Refused("it has two names");
       named = true;
@@ -127,7 +124,7 @@ absl::StatusOr<Notification> ParseNotification(std::string_view text) {
     if (found.kind != Kind::kOther) return Refused("it asks for two things");
     found.kind = kind;
   }
-  if (found.kind == Kind::kBarrier && lines != 1) {
+  if (found.kind == Kind::kBarrier && lines.size() != 1) {
     return Refused("a barrier stands alone");
   }
   if (found.kind == Kind::kOther) {

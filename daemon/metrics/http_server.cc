@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <grp.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -15,12 +15,13 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <list>
-#include <set>
+#include <map>
 #include <thread>
-#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
@@ -29,35 +30,17 @@
 namespace sluice::daemon {
 namespace {
 
-// The interval of checking deadlines, and the shortest one between two
-// snapshots.
-constexpr absl::Duration kTick = absl::Milliseconds(50);
-// After its answer was written, a peer may still send this many bytes for this
-// long.
+// For a whole request, from the connection's begin, and for a whole answer:
+// totals, so a client that sends a byte per second gains nothing.
+constexpr absl::Duration kReadLimit = absl::Seconds(2);
+constexpr absl::Duration kWriteLimit = absl::Seconds(5);
+// After its answer, a peer may still send this many bytes for this long.
 constexpr size_t kMaxThrownAway = 1 << 20;
 constexpr absl::Duration kEndLimit = absl::Seconds(1);
-
-// --- sockets ----------------------------------------------------------------
+// The interval of checking deadlines, and the shortest one between snapshots.
+constexpr absl::Duration kTick = absl::Milliseconds(50);
 constexpr int kBacklog = 1024;
 constexpr int kFlags = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-
-using HostPort = std::pair<std::string, std::string>;  // host, port
-
-HostPort HostPortOf(const sockaddr* address, socklen_t size) {
-  std::array<char, NI_MAXHOST> host = {};
-  std::array<char, NI_MAXSERV> port = {};
-  getnameinfo(address, size, host.data(), host.size(), port.data(), port.size(),
-              NI_NUMERICHOST | NI_NUMERICSERV);
-  return {host.data(), port.data()};
-}
-
-HostPort BoundTo(const UniqueFd& socket) {
-  sockaddr_storage address = {};
-  auto* const raw = reinterpret_cast<sockaddr*>(&address);
-  socklen_t size = sizeof(address);
-  getsockname(socket.get(), raw, &size);
-  return HostPortOf(raw, size);
-}
 
 // Returns -1 for an empty name: chown then leaves the group unchanged.
 absl::StatusOr<gid_t> GroupOf(const std::string& name) {
@@ -73,6 +56,14 @@ absl::StatusOr<gid_t> GroupOf(const std::string& name) {
                   name));
 }
 
+// An IPv4 address lies in the same bytes, with its port at the same place.
+sockaddr_in6 BoundTo(const UniqueFd& socket) {
+  sockaddr_in6 address = {};
+  socklen_t size = sizeof(address);
+  getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  return address;
+}
+
 // `listen` passed CheckHttpSockets; if its port is 0, sets it to the chosen
 // one. Uses `left` if that is bound to the same address. AlreadyExists: the
 // port is in use, or the address is not this machine's.
@@ -86,21 +77,20 @@ absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left) {
   };
   const size_t colon = listen.rfind(':');
   const bool bracketed = listen.front() == '[' && listen[colon - 1] == ']';
-  const std::string host =
-      bracketed ? listen.substr(1, colon - 2) : listen.substr(0, colon);
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  const std::string host = listen.substr(bracketed, colon - 2 * bracketed);
+  const addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV,
+                          .ai_socktype = SOCK_STREAM};
   addrinfo* all = nullptr;
   const int error = getaddrinfo(host.c_str(), &listen[colon + 1], &hints, &all);
   if (error != 0) return refused(gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(all, freeaddrinfo);
-  // Listens on the first address only: several addresses would need several
-  // sockets.
-  const auto& [own, port] = HostPortOf(all->ai_addr, all->ai_addrlen);
-  const auto& [bound, bound_port] = BoundTo(left);
+  // The first address only: several would need several sockets.
+  const sockaddr_in6 bound = BoundTo(left);
+  sockaddr_in6 wanted = {};
+  std::memcpy(&wanted, all->ai_addr, all->ai_addrlen);
+  if (wanted.sin6_port == 0) wanted.sin6_port = bound.sin6_port;
   UniqueFd socket = std::move(left);
-  if (!socket || bound != own || (port != "0" && bound_port != port)) {
+  if (!socket || std::memcmp(&bound, &wanted, sizeof(bound)) != 0) {
     socket = UniqueFd(::socket(all->ai_family, kFlags, 0));
     // Not SO_REUSEPORT: another process could then listen on the same port.
     const int yes = 1;
@@ -112,15 +102,16 @@ absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left) {
       return refused(strerror(errno));
     }
   }
-  listen.replace(colon + 1, listen.npos, BoundTo(socket).second);
+  listen.replace(colon + 1, listen.npos,
+                 std::to_string(ntohs(BoundTo(socket).sin6_port)));
   return socket;
 }
 
 // Replaces what is at `path`. The socket has mode 0660 and belongs to `group`,
-// or mode 0600 if that is empty. PermissionDenied: the daemon may not set the
-// group.
+// or mode 0600 if that is empty.
 absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
                                       const std::string& group) {
+  SLUICE_ASSIGN_OR_RETURN(const gid_t gid, GroupOf(group));
   const auto address = UnixAddress(path);
   if (!address) {
     return absl::InvalidArgumentError(fmt::format(
@@ -128,31 +119,24 @@ absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
         "--runtime-dir",
         path, kLongestSocketPath));
   }
-  SLUICE_ASSIGN_OR_RETURN(const gid_t gid, GroupOf(group));
   UniqueFd socket(::socket(AF_UNIX, kFlags, 0));
   unlink(path.c_str());  // left by a killed daemon; the folder is locked
-  // The mode is set before `listen`, and no client can connect before that.
-  if (!socket ||
-      bind(socket.get(), reinterpret_cast<const sockaddr*>(&*address),
-           sizeof(*address)) != 0) {
-    return ErrnoStatus(errno, "listen at " + path);
-  }
-  absl::Status status;
-  if (lchown(path.c_str(), static_cast<uid_t>(-1), gid) != 0) {
-    status = absl::PermissionDeniedError(fmt::format(
+  const auto* const raw = reinterpret_cast<const sockaddr*>(&*address);
+  const bool bound = socket && bind(socket.get(), raw, sizeof(*address)) == 0;
+  // Before `listen`, so that no client can connect earlier.
+  if (bound && lchown(path.c_str(), static_cast<uid_t>(-1), gid) != 0) {
+    return absl::PermissionDeniedError(fmt::format(
         "the daemon's user may not give {} to the group '{}' ({}): make it a "
         "member, or change socket_group in [http]",
         path, group, strerror(errno)));
-  } else if (chmod(path.c_str(), group.empty() ? 0600 : 0660) != 0 ||
-             listen(socket.get(), kBacklog) != 0) {
-    status = ErrnoStatus(errno, "listen at " + path);
   }
-  if (status.ok()) return socket;
-  unlink(path.c_str());
-  return status;
+  if (!bound || chmod(path.c_str(), group.empty() ? 0600 : 0660) != 0 ||
+      listen(socket.get(), kBacklog) != 0) {
+    return ErrnoStatus(errno, "listen at " + path);
+  }
+  return socket;
 }
 
-// --- the server -------------------------------------------------------------
 // In the order in which connections are closed to make room for new ones.
 // kEnding: the answer is written, and further input is discarded, because
 // closing a connection with unread input would reset it before the peer reads
@@ -161,109 +145,106 @@ enum class State { kEnding, kReading, kWriting, kWaiting };
 
 struct Connection {
   UniqueFd socket;  // empty: closed
-  PageKey key;
   absl::Time deadline;
   State state = State::kReading;
-  std::string request = {};
-  bool head_only = false;
+  std::string bytes = {};  // of the request
+  HttpRequest request = {};
   std::shared_ptr<const std::string> answer = nullptr;
   size_t done = 0;  // bytes sent; while ending, bytes discarded
 
+  // Reads and writes what the socket has room for.
   void Go(absl::Time now) {
-    if (state == State::kWriting) Write(now);
-    while (socket && (state == State::kReading || state == State::kEnding)) {
-      if (!Read(now)) break;
+    std::array<char, 4096> input;
+    while (state != State::kWaiting) {
+      const bool writes = state == State::kWriting;
+      const ssize_t moved =
+          writes ? send(socket.get(), answer->data() + done, Size() - done,
+                        MSG_NOSIGNAL)
+                 : recv(socket.get(), input.data(), input.size(), 0);
+      if (moved < 0 && errno == EAGAIN) break;
+      if (moved <= 0) return socket.Reset();
+      if (state == State::kReading) {
+        bytes.append(input.data(), static_cast<size_t>(moved));
+        auto read = ReadHttpRequest(bytes);
+        if (!read) continue;
+        request = *std::move(read);
+        state = State::kWaiting;
+        if (request.status != kHttpOk) Refuse(request.status, request.why, now);
+        continue;
+      }
+      done += static_cast<size_t>(moved);
+      if (!writes && done > kMaxThrownAway) return socket.Reset();
+      if (!writes || done < Size()) continue;
+      shutdown(socket.get(), SHUT_WR);
+      state = State::kEnding;
+      deadline = now + kEndLimit;
+      done = 0;
     }
     if (now < deadline || state == State::kWaiting) return;
     if (state != State::kReading) return socket.Reset();
     Refuse(kHttpTimeout,
            fmt::format("the request was not there after {:g} s",
-                       absl::ToDoubleSeconds(HttpServer::kReadLimit)),
+                       absl::ToDoubleSeconds(kReadLimit)),
            now);
   }
 
-  bool Read(absl::Time now) {
-    std::array<char, 4096> buffer;
-    const ssize_t got =
-        recv(socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
-    if (got < 0 && errno == EAGAIN) return false;
-    done += state == State::kEnding && got > 0 ? static_cast<size_t>(got) : 0;
-    if (got <= 0 || done > kMaxThrownAway) socket.Reset();
-    if (!socket || state == State::kEnding) return true;
-    request.append(buffer.data(), static_cast<size_t>(got));
-    if (const auto asked = ReadHttpRequest(request)) Take(*asked, now);
-    return true;
-  }
-
-  void Take(const HttpRequest& asked, absl::Time now) {
-    if (asked.status != kHttpOk) return Refuse(asked.status, asked.why, now);
-    const auto page = FindPage(asked.path);
-    if (!page) {
-      return Refuse(kHttpNotFound, "there are only " + PagePaths(), now);
-    }
-    key.first = *page;
-    head_only = asked.head;
-    state = State::kWaiting;
+  size_t Size() const {
+    return request.head ? answer->find("\r\n\r\n") + 4 : answer->size();
   }
 
   void Refuse(HttpStatus status, const std::string& why, absl::Time now) {
     Answer(std::make_shared<const std::string>(
-               LinePage(status, fmt::format("{}: {}", status, why))),
+               HttpAnswer({status, fmt::format("{}: {}\n", status, why)})),
            now);
   }
 
   void Answer(std::shared_ptr<const std::string> with, absl::Time now) {
     answer = std::move(with);
     state = State::kWriting;
-    deadline = now + HttpServer::kWriteLimit;
-    Write(now);
-  }
-
-  void Write(absl::Time now) {
-    const size_t end =
-        head_only ? answer->find("\r\n\r\n") + 4 : answer->size();
-    while (done < end) {
-      const ssize_t wrote = send(socket.get(), answer->data() + done,
-                                 end - done, MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (wrote < 0 && errno != EAGAIN) socket.Reset();
-      if (wrote < 0) return;
-      done += static_cast<size_t>(wrote);
-    }
-    answer = nullptr;
-    shutdown(socket.get(), SHUT_WR);
-    state = State::kEnding;
-    deadline = now + kEndLimit;
-    done = 0;
+    deadline = now + kWriteLimit;
   }
 };
 
 struct Listener {
   UniqueFd socket;
-  Audience audience = Audience::kAnybody;
-  size_t most = 0;                         // of connections
-  std::list<Connection> connections = {};  // oldest first
+  Audience audience;
+  size_t most;                               // of connections
+  std::vector<Connection> connections = {};  // oldest first
 
   void Go(absl::Time now) {
-    for (Connection& c : connections) c.Go(now);
-    std::erase_if(connections, [](const auto& c) { return !c.socket; });
+    for (Connection& each : connections) each.Go(now);
+    std::erase_if(connections, [](const auto& each) { return !each.socket; });
   }
 
-  // Closes a connection for a new one. Returns false if all connections wait
-  // for a page, which they get soon.
-  bool MakeRoom(absl::Time now) {
-    Go(now);  // a request may have arrived since the last check
-    if (connections.size() < most) return true;
-    const auto goes =
-        std::ranges::min_element(connections, {}, &Connection::state);
-    if (goes->state == State::kReading) {
-      goes->Refuse(kHttpUnavailable,
-                   "too many connections: this was the oldest that had not "
-                   "asked for anything",
-                   now);
+  // Accepts a connection, and closes one for it if all are in use. REQUIRES:
+  // Go was called since the connection came, so that one that has asked before
+  // is not closed for it.
+  void Accept(absl::Time now) {
+    if (AllWait()) return;
+    if (connections.size() >= most) {
+      const auto goes =
+          std::ranges::min_element(connections, {}, &Connection::state);
+      if (goes->state == State::kReading) {
+        goes->Refuse(kHttpUnavailable,
+                     "too many connections: this was the oldest that had not "
+                     "asked for anything",
+                     now);
+        goes->Go(now);
+      }
+      connections.erase(goes);
     }
-    if (goes->state == State::kWaiting) return false;
-    connections.erase(goes);
-    return true;
+    UniqueFd next(
+        accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    // A connection for which there is no descriptor wakes without end.
+    if (!next) return absl::SleepFor(kTick);
+    connections.push_back({std::move(next), now + kReadLimit});
+  }
+
+  // Whether all are in use and wait for a page, which they get soon.
+  bool AllWait() const {
+    return connections.size() >= most &&
+           std::ranges::count(connections, State::kWaiting,
+                              &Connection::state) == std::ssize(connections);
   }
 };
 
@@ -280,17 +261,14 @@ class Server final : public HttpServer {
   absl::Status Start(HttpOptions options) {
     SLUICE_RETURN_IF_ERROR(
         CheckHttpSockets(options.listen, options.socket_group));
-    stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
-    if (!stop_ || !epoll_) return ErrnoStatus(errno, "make an epoll");
-    Watch(stop_);
+    stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC));
+    if (!stop_) return ErrnoStatus(errno, "make an eventfd");
     tcp_ = options.listen;
     if (!tcp_.empty()) Listen(std::move(options.left));
-    if (!options.socket.empty()) {
-      SLUICE_ASSIGN_OR_RETURN(
-          UniqueFd socket, ListenOnUnix(options.socket, options.socket_group));
-      path_ = options.socket;
-      Watch(socket);
+    path_ = options.socket;
+    if (!path_.empty()) {
+      SLUICE_ASSIGN_OR_RETURN(UniqueFd socket,
+                              ListenOnUnix(path_, options.socket_group));
       listeners_.push_back({std::move(socket), Audience::kOperators, kMaxUnix});
     }
     thread_ = std::thread([this] { Run(); });
@@ -306,10 +284,6 @@ class Server final : public HttpServer {
     const MutexLock lock(mutex_);
     return over_tcp_;
   }
-  bool goes_on() const override {
-    const MutexLock lock(mutex_);
-    return goes_on_;
-  }
   void WhenListening(std::function<void(int fd)> listening) override {
     const MutexLock lock(mutex_);
     listening_ = std::move(listening);
@@ -317,12 +291,6 @@ class Server final : public HttpServer {
   }
 
  private:
-  // Watches `fd`. An event wakes the thread once, which then checks everything.
-  void Watch(const UniqueFd& fd) {
-    epoll_event event = {EPOLLIN | EPOLLOUT | EPOLLET, {.fd = fd.get()}};
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd.get(), &event);
-  }
-
   void Listen(UniqueFd left) {
     const int left_fd = left.get();
     auto socket = ListenOnTcp(tcp_, std::move(left));
@@ -332,55 +300,42 @@ class Server final : public HttpServer {
     over_tcp_ = {tcp_, std::string(socket.status().message())};
     if (!socket.ok()) return;
     tcp_fd_ = socket->get();
-    goes_on_ = tcp_fd_ == left_fd;
-    Watch(*socket);
+    over_tcp_.goes_on = tcp_fd_ == left_fd;
     listeners_.push_back({*std::move(socket), Audience::kAnybody, kMaxTcp});
     if (listening_) listening_(tcp_fd_);
   }
 
   void Run() {
     while (true) {
-      const bool ticks =
-          starved_ || std::ranges::any_of(listeners_, [](const auto& each) {
-            return !each.connections.empty();
-          });
+      std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}};
+      for (const Listener& each : listeners_) {
+        polled.push_back({each.AllWait() ? -1 : each.socket.get(), POLLIN, 0});
+      }
+      const size_t idle = polled.size();
+      for (const Listener& each : listeners_) {
+        for (const Connection& of : each.connections) {
+          const short events = of.state == State::kWriting ? POLLOUT : POLLIN;
+          polled.push_back(
+              {of.state == State::kWaiting ? -1 : of.socket.get(), events, 0});
+        }
+      }
       const absl::Duration wait =
-          std::min(ticks ? kTick : absl::Hours(1),
-                   std::max(listen_again_at_ - clock_.Now(), kTick));
-      std::array<epoll_event, 64> woken;
-      epoll_wait(epoll_.get(), woken.data(), woken.size(),
-                 static_cast<int>(absl::ToInt64Milliseconds(wait)));
-      eventfd_t stopped;
-      if (eventfd_read(stop_.get(), &stopped) == 0) return;
+          polled.size() > idle ? kTick
+                               : std::clamp(listen_again_at_ - clock_.Now(),
+                                            kTick, absl::Hours(1));
+      // Fails if the limit of open files was lowered.
+      if (poll(polled.data(), polled.size(),
+               static_cast<int>(absl::ToInt64Milliseconds(wait))) < 0) {
+        absl::SleepFor(kTick);
+      }
+      if (polled[0].revents != 0) return;
       const absl::Time now = clock_.Now();
-      starved_ = false;
-      for (Listener& each : listeners_) {
-        each.Go(now);
-        Accept(each, now);
+      for (size_t i = 0; i < listeners_.size(); ++i) {
+        listeners_[i].Go(now);
+        if (polled[i + 1].revents != 0) listeners_[i].Accept(now);
       }
       AnswerWaiting(now);
       if (listen_again_at_ <= now) Listen({});
-    }
-  }
-
-  void Accept(Listener& at, absl::Time now) {
-    for (size_t i = 0; i < at.most; ++i) {
-      pollfd waits = {at.socket.get(), POLLIN, 0};
-      // Returns if no new connection waits, so that none is closed to make
-      // room.
-      if (poll(&waits, 1, 0) != 1) return;
-      if (at.connections.size() >= at.most && !at.MakeRoom(now)) return;
-      UniqueFd socket(accept4(at.socket.get(), nullptr, nullptr,
-                              SOCK_CLOEXEC | SOCK_NONBLOCK));
-      starved_ = !socket;
-      if (starved_) return;
-      Watch(socket);
-      at.connections.push_back({std::move(socket),
-                                {PageName::kStatusPage, at.audience},
-                                now + kReadLimit});
-      // Reads a request that has arrived already, so that this connection is
-      // not closed to make room for another.
-      at.connections.back().Go(now);
     }
   }
 
@@ -389,45 +344,85 @@ class Server final : public HttpServer {
   // per kTick.
   void AnswerWaiting(absl::Time now) {
     if (now < next_pages_) return;
-    const auto for_waiting = [this](const auto& act) {
-      for (Listener& listener : listeners_) {
-        for (Connection& c : listener.connections) {
-          if (c.state == State::kWaiting) act(c);
+    std::optional<PageMaker> pages;
+    std::map<std::pair<std::string, Audience>,
+             std::shared_ptr<const std::string>>
+        answers;
+    for (Listener& listener : listeners_) {
+      for (Connection& each : listener.connections) {
+        if (each.state != State::kWaiting) continue;
+        if (!pages) pages.emplace(sources());
+        const std::string& path = each.request.path;
+        auto& answer = answers[{path, listener.audience}];
+        if (!answer) {
+          answer = std::make_shared<const std::string>(
+              HttpAnswer(pages->Make(path, listener.audience)));
         }
+        each.Answer(answer, clock_.Now());
       }
-    };
-    std::set<PageKey> asked;
-    for_waiting([&](const Connection& c) { asked.insert(c.key); });
-    if (asked.empty()) return;
-    std::shared_ptr<const PageSources> from;
-    {
-      const MutexLock lock(mutex_);
-      from = sources_;
     }
-    const Pages pages = MakePages(asked, from.get());
-    const absl::Time made = clock_.Now();
-    next_pages_ = made + kTick;
-    for_waiting([&](Connection& c) { c.Answer(pages.at(c.key), made); });
+    if (pages) next_pages_ = clock_.Now() + kTick;
+  }
+
+  std::shared_ptr<const PageSources> sources() const {
+    const MutexLock lock(mutex_);
+    return sources_;
   }
 
   MonotonicClock clock_;
-  UniqueFd stop_, epoll_;
-  std::string path_;  // path of the unix socket, which is removed at the end
+  UniqueFd stop_;     // an eventfd
+  std::string path_;  // of the unix socket, which is removed at the end
   std::string tcp_;   // the address to listen at
-  std::list<Listener> listeners_;
-  bool starved_ = false;  // accept found no free descriptor
+  std::vector<Listener> listeners_;
   absl::Time next_pages_ = absl::InfinitePast();
   absl::Time listen_again_at_ = absl::InfiniteFuture();
   mutable Mutex mutex_;
   std::shared_ptr<const PageSources> sources_ ABSL_GUARDED_BY(mutex_);
   TcpListener over_tcp_ ABSL_GUARDED_BY(mutex_);
   int tcp_fd_ ABSL_GUARDED_BY(mutex_) = -1;
-  bool goes_on_ ABSL_GUARDED_BY(mutex_) = false;
   std::function<void(int)> listening_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 
 }  // namespace
+
+std::optional<HttpRequest> ReadHttpRequest(std::string_view bytes) {
+  const auto refused = [](HttpStatus status, std::string why) {
+    return HttpRequest{.status = status, .why = std::move(why)};
+  };
+  bytes = bytes.substr(0, kMaxHttpRequest);
+  if (bytes.find("\r\n\r\n") == bytes.npos) {
+    if (bytes.size() < kMaxHttpRequest) return std::nullopt;
+    return refused(
+        kHttpTooLarge,
+        fmt::format("the request is longer than {} bytes", kMaxHttpRequest));
+  }
+  const std::vector<std::string> words =
+      absl::StrSplit(std::string(bytes.substr(0, bytes.find("\r\n"))), ' ');
+  if (words.size() != 3 || !words[2].starts_with("HTTP/1.")) {
+    return refused(kHttpBadRequest,
+                   "the first line is not METHOD PATH HTTP/1.1");
+  }
+  if (words[0] != "GET" && words[0] != "HEAD") {
+    return refused(kHttpNotAllowed, "only GET and HEAD are served");
+  }
+  if (!words[1].starts_with('/')) {
+    return refused(kHttpBadRequest,
+                   "what is asked for is no path such as /metrics");
+  }
+  return HttpRequest{words[1].substr(0, words[1].find_first_of("?#")),
+                     words[0] == "HEAD"};
+}
+
+std::string HttpAnswer(const Page& page) {
+  return fmt::format(
+      "HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n"
+      "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+      "Content-Security-Policy: default-src 'self' 'unsafe-inline'\r\n"
+      "Connection: close\r\n{}\r\n{}",
+      page.status, page.type, page.body.size(),
+      page.status == kHttpNotAllowed ? "Allow: GET, HEAD\r\n" : "", page.body);
+}
 
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpServer(
     HttpOptions options) {

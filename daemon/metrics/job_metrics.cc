@@ -32,9 +32,17 @@ Labels LabelsOf(const JobLabel& job) {
 
 using prometheus::MetricType;
 
+// Sums over a job's ranks on one GPU.
+struct GpuSums {
+  Bytes leased;
+  std::optional<Bytes> outside;    // unset: no rank has told
+  std::optional<double> weight;    // unset: all sessions are closed
+  std::optional<PlanCopies> plan;  // unset: no rank has a plan
+};
+
 struct JobSums {
   bool lives = false;  // false: ended, so only its counters are shown
-  std::map<uint64_t, Bytes> gpu_bytes, outside;  // by GPU
+  std::map<DeviceIndex, GpuSums> gpus;
   Bytes host_bytes, hbm_peak;
   double ranks = 0, step = 0, loss = NAN, tokens_per_second = 0;
   double alpha = NAN;  // of the rank that swaps least
@@ -54,6 +62,20 @@ double LeastAlpha(const Snapshot& from, PlanId id) {
   return least;
 }
 
+void Add(const RankSnapshot& rank, GpuSums& to) {
+  to.leased += rank.gpu_bytes;
+  if (rank.outside) to.outside = to.outside.value_or(Bytes()) + *rank.outside;
+  if (rank.closed) return;  // a closed session gets no more grants
+  to.weight = to.weight.value_or(0) + rank.weight;
+  if (!rank.plan_copies) return;
+  if (!to.plan) to.plan.emplace();
+  for (const int d : {kH2d, kD2h}) {
+    to.plan->demand.rates[d] += rank.plan_copies->demand.rates[d];
+    to.plan->demand.step_bytes[d] += rank.plan_copies->demand.step_bytes[d];
+    to.plan->promised[d] += rank.plan_copies->promised[d];
+  }
+}
+
 std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
   std::map<JobLabel, JobSums> jobs;
   for (const JobSnapshot& job : from.jobs) {
@@ -62,8 +84,7 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
     sums.alpha = std::fmin(sums.alpha, LeastAlpha(from, job.plan));
     for (const RankSnapshot& rank : job.ranks) {
       if (!rank.closed) ++sums.ranks;
-      sums.gpu_bytes[rank.gpu.value()] += rank.gpu_bytes;
-      if (rank.outside) sums.outside[rank.gpu.value()] += *rank.outside;
+      Add(rank, sums.gpus[rank.gpu]);
       sums.host_bytes += rank.host_bytes;
       sums.hbm_peak = std::max(sums.hbm_peak, rank.hbm_peak);
       if (!rank.step) continue;
@@ -86,142 +107,20 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
   return jobs;
 }
 
-void AddLateOfJobs(const std::map<JobLabel, JobSums>& jobs, Families& to) {
-  AddLate(
-      {"sluice_job_late_copies_total",
-       "A job's copies whose grant came after compute needed them."},
-      {"sluice_job_late_copy_seconds_total",
-       "Time for which a late copy of a job waited for its grant, over ranks."},
-      [&](const auto& add) {
-        for (const auto& [label, job] : jobs) {
-          add(LabelsOf(label), job.stats.late);
-        }
-      },
-      to);
-}
-
-void AddMemoryOfJobs(const Snapshot& from,
-                     const std::map<JobLabel, JobSums>& jobs, Families& to) {
-  const auto by_gpu = [&](const char* name, const char* help, auto value) {
-    to.Add(name, help, MetricType::Gauge);
-    for (const auto& [label, job] : jobs) {
-      for (const auto& [gpu, bytes] : job.*value) {
-        Labels labels = GpuLabels(from.gpus[gpu].gpu);
-        for (const auto& each : LabelsOf(label)) labels.push_back(each);
-        to.Value(std::move(labels), Count(bytes));
-      }
-    }
-  };
-  by_gpu("sluice_lease_bytes", "GPU memory leased to a job.",
-         &JobSums::gpu_bytes);
-  by_gpu("sluice_outside_lease_bytes",
-         "GPU memory of a job outside its leases, as its ranks have told.",
-         &JobSums::outside);
-}
-
-// gauge(name, help, value) adds value(job) of each living job.
-void AddStateOfJobs(const auto& gauge) {
-  gauge("sluice_host_lease_bytes", "Pinned host memory leased to a job.",
-        [](const JobSums& job) { return Count(job.host_bytes); });
-  gauge("sluice_job_ranks", "Attached ranks of a job on this node.",
-        [](const JobSums& job) { return job.ranks; });
-  gauge("sluice_job_step", "The last step any rank of the job reported.",
-        [](const JobSums& job) { return job.step; });
-  gauge("sluice_job_loss", "Loss of the last step reported; NaN before one.",
-        [](const JobSums& job) { return job.loss; });
-  gauge("sluice_job_tokens_per_second",
-        "Tokens of the last step over its time, summed over local ranks.",
-        [](const JobSums& job) { return job.tokens_per_second; });
-  gauge("sluice_job_hbm_peak_bytes",
-        "Highest GPU memory use a local rank of the job reported.",
-        [](const JobSums& job) { return Count(job.hbm_peak); });
-  gauge("sluice_job_alpha",
-        "Fraction of rows swapped by the rank that swaps least; NaN: no plan.",
-        [](const JobSums& job) { return job.alpha; });
-}
-
-void AddStepsOfJobs(const auto& counter) {
-  counter("sluice_job_steps_total", "Steps reported, every rank's counted.",
-          [](const JobSums& job) { return job.stats.steps; });
-  counter("sluice_job_tokens_total", "Tokens trained on by local ranks.",
-          [](const JobSums& job) { return job.stats.tokens; });
-  counter("sluice_job_stall_seconds_total",
-          "Time compute waited for copies, summed over local ranks.",
-          [](const JobSums& job) { return job.stats.stall_seconds; });
-  counter("sluice_job_grant_wait_seconds_total",
-          "Time copies waited for bandwidth grants, over local ranks.",
-          [](const JobSums& job) { return job.stats.grant_wait_seconds; });
-}
-
-struct CopySums {
-  double weight = 0;
-  std::optional<PlanCopies> plan;  // unset: no rank has a plan
-};
-
-using ByJob = std::map<std::pair<JobLabel, int>, CopySums>;  // by job and GPU
-
-void Add(const PlanCopies& from, PlanCopies& to) {
-  for (const int d : {kH2d, kD2h}) {
-    to.demand.rates[d] += from.demand.rates[d];
-    to.demand.step_bytes[d] += from.demand.step_bytes[d];
-    to.promised[d] += from.promised[d];
-  }
-}
-
-ByJob SumCopies(const Snapshot& from) {
-  ByJob jobs;
-  for (const JobSnapshot& job : from.jobs) {
-    const JobLabel label = LabelOf(*from.stats, {job.principal, job.name});
-    for (const RankSnapshot& rank : job.ranks) {
-      if (rank.closed) continue;  // a closed session gets no more grants
-      CopySums& sums = jobs[{label, rank.gpu.value()}];
-      sums.weight += rank.weight;
-      if (!rank.plan_copies) continue;
-      if (!sums.plan) sums.plan.emplace();
-      Add(*rank.plan_copies, *sums.plan);
+// Adds `value` of each job and GPU that has one.
+void AddByGpu(const Snapshot& from, const std::map<JobLabel, JobSums>& jobs,
+              const char* name, const char* help, auto value, Families& to) {
+  to.Add(name, help, MetricType::Gauge);
+  for (const auto& [label, job] : jobs) {
+    for (const auto& [gpu, sums] : job.gpus) {
+      Labels labels = GpuLabels(from.gpus.at(gpu.value()).gpu);
+      for (const auto& each : LabelsOf(label)) labels.push_back(each);
+      value(sums, [&](Labels more, double of) {
+        more.insert(more.begin(), labels.begin(), labels.end());
+        to.Value(std::move(more), of);
+      });
     }
   }
-  return jobs;
-}
-
-Labels LabelsOf(const Snapshot& from, const ByJob::key_type& key) {
-  Labels labels = GpuLabels(from.gpus.at(key.second).gpu);
-  for (const auto& each : LabelsOf(key.first)) labels.push_back(each);
-  return labels;
-}
-
-void AddJobCopies(const Snapshot& from, Families& to) {
-  const ByJob jobs = SumCopies(from);
-  to.Add("sluice_job_link_weight",
-         "What a job's ranks on a GPU count for in fair shares of its links.",
-         MetricType::Gauge);
-  for (const auto& [key, sums] : jobs) {
-    to.Value(LabelsOf(from, key), sums.weight);
-  }
-  const auto each = [&](const char* name, const char* help, auto value) {
-    to.Add(name, help, MetricType::Gauge);
-    for (const auto& [key, sums] : jobs) {
-      if (!sums.plan) continue;
-      for (const auto& [direction, d] :
-           {std::pair{"h2d", kH2d}, std::pair{"d2h", kD2h}}) {
-        to.Value(With(LabelsOf(from, key), "direction", direction),
-                 value(*sums.plan, d));
-      }
-    }
-  };
-  each("sluice_job_plan_bytes_per_second",
-       "What a job's plan copies while a layer runs, where that is most.",
-       [](const PlanCopies& plan, int d) { return plan.demand.rates[d]; });
-  each("sluice_job_promised_bytes_per_second",
-       "What of that the links promise beside others; the rest runs by fair "
-       "shares.",
-       [](const PlanCopies& plan, int d) { return plan.promised[d]; });
-  each("sluice_job_plan_step_bytes",
-       "What a job's plan copies in all of its layers, forward and backward "
-       "once.",
-       [](const PlanCopies& plan, int d) {
-         return Count(plan.demand.step_bytes[d]);
-       });
 }
 
 }  // namespace
@@ -242,19 +141,87 @@ void AddJobs(const Snapshot& from, Families& to) {
   const auto counter = [&](const char* name, const char* help, auto value) {
     add(name, help, MetricType::Counter, value);
   };
-  AddMemoryOfJobs(from, jobs, to);
-  AddStateOfJobs(gauge);
+  const auto by_gpu = [&](const char* name, const char* help, auto value) {
+    AddByGpu(from, jobs, name, help, value, to);
+  };
+  const auto of_plan = [&](const char* name, const char* help, auto value) {
+    by_gpu(name, help, [&](const GpuSums& gpu, auto show) {
+      if (!gpu.plan) return;
+      show({{"direction", "h2d"}}, value(*gpu.plan, kH2d));
+      show({{"direction", "d2h"}}, value(*gpu.plan, kD2h));
+    });
+  };
+  by_gpu("sluice_lease_bytes", "GPU memory leased to a job.",
+         [](const GpuSums& gpu, auto show) { show({}, Count(gpu.leased)); });
+  by_gpu("sluice_outside_lease_bytes",
+         "GPU memory of a job outside its leases, as its ranks have told.",
+         [](const GpuSums& gpu, auto show) {
+           if (gpu.outside) show({}, Count(*gpu.outside));
+         });
+  gauge("sluice_host_lease_bytes", "Pinned host memory leased to a job.",
+        [](const JobSums& job) { return Count(job.host_bytes); });
+  gauge("sluice_job_ranks", "Attached ranks of a job on this node.",
+        [](const JobSums& job) { return job.ranks; });
+  gauge("sluice_job_step", "The last step any rank of the job reported.",
+        [](const JobSums& job) { return job.step; });
+  gauge("sluice_job_loss", "Loss of the last step reported; NaN before one.",
+        [](const JobSums& job) { return job.loss; });
+  gauge("sluice_job_tokens_per_second",
+        "Tokens of the last step over its time, summed over local ranks.",
+        [](const JobSums& job) { return job.tokens_per_second; });
+  gauge("sluice_job_hbm_peak_bytes",
+        "Highest GPU memory use a local rank of the job reported.",
+        [](const JobSums& job) { return Count(job.hbm_peak); });
+  gauge("sluice_job_alpha",
+        "Fraction of rows swapped by the rank that swaps least; NaN: no plan.",
+        [](const JobSums& job) { return job.alpha; });
   to.Add("sluice_step_seconds", "Steps as ranks report them.",
          MetricType::Histogram);
   for (const auto& [label, job] : jobs) {
     to.HistogramValue(LabelsOf(label), job.stats.step_seconds);
   }
-  AddStepsOfJobs(counter);
-  AddLateOfJobs(jobs, to);
+  counter("sluice_job_steps_total", "Steps reported, every rank's counted.",
+          [](const JobSums& job) { return job.stats.steps; });
+  counter("sluice_job_tokens_total", "Tokens trained on by local ranks.",
+          [](const JobSums& job) { return job.stats.tokens; });
+  counter("sluice_job_stall_seconds_total",
+          "Time compute waited for copies, summed over local ranks.",
+          [](const JobSums& job) { return job.stats.stall_seconds; });
+  counter("sluice_job_grant_wait_seconds_total",
+          "Time copies waited for bandwidth grants, over local ranks.",
+          [](const JobSums& job) { return job.stats.grant_wait_seconds; });
+  AddLate(
+      {"sluice_job_late_copies_total",
+       "A job's copies whose grant came after compute needed them."},
+      {"sluice_job_late_copy_seconds_total",
+       "Time for which a late copy of a job waited for its grant, over ranks."},
+      [&](const auto& each) {
+        for (const auto& [label, job] : jobs) {
+          each(LabelsOf(label), job.stats.late);
+        }
+      },
+      to);
   counter("sluice_job_plan_mismatches_total",
           "Allocations that did not follow the memory plan.",
           [](const JobSums& job) { return job.stats.plan_mismatches; });
-  AddJobCopies(from, to);
+  by_gpu("sluice_job_link_weight",
+         "What a job's ranks on a GPU count for in fair shares of its links.",
+         [](const GpuSums& gpu, auto show) {
+           if (gpu.weight) show({}, *gpu.weight);
+         });
+  of_plan("sluice_job_plan_bytes_per_second",
+          "What a job's plan copies while a layer runs, where that is most.",
+          [](const PlanCopies& plan, int d) { return plan.demand.rates[d]; });
+  of_plan("sluice_job_promised_bytes_per_second",
+          "What of that the links promise beside others; the rest runs by fair "
+          "shares.",
+          [](const PlanCopies& plan, int d) { return plan.promised[d]; });
+  of_plan("sluice_job_plan_step_bytes",
+          "What a job's plan copies in all of its layers, forward and backward "
+          "once.",
+          [](const PlanCopies& plan, int d) {
+            return Count(plan.demand.step_bytes[d]);
+          });
 }
 
 }  // namespace sluice::daemon

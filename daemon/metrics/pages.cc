@@ -1,97 +1,54 @@
 #include "daemon/metrics/pages.h"
 
-#include <array>
+#include <utility>
 
 #include "daemon/metrics/snapshot_json.h"
 
 namespace sluice::daemon {
 namespace {
 
-struct Place {
-  std::string_view path;
-  PageName name;
-};
-constexpr std::array kPlaces = {
-    Place{"/", PageName::kStatusPage}, Place{"/healthz", PageName::kHealth},
-    Place{"/metrics", PageName::kMetrics}, Place{"/readyz", PageName::kReady},
-    Place{"/status.json", PageName::kStatusJson}};
-
 constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
 
-bool NeedsSnapshot(PageName name) {
-  return name == PageName::kMetrics || name == PageName::kStatusJson;
-}
-
-std::string Render(PageKey key, const Snapshot& snapshot) {
-  const auto& [name, audience] = key;
-  if (name == PageName::kMetrics) {
-    return HttpAnswer(kHttpOk, kMetricsType,
-                      PrometheusText(snapshot, ReadProcessStats(), audience));
-  }
-  return HttpAnswer(kHttpOk, "application/json",
-                    audience == Audience::kOperators
-                        ? SnapshotJson(snapshot)
-                        : AggregatesJson(snapshot));
-}
-
-std::string Unavailable(const absl::Status& why) {
-  return LinePage(kHttpUnavailable, std::string(why.message()));
-}
-
-// Returns a frozen daemon's page. Such a daemon is healthy, so that it is not
-// restarted, but not ready.
-std::string FrozenPage(PageName name, const std::string& why) {
-  if (name == PageName::kMetrics) {
-    return HttpAnswer(kHttpOk, kMetricsType, FrozenText(ReadProcessStats()));
-  }
-  return LinePage(name == PageName::kHealth ? kHttpOk : kHttpUnavailable,
-                  "frozen: " + why);
+Page Unavailable(const absl::Status& why) {
+  return {kHttpUnavailable, std::string(why.message()) + "\n"};
 }
 
 }  // namespace
 
-std::optional<PageName> FindPage(std::string_view path) {
-  for (const Place& place : kPlaces) {
-    if (place.path == path) return place.name;
-  }
-  return std::nullopt;
-}
+PageMaker::PageMaker(std::shared_ptr<const PageSources> sources)
+    : sources_(std::move(sources)),
+      alive_(sources_ ? sources_->alive()
+                      : absl::UnavailableError("sluiced is starting")) {}
 
-std::string PagePaths() {
-  std::string paths;
-  for (const Place& place : kPlaces) {
-    paths += (paths.empty() ? "" : ", ") + std::string(place.path);
+Page PageMaker::Make(const std::string& path, Audience audience) {
+  const bool metrics = path == "/metrics", health = path == "/healthz";
+  const bool needs_snapshot = metrics || path == "/status.json";
+  if (path == "/") {
+    return {kHttpOk, std::string(StatusPage()), "text/html; charset=utf-8"};
   }
-  return paths;
-}
-
-std::string LinePage(HttpStatus status, std::string_view line) {
-  return HttpAnswer(status, "text/plain; charset=utf-8",
-                    std::string(line) + "\n");
-}
-
-Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources) {
-  absl::Status alive = absl::UnavailableError("sluiced is starting");
-  if (sources != nullptr) alive = sources->alive();
-  std::optional<absl::StatusOr<Snapshot>> snapshot;  // taken once for all pages
-  const auto make = [&](PageKey key) -> std::string {
-    if (key.first == PageName::kStatusPage) {
-      return HttpAnswer(kHttpOk, "text/html; charset=utf-8", StatusPage());
-    }
-    if (!alive.ok()) return Unavailable(alive);
-    if (!sources->frozen.empty()) {
-      return FrozenPage(key.first, sources->frozen);
-    }
-    if (!NeedsSnapshot(key.first)) return LinePage(kHttpOk, "ok");
-    if (!snapshot) snapshot = sources->snapshot();
-    if (!snapshot->ok()) return Unavailable(snapshot->status());
-    return Render(key, **snapshot);
-  };
-  Pages pages;
-  for (const PageKey& key : asked) {
-    pages[key] = std::make_shared<const std::string>(make(key));
+  if (!needs_snapshot && !health && path != "/readyz") {
+    return {kHttpNotFound,
+            "404 Not Found: there are only /, /healthz, /metrics, /readyz, "
+            "/status.json\n"};
   }
-  return pages;
+  if (!alive_.ok()) return Unavailable(alive_);
+  if (const std::string& frozen = sources_->frozen; !frozen.empty()) {
+    if (metrics) return {kHttpOk, FrozenText(ReadProcessStats()), kMetricsType};
+    // It is healthy, so that it is not restarted, but not ready.
+    return {health ? kHttpOk : kHttpUnavailable, "frozen: " + frozen + "\n"};
+  }
+  if (!needs_snapshot) return {kHttpOk, "ok\n"};
+  if (!snapshot_) snapshot_ = sources_->snapshot();
+  if (!snapshot_->ok()) return Unavailable(snapshot_->status());
+  const Snapshot& now = **snapshot_;
+  if (metrics) {
+    return {kHttpOk, PrometheusText(now, ReadProcessStats(), audience),
+            kMetricsType};
+  }
+  return {kHttpOk,
+          audience == Audience::kOperators ? SnapshotJson(now)
+                                           : AggregatesJson(now),
+          "application/json"};
 }
 
 }  // namespace sluice::daemon

@@ -1,36 +1,33 @@
-// The pages that are served over HTTP, for each audience. Each page is a pure
-// function of a snapshot.
-//
-// Thread safety: pure, but MakePages calls its sources.
+// The pages that are served over HTTP, for each audience.
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "absl/status/statusor.h"
 #include "daemon/core/snapshot.h"
-#include "daemon/metrics/http_request.h"
 #include "daemon/metrics/prometheus_text.h"
 
 namespace sluice::daemon {
 
-// The status page: one self-contained HTML document that asks /status.json
-// every two seconds.
-std::string_view StatusPage();
+using HttpStatus = std::string_view;
+inline constexpr HttpStatus kHttpOk = "200 OK",
+                            kHttpBadRequest = "400 Bad Request",
+                            kHttpNotFound = "404 Not Found",
+                            kHttpNotAllowed = "405 Method Not Allowed",
+                            kHttpTimeout = "408 Request Timeout",
+                            kHttpTooLarge =
+                                "431 Request Header Fields Too Large",
+                            kHttpUnavailable = "503 Service Unavailable";
 
-enum class PageName { kHealth, kReady, kMetrics, kStatusJson, kStatusPage };
-
-// Returns the page with a path such as "/metrics"; nullopt if there is none.
-std::optional<PageName> FindPage(std::string_view path);
-std::string PagePaths();  // lists all paths, for the answer to an unknown path
-
-std::string LinePage(HttpStatus status, std::string_view line);
+struct Page {
+  HttpStatus status;
+  std::string body;
+  std::string_view type = "text/plain; charset=utf-8";
+};
 
 // What pages are made from. Both functions may wait for the daemon's loop, at
 // most a second each.
@@ -43,12 +40,23 @@ struct PageSources {
   std::string frozen;
 };
 
-using PageKey = std::pair<PageName, Audience>;
-using Pages = std::map<PageKey, std::shared_ptr<const std::string>>;
+// Makes pages from one snapshot.
+class PageMaker {
+ public:
+  // `sources` is null while the daemon starts: then the status page has no
+  // data, and every other page is 503.
+  explicit PageMaker(std::shared_ptr<const PageSources> sources);
 
-// Returns the answers with the requested pages, all made from one snapshot.
-// `sources` is null while the daemon starts: then the status page has no data,
-// and every other page is 503.
-Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources);
+  Page Make(const std::string& path, Audience audience);
+
+ private:
+  const std::shared_ptr<const PageSources> sources_;
+  const absl::Status alive_;
+  std::optional<absl::StatusOr<Snapshot>> snapshot_;  // unset: not needed yet
+};
+
+// The status page: one self-contained HTML document that asks /status.json
+// every two seconds.
+std::string_view StatusPage();
 
 }  // namespace sluice::daemon

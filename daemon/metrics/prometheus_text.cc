@@ -31,37 +31,6 @@ void AddProcess(const ProcessStats& from, Families& to) {
            from.start_time_seconds);
 }
 
-void AddLosses(const Snapshot& from, Families& to) {
-  to.Counter("sluice_log_lines_dropped_total",
-             "Lines that are not in the log because nobody read it.",
-             from.log_lines_dropped);
-  to.Counter("sluice_log_lines_suppressed_total",
-             "Lines that are not in the log because one user caused too many.",
-             from.log_lines_suppressed);
-  to.Gauge("sluice_descriptors_closing",
-           "Descriptors that clients sent, and sockets of ended sessions, "
-           "that wait to be closed.",
-           static_cast<double>(from.descriptors_closing));
-}
-
-void AddKeeping(const Snapshot& from, Families& to) {
-  to.Add("sluice_kept",
-         "1 while what jobs hold outlives this sluiced, 0 where that has "
-         "ended; only where it was started with a descriptor store.",
-         MetricType::Gauge);
-  if (from.kept) to.Value({}, *from.kept ? 1 : 0);
-  to.Counter("sluice_keepers_replaced_total",
-             "Always 0, for dashboards of earlier versions.", 0);
-}
-
-void AddHttp(const TcpListener& from, Families& to) {
-  to.Add("sluice_http_listening",
-         "1 while metrics are served on the TCP port of the configuration, 0 "
-         "while another program has it.",
-         MetricType::Gauge);
-  if (!from.address.empty()) to.Value({}, from.fault.empty() ? 1 : 0);
-}
-
 void AddService(const Snapshot& from, Families& to) {
   to.Add("sluice_build_info", "Always 1; the version is a label.",
          MetricType::Gauge);
@@ -94,6 +63,29 @@ void AddService(const Snapshot& from, Families& to) {
       },
       [&](const char* name, const char* help, const auto& counts,
           const char* label) { to.CounterBy(name, help, label, counts); }});
+  to.Add("sluice_kept",
+         "1 while what jobs hold outlives this sluiced, 0 where that has "
+         "ended; only where it was started with a descriptor store.",
+         MetricType::Gauge);
+  if (from.kept) to.Value({}, *from.kept ? 1 : 0);
+  to.Counter("sluice_keepers_replaced_total",
+             "Always 0, for dashboards of earlier versions.", 0);
+  to.Add("sluice_http_listening",
+         "1 while metrics are served on the TCP port of the configuration, 0 "
+         "while another program has it.",
+         MetricType::Gauge);
+  const TcpListener& http = from.http;
+  if (!http.address.empty()) to.Value({}, http.fault.empty() ? 1 : 0);
+  to.Counter("sluice_log_lines_dropped_total",
+             "Lines that are not in the log because nobody read it.",
+             from.log_lines_dropped);
+  to.Counter("sluice_log_lines_suppressed_total",
+             "Lines that are not in the log because one user caused too many.",
+             from.log_lines_suppressed);
+  to.Gauge("sluice_descriptors_closing",
+           "Descriptors that clients sent, and sockets of ended sessions, "
+           "that wait to be closed.",
+           static_cast<double>(from.descriptors_closing));
 }
 
 }  // namespace
@@ -111,9 +103,6 @@ std::string PrometheusText(const Snapshot& snapshot,
   Families families;
   AddFrozen(false, families);
   AddService(snapshot, families);
-  AddKeeping(snapshot, families);
-  AddHttp(snapshot.http, families);
-  AddLosses(snapshot, families);
   AddNode(snapshot, audience, families);
   AddProcess(process, families);
   if (audience == Audience::kOperators) AddJobs(snapshot, families);

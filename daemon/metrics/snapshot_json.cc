@@ -21,6 +21,12 @@ json OrNull(bool there, const auto& value) {
 
 json OrNull(const std::string& text) { return OrNull(!text.empty(), text); }
 
+json List(const auto& from, auto each, const auto&... arguments) {
+  json to = json::array();
+  for (const auto& item : from) to.push_back(each(item, arguments...));
+  return to;
+}
+
 json AgeOf(absl::Time at, absl::Time now) {
   return OrNull(at != absl::InfinitePast(), absl::ToDoubleSeconds(now - at));
 }
@@ -47,31 +53,29 @@ json Gpu(const GpuSnapshot& gpu, absl::Time now) {
   return to;
 }
 
+json Speed(double bytes) { return OrNull(bytes > 0, bytes); }
+
 json Link(const LinkSpeed& link) {
-  const auto speed = [](double bytes) { return OrNull(bytes > 0, bytes); };
   return {{"name", link.name},
           {"parent", OrNull(link.parent)},
-          {"h2d_bytes_per_second", speed(link.h2d_bytes_per_second)},
-          {"d2h_bytes_per_second", speed(link.d2h_bytes_per_second)},
-          {"both_bytes_per_second", speed(link.both_bytes_per_second)},
+          {"h2d_bytes_per_second", Speed(link.h2d_bytes_per_second)},
+          {"d2h_bytes_per_second", Speed(link.d2h_bytes_per_second)},
+          {"both_bytes_per_second", Speed(link.both_bytes_per_second)},
           {"speed_from", OrNull(link.measured || IsLimited(link),
                                 link.measured ? "measured" : "configuration")}};
 }
 
 json MeasuredOf(const MeasuredLinks& measured, bool waits, absl::Time now) {
-  json links = json::array();
-  for (const auto& [name, link] : measured.links) {
-    links.push_back(Link({.name = name,
-                          .h2d_bytes_per_second = link.h2d,
-                          .d2h_bytes_per_second = link.d2h,
-                          .both_bytes_per_second = link.both}));
-    links.back().erase("parent");
-    links.back().erase("speed_from");
-  }
+  const auto link = [](const auto& of) -> json {
+    return {{"name", of.first},
+            {"h2d_bytes_per_second", Speed(of.second.h2d)},
+            {"d2h_bytes_per_second", Speed(of.second.d2h)},
+            {"both_bytes_per_second", Speed(of.second.both)}};
+  };
   return {{"by", measured.by.who},
           {"age_s", absl::ToDoubleSeconds(now - measured.by.at)},
           {"waits", waits},
-          {"links", std::move(links)}};
+          {"links", List(measured.links, link)}};
 }
 
 json CopiesOf(const std::optional<PlanCopies>& copies) {
@@ -93,48 +97,39 @@ json LateOf(const LateDirections& late) {
 }
 
 json RankOf(const RankSnapshot& rank) {
-  json to = {{"rank", rank.rank.value()},
-             {"pid", rank.pid},
-             {"gpu", rank.gpu.value()},
-             {"gpu_bytes", rank.gpu_bytes.count()},
-             {"outside_bytes", OrNull(rank.outside.has_value(),
-                                      rank.outside.value_or(Bytes()).count())},
-             {"host_bytes", rank.host_bytes.count()},
-             {"stall_seconds", rank.stall_seconds},
-             {"grant_wait_seconds", rank.grant_wait_seconds},
-             {"hbm_peak_bytes", rank.hbm_peak.count()},
-             {"closed", rank.closed},
-             // Versions with guarantees had these keys. They stay because
-             // scripts may read them.
-             {"guaranteed_bytes_per_second", 0.0},
-             {"guarantee_lowered", nullptr},
-             {"weight", rank.weight},
-             {"plan_copies", CopiesOf(rank.plan_copies)},
-             {"late", LateOf(rank.late)},
-             {"step", nullptr},
-             {"loss", nullptr},
-             {"tokens_per_second", nullptr}};
-  if (rank.step) {
-    to["step"] = rank.step->step;
-    // A loss that is NaN or infinite stays null, since JSON has no such
-    // numbers.
-    if (std::isfinite(rank.step->loss)) to["loss"] = rank.step->loss;
-    if (rank.step->seconds > 0) {
-      to["tokens_per_second"] =
-          static_cast<double>(rank.step->tokens) / rank.step->seconds;
-    }
-  }
-  return to;
+  const StepReport step = rank.step.value_or(StepReport());
+  return {{"rank", rank.rank.value()},
+          {"pid", rank.pid},
+          {"gpu", rank.gpu.value()},
+          {"gpu_bytes", rank.gpu_bytes.count()},
+          {"outside_bytes", OrNull(rank.outside.has_value(),
+                                   rank.outside.value_or(Bytes()).count())},
+          {"host_bytes", rank.host_bytes.count()},
+          {"stall_seconds", rank.stall_seconds},
+          {"grant_wait_seconds", rank.grant_wait_seconds},
+          {"hbm_peak_bytes", rank.hbm_peak.count()},
+          {"closed", rank.closed},
+          // Versions with guarantees had these keys. They stay because scripts
+          // may read them.
+          {"guaranteed_bytes_per_second", 0.0},
+          {"guarantee_lowered", nullptr},
+          {"weight", rank.weight},
+          {"plan_copies", CopiesOf(rank.plan_copies)},
+          {"late", LateOf(rank.late)},
+          {"step", OrNull(rank.step.has_value(), step.step)},
+          // JSON has no NaN or infinity.
+          {"loss", OrNull(rank.step && std::isfinite(step.loss), step.loss)},
+          {"tokens_per_second",
+           OrNull(step.seconds > 0,
+                  static_cast<double>(step.tokens) / step.seconds)}};
 }
 
 json Job(const JobSnapshot& job) {
-  json ranks = json::array();
-  for (const RankSnapshot& rank : job.ranks) ranks.push_back(RankOf(rank));
   return {{"name", job.name},
           {"uid", job.principal.uid},
           {"cgroup", job.principal.cgroup},
           {"world_size", job.world_size},
-          {"ranks", std::move(ranks)},
+          {"ranks", List(job.ranks, RankOf)},
           {"plan_id", OrNull(job.plan != PlanId(), job.plan.value())}};
 }
 
@@ -181,10 +176,6 @@ json Counted(Resource what, int64_t amount) {
   return IsSharedInTurns(what) ? json(InUnits(what, amount)) : json(amount);
 }
 
-json LimitOf(Resource what, int64_t limit) {
-  return OrNull(!IsSharedInTurns(what), limit);
-}
-
 json QuotaList(const QuotasSnapshot& quotas) {
   json to = json::array();
   for (size_t i = 0; i < kResources; ++i) {
@@ -196,25 +187,26 @@ json QuotaList(const QuotasSnapshot& quotas) {
                        {"cgroup", who.cgroup},
                        {"used", Counted(what, amounts[i])}});
     }
+    const bool limited = !IsSharedInTurns(what);
     to.push_back({{"of", Name(what)},
                   {"used", Counted(what, quotas.used[i])},
-                  {"limit", LimitOf(what, quotas.shares[i].all)},
-                  {"limit_per_user", LimitOf(what, quotas.shares[i].each)},
+                  {"limit", OrNull(limited, quotas.shares[i].all)},
+                  {"limit_per_user", OrNull(limited, quotas.shares[i].each)},
                   {"refused", quotas.refused[i]},
                   {"users", std::move(users)}});
   }
   return to;
 }
 
+json PlanOf(const plan::RankPlan& rank) {
+  return {{"rank", rank.rank.value()},
+          {"alpha", rank.alpha},
+          {"alpha_limited_by", rank.alpha_limited_by},
+          {"transient_peak_bytes", rank.transient_peak.count()},
+          {"host_bytes", rank.host_bytes.count()}};
+}
+
 json Plan(const PlanSnapshot& kept) {
-  json ranks = json::array();
-  for (const plan::RankPlan& rank : kept.plan->ranks) {
-    ranks.push_back({{"rank", rank.rank.value()},
-                     {"alpha", rank.alpha},
-                     {"alpha_limited_by", rank.alpha_limited_by},
-                     {"transient_peak_bytes", rank.transient_peak.count()},
-                     {"host_bytes", rank.host_bytes.count()}});
-  }
   return {{"id", kept.plan->id.value()},
           {"job", kept.job},
           {"uid", kept.principal.uid},
@@ -223,7 +215,7 @@ json Plan(const PlanSnapshot& kept) {
           {"profile_hash", kept.plan->profile_hash},
           {"units_solved", kept.plan->units_solved},
           {"units_known", kept.plan->units_known},
-          {"ranks", std::move(ranks)}};
+          {"ranks", List(kept.plan->ranks, PlanOf)}};
 }
 
 // Indexed by PlanningSnapshot::State.
@@ -284,42 +276,36 @@ json WaitingOf(const WaitingSnapshot& lease) {
           {"deadline_in_s", absl::ToDoubleSeconds(lease.left)}};
 }
 
-json List(const auto& from, auto each, const auto&... arguments) {
-  json to = json::array();
-  for (const auto& item : from) to.push_back(each(item, arguments...));
-  return to;
-}
-
 json Aggregates(const Snapshot& snapshot) {
-  json to;
-  to["generation"] = snapshot.generation;
-  to["hostname"] = snapshot.hostname;
-  to["version"] = SLUICE_VERSION;
-  to["driver"] = snapshot.driver;
-  to["uptime_s"] = absl::ToDoubleSeconds(snapshot.uptime);
-  to["sessions"] = snapshot.sessions;
-  to["held_outside_age_s"] = AgeOf(snapshot.outside_at, snapshot.now);
-  to["held_outside_by"] = OutsideHolders(snapshot.driver);
-  to["drained"] = nullptr;
+  const absl::Time now = snapshot.now;
+  const auto host = [&](const PoolSnapshot& pool) {
+    json to = {{"numa", pool.id.ordinal}, {"ready_bytes", pool.ready.count()}};
+    AddPool(pool, now, to);
+    return to;
+  };
+  json to = {{"generation", snapshot.generation},
+             {"hostname", snapshot.hostname},
+             {"version", SLUICE_VERSION},
+             {"driver", snapshot.driver},
+             {"uptime_s", absl::ToDoubleSeconds(snapshot.uptime)},
+             {"sessions", snapshot.sessions},
+             {"held_outside_age_s", AgeOf(snapshot.outside_at, now)},
+             {"held_outside_by", OutsideHolders(snapshot.driver)},
+             {"drained", nullptr},
+             {"host_memory", nullptr},
+             {"gpus", List(snapshot.gpus, Gpu, now)},
+             {"links", List(snapshot.links, Link)},
+             {"host", List(snapshot.hosts, host)}};
   if (snapshot.drain) {
     to["drained"] = {
         {"by", ""},
         {"reason", ""},
-        {"age_s", absl::ToDoubleSeconds(snapshot.now - snapshot.drain->at)}};
+        {"age_s", absl::ToDoubleSeconds(now - snapshot.drain->at)}};
   }
-  to["host_memory"] = nullptr;
   if (!snapshot.host_memory.empty()) {
     to["host_memory"] = {{"kind", snapshot.host_memory},
                          {"why", snapshot.host_memory_why}};
   }
-  to["gpus"] = List(snapshot.gpus, Gpu, snapshot.now);
-  to["links"] = List(snapshot.links, Link);
-  to["host"] = List(snapshot.hosts, [&](const PoolSnapshot& pool) {
-    json host = {{"numa", pool.id.ordinal}};
-    AddPool(pool, snapshot.now, host);
-    host["ready_bytes"] = pool.ready.count();
-    return host;
-  });
   return to;
 }
 
@@ -331,39 +317,40 @@ std::string Text(const json& from) {
 }  // namespace
 
 std::string SnapshotJson(const Snapshot& snapshot) {
+  const absl::Time now = snapshot.now;
+  const auto event = [&](const LoggedEvent& of) -> json {
+    return {{"number", of.number},
+            {"age_s", absl::ToDoubleSeconds(now - of.at)},
+            {"kind", Name(of.kind)},
+            {"request", OrNull(of.cause.session.value() > 0, of.cause.Text())},
+            {"text", of.text}};
+  };
   json to = Aggregates(snapshot);
-  to["jobs"] = List(snapshot.jobs, Job);
-  to["budgets"] = List(snapshot.budgets, Budget);
-  to["limits"] = List(snapshot.limits, Limit, snapshot.now);
-  to["reservations"] = List(snapshot.reservations, ReservationOf, snapshot.now);
-  to["measured_links"] = nullptr;
+  to.update({{"jobs", List(snapshot.jobs, Job)},
+             {"budgets", List(snapshot.budgets, Budget)},
+             {"limits", List(snapshot.limits, Limit, now)},
+             {"reservations", List(snapshot.reservations, ReservationOf, now)},
+             {"measured_links", nullptr},
+             {"http", nullptr},
+             {"quotas", QuotaList(snapshot.quotas)},
+             {"plans", List(snapshot.plans, Plan)},
+             {"planning", List(snapshot.planning, Planning)},
+             {"waiting", List(snapshot.waiting, WaitingOf)},
+             {"holders", List(snapshot.holders, HolderOf)},
+             {"events_from", snapshot.events_from},
+             {"events", List(snapshot.events, event)}});
   if (snapshot.measured) {
     to["measured_links"] =
-        MeasuredOf(*snapshot.measured, snapshot.measured_waits, snapshot.now);
+        MeasuredOf(*snapshot.measured, snapshot.measured_waits, now);
   }
   if (snapshot.drain) {
     to["drained"]["by"] = snapshot.drain->who;
     to["drained"]["reason"] = snapshot.drain->reason;
   }
-  to["http"] = nullptr;
   if (!snapshot.http.address.empty()) {
     to["http"] = {{"listen", snapshot.http.address},
                   {"fault", OrNull(snapshot.http.fault)}};
   }
-  to["quotas"] = QuotaList(snapshot.quotas);
-  to["plans"] = List(snapshot.plans, Plan);
-  to["planning"] = List(snapshot.planning, Planning);
-  to["waiting"] = List(snapshot.waiting, WaitingOf);
-  to["holders"] = List(snapshot.holders, HolderOf);
-  to["events_from"] = snapshot.events_from;
-  to["events"] = List(snapshot.events, [&](const LoggedEvent& event) {
-    return json{{"number", event.number},
-                {"age_s", absl::ToDoubleSeconds(snapshot.now - event.at)},
-                {"kind", Name(event.kind)},
-                {"request",
-                 OrNull(event.cause.session.value() > 0, event.cause.Text())},
-                {"text", event.text}};
-  });
   return Text(to);
 }
 

@@ -52,17 +52,7 @@ th { color:var(--dim); font-weight:500; border-top:0 }
 <p id="sums" class="dim" hidden>Jobs, limits, budgets, plans and events have
 names of users and jobs: the same page at http.sock in the daemon's runtime
 folder shows them to its group.</p>
-<div id="named"><h2>Jobs</h2>
-<div class="wide"><table id="jobs"></table></div>
-<h2>Waiting</h2><div class="wide"><table id="waiting"></table></div>
-<h2>Held without a session</h2>
-<div class="wide"><table id="holders"></table></div>
-<h2>Copies</h2><div class="wide"><table id="copies"></table></div>
-<h2>Reservations</h2><div class="wide"><table id="reservations"></table></div>
-<h2>Limits</h2><div class="wide"><table id="limits"></table></div>
-<h2>Budgets in use</h2><div class="wide"><table id="budgets"></table></div>
-<h2>Plans</h2><div class="wide"><table id="plans"></table></div>
-<h2>Events</h2><div class="wide"><table id="events"></table></div></div>
+<div id="named"></div>
 </main><script>
 const $ = id => document.getElementById(id);
 function el(tag, cls, text) { const e = document.createElement(tag);
@@ -101,22 +91,22 @@ function pool(title, sub, p) { const card = el("div", "card");
       ["kept", p.kept_bytes]]) {
     const part = el("div", cls); part.title = cls + " " + bytes(n);
     part.style.width = 100 * n / p.total_bytes + "%"; bar.append(part); }
-  const low = el("div", "row dim"); low.append(el("span", "", sub),
-    el("span", "", bytes(p.free_bytes) + " free" + (p.quarantined_bytes ?
-      ", " + bytes(p.quarantined_bytes) + " quarantined" : "") +
-      (p.lingering_bytes ? ", " + bytes(p.lingering_bytes) + " lingering" :
-      "") + (p.held_outside_bytes ? ", " + bytes(p.held_outside_bytes) +
-      " held outside" : "")));
+  const parts = [["free", p.free_bytes], ["quarantined", p.quarantined_bytes],
+    ["lingering", p.lingering_bytes], ["held outside", p.held_outside_bytes]]
+    .filter(([what, n]) => n || what === "free")
+    .map(([what, n]) => bytes(n) + " " + what);
+  const low = el("div", "row dim");
+  low.append(el("span", "", sub), el("span", "", parts.join(", ")));
   card.append(top, bar, low); return card; }
-function table(id, heads, rows, none) { const t = $(id);
+function table(title, heads, rows, none) { let t = $(title);
+  if (!t) { t = el("table"); t.id = title; const wide = el("div", "wide");
+    wide.append(t); $("named").append(el("h2", "", title), wide); }
   t.replaceChildren(); const cell = (tag, v) => { const left =
     Array.isArray(v); return el(tag, left ? "text" : "", left ? v[0] : v); };
-  if (!rows.length) { const r = t.insertRow();
-    r.append(el("td", "text dim", none)); return; }
-  const h = t.insertRow(); for (const v of heads) h.append(cell("th", v));
-  for (const row of rows) { const r = t.insertRow();
-    row.forEach((v, i) => { const c = cell("td", v);
-      c.title = [heads[i]].flat()[0]; r.append(c); }); } }
+  if (!rows.length) { t.insertRow().append(el("td", "text dim", none)); return; }
+  t.insertRow().append(...heads.map(v => cell("th", v)));
+  for (const row of rows) t.insertRow().append(...row.map((v, i) => {
+    const c = cell("td", v); c.title = [heads[i]].flat()[0]; return c; })); }
 function show(s) {
   document.title = "sluiced on " + s.hostname;
   $("about").textContent = s.version + " on " + s.hostname + " · " + s.driver +
@@ -131,7 +121,7 @@ function show(s) {
     ": nothing new is granted" : "";
   $("sums").hidden = Boolean(s.jobs); $("named").hidden = !s.jobs;
   if (!s.jobs) return;
-  table("jobs", [["job"], "user", "rank", "GPU", "GPU memory", "peak",
+  table("Jobs", [["job"], "user", "rank", "GPU", "GPU memory", "peak",
     "outside the lease", "host memory", "step", "loss", "tokens/s", "stall", "grant wait"],
     s.jobs.flatMap(j => j.ranks.map(r => [[j.name], j.uid, r.rank +
       (r.closed ? " (closed)" : ""), r.gpu, bytes(r.gpu_bytes),
@@ -139,42 +129,41 @@ function show(s) {
       num(r.loss, 4), num(r.tokens_per_second, 0),
       span(r.stall_seconds), span(r.grant_wait_seconds)])),
     "No job is attached.");
-  table("waiting", [["job"], "user", "rank", "for", ["of"], "since", "at most",
+  table("Waiting", [["job"], "user", "rank", "for", ["of"], "since", "at most",
     ["lacks"]], s.waiting.map(w => [[w.job], w.uid, w.rank, bytes(w.bytes),
       [(w.pool === "gpu" ? "GPU " : "NUMA node ") + w.index],
       span(w.elapsed_s), span(w.deadline_in_s), [(w.lacks === "pool" ?
       "memory there" : "budget of its " + w.lacks) + (w.in_front ? ", " +
       w.in_front + " in front" : "")]]), "No lease waits.");
-  table("holders", ["process", ["command"], "user", "GPU memory",
+  table("Held without a session", ["process", ["command"], "user", "GPU memory",
     "host memory"], s.holders.map(h => [h.pid, [h.command], h.uid,
       bytes(h.gpu_bytes), bytes(h.host_bytes)]), "No process does.");
-  table("reservations", [["for user"], ["pool"], "memory", "not used yet",
+  table("Copies", [["job"], "rank", "weight", "plan to the GPU",
+    "plan from the GPU", "late to the GPU", "late from the GPU"],
+    s.jobs.flatMap(j => j.ranks.map(r => [[j.name], r.rank, num(r.weight, 2),
+      plan(r.plan_copies, "h2d"), plan(r.plan_copies, "d2h"),
+      late(r.late, "h2d"), late(r.late, "d2h")])), "No job is attached.");
+  table("Reservations", [["for user"], ["pool"], "memory", "not used yet",
     ["set by"]], s.reservations.map(r => [[user(r)], [r.pool + " " + r.index],
       bytes(r.bytes), bytes(r.withheld_bytes), [by(r)]]),
     "Nothing is reserved.");
-  table("copies", [["job"], "rank", "weight", "plan to the GPU",
-    "plan from the GPU", "late to the GPU", "late from the GPU"], s.jobs.flatMap(j => j.ranks.map(r => [[j.name],
-      r.rank, num(r.weight, 2),
-      plan(r.plan_copies, "h2d"), plan(r.plan_copies, "d2h"),
-      late(r.late, "h2d"), late(r.late, "d2h")])),
-    "No job is attached.");
-  table("limits", [["limit of"], "GPU", "host", ["set by"]], s.limits.map(l =>
+  table("Limits", [["limit of"], "GPU", "host", ["set by"]], s.limits.map(l =>
     [[[l.of, l.job, l.uid, l.cgroup && "in " + l.cgroup].filter(x => x !==
       null).join(" ")], bytes(l.gpu_limit_bytes), bytes(l.host_limit_bytes),
       [l.set_by === "live" ? by(l) : l.set_by]]), "No limit is set.");
-  table("budgets", [["whose"], "user", "GPU used", "GPU limit", "host used",
+  table("Budgets in use", [["whose"], "user", "GPU used", "GPU limit", "host used",
     "host limit"], s.budgets.map(b => [[b.job === null ? "user " +
       user(b) : "job " + b.job], b.uid, bytes(b.gpu_used_bytes),
       bytes(b.gpu_limit_bytes), bytes(b.host_used_bytes),
       bytes(b.host_limit_bytes)]), "Nobody holds memory.");
-  table("plans", ["plan", ["job"], "solved in", "alpha", "GPU transient peak",
+  table("Plans", ["plan", ["job"], "solved in", "alpha", "GPU transient peak",
     "host a rank", ["says"]], s.plans.slice().reverse().map(p => [p.id,
       [p.job], span(p.seconds),
       p.ranks.map(r => num(r.alpha, 2)).join(", "),
       bytes(Math.max(0, ...p.ranks.map(r => r.transient_peak_bytes)) || null),
       bytes(Math.max(0, ...p.ranks.map(r => r.host_bytes))),
       [p.infeasible || "feasible"]]), "No plan was asked for.");
-  table("events", ["ago", ["kind"], ["what"]], s.events.slice(-40).reverse()
+  table("Events", ["ago", ["kind"], ["what"]], s.events.slice(-40).reverse()
     .map(e => [span(e.age_s), [e.kind], [e.text]]), "Nothing happened yet.");
 }
 async function refresh() {

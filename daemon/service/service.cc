@@ -500,7 +500,9 @@ absl::Status Service::MayBeKept(const Principal& who) const {
 
 absl::StatusOr<bool> Service::TakeOver() {
   handover_->Take(Handover::kDeaths);  // not used here: the caller has read it
-  if (options_.http_goes_on) handover_->Take(Handover::kHttp);
+  if (options_.http && options_.http().goes_on) {
+    handover_->Take(Handover::kHttp);
+  }
   auto saved = handover_->ReadState(core_);
   const bool any = saved.ok() && saved->has_value();
   if (any) Pass("state-read");

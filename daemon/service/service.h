@@ -71,8 +71,6 @@ struct ServiceOptions {
   // The metrics server's address; runs on the loop's thread. Null: no server.
   std::function<TcpListener()> http;
   std::optional<absl::Duration> end_after_idle;
-  // The metrics server uses the listener Handover::kHttp.
-  bool http_goes_on = false;
   // Kept for the next daemon; -1: none.
   int deaths = -1;
   // As Administration::Options::write_policy.

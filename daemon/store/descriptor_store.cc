@@ -42,17 +42,6 @@ std::string OneLine(std::string_view text, size_t most) {
 // (ETOOMANYREFS, unix(7)) has room again.
 constexpr absl::Duration kLookForRoom = absl::Milliseconds(2);
 
-absl::Status CheckAddress(const std::string& address) {
-  if (address.size() >= 2 && (address[0] == '/' || address[0] == '@') &&
-      address.size() < sizeof(sockaddr_un::sun_path)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(fmt::format(
-      "$NOTIFY_SOCKET is '{}', it must be a path from / or an abstract socket "
-      "(@), of at most {} characters",
-      address, sizeof(sockaddr_un::sun_path) - 1));
-}
-
 // With `fd` unless it is negative. Never blocks.
 ssize_t SendNow(int socket, std::string_view message, int fd) {
   iovec data = {const_cast<char*>(message.data()), message.size()};
@@ -82,34 +71,27 @@ absl::StatusOr<std::unique_ptr<DescriptorStore>> DescriptorStore::Start(
     Options options, const std::map<std::string, UniqueFd>& stored) {
   auto store =
       std::unique_ptr<DescriptorStore>(new DescriptorStore(std::move(options)));
-  SLUICE_RETURN_IF_ERROR(store->Open(stored));
-  return store;
-}
-
-absl::Status DescriptorStore::Open(
-    const std::map<std::string, UniqueFd>& stored) {
   {
-    const MutexLock lock(mutex_);
-    for (const auto& [name, fd] : stored) kept_.insert(name);
+    const MutexLock lock(store->mutex_);
+    for (const auto& [name, fd] : stored) store->kept_.insert(name);
   }
-  if (options_.notify_socket.empty()) return absl::OkStatus();
-  SLUICE_ASSIGN_OR_RETURN(socket_, NotifySocket::Make(options_.notify_socket));
-  wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_) return ErrnoStatus(errno, "make an eventfd");
-  if (options_.keeper) {
-    SLUICE_RETURN_IF_ERROR(WatchKeeper(*options_.keeper));
+  const Options& given = store->options_;
+  if (given.notify_socket.empty()) return store;
+  SLUICE_ASSIGN_OR_RETURN(store->socket_,
+                          NotifySocket::Make(given.notify_socket));
+  store->wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!store->wake_) return ErrnoStatus(errno, "make an eventfd");
+  if (given.keeper) {
+    store->keeper_ = PidfdOf(*given.keeper);
+    if (!store->keeper_ && errno != ESRCH) {
+      return PidfdFault(errno, "watch the keeper");
+    }
+    // Else it died before, and its pid may be another process's.
+    if (!store->keeper_ || getppid() != *given.keeper) store->Lose();
   }
-  thread_ = std::thread([this] { Work(); });
-  pthread_setname_np(thread_.native_handle(), "fd-store");
-  return absl::OkStatus();
-}
-
-absl::Status DescriptorStore::WatchKeeper(pid_t pid) {
-  keeper_ = PidfdOf(pid);
-  if (!keeper_ && errno != ESRCH) return PidfdFault(errno, "watch the keeper");
-  // Else it died before, and its pid may be another process's.
-  if (!keeper_ || getppid() != pid) Lose();
-  return absl::OkStatus();
+  store->thread_ = std::thread([raw = store.get()] { raw->Work(); });
+  pthread_setname_np(store->thread_.native_handle(), "fd-store");
+  return store;
 }
 
 DescriptorStore::~DescriptorStore() {
@@ -153,7 +135,6 @@ absl::Status DescriptorStore::Put(std::string_view name, int fd) {
   kept_.emplace(name);
   Push({.message = fmt::format("FDSTORE=1\nFDNAME={}\nFDPOLL=0", name),
         .fd = std::move(again),
-        .done = {},
         .changes_store = true});
   return absl::OkStatus();
 }
@@ -165,8 +146,6 @@ void DescriptorStore::Remove(std::string_view name) {
   kept_.erase(found);
   if (socket_ == nullptr) return;
   Push({.message = fmt::format("FDSTOREREMOVE=1\nFDNAME={}", name),
-        .fd = {},
-        .done = {},
         .changes_store = true});
 }
 
@@ -184,7 +163,7 @@ void DescriptorStore::RemoveAll(const std::set<std::string>& but) {
 void DescriptorStore::Flush(Done done) {
   if (!keeps()) return Post(std::move(done), absl::OkStatus());
   const MutexLock lock(mutex_);
-  Push({.message = {}, .fd = {}, .done = std::move(done)});
+  Push({.done = std::move(done)});
 }
 
 void DescriptorStore::Ready(std::string_view status) {
@@ -202,7 +181,7 @@ void DescriptorStore::Tell(std::string message) {
   if (socket_ == nullptr) return;
   const MutexLock lock(mutex_);
   if (queue_.size() >= kMostQueued) return;
-  Push({.message = std::move(message), .fd = {}, .done = {}});
+  Push({.message = std::move(message)});
 }
 
 void DescriptorStore::Push(Item item) {
@@ -315,7 +294,14 @@ void DescriptorStore::SendBatch(std::deque<Item> batch) {
 
 absl::StatusOr<std::unique_ptr<NotifySocket>> NotifySocket::Make(
     const std::string& address) {
-  SLUICE_RETURN_IF_ERROR(CheckAddress(address));
+  const size_t longest = sizeof(sockaddr_un::sun_path) - 1;
+  if (address.size() < 2 || address.size() > longest ||
+      (address[0] != '/' && address[0] != '@')) {
+    return absl::InvalidArgumentError(fmt::format(
+        "$NOTIFY_SOCKET is '{}', it must be a path from / or an abstract "
+        "socket (@), of at most {} characters",
+        address, longest));
+  }
   UniqueFd cancel(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!cancel) return ErrnoStatus(errno, "make an eventfd");
   return std::unique_ptr<NotifySocket>(

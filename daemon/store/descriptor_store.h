@@ -136,8 +136,6 @@ class DescriptorStore {
   static constexpr size_t kMostStatus = 256;
 
   explicit DescriptorStore(Options options) : options_(std::move(options)) {}
-  absl::Status Open(const std::map<std::string, UniqueFd>& stored);
-  absl::Status WatchKeeper(pid_t pid);
   void Tell(std::string message);
   void Push(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Post(Done done, absl::Status status);

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -23,7 +24,7 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr int64_t kMostListed = 1 << 20;
+constexpr int64_t kMostListed = 1 << 20, kMostPid = 1 << 22;
 // What the next daemon opens first, and what systemd has open before exec.
 constexpr int64_t kMargin = 128;
 // An environment variable has at most 128 KiB, for a name and a colon each; the
@@ -45,10 +46,10 @@ absl::StatusOr<std::optional<int64_t>> TakeNumber(const char* variable,
   const auto text = Take(variable);
   if (!text) return std::nullopt;
   int64_t number = 0;
-  const bool digits = !text->empty() && text->size() <= 19 &&
-                      std::all_of(text->begin(), text->end(),
-                                  [](char c) { return c >= '0' && c <= '9'; });
-  if (!digits || !absl::SimpleAtoi(*text, &number) || number > most) {
+  const char* const end = text->data() + text->size();
+  const auto read = std::from_chars(text->data(), end, number);
+  if (read.ec != std::errc() || read.ptr != end || text->starts_with('-') ||
+      number > most) {
     return absl::InvalidArgumentError(fmt::format(
         "${} is '{}', it must be a number of at most {}: it comes from the "
         "program that started this one",
@@ -57,34 +58,7 @@ absl::StatusOr<std::optional<int64_t>> TakeNumber(const char* variable,
   return number;
 }
 
-absl::StatusOr<std::vector<std::string>> NamesOf(
-    const std::optional<std::string>& list, int64_t count) {
-  if (!list) return std::vector<std::string>(count, "unknown");
-  std::vector<std::string> names = absl::StrSplit(*list, ':');
-  if (static_cast<int64_t>(names.size()) != count) {
-    return absl::InvalidArgumentError(fmt::format(
-        "$LISTEN_FDNAMES has {} names for {} descriptors ($LISTEN_FDS)",
-        names.size(), count));
-  }
-  return names;
-}
-
-absl::Status Adopt(int fd, const std::string& name, Starter& into) {
-  if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
-    return absl::InvalidArgumentError(fmt::format(
-        "descriptor {} ('{}') of $LISTEN_FDS is not open", fd, name));
-  }
-  UniqueFd owned(fd);
-  if (IsDescriptorName(name)) {
-    into.stored.emplace(name, std::move(owned));
-  } else {
-    into.sockets.emplace_back(name, std::move(owned));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status TakeDescriptors(Starter& into) {
-  constexpr int64_t kMostPid = 1 << 22;
   SLUICE_ASSIGN_OR_RETURN(const auto pid, TakeNumber("LISTEN_PID", kMostPid));
   SLUICE_ASSIGN_OR_RETURN(const auto count,
                           TakeNumber("LISTEN_FDS", kMostListed));
@@ -93,17 +67,31 @@ absl::Status TakeDescriptors(Starter& into) {
   if (!pid || *pid != getpid() || !count || *count == 0) {
     return absl::OkStatus();
   }
-  SLUICE_ASSIGN_OR_RETURN(const auto names, NamesOf(list, *count));
-  for (size_t i = 0; i < names.size(); ++i) {
-    SLUICE_RETURN_IF_ERROR(
-        Adopt(kFirstHandedOn + static_cast<int>(i), names[i], into));
+  std::vector<std::string> names(*count, "unknown");
+  if (list) names = absl::StrSplit(*list, ':');
+  if (std::ssize(names) != *count) {
+    return absl::InvalidArgumentError(fmt::format(
+        "$LISTEN_FDNAMES has {} names for {} descriptors ($LISTEN_FDS)",
+        names.size(), *count));
+  }
+  int fd = kFirstHandedOn;
+  for (const std::string& name : names) {
+    if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+      return absl::InvalidArgumentError(fmt::format(
+          "descriptor {} ('{}') of $LISTEN_FDS is not open", fd, name));
+    }
+    UniqueFd owned(fd++);
+    if (IsDescriptorName(name)) {
+      into.stored.emplace(name, std::move(owned));
+    } else {
+      into.sockets.emplace_back(name, std::move(owned));
+    }
   }
   return absl::OkStatus();
 }
 
 absl::Status TakeWatchdog(Starter& into) {
-  SLUICE_ASSIGN_OR_RETURN(const auto pid,
-                          TakeNumber("WATCHDOG_PID", int64_t{1} << 22));
+  SLUICE_ASSIGN_OR_RETURN(const auto pid, TakeNumber("WATCHDOG_PID", kMostPid));
   SLUICE_ASSIGN_OR_RETURN(const auto usec,
                           TakeNumber("WATCHDOG_USEC", int64_t{1} << 50));
   if (usec && *usec > 0 && (!pid || *pid == getpid())) {

@@ -112,6 +112,7 @@ TEST(Config, WhatIsWrongIsOneLineWithFileAndLine) {
            Case{"[sim]\nspeed = 1\n",
                 "c.toml:2: unknown key 'speed' in [sim]; known: gpu_links"},
            Case{"[simulator]\n", "c.toml:1: unknown key 'simulator'"},
+           Case{"[http]\n\"\" = \"\"\n", "c.toml:2: unknown key '' in [http]"},
            Case{"\n[sim]\ngpus = \"two\"\n",
                 "c.toml:3: 'gpus' must be a whole number from 1 to 64"},
            Case{"[sim]\ngpus = 65\n", "c.toml:2: 'gpus' must be"},

@@ -8,7 +8,7 @@
 #include "client/session/welcome.h"
 #include "daemon/config.h"
 #include "daemon/keeper/notify_receiver.h"
-#include "daemon/metrics/http_request.h"
+#include "daemon/metrics/http_server.h"
 #include "daemon/policy_file.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"

@@ -105,9 +105,9 @@ class Written(unittest.TestCase):
     def test_each_alert_comes_when_it_should(self):
         installed.run(TOOLS + "promtool", "check", "rules",
                       FOLDER + "/alerts.yaml")
-        installed.run(TOOLS + "promtool", "test", "rules", "alerts_test.yaml",
-                      cwd=FOLDER)
-        with open(FOLDER + "/alerts_test.yaml", encoding="utf-8") as file:
+        cases = installed.HERE + "/alerts_test.yaml"
+        installed.run(TOOLS + "promtool", "test", "rules", cases)
+        with open(cases, encoding="utf-8") as file:
             tried = set(re.findall(r"alertname: (\w+)", file.read()))
         self.assertEqual(tried, set(rules()))
 

@@ -1,8 +1,7 @@
-#include "daemon/metrics/http_request.h"
-
 #include <optional>
 #include <string>
 
+#include "daemon/metrics/http_server.h"
 #include "gtest/gtest.h"
 
 namespace sluice::daemon {
@@ -73,14 +72,14 @@ TEST(HttpRequest, IsBoundedToTheByte) {
 }
 
 TEST(HttpAnswer, SaysWhatFollowsAndThatTheConnectionCloses) {
-  const std::string answer = HttpAnswer(kHttpNotAllowed, "a/b", "seven b");
+  const std::string answer = HttpAnswer({kHttpNotAllowed, "seven b", "a/b"});
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"));
   for (const char* line : {"Content-Type: a/b\r\n", "Content-Length: 7\r\n",
                            "Connection: close\r\n", "Allow: GET, HEAD\r\n"}) {
     EXPECT_NE(answer.find(line), std::string::npos) << line;
   }
   EXPECT_TRUE(answer.ends_with("\r\n\r\nseven b"));
-  EXPECT_EQ(HttpAnswer(kHttpOk, "a/b", "").find("Allow"), std::string::npos);
+  EXPECT_EQ(HttpAnswer({kHttpOk, "", "a/b"}).find("Allow"), std::string::npos);
 }
 
 }  // namespace

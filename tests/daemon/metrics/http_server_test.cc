@@ -119,13 +119,13 @@ TEST_F(HttpServerTest, GoesOnWithWhatWasLeftAtItsAddress) {
   for (const std::string& listen : {address, std::string("127.0.0.1:0")}) {
     auto next = StartHttpServer({.listen = listen, .left = *left.Duplicate()});
     ASSERT_THAT(next, IsOk());
-    EXPECT_TRUE((*next)->goes_on()) << listen;
+    EXPECT_TRUE((*next)->listener().goes_on) << listen;
     EXPECT_EQ((*next)->listener().address, address);
   }
   auto elsewhere =
       StartHttpServer({.listen = "127.0.0.2:0", .left = *left.Duplicate()});
   ASSERT_THAT(elsewhere, IsOk());
-  EXPECT_FALSE((*elsewhere)->goes_on());
+  EXPECT_FALSE((*elsewhere)->listener().goes_on);
 }
 
 TEST_F(HttpServerTest, IsNeitherReadyNorHealthyBeforeItServes) {
