@@ -5,20 +5,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "client/ctl/admin/admin.h"
 #include "client/ctl/bandwidth/measure_command.h"
 #include "client/ctl/bundle/support_bundle.h"
 #include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/facts.h"
-#include "client/ctl/live.h"
 #include "client/ctl/status/render.h"
 #include "client/ctl/text/format.h"
 #include "client/session/session.h"
@@ -46,28 +45,6 @@ bool AsAdministrator(const Flags& flags) {
   return flags.admin || !flags.admin_socket.empty();
 }
 
-absl::StatusOr<std::string> SnapshotJson(const Flags& flags) {
-  if (AsAdministrator(flags)) return ReadStatus(AdminSocket(flags));
-  SLUICE_ASSIGN_OR_RETURN(auto status, client::QueryNode(flags.socket));
-  return std::move(status.json);
-}
-
-// Prints a note if --admin would show this user more. The daemon's own user
-// sees everything without it, unless that user is root.
-void NoteWhatIsHidden(const Flags& flags) {
-  const std::string admin = AdminSocket(flags);
-  struct stat info;
-  if (AsAdministrator(flags) || stat(admin.c_str(), &info) != 0 ||
-      access(admin.c_str(), R_OK | W_OK) != 0 ||
-      (info.st_uid == geteuid() && info.st_uid != 0)) {
-    return;
-  }
-  std::fputs(
-      "note: other users' jobs, limits and events are not shown: "
-      "sluicectl --admin shows them too\n",
-      stderr);
-}
-
 // Formats the snapshot, or with --json its parts `keys`.
 absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
                                      const std::vector<std::string>& keys) {
@@ -77,11 +54,7 @@ absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
 
 absl::StatusOr<uint32_t> UserId(const std::string& user) {
   uint32_t uid = 0;
-  const char* end = user.data() + user.size();
-  if (const auto [at, error] = std::from_chars(user.data(), end, uid);
-      error == std::errc() && at == end && uid != UINT32_MAX) {
-    return uid;
-  }
+  if (absl::SimpleAtoi(user, &uid) && uid != UINT32_MAX) return uid;
   if (const passwd* entry = getpwnam(user.c_str())) return entry->pw_uid;
   return absl::InvalidArgumentError(
       fmt::format("there is no user '{}': give a user's name or number", user));
@@ -112,6 +85,10 @@ json LimitJson(const std::optional<Bytes>& limit) {
   return !limit || *limit == Bytes(0) ? json() : json(limit->count());
 }
 
+json NumberOrNull(const std::optional<uint32_t>& number) {
+  return number ? json(*number) : json();
+}
+
 json NullIfEmpty(const std::string& text) {
   return text.empty() ? json() : json(text);
 }
@@ -123,7 +100,6 @@ std::string OptionalLimitText(const std::optional<Bytes>& limit) {
 // Lists processes without a session that still have memory, after at most a
 // second in which the memory of ended processes returns.
 std::string StillHeld(const Flags& flags) {
-  constexpr absl::Duration kPause = absl::Milliseconds(100);
   for (int i = 0; i < 10; ++i) {
     bool returning = false;
     const auto json = ReadStatus(AdminSocket(flags));
@@ -131,12 +107,32 @@ std::string StillHeld(const Flags& flags) {
     if (!lines.ok() || !lines->empty() || !returning) {
       return lines.value_or("");
     }
-    absl::SleepFor(kPause);
+    absl::SleepFor(absl::Milliseconds(100));
   }
   return "";
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> SnapshotJson(const Flags& flags) {
+  if (AsAdministrator(flags)) return ReadStatus(AdminSocket(flags));
+  SLUICE_ASSIGN_OR_RETURN(auto status, client::QueryNode(flags.socket));
+  return std::move(status.json);
+}
+
+void NoteWhatIsHidden(const Flags& flags) {
+  const std::string admin = AdminSocket(flags);
+  struct stat info;
+  if (AsAdministrator(flags) || stat(admin.c_str(), &info) != 0 ||
+      access(admin.c_str(), R_OK | W_OK) != 0 ||
+      (info.st_uid == geteuid() && info.st_uid != 0)) {
+    return;
+  }
+  std::fputs(
+      "note: other users' jobs, limits and events are not shown: "
+      "sluicectl --admin shows them too\n",
+      stderr);
+}
 
 absl::StatusOr<std::string> ShowStatus(const Flags& flags) {
   NoteWhatIsHidden(flags);
@@ -146,26 +142,6 @@ absl::StatusOr<std::string> ShowStatus(const Flags& flags) {
 absl::StatusOr<std::string> ShowJobs(const Flags& flags) {
   NoteWhatIsHidden(flags);
   return Snapshot(flags, RenderJobs, {"jobs"});
-}
-
-absl::StatusOr<std::string> ShowTop(const Flags& flags) {
-  if (flags.json) return ShowStatus(flags);
-  NoteWhatIsHidden(flags);
-  SLUICE_RETURN_IF_ERROR(Draw([&] { return SnapshotJson(flags); },
-                              {.once = flags.once,
-                               .interval = absl::Seconds(flags.interval_s),
-                               .draw = RenderStatus}));
-  return "";
-}
-
-absl::StatusOr<std::string> ShowEvents(const Flags& flags) {
-  NoteWhatIsHidden(flags);
-  SLUICE_RETURN_IF_ERROR(
-      PrintEvents([&] { return SnapshotJson(flags); },
-                  {.follow = flags.follow,
-                   .as_json = flags.json,
-                   .interval = absl::Seconds(flags.interval_s)}));
-  return "";
 }
 
 int ShowDoctor(const Flags& flags) {
@@ -227,8 +203,8 @@ absl::StatusOr<std::string> ChangeBudget(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const BudgetLimits now,
                           SetBudget(AdminSocket(flags), target, limits));
   if (flags.json) {
-    return JsonLine(json{{"job", target.uid ? json() : json(flags.job)},
-                         {"uid", target.uid ? json(*target.uid) : json()},
+    return JsonLine(json{{"job", NullIfEmpty(flags.job)},
+                         {"uid", NumberOrNull(target.uid)},
                          {"cgroup", NullIfEmpty(flags.cgroup)},
                          {"gpu_limit_bytes", LimitJson(now.gpu)},
                          {"host_limit_bytes", LimitJson(now.host)}});
@@ -250,16 +226,17 @@ absl::StatusOr<std::string> ReserveMemory(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(asked.bytes,
                           SizeOr("none", "--memory", flags.memory));
   SLUICE_RETURN_IF_ERROR(Reserve(AdminSocket(flags), asked));
+  const char* const pool = asked.gpu ? "gpu" : "numa";
+  const uint32_t index = asked.gpu ? *asked.gpu : *asked.numa;
   if (flags.json) {
-    return JsonLine(json{{"pool", asked.gpu ? "gpu" : "numa"},
-                         {"index", asked.gpu ? *asked.gpu : *asked.numa},
+    return JsonLine(json{{"pool", pool},
+                         {"index", index},
                          {"uid", asked.uid},
                          {"cgroup", NullIfEmpty(flags.cgroup)},
                          {"bytes", asked.bytes.count()}});
   }
   return fmt::format(
-      "{} {}: {} reserved for user {}\n", asked.gpu ? "gpu" : "numa",
-      asked.gpu ? *asked.gpu : *asked.numa,
+      "{} {}: {} reserved for user {}\n", pool, index,
       asked.bytes > Bytes(0) ? FormatBytes(asked.bytes) : "nothing is",
       flags.user);
 }
@@ -276,22 +253,21 @@ absl::StatusOr<std::string> EvictJob(const Flags& flags) {
   }
   SLUICE_RETURN_IF_ERROR(evicted.status());
   if (flags.json) {
-    return JsonLine(
-        json{{"job", flags.job},
-             {"sessions", evicted->sessions},
-             {"processes",
-              evicted->processes ? json(*evicted->processes) : json()}});
+    return JsonLine(json{{"job", flags.job},
+                         {"sessions", evicted->sessions},
+                         {"processes", NumberOrNull(evicted->processes)}});
   }
-  std::string killed;
-  if (flags.kill && evicted->processes) {
-    killed = fmt::format(", {} process{} killed", *evicted->processes,
-                         *evicted->processes == 1 ? "" : "es");
-  } else if (flags.kill) {
-    killed = ", processes killed";
+  std::string text =
+      fmt::format("job {}: {} session{} ended", flags.job, evicted->sessions,
+                  evicted->sessions == 1 ? "" : "s");
+  if (!flags.kill) return text + "\n";
+  if (!evicted->processes) {
+    text += ", processes killed\n";
+  } else {
+    text += fmt::format(", {} process{} killed\n", *evicted->processes,
+                        *evicted->processes == 1 ? "" : "es");
   }
-  return fmt::format("job {}: {} session{} ended{}\n{}", flags.job,
-                     evicted->sessions, evicted->sessions == 1 ? "" : "s",
-                     killed, flags.kill ? StillHeld(flags) : "");
+  return text + StillHeld(flags);
 }
 
 absl::StatusOr<std::string> DrainNode(const Flags& flags) {

@@ -45,9 +45,17 @@ using Command = absl::StatusOr<std::string>(const Flags& flags);
 Command ShowStatus, ShowJobs, ShowBandwidth, ShowPlan, ShowBudgets;
 Command WriteBundle, Measure, Forget, ChangeBudget, ReserveMemory, EvictJob,
     DrainNode, UndrainNode;
-// Print by themselves, until Ctrl-C.
+// Print by themselves, until Ctrl-C. State if a daemon has disappeared, and
+// return an error only if the first query failed. Handle SIGINT and SIGTERM:
+// call them before other threads start.
 Command ShowTop, ShowEvents;
 // Prints, and returns 1 if the doctor found a problem.
 int ShowDoctor(const Flags& flags);
+
+// Returns the daemon's snapshot.
+Command SnapshotJson;
+// Prints a note if --admin would show this user more. The daemon's own user
+// sees everything without it, unless that user is root.
+void NoteWhatIsHidden(const Flags& flags);
 
 }  // namespace sluice::ctl

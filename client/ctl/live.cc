@@ -1,5 +1,5 @@
-#include "client/ctl/live.h"
-
+// `top` and `events --follow`: repeat a query until Ctrl-C, or q on a drawn
+// screen.
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -14,6 +14,8 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "client/ctl/commands.h"
+#include "client/ctl/status/render.h"
 #include "client/ctl/text/format.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
@@ -105,16 +107,15 @@ void Show(const std::string& text) {
 
 }  // namespace
 
-absl::Status Draw(const Ask& ask, const Screen& screen) {
-  const auto drawn = [&]() -> absl::StatusOr<std::string> {
-    SLUICE_ASSIGN_OR_RETURN(const std::string snapshot, ask());
-    return screen.draw(snapshot);
-  };
-  if (screen.once || isatty(STDOUT_FILENO) == 0) {
-    SLUICE_ASSIGN_OR_RETURN(const std::string text, drawn());
-    std::fputs(text.c_str(), stdout);
-    return absl::OkStatus();
+absl::StatusOr<std::string> ShowTop(const Flags& flags) {
+  if (flags.json || flags.once || isatty(STDOUT_FILENO) == 0) {
+    return ShowStatus(flags);
   }
+  NoteWhatIsHidden(flags);
+  const auto drawn = [&]() -> absl::StatusOr<std::string> {
+    SLUICE_ASSIGN_OR_RETURN(const std::string snapshot, SnapshotJson(flags));
+    return RenderStatus(snapshot);
+  };
   Interrupts interrupts(/*q_ends=*/true);
   SLUICE_ASSIGN_OR_RETURN(std::string text, drawn());
   std::fputs(kEnter, stdout);
@@ -126,33 +127,33 @@ absl::Status Draw(const Ask& ask, const Screen& screen) {
                       : fmt::format("(no answer: {})\n",
                                     std::string(next.status().message()));
     if (next.ok()) text = *std::move(next);
-  } while (interrupts.Wait(screen.interval));
+  } while (interrupts.Wait(absl::Seconds(flags.interval_s)));
   std::fputs(kLeave, stdout);
-  return absl::OkStatus();
+  return "";
 }
 
-absl::Status PrintEvents(const Ask& ask, const Following& following) {
+absl::StatusOr<std::string> ShowEvents(const Flags& flags) {
+  NoteWhatIsHidden(flags);
   std::optional<Interrupts> interrupts;
-  if (following.follow) interrupts.emplace();
-  SLUICE_ASSIGN_OR_RETURN(std::string snapshot, ask());
+  if (flags.follow) interrupts.emplace();
+  auto snapshot = SnapshotJson(flags);
+  SLUICE_RETURN_IF_ERROR(snapshot.status());
   SeenEvents seen;
-  bool answered = true;
-  do {
-    if (answered) {
+  while (true) {
+    if (snapshot.ok()) {
       SLUICE_ASSIGN_OR_RETURN(
           const EventLines lines,
-          RenderEventLines(snapshot, seen, following.as_json, absl::Now()));
+          RenderEventLines(*snapshot, seen, flags.json, absl::Now()));
       std::fputs(lines.text.c_str(), stdout);
       // A closed pipe ends the command, as it ends any program.
-      if (std::fflush(stdout) != 0) return absl::OkStatus();
+      if (std::fflush(stdout) != 0) return "";
       seen = lines.seen;
     }
-    if (!interrupts || !interrupts->Wait(following.interval)) break;
-    auto next = ask();
-    answered = next.ok();
-    if (answered) snapshot = *std::move(next);
-  } while (true);
-  return absl::OkStatus();
+    if (!interrupts || !interrupts->Wait(absl::Seconds(flags.interval_s))) {
+      return "";
+    }
+    snapshot = SnapshotJson(flags);
+  }
 }
 
 }  // namespace sluice::ctl

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "client/ctl/desk/plan_commands.h"
-#include "client/ctl/desk/swap.h"
 #include "client/ctl/text/output.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -61,18 +60,19 @@ constexpr double kMaxNumber = 1e18;
 double ReadAmount(FieldReader& in, const char* key) {
   return in.Number(key, 0, kMaxNumber);
 }
-double OptionalAmount(FieldReader& in, const char* key) {
-  return in.Has(key) ? ReadAmount(in, key) : 0;
+std::optional<double> OptionalAmount(FieldReader& in, const char* key) {
+  return in.Has(key) ? std::optional(ReadAmount(in, key)) : std::nullopt;
+}
+double AmountOrZero(FieldReader& in, const char* key) {
+  return OptionalAmount(in, key).value_or(0);
 }
 
 SwapProblem::Link ReadLink(FieldReader in) {
-  SwapProblem::Link link;
-  link.name = in.Text("name", kLongestName);
-  link.h2d_bytes_per_s = ReadAmount(in, "h2d_bytes_per_s");
-  link.d2h_bytes_per_s = ReadAmount(in, "d2h_bytes_per_s");
-  if (in.Has("total_bytes_per_s")) {
-    link.total_bytes_per_s = ReadAmount(in, "total_bytes_per_s");
-  }
+  SwapProblem::Link link = {
+      .name = in.Text("name", kLongestName),
+      .h2d_bytes_per_s = ReadAmount(in, "h2d_bytes_per_s"),
+      .d2h_bytes_per_s = ReadAmount(in, "d2h_bytes_per_s"),
+      .total_bytes_per_s = OptionalAmount(in, "total_bytes_per_s")};
   in.Finish();
   return link;
 }
@@ -85,36 +85,28 @@ SwapProblem::Must ReadMust(FieldReader& in) {
                           : SwapProblem::Must::kRecompute;
 }
 
-SwapProblem::Tensor ReadTensor(FieldReader in) {
-  SwapProblem::Tensor tensor;
-  tensor.name = in.Text("name", kLongestName);
-  tensor.bytes = ReadAmount(in, "bytes");
-  if (in.Has("recompute_s")) tensor.recompute_s = ReadAmount(in, "recompute_s");
-  tensor.must = ReadMust(in);
-  in.Finish();
-  return tensor;
-}
-
 // Reads all fields of a kind except its name and tensors.
 SwapProblem::Kind ReadKind(FieldReader& in) {
-  SwapProblem::Kind kind;
-  kind.layers = in.Int("layers", 1, 1'000'000);
-  kind.resident_layers = in.Int("resident_layers", 0, 1'000'000);
-  kind.forward_layer_s = ReadAmount(in, "forward_layer_s");
-  kind.backward_layer_s = ReadAmount(in, "backward_layer_s");
-  kind.forward_d2h_fixed_bytes = OptionalAmount(in, "forward_d2h_fixed_bytes");
-  kind.forward_h2d_fixed_bytes = OptionalAmount(in, "forward_h2d_fixed_bytes");
-  kind.backward_d2h_fixed_bytes =
-      OptionalAmount(in, "backward_d2h_fixed_bytes");
-  kind.backward_h2d_fixed_bytes =
-      OptionalAmount(in, "backward_h2d_fixed_bytes");
-  return kind;
+  return {
+      .layers = in.Int("layers", 1, 1'000'000),
+      .resident_layers = in.Int("resident_layers", 0, 1'000'000),
+      .forward_layer_s = ReadAmount(in, "forward_layer_s"),
+      .backward_layer_s = ReadAmount(in, "backward_layer_s"),
+      .forward_d2h_fixed_bytes = AmountOrZero(in, "forward_d2h_fixed_bytes"),
+      .forward_h2d_fixed_bytes = AmountOrZero(in, "forward_h2d_fixed_bytes"),
+      .backward_d2h_fixed_bytes = AmountOrZero(in, "backward_d2h_fixed_bytes"),
+      .backward_h2d_fixed_bytes = AmountOrZero(in, "backward_h2d_fixed_bytes")};
 }
 
 void ReadTensors(FieldReader& in, size_t kind, SwapProblem::Rank* rank) {
   in.Each("tensors", kMostTensors, [&](FieldReader tensor, size_t) {
-    rank->tensors.push_back(ReadTensor(std::move(tensor)));
-    rank->tensors.back().kind = kind;
+    rank->tensors.push_back(
+        {.name = tensor.Text("name", kLongestName),
+         .kind = kind,
+         .bytes = ReadAmount(tensor, "bytes"),
+         .recompute_s = OptionalAmount(tensor, "recompute_s"),
+         .must = ReadMust(tensor)});
+    tensor.Finish();
   });
 }
 
@@ -126,7 +118,7 @@ SwapProblem::Rank ReadRank(FieldReader in) {
     rank.links.push_back(link.SelfText(kLongestName));
   });
   rank.gpu_budget_bytes = ReadAmount(in, "gpu_budget_bytes");
-  rank.host_fixed_bytes = OptionalAmount(in, "host_fixed_bytes");
+  rank.host_fixed_bytes = AmountOrZero(in, "host_fixed_bytes");
   // The fields of a single, unnamed kind are among the rank's.
   if (!in.Has("kinds")) {
     rank.kinds = {ReadKind(in)};
@@ -188,13 +180,12 @@ absl::StatusOr<int> RunSwap(const SwapFlags& flags) {
   if (!problem.ok()) {
     return Annotate(problem.status(), Printable(flags.node));
   }
-  const auto policy = flags.policy == "joint" ? planner::SwapPolicy::kJoint
-                                              : planner::SwapPolicy::kMemo;
-  SLUICE_ASSIGN_OR_RETURN(const auto result,
-                          planner::PlanNodeSwap(*problem, policy));
-  const std::string shown = flags.json ? SwapJson(*problem, result, policy)
-                                       : RenderSwap(*problem, result, policy);
-  std::fputs(shown.c_str(), stdout);
+  const bool joint = flags.policy == "joint";
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto result,
+      planner::PlanNodeSwap(*problem, joint ? planner::SwapPolicy::kJoint
+                                            : planner::SwapPolicy::kMemo));
+  std::fputs(SwapText(*problem, result, joint, flags.json).c_str(), stdout);
   return result.feasible ? 0 : kDoesNotFit;
 }
 

@@ -11,7 +11,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,6 +31,8 @@
 namespace sluice::ctl {
 namespace {
 
+using planner::train::BestEstimate;
+using planner::train::FindLongest;
 using planner::train::GivenSettings;
 using planner::train::ModelShape;
 using planner::train::Request;
@@ -60,7 +61,7 @@ struct TrainFlags {
   std::optional<int64_t> seq_len;
   std::string method = "sluice";
   std::string engine;  // empty: the better one
-  planner::train::GivenSettings given;
+  GivenSettings given;
   std::string alpha = "auto";
   std::string recompute;  // empty: the fastest that fits
   // Sequences per step: their total, or the batch and its accumulation.
@@ -202,16 +203,15 @@ void AddShape(CLI::App& app, TrainFlags& f) {
 }
 
 absl::StatusOr<int64_t> GlobalBatch(const TrainFlags& f) {
+  if (!f.batch && !f.accumulate) return f.global_batch.value_or(16);
   const int64_t product = f.batch.value_or(1) * f.accumulate.value_or(1);
-  if (f.global_batch && (f.batch || f.accumulate) &&
-      *f.global_batch != product) {
+  if (f.global_batch.value_or(product) != product) {
     return absl::InvalidArgumentError(fmt::format(
         "--global-batch {} is not --batch {} times --accumulate {}: give one "
         "of them",
         *f.global_batch, f.batch.value_or(1), f.accumulate.value_or(1)));
   }
-  if (f.batch || f.accumulate) return product;
-  return f.global_batch.value_or(16);
+  return product;
 }
 
 void AddTrainFlags(CLI::App& app, TrainFlags& f) {
@@ -255,8 +255,8 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
   app.add_option("--html", f.html, "write a page with pictures there");
 }
 
-absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags) {
-  planner::train::Request request;
+absl::StatusOr<Request> TrainRequest(const TrainFlags& flags) {
+  Request request;
   SLUICE_ASSIGN_OR_RETURN(request.model, ModelOf(flags, &request.model_notes));
   SLUICE_ASSIGN_OR_RETURN(request.hardware, HardwareOf(flags));
   SLUICE_ASSIGN_OR_RETURN(request.method,
@@ -279,9 +279,8 @@ absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags) {
   return request;
 }
 
-absl::StatusOr<planner::train::GivenSettings> TrainSettings(
-    const TrainFlags& flags) {
-  planner::train::GivenSettings given = flags.given;
+absl::StatusOr<GivenSettings> TrainSettings(const TrainFlags& flags) {
+  GivenSettings given = flags.given;
   if (!flags.engine.empty()) {
     SLUICE_ASSIGN_OR_RETURN(
         given.engine, planner::train::FindEngine(Printable(flags.engine)));
@@ -305,31 +304,50 @@ absl::StatusOr<planner::train::GivenSettings> TrainSettings(
 absl::StatusOr<MethodAnswer> AnswerMethod(const Request& request,
                                           const GivenSettings& given,
                                           double max_step_s) {
-  MethodAnswer answer;
-  answer.request = request;
-  SLUICE_ASSIGN_OR_RETURN(answer.estimate,
-                          planner::train::BestEstimate(request, given));
-  SLUICE_ASSIGN_OR_RETURN(
-      answer.longest, planner::train::FindLongest(request, given, max_step_s));
+  MethodAnswer answer = {.request = request};
+  SLUICE_ASSIGN_OR_RETURN(answer.estimate, BestEstimate(request, given));
+  SLUICE_ASSIGN_OR_RETURN(answer.longest,
+                          FindLongest(request, given, max_step_s));
   return answer;
 }
 
-// Returns the answers in the order of kMethods. The given settings are for the
-// requested method; those of others are searched. A method that cannot use
-// these GPUs is left out; if it is the requested one, this is an error.
-absl::StatusOr<std::vector<MethodAnswer>> AnswerEveryMethod(
-    const Request& asked, const GivenSettings& given, double max_step_s) {
-  std::vector<MethodAnswer> methods;
+// Lengths up to the longest sequence; no points if none fits.
+absl::StatusOr<MfuCurve> CurveOf(Request request, const GivenSettings& given) {
+  MfuCurve curve = {
+      .method = request.method,
+      .validated = !planner::train::EvidenceOf(request).speed.empty()};
+  SLUICE_ASSIGN_OR_RETURN(const auto longest, FindLongest(request, given));
+  if (longest.tokens == 0) return curve;
+  constexpr double kSteps = 4;  // points per doubling
+  const double most = std::log2(double(longest.tokens));
+  for (double power = 14; power < most; power += 1 / kSteps) {
+    request.seq_len = int64_t(std::exp2(power));
+    SLUICE_ASSIGN_OR_RETURN(const auto estimate, BestEstimate(request, given));
+    if (estimate.fits) {
+      curve.points.emplace_back(request.seq_len, estimate.mfu);
+    }
+  }
+  curve.points.emplace_back(longest.tokens, longest.at.mfu);
+  return curve;
+}
+
+// Collects answer(request, given) of each method, in the order of kMethods. The
+// given settings are for the requested method; those of others are searched. A
+// method that cannot use these GPUs is left out; if it is the requested one,
+// this is an error.
+template <typename Answer>
+absl::Status AskEveryMethod(const Request& asked, const GivenSettings& given,
+                            auto answer, std::vector<Answer>& answers) {
   for (const auto method : planner::train::kMethods) {
     Request request = asked;
     request.method = method;
     const bool is_asked = method == asked.method;
-    auto answer =
-        AnswerMethod(request, is_asked ? given : GivenSettings(), max_step_s);
-    if (is_asked && !answer.ok()) return answer.status();
-    if (answer.ok()) methods.push_back(*std::move(answer));
+    absl::StatusOr<Answer> one =
+        answer(request, is_asked ? given : GivenSettings());
+    if (is_asked) SLUICE_RETURN_IF_ERROR(one.status());
+    if (one.ok()) answers.push_back(*std::move(one));
   }
-  return methods;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
@@ -338,19 +356,20 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const auto given, TrainSettings(flags));
   if (flags.asks_longest()) {
     SLUICE_ASSIGN_OR_RETURN(
-        answer.longest,
-        planner::train::FindLongest(answer.request, given, flags.max_step_s));
+        answer.longest, FindLongest(answer.request, given, flags.max_step_s));
     if (answer.request.seq_len == 0) {
       answer.request.seq_len =
           std::max(answer.longest->tokens, planner::train::kLengthStep);
     }
   }
-  SLUICE_ASSIGN_OR_RETURN(answer.estimate,
-                          planner::train::BestEstimate(answer.request, given));
+  SLUICE_ASSIGN_OR_RETURN(answer.estimate, BestEstimate(answer.request, given));
   if (flags.compare) {
-    SLUICE_ASSIGN_OR_RETURN(
-        answer.methods,
-        AnswerEveryMethod(answer.request, given, flags.max_step_s));
+    const auto ask = [&](const Request& request,
+                         const GivenSettings& settings) {
+      return AnswerMethod(request, settings, flags.max_step_s);
+    };
+    SLUICE_RETURN_IF_ERROR(
+        AskEveryMethod(answer.request, given, ask, answer.methods));
   }
   SLUICE_ASSIGN_OR_RETURN(answer.remedies,
                           planner::train::FindRemedies(answer.request, given));
@@ -365,46 +384,11 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
                         : flags.global_batch ? "--global-batch"
                                              : "the default of --global-batch";
   answer.idle = planner::train::WhyIdle(answer.request, given, answer.estimate);
+  if (!flags.html.empty()) {
+    SLUICE_RETURN_IF_ERROR(
+        AskEveryMethod(answer.request, given, CurveOf, answer.curves));
+  }
   return answer;
-}
-
-// Lengths up to the longest sequence; no points if none fits.
-absl::StatusOr<MfuCurve> CurveOf(Request request, const GivenSettings& given) {
-  MfuCurve curve;
-  curve.method = planner::train::MethodName(request.method);
-  curve.validated = !planner::train::EvidenceOf(request).speed.empty();
-  SLUICE_ASSIGN_OR_RETURN(const auto longest,
-                          planner::train::FindLongest(request, given));
-  constexpr double kSteps = 4;  // points per doubling
-  const double most = std::log2(double(longest.tokens));
-  for (double power = 14; longest.tokens > 0 && power < most;
-       power += 1 / kSteps) {
-    request.seq_len = int64_t(std::exp2(power));
-    SLUICE_ASSIGN_OR_RETURN(const auto estimate,
-                            planner::train::BestEstimate(request, given));
-    if (estimate.fits) {
-      curve.points.emplace_back(request.seq_len, estimate.mfu);
-    }
-  }
-  if (longest.tokens > 0) {
-    curve.points.emplace_back(longest.tokens, longest.at.mfu);
-  }
-  return curve;
-}
-
-absl::StatusOr<std::vector<MfuCurve>> Curves(Request request,
-                                             const GivenSettings& given) {
-  std::vector<MfuCurve> curves;
-  const planner::train::Method chosen = request.method;
-  for (const auto method : planner::train::kMethods) {
-    request.method = method;
-    auto curve = CurveOf(request, method == chosen ? given : GivenSettings());
-    if (method == chosen && !curve.ok()) return curve.status();
-    if (!curve.ok()) continue;  // the method cannot use these GPUs
-    curve->chosen = method == chosen;
-    curves.push_back(*std::move(curve));
-  }
-  return curves;
 }
 
 absl::StatusOr<int> RunTrain(const TrainFlags& flags) {
@@ -416,13 +400,10 @@ absl::StatusOr<int> RunTrain(const TrainFlags& flags) {
   }
   SLUICE_ASSIGN_OR_RETURN(const TrainAnswer answer, AnswerTrain(flags));
   if (!flags.html.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(const auto given, TrainSettings(flags));
-    SLUICE_ASSIGN_OR_RETURN(const auto curves, Curves(answer.request, given));
-    SLUICE_RETURN_IF_ERROR(WriteOutput(flags.html, TrainPage(answer, curves)));
+    SLUICE_RETURN_IF_ERROR(WriteOutput(flags.html, TrainPage(answer)));
   }
-  fmt::print(
-      flags.html == "-" ? stderr : stdout, "{}",
-      flags.json ? TrainObject(answer).dump() + "\n" : TrainWords(answer));
+  fmt::print(flags.html == "-" ? stderr : stdout, "{}",
+             flags.json ? TrainJson(answer) : TrainWords(answer));
   const bool no_length =
       !flags.seq_len && answer.longest && answer.longest->tokens == 0;
   return answer.estimate.fits && !no_length ? 0 : kDoesNotFit;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "client/ctl/text/format.h"
+#include "proto/base/status.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {
@@ -26,15 +27,13 @@ std::string RenderHeader(const json& node) {
 
 // Empty if the node is not drained, or its daemon does not report it.
 std::string RenderDrain(const json& node) {
-  const auto drained = node.find("drained");
-  if (drained == node.end() || drained->is_null()) return "";
-  const std::string by = Text(*drained, "by"),
-                    reason = Text(*drained, "reason");
+  const json drained = node.value("drained", json());
+  if (drained.is_null()) return "";
+  const std::string by = Text(drained, "by"), reason = Text(drained, "reason");
   return fmt::format(
       "DRAINED by {} {} ago{}: nothing new is granted until sluicectl "
       "undrain\n\n",
-      by.empty() ? "an administrator" : Printable(by),
-      SpanOf(*drained, "age_s"),
+      by.empty() ? "an administrator" : Printable(by), SpanOf(drained, "age_s"),
       reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
@@ -46,23 +45,22 @@ std::string RenderHttp(const json& node) {
                      Printable(Text(http, "fault")));
 }
 
+// Memory that is free once the processes that may still map it have ended.
+int64_t Returning(const json& pool) {
+  return Number(pool, "quarantined_bytes") +
+         pool.value("lingering_bytes", int64_t{0});
+}
+
 void AddPool(const json& pool, const std::string& name, std::string what,
              Table& table) {
-  const int64_t reserved =
-      pool.contains("reserved_bytes") ? Number(pool, "reserved_bytes") : 0;
+  const int64_t reserved = pool.value("reserved_bytes", int64_t{0});
   const int64_t making = pool.value("making_bytes", int64_t{0});
   if (making > 0) what += fmt::format(", {} still to be made", Size(making));
   if (reserved > 0) what += fmt::format(", {} reserved", Size(reserved));
   const int64_t total = Number(pool, "total_bytes");
-  const int64_t leased = Number(pool, "leased_bytes");
   const int64_t free = Number(pool, "free_bytes");
-  table.Add(
-      {name, Size(total), Size(leased), Size(free),
-       Size(Number(pool, "quarantined_bytes") +
-            (pool.contains("lingering_bytes") ? Number(pool, "lingering_bytes")
-                                              : 0)),
-       Bar(static_cast<double>(total - free), static_cast<double>(total)),
-       what});
+  table.Add({name, Size(total), Size(Number(pool, "leased_bytes")), Size(free),
+             Size(Returning(pool)), Bar(total - free, total), what});
 }
 
 std::string RenderPools(const json& node) {
@@ -82,20 +80,23 @@ std::string RenderPools(const json& node) {
   return table.Text(kTerminalColumns, 1);
 }
 
+// Formats "0/2".
+std::string OfWorld(const json& rank, const json& job) {
+  return fmt::format("{}/{}", Number(rank, "rank"), Number(job, "world_size"));
+}
+
 std::string RenderRanks(const json& node) {
   Table table({"JOB", ">RANK", ">PID", ">GPU", ">GPU MEMORY", ">HOST MEMORY",
                ">STEP", ">LOSS", ">TOKENS/S", ">STALLED", ">GRANT WAITS"});
   for (const json& job : node.at("jobs")) {
     for (const json& rank : job.at("ranks")) {
       table.Add(
-          {Text(job, "name"),
-           fmt::format("{}/{}", Number(rank, "rank"),
-                       Number(job, "world_size")),
+          {Text(job, "name"), OfWorld(rank, job),
            fmt::format("{}{}", Number(rank, "pid"),
                        rank.at("closed").get<bool>() ? " ends" : ""),
-           fmt::format("{}", Number(rank, "gpu")),
-           Size(Number(rank, "gpu_bytes")), Size(Number(rank, "host_bytes")),
-           Optional(rank.at("step"), Count), Optional(rank.at("loss"), Loss),
+           std::to_string(Number(rank, "gpu")), Size(Number(rank, "gpu_bytes")),
+           Size(Number(rank, "host_bytes")), Optional(rank.at("step"), Count),
+           Optional(rank.at("loss"), Loss),
            Optional(rank.at("tokens_per_second"), Count),
            SpanOf(rank, "stall_seconds"), SpanOf(rank, "grant_wait_seconds")});
     }
@@ -105,16 +106,15 @@ std::string RenderRanks(const json& node) {
 
 // Formats "2.35 GB/s, 14.9 GiB a step: promised".
 std::string CopiesText(const json& copies, const std::string& direction) {
-  const auto of = [&](const std::string& key) {
-    return copies.at(key).get<double>();
-  };
-  const double rate = of(direction + "_bytes_per_second");
+  if (copies.is_null()) return "-";
+  const std::string speed = direction + "_bytes_per_second";
+  const double rate = copies.at(speed).get<double>();
   if (rate <= 0) return "-";
   return fmt::format(
       "{:.2f} GB/s, {} a step: {}", rate / 1e9,
       Size(copies.value(direction + "_bytes_per_step", int64_t{-1})),
-      of("promised_" + direction + "_bytes_per_second") > 0 ? "promised"
-                                                            : "fair share");
+      copies.at("promised_" + speed).get<double>() > 0 ? "promised"
+                                                       : "fair share");
 }
 
 // Formats "12 to, 3 from: 0.41 s".
@@ -126,10 +126,6 @@ std::string LateText(const json& late) {
   return fmt::format("{} to, {} from: {}", h2d, d2h,
                      Span(late.at("h2d_seconds").get<double>() +
                           late.at("d2h_seconds").get<double>()));
-}
-
-double SpeedIn(const json& link, const char* key) {
-  return link.at(key).is_null() ? 0 : link.at(key).get<double>();
 }
 
 std::set<std::string> NamesOf(const json& measured) {
@@ -179,12 +175,9 @@ std::string RenderCopies(const json& node) {
       const json plan = rank.value("plan_copies", json());
       const std::string late = LateText(rank.value("late", json()));
       if (weight == 1 && plan.is_null() && late == "-") continue;
-      table.Add({Text(job, "name"),
-                 fmt::format("{}/{}", Number(rank, "rank"),
-                             Number(job, "world_size")),
-                 fmt::format("{:g}", weight), late,
-                 plan.is_null() ? "-" : CopiesText(plan, "h2d"),
-                 plan.is_null() ? "-" : CopiesText(plan, "d2h")});
+      table.Add({Text(job, "name"), OfWorld(rank, job),
+                 fmt::format("{:g}", weight), late, CopiesText(plan, "h2d"),
+                 CopiesText(plan, "d2h")});
     }
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 2);
@@ -303,37 +296,33 @@ std::string RenderWaiting(const json& node) {
 std::string RenderEvents(const json& node) {
   const json& events = node.at("events");
   Table table({">AGO", "EVENT", "WHAT"});
-  const size_t first =
-      events.size() > kEventsShown ? events.size() - kEventsShown : 0;
-  for (size_t i = first; i < events.size(); ++i) {
+  for (size_t i = std::max(events.size(), kEventsShown) - kEventsShown;
+       i < events.size(); ++i) {
     table.Add({SpanOf(events[i], "age_s"), Text(events[i], "kind"),
                Text(events[i], "text")});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-std::string TimeOf(const json& event, absl::Time now) {
-  const absl::Time at = now - absl::Seconds(event.at("age_s").get<double>());
-  return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", at, absl::UTCTimeZone());
-}
-
 // The request's id as in the daemon's log; "" from an older daemon.
 std::string RequestOf(const json& event) {
-  const auto request = event.find("request");
-  if (request == event.end() || request->is_null()) return "";
-  return " (" + request->get<std::string>() + ")";
+  const json request = event.value("request", json());
+  return request.is_null() ? "" : " (" + request.get<std::string>() + ")";
 }
 
 std::string LineOf(const json& event, bool as_json, absl::Time now) {
+  const std::string time =
+      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ",
+                       now - absl::Seconds(event.at("age_s").get<double>()),
+                       absl::UTCTimeZone());
   if (!as_json) {
-    return fmt::format("{} {:>6} {:<8} {}{}\n", TimeOf(event, now),
-                       event.at("number").get<uint64_t>(),
-                       event.at("kind").get<std::string>(),
-                       event.at("text").get<std::string>(), RequestOf(event));
+    return fmt::format("{} {:>6} {:<8} {}{}\n", time,
+                       event.at("number").get<uint64_t>(), Text(event, "kind"),
+                       Text(event, "text"), RequestOf(event));
   }
   json shown = event;
   shown.erase("age_s");
-  shown["time"] = TimeOf(event, now);
+  shown["time"] = time;
   return JsonLine(shown);
 }
 
@@ -372,9 +361,9 @@ std::string RenderLinks(const json& node) {
   for (const json& link : node.at("links")) {
     const std::string name = Text(link, "name");
     table.Add({name, link.at("parent").is_null() ? "-" : Text(link, "parent"),
-               Speed(SpeedIn(link, "h2d_bytes_per_second")),
-               Speed(SpeedIn(link, "d2h_bytes_per_second")),
-               Speed(SpeedIn(link, "both_bytes_per_second")),
+               Optional(link.at("h2d_bytes_per_second"), Speed),
+               Optional(link.at("d2h_bytes_per_second"), Speed),
+               Optional(link.at("both_bytes_per_second"), Speed),
                FromText(link, measured, names.contains(name))});
   }
   return table.Text(kTerminalColumns, 1) + NotHeld(node, measured);
@@ -411,14 +400,10 @@ absl::StatusOr<std::string> RenderBudgets(const std::string& text) {
 absl::StatusOr<std::string> RenderHolders(const std::string& text,
                                           bool& returning) {
   return Render(text, [&](const json& node) {
-    int64_t bytes = 0;
+    returning = false;
     for (const char* const kind : {"gpus", "host"}) {
-      for (const json& pool : node.at(kind)) {
-        bytes += Number(pool, "quarantined_bytes") +
-                 pool.value("lingering_bytes", int64_t{0});
-      }
+      for (const json& pool : node.at(kind)) returning |= Returning(pool) > 0;
     }
-    returning = bytes > 0;
     return HolderLines(node);
   });
 }
@@ -437,9 +422,8 @@ absl::StatusOr<std::string> JsonPart(const std::string& text,
 absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
                                             SeenEvents seen, bool as_json,
                                             absl::Time now) {
-  EventLines lines;
-  try {
-    const json node = json::parse(snapshot);
+  auto text = Render(snapshot, [&](const json& node) {
+    std::string lines;
     const auto generation = node.at("generation").get<uint64_t>();
     // No event is dropped from here on: missing numbers are other users'.
     const auto from = node.value("events_from", uint64_t{0});
@@ -451,22 +435,19 @@ absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
       const auto number = event.at("number").get<uint64_t>();
       if (missed > 0 && number > seen.last && number < from) --missed;
     }
-    if (missed > 0) lines.text += Missed(missed, as_json);
+    if (missed > 0) lines += Missed(missed, as_json);
     for (const json& event : node.at("events")) {
       const auto number = event.at("number").get<uint64_t>();
       if (number <= seen.last) continue;
-      lines.text += LineOf(event, as_json, now);
+      lines += LineOf(event, as_json, now);
       seen.last = number;
     }
     // Dropped events are reported once.
     if (from > 0) seen.last = std::max(seen.last, from - 1);
-    lines.seen = seen;
-  } catch (const json::exception& error) {
-    return absl::InternalError(
-        fmt::format("sluiced's events are not what this sluicectl knows: {}",
-                    error.what()));
-  }
-  return lines;
+    return lines;
+  });
+  SLUICE_RETURN_IF_ERROR(text.status());
+  return EventLines{*std::move(text), seen};
 }
 
 }  // namespace sluice::ctl

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -23,12 +23,9 @@ std::string Size(int64_t bytes) {
 std::string Span(double seconds) { return FormatSpan(absl::Seconds(seconds)); }
 
 std::string Count(double value) {
-  const std::string digits = fmt::format("{:.0f}", std::fabs(value));
-  std::string text = value < 0 ? "-" : "";
-  for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
-    text += digits[i];
-  }
+  std::string text = fmt::format("{:.0f}", value);
+  const size_t first = value < 0 ? 1 : 0;
+  for (size_t at = text.size(); at > first + 3;) text.insert(at -= 3, 1, ',');
   return text;
 }
 
@@ -41,12 +38,13 @@ std::string Speed(double bytes_per_second) {
 
 std::string Loss(double value) { return fmt::format("{:.4f}", value); }
 
+std::string Percent(double part) { return fmt::format("{:.1f} %", 100 * part); }
+
 std::string Bar(double part, double whole) {
   const double share = whole > 0 ? std::clamp(part / whole, 0.0, 1.0) : 0;
   // A share above 0 is never drawn as empty, nor a share below 1 as full.
-  const int full = share > 0 && share < 1
-                       ? std::clamp(static_cast<int>(share * 10), 1, 9)
-                       : static_cast<int>(share * 10);
+  int full = int(share * 10);
+  if (share > 0 && share < 1) full = std::clamp(full, 1, 9);
   return fmt::format("{}{} {:3.0f} %", std::string(full, '#'),
                      std::string(10 - full, '.'), 100 * share);
 }
@@ -80,8 +78,7 @@ constexpr size_t kLeastText = 24;
 std::string_view FirstOf(std::string_view line, size_t columns) {
   size_t end = 0;
   for (size_t shown = 0; end < line.size(); ++end) {
-    const bool begins = (static_cast<unsigned char>(line[end]) & 0xc0) != 0x80;
-    if (begins && shown++ == columns) break;
+    if ((line[end] & 0xc0) != 0x80 && shown++ == columns) break;
   }
   return line.substr(0, end);
 }
@@ -110,8 +107,7 @@ std::string Wrapped(const std::string& text, size_t columns) {
 
 size_t Width(const std::string& text) {
   // Counts the bytes that begin a UTF-8 character.
-  return static_cast<size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+  return std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; });
 }
 
 Table::Table(std::initializer_list<std::string_view> columns) {
@@ -170,26 +166,9 @@ std::string Table::Text(size_t columns, size_t keys) const {
 }
 
 std::string EscapeHtml(const std::string& text) {
-  std::string safe;
-  for (const char c : Printable(text)) {
-    switch (c) {
-      case '&':
-        safe += "&amp;";
-        break;
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      default:
-        safe += c;
-    }
-  }
-  return safe;
+  return absl::StrReplaceAll(
+      Printable(text),
+      {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }
 
 }  // namespace sluice::ctl

@@ -23,6 +23,8 @@ std::string Count(double value);
 std::string Speed(double bytes_per_second);
 // Formats "2.3026".
 std::string Loss(double value);
+// Formats a fraction as "12.5 %".
+std::string Percent(double part);
 // Formats "#####.....  50 %" with ten characters for the bar.
 std::string Bar(double part, double whole);
 
