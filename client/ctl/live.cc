@@ -80,18 +80,12 @@ class Interrupts {
   UniqueFd fd_;
 };
 
-winsize SizeOfTerminal() {
-  winsize size = {};
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) {
-    size.ws_row = 24;
-    size.ws_col = 80;
-  }
-  return size;
-}
-
 // Draws as much of the text as fits, over the previous picture.
 void Show(const std::string& text) {
-  const winsize size = SizeOfTerminal();
+  winsize size = {};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) {
+    size = {.ws_row = 24, .ws_col = 80};
+  }
   std::string out = kHome;
   int row = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -142,12 +136,11 @@ absl::StatusOr<std::string> ShowEvents(const Flags& flags) {
   while (true) {
     if (snapshot.ok()) {
       SLUICE_ASSIGN_OR_RETURN(
-          const EventLines lines,
+          const std::string lines,
           RenderEventLines(*snapshot, seen, flags.json, absl::Now()));
-      std::fputs(lines.text.c_str(), stdout);
+      std::fputs(lines.c_str(), stdout);
       // A closed pipe ends the command, as it ends any program.
       if (std::fflush(stdout) != 0) return "";
-      seen = lines.seen;
     }
     if (!interrupts || !interrupts->Wait(absl::Seconds(flags.interval_s))) {
       return "";

@@ -249,14 +249,14 @@ class Picture {
     }
     std::vector<double> most(kPlotWidth, 0);
     int64_t alive = 0;
-    for (auto at = change.begin(); at != change.end(); ++at) {
-      alive += at->second;
-      const auto next = std::next(at);
-      const int from = Column(at->first);
-      const int to = next == change.end() ? from : Column(next->first);
+    int from = 0;
+    for (const auto& [time, by] : change) {
+      const int to = Column(time);
       for (int x = from; x <= to; ++x) {
         most[x] = std::max<double>(most[x], alive);
       }
+      alive += by;
+      from = to;
     }
     LiveStrip(most);
   }

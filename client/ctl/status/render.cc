@@ -7,7 +7,6 @@
 #include <set>
 
 #include "client/ctl/text/format.h"
-#include "proto/base/status.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {
@@ -16,6 +15,164 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kEventsShown = 8;
+
+// Such memory may be more than the pool lacks, because the pool's spare memory
+// is used first.
+std::string RanksOutside(const json& node) {
+  std::string text;
+  for (const json& job : node.at("jobs")) {
+    for (const json& rank : job.at("ranks")) {
+      const json held = rank.value("outside_bytes", json());
+      if (held.is_null() || held.get<int64_t>() == 0) continue;
+      text += fmt::format("gpu {}: {} are outside the lease of rank {} of {}\n",
+                          Number(rank, "gpu"), Size(held.get<int64_t>()),
+                          Number(rank, "rank"), Printable(Text(job, "name")));
+    }
+  }
+  return text;
+}
+
+// Formats a line for each process without a session that has memory of the
+// pools; empty from a daemon that does not report them.
+std::string HolderLines(const json& node) {
+  std::string text;
+  for (const json& holder : node.value("holders", json::array())) {
+    const int64_t pid = Number(holder, "pid");
+    text += fmt::format(
+        "process {} ({}) of user {} has {} of GPU memory and {} of host memory "
+        "until it ends: kill {}\n",
+        pid, Printable(Text(holder, "command")), Number(holder, "uid"),
+        Size(Number(holder, "gpu_bytes")), Size(Number(holder, "host_bytes")),
+        pid);
+  }
+  return text;
+}
+
+// Formats a section with the memory of each pool that is held outside leases,
+// and what each rank reported; empty if there is none.
+std::string RenderOutside(const json& node) {
+  std::string text;
+  const std::string holders =
+      node.value("held_outside_by", "processes without a session");
+  const json seen_at = node.value("held_outside_age_s", json());
+  const double age = seen_at.is_null() ? 0 : seen_at.get<double>();
+  const auto add = [&](const json& pool, const std::string& name) {
+    const int64_t held = pool.value("held_outside_bytes", int64_t{0});
+    if (held == 0 || !pool.value("fault", json()).is_null()) return;
+    text +=
+        fmt::format("{}: {} are held outside leases, by {}: free when they end",
+                    name, Size(held), holders);
+    // A lost GPU no longer answers, so its figure is older than the others.
+    const json seen = pool.value("held_outside_age_s", json());
+    if (!seen.is_null() && seen.get<double>() > age) {
+      text += fmt::format(" (it does not answer; seen {} ago)",
+                          Span(seen.get<double>()));
+    }
+    text += "\n";
+  };
+  for (const json& gpu : node.at("gpus")) {
+    add(gpu, fmt::format("gpu {}", Number(gpu, "index")));
+  }
+  for (const json& host : node.at("host")) {
+    add(host, fmt::format("numa {}", Number(host, "numa")));
+  }
+  text += RanksOutside(node);
+  if (!text.empty()) {
+    text = fmt::format("\nHELD OUTSIDE (seen {} ago)\n{}", Span(age), text);
+  }
+  const std::string lines = HolderLines(node);
+  return lines.empty() ? text : text + "\nHELD WITHOUT A SESSION\n" + lines;
+}
+
+// Formats ", HOST_NUMA"; empty on sim, or from a daemon that does not state it.
+std::string HostKind(const json& node) {
+  const json kind = node.value("host_memory", json());
+  if (kind.is_null()) return "";
+  const std::string why = Printable(Text(kind, "why"));
+  return ", " + Text(kind, "kind") + (why.empty() ? "" : " (" + why + ")");
+}
+
+// Formats "root, 3 min ago" or "configuration".
+std::string SetByText(const json& limit) {
+  const std::string by = Text(limit, "set_by");
+  return by == "live" ? ByWhom(limit) : by;
+}
+
+std::string LimitText(int64_t bytes) {
+  return bytes < 0 ? "unlimited" : Size(bytes);
+}
+
+std::string LimitLines(const json& node) {
+  Table table({"LIMIT OF", ">GPU LIMIT", ">HOST LIMIT", "SET BY"});
+  for (const json& limit : node.at("limits")) {
+    std::string of = Text(limit, "of");
+    if (!limit.at("job").is_null()) of += " " + Text(limit, "job");
+    if (!limit.at("uid").is_null()) {
+      of += " " + std::to_string(Number(limit, "uid"));
+    }
+    if (!limit.at("cgroup").is_null()) of += " in " + Text(limit, "cgroup");
+    table.Add({of, LimitText(Number(limit, "gpu_limit_bytes")),
+               LimitText(Number(limit, "host_limit_bytes")), SetByText(limit)});
+  }
+  return table.empty() ? "no limit is set\n" : table.Text(kTerminalColumns, 1);
+}
+
+std::string UserText(const json& user) {
+  const std::string cgroup = Text(user, "cgroup");
+  return std::to_string(Number(user, "uid")) +
+         (cgroup.empty() ? "" : " in " + cgroup);
+}
+
+// Empty if there are none, or the daemon does not report them.
+std::string ReservationLines(const json& node) {
+  Table table({"RESERVED FOR", "POOL", ">MEMORY", ">NOT USED YET", "SET BY"});
+  if (!node.contains("reservations")) return "";
+  for (const json& each : node.at("reservations")) {
+    table.Add({"user " + UserText(each),
+               fmt::format("{} {}", Text(each, "pool"), Number(each, "index")),
+               Size(Number(each, "bytes")),
+               Size(Number(each, "withheld_bytes")), ByWhom(each)});
+  }
+  return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
+}
+
+// A line for all users together, then one for each user with a quota in use.
+std::string QuotaLines(const json& node) {
+  Table table({"QUOTA", "USER", ">USED", ">LIMIT", ">REFUSED"});
+  const auto text = [](const json& from, const char* key) {
+    const json& value = from.at(key);
+    return value.is_null() ? "shared in turns"
+           : value.is_number_float()
+               ? fmt::format("{:.3f}", value.get<double>())
+               : std::to_string(value.get<int64_t>());
+  };
+  for (const json& quota : node.at("quotas")) {
+    table.Add({Text(quota, "of"), "(all)", text(quota, "used"),
+               text(quota, "limit"), text(quota, "refused")});
+    for (const json& user : quota.at("users")) {
+      table.Add({"", UserText(user), text(user, "used"),
+                 text(quota, "limit_per_user"), ""});
+    }
+  }
+  return table.Text(kTerminalColumns, 1);
+}
+
+std::string BudgetLines(const json& node) {
+  Table table({">USER", "CGROUP", "JOB", ">GPU USED", ">GPU LIMIT",
+               ">HOST USED", ">HOST LIMIT"});
+  for (const json& line : node.at("budgets")) {
+    table.Add({std::to_string(Number(line, "uid")), Text(line, "cgroup"),
+               line.at("job").is_null() ? "(all)" : Text(line, "job"),
+               Size(Number(line, "gpu_used_bytes")),
+               LimitText(Number(line, "gpu_limit_bytes")),
+               Size(Number(line, "host_used_bytes")),
+               LimitText(Number(line, "host_limit_bytes"))});
+  }
+  return LimitLines(node) + ReservationLines(node) + "\n" +
+         (table.empty() ? "nobody holds memory\n"
+                        : table.Text(kTerminalColumns, 3)) +
+         RenderOutside(node) + "\n" + QuotaLines(node);
+}
 
 std::string RenderHeader(const json& node) {
   return fmt::format(
@@ -419,10 +576,10 @@ absl::StatusOr<std::string> JsonPart(const std::string& text,
   });
 }
 
-absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
-                                            SeenEvents seen, bool as_json,
-                                            absl::Time now) {
-  auto text = Render(snapshot, [&](const json& node) {
+absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
+                                             SeenEvents& seen, bool as_json,
+                                             absl::Time now) {
+  return Render(snapshot, [&](const json& node) {
     std::string lines;
     const auto generation = node.at("generation").get<uint64_t>();
     // No event is dropped from here on: missing numbers are other users'.
@@ -446,8 +603,6 @@ absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
     if (from > 0) seen.last = std::max(seen.last, from - 1);
     return lines;
   });
-  SLUICE_RETURN_IF_ERROR(text.status());
-  return EventLines{*std::move(text), seen};
 }
 
 }  // namespace sluice::ctl
