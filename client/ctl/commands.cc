@@ -32,19 +32,6 @@ namespace {
 using nlohmann::json;
 using Renderer = absl::StatusOr<std::string> (*)(const std::string&);
 
-std::string SessionSocket(const Flags& flags) {
-  return flags.socket.empty() ? client::DefaultSocket() : flags.socket;
-}
-
-std::string AdminSocket(const Flags& flags) {
-  return flags.admin_socket.empty() ? AdminSocketOf(SessionSocket(flags))
-                                    : flags.admin_socket;
-}
-
-bool AsAdministrator(const Flags& flags) {
-  return flags.admin || !flags.admin_socket.empty();
-}
-
 // Formats the snapshot, or with --json its parts `keys`.
 absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
                                      const std::vector<std::string>& keys) {
@@ -102,7 +89,7 @@ std::string OptionalLimitText(const std::optional<Bytes>& limit) {
 std::string StillHeld(const Flags& flags) {
   for (int i = 0; i < 10; ++i) {
     bool returning = false;
-    const auto json = ReadStatus(AdminSocket(flags));
+    const auto json = ReadStatus(flags.admin_socket);
     const auto lines = json.ok() ? RenderHolders(*json, returning) : json;
     if (!lines.ok() || !lines->empty() || !returning) {
       return lines.value_or("");
@@ -114,17 +101,25 @@ std::string StillHeld(const Flags& flags) {
 
 }  // namespace
 
+void FillDefaults(Flags& flags) {
+  flags.admin |= !flags.admin_socket.empty();
+  if (flags.socket.empty()) flags.socket = client::DefaultSocket();
+  if (flags.admin_socket.empty()) {
+    flags.admin_socket = AdminSocketOf(flags.socket);
+  }
+}
+
 absl::StatusOr<std::string> SnapshotJson(const Flags& flags) {
-  if (AsAdministrator(flags)) return ReadStatus(AdminSocket(flags));
+  if (flags.admin) return ReadStatus(flags.admin_socket);
   SLUICE_ASSIGN_OR_RETURN(auto status, client::QueryNode(flags.socket));
   return std::move(status.json);
 }
 
 void NoteWhatIsHidden(const Flags& flags) {
-  const std::string admin = AdminSocket(flags);
+  const char* const admin = flags.admin_socket.c_str();
   struct stat info;
-  if (AsAdministrator(flags) || stat(admin.c_str(), &info) != 0 ||
-      access(admin.c_str(), R_OK | W_OK) != 0 ||
+  if (flags.admin || stat(admin, &info) != 0 ||
+      access(admin, R_OK | W_OK) != 0 ||
       (info.st_uid == geteuid() && info.st_uid != 0)) {
     return;
   }
@@ -145,24 +140,23 @@ absl::StatusOr<std::string> ShowJobs(const Flags& flags) {
 }
 
 int ShowDoctor(const Flags& flags) {
-  const auto findings =
-      Examine(ReadFacts({SessionSocket(flags), AdminSocket(flags)}));
-  std::fputs((flags.json ? RenderDoctorJson(findings) : RenderDoctor(findings))
-                 .c_str(),
-             stdout);
+  const auto findings = Examine(ReadFacts({flags.socket, flags.admin_socket}));
+  const std::string text =
+      flags.json ? RenderDoctorJson(findings) : RenderDoctor(findings);
+  std::fputs(text.c_str(), stdout);
   return IsWell(findings) ? 0 : 1;
 }
 
 absl::StatusOr<std::string> WriteBundle(const Flags& flags) {
-  return MakeSupportBundle({SessionSocket(flags), AdminSocket(flags)},
+  return MakeSupportBundle({flags.socket, flags.admin_socket},
                            {.out = flags.out,
                             .journal_lines = flags.journal_lines,
                             .json = flags.json});
 }
 
 absl::StatusOr<std::string> Measure(const Flags& flags) {
-  return MeasureBandwidth({.socket = SessionSocket(flags),
-                           .admin_socket = AdminSocket(flags),
+  return MeasureBandwidth({.socket = flags.socket,
+                           .admin_socket = flags.admin_socket,
                            .seconds = flags.seconds,
                            .beside_jobs = flags.beside_jobs,
                            .json = flags.json,
@@ -171,7 +165,7 @@ absl::StatusOr<std::string> Measure(const Flags& flags) {
 }
 
 absl::StatusOr<std::string> Forget(const Flags& flags) {
-  return ForgetMeasured(AdminSocket(flags), flags.json);
+  return ForgetMeasured(flags.admin_socket, flags.json);
 }
 
 absl::StatusOr<std::string> ShowBandwidth(const Flags& flags) {
@@ -201,7 +195,7 @@ absl::StatusOr<std::string> ChangeBudget(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(limits.gpu, Limit("--gpu", flags.gpu));
   SLUICE_ASSIGN_OR_RETURN(limits.host, Limit("--host", flags.host));
   SLUICE_ASSIGN_OR_RETURN(const BudgetLimits now,
-                          SetBudget(AdminSocket(flags), target, limits));
+                          SetBudget(flags.admin_socket, target, limits));
   if (flags.json) {
     return JsonLine(json{{"job", NullIfEmpty(flags.job)},
                          {"uid", NumberOrNull(target.uid)},
@@ -225,7 +219,7 @@ absl::StatusOr<std::string> ReserveMemory(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(asked.uid, UserId(flags.user));
   SLUICE_ASSIGN_OR_RETURN(asked.bytes,
                           SizeOr("none", "--memory", flags.memory));
-  SLUICE_RETURN_IF_ERROR(Reserve(AdminSocket(flags), asked));
+  SLUICE_RETURN_IF_ERROR(Reserve(flags.admin_socket, asked));
   const char* const pool = asked.gpu ? "gpu" : "numa";
   const uint32_t index = asked.gpu ? *asked.gpu : *asked.numa;
   if (flags.json) {
@@ -247,7 +241,7 @@ absl::StatusOr<std::string> EvictJob(const Flags& flags) {
   if (!flags.user.empty()) {
     SLUICE_ASSIGN_OR_RETURN(eviction.uid, UserId(flags.user));
   }
-  const auto evicted = Evict(AdminSocket(flags), eviction);
+  const auto evicted = Evict(flags.admin_socket, eviction);
   if (absl::IsNotFound(evicted.status())) {
     std::fputs(StillHeld(flags).c_str(), stderr);
   }
@@ -272,7 +266,7 @@ absl::StatusOr<std::string> EvictJob(const Flags& flags) {
 
 absl::StatusOr<std::string> DrainNode(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const uint32_t ranks,
-                          Drain(AdminSocket(flags), flags.reason));
+                          Drain(flags.admin_socket, flags.reason));
   if (flags.json) return JsonLine(json{{"drained", true}, {"ranks", ranks}});
   return fmt::format(
       "the node is drained: nothing new is granted; {} rank{} attached still\n",
@@ -280,7 +274,7 @@ absl::StatusOr<std::string> DrainNode(const Flags& flags) {
 }
 
 absl::StatusOr<std::string> UndrainNode(const Flags& flags) {
-  SLUICE_RETURN_IF_ERROR(Undrain(AdminSocket(flags)));
+  SLUICE_RETURN_IF_ERROR(Undrain(flags.admin_socket));
   if (flags.json) return JsonLine(json{{"drained", false}});
   return "the node is not drained any more\n";
 }

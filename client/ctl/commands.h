@@ -40,6 +40,9 @@ struct Flags {
   std::string reason;
 };
 
+// Fills in what other flags imply. Call it before a command.
+void FillDefaults(Flags& flags);
+
 // Return the text to print.
 using Command = absl::StatusOr<std::string>(const Flags& flags);
 Command ShowStatus, ShowJobs, ShowBandwidth, ShowPlan, ShowBudgets;

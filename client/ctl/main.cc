@@ -188,6 +188,7 @@ class CommandLine {
       done = cli::Parse(app_, words);
     }
     if (!done.ok()) return ReportError(done.status());
+    FillDefaults(flags_);
     return *done ? **done : chosen_();
   }
 

@@ -43,9 +43,5 @@ std::string PlanSvg(const planner::NamedTrace& named,
 // a value has the wrong type or is negative. The message is one line with the
 // key's path.
 absl::StatusOr<planner::NodeSwapProblem> ReadSwapProblem(std::string_view json);
-// Formats its plan by the joint policy, or by MEMO's.
-std::string SwapText(const planner::NodeSwapProblem& problem,
-                     const planner::NodeSwapResult& result, bool joint,
-                     bool as_json);
 
 }  // namespace sluice::ctl

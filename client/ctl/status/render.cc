@@ -16,22 +16,6 @@ using nlohmann::json;
 
 constexpr size_t kEventsShown = 8;
 
-// Such memory may be more than the pool lacks, because the pool's spare memory
-// is used first.
-std::string RanksOutside(const json& node) {
-  std::string text;
-  for (const json& job : node.at("jobs")) {
-    for (const json& rank : job.at("ranks")) {
-      const json held = rank.value("outside_bytes", json());
-      if (held.is_null() || held.get<int64_t>() == 0) continue;
-      text += fmt::format("gpu {}: {} are outside the lease of rank {} of {}\n",
-                          Number(rank, "gpu"), Size(held.get<int64_t>()),
-                          Number(rank, "rank"), Printable(Text(job, "name")));
-    }
-  }
-  return text;
-}
-
 // Formats a line for each process without a session that has memory of the
 // pools; empty from a daemon that does not report them.
 std::string HolderLines(const json& node) {
@@ -42,8 +26,7 @@ std::string HolderLines(const json& node) {
         "process {} ({}) of user {} has {} of GPU memory and {} of host memory "
         "until it ends: kill {}\n",
         pid, Printable(Text(holder, "command")), Number(holder, "uid"),
-        Size(Number(holder, "gpu_bytes")), Size(Number(holder, "host_bytes")),
-        pid);
+        SizeOf(holder, "gpu_bytes"), SizeOf(holder, "host_bytes"), pid);
   }
   return text;
 }
@@ -76,7 +59,17 @@ std::string RenderOutside(const json& node) {
   for (const json& host : node.at("host")) {
     add(host, fmt::format("numa {}", Number(host, "numa")));
   }
-  text += RanksOutside(node);
+  // What ranks report may be more than the pool lacks, because the pool's spare
+  // memory is used first.
+  for (const json& job : node.at("jobs")) {
+    for (const json& rank : job.at("ranks")) {
+      const json held = rank.value("outside_bytes", json());
+      if (held.is_null() || held == 0) continue;
+      text += fmt::format("gpu {}: {} are outside the lease of rank {} of {}\n",
+                          Number(rank, "gpu"), Size(held.get<int64_t>()),
+                          Number(rank, "rank"), Printable(Text(job, "name")));
+    }
+  }
   if (!text.empty()) {
     text = fmt::format("\nHELD OUTSIDE (seen {} ago)\n{}", Span(age), text);
   }
@@ -92,14 +85,8 @@ std::string HostKind(const json& node) {
   return ", " + Text(kind, "kind") + (why.empty() ? "" : " (" + why + ")");
 }
 
-// Formats "root, 3 min ago" or "configuration".
-std::string SetByText(const json& limit) {
-  const std::string by = Text(limit, "set_by");
-  return by == "live" ? ByWhom(limit) : by;
-}
-
-std::string LimitText(int64_t bytes) {
-  return bytes < 0 ? "unlimited" : Size(bytes);
+std::string LimitOf(const json& from, const char* key) {
+  return from.at(key).is_null() ? "unlimited" : SizeOf(from, key);
 }
 
 std::string LimitLines(const json& node) {
@@ -111,8 +98,10 @@ std::string LimitLines(const json& node) {
       of += " " + std::to_string(Number(limit, "uid"));
     }
     if (!limit.at("cgroup").is_null()) of += " in " + Text(limit, "cgroup");
-    table.Add({of, LimitText(Number(limit, "gpu_limit_bytes")),
-               LimitText(Number(limit, "host_limit_bytes")), SetByText(limit)});
+    const std::string by = Text(limit, "set_by");
+    table.Add({of, LimitOf(limit, "gpu_limit_bytes"),
+               LimitOf(limit, "host_limit_bytes"),
+               by == "live" ? ByWhom(limit) : by});
   }
   return table.empty() ? "no limit is set\n" : table.Text(kTerminalColumns, 1);
 }
@@ -130,8 +119,8 @@ std::string ReservationLines(const json& node) {
   for (const json& each : node.at("reservations")) {
     table.Add({"user " + UserText(each),
                fmt::format("{} {}", Text(each, "pool"), Number(each, "index")),
-               Size(Number(each, "bytes")),
-               Size(Number(each, "withheld_bytes")), ByWhom(each)});
+               SizeOf(each, "bytes"), SizeOf(each, "withheld_bytes"),
+               ByWhom(each)});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
@@ -163,10 +152,9 @@ std::string BudgetLines(const json& node) {
   for (const json& line : node.at("budgets")) {
     table.Add({std::to_string(Number(line, "uid")), Text(line, "cgroup"),
                line.at("job").is_null() ? "(all)" : Text(line, "job"),
-               Size(Number(line, "gpu_used_bytes")),
-               LimitText(Number(line, "gpu_limit_bytes")),
-               Size(Number(line, "host_used_bytes")),
-               LimitText(Number(line, "host_limit_bytes"))});
+               SizeOf(line, "gpu_used_bytes"), LimitOf(line, "gpu_limit_bytes"),
+               SizeOf(line, "host_used_bytes"),
+               LimitOf(line, "host_limit_bytes")});
   }
   return LimitLines(node) + ReservationLines(node) + "\n" +
          (table.empty() ? "nobody holds memory\n"
@@ -216,7 +204,7 @@ void AddPool(const json& pool, const std::string& name, std::string what,
   if (reserved > 0) what += fmt::format(", {} reserved", Size(reserved));
   const int64_t total = Number(pool, "total_bytes");
   const int64_t free = Number(pool, "free_bytes");
-  table.Add({name, Size(total), Size(Number(pool, "leased_bytes")), Size(free),
+  table.Add({name, Size(total), SizeOf(pool, "leased_bytes"), Size(free),
              Size(Returning(pool)), Bar(total - free, total), what});
 }
 
@@ -247,15 +235,15 @@ std::string RenderRanks(const json& node) {
                ">STEP", ">LOSS", ">TOKENS/S", ">STALLED", ">GRANT WAITS"});
   for (const json& job : node.at("jobs")) {
     for (const json& rank : job.at("ranks")) {
-      table.Add(
-          {Text(job, "name"), OfWorld(rank, job),
-           fmt::format("{}{}", Number(rank, "pid"),
-                       rank.at("closed").get<bool>() ? " ends" : ""),
-           std::to_string(Number(rank, "gpu")), Size(Number(rank, "gpu_bytes")),
-           Size(Number(rank, "host_bytes")), Optional(rank.at("step"), Count),
-           Optional(rank.at("loss"), Loss),
-           Optional(rank.at("tokens_per_second"), Count),
-           SpanOf(rank, "stall_seconds"), SpanOf(rank, "grant_wait_seconds")});
+      table.Add({Text(job, "name"), OfWorld(rank, job),
+                 fmt::format("{}{}", Number(rank, "pid"),
+                             rank.at("closed").get<bool>() ? " ends" : ""),
+                 std::to_string(Number(rank, "gpu")), SizeOf(rank, "gpu_bytes"),
+                 SizeOf(rank, "host_bytes"), Optional(rank.at("step"), Count),
+                 Optional(rank.at("loss"), Loss),
+                 Optional(rank.at("tokens_per_second"), Count),
+                 SpanOf(rank, "stall_seconds"),
+                 SpanOf(rank, "grant_wait_seconds")});
     }
   }
   return table.empty() ? "no jobs\n" : table.Text(kTerminalColumns, 2);
@@ -356,7 +344,7 @@ std::string JobLines(const json& node) {
         speed += own.get<double>();
       }
     }
-    table.Add({Text(job, "name"), fmt::format("{}", Number(job, "uid")),
+    table.Add({Text(job, "name"), std::to_string(Number(job, "uid")),
                fmt::format("{}/{}", job.at("ranks").size(),
                            Number(job, "world_size")),
                Size(gpu), Size(host), Optional(step, Count),
@@ -379,21 +367,21 @@ std::string RenderPlans(const json& node) {
       least = std::min(least, alpha);
       host += Number(rank, "host_bytes");
     }
-    const bool feasible = Text(plan, "infeasible").empty();
-    table.Add({fmt::format("{}", Number(plan, "id")), Text(plan, "job"),
-               fmt::format("{}", plan.at("ranks").size()),
-               feasible ? fmt::format("{:.3f}", least) : "-",
-               // The reason is a sentence, too wide for a column.
-               feasible ? limit
-                        : fmt::format("does not fit: sluicectl plan show {}",
-                                      Number(plan, "id")),
+    std::string alpha = fmt::format("{:.3f}", least);
+    if (!Text(plan, "infeasible").empty()) {
+      // The reason is a sentence, too wide for a column.
+      alpha = "-";
+      limit = fmt::format("does not fit: sluicectl plan show {}",
+                          Number(plan, "id"));
+    }
+    table.Add({std::to_string(Number(plan, "id")), Text(plan, "job"),
+               std::to_string(plan.at("ranks").size()), alpha, limit,
                Size(host), SpanOf(plan, "seconds")});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
 std::string ProgressOf(const json& planning) {
-  const json& progress = planning.at("progress");
   const std::string state = Text(planning, "state");
   if (state == "collecting") return "waits for profiles";
   if (state == "queued") return "waits for another plan";
@@ -402,19 +390,19 @@ std::string ProgressOf(const json& planning) {
   }
   if (state == "waiting") {
     const std::vector<std::string> others = planning.at("waiting_for");
-    if (planning.at("plan_id").is_null()) {
-      return "waits for host memory to calibrate in";
-    }
-    return fmt::format("plan {} waits for host memory of {}",
-                       Number(planning, "plan_id"), fmt::join(others, ", "));
+    return planning.at("plan_id").is_null()
+               ? "waits for host memory to calibrate in"
+               : fmt::format("plan {} waits for host memory of {}",
+                             Number(planning, "plan_id"),
+                             fmt::join(others, ", "));
   }
+  const json& progress = planning.at("progress");
   if (progress.is_null()) return "starts";
   return fmt::format("{} of {} segments; {}: {}, peak {}, at least {}",
                      Number(progress, "segments_done"),
                      Number(progress, "segments"), Text(progress, "segment"),
-                     Text(progress, "arm"),
-                     Size(Number(progress, "peak_bytes")),
-                     Size(Number(progress, "lower_bound_bytes")));
+                     Text(progress, "arm"), SizeOf(progress, "peak_bytes"),
+                     SizeOf(progress, "lower_bound_bytes"));
 }
 
 std::string RenderPlanning(const json& node) {
@@ -440,7 +428,7 @@ std::string RenderWaiting(const json& node) {
                             : "budget of its " + Text(lease, "lacks");
     if (in_front > 0) lacks += fmt::format(", {} in front", in_front);
     table.Add({Text(lease, "job"), std::to_string(Number(lease, "rank")),
-               Size(Number(lease, "bytes")),
+               SizeOf(lease, "bytes"),
                fmt::format("{} {}",
                            Text(lease, "pool") == "gpu" ? "GPU" : "NUMA node",
                            Number(lease, "index")),
@@ -461,31 +449,23 @@ std::string RenderEvents(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// The request's id as in the daemon's log; "" from an older daemon.
-std::string RequestOf(const json& event) {
-  const json request = event.value("request", json());
-  return request.is_null() ? "" : " (" + request.get<std::string>() + ")";
-}
-
 std::string LineOf(const json& event, bool as_json, absl::Time now) {
   const std::string time =
       absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ",
                        now - absl::Seconds(event.at("age_s").get<double>()),
                        absl::UTCTimeZone());
   if (!as_json) {
-    return fmt::format("{} {:>6} {:<8} {}{}\n", time,
-                       event.at("number").get<uint64_t>(), Text(event, "kind"),
-                       Text(event, "text"), RequestOf(event));
+    // The request's id as in the daemon's log; null from an older daemon.
+    const json request = event.value("request", json());
+    return fmt::format(
+        "{} {:>6} {:<8} {}{}\n", time, event.at("number").get<uint64_t>(),
+        Text(event, "kind"), Text(event, "text"),
+        request.is_null() ? "" : " (" + request.get<std::string>() + ")");
   }
   json shown = event;
   shown.erase("age_s");
   shown["time"] = time;
   return JsonLine(shown);
-}
-
-std::string Missed(uint64_t count, bool as_json) {
-  return as_json ? fmt::format("{{\"missed\": {}}}\n", count)
-                 : fmt::format("({} events are not kept any more)\n", count);
 }
 
 // Internal: a field is missing or of another type.
@@ -592,7 +572,12 @@ absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
       const auto number = event.at("number").get<uint64_t>();
       if (missed > 0 && number > seen.last && number < from) --missed;
     }
-    if (missed > 0) lines += Missed(missed, as_json);
+    if (missed > 0) {
+      lines += fmt::format(
+          fmt::runtime(as_json ? "{{\"missed\": {}}}\n"
+                               : "({} events are not kept any more)\n"),
+          missed);
+    }
     for (const json& event : node.at("events")) {
       const auto number = event.at("number").get<uint64_t>();
       if (number <= seen.last) continue;

@@ -91,7 +91,7 @@ std::string Reasons(const plan::NodePlan& plan) {
 }
 
 std::string LimitAmount(const plan::PlanLimit& limit, double value) {
-  return limit.unit == "bytes" ? Size(static_cast<int64_t>(value))
+  return limit.unit == "bytes" ? Size(int64_t(value))
                                : fmt::format("{:.3g} GB/s", value / 1e9);
 }
 

@@ -57,6 +57,10 @@ std::string Text(const json& from, const char* key) {
   return from.at(key).get<std::string>();
 }
 
+std::string SizeOf(const json& from, const char* key) {
+  return Size(Number(from, key));
+}
+
 std::string SpanOf(const json& from, const char* key) {
   return Span(from.at(key).get<double>());
 }

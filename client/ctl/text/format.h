@@ -31,6 +31,8 @@ std::string Bar(double part, double whole);
 // Returns the number, or -1 for null, which Size formats as "-".
 int64_t Number(const nlohmann::json& from, const char* key);
 std::string Text(const nlohmann::json& from, const char* key);
+// Formats a field in bytes.
+std::string SizeOf(const nlohmann::json& from, const char* key);
 // Formats a field in seconds.
 std::string SpanOf(const nlohmann::json& from, const char* key);
 // Formats a number by `format`, and null as "-".
