@@ -55,10 +55,4 @@ Command ShowTop, ShowEvents;
 // Prints, and returns 1 if the doctor found a problem.
 int ShowDoctor(const Flags& flags);
 
-// Returns the daemon's snapshot.
-Command SnapshotJson;
-// Prints a note if --admin would show this user more. The daemon's own user
-// sees everything without it, unless that user is root.
-void NoteWhatIsHidden(const Flags& flags);
-
 }  // namespace sluice::ctl

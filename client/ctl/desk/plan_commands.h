@@ -31,6 +31,9 @@ struct DeskCommand {
 using AddDeskCommand = DeskCommand(CLI::App& plan);
 AddDeskCommand AddPlanMemory, AddPlanSwap, AddPlanTrain, AddPlanValidate;
 
+// The text of train_page.html, with @DATA@ where the JSON belongs.
+extern const char* const kTrainPage;
+
 // Draws a memory plan: the x axis is time, the y axis is the address, and each
 // buffer is a rectangle. Returns an SVG document, light or dark as its viewer
 // prefers. A buffer of at least a few pixels has a tooltip; smaller ones are
