@@ -131,9 +131,6 @@ std::string StillHeld(const Flags& flags) {
 // Control sequences: to the alternate screen without a cursor, and back.
 constexpr const char* kEnter = "\x1b[?1049h\x1b[?25l";
 constexpr const char* kLeave = "\x1b[?25h\x1b[?1049l";
-constexpr const char* kHome = "\x1b[H";
-constexpr const char* kClearLine = "\x1b[K";
-constexpr const char* kClearRest = "\x1b[J";
 
 // While an object exists, SIGINT and SIGTERM end waits instead of the process,
 // even if they reach a thread that was started later, such as gRPC's. With
@@ -191,15 +188,15 @@ void Show(const std::string& text) {
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) {
     size = {.ws_row = 24, .ws_col = 80};
   }
-  std::string out = kHome;
+  std::string out = "\x1b[H";  // to the first line
   int row = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     if (++row > size.ws_row) break;
     if (row > 1) out += "\r\n";
     out += FirstOf({line.data(), line.size()}, size.ws_col);
-    out += kClearLine;
+    out += "\x1b[K";  // clears the rest of the line
   }
-  out += kClearRest;
+  out += "\x1b[J";  // clears the rest of the screen
   std::fputs(out.c_str(), stdout);
   std::fflush(stdout);
 }
@@ -388,12 +385,10 @@ absl::StatusOr<std::string> EvictJob(const Flags& flags) {
       fmt::format("job {}: {} session{} ended", flags.job, evicted->sessions,
                   evicted->sessions == 1 ? "" : "s");
   if (!flags.kill) return text + "\n";
-  if (!evicted->processes) {
-    text += ", processes killed\n";
-  } else {
-    text += fmt::format(", {} process{} killed\n", *evicted->processes,
-                        *evicted->processes == 1 ? "" : "es");
-  }
+  text += evicted->processes
+              ? fmt::format(", {} process{} killed\n", *evicted->processes,
+                            *evicted->processes == 1 ? "" : "es")
+              : ", processes killed\n";
   return text + StillHeld(flags);
 }
 

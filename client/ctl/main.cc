@@ -144,10 +144,6 @@ constexpr const char* kEvictExamples = R"(Examples:
   sluicectl evict tune --reason "the node is drained"
   sluicectl evict tune --user alice --kill)";
 
-// The commands of `plan` that need no daemon.
-constexpr AddDeskCommand* kDeskCommands[] = {AddPlanMemory, AddPlanSwap,
-                                             AddPlanTrain, AddPlanValidate};
-
 // Returns the exit status.
 int Print(const absl::StatusOr<std::string>& text) {
   if (text.ok()) {
@@ -272,7 +268,8 @@ class CommandLine {
         ->required();
     show.add_flag("--explain", flags_.explain,
                   "why, what binds, what is proved, what more would buy");
-    for (AddDeskCommand* const add : kDeskCommands) {
+    for (AddDeskCommand* const add :
+         {AddPlanMemory, AddPlanSwap, AddPlanTrain, AddPlanValidate}) {
       DeskCommand desk = add(plan);
       Choose(desk.app, std::move(desk.run));
     }

@@ -258,10 +258,6 @@ class Picture {
       alive += by;
       from = to;
     }
-    LiveStrip(most);
-  }
-
-  void LiveStrip(const std::vector<double>& most) {
     const double top = std::max<int64_t>(plan_.max_live.count(), 1);
     const auto y = [&](double bytes) {
       return Pixels(kLiveBottom - (kLiveBottom - kLiveTop) * bytes / top);

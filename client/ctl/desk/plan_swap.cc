@@ -220,13 +220,6 @@ Json ObjectiveJson(const SwapObjective& objective) {
           {"moved_bytes", objective.moved_bytes}};
 }
 
-Json MemoJson(const NodeSwapResult& result) {
-  if (!result.memo) return nullptr;
-  Json memo = ObjectiveJson(result.memo->objective);
-  memo["alpha"] = result.memo->alpha;
-  return memo;
-}
-
 int64_t MovingLayers(const SwapProblem::Kind& kind) {
   return kind.layers - kind.resident_layers;
 }
@@ -254,8 +247,13 @@ class SwapAnswer {
          result_.hidden_step_s ? Json(*result_.hidden_step_s) : nullptr},
         {"policy", joint ? "joint" : "memo"},
         {"joint", result_.joint ? ObjectiveJson(*result_.joint) : nullptr},
-        {"memo", MemoJson(result_)}};
-    if (!result_.memo) json["no_memo"] = result_.no_memo;
+        {"memo", nullptr}};
+    if (result_.memo) {
+      json["memo"] = ObjectiveJson(result_.memo->objective);
+      json["memo"]["alpha"] = result_.memo->alpha;
+    } else {
+      json["no_memo"] = result_.no_memo;
+    }
     json["ranks"] = RanksJson();
     json["links"] = Links();
     json["numa"] = Memory(RowKind::kHost);

@@ -314,12 +314,6 @@ absl::StatusOr<GivenSettings> TrainSettings(const TrainFlags& flags) {
 
 // ---- The answer ----
 
-// A method's MFU with its best settings, at growing lengths.
-struct MfuCurve {
-  Request request;  // the request with this method
-  std::vector<std::pair<int64_t, double>> points;  // tokens, MFU as a fraction
-};
-
 // The answer of `sluicectl plan train`.
 struct TrainAnswer {
   Request request;
@@ -329,57 +323,49 @@ struct TrainAnswer {
   std::vector<planner::train::Remedy> remedies;
   planner::train::IdleGpus idle;
   std::string batch_source;  // the flags that state the sequences per step
-  // With --compare and --html: the answers of all methods, including the
-  // requested one. Those have only request, estimate and longest.
-  std::vector<TrainAnswer> methods;
-  std::vector<MfuCurve> curves;
+  // Tokens, and MFU as a fraction with the best settings.
+  std::vector<std::pair<int64_t, double>> curve;
+  // With --compare: the request, estimate and longest of all methods, including
+  // the requested one. With --html: their requests and curves.
+  std::vector<TrainAnswer> methods, curves;
 };
 
-absl::StatusOr<TrainAnswer> AnswerMethod(const Request& request,
-                                         const GivenSettings& given,
-                                         double max_step_s) {
-  TrainAnswer answer = {.request = request};
-  SLUICE_ASSIGN_OR_RETURN(answer.estimate, BestEstimate(request, given));
-  SLUICE_ASSIGN_OR_RETURN(answer.longest,
-                          FindLongest(request, given, max_step_s));
-  return answer;
-}
-
 // Lengths up to the longest sequence; no points if none fits.
-absl::StatusOr<MfuCurve> CurveOf(Request request, const GivenSettings& given) {
-  MfuCurve curve = {.request = request};
+absl::StatusOr<TrainAnswer> CurveOf(Request request,
+                                    const GivenSettings& given) {
+  TrainAnswer answer = {.request = request};
   SLUICE_ASSIGN_OR_RETURN(const auto longest, FindLongest(request, given));
-  if (longest.tokens == 0) return curve;
+  if (longest.tokens == 0) return answer;
   constexpr double kSteps = 4;  // points per doubling
   const double most = std::log2(double(longest.tokens));
   for (double power = 14; power < most; power += 1 / kSteps) {
     request.seq_len = int64_t(std::exp2(power));
     SLUICE_ASSIGN_OR_RETURN(const auto estimate, BestEstimate(request, given));
     if (estimate.fits) {
-      curve.points.emplace_back(request.seq_len, estimate.mfu);
+      answer.curve.emplace_back(request.seq_len, estimate.mfu);
     }
   }
-  curve.points.emplace_back(longest.tokens, longest.at.mfu);
-  return curve;
+  answer.curve.emplace_back(longest.tokens, longest.at.mfu);
+  return answer;
 }
 
 // Collects answer(request, given) of each method, in the order of kMethods. The
 // given settings are for the requested method; those of others are searched. A
 // method that cannot use these GPUs is left out; if it is the requested one,
 // this is an error.
-template <typename Answer>
-absl::Status AskEveryMethod(const Request& asked, const GivenSettings& given,
-                            auto answer, std::vector<Answer>& answers) {
+absl::StatusOr<std::vector<TrainAnswer>> AskEveryMethod(
+    const Request& asked, const GivenSettings& given, auto answer) {
+  std::vector<TrainAnswer> answers;
   for (const auto method : planner::train::kMethods) {
     Request request = asked;
     request.method = method;
     const bool is_asked = method == asked.method;
-    absl::StatusOr<Answer> one =
+    absl::StatusOr<TrainAnswer> one =
         answer(request, is_asked ? given : GivenSettings());
     if (is_asked) SLUICE_RETURN_IF_ERROR(one.status());
     if (one.ok()) answers.push_back(*std::move(one));
   }
-  return absl::OkStatus();
+  return answers;
 }
 
 absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
@@ -396,12 +382,17 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   }
   SLUICE_ASSIGN_OR_RETURN(answer.estimate, BestEstimate(answer.request, given));
   if (flags.compare) {
-    const auto ask = [&](const Request& request,
-                         const GivenSettings& settings) {
-      return AnswerMethod(request, settings, flags.max_step_s);
+    const auto ask =
+        [&](const Request& request,
+            const GivenSettings& settings) -> absl::StatusOr<TrainAnswer> {
+      TrainAnswer one = {.request = request};
+      SLUICE_ASSIGN_OR_RETURN(one.estimate, BestEstimate(request, settings));
+      SLUICE_ASSIGN_OR_RETURN(one.longest,
+                              FindLongest(request, settings, flags.max_step_s));
+      return one;
     };
-    SLUICE_RETURN_IF_ERROR(
-        AskEveryMethod(answer.request, given, ask, answer.methods));
+    SLUICE_ASSIGN_OR_RETURN(answer.methods,
+                            AskEveryMethod(answer.request, given, ask));
   }
   SLUICE_ASSIGN_OR_RETURN(answer.remedies,
                           planner::train::FindRemedies(answer.request, given));
@@ -417,8 +408,8 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
                                              : "the default of --global-batch";
   answer.idle = planner::train::WhyIdle(answer.request, given, answer.estimate);
   if (!flags.html.empty()) {
-    SLUICE_RETURN_IF_ERROR(
-        AskEveryMethod(answer.request, given, CurveOf, answer.curves));
+    SLUICE_ASSIGN_OR_RETURN(answer.curves,
+                            AskEveryMethod(answer.request, given, CurveOf));
   }
   return answer;
 }
@@ -436,8 +427,7 @@ bool Swapped(Method method, const Settings& settings) {
   return TraitsOf(method).alpha && settings.engine == Engine::kTrainer;
 }
 
-// Named parts of the step's seconds or of the GPU's bytes, also those that are
-// 0.
+// Parts of the step's seconds or of the GPU's bytes, also those that are 0.
 using NamedParts = std::vector<std::pair<const char*, double>>;
 
 NamedParts StepParts(const planner::train::Breakdown& b) {
@@ -476,16 +466,6 @@ std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
   }
   const std::string text = table.Text();
   return text.substr(text.find('\n') + 1);  // without the empty titles
-}
-
-Json RemediesJson(const TrainAnswer& answer) {
-  Json all = Json::array();
-  for (const auto& remedy : answer.remedies) {
-    all.push_back({{"flag", remedy.flag},
-                   {"value", remedy.value},
-                   {"without", remedy.without}});
-  }
-  return all;
 }
 
 // Formats "not validated: no published table has sluice on h100-80g".
@@ -617,28 +597,6 @@ std::string SettingsText(const Request& request, const Settings& s) {
   if (s.gpus() < request.gpus) {
     add(fmt::format("{} of {} GPUs idle", request.gpus - s.gpus(),
                     request.gpus));
-  }
-  return text;
-}
-
-std::string SpeedWords(const TrainAnswer& answer) {
-  const Estimate& estimate = answer.estimate;
-  return Row("MFU", fmt::format("{:.2f} % ({})", 100 * estimate.mfu,
-                                SpeedEvidence(answer.request))) +
-         Row("speed", fmt::format("{} tokens per GPU and second",
-                                  Count(estimate.tokens_per_gpu_per_s))) +
-         Row("step", fmt::format("{} ({} sequences)", Span(estimate.step_s),
-                                 answer.request.global_batch));
-}
-
-std::string MemoryWords(const Estimate& estimate) {
-  std::string text =
-      Row("GPU", fmt::format("{} of {} usable", Sized(estimate.gpu_peak_bytes),
-                             Sized(estimate.gpu_usable_bytes)));
-  if (estimate.host_bytes_per_node > 0) {
-    text += Row("host", fmt::format("{} per node of {} usable",
-                                    Sized(estimate.host_bytes_per_node),
-                                    Sized(estimate.host_usable_bytes)));
   }
   return text;
 }
@@ -812,7 +770,12 @@ Json TrainObject(const TrainAnswer& answer) {
   json["breakdown"] =
       OrNull(estimate.fits, PartsJson(StepParts(estimate.breakdown)));
   if (answer.longest) AddLongest(json, *answer.longest);
-  if (!estimate.fits) json["would_fit"] = RemediesJson(answer);
+  if (!estimate.fits) json["would_fit"] = Json::array();
+  for (const auto& remedy : answer.remedies) {
+    json["would_fit"].push_back({{"flag", remedy.flag},
+                                 {"value", remedy.value},
+                                 {"without", remedy.without}});
+  }
   if (answer.idle.gpus > 0) {
     json["idle_because"] = answer.idle.by_heads ? "heads" : "no_better";
     json["batch_using_all"] =
@@ -856,14 +819,14 @@ std::string TrainPage(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
   Json drawn = Json::array();
   std::vector<std::string_view> unproved;
-  for (const MfuCurve& curve : answer.curves) {
-    const Method method = curve.request.method;
-    if (EvidenceOf(curve.request).speed.empty() && !curve.points.empty()) {
+  for (const TrainAnswer& each : answer.curves) {
+    const Method method = each.request.method;
+    if (EvidenceOf(each.request).speed.empty() && !each.curve.empty()) {
       unproved.push_back(MethodName(method));
     }
     drawn.push_back({{"method", MethodName(method)},
                      {"chosen", method == answer.request.method},
-                     {"points", curve.points}});
+                     {"points", each.curve}});
   }
   const std::string not_validated =
       unproved.empty()
@@ -905,8 +868,24 @@ std::string TrainWords(const TrainAnswer& answer) {
   if (HasMemory(estimate)) {
     text += Row("settings", SettingsText(request, estimate.settings));
   }
-  if (estimate.fits) text += SpeedWords(answer);
-  if (HasMemory(estimate)) text += MemoryWords(estimate);
+  if (estimate.fits) {
+    text += Row("MFU", fmt::format("{:.2f} % ({})", 100 * estimate.mfu,
+                                   SpeedEvidence(request))) +
+            Row("speed", fmt::format("{} tokens per GPU and second",
+                                     Count(estimate.tokens_per_gpu_per_s))) +
+            Row("step", fmt::format("{} ({} sequences)", Span(estimate.step_s),
+                                    request.global_batch));
+  }
+  if (HasMemory(estimate)) {
+    text += Row("GPU",
+                fmt::format("{} of {} usable", Sized(estimate.gpu_peak_bytes),
+                            Sized(estimate.gpu_usable_bytes)));
+    if (estimate.host_bytes_per_node > 0) {
+      text += Row("host", fmt::format("{} per node of {} usable",
+                                      Sized(estimate.host_bytes_per_node),
+                                      Sized(estimate.host_usable_bytes)));
+    }
+  }
   if (answer.longest) text += LongestWords(answer);
   if (estimate.fits) {
     text += "the step\n" +

@@ -276,21 +276,14 @@ std::string LateText(const json& late) {
 std::set<std::string> NamesOf(const json& measured) {
   std::set<std::string> names;
   if (measured.is_null()) return names;
-  for (const json& link : measured.at("links"))
+  for (const json& link : measured.at("links")) {
     names.insert(Text(link, "name"));
+  }
   return names;
 }
 
-std::string FromText(const json& link, const json& measured, bool is_measured) {
-  const json from = link.value("speed_from", json());
-  if (from == "measured") return "measured by " + ByWhom(measured);
-  if (from.is_null()) return "-";
-  return from.get<std::string>() +
-         (is_measured ? ", not what was measured" : "");
-}
-
 // States on one line whether stored speeds are not in use; empty if all are.
-std::string NotHeld(const json& node, const json& measured) {
+std::string NotHeld(const json& measured, bool all_used) {
   if (measured.is_null()) return "";
   if (measured.at("waits").get<bool>()) {
     return fmt::format(
@@ -298,13 +291,7 @@ std::string NotHeld(const json& node, const json& measured) {
         "daemon is started again\n",
         Printable(ByWhom(measured)));
   }
-  std::set<std::string> unused = NamesOf(measured);
-  for (const json& link : node.at("links")) {
-    if (!link.value("speed_from", json()).is_null()) {
-      unused.erase(Text(link, "name"));
-    }
-  }
-  if (unused.empty()) return "";
+  if (all_used) return "";
   return fmt::format(
       "What was measured by {} is not used, since it does not fit this node: "
       "measure again, or sluicectl bandwidth forget\n",
@@ -495,15 +482,23 @@ std::string RenderLinks(const json& node) {
   Table table({"LINK", "ON", ">TO GPU", ">TO HOST", ">TOGETHER", "FROM"});
   const json measured = node.value("measured_links", json());
   const std::set<std::string> names = NamesOf(measured);
+  std::set<std::string> unused = names;
   for (const json& link : node.at("links")) {
     const std::string name = Text(link, "name");
+    const json from = link.value("speed_from", json());
+    if (!from.is_null()) unused.erase(name);
+    std::string source = from.is_null() ? "-" : from.get<std::string>();
+    if (source == "measured") {
+      source += " by " + ByWhom(measured);
+    } else if (!from.is_null() && names.contains(name)) {
+      source += ", not what was measured";
+    }
     table.Add({name, link.at("parent").is_null() ? "-" : Text(link, "parent"),
                Optional(link.at("h2d_bytes_per_second"), Speed),
                Optional(link.at("d2h_bytes_per_second"), Speed),
-               Optional(link.at("both_bytes_per_second"), Speed),
-               FromText(link, measured, names.contains(name))});
+               Optional(link.at("both_bytes_per_second"), Speed), source});
   }
-  return table.Text(kTerminalColumns, 1) + NotHeld(node, measured);
+  return table.Text(kTerminalColumns, 1) + NotHeld(measured, unused.empty());
 }
 
 std::string RenderMeasuredLinks(const json& node) {

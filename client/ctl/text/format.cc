@@ -116,55 +116,52 @@ size_t Width(const std::string& text) {
 
 Table::Table(std::initializer_list<std::string_view> columns) {
   for (const std::string_view column : columns) {
-    const bool right = column.starts_with('>');
-    columns_.push_back({std::string(column.substr(right ? 1 : 0)), right});
+    right_.push_back(column.starts_with('>'));
+    titles_.emplace_back(column.substr(right_.back() ? 1 : 0));
   }
 }
 
 void Table::Add(std::vector<std::string> cells) {
-  SLUICE_CHECK(cells.size() == columns_.size());
+  SLUICE_CHECK(cells.size() == titles_.size());
   for (std::string& cell : cells) cell = Printable(std::move(cell));
   rows_.push_back(std::move(cells));
 }
 
-std::string Table::Line(const std::vector<std::string>& cells,
-                        const std::vector<size_t>& shown,
-                        const std::vector<size_t>& widths) const {
-  std::string line;
-  for (const size_t i : shown) {
-    const std::string fill(widths[i] - Width(cells[i]), ' ');
-    if (i != shown.front()) line += "  ";
-    line += columns_[i].right ? fill + cells[i] : cells[i] + fill;
-  }
-  line.erase(line.find_last_not_of(' ') + 1);
-  return line + "\n";
-}
-
 std::string Table::Text(size_t columns, size_t keys) const {
-  std::vector<std::string> titles;
-  for (const Column& column : columns_) titles.push_back(column.title);
   std::vector<size_t> widths;
-  for (size_t i = 0; i < columns_.size(); ++i) {
-    size_t width = Width(titles[i]);
-    for (const auto& row : rows_) width = std::max(width, Width(row[i]));
-    widths.push_back(width);
+  for (size_t i = 0; i < titles_.size(); ++i) {
+    widths.push_back(Width(titles_[i]));
+    for (const auto& row : rows_) {
+      widths[i] = std::max(widths[i], Width(row[i]));
+    }
   }
   std::string text;
-  const size_t last = columns_.size() - 1;
+  std::vector<size_t> shown;
+  const auto add_line = [&](const std::vector<std::string>& cells) {
+    for (const size_t i : shown) {
+      const std::string fill(widths[i] - Width(cells[i]), ' ');
+      if (i != shown.front()) text += "  ";
+      text += right_[i] ? fill + cells[i] : cells[i] + fill;
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
+  };
+  const size_t last = titles_.size() - 1;
   for (size_t first = 0, next = 0; first <= last; first = next) {
-    std::vector<size_t> shown(first == 0 ? 0 : keys);
+    shown.resize(first == 0 ? 0 : keys);
     std::iota(shown.begin(), shown.end(), 0);
     size_t used = 0;
     for (const size_t key : shown) used += widths[key] + 2;
     for (; next <= last; used += widths[next++] + 2) {
-      const bool is_text = next == last && !columns_[next].right;
+      const bool is_text = next == last && !right_[next];
       const size_t least =
           is_text ? std::min(widths[next], kLeastText) : widths[next];
       if (next > first && used + least > columns) break;
       shown.push_back(next);
     }
-    text += (first == 0 ? "" : "\n") + Line(titles, shown, widths);
-    for (const auto& row : rows_) text += Line(row, shown, widths);
+    if (first > 0) text += '\n';
+    add_line(titles_);
+    for (const auto& row : rows_) add_line(row);
   }
   return text;
 }

@@ -69,15 +69,8 @@ class Table {
   std::string Text(size_t columns, size_t keys) const;
 
  private:
-  std::string Line(const std::vector<std::string>& cells,
-                   const std::vector<size_t>& shown,
-                   const std::vector<size_t>& widths) const;
-
-  struct Column {
-    std::string title;
-    bool right;
-  };
-  std::vector<Column> columns_;
+  std::vector<std::string> titles_;
+  std::vector<bool> right_;  // aligned to the right
   std::vector<std::vector<std::string>> rows_;
 };
 
