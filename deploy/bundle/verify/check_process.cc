@@ -37,18 +37,10 @@ constexpr int kKillRounds = 1000;
 
 // Returns 0 if the process has ended.
 pid_t ParentOf(pid_t pid) {
-  // "PID (NAME) STATE PARENT …", and NAME may contain any character.
-  const std::string stat = TextOf("/proc/" + std::to_string(pid) + "/stat");
-  const size_t name_end = stat.rfind(')');
+  std::istringstream stat = ProcessStat(std::to_string(pid));
   char state = 0;
-  int parent = 0;
-  if (name_end == std::string::npos ||
-      std::sscanf(stat.c_str() + name_end + 1, " %c %d", &state, &parent) !=
-          2 ||
-      state == 'Z') {
-    return 0;
-  }
-  return parent;
+  pid_t parent = 0;
+  return stat >> state >> parent && state != 'Z' ? parent : 0;
 }
 
 // Read end of a pipe that closes when the parent ends.
