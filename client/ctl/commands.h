@@ -40,12 +40,17 @@ struct Flags {
   std::string reason;
 };
 
+// Fills in what other flags imply. Call it before a command.
+void FillDefaults(Flags& flags);
+
 // Return the text to print.
 using Command = absl::StatusOr<std::string>(const Flags& flags);
 Command ShowStatus, ShowJobs, ShowBandwidth, ShowPlan, ShowBudgets;
 Command WriteBundle, Measure, Forget, ChangeBudget, ReserveMemory, EvictJob,
     DrainNode, UndrainNode;
-// Print by themselves, until Ctrl-C.
+// Print by themselves, until Ctrl-C. State if a daemon has disappeared, and
+// return an error only if the first query failed. Handle SIGINT and SIGTERM:
+// call them before other threads start.
 Command ShowTop, ShowEvents;
 // Prints, and returns 1 if the doctor found a problem.
 int ShowDoctor(const Flags& flags);

@@ -140,20 +140,9 @@ Sessions of ranks and leases are refused from now on, with the reason, also
 after the daemon is started again. What is granted stays: jobs run to their end,
 or sluicectl evict ends them.)";
 
-constexpr const char* kUndrainExamples = R"(Examples:
-  sluicectl undrain)";
-
 constexpr const char* kEvictExamples = R"(Examples:
   sluicectl evict tune --reason "the node is drained"
   sluicectl evict tune --user alice --kill)";
-
-// The commands of `plan` that need no daemon.
-const std::vector<AddDeskCommand> kDeskCommands = {
-    AddPlanMemory,
-    AddPlanSwap,
-    AddPlanTrain,
-    AddPlanValidate,
-};
 
 // Returns the exit status.
 int Print(const absl::StatusOr<std::string>& text) {
@@ -163,6 +152,8 @@ int Print(const absl::StatusOr<std::string>& text) {
   }
   return ReportError(text.status());
 }
+
+int Print(int exit_status) { return exit_status; }
 
 class CommandLine {
  public:
@@ -177,25 +168,10 @@ class CommandLine {
     app_.add_flag("--admin", flags_.admin,
                   "ask the admin socket for status, jobs, budget: everybody's");
     app_.add_flag("--json", json_is_first_, "the same as behind a command");
-    Json(Add(&app_, "status", "pools, ranks, plans, latest events", ShowStatus,
-             kStatusExamples));
-    Json(Add(&app_, "jobs", "one line per job", ShowJobs, kJobsExamples));
-    AddLive();
-    CLI::App* doctor = Json(Add(&app_, "doctor",
-                                "is the daemon, and all it needs, well set up?",
-                                nullptr, kDoctorExamples));
-    Choose(doctor, [this] { return ShowDoctor(flags_); });
-    AddBundle();
+    AddQueries();
     AddBandwidth();
     AddPlan();
-    AddBudget();
-    AddReserve();
-    AddEvict();
-    CLI::App* drain =
-        Json(Add(&app_, "drain", "grant nothing new, until undrain", DrainNode,
-                 kDrainExamples));
-    drain->add_option("--reason", flags_.reason, "told to whom is refused");
-    Json(Add(&app_, "undrain", "grant again", UndrainNode, kUndrainExamples));
+    AddAdministration();
   }
 
   int Run(int argc, char** argv) {
@@ -208,20 +184,20 @@ class CommandLine {
       done = cli::Parse(app_, words);
     }
     if (!done.ok()) return ReportError(done.status());
+    FillDefaults(flags_);
     return *done ? **done : chosen_();
   }
 
  private:
   using Runner = std::function<int()>;
 
-  CLI::App* Add(CLI::App* to, const char* name, const char* help,
-                Command* command, const char* examples) {
-    CLI::App* added = to->add_subcommand(name, help);
-    added->footer(examples);
-    if (command != nullptr) {
-      Choose(added, [this, command] { return Print(command(flags_)); });
-    }
-    return added;
+  // `run` is a Command, or prints by itself and returns the exit status.
+  CLI::App& Add(CLI::App& to, const char* name, const char* help, auto* run,
+                const char* examples) {
+    CLI::App* added = to.add_subcommand(name, help)->footer(examples);
+    added->add_flag("--json", flags_.json, "print one line of JSON");
+    Choose(added, [this, run] { return Print(run(flags_)); });
+    return *added;
   }
 
   void Choose(CLI::App* command, Runner run) {
@@ -232,119 +208,116 @@ class CommandLine {
     });
   }
 
-  CLI::App* Json(CLI::App* command) {
-    command->add_flag("--json", flags_.json, "print one line of JSON");
-    return command;
-  }
-
-  void AddLive() {
-    CLI::App* top = Json(Add(&app_, "top", "status, drawn again and again",
-                             ShowTop, kTopExamples));
-    top->add_flag("--once", flags_.once,
-                  "draw it once and end, as --json does");
-    CLI::App* events = Json(Add(&app_, "events", "what happened last",
-                                ShowEvents, kEventsExamples));
-    events->add_flag("--follow", flags_.follow, "also what comes, as it comes");
-    for (CLI::App* each : {top, events}) {
+  void AddQueries() {
+    Add(app_, "status", "pools, ranks, plans, latest events", ShowStatus,
+        kStatusExamples);
+    Add(app_, "jobs", "one line per job", ShowJobs, kJobsExamples);
+    CLI::App& top = Add(app_, "top", "status, drawn again and again", ShowTop,
+                        kTopExamples);
+    top.add_flag("--once", flags_.once, "draw it once and end, as --json does");
+    CLI::App& events =
+        Add(app_, "events", "what happened last", ShowEvents, kEventsExamples);
+    events.add_flag("--follow", flags_.follow, "also what comes, as it comes");
+    for (CLI::App* each : {&top, &events}) {
       each->add_option("--interval", flags_.interval_s,
                        "seconds between two questions, 0.1 to 3600")
           ->check(CLI::Range(0.1, 3600.0))
           ->capture_default_str();
     }
-  }
-
-  void AddBundle() {
-    CLI::App* bundle =
-        Json(Add(&app_, "support-bundle", "one archive for who is to help",
-                 WriteBundle, kBundleExamples));
-    bundle->add_option("--out", flags_.out,
-                       "the archive, or - for standard output (default: "
-                       "sluice-support-HOST-TIME.tar.gz)");
-    cli::AddCount(*bundle, "--journal-lines", flags_.journal_lines,
+    Add(app_, "doctor", "is the daemon, and all it needs, well set up?",
+        ShowDoctor, kDoctorExamples);
+    CLI::App& bundle =
+        Add(app_, "support-bundle", "one archive for who is to help",
+            WriteBundle, kBundleExamples);
+    bundle.add_option("--out", flags_.out,
+                      "the archive, or - for standard output (default: "
+                      "sluice-support-HOST-TIME.tar.gz)");
+    cli::AddCount(bundle, "--journal-lines", flags_.journal_lines,
                   "how many lines of the journal at most");
   }
 
   void AddBandwidth() {
-    CLI::App* bandwidth =
-        Json(Add(&app_, "bandwidth", "what links carry, and who says so",
-                 ShowBandwidth, kBandwidthExamples));
-    CLI::App* measure =
-        Json(Add(bandwidth, "measure", "copy between each GPU and host memory",
-                 Measure, kMeasureExamples));
+    CLI::App& bandwidth =
+        Add(app_, "bandwidth", "what links carry, and who says so",
+            ShowBandwidth, kBandwidthExamples);
+    CLI::App& measure =
+        Add(bandwidth, "measure", "copy between each GPU and host memory",
+            Measure, kMeasureExamples);
     measure
-        ->add_option("--seconds", flags_.seconds,
-                     "that each number is averaged over, 0.1 to 60")
+        .add_option("--seconds", flags_.seconds,
+                    "that each number is averaged over, 0.1 to 60")
         ->check(CLI::Range(0.1, 60.0))
         ->capture_default_str();
-    measure->add_flag("--beside-jobs", flags_.beside_jobs,
-                      "also while jobs run, which it slows");
-    measure->add_option("--out", flags_.out,
-                        "where the configuration goes, or - for standard "
-                        "output (default: below the table)");
-    measure->add_flag("--keep", flags_.keep,
-                      "the daemon goes by it, also when it is started again");
-    Json(Add(bandwidth, "forget", "go by the configuration alone again", Forget,
-             kForgetExamples));
+    measure.add_flag("--beside-jobs", flags_.beside_jobs,
+                     "also while jobs run, which it slows");
+    measure.add_option("--out", flags_.out,
+                       "where the configuration goes, or - for standard "
+                       "output (default: below the table)");
+    measure.add_flag("--keep", flags_.keep,
+                     "the daemon goes by it, also when it is started again");
+    Add(bandwidth, "forget", "go by the configuration alone again", Forget,
+        kForgetExamples);
   }
 
   void AddPlan() {
-    CLI::App* plan =
-        Add(&app_, "plan", "plans of your jobs, and plans at a desk", nullptr,
-            kPlanExamples);
-    plan->fallthrough()->require_subcommand(1);
-    CLI::App* show =
-        Json(Add(plan, "show", "one plan", ShowPlan, kShowExamples));
-    show->add_option("ID", flags_.plan, "its number in sluicectl status")
+    CLI::App& plan =
+        *app_.add_subcommand("plan", "plans of your jobs, and plans at a desk");
+    plan.footer(kPlanExamples)->fallthrough()->require_subcommand(1);
+    CLI::App& show = Add(plan, "show", "one plan", ShowPlan, kShowExamples);
+    show.add_option("ID", flags_.plan, "its number in sluicectl status")
         ->required();
-    show->add_flag("--explain", flags_.explain,
-                   "why, what binds, what is proved, what more would buy");
-    for (const AddDeskCommand add : kDeskCommands) {
-      DeskCommand desk = add(*plan);
+    show.add_flag("--explain", flags_.explain,
+                  "why, what binds, what is proved, what more would buy");
+    for (AddDeskCommand* const add :
+         {AddPlanMemory, AddPlanSwap, AddPlanTrain, AddPlanValidate}) {
+      DeskCommand desk = add(plan);
       Choose(desk.app, std::move(desk.run));
     }
   }
 
-  void AddBudget() {
-    CLI::App* budget =
-        Json(Add(&app_, "budget", "every limit that is set, and what is used",
-                 ShowBudgets, kBudgetExamples));
-    CLI::App* set = Json(Add(budget, "set", "change a limit, at once",
-                             ChangeBudget, kSetExamples));
-    set->add_option("--user", flags_.user, "a user's name or number");
-    set->add_option("--cgroup", flags_.cgroup,
-                    "with --user: only in this cgroup");
-    set->add_option("--job", flags_.job, "a job's label");
-    set->add_option("--gpu,--gpu-memory", flags_.gpu,
-                    "GPU memory of the node: a size, or unlimited");
-    set->add_option("--host,--host-memory", flags_.host,
-                    "pinned host memory of the node, likewise");
-  }
+  void AddAdministration() {
+    CLI::App& budget =
+        Add(app_, "budget", "every limit that is set, and what is used",
+            ShowBudgets, kBudgetExamples);
+    CLI::App& set = Add(budget, "set", "change a limit, at once", ChangeBudget,
+                        kSetExamples);
+    set.add_option("--user", flags_.user, "a user's name or number");
+    set.add_option("--cgroup", flags_.cgroup,
+                   "with --user: only in this cgroup");
+    set.add_option("--job", flags_.job, "a job's label");
+    set.add_option("--gpu,--gpu-memory", flags_.gpu,
+                   "GPU memory of the node: a size, or unlimited");
+    set.add_option("--host,--host-memory", flags_.host,
+                   "pinned host memory of the node, likewise");
 
-  void AddReserve() {
-    CLI::App* reserve =
-        Json(Add(&app_, "reserve", "keep memory of one pool for a user",
-                 ReserveMemory, kReserveExamples));
-    reserve->add_option("--user", flags_.user, "a user's name or number")
+    CLI::App& reserve =
+        Add(app_, "reserve", "keep memory of one pool for a user",
+            ReserveMemory, kReserveExamples);
+    reserve.add_option("--user", flags_.user, "a user's name or number")
         ->required();
-    reserve->add_option("--cgroup", flags_.cgroup, "only in this cgroup");
-    reserve->add_option("--gpu", flags_.pool_gpu, "of this GPU");
-    reserve->add_option("--numa", flags_.pool_numa,
-                        "of the pinned host memory of this NUMA node");
+    reserve.add_option("--cgroup", flags_.cgroup, "only in this cgroup");
+    reserve.add_option("--gpu", flags_.pool_gpu, "of this GPU");
+    reserve.add_option("--numa", flags_.pool_numa,
+                       "of the pinned host memory of this NUMA node");
     reserve
-        ->add_option("--memory", flags_.memory,
-                     "a size, or none: nothing any more")
+        .add_option("--memory", flags_.memory,
+                    "a size, or none: nothing any more")
         ->required();
-  }
 
-  void AddEvict() {
-    CLI::App* evict = Json(Add(&app_, "evict", "end every session of a job",
-                               EvictJob, kEvictExamples));
-    evict->add_option("JOB", flags_.job, "the job's label")->required();
-    evict->add_option("--user", flags_.user, "only this user's job");
-    evict->add_flag("--kill", flags_.kill,
-                    "also kill its processes: what they have mapped is theirs "
-                    "until they end");
-    evict->add_option("--reason", flags_.reason, "told to the ranks");
+    CLI::App& evict = Add(app_, "evict", "end every session of a job", EvictJob,
+                          kEvictExamples);
+    evict.add_option("JOB", flags_.job, "the job's label")->required();
+    evict.add_option("--user", flags_.user, "only this user's job");
+    evict.add_flag("--kill", flags_.kill,
+                   "also kill its processes: what they have mapped is theirs "
+                   "until they end");
+    evict.add_option("--reason", flags_.reason, "told to the ranks");
+
+    CLI::App& drain = Add(app_, "drain", "grant nothing new, until undrain",
+                          DrainNode, kDrainExamples);
+    drain.add_option("--reason", flags_.reason, "told to whom is refused");
+    Add(app_, "undrain", "grant again", UndrainNode,
+        "Examples:\n  sluicectl undrain");
   }
 
   CLI::App app_{"Asks the node's Sluice daemon who holds what.", "sluicectl"};

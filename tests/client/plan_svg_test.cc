@@ -1,11 +1,10 @@
 // Tests the picture of a memory plan: complete, small, and the same every time.
-#include "client/ctl/desk/plan_svg.h"
-
 #include <fmt/format.h>
 
 #include <random>
 #include <regex>
 
+#include "client/ctl/desk/plan_commands.h"
 #include "gmock/gmock.h"
 #include "tests/planner/generator.h"
 #include "tests/support/golden.h"

@@ -1,7 +1,7 @@
 // Readers of the files that users give to sluicectl.
 #include <cmath>
 
-#include "client/ctl/desk/swap.h"
+#include "client/ctl/desk/plan_commands.h"
 #include "planner/train/hardware.h"
 #include "planner/train/settings.h"
 #include "proto/base/status.h"

@@ -340,7 +340,7 @@ def check(root):
     problems += check_contracts.check_metrics(
         code, texts[check_contracts.METRICS])
     problems += check_contracts.check_columns(
-        "".join(texts[path] for path in check_contracts.STATUS),
+        texts[check_contracts.STATUS],
         check_contracts.section(texts[check_contracts.COLUMNS],
                                 "Status, number by number"))
     problems += check_contracts.check_snapshot(

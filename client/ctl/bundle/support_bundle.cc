@@ -154,10 +154,8 @@ StatusSnapshot AskDaemon(const SocketPaths& sockets,
 
 TextOr Events(const TextOr& snapshot) {
   SLUICE_RETURN_IF_ERROR(snapshot.status());
-  SLUICE_ASSIGN_OR_RETURN(
-      auto lines,
-      RenderEventLines(*snapshot, {}, /*as_json=*/true, absl::Now()));
-  return std::move(lines.text);
+  SeenEvents seen;
+  return RenderEventLines(*snapshot, seen, /*as_json=*/true, absl::Now());
 }
 
 TextOr FileText(const std::string& path) {

@@ -20,7 +20,6 @@
 
 #include "absl/time/time.h"
 #include "client/ctl/desk/plan_commands.h"
-#include "client/ctl/desk/plan_svg.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
 #include "planner/trace/read_trace.h"
@@ -82,9 +81,7 @@ absl::Status CheckFlags(const MemoryFlags& flags) {
         fmt::format("--effort {}: give 1 (the usual work) to {} times that",
                     flags.effort, kMostEffort));
   }
-  const int to_stdout =
-      (flags.json ? 1 : 0) + (flags.plan == "-") + (flags.svg == "-");
-  if (to_stdout > 1) {
+  if (flags.json + (flags.plan == "-") + (flags.svg == "-") > 1) {
     return absl::InvalidArgumentError(
         "standard output can hold one of --json, -o - and --svg -: write the "
         "others to files");
@@ -100,24 +97,19 @@ absl::Status CheckFlags(const MemoryFlags& flags) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<planner::TraceOptions> TraceOptionsOf(const MemoryFlags& flags) {
+absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
+  const std::string name = Printable(flags.trace);
   planner::TraceOptions options = {
-      .file = flags.trace == "-" ? "standard input" : Printable(flags.trace),
-      .device = flags.device};
-  options.alignment = flags.align;
-  if (flags.format.empty()) return options;
-  options.format = planner::TraceFormatOf(flags.format);
-  if (!options.format) {
+      .file = flags.trace == "-" ? "standard input" : name,
+      .format = planner::TraceFormatOf(flags.format),
+      .device = flags.device,
+      .alignment = flags.align};
+  if (!options.format && !flags.format.empty()) {
     return absl::InvalidArgumentError(
         fmt::format("--format '{}': there are minimalloc, log, pytorch "
                     "and profile",
                     flags.format));
   }
-  return options;
-}
-
-absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
-  SLUICE_ASSIGN_OR_RETURN(const auto options, TraceOptionsOf(flags));
   if (flags.trace == "-") {
     std::ios::sync_with_stdio(false);
     return planner::ReadTrace(std::cin, options);
@@ -126,17 +118,16 @@ absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
   const auto status = std::filesystem::status(flags.trace, error);
   if (!std::filesystem::exists(status)) {
     return absl::NotFoundError(fmt::format(
-        "there is no file '{}': name a trace, or - for standard input",
-        Printable(flags.trace)));
+        "there is no file '{}': name a trace, or - for standard input", name));
   }
   if (std::filesystem::is_directory(status)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "'{}' is a folder: name a trace in it", Printable(flags.trace)));
+    return absl::InvalidArgumentError(
+        fmt::format("'{}' is a folder: name a trace in it", name));
   }
   std::ifstream in(flags.trace, std::ios::binary);
   if (!in) {
     return absl::InvalidArgumentError(
-        fmt::format("cannot read '{}': may you?", Printable(flags.trace)));
+        fmt::format("cannot read '{}': may you?", name));
   }
   return planner::ReadTrace(in, options);
 }
@@ -178,24 +169,22 @@ class ProgressLine {
  private:
   void Write() {
     const auto every = std::chrono::milliseconds(terminal_ ? 250 : 2000);
-    auto due = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    auto due = Clock::now() + std::chrono::seconds(2);
     const MutexLock lock(mutex_);
     while (!ended_) {
       if (changed_.WaitUntil(mutex_, due)) continue;
-      due = std::chrono::steady_clock::now() + every;
+      due = Clock::now() + every;
       shown_ = true;
+      const std::string known =
+          known_ ? fmt::format("{}: peak {} since {:.1f} s, at least {}",
+                               known_->arm, Size(known_->peak.count()),
+                               better_at_, Size(known_->lower_bound.count()))
+                 : "no plan yet";
       const std::string text =
-          fmt::format("{}{}, {:.1f} s{}", terminal_ ? "\r\x1b[K" : "", Known(),
+          fmt::format("{}{}, {:.1f} s{}", terminal_ ? "\r\x1b[K" : "", known,
                       SecondsSince(start_), terminal_ ? "" : "\n");
       std::fputs(text.c_str(), stderr);  // fmt::print throws if it is closed
     }
-  }
-
-  std::string Known() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (!known_) return "no plan yet";
-    return fmt::format("{}: peak {} since {:.1f} s, at least {}", known_->arm,
-                       Size(known_->peak.count()), better_at_,
-                       Size(known_->lower_bound.count()));
   }
 
   const Clock::time_point start_ = Clock::now();
@@ -214,17 +203,16 @@ class Interrupt {
  public:
   Interrupt() {
     struct sigaction action = {};
-    action.sa_handler = [](int) { came_ = true; };
+    action.sa_handler = [](int) { came = true; };
     action.sa_flags = static_cast<int>(SA_RESETHAND);  // also interrupts waits
     sigaction(SIGINT, &action, &before_);
   }
   ~Interrupt() { sigaction(SIGINT, &before_, nullptr); }
   Interrupt(const Interrupt&) = delete;
 
-  static const std::atomic<bool>* came() { return &came_; }
+  static inline std::atomic<bool> came = false;
 
  private:
-  static inline std::atomic<bool> came_ = false;
   struct sigaction before_;
 };
 
@@ -241,23 +229,24 @@ std::string MipProgram() {
 absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
                                   const NamedTrace& named,
                                   Clock::time_point start) {
-  planner::MemoryOptions options;
-  options.capacity = flags.capacity;
-  options.effort = flags.effort;
-  options.mip_program = MipProgram();
-  options.use_cbc = !options.mip_program.empty();
+  const std::string worker = MipProgram();
   const Interrupt interrupt;
-  options.stop = Interrupt::came();
   ProgressLine line;
-  options.progress = [&](const auto& progress) { line.Show(progress); };
   // Reading the trace has used a part of the time limit.
-  options.time_limit =
-      absl::Seconds(std::max(flags.time_limit - SecondsSince(start), 0.01));
-  return planner::PlanMemory(named.trace, options);
+  const double left = std::max(flags.time_limit - SecondsSince(start), 0.01);
+  return planner::PlanMemory(
+      named.trace,
+      {.time_limit = absl::Seconds(left),
+       .stop = &Interrupt::came,
+       .capacity = flags.capacity,
+       .effort = flags.effort,
+       .progress = [&](const auto& progress) { line.Show(progress); },
+       .use_cbc = !worker.empty(),
+       .mip_program = worker});
 }
 
 std::string MemoryJson(const MemoryPlan& plan, const NamedTrace& named,
-                       bool capacity) {
+                       const MemoryFlags& flags) {
   nlohmann::ordered_json json = {
       {"buffers", plan.offsets.size()},
       {"align_bytes", named.trace.alignment.count()},
@@ -272,21 +261,14 @@ std::string MemoryJson(const MemoryPlan& plan, const NamedTrace& named,
       {"stopped_by", plan.stopped_by},
       {"seconds", plan.seconds},
       {"valid", plan.valid}};
-  if (capacity) {
+  if (flags.capacity) {
     json["fits"] = plan.fits ? nlohmann::ordered_json(*plan.fits) : nullptr;
   }
-  return json.dump() + "\n";
+  return JsonLine(json);
 }
 
 std::string Exact(Bytes size) {
-  return fmt::format("{} ({} bytes)", Size(size.count()),
-                     Count(static_cast<double>(size.count())));
-}
-
-// The last buffer's padding may lie beyond the end of a region.
-std::string OfRounded(const NamedTrace& named) {
-  const int64_t align = named.trace.alignment.count();
-  return align > 1 ? fmt::format(", of sizes rounded up to {}", align) : "";
+  return fmt::format("{} ({} bytes)", Size(size.count()), Count(size.count()));
 }
 
 std::string Proof(const MemoryPlan& plan) {
@@ -302,36 +284,40 @@ std::string Proof(const MemoryPlan& plan) {
 }
 
 std::string MemoryText(const MemoryPlan& plan, const NamedTrace& named,
-                       const std::optional<Bytes>& capacity, int64_t effort) {
+                       const MemoryFlags& flags) {
+  // The last buffer's padding may lie beyond the end of a region.
+  const int64_t align = named.trace.alignment.count();
+  const std::string rounded =
+      align > 1 ? fmt::format(", of sizes rounded up to {}", align) : "";
   std::string text = fmt::format(
       "{} buffers ({}), planned in {} by {}{}\n"
       "  peak        {}\n"
       "  at least    {}{}\n"
       "  alive       {} at most at once\n"
       "  {}\n",
-      Count(static_cast<double>(plan.offsets.size())), Printable(named.source),
-      Span(plan.seconds), plan.method.empty() ? "nothing" : plan.method,
+      Count(plan.offsets.size()), Printable(named.source), Span(plan.seconds),
+      plan.method.empty() ? "nothing" : plan.method,
       plan.levels > 1 ? " on two levels" : "", Exact(plan.peak),
-      Exact(plan.lower_bound), OfRounded(named), Exact(plan.max_live),
-      Proof(plan));
+      Exact(plan.lower_bound), rounded, Exact(plan.max_live), Proof(plan));
   if (plan.stopped_by == "time") {
     text += "  stopped by --time-limit: more may be possible\n";
   }
   if (plan.stopped_by == "work") {
     text += fmt::format(
         "  stopped after its usual work{}: --effort {} looks for longer\n",
-        effort > 1 ? fmt::format(" x {}", effort) : "", 8 * effort);
+        flags.effort > 1 ? fmt::format(" x {}", flags.effort) : "",
+        8 * flags.effort);
   }
   if (plan.stopped_by == "stopped") {
     text += fmt::format("  stopped by Ctrl-C after {}: more may be possible\n",
                         Span(plan.seconds));
   }
-  if (capacity) {
+  if (flags.capacity) {
     text += fmt::format("  {} in --capacity {}\n",
                         !plan.fits   ? "no plan was found, nor refuted,"
                         : *plan.fits ? "fits"
                                      : "proved not to fit",
-                        Exact(*capacity));
+                        Exact(*flags.capacity));
   }
   return text;
 }
@@ -351,18 +337,15 @@ absl::StatusOr<int> PlanMemory(const MemoryFlags& flags) {
   if (!flags.svg.empty()) {
     SLUICE_RETURN_IF_ERROR(WriteOutput(flags.svg, PlanSvg(named, plan)));
   }
-  const bool capacity = flags.capacity.has_value();
-  const bool taken = flags.plan == "-" || flags.svg == "-";
-  const std::string said =
-      flags.json ? MemoryJson(plan, named, capacity)
-                 : MemoryText(plan, named, flags.capacity, flags.effort);
-  if (taken) {
+  const std::string said = flags.json ? MemoryJson(plan, named, flags)
+                                      : MemoryText(plan, named, flags);
+  if (flags.plan == "-" || flags.svg == "-") {
     std::fputs(said.c_str(), stderr);
   } else {
     SLUICE_RETURN_IF_ERROR(WriteOutput("-", said));
   }
   if (plan.stopped_by == "stopped") return kInterrupted;
-  return capacity && !plan.fits.value_or(false) ? kDoesNotFit : 0;
+  return flags.capacity && !plan.fits.value_or(false) ? kDoesNotFit : 0;
 }
 
 }  // namespace

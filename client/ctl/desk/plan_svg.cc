@@ -1,5 +1,3 @@
-#include "client/ctl/desk/plan_svg.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/ctl/desk/plan_commands.h"
 #include "client/ctl/text/format.h"
 
 namespace sluice::ctl {
@@ -59,49 +58,24 @@ std::string Pixels(double value) {
   return text;
 }
 
-// Formats "99.8 %". Only an exact share is formatted as "0 %" or "100 %".
-std::string SvgPercent(double share) {
-  if (share <= 0) return "0 %";
-  return share < 0.0001 ? "below 0.01 %" : fmt::format("{:.2g} %", 100 * share);
+int64_t Lifetime(const plan::Buffer& b) { return b.upper - b.lower; }
+
+// The longest lifetime of each colour's class. These limits grow by a constant
+// factor from the shortest to the longest lifetime of the trace, so that every
+// picture uses all colours.
+using LifetimeLimits = std::array<int64_t, kColours>;
+LifetimeLimits LimitsOf(const std::vector<plan::Buffer>& buffers) {
+  LifetimeLimits limits = {};
+  if (buffers.empty()) return limits;
+  const auto [least, most] = std::ranges::minmax(buffers, {}, Lifetime);
+  const double shortest = Lifetime(least);
+  const double ratio = Lifetime(most) / shortest;
+  for (int k = 1; k < kColours; ++k) {
+    limits[k - 1] = int64_t(shortest * std::pow(ratio, double(k) / kColours));
+  }
+  limits.back() = Lifetime(most);
+  return limits;
 }
-
-// Classes of lifetimes. Their limits grow by a constant factor from the
-// shortest to the longest one of the trace, so that every picture uses all
-// colours.
-class Lifetimes {
- public:
-  explicit Lifetimes(const std::vector<plan::Buffer>& buffers) {
-    if (buffers.empty()) return;
-    int64_t shortest = buffers[0].upper - buffers[0].lower;
-    longest_ = shortest;
-    for (const plan::Buffer& b : buffers) {
-      shortest = std::min(shortest, b.upper - b.lower);
-      longest_ = std::max(longest_, b.upper - b.lower);
-    }
-    const double ratio =
-        static_cast<double>(longest_) / static_cast<double>(shortest);
-    for (int k = 1; k < kColours; ++k) {
-      limits_[static_cast<size_t>(k) - 1] = static_cast<int64_t>(
-          static_cast<double>(shortest) *
-          std::pow(ratio, static_cast<double>(k) / kColours));
-    }
-  }
-
-  int ColourOf(const plan::Buffer& b) const {
-    int colour = 0;
-    for (const int64_t limit : limits_) colour += b.upper - b.lower > limit;
-    return colour;
-  }
-  // Returns the longest lifetime of a class.
-  int64_t Limit(int colour) const {
-    return colour + 1 < kColours ? limits_[static_cast<size_t>(colour)]
-                                 : longest_;
-  }
-
- private:
-  std::array<int64_t, kColours - 1> limits_ = {};
-  int64_t longest_ = 0;
-};
 
 // Returns the step of an axis with about `wanted` marks up to `most`: 1, 2 or 5
 // times a power of ten, or in base 2 a power of two.
@@ -118,28 +92,24 @@ double Step(double most, int wanted, int base) {
 class Picture {
  public:
   Picture(const NamedTrace& named, const MemoryPlan& plan)
-      : named_(named), plan_(plan), lifetimes_(named.trace.buffers) {
+      : named_(named), plan_(plan), limits_(LimitsOf(named.trace.buffers)) {
     const auto& buffers = named.trace.buffers;
     if (buffers.empty()) return;
-    first_ = buffers[0].lower;
-    last_ = buffers[0].upper;
-    for (const plan::Buffer& b : buffers) {
-      first_ = std::min(first_, b.lower);
-      last_ = std::max(last_, b.upper);
-    }
+    first_ = std::ranges::min(buffers, {}, &plan::Buffer::lower).lower;
+    last_ = std::ranges::max(buffers, {}, &plan::Buffer::upper).upper;
   }
 
   std::string Text() {
+    const std::string headline = EscapeHtml(Headline());
     Put("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" "
         "width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"{2}\">\n"
         "<title>{2}</title>\n",
-        kWidth, kHeight, EscapeHtml(Headline()));
+        kWidth, kHeight, headline);
     text_ += kSvgStyle;
-    Put("<rect width=\"{}\" height=\"{}\" fill=\"var(--page)\"/>\n", kWidth,
-        kHeight);
-    Put("<text class=\"h\" x=\"{}\" y=\"40\">{}</text>\n", kLeft,
-        EscapeHtml(Headline()));
-    Put("<text x=\"{}\" y=\"64\">{}</text>\n", kLeft, EscapeHtml(Subtitle()));
+    Put("<rect width=\"{}\" height=\"{}\" fill=\"var(--page)\"/>\n"
+        "<text class=\"h\" x=\"{}\" y=\"40\">{}</text>\n"
+        "<text x=\"{}\" y=\"64\">{}</text>\n",
+        kWidth, kHeight, kLeft, headline, kLeft, EscapeHtml(Subtitle()));
     Axes();
     Buffers();
     Live();
@@ -155,52 +125,52 @@ class Picture {
                    std::forward<Args>(args)...);
   }
 
+  // Only a gap of 0 is formatted as "0 %".
+  std::string Gap() const {
+    const double gap = plan_.gap();
+    if (gap <= 0) return "0 %";
+    return gap < 0.0001 ? "below 0.01 %" : fmt::format("{:.2g} %", 100 * gap);
+  }
+
   std::string Headline() const {
-    const std::string peak = "Peak " + Size(plan_.peak.count());
-    if (plan_.optimal()) return peak + ", proved optimal";
-    return fmt::format("{}, {} above the proved bound", peak,
-                       SvgPercent(plan_.gap()));
+    return fmt::format(
+        "Peak {}, {}", Size(plan_.peak.count()),
+        plan_.optimal() ? "proved optimal" : Gap() + " above the proved bound");
   }
 
   std::string Subtitle() const {
     return fmt::format(
         "{} buffers{}{} · bound {} · gap {} · most alive at once {} · {}",
-        Count(static_cast<double>(plan_.offsets.size())),
-        named_.source.empty() ? "" : " · ", named_.source,
-        Size(plan_.lower_bound.count()), SvgPercent(plan_.gap()),
+        Count(plan_.offsets.size()), named_.source.empty() ? "" : " · ",
+        named_.source, Size(plan_.lower_bound.count()), Gap(),
         Size(plan_.max_live.count()),
         plan_.method.empty() ? "nothing to place" : plan_.method);
   }
 
+  double Duration() const { return std::max<int64_t>(last_ - first_, 1); }
+  // The peak, for divisions.
+  double Top() const { return std::max<int64_t>(plan_.peak.count(), 1); }
   double X(int64_t time) const {
-    const double span =
-        std::max<double>(static_cast<double>(last_ - first_), 1);
-    return kLeft + kPlotWidth * static_cast<double>(time - first_) / span;
+    return kLeft + kPlotWidth * double(time - first_) / Duration();
   }
   double Y(double bytes) const {
-    return kTop + kPlotHeight * (1 - bytes / Top());
-  }
-  double Top() const {
-    const double peak = static_cast<double>(plan_.peak.count());
-    return std::max(peak, 1.0) * kHeadroom;
+    return kTop + kPlotHeight * (1 - bytes / (Top() * kHeadroom));
   }
 
   void Axes() {
-    const double top = static_cast<double>(plan_.peak.count());
-    const double step = Step(std::max(top, 1.0), 7, 2);
-    for (double bytes = 0; bytes <= top; bytes += step) {
+    const double step = Step(Top(), 7, 2);
+    for (double bytes = 0; bytes <= plan_.peak.count(); bytes += step) {
       const std::string y = Pixels(Y(bytes));
       Put("<path class=\"{}\" d=\"M{} {}H{}\"/><text class=\"e\" x=\"{}\" "
           "y=\"{}\">{}</text>\n",
           bytes == 0 ? "a" : "g", kLeft, y, kWidth - kRight, kLeft - 10,
-          Pixels(Y(bytes) + 4), Size(static_cast<int64_t>(bytes)));
+          Pixels(Y(bytes) + 4), Size(int64_t(bytes)));
     }
-    const double tick =
-        Step(std::max<double>(static_cast<double>(last_ - first_), 1), 9, 10);
+    const double tick = Step(Duration(), 9, 10);
     const int bottom = kTop + kPlotHeight;
-    for (double time = std::ceil(static_cast<double>(first_) / tick) * tick;
-         time <= static_cast<double>(last_); time += tick) {
-      const std::string x = Pixels(X(static_cast<int64_t>(time)));
+    for (double time = std::ceil(first_ / tick) * tick; time <= last_;
+         time += tick) {
+      const std::string x = Pixels(X(int64_t(time)));
       Put("<path class=\"a\" d=\"M{} {}v5\"/><text class=\"m\" x=\"{}\" "
           "y=\"{}\">{}</text>\n",
           x, bottom, x, bottom + 20, Count(time));
@@ -219,11 +189,12 @@ class Picture {
     for (size_t k = 0; k < plan_.offsets.size(); ++k) {
       const plan::Buffer& b = named_.trace.buffers[k];
       if (b.size == Bytes(0)) continue;
-      const double offset = static_cast<double>(plan_.offsets[k].count());
+      const double offset = plan_.offsets[k].count();
       const double x = X(b.lower), width = X(b.upper) - x;
-      const double y = Y(offset + static_cast<double>(b.size.count()));
+      const double y = Y(offset + double(b.size.count()));
       const double height = Y(offset) - y;
-      const int colour = lifetimes_.ColourOf(b);
+      const auto colour = std::ranges::count_if(
+          limits_, [&](int64_t limit) { return Lifetime(b) > limit; });
       if (std::min(width, height) < kLeastSide || width * height < kLeastArea) {
         Fill(x - kLeft, y - kTop, width, height, colour, pixels);
         continue;
@@ -232,25 +203,21 @@ class Picture {
           "height=\"{}\"><title>{}: {}, alive {} to {}, at {}</title>"
           "</rect>\n",
           colour, Pixels(x), Pixels(y), Pixels(width), Pixels(height),
-          EscapeHtml(named_.names[k]), Size(b.size.count()),
-          Count(static_cast<double>(b.lower)),
-          Count(static_cast<double>(b.upper)), Size(plan_.offsets[k].count()));
+          EscapeHtml(named_.names[k]), Size(b.size.count()), Count(b.lower),
+          Count(b.upper), Size(plan_.offsets[k].count()));
     }
     PutPixels(pixels);
   }
 
-  static void Fill(double x, double y, double width, double height, int colour,
-                   std::vector<int8_t>& pixels) {
-    const auto left = std::clamp(static_cast<int>(x), 0, kPlotWidth - 1);
-    const auto top = std::clamp(static_cast<int>(y), 0, kPlotHeight - 1);
-    const int right =
-        std::clamp(static_cast<int>(x + width), left + 1, kPlotWidth);
-    const int bottom =
-        std::clamp(static_cast<int>(y + height), top + 1, kPlotHeight);
+  static void Fill(double x, double y, double width, double height,
+                   int8_t colour, std::vector<int8_t>& pixels) {
+    const int left = std::clamp(int(x), 0, kPlotWidth - 1);
+    const int top = std::clamp(int(y), 0, kPlotHeight - 1);
+    const int right = std::clamp(int(x + width), left + 1, kPlotWidth);
+    const int bottom = std::clamp(int(y + height), top + 1, kPlotHeight);
     for (int column = left; column < right; ++column) {
-      std::fill(pixels.begin() + column * kPlotHeight + top,
-                pixels.begin() + column * kPlotHeight + bottom,
-                static_cast<int8_t>(colour));
+      std::fill_n(pixels.begin() + column * kPlotHeight + top, bottom - top,
+                  colour);
     }
   }
 
@@ -262,11 +229,11 @@ class Picture {
       for (int y = 0, end = 0; y < kPlotHeight; y = end) {
         while (end < kPlotHeight && column[end] == column[y]) ++end;
         if (column[y] < 0) continue;
-        fmt::format_to(std::back_inserter(runs[static_cast<size_t>(column[y])]),
-                       "M{} {}h1v{}h-1z", kLeft + x, kTop + y, end - y);
+        runs[column[y]] +=
+            fmt::format("M{} {}h1v{}h-1z", kLeft + x, kTop + y, end - y);
       }
     }
-    for (size_t colour = 0; colour < kColours; ++colour) {
+    for (int colour = 0; colour < kColours; ++colour) {
       if (runs[colour].empty()) continue;
       Put("<path class=\"c{}\" d=\"{}\"/>\n", colour, runs[colour]);
     }
@@ -282,22 +249,16 @@ class Picture {
     }
     std::vector<double> most(kPlotWidth, 0);
     int64_t alive = 0;
-    for (auto at = change.begin(); at != change.end(); ++at) {
-      alive += at->second;
-      const auto next = std::next(at);
-      const int from = Column(at->first);
-      const int to = next == change.end() ? from : Column(next->first);
+    int from = 0;
+    for (const auto& [time, by] : change) {
+      const int to = Column(time);
       for (int x = from; x <= to; ++x) {
-        most[static_cast<size_t>(x)] =
-            std::max(most[static_cast<size_t>(x)], static_cast<double>(alive));
+        most[x] = std::max<double>(most[x], alive);
       }
+      alive += by;
+      from = to;
     }
-    LiveStrip(most);
-  }
-
-  void LiveStrip(const std::vector<double>& most) {
-    const double top =
-        std::max<double>(static_cast<double>(plan_.max_live.count()), 1);
+    const double top = std::max<int64_t>(plan_.max_live.count(), 1);
     const auto y = [&](double bytes) {
       return Pixels(kLiveBottom - (kLiveBottom - kLiveTop) * bytes / top);
     };
@@ -317,29 +278,23 @@ class Picture {
   }
 
   int Column(int64_t time) const {
-    return std::clamp(static_cast<int>(X(time) - kLeft), 0, kPlotWidth - 1);
+    return std::clamp(int(X(time) - kLeft), 0, kPlotWidth - 1);
   }
 
   // Draws the peak, and the bound if it differs.
   void Lines() {
-    const double peak = static_cast<double>(plan_.peak.count());
-    const double bound = static_cast<double>(plan_.lower_bound.count());
-    Line(peak, "p",
-         plan_.optimal()
-             ? "peak = bound " + Size(plan_.peak.count())
-             : fmt::format("peak {} (+{})", Size(plan_.peak.count()),
-                           SvgPercent(plan_.gap())),
-         -6);
-    if (!plan_.optimal()) {
-      Line(bound, "p q", "bound " + Size(plan_.lower_bound.count()), 16);
-    }
+    if (plan_.optimal()) return Line(plan_.peak, "p", "peak = bound", "", -6);
+    Line(plan_.peak, "p", "peak", fmt::format(" (+{})", Gap()), -6);
+    Line(plan_.lower_bound, "p q", "bound", "", 16);
   }
 
-  void Line(double bytes, const char* kind, const std::string& label, int dy) {
+  void Line(Bytes at, const char* kind, const char* name,
+            const std::string& more, int dy) {
+    const double y = Y(at.count());
     Put("<path class=\"{}\" d=\"M{} {}H{}\"/><text class=\"t e\" x=\"{}\" "
-        "y=\"{}\">{}</text>\n",
-        kind, kLeft, Pixels(Y(bytes)), kWidth - kRight, kWidth - kRight - 4,
-        Pixels(Y(bytes) + dy), label);
+        "y=\"{}\">{} {}{}</text>\n",
+        kind, kLeft, Pixels(y), kWidth - kRight, kWidth - kRight - 4,
+        Pixels(y + dy), name, Size(at.count()), more);
   }
 
   void Legend() {
@@ -351,20 +306,19 @@ class Picture {
     x += 92;
     int64_t before = -1;
     for (int c = 0; c < kColours; ++c) {
-      if (lifetimes_.Limit(c) == before) continue;  // an empty class
-      before = lifetimes_.Limit(c);
-      const std::string label =
-          Count(static_cast<double>(before)) + (c + 1 < kColours ? "" : unit);
+      if (limits_[c] == before) continue;  // an empty class
+      before = limits_[c];
+      const std::string label = Count(before) + (c + 1 < kColours ? "" : unit);
       Put("<rect class=\"c{}\" x=\"{}\" y=\"{}\" width=\"12\" height=\"12\" "
           "rx=\"2\"/><text x=\"{}\" y=\"{}\">{}</text>\n",
           c, x, y - 10, x + 18, y, label);
-      x += 38 + static_cast<int>(label.size()) * 7;
+      x += 38 + int(label.size()) * 7;
     }
   }
 
   const NamedTrace& named_;
   const MemoryPlan& plan_;
-  const Lifetimes lifetimes_;
+  const LifetimeLimits limits_;
   int64_t first_ = 0, last_ = 1;
   std::string text_;
 };

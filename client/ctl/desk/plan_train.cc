@@ -14,12 +14,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "client/ctl/desk/plan_commands.h"
-#include "client/ctl/desk/train_words.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
 #include "planner/train/published.h"
@@ -32,9 +33,24 @@
 namespace sluice::ctl {
 namespace {
 
+using Json =
+    nlohmann::ordered_json;  // keeps the order, in which the page draws
+using planner::train::BestEstimate;
+using planner::train::Engine;
+using planner::train::Estimate;
+using planner::train::Evidence;
+using planner::train::EvidenceOf;
+using planner::train::FindLongest;
 using planner::train::GivenSettings;
+using planner::train::Method;
+using planner::train::MethodName;
 using planner::train::ModelShape;
+using planner::train::PassTimes;
+using planner::train::Reason;
 using planner::train::Request;
+using planner::train::Settings;
+using planner::train::TokensText;
+using planner::train::TraitsOf;
 
 constexpr const char* kTrainExamples = R"(Examples:
   sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 1M
@@ -60,7 +76,7 @@ struct TrainFlags {
   std::optional<int64_t> seq_len;
   std::string method = "sluice";
   std::string engine;  // empty: the better one
-  planner::train::GivenSettings given;
+  GivenSettings given;
   std::string alpha = "auto";
   std::string recompute;  // empty: the fastest that fits
   // Sequences per step: their total, or the batch and its accumulation.
@@ -160,58 +176,16 @@ absl::StatusOr<planner::train::Hardware> HardwareOf(const TrainFlags& flags) {
   return planner::train::ReadHardware(text, Printable(flags.hardware));
 }
 
-void AddSearched(CLI::App& app, TrainFlags& f) {
-  const char* searched = "What is not given is searched";
-  const auto add = [&](const char* name, auto& to, const char* help) {
-    app.add_option(name, to, help)->group(searched);
-  };
-  add("--tp", f.given.tp, "tensor parallel degree");
-  add("--cp", f.given.cp, "context parallel");
-  add("--sp", f.given.sp, "Ulysses degree");
-  add("--dp", f.given.dp, "data parallel");
-  add("--pp", f.given.pp, "pipeline parallel");
-  add("--ep", f.given.ep, "megatron: ranks of a layer's experts");
-  add("--interleave", f.given.interleave,
-      "megatron: pieces of a pipeline stage");
-  add("--recompute", f.recompute, "megatron, ring: none, selective or full");
-  add("--zero", f.given.zero, "ZeRO stage, 0 to 3");
-  app.add_flag_callback(
-         "--no-keep", [&f] { f.given.keep = false; },
-         "trainer: nothing that backward needs stays on the GPU")
-      ->group(searched);
-  add("--alpha", f.alpha, "fraction swapped, 0 to 1, or 'auto'");
-  cli::AddCount(app, "--chunk", f.given.chunk, "tokens of a chunk: 64K")
-      ->group(searched);
-}
-
-void AddShape(CLI::App& app, TrainFlags& f) {
-  const char* shape = "A shape, instead of --model";
-  app.add_option("--arch", f.arch, "gpt (default) or llama")->group(shape);
-  const auto add = [&](const char* name, std::optional<int64_t>& to,
-                       const char* help) {
-    cli::AddCount(app, name, to, help)->group(shape);
-  };
-  add("--layers", f.layers, "transformer layers");
-  add("--hidden", f.hidden, "width of a hidden state");
-  add("--heads", f.heads, "attention heads");
-  add("--kv-heads", f.kv_heads, "heads of k and v (default --heads)");
-  add("--head-dim", f.head_dim, "width of a head (default hidden / heads)");
-  add("--ffn", f.ffn, "inner width of the FFN (default 4 x hidden)");
-  add("--vocab", f.vocab, "token ids (default 50257)");
-  app.add_flag("--swiglu", f.swiglu, "the same as --arch llama")->group(shape);
-}
-
 absl::StatusOr<int64_t> GlobalBatch(const TrainFlags& f) {
+  if (!f.batch && !f.accumulate) return f.global_batch.value_or(16);
   const int64_t product = f.batch.value_or(1) * f.accumulate.value_or(1);
-  if (f.global_batch && (f.batch || f.accumulate) &&
-      *f.global_batch != product) {
+  if (f.global_batch.value_or(product) != product) {
     return absl::InvalidArgumentError(fmt::format(
         "--global-batch {} is not --batch {} times --accumulate {}: give one "
         "of them",
         *f.global_batch, f.batch.value_or(1), f.accumulate.value_or(1)));
   }
-  if (f.batch || f.accumulate) return product;
-  return f.global_batch.value_or(16);
+  return product;
 }
 
 void AddTrainFlags(CLI::App& app, TrainFlags& f) {
@@ -249,14 +223,51 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
   cli::AddCount(app, "--batch", f.batch,
                 "the same as sequences per micro-batch, times --accumulate");
   cli::AddCount(app, "--accumulate", f.accumulate, "micro-batches per step");
-  AddSearched(app, f);
-  AddShape(app, f);
+
+  const char* searched = "What is not given is searched";
+  const auto add = [&](const char* name, auto& to, const char* help) {
+    app.add_option(name, to, help)->group(searched);
+  };
+  add("--tp", f.given.tp, "tensor parallel degree");
+  add("--cp", f.given.cp, "context parallel");
+  add("--sp", f.given.sp, "Ulysses degree");
+  add("--dp", f.given.dp, "data parallel");
+  add("--pp", f.given.pp, "pipeline parallel");
+  add("--ep", f.given.ep, "megatron: ranks of a layer's experts");
+  add("--interleave", f.given.interleave,
+      "megatron: pieces of a pipeline stage");
+  add("--recompute", f.recompute, "megatron, ring: none, selective or full");
+  add("--zero", f.given.zero, "ZeRO stage, 0 to 3");
+  app.add_flag_callback(
+         "--no-keep", [&f] { f.given.keep = false; },
+         "trainer: nothing that backward needs stays on the GPU")
+      ->group(searched);
+  add("--alpha", f.alpha, "fraction swapped, 0 to 1, or 'auto'");
+  cli::AddCount(app, "--chunk", f.given.chunk, "tokens of a chunk: 64K")
+      ->group(searched);
+
+  const char* shape = "A shape, instead of --model";
+  app.add_option("--arch", f.arch, "gpt (default) or llama")->group(shape);
+  const auto add_size = [&](const char* name, std::optional<int64_t>& to,
+                            const char* help) {
+    cli::AddCount(app, name, to, help)->group(shape);
+  };
+  add_size("--layers", f.layers, "transformer layers");
+  add_size("--hidden", f.hidden, "width of a hidden state");
+  add_size("--heads", f.heads, "attention heads");
+  add_size("--kv-heads", f.kv_heads, "heads of k and v (default --heads)");
+  add_size("--head-dim", f.head_dim,
+           "width of a head (default hidden / heads)");
+  add_size("--ffn", f.ffn, "inner width of the FFN (default 4 x hidden)");
+  add_size("--vocab", f.vocab, "token ids (default 50257)");
+  app.add_flag("--swiglu", f.swiglu, "the same as --arch llama")->group(shape);
+
   app.add_flag("--json", f.json, "print one JSON object");
   app.add_option("--html", f.html, "write a page with pictures there");
 }
 
-absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags) {
-  planner::train::Request request;
+absl::StatusOr<Request> TrainRequest(const TrainFlags& flags) {
+  Request request;
   SLUICE_ASSIGN_OR_RETURN(request.model, ModelOf(flags, &request.model_notes));
   SLUICE_ASSIGN_OR_RETURN(request.hardware, HardwareOf(flags));
   SLUICE_ASSIGN_OR_RETURN(request.method,
@@ -279,9 +290,8 @@ absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags) {
   return request;
 }
 
-absl::StatusOr<planner::train::GivenSettings> TrainSettings(
-    const TrainFlags& flags) {
-  planner::train::GivenSettings given = flags.given;
+absl::StatusOr<GivenSettings> TrainSettings(const TrainFlags& flags) {
+  GivenSettings given = flags.given;
   if (!flags.engine.empty()) {
     SLUICE_ASSIGN_OR_RETURN(
         given.engine, planner::train::FindEngine(Printable(flags.engine)));
@@ -302,34 +312,60 @@ absl::StatusOr<planner::train::GivenSettings> TrainSettings(
   return given;
 }
 
-absl::StatusOr<MethodAnswer> AnswerMethod(const Request& request,
-                                          const GivenSettings& given,
-                                          double max_step_s) {
-  MethodAnswer answer;
-  answer.request = request;
-  SLUICE_ASSIGN_OR_RETURN(answer.estimate,
-                          planner::train::BestEstimate(request, given));
-  SLUICE_ASSIGN_OR_RETURN(
-      answer.longest, planner::train::FindLongest(request, given, max_step_s));
+// ---- The answer ----
+
+// The answer of `sluicectl plan train`.
+struct TrainAnswer {
+  Request request;
+  Estimate estimate;
+  std::optional<planner::train::LongestSequence> longest;
+  // Changes that would make it fit, the smallest first. Empty if it fits.
+  std::vector<planner::train::Remedy> remedies;
+  planner::train::IdleGpus idle;
+  std::string batch_source;  // the flags that state the sequences per step
+  // Tokens, and MFU as a fraction with the best settings.
+  std::vector<std::pair<int64_t, double>> curve;
+  // With --compare: the request, estimate and longest of all methods, including
+  // the requested one. With --html: their requests and curves.
+  std::vector<TrainAnswer> methods, curves;
+};
+
+// Lengths up to the longest sequence; no points if none fits.
+absl::StatusOr<TrainAnswer> CurveOf(Request request,
+                                    const GivenSettings& given) {
+  TrainAnswer answer = {.request = request};
+  SLUICE_ASSIGN_OR_RETURN(const auto longest, FindLongest(request, given));
+  if (longest.tokens == 0) return answer;
+  constexpr double kSteps = 4;  // points per doubling
+  const double most = std::log2(double(longest.tokens));
+  for (double power = 14; power < most; power += 1 / kSteps) {
+    request.seq_len = int64_t(std::exp2(power));
+    SLUICE_ASSIGN_OR_RETURN(const auto estimate, BestEstimate(request, given));
+    if (estimate.fits) {
+      answer.curve.emplace_back(request.seq_len, estimate.mfu);
+    }
+  }
+  answer.curve.emplace_back(longest.tokens, longest.at.mfu);
   return answer;
 }
 
-// Returns the answers in the order of kMethods. The given settings are for the
-// requested method; those of others are searched. A method that cannot use
-// these GPUs is left out; if it is the requested one, this is an error.
-absl::StatusOr<std::vector<MethodAnswer>> AnswerEveryMethod(
-    const Request& asked, const GivenSettings& given, double max_step_s) {
-  std::vector<MethodAnswer> methods;
+// Collects answer(request, given) of each method, in the order of kMethods. The
+// given settings are for the requested method; those of others are searched. A
+// method that cannot use these GPUs is left out; if it is the requested one,
+// this is an error.
+absl::StatusOr<std::vector<TrainAnswer>> AskEveryMethod(
+    const Request& asked, const GivenSettings& given, auto answer) {
+  std::vector<TrainAnswer> answers;
   for (const auto method : planner::train::kMethods) {
     Request request = asked;
     request.method = method;
     const bool is_asked = method == asked.method;
-    auto answer =
-        AnswerMethod(request, is_asked ? given : GivenSettings(), max_step_s);
-    if (is_asked && !answer.ok()) return answer.status();
-    if (answer.ok()) methods.push_back(*std::move(answer));
+    absl::StatusOr<TrainAnswer> one =
+        answer(request, is_asked ? given : GivenSettings());
+    if (is_asked) SLUICE_RETURN_IF_ERROR(one.status());
+    if (one.ok()) answers.push_back(*std::move(one));
   }
-  return methods;
+  return answers;
 }
 
 absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
@@ -338,19 +374,25 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const auto given, TrainSettings(flags));
   if (flags.asks_longest()) {
     SLUICE_ASSIGN_OR_RETURN(
-        answer.longest,
-        planner::train::FindLongest(answer.request, given, flags.max_step_s));
+        answer.longest, FindLongest(answer.request, given, flags.max_step_s));
     if (answer.request.seq_len == 0) {
       answer.request.seq_len =
           std::max(answer.longest->tokens, planner::train::kLengthStep);
     }
   }
-  SLUICE_ASSIGN_OR_RETURN(answer.estimate,
-                          planner::train::BestEstimate(answer.request, given));
+  SLUICE_ASSIGN_OR_RETURN(answer.estimate, BestEstimate(answer.request, given));
   if (flags.compare) {
-    SLUICE_ASSIGN_OR_RETURN(
-        answer.methods,
-        AnswerEveryMethod(answer.request, given, flags.max_step_s));
+    const auto ask =
+        [&](const Request& request,
+            const GivenSettings& settings) -> absl::StatusOr<TrainAnswer> {
+      TrainAnswer one = {.request = request};
+      SLUICE_ASSIGN_OR_RETURN(one.estimate, BestEstimate(request, settings));
+      SLUICE_ASSIGN_OR_RETURN(one.longest,
+                              FindLongest(request, settings, flags.max_step_s));
+      return one;
+    };
+    SLUICE_ASSIGN_OR_RETURN(answer.methods,
+                            AskEveryMethod(answer.request, given, ask));
   }
   SLUICE_ASSIGN_OR_RETURN(answer.remedies,
                           planner::train::FindRemedies(answer.request, given));
@@ -365,47 +407,504 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
                         : flags.global_batch ? "--global-batch"
                                              : "the default of --global-batch";
   answer.idle = planner::train::WhyIdle(answer.request, given, answer.estimate);
+  if (!flags.html.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(answer.curves,
+                            AskEveryMethod(answer.request, given, CurveOf));
+  }
   return answer;
 }
 
-// Lengths up to the longest sequence; no points if none fits.
-absl::StatusOr<MfuCurve> CurveOf(Request request, const GivenSettings& given) {
-  MfuCurve curve;
-  curve.method = planner::train::MethodName(request.method);
-  curve.validated = !planner::train::EvidenceOf(request).speed.empty();
-  SLUICE_ASSIGN_OR_RETURN(const auto longest,
-                          planner::train::FindLongest(request, given));
-  constexpr double kSteps = 4;  // points per doubling
-  const double most = std::log2(double(longest.tokens));
-  for (double power = 14; longest.tokens > 0 && power < most;
-       power += 1 / kSteps) {
-    request.seq_len = int64_t(std::exp2(power));
-    SLUICE_ASSIGN_OR_RETURN(const auto estimate,
-                            planner::train::BestEstimate(request, given));
-    if (estimate.fits) {
-      curve.points.emplace_back(request.seq_len, estimate.mfu);
-    }
-  }
-  if (longest.tokens > 0) {
-    curve.points.emplace_back(longest.tokens, longest.at.mfu);
-  }
-  return curve;
+// ---- The answer in words, as JSON and as a page ----
+
+Json OrNull(bool there, const auto& value) {
+  return there ? Json(value) : nullptr;
 }
 
-absl::StatusOr<std::vector<MfuCurve>> Curves(Request request,
-                                             const GivenSettings& given) {
-  std::vector<MfuCurve> curves;
-  const planner::train::Method chosen = request.method;
-  for (const auto method : planner::train::kMethods) {
-    request.method = method;
-    auto curve = CurveOf(request, method == chosen ? given : GivenSettings());
-    if (method == chosen && !curve.ok()) return curve.status();
-    if (!curve.ok()) continue;  // the method cannot use these GPUs
-    curve->chosen = method == chosen;
-    curves.push_back(*std::move(curve));
-  }
-  return curves;
+std::string Sized(double bytes) { return Size(int64_t(bytes)); }
+
+// Whether alpha applies; sluice has one only with the trainer's engine.
+bool Swapped(Method method, const Settings& settings) {
+  return TraitsOf(method).alpha && settings.engine == Engine::kTrainer;
 }
+
+// Parts of the step's seconds or of the GPU's bytes, also those that are 0.
+using NamedParts = std::vector<std::pair<const char*, double>>;
+
+NamedParts StepParts(const planner::train::Breakdown& b) {
+  return {{"attention", b.attention},
+          {"matmul", b.matmul},
+          {"elementwise", b.elementwise},
+          {"recompute", b.recompute},
+          {"exposed_copy", b.exposed_copy},
+          {"exposed_network", b.exposed_network},
+          {"gradient_sync", b.gradient_sync},
+          {"reorganisation", b.reorganisation},
+          {"pipeline_bubble", b.pipeline_bubble},
+          {"optimizer", b.optimizer}};
+}
+
+NamedParts MemoryParts(const planner::train::GpuMemory& m) {
+  return {{"states", m.states},
+          {"skeletal", m.skeletal},
+          {"transient", m.transient},
+          {"logits", m.logits},
+          {"buffers", m.buffers}};
+}
+
+// False if the GPUs cannot be divided as requested.
+bool HasMemory(const Estimate& estimate) {
+  return estimate.reason != Reason::kHeads;
+}
+
+std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
+  Table table({"", ">", ""});
+  for (const auto& [name, value] : parts) {
+    if (value <= 0) continue;
+    table.Add({fmt::format("  {}", name),
+               bytes ? Sized(value) : fmt::format("{:.2f} s", value),
+               Bar(value, whole)});
+  }
+  const std::string text = table.Text();
+  return text.substr(text.find('\n') + 1);  // without the empty titles
+}
+
+// Formats "not validated: no published table has sluice on h100-80g".
+std::string EvidenceText(const Request& request, const std::string& table) {
+  if (!table.empty()) return "validated on " + table;
+  return fmt::format("not validated: no published table has {} on {}",
+                     MethodName(request.method),
+                     Printable(request.hardware.name));
+}
+
+std::string SpeedEvidence(const Request& request) {
+  return EvidenceText(request, EvidenceOf(request).speed);
+}
+
+std::string MemoryEvidence(const Request& request) {
+  return EvidenceText(request, EvidenceOf(request).memory);
+}
+
+std::string Row(const char* name, const std::string& value) {
+  return fmt::format("  {:<12}{}\n", name, value);
+}
+
+std::string RemedyWords(const TrainAnswer& answer) {
+  if (answer.estimate.fits) return "";
+  if (answer.remedies.empty()) {
+    return Row("would fit",
+               "with no single change: other settings, methods, lengths, and "
+               "more GPUs, up to 64 times as many, were tried");
+  }
+  std::string text;
+  for (const auto& remedy : answer.remedies) {
+    text += Row(text.empty() ? "would fit" : "or", remedy.Text());
+  }
+  return text;
+}
+
+std::string IdleText(const TrainAnswer& answer) {
+  const auto& idle = answer.idle;
+  const Request& request = answer.request;
+  const std::string text =
+      fmt::format("{} of {} GPUs stay idle: ", idle.gpus, request.gpus);
+  if (!idle.by_heads) return text + "with all of them it is no better";
+  return text +
+         fmt::format(
+             "of the numbers of ranks that can share {} attention heads none "
+             "uses all for {} sequences per step ({}){}",
+             request.model.heads, request.global_batch, answer.batch_source,
+             idle.batch ? fmt::format("; --global-batch {} does", *idle.batch)
+                        : "");
+}
+
+Json SettingsJson(const Request& request, const Settings& s) {
+  const Method method = request.method;
+  Json json = {{"method", MethodName(method)},
+               {"seq_len", request.seq_len},
+               {"gpus", request.gpus},
+               {"global_batch", request.global_batch},
+               {"tp", s.tp},
+               {"cp", s.cp},
+               {"sp", s.sp},
+               {"dp", s.dp},
+               {"pp", s.pp},
+               {"zero", s.zero}};
+  json["alpha"] = OrNull(Swapped(method, s), s.alpha);
+  json["chunk"] = OrNull(TraitsOf(method).chunk, s.chunk);
+  if (method == Method::kSluice) {
+    json["engine"] = planner::train::EngineName(s.engine);
+  }
+  if (const int64_t parts = RowParts(request, s); parts > 1) {
+    json["row_parts"] = parts;
+  }
+  if (TraitsOf(method).recompute) {
+    json["recompute"] = planner::train::RecomputeName(s.recompute);
+  }
+  if (s.interleave > 1) json["interleave"] = s.interleave;
+  if (s.ep > 1) json["ep"] = s.ep;
+  if (s.gpus() < request.gpus) json["idle_gpus"] = request.gpus - s.gpus();
+  if (s.resident) json["resident"] = true;
+  if (s.kept > 0) json["kept"] = s.kept;
+  if (s.rerun_chunks > 0) {
+    json["rerun"] = s.rerun_part(request.seq_len);
+    json["rerun_layers"] = s.rerun_layers;
+  }
+  if (s.states == stream::StatePlace::kHost) {
+    json["optimizer_states"] = stream::Name(s.states);
+  }
+  return json;
+}
+
+// Formats "TP 4, CP 2, ZeRO 1, alpha 0.5", without degrees of 1, and how many
+// GPUs are idle.
+std::string SettingsText(const Request& request, const Settings& s) {
+  std::string text;
+  const auto add = [&](const std::string& word) {
+    text += (text.empty() ? "" : ", ") + word;
+  };
+  if (request.method == Method::kSluice) {
+    add(fmt::format("engine {}", planner::train::EngineName(s.engine)));
+  }
+  const std::pair<const char*, int64_t> degrees[] = {
+      {"TP", s.tp}, {"CP", s.cp}, {"SP", s.sp},
+      {"DP", s.dp}, {"PP", s.pp}, {"EP", s.ep}};
+  for (const auto& [name, degree] : degrees) {
+    if (degree > 1) add(fmt::format("{} {}", name, degree));
+  }
+  if (const int64_t parts = RowParts(request, s); parts > 1) {
+    add(fmt::format("rows of queries in {} parts", parts));
+  }
+  add(fmt::format("ZeRO {}", s.zero));
+  if (s.interleave > 1) add(fmt::format("interleaved {}", s.interleave));
+  if (TraitsOf(request.method).recompute) {
+    add(fmt::format("recompute {}",
+                    planner::train::RecomputeName(s.recompute)));
+  }
+  if (s.states == stream::StatePlace::kHost) {
+    add("optimizer states in host memory");
+  }
+  if (s.resident) {
+    add("everything kept on the GPU");
+  } else if (Swapped(request.method, s)) {
+    add(fmt::format("alpha {:.4g}", s.alpha));
+  }
+  if (TraitsOf(request.method).chunk) add("chunk " + TokensText(s.chunk));
+  if (s.kept > 0) add(fmt::format("last {:.0f} % kept", 100 * s.kept));
+  if (s.rerun_chunks > 0) {
+    add(fmt::format("first {:.0f} % run again by {} layers",
+                    100 * s.rerun_part(request.seq_len), s.rerun_layers));
+  }
+  if (s.gpus() < request.gpus) {
+    add(fmt::format("{} of {} GPUs idle", request.gpus - s.gpus(),
+                    request.gpus));
+  }
+  return text;
+}
+
+std::string LongestWords(const TrainAnswer& answer) {
+  const auto& longest = *answer.longest;
+  if (longest.tokens == 0) {
+    return Row("longest", fmt::format("not even {} tokens: stopped by {}",
+                                      TokensText(planner::train::kLengthStep),
+                                      ReasonName(longest.stopped_by)));
+  }
+  return Row(
+      "longest",
+      fmt::format("{} tokens, {} a step; stopped by {} ({})",
+                  TokensText(longest.tokens), Span(longest.at.step_s),
+                  longest.stopped_by == Reason::kOk
+                      ? "nothing up to " + TokensText(planner::train::kLongest)
+                      : std::string(ReasonName(longest.stopped_by)),
+                  MemoryEvidence(answer.request)));
+}
+
+std::string Validated(const Evidence& evidence) {
+  if (!evidence.speed.empty()) return "validated on " + evidence.speed;
+  if (!evidence.memory.empty()) return "memory validated on " + evidence.memory;
+  return "not validated";
+}
+
+std::string MethodsTable(const std::vector<TrainAnswer>& methods) {
+  Table table({"  METHOD", ">MFU", ">TOKENS/S PER GPU", ">MEMORY PER GPU",
+               ">LONGEST", ">ITS STEP", "SETTINGS", "FIGURES"});
+  for (const TrainAnswer& each : methods) {
+    const Estimate& e = each.estimate;
+    const bool memory = HasMemory(e);
+    table.Add(
+        {fmt::format("  {}", MethodName(each.request.method)),
+         e.fits ? fmt::format("{:.2f} %", 100 * e.mfu) : "does not fit",
+         e.fits ? Count(e.tokens_per_gpu_per_s) : "-",
+         memory ? Sized(e.gpu_peak_bytes) : "-",
+         each.longest->tokens > 0 ? TokensText(each.longest->tokens) : "none",
+         each.longest->tokens > 0 ? Span(each.longest->at.step_s) : "-",
+         memory ? SettingsText(each.request, e.settings) : "-",
+         Validated(EvidenceOf(each.request))});
+  }
+  return table.Text();
+}
+
+// These write the same keys for the asked method and for each of --compare.
+void AddSpeed(Json& json, const Estimate& estimate) {
+  json["fits"] = estimate.fits;
+  json["reason"] = ReasonName(estimate.reason);
+  json["mfu"] = OrNull(estimate.fits, estimate.mfu);
+  json["tokens_per_gpu_per_s"] =
+      OrNull(estimate.fits, estimate.tokens_per_gpu_per_s);
+}
+void AddPeak(Json& json, const Estimate& estimate) {
+  json["gpu_peak_bytes"] =
+      OrNull(HasMemory(estimate), int64_t(estimate.gpu_peak_bytes));
+}
+void AddLongest(Json& json, const planner::train::LongestSequence& longest) {
+  json["max_seq_len"] = longest.tokens;
+  json["max_seq_len_step_s"] = OrNull(longest.tokens > 0, longest.at.step_s);
+  json["stopped_by"] = ReasonName(longest.stopped_by);
+}
+void AddEvidence(Json& json, const Request& request) {
+  const Evidence evidence = EvidenceOf(request);
+  json["speed_validated_on"] = OrNull(!evidence.speed.empty(), evidence.speed);
+  json["memory_validated_on"] =
+      OrNull(!evidence.memory.empty(), evidence.memory);
+}
+
+Json MethodsJson(const std::vector<TrainAnswer>& methods) {
+  auto all = Json::array();
+  for (const TrainAnswer& each : methods) {
+    const Estimate& e = each.estimate;
+    Json one = {{"method", MethodName(each.request.method)}};
+    AddSpeed(one, e);
+    AddPeak(one, e);
+    AddLongest(one, *each.longest);
+    one["settings"] =
+        OrNull(HasMemory(e), SettingsJson(each.request, e.settings));
+    AddEvidence(one, each.request);
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+// Formats "does not fit: needs 91 GiB of a GPU, 72 GiB are usable".
+std::string ReasonText(const TrainAnswer& answer) {
+  const Estimate& estimate = answer.estimate;
+  const Request& request = answer.request;
+  switch (estimate.reason) {
+    case Reason::kOk:
+    case Reason::kStep:
+      return "fits";
+    case Reason::kGpuMemory:
+      return fmt::format("does not fit: needs {} of a GPU, {} are usable",
+                         Sized(estimate.gpu_peak_bytes),
+                         Sized(estimate.gpu_usable_bytes));
+    case Reason::kHostMemory:
+      return fmt::format(
+          "does not fit: needs {} of a node's host memory, {} are usable",
+          Sized(estimate.host_bytes_per_node),
+          Sized(estimate.host_usable_bytes));
+    case Reason::kHeads:
+      break;
+  }
+  return fmt::format(
+      "does not fit: the {} attention heads do not divide by the ranks",
+      request.model.heads);
+}
+
+// Returns one sentence for each fact besides the figures.
+std::vector<std::string> NotesOf(const TrainAnswer& answer) {
+  const Request& request = answer.request;
+  std::vector<std::string> notes = request.model_notes;
+  const int64_t positions = request.model.max_positions;
+  const int64_t tokens = std::max(
+      request.seq_len, answer.longest ? answer.longest->tokens : int64_t{0});
+  if (positions > 0 && tokens > positions) {
+    notes.push_back(fmt::format(
+        "the model has {} learned positions, so its table must be made longer "
+        "for {} tokens; the longer table is not counted",
+        Count(positions), TokensText(tokens)));
+  }
+  const Settings& settings = answer.estimate.settings;
+  const bool memory = HasMemory(answer.estimate);
+  if (memory && request.method == Method::kSluice &&
+      settings.engine == Engine::kPython && settings.sp > 1) {
+    notes.push_back(
+        "engine python: ranks that share a sequence (stream(group=...)) have "
+        "run on CPUs alone; on a GPU stream() refuses them so far");
+  }
+  if (memory && answer.idle.gpus > 0) notes.push_back(IdleText(answer));
+  if (answer.estimate.fits && answer.estimate.reorganisation_unknown) {
+    notes.push_back(fmt::format(
+        "a caching allocator would reorganise its memory here, as it was seen "
+        "to on {}; what that costs on {} was never measured and is not "
+        "charged",
+        planner::train::kMemoHardware, Printable(request.hardware.name)));
+  }
+  const int64_t head_dim = request.model.head_dim();
+  if (request.hardware.OtherHeads(head_dim)) {
+    notes.push_back(fmt::format(
+        "attention's speed on {} was measured over heads of {}, and this "
+        "model's are of {}",
+        Printable(request.hardware.name), request.hardware.attention_head_dim,
+        head_dim));
+  }
+  if (!request.hardware.note.empty()) {
+    notes.push_back(Printable(request.hardware.note));
+  }
+  return notes;
+}
+
+Json PartsJson(const NamedParts& parts) {
+  Json json;
+  for (const auto& [name, value] : parts) json[name] = value;
+  return json;
+}
+
+Json TrainObject(const TrainAnswer& answer) {
+  const Estimate& estimate = answer.estimate;
+  Json json;
+  AddSpeed(json, estimate);
+  json["step_s"] = OrNull(estimate.fits, estimate.step_s);
+  AddEvidence(json, answer.request);
+  AddPeak(json, estimate);
+  json["host_bytes_per_node"] =
+      OrNull(HasMemory(estimate), int64_t(estimate.host_bytes_per_node));
+  json["settings"] = SettingsJson(answer.request, estimate.settings);
+  json["breakdown"] =
+      OrNull(estimate.fits, PartsJson(StepParts(estimate.breakdown)));
+  if (answer.longest) AddLongest(json, *answer.longest);
+  if (!estimate.fits) json["would_fit"] = Json::array();
+  for (const auto& remedy : answer.remedies) {
+    json["would_fit"].push_back({{"flag", remedy.flag},
+                                 {"value", remedy.value},
+                                 {"without", remedy.without}});
+  }
+  if (answer.idle.gpus > 0) {
+    json["idle_because"] = answer.idle.by_heads ? "heads" : "no_better";
+    json["batch_using_all"] =
+        OrNull(answer.idle.batch.has_value(), answer.idle.batch.value_or(0));
+  }
+  if (!answer.methods.empty()) json["methods"] = MethodsJson(answer.methods);
+  json["notes"] = NotesOf(answer);
+  return json;
+}
+
+Json PassJson(const PassTimes& pass) {
+  return {{"matmul", pass.matmul},
+          {"attention", pass.attention},
+          {"elementwise", pass.elementwise},
+          {"network", pass.network},
+          {"exposed_copy", pass.exposed_copy},
+          {"copy_out", pass.copy_out},
+          {"copy_in", pass.copy_in}};
+}
+
+Json WordsJson(const TrainAnswer& answer, const std::string& not_validated) {
+  const Request& request = answer.request;
+  const std::string settings =
+      HasMemory(answer.estimate)
+          ? ": " + SettingsText(request, answer.estimate.settings)
+          : "";
+  Json would_fit = Json::array();
+  for (const auto& remedy : answer.remedies) would_fit.push_back(remedy.Text());
+  return {{"what", fmt::format("{} · {} tokens · {} × {}", request.model.name,
+                               TokensText(request.seq_len), request.gpus,
+                               request.hardware.name)},
+          {"settings",
+           fmt::format("method {}{}", MethodName(request.method), settings)},
+          {"reason", ReasonText(answer)},
+          {"would_fit", std::move(would_fit)},
+          {"not_validated", not_validated}};
+}
+
+// The page of --html: one file without network access.
+std::string TrainPage(const TrainAnswer& answer) {
+  const Estimate& estimate = answer.estimate;
+  Json drawn = Json::array();
+  std::vector<std::string_view> unproved;
+  for (const TrainAnswer& each : answer.curves) {
+    const Method method = each.request.method;
+    if (EvidenceOf(each.request).speed.empty() && !each.curve.empty()) {
+      unproved.push_back(MethodName(method));
+    }
+    drawn.push_back({{"method", MethodName(method)},
+                     {"chosen", method == answer.request.method},
+                     {"points", each.curve}});
+  }
+  const std::string not_validated =
+      unproved.empty()
+          ? ""
+          : fmt::format(" Not validated on {} by any published table: {}.",
+                        answer.request.hardware.name,
+                        fmt::join(unproved, ", "));
+  const Json data = {
+      {"answer", TrainObject(answer)},
+      {"about",
+       {{"gpu_bytes", answer.request.hardware.memory_bytes},
+        {"gpu_usable_bytes", estimate.gpu_usable_bytes},
+        {"host_usable_bytes", estimate.host_usable_bytes},
+        {"speed_evidence", SpeedEvidence(answer.request)},
+        {"memory_evidence", MemoryEvidence(answer.request)}}},
+      {"words", WordsJson(answer, not_validated)},
+      {"memory",
+       OrNull(HasMemory(estimate), PartsJson(MemoryParts(estimate.memory)))},
+      {"layer",
+       {{"forward", PassJson(estimate.layer.forward)},
+        {"recompute", PassJson(estimate.layer.recompute)},
+        {"backward", PassJson(estimate.layer.backward)}}},
+      {"curves", std::move(drawn)}};
+  // A name with "</script>" must not end the element that holds the JSON.
+  const std::string text = absl::StrReplaceAll(
+      data.dump(-1, ' ', false, Json::error_handler_t::replace),
+      {{"<", "\\u003c"}});
+  return absl::StrReplaceAll(kTrainPage, {{"@DATA@", text}});
+}
+
+std::string TrainWords(const TrainAnswer& answer) {
+  const Request& request = answer.request;
+  const Estimate& estimate = answer.estimate;
+  std::string text = fmt::format(
+      "{} on {} x {}, {} tokens, {}: {}\n", request.model.name, request.gpus,
+      request.hardware.name, TokensText(request.seq_len),
+      MethodName(request.method), ReasonText(answer));
+  text += RemedyWords(answer);
+  if (HasMemory(estimate)) {
+    text += Row("settings", SettingsText(request, estimate.settings));
+  }
+  if (estimate.fits) {
+    text += Row("MFU", fmt::format("{:.2f} % ({})", 100 * estimate.mfu,
+                                   SpeedEvidence(request))) +
+            Row("speed", fmt::format("{} tokens per GPU and second",
+                                     Count(estimate.tokens_per_gpu_per_s))) +
+            Row("step", fmt::format("{} ({} sequences)", Span(estimate.step_s),
+                                    request.global_batch));
+  }
+  if (HasMemory(estimate)) {
+    text += Row("GPU",
+                fmt::format("{} of {} usable", Sized(estimate.gpu_peak_bytes),
+                            Sized(estimate.gpu_usable_bytes)));
+    if (estimate.host_bytes_per_node > 0) {
+      text += Row("host", fmt::format("{} per node of {} usable",
+                                      Sized(estimate.host_bytes_per_node),
+                                      Sized(estimate.host_usable_bytes)));
+    }
+  }
+  if (answer.longest) text += LongestWords(answer);
+  if (estimate.fits) {
+    text += "the step\n" +
+            PartsTable(StepParts(estimate.breakdown), estimate.step_s, false);
+  }
+  if (HasMemory(estimate)) {
+    text +=
+        "a GPU's memory at its peak\n" +
+        PartsTable(MemoryParts(estimate.memory), estimate.gpu_peak_bytes, true);
+  }
+  if (!answer.methods.empty()) {
+    text +=
+        "every method, at its best settings\n" + MethodsTable(answer.methods);
+  }
+  for (const auto& note : NotesOf(answer)) text += "note: " + note + "\n";
+  return text;
+}
+
+// ---- The command ----
 
 absl::StatusOr<int> RunTrain(const TrainFlags& flags) {
   // Checked before the search, which may take a second.
@@ -416,9 +915,7 @@ absl::StatusOr<int> RunTrain(const TrainFlags& flags) {
   }
   SLUICE_ASSIGN_OR_RETURN(const TrainAnswer answer, AnswerTrain(flags));
   if (!flags.html.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(const auto given, TrainSettings(flags));
-    SLUICE_ASSIGN_OR_RETURN(const auto curves, Curves(answer.request, given));
-    SLUICE_RETURN_IF_ERROR(WriteOutput(flags.html, TrainPage(answer, curves)));
+    SLUICE_RETURN_IF_ERROR(WriteOutput(flags.html, TrainPage(answer)));
   }
   fmt::print(
       flags.html == "-" ? stderr : stdout, "{}",

@@ -1,11 +1,13 @@
 // sluicectl plan validate: compares the cost model with the papers' tables.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_join.h"
 #include "client/ctl/desk/plan_commands.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
@@ -19,10 +21,6 @@ using planner::train::ValidatedCell;
 using planner::train::ValidatedLength;
 using planner::train::ValidatedRow;
 using planner::train::Validation;
-
-std::string FractionPercent(double fraction) {
-  return fmt::format("{:.2f}", 100 * fraction);
-}
 
 std::string Strategy(const ValidatedCell& cell) {
   const auto& s = cell.used;
@@ -46,7 +44,7 @@ std::string CellTable(const Validation& validation) {
                TokensText(cell.seq_len),
                cell.mfu_percent ? fmt::format("{:.2f}", *cell.mfu_percent)
                                 : "no memory",
-               cell.fits ? FractionPercent(cell.mfu) : "no memory",
+               cell.fits ? fmt::format("{:.2f}", 100 * cell.mfu) : "no memory",
                difference ? fmt::format("{:+.2f}", *difference) : "",
                Strategy(cell), cell.right() ? "" : "fits: wrong"});
   }
@@ -85,10 +83,6 @@ std::string SummaryTable(const Validation& v) {
              100 * v.lengths_exact, 100 * planner::train::kExactMust);
 }
 
-std::string ErrorPercent(double error) {
-  return fmt::format("{:+.1f} %", 100 * error);
-}
-
 std::string RowTable(const Validation& validation) {
   Table table({"publication", "model", "hardware", ">GPUs", ">tokens", "method",
                "quantity", ">published", ">ours", ">error", ""});
@@ -100,7 +94,7 @@ std::string RowTable(const Validation& validation) {
                row.quantity, fmt::format("{:.10g}", row.value),
                row.seq_len > 0 ? fmt::format("{:.4g}", row.ours)
                                : fmt::format("{:.10g}", row.ours),
-               ErrorPercent(row.error()),
+               fmt::format("{:+.1f} %", 100 * row.error()),
                !row.judged ? "fit: not judged"
                : row.fits  ? ""
                            : "no memory by ours"});
@@ -115,29 +109,16 @@ std::string JudgedTable(const Validation& validation) {
     return std::isfinite(limit) ? fmt::format("<= {:.0f} %", 100 * limit) : "";
   };
   for (const planner::train::JudgedGroup& group : validation.judged) {
-    table.Add({group.name, fmt::format("{}", group.rows),
-               fmt::format("{:.1f} %", 100 * group.median),
-               must(group.median_must),
-               fmt::format("{:.1f} %", 100 * group.worst),
+    table.Add({group.name, fmt::format("{}", group.rows), Percent(group.median),
+               must(group.median_must), Percent(group.worst),
                must(group.worst_must), group.ok() ? "" : "missed"});
   }
   return table.Text();
 }
 
-nlohmann::ordered_json CellJson(const ValidatedCell& cell) {
-  nlohmann::ordered_json json = {
-      {"table", cell.table},     {"method", cell.label},
-      {"model", cell.model},     {"gpus", cell.gpus},
-      {"seq_len", cell.seq_len}, {"published_fits", cell.published_fits()},
-      {"fits", cell.fits},       {"mfu", cell.mfu}};
-  json["published_mfu"] = cell.mfu_percent
-                              ? nlohmann::ordered_json(*cell.mfu_percent / 100)
-                              : nullptr;
-  return json;
-}
-
 std::string ValidationJson(const Validation& v) {
-  nlohmann::ordered_json json;
+  using Json = nlohmann::ordered_json;
+  Json json;
   json["ok"] = v.ok();
   for (const auto& method : v.methods) {
     json["methods"].push_back(
@@ -151,7 +132,17 @@ std::string ValidationJson(const Validation& v) {
   json["lengths_within_one_doubling"] = v.lengths_within;
   json["lengths_exact"] = v.lengths_exact;
   for (const ValidatedCell& cell : v.cells) {
-    json["cells"].push_back(CellJson(cell));
+    json["cells"].push_back(
+        {{"table", cell.table},
+         {"method", cell.label},
+         {"model", cell.model},
+         {"gpus", cell.gpus},
+         {"seq_len", cell.seq_len},
+         {"published_fits", cell.published_fits()},
+         {"fits", cell.fits},
+         {"mfu", cell.mfu},
+         {"published_mfu",
+          cell.mfu_percent ? Json(*cell.mfu_percent / 100) : nullptr}});
   }
   for (const ValidatedLength& row : v.lengths) {
     json["lengths"].push_back({{"model", row.model},
@@ -184,23 +175,21 @@ std::string ValidationJson(const Validation& v) {
                               {"worst", group.worst},
                               {"ok", group.ok()}});
   }
-  return json.dump() + "\n";
+  return JsonLine(json);
 }
 
 int RunValidate(bool json) {
   const auto validation = planner::train::ValidateOnPapers();
   if (!validation.ok()) return ReportError(validation.status());
-  if (json) {
-    std::fputs(ValidationJson(*validation).c_str(), stdout);
-  } else {
-    const std::string text = fmt::format(
-        "MFU in percent, given the published strategies\n{}\n{}\n{}\n{}\n{}",
-        CellTable(*validation), LengthTable(*validation),
-        SummaryTable(*validation), RowTable(*validation),
-        JudgedTable(*validation));
-    std::fputs(text.c_str(), stdout);  // fmt::print throws on a full disk
-  }
-  return validation->ok() ? 0 : 1;
+  const Validation& v = *validation;
+  const std::string text =
+      json ? ValidationJson(v)
+           : "MFU in percent, given the published strategies\n" +
+                 absl::StrJoin({CellTable(v), LengthTable(v), SummaryTable(v),
+                                RowTable(v), JudgedTable(v)},
+                               "\n");
+  std::fputs(text.c_str(), stdout);  // fmt::print throws on a full disk
+  return v.ok() ? 0 : 1;
 }
 
 }  // namespace

@@ -16,6 +16,152 @@ using nlohmann::json;
 
 constexpr size_t kEventsShown = 8;
 
+// Formats a line for each process without a session that has memory of the
+// pools; empty from a daemon that does not report them.
+std::string HolderLines(const json& node) {
+  std::string text;
+  for (const json& holder : node.value("holders", json::array())) {
+    const int64_t pid = Number(holder, "pid");
+    text += fmt::format(
+        "process {} ({}) of user {} has {} of GPU memory and {} of host memory "
+        "until it ends: kill {}\n",
+        pid, Printable(Text(holder, "command")), Number(holder, "uid"),
+        SizeOf(holder, "gpu_bytes"), SizeOf(holder, "host_bytes"), pid);
+  }
+  return text;
+}
+
+// Formats a section with the memory of each pool that is held outside leases,
+// and what each rank reported; empty if there is none.
+std::string RenderOutside(const json& node) {
+  std::string text;
+  const std::string holders =
+      node.value("held_outside_by", "processes without a session");
+  const json seen_at = node.value("held_outside_age_s", json());
+  const double age = seen_at.is_null() ? 0 : seen_at.get<double>();
+  const auto add = [&](const json& pool, const std::string& name) {
+    const int64_t held = pool.value("held_outside_bytes", int64_t{0});
+    if (held == 0 || !pool.value("fault", json()).is_null()) return;
+    text +=
+        fmt::format("{}: {} are held outside leases, by {}: free when they end",
+                    name, Size(held), holders);
+    // A lost GPU no longer answers, so its figure is older than the others.
+    const json seen = pool.value("held_outside_age_s", json());
+    if (!seen.is_null() && seen.get<double>() > age) {
+      text += fmt::format(" (it does not answer; seen {} ago)",
+                          Span(seen.get<double>()));
+    }
+    text += "\n";
+  };
+  for (const json& gpu : node.at("gpus")) {
+    add(gpu, fmt::format("gpu {}", Number(gpu, "index")));
+  }
+  for (const json& host : node.at("host")) {
+    add(host, fmt::format("numa {}", Number(host, "numa")));
+  }
+  // What ranks report may be more than the pool lacks, because the pool's spare
+  // memory is used first.
+  for (const json& job : node.at("jobs")) {
+    for (const json& rank : job.at("ranks")) {
+      const json held = rank.value("outside_bytes", json());
+      if (held.is_null() || held == 0) continue;
+      text += fmt::format("gpu {}: {} are outside the lease of rank {} of {}\n",
+                          Number(rank, "gpu"), Size(held.get<int64_t>()),
+                          Number(rank, "rank"), Printable(Text(job, "name")));
+    }
+  }
+  if (!text.empty()) {
+    text = fmt::format("\nHELD OUTSIDE (seen {} ago)\n{}", Span(age), text);
+  }
+  const std::string lines = HolderLines(node);
+  return lines.empty() ? text : text + "\nHELD WITHOUT A SESSION\n" + lines;
+}
+
+// Formats ", HOST_NUMA"; empty on sim, or from a daemon that does not state it.
+std::string HostKind(const json& node) {
+  const json kind = node.value("host_memory", json());
+  if (kind.is_null()) return "";
+  const std::string why = Printable(Text(kind, "why"));
+  return ", " + Text(kind, "kind") + (why.empty() ? "" : " (" + why + ")");
+}
+
+std::string LimitOf(const json& from, const char* key) {
+  return from.at(key).is_null() ? "unlimited" : SizeOf(from, key);
+}
+
+std::string LimitLines(const json& node) {
+  Table table({"LIMIT OF", ">GPU LIMIT", ">HOST LIMIT", "SET BY"});
+  for (const json& limit : node.at("limits")) {
+    std::string of = Text(limit, "of");
+    if (!limit.at("job").is_null()) of += " " + Text(limit, "job");
+    if (!limit.at("uid").is_null()) {
+      of += " " + std::to_string(Number(limit, "uid"));
+    }
+    if (!limit.at("cgroup").is_null()) of += " in " + Text(limit, "cgroup");
+    const std::string by = Text(limit, "set_by");
+    table.Add({of, LimitOf(limit, "gpu_limit_bytes"),
+               LimitOf(limit, "host_limit_bytes"),
+               by == "live" ? ByWhom(limit) : by});
+  }
+  return table.empty() ? "no limit is set\n" : table.Text(kTerminalColumns, 1);
+}
+
+std::string UserText(const json& user) {
+  const std::string cgroup = Text(user, "cgroup");
+  return std::to_string(Number(user, "uid")) +
+         (cgroup.empty() ? "" : " in " + cgroup);
+}
+
+// Empty if there are none, or the daemon does not report them.
+std::string ReservationLines(const json& node) {
+  Table table({"RESERVED FOR", "POOL", ">MEMORY", ">NOT USED YET", "SET BY"});
+  if (!node.contains("reservations")) return "";
+  for (const json& each : node.at("reservations")) {
+    table.Add({"user " + UserText(each),
+               fmt::format("{} {}", Text(each, "pool"), Number(each, "index")),
+               SizeOf(each, "bytes"), SizeOf(each, "withheld_bytes"),
+               ByWhom(each)});
+  }
+  return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
+}
+
+// A line for all users together, then one for each user with a quota in use.
+std::string QuotaLines(const json& node) {
+  Table table({"QUOTA", "USER", ">USED", ">LIMIT", ">REFUSED"});
+  const auto text = [](const json& from, const char* key) {
+    const json& value = from.at(key);
+    return value.is_null() ? "shared in turns"
+           : value.is_number_float()
+               ? fmt::format("{:.3f}", value.get<double>())
+               : std::to_string(value.get<int64_t>());
+  };
+  for (const json& quota : node.at("quotas")) {
+    table.Add({Text(quota, "of"), "(all)", text(quota, "used"),
+               text(quota, "limit"), text(quota, "refused")});
+    for (const json& user : quota.at("users")) {
+      table.Add({"", UserText(user), text(user, "used"),
+                 text(quota, "limit_per_user"), ""});
+    }
+  }
+  return table.Text(kTerminalColumns, 1);
+}
+
+std::string BudgetLines(const json& node) {
+  Table table({">USER", "CGROUP", "JOB", ">GPU USED", ">GPU LIMIT",
+               ">HOST USED", ">HOST LIMIT"});
+  for (const json& line : node.at("budgets")) {
+    table.Add({std::to_string(Number(line, "uid")), Text(line, "cgroup"),
+               line.at("job").is_null() ? "(all)" : Text(line, "job"),
+               SizeOf(line, "gpu_used_bytes"), LimitOf(line, "gpu_limit_bytes"),
+               SizeOf(line, "host_used_bytes"),
+               LimitOf(line, "host_limit_bytes")});
+  }
+  return LimitLines(node) + ReservationLines(node) + "\n" +
+         (table.empty() ? "nobody holds memory\n"
+                        : table.Text(kTerminalColumns, 3)) +
+         RenderOutside(node) + "\n" + QuotaLines(node);
+}
+
 std::string RenderHeader(const json& node) {
   return fmt::format(
       "sluiced {} on {}  driver {}, up {}, generation {}, {} session{}\n\n",
@@ -26,15 +172,13 @@ std::string RenderHeader(const json& node) {
 
 // Empty if the node is not drained, or its daemon does not report it.
 std::string RenderDrain(const json& node) {
-  const auto drained = node.find("drained");
-  if (drained == node.end() || drained->is_null()) return "";
-  const std::string by = Text(*drained, "by"),
-                    reason = Text(*drained, "reason");
+  const json drained = node.value("drained", json());
+  if (drained.is_null()) return "";
+  const std::string by = Text(drained, "by"), reason = Text(drained, "reason");
   return fmt::format(
       "DRAINED by {} {} ago{}: nothing new is granted until sluicectl "
       "undrain\n\n",
-      by.empty() ? "an administrator" : Printable(by),
-      SpanOf(*drained, "age_s"),
+      by.empty() ? "an administrator" : Printable(by), SpanOf(drained, "age_s"),
       reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
@@ -46,23 +190,22 @@ std::string RenderHttp(const json& node) {
                      Printable(Text(http, "fault")));
 }
 
+// Memory that is free once the processes that may still map it have ended.
+int64_t Returning(const json& pool) {
+  return Number(pool, "quarantined_bytes") +
+         pool.value("lingering_bytes", int64_t{0});
+}
+
 void AddPool(const json& pool, const std::string& name, std::string what,
              Table& table) {
-  const int64_t reserved =
-      pool.contains("reserved_bytes") ? Number(pool, "reserved_bytes") : 0;
+  const int64_t reserved = pool.value("reserved_bytes", int64_t{0});
   const int64_t making = pool.value("making_bytes", int64_t{0});
   if (making > 0) what += fmt::format(", {} still to be made", Size(making));
   if (reserved > 0) what += fmt::format(", {} reserved", Size(reserved));
   const int64_t total = Number(pool, "total_bytes");
-  const int64_t leased = Number(pool, "leased_bytes");
   const int64_t free = Number(pool, "free_bytes");
-  table.Add(
-      {name, Size(total), Size(leased), Size(free),
-       Size(Number(pool, "quarantined_bytes") +
-            (pool.contains("lingering_bytes") ? Number(pool, "lingering_bytes")
-                                              : 0)),
-       Bar(static_cast<double>(total - free), static_cast<double>(total)),
-       what});
+  table.Add({name, Size(total), SizeOf(pool, "leased_bytes"), Size(free),
+             Size(Returning(pool)), Bar(total - free, total), what});
 }
 
 std::string RenderPools(const json& node) {
@@ -82,22 +225,25 @@ std::string RenderPools(const json& node) {
   return table.Text(kTerminalColumns, 1);
 }
 
+// Formats "0/2".
+std::string OfWorld(const json& rank, const json& job) {
+  return fmt::format("{}/{}", Number(rank, "rank"), Number(job, "world_size"));
+}
+
 std::string RenderRanks(const json& node) {
   Table table({"JOB", ">RANK", ">PID", ">GPU", ">GPU MEMORY", ">HOST MEMORY",
                ">STEP", ">LOSS", ">TOKENS/S", ">STALLED", ">GRANT WAITS"});
   for (const json& job : node.at("jobs")) {
     for (const json& rank : job.at("ranks")) {
-      table.Add(
-          {Text(job, "name"),
-           fmt::format("{}/{}", Number(rank, "rank"),
-                       Number(job, "world_size")),
-           fmt::format("{}{}", Number(rank, "pid"),
-                       rank.at("closed").get<bool>() ? " ends" : ""),
-           fmt::format("{}", Number(rank, "gpu")),
-           Size(Number(rank, "gpu_bytes")), Size(Number(rank, "host_bytes")),
-           Optional(rank.at("step"), Count), Optional(rank.at("loss"), Loss),
-           Optional(rank.at("tokens_per_second"), Count),
-           SpanOf(rank, "stall_seconds"), SpanOf(rank, "grant_wait_seconds")});
+      table.Add({Text(job, "name"), OfWorld(rank, job),
+                 fmt::format("{}{}", Number(rank, "pid"),
+                             rank.at("closed").get<bool>() ? " ends" : ""),
+                 std::to_string(Number(rank, "gpu")), SizeOf(rank, "gpu_bytes"),
+                 SizeOf(rank, "host_bytes"), Optional(rank.at("step"), Count),
+                 Optional(rank.at("loss"), Loss),
+                 Optional(rank.at("tokens_per_second"), Count),
+                 SpanOf(rank, "stall_seconds"),
+                 SpanOf(rank, "grant_wait_seconds")});
     }
   }
   return table.empty() ? "no jobs\n" : table.Text(kTerminalColumns, 2);
@@ -105,16 +251,15 @@ std::string RenderRanks(const json& node) {
 
 // Formats "2.35 GB/s, 14.9 GiB a step: promised".
 std::string CopiesText(const json& copies, const std::string& direction) {
-  const auto of = [&](const std::string& key) {
-    return copies.at(key).get<double>();
-  };
-  const double rate = of(direction + "_bytes_per_second");
+  if (copies.is_null()) return "-";
+  const std::string speed = direction + "_bytes_per_second";
+  const double rate = copies.at(speed).get<double>();
   if (rate <= 0) return "-";
   return fmt::format(
       "{:.2f} GB/s, {} a step: {}", rate / 1e9,
       Size(copies.value(direction + "_bytes_per_step", int64_t{-1})),
-      of("promised_" + direction + "_bytes_per_second") > 0 ? "promised"
-                                                            : "fair share");
+      copies.at("promised_" + speed).get<double>() > 0 ? "promised"
+                                                       : "fair share");
 }
 
 // Formats "12 to, 3 from: 0.41 s".
@@ -128,28 +273,17 @@ std::string LateText(const json& late) {
                           late.at("d2h_seconds").get<double>()));
 }
 
-double SpeedIn(const json& link, const char* key) {
-  return link.at(key).is_null() ? 0 : link.at(key).get<double>();
-}
-
 std::set<std::string> NamesOf(const json& measured) {
   std::set<std::string> names;
   if (measured.is_null()) return names;
-  for (const json& link : measured.at("links"))
+  for (const json& link : measured.at("links")) {
     names.insert(Text(link, "name"));
+  }
   return names;
 }
 
-std::string FromText(const json& link, const json& measured, bool is_measured) {
-  const json from = link.value("speed_from", json());
-  if (from == "measured") return "measured by " + ByWhom(measured);
-  if (from.is_null()) return "-";
-  return from.get<std::string>() +
-         (is_measured ? ", not what was measured" : "");
-}
-
 // States on one line whether stored speeds are not in use; empty if all are.
-std::string NotHeld(const json& node, const json& measured) {
+std::string NotHeld(const json& measured, bool all_used) {
   if (measured.is_null()) return "";
   if (measured.at("waits").get<bool>()) {
     return fmt::format(
@@ -157,13 +291,7 @@ std::string NotHeld(const json& node, const json& measured) {
         "daemon is started again\n",
         Printable(ByWhom(measured)));
   }
-  std::set<std::string> unused = NamesOf(measured);
-  for (const json& link : node.at("links")) {
-    if (!link.value("speed_from", json()).is_null()) {
-      unused.erase(Text(link, "name"));
-    }
-  }
-  if (unused.empty()) return "";
+  if (all_used) return "";
   return fmt::format(
       "What was measured by {} is not used, since it does not fit this node: "
       "measure again, or sluicectl bandwidth forget\n",
@@ -179,12 +307,9 @@ std::string RenderCopies(const json& node) {
       const json plan = rank.value("plan_copies", json());
       const std::string late = LateText(rank.value("late", json()));
       if (weight == 1 && plan.is_null() && late == "-") continue;
-      table.Add({Text(job, "name"),
-                 fmt::format("{}/{}", Number(rank, "rank"),
-                             Number(job, "world_size")),
-                 fmt::format("{:g}", weight), late,
-                 plan.is_null() ? "-" : CopiesText(plan, "h2d"),
-                 plan.is_null() ? "-" : CopiesText(plan, "d2h")});
+      table.Add({Text(job, "name"), OfWorld(rank, job),
+                 fmt::format("{:g}", weight), late, CopiesText(plan, "h2d"),
+                 CopiesText(plan, "d2h")});
     }
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 2);
@@ -206,7 +331,7 @@ std::string JobLines(const json& node) {
         speed += own.get<double>();
       }
     }
-    table.Add({Text(job, "name"), fmt::format("{}", Number(job, "uid")),
+    table.Add({Text(job, "name"), std::to_string(Number(job, "uid")),
                fmt::format("{}/{}", job.at("ranks").size(),
                            Number(job, "world_size")),
                Size(gpu), Size(host), Optional(step, Count),
@@ -229,21 +354,21 @@ std::string RenderPlans(const json& node) {
       least = std::min(least, alpha);
       host += Number(rank, "host_bytes");
     }
-    const bool feasible = Text(plan, "infeasible").empty();
-    table.Add({fmt::format("{}", Number(plan, "id")), Text(plan, "job"),
-               fmt::format("{}", plan.at("ranks").size()),
-               feasible ? fmt::format("{:.3f}", least) : "-",
-               // The reason is a sentence, too wide for a column.
-               feasible ? limit
-                        : fmt::format("does not fit: sluicectl plan show {}",
-                                      Number(plan, "id")),
+    std::string alpha = fmt::format("{:.3f}", least);
+    if (!Text(plan, "infeasible").empty()) {
+      // The reason is a sentence, too wide for a column.
+      alpha = "-";
+      limit = fmt::format("does not fit: sluicectl plan show {}",
+                          Number(plan, "id"));
+    }
+    table.Add({std::to_string(Number(plan, "id")), Text(plan, "job"),
+               std::to_string(plan.at("ranks").size()), alpha, limit,
                Size(host), SpanOf(plan, "seconds")});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
 std::string ProgressOf(const json& planning) {
-  const json& progress = planning.at("progress");
   const std::string state = Text(planning, "state");
   if (state == "collecting") return "waits for profiles";
   if (state == "queued") return "waits for another plan";
@@ -252,19 +377,19 @@ std::string ProgressOf(const json& planning) {
   }
   if (state == "waiting") {
     const std::vector<std::string> others = planning.at("waiting_for");
-    if (planning.at("plan_id").is_null()) {
-      return "waits for host memory to calibrate in";
-    }
-    return fmt::format("plan {} waits for host memory of {}",
-                       Number(planning, "plan_id"), fmt::join(others, ", "));
+    return planning.at("plan_id").is_null()
+               ? "waits for host memory to calibrate in"
+               : fmt::format("plan {} waits for host memory of {}",
+                             Number(planning, "plan_id"),
+                             fmt::join(others, ", "));
   }
+  const json& progress = planning.at("progress");
   if (progress.is_null()) return "starts";
   return fmt::format("{} of {} segments; {}: {}, peak {}, at least {}",
                      Number(progress, "segments_done"),
                      Number(progress, "segments"), Text(progress, "segment"),
-                     Text(progress, "arm"),
-                     Size(Number(progress, "peak_bytes")),
-                     Size(Number(progress, "lower_bound_bytes")));
+                     Text(progress, "arm"), SizeOf(progress, "peak_bytes"),
+                     SizeOf(progress, "lower_bound_bytes"));
 }
 
 std::string RenderPlanning(const json& node) {
@@ -290,7 +415,7 @@ std::string RenderWaiting(const json& node) {
                             : "budget of its " + Text(lease, "lacks");
     if (in_front > 0) lacks += fmt::format(", {} in front", in_front);
     table.Add({Text(lease, "job"), std::to_string(Number(lease, "rank")),
-               Size(Number(lease, "bytes")),
+               SizeOf(lease, "bytes"),
                fmt::format("{} {}",
                            Text(lease, "pool") == "gpu" ? "GPU" : "NUMA node",
                            Number(lease, "index")),
@@ -303,43 +428,31 @@ std::string RenderWaiting(const json& node) {
 std::string RenderEvents(const json& node) {
   const json& events = node.at("events");
   Table table({">AGO", "EVENT", "WHAT"});
-  const size_t first =
-      events.size() > kEventsShown ? events.size() - kEventsShown : 0;
-  for (size_t i = first; i < events.size(); ++i) {
+  for (size_t i = std::max(events.size(), kEventsShown) - kEventsShown;
+       i < events.size(); ++i) {
     table.Add({SpanOf(events[i], "age_s"), Text(events[i], "kind"),
                Text(events[i], "text")});
   }
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-std::string TimeOf(const json& event, absl::Time now) {
-  const absl::Time at = now - absl::Seconds(event.at("age_s").get<double>());
-  return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", at, absl::UTCTimeZone());
-}
-
-// The request's id as in the daemon's log; "" from an older daemon.
-std::string RequestOf(const json& event) {
-  const auto request = event.find("request");
-  if (request == event.end() || request->is_null()) return "";
-  return " (" + request->get<std::string>() + ")";
-}
-
 std::string LineOf(const json& event, bool as_json, absl::Time now) {
+  const std::string time =
+      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ",
+                       now - absl::Seconds(event.at("age_s").get<double>()),
+                       absl::UTCTimeZone());
   if (!as_json) {
-    return fmt::format("{} {:>6} {:<8} {}{}\n", TimeOf(event, now),
-                       event.at("number").get<uint64_t>(),
-                       event.at("kind").get<std::string>(),
-                       event.at("text").get<std::string>(), RequestOf(event));
+    // The request's id as in the daemon's log; null from an older daemon.
+    const json request = event.value("request", json());
+    return fmt::format(
+        "{} {:>6} {:<8} {}{}\n", time, event.at("number").get<uint64_t>(),
+        Text(event, "kind"), Text(event, "text"),
+        request.is_null() ? "" : " (" + request.get<std::string>() + ")");
   }
   json shown = event;
   shown.erase("age_s");
-  shown["time"] = TimeOf(event, now);
+  shown["time"] = time;
   return JsonLine(shown);
-}
-
-std::string Missed(uint64_t count, bool as_json) {
-  return as_json ? fmt::format("{{\"missed\": {}}}\n", count)
-                 : fmt::format("({} events are not kept any more)\n", count);
 }
 
 // Internal: a field is missing or of another type.
@@ -369,15 +482,23 @@ std::string RenderLinks(const json& node) {
   Table table({"LINK", "ON", ">TO GPU", ">TO HOST", ">TOGETHER", "FROM"});
   const json measured = node.value("measured_links", json());
   const std::set<std::string> names = NamesOf(measured);
+  std::set<std::string> unused = names;
   for (const json& link : node.at("links")) {
     const std::string name = Text(link, "name");
+    const json from = link.value("speed_from", json());
+    if (!from.is_null()) unused.erase(name);
+    std::string source = from.is_null() ? "-" : from.get<std::string>();
+    if (source == "measured") {
+      source += " by " + ByWhom(measured);
+    } else if (!from.is_null() && names.contains(name)) {
+      source += ", not what was measured";
+    }
     table.Add({name, link.at("parent").is_null() ? "-" : Text(link, "parent"),
-               Speed(SpeedIn(link, "h2d_bytes_per_second")),
-               Speed(SpeedIn(link, "d2h_bytes_per_second")),
-               Speed(SpeedIn(link, "both_bytes_per_second")),
-               FromText(link, measured, names.contains(name))});
+               Optional(link.at("h2d_bytes_per_second"), Speed),
+               Optional(link.at("d2h_bytes_per_second"), Speed),
+               Optional(link.at("both_bytes_per_second"), Speed), source});
   }
-  return table.Text(kTerminalColumns, 1) + NotHeld(node, measured);
+  return table.Text(kTerminalColumns, 1) + NotHeld(measured, unused.empty());
 }
 
 std::string RenderMeasuredLinks(const json& node) {
@@ -411,14 +532,10 @@ absl::StatusOr<std::string> RenderBudgets(const std::string& text) {
 absl::StatusOr<std::string> RenderHolders(const std::string& text,
                                           bool& returning) {
   return Render(text, [&](const json& node) {
-    int64_t bytes = 0;
+    returning = false;
     for (const char* const kind : {"gpus", "host"}) {
-      for (const json& pool : node.at(kind)) {
-        bytes += Number(pool, "quarantined_bytes") +
-                 pool.value("lingering_bytes", int64_t{0});
-      }
+      for (const json& pool : node.at(kind)) returning |= Returning(pool) > 0;
     }
-    returning = bytes > 0;
     return HolderLines(node);
   });
 }
@@ -434,12 +551,11 @@ absl::StatusOr<std::string> JsonPart(const std::string& text,
   });
 }
 
-absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
-                                            SeenEvents seen, bool as_json,
-                                            absl::Time now) {
-  EventLines lines;
-  try {
-    const json node = json::parse(snapshot);
+absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
+                                             SeenEvents& seen, bool as_json,
+                                             absl::Time now) {
+  return Render(snapshot, [&](const json& node) {
+    std::string lines;
     const auto generation = node.at("generation").get<uint64_t>();
     // No event is dropped from here on: missing numbers are other users'.
     const auto from = node.value("events_from", uint64_t{0});
@@ -451,22 +567,22 @@ absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
       const auto number = event.at("number").get<uint64_t>();
       if (missed > 0 && number > seen.last && number < from) --missed;
     }
-    if (missed > 0) lines.text += Missed(missed, as_json);
+    if (missed > 0) {
+      lines += fmt::format(
+          fmt::runtime(as_json ? "{{\"missed\": {}}}\n"
+                               : "({} events are not kept any more)\n"),
+          missed);
+    }
     for (const json& event : node.at("events")) {
       const auto number = event.at("number").get<uint64_t>();
       if (number <= seen.last) continue;
-      lines.text += LineOf(event, as_json, now);
+      lines += LineOf(event, as_json, now);
       seen.last = number;
     }
     // Dropped events are reported once.
     if (from > 0) seen.last = std::max(seen.last, from - 1);
-    lines.seen = seen;
-  } catch (const json::exception& error) {
-    return absl::InternalError(
-        fmt::format("sluiced's events are not what this sluicectl knows: {}",
-                    error.what()));
-  }
-  return lines;
+    return lines;
+  });
 }
 
 }  // namespace sluice::ctl

@@ -44,33 +44,13 @@ struct SeenEvents {
   uint64_t generation = 0;  // of the daemon; 0: no event shown yet
   uint64_t last = 0;
 };
-struct EventLines {
-  std::string text;  // whole lines
-  SeenEvents seen;   // includes the events in `text`
-};
 
-// Formats the events of a snapshot, taken at `now`, that are not in `seen`; a
-// first line states how many in between were dropped. `as_json`: one object per
-// line, with the time of day instead of the age. Internal: this version cannot
-// read the snapshot.
-absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
-                                            SeenEvents seen, bool as_json,
-                                            absl::Time now);
-
-// ---- render_memory.cc: throw nlohmann::json::exception ----
-
-// Formats a section with the memory of each pool that is held outside leases,
-// and what each rank reported; empty if there is none.
-std::string RenderOutside(const nlohmann::json& node);
-// Formats a line for each process without a session that has memory of the
-// pools; empty from a daemon that does not report them.
-std::string HolderLines(const nlohmann::json& node);
-
-// Formats ", HOST_NUMA"; empty on sim, or from a daemon that does not state it.
-std::string HostKind(const nlohmann::json& node);
-
-// Formats the output of `budget`: limits, reservations, how much of its limit
-// each user, cgroup or job holds, memory held outside leases, and quotas.
-std::string BudgetLines(const nlohmann::json& node);
+// Formats the events of a snapshot, taken at `now`, that are not in `seen`, and
+// adds them there; a first line states how many in between were dropped.
+// `as_json`: one object per line, with the time of day instead of the age.
+// Internal: this version cannot read the snapshot.
+absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
+                                             SeenEvents& seen, bool as_json,
+                                             absl::Time now);
 
 }  // namespace sluice::ctl

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/ctl/status/render.h"
@@ -9,10 +11,6 @@
 
 namespace sluice::ctl {
 namespace {
-
-std::string PlanPercent(double part) {
-  return fmt::format("{:.1f} %", 100 * part);
-}
 
 std::string Segments(const plan::RankPlan& rank) {
   Table table({"  SEGMENT", ">BUFFERS", ">BASE", ">PEAK", ">AT LEAST",
@@ -31,9 +29,8 @@ std::string Classes(const plan::RankPlan& rank) {
   Table table({"  TENSOR CLASS", ">KEPT", ">SWAPPED", ">RECOMPUTED"});
   for (const plan::ClassPlan& each : rank.classes) {
     table.Add({"  " + plan::FullName(each.kind, each.name),
-               PlanPercent(each.fractions.keep),
-               PlanPercent(each.fractions.swap),
-               PlanPercent(each.fractions.recompute)});
+               Percent(each.fractions.keep), Percent(each.fractions.swap),
+               Percent(each.fractions.recompute)});
   }
   return table.empty() ? "" : table.Text();
 }
@@ -50,14 +47,9 @@ std::string RankReason(const plan::RankPlan& rank) {
 
 std::string ProofOf(const plan::Placement& placement) {
   if (!placement.optimal()) {
-    const double gap =
-        placement.lower_bound > Bytes(0)
-            ? static_cast<double>(placement.peak.count()) /
-                      static_cast<double>(placement.lower_bound.count()) -
-                  1
-            : 0;
-    return fmt::format("not proved: at most {} above the least",
-                       PlanPercent(gap));
+    const double least = placement.lower_bound.count();
+    const double gap = least > 0 ? placement.peak.count() / least - 1 : 0;
+    return fmt::format("not proved: at most {} above the least", Percent(gap));
   }
   return placement.proved_by == "max_live"
              ? "the least there is: that much is alive at once"
@@ -77,31 +69,29 @@ std::string Proofs(const plan::RankPlan& rank) {
   return table.empty() ? "" : table.Text();
 }
 
-bool SameText(const plan::RankPlan& a, const plan::RankPlan& b) {
-  return RankReason(a) + Proofs(a) == RankReason(b) + Proofs(b);
-}
-
 // Describes equal ranks once.
 std::string Reasons(const plan::NodePlan& plan) {
-  std::string text;
-  std::vector<bool> told(plan.ranks.size(), false);
-  for (size_t r = 0; r < plan.ranks.size(); ++r) {
-    if (told[r]) continue;
-    std::string names;
-    for (size_t other = r; other < plan.ranks.size(); ++other) {
-      if (told[other] || !SameText(plan.ranks[r], plan.ranks[other])) continue;
-      told[other] = true;
-      names += fmt::format("{}{}", names.empty() ? "" : ", ",
-                           plan.ranks[other].rank.value());
+  std::vector<std::pair<std::string, std::string>> ranks_of;  // by reasons
+  for (const plan::RankPlan& rank : plan.ranks) {
+    const std::string name = fmt::format("{}", rank.rank.value());
+    const std::string why = RankReason(rank) + Proofs(rank);
+    const auto same = std::ranges::find(
+        ranks_of, why, [](auto& known) { return known.first; });
+    if (same == ranks_of.end()) {
+      ranks_of.emplace_back(why, name);
+    } else {
+      same->second += ", " + name;
     }
-    text += fmt::format("\nwhy, rank {}\n", names) + RankReason(plan.ranks[r]) +
-            Proofs(plan.ranks[r]);
+  }
+  std::string text;
+  for (const auto& [why, names] : ranks_of) {
+    text += fmt::format("\nwhy, rank {}\n{}", names, why);
   }
   return text;
 }
 
 std::string LimitAmount(const plan::PlanLimit& limit, double value) {
-  return limit.unit == "bytes" ? Size(static_cast<int64_t>(value))
+  return limit.unit == "bytes" ? Size(int64_t(value))
                                : fmt::format("{:.3g} GB/s", value / 1e9);
 }
 
@@ -122,18 +112,6 @@ std::string PlanLimits(const plan::NodePlan& plan) {
   return table.empty() ? "" : "\n" + table.Text();
 }
 
-// A changed plan has only fractions.
-std::string Peak(const plan::RankPlan& rank) {
-  return rank.segments.empty() ? "-" : Size(rank.transient_peak.count());
-}
-
-std::string Explained(const plan::NodePlan& plan) {
-  return fmt::format(
-      "{}{}\nunits of work: {} solved for this plan, {} known "
-      "before\n",
-      Reasons(plan), PlanLimits(plan), plan.units_solved, plan.units_known);
-}
-
 }  // namespace
 
 std::string RenderPlan(const plan::NodePlan& plan, bool explain) {
@@ -148,10 +126,16 @@ std::string RenderPlan(const plan::NodePlan& plan, bool explain) {
         "\nrank {}: alpha {:.4f} (limited by {}), transient peak {}, host "
         "memory {}\n",
         rank.rank.value(), rank.alpha, Printable(rank.alpha_limited_by),
-        Peak(rank), Size(rank.host_bytes.count()));
+        // A changed plan has only fractions.
+        rank.segments.empty() ? "-" : Size(rank.transient_peak.count()),
+        Size(rank.host_bytes.count()));
     text += Classes(rank) + Segments(rank);
   }
-  return explain ? text + Explained(plan) : text;
+  if (!explain) return text;
+  return text + Reasons(plan) + PlanLimits(plan) +
+         fmt::format(
+             "\nunits of work: {} solved for this plan, {} known before\n",
+             plan.units_solved, plan.units_known);
 }
 
 }  // namespace sluice::ctl

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -23,12 +23,9 @@ std::string Size(int64_t bytes) {
 std::string Span(double seconds) { return FormatSpan(absl::Seconds(seconds)); }
 
 std::string Count(double value) {
-  const std::string digits = fmt::format("{:.0f}", std::fabs(value));
-  std::string text = value < 0 ? "-" : "";
-  for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
-    text += digits[i];
-  }
+  std::string text = fmt::format("{:.0f}", value);
+  const size_t first = value < 0 ? 1 : 0;
+  for (size_t at = text.size(); at > first + 3;) text.insert(at -= 3, 1, ',');
   return text;
 }
 
@@ -41,12 +38,13 @@ std::string Speed(double bytes_per_second) {
 
 std::string Loss(double value) { return fmt::format("{:.4f}", value); }
 
+std::string Percent(double part) { return fmt::format("{:.1f} %", 100 * part); }
+
 std::string Bar(double part, double whole) {
   const double share = whole > 0 ? std::clamp(part / whole, 0.0, 1.0) : 0;
   // A share above 0 is never drawn as empty, nor a share below 1 as full.
-  const int full = share > 0 && share < 1
-                       ? std::clamp(static_cast<int>(share * 10), 1, 9)
-                       : static_cast<int>(share * 10);
+  int full = int(share * 10);
+  if (share > 0 && share < 1) full = std::clamp(full, 1, 9);
   return fmt::format("{}{} {:3.0f} %", std::string(full, '#'),
                      std::string(10 - full, '.'), 100 * share);
 }
@@ -57,6 +55,10 @@ int64_t Number(const json& from, const char* key) {
 
 std::string Text(const json& from, const char* key) {
   return from.at(key).get<std::string>();
+}
+
+std::string SizeOf(const json& from, const char* key) {
+  return Size(Number(from, key));
 }
 
 std::string SpanOf(const json& from, const char* key) {
@@ -80,8 +82,7 @@ constexpr size_t kLeastText = 24;
 std::string_view FirstOf(std::string_view line, size_t columns) {
   size_t end = 0;
   for (size_t shown = 0; end < line.size(); ++end) {
-    const bool begins = (static_cast<unsigned char>(line[end]) & 0xc0) != 0x80;
-    if (begins && shown++ == columns) break;
+    if ((line[end] & 0xc0) != 0x80 && shown++ == columns) break;
   }
   return line.substr(0, end);
 }
@@ -110,86 +111,65 @@ std::string Wrapped(const std::string& text, size_t columns) {
 
 size_t Width(const std::string& text) {
   // Counts the bytes that begin a UTF-8 character.
-  return static_cast<size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+  return std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; });
 }
 
 Table::Table(std::initializer_list<std::string_view> columns) {
   for (const std::string_view column : columns) {
-    const bool right = column.starts_with('>');
-    columns_.push_back({std::string(column.substr(right ? 1 : 0)), right});
+    right_.push_back(column.starts_with('>'));
+    titles_.emplace_back(column.substr(right_.back() ? 1 : 0));
   }
 }
 
 void Table::Add(std::vector<std::string> cells) {
-  SLUICE_CHECK(cells.size() == columns_.size());
+  SLUICE_CHECK(cells.size() == titles_.size());
   for (std::string& cell : cells) cell = Printable(std::move(cell));
   rows_.push_back(std::move(cells));
 }
 
-std::string Table::Line(const std::vector<std::string>& cells,
-                        const std::vector<size_t>& shown,
-                        const std::vector<size_t>& widths) const {
-  std::string line;
-  for (const size_t i : shown) {
-    const std::string fill(widths[i] - Width(cells[i]), ' ');
-    if (i != shown.front()) line += "  ";
-    line += columns_[i].right ? fill + cells[i] : cells[i] + fill;
-  }
-  line.erase(line.find_last_not_of(' ') + 1);
-  return line + "\n";
-}
-
 std::string Table::Text(size_t columns, size_t keys) const {
-  std::vector<std::string> titles;
-  for (const Column& column : columns_) titles.push_back(column.title);
   std::vector<size_t> widths;
-  for (size_t i = 0; i < columns_.size(); ++i) {
-    size_t width = Width(titles[i]);
-    for (const auto& row : rows_) width = std::max(width, Width(row[i]));
-    widths.push_back(width);
+  for (size_t i = 0; i < titles_.size(); ++i) {
+    widths.push_back(Width(titles_[i]));
+    for (const auto& row : rows_) {
+      widths[i] = std::max(widths[i], Width(row[i]));
+    }
   }
   std::string text;
-  const size_t last = columns_.size() - 1;
+  std::vector<size_t> shown;
+  const auto add_line = [&](const std::vector<std::string>& cells) {
+    for (const size_t i : shown) {
+      const std::string fill(widths[i] - Width(cells[i]), ' ');
+      if (i != shown.front()) text += "  ";
+      text += right_[i] ? fill + cells[i] : cells[i] + fill;
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
+  };
+  const size_t last = titles_.size() - 1;
   for (size_t first = 0, next = 0; first <= last; first = next) {
-    std::vector<size_t> shown(first == 0 ? 0 : keys);
+    shown.resize(first == 0 ? 0 : keys);
     std::iota(shown.begin(), shown.end(), 0);
     size_t used = 0;
     for (const size_t key : shown) used += widths[key] + 2;
     for (; next <= last; used += widths[next++] + 2) {
-      const bool is_text = next == last && !columns_[next].right;
+      const bool is_text = next == last && !right_[next];
       const size_t least =
           is_text ? std::min(widths[next], kLeastText) : widths[next];
       if (next > first && used + least > columns) break;
       shown.push_back(next);
     }
-    text += (first == 0 ? "" : "\n") + Line(titles, shown, widths);
-    for (const auto& row : rows_) text += Line(row, shown, widths);
+    if (first > 0) text += '\n';
+    add_line(titles_);
+    for (const auto& row : rows_) add_line(row);
   }
   return text;
 }
 
 std::string EscapeHtml(const std::string& text) {
-  std::string safe;
-  for (const char c : Printable(text)) {
-    switch (c) {
-      case '&':
-        safe += "&amp;";
-        break;
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      default:
-        safe += c;
-    }
-  }
-  return safe;
+  return absl::StrReplaceAll(
+      Printable(text),
+      {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }
 
 }  // namespace sluice::ctl

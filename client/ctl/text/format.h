@@ -23,12 +23,16 @@ std::string Count(double value);
 std::string Speed(double bytes_per_second);
 // Formats "2.3026".
 std::string Loss(double value);
+// Formats a fraction as "12.5 %".
+std::string Percent(double part);
 // Formats "#####.....  50 %" with ten characters for the bar.
 std::string Bar(double part, double whole);
 
 // Returns the number, or -1 for null, which Size formats as "-".
 int64_t Number(const nlohmann::json& from, const char* key);
 std::string Text(const nlohmann::json& from, const char* key);
+// Formats a field in bytes.
+std::string SizeOf(const nlohmann::json& from, const char* key);
 // Formats a field in seconds.
 std::string SpanOf(const nlohmann::json& from, const char* key);
 // Formats a number by `format`, and null as "-".
@@ -65,15 +69,8 @@ class Table {
   std::string Text(size_t columns, size_t keys) const;
 
  private:
-  std::string Line(const std::vector<std::string>& cells,
-                   const std::vector<size_t>& shown,
-                   const std::vector<size_t>& widths) const;
-
-  struct Column {
-    std::string title;
-    bool right;
-  };
-  std::vector<Column> columns_;
+  std::vector<std::string> titles_;
+  std::vector<bool> right_;  // aligned to the right
   std::vector<std::vector<std::string>> rows_;
 };
 

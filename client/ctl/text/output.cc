@@ -43,18 +43,6 @@ absl::Status CannotWrite(const std::string& path, int error) {
                   path, std::strerror(error)));
 }
 
-bool IsSpecial(const std::string& path) {
-  struct stat info;
-  return stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode);
-}
-
-// Writes to a device or a pipe (/dev/null), which a rename must not replace.
-absl::Status WriteSpecial(const std::string& path, std::string_view text) {
-  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
-  if (!fd) return CannotWrite(path, errno);
-  return WriteAll(fd.get(), text, path);
-}
-
 // The mode that the umask allows; mkstemp would make the output private.
 mode_t PlainMode() {
   const mode_t mask = umask(0);
@@ -92,7 +80,12 @@ absl::Status CheckOutput(const std::string& path) {
 
 absl::Status WriteOutput(const std::string& path, std::string_view text) {
   if (path == "-") return WriteAll(STDOUT_FILENO, text, "standard output");
-  if (IsSpecial(path)) return WriteSpecial(path, text);
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    // A rename must not replace a device or a pipe (/dev/null).
+    const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+    return fd ? WriteAll(fd.get(), text, path) : CannotWrite(path, errno);
+  }
   const SignalsHeld held;
   std::string temporary = path + ".XXXXXX";
   const UniqueFd fd(mkostemp(temporary.data(), O_CLOEXEC));

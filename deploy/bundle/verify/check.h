@@ -4,15 +4,15 @@
 
 #include <sys/types.h>
 
-#include <functional>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 namespace sluice::verify {
@@ -48,18 +48,19 @@ inline Result Failed(nlohmann::json value, std::string expected,
   return Failed(std::move(value), std::move(expected),
                 std::string(why.message()));
 }
-inline Result Skipped(std::string reason) {
-  return {.status = Status::kSkipped, .reason = std::move(reason)};
+inline Result Skipped(std::string reason, nlohmann::json value = {}) {
+  return {.status = Status::kSkipped,
+          .value = std::move(value),
+          .reason = std::move(reason)};
 }
 
 const char* Name(Status status);
 // {name, status, seconds, value, expected, reason}
 nlohmann::json ToJson(const Result& result);
-// Returns a failed result if `json` is no result.
-Result FromJson(const nlohmann::json& json);
-// Returns the failed result of a process that ended badly: `how`, after the
-// reason that it wrote itself.
-Result FromJson(const nlohmann::json& json, const std::string& how);
+// Reads the result that a process wrote to `path`. It has failed if there is
+// none, or if the process ended badly: `bad_end`, after the reason that it
+// wrote itself.
+Result ReadResult(const std::string& path, const std::string& bad_end);
 
 // Returns the last line of a program's output that is not empty, which usually
 // has the reason of a failure; "" if there is none.
@@ -96,6 +97,11 @@ const Check* FindCheck(const std::string& name);
 // `gpus` are indices as this process numbers them.
 void ShowOnly(const std::vector<int>& gpus);
 
+// Returns the peak FLOP/s of dense bf16 products by this GPU's shipped profile,
+// or 0 if there is none.
+absl::StatusOr<double> PeakFlopsOf(const std::string& gpu_name,
+                                   double memory_bytes);
+
 // Each check is defined in its own file.
 Result RunSurvey(const Surroundings&);  // checks.cc: finds the free GPUs
 Result RunDoctor(const Surroundings&);
@@ -108,25 +114,34 @@ Result RunTorch(const Surroundings&);  // torch.cc: every check of torch
 
 // ---- A check's process: a crash, a hang or a kill fails only this check ----
 
-struct CheckProcess {
-  std::string program;  // path of this program
-  const Check* check = nullptr;
-  std::string work;  // the work folder of all checks
-  std::string gpus, busy, python;
-  std::optional<absl::Duration> limit;  // replaces the table's limit
-  // Called ten times a second; true: the check is killed.
-  std::function<bool()> stopped;
-};
+// Returns the paths of this program, and of another file in its folder.
+std::string SelfPath();
+std::string Beside(const std::string& name);
 
-// When this returns, all processes that the check started have ended.
-Result RunInProcess(const CheckProcess& process);
+// Prints a line at once: the log shows where a killed check was.
+void PrintLine(const std::string& line);
 
-// Runs the check in the child process, writes its result where RunInProcess
-// reads it, and returns the exit status. If the parent process ends first,
-// kills this process and all its descendants and deletes `work`, the folder of
-// all checks. `gpus`: "0,2". `work` and `gpus` of `here` are filled in.
-int ServeCheck(const Check& check, const std::string& work,
-               const std::string& gpus, Surroundings here);
+// Calls `done` every 10 ms. False: it did not return true by `until`.
+bool AwaitTrue(absl::Time until, absl::FunctionRef<bool()> done);
+
+// Runs the check in a process. `here` has the work folder of all checks, and
+// the limit that replaces the table's if it is above 0. `stopped` is called ten
+// times a second; true: the check is killed. When this returns, all processes
+// that the check started have ended.
+Result RunInProcess(const Check& check, const Surroundings& here,
+                    bool (*stopped)());
+
+// ---- Modes in which this program starts itself; return the exit status ----
+
+// Runs a check in the child process, and writes its result where RunInProcess
+// reads it. If the parent process ends first, kills this process and all its
+// descendants and deletes the work folder of all checks.
+inline constexpr char kBeACheck[] = "--check";
+int BeACheck(const std::vector<std::string>& arguments);
+
+// Runs a rank that fills memory of the kit's daemon (daemon.cc).
+inline constexpr char kBeATenant[] = "--tenant";
+int BeATenant(const std::vector<std::string>& arguments);
 
 // ---- Descendants of this process, also those that have left its group ----
 
@@ -143,7 +158,8 @@ std::vector<pid_t> Descendants(pid_t of);
 // seconds, such as one inside a driver call.
 void EndDescendants();
 
-// Describes waitpid's status: "ended by signal 9 (Killed)"; empty for 0.
-std::string HowItEnded(int status);
+// Waits for the child's end, and returns how it ended: "ended by signal 9
+// (Killed)"; empty for status 0.
+std::string Reap(pid_t child);
 
 }  // namespace sluice::verify

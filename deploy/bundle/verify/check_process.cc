@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/check.h"
@@ -36,18 +37,10 @@ constexpr int kKillRounds = 1000;
 
 // Returns 0 if the process has ended.
 pid_t ParentOf(pid_t pid) {
-  // "PID (NAME) STATE PARENT …", and NAME may contain any character.
-  const std::string stat = TextOf("/proc/" + std::to_string(pid) + "/stat");
-  const size_t name_end = stat.rfind(')');
+  std::istringstream stat = ProcessStat(std::to_string(pid));
   char state = 0;
-  int parent = 0;
-  if (name_end == std::string::npos ||
-      std::sscanf(stat.c_str() + name_end + 1, " %c %d", &state, &parent) !=
-          2 ||
-      state == 'Z') {
-    return 0;
-  }
-  return parent;
+  pid_t parent = 0;
+  return stat >> state >> parent && state != 'Z' ? parent : 0;
 }
 
 // Read end of a pipe that closes when the parent ends.
@@ -56,21 +49,20 @@ constexpr int kSliceMs = 100;
 // Attempts to delete a folder in which files still appear.
 constexpr int kRemovalRounds = 20;
 
-std::string FolderOf(const std::string& work, const Check& check) {
-  return work + "/" + check.name;
-}
-std::string ResultOf(const std::string& work, const Check& check) {
-  return work + "/" + check.name + ".json";
+std::string PathOf(const std::string& work, const char* check,
+                   const char* end) {
+  return work + "/" + check + end;
 }
 
-absl::StatusOr<pid_t> Start(const CheckProcess& process, const UniqueFd& log,
-                            const UniqueFd& watched, absl::Duration limit) {
+absl::StatusOr<pid_t> Start(const Check& check, const Surroundings& here,
+                            const UniqueFd& log, const UniqueFd& watched,
+                            absl::Duration limit) {
   const UniqueFd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!nothing) return ErrnoStatus(errno, "open /dev/null");
   return Spawn(
-      {process.program, "--check", process.check->name, "--work", process.work,
-       "--gpus", process.gpus, "--busy", process.busy, "--python",
-       process.python, "--limit", std::to_string(absl::ToInt64Seconds(limit))},
+      {SelfPath(), kBeACheck, check.name, "--work", here.work, "--gpus",
+       absl::StrJoin(here.gpus, ","), "--busy", here.busy, "--python",
+       here.python, "--limit", std::to_string(absl::ToInt64Seconds(limit))},
       {.files = {{nothing.get(), STDIN_FILENO},
                  {log.get(), STDOUT_FILENO},
                  {log.get(), STDERR_FILENO},
@@ -81,28 +73,17 @@ absl::StatusOr<pid_t> Start(const CheckProcess& process, const UniqueFd& log,
 
 // Returns "" if the process ended, else why the wait was given up. Without a
 // pidfd (no descriptor is free) the end is noticed after a slice.
-std::string Await(pid_t pid, absl::Duration limit,
-                  const std::function<bool()>& stopped) {
+std::string Await(pid_t pid, absl::Duration limit, bool (*stopped)()) {
   const UniqueFd pidfd = PidfdOf(pid);
   const absl::Time deadline = absl::Now() + limit;
   while (true) {
     pollfd ended = {.fd = pidfd.get(), .events = POLLIN, .revents = 0};
     if (poll(&ended, 1, kSliceMs) == 1 || HasEnded(pid)) return "";
-    if (stopped && stopped()) return "interrupted";
+    if (stopped()) return "interrupted";
     if (absl::Now() >= deadline) {
       return fmt::format("did not end within {}", absl::FormatDuration(limit));
     }
   }
-}
-
-Result ReadResult(const CheckProcess& process, const std::string& bad_end,
-                  const std::string& last) {
-  const json told =
-      json::parse(TextOf(ResultOf(process.work, *process.check)), nullptr,
-                  /*allow_exceptions=*/false);
-  if (bad_end.empty()) return FromJson(told);
-  return FromJson(told, "the check's process " + bad_end +
-                            (last.empty() ? "" : "; it said last: " + last));
 }
 
 std::atomic<bool> starter_is_gone = false;
@@ -128,45 +109,72 @@ void EndWithStarter(const std::string& work) {
 
 }  // namespace
 
-Result RunInProcess(const CheckProcess& process) {
+std::string SelfPath() {
+  return std::filesystem::read_symlink("/proc/self/exe").string();
+}
+
+std::string Beside(const std::string& name) {
+  return std::filesystem::path(SelfPath()).replace_filename(name).string();
+}
+
+void PrintLine(const std::string& line) {
+  std::puts(line.c_str());
+  std::fflush(stdout);
+}
+
+bool AwaitTrue(absl::Time until, absl::FunctionRef<bool()> done) {
+  while (!done()) {
+    if (absl::Now() >= until) return false;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return true;
+}
+
+Result RunInProcess(const Check& check, const Surroundings& here,
+                    bool (*stopped)()) {
   const absl::Time begin = absl::Now();
-  const absl::Duration limit = process.limit.value_or(process.check->limit);
-  const std::string log = FolderOf(process.work, *process.check) + ".log";
+  const absl::Duration limit =
+      here.limit > absl::ZeroDuration() ? here.limit : check.limit;
+  const std::string log = PathOf(here.work, check.name, ".log");
   std::error_code ignored;
-  std::filesystem::create_directories(FolderOf(process.work, *process.check),
+  std::filesystem::create_directories(PathOf(here.work, check.name, ""),
                                       ignored);
-  const auto failed = [&](const std::string& why) {
-    Result result = Failed({}, "the check runs", why);
-    result.name = process.check->name;
-    return result;
-  };
   const UniqueFd output(
       open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
   int ends[2];
   if (!output || pipe2(ends, O_CLOEXEC) != 0) {
-    return failed("no log or no pipe for it");
+    return Failed({}, "the check runs", "no log or no pipe for it");
   }
   const UniqueFd watched(ends[0]), held(ends[1]);
   AdoptOrphans();
-  const auto pid = Start(process, output, watched, limit);
-  if (!pid.ok()) return failed(std::string(pid.status().message()));
-  std::string bad_end = Await(*pid, limit, process.stopped);
+  const auto pid = Start(check, here, output, watched, limit);
+  if (!pid.ok()) return Failed({}, "the check runs", pid.status());
+  std::string bad_end = Await(*pid, limit, stopped);
   // Read before the killed processes log more.
   const std::string last = LastLine(TextOf(log));
   kill(-*pid, SIGKILL);
-  int status = 0;
-  while (waitpid(*pid, &status, 0) < 0 && errno == EINTR) {
-  }
+  const std::string ended = Reap(*pid);
   EndDescendants();  // processes that the check left running
-  if (bad_end.empty()) bad_end = HowItEnded(status);
-  Result result = ReadResult(process, bad_end, last);
-  result.name = process.check->name;
+  if (bad_end.empty()) bad_end = ended;
+  if (!bad_end.empty()) {
+    bad_end = "the check's process " + bad_end +
+              (last.empty() ? "" : "; it said last: " + last);
+  }
+  Result result = ReadResult(PathOf(here.work, check.name, ".json"), bad_end);
   result.seconds = absl::ToDoubleSeconds(absl::Now() - begin);
   return result;
 }
 
-int ServeCheck(const Check& check, const std::string& work,
-               const std::string& gpus, Surroundings here) {
+// `arguments`: flags and values in turn, as Start passes them.
+int BeACheck(const std::vector<std::string>& arguments) {
+  std::map<std::string, std::string> given;
+  for (size_t i = 0; i + 1 < arguments.size(); i += 2) {
+    given[arguments[i]] = arguments[i + 1];
+  }
+  const Check* const check = FindCheck(given[kBeACheck]);
+  int64_t limit = 0;
+  if (check == nullptr || !absl::SimpleAtoi(given["--limit"], &limit)) return 2;
+  const std::string& work = given["--work"];
   fcntl(kWatched, F_SETFD, FD_CLOEXEC);
   AdoptOrphans();
   EndWithStarter(work);
@@ -175,16 +183,20 @@ int ServeCheck(const Check& check, const std::string& work,
   std::error_code ignored;
   std::filesystem::create_directories(scratch, ignored);
   setenv("TMPDIR", scratch.c_str(), 1);
-  here.check = check.name;
-  here.work = FolderOf(work, check);
-  for (const auto word : absl::StrSplit(gpus, ',', absl::SkipEmpty())) {
+  Surroundings here = {.check = check->name,
+                       .work = PathOf(work, check->name, ""),
+                       .busy = given["--busy"],
+                       .python = given["--python"],
+                       .limit = absl::Seconds(limit)};
+  for (const auto word :
+       absl::StrSplit(given["--gpus"], ',', absl::SkipEmpty())) {
     int gpu = 0;
     if (absl::SimpleAtoi(word, &gpu)) here.gpus.push_back(gpu);
   }
-  const Result result = check.run(here);
+  const Result result = check->run(here);
   // Do not write into a folder that is being deleted.
   while (starter_is_gone) pause();
-  std::ofstream file(ResultOf(work, check));
+  std::ofstream file(PathOf(work, check->name, ".json"));
   file << ToJson(result).dump(-1, ' ', false, json::error_handler_t::replace);
   file.close();
   return file ? 0 : 1;
@@ -231,7 +243,10 @@ void EndDescendants() {
   }
 }
 
-std::string HowItEnded(int status) {
+std::string Reap(pid_t child) {
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
   if (WIFSIGNALED(status)) {
     return fmt::format("ended by signal {} ({})", WTERMSIG(status),
                        strsignal(WTERMSIG(status)));

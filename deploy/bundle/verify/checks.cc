@@ -6,6 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "deploy/bundle/verify/check.h"
 #include "kernels/device/driver.h"
+#include "proto/base/file_text.h"
 
 namespace sluice::verify {
 namespace {
@@ -72,25 +73,23 @@ json ToJson(const Result& result) {
           {"expected", result.expected}, {"reason", result.reason}};
 }
 
-Result FromJson(const json& json) {
+Result ReadResult(const std::string& path, const std::string& bad_end) {
+  const json told =
+      json::parse(TextOf(path), nullptr, /*allow_exceptions=*/false);
   Result result;
-  if (!json.is_object() || !json.contains("status")) {
+  if (!told.is_object() || !told.contains("status")) {
     result.reason = "it left no result";
-    return result;
+  } else {
+    const std::string status = told.value("status", "");
+    if (status == Name(Status::kPassed)) result.status = Status::kPassed;
+    if (status == Name(Status::kSkipped)) result.status = Status::kSkipped;
+    result.value = told.value("value", json());
+    result.expected = told.value("expected", "");
+    result.reason = told.value("reason", "");
   }
-  const std::string status = json.value("status", "");
-  if (status == Name(Status::kPassed)) result.status = Status::kPassed;
-  if (status == Name(Status::kSkipped)) result.status = Status::kSkipped;
-  result.value = json.value("value", nlohmann::json());
-  result.expected = json.value("expected", "");
-  result.reason = json.value("reason", "");
-  return result;
-}
-
-Result FromJson(const json& json, const std::string& how) {
-  Result result = FromJson(json);
-  const bool said_why = json.is_object() && result.status == Status::kFailed;
-  result.reason = (said_why ? result.reason + "; " : "") + how;
+  if (bad_end.empty()) return result;
+  const bool said_why = told.is_object() && result.status == Status::kFailed;
+  result.reason = (said_why ? result.reason + "; " : "") + bad_end;
   result.status = Status::kFailed;
   return result;
 }

@@ -1,25 +1,32 @@
 // verify: checks whether Sluice can run on a GPU node, and archives the
 // results.
 #include <fmt/format.h>
+#include <pwd.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <climits>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
-#include <map>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
+#include "client/ctl/bundle/support_bundle.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/private_daemon.h"
-#include "deploy/bundle/verify/report.h"
 #include "deploy/bundle/verify/rules/probes.h"
 #include "proto/base/file_text.h"
+#include "proto/base/status.h"
 #include "proto/base/temporary_folder.h"
 #include "proto/base/text.h"
 #include "proto/cli/cli.h"
@@ -52,13 +59,8 @@ struct Options {
   int64_t limit = 0;  // seconds per check; 0: the table's limits
 };
 
-std::string SelfPath() {
-  return std::filesystem::read_symlink("/proc/self/exe").string();
-}
-
 std::string VersionOfTheKit() {
-  const std::string told =
-      TextOf(std::filesystem::path(SelfPath()).parent_path() / "../version");
+  const std::string told = TextOf(Beside("../version"));
   return told.empty() ? cli::Version() : std::string(FirstLine(told));
 }
 
@@ -98,45 +100,117 @@ std::string Absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).string();
 }
 
-// Returns the folders of this Python's environment (ENVIRONMENT/bin/python3)
-// and of the Python that it was made from, without the system's, which identify
-// no user.
-std::vector<std::string> FoldersOf(const std::string& python) {
-  std::vector<std::string> folders;
+// Returns the names and folders to hide, and their replacements: also the
+// folders of this Python's environment (ENVIRONMENT/bin/python3) and of the
+// Python that it was made from, without the system's, which identify no user.
+using HiddenNames = std::vector<std::pair<std::string, std::string>>;
+HiddenNames NamesToHide(const std::string& work, const std::string& python) {
+  HiddenNames names = {{work, "WORK"}};
   std::error_code ignored;
   for (const std::filesystem::path& path :
-       {std::filesystem::path(Absolute(python)),
-        std::filesystem::canonical(python, ignored)}) {
+       {std::filesystem::canonical(python, ignored),
+        std::filesystem::path(Absolute(python))}) {
     const auto bin = path.parent_path();
     if (bin.filename() == "bin" && bin.parent_path().relative_path() != "" &&
         bin.parent_path() != "/usr") {
-      folders.push_back(bin.parent_path().string());
+      names.emplace_back(bin.parent_path().string(), "PYTHON");
     }
   }
-  return folders;
+  names.emplace_back(std::filesystem::path(SelfPath()).parent_path().string(),
+                     "BUNDLE");
+  if (const char* home = std::getenv("HOME")) names.emplace_back(home, "HOME");
+  names.emplace_back(std::filesystem::current_path(ignored).string(), "FOLDER");
+  char host[HOST_NAME_MAX + 1] = {};
+  if (gethostname(host, sizeof(host) - 1) == 0) {
+    names.emplace_back(host, "NODE");
+  }
+  const passwd* const user = getpwuid(getuid());
+  if (user != nullptr && user->pw_uid != 0) {
+    names.emplace_back(user->pw_name, "USER");
+  }
+  return names;
 }
+
+// The archive has only the last bytes of a larger file.
+constexpr size_t kMostOfAFile = 256 << 10;
+// A shorter name occurs in every text by chance.
+constexpr size_t kLeastHidden = 3;
+
+// Without scratch files; '-' stands for '/' in names.
+ctl::NamedTexts FilesBelow(const std::string& folder) {
+  ctl::NamedTexts files;
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(folder, error)) {
+    if (!entry.is_regular_file(error)) continue;
+    std::string name = entry.path().lexically_relative(folder).generic_string();
+    if (name.starts_with(std::string(kScratch) + "/")) continue;
+    std::replace(name.begin(), name.end(), '/', '-');
+    std::string text = TextOf(entry.path().string());
+    if (text.size() > kMostOfAFile) text.erase(0, text.size() - kMostOfAFile);
+    files.emplace_back(name, text);
+  }
+  return files;
+}
+
+// While an object lives, SIGINT, SIGTERM and SIGHUP are only recorded. The
+// destructor raises the recorded signal again. One object at a time.
+class Interruption {
+ public:
+  Interruption() {
+    struct sigaction note = {};
+    note.sa_handler = [](int signal) { noted_ = signal; };
+    note.sa_flags = SA_RESTART;
+    for (size_t i = 0; i < kSignals.size(); ++i) {
+      sigaction(kSignals[i], &note, &before_[i]);
+      // A signal that was ignored (as under nohup) stays ignored.
+      if (before_[i].sa_handler == SIG_IGN) {
+        sigaction(kSignals[i], &before_[i], nullptr);
+      }
+    }
+  }
+  ~Interruption() {
+    for (size_t i = 0; i < kSignals.size(); ++i) {
+      sigaction(kSignals[i], &before_[i], nullptr);
+    }
+    if (came()) raise(noted_);
+  }
+  Interruption(const Interruption&) = delete;
+
+  static bool came() { return noted_ != 0; }
+
+ private:
+  static constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
+  static inline std::atomic<int> noted_{0};
+  static_assert(std::atomic<int>::is_always_lock_free);
+  std::array<struct sigaction, kSignals.size()> before_;
+};
 
 bool Asked(const Options& options, const Check& check) {
-  const auto has = [&](const std::vector<std::string>& names) {
-    return std::find(names.begin(), names.end(), check.name) != names.end();
-  };
-  return (options.only.empty() || has(options.only)) && !has(options.skip);
+  return (options.only.empty() ||
+          absl::c_linear_search(options.only, check.name)) &&
+         !absl::c_linear_search(options.skip, check.name);
 }
 
+// Runs the checks, and writes their results as JSON and as the archive to send
+// back.
 class Run {
  public:
-  Run(const Options& options, std::string work)
+  Run(const Options& options, const std::string& work)
       : options_(options),
-        work_(std::move(work)),
-        report_({.path = fmt::format("{}/{}.tar.gz", options.out, Named()),
-                 .name = Named(),
-                 .version = VersionOfTheKit(),
-                 .work = work_,
-                 .hidden = Hidden()}) {}
+        name_("sluice-verify-" +
+              (options.name.empty()
+                   ? "node-" + absl::FormatTime("%Y-%m-%d", absl::Now(),
+                                                absl::UTCTimeZone())
+                   : options.name)),
+        hidden_(NamesToHide(work, options.python)),
+        here_{.work = work,
+              .python = Absolute(options.python),
+              .limit = absl::Seconds(options.limit)} {}
 
   absl::Status All() {
     Survey();
-    absl::Status written = report_.Write();
+    absl::Status written = Write();
     for (const Check& check : Checks()) {
       if (!Asked(options_, check)) continue;
       if (!written.ok()) return written;
@@ -144,71 +218,100 @@ class Run {
       Result result = One(check);
       result.name = check.name;
       Say(check, Name(result.status), result.seconds, result.reason);
-      report_.Add(std::move(result));
-      written = report_.Write();
+      results_.push_back(std::move(result));
+      written = Write();
     }
     return written;
   }
 
-  const Report& report() const { return report_; }
   std::string path() const {
-    return fmt::format("{}/{}.tar.gz", options_.out, Named());
+    return fmt::format("{}/{}.tar.gz", options_.out, name_);
+  }
+
+  // All requested checks together: failed if any failed, else skipped if any
+  // was.
+  Status status() const {
+    Status whole = Status::kPassed;
+    bool any = false;
+    for (const Result& result : results_) {
+      if (!result.asked) continue;
+      any = true;
+      if (result.status == Status::kFailed) return Status::kFailed;
+      if (result.status == Status::kSkipped) whole = Status::kSkipped;
+    }
+    return any ? whole : Status::kSkipped;
+  }
+
+  std::string Json() const {
+    json checks = json::array();
+    for (const Result& result : results_) checks.push_back(ToJson(result));
+    const json all = {{"version", VersionOfTheKit()},
+                      {"status", Name(status())},
+                      {"checks", std::move(checks)}};
+    return Hide(all.dump(1, ' ', false, json::error_handler_t::replace)) + "\n";
   }
 
  private:
-  std::string Named() const {
-    if (!options_.name.empty()) return "sluice-verify-" + options_.name;
-    return "sluice-verify-node-" +
-           absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone());
-  }
-  std::vector<std::pair<std::string, std::string>> Hidden() const {
-    auto names = NamesOfThisMachine();
-    for (const std::string& folder : FoldersOf(options_.python)) {
-      names.insert(names.begin(), {folder, "PYTHON"});
+  std::string Hide(std::string text) const {
+    for (const auto& [name, instead] : hidden_) {
+      if (name.size() < kLeastHidden) continue;
+      text = absl::StrReplaceAll(text, {{name, instead}});
     }
-    names.insert(names.begin(), {work_, "WORK"});
-    return names;
+    return text;
   }
-  CheckProcess Process(const Check& check) const {
-    CheckProcess process = {.program = SelfPath(),
-                            .check = &check,
-                            .work = work_,
-                            .gpus = absl::StrJoin(free_, ","),
-                            .busy = busy_,
-                            .python = Absolute(options_.python),
-                            .limit = {},
-                            .stopped = Interruption::came};
-    if (options_.limit > 0) process.limit = absl::Seconds(options_.limit);
-    return process;
+
+  // Replaces the archive; called after each check, for runs that are aborted.
+  absl::Status Write() const {
+    ctl::NamedTexts files = FilesBelow(here_.work);
+    for (auto& [name, text] : files) text = Hide(std::move(text));
+    files.emplace_back("report.json", Json());
+    auto archive = ctl::MakeTarGz(name_, files);
+    // Ctrl-C also ends gzip, so try once more.
+    if (!archive.ok() && Interruption::came()) {
+      archive = ctl::MakeTarGz(name_, files);
+    }
+    SLUICE_RETURN_IF_ERROR(archive.status());
+    const std::string fresh = path() + ".new";
+    std::ofstream file(fresh, std::ios::binary);
+    file << *archive;
+    file.close();
+    if (!file || std::rename(fresh.c_str(), path().c_str()) != 0) {
+      return ErrnoStatus(errno, "write " + path());
+    }
+    return absl::OkStatus();
   }
+
   void Survey() {
-    const Result found = RunInProcess(Process(*FindCheck("survey")));
+    const Result found =
+        RunInProcess(*FindCheck("survey"), here_, Interruption::came);
     no_gpu_ = found.reason;
     if (found.status != Status::kPassed) return;
-    free_ = found.value["free"].get<std::vector<int>>();
-    busy_ = absl::StrJoin(found.value["busy"].get<std::vector<std::string>>(),
-                          "; ");
-    if (free_.empty()) no_gpu_ = busy_;
+    here_.gpus = found.value["free"].get<std::vector<int>>();
+    here_.busy = absl::StrJoin(
+        found.value["busy"].get<std::vector<std::string>>(), "; ");
+    if (here_.gpus.empty()) no_gpu_ = here_.busy;
   }
+
   Result One(const Check& check) const {
     if (Interruption::came()) return Skipped("interrupted before it");
-    if (check.needs_python && options_.python.empty()) {
+    if (check.needs_python && here_.python.empty()) {
       Result result = Skipped("not asked for: it needs --python PATH");
       result.asked = false;
       return result;
     }
-    if (check.needs_gpu && free_.empty()) {
+    if (check.needs_gpu && here_.gpus.empty()) {
       return Skipped("no GPU can be used: " + no_gpu_);
     }
-    Result result = RunInProcess(Process(check));
+    Result result = RunInProcess(check, here_, Interruption::came);
     // A check of all GPUs does not pass if busy ones were left out.
-    if (check.needs_gpu && !check.needs_python && !busy_.empty() &&
+    if (check.needs_gpu && !check.needs_python && !here_.busy.empty() &&
         result.status == Status::kPassed) {
       result.status = Status::kSkipped;
-      result.reason = "passed on the others; " + busy_;
+      result.reason = "passed on the others; " + here_.busy;
     }
     return result;
   }
+
   void Say(const Check& check, const char* what, double seconds,
            const std::string& reason = "") const {
     std::string line = fmt::format("{:<12} {:<8}", check.name, what);
@@ -220,10 +323,11 @@ class Run {
   }
 
   const Options& options_;
-  const std::string work_;
-  Report report_;
-  std::vector<int> free_;
-  std::string busy_, no_gpu_;
+  const std::string name_;  // of the archive and of the folder in it
+  const HiddenNames hidden_;
+  Surroundings here_;  // of all checks
+  std::vector<Result> results_;
+  std::string no_gpu_;
 };
 
 int Fail(const absl::Status& status) {
@@ -244,26 +348,11 @@ int Verify(const Options& options) {
   if (!work.ok()) return Fail(work.status());
   Run run(options, work->path());
   if (const absl::Status done = run.All(); !done.ok()) return Fail(done);
-  if (options.json) std::fputs(run.report().Json().c_str(), stdout);
-  fmt::print(stderr, "\n{}: {} is what to send back\n",
-             Name(run.report().status()), run.path());
+  if (options.json) std::fputs(run.Json().c_str(), stdout);
+  fmt::print(stderr, "\n{}: {} is what to send back\n", Name(run.status()),
+             run.path());
   std::fflush(nullptr);
-  return ExitStatus(run.report().status());
-}
-
-// `arguments`: flags and values in turn, as RunInProcess passes them.
-int BeACheck(const std::vector<std::string>& arguments) {
-  std::map<std::string, std::string> given;
-  for (size_t i = 0; i + 1 < arguments.size(); i += 2) {
-    given[arguments[i]] = arguments[i + 1];
-  }
-  const Check* const check = FindCheck(given["--check"]);
-  int64_t limit = 0;
-  if (check == nullptr || !absl::SimpleAtoi(given["--limit"], &limit)) return 2;
-  return ServeCheck(*check, given["--work"], given["--gpus"],
-                    {.busy = given["--busy"],
-                     .python = given["--python"],
-                     .limit = absl::Seconds(limit)});
+  return ExitStatus(run.status());
 }
 
 // Runs the modes in which this program starts itself: as a check, as a probe of
@@ -271,13 +360,11 @@ int BeACheck(const std::vector<std::string>& arguments) {
 // nullopt if the arguments are a user's.
 std::optional<int> RunHidden(const std::vector<std::string>& arguments) {
   if (arguments.empty()) return std::nullopt;
-  if (arguments[0] == "--check") return BeACheck(arguments);
+  if (arguments[0] == kBeACheck) return BeACheck(arguments);
   if (arguments[0] == "--probe" && arguments.size() == 2) {
     return AskRule(arguments[1]);
   }
-  if (arguments[0] == kBeATenant) {
-    return BeATenant({arguments.begin() + 1, arguments.end()});
-  }
+  if (arguments[0] == kBeATenant) return BeATenant(arguments);
   return std::nullopt;
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -36,9 +35,7 @@ bool ReadAnswer(const std::string& out, const RuleText& rule, Answer& answer) {
 
 // Returns what follows "NAME assumed=CODE " in a line of rules.diff.
 std::string AskProbe(const RuleText& rule) {
-  const std::string self =
-      std::filesystem::read_symlink("/proc/self/exe").string();
-  const auto run = RunProgram({self, "--probe", std::string(rule.name)},
+  const auto run = RunProgram({SelfPath(), "--probe", std::string(rule.name)},
                               {.patience = kPatience});
   if (absl::IsDeadlineExceeded(run.status())) return "never-answered";
   if (!run.ok()) {
@@ -97,10 +94,7 @@ Result RunRules(const Surroundings& here) {
   const json value = {
       {"differs", differs}, {"not_asked", not_asked}, {"diff", diff}};
   if (!missing.empty()) return Failed(value, expected, missing);
-  if (unasked.empty()) return Passed(value, expected);
-  Result result = Skipped(unasked);
-  result.value = value;
-  return result;
+  return unasked.empty() ? Passed(value, expected) : Skipped(unasked, value);
 }
 
 }  // namespace sluice::verify

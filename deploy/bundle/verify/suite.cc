@@ -1,8 +1,5 @@
 // The checks that run test programs on each GPU.
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <filesystem>
 
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/check.h"
@@ -77,13 +74,10 @@ Result RunOn(const Suite& suite, const std::vector<int>& gpus,
   const std::string report = here.work + "/gpu" + group + ".json";
   const std::string expected = "every test passes";
   ShowOnly(gpus);
-  const std::string program =
-      std::filesystem::read_symlink("/proc/self/exe").parent_path().string() +
-      "/" + suite.program;
-  const auto run =
-      RunProgram({program, fmt::format("--gtest_filter={}", suite.filter),
-                  "--gtest_output=json:" + report},
-                 {.patience = absl::Floor(patience, absl::Milliseconds(100))});
+  const auto run = RunProgram(
+      {Beside(suite.program), fmt::format("--gtest_filter={}", suite.filter),
+       "--gtest_output=json:" + report},
+      {.patience = absl::Floor(patience, absl::Milliseconds(100))});
   if (!run.ok()) return Failed({}, expected, run.status());
   std::fputs(run->out.c_str(), stdout);
   std::fputs(run->err.c_str(), stderr);
@@ -101,11 +95,7 @@ Result RunOn(const Suite& suite, const std::vector<int>& gpus,
         fmt::format("{}{} ended with status {}; it said last: {}", where,
                     suite.program, run->exit_status, LastLine(run->err)));
   }
-  if (!outcome.skipped.empty()) {
-    Result result = Skipped(where + outcome.reason);
-    result.value = value;
-    return result;
-  }
+  if (!outcome.skipped.empty()) return Skipped(where + outcome.reason, value);
   if (outcome.passed == 0) {
     return Failed(value, expected,
                   where + "nothing of " + suite.program + " ran");

@@ -1,17 +1,13 @@
 // Runs the checks of the user's torch in their Python, with the kit's package
 // and daemon, on the first free GPU. Nothing is installed.
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/hardware_file.h"
 #include "deploy/bundle/verify/private_daemon.h"
 #include "kernels/device/driver.h"
 #include "proto/base/file_text.h"
@@ -21,17 +17,13 @@
 namespace sluice::verify {
 namespace {
 
-using nlohmann::json;
-
 // The lease takes 1/8 of the GPU's free memory, torch the rest.
 constexpr int kTorchPartOfGpu = 8;
 constexpr Bytes kTorchHost = GiB(1);
-constexpr absl::Duration kTorchNap = absl::Milliseconds(20);
 
 // Makes Python find the package and programs of the kit, or of a build.
 absl::Status ShowPackage() {
-  const auto bin =
-      std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const auto bin = std::filesystem::path(SelfPath()).parent_path();
   const std::string package = (bin.parent_path() / "python").string();
   if (!std::filesystem::exists(package + "/sluice_verify/__main__.py")) {
     return absl::NotFoundError(
@@ -63,32 +55,15 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> StartDaemon(absl::Time until) {
       until);
 }
 
-// Returns HowItEnded's text.
-absl::StatusOr<std::string> RunPython(const Surroundings& here,
-                                      const std::string& socket,
-                                      const std::string& result) {
-  SLUICE_ASSIGN_OR_RETURN(const pid_t pid,
-                          Spawn({here.python, "-m", "sluice_verify", here.check,
-                                 "--socket", socket, "--result", result},
-                                {.name = "the Python of --python",
-                                 .signals = SpawnOptions::Signals::kDefault}));
-  int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  return HowItEnded(status);
-}
-
 absl::Status AwaitNothingLeased(const PrivateDaemon& daemon, absl::Time until) {
-  while (true) {
-    SLUICE_ASSIGN_OR_RETURN(const Bytes leased, daemon.Leased());
-    if (leased == Bytes()) return absl::OkStatus();
-    if (absl::Now() >= until) {
-      return absl::InternalError(
-          fmt::format("{} of the GPU are leased to nobody that lives",
-                      FormatBytes(leased)));
-    }
-    absl::SleepFor(kTorchNap);
-  }
+  absl::StatusOr<Bytes> leased;
+  const auto all_free = [&] {
+    leased = daemon.Leased();
+    return !leased.ok() || *leased == Bytes();
+  };
+  if (AwaitTrue(until, all_free)) return leased.status();
+  return absl::InternalError(fmt::format(
+      "{} of the GPU are leased to nobody that lives", FormatBytes(*leased)));
 }
 
 absl::StatusOr<Result> AskTorch(const Surroundings& here) {
@@ -98,16 +73,17 @@ absl::StatusOr<Result> AskTorch(const Surroundings& here) {
   SLUICE_ASSIGN_OR_RETURN(const auto daemon, StartDaemon(until));
   const std::string path =
       std::string(std::getenv("TMPDIR")) + "/" + here.check + ".result";
-  SLUICE_ASSIGN_OR_RETURN(const std::string bad_end,
-                          RunPython(here, daemon->socket(), path));
-  const json told =
-      json::parse(TextOf(path), nullptr, /*allow_exceptions=*/false);
-  Result result =
-      bad_end.empty()
-          ? FromJson(told)
-          : FromJson(told, fmt::format(
-                               "the Python process {}; it said last: {}",
-                               bad_end, LastLine(TextOf(here.work + ".log"))));
+  SLUICE_ASSIGN_OR_RETURN(
+      const pid_t pid, Spawn({here.python, "-m", "sluice_verify", here.check,
+                              "--socket", daemon->socket(), "--result", path},
+                             {.name = "the Python of --python",
+                              .signals = SpawnOptions::Signals::kDefault}));
+  std::string bad_end = Reap(pid);
+  if (!bad_end.empty()) {
+    bad_end = fmt::format("the Python process {}; it said last: {}", bad_end,
+                          LastLine(TextOf(here.work + ".log")));
+  }
+  Result result = ReadResult(path, bad_end);
   if (result.status == Status::kPassed) {
     SLUICE_RETURN_IF_ERROR(AwaitNothingLeased(*daemon, until));
     SLUICE_RETURN_IF_ERROR(daemon->End(until));

@@ -27,9 +27,8 @@ OF_THE_SYSTEM = {
     "deploy/bundle/verify/suite.cc": {"--gtest"},
     # What verify passes to the processes of its checks; its --help omits
     # these.
-    "deploy/bundle/verify/check_process.cc": {"--check", "--work", "--busy"},
-    "deploy/bundle/verify/main.cc": {"--check", "--work", "--busy"},
-    "deploy/bundle/verify/private_daemon.h": {"--tenant"},
+    "deploy/bundle/verify/check.h": {"--check", "--tenant"},
+    "deploy/bundle/verify/check_process.cc": {"--work", "--busy"},
     # What verify passes to the kit's Python.
     "deploy/bundle/verify/torch.cc": {"--result", "--socket"},
 }
