@@ -123,7 +123,6 @@ class Engine final : public CopyEngine {
   // Returns null, and keeps the fault, if no event is available.
   std::shared_ptr<State> NewTicket(device::Stream stream);
   absl::Status WaitOnCompute(const State& state);
-  std::optional<absl::Duration> SlackOf(std::string_view label) const;
 
   const Options options_;
   const std::shared_ptr<EventPool> pool_;
@@ -193,20 +192,17 @@ Ticket Engine::MarkCompute() {
   return TicketAccess::Make(std::move(state));
 }
 
-std::optional<absl::Duration> Engine::SlackOf(std::string_view label) const {
-  for (const CopySlack& each : slack_) {
-    if (each.label == label) return each.slack;
-  }
-  return std::nullopt;
-}
-
 Ticket Engine::Enqueue(CopyRequest request) {
   fault_.Keep(Check(request));
   CopyLane& to = lane(request.direction);
   auto state = NewTicket(to.stream());
   if (!state) return Ticket();
   Ticket ticket = TicketAccess::Make(state);
-  const std::optional<absl::Duration> slack = SlackOf(request.label);
+  const auto known = std::ranges::find(
+      slack_, std::string_view(request.label),
+      [](const CopySlack& s) -> std::string_view { return s.label; });
+  std::optional<absl::Duration> slack;
+  if (known != slack_.end()) slack = known->slack;
   to.Push(std::move(request), std::move(state), slack);
   return ticket;
 }
@@ -217,10 +213,7 @@ absl::Status Engine::WaitOnCompute(const State& state) {
   SLUICE_RETURN_IF_ERROR(
       options_.driver->StreamWaitEvent(compute_, state.event));
   // A compute mark's stream may belong to the caller and be destroyed by now.
-  if (std::find(streams_.begin(), streams_.end(), state.stream) ==
-      streams_.end()) {
-    return absl::OkStatus();
-  }
+  if (std::ranges::count(streams_, state.stream) == 0) return absl::OkStatus();
   // The event of a failed copy is reached too. This wait has no effect, but
   // returns the stream's fault.
   return options_.driver->StreamWaitEvent(state.stream, state.event);
@@ -256,6 +249,11 @@ std::vector<CopyRecord> Engine::TakeTimeline() {
 }
 
 }  // namespace
+
+bool Ticket::done() const {
+  // On a lost device nothing is in flight; Wait returns the fault.
+  return !state_ || state_->IsReached(/*if_unknown=*/true);
+}
 
 absl::StatusOr<std::unique_ptr<CopyEngine>> CopyEngine::Start(
     const Options& options) {

@@ -30,19 +30,6 @@ Bytes SizeOf(const CopyRequest& request) {
 
 }  // namespace
 
-void Fault::Keep(const absl::Status& status) {
-  if (status.ok()) return;
-  const MutexLock lock(mutex_);
-  if (status_.ok()) status_ = status;
-  set_.store(true, std::memory_order_release);
-}
-
-absl::Status Fault::Get() const {
-  if (!set()) return absl::OkStatus();
-  const MutexLock lock(mutex_);
-  return status_;
-}
-
 CopyLane::CopyLane(const CopyEngine::Options& options,
                    device::CopyDirection direction, device::Stream stream,
                    std::shared_ptr<EventPool> pool, Fault* fault,

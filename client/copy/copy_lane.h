@@ -37,8 +37,17 @@ namespace sluice::client {
 // Keeps an engine's first fault; later ones are its consequences. Thread-safe.
 class Fault {
  public:
-  void Keep(const absl::Status& status);
-  absl::Status Get() const;
+  void Keep(const absl::Status& status) {
+    if (status.ok()) return;
+    const MutexLock lock(mutex_);
+    status_.Update(status);
+    set_.store(true, std::memory_order_release);
+  }
+  absl::Status Get() const {
+    if (!set()) return absl::OkStatus();
+    const MutexLock lock(mutex_);
+    return status_;
+  }
   bool set() const { return set_.load(std::memory_order_acquire); }
 
  private:

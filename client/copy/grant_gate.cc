@@ -24,13 +24,12 @@ GrantGate::GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
 
 void GrantGate::TellDue(int direction, Bytes size, absl::Time due) {
   GrantUseSlot& slot = use_->slot;
-  const uint64_t used =
-      slot.used_bytes[direction].load(std::memory_order_relaxed);
+  const uint64_t before = used(direction).load(std::memory_order_relaxed);
   // The page's value is unsigned: a negative time would be far in the future.
   const int64_t at = std::max<int64_t>(0, absl::ToUnixNanos(due));
   slot.due_ns[direction].store(static_cast<uint64_t>(at),
                                std::memory_order_relaxed);
-  slot.due_bytes[direction].store(used + static_cast<uint64_t>(size.count()),
+  slot.due_bytes[direction].store(before + size.size(),
                                   std::memory_order_release);
 }
 
@@ -58,13 +57,6 @@ void GrantGate::Forgive(int direction, uint64_t end) {
   }
 }
 
-double GrantGate::PacedRate(int direction, absl::Duration silent) const {
-  if (silent > kGrantStaleAfter + kGrantPacedFor) return 0;
-  return static_cast<double>(
-      limits_->slots[slot_].bytes_per_second[direction].load(
-          std::memory_order_relaxed));
-}
-
 int64_t GrantGate::Book(int direction, uint64_t bytes,
                         double bytes_per_second) {
   Pace& pace = pace_[direction];
@@ -86,7 +78,13 @@ absl::Duration GrantGate::AcquireSlow(int direction, uint64_t bytes,
     if (end <= granted(direction) + forgiven_[direction].load()) break;
     const absl::Duration silent = SilentFor(now);
     if (silent > kGrantStaleAfter) {
-      const double rate = PacedRate(direction, silent);
+      // In bytes per second; 0: ungated.
+      double rate = 0;
+      if (silent <= kGrantStaleAfter + kGrantPacedFor) {
+        rate = static_cast<double>(
+            limits_->slots[slot_].bytes_per_second[direction].load(
+                std::memory_order_relaxed));
+      }
       if (rate > 0 && !booked) booked = Book(direction, bytes, rate);
       if (rate == 0 || now >= *booked) {
         Forgive(direction, end);

@@ -33,9 +33,8 @@ class GrantGate {
   absl::Duration Acquire(int direction, Bytes size,
                          const std::atomic<bool>* cancel = nullptr) {
     const auto bytes = static_cast<uint64_t>(size.count());
-    const uint64_t end = use_->slot.used_bytes[direction].fetch_add(
-                             bytes, std::memory_order_relaxed) +
-                         bytes;
+    const uint64_t end =
+        used(direction).fetch_add(bytes, std::memory_order_relaxed) + bytes;
     if (end <= granted(direction)) [[likely]] {
       ForgetForgiven(direction);
       return absl::ZeroDuration();
@@ -46,34 +45,30 @@ class GrantGate {
   // Returns false and takes nothing where Acquire would wait.
   bool TryAcquire(int direction, Bytes size) {
     const auto bytes = static_cast<uint64_t>(size.count());
-    auto& used = use_->slot.used_bytes[direction];
-    uint64_t before = used.load(std::memory_order_relaxed);
+    uint64_t before = used(direction).load(std::memory_order_relaxed);
     do {
       if (before + bytes > granted(direction)) return false;
-    } while (!used.compare_exchange_weak(before, before + bytes,
-                                         std::memory_order_relaxed));
+    } while (!used(direction).compare_exchange_weak(before, before + bytes,
+                                                    std::memory_order_relaxed));
     ForgetForgiven(direction);
     return true;
   }
 
   // Takes the bytes even if the limit has no room.
   void Take(int direction, Bytes size) {
-    use_->slot.used_bytes[direction].fetch_add(
-        static_cast<uint64_t>(size.count()), std::memory_order_relaxed);
+    used(direction).fetch_add(size.size(), std::memory_order_relaxed);
   }
   // Returns whether TryAcquire would take the bytes.
   bool HasRoom(int direction, Bytes size) const {
-    return use_->slot.used_bytes[direction].load(std::memory_order_relaxed) +
-               static_cast<uint64_t>(size.count()) <=
+    return used(direction).load(std::memory_order_relaxed) + size.size() <=
            granted(direction);
   }
 
   // Returns false if the link's speed is unknown, so that there is no limit.
   bool Limits(int direction) const {
     const uint64_t limit = granted(direction);
-    const uint64_t used =
-        use_->slot.used_bytes[direction].load(std::memory_order_relaxed);
-    return limit < used || limit - used < kGrantFar;
+    const uint64_t now = used(direction).load(std::memory_order_relaxed);
+    return limit < now || limit - now < kGrantFar;
   }
 
   // States until ForgetDue that the next `size` bytes taken of `direction` are
@@ -94,6 +89,9 @@ class GrantGate {
     int64_t free_at_ns ABSL_GUARDED_BY(mutex) = 0;
   };
 
+  std::atomic<uint64_t>& used(int direction) const {
+    return use_->slot.used_bytes[direction];
+  }
   // The cumulative bytes up to which this rank may start copies.
   uint64_t granted(int direction) const {
     return limits_->slots[slot_].limit_bytes[direction].load(
@@ -109,8 +107,6 @@ class GrantGate {
                              const std::atomic<bool>* cancel);
   // Returns the heartbeat's age; infinite after Detach.
   absl::Duration SilentFor(int64_t now_ns) const;
-  // In bytes per second while the daemon grants nothing; 0: ungated.
-  double PacedRate(int direction, absl::Duration silent) const;
   // Forgives the bytes by which a copy that ends at `end` exceeds the limit.
   void Forgive(int direction, uint64_t end);
   int64_t NowNs() const;

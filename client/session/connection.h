@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/base/find.h"
 #include "proto/base/mutex.h"
 #include "proto/base/shortage.h"
 #include "proto/base/unique_fd.h"
@@ -49,20 +50,29 @@ class PendingCalls {
   // answer.
   absl::StatusOr<wire::Packet> Add(const wire::Request& request,
                                    std::vector<UniqueFd> fds, Waits waits);
-  // Forgets a call that was never sent or is answered.
+  // Forgets a call that was never sent.
   void Drop(uint64_t id) { calls_.erase(id); }
   // Records that the caller no longer waits; the answer may still arrive.
-  void Abandon(uint64_t id);
-
-  void Progressed(uint64_t id, absl::Time now);
+  void Abandon(uint64_t id) {
+    if (Call* call = FindOrNull(calls_, id)) call->waits = Waits::kNobody;
+  }
+  void Progressed(uint64_t id, absl::Time now) {
+    if (Call* call = FindOrNull(calls_, id)) call->progressed_at = now;
+  }
   // Returns the time of the last progress that the daemon reported on the
   // request, or InfinitePast.
-  absl::Time progressed_at(uint64_t id) const;
+  absl::Time progressed_at(uint64_t id) const {
+    const Call* call = FindOrNull(calls_, id);
+    return call != nullptr ? call->progressed_at : absl::InfinitePast();
+  }
 
   // Adds a packet of an answer to its request. Returns a lease that is now
   // granted to an abandoned request; it must be given back.
   std::optional<uint64_t> Answer(wire::Message message);
-  bool complete(uint64_t id) const;
+  bool complete(uint64_t id) const {
+    const Call* call = FindOrNull(calls_, id);
+    return call != nullptr && call->IsWhole();
+  }
   // Returns whether a request of this kind has no whole answer.
   bool Awaits(wire::Request::BodyCase kind) const;
   // Returns the answer, in the order of its parts, and drops the request.
@@ -88,11 +98,8 @@ class PendingCalls {
     bool unsent = false;
     std::map<uint32_t, wire::Message> parts;
     absl::Time progressed_at = absl::InfinitePast();
+    bool IsWhole() const;
   };
-  static bool IsWhole(const Call& call);
-  size_t Posted() const;
-  void ForgetOldReports();
-
   std::map<uint64_t, Call> calls_;
   uint64_t next_id_ = 1;
 };
@@ -148,22 +155,18 @@ class Connection {
   // Returns whether the daemon closed the socket without sending a packet.
   bool IsUnheard();
   void Run();
-  // `said`: the reason that the peer sent before it closed the socket, or
-  // empty.
-  void OnClosed(const std::string& said);
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);
-  void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Removes an abandoned lease request from the daemon's queue.
-  void GiveUp(uint64_t id);
-  // Frees a lease that its caller abandoned.
-  void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);
   // Sends without waiting. ResourceExhausted: the socket has no room.
   absl::Status TrySend(const wire::Packet& packet, std::span<const int> fds);
   absl::Status SendPacket(const wire::Packet& packet, std::span<const int> fds,
                           absl::Time deadline);
+  // Adds a call; an error if the daemon is gone.
+  absl::StatusOr<wire::Packet> Add(const wire::Request& request,
+                                   std::vector<UniqueFd> fds,
+                                   PendingCalls::Waits waits);
   absl::Status Gone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AwaitBriefly(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AwaitAnswer(uint64_t id, absl::Time end, absl::Duration timeout)

@@ -15,7 +15,6 @@
 
 #include "client/session/connection.h"
 #include "client/session/mapping.h"
-#include "client/session/plan_inbox.h"
 #include "client/session/welcome.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "proto/base/clock.h"
@@ -89,6 +88,63 @@ class EventRelay {
   Mutex mutex_;
   Session::EventHandler handler_ ABSL_GUARDED_BY(mutex_);
   std::vector<SessionEvent> early_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Holds the plan that a rank waits for, and the newest changed plan. Thread
+// safety: one thread waits; any thread may call the other methods.
+class PlanInbox {
+ public:
+  using PlanOr = absl::StatusOr<plan::NodePlan>;
+
+  // Forgets earlier answers, so that the next Put answers the next profile.
+  void Clear() {
+    const MutexLock lock(mutex_);
+    plan_.reset();
+  }
+  // The first answer counts: a plan stays valid if a peer dies later. Aborted,
+  // which asks to submit the profile again, gives way to any other answer.
+  void Put(PlanOr plan) {
+    {
+      const MutexLock lock(mutex_);
+      if (!plan_ || absl::IsAborted(plan_->status())) plan_ = std::move(plan);
+    }
+    changed_.NotifyAll();
+  }
+  // DeadlineExceeded: `timeout` passed.
+  PlanOr Await(absl::Duration timeout) {
+    const auto deadline = CondVar::Deadline(timeout);
+    const MutexLock lock(mutex_);
+    while (!plan_ && changed_.WaitUntil(mutex_, deadline)) {
+    }
+    if (plan_) return *std::exchange(plan_, std::nullopt);
+    return absl::DeadlineExceededError(fmt::format(
+        "no plan after {}: have all local ranks of the job sent a profile?",
+        FormatSpan(timeout)));
+  }
+
+  // Keeps the newest changed plan.
+  void PutChanged(plan::NodePlan plan) {
+    auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
+    const MutexLock lock(mutex_);
+    if (shared->id != dropped_) changed_plan_ = std::move(shared);
+  }
+  std::shared_ptr<const plan::NodePlan> changed() const {
+    const MutexLock lock(mutex_);
+    return changed_plan_;
+  }
+  // Forgets that plan, even if it arrives again, but not a newer one.
+  void DropChanged(PlanId plan) {
+    const MutexLock lock(mutex_);
+    dropped_ = plan;
+    if (changed_plan_ && changed_plan_->id == plan) changed_plan_.reset();
+  }
+
+ private:
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::optional<PlanOr> plan_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const plan::NodePlan> changed_plan_ ABSL_GUARDED_BY(mutex_);
+  PlanId dropped_ ABSL_GUARDED_BY(mutex_);
 };
 
 class LeasedRegion final : public Region {
@@ -482,10 +538,10 @@ void SessionImpl::OnTakenOver(const wire::Message& message) {
   const wire::TakenOver& told = message.packet.event().taken_over();
   if (shared_gate_ == nullptr) return;  // as in OnChanged
   if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
-  if (told.plan_id() != 0) {
-    return inbox_.Put(ReadPlan(message.fds[0]));
-  }
-  inbox_.AskAgain();
+  inbox_.Put(
+      told.plan_id() != 0
+          ? ReadPlan(message.fds[0])
+          : absl::AbortedError("another daemon took over: ask it again"));
 }
 
 NodeLimits SessionImpl::limits() const {
@@ -499,16 +555,6 @@ void SessionImpl::OnGone(const std::string& reason) {
   inbox_.Put(absl::UnavailableError(reason));
   relay_.Deliver({Kind::kDisconnected, reason});
 }
-
-}  // namespace
-
-std::string DefaultSocket() {
-  const char* named = std::getenv("SLUICE_SOCKET");
-  return named != nullptr && *named != '\0' ? named
-                                            : "/run/sluice/session.sock";
-}
-
-namespace {
 
 // Finds the daemon's GPU by UUID, or by number if no UUID is set; sets both.
 absl::Status FindGpu(SessionOptions& options) {
@@ -531,12 +577,13 @@ absl::Status FindGpu(SessionOptions& options) {
       uuid, gpus.size(), options.socket, has));
 }
 
-// Whether NVIDIA's driver shows which device node belongs to which GPU.
-bool DriverTellsNodes() {
-  return access("/proc/driver/nvidia/gpus", R_OK) == 0;
-}
-
 }  // namespace
+
+std::string DefaultSocket() {
+  const char* named = std::getenv("SLUICE_SOCKET");
+  return named != nullptr && *named != '\0' ? named
+                                            : "/run/sluice/session.sock";
+}
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(
     const SessionOptions& options) {
@@ -554,7 +601,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   }
   SessionOptions chosen = options;
   if (chosen.socket.empty()) chosen.socket = DefaultSocket();
-  if (!options.gpu_uuid.empty() || DriverTellsNodes()) {
+  // The driver may show which device node belongs to which GPU.
+  if (!options.gpu_uuid.empty() ||
+      access("/proc/driver/nvidia/gpus", R_OK) == 0) {
     SLUICE_RETURN_IF_ERROR(FindGpu(chosen));
   }
   auto session = std::make_unique<SessionImpl>(chosen);
