@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "client/copy/copy_lane.h"
@@ -198,11 +197,10 @@ Ticket Engine::Enqueue(CopyRequest request) {
   auto state = NewTicket(to.stream());
   if (!state) return Ticket();
   Ticket ticket = TicketAccess::Make(state);
-  const auto known = std::ranges::find(
-      slack_, std::string_view(request.label),
-      [](const CopySlack& s) -> std::string_view { return s.label; });
   std::optional<absl::Duration> slack;
-  if (known != slack_.end()) slack = known->slack;
+  for (const CopySlack& each : slack_) {
+    if (each.label == request.label) slack = each.slack;
+  }
   to.Push(std::move(request), std::move(state), slack);
   return ticket;
 }
