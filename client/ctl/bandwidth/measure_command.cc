@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -13,7 +15,6 @@
 
 #include "absl/time/clock.h"
 #include "client/ctl/admin/admin.h"
-#include "client/ctl/bandwidth/copy_flow.h"
 #include "client/ctl/bandwidth/link_tree.h"
 #include "client/ctl/text/output.h"
 #include "client/session/session.h"
@@ -30,95 +31,152 @@ using device::CopyDirection;
 // Hides a copy's fixed cost, and slow links still complete several.
 constexpr Bytes kMostCopy = MiB(4);
 constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
+constexpr int kLeastCopies = 8;         // copies per measured number
+// Copies in this time are not counted.
+constexpr absl::Duration kWarmUp = absl::Milliseconds(200);
+constexpr absl::Duration kNap = absl::Microseconds(50);
 
-// Measures how fast several GPUs copy at the same time. Copies as a rank does,
-// in leased memory, but waits for no grants.
-class CopyMeter {
+// The copies of one GPU in one direction, timed while other flows run.
+class CopyFlow {
  public:
-  struct Options {
-    std::string socket;
-    std::vector<int64_t> gpu_free;  // free bytes of each GPU
-    absl::Duration window = absl::Seconds(1);
+  // Both ranges outlive the flow. No other flow writes the one that this flow
+  // reads, or uses the one that it writes.
+  struct Range {
+    DeviceIndex device;
+    CopyDirection direction;
+    std::byte* gpu = nullptr;
+    std::byte* host = nullptr;
+    Bytes size;
   };
 
-  // Attaches one rank per GPU, each with a little memory of its GPU and of the
-  // host near it. Errors name the GPU.
-  static absl::StatusOr<std::unique_ptr<CopyMeter>> Open(Options options);
-
-  // Returns the sums of the speeds of all `gpus`, which copy at once.
-  absl::StatusOr<MeasuredSpeeds> Measure(const std::vector<size_t>& gpus);
-
-  static std::string Job();
-
- private:
-  struct Gpu {
-    std::unique_ptr<client::Session> session;
-    std::unique_ptr<client::Region> device, host;
-  };
-  explicit CopyMeter(Options options) : options_(std::move(options)) {}
-  absl::Status Attach(size_t gpu);
-  struct Rates {
-    double h2d = 0, d2h = 0;
-  };
-  absl::StatusOr<Rates> CopyAtOnce(const std::vector<size_t>& gpus, bool h2d,
-                                   bool d2h);
-
-  const Options options_;
-  std::vector<Gpu> gpus_;
-};
-
-absl::StatusOr<std::unique_ptr<CopyMeter>> CopyMeter::Open(Options options) {
-  auto meter = std::unique_ptr<CopyMeter>(new CopyMeter(std::move(options)));
-  for (size_t gpu = 0; gpu < meter->options_.gpu_free.size(); ++gpu) {
-    if (const absl::Status attached = meter->Attach(gpu); !attached.ok()) {
-      return Annotate(attached, fmt::format("measure at GPU {}", gpu));
+  CopyFlow(device::Driver& driver, Range range)
+      : driver_(driver), range_(range) {}
+  // Waits until the flow's copies have ended.
+  ~CopyFlow() {
+    if (stream_.value() != 0) {
+      driver_.SynchronizeStream(stream_).IgnoreError();
+      driver_.DestroyStream(stream_).IgnoreError();
+    }
+    for (const device::Event event : events_) {
+      if (event.value() != 0) driver_.DestroyEvent(event).IgnoreError();
     }
   }
-  return meter;
-}
+  CopyFlow(const CopyFlow&) = delete;
 
-std::string CopyMeter::Job() {
-  return fmt::format("bandwidth-measure-{}", getpid());
-}
+  // Starts kAhead copies.
+  absl::Status Start() {
+    SLUICE_ASSIGN_OR_RETURN(stream_, driver_.CreateStream(range_.device));
+    for (device::Event& event : events_) {
+      SLUICE_ASSIGN_OR_RETURN(event, driver_.CreateEvent());
+    }
+    begin_ = clock_.Now();
+    for (size_t i = 0; i < kAhead; ++i) SLUICE_RETURN_IF_ERROR(Enqueue());
+    return absl::OkStatus();
+  }
+  // Counts the copies completed since the last call, and enqueues as many.
+  // Returns whether there were any.
+  absl::StatusOr<bool> Go(absl::Duration window) {
+    bool any = false;
+    for (size_t i = 0; i < kAhead; ++i) {
+      SLUICE_ASSIGN_OR_RETURN(const bool done,
+                              driver_.QueryEvent(events_[next_]));
+      if (!done) break;
+      any = true;
+      Count(window);
+      SLUICE_RETURN_IF_ERROR(Enqueue());
+    }
+    return any;
+  }
 
-absl::Status CopyMeter::Attach(size_t gpu) {
-  const auto ranks = static_cast<int>(options_.gpu_free.size());
-  Gpu made;
+  CopyDirection direction() const { return range_.direction; }
+  // Returns bytes per second, or 0 if not measured yet.
+  double rate() const { return rate_; }
+
+ private:
+  // Even a fast link takes longer for them than the meter between two Go.
+  static constexpr size_t kAhead = 6;
+
+  // Enqueues a copy and reuses the event of the oldest one, which is done.
+  absl::Status Enqueue() {
+    const bool to_gpu = range_.direction == CopyDirection::kHostToDevice;
+    SLUICE_RETURN_IF_ERROR(driver_.CopyAsync(
+        to_gpu ? range_.gpu : range_.host, to_gpu ? range_.host : range_.gpu,
+        range_.size, range_.direction, stream_));
+    SLUICE_RETURN_IF_ERROR(driver_.RecordEvent(events_[next_], stream_));
+    next_ = (next_ + 1) % kAhead;
+    return absl::OkStatus();
+  }
+  void Count(absl::Duration window) {
+    const absl::Time now = clock_.Now();
+    if (!counted_from_) {
+      if (now - begin_ >= kWarmUp) counted_from_ = now;
+      return;
+    }
+    ++counted_;
+    const absl::Duration took = now - *counted_from_;
+    if (rate_ > 0 || counted_ < kLeastCopies || took < window) return;
+    rate_ = counted_ * static_cast<double>(range_.size.count()) /
+            absl::ToDoubleSeconds(took);
+  }
+
+  device::Driver& driver_;
+  const Range range_;
+  const MonotonicClock clock_;
+  device::Stream stream_;
+  std::array<device::Event, kAhead> events_;
+  size_t next_ = 0;  // index of the oldest copy's event in events_
+  absl::Time begin_;
+  std::optional<absl::Time> counted_from_;
+  int counted_ = 0;
+  double rate_ = 0;
+};
+
+// A rank on one GPU, with a little memory of the GPU and of the host near it.
+// It copies as a rank does, in leased memory, but waits for no grants.
+struct MeteredGpu {
+  std::unique_ptr<client::Session> session;
+  std::unique_ptr<client::Region> device, host;
+};
+
+std::string OwnJob() { return fmt::format("bandwidth-measure-{}", getpid()); }
+
+absl::StatusOr<MeteredGpu> Attach(const std::string& socket,
+                                  const std::vector<int64_t>& gpu_free,
+                                  size_t gpu) {
+  const auto ranks = static_cast<int>(gpu_free.size());
+  MeteredGpu made;
   SLUICE_ASSIGN_OR_RETURN(made.session,
-                          client::Session::Open({.socket = options_.socket,
-                                                 .job = Job(),
+                          client::Session::Open({.socket = socket,
+                                                 .job = OwnJob(),
                                                  .rank = Rank(gpu),
                                                  .world_size = ranks,
                                                  .local_ranks = ranks,
                                                  .gpu = DeviceIndex(gpu)}));
   const Bytes unit = made.session->limits().granularity;
   const Bytes memory =
-      std::max(unit, std::min(kMostMemory, Bytes(options_.gpu_free[gpu] / 2)));
+      std::max(unit, std::min(kMostMemory, Bytes(gpu_free[gpu] / 2)));
   SLUICE_ASSIGN_OR_RETURN(made.device, made.session->LeaseGpu(memory));
   SLUICE_ASSIGN_OR_RETURN(made.host, made.session->LeaseHost(memory));
   // Makes the kernel allocate the pages now, so that the first copies do not.
   std::memset(made.host->data(), 1, made.host->size().size());
-  gpus_.push_back(std::move(made));
-  return absl::OkStatus();
+  return made;
 }
 
-absl::StatusOr<MeasuredSpeeds> CopyMeter::Measure(
-    const std::vector<size_t>& gpus) {
-  SLUICE_ASSIGN_OR_RETURN(const Rates in, CopyAtOnce(gpus, true, false));
-  SLUICE_ASSIGN_OR_RETURN(const Rates out, CopyAtOnce(gpus, false, true));
-  SLUICE_ASSIGN_OR_RETURN(const Rates both, CopyAtOnce(gpus, true, true));
-  return MeasuredSpeeds{in.h2d, out.d2h, both.h2d, both.d2h};
-}
+struct Rates {
+  double h2d = 0, d2h = 0;
+};
 
-absl::StatusOr<CopyMeter::Rates> CopyMeter::CopyAtOnce(
-    const std::vector<size_t>& gpus, bool h2d, bool d2h) {
+// Returns the sums of the speeds of the GPUs `which`, which copy at once. None
+// stops before all are measured: the others would become faster.
+absl::StatusOr<Rates> CopyAtOnce(const std::vector<MeteredGpu>& gpus,
+                                 const std::vector<size_t>& which,
+                                 absl::Duration window, bool h2d, bool d2h) {
   std::vector<std::unique_ptr<CopyFlow>> flows;
-  for (const size_t at : gpus) {
-    Gpu& gpu = gpus_.at(at);
+  for (const size_t at : which) {
+    const MeteredGpu& gpu = gpus.at(at);
     // Each direction uses one half of the memory, so that neither writes what
     // the other reads.
-    const Bytes half = Bytes(
-        std::min(gpu.device->size().count(), gpu.host->size().count()) / 2);
+    const Bytes half = std::min(gpu.device->size(), gpu.host->size()) / 2;
     const auto add = [&](CopyDirection direction, Bytes from) {
       flows.push_back(std::make_unique<CopyFlow>(
           gpu.session->driver(),
@@ -131,13 +189,20 @@ absl::StatusOr<CopyMeter::Rates> CopyMeter::CopyAtOnce(
     if (h2d) add(CopyDirection::kHostToDevice, Bytes(0));
     if (d2h) add(CopyDirection::kDeviceToHost, half);
   }
-  SLUICE_RETURN_IF_ERROR(
-      MeasureAtOnce(flows, {.average_over = options_.window}));
+  for (const auto& flow : flows) SLUICE_RETURN_IF_ERROR(flow->Start());
+  const auto measured = [](const auto& flow) { return flow->rate() > 0; };
+  while (!std::ranges::all_of(flows, measured)) {
+    bool any = false;
+    for (const auto& flow : flows) {
+      SLUICE_ASSIGN_OR_RETURN(const bool went, flow->Go(window));
+      any |= went;
+    }
+    if (!any) absl::SleepFor(kNap);
+  }
   Rates rates;
   for (const auto& flow : flows) {
-    (flow->direction() == CopyDirection::kHostToDevice ? rates.h2d
-                                                       : rates.d2h) +=
-        flow->rate();
+    const bool in = flow->direction() == CopyDirection::kHostToDevice;
+    (in ? rates.h2d : rates.d2h) += flow->rate();
   }
   return rates;
 }
@@ -163,38 +228,44 @@ class Progress {
 
 absl::Status MayMeasure(const MeasurableNode& node, bool beside_jobs) {
   if (beside_jobs || node.jobs.empty()) return absl::OkStatus();
-  constexpr size_t kShown = 3;
-  const size_t shown = std::min(kShown, node.jobs.size());
+  const auto shown = std::min<ptrdiff_t>(3, std::ssize(node.jobs));
+  const bool one = node.jobs.size() == 1;
   return absl::FailedPreconditionError(fmt::format(
       "{} job{} {} ranks here ({}{}): their copies and these would slow each "
       "other down; wait for {}, or give --beside-jobs",
-      node.jobs.size(), node.jobs.size() == 1 ? "" : "s",
-      node.jobs.size() == 1 ? "has" : "have",
+      node.jobs.size(), one ? "" : "s", one ? "has" : "have",
       Printable(fmt::format(
-          "{}",
-          fmt::join(node.jobs.begin(),
-                    node.jobs.begin() + static_cast<ptrdiff_t>(shown), ", "))),
-      shown < node.jobs.size() ? ", ..." : "",
-      node.jobs.size() == 1 ? "its end" : "their end"));
+          "{}", fmt::join(node.jobs.begin(), node.jobs.begin() + shown, ", "))),
+      shown < std::ssize(node.jobs) ? ", ..." : "",
+      one ? "its end" : "their end"));
 }
 
 absl::Status MeasureLinks(const MeasureOptions& options, MeasurableNode& node) {
   Progress progress;
-  SLUICE_ASSIGN_OR_RETURN(
-      const auto meter,
-      CopyMeter::Open({.socket = options.socket,
-                       .gpu_free = node.gpu_free,
-                       .window = absl::Seconds(options.seconds)}));
+  std::vector<MeteredGpu> gpus;
+  for (size_t i = 0; i < node.gpu_free.size(); ++i) {
+    auto gpu = Attach(options.socket, node.gpu_free, i);
+    if (!gpu.ok()) {
+      return Annotate(gpu.status(), fmt::format("measure at GPU {}", i));
+    }
+    gpus.push_back(*std::move(gpu));
+  }
   const auto all =
-      std::count_if(node.links.begin(), node.links.end(),
-                    [](const MeasurableLink& each) { return each.measurable; });
+      std::ranges::count(node.links, true, &MeasurableLink::measurable);
+  const absl::Duration window = absl::Seconds(options.seconds);
   int done = 0;
   for (MeasurableLink& link : node.links) {
     if (!link.measurable) continue;
     progress.Say(fmt::format(
         "measuring link {} ({} of {}), {} GPU{} at once", Printable(link.name),
         ++done, all, link.gpus.size(), link.gpus.size() == 1 ? "" : "s"));
-    SLUICE_ASSIGN_OR_RETURN(link.measured, meter->Measure(link.gpus));
+    const auto copy = [&](bool h2d, bool d2h) {
+      return CopyAtOnce(gpus, link.gpus, window, h2d, d2h);
+    };
+    SLUICE_ASSIGN_OR_RETURN(const Rates in, copy(true, false));
+    SLUICE_ASSIGN_OR_RETURN(const Rates out, copy(false, true));
+    SLUICE_ASSIGN_OR_RETURN(const Rates both, copy(true, true));
+    link.measured = {in.h2d, out.d2h, both.h2d, both.d2h};
   }
   return absl::OkStatus();
 }
@@ -206,7 +277,7 @@ absl::Status WaitUntilLeft(const std::string& admin_socket) {
   while (clock.Now() < give_up) {
     SLUICE_ASSIGN_OR_RETURN(const std::string status, ReadStatus(admin_socket));
     SLUICE_ASSIGN_OR_RETURN(const MeasurableNode node, ReadLinks(status));
-    if (!node.attached.contains(CopyMeter::Job())) break;
+    if (!node.attached.contains(OwnJob())) break;
     absl::SleepFor(absl::Milliseconds(10));
   }
   return absl::OkStatus();
