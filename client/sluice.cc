@@ -56,7 +56,6 @@ static_assert(SLUICE_EVENT_PEER_DIED == int(Kind::kPeerDied));
 static_assert(SLUICE_EVENT_EVICTED == int(Kind::kEvicted));
 static_assert(SLUICE_EVENT_SHUTTING_DOWN == int(Kind::kShuttingDown));
 static_assert(SLUICE_EVENT_DISCONNECTED == int(Kind::kDisconnected));
-
 static_assert(SLUICE_EVENT_PLAN_CHANGED == int(Kind::kPlanChanged));
 
 // Both ends and one value between them would show a shift.
@@ -74,8 +73,10 @@ int Fail(const absl::Status& status) {
   return static_cast<int>(status.code());
 }
 
-absl::Status Bad(const std::string& message) {
-  return absl::InvalidArgumentError(message);
+template <typename... Args>
+absl::Status Bad(fmt::format_string<Args...> message, Args&&... args) {
+  return absl::InvalidArgumentError(
+      fmt::format(message, std::forward<Args>(args)...));
 }
 
 // Runs `body`, which returns a status, and converts exceptions to one.
@@ -128,9 +129,9 @@ absl::Status CheckDirection(int direction) {
   if (direction == SLUICE_HOST_TO_GPU || direction == SLUICE_GPU_TO_HOST) {
     return absl::OkStatus();
   }
-  return Bad(fmt::format(
+  return Bad(
       "direction = {}: give SLUICE_HOST_TO_GPU ({}) or SLUICE_GPU_TO_HOST ({})",
-      direction, int{SLUICE_HOST_TO_GPU}, int{SLUICE_GPU_TO_HOST}));
+      direction, int{SLUICE_HOST_TO_GPU}, int{SLUICE_GPU_TO_HOST});
 }
 
 // The labels of copies, by direction.
@@ -243,7 +244,7 @@ int sluice_session_plan(sluice_session* session, const char* profile,
   return Guard(session, [&]() -> absl::Status {
     if (profile == nullptr) return Bad("profile is NULL");
     if (!(timeout >= 0)) {
-      return Bad(fmt::format("timeout = {}: give 0 or more seconds", timeout));
+      return Bad("timeout = {}: give 0 or more seconds", timeout);
     }
     SLUICE_ASSIGN_OR_RETURN(const auto decoded,
                             sluice::plan::DecodeRankProfile(profile));
@@ -301,16 +302,14 @@ int sluice_region_lease_within(sluice_session* session, int kind,
   *out = nullptr;
   return Guard(session, [&]() -> absl::Status {
     if (kind != SLUICE_GPU && kind != SLUICE_HOST) {
-      return Bad(
-          fmt::format("kind = {}: give SLUICE_GPU ({}) or SLUICE_HOST ({})",
-                      kind, int{SLUICE_GPU}, int{SLUICE_HOST}));
+      return Bad("kind = {}: give SLUICE_GPU ({}) or SLUICE_HOST ({})", kind,
+                 int{SLUICE_GPU}, int{SLUICE_HOST});
     }
     if (bytes >> 60) {
-      return Bad(
-          fmt::format("a lease of {} bytes: ask for less than 2^60", bytes));
+      return Bad("a lease of {} bytes: ask for less than 2^60", bytes);
     }
     if (!(wait >= 0 && wait <= 1e6)) {
-      return Bad(fmt::format("wait = {}: give 0 to 1e6 seconds", wait));
+      return Bad("wait = {}: give 0 to 1e6 seconds", wait);
     }
     const Bytes size(static_cast<int64_t>(bytes));
     SLUICE_ASSIGN_OR_RETURN(
@@ -474,8 +473,7 @@ int sluice_attention_kernel(const sluice_attention_block* block,
         sluice::stream::kAskedKernels, asked,
         [](AttentionKernel each) { return std::string_view(Name(each)); });
     if (found == std::end(sluice::stream::kAskedKernels)) {
-      return Bad(fmt::format(
-          "kernel = {}: give auto, flash, efficient or cudnn", asked));
+      return Bad("kernel = {}: give auto, flash, efficient or cudnn", asked);
     }
     const sluice::stream::AttentionBlock question = {
         .asked = *found,

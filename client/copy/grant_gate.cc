@@ -39,15 +39,6 @@ void GrantGate::ForgetDue(int direction) {
 
 int64_t GrantGate::NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
 
-absl::Duration GrantGate::SilentFor(int64_t now_ns) const {
-  if (detached_.load(std::memory_order_relaxed)) {
-    return absl::InfiniteDuration();
-  }
-  const auto beat = static_cast<int64_t>(
-      limits_->heartbeat_ns.load(std::memory_order_acquire));
-  return absl::Nanoseconds(now_ns - beat);
-}
-
 void GrantGate::Forgive(int direction, uint64_t end) {
   const uint64_t given = granted(direction);
   if (end <= given) return;
@@ -76,7 +67,12 @@ absl::Duration GrantGate::AcquireSlow(int direction, uint64_t bytes,
     const int64_t now = NowNs();
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
     if (end <= granted(direction) + forgiven_[direction].load()) break;
-    const absl::Duration silent = SilentFor(now);
+    // The heartbeat's age; infinite after Detach.
+    const auto beat = static_cast<int64_t>(
+        limits_->heartbeat_ns.load(std::memory_order_acquire));
+    const absl::Duration silent = detached_.load(std::memory_order_relaxed)
+                                      ? absl::InfiniteDuration()
+                                      : absl::Nanoseconds(now - beat);
     if (silent > kGrantStaleAfter) {
       // In bytes per second; 0: ungated.
       double rate = 0;

@@ -105,8 +105,6 @@ class GrantGate {
   }
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);
-  // Returns the heartbeat's age; infinite after Detach.
-  absl::Duration SilentFor(int64_t now_ns) const;
   // Forgives the bytes by which a copy that ends at `end` exceeds the limit.
   void Forgive(int direction, uint64_t end);
   int64_t NowNs() const;

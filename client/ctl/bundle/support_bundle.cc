@@ -19,13 +19,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "client/ctl/admin/admin.h"
 #include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/facts.h"
 #include "client/ctl/status/render.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
-#include "client/session/session.h"
 #include "proto/base/file_text.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
@@ -128,23 +126,6 @@ constexpr char kUnitsConfig[] = "/etc/sluice/sluiced.toml";
 constexpr timeval kPatience = {5, 0};
 constexpr size_t kMaxReplyBytes = size_t{64} << 20;
 
-struct StatusSnapshot {
-  TextOr json;
-  std::string what = "what the daemon knows";
-};
-// Asks for all users' snapshot, else this user's own. Does not ask a daemon
-// that did not answer the doctor (`reached`).
-StatusSnapshot AskDaemon(const SocketPaths& sockets,
-                         const absl::Status& reached) {
-  if (!reached.ok()) return {reached};
-  if (TextOr all = ReadStatus(sockets.admin); all.ok()) {
-    return {std::move(all), "what the daemon knows of everybody"};
-  }
-  auto own = client::QueryNode(sockets.session);
-  return {own.ok() ? TextOr(std::move(own->json)) : own.status(),
-          "what the daemon knows of this user, who may not open admin.sock"};
-}
-
 TextOr Events(const TextOr& snapshot) {
   SLUICE_RETURN_IF_ERROR(snapshot.status());
   SLUICE_ASSIGN_OR_RETURN(
@@ -160,26 +141,21 @@ TextOr FileText(const std::string& path) {
   return TextOf(path);
 }
 
-absl::StatusOr<UniqueFd> ConnectStream(const std::string& path) {
-  const auto address = UnixAddress(path);
+// Requests `path` from sluiced over its unix socket and returns the body.
+TextOr HttpGet(const std::string& socket, const std::string& path) {
+  const auto address = UnixAddress(socket);
   if (!address) {
-    return absl::InvalidArgumentError(path + " is too long for a socket");
+    return absl::InvalidArgumentError(socket + " is too long for a socket");
   }
-  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoStatus(errno, "make a unix socket");
   for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
     setsockopt(fd.get(), SOL_SOCKET, option, &kPatience, sizeof(kPatience));
   }
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address),
               sizeof(*address)) != 0) {
-    return ErrnoStatus(errno, "connect to " + path);
+    return ErrnoStatus(errno, "connect to " + socket);
   }
-  return fd;
-}
-
-// Requests `path` from sluiced over its unix socket and returns the body.
-TextOr HttpGet(const std::string& socket, const std::string& path) {
-  SLUICE_ASSIGN_OR_RETURN(const UniqueFd fd, ConnectStream(socket));
   const std::string request =
       fmt::format("GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", path);
   if (send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) !=
@@ -280,15 +256,21 @@ Item Cleaned(Item item) {
 std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines) {
   const Facts facts = ReadFacts(sockets);
   const std::vector<Finding> findings = Examine(facts);
-  const StatusSnapshot status = AskDaemon(sockets, facts.daemon.reached);
+  const DaemonFacts& daemon = facts.daemon;
+  const TextOr snapshot =
+      daemon.reached.ok() ? TextOr(daemon.snapshot) : daemon.reached;
+  const char* const whose =
+      daemon.of_all_users ? "what the daemon knows of everybody"
+      : snapshot.ok()
+          ? "what the daemon knows of this user, who may not open admin.sock"
+          : "what the daemon knows";
   const std::string http =
       std::filesystem::path(sockets.admin).replace_filename("http.sock");
   std::vector<Item> items = {
-      {"status.json", status.what, status.json},
+      {"status.json", whose, snapshot},
       {"status.txt", "the same for people",
-       status.json.ok() ? RenderStatus(*status.json)
-                        : TextOr(status.json.status())},
-      {"events.jsonl", "what happened last", Events(status.json)},
+       snapshot.ok() ? RenderStatus(*snapshot) : snapshot.status()},
+      {"events.jsonl", "what happened last", Events(snapshot)},
       {"metrics.txt", "/metrics, with the series of jobs",
        HttpGet(http, "/metrics")},
       {"doctor.txt", "sluicectl doctor", RenderDoctor(findings)},

@@ -82,8 +82,12 @@ DaemonFacts ReadDaemon(const SocketPaths& sockets) {
   const auto status = client::QueryNode(sockets.session);
   if (!status.ok()) return {.reached = status.status()};
   const auto all = ReadStatus(sockets.admin);
-  const auto told = ToldDaemon(all.ok() ? *all : status->json);
-  return told.ok() ? *told : DaemonFacts{.reached = told.status()};
+  const std::string& snapshot = all.ok() ? *all : status->json;
+  auto told = ToldDaemon(snapshot);
+  if (!told.ok()) return {.reached = told.status()};
+  told->snapshot = snapshot;
+  told->of_all_users = all.ok();
+  return *std::move(told);
 }
 
 ProcessFacts ReadProcess(const std::string& folder) {
