@@ -144,10 +144,6 @@ char* NewText(const std::string& text) {
   return copy;
 }
 
-double Seconds(absl::Duration duration) {
-  return absl::ToDoubleSeconds(duration);
-}
-
 SessionOptions Translate(const sluice_session_options& in) {
   SessionOptions out;
   if (in.socket) out.socket = in.socket;
@@ -450,11 +446,12 @@ int sluice_engine_stats(const sluice_engine* engine, sluice_copy_stats* out) {
   return Guard(engine, [&] {
     const auto stats = engine->engine->stats();
     return FillVersioned(
-        sluice_copy_stats{.size = 0,
-                          .host_to_gpu_bytes = stats.h2d.size(),
-                          .gpu_to_host_bytes = stats.d2h.size(),
-                          .grant_wait_seconds = Seconds(stats.grant_wait),
-                          .stall_seconds = Seconds(stats.stall)},
+        sluice_copy_stats{
+            .size = 0,
+            .host_to_gpu_bytes = stats.h2d.size(),
+            .gpu_to_host_bytes = stats.d2h.size(),
+            .grant_wait_seconds = absl::ToDoubleSeconds(stats.grant_wait),
+            .stall_seconds = absl::ToDoubleSeconds(stats.stall)},
         out);
   });
 }

@@ -102,7 +102,12 @@ class Engine final : public CopyEngine {
   ~Engine() override;
 
   absl::Status StartLanes();
-  absl::Status UseStream(void* native) override;
+  absl::Status UseStream(void* native) override {
+    SLUICE_ASSIGN_OR_RETURN(
+        compute_, options_.driver->AdoptStream(options_.device, native));
+    stall_.UseStream(compute_);
+    return absl::OkStatus();
+  }
   void KnowSlack(std::vector<CopySlack> slack) override {
     slack_ = std::move(slack);
   }
@@ -110,17 +115,25 @@ class Engine final : public CopyEngine {
   Ticket Enqueue(CopyRequest request) override;
   absl::Status Wait(const Ticket& ticket) override;
   absl::Status Drain() override;
-  CopyStats stats() const override;
-  std::vector<CopyRecord> TakeTimeline() override;
+  CopyStats stats() const override {
+    return {.h2d = lanes_[0]->copied(),
+            .d2h = lanes_[1]->copied(),
+            .grant_wait = lanes_[0]->grant_wait() + lanes_[1]->grant_wait(),
+            .stall = stall_.total()};
+  }
+  std::vector<CopyRecord> TakeTimeline() override {
+    return timeline_ ? timeline_->Take() : std::vector<CopyRecord>();
+  }
 
  private:
   using State = TicketAccess::State;
 
-  CopyLane& lane(CopyDirection direction) {
-    return *lanes_[direction == CopyDirection::kHostToDevice ? 0 : 1];
-  }
   // Returns null, and keeps the fault, if no event is available.
-  std::shared_ptr<State> NewTicket(device::Stream stream);
+  std::shared_ptr<State> NewTicket(device::Stream stream) {
+    auto state = TicketAccess::New(pool_, stream);
+    fault_.Keep(state.status());
+    return state.ok() ? *std::move(state) : nullptr;
+  }
   absl::Status WaitOnCompute(const State& state);
 
   const Options options_;
@@ -168,19 +181,6 @@ Engine::~Engine() {
   }
 }
 
-std::shared_ptr<TicketAccess::State> Engine::NewTicket(device::Stream stream) {
-  auto state = TicketAccess::New(pool_, stream);
-  fault_.Keep(state.status());
-  return state.ok() ? *std::move(state) : nullptr;
-}
-
-absl::Status Engine::UseStream(void* native) {
-  SLUICE_ASSIGN_OR_RETURN(
-      compute_, options_.driver->AdoptStream(options_.device, native));
-  stall_.UseStream(compute_);
-  return absl::OkStatus();
-}
-
 Ticket Engine::MarkCompute() {
   auto state = NewTicket(compute_);
   if (!state) return Ticket();
@@ -193,7 +193,8 @@ Ticket Engine::MarkCompute() {
 
 Ticket Engine::Enqueue(CopyRequest request) {
   fault_.Keep(Check(request));
-  CopyLane& to = lane(request.direction);
+  const bool in = request.direction == CopyDirection::kHostToDevice;
+  CopyLane& to = *lanes_[in ? 0 : 1];
   auto state = NewTicket(to.stream());
   if (!state) return Ticket();
   Ticket ticket = TicketAccess::Make(state);
@@ -233,17 +234,6 @@ absl::Status Engine::Drain() {
   }
   if (timeline_) fault_.Keep(timeline_->Align());
   return fault_.Get();
-}
-
-CopyStats Engine::stats() const {
-  return {.h2d = lanes_[0]->copied(),
-          .d2h = lanes_[1]->copied(),
-          .grant_wait = lanes_[0]->grant_wait() + lanes_[1]->grant_wait(),
-          .stall = stall_.total()};
-}
-
-std::vector<CopyRecord> Engine::TakeTimeline() {
-  return timeline_ ? timeline_->Take() : std::vector<CopyRecord>();
 }
 
 }  // namespace

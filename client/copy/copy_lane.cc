@@ -76,10 +76,6 @@ void CopyLane::Push(CopyRequest request,
   changed_.NotifyAll();
 }
 
-bool CopyLane::IsLimited() const {
-  return options_.gate != nullptr && options_.gate->Limits(GrantDirection());
-}
-
 std::optional<Bytes> CopyLane::GrantNow(const Item& item, Bytes size) {
   if (fault_->set()) return std::nullopt;
   {
@@ -152,11 +148,6 @@ void CopyLane::TellDue(const Item& item, Bytes size) {
   options_.gate->TellDue(
       GrantDirection(), size,
       item.due ? *item.due : options_.gate->now() + *item.slack);
-}
-
-void CopyLane::AwaitIdle() {
-  const MutexLock lock(mutex_);
-  while (!queue_.empty()) changed_.Wait(mutex_);
 }
 
 void CopyLane::Run() {
@@ -243,12 +234,6 @@ absl::Status CopyLane::EndSlice() {
   return absl::OkStatus();
 }
 
-absl::Status CopyLane::Record(TicketAccess::State& mark) {
-  SLUICE_RETURN_IF_ERROR(options_.driver->RecordEvent(mark.event, stream_));
-  mark.Set(TicketAccess::State::kRecorded);
-  return absl::OkStatus();
-}
-
 absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
                                   Bytes granted, bool timed) {
   for (const CopyPiece& piece : request.pieces) {
@@ -305,11 +290,6 @@ absl::Status CopyTimeline::Align() {
   return absl::OkStatus();
 }
 
-absl::Status CopyTimeline::Begin(device::CopyDirection direction) {
-  Lane& lane = LaneOf(direction);
-  return lane.timer.Begin(lane.stream);
-}
-
 absl::Status CopyTimeline::End(const CopyRecord& record) {
   Lane& lane = LaneOf(record.direction);
   const MutexLock lock(mutex_);
@@ -317,12 +297,6 @@ absl::Status CopyTimeline::End(const CopyRecord& record) {
   lane.pending.push_back(record);
   TakeEnded(lane);
   return absl::OkStatus();
-}
-
-std::vector<CopyRecord> CopyTimeline::Take() {
-  const MutexLock lock(mutex_);
-  for (const auto& lane : lanes_) TakeEnded(*lane);
-  return std::exchange(ended_, {});
 }
 
 void CopyTimeline::TakeEnded(Lane& lane) {

@@ -24,6 +24,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/copy/copy_engine.h"
@@ -31,6 +32,7 @@
 #include "client/copy/ticket_state.h"
 #include "kernels/device/stream_timer.h"
 #include "proto/base/mutex.h"
+#include "proto/base/status.h"
 
 namespace sluice::client {
 
@@ -76,12 +78,19 @@ class CopyTimeline {
   absl::Status Align();
   // Call them around enqueuing a request's copies. Begin drops a span that has
   // begun and not ended.
-  absl::Status Begin(device::CopyDirection direction);
+  absl::Status Begin(device::CopyDirection direction) {
+    Lane& lane = LaneOf(direction);
+    return lane.timer.Begin(lane.stream);
+  }
   // `record` states the label, direction, size and issue time.
   absl::Status End(const CopyRecord& record);
   // Returns the copies that ended since the last call; those of one direction
   // are in order.
-  std::vector<CopyRecord> Take();
+  std::vector<CopyRecord> Take() {
+    const MutexLock lock(mutex_);
+    for (const auto& lane : lanes_) TakeEnded(*lane);
+    return std::exchange(ended_, {});
+  }
 
  private:
   struct Lane {
@@ -118,7 +127,10 @@ class CopyLane {
   void Push(CopyRequest request, std::shared_ptr<TicketAccess::State> ticket,
             std::optional<absl::Duration> slack = std::nullopt);
   // Blocks until everything pushed is issued.
-  void AwaitIdle();
+  void AwaitIdle() {
+    const MutexLock lock(mutex_);
+    while (!queue_.empty()) changed_.Wait(mutex_);
+  }
 
   device::Stream stream() const { return stream_; }
   Bytes copied() const { return Bytes(copied_.load()); }
@@ -138,7 +150,9 @@ class CopyLane {
 
   void Run();
   // Returns whether grants limit this direction.
-  bool IsLimited() const;
+  bool IsLimited() const {
+    return options_.gate != nullptr && options_.gate->Limits(GrantDirection());
+  }
   // Takes the grant of one slice, or records that of all bytes as owed. Returns
   // how many of the `size` bytes may be issued, or nullopt if the item waits.
   std::optional<Bytes> GrantNow(const Item& item, Bytes size);
@@ -165,7 +179,11 @@ class CopyLane {
   }
   void TakeGrant(Bytes size);
   absl::Status EndSlice();
-  absl::Status Record(TicketAccess::State& mark);
+  absl::Status Record(TicketAccess::State& mark) {
+    SLUICE_RETURN_IF_ERROR(options_.driver->RecordEvent(mark.event, stream_));
+    mark.Set(TicketAccess::State::kRecorded);
+    return absl::OkStatus();
+  }
   absl::Status Poison(const CopyRequest& request);
 
   const CopyEngine::Options options_;

@@ -207,7 +207,10 @@ class SessionImpl final : public Session {
   }
 
   absl::Status Start();
-  NodeLimits limits() const override;
+  NodeLimits limits() const override {
+    const MutexLock lock(limits_mutex_);
+    return welcome_.limits;
+  }
   device::Driver& driver() override { return *driver_; }
   GrantGate& grants() override { return *gate_; }
   absl::Status MeasureOutside() override;
@@ -225,7 +228,16 @@ class SessionImpl final : public Session {
     return inbox_.changed();
   }
   absl::Status AnswerChange(PlanId plan, bool taken,
-                            const std::string& note) override;
+                            const std::string& note) override {
+    inbox_.DropChanged(plan);
+    wire::Request request;
+    wire::PlanTaken* out = request.mutable_plan_taken();
+    out->set_plan_id(plan.value());
+    out->set_taken(taken);
+    // Text that is not UTF-8 would end the session.
+    out->set_note(Printable(note.substr(0, kMaxNoteBytes)));
+    return connection_->Post(request);
+  }
   absl::Status Report(const StepReport& report) override;
   void OnEvent(EventHandler handler) override {
     relay_.Set(std::move(handler));
@@ -240,14 +252,37 @@ class SessionImpl final : public Session {
   // not have `size` together.
   absl::Status LeaseOfAllNodes(LeasedRegion& region, Bytes size,
                                const absl::Status& refused);
-  absl::StatusOr<wire::Request> UseOfGpu();
+  // Reads the GPU's use by all processes. Creates this process's CUDA context.
+  absl::StatusOr<wire::Request> UseOfGpu() {
+    SLUICE_ASSIGN_OR_RETURN(
+        const device::MemoryUse seen,
+        driver_->Usage(device::Placement::Gpu(welcome_.limits.device)));
+    wire::Request request;
+    request.mutable_gpu_use()->set_used_bytes(seen.used.size());
+    return request;
+  }
   // Waits for the profile's plan, also from a daemon that took over.
   absl::StatusOr<plan::NodePlan> AskForPlan(plan::RankProfile profile,
                                             absl::Duration timeout);
-  void OnTakenOver(const wire::Message& message);
+  // A profile without a reply is sent again; the plan that the new daemon
+  // states then belongs to an earlier profile and is ignored.
+  void OnTakenOver(const wire::Message& message) {
+    const wire::TakenOver& told = message.packet.event().taken_over();
+    if (shared_gate_ == nullptr) return;  // as in OnChanged
+    if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
+    inbox_.Put(
+        told.plan_id() != 0
+            ? ReadPlan(message.fds[0])
+            : absl::AbortedError("another daemon took over: ask it again"));
+  }
   void OnWireEvent(wire::Message message);
   void OnChanged(PlanId id, const wire::Message& message);
-  void OnGone(const std::string& reason);
+  void OnGone(const std::string& reason) {
+    gone_ = true;
+    if (GrantGate* gate = shared_gate_) gate->Detach();
+    inbox_.Put(absl::UnavailableError(reason));
+    relay_.Deliver({Kind::kDisconnected, reason});
+  }
 
   const SessionOptions options_;
   const MonotonicClock clock_;
@@ -387,16 +422,6 @@ absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
   return refused;
 }
 
-// Reads the GPU's use by all processes. Creates this process's CUDA context.
-absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
-  SLUICE_ASSIGN_OR_RETURN(
-      const device::MemoryUse seen,
-      driver_->Usage(device::Placement::Gpu(welcome_.limits.device)));
-  wire::Request request;
-  request.mutable_gpu_use()->set_used_bytes(seen.used.size());
-  return request;
-}
-
 // Without this message a lease could take the memory of this process's context,
 // which the daemon has not measured yet. On sim there is no such memory.
 absl::Status SessionImpl::MeasureOutside() {
@@ -444,18 +469,6 @@ absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
     auto plan = inbox_.Await(deadline - clock_.Now());
     if (!absl::IsAborted(plan.status())) return plan;
   }
-}
-
-absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
-                                       const std::string& note) {
-  inbox_.DropChanged(plan);
-  wire::Request request;
-  wire::PlanTaken* out = request.mutable_plan_taken();
-  out->set_plan_id(plan.value());
-  out->set_taken(taken);
-  // Text that is not UTF-8 would end the session.
-  out->set_note(Printable(note.substr(0, kMaxNoteBytes)));
-  return connection_->Post(request);
 }
 
 absl::Status SessionImpl::Report(const StepReport& report) {
@@ -530,30 +543,6 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   }
   inbox_.PutChanged(*std::move(plan));
   relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
-}
-
-// A profile without a reply is sent again; the plan that the new daemon states
-// then belongs to an earlier profile and is ignored.
-void SessionImpl::OnTakenOver(const wire::Message& message) {
-  const wire::TakenOver& told = message.packet.event().taken_over();
-  if (shared_gate_ == nullptr) return;  // as in OnChanged
-  if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
-  inbox_.Put(
-      told.plan_id() != 0
-          ? ReadPlan(message.fds[0])
-          : absl::AbortedError("another daemon took over: ask it again"));
-}
-
-NodeLimits SessionImpl::limits() const {
-  const MutexLock lock(limits_mutex_);
-  return welcome_.limits;
-}
-
-void SessionImpl::OnGone(const std::string& reason) {
-  gone_ = true;
-  if (GrantGate* gate = shared_gate_) gate->Detach();
-  inbox_.Put(absl::UnavailableError(reason));
-  relay_.Deliver({Kind::kDisconnected, reason});
 }
 
 // Finds the daemon's GPU by UUID, or by number if no UUID is set; sets both.

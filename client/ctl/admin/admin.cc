@@ -18,7 +18,7 @@
 namespace sluice::ctl {
 namespace {
 
-using Stub = admin::Admin::Stub;
+using admin::Admin;
 
 constexpr std::chrono::seconds kDeadline{5};
 constexpr std::chrono::milliseconds kPause{20};
@@ -48,8 +48,8 @@ enum class Repeat { kHarmless, kNot };
 // harmless.
 template <typename Request, typename Reply>
 absl::StatusOr<Reply> Call(const std::string& path,
-                           grpc::Status (Stub::*method)(grpc::ClientContext*,
-                                                        const Request&, Reply*),
+                           grpc::Status (Admin::Stub::*method)(
+                               grpc::ClientContext*, const Request&, Reply*),
                            const Request& request,
                            Repeat repeat = Repeat::kHarmless) {
   SLUICE_RETURN_IF_ERROR(CheckSocket(path));
@@ -58,7 +58,7 @@ absl::StatusOr<Reply> Call(const std::string& path,
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
-  Stub stub(grpc::CreateCustomChannel(
+  Admin::Stub stub(grpc::CreateCustomChannel(
       "unix:" + absolute, grpc::InsecureChannelCredentials(), arguments));
   const auto deadline = std::chrono::system_clock::now() + kDeadline;
   while (true) {
@@ -107,8 +107,9 @@ std::string AdminSocketOf(const std::string& session_socket) {
 }
 
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket) {
-  SLUICE_ASSIGN_OR_RETURN(const auto reply, Call(admin_socket, &Stub::Status,
-                                                 admin::StatusRequest()));
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto reply,
+      Call(admin_socket, &Admin::Stub::Status, admin::StatusRequest()));
   return reply.json();
 }
 
@@ -126,7 +127,7 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
   if (limits.gpu) request.set_gpu_bytes(limits.gpu->size());
   if (limits.host) request.set_host_bytes(limits.host->size());
   SLUICE_ASSIGN_OR_RETURN(const auto reply,
-                          Call(admin_socket, &Stub::SetBudget, request));
+                          Call(admin_socket, &Admin::Stub::SetBudget, request));
   return BudgetLimits{Bytes(static_cast<int64_t>(reply.gpu_bytes())),
                       Bytes(static_cast<int64_t>(reply.host_bytes()))};
 }
@@ -140,7 +141,7 @@ absl::Status Reserve(const std::string& admin_socket,
   if (reservation.numa) request.set_numa(*reservation.numa);
   request.set_bytes(reservation.bytes.size());
   request.set_by(OwnName());
-  return Call(admin_socket, &Stub::Reserve, request).status();
+  return Call(admin_socket, &Admin::Stub::Reserve, request).status();
 }
 
 absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
@@ -149,13 +150,13 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
   request.set_by(OwnName());
   request.set_reason(Printable(reason));
   SLUICE_ASSIGN_OR_RETURN(const auto reply,
-                          Call(admin_socket, &Stub::Drain, request));
+                          Call(admin_socket, &Admin::Stub::Drain, request));
   return reply.ranks();
 }
 
 absl::Status Undrain(const std::string& admin_socket) {
   // Not repeated: the second call would be refused, as the node is not drained.
-  return Call(admin_socket, &Stub::Undrain, admin::UndrainRequest(),
+  return Call(admin_socket, &Admin::Stub::Undrain, admin::UndrainRequest(),
               Repeat::kNot)
       .status();
 }
@@ -172,14 +173,14 @@ absl::StatusOr<bool> KeepLinks(const std::string& admin_socket,
     to->set_both_bytes_per_second(link.both);
   }
   SLUICE_ASSIGN_OR_RETURN(const auto reply,
-                          Call(admin_socket, &Stub::KeepLinks, request));
+                          Call(admin_socket, &Admin::Stub::KeepLinks, request));
   return reply.holds();
 }
 
 absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket) {
   // Not repeated: the second call would be refused, as no speeds are stored.
   SLUICE_ASSIGN_OR_RETURN(const auto reply,
-                          Call(admin_socket, &Stub::ForgetLinks,
+                          Call(admin_socket, &Admin::Stub::ForgetLinks,
                                admin::ForgetLinksRequest(), Repeat::kNot));
   return reply.holds();
 }
@@ -191,8 +192,9 @@ absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
   if (eviction.uid) request.set_uid(*eviction.uid);
   request.set_kill(eviction.kill);
   request.set_reason(Printable(eviction.reason));
-  SLUICE_ASSIGN_OR_RETURN(const auto reply, Call(admin_socket, &Stub::Evict,
-                                                 request, Repeat::kNot));
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto reply,
+      Call(admin_socket, &Admin::Stub::Evict, request, Repeat::kNot));
   Evicted evicted = {.sessions = reply.sessions(), .processes = {}};
   if (reply.has_processes()) evicted.processes = reply.processes();
   return evicted;
