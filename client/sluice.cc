@@ -24,25 +24,18 @@
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
 
+namespace client = sluice::client;
 using sluice::Bytes;
-using sluice::client::CopyEngine;
-using sluice::client::CopyRequest;
-using sluice::client::CopySlack;
-using sluice::client::Region;
-using sluice::client::Session;
-using sluice::client::SessionEvent;
-using sluice::client::SessionOptions;
-using sluice::client::TicketTable;
 
 struct sluice_session {
-  std::unique_ptr<Session> session;
+  std::unique_ptr<client::Session> session;
 };
 struct sluice_region {
-  std::unique_ptr<Region> region;
+  std::unique_ptr<client::Region> region;
 };
 struct sluice_engine {
-  std::unique_ptr<CopyEngine> engine;
-  TicketTable tickets;
+  std::unique_ptr<client::CopyEngine> engine;
+  client::TicketTable tickets;
   // Slack by direction, from sluice_engine_know_slack; negative if unknown.
   std::array<double, 2> slack_seconds = {-1, -1};
 };
@@ -50,7 +43,7 @@ struct sluice_engine {
 namespace {
 
 using Code = absl::StatusCode;
-using Kind = SessionEvent::Kind;
+using Kind = client::SessionEvent::Kind;
 
 static_assert(SLUICE_EVENT_PEER_DIED == int(Kind::kPeerDied));
 static_assert(SLUICE_EVENT_EVICTED == int(Kind::kEvicted));
@@ -144,8 +137,8 @@ char* NewText(const std::string& text) {
   return copy;
 }
 
-SessionOptions Translate(const sluice_session_options& in) {
-  SessionOptions out;
+client::SessionOptions Translate(const sluice_session_options& in) {
+  client::SessionOptions out;
   if (in.socket) out.socket = in.socket;
   if (in.job) out.job = in.job;
   out.rank = sluice::Rank(in.rank);
@@ -189,7 +182,8 @@ int sluice_session_open(const sluice_session_options* options,
     if (options != nullptr) {
       SLUICE_RETURN_IF_ERROR(ReadVersioned(options, &known));
     }
-    SLUICE_ASSIGN_OR_RETURN(auto session, Session::Open(Translate(known)));
+    SLUICE_ASSIGN_OR_RETURN(auto session,
+                            client::Session::Open(Translate(known)));
     *out = new sluice_session{std::move(session)};
     return absl::OkStatus();
   });
@@ -225,7 +219,7 @@ int sluice_session_on_event(sluice_session* session,
     if (handler == nullptr) {
       session->session->OnEvent(nullptr);
     } else {
-      session->session->OnEvent([=](const SessionEvent& event) {
+      session->session->OnEvent([=](const client::SessionEvent& event) {
         handler(context, static_cast<int>(event.kind), event.detail.c_str());
       });
     }
@@ -334,9 +328,9 @@ int sluice_engine_start(sluice_session* session, sluice_engine** out) {
   return Guard(session, [&]() -> absl::Status {
     SLUICE_ASSIGN_OR_RETURN(
         auto engine,
-        CopyEngine::Start({.driver = &session->session->driver(),
-                           .device = session->session->limits().device,
-                           .gate = &session->session->grants()}));
+        client::CopyEngine::Start({.driver = &session->session->driver(),
+                                   .device = session->session->limits().device,
+                                   .gate = &session->session->grants()}));
     *out = new sluice_engine{.engine = std::move(engine), .tickets = {}};
     return absl::OkStatus();
   });
@@ -363,7 +357,7 @@ int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
     if ((piece_count && !pieces) || (count && !after)) {
       return Bad("a copy's pieces or after are NULL");
     }
-    CopyRequest request;
+    client::CopyRequest request;
     request.label = kLabels[direction];
     request.direction = direction == SLUICE_HOST_TO_GPU
                             ? sluice::device::CopyDirection::kHostToDevice
@@ -400,7 +394,7 @@ int sluice_engine_know_slack(sluice_engine* engine, int direction,
           "that it is not known");
     }
     engine->slack_seconds[direction] = seconds;
-    std::vector<CopySlack> known;
+    std::vector<client::CopySlack> known;
     for (const int each : {SLUICE_HOST_TO_GPU, SLUICE_GPU_TO_HOST}) {
       const double slack = engine->slack_seconds[each];
       if (slack >= 0) known.push_back({kLabels[each], absl::Seconds(slack)});

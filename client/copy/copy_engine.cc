@@ -19,9 +19,6 @@ namespace {
 
 using device::CopyDirection;
 
-constexpr std::array kDirections = {CopyDirection::kHostToDevice,
-                                    CopyDirection::kDeviceToHost};
-
 absl::Status Check(const CopyRequest& request) {
   for (const CopyPiece& piece : request.pieces) {
     if (piece.size < Bytes(0) || piece.to == nullptr || piece.from == nullptr) {
@@ -156,9 +153,11 @@ absl::Status Engine::StartLanes() {
     timeline_ = std::make_unique<CopyTimeline>(options_.driver, streams_);
     SLUICE_RETURN_IF_ERROR(timeline_->Align());
   }
-  for (size_t i = 0; i < kDirections.size(); ++i) {
+  for (size_t i = 0; i < lanes_.size(); ++i) {
     lanes_[i] = std::make_unique<CopyLane>(
-        options_, kDirections[i], streams_[i], pool_, &fault_, timeline_.get());
+        options_,
+        i == 0 ? CopyDirection::kHostToDevice : CopyDirection::kDeviceToHost,
+        streams_[i], pool_, &fault_, timeline_.get());
   }
   return absl::OkStatus();
 }

@@ -2,9 +2,8 @@
 // issues queued requests. Internal to the copy engine.
 //
 // Push issues a request itself, because waking a thread costs more. A request
-// goes through the queue only if it has to wait (for a ticket that is not
-// recorded yet, for a grant, or until it may ask for one, see granted_ahead.h)
-// or if the queue is not empty. So requests are issued in the order of Push.
+// is queued only if it has to wait (for a ticket that is not recorded yet, for
+// a grant, or until it may ask for one) or behind other queued ones.
 //
 // [Note: owed grants] A host that runs ahead may enqueue a whole step behind
 // one kernel. If all those copies took their grants at once, copies that cannot
@@ -73,8 +72,7 @@ class CopyTimeline {
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
   // Waits for both streams and aligns the host's clock with theirs, which
-  // drift. Call it at the start, and wherever the host has waited for them
-  // anyway.
+  // drift. Call it at the start and where the host has waited for them anyway.
   absl::Status Align();
   // Call them around enqueuing a request's copies. Begin drops a span that has
   // begun and not ended.

@@ -1,13 +1,9 @@
 // The rank's side of swap-bandwidth grants (proto/base/grant_page.h).
 //
-// `use` counts the bytes of all copies that this rank has started, and `limit`
-// those that it may start. A copy that keeps `use` within `limit` starts at
-// once. Otherwise the caller naps until the daemon has raised the limit. If the
-// daemon's heartbeat is older than kGrantStaleAfter, the daemon may only be
-// late, so the rank keeps its last granted rate for kGrantPacedFor. After that
-// it copies ungated. Bytes over the limit are forgiven: they delay no later
-// copy. Thread safety: safe, except that one thread per direction calls TellDue
-// and ForgetDue. The fast path is one atomic operation.
+// A caller whose copy exceeds the limit naps until the daemon has raised it.
+// Bytes that are copied over the limit while the daemon is silent are forgiven:
+// they delay no later copy. Thread safety: safe, except that one thread per
+// direction calls TellDue and ForgetDue. The fast path is one atomic operation.
 #pragma once
 
 #include <atomic>

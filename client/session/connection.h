@@ -3,8 +3,7 @@
 // A dedicated thread receives, and passes events to the handler. When the
 // daemon closes the socket, every waiting and later Call returns Unavailable.
 // If a daemon dies, the next one may take over its socket; its packets have
-// another generation. Requests without a whole answer are then sent again,
-// under the same ids; each is executed once.
+// another generation, and it gets the pending calls again.
 // Thread safety: safe. The handlers run on the receiving thread and must not
 // call back.
 #pragma once

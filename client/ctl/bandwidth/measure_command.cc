@@ -214,11 +214,8 @@ class Progress {
     if (terminal_) std::fputs("\r\033[K", stderr);
   }
   void Say(const std::string& what) {
-    if (terminal_) {
-      fmt::print(stderr, "\r\033[K{}", what);
-    } else {
-      fmt::print(stderr, "{}\n", what);
-    }
+    fmt::print(stderr, "{}{}{}", terminal_ ? "\r\033[K" : "", what,
+               terminal_ ? "" : "\n");
     std::fflush(stderr);
   }
 

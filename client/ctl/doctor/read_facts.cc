@@ -30,10 +30,6 @@ using nlohmann::json;
 
 constexpr char kUnitsPolicy[] = "/var/lib/sluice";
 
-std::string ToldBy(const std::vector<std::string>& words) {
-  return OutputOf(words).value_or("");
-}
-
 std::string NameOf(uid_t user) {
   const passwd* const entry = getpwuid(user);
   return entry != nullptr ? entry->pw_name : std::to_string(user);
@@ -121,9 +117,10 @@ std::optional<UnitFacts> ReadUnit(const std::string& folder) {
     return std::nullopt;
   }
   return ToldUnit(
-      ToldBy({"systemctl", "show", "sluiced", "--property",
-              "LoadState,ActiveState,StatusText,FileDescriptorStoreMax,"
-              "NFileDescriptorStore"}));
+      OutputOf({"systemctl", "show", "sluiced", "--property",
+                "LoadState,ActiveState,StatusText,FileDescriptorStoreMax,"
+                "NFileDescriptorStore"})
+          .value_or(""));
 }
 
 DriverFacts ReadDriver() {
@@ -134,8 +131,9 @@ DriverFacts ReadDriver() {
   if (!driver.ok()) facts.fault = std::string(driver.status().message());
   if (!facts.device.empty()) {
     facts.persistence =
-        ToldPersistence(ToldBy({"nvidia-smi", "--query-gpu=persistence_mode",
-                                "--format=csv,noheader"}));
+        ToldPersistence(OutputOf({"nvidia-smi", "--query-gpu=persistence_mode",
+                                  "--format=csv,noheader"})
+                            .value_or(""));
   }
   return facts;
 }
