@@ -226,14 +226,6 @@ void CopyLane::TakeGrant(Bytes size) {
   grant_wait_ns_ += absl::ToInt64Nanoseconds(waited);
 }
 
-absl::Status CopyLane::EndSlice() {
-  if (!IsLimited()) return absl::OkStatus();
-  SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
-  SLUICE_RETURN_IF_ERROR(Record(*end));
-  ahead_.Add(TicketAccess::Make(std::move(end)));
-  return absl::OkStatus();
-}
-
 absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
                                   Bytes granted, bool timed) {
   for (const CopyPiece& piece : request.pieces) {
@@ -254,8 +246,10 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       left -= size;
       copied_ += size.count();
       // The request's own ticket marks the end of its last slice.
-      if (granted == Bytes(0) && left > Bytes(0)) {
-        SLUICE_RETURN_IF_ERROR(EndSlice());
+      if (granted == Bytes(0) && left > Bytes(0) && IsLimited()) {
+        SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
+        SLUICE_RETURN_IF_ERROR(Record(*end));
+        ahead_.Add(TicketAccess::Make(std::move(end)));
       }
     }
   }

@@ -176,7 +176,6 @@ class CopyLane {
     return direction_ == device::CopyDirection::kHostToDevice ? kH2d : kD2h;
   }
   void TakeGrant(Bytes size);
-  absl::Status EndSlice();
   absl::Status Record(TicketAccess::State& mark) {
     SLUICE_RETURN_IF_ERROR(options_.driver->RecordEvent(mark.event, stream_));
     mark.Set(TicketAccess::State::kRecorded);

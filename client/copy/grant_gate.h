@@ -1,6 +1,6 @@
 // The rank's side of swap-bandwidth grants (proto/base/grant_page.h).
 //
-// A caller whose copy exceeds the limit naps until the daemon has raised it.
+// A caller with a copy above the limit naps until the daemon has raised it.
 // Bytes that are copied over the limit while the daemon is silent are forgiven:
 // they delay no later copy. Thread safety: safe, except that one thread per
 // direction calls TellDue and ForgetDue. The fast path is one atomic operation.

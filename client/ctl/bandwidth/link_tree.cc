@@ -1,11 +1,10 @@
-#include "client/ctl/bandwidth/link_tree.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_join.h"
+#include "client/ctl/bandwidth/bandwidth.h"
 #include "client/ctl/text/format.h"
 #include "proto/base/simulated.h"
 #include "proto/base/status.h"

@@ -1,10 +1,7 @@
-#include "client/ctl/bandwidth/measure_command.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -15,7 +12,8 @@
 
 #include "absl/time/clock.h"
 #include "client/ctl/admin/admin.h"
-#include "client/ctl/bandwidth/link_tree.h"
+#include "client/ctl/bandwidth/bandwidth.h"
+#include "client/ctl/bandwidth/copy_flow.h"
 #include "client/ctl/text/output.h"
 #include "client/session/session.h"
 #include "kernels/device/driver.h"
@@ -31,106 +29,6 @@ using device::CopyDirection;
 // Hides a copy's fixed cost, and slow links still complete several.
 constexpr Bytes kMostCopy = MiB(4);
 constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
-constexpr int kLeastCopies = 8;         // copies per measured number
-// Copies in this time are not counted.
-constexpr absl::Duration kWarmUp = absl::Milliseconds(200);
-constexpr absl::Duration kNap = absl::Microseconds(50);
-
-// The copies of one GPU in one direction, timed while other flows run.
-class CopyFlow {
- public:
-  // Both ranges outlive the flow. No other flow writes the one that this flow
-  // reads, or uses the one that it writes.
-  struct Range {
-    DeviceIndex device;
-    CopyDirection direction;
-    std::byte* gpu = nullptr;
-    std::byte* host = nullptr;
-    Bytes size;
-  };
-
-  CopyFlow(device::Driver& driver, Range range)
-      : driver_(driver), range_(range) {}
-  // Waits until the flow's copies have ended.
-  ~CopyFlow() {
-    if (stream_.value() != 0) {
-      driver_.SynchronizeStream(stream_).IgnoreError();
-      driver_.DestroyStream(stream_).IgnoreError();
-    }
-    for (const device::Event event : events_) {
-      if (event.value() != 0) driver_.DestroyEvent(event).IgnoreError();
-    }
-  }
-  CopyFlow(const CopyFlow&) = delete;
-
-  // Starts kAhead copies.
-  absl::Status Start() {
-    SLUICE_ASSIGN_OR_RETURN(stream_, driver_.CreateStream(range_.device));
-    for (device::Event& event : events_) {
-      SLUICE_ASSIGN_OR_RETURN(event, driver_.CreateEvent());
-    }
-    begin_ = clock_.Now();
-    for (size_t i = 0; i < kAhead; ++i) SLUICE_RETURN_IF_ERROR(Enqueue());
-    return absl::OkStatus();
-  }
-  // Counts the copies completed since the last call, and enqueues as many.
-  // Returns whether there were any.
-  absl::StatusOr<bool> Go(absl::Duration window) {
-    bool any = false;
-    for (size_t i = 0; i < kAhead; ++i) {
-      SLUICE_ASSIGN_OR_RETURN(const bool done,
-                              driver_.QueryEvent(events_[next_]));
-      if (!done) break;
-      any = true;
-      Count(window);
-      SLUICE_RETURN_IF_ERROR(Enqueue());
-    }
-    return any;
-  }
-
-  CopyDirection direction() const { return range_.direction; }
-  // Returns bytes per second, or 0 if not measured yet.
-  double rate() const { return rate_; }
-
- private:
-  // Even a fast link takes longer for them than the meter between two Go.
-  static constexpr size_t kAhead = 6;
-
-  // Enqueues a copy and reuses the event of the oldest one, which is done.
-  absl::Status Enqueue() {
-    const bool to_gpu = range_.direction == CopyDirection::kHostToDevice;
-    SLUICE_RETURN_IF_ERROR(driver_.CopyAsync(
-        to_gpu ? range_.gpu : range_.host, to_gpu ? range_.host : range_.gpu,
-        range_.size, range_.direction, stream_));
-    SLUICE_RETURN_IF_ERROR(driver_.RecordEvent(events_[next_], stream_));
-    next_ = (next_ + 1) % kAhead;
-    return absl::OkStatus();
-  }
-  void Count(absl::Duration window) {
-    const absl::Time now = clock_.Now();
-    if (!counted_from_) {
-      if (now - begin_ >= kWarmUp) counted_from_ = now;
-      return;
-    }
-    ++counted_;
-    const absl::Duration took = now - *counted_from_;
-    if (rate_ > 0 || counted_ < kLeastCopies || took < window) return;
-    rate_ = counted_ * static_cast<double>(range_.size.count()) /
-            absl::ToDoubleSeconds(took);
-  }
-
-  device::Driver& driver_;
-  const Range range_;
-  const MonotonicClock clock_;
-  device::Stream stream_;
-  std::array<device::Event, kAhead> events_;
-  size_t next_ = 0;  // index of the oldest copy's event in events_
-  absl::Time begin_;
-  std::optional<absl::Time> counted_from_;
-  int counted_ = 0;
-  double rate_ = 0;
-};
-
 // A rank on one GPU, with a little memory of the GPU and of the host near it.
 // It copies as a rank does, in leased memory, but waits for no grants.
 struct MeteredGpu {
@@ -166,8 +64,7 @@ struct Rates {
   double h2d = 0, d2h = 0;
 };
 
-// Returns the sums of the speeds of the GPUs `which`, which copy at once. None
-// stops before all are measured: the others would become faster.
+// Returns the sums of the speeds of the GPUs `which`, which copy at once.
 absl::StatusOr<Rates> CopyAtOnce(const std::vector<MeteredGpu>& gpus,
                                  const std::vector<size_t>& which,
                                  absl::Duration window, bool h2d, bool d2h) {
@@ -189,16 +86,7 @@ absl::StatusOr<Rates> CopyAtOnce(const std::vector<MeteredGpu>& gpus,
     if (h2d) add(CopyDirection::kHostToDevice, Bytes(0));
     if (d2h) add(CopyDirection::kDeviceToHost, half);
   }
-  for (const auto& flow : flows) SLUICE_RETURN_IF_ERROR(flow->Start());
-  const auto measured = [](const auto& flow) { return flow->rate() > 0; };
-  while (!std::ranges::all_of(flows, measured)) {
-    bool any = false;
-    for (const auto& flow : flows) {
-      SLUICE_ASSIGN_OR_RETURN(const bool went, flow->Go(window));
-      any |= went;
-    }
-    if (!any) absl::SleepFor(kNap);
-  }
+  SLUICE_RETURN_IF_ERROR(MeasureAtOnce(flows, {.average_over = window}));
   Rates rates;
   for (const auto& flow : flows) {
     const bool in = flow->direction() == CopyDirection::kHostToDevice;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
@@ -592,30 +593,29 @@ constexpr Check kMachineChecks[] = {
     {"host memory", CheckHostMemory},
 };
 
-void Add(std::span<const Check> checks, const Facts& facts,
-         std::vector<Finding>& findings) {
-  for (const Check& check : checks) {
-    findings.push_back(check.look(facts));
-    findings.back().what = check.what;
-    if (facts.user == "root") {  // root needs no sudo, which may be missing
-      absl::StrReplaceAll({{"sudo ", ""}}, &findings.back().fix);
+std::vector<Finding> Run(std::initializer_list<std::span<const Check>> lists,
+                         const Facts& facts) {
+  std::vector<Finding> findings;
+  for (const std::span<const Check> checks : lists) {
+    for (const Check& check : checks) {
+      findings.push_back(check.look(facts));
+      findings.back().what = check.what;
+      if (facts.user == "root") {  // root needs no sudo, which may be missing
+        absl::StrReplaceAll({{"sudo ", ""}}, &findings.back().fix);
+      }
     }
   }
+  return findings;
 }
 
 }  // namespace
 
 std::vector<Finding> Examine(const Facts& facts) {
-  std::vector<Finding> findings;
-  Add(kServiceChecks, facts, findings);
-  Add(kMachineChecks, facts, findings);
-  return findings;
+  return Run({kServiceChecks, kMachineChecks}, facts);
 }
 
 std::vector<Finding> ExamineMachine(const Facts& facts) {
-  std::vector<Finding> findings;
-  Add(kMachineChecks, facts, findings);
-  return findings;
+  return Run({kMachineChecks}, facts);
 }
 
 std::vector<int> ParseNodes(const std::string& list) {
