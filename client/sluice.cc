@@ -216,13 +216,13 @@ int sluice_session_limits(const sluice_session* session, sluice_limits* out) {
 int sluice_session_on_event(sluice_session* session,
                             sluice_event_handler handler, void* context) {
   return Guard(session, [&] {
-    if (handler == nullptr) {
-      session->session->OnEvent(nullptr);
-    } else {
-      session->session->OnEvent([=](const client::SessionEvent& event) {
+    client::Session::EventHandler call;
+    if (handler != nullptr) {
+      call = [=](const client::SessionEvent& event) {
         handler(context, static_cast<int>(event.kind), event.detail.c_str());
-      });
+      };
     }
+    session->session->OnEvent(std::move(call));
     return absl::OkStatus();
   });
 }

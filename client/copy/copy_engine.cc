@@ -108,10 +108,32 @@ class Engine final : public CopyEngine {
   void KnowSlack(std::vector<CopySlack> slack) override {
     slack_ = std::move(slack);
   }
-  Ticket MarkCompute() override;
+  Ticket MarkCompute() override {
+    auto state = NewTicket(compute_);
+    if (!state) return Ticket();
+    const absl::Status status =
+        options_.driver->RecordEvent(state->event, compute_);
+    fault_.Keep(status);
+    state->Set(status.ok() ? State::kRecorded : State::kFailed);
+    return TicketAccess::Make(std::move(state));
+  }
   Ticket Enqueue(CopyRequest request) override;
-  absl::Status Wait(const Ticket& ticket) override;
-  absl::Status Drain() override;
+  absl::Status Wait(const Ticket& ticket) override {
+    const auto& state = TicketAccess::StateOf(ticket);
+    if (!state) return fault_.Get();
+    fault_.Keep(stall_.Begin());
+    fault_.Keep(WaitOnCompute(*state));
+    fault_.Keep(stall_.End());
+    return fault_.Get();
+  }
+  absl::Status Drain() override {
+    for (auto& lane : lanes_) lane->AwaitIdle();
+    for (const device::Stream stream : streams_) {
+      fault_.Keep(options_.driver->SynchronizeStream(stream));
+    }
+    if (timeline_) fault_.Keep(timeline_->Align());
+    return fault_.Get();
+  }
   CopyStats stats() const override {
     return {.h2d = lanes_[0]->copied(),
             .d2h = lanes_[1]->copied(),
@@ -180,16 +202,6 @@ Engine::~Engine() {
   }
 }
 
-Ticket Engine::MarkCompute() {
-  auto state = NewTicket(compute_);
-  if (!state) return Ticket();
-  const absl::Status status =
-      options_.driver->RecordEvent(state->event, compute_);
-  fault_.Keep(status);
-  state->Set(status.ok() ? State::kRecorded : State::kFailed);
-  return TicketAccess::Make(std::move(state));
-}
-
 Ticket Engine::Enqueue(CopyRequest request) {
   fault_.Keep(Check(request));
   const bool in = request.direction == CopyDirection::kHostToDevice;
@@ -215,24 +227,6 @@ absl::Status Engine::WaitOnCompute(const State& state) {
   // The event of a failed copy is reached too. This wait has no effect, but
   // returns the stream's fault.
   return options_.driver->StreamWaitEvent(state.stream, state.event);
-}
-
-absl::Status Engine::Wait(const Ticket& ticket) {
-  const auto& state = TicketAccess::StateOf(ticket);
-  if (!state) return fault_.Get();
-  fault_.Keep(stall_.Begin());
-  fault_.Keep(WaitOnCompute(*state));
-  fault_.Keep(stall_.End());
-  return fault_.Get();
-}
-
-absl::Status Engine::Drain() {
-  for (auto& lane : lanes_) lane->AwaitIdle();
-  for (const device::Stream stream : streams_) {
-    fault_.Keep(options_.driver->SynchronizeStream(stream));
-  }
-  if (timeline_) fault_.Keep(timeline_->Align());
-  return fault_.Get();
 }
 
 }  // namespace

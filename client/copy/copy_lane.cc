@@ -5,12 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstddef>
-#include <utility>
 
 #include "proto/base/clock.h"
 #include "proto/base/poison.h"
-#include "proto/base/status.h"
 
 namespace sluice::client {
 namespace {
@@ -44,19 +41,6 @@ CopyLane::CopyLane(const CopyEngine::Options& options,
   const bool h2d = direction == device::CopyDirection::kHostToDevice;
   pthread_setname_np(thread_.native_handle(),
                      h2d ? "sluice-h2d" : "sluice-d2h");
-}
-
-CopyLane::~CopyLane() {
-  Stop();
-  thread_.join();
-}
-
-void CopyLane::Stop() {
-  {
-    const MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  changed_.NotifyAll();
 }
 
 void CopyLane::Push(CopyRequest request,

@@ -116,10 +116,19 @@ class CopyLane {
            device::Stream stream, std::shared_ptr<EventPool> pool, Fault* fault,
            CopyTimeline* timeline);
   // Issues the queued requests and ends the thread.
-  ~CopyLane();
+  ~CopyLane() {
+    Stop();
+    thread_.join();
+  }
 
   // From now on the lane issues queued requests without waiting for grants.
-  void Stop();
+  void Stop() {
+    {
+      const MutexLock lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.NotifyAll();
+  }
 
   // `slack` is the CopySlack of the request's label, if known.
   void Push(CopyRequest request, std::shared_ptr<TicketAccess::State> ticket,

@@ -33,12 +33,6 @@ void GrantGate::TellDue(int direction, Bytes size, absl::Time due) {
                                   std::memory_order_release);
 }
 
-void GrantGate::ForgetDue(int direction) {
-  use_->slot.due_bytes[direction].store(0, std::memory_order_relaxed);
-}
-
-int64_t GrantGate::NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
-
 void GrantGate::Forgive(int direction, uint64_t end) {
   const uint64_t given = granted(direction);
   if (end <= given) return;
@@ -50,10 +44,10 @@ void GrantGate::Forgive(int direction, uint64_t end) {
 
 int64_t GrantGate::Book(int direction, uint64_t bytes,
                         double bytes_per_second) {
-  Pace& pace = pace_[direction];
-  const MutexLock lock(pace.mutex);
-  const int64_t start = std::max(NowNs(), pace.free_at_ns);
-  pace.free_at_ns =
+  const MutexLock lock(pace_mutex_);
+  int64_t& free_at = free_at_ns_[direction];
+  const int64_t start = std::max(NowNs(), free_at);
+  free_at =
       start + std::llround(static_cast<double>(bytes) / bytes_per_second * 1e9);
   return start;
 }

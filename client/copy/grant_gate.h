@@ -71,7 +71,9 @@ class GrantGate {
   // one copy, which compute needs at `due` (by this gate's clock). The daemon
   // first lends bandwidth to copies that would be late with a fair share.
   void TellDue(int direction, Bytes size, absl::Time due);
-  void ForgetDue(int direction);
+  void ForgetDue(int direction) {
+    use_->slot.due_bytes[direction].store(0, std::memory_order_relaxed);
+  }
   absl::Time now() const { return clock_->Now(); }
 
   // Makes copies run ungated. Call it when the session is over, because the
@@ -79,12 +81,6 @@ class GrantGate {
   void Detach() { detached_.store(true, std::memory_order_relaxed); }
 
  private:
-  // Pacing of one direction while the daemon grants nothing.
-  struct Pace {
-    Mutex mutex;
-    int64_t free_at_ns ABSL_GUARDED_BY(mutex) = 0;
-  };
-
   std::atomic<uint64_t>& used(int direction) const {
     return use_->slot.used_bytes[direction];
   }
@@ -103,7 +99,7 @@ class GrantGate {
                              const std::atomic<bool>* cancel);
   // Forgives the bytes by which a copy that ends at `end` exceeds the limit.
   void Forgive(int direction, uint64_t end);
-  int64_t NowNs() const;
+  int64_t NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
   // Reserves time at that rate; returns when the bytes may start, in ns.
   int64_t Book(int direction, uint64_t bytes, double bytes_per_second);
 
@@ -114,7 +110,10 @@ class GrantGate {
   std::atomic<bool> detached_{false};
   // Bytes copied over the limit while the daemon granted nothing.
   std::atomic<uint64_t> forgiven_[2] = {0, 0};
-  Pace pace_[2];
+  // When the next copy of each direction may start while the daemon grants
+  // nothing.
+  Mutex pace_mutex_;
+  int64_t free_at_ns_[2] ABSL_GUARDED_BY(pace_mutex_) = {0, 0};
 };
 
 }  // namespace sluice::client

@@ -6,10 +6,7 @@
 #include <sched.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <chrono>
-#include <optional>
-#include <utility>
 
 #include "absl/time/clock.h"
 #include "proto/base/clock.h"
@@ -75,11 +72,6 @@ absl::StatusOr<Connection::Greeted> Connection::Greet(
   }
 }
 
-bool Connection::IsUnheard() {
-  const MutexLock lock(mutex_);
-  return gone_ && generation_ == 0 && refused_.ok();
-}
-
 Connection::Connection(UniqueFd socket, EventHandler on_event,
                        GoneHandler on_gone)
     : socket_(std::move(socket)),
@@ -88,8 +80,6 @@ Connection::Connection(UniqueFd socket, EventHandler on_event,
       thread_([this] { Run(); }) {
   pthread_setname_np(thread_.native_handle(), "sluice-session");
 }
-
-Connection::~Connection() { Close(); }
 
 void Connection::Close() {
   {
@@ -110,12 +100,6 @@ absl::Status Connection::Gone() const {
           "leased or planned; start the daemon and open a session again",
           gone_reason_)),
       gone_shortage_);
-}
-
-absl::Status Connection::TrySend(const wire::Packet& packet,
-                                 std::span<const int> fds) {
-  const MutexLock lock(send_mutex_);
-  return wire::Send(socket_.get(), packet, fds);
 }
 
 // Waits for room without send_mutex_, so that Post, which the receiving thread
@@ -219,11 +203,6 @@ absl::Status Connection::Post(const wire::Request& request) {
   const MutexLock lock(mutex_);
   calls_.Drop(packet.id());
   return sent;
-}
-
-bool Connection::Awaits(wire::Request::BodyCase kind) {
-  const MutexLock lock(mutex_);
-  return calls_.Awaits(kind);
 }
 
 void Connection::OnReply(wire::Message message) {
@@ -352,30 +331,6 @@ std::optional<uint64_t> PendingCalls::Answer(wire::Message message) {
   calls_.erase(found);
   if (!reply.has_granted()) return std::nullopt;
   return reply.granted().lease_id();
-}
-
-bool PendingCalls::Awaits(wire::Request::BodyCase kind) const {
-  return std::ranges::any_of(calls_, [&](const auto& each) {
-    return each.second.packet.request().body_case() == kind &&
-           !each.second.IsWhole();
-  });
-}
-
-std::vector<wire::Message> PendingCalls::Take(uint64_t id) {
-  std::vector<wire::Message> parts;
-  for (auto& [part, message] : calls_.at(id).parts) {
-    parts.push_back(std::move(message));
-  }
-  calls_.erase(id);
-  return parts;
-}
-
-void PendingCalls::Restart() {
-  for (auto& [id, call] : calls_) {
-    if (call.IsWhole()) continue;  // complete: its caller is about to take it
-    call.parts.clear();
-    call.unsent = true;
-  }
 }
 
 void PendingCalls::SendUnsent(Send send) {

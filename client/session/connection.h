@@ -8,6 +8,7 @@
 // call back.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -73,13 +75,31 @@ class PendingCalls {
     return call != nullptr && call->IsWhole();
   }
   // Returns whether a request of this kind has no whole answer.
-  bool Awaits(wire::Request::BodyCase kind) const;
+  bool Awaits(wire::Request::BodyCase kind) const {
+    return std::ranges::any_of(calls_, [&](const auto& each) {
+      return each.second.packet.request().body_case() == kind &&
+             !each.second.IsWhole();
+    });
+  }
   // Returns the answer, in the order of its parts, and drops the request.
-  std::vector<wire::Message> Take(uint64_t id);
+  std::vector<wire::Message> Take(uint64_t id) {
+    std::vector<wire::Message> parts;
+    for (auto& [part, message] : calls_.at(id).parts) {
+      parts.push_back(std::move(message));
+    }
+    calls_.erase(id);
+    return parts;
+  }
 
   // Call it when another daemon took over. Drops incomplete answers and marks
   // their requests to be sent again.
-  void Restart();
+  void Restart() {
+    for (auto& [id, call] : calls_) {
+      if (call.IsWhole()) continue;  // complete: its caller is about to take it
+      call.parts.clear();
+      call.unsent = true;
+    }
+  }
   // Sends the marked requests in the order of their ids, until `send` returns
   // ResourceExhausted. The next call sends the rest.
   using Send = absl::FunctionRef<absl::Status(const wire::Packet&,
@@ -123,7 +143,7 @@ class Connection {
       const std::string& socket, const wire::Request& hello,
       const std::function<std::vector<UniqueFd>()>& fds, EventHandler on_event,
       GoneHandler on_gone, absl::Duration timeout = kCallTimeout);
-  ~Connection();
+  ~Connection() { Close(); }
 
   // Sends a request and returns all parts of its reply. The daemon's Error
   // becomes a Status, also one that refuses the session as a whole.
@@ -141,7 +161,10 @@ class Connection {
   void SetKept() { kept_ = true; }
 
   // Returns whether a request of this kind has no answer yet.
-  bool Awaits(wire::Request::BodyCase kind);
+  bool Awaits(wire::Request::BodyCase kind) {
+    const MutexLock lock(mutex_);
+    return calls_.Awaits(kind);
+  }
 
   // Ends the session; the daemon reclaims its leases.
   void Close();
@@ -152,14 +175,20 @@ class Connection {
  private:
   Connection(UniqueFd socket, EventHandler on_event, GoneHandler on_gone);
   // Returns whether the daemon closed the socket without sending a packet.
-  bool IsUnheard();
+  bool IsUnheard() {
+    const MutexLock lock(mutex_);
+    return gone_ && generation_ == 0 && refused_.ok();
+  }
   void Run();
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);
   // Sends without waiting. ResourceExhausted: the socket has no room.
-  absl::Status TrySend(const wire::Packet& packet, std::span<const int> fds);
+  absl::Status TrySend(const wire::Packet& packet, std::span<const int> fds) {
+    const MutexLock lock(send_mutex_);
+    return wire::Send(socket_.get(), packet, fds);
+  }
   absl::Status SendPacket(const wire::Packet& packet, std::span<const int> fds,
                           absl::Time deadline);
   // Adds a call; an error if the daemon is gone.

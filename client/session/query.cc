@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <utility>
 
 #include "client/session/connection.h"
 #include "client/session/session.h"

@@ -13,14 +13,12 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "client/ctl/doctor/checks.h"
-#include "client/ctl/doctor/facts.h"
 #include "client/ctl/status/render.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
@@ -31,7 +29,6 @@
 #include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
 #include "proto/base/unix_address.h"
-#include "proto/cli/cli.h"
 
 namespace sluice::ctl {
 namespace {
