@@ -211,7 +211,7 @@ Ticket Engine::Enqueue(CopyRequest request) {
   Ticket ticket = TicketAccess::Make(state);
   std::optional<absl::Duration> slack;
   for (const CopySlack& each : slack_) {
-    if (each.label == request.label) slack = each.slack;
+    if (!slack && each.label == request.label) slack = each.slack;
   }
   to.Push(std::move(request), std::move(state), slack);
   return ticket;

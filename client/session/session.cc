@@ -11,14 +11,12 @@
 #include <cstdlib>
 #include <iterator>
 #include <utility>
-#include <vector>
 
 #include "client/session/connection.h"
 #include "client/session/mapping.h"
 #include "client/session/welcome.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "proto/base/clock.h"
-#include "proto/base/mutex.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
 #include "proto/base/simulated.h"
