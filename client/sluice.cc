@@ -24,25 +24,18 @@
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
 
+namespace client = sluice::client;
 using sluice::Bytes;
-using sluice::client::CopyEngine;
-using sluice::client::CopyRequest;
-using sluice::client::CopySlack;
-using sluice::client::Region;
-using sluice::client::Session;
-using sluice::client::SessionEvent;
-using sluice::client::SessionOptions;
-using sluice::client::TicketTable;
 
 struct sluice_session {
-  std::unique_ptr<Session> session;
+  std::unique_ptr<client::Session> session;
 };
 struct sluice_region {
-  std::unique_ptr<Region> region;
+  std::unique_ptr<client::Region> region;
 };
 struct sluice_engine {
-  std::unique_ptr<CopyEngine> engine;
-  TicketTable tickets;
+  std::unique_ptr<client::CopyEngine> engine;
+  client::TicketTable tickets;
   // Slack by direction, from sluice_engine_know_slack; negative if unknown.
   std::array<double, 2> slack_seconds = {-1, -1};
 };
@@ -50,13 +43,12 @@ struct sluice_engine {
 namespace {
 
 using Code = absl::StatusCode;
-using Kind = SessionEvent::Kind;
+using Kind = client::SessionEvent::Kind;
 
 static_assert(SLUICE_EVENT_PEER_DIED == int(Kind::kPeerDied));
 static_assert(SLUICE_EVENT_EVICTED == int(Kind::kEvicted));
 static_assert(SLUICE_EVENT_SHUTTING_DOWN == int(Kind::kShuttingDown));
 static_assert(SLUICE_EVENT_DISCONNECTED == int(Kind::kDisconnected));
-
 static_assert(SLUICE_EVENT_PLAN_CHANGED == int(Kind::kPlanChanged));
 
 // Both ends and one value between them would show a shift.
@@ -74,8 +66,10 @@ int Fail(const absl::Status& status) {
   return static_cast<int>(status.code());
 }
 
-absl::Status Bad(const std::string& message) {
-  return absl::InvalidArgumentError(message);
+template <typename... Args>
+absl::Status Bad(fmt::format_string<Args...> message, Args&&... args) {
+  return absl::InvalidArgumentError(
+      fmt::format(message, std::forward<Args>(args)...));
 }
 
 // Runs `body`, which returns a status, and converts exceptions to one.
@@ -128,9 +122,9 @@ absl::Status CheckDirection(int direction) {
   if (direction == SLUICE_HOST_TO_GPU || direction == SLUICE_GPU_TO_HOST) {
     return absl::OkStatus();
   }
-  return Bad(fmt::format(
+  return Bad(
       "direction = {}: give SLUICE_HOST_TO_GPU ({}) or SLUICE_GPU_TO_HOST ({})",
-      direction, int{SLUICE_HOST_TO_GPU}, int{SLUICE_GPU_TO_HOST}));
+      direction, int{SLUICE_HOST_TO_GPU}, int{SLUICE_GPU_TO_HOST});
 }
 
 // The labels of copies, by direction.
@@ -143,12 +137,8 @@ char* NewText(const std::string& text) {
   return copy;
 }
 
-double Seconds(absl::Duration duration) {
-  return absl::ToDoubleSeconds(duration);
-}
-
-SessionOptions Translate(const sluice_session_options& in) {
-  SessionOptions out;
+client::SessionOptions Translate(const sluice_session_options& in) {
+  client::SessionOptions out;
   if (in.socket) out.socket = in.socket;
   if (in.job) out.job = in.job;
   out.rank = sluice::Rank(in.rank);
@@ -192,7 +182,8 @@ int sluice_session_open(const sluice_session_options* options,
     if (options != nullptr) {
       SLUICE_RETURN_IF_ERROR(ReadVersioned(options, &known));
     }
-    SLUICE_ASSIGN_OR_RETURN(auto session, Session::Open(Translate(known)));
+    SLUICE_ASSIGN_OR_RETURN(auto session,
+                            client::Session::Open(Translate(known)));
     *out = new sluice_session{std::move(session)};
     return absl::OkStatus();
   });
@@ -225,13 +216,13 @@ int sluice_session_limits(const sluice_session* session, sluice_limits* out) {
 int sluice_session_on_event(sluice_session* session,
                             sluice_event_handler handler, void* context) {
   return Guard(session, [&] {
-    if (handler == nullptr) {
-      session->session->OnEvent(nullptr);
-    } else {
-      session->session->OnEvent([=](const SessionEvent& event) {
+    client::Session::EventHandler call;
+    if (handler != nullptr) {
+      call = [=](const client::SessionEvent& event) {
         handler(context, static_cast<int>(event.kind), event.detail.c_str());
-      });
+      };
     }
+    session->session->OnEvent(std::move(call));
     return absl::OkStatus();
   });
 }
@@ -243,7 +234,7 @@ int sluice_session_plan(sluice_session* session, const char* profile,
   return Guard(session, [&]() -> absl::Status {
     if (profile == nullptr) return Bad("profile is NULL");
     if (!(timeout >= 0)) {
-      return Bad(fmt::format("timeout = {}: give 0 or more seconds", timeout));
+      return Bad("timeout = {}: give 0 or more seconds", timeout);
     }
     SLUICE_ASSIGN_OR_RETURN(const auto decoded,
                             sluice::plan::DecodeRankProfile(profile));
@@ -301,16 +292,14 @@ int sluice_region_lease_within(sluice_session* session, int kind,
   *out = nullptr;
   return Guard(session, [&]() -> absl::Status {
     if (kind != SLUICE_GPU && kind != SLUICE_HOST) {
-      return Bad(
-          fmt::format("kind = {}: give SLUICE_GPU ({}) or SLUICE_HOST ({})",
-                      kind, int{SLUICE_GPU}, int{SLUICE_HOST}));
+      return Bad("kind = {}: give SLUICE_GPU ({}) or SLUICE_HOST ({})", kind,
+                 int{SLUICE_GPU}, int{SLUICE_HOST});
     }
     if (bytes >> 60) {
-      return Bad(
-          fmt::format("a lease of {} bytes: ask for less than 2^60", bytes));
+      return Bad("a lease of {} bytes: ask for less than 2^60", bytes);
     }
     if (!(wait >= 0 && wait <= 1e6)) {
-      return Bad(fmt::format("wait = {}: give 0 to 1e6 seconds", wait));
+      return Bad("wait = {}: give 0 to 1e6 seconds", wait);
     }
     const Bytes size(static_cast<int64_t>(bytes));
     SLUICE_ASSIGN_OR_RETURN(
@@ -339,9 +328,9 @@ int sluice_engine_start(sluice_session* session, sluice_engine** out) {
   return Guard(session, [&]() -> absl::Status {
     SLUICE_ASSIGN_OR_RETURN(
         auto engine,
-        CopyEngine::Start({.driver = &session->session->driver(),
-                           .device = session->session->limits().device,
-                           .gate = &session->session->grants()}));
+        client::CopyEngine::Start({.driver = &session->session->driver(),
+                                   .device = session->session->limits().device,
+                                   .gate = &session->session->grants()}));
     *out = new sluice_engine{.engine = std::move(engine), .tickets = {}};
     return absl::OkStatus();
   });
@@ -368,7 +357,7 @@ int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
     if ((piece_count && !pieces) || (count && !after)) {
       return Bad("a copy's pieces or after are NULL");
     }
-    CopyRequest request;
+    client::CopyRequest request;
     request.label = kLabels[direction];
     request.direction = direction == SLUICE_HOST_TO_GPU
                             ? sluice::device::CopyDirection::kHostToDevice
@@ -405,7 +394,7 @@ int sluice_engine_know_slack(sluice_engine* engine, int direction,
           "that it is not known");
     }
     engine->slack_seconds[direction] = seconds;
-    std::vector<CopySlack> known;
+    std::vector<client::CopySlack> known;
     for (const int each : {SLUICE_HOST_TO_GPU, SLUICE_GPU_TO_HOST}) {
       const double slack = engine->slack_seconds[each];
       if (slack >= 0) known.push_back({kLabels[each], absl::Seconds(slack)});
@@ -451,11 +440,12 @@ int sluice_engine_stats(const sluice_engine* engine, sluice_copy_stats* out) {
   return Guard(engine, [&] {
     const auto stats = engine->engine->stats();
     return FillVersioned(
-        sluice_copy_stats{.size = 0,
-                          .host_to_gpu_bytes = stats.h2d.size(),
-                          .gpu_to_host_bytes = stats.d2h.size(),
-                          .grant_wait_seconds = Seconds(stats.grant_wait),
-                          .stall_seconds = Seconds(stats.stall)},
+        sluice_copy_stats{
+            .size = 0,
+            .host_to_gpu_bytes = stats.h2d.size(),
+            .gpu_to_host_bytes = stats.d2h.size(),
+            .grant_wait_seconds = absl::ToDoubleSeconds(stats.grant_wait),
+            .stall_seconds = absl::ToDoubleSeconds(stats.stall)},
         out);
   });
 }
@@ -474,8 +464,7 @@ int sluice_attention_kernel(const sluice_attention_block* block,
         sluice::stream::kAskedKernels, asked,
         [](AttentionKernel each) { return std::string_view(Name(each)); });
     if (found == std::end(sluice::stream::kAskedKernels)) {
-      return Bad(fmt::format(
-          "kernel = {}: give auto, flash, efficient or cudnn", asked));
+      return Bad("kernel = {}: give auto, flash, efficient or cudnn", asked);
     }
     const sluice::stream::AttentionBlock question = {
         .asked = *found,

@@ -1,10 +1,8 @@
 /* libsluice: a training rank's side of the Sluice daemon, for C and for every
- * language that calls C. (C++: client/session/session.h and
- * client/copy/copy_engine.h.)
- *
- * A session is a connection to the node's daemon. Through it a rank leases GPU
- * and pinned host memory, and copies between the two as fast as the daemon's
- * grants allow. When the process ends, in any way, the daemon reclaims all.
+ * language that calls C. A session is a connection to the node's daemon.
+ * Through it a rank leases GPU and pinned host memory, and copies between the
+ * two as fast as the daemon's grants allow. When the process ends, in any way,
+ * the daemon reclaims all.
  *
  * Units        sizes and offsets are bytes, times are seconds.
  * Ownership    the caller owns an object returned in `*out`: end it with the
@@ -281,8 +279,8 @@ SLUICE_API int sluice_engine_mark_compute(sluice_engine* engine,
                                           sluice_ticket* out);
 
 /* Makes compute from now on run after the ticket is reached: on a simulated GPU
- * this call waits, on a real one it enqueues the wait. Returns the first
- * failure of any copy of this engine. */
+ * this call waits, on a real one it enqueues the wait. Returns the engine's
+ * first failure of a copy. */
 SLUICE_API int sluice_engine_wait(sluice_engine* engine, sluice_ticket ticket);
 
 /* Since 2. Sets `*reached` to 1 if the ticket is reached, else to 0. The memory

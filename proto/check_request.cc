@@ -37,19 +37,34 @@ absl::Status CheckName(std::string_view what, const std::string& name,
   return absl::OkStatus();
 }
 
+// Keeps the first field that is out of range.
+class Checks {
+ public:
+  void Add(const absl::Status& status) { status_.Update(status); }
+  void Range(std::string_view what, uint64_t value, uint64_t first,
+             uint64_t last) {
+    if (value >= first && value <= last) return;
+    Add(absl::InvalidArgumentError(fmt::format("{} is {}, it must be {} to {}",
+                                               what, value, first, last)));
+  }
+  void Seconds(std::string_view what, double value,
+               double most = kMaxStepSeconds) {
+    if (value >= 0 && value <= most) return;
+    Add(absl::InvalidArgumentError(
+        fmt::format("{} is {}, it must be 0 to {} ({} years)", what, value,
+                    most, std::round(most / kMaxStepSeconds))));
+  }
+  absl::Status First() const { return status_; }
+
+ private:
+  absl::Status status_;
+};
+
 absl::Status CheckRange(std::string_view what, uint64_t value, uint64_t first,
                         uint64_t last) {
-  if (value >= first && value <= last) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("{} is {}, it must be {} to {}", what, value, first, last));
-}
-
-absl::Status CheckSeconds(std::string_view what, double value,
-                          double most = kMaxStepSeconds) {
-  if (value >= 0 && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("{} is {}, it must be 0 to {} ({} years)", what, value, most,
-                  std::round(most / kMaxStepSeconds)));
+  Checks checks;
+  checks.Range(what, value, first, last);
+  return checks.First();
 }
 
 std::string Spoken(Protocols range) {
@@ -59,18 +74,17 @@ std::string Spoken(Protocols range) {
 }
 
 absl::Status Check(const Hello& hello) {
-  SLUICE_RETURN_IF_ERROR(
+  Checks checks;
+  checks.Add(
       AgreeOnProtocol({hello.oldest_protocol(), hello.protocol()}).status());
-  SLUICE_RETURN_IF_ERROR(CheckName("job", hello.job(), hello.observer()));
-  if (hello.observer()) return absl::OkStatus();
-  SLUICE_RETURN_IF_ERROR(
-      CheckRange("world_size", hello.world_size(), 1, 1 << 20));
-  SLUICE_RETURN_IF_ERROR(
-      CheckRange("rank", hello.rank(), 0, hello.world_size() - 1));
-  SLUICE_RETURN_IF_ERROR(
-      CheckRange("local_ranks", hello.local_ranks(), 1,
-                 std::min<uint64_t>(hello.world_size(), kMaxOrdinal)));
-  return CheckRange("gpu", hello.gpu(), 0, kMaxOrdinal - 1);
+  checks.Add(CheckName("job", hello.job(), hello.observer()));
+  if (hello.observer()) return checks.First();
+  checks.Range("world_size", hello.world_size(), 1, 1 << 20);
+  checks.Range("rank", hello.rank(), 0, hello.world_size() - 1);
+  checks.Range("local_ranks", hello.local_ranks(), 1,
+               std::min<uint64_t>(hello.world_size(), kMaxOrdinal));
+  checks.Range("gpu", hello.gpu(), 0, kMaxOrdinal - 1);
+  return checks.First();
 }
 
 absl::Status Check(const Lease& lease) {
@@ -84,47 +98,39 @@ absl::Status Check(const Lease& lease) {
   return CheckRange("lease bytes", lease.bytes(), 1, kMaxSize - 1);
 }
 
-absl::Status Check(const StepTotals& totals) {
-  for (const uint64_t sum :
-       {totals.reports(), totals.bytes_h2d(), totals.bytes_d2h(),
-        totals.tokens(), totals.plan_mismatches()}) {
-    SLUICE_RETURN_IF_ERROR(
-        CheckRange("a sum of the step report", sum, 0, kMaxStepSum));
-  }
-  for (const double seconds :
-       {totals.stall_seconds(), totals.grant_wait_seconds()}) {
-    SLUICE_RETURN_IF_ERROR(
-        CheckSeconds("seconds of all steps", seconds, kMaxTotalSeconds));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Check(const StepReport& report) {
-  SLUICE_RETURN_IF_ERROR(CheckRange("step", report.step(), 0, kMaxSize - 1));
-  SLUICE_RETURN_IF_ERROR(CheckSeconds("seconds", report.seconds()));
-  SLUICE_RETURN_IF_ERROR(CheckSeconds("stall_seconds", report.stall_seconds()));
-  SLUICE_RETURN_IF_ERROR(
-      CheckSeconds("grant_wait_seconds", report.grant_wait_seconds()));
+  Checks checks;
+  checks.Range("step", report.step(), 0, kMaxSize - 1);
+  checks.Seconds("seconds", report.seconds());
+  checks.Seconds("stall_seconds", report.stall_seconds());
+  checks.Seconds("grant_wait_seconds", report.grant_wait_seconds());
   for (const uint64_t size :
        {report.bytes_h2d(), report.bytes_d2h(), report.hbm_peak_bytes(),
         report.host_peak_bytes()}) {
-    SLUICE_RETURN_IF_ERROR(
-        CheckRange("a size of the step report", size, 0, kMaxSize - 1));
+    checks.Range("a size of the step report", size, 0, kMaxSize - 1);
   }
-  SLUICE_RETURN_IF_ERROR(
-      CheckRange("tokens", report.tokens(), 0, kMaxStepCount));
-  SLUICE_RETURN_IF_ERROR(CheckRange("plan_mismatches", report.plan_mismatches(),
-                                    0, kMaxStepCount));
+  checks.Range("tokens", report.tokens(), 0, kMaxStepCount);
+  checks.Range("plan_mismatches", report.plan_mismatches(), 0, kMaxStepCount);
   if (report.map_seconds_size() > kMaxMaps) {
-    return absl::InvalidArgumentError(
+    checks.Add(absl::InvalidArgumentError(
         fmt::format("a step report tells of {} mapped leases, at most {}",
-                    report.map_seconds_size(), kMaxMaps));
+                    report.map_seconds_size(), kMaxMaps)));
   }
   for (const double seconds : report.map_seconds()) {
-    SLUICE_RETURN_IF_ERROR(CheckSeconds("map_seconds", seconds));
+    checks.Seconds("map_seconds", seconds);
   }
   // Not checked: loss may be NaN, which an operator should see.
-  return Check(report.totals());
+  const StepTotals& totals = report.totals();
+  for (const uint64_t sum :
+       {totals.reports(), totals.bytes_h2d(), totals.bytes_d2h(),
+        totals.tokens(), totals.plan_mismatches()}) {
+    checks.Range("a sum of the step report", sum, 0, kMaxStepSum);
+  }
+  for (const double seconds :
+       {totals.stall_seconds(), totals.grant_wait_seconds()}) {
+    checks.Seconds("seconds of all steps", seconds, kMaxTotalSeconds);
+  }
+  return checks.First();
 }
 
 absl::Status Check(const PlanTaken& taken) {
@@ -176,6 +182,54 @@ absl::StatusOr<uint32_t> AgreeOnProtocol(Protocols client, Protocols daemon) {
   return absl::FailedPreconditionError(fmt::format(
       "the client speaks {}, this daemon {}: upgrade the {}", Spoken(client),
       Spoken(daemon), client_is_older ? "client's libsluice" : "daemon"));
+}
+
+void ToWire(const ::sluice::StepReport& report, StepReport* out) {
+  out->set_step(static_cast<uint64_t>(report.step));
+  out->set_seconds(report.seconds);
+  out->set_bytes_h2d(report.h2d.size());
+  out->set_bytes_d2h(report.d2h.size());
+  out->set_stall_seconds(report.stall_seconds);
+  out->set_grant_wait_seconds(report.grant_wait_seconds);
+  out->set_hbm_peak_bytes(report.hbm_peak.size());
+  out->set_host_peak_bytes(report.host_peak.size());
+  out->set_tokens(static_cast<uint64_t>(report.tokens));
+  out->set_loss(report.loss);
+  out->set_plan_mismatches(static_cast<uint64_t>(report.plan_mismatches));
+  const ::sluice::StepTotals& totals = report.totals;
+  if (totals.reports == 0) return;
+  StepTotals* sums = out->mutable_totals();
+  sums->set_reports(static_cast<uint64_t>(totals.reports));
+  sums->set_bytes_h2d(totals.h2d.size());
+  sums->set_bytes_d2h(totals.d2h.size());
+  sums->set_stall_seconds(totals.stall_seconds);
+  sums->set_grant_wait_seconds(totals.grant_wait_seconds);
+  sums->set_tokens(static_cast<uint64_t>(totals.tokens));
+  sums->set_plan_mismatches(static_cast<uint64_t>(totals.plan_mismatches));
+}
+
+::sluice::StepReport FromWire(const StepReport& report) {
+  const auto bytes = [](uint64_t n) { return Bytes(static_cast<int64_t>(n)); };
+  const StepTotals& sums = report.totals();
+  return {.step = static_cast<int64_t>(report.step()),
+          .seconds = report.seconds(),
+          .h2d = bytes(report.bytes_h2d()),
+          .d2h = bytes(report.bytes_d2h()),
+          .stall_seconds = report.stall_seconds(),
+          .grant_wait_seconds = report.grant_wait_seconds(),
+          .hbm_peak = bytes(report.hbm_peak_bytes()),
+          .host_peak = bytes(report.host_peak_bytes()),
+          .tokens = static_cast<int64_t>(report.tokens()),
+          .loss = report.loss(),
+          .plan_mismatches = static_cast<int64_t>(report.plan_mismatches()),
+          .totals = {
+              .reports = static_cast<int64_t>(sums.reports()),
+              .h2d = bytes(sums.bytes_h2d()),
+              .d2h = bytes(sums.bytes_d2h()),
+              .stall_seconds = sums.stall_seconds(),
+              .grant_wait_seconds = sums.grant_wait_seconds(),
+              .tokens = static_cast<int64_t>(sums.tokens()),
+              .plan_mismatches = static_cast<int64_t>(sums.plan_mismatches())}};
 }
 
 absl::Status CheckRequest(const Message& message) {

@@ -23,42 +23,25 @@ struct FdRange {
   size_t max = 0;
 };
 
-FdRange AllowedFds(const Reply& reply) {
-  switch (reply.body_case()) {
-    case Reply::kWelcome:
-      return {0, 3};  // an observer gets no pages; the third fd is sim's clocks
-    case Reply::kGranted: {
-      const auto extents =
-          static_cast<size_t>(reply.granted().extent_bytes_size());
-      return {extents, extents};
-    }
-    case Reply::kSnapshot:
-      return {0, 2};  // a memfd for a long snapshot, and one for a plan
-    default:
-      return {};
-  }
-}
-
-FdRange AllowedFds(const Request& request) {
-  if (request.has_hello()) return {0, kMaxShown};
-  return request.has_submit_profile() ? FdRange{1, 1} : FdRange{};
-}
-
 FdRange AllowedFds(const Packet& packet) {
-  switch (packet.body_case()) {
-    case Packet::kRequest:
-      return AllowedFds(packet.request());
-    case Packet::kReply:
-      return AllowedFds(packet.reply());
-    case Packet::kEvent:
-      return packet.event().has_plan_ready() ||
-                     packet.event().has_plan_changed() ||
-                     packet.event().taken_over().plan_id() != 0
-                 ? FdRange{1, 1}
-                 : FdRange{};
-    default:
-      return {};
+  // A body that the packet lacks reads as empty.
+  const Request& request = packet.request();
+  const Reply& reply = packet.reply();
+  const Event& event = packet.event();
+  if (request.has_hello()) return {0, kMaxShown};
+  // An observer gets no pages; the third descriptor is sim's clocks.
+  if (reply.has_welcome()) return {0, 3};
+  if (reply.has_granted()) {
+    const auto extents =
+        static_cast<size_t>(reply.granted().extent_bytes_size());
+    return {extents, extents};
   }
+  // A memfd for a long snapshot, and one for a plan.
+  if (reply.has_snapshot()) return {0, 2};
+  const bool one = request.has_submit_profile() || event.has_plan_ready() ||
+                   event.has_plan_changed() ||
+                   event.taken_over().plan_id() != 0;
+  return one ? FdRange{1, 1} : FdRange{};
 }
 
 absl::Status SendFault(int error) {

@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "client/copy/copy_lane.h"
@@ -19,9 +18,6 @@ namespace sluice::client {
 namespace {
 
 using device::CopyDirection;
-
-constexpr std::array kDirections = {CopyDirection::kHostToDevice,
-                                    CopyDirection::kDeviceToHost};
 
 absl::Status Check(const CopyRequest& request) {
   for (const CopyPiece& piece : request.pieces) {
@@ -103,27 +99,61 @@ class Engine final : public CopyEngine {
   ~Engine() override;
 
   absl::Status StartLanes();
-  absl::Status UseStream(void* native) override;
+  absl::Status UseStream(void* native) override {
+    SLUICE_ASSIGN_OR_RETURN(
+        compute_, options_.driver->AdoptStream(options_.device, native));
+    stall_.UseStream(compute_);
+    return absl::OkStatus();
+  }
   void KnowSlack(std::vector<CopySlack> slack) override {
     slack_ = std::move(slack);
   }
-  Ticket MarkCompute() override;
+  Ticket MarkCompute() override {
+    auto state = NewTicket(compute_);
+    if (!state) return Ticket();
+    const absl::Status status =
+        options_.driver->RecordEvent(state->event, compute_);
+    fault_.Keep(status);
+    state->Set(status.ok() ? State::kRecorded : State::kFailed);
+    return TicketAccess::Make(std::move(state));
+  }
   Ticket Enqueue(CopyRequest request) override;
-  absl::Status Wait(const Ticket& ticket) override;
-  absl::Status Drain() override;
-  CopyStats stats() const override;
-  std::vector<CopyRecord> TakeTimeline() override;
+  absl::Status Wait(const Ticket& ticket) override {
+    const auto& state = TicketAccess::StateOf(ticket);
+    if (!state) return fault_.Get();
+    fault_.Keep(stall_.Begin());
+    fault_.Keep(WaitOnCompute(*state));
+    fault_.Keep(stall_.End());
+    return fault_.Get();
+  }
+  absl::Status Drain() override {
+    for (auto& lane : lanes_) lane->AwaitIdle();
+    for (const device::Stream stream : streams_) {
+      fault_.Keep(options_.driver->SynchronizeStream(stream));
+    }
+    if (timeline_) fault_.Keep(timeline_->Align());
+    return fault_.Get();
+  }
+  CopyStats stats() const override {
+    return {.h2d = lanes_[0]->copied(),
+            .d2h = lanes_[1]->copied(),
+            .grant_wait = lanes_[0]->grant_wait() + lanes_[1]->grant_wait(),
+            .stall = stall_.total()};
+  }
+  std::vector<CopyRecord> TakeTimeline() override {
+    return timeline_ ? timeline_->Take() : std::vector<CopyRecord>();
+  }
 
  private:
   using State = TicketAccess::State;
 
-  CopyLane& lane(CopyDirection direction) {
-    return *lanes_[direction == CopyDirection::kHostToDevice ? 0 : 1];
-  }
   // Returns null, and keeps the fault, if no event is available.
-  std::shared_ptr<State> NewTicket(device::Stream stream);
+  std::shared_ptr<State> NewTicket(device::Stream stream) {
+    auto state = TicketAccess::New(pool_, stream);
+    fault_.Keep(state.status());
+    return state.ok() ? *std::move(state) : nullptr;
+  }
   absl::Status WaitOnCompute(const State& state);
-  std::optional<absl::Duration> SlackOf(std::string_view label) const;
 
   const Options options_;
   const std::shared_ptr<EventPool> pool_;
@@ -145,9 +175,11 @@ absl::Status Engine::StartLanes() {
     timeline_ = std::make_unique<CopyTimeline>(options_.driver, streams_);
     SLUICE_RETURN_IF_ERROR(timeline_->Align());
   }
-  for (size_t i = 0; i < kDirections.size(); ++i) {
+  for (size_t i = 0; i < lanes_.size(); ++i) {
     lanes_[i] = std::make_unique<CopyLane>(
-        options_, kDirections[i], streams_[i], pool_, &fault_, timeline_.get());
+        options_,
+        i == 0 ? CopyDirection::kHostToDevice : CopyDirection::kDeviceToHost,
+        streams_[i], pool_, &fault_, timeline_.get());
   }
   return absl::OkStatus();
 }
@@ -170,43 +202,17 @@ Engine::~Engine() {
   }
 }
 
-std::shared_ptr<TicketAccess::State> Engine::NewTicket(device::Stream stream) {
-  auto state = TicketAccess::New(pool_, stream);
-  fault_.Keep(state.status());
-  return state.ok() ? *std::move(state) : nullptr;
-}
-
-absl::Status Engine::UseStream(void* native) {
-  SLUICE_ASSIGN_OR_RETURN(
-      compute_, options_.driver->AdoptStream(options_.device, native));
-  stall_.UseStream(compute_);
-  return absl::OkStatus();
-}
-
-Ticket Engine::MarkCompute() {
-  auto state = NewTicket(compute_);
-  if (!state) return Ticket();
-  const absl::Status status =
-      options_.driver->RecordEvent(state->event, compute_);
-  fault_.Keep(status);
-  state->Set(status.ok() ? State::kRecorded : State::kFailed);
-  return TicketAccess::Make(std::move(state));
-}
-
-std::optional<absl::Duration> Engine::SlackOf(std::string_view label) const {
-  for (const CopySlack& each : slack_) {
-    if (each.label == label) return each.slack;
-  }
-  return std::nullopt;
-}
-
 Ticket Engine::Enqueue(CopyRequest request) {
   fault_.Keep(Check(request));
-  CopyLane& to = lane(request.direction);
+  const bool in = request.direction == CopyDirection::kHostToDevice;
+  CopyLane& to = *lanes_[in ? 0 : 1];
   auto state = NewTicket(to.stream());
   if (!state) return Ticket();
   Ticket ticket = TicketAccess::Make(state);
-  const std::optional<absl::Duration> slack = SlackOf(request.label);
+  std::optional<absl::Duration> slack;
+  for (const CopySlack& each : slack_) {
+    if (!slack && each.label == request.label) slack = each.slack;
+  }
   to.Push(std::move(request), std::move(state), slack);
   return ticket;
 }
@@ -217,45 +223,18 @@ absl::Status Engine::WaitOnCompute(const State& state) {
   SLUICE_RETURN_IF_ERROR(
       options_.driver->StreamWaitEvent(compute_, state.event));
   // A compute mark's stream may belong to the caller and be destroyed by now.
-  if (std::find(streams_.begin(), streams_.end(), state.stream) ==
-      streams_.end()) {
-    return absl::OkStatus();
-  }
+  if (std::ranges::count(streams_, state.stream) == 0) return absl::OkStatus();
   // The event of a failed copy is reached too. This wait has no effect, but
   // returns the stream's fault.
   return options_.driver->StreamWaitEvent(state.stream, state.event);
 }
 
-absl::Status Engine::Wait(const Ticket& ticket) {
-  const auto& state = TicketAccess::StateOf(ticket);
-  if (!state) return fault_.Get();
-  fault_.Keep(stall_.Begin());
-  fault_.Keep(WaitOnCompute(*state));
-  fault_.Keep(stall_.End());
-  return fault_.Get();
-}
-
-absl::Status Engine::Drain() {
-  for (auto& lane : lanes_) lane->AwaitIdle();
-  for (const device::Stream stream : streams_) {
-    fault_.Keep(options_.driver->SynchronizeStream(stream));
-  }
-  if (timeline_) fault_.Keep(timeline_->Align());
-  return fault_.Get();
-}
-
-CopyStats Engine::stats() const {
-  return {.h2d = lanes_[0]->copied(),
-          .d2h = lanes_[1]->copied(),
-          .grant_wait = lanes_[0]->grant_wait() + lanes_[1]->grant_wait(),
-          .stall = stall_.total()};
-}
-
-std::vector<CopyRecord> Engine::TakeTimeline() {
-  return timeline_ ? timeline_->Take() : std::vector<CopyRecord>();
-}
-
 }  // namespace
+
+bool Ticket::done() const {
+  // On a lost device nothing is in flight; Wait returns the fault.
+  return !state_ || state_->IsReached(/*if_unknown=*/true);
+}
 
 absl::StatusOr<std::unique_ptr<CopyEngine>> CopyEngine::Start(
     const Options& options) {

@@ -1,12 +1,10 @@
 // Copies between host and GPU memory. Each direction has its own stream. Grants
 // limit when copies start, and only tickets order them.
 //
-// A request is issued in four steps: the copy stream waits for the events of
-// the `after` tickets; a grant is taken; the copies are enqueued; the ticket's
-// event is recorded. Enqueue issues a request itself if it need not wait;
-// others go to their direction's issuing thread, which issues them in order.
-// The compute thread waits only for tickets, through events, which blocks it
-// until the ticket's event is recorded; `stall` counts that time.
+// To issue a request, the copy stream waits for the events of the `after`
+// tickets; a grant is taken; the copies are enqueued; the ticket's event is
+// recorded. Enqueue issues a request itself if it need not wait; others go to
+// their direction's issuing thread, which issues them in order.
 //
 // Not bare events: CUDA treats an event that was not yet recorded as complete,
 // so a wait enqueued too early would pass silently.
@@ -60,9 +58,8 @@ struct CopyRequest {
   const char* label = "";  // name in the timeline; static storage
 };
 
-// One finished request. Times are seconds on the monotonic clock. The copy
-// stream's clock measures the duration; the start is accurate to about the
-// length of a host wait.
+// One finished request. Times are seconds on the monotonic clock; the start is
+// accurate to about the length of a host wait.
 struct CopyRecord {
   const char* label;
   device::CopyDirection direction;
@@ -105,8 +102,7 @@ class CopyEngine {
   virtual absl::Status UseStream(void* native) = 0;
 
   // Replaces the slacks of all labels, for copies that are enqueued from now
-  // on. While such a copy waits for its grant, the daemon has its deadline
-  // (GrantGate::TellDue). Copies with other labels have no deadline.
+  // on. Copies with other labels have no deadline (GrantGate::TellDue).
   virtual void KnowSlack(std::vector<CopySlack> slack) = 0;
 
   // Returns a ticket that is reached when all compute enqueued so far is done.

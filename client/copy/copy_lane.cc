@@ -5,12 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstddef>
-#include <utility>
 
 #include "proto/base/clock.h"
 #include "proto/base/poison.h"
-#include "proto/base/status.h"
 
 namespace sluice::client {
 namespace {
@@ -30,19 +27,6 @@ Bytes SizeOf(const CopyRequest& request) {
 
 }  // namespace
 
-void Fault::Keep(const absl::Status& status) {
-  if (status.ok()) return;
-  const MutexLock lock(mutex_);
-  if (status_.ok()) status_ = status;
-  set_.store(true, std::memory_order_release);
-}
-
-absl::Status Fault::Get() const {
-  if (!set()) return absl::OkStatus();
-  const MutexLock lock(mutex_);
-  return status_;
-}
-
 CopyLane::CopyLane(const CopyEngine::Options& options,
                    device::CopyDirection direction, device::Stream stream,
                    std::shared_ptr<EventPool> pool, Fault* fault,
@@ -57,19 +41,6 @@ CopyLane::CopyLane(const CopyEngine::Options& options,
   const bool h2d = direction == device::CopyDirection::kHostToDevice;
   pthread_setname_np(thread_.native_handle(),
                      h2d ? "sluice-h2d" : "sluice-d2h");
-}
-
-CopyLane::~CopyLane() {
-  Stop();
-  thread_.join();
-}
-
-void CopyLane::Stop() {
-  {
-    const MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  changed_.NotifyAll();
 }
 
 void CopyLane::Push(CopyRequest request,
@@ -87,10 +58,6 @@ void CopyLane::Push(CopyRequest request,
     queue_.push_back(std::move(item));
   }
   changed_.NotifyAll();
-}
-
-bool CopyLane::IsLimited() const {
-  return options_.gate != nullptr && options_.gate->Limits(GrantDirection());
 }
 
 std::optional<Bytes> CopyLane::GrantNow(const Item& item, Bytes size) {
@@ -165,11 +132,6 @@ void CopyLane::TellDue(const Item& item, Bytes size) {
   options_.gate->TellDue(
       GrantDirection(), size,
       item.due ? *item.due : options_.gate->now() + *item.slack);
-}
-
-void CopyLane::AwaitIdle() {
-  const MutexLock lock(mutex_);
-  while (!queue_.empty()) changed_.Wait(mutex_);
 }
 
 void CopyLane::Run() {
@@ -248,20 +210,6 @@ void CopyLane::TakeGrant(Bytes size) {
   grant_wait_ns_ += absl::ToInt64Nanoseconds(waited);
 }
 
-absl::Status CopyLane::EndSlice() {
-  if (!IsLimited()) return absl::OkStatus();
-  SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
-  SLUICE_RETURN_IF_ERROR(Record(*end));
-  ahead_.Add(TicketAccess::Make(std::move(end)));
-  return absl::OkStatus();
-}
-
-absl::Status CopyLane::Record(TicketAccess::State& mark) {
-  SLUICE_RETURN_IF_ERROR(options_.driver->RecordEvent(mark.event, stream_));
-  mark.Set(TicketAccess::State::kRecorded);
-  return absl::OkStatus();
-}
-
 absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
                                   Bytes granted, bool timed) {
   for (const CopyPiece& piece : request.pieces) {
@@ -282,8 +230,10 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       left -= size;
       copied_ += size.count();
       // The request's own ticket marks the end of its last slice.
-      if (granted == Bytes(0) && left > Bytes(0)) {
-        SLUICE_RETURN_IF_ERROR(EndSlice());
+      if (granted == Bytes(0) && left > Bytes(0) && IsLimited()) {
+        SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
+        SLUICE_RETURN_IF_ERROR(Record(*end));
+        ahead_.Add(TicketAccess::Make(std::move(end)));
       }
     }
   }
@@ -318,11 +268,6 @@ absl::Status CopyTimeline::Align() {
   return absl::OkStatus();
 }
 
-absl::Status CopyTimeline::Begin(device::CopyDirection direction) {
-  Lane& lane = LaneOf(direction);
-  return lane.timer.Begin(lane.stream);
-}
-
 absl::Status CopyTimeline::End(const CopyRecord& record) {
   Lane& lane = LaneOf(record.direction);
   const MutexLock lock(mutex_);
@@ -330,12 +275,6 @@ absl::Status CopyTimeline::End(const CopyRecord& record) {
   lane.pending.push_back(record);
   TakeEnded(lane);
   return absl::OkStatus();
-}
-
-std::vector<CopyRecord> CopyTimeline::Take() {
-  const MutexLock lock(mutex_);
-  for (const auto& lane : lanes_) TakeEnded(*lane);
-  return std::exchange(ended_, {});
 }
 
 void CopyTimeline::TakeEnded(Lane& lane) {

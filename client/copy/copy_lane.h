@@ -2,9 +2,8 @@
 // issues queued requests. Internal to the copy engine.
 //
 // Push issues a request itself, because waking a thread costs more. A request
-// goes through the queue only if it has to wait (for a ticket that is not
-// recorded yet, for a grant, or until it may ask for one, see granted_ahead.h)
-// or if the queue is not empty. So requests are issued in the order of Push.
+// is queued only if it has to wait (for a ticket that is not recorded yet, for
+// a grant, or until it may ask for one) or behind other queued ones.
 //
 // [Note: owed grants] A host that runs ahead may enqueue a whole step behind
 // one kernel. If all those copies took their grants at once, copies that cannot
@@ -24,6 +23,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/copy/copy_engine.h"
@@ -31,14 +31,24 @@
 #include "client/copy/ticket_state.h"
 #include "kernels/device/stream_timer.h"
 #include "proto/base/mutex.h"
+#include "proto/base/status.h"
 
 namespace sluice::client {
 
 // Keeps an engine's first fault; later ones are its consequences. Thread-safe.
 class Fault {
  public:
-  void Keep(const absl::Status& status);
-  absl::Status Get() const;
+  void Keep(const absl::Status& status) {
+    if (status.ok()) return;
+    const MutexLock lock(mutex_);
+    status_.Update(status);
+    set_.store(true, std::memory_order_release);
+  }
+  absl::Status Get() const {
+    if (!set()) return absl::OkStatus();
+    const MutexLock lock(mutex_);
+    return status_;
+  }
   bool set() const { return set_.load(std::memory_order_acquire); }
 
  private:
@@ -62,17 +72,23 @@ class CopyTimeline {
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
   // Waits for both streams and aligns the host's clock with theirs, which
-  // drift. Call it at the start, and wherever the host has waited for them
-  // anyway.
+  // drift. Call it at the start and where the host has waited for them anyway.
   absl::Status Align();
   // Call them around enqueuing a request's copies. Begin drops a span that has
   // begun and not ended.
-  absl::Status Begin(device::CopyDirection direction);
+  absl::Status Begin(device::CopyDirection direction) {
+    Lane& lane = LaneOf(direction);
+    return lane.timer.Begin(lane.stream);
+  }
   // `record` states the label, direction, size and issue time.
   absl::Status End(const CopyRecord& record);
   // Returns the copies that ended since the last call; those of one direction
   // are in order.
-  std::vector<CopyRecord> Take();
+  std::vector<CopyRecord> Take() {
+    const MutexLock lock(mutex_);
+    for (const auto& lane : lanes_) TakeEnded(*lane);
+    return std::exchange(ended_, {});
+  }
 
  private:
   struct Lane {
@@ -100,16 +116,28 @@ class CopyLane {
            device::Stream stream, std::shared_ptr<EventPool> pool, Fault* fault,
            CopyTimeline* timeline);
   // Issues the queued requests and ends the thread.
-  ~CopyLane();
+  ~CopyLane() {
+    Stop();
+    thread_.join();
+  }
 
   // From now on the lane issues queued requests without waiting for grants.
-  void Stop();
+  void Stop() {
+    {
+      const MutexLock lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.NotifyAll();
+  }
 
   // `slack` is the CopySlack of the request's label, if known.
   void Push(CopyRequest request, std::shared_ptr<TicketAccess::State> ticket,
             std::optional<absl::Duration> slack = std::nullopt);
   // Blocks until everything pushed is issued.
-  void AwaitIdle();
+  void AwaitIdle() {
+    const MutexLock lock(mutex_);
+    while (!queue_.empty()) changed_.Wait(mutex_);
+  }
 
   device::Stream stream() const { return stream_; }
   Bytes copied() const { return Bytes(copied_.load()); }
@@ -129,7 +157,9 @@ class CopyLane {
 
   void Run();
   // Returns whether grants limit this direction.
-  bool IsLimited() const;
+  bool IsLimited() const {
+    return options_.gate != nullptr && options_.gate->Limits(GrantDirection());
+  }
   // Takes the grant of one slice, or records that of all bytes as owed. Returns
   // how many of the `size` bytes may be issued, or nullopt if the item waits.
   std::optional<Bytes> GrantNow(const Item& item, Bytes size);
@@ -155,8 +185,11 @@ class CopyLane {
     return direction_ == device::CopyDirection::kHostToDevice ? kH2d : kD2h;
   }
   void TakeGrant(Bytes size);
-  absl::Status EndSlice();
-  absl::Status Record(TicketAccess::State& mark);
+  absl::Status Record(TicketAccess::State& mark) {
+    SLUICE_RETURN_IF_ERROR(options_.driver->RecordEvent(mark.event, stream_));
+    mark.Set(TicketAccess::State::kRecorded);
+    return absl::OkStatus();
+  }
   absl::Status Poison(const CopyRequest& request);
 
   const CopyEngine::Options options_;

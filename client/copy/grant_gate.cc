@@ -24,29 +24,13 @@ GrantGate::GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
 
 void GrantGate::TellDue(int direction, Bytes size, absl::Time due) {
   GrantUseSlot& slot = use_->slot;
-  const uint64_t used =
-      slot.used_bytes[direction].load(std::memory_order_relaxed);
+  const uint64_t before = used(direction).load(std::memory_order_relaxed);
   // The page's value is unsigned: a negative time would be far in the future.
   const int64_t at = std::max<int64_t>(0, absl::ToUnixNanos(due));
   slot.due_ns[direction].store(static_cast<uint64_t>(at),
                                std::memory_order_relaxed);
-  slot.due_bytes[direction].store(used + static_cast<uint64_t>(size.count()),
+  slot.due_bytes[direction].store(before + size.size(),
                                   std::memory_order_release);
-}
-
-void GrantGate::ForgetDue(int direction) {
-  use_->slot.due_bytes[direction].store(0, std::memory_order_relaxed);
-}
-
-int64_t GrantGate::NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
-
-absl::Duration GrantGate::SilentFor(int64_t now_ns) const {
-  if (detached_.load(std::memory_order_relaxed)) {
-    return absl::InfiniteDuration();
-  }
-  const auto beat = static_cast<int64_t>(
-      limits_->heartbeat_ns.load(std::memory_order_acquire));
-  return absl::Nanoseconds(now_ns - beat);
 }
 
 void GrantGate::Forgive(int direction, uint64_t end) {
@@ -58,19 +42,12 @@ void GrantGate::Forgive(int direction, uint64_t end) {
   }
 }
 
-double GrantGate::PacedRate(int direction, absl::Duration silent) const {
-  if (silent > kGrantStaleAfter + kGrantPacedFor) return 0;
-  return static_cast<double>(
-      limits_->slots[slot_].bytes_per_second[direction].load(
-          std::memory_order_relaxed));
-}
-
 int64_t GrantGate::Book(int direction, uint64_t bytes,
                         double bytes_per_second) {
-  Pace& pace = pace_[direction];
-  const MutexLock lock(pace.mutex);
-  const int64_t start = std::max(NowNs(), pace.free_at_ns);
-  pace.free_at_ns =
+  const MutexLock lock(pace_mutex_);
+  int64_t& free_at = free_at_ns_[direction];
+  const int64_t start = std::max(NowNs(), free_at);
+  free_at =
       start + std::llround(static_cast<double>(bytes) / bytes_per_second * 1e9);
   return start;
 }
@@ -84,9 +61,20 @@ absl::Duration GrantGate::AcquireSlow(int direction, uint64_t bytes,
     const int64_t now = NowNs();
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
     if (end <= granted(direction) + forgiven_[direction].load()) break;
-    const absl::Duration silent = SilentFor(now);
+    // The heartbeat's age; infinite after Detach.
+    const auto beat = static_cast<int64_t>(
+        limits_->heartbeat_ns.load(std::memory_order_acquire));
+    const absl::Duration silent = detached_.load(std::memory_order_relaxed)
+                                      ? absl::InfiniteDuration()
+                                      : absl::Nanoseconds(now - beat);
     if (silent > kGrantStaleAfter) {
-      const double rate = PacedRate(direction, silent);
+      // In bytes per second; 0: ungated.
+      double rate = 0;
+      if (silent <= kGrantStaleAfter + kGrantPacedFor) {
+        rate = static_cast<double>(
+            limits_->slots[slot_].bytes_per_second[direction].load(
+                std::memory_order_relaxed));
+      }
       if (rate > 0 && !booked) booked = Book(direction, bytes, rate);
       if (rate == 0 || now >= *booked) {
         Forgive(direction, end);

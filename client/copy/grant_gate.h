@@ -1,13 +1,9 @@
 // The rank's side of swap-bandwidth grants (proto/base/grant_page.h).
 //
-// `use` counts the bytes of all copies that this rank has started, and `limit`
-// those that it may start. A copy that keeps `use` within `limit` starts at
-// once. Otherwise the caller naps until the daemon has raised the limit. If the
-// daemon's heartbeat is older than kGrantStaleAfter, the daemon may only be
-// late, so the rank keeps its last granted rate for kGrantPacedFor. After that
-// it copies ungated. Bytes over the limit are forgiven: they delay no later
-// copy. Thread safety: safe, except that one thread per direction calls TellDue
-// and ForgetDue. The fast path is one atomic operation.
+// A caller with a copy above the limit naps until the daemon has raised it.
+// Bytes that are copied over the limit while the daemon is silent are forgiven:
+// they delay no later copy. Thread safety: safe, except that one thread per
+// direction calls TellDue and ForgetDue. The fast path is one atomic operation.
 #pragma once
 
 #include <atomic>
@@ -33,9 +29,8 @@ class GrantGate {
   absl::Duration Acquire(int direction, Bytes size,
                          const std::atomic<bool>* cancel = nullptr) {
     const auto bytes = static_cast<uint64_t>(size.count());
-    const uint64_t end = use_->slot.used_bytes[direction].fetch_add(
-                             bytes, std::memory_order_relaxed) +
-                         bytes;
+    const uint64_t end =
+        used(direction).fetch_add(bytes, std::memory_order_relaxed) + bytes;
     if (end <= granted(direction)) [[likely]] {
       ForgetForgiven(direction);
       return absl::ZeroDuration();
@@ -46,41 +41,39 @@ class GrantGate {
   // Returns false and takes nothing where Acquire would wait.
   bool TryAcquire(int direction, Bytes size) {
     const auto bytes = static_cast<uint64_t>(size.count());
-    auto& used = use_->slot.used_bytes[direction];
-    uint64_t before = used.load(std::memory_order_relaxed);
+    uint64_t before = used(direction).load(std::memory_order_relaxed);
     do {
       if (before + bytes > granted(direction)) return false;
-    } while (!used.compare_exchange_weak(before, before + bytes,
-                                         std::memory_order_relaxed));
+    } while (!used(direction).compare_exchange_weak(before, before + bytes,
+                                                    std::memory_order_relaxed));
     ForgetForgiven(direction);
     return true;
   }
 
   // Takes the bytes even if the limit has no room.
   void Take(int direction, Bytes size) {
-    use_->slot.used_bytes[direction].fetch_add(
-        static_cast<uint64_t>(size.count()), std::memory_order_relaxed);
+    used(direction).fetch_add(size.size(), std::memory_order_relaxed);
   }
   // Returns whether TryAcquire would take the bytes.
   bool HasRoom(int direction, Bytes size) const {
-    return use_->slot.used_bytes[direction].load(std::memory_order_relaxed) +
-               static_cast<uint64_t>(size.count()) <=
+    return used(direction).load(std::memory_order_relaxed) + size.size() <=
            granted(direction);
   }
 
   // Returns false if the link's speed is unknown, so that there is no limit.
   bool Limits(int direction) const {
     const uint64_t limit = granted(direction);
-    const uint64_t used =
-        use_->slot.used_bytes[direction].load(std::memory_order_relaxed);
-    return limit < used || limit - used < kGrantFar;
+    const uint64_t now = used(direction).load(std::memory_order_relaxed);
+    return limit < now || limit - now < kGrantFar;
   }
 
   // States until ForgetDue that the next `size` bytes taken of `direction` are
   // one copy, which compute needs at `due` (by this gate's clock). The daemon
   // first lends bandwidth to copies that would be late with a fair share.
   void TellDue(int direction, Bytes size, absl::Time due);
-  void ForgetDue(int direction);
+  void ForgetDue(int direction) {
+    use_->slot.due_bytes[direction].store(0, std::memory_order_relaxed);
+  }
   absl::Time now() const { return clock_->Now(); }
 
   // Makes copies run ungated. Call it when the session is over, because the
@@ -88,12 +81,9 @@ class GrantGate {
   void Detach() { detached_.store(true, std::memory_order_relaxed); }
 
  private:
-  // Pacing of one direction while the daemon grants nothing.
-  struct Pace {
-    Mutex mutex;
-    int64_t free_at_ns ABSL_GUARDED_BY(mutex) = 0;
-  };
-
+  std::atomic<uint64_t>& used(int direction) const {
+    return use_->slot.used_bytes[direction];
+  }
   // The cumulative bytes up to which this rank may start copies.
   uint64_t granted(int direction) const {
     return limits_->slots[slot_].limit_bytes[direction].load(
@@ -107,13 +97,9 @@ class GrantGate {
   }
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);
-  // Returns the heartbeat's age; infinite after Detach.
-  absl::Duration SilentFor(int64_t now_ns) const;
-  // In bytes per second while the daemon grants nothing; 0: ungated.
-  double PacedRate(int direction, absl::Duration silent) const;
   // Forgives the bytes by which a copy that ends at `end` exceeds the limit.
   void Forgive(int direction, uint64_t end);
-  int64_t NowNs() const;
+  int64_t NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
   // Reserves time at that rate; returns when the bytes may start, in ns.
   int64_t Book(int direction, uint64_t bytes, double bytes_per_second);
 
@@ -124,7 +110,10 @@ class GrantGate {
   std::atomic<bool> detached_{false};
   // Bytes copied over the limit while the daemon granted nothing.
   std::atomic<uint64_t> forgiven_[2] = {0, 0};
-  Pace pace_[2];
+  // When the next copy of each direction may start while the daemon grants
+  // nothing.
+  Mutex pace_mutex_;
+  int64_t free_at_ns_[2] ABSL_GUARDED_BY(pace_mutex_) = {0, 0};
 };
 
 }  // namespace sluice::client

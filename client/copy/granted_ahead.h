@@ -9,11 +9,14 @@
 // thread at a time, the one that issues for the lane.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <thread>
+#include <utility>
 
 #include "client/copy/copy_engine.h"
 
@@ -27,19 +30,41 @@ class GrantedAhead {
 
   using Nap = std::function<void(std::chrono::microseconds)>;
 
-  GrantedAhead();
-  explicit GrantedAhead(Nap nap) : nap_(std::move(nap)) {}
+  explicit GrantedAhead(
+      Nap nap = [](auto time) { std::this_thread::sleep_for(time); })
+      : nap_(std::move(nap)) {}
 
   // Returns whether a grant may be taken now.
-  bool HasRoom();
+  bool HasRoom() {
+    while (!running_.empty() && running_.front().done()) running_.pop_front();
+    return running_.size() < most_;
+  }
   // Naps until a grant may be taken. Setting `cancel` ends the wait.
-  void AwaitRoom(const std::atomic<bool>& cancel);
+  //
+  // Naps double, so a lane notices that a copy has ended with a delay of at
+  // most about the time that it has already waited. Meanwhile the link runs the
+  // other granted copies.
+  void AwaitRoom(const std::atomic<bool>& cancel) {
+    if (HasRoom()) return;
+    std::chrono::microseconds nap{5};
+    do {
+      if (cancel) return;
+      nap_(nap);
+      nap = std::min(2 * nap, std::chrono::microseconds{100});
+    } while (!HasRoom());
+    if (running_.empty()) {  // the lane ran dry
+      most_ = std::min(2 * most_, kMost);
+    } else if (++calm_ < kCalm) {
+      return;
+    } else {
+      most_ = std::max(most_ / 2, kLeast);
+    }
+    calm_ = 0;
+  }
   // Adds a granted copy; `end` is reached when it has ended.
   void Add(Ticket end) { running_.push_back(std::move(end)); }
 
  private:
-  void Learn(bool ran_dry);
-
   const Nap nap_;
   std::deque<Ticket> running_;  // all on one stream, so they end in order
   size_t most_ = kLeast;

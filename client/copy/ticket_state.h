@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "client/copy/copy_engine.h"
 #include "proto/base/mutex.h"
+#include "proto/base/status.h"
 
 namespace sluice::client {
 
@@ -17,13 +19,40 @@ class EventPool {
  public:
   explicit EventPool(device::Driver* driver) : driver_(driver) {}
 
-  absl::StatusOr<device::Event> Take();
-  void Return(device::Event event);
+  absl::StatusOr<device::Event> Take() {
+    const MutexLock lock(mutex_);
+    if (!free_.empty()) {
+      const device::Event event = free_.back();
+      free_.pop_back();
+      return event;
+    }
+    SLUICE_ASSIGN_OR_RETURN(const device::Event event, driver_->CreateEvent());
+    all_.push_back(event);
+    return event;
+  }
+  void Return(device::Event event) {
+    const MutexLock lock(mutex_);
+    if (!closed_) free_.push_back(event);
+  }
   // Whether the last recording of `event` is reached; true after Close.
-  absl::StatusOr<bool> Reached(device::Event event);
-  bool closed();
+  absl::StatusOr<bool> Reached(device::Event event) {
+    const MutexLock lock(mutex_);
+    if (closed_) return true;
+    return driver_->QueryEvent(event);
+  }
+  bool closed() {
+    const MutexLock lock(mutex_);
+    return closed_;
+  }
   // Destroys all events, of which all recordings are reached.
-  void Close();
+  void Close() {
+    const MutexLock lock(mutex_);
+    closed_ = true;
+    for (const device::Event event : std::exchange(all_, {})) {
+      driver_->DestroyEvent(event).IgnoreError();  // the device may be lost
+    }
+    free_.clear();
+  }
 
  private:
   device::Driver* const driver_;
@@ -50,13 +79,12 @@ struct Ticket::State {
   bool issued() const {
     return phase.load(std::memory_order_acquire) != kPending;
   }
-  // Whether the point is reached or has failed. False, unlike Ticket::done(),
-  // if the device's state is unknown: the caller then waits, which finds the
-  // fault.
-  bool IsReached() const {
+  // Whether the point is reached or has failed. `if_unknown`: the result if the
+  // device's state is unknown.
+  bool IsReached(bool if_unknown = false) const {
     const int now = phase.load(std::memory_order_acquire);
     return now == kFailed ||
-           (now == kRecorded && pool->Reached(event).value_or(false));
+           (now == kRecorded && pool->Reached(event).value_or(if_unknown));
   }
   // Blocks until the event was recorded or recording it has failed.
   Phase AwaitIssued() const {
@@ -77,7 +105,10 @@ struct TicketAccess {
   }
   // Makes a state with an event of the pool, not recorded yet.
   static absl::StatusOr<std::shared_ptr<State>> New(
-      const std::shared_ptr<EventPool>& pool, device::Stream stream);
+      const std::shared_ptr<EventPool>& pool, device::Stream stream) {
+    SLUICE_ASSIGN_OR_RETURN(const device::Event event, pool->Take());
+    return std::make_shared<State>(pool, event, stream);
+  }
   static Ticket Make(std::shared_ptr<State> state) {
     Ticket ticket;
     ticket.state_ = std::move(state);

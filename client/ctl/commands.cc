@@ -20,7 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "client/ctl/admin/admin.h"
-#include "client/ctl/bandwidth/measure_command.h"
+#include "client/ctl/bandwidth/bandwidth.h"
 #include "client/ctl/bundle/support_bundle.h"
 #include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/facts.h"

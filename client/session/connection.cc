@@ -6,10 +6,7 @@
 #include <sched.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <chrono>
-#include <optional>
-#include <utility>
 
 #include "absl/time/clock.h"
 #include "proto/base/clock.h"
@@ -19,11 +16,10 @@
 namespace sluice::client {
 namespace {
 
-uint32_t PartsOf(const wire::Reply& reply) {
-  return reply.has_granted() ? std::max(1u, reply.granted().parts()) : 1;
-}
-uint32_t PartOf(const wire::Reply& reply) {
-  return reply.has_granted() ? reply.granted().part() : 0;
+std::vector<int> NumbersOf(const std::vector<UniqueFd>& fds) {
+  std::vector<int> numbers;
+  for (const UniqueFd& fd : fds) numbers.push_back(fd.get());
+  return numbers;
 }
 
 constexpr absl::Duration kBetweenGreetings = absl::Milliseconds(20);
@@ -76,11 +72,6 @@ absl::StatusOr<Connection::Greeted> Connection::Greet(
   }
 }
 
-bool Connection::IsUnheard() {
-  const MutexLock lock(mutex_);
-  return gone_ && generation_ == 0 && refused_.ok();
-}
-
 Connection::Connection(UniqueFd socket, EventHandler on_event,
                        GoneHandler on_gone)
     : socket_(std::move(socket)),
@@ -89,8 +80,6 @@ Connection::Connection(UniqueFd socket, EventHandler on_event,
       thread_([this] { Run(); }) {
   pthread_setname_np(thread_.native_handle(), "sluice-session");
 }
-
-Connection::~Connection() { Close(); }
 
 void Connection::Close() {
   {
@@ -111,12 +100,6 @@ absl::Status Connection::Gone() const {
           "leased or planned; start the daemon and open a session again",
           gone_reason_)),
       gone_shortage_);
-}
-
-absl::Status Connection::TrySend(const wire::Packet& packet,
-                                 std::span<const int> fds) {
-  const MutexLock lock(send_mutex_);
-  return wire::Send(socket_.get(), packet, fds);
 }
 
 // Waits for room without send_mutex_, so that Post, which the receiving thread
@@ -164,23 +147,25 @@ void Connection::AwaitAnswer(uint64_t id, absl::Time end,
   }
 }
 
+absl::StatusOr<wire::Packet> Connection::Add(const wire::Request& request,
+                                             std::vector<UniqueFd> fds,
+                                             PendingCalls::Waits waits) {
+  const MutexLock lock(mutex_);
+  if (gone_) return Gone();
+  return calls_.Add(request, std::move(fds), waits);
+}
+
 absl::StatusOr<std::vector<wire::Message>> Connection::Call(
     const wire::Request& request, std::vector<UniqueFd> fds,
     absl::Duration timeout) {
-  const MonotonicClock clock;
-  std::vector<int> sent_fds;
-  for (const UniqueFd& fd : fds) sent_fds.push_back(fd.get());
-  absl::StatusOr<wire::Packet> packet;
-  {
-    const MutexLock lock(mutex_);
-    if (gone_) return Gone();
-    packet = calls_.Add(request, std::move(fds), PendingCalls::Waits::kCaller);
-  }
-  if (!packet.ok()) return packet.status();
-  const uint64_t id = packet->id();
+  const std::vector<int> sent_fds = NumbersOf(fds);
+  SLUICE_ASSIGN_OR_RETURN(
+      const wire::Packet packet,
+      Add(request, std::move(fds), PendingCalls::Waits::kCaller));
+  const uint64_t id = packet.id();
   // One deadline covers sending and the answer.
-  const absl::Time end = clock.Now() + timeout;
-  const absl::Status sent = SendPacket(*packet, sent_fds, end);
+  const absl::Time end = MonotonicClock().Now() + timeout;
+  const absl::Status sent = SendPacket(packet, sent_fds, end);
   MutexLock lock(mutex_);
   // If the daemon has closed the session, its reason may still be unread.
   if (sent.ok() || absl::IsUnavailable(sent)) {
@@ -201,42 +186,23 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
   calls_.Abandon(id);
   if (request.lease().wait_ms() > 0) {
     lock.Unlock();
-    GiveUp(id);
+    // Removes the lease from the daemon's queue.
+    wire::Request give_up;
+    give_up.mutable_give_up()->set_request_id(id);
+    Post(give_up).IgnoreError();
   }
   return absl::DeadlineExceededError(fmt::format(
       "sluiced did not answer within {}: is it stopped?", FormatSpan(timeout)));
 }
 
 absl::Status Connection::Post(const wire::Request& request) {
-  absl::StatusOr<wire::Packet> packet;
-  {
-    const MutexLock lock(mutex_);
-    if (gone_) return Gone();
-    packet = calls_.Add(request, {}, PendingCalls::Waits::kNobody);
-  }
-  if (!packet.ok()) return packet.status();
-  const absl::Status sent = TrySend(*packet, {});
+  SLUICE_ASSIGN_OR_RETURN(const wire::Packet packet,
+                          Add(request, {}, PendingCalls::Waits::kNobody));
+  const absl::Status sent = TrySend(packet, {});
   if (sent.ok()) return sent;
   const MutexLock lock(mutex_);
-  calls_.Drop(packet->id());
+  calls_.Drop(packet.id());
   return sent;
-}
-
-void Connection::GiveUp(uint64_t id) {
-  wire::Request request;
-  request.mutable_give_up()->set_request_id(id);
-  Post(request).IgnoreError();
-}
-
-bool Connection::Awaits(wire::Request::BodyCase kind) {
-  const MutexLock lock(mutex_);
-  return calls_.Awaits(kind);
-}
-
-void Connection::ReturnLease(uint64_t lease) {
-  wire::Request request;
-  request.mutable_free()->set_lease_id(lease);
-  Post(request).IgnoreError();
 }
 
 void Connection::OnReply(wire::Message message) {
@@ -249,7 +215,10 @@ void Connection::OnReply(wire::Message message) {
   const std::optional<uint64_t> lost = calls_.Answer(std::move(message));
   if (calls_.complete(id)) changed_.NotifyAll();
   lock.Unlock();
-  if (lost) ReturnLease(*lost);
+  if (!lost) return;
+  wire::Request request;
+  request.mutable_free()->set_lease_id(*lost);
+  Post(request).IgnoreError();
 }
 
 void Connection::OnGeneration(const wire::Packet& packet) {
@@ -261,14 +230,10 @@ void Connection::OnGeneration(const wire::Packet& packet) {
     if (generation_ != 0 || taken_over) calls_.Restart();
     generation_ = generation;
   }
-  ResendLocked();
-}
-
-// Does not block: if the socket is full, the daemon still has requests to
-// answer, and each answer calls this function again.
-void Connection::ResendLocked() {
-  calls_.SendUnsent([&](const wire::Packet& packet, std::span<const int> fds) {
-    return TrySend(packet, fds);
+  // Does not block: if the socket is full, the daemon still has requests to
+  // answer, and each answer calls this function again.
+  calls_.SendUnsent([&](const wire::Packet& unsent, std::span<const int> fds) {
+    return TrySend(unsent, fds);
   });
 }
 
@@ -286,14 +251,8 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
   if (!told) on_gone_(reason);
 }
 
-void Connection::OnClosed(const std::string& said) {
-  if (!said.empty()) return Disconnect(said);
-  Disconnect(kept_ ? "sluiced was stopped on this node, which ends its sessions"
-                   : "sluiced has closed the session");
-}
-
 void Connection::Run() {
-  std::string stopped;
+  std::string stopped;  // why, if the daemon said so
   for (;;) {
     auto received = wire::Receive(socket_.get());
     if (!received.ok()) {
@@ -302,7 +261,10 @@ void Connection::Run() {
                         ShortageOf(received.status()));
     }
     if (!received->has_value()) {
-      return OnClosed(stopped);
+      return Disconnect(
+          !stopped.empty() ? stopped
+          : kept_ ? "sluiced was stopped on this node, which ends its sessions"
+                  : "sluiced has closed the session");
     }
     wire::Message message = **std::move(received);
     OnGeneration(message.packet);
@@ -322,14 +284,31 @@ void Connection::Run() {
   }
 }
 
+bool PendingCalls::Call::IsWhole() const {
+  if (parts.empty()) return false;
+  // Only grants have several parts.
+  const wire::Reply& reply = parts.begin()->second.packet.reply();
+  return parts.size() >= std::max(1u, reply.granted().parts());
+}
+
 absl::StatusOr<wire::Packet> PendingCalls::Add(const wire::Request& request,
                                                std::vector<UniqueFd> fds,
                                                Waits waits) {
-  if (waits == Waits::kNobody && Posted() >= kMostPosted) {
+  const auto is_posted = [](const auto& each) {
+    return each.second.waits == Waits::kNobody;
+  };
+  const auto posted = std::ranges::count_if(calls_, is_posted);
+  if (waits == Waits::kNobody && posted >= ptrdiff_t{kMostPosted}) {
     return absl::ResourceExhaustedError(fmt::format(
-        "sluiced has left {} requests unanswered: is it stopped?", Posted()));
+        "sluiced has left {} requests unanswered: is it stopped?", posted));
   }
-  if (request.has_step_report()) ForgetOldReports();
+  const auto is_report = [](const auto& each) {
+    return each.second.packet.request().has_step_report();
+  };
+  if (request.has_step_report() &&
+      std::ranges::count_if(calls_, is_report) >= ptrdiff_t{kMostReports}) {
+    calls_.erase(std::ranges::find_if(calls_, is_report));
+  }
   wire::Packet packet;
   packet.set_id(next_id_++);
   *packet.mutable_request() = request;
@@ -340,96 +319,25 @@ absl::StatusOr<wire::Packet> PendingCalls::Add(const wire::Request& request,
   return packet;
 }
 
-size_t PendingCalls::Posted() const {
-  return static_cast<size_t>(std::ranges::count_if(
-      calls_,
-      [](const auto& each) { return each.second.waits == Waits::kNobody; }));
-}
-
-void PendingCalls::ForgetOldReports() {
-  const auto is_report = [](const auto& each) {
-    return each.second.packet.request().has_step_report();
-  };
-  if (std::ranges::count_if(calls_, is_report) <
-      static_cast<ptrdiff_t>(kMostReports)) {
-    return;
-  }
-  calls_.erase(std::ranges::find_if(calls_, is_report));
-}
-
-void PendingCalls::Abandon(uint64_t id) {
-  if (const auto call = calls_.find(id); call != calls_.end()) {
-    call->second.waits = Waits::kNobody;
-  }
-}
-
-bool PendingCalls::IsWhole(const Call& call) {
-  return !call.parts.empty() &&
-         call.parts.size() >=
-             PartsOf(call.parts.begin()->second.packet.reply());
-}
-
-bool PendingCalls::complete(uint64_t id) const {
-  const auto call = calls_.find(id);
-  return call != calls_.end() && IsWhole(call->second);
-}
-
-void PendingCalls::Progressed(uint64_t id, absl::Time now) {
-  if (const auto call = calls_.find(id); call != calls_.end()) {
-    call->second.progressed_at = now;
-  }
-}
-
-absl::Time PendingCalls::progressed_at(uint64_t id) const {
-  const auto call = calls_.find(id);
-  return call != calls_.end() ? call->second.progressed_at
-                              : absl::InfinitePast();
-}
-
 std::optional<uint64_t> PendingCalls::Answer(wire::Message message) {
   const auto found = calls_.find(message.packet.id());
   if (found == calls_.end()) return std::nullopt;
   Call& call = found->second;
   call.unsent = false;
-  call.parts[PartOf(message.packet.reply())] = std::move(message);
-  if (call.waits == Waits::kCaller || !IsWhole(call)) return std::nullopt;
+  const uint32_t part = message.packet.reply().granted().part();
+  call.parts[part] = std::move(message);
+  if (call.waits == Waits::kCaller || !call.IsWhole()) return std::nullopt;
   const wire::Reply reply = call.parts.begin()->second.packet.reply();
   calls_.erase(found);
   if (!reply.has_granted()) return std::nullopt;
   return reply.granted().lease_id();
 }
 
-bool PendingCalls::Awaits(wire::Request::BodyCase kind) const {
-  return std::ranges::any_of(calls_, [&](const auto& each) {
-    return each.second.packet.request().body_case() == kind &&
-           !IsWhole(each.second);
-  });
-}
-
-std::vector<wire::Message> PendingCalls::Take(uint64_t id) {
-  std::vector<wire::Message> parts;
-  const auto call = calls_.find(id);
-  for (auto& [part, message] : call->second.parts) {
-    parts.push_back(std::move(message));
-  }
-  calls_.erase(call);
-  return parts;
-}
-
-void PendingCalls::Restart() {
-  for (auto& [id, call] : calls_) {
-    if (IsWhole(call)) continue;  // complete: its caller is about to take it
-    call.parts.clear();
-    call.unsent = true;
-  }
-}
-
 void PendingCalls::SendUnsent(Send send) {
   for (auto& [id, call] : calls_) {
     if (!call.unsent) continue;
-    std::vector<int> fds;
-    for (const UniqueFd& fd : call.fds) fds.push_back(fd.get());
-    if (absl::IsResourceExhausted(send(call.packet, fds))) return;
+    const auto sent = send(call.packet, NumbersOf(call.fds));
+    if (absl::IsResourceExhausted(sent)) return;
     call.unsent = false;
   }
 }

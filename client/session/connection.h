@@ -3,12 +3,12 @@
 // A dedicated thread receives, and passes events to the handler. When the
 // daemon closes the socket, every waiting and later Call returns Unavailable.
 // If a daemon dies, the next one may take over its socket; its packets have
-// another generation. Requests without a whole answer are then sent again,
-// under the same ids; each is executed once.
+// another generation, and it gets the pending calls again.
 // Thread safety: safe. The handlers run on the receiving thread and must not
 // call back.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -19,12 +19,14 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/base/find.h"
 #include "proto/base/mutex.h"
 #include "proto/base/shortage.h"
 #include "proto/base/unique_fd.h"
@@ -49,28 +51,55 @@ class PendingCalls {
   // answer.
   absl::StatusOr<wire::Packet> Add(const wire::Request& request,
                                    std::vector<UniqueFd> fds, Waits waits);
-  // Forgets a call that was never sent or is answered.
+  // Forgets a call that was never sent.
   void Drop(uint64_t id) { calls_.erase(id); }
   // Records that the caller no longer waits; the answer may still arrive.
-  void Abandon(uint64_t id);
-
-  void Progressed(uint64_t id, absl::Time now);
+  void Abandon(uint64_t id) {
+    if (Call* call = FindOrNull(calls_, id)) call->waits = Waits::kNobody;
+  }
+  void Progressed(uint64_t id, absl::Time now) {
+    if (Call* call = FindOrNull(calls_, id)) call->progressed_at = now;
+  }
   // Returns the time of the last progress that the daemon reported on the
   // request, or InfinitePast.
-  absl::Time progressed_at(uint64_t id) const;
+  absl::Time progressed_at(uint64_t id) const {
+    const Call* call = FindOrNull(calls_, id);
+    return call != nullptr ? call->progressed_at : absl::InfinitePast();
+  }
 
   // Adds a packet of an answer to its request. Returns a lease that is now
   // granted to an abandoned request; it must be given back.
   std::optional<uint64_t> Answer(wire::Message message);
-  bool complete(uint64_t id) const;
+  bool complete(uint64_t id) const {
+    const Call* call = FindOrNull(calls_, id);
+    return call != nullptr && call->IsWhole();
+  }
   // Returns whether a request of this kind has no whole answer.
-  bool Awaits(wire::Request::BodyCase kind) const;
+  bool Awaits(wire::Request::BodyCase kind) const {
+    return std::ranges::any_of(calls_, [&](const auto& each) {
+      return each.second.packet.request().body_case() == kind &&
+             !each.second.IsWhole();
+    });
+  }
   // Returns the answer, in the order of its parts, and drops the request.
-  std::vector<wire::Message> Take(uint64_t id);
+  std::vector<wire::Message> Take(uint64_t id) {
+    std::vector<wire::Message> parts;
+    for (auto& [part, message] : calls_.at(id).parts) {
+      parts.push_back(std::move(message));
+    }
+    calls_.erase(id);
+    return parts;
+  }
 
   // Call it when another daemon took over. Drops incomplete answers and marks
   // their requests to be sent again.
-  void Restart();
+  void Restart() {
+    for (auto& [id, call] : calls_) {
+      if (call.IsWhole()) continue;  // complete: its caller is about to take it
+      call.parts.clear();
+      call.unsent = true;
+    }
+  }
   // Sends the marked requests in the order of their ids, until `send` returns
   // ResourceExhausted. The next call sends the rest.
   using Send = absl::FunctionRef<absl::Status(const wire::Packet&,
@@ -88,11 +117,8 @@ class PendingCalls {
     bool unsent = false;
     std::map<uint32_t, wire::Message> parts;
     absl::Time progressed_at = absl::InfinitePast();
+    bool IsWhole() const;
   };
-  static bool IsWhole(const Call& call);
-  size_t Posted() const;
-  void ForgetOldReports();
-
   std::map<uint64_t, Call> calls_;
   uint64_t next_id_ = 1;
 };
@@ -117,7 +143,7 @@ class Connection {
       const std::string& socket, const wire::Request& hello,
       const std::function<std::vector<UniqueFd>()>& fds, EventHandler on_event,
       GoneHandler on_gone, absl::Duration timeout = kCallTimeout);
-  ~Connection();
+  ~Connection() { Close(); }
 
   // Sends a request and returns all parts of its reply. The daemon's Error
   // becomes a Status, also one that refuses the session as a whole.
@@ -135,7 +161,10 @@ class Connection {
   void SetKept() { kept_ = true; }
 
   // Returns whether a request of this kind has no answer yet.
-  bool Awaits(wire::Request::BodyCase kind);
+  bool Awaits(wire::Request::BodyCase kind) {
+    const MutexLock lock(mutex_);
+    return calls_.Awaits(kind);
+  }
 
   // Ends the session; the daemon reclaims its leases.
   void Close();
@@ -146,24 +175,26 @@ class Connection {
  private:
   Connection(UniqueFd socket, EventHandler on_event, GoneHandler on_gone);
   // Returns whether the daemon closed the socket without sending a packet.
-  bool IsUnheard();
+  bool IsUnheard() {
+    const MutexLock lock(mutex_);
+    return gone_ && generation_ == 0 && refused_.ok();
+  }
   void Run();
-  // `said`: the reason that the peer sent before it closed the socket, or
-  // empty.
-  void OnClosed(const std::string& said);
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);
-  void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Removes an abandoned lease request from the daemon's queue.
-  void GiveUp(uint64_t id);
-  // Frees a lease that its caller abandoned.
-  void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);
   // Sends without waiting. ResourceExhausted: the socket has no room.
-  absl::Status TrySend(const wire::Packet& packet, std::span<const int> fds);
+  absl::Status TrySend(const wire::Packet& packet, std::span<const int> fds) {
+    const MutexLock lock(send_mutex_);
+    return wire::Send(socket_.get(), packet, fds);
+  }
   absl::Status SendPacket(const wire::Packet& packet, std::span<const int> fds,
                           absl::Time deadline);
+  // Adds a call; an error if the daemon is gone.
+  absl::StatusOr<wire::Packet> Add(const wire::Request& request,
+                                   std::vector<UniqueFd> fds,
+                                   PendingCalls::Waits waits);
   absl::Status Gone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AwaitBriefly(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AwaitAnswer(uint64_t id, absl::Time end, absl::Duration timeout)

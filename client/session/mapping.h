@@ -1,11 +1,14 @@
 // Maps the extents of a region side by side as one range. Internal to client.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/device/driver.h"
+#include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::client {
@@ -25,8 +28,30 @@ class Mapping {
   // all of one kind.
   static absl::StatusOr<std::unique_ptr<Mapping>> Make(
       device::Driver* driver, DeviceIndex device,
-      const std::vector<Extent>& extents);
-  ~Mapping();
+      const std::vector<Extent>& extents) {
+    Bytes size;
+    for (const Extent& extent : extents) size += extent.size;
+    SLUICE_ASSIGN_OR_RETURN(std::byte* const base,
+                            driver->Reserve(size, extents.front().where.kind));
+    std::unique_ptr<Mapping> mapping(new Mapping(driver, base, size));
+    for (const Extent& extent : extents) {
+      SLUICE_RETURN_IF_ERROR(mapping->MapExtent(extent));
+    }
+    SLUICE_RETURN_IF_ERROR(driver->SetAccess(base, size, device));
+    // A forked child would keep the memory alive. The kernel may refuse this
+    // for memory of a real GPU, which a fork cannot copy anyway.
+    madvise(base, size.size(), MADV_DONTFORK);
+    // A core dump would write gigabytes of activations to a disk.
+    madvise(base, size.size(), MADV_DONTDUMP);
+    return mapping;
+  }
+  ~Mapping() {
+    // In one call: unmapping the extents one by one would pin the rest again
+    // each time. On a lost device the calls fail, and the memory is gone
+    // anyway.
+    if (mapped_ > Bytes(0)) driver_->Unmap(base_, mapped_).IgnoreError();
+    driver_->FreeReservation(base_, size_).IgnoreError();
+  }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
@@ -36,7 +61,18 @@ class Mapping {
  private:
   Mapping(device::Driver* driver, std::byte* base, Bytes size)
       : driver_(driver), base_(base), size_(size) {}
-  absl::Status MapExtent(const Extent& extent);
+  absl::Status MapExtent(const Extent& extent) {
+    SLUICE_ASSIGN_OR_RETURN(
+        const device::Memory memory,
+        driver_->Import(extent.fd, extent.where, extent.size));
+    const absl::Status status =
+        driver_->Map(base_ + mapped_.count(), extent.size, memory);
+    // The mapping keeps the memory alive; the handle is no longer needed.
+    const absl::Status released = driver_->Release(memory);
+    SLUICE_RETURN_IF_ERROR(status);
+    mapped_ += extent.size;
+    return released;
+  }
 
   device::Driver* const driver_;
   std::byte* const base_;

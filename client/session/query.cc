@@ -1,10 +1,8 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <utility>
 
 #include "client/session/connection.h"
-#include "client/session/plan_inbox.h"
 #include "client/session/session.h"
 #include "client/session/welcome.h"
 #include "proto/base/status.h"
@@ -12,17 +10,11 @@
 #include "proto/wire.h"
 
 namespace sluice::client {
-
 namespace {
 
 // A person waits, and the daemon answers an observer within milliseconds.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 constexpr int kRepeats = 3;
-
-struct Observer {
-  std::unique_ptr<Connection> connection;
-  wire::Message welcome;
-};
 
 std::string Resolved(const std::string& socket) {
   return socket.empty() ? DefaultSocket() : socket;
@@ -37,21 +29,18 @@ Reply NameSocket(Reply reply, const std::string& socket) {
                   Resolved(socket), FormatSpan(kPatience)));
 }
 
-absl::StatusOr<Observer> Observe(const std::string& socket) {
+absl::StatusOr<Connection::Greeted> Observe(const std::string& socket) {
   wire::Request request;
   wire::Hello* hello = request.mutable_hello();
   hello->set_protocol(wire::kProtocols.newest);
   hello->set_oldest_protocol(wire::kProtocols.oldest);
   hello->set_job("observer");
   hello->set_observer(true);
-  SLUICE_ASSIGN_OR_RETURN(
-      Connection::Greeted greeted,
-      NameSocket(
-          Connection::Greet(
-              Resolved(socket), request, [] { return std::vector<UniqueFd>(); },
-              [](wire::Message) {}, [](const std::string&) {}, kPatience),
-          socket));
-  return Observer{std::move(greeted.connection), std::move(greeted.answer[0])};
+  return NameSocket(
+      Connection::Greet(
+          Resolved(socket), request, [] { return std::vector<UniqueFd>(); },
+          [](wire::Message) {}, [](const std::string&) {}, kPatience),
+      socket);
 }
 
 absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
@@ -60,7 +49,7 @@ absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
   request.mutable_query()->set_plan_id(plan_id);
   // A name that is not UTF-8 would end the session without an answer.
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
-  SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
+  SLUICE_ASSIGN_OR_RETURN(const auto observer, Observe(socket));
   SLUICE_ASSIGN_OR_RETURN(
       const auto reply,
       NameSocket(observer.connection->Call(request, {}, kPatience), socket));
@@ -86,10 +75,10 @@ absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
 }  // namespace
 
 absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket) {
-  SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
+  SLUICE_ASSIGN_OR_RETURN(const auto observer, Observe(socket));
   std::vector<GpuState> gpus;
   for (const wire::Gpu& gpu :
-       observer.welcome.packet.reply().welcome().gpus()) {
+       observer.answer[0].packet.reply().welcome().gpus()) {
     gpus.push_back(
         {.index = DeviceIndex(gpu.index()),
          .uuid = gpu.uuid(),
@@ -107,12 +96,12 @@ bool DaemonListens(const std::string& socket) {
 // Asks again if a daemon dies, because it loses its observers.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id) {
-  auto status = QueryOnce(socket, plan_id);
-  for (int again = 0; again < kRepeats && absl::IsUnavailable(status.status());
-       ++again) {
-    status = QueryOnce(socket, plan_id);
+  for (int again = 0;; ++again) {
+    auto status = QueryOnce(socket, plan_id);
+    if (again == kRepeats || !absl::IsUnavailable(status.status())) {
+      return status;
+    }
   }
-  return status;
 }
 
 }  // namespace sluice::client

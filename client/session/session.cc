@@ -11,15 +11,12 @@
 #include <cstdlib>
 #include <iterator>
 #include <utility>
-#include <vector>
 
 #include "client/session/connection.h"
 #include "client/session/mapping.h"
-#include "client/session/plan_inbox.h"
 #include "client/session/welcome.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "proto/base/clock.h"
-#include "proto/base/mutex.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
 #include "proto/base/simulated.h"
@@ -91,6 +88,63 @@ class EventRelay {
   std::vector<SessionEvent> early_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Holds the plan that a rank waits for, and the newest changed plan. Thread
+// safety: one thread waits; any thread may call the other methods.
+class PlanInbox {
+ public:
+  using PlanOr = absl::StatusOr<plan::NodePlan>;
+
+  // Forgets earlier answers, so that the next Put answers the next profile.
+  void Clear() {
+    const MutexLock lock(mutex_);
+    plan_.reset();
+  }
+  // The first answer counts: a plan stays valid if a peer dies later. Aborted,
+  // which asks to submit the profile again, gives way to any other answer.
+  void Put(PlanOr plan) {
+    {
+      const MutexLock lock(mutex_);
+      if (!plan_ || absl::IsAborted(plan_->status())) plan_ = std::move(plan);
+    }
+    changed_.NotifyAll();
+  }
+  // DeadlineExceeded: `timeout` passed.
+  PlanOr Await(absl::Duration timeout) {
+    const auto deadline = CondVar::Deadline(timeout);
+    const MutexLock lock(mutex_);
+    while (!plan_ && changed_.WaitUntil(mutex_, deadline)) {
+    }
+    if (plan_) return *std::exchange(plan_, std::nullopt);
+    return absl::DeadlineExceededError(fmt::format(
+        "no plan after {}: have all local ranks of the job sent a profile?",
+        FormatSpan(timeout)));
+  }
+
+  // Keeps the newest changed plan.
+  void PutChanged(plan::NodePlan plan) {
+    auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
+    const MutexLock lock(mutex_);
+    if (shared->id != dropped_) changed_plan_ = std::move(shared);
+  }
+  std::shared_ptr<const plan::NodePlan> changed() const {
+    const MutexLock lock(mutex_);
+    return changed_plan_;
+  }
+  // Forgets that plan, even if it arrives again, but not a newer one.
+  void DropChanged(PlanId plan) {
+    const MutexLock lock(mutex_);
+    dropped_ = plan;
+    if (changed_plan_ && changed_plan_->id == plan) changed_plan_.reset();
+  }
+
+ private:
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::optional<PlanOr> plan_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const plan::NodePlan> changed_plan_ ABSL_GUARDED_BY(mutex_);
+  PlanId dropped_ ABSL_GUARDED_BY(mutex_);
+};
+
 class LeasedRegion final : public Region {
  public:
   LeasedRegion(std::shared_ptr<Connection> connection,
@@ -151,7 +205,10 @@ class SessionImpl final : public Session {
   }
 
   absl::Status Start();
-  NodeLimits limits() const override;
+  NodeLimits limits() const override {
+    const MutexLock lock(limits_mutex_);
+    return welcome_.limits;
+  }
   device::Driver& driver() override { return *driver_; }
   GrantGate& grants() override { return *gate_; }
   absl::Status MeasureOutside() override;
@@ -169,7 +226,16 @@ class SessionImpl final : public Session {
     return inbox_.changed();
   }
   absl::Status AnswerChange(PlanId plan, bool taken,
-                            const std::string& note) override;
+                            const std::string& note) override {
+    inbox_.DropChanged(plan);
+    wire::Request request;
+    wire::PlanTaken* out = request.mutable_plan_taken();
+    out->set_plan_id(plan.value());
+    out->set_taken(taken);
+    // Text that is not UTF-8 would end the session.
+    out->set_note(Printable(note.substr(0, kMaxNoteBytes)));
+    return connection_->Post(request);
+  }
   absl::Status Report(const StepReport& report) override;
   void OnEvent(EventHandler handler) override {
     relay_.Set(std::move(handler));
@@ -184,14 +250,37 @@ class SessionImpl final : public Session {
   // not have `size` together.
   absl::Status LeaseOfAllNodes(LeasedRegion& region, Bytes size,
                                const absl::Status& refused);
-  absl::StatusOr<wire::Request> UseOfGpu();
+  // Reads the GPU's use by all processes. Creates this process's CUDA context.
+  absl::StatusOr<wire::Request> UseOfGpu() {
+    SLUICE_ASSIGN_OR_RETURN(
+        const device::MemoryUse seen,
+        driver_->Usage(device::Placement::Gpu(welcome_.limits.device)));
+    wire::Request request;
+    request.mutable_gpu_use()->set_used_bytes(seen.used.size());
+    return request;
+  }
   // Waits for the profile's plan, also from a daemon that took over.
   absl::StatusOr<plan::NodePlan> AskForPlan(plan::RankProfile profile,
                                             absl::Duration timeout);
-  void OnTakenOver(const wire::Message& message);
+  // A profile without a reply is sent again; the plan that the new daemon
+  // states then belongs to an earlier profile and is ignored.
+  void OnTakenOver(const wire::Message& message) {
+    const wire::TakenOver& told = message.packet.event().taken_over();
+    if (shared_gate_ == nullptr) return;  // as in OnChanged
+    if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
+    inbox_.Put(
+        told.plan_id() != 0
+            ? ReadPlan(message.fds[0])
+            : absl::AbortedError("another daemon took over: ask it again"));
+  }
   void OnWireEvent(wire::Message message);
   void OnChanged(PlanId id, const wire::Message& message);
-  void OnGone(const std::string& reason);
+  void OnGone(const std::string& reason) {
+    gone_ = true;
+    if (GrantGate* gate = shared_gate_) gate->Detach();
+    inbox_.Put(absl::UnavailableError(reason));
+    relay_.Deliver({Kind::kDisconnected, reason});
+  }
 
   const SessionOptions options_;
   const MonotonicClock clock_;
@@ -331,16 +420,6 @@ absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
   return refused;
 }
 
-// Reads the GPU's use by all processes. Creates this process's CUDA context.
-absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
-  SLUICE_ASSIGN_OR_RETURN(
-      const device::MemoryUse seen,
-      driver_->Usage(device::Placement::Gpu(welcome_.limits.device)));
-  wire::Request request;
-  request.mutable_gpu_use()->set_used_bytes(seen.used.size());
-  return request;
-}
-
 // Without this message a lease could take the memory of this process's context,
 // which the daemon has not measured yet. On sim there is no such memory.
 absl::Status SessionImpl::MeasureOutside() {
@@ -388,18 +467,6 @@ absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
     auto plan = inbox_.Await(deadline - clock_.Now());
     if (!absl::IsAborted(plan.status())) return plan;
   }
-}
-
-absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
-                                       const std::string& note) {
-  inbox_.DropChanged(plan);
-  wire::Request request;
-  wire::PlanTaken* out = request.mutable_plan_taken();
-  out->set_plan_id(plan.value());
-  out->set_taken(taken);
-  // Text that is not UTF-8 would end the session.
-  out->set_note(Printable(note.substr(0, kMaxNoteBytes)));
-  return connection_->Post(request);
 }
 
 absl::Status SessionImpl::Report(const StepReport& report) {
@@ -476,40 +543,6 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
 }
 
-// A profile without a reply is sent again; the plan that the new daemon states
-// then belongs to an earlier profile and is ignored.
-void SessionImpl::OnTakenOver(const wire::Message& message) {
-  const wire::TakenOver& told = message.packet.event().taken_over();
-  if (shared_gate_ == nullptr) return;  // as in OnChanged
-  if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
-  if (told.plan_id() != 0) {
-    return inbox_.Put(ReadPlan(message.fds[0]));
-  }
-  inbox_.AskAgain();
-}
-
-NodeLimits SessionImpl::limits() const {
-  const MutexLock lock(limits_mutex_);
-  return welcome_.limits;
-}
-
-void SessionImpl::OnGone(const std::string& reason) {
-  gone_ = true;
-  if (GrantGate* gate = shared_gate_) gate->Detach();
-  inbox_.Put(absl::UnavailableError(reason));
-  relay_.Deliver({Kind::kDisconnected, reason});
-}
-
-}  // namespace
-
-std::string DefaultSocket() {
-  const char* named = std::getenv("SLUICE_SOCKET");
-  return named != nullptr && *named != '\0' ? named
-                                            : "/run/sluice/session.sock";
-}
-
-namespace {
-
 // Finds the daemon's GPU by UUID, or by number if no UUID is set; sets both.
 absl::Status FindGpu(SessionOptions& options) {
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(options.socket));
@@ -531,12 +564,13 @@ absl::Status FindGpu(SessionOptions& options) {
       uuid, gpus.size(), options.socket, has));
 }
 
-// Whether NVIDIA's driver shows which device node belongs to which GPU.
-bool DriverTellsNodes() {
-  return access("/proc/driver/nvidia/gpus", R_OK) == 0;
-}
-
 }  // namespace
+
+std::string DefaultSocket() {
+  const char* named = std::getenv("SLUICE_SOCKET");
+  return named != nullptr && *named != '\0' ? named
+                                            : "/run/sluice/session.sock";
+}
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(
     const SessionOptions& options) {
@@ -554,7 +588,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   }
   SessionOptions chosen = options;
   if (chosen.socket.empty()) chosen.socket = DefaultSocket();
-  if (!options.gpu_uuid.empty() || DriverTellsNodes()) {
+  // The driver may show which device node belongs to which GPU.
+  if (!options.gpu_uuid.empty() ||
+      access("/proc/driver/nvidia/gpus", R_OK) == 0) {
     SLUICE_RETURN_IF_ERROR(FindGpu(chosen));
   }
   auto session = std::make_unique<SessionImpl>(chosen);

@@ -116,9 +116,8 @@ class Session {
                                               absl::Duration timeout) = 0;
 
   // Returns the newest unanswered plan that the daemon made because the set of
-  // jobs changed, or null. It is for the next step boundary. Only its fractions
-  // count: a rank that takes it records again and calls Plan with a settled
-  // profile.
+  // jobs changed, or null. Only its fractions count: a rank that takes it at a
+  // step boundary records again and calls Plan with a settled profile.
   virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
   // Answers a changed plan; does not wait. The daemon awaits the answer, so a
   // rank that never calls ChangedPlan must set `takes_changes` to false. `note`
@@ -152,16 +151,14 @@ absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket);
 // Returns whether a daemon listens at the socket (empty: DefaultSocket()).
 bool DaemonListens(const std::string& socket);
 
-// Asks the daemon as an observer, which has no rank and no lease. The daemon's
-// own user sees everything, another user only what belongs to it.
 struct NodeStatus {
   std::string json;                    // keys: daemon/README.md
   std::optional<plan::NodePlan> plan;  // set if a plan was asked for
 };
-
-// An empty `socket` means DefaultSocket(); an empty `plan_id` asks for no plan.
-// Errors are those of Session::Open; NotFound also if the plan does not exist
-// or belongs to another user. Thread safety: safe.
+// Asks the daemon (empty: DefaultSocket()) as an observer, for a plan unless
+// `plan_id` is empty. The daemon's own user sees everything, another user only
+// what belongs to it. Errors are those of Session::Open; NotFound also if the
+// plan does not exist or belongs to another user. Thread safety: safe.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id = "");
 

@@ -8,6 +8,7 @@
 #include "proto/base/grant_page.h"
 #include "proto/base/simulated.h"
 #include "proto/base/status.h"
+#include "proto/plan/codec.h"
 
 namespace sluice::client {
 namespace {
@@ -128,6 +129,11 @@ absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,
       "{0} is not visible in this process, which sees {1} GPUs ({2}): export "
       "CUDA_VISIBLE_DEVICES={0}",
       welcome.gpu_uuid, devices.size(), seen));
+}
+
+absl::StatusOr<plan::NodePlan> ReadPlan(const UniqueFd& memfd) {
+  SLUICE_ASSIGN_OR_RETURN(const std::string bytes, wire::FromMemfd(memfd));
+  return plan::DecodeNodePlan(bytes);
 }
 
 }  // namespace sluice::client

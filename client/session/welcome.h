@@ -1,4 +1,5 @@
-// Reads the daemon's answer to Hello. Internal to client.
+// Reads what the daemon sends: its answer to Hello, and plans. Internal to
+// client.
 #pragma once
 
 #include <memory>
@@ -42,5 +43,8 @@ absl::Status CheckHostMemory(const device::Driver& driver,
 // Finds the session's GPU by its UUID and returns its number in this process.
 absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,
                                        const Welcome& welcome);
+
+// Reads a plan from a sealed memfd.
+absl::StatusOr<plan::NodePlan> ReadPlan(const UniqueFd& memfd);
 
 }  // namespace sluice::client

@@ -1,12 +1,16 @@
 // The functions of the small headers of this folder.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -16,6 +20,7 @@
 #include "absl/strings/cord.h"
 #include "proto/base/clock.h"
 #include "proto/base/file_text.h"
+#include "proto/base/lost_output.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -25,6 +30,32 @@
 #include "proto/base/user_map.h"
 
 namespace sluice {
+namespace {
+
+bool ReaderIsGone() {
+  pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+  return poll(&out, 1, /*timeout=*/0) == 1 && (out.revents & POLLERR) != 0;
+}
+
+void CheckOutput() {
+  errno = 0;
+  const bool failed_before = std::ferror(stdout) != 0;
+  if (std::fflush(stdout) == 0 && !failed_before) return;
+  const int error = errno;  // 0 if an earlier write failed
+  if (error != EPIPE && !ReaderIsGone()) {
+    std::fprintf(stderr, "error: cannot write to standard output: %s\n",
+                 error != 0 ? std::strerror(error) : "is its disk full?");
+    std::fflush(stderr);
+  }
+  _exit(1);
+}
+
+}  // namespace
+
+void FailOnLostOutput() {
+  std::signal(SIGPIPE, SIG_IGN);
+  std::atexit(CheckOutput);
+}
 
 UniqueFd PidfdOf(pid_t pid) {
   return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));

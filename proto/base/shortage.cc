@@ -1,5 +1,6 @@
 #include "proto/base/shortage.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <string>
@@ -12,31 +13,21 @@ namespace {
 constexpr char kUrl[] = "sluice/shortage";
 constexpr char kAdvisedUrl[] = "sluice/advised";
 
-struct Word {
-  Shortage shortage;
-  const char* name;
-};
-
-constexpr std::array<Word, 5> kWords = {{{Shortage::kNone, "none"},
-                                         {Shortage::kGpuMemory, "gpu_memory"},
-                                         {Shortage::kHostMemory, "host_memory"},
-                                         {Shortage::kDisk, "disk"},
-                                         {Shortage::kOpenFiles, "open_files"}}};
+// By Shortage.
+constexpr std::array kNames = {"none", "gpu_memory", "host_memory", "disk",
+                               "open_files"};
 
 }  // namespace
 
 const char* Name(Shortage shortage) {
-  for (const Word& word : kWords) {
-    if (word.shortage == shortage) return word.name;
-  }
-  return "none";
+  const auto at = static_cast<size_t>(shortage);
+  return at < kNames.size() ? kNames[at] : kNames[0];
 }
 
 std::optional<Shortage> ShortageNamed(std::string_view name) {
-  for (const Word& word : kWords) {
-    if (word.name == name) return word.shortage;
-  }
-  return std::nullopt;
+  const auto at = std::find(kNames.begin(), kNames.end(), name);
+  if (at == kNames.end()) return std::nullopt;
+  return static_cast<Shortage>(at - kNames.begin());
 }
 
 absl::Status ShortOf(Shortage shortage, std::string_view message) {

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <cmath>
+
+#include "absl/strings/ascii.h"
 
 namespace sluice {
 namespace {
@@ -24,19 +25,15 @@ struct Written {
 // Parses digits with at most one point, and a unit: no signs, exponents, "inf".
 bool Read(std::string_view text, Written& out) {
   const auto is_number = [](unsigned char c) {
-    return std::isdigit(c) != 0 || c == '.';
+    return absl::ascii_isdigit(c) || c == '.';
   };
   const auto end = std::find_if_not(text.begin(), text.end(), is_number);
   out.number = std::string(text.begin(), end);
   const char* last = out.number.data() + out.number.size();
   const auto [at, error] = std::from_chars(out.number.data(), last, out.value);
   if (error != std::errc() || at != last) return false;
-  for (const char c : text.substr(out.number.size())) {
-    if (c != ' ') {
-      out.unit +=
-          static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    }
-  }
+  out.unit = absl::AsciiStrToLower(std::string(end, text.end()));
+  std::erase(out.unit, ' ');
   return true;
 }
 
@@ -48,8 +45,8 @@ absl::Status NoUnit(std::string_view text, const std::string& number) {
 }
 
 absl::Status BareLetter(std::string_view text, const Written& written) {
-  const char letter = static_cast<char>(
-      std::toupper(static_cast<unsigned char>(written.unit[0])));
+  const char letter =
+      absl::ascii_toupper(static_cast<unsigned char>(written.unit[0]));
   return absl::InvalidArgumentError(fmt::format(
       "'{0}' is not a size, as {1} may be {1}B (a power of 1000) or {1}iB (of "
       "1024): write {2}{1}B or {2}{1}iB",
@@ -65,9 +62,8 @@ std::string FormatBytes(Bytes size) {
     value /= 1024;
     ++unit;
   }
-  const bool whole = value == std::floor(value);
-  return whole ? fmt::format("{:.0f} {}", value, kUnits[unit])
-               : fmt::format("{:.1f} {}", value, kUnits[unit]);
+  const int decimals = value == std::floor(value) ? 0 : 1;
+  return fmt::format("{:.{}f} {}", value, decimals, kUnits[unit]);
 }
 
 std::string ExactBytes(Bytes size) {

@@ -35,25 +35,26 @@ std::string NotJson(std::string_view bytes, size_t byte) {
 
 json ParseChecked(std::string_view bytes, size_t max_bytes,
                   absl::Status* status) {
+  // Keeps the first error.
+  const auto refuse = [status](const std::string& why) {
+    if (status->ok()) *status = absl::InvalidArgumentError(why);
+  };
   if (bytes.size() > max_bytes) {
-    *status = absl::InvalidArgumentError(
-        fmt::format("{} bytes; the limit is {}", bytes.size(), max_bytes));
+    refuse(fmt::format("{} bytes; the limit is {}", bytes.size(), max_bytes));
     return {};
   }
   // Finds repeated keys, of which nlohmann would silently use the last value.
   std::vector<std::set<std::string>> open;  // the keys of every open object
   const auto guard = [&](int depth, json::parse_event_t event, json& value) {
-    if (depth > kMaxDepth && status->ok()) {
-      *status = absl::InvalidArgumentError(
-          fmt::format("nested deeper than {} levels", kMaxDepth));
+    if (depth > kMaxDepth) {
+      refuse(fmt::format("nested deeper than {} levels", kMaxDepth));
     }
     if (!status->ok()) return false;  // so that the rest takes no memory
     if (event == json::parse_event_t::object_start) open.emplace_back();
     if (event == json::parse_event_t::object_end) open.pop_back();
     if (event == json::parse_event_t::key &&
         !open.back().insert(value.get<std::string>()).second) {
-      *status = absl::InvalidArgumentError(
-          fmt::format("key {} occurs twice in one object", Shown(value)));
+      refuse(fmt::format("key {} occurs twice in one object", Shown(value)));
     }
     return true;
   };
@@ -61,20 +62,13 @@ json ParseChecked(std::string_view bytes, size_t max_bytes,
   try {
     parsed = json::parse(bytes, guard);
   } catch (const json::parse_error& e) {
-    if (status->ok()) {
-      *status = absl::InvalidArgumentError(NotJson(bytes, e.byte));
-    }
+    refuse(NotJson(bytes, e.byte));
   } catch (const json::exception& e) {  // only out_of_range is possible here
-    if (status->ok()) {
-      const std::string what = e.what();  // "… number overflow parsing '1e999'"
-      *status = absl::InvalidArgumentError(
-          fmt::format("{:.40} is too large for a double",
-                      what.substr(std::min(what.find('\''), what.size()))));
-    }
+    const std::string what = e.what();  // "… number overflow parsing '1e999'"
+    refuse(fmt::format("{:.40} is too large for a double",
+                       what.substr(std::min(what.find('\''), what.size()))));
   }
-  if (status->ok() && !parsed.is_object()) {
-    *status = absl::InvalidArgumentError("not a JSON object");
-  }
+  if (!parsed.is_object()) refuse("not a JSON object");
   return parsed;
 }
 
@@ -84,28 +78,17 @@ int64_t FieldReader::Int(const char* key, int64_t low, int64_t high) {
 }
 
 double FieldReader::Number(const char* key, double low, double high) {
-  const json* value = Find(key);
+  const json* value = Find(key, &json::is_number, "a number");
   if (value == nullptr) return low;
-  if (!value->is_number()) {
-    Refuse(key, fmt::format("{} is not a number", Shown(*value)));
-    return low;
-  }
   const double number = value->get<double>();
-  if (!(number >= low && number <= high)) {
-    Refuse(key, fmt::format("{} is not between {} and {}", number, low, high));
-    return low;
-  }
-  return number;
+  if (number >= low && number <= high) return number;
+  Refuse(key, fmt::format("{} is not between {} and {}", number, low, high));
+  return low;
 }
 
 bool FieldReader::Flag(const char* key) {
-  const json* value = Find(key);
-  if (value == nullptr) return false;
-  if (!value->is_boolean()) {
-    Refuse(key, fmt::format("{} is not true or false", Shown(*value)));
-    return false;
-  }
-  return value->get<bool>();
+  const json* value = Find(key, &json::is_boolean, "true or false");
+  return value != nullptr && value->get<bool>();
 }
 
 std::string FieldReader::Text(const char* key, size_t max_bytes) {
@@ -119,23 +102,17 @@ std::string FieldReader::SelfText(size_t max_bytes) {
 
 std::string FieldReader::CheckText(const json& value, const std::string& key,
                                    size_t max_bytes) {
-  if (!value.is_string()) {
+  const auto* text = value.get_ptr<const std::string*>();
+  if (text == nullptr) {
     Refuse(key, fmt::format("{} is not a text", Shown(value)));
-    return "";
-  }
-  std::string text = value.get<std::string>();
-  if (text.size() > max_bytes) {
-    Refuse(key, fmt::format("{} bytes of text; the limit is {}", text.size(),
+  } else if (text->size() > max_bytes) {
+    Refuse(key, fmt::format("{} bytes of text; the limit is {}", text->size(),
                             max_bytes));
-    return "";
+  } else if (std::ranges::any_of(*text,
+                                 [](unsigned char c) { return c < 0x20; })) {
+    Refuse(key, fmt::format("{} has a control character", Shown(value)));
   }
-  for (const char c : text) {
-    if (static_cast<unsigned char>(c) < 0x20) {
-      Refuse(key, fmt::format("{} has a control character", Shown(value)));
-      return "";
-    }
-  }
-  return text;
+  return ok() ? *text : "";
 }
 
 std::string FieldReader::Choice(
@@ -153,11 +130,7 @@ std::string FieldReader::Choice(
 
 FieldReader FieldReader::Object(const char* key) {
   static const json* const kEmpty = new json(json::object());
-  const json* value = Find(key);
-  if (value != nullptr && !value->is_object()) {
-    Refuse(key, fmt::format("{} is not an object", Shown(*value)));
-    value = nullptr;
-  }
+  const json* value = Find(key, &json::is_object, "an object");
   return FieldReader(value == nullptr ? *kEmpty : *value, PathOf(key), status_);
 }
 
@@ -166,10 +139,6 @@ int64_t FieldReader::Self(int64_t low, int64_t high) {
 }
 
 int64_t FieldReader::At(size_t i, const char* name, int64_t low, int64_t high) {
-  if (!json_.is_array() || i >= json_.size()) {
-    Refuse(name, "is missing");
-    return low;
-  }
   return CheckInt(json_[i], name, low, high);
 }
 
@@ -201,6 +170,15 @@ const json* FieldReader::Find(const char* key) {
     return nullptr;
   }
   return &*found;
+}
+
+const json* FieldReader::Find(const char* key,
+                              bool (json::*is)() const noexcept,
+                              const char* what) {
+  const json* value = Find(key);
+  if (value == nullptr || (value->*is)()) return value;
+  Refuse(key, fmt::format("{} is not {}", Shown(*value), what));
+  return nullptr;
 }
 
 std::string FieldReader::PathOf(const std::string& key) const {

@@ -62,7 +62,7 @@ class FieldReader {
   }
 
   // Reads this element, or its i-th entry, as an integer. `name` is used in
-  // errors.
+  // errors. REQUIRES: i < Entries().
   int64_t Self(int64_t low, int64_t high);
   std::string SelfText(size_t max_bytes);
   size_t Entries() const { return json_.is_array() ? json_.size() : 0; }
@@ -75,6 +75,10 @@ class FieldReader {
 
  private:
   const nlohmann::json* Find(const char* key);
+  // Also refuses a value of another type than `what`.
+  const nlohmann::json* Find(const char* key,
+                             bool (nlohmann::json::*is)() const noexcept,
+                             const char* what);
   std::string PathOf(const std::string& key) const;
   std::string CheckText(const nlohmann::json& value, const std::string& key,
                         size_t max_bytes);

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
+#include <algorithm>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 #include "proto/plan/units.h"
 
 namespace sluice::plan {
@@ -21,22 +23,9 @@ std::string Word(std::string text) {
   return text;
 }
 
-std::vector<std::string_view> Split(std::string_view line) {
-  std::vector<std::string_view> words;
-  while (true) {
-    const size_t at = line.find('|');
-    words.push_back(line.substr(0, at));
-    if (at == std::string_view::npos) return words;
-    line.remove_prefix(at + 1);
-  }
-}
-
-std::optional<int64_t> Number(std::string_view word) {
+std::optional<int64_t> Number(const std::string& word) {
   int64_t value = 0;
-  const auto [end, error] =
-      std::from_chars(word.data(), word.data() + word.size(), value);
-  if (error != std::errc() || end != word.data() + word.size()) return {};
-  return value;
+  return absl::SimpleAtoi(word, &value) ? std::optional(value) : std::nullopt;
 }
 
 }  // namespace
@@ -51,8 +40,8 @@ std::string WriteProgress(const PlanProgress& p) {
 }
 
 std::optional<PlanProgress> ReadProgress(std::string_view bytes) {
-  const std::string_view line = bytes.substr(0, bytes.find('\n'));
-  const std::vector<std::string_view> words = Split(line);
+  const std::string line(bytes.substr(0, bytes.find('\n')));
+  const std::vector<std::string> words = absl::StrSplit(line, '|');
   if (words.size() != 7 ||
       HashBytes(line.substr(words[0].size() + 1)) != words[0]) {
     return std::nullopt;
@@ -60,9 +49,8 @@ std::optional<PlanProgress> ReadProgress(std::string_view bytes) {
   const auto done = Number(words[1]), all = Number(words[2]);
   const auto peak = Number(words[5]), bound = Number(words[6]);
   if (!done || !all || !peak || !bound) return std::nullopt;
-  return PlanProgress{
-      *done,        *all,         std::string(words[3]), std::string(words[4]),
-      Bytes(*peak), Bytes(*bound)};
+  return PlanProgress{*done,    *all,         words[3],
+                      words[4], Bytes(*peak), Bytes(*bound)};
 }
 
 }  // namespace sluice::plan

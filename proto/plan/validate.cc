@@ -4,15 +4,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "proto/base/status.h"
 
 namespace sluice::plan {
 namespace {
+
+// More buffers are not compared pair by pair: 70,000 would take seconds.
+constexpr size_t kMostInPairs = 2000;
 
 constexpr double kTolerance = 1e-6;  // relative, of measured rates
 constexpr double kRounded = 1e-5;    // a plan's limits have six digits
@@ -20,6 +25,84 @@ constexpr double kRounded = 1e-5;    // a plan's limits have six digits
 template <typename... Args>
 absl::Status Wrong(fmt::format_string<Args...> text, Args&&... args) {
   return absl::InternalError(fmt::format(text, std::forward<Args>(args)...));
+}
+
+absl::Status CheckBuffer(const Trace& trace, const Placement& placement,
+                         size_t i) {
+  const int64_t offset = placement.offsets[i].count();
+  const int64_t end = offset + trace.buffers[i].size.count();
+  if (offset < 0) {
+    return Wrong("buffer {} lies at {}, below 0", trace.buffers[i].id, offset);
+  }
+  if (offset % trace.alignment.count() != 0) {
+    return Wrong("buffer {} lies at {}, no multiple of {}", trace.buffers[i].id,
+                 offset, trace.alignment.count());
+  }
+  if (end > placement.peak.count()) {
+    return Wrong("buffer {} ends at {}, above the peak {}", trace.buffers[i].id,
+                 end, placement.peak.count());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPair(const Trace& trace, const Placement& placement, size_t i,
+                       size_t j) {
+  const Buffer& a = trace.buffers[i];
+  const Buffer& b = trace.buffers[j];
+  const Bytes at_a = placement.offsets[i];
+  const Bytes at_b = placement.offsets[j];
+  const bool live_together = a.lower < b.upper && b.lower < a.upper;
+  const bool share = at_a < at_b + b.size && at_b < at_a + a.size &&
+                     a.size > Bytes(0) && b.size > Bytes(0);
+  if (!live_together || !share) return absl::OkStatus();
+  return Wrong(
+      "buffers {} and {} overlap: both live in [{}, {}), at [{}, {}) and "
+      "[{}, {})",
+      a.id, b.id, std::max(a.lower, b.lower), std::min(a.upper, b.upper),
+      at_a.count(), (at_a + a.size).count(), at_b.count(),
+      (at_b + b.size).count());
+}
+
+absl::Status CheckAllPairs(const Trace& trace, const Placement& placement) {
+  for (size_t i = 0; i < trace.buffers.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      SLUICE_RETURN_IF_ERROR(CheckPair(trace, placement, j, i));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Plays the trace: a new buffer must not overlap its neighbours among the live
+// buffers. An overlap is found when the later of the two buffers is allocated.
+absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
+  // Ordered by time; at equal times, frees come first.
+  std::vector<std::tuple<int64_t, bool, size_t>> events;
+  for (size_t k = 0; k < trace.buffers.size(); ++k) {
+    const Buffer& b = trace.buffers[k];
+    if (b.size == Bytes(0) || b.lower >= b.upper) continue;
+    events.emplace_back(b.lower, true, k);
+    events.emplace_back(b.upper, false, k);
+  }
+  std::sort(events.begin(), events.end());
+  std::map<Bytes, size_t> lying;  // live buffers by offset
+  for (const auto& [time, born, k] : events) {
+    const Bytes offset = placement.offsets[k];
+    if (!born) {
+      lying.erase(offset);
+      continue;
+    }
+    const auto [at, added] = lying.emplace(offset, k);
+    if (!added) return CheckPair(trace, placement, at->second, k);
+    if (at != lying.begin()) {
+      SLUICE_RETURN_IF_ERROR(
+          CheckPair(trace, placement, std::prev(at)->second, k));
+    }
+    if (std::next(at) != lying.end()) {
+      SLUICE_RETURN_IF_ERROR(
+          CheckPair(trace, placement, std::next(at)->second, k));
+    }
+  }
+  return absl::OkStatus();
 }
 
 auto PlannedAs(const SkeletalClass& skeletal) {
@@ -336,6 +419,22 @@ absl::Status CheckLink(const std::vector<RankProfile>& profiles,
 }
 
 }  // namespace
+
+absl::Status ValidatePlacement(const Trace& trace, const Placement& placement) {
+  const size_t n = trace.buffers.size();
+  if (placement.offsets.size() != n) {
+    return Wrong("{} offsets for {} buffers", placement.offsets.size(), n);
+  }
+  if (placement.peak < placement.lower_bound) {
+    return Wrong("peak {} below its own lower bound {}", placement.peak.count(),
+                 placement.lower_bound.count());
+  }
+  for (size_t k = 0; k < n; ++k) {
+    SLUICE_RETURN_IF_ERROR(CheckBuffer(trace, placement, k));
+  }
+  return n <= kMostInPairs ? CheckAllPairs(trace, placement)
+                           : CheckByPlaying(trace, placement);
+}
 
 const RankPlan* PartOf(const NodePlan& plan, int64_t job, Rank rank) {
   for (const RankPlan& part : plan.ranks) {

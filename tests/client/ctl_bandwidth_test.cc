@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "client/ctl/bandwidth/link_tree.h"
+#include "client/ctl/bandwidth/bandwidth.h"
 #include "client/ctl/status/render.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

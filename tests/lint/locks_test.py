@@ -23,7 +23,7 @@ import locks
 # lock of the function is removed.
 REMOVED = [
     ("client/copy/copy_lane.cc", "void CopyLane::Push(", "mutex_"),
-    ("client/session/plan_inbox.cc", "PlanInbox::Await(", "mutex_"),
+    ("client/session/session.cc", "PlanOr Await(", "mutex_"),
     ("client/torch/memory/region_allocator.cc",
      "void RegionAllocator::BeginSegment(", "region_mutex"),
     ("client/train/watch/console.cc", "void Console::Line(", "mutex_"),

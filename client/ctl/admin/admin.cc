@@ -18,6 +18,8 @@
 namespace sluice::ctl {
 namespace {
 
+using admin::Admin;
+
 constexpr std::chrono::seconds kDeadline{5};
 constexpr std::chrono::milliseconds kPause{20};
 
@@ -41,38 +43,23 @@ constexpr const char* kServerIsBusy = "Server Threadpool Exhausted";
 
 enum class Repeat { kHarmless, kNot };
 
-grpc::ChannelArguments QuickReconnects() {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
-  return arguments;
-}
-
-// gRPC and Abseil use the same numbers for their codes.
-absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
-  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-    return absl::DeadlineExceededError(
-        fmt::format("sluiced does not answer at {} ({} s): is it stopped?",
-                    path, kDeadline.count()));
-  }
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                      status.error_message());
-}
-
 // Makes one call, even across daemons. If a daemon dies, a call that was not
 // sent waits for the next one; a call that was sent is sent again if that is
 // harmless.
 template <typename Request, typename Reply>
-absl::StatusOr<Reply> Call(const std::string& path, Repeat repeat,
-                           grpc::Status (admin::Admin::Stub::*method)(
+absl::StatusOr<Reply> Call(const std::string& path,
+                           grpc::Status (Admin::Stub::*method)(
                                grpc::ClientContext*, const Request&, Reply*),
-                           const Request& request) {
+                           const Request& request,
+                           Repeat repeat = Repeat::kHarmless) {
   SLUICE_RETURN_IF_ERROR(CheckSocket(path));
   const std::string absolute = std::filesystem::absolute(path).string();
-  admin::Admin::Stub stub(grpc::CreateCustomChannel(
-      "unix:" + absolute, grpc::InsecureChannelCredentials(),
-      QuickReconnects()));
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
+  Admin::Stub stub(grpc::CreateCustomChannel(
+      "unix:" + absolute, grpc::InsecureChannelCredentials(), arguments));
   const auto deadline = std::chrono::system_clock::now() + kDeadline;
   while (true) {
     grpc::ClientContext context;
@@ -81,12 +68,19 @@ absl::StatusOr<Reply> Call(const std::string& path, Repeat repeat,
     // So Unavailable means that the call was sent.
     context.set_wait_for_ready(true);
     const grpc::Status status = (stub.*method)(&context, request, &reply);
-    const bool busy =
-        status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
-        status.error_message() == kServerIsBusy;
+    const grpc::StatusCode code = status.error_code();
+    const bool busy = code == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+                      status.error_message() == kServerIsBusy;
     if (status.ok()) return reply;
-    if (!busy && status.error_code() != grpc::StatusCode::UNAVAILABLE) {
-      return ToAbsl(status, path);
+    if (code == grpc::StatusCode::DEADLINE_EXCEEDED) {
+      return absl::DeadlineExceededError(
+          fmt::format("sluiced does not answer at {} ({} s): is it stopped?",
+                      path, kDeadline.count()));
+    }
+    if (!busy && code != grpc::StatusCode::UNAVAILABLE) {
+      // gRPC and Abseil use the same numbers for their codes.
+      return absl::Status(static_cast<absl::StatusCode>(code),
+                          status.error_message());
     }
     if (!busy && repeat == Repeat::kNot) {
       return absl::UnavailableError(
@@ -109,16 +103,13 @@ std::string OwnName() {
 }  // namespace
 
 std::string AdminSocketOf(const std::string& session_socket) {
-  return std::filesystem::path(session_socket)
-      .replace_filename("admin.sock")
-      .string();
+  return std::filesystem::path(session_socket).replace_filename("admin.sock");
 }
 
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket) {
   SLUICE_ASSIGN_OR_RETURN(
       const auto reply,
-      Call(admin_socket, Repeat::kHarmless, &admin::Admin::Stub::Status,
-           admin::StatusRequest()));
+      Call(admin_socket, &Admin::Stub::Status, admin::StatusRequest()));
   return reply.json();
 }
 
@@ -136,8 +127,7 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
   if (limits.gpu) request.set_gpu_bytes(limits.gpu->size());
   if (limits.host) request.set_host_bytes(limits.host->size());
   SLUICE_ASSIGN_OR_RETURN(const auto reply,
-                          Call(admin_socket, Repeat::kHarmless,
-                               &admin::Admin::Stub::SetBudget, request));
+                          Call(admin_socket, &Admin::Stub::SetBudget, request));
   return BudgetLimits{Bytes(static_cast<int64_t>(reply.gpu_bytes())),
                       Bytes(static_cast<int64_t>(reply.host_bytes()))};
 }
@@ -151,9 +141,7 @@ absl::Status Reserve(const std::string& admin_socket,
   if (reservation.numa) request.set_numa(*reservation.numa);
   request.set_bytes(reservation.bytes.size());
   request.set_by(OwnName());
-  return Call(admin_socket, Repeat::kHarmless, &admin::Admin::Stub::Reserve,
-              request)
-      .status();
+  return Call(admin_socket, &Admin::Stub::Reserve, request).status();
 }
 
 absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
@@ -162,15 +150,14 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
   request.set_by(OwnName());
   request.set_reason(Printable(reason));
   SLUICE_ASSIGN_OR_RETURN(const auto reply,
-                          Call(admin_socket, Repeat::kHarmless,
-                               &admin::Admin::Stub::Drain, request));
+                          Call(admin_socket, &Admin::Stub::Drain, request));
   return reply.ranks();
 }
 
 absl::Status Undrain(const std::string& admin_socket) {
   // Not repeated: the second call would be refused, as the node is not drained.
-  return Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::Undrain,
-              admin::UndrainRequest())
+  return Call(admin_socket, &Admin::Stub::Undrain, admin::UndrainRequest(),
+              Repeat::kNot)
       .status();
 }
 
@@ -186,17 +173,15 @@ absl::StatusOr<bool> KeepLinks(const std::string& admin_socket,
     to->set_both_bytes_per_second(link.both);
   }
   SLUICE_ASSIGN_OR_RETURN(const auto reply,
-                          Call(admin_socket, Repeat::kHarmless,
-                               &admin::Admin::Stub::KeepLinks, request));
+                          Call(admin_socket, &Admin::Stub::KeepLinks, request));
   return reply.holds();
 }
 
 absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket) {
   // Not repeated: the second call would be refused, as no speeds are stored.
-  SLUICE_ASSIGN_OR_RETURN(
-      const auto reply,
-      Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::ForgetLinks,
-           admin::ForgetLinksRequest()));
+  SLUICE_ASSIGN_OR_RETURN(const auto reply,
+                          Call(admin_socket, &Admin::Stub::ForgetLinks,
+                               admin::ForgetLinksRequest(), Repeat::kNot));
   return reply.holds();
 }
 
@@ -209,7 +194,7 @@ absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
   request.set_reason(Printable(eviction.reason));
   SLUICE_ASSIGN_OR_RETURN(
       const auto reply,
-      Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::Evict, request));
+      Call(admin_socket, &Admin::Stub::Evict, request, Repeat::kNot));
   Evicted evicted = {.sessions = reply.sessions(), .processes = {}};
   if (reply.has_processes()) evicted.processes = reply.processes();
   return evicted;

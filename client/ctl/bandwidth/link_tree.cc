@@ -1,10 +1,10 @@
-#include "client/ctl/bandwidth/link_tree.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_join.h"
+#include "client/ctl/bandwidth/bandwidth.h"
 #include "client/ctl/text/format.h"
 #include "proto/base/simulated.h"
 #include "proto/base/status.h"
@@ -83,54 +83,55 @@ class LimitFinder {
 
 std::string Quoted(const std::string& name) { return json(name).dump(); }
 
+// What each limit of a link is called.
+struct LimitNames {
+  double LinkLimits::*speed;
+  const char *json, *toml, *words;
+};
+constexpr LimitNames kLimits[] = {
+    {&LinkLimits::h2d, "h2d_bytes_per_second", "h2d_bytes_per_s", "to GPU"},
+    {&LinkLimits::d2h, "d2h_bytes_per_second", "d2h_bytes_per_s", "to host"},
+    {&LinkLimits::both, "both_bytes_per_second", "both_bytes_per_s",
+     "together"},
+};
+
 std::string LinkToml(const MeasurableLink& link, const LinkLimits& limits,
                      const std::string& parent) {
   std::string text = "{name = " + Quoted(link.name);
-  const auto add = [&](const char* key, double speed) {
-    if (speed > 0) text += fmt::format(", {} = {:.4g}", key, speed);
-  };
-  add("h2d_bytes_per_s", limits.h2d);
-  add("d2h_bytes_per_s", limits.d2h);
-  add("both_bytes_per_s", limits.both);
+  for (const LimitNames& each : kLimits) {
+    const double speed = limits.*each.speed;
+    if (speed > 0) text += fmt::format(", {} = {:.4g}", each.toml, speed);
+  }
   if (!parent.empty()) text += ", parent = " + Quoted(parent);
   return text + "}";
 }
 
 // Formats "24.00 GB/s to GPU, 25.00 GB/s to host", or "-" without limits.
 std::string SetText(const LinkLimits& set) {
-  std::string text;
-  const auto add = [&](double speed, const char* what) {
-    if (speed <= 0) return;
-    text +=
-        fmt::format("{}{} {}", text.empty() ? "" : ", ", Speed(speed), what);
-  };
-  add(set.h2d, "to GPU");
-  add(set.d2h, "to host");
-  add(set.both, "together");
-  return text.empty() ? "-" : text;
+  std::vector<std::string> texts;
+  for (const LimitNames& each : kLimits) {
+    if (set.*each.speed <= 0) continue;
+    texts.push_back(Speed(set.*each.speed) + " " + each.words);
+  }
+  return texts.empty() ? "-" : absl::StrJoin(texts, ", ");
 }
 
 LinkLimits SetOf(const json& link) {
-  const auto speed = [&](const char* key) {
-    const json value = link.value(key, json());
-    return value.is_null() ? 0.0 : value.get<double>();
-  };
-  return {speed("h2d_bytes_per_second"), speed("d2h_bytes_per_second"),
-          speed("both_bytes_per_second")};
-}
-
-std::string GpuList(const std::vector<size_t>& gpus) {
-  return fmt::format("{}", fmt::join(gpus, ","));
+  LinkLimits set;
+  for (const LimitNames& each : kLimits) {
+    const json value = link.value(each.json, json());
+    if (!value.is_null()) set.*each.speed = value.get<double>();
+  }
+  return set;
 }
 
 json SetJson(const MeasurableLink& link) {
-  const auto speed = [](double value) {
-    return value > 0 ? json(value) : json(nullptr);
-  };
-  return {{"h2d_bytes_per_second", speed(link.set.h2d)},
-          {"d2h_bytes_per_second", speed(link.set.d2h)},
-          {"both_bytes_per_second", speed(link.set.both)},
-          {"from", link.set_from.empty() ? json() : json(link.set_from)}};
+  json set = {{"from", link.set_from.empty() ? json() : json(link.set_from)}};
+  for (const LimitNames& each : kLimits) {
+    const double speed = link.set.*each.speed;
+    set[each.json] = speed > 0 ? json(speed) : json();
+  }
+  return set;
 }
 
 absl::Status ReadParents(const json& links, MeasurableNode& node) {
@@ -152,23 +153,22 @@ absl::Status ReadParents(const json& links, MeasurableNode& node) {
 }
 
 void FindGpus(MeasurableNode& node) {
+  std::vector<MeasurableLink>& links = node.links;
   for (size_t gpu = 0; gpu < node.gpu_links.size(); ++gpu) {
-    for (size_t i = 0; i < node.links.size(); ++i) {
-      if (node.links[i].name != node.gpu_links[gpu]) continue;
-      for (std::optional<size_t> at = i; at; at = node.links[*at].parent) {
-        node.links[*at].gpus.push_back(gpu);
-      }
-      break;
+    const auto own =
+        std::ranges::find(links, node.gpu_links[gpu], &MeasurableLink::name);
+    if (own == links.end()) continue;
+    own->gpus.push_back(gpu);
+    for (auto at = own->parent; at; at = links[*at].parent) {
+      links[*at].gpus.push_back(gpu);
     }
   }
-  for (size_t i = 0; i < node.links.size(); ++i) {
-    const auto& gpus = node.links[i].gpus;
-    node.links[i].measurable =
-        !gpus.empty() && std::none_of(node.links.begin(), node.links.end(),
-                                      [&](const MeasurableLink& other) {
-                                        return other.parent == i &&
-                                               other.gpus == gpus;
-                                      });
+  for (size_t i = 0; i < links.size(); ++i) {
+    const auto measures_the_same = [&](const MeasurableLink& other) {
+      return other.parent == i && other.gpus == links[i].gpus;
+    };
+    links[i].measurable = !links[i].gpus.empty() &&
+                          std::ranges::none_of(links, measures_the_same);
   }
 }
 
@@ -234,11 +234,11 @@ std::string ConfigurationOf(const MeasurableNode& node) {
   }
   std::string text = fmt::format("[{}]\nlinks = [\n{}]\n", node.driver, links);
   if (sim) {
-    std::vector<std::string> names;
-    for (const std::string& name : node.gpu_links) {
-      names.push_back(Quoted(name));
-    }
-    text += fmt::format("gpu_links = [{}]\n", fmt::join(names, ", "));
+    const std::string names = absl::StrJoin(
+        node.gpu_links, ", ", [](std::string* out, const std::string& name) {
+          *out += Quoted(name);
+        });
+    text += fmt::format("gpu_links = [{}]\n", names);
   }
   return text;
 }
@@ -248,10 +248,10 @@ std::string RenderMeasured(const MeasurableNode& node) {
                ">TO HOST", "SET BEFORE", "BY"});
   for (const MeasurableLink& link : node.links) {
     if (!link.measured) continue;
-    table.Add({link.name, GpuList(link.gpus), Speed(link.measured->h2d),
-               Speed(link.measured->d2h), Speed(link.measured->both_h2d),
-               Speed(link.measured->both_d2h), SetText(link.set),
-               link.set_from.empty() ? "-" : link.set_from});
+    table.Add({link.name, absl::StrJoin(link.gpus, ","),
+               Speed(link.measured->h2d), Speed(link.measured->d2h),
+               Speed(link.measured->both_h2d), Speed(link.measured->both_d2h),
+               SetText(link.set), link.set_from.empty() ? "-" : link.set_from});
   }
   return table.Text();
 }

@@ -1,9 +1,8 @@
-#include "client/ctl/bandwidth/measure_command.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -13,8 +12,8 @@
 
 #include "absl/time/clock.h"
 #include "client/ctl/admin/admin.h"
+#include "client/ctl/bandwidth/bandwidth.h"
 #include "client/ctl/bandwidth/copy_flow.h"
-#include "client/ctl/bandwidth/link_tree.h"
 #include "client/ctl/text/output.h"
 #include "client/session/session.h"
 #include "kernels/device/driver.h"
@@ -30,95 +29,51 @@ using device::CopyDirection;
 // Hides a copy's fixed cost, and slow links still complete several.
 constexpr Bytes kMostCopy = MiB(4);
 constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
-
-// Measures how fast several GPUs copy at the same time. Copies as a rank does,
-// in leased memory, but waits for no grants.
-class CopyMeter {
- public:
-  struct Options {
-    std::string socket;
-    std::vector<int64_t> gpu_free;  // free bytes of each GPU
-    absl::Duration window = absl::Seconds(1);
-  };
-
-  // Attaches one rank per GPU, each with a little memory of its GPU and of the
-  // host near it. Errors name the GPU.
-  static absl::StatusOr<std::unique_ptr<CopyMeter>> Open(Options options);
-
-  // Returns the sums of the speeds of all `gpus`, which copy at once.
-  absl::StatusOr<MeasuredSpeeds> Measure(const std::vector<size_t>& gpus);
-
-  static std::string Job();
-
- private:
-  struct Gpu {
-    std::unique_ptr<client::Session> session;
-    std::unique_ptr<client::Region> device, host;
-  };
-  explicit CopyMeter(Options options) : options_(std::move(options)) {}
-  absl::Status Attach(size_t gpu);
-  struct Rates {
-    double h2d = 0, d2h = 0;
-  };
-  absl::StatusOr<Rates> CopyAtOnce(const std::vector<size_t>& gpus, bool h2d,
-                                   bool d2h);
-
-  const Options options_;
-  std::vector<Gpu> gpus_;
+// A rank on one GPU, with a little memory of the GPU and of the host near it.
+// It copies as a rank does, in leased memory, but waits for no grants.
+struct MeteredGpu {
+  std::unique_ptr<client::Session> session;
+  std::unique_ptr<client::Region> device, host;
 };
 
-absl::StatusOr<std::unique_ptr<CopyMeter>> CopyMeter::Open(Options options) {
-  auto meter = std::unique_ptr<CopyMeter>(new CopyMeter(std::move(options)));
-  for (size_t gpu = 0; gpu < meter->options_.gpu_free.size(); ++gpu) {
-    if (const absl::Status attached = meter->Attach(gpu); !attached.ok()) {
-      return Annotate(attached, fmt::format("measure at GPU {}", gpu));
-    }
-  }
-  return meter;
-}
+std::string OwnJob() { return fmt::format("bandwidth-measure-{}", getpid()); }
 
-std::string CopyMeter::Job() {
-  return fmt::format("bandwidth-measure-{}", getpid());
-}
-
-absl::Status CopyMeter::Attach(size_t gpu) {
-  const auto ranks = static_cast<int>(options_.gpu_free.size());
-  Gpu made;
+absl::StatusOr<MeteredGpu> Attach(const std::string& socket,
+                                  const std::vector<int64_t>& gpu_free,
+                                  size_t gpu) {
+  const auto ranks = static_cast<int>(gpu_free.size());
+  MeteredGpu made;
   SLUICE_ASSIGN_OR_RETURN(made.session,
-                          client::Session::Open({.socket = options_.socket,
-                                                 .job = Job(),
+                          client::Session::Open({.socket = socket,
+                                                 .job = OwnJob(),
                                                  .rank = Rank(gpu),
                                                  .world_size = ranks,
                                                  .local_ranks = ranks,
                                                  .gpu = DeviceIndex(gpu)}));
   const Bytes unit = made.session->limits().granularity;
   const Bytes memory =
-      std::max(unit, std::min(kMostMemory, Bytes(options_.gpu_free[gpu] / 2)));
+      std::max(unit, std::min(kMostMemory, Bytes(gpu_free[gpu] / 2)));
   SLUICE_ASSIGN_OR_RETURN(made.device, made.session->LeaseGpu(memory));
   SLUICE_ASSIGN_OR_RETURN(made.host, made.session->LeaseHost(memory));
   // Makes the kernel allocate the pages now, so that the first copies do not.
   std::memset(made.host->data(), 1, made.host->size().size());
-  gpus_.push_back(std::move(made));
-  return absl::OkStatus();
+  return made;
 }
 
-absl::StatusOr<MeasuredSpeeds> CopyMeter::Measure(
-    const std::vector<size_t>& gpus) {
-  SLUICE_ASSIGN_OR_RETURN(const Rates in, CopyAtOnce(gpus, true, false));
-  SLUICE_ASSIGN_OR_RETURN(const Rates out, CopyAtOnce(gpus, false, true));
-  SLUICE_ASSIGN_OR_RETURN(const Rates both, CopyAtOnce(gpus, true, true));
-  return MeasuredSpeeds{in.h2d, out.d2h, both.h2d, both.d2h};
-}
+struct Rates {
+  double h2d = 0, d2h = 0;
+};
 
-absl::StatusOr<CopyMeter::Rates> CopyMeter::CopyAtOnce(
-    const std::vector<size_t>& gpus, bool h2d, bool d2h) {
+// Returns the sums of the speeds of the GPUs `which`, which copy at once.
+absl::StatusOr<Rates> CopyAtOnce(const std::vector<MeteredGpu>& gpus,
+                                 const std::vector<size_t>& which,
+                                 absl::Duration window, bool h2d, bool d2h) {
   std::vector<std::unique_ptr<CopyFlow>> flows;
-  for (const size_t at : gpus) {
-    Gpu& gpu = gpus_.at(at);
+  for (const size_t at : which) {
+    const MeteredGpu& gpu = gpus.at(at);
     // Each direction uses one half of the memory, so that neither writes what
     // the other reads.
-    const Bytes half = Bytes(
-        std::min(gpu.device->size().count(), gpu.host->size().count()) / 2);
+    const Bytes half = std::min(gpu.device->size(), gpu.host->size()) / 2;
     const auto add = [&](CopyDirection direction, Bytes from) {
       flows.push_back(std::make_unique<CopyFlow>(
           gpu.session->driver(),
@@ -131,13 +86,11 @@ absl::StatusOr<CopyMeter::Rates> CopyMeter::CopyAtOnce(
     if (h2d) add(CopyDirection::kHostToDevice, Bytes(0));
     if (d2h) add(CopyDirection::kDeviceToHost, half);
   }
-  SLUICE_RETURN_IF_ERROR(
-      MeasureAtOnce(flows, {.average_over = options_.window}));
+  SLUICE_RETURN_IF_ERROR(MeasureAtOnce(flows, {.average_over = window}));
   Rates rates;
   for (const auto& flow : flows) {
-    (flow->direction() == CopyDirection::kHostToDevice ? rates.h2d
-                                                       : rates.d2h) +=
-        flow->rate();
+    const bool in = flow->direction() == CopyDirection::kHostToDevice;
+    (in ? rates.h2d : rates.d2h) += flow->rate();
   }
   return rates;
 }
@@ -149,11 +102,8 @@ class Progress {
     if (terminal_) std::fputs("\r\033[K", stderr);
   }
   void Say(const std::string& what) {
-    if (terminal_) {
-      fmt::print(stderr, "\r\033[K{}", what);
-    } else {
-      fmt::print(stderr, "{}\n", what);
-    }
+    fmt::print(stderr, "{}{}{}", terminal_ ? "\r\033[K" : "", what,
+               terminal_ ? "" : "\n");
     std::fflush(stderr);
   }
 
@@ -163,38 +113,44 @@ class Progress {
 
 absl::Status MayMeasure(const MeasurableNode& node, bool beside_jobs) {
   if (beside_jobs || node.jobs.empty()) return absl::OkStatus();
-  constexpr size_t kShown = 3;
-  const size_t shown = std::min(kShown, node.jobs.size());
+  const auto shown = std::min<ptrdiff_t>(3, std::ssize(node.jobs));
+  const bool one = node.jobs.size() == 1;
   return absl::FailedPreconditionError(fmt::format(
       "{} job{} {} ranks here ({}{}): their copies and these would slow each "
       "other down; wait for {}, or give --beside-jobs",
-      node.jobs.size(), node.jobs.size() == 1 ? "" : "s",
-      node.jobs.size() == 1 ? "has" : "have",
+      node.jobs.size(), one ? "" : "s", one ? "has" : "have",
       Printable(fmt::format(
-          "{}",
-          fmt::join(node.jobs.begin(),
-                    node.jobs.begin() + static_cast<ptrdiff_t>(shown), ", "))),
-      shown < node.jobs.size() ? ", ..." : "",
-      node.jobs.size() == 1 ? "its end" : "their end"));
+          "{}", fmt::join(node.jobs.begin(), node.jobs.begin() + shown, ", "))),
+      shown < std::ssize(node.jobs) ? ", ..." : "",
+      one ? "its end" : "their end"));
 }
 
 absl::Status MeasureLinks(const MeasureOptions& options, MeasurableNode& node) {
   Progress progress;
-  SLUICE_ASSIGN_OR_RETURN(
-      const auto meter,
-      CopyMeter::Open({.socket = options.socket,
-                       .gpu_free = node.gpu_free,
-                       .window = absl::Seconds(options.seconds)}));
+  std::vector<MeteredGpu> gpus;
+  for (size_t i = 0; i < node.gpu_free.size(); ++i) {
+    auto gpu = Attach(options.socket, node.gpu_free, i);
+    if (!gpu.ok()) {
+      return Annotate(gpu.status(), fmt::format("measure at GPU {}", i));
+    }
+    gpus.push_back(*std::move(gpu));
+  }
   const auto all =
-      std::count_if(node.links.begin(), node.links.end(),
-                    [](const MeasurableLink& each) { return each.measurable; });
+      std::ranges::count(node.links, true, &MeasurableLink::measurable);
+  const absl::Duration window = absl::Seconds(options.seconds);
   int done = 0;
   for (MeasurableLink& link : node.links) {
     if (!link.measurable) continue;
     progress.Say(fmt::format(
         "measuring link {} ({} of {}), {} GPU{} at once", Printable(link.name),
         ++done, all, link.gpus.size(), link.gpus.size() == 1 ? "" : "s"));
-    SLUICE_ASSIGN_OR_RETURN(link.measured, meter->Measure(link.gpus));
+    const auto copy = [&](bool h2d, bool d2h) {
+      return CopyAtOnce(gpus, link.gpus, window, h2d, d2h);
+    };
+    SLUICE_ASSIGN_OR_RETURN(const Rates in, copy(true, false));
+    SLUICE_ASSIGN_OR_RETURN(const Rates out, copy(false, true));
+    SLUICE_ASSIGN_OR_RETURN(const Rates both, copy(true, true));
+    link.measured = {in.h2d, out.d2h, both.h2d, both.d2h};
   }
   return absl::OkStatus();
 }
@@ -206,7 +162,7 @@ absl::Status WaitUntilLeft(const std::string& admin_socket) {
   while (clock.Now() < give_up) {
     SLUICE_ASSIGN_OR_RETURN(const std::string status, ReadStatus(admin_socket));
     SLUICE_ASSIGN_OR_RETURN(const MeasurableNode node, ReadLinks(status));
-    if (!node.attached.contains(CopyMeter::Job())) break;
+    if (!node.attached.contains(OwnJob())) break;
     absl::SleepFor(absl::Milliseconds(10));
   }
   return absl::OkStatus();

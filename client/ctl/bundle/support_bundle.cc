@@ -13,18 +13,15 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string_view>
-#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "client/ctl/admin/admin.h"
 #include "client/ctl/doctor/checks.h"
-#include "client/ctl/doctor/facts.h"
 #include "client/ctl/status/render.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/output.h"
-#include "client/session/session.h"
 #include "proto/base/file_text.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
@@ -32,7 +29,6 @@
 #include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
 #include "proto/base/unix_address.h"
-#include "proto/cli/cli.h"
 
 namespace sluice::ctl {
 namespace {
@@ -84,28 +80,26 @@ std::string TarMember(const std::string& folder, const std::string& name,
 
 // Longer lines are cut, because std::regex uses a stack frame per byte.
 constexpr size_t kLongestLine = 4096;
-constexpr char kRemoved[] = "(removed)";
 
 struct Rule {
   std::regex pattern;
   const char* kept;
-};
 
-std::regex Pattern(const char* text) {
-  return std::regex(text, std::regex::icase | std::regex::optimize);
-}
+  Rule(const char* text, const char* kept)
+      : pattern(text, std::regex::icase | std::regex::optimize), kept(kept) {}
+};
 
 const std::array<Rule, 3>& Rules() {
   static const auto* const rules = new std::array<Rule, 3>{{
       // scheme://user:password@host
-      {Pattern(R"((://)[^\s/@"']+@)"), "$1(removed)@"},
-      {Pattern(R"(\b(bearer|basic)\s+[-\w.~+/=]{8,})"), "$1 (removed)"},
+      {R"((://)[^\s/@"']+@)", "$1(removed)@"},
+      {R"(\b(bearer|basic)\s+[-\w.~+/=]{8,})", "$1 (removed)"},
       // key = "value", "key": "value", --key=value, KEY=value, but not counts
       // of tokens. Not the letters before the key word: a pattern that begins
       // with any letters takes time quadratic in the line's length.
-      {Pattern(R"re(((?:passw|passphrase|secret|token(?!s\b)|credential|)re"
-               R"re(api_?key|private_?key|auth(?:orization)?(?![a-z])))re"
-               R"re([-\w]*["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,;}]+))re"),
+      {R"re(((?:passw|passphrase|secret|token(?!s\b)|credential|)re"
+       R"re(api_?key|private_?key|auth(?:orization)?(?![a-z])))re"
+       R"re([-\w]*["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,;}]+))re",
        "$1(removed)"},
   }};
   return *rules;
@@ -115,18 +109,12 @@ std::string Clean(std::string_view whole, int& removed) {
   std::string line(whole.substr(0, kLongestLine));
   if (whole.size() > kLongestLine) line += " (cut)";
   for (const Rule& rule : Rules()) {
-    const auto found =
-        std::sregex_iterator(line.begin(), line.end(), rule.pattern);
+    const std::sregex_iterator found(line.begin(), line.end(), rule.pattern);
     const auto count = std::distance(found, std::sregex_iterator());
-    if (count == 0) continue;
     removed += static_cast<int>(count);
-    line = std::regex_replace(line, rule.pattern, rule.kept);
+    if (count > 0) line = std::regex_replace(line, rule.pattern, rule.kept);
   }
   return line;
-}
-
-bool IsPem(const std::string& line, const char* edge) {
-  return line.find(std::string("-----") + edge + " ") != std::string::npos;
 }
 
 using TextOr = absl::StatusOr<std::string>;
@@ -134,23 +122,6 @@ using TextOr = absl::StatusOr<std::string>;
 constexpr char kUnitsConfig[] = "/etc/sluice/sluiced.toml";
 constexpr timeval kPatience = {5, 0};
 constexpr size_t kMaxReplyBytes = size_t{64} << 20;
-
-struct StatusSnapshot {
-  TextOr json;
-  std::string what = "what the daemon knows";
-};
-// Asks for all users' snapshot, else this user's own. Does not ask a daemon
-// that did not answer the doctor (`reached`).
-StatusSnapshot AskDaemon(const SocketPaths& sockets,
-                         const absl::Status& reached) {
-  if (!reached.ok()) return {reached};
-  if (TextOr all = ReadStatus(sockets.admin); all.ok()) {
-    return {std::move(all), "what the daemon knows of everybody"};
-  }
-  auto own = client::QueryNode(sockets.session);
-  return {own.ok() ? TextOr(std::move(own->json)) : own.status(),
-          "what the daemon knows of this user, who may not open admin.sock"};
-}
 
 TextOr Events(const TextOr& snapshot) {
   SLUICE_RETURN_IF_ERROR(snapshot.status());
@@ -165,26 +136,21 @@ TextOr FileText(const std::string& path) {
   return TextOf(path);
 }
 
-absl::StatusOr<UniqueFd> ConnectStream(const std::string& path) {
-  const auto address = UnixAddress(path);
+// Requests `path` from sluiced over its unix socket and returns the body.
+TextOr HttpGet(const std::string& socket, const std::string& path) {
+  const auto address = UnixAddress(socket);
   if (!address) {
-    return absl::InvalidArgumentError(path + " is too long for a socket");
+    return absl::InvalidArgumentError(socket + " is too long for a socket");
   }
-  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoStatus(errno, "make a unix socket");
   for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
     setsockopt(fd.get(), SOL_SOCKET, option, &kPatience, sizeof(kPatience));
   }
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address),
               sizeof(*address)) != 0) {
-    return ErrnoStatus(errno, "connect to " + path);
+    return ErrnoStatus(errno, "connect to " + socket);
   }
-  return fd;
-}
-
-// Requests `path` from sluiced over its unix socket and returns the body.
-TextOr HttpGet(const std::string& socket, const std::string& path) {
-  SLUICE_ASSIGN_OR_RETURN(const UniqueFd fd, ConnectStream(socket));
   const std::string request =
       fmt::format("GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", path);
   if (send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) !=
@@ -207,29 +173,20 @@ TextOr HttpGet(const std::string& socket, const std::string& path) {
   return answer.substr(body + 4);
 }
 
-// Returns a path to the file that process `pid` means by `path`. A user that
-// may not trace the process cannot open it.
-std::string SeenBy(int64_t pid, const std::string& path) {
-  if (path.starts_with('/')) return path;
-  return fmt::format("/proc/{}/cwd/{}", pid, path);
-}
-
 // By the daemon's command line, which every user may see.
-TextOr ConfigPath(const Facts& facts) {
+TextOr Config(const Facts& facts) {
   if (facts.process.pid) {
-    const StartedWith with = ReadStartedWith(facts.process.command);
-    if (with.config) return SeenBy(*facts.process.pid, *with.config);
-    return absl::NotFoundError("sluiced was started without one");
+    const auto config = ReadStartedWith(facts.process.command).config;
+    if (!config) return absl::NotFoundError("sluiced was started without one");
+    if (config->starts_with('/')) return FileText(*config);
+    // A user that may not trace the process cannot open it.
+    return FileText(
+        fmt::format("/proc/{}/cwd/{}", *facts.process.pid, *config));
   }
   if (std::filesystem::path(facts.session.path).parent_path() != kUnitsFolder) {
     return absl::NotFoundError("no sluiced is seen that would have one");
   }
-  return std::string(kUnitsConfig);
-}
-
-TextOr Config(const Facts& facts) {
-  SLUICE_ASSIGN_OR_RETURN(const std::string path, ConfigPath(facts));
-  return FileText(path);
+  return FileText(kUnitsConfig);
 }
 
 std::string Versions(const Facts& facts) {
@@ -247,27 +204,19 @@ std::string Versions(const Facts& facts) {
   return text;
 }
 
-std::string ProcessLimits(const Facts& facts) {
-  const std::string name =
-      facts.process.pid ? std::to_string(*facts.process.pid) : "self";
-  std::string text = facts.process.pid
-                         ? ""
-                         : "no sluiced is seen: these are sluicectl's own\n";
-  for (const char* file : {"limits", "status", "cgroup"}) {
-    const std::string path = fmt::format("/proc/{}/{}", name, file);
+std::string TextsOf(const std::vector<std::string>& paths) {
+  std::string text;
+  for (const std::string& path : paths) {
     text += fmt::format("{}:\n{}\n", path, TextOf(path));
   }
   return text;
 }
 
-std::string Machine() {
-  std::string text;
-  for (const char* path :
-       {"/proc/meminfo", "/proc/loadavg", "/proc/pressure/memory",
-        "/sys/devices/system/node/online"}) {
-    text += fmt::format("{}:\n{}\n", path, TextOf(path));
-  }
-  return text;
+std::string ProcessLimits(const Facts& facts) {
+  const auto& pid = facts.process.pid;
+  const std::string proc = pid ? fmt::format("/proc/{}", *pid) : "/proc/self";
+  return (pid ? "" : "no sluiced is seen: these are sluicectl's own\n") +
+         TextsOf({proc + "/limits", proc + "/status", proc + "/cgroup"});
 }
 
 TextOr Journal(const Facts& facts, int64_t lines) {
@@ -302,15 +251,21 @@ Item Cleaned(Item item) {
 std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines) {
   const Facts facts = ReadFacts(sockets);
   const std::vector<Finding> findings = Examine(facts);
-  const StatusSnapshot status = AskDaemon(sockets, facts.daemon.reached);
+  const DaemonFacts& daemon = facts.daemon;
+  const TextOr snapshot =
+      daemon.reached.ok() ? TextOr(daemon.snapshot) : daemon.reached;
+  const char* const whose =
+      daemon.of_all_users ? "what the daemon knows of everybody"
+      : snapshot.ok()
+          ? "what the daemon knows of this user, who may not open admin.sock"
+          : "what the daemon knows";
   const std::string http =
       std::filesystem::path(sockets.admin).replace_filename("http.sock");
   std::vector<Item> items = {
-      {"status.json", status.what, status.json},
+      {"status.json", whose, snapshot},
       {"status.txt", "the same for people",
-       status.json.ok() ? RenderStatus(*status.json)
-                        : TextOr(status.json.status())},
-      {"events.jsonl", "what happened last", Events(status.json)},
+       snapshot.ok() ? RenderStatus(*snapshot) : snapshot.status()},
+      {"events.jsonl", "what happened last", Events(snapshot)},
       {"metrics.txt", "/metrics, with the series of jobs",
        HttpGet(http, "/metrics")},
       {"doctor.txt", "sluicectl doctor", RenderDoctor(findings)},
@@ -318,7 +273,9 @@ std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines) {
       {"versions.txt", "of sluice, the kernel, the system, the driver",
        Versions(facts)},
       {"limits.txt", "of the daemon's process", ProcessLimits(facts)},
-      {"machine.txt", "memory and load", Machine()},
+      {"machine.txt", "memory and load",
+       TextsOf({"/proc/meminfo", "/proc/loadavg", "/proc/pressure/memory",
+                "/sys/devices/system/node/online"})},
       Cleaned({"config.toml", "the daemon's configuration", Config(facts)}),
       {"policy.json", "what administrators set", FileText(facts.policy.path)},
       Cleaned({"journal.txt", "the unit's journal",
@@ -391,16 +348,16 @@ WithoutSecrets RemoveSecrets(const std::string& text) {
   WithoutSecrets result;
   bool in_pem = false;
   std::vector<std::string> kept;
-  for (const std::string& line :
-       std::vector<std::string>(absl::StrSplit(text, '\n'))) {
-    if (!in_pem && IsPem(line, "BEGIN")) {
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  for (const std::string& line : lines) {
+    if (!in_pem && absl::StrContains(line, "-----BEGIN ")) {
       in_pem = true;
       ++result.removed;
-      kept.emplace_back(kRemoved);
+      kept.emplace_back("(removed)");
     }
     if (!in_pem) {
       kept.push_back(Clean(line, result.removed));
-    } else if (IsPem(line, "END")) {
+    } else if (absl::StrContains(line, "-----END ")) {
       in_pem = false;
     }
   }

@@ -54,10 +54,9 @@ struct WithoutSecrets {
   int removed = 0;
 };
 
-// Replaces each secret by "(removed)": the value of a key named password,
-// token, secret, credential, key or the like; the text after "Bearer" or
-// "Basic"; user and password in an address; PEM blocks. Cuts lines after 4,096
-// bytes.
+// Replaces each secret by "(removed)": the value of a key named password, token
+// or the like; the text after "Bearer" or "Basic"; user and password in an
+// address; PEM blocks. Cuts lines after 4,096 bytes.
 WithoutSecrets RemoveSecrets(const std::string& text);
 
 }  // namespace sluice::ctl

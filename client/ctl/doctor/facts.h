@@ -21,7 +21,9 @@ inline constexpr char kUnitsFolder[] = "/run/sluice";
 
 // Facts from the daemon's snapshot.
 struct DaemonFacts {
-  absl::Status reached;  // if not OK, no other field is set
+  absl::Status reached;       // if not OK, no other field is set
+  std::string snapshot;       // of all users if this one is an administrator
+  bool of_all_users = false;  // so is `snapshot`
   std::string version, driver;
   uint64_t generation = 0;
   int64_t sessions = 0;

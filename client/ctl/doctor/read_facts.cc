@@ -7,11 +7,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "client/ctl/admin/admin.h"
@@ -30,10 +30,6 @@ using nlohmann::json;
 
 constexpr char kUnitsPolicy[] = "/var/lib/sluice";
 
-std::string ToldBy(const std::vector<std::string>& words) {
-  return OutputOf(words).value_or("");
-}
-
 std::string NameOf(uid_t user) {
   const passwd* const entry = getpwuid(user);
   return entry != nullptr ? entry->pw_name : std::to_string(user);
@@ -45,8 +41,7 @@ std::string GroupName(gid_t group) {
 }
 
 FileFacts ReadFile(const std::string& path) {
-  FileFacts facts;
-  facts.path = path;
+  FileFacts facts{.path = path};
   struct stat info;
   if (stat(path.c_str(), &info) != 0) {
     facts.seen =
@@ -80,22 +75,15 @@ bool Joins(const std::string& user, const std::string& group) {
 
 // An administrator's snapshot lists the processes of every user.
 DaemonFacts ReadDaemon(const SocketPaths& sockets) {
-  const auto fault = [](const absl::Status& why) {
-    DaemonFacts facts;
-    facts.reached = why;
-    return facts;
-  };
   const auto status = client::QueryNode(sockets.session);
-  if (!status.ok()) return fault(status.status());
+  if (!status.ok()) return {.reached = status.status()};
   const auto all = ReadStatus(sockets.admin);
-  const auto told = ToldDaemon(all.ok() ? *all : status->json);
-  return told.ok() ? *told : fault(told.status());
-}
-
-std::vector<std::string> ToldCommand(const std::string& cmdline) {
-  std::vector<std::string> words = absl::StrSplit(cmdline, '\0');
-  words.pop_back();
-  return words;
+  const std::string& snapshot = all.ok() ? *all : status->json;
+  auto told = ToldDaemon(snapshot);
+  if (!told.ok()) return {.reached = told.status()};
+  told->snapshot = snapshot;
+  told->of_all_users = all.ok();
+  return *std::move(told);
 }
 
 ProcessFacts ReadProcess(const std::string& folder) {
@@ -106,7 +94,8 @@ ProcessFacts ReadProcess(const std::string& folder) {
   if (facts.hidden) name = "self";
   const std::string proc = "/proc/" + name;
   if (facts.pid && !facts.hidden) {
-    facts.command = ToldCommand(TextOf(proc + "/cmdline"));
+    facts.command = absl::StrSplit(TextOf(proc + "/cmdline"), '\0');
+    facts.command.pop_back();  // the last word ends with a 0 too
     std::error_code hidden;
     facts.folder = std::filesystem::read_symlink(proc + "/cwd", hidden);
   }
@@ -128,9 +117,10 @@ std::optional<UnitFacts> ReadUnit(const std::string& folder) {
     return std::nullopt;
   }
   return ToldUnit(
-      ToldBy({"systemctl", "show", "sluiced", "--property",
-              "LoadState,ActiveState,StatusText,FileDescriptorStoreMax,"
-              "NFileDescriptorStore"}));
+      OutputOf({"systemctl", "show", "sluiced", "--property",
+                "LoadState,ActiveState,StatusText,FileDescriptorStoreMax,"
+                "NFileDescriptorStore"})
+          .value_or(""));
 }
 
 DriverFacts ReadDriver() {
@@ -141,8 +131,9 @@ DriverFacts ReadDriver() {
   if (!driver.ok()) facts.fault = std::string(driver.status().message());
   if (!facts.device.empty()) {
     facts.persistence =
-        ToldPersistence(ToldBy({"nvidia-smi", "--query-gpu=persistence_mode",
-                                "--format=csv,noheader"}));
+        ToldPersistence(OutputOf({"nvidia-smi", "--query-gpu=persistence_mode",
+                                  "--format=csv,noheader"})
+                            .value_or(""));
   }
   return facts;
 }
@@ -159,44 +150,17 @@ MachineFacts ReadMachine() {
   return facts;
 }
 
-// The daemon checks more than JSON when it starts.
-std::string PolicyFault(const FileFacts& file) {
-  if (access(file.path.c_str(), R_OK) != 0) return "";
-  const bool whole = nlohmann::json::accept(TextOf(file.path));
-  return whole ? "" : "it is damaged";
-}
-
 std::vector<std::string> Lines(const std::string& text) {
   return absl::StrSplit(text, '\n', absl::SkipEmpty());
 }
 
 std::vector<std::string> SplitWords(const std::string& line) {
-  std::istringstream in(line);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
+  return absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
 }
 
 std::optional<int64_t> ParsedNumber(const std::string& text) {
   int64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto read = std::from_chars(text.data(), end, number);
-  if (text.empty() || read.ec != std::errc() || read.ptr != end) {
-    return std::nullopt;
-  }
-  return number;
-}
-
-void ReadLinkFacts(const json& node, DaemonFacts& facts) {
-  for (const json& link : node.value("links", json::array())) {
-    const json from = link.value("speed_from", json());
-    ++facts.links;
-    facts.links_configured += from == "configuration" ? 1 : 0;
-    facts.links_measured += from == "measured" ? 1 : 0;
-  }
-  const json measured = node.value("measured_links", json());
-  facts.measured_waits =
-      !measured.is_null() && measured.at("waits").get<bool>();
+  return absl::SimpleAtoi(text, &number) ? std::optional(number) : std::nullopt;
 }
 
 // Returns the value of `flag` if words[i] is that flag: the text after "=", or
@@ -249,7 +213,11 @@ Facts ReadFacts(const SocketPaths& sockets) {
   facts.joins_admin_group = Joins(facts.user, facts.admin.group);
   facts.policy =
       ReadFile((folder == kUnitsFolder ? kUnitsPolicy : folder) + "/policy");
-  facts.policy_fault = PolicyFault(facts.policy);
+  // The daemon checks more than JSON when it starts.
+  if (access(facts.policy.path.c_str(), R_OK) == 0 &&
+      !json::accept(TextOf(facts.policy.path))) {
+    facts.policy_fault = "it is damaged";
+  }
   return facts;
 }
 
@@ -308,8 +276,7 @@ std::optional<uid_t> ToldListener(const std::string& sockets,
       continue;
     }
     const auto user = ParsedNumber(words[7]);
-    if (!user) continue;
-    if (!found || (known && words[1] == exact)) {
+    if (user && (!found || (known && words[1] == exact))) {
       found = static_cast<uid_t>(*user);
     }
   }
@@ -346,16 +313,17 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
     facts.driver = node.at("driver").get<std::string>();
     facts.generation = node.at("generation").get<uint64_t>();
     facts.sessions = node.at("sessions").get<int64_t>();
-    if (const json drained = node.value("drained", json());
-        !drained.is_null()) {
+    // Null if the daemon has nothing to state, or is older than the field.
+    const auto given = [&](const char* key) { return node.value(key, json()); };
+    if (const json drained = given("drained"); !drained.is_null()) {
       facts.drained = {drained.at("by").get<std::string>(),
                        drained.at("reason").get<std::string>()};
     }
-    if (const json kind = node.value("host_memory", json()); !kind.is_null()) {
+    if (const json kind = given("host_memory"); !kind.is_null()) {
       facts.host_memory = kind.at("kind").get<std::string>();
       facts.host_memory_why = kind.at("why").get<std::string>();
     }
-    if (const json http = node.value("http", json()); !http.is_null()) {
+    if (const json http = given("http"); !http.is_null()) {
       facts.http = http.at("listen").get<std::string>();
       const json& fault = http.at("fault");
       if (!fault.is_null()) facts.http_fault = fault.get<std::string>();
@@ -367,7 +335,15 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
                                Bytes(each.at("gpu_bytes").get<int64_t>() +
                                      each.at("host_bytes").get<int64_t>())});
     }
-    ReadLinkFacts(node, facts);
+    for (const json& link : node.value("links", json::array())) {
+      const json from = link.value("speed_from", json());
+      ++facts.links;
+      facts.links_configured += from == "configuration" ? 1 : 0;
+      facts.links_measured += from == "measured" ? 1 : 0;
+    }
+    if (const json measured = given("measured_links"); !measured.is_null()) {
+      facts.measured_waits = measured.at("waits").get<bool>();
+    }
     for (const json& gpu : node.value("gpus", json::array())) {
       const json fault = gpu.value("fault", json());
       if (!fault.is_null()) facts.gpu_faults.push_back(fault);

@@ -13,8 +13,8 @@
 #include <numeric>
 #include <utility>
 
+#include "client/ctl/bandwidth/bandwidth.h"
 #include "client/ctl/bandwidth/copy_flow.h"
-#include "client/ctl/bandwidth/link_tree.h"
 #include "deploy/bundle/verify/check.h"
 #include "kernels/device/driver.h"
 #include "planner/train/hardware.h"

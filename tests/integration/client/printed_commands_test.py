@@ -17,12 +17,12 @@ import sys
 OF_THE_SYSTEM = {
     "client/ctl/bundle/support_bundle.cc":  # journalctl
         {"--unit", "--no-pager", "--lines"},
-    "client/ctl/doctor/machine_checks.cc":  # systemctl, prlimit, nvidia-smi
+    # systemctl, prlimit, nvidia-smi, apt-get
+    "client/ctl/doctor/checks.cc":
         {"--now", "--pid", "--memlock", "--nofile", "--query-gpu",
-         "--format"},
+         "--format", "--only-upgrade"},
     "client/ctl/doctor/read_facts.cc":  # systemctl, nvidia-smi
         {"--property", "--query-gpu"},
-    "client/ctl/doctor/service_checks.cc": {"--only-upgrade"},  # apt-get
     "deploy/bundle/verify/doctor.cc": {"--query-gpu"},  # nvidia-smi
     "deploy/bundle/verify/suite.cc": {"--gtest"},
     # What verify passes to the processes of its checks; its --help omits

@@ -1,7 +1,6 @@
-// A node's links, their measured speeds, and which of these limit. A link above
-// several links is measured by all GPUs below it at once. It is a limit if it
-// carries less than the sum of the links below.
-// Thread safety: pure functions.
+// `sluicectl bandwidth measure`: measures copies between each GPU and host
+// memory, finds which links limit them, and makes the links section of the
+// daemon's configuration from it. Thread safety: one call at a time.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +14,29 @@
 #include "client/ctl/admin/admin.h"
 
 namespace sluice::ctl {
+
+struct MeasureOptions {
+  std::string socket, admin_socket;
+  double seconds = 1;  // averaging time of each number
+  bool beside_jobs = false;
+  bool json = false;
+  std::string out;    // file for the configuration; empty: stdout
+  bool keep = false;  // store the speeds in the daemon
+};
+
+// Returns the text to print. FailedPrecondition: jobs have ranks on this node,
+// or the daemon cannot keep the speeds. Other errors are those of admin.h,
+// sessions and leases.
+absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options);
+
+// Deletes the stored speeds. Returns the text to print.
+absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket,
+                                           bool as_json);
+
+// ---- Links: pure functions ----
+//
+// A link above several links is measured by all GPUs below it at once. It is a
+// limit if it carries less than the sum of the links below.
 
 // Speeds in bytes per second.
 struct MeasuredSpeeds {
