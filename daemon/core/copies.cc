@@ -98,14 +98,13 @@ void Copies::LogUnpromised(const Session& session, const PlanCopies& copies,
   for (const int d : {kH2d, kD2h}) {
     if (copies.demand.rates[d] <= 0) continue;
     if (copies.promised[d] > 0 || !IsGated(config_.links, link, d)) continue;
-    journal_.Log(
-        now, EventKind::kPlan,
+    journal_.LogOf(
+        session, now, EventKind::kPlan,
         fmt::format("{}: its plan copies {:.2f} GB/s {} the GPU "
                     "over link {}, which is not promised beside others; it "
                     "runs by its fair share",
                     session.Label(), copies.demand.rates[d] / 1e9,
-                    d == kH2d ? "to" : "from", link),
-        session.peer.principal, {session.id});
+                    d == kH2d ? "to" : "from", link));
   }
 }
 

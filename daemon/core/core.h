@@ -29,7 +29,6 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
-#include "daemon/core/lease_waits.h"
 #include "daemon/core/leases.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/live_policy.h"
@@ -145,7 +144,7 @@ class Core {
   const WaitingQueue& waiting() const { return line_; }
   const JointPlanning& planning() const { return joint_; }
   const LivePolicy& live_policy() const { return policy_; }
-  const LeaseWaits& waits() const { return waits_; }
+  const Leases& leases() const { return leases_; }
   const Copies& copies() const { return copies_; }
   absl::Time started() const { return started_; }
 
@@ -220,9 +219,7 @@ class Core {
   WaitingQueue line_;
   JointPlanning joint_{config_, ledger_, line_, journal_};
   LivePolicy policy_{config_, sessions_, ledger_, joint_, journal_};
-  Leases leases_{sessions_, ledger_, policy_, journal_};
-  LeaseWaits waits_{config_, sessions_, ledger_, joint_,
-                    policy_, leases_,   line_,   journal_};
+  Leases leases_{config_, sessions_, ledger_, joint_, policy_, line_, journal_};
   Copies copies_{config_, sessions_, joint_, journal_};
 };
 

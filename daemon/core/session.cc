@@ -21,15 +21,11 @@ RequestHistory::Seen RequestHistory::Begin(RequestId id) {
     return known->second.has_value() ? Seen::kAnswered : Seen::kRunning;
   }
   if (id <= newest_forgotten_) return Seen::kForgotten;
-  // Only answered requests are dropped. There are few running ones: leases are
-  // limited by their pool, waiting leases by their quota, and profiles by the
-  // packet rate.
-  for (auto each = requests_.begin();
-       (requests_.size() >= kWindow || text_ > kMostText) &&
-       each != requests_.end();) {
-    const auto& [oldest, reply] = *each++;
-    if (reply.has_value()) Forget(RequestId(oldest));
-  }
+  // There are few running requests: leases are limited by their pool, waiting
+  // leases by their quota, and profiles by the packet rate.
+  ForgetAnswered([this](RequestId) {
+    return requests_.size() >= kWindow || text_ > kMostText;
+  });
   requests_.Insert(id);
   return Seen::kNew;
 }
@@ -42,8 +38,12 @@ void RequestHistory::Answer(RequestId id, const Reply& reply) {
 }
 
 void RequestHistory::Acknowledge(RequestId up_to) {
+  ForgetAnswered([up_to](RequestId id) { return id <= up_to; });
+}
+
+void RequestHistory::ForgetAnswered(auto more) {
   for (auto each = requests_.begin();
-       each != requests_.end() && each->first <= up_to;) {
+       each != requests_.end() && more(each->first);) {
     const auto& [id, reply] = *each++;
     if (reply.has_value()) Forget(RequestId(id));
   }

@@ -57,6 +57,8 @@ class RequestHistory {
 
  private:
   void Forget(RequestId id);
+  // Forgets answered requests, oldest first, while more(id).
+  void ForgetAnswered(auto more);
 
   Requests requests_;
   RequestId newest_forgotten_;

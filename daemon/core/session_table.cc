@@ -11,21 +11,16 @@ namespace sluice::daemon {
 namespace {
 
 std::pair<Death, std::string> Describe(Exit exit) {
-  switch (exit.kind) {
-    case Exit::Kind::kSignal:
-      return {Death::kSignal, fmt::format("killed by signal {}", exit.code)};
-    case Exit::Kind::kStatus:
-      return {Death::kStatus, fmt::format("ended with status {}", exit.code)};
-    case Exit::Kind::kUnknown:
-      break;
+  if (exit.kind == Exit::Kind::kSignal) {
+    return {Death::kSignal, fmt::format("killed by signal {}", exit.code)};
+  }
+  if (exit.kind == Exit::Kind::kStatus) {
+    return {Death::kStatus, fmt::format("ended with status {}", exit.code)};
   }
   return {Death::kUnknown, "its process ended"};
 }
 
 }  // namespace
-
-SessionTable::SessionTable(const NodeConfig& config, Journal& journal)
-    : config_(config), journal_(journal), slots_(kGrantSlots, false) {}
 
 Session* SessionTable::FindOpen(SessionId id) {
   Session* session = rows_.Find(id);
@@ -132,13 +127,17 @@ absl::Status SessionTable::MayAttach(const Session& session,
 absl::Status SessionTable::Attach(Session& session, const HelloRequest& hello,
                                   absl::Time now) {
   if (!hello.observer) {
-    const auto slot = std::find(slots_.begin(), slots_.end(), false);
-    if (slot == slots_.end()) {
+    std::set<int> taken;
+    for (const auto& [id, other] : rows_) {
+      if (other.is_rank()) taken.insert(other.grant_slot);
+    }
+    int slot = 0;
+    while (taken.contains(slot)) ++slot;
+    if (slot == kGrantSlots) {
       return absl::ResourceExhaustedError(fmt::format(
           "all {} rank sessions of this node are taken", kGrantSlots));
     }
-    *slot = true;
-    session.grant_slot = static_cast<int>(slot - slots_.begin());
+    session.grant_slot = slot;
   }
   session.hello = hello;
   if (!hello.observer) journal_.stats.jobs.Began(session.job(), now);
@@ -148,7 +147,6 @@ absl::Status SessionTable::Attach(Session& session, const HelloRequest& hello,
 }
 
 void SessionTable::Close(Session& session) {
-  if (session.is_rank()) slots_[session.grant_slot] = false;
   session.state = Session::State::kClosed;
   half_open_.erase(session.id);
   session.history.Clear();
@@ -216,9 +214,8 @@ void SessionTable::Exited(const Session& session, const Exit& exit,
   const auto [death, text] = Describe(exit);
   ++journal_.stats.client_deaths[death];
   TellPeers(session, text, effects);
-  journal_.Log(now, EventKind::kDeath,
-               fmt::format("{}: {}", session.Described(), text),
-               session.peer.principal, {session.id});
+  journal_.LogOf(session, now, EventKind::kDeath,
+                 fmt::format("{}: {}", session.Described(), text));
 }
 
 void SessionTable::TellPeers(const Session& session, const std::string& reason,
@@ -251,7 +248,6 @@ void SessionTable::Load(std::map<SessionId, Session> saved, absl::Time now) {
   SLUICE_CHECK(rows_.empty());
   rows_.Load(std::move(saved));
   for (const auto& [id, session] : rows_) {
-    if (session.is_rank()) slots_[session.grant_slot] = true;
     if (session.was_rank()) journal_.stats.jobs.Began(session.job(), now);
     if (session.state == Session::State::kHalfOpen) half_open_.insert(id);
     if (!session.deaths_to_tell.empty()) to_tell_.insert(id);
@@ -267,7 +263,7 @@ void SessionTable::TouchAll() {
 
 // Checks among others that a grant slot belongs to one session.
 void SessionTable::CheckInvariants() const {
-  std::vector<bool> slots(slots_.size(), false);
+  std::set<int> slots;
   size_t half_open = 0;
   for (const auto& [id, session] : rows_) {
     if (session.state == Session::State::kHalfOpen) {
@@ -275,10 +271,10 @@ void SessionTable::CheckInvariants() const {
       ++half_open;
     }
     if (!session.is_rank()) continue;
-    SLUICE_CHECK(!slots[session.grant_slot]);
-    slots[session.grant_slot] = true;
+    SLUICE_CHECK(session.grant_slot < kGrantSlots);
+    SLUICE_CHECK(slots.insert(session.grant_slot).second);
   }
-  SLUICE_CHECK(half_open == half_open_.size() && slots == slots_);
+  SLUICE_CHECK(half_open == half_open_.size());
 }
 
 }  // namespace sluice::daemon

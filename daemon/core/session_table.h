@@ -25,7 +25,8 @@ namespace sluice::daemon {
 class SessionTable {
  public:
   // Both must outlive this object.
-  SessionTable(const NodeConfig& config, Journal& journal);
+  SessionTable(const NodeConfig& config, Journal& journal)
+      : config_(config), journal_(journal) {}
 
   using Rows = Table<SessionId, Session>;
   const Rows& rows() const { return rows_; }
@@ -100,7 +101,6 @@ class SessionTable {
   Rows rows_;
   // The oldest is first, and has the next deadline.
   std::set<SessionId> half_open_;
-  std::vector<bool> slots_;
   std::set<SessionId> to_tell_;  // sessions that have deaths_to_tell
 };
 

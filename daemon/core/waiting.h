@@ -19,7 +19,7 @@
 // Two rights let a request pass leases that wait for the pool, because these
 // could not have its memory anyway (Rights). A lease gets a turn when something
 // that it may lack has changed (Woken). The queue only keeps the order;
-// LeaseWaits asks the ledger whether there is memory.
+// Leases asks the ledger whether there is memory.
 // Thread safety: one thread (core.h).
 #pragma once
 
