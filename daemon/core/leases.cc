@@ -299,21 +299,21 @@ void Leases::WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
 
 WaitingQueue::Turn Leases::TakeTurn(const Waiter& waiter, absl::Time now,
                                     Effects& effects) {
-  using Result = WaitingQueue::Turn::Result;
-  if (policy_.drain()) return {Result::kStays, waiter.lacks};
+  using Stay = WaitingQueue::Stay;
+  if (policy_.drain()) return Stay{waiter.lacks};
   const JobKey& job = waiter.job;
   const LeaseRequest& asked = waiter.asked;
   const auto refuse = [&](const Refusal& refusal) -> WaitingQueue::Turn {
     Refuse(waiter, refusal, now, effects);
     ++journal_.stats.waits[WaitEnd::kRefused];
-    return {Result::kRefused};
+    return std::nullopt;
   };
   if (absl::Status never = ledger_.MayEverFit(job, asked); !never.ok()) {
     return refuse({std::move(never), RefusedBy::kQueue});
   }
   if (const auto lacks =
           ledger_.Lacks(job, asked, joint_.PromisedToOthers(asked.pool, job))) {
-    return {Result::kStays, *lacks};
+    return Stay{*lacks};
   }
   const Refusal refusal = Take(waiter, now, effects);
   if (refusal.why.ok()) {
@@ -323,20 +323,19 @@ WaitingQueue::Turn Leases::TakeTurn(const Waiter& waiter, absl::Time now,
                    fmt::format("{}: its turn for {} after {}", session.Label(),
                                Text(asked), Text(now - waiter.since)),
                    waiter.request);
-    return {Result::kGranted};
+    return std::nullopt;
   }
   if (!absl::IsResourceExhausted(refusal.why)) return refuse(refusal);
   switch (refusal.by) {
     case RefusedBy::kPool:  // memory is free, but not in usable sizes
-      return {Result::kStays, Waiter::Lacks::kPool};
+      return Stay{Waiter::Lacks::kPool};
     case RefusedBy::kBudget: {
       const bool users = asked.size > ledger_.budgets().LeftOfPrincipal(
                                           job.principal, asked.pool.kind);
-      return {Result::kStays,
-              users ? Waiter::Lacks::kUser : Waiter::Lacks::kJob};
+      return Stay{users ? Waiter::Lacks::kUser : Waiter::Lacks::kJob};
     }
     default:  // kExtents: the allowance grows every second
-      return {Result::kStays, Waiter::Lacks::kUser, now + kTryEvery};
+      return Stay{Waiter::Lacks::kUser, now + kTryEvery};
   }
 }
 

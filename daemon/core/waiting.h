@@ -120,13 +120,13 @@ class WaitingQueue {
   // Returns the leases that a waiting lease may not pass.
   InFront Before(const PlaceInLine& place, Rights rights, absl::Time now) const;
 
-  // The outcome of a lease's turn.
-  struct Turn {
-    enum class Result { kGranted, kStays, kRefused };
-    Result result = Result::kStays;
-    Waiter::Lacks lacks = Waiter::Lacks::kPool;  // if it stays
-    absl::Time again = absl::InfinitePast();     // if it stays
+  // What a lease lacks, and Waiter::again, if it stays in the queue.
+  struct Stay {
+    Waiter::Lacks lacks = Waiter::Lacks::kPool;
+    absl::Time again = absl::InfinitePast();
   };
+  // The outcome of a lease's turn; nullopt: it is granted or refused.
+  using Turn = std::optional<Stay>;
   // Gives a turn to the leases that `woken` wakes, in order, unless earlier
   // leases hold them up. Calls `rights` only for leases that others hold up at
   // their pool, and `timed_out` for a lease without memory at its deadline.
@@ -151,8 +151,6 @@ class WaitingQueue {
   const std::map<PlaceInLine, Waiter>& waiters() const {
     return waiters_.rows();
   }
-  // Omits leases that wait for plans.
-  size_t WaitingOf(const Principal& who) const;
   bool empty() const { return waiters_.empty(); }
 
   Table<PlaceInLine, Waiter>& rows() { return waiters_; }  // see state.h
