@@ -48,9 +48,9 @@ class Copies {
   // --- what was copied
   void Reported(Session& session, const StepReportRequest& report,
                 absl::Time now);
-  // See Core::CopiesSeen and Core::LateSeen.
-  void Seen(const std::map<int, Directions>& used);
-  void LateSeen(const std::map<int, LateDirections>& late);
+  // See Core::CopiesSeen.
+  void Seen(const std::map<int, Directions>& used,
+            const std::map<int, LateDirections>& late);
   LateDirections LateOf(SessionId session) const {
     return FindOr(late_, session);
   }
@@ -58,6 +58,8 @@ class Copies {
 
  private:
   std::map<SessionId, PlanCopies> CopiesOfPlans() const;
+  void SendChanges(const std::map<SessionId, PlanCopies>& before, bool logs,
+                   absl::Time now, Effects& effects);
   void LogUnpromised(const Session& session, const PlanCopies& copies,
                      absl::Time now);
   void Count(Session& session);

@@ -91,9 +91,9 @@ class Core {
   Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now);
   // What ranks have copied, by grant slot: bytes from their use pages, and late
   // copies from GrantPolicy::late.
-  void CopiesSeen(const std::map<int, Directions>& used) { copies_.Seen(used); }
-  void LateSeen(const std::map<int, LateDirections>& late) {
-    copies_.LateSeen(late);
+  void CopiesSeen(const std::map<int, Directions>& used,
+                  const std::map<int, LateDirections>& late) {
+    copies_.Seen(used, late);
   }
   // Ignored if the round is over.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress) {

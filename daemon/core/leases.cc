@@ -470,14 +470,8 @@ std::vector<WaitingSnapshot> Leases::Waiting(const Principal* viewer,
                       : of_user[{who, pool.kind}];
     const int in_front = before++;
     if (viewer && who != *viewer) continue;
-    list.push_back({.job = waiter.job,
-                    .rank = sessions_.at(waiter.session).hello.rank,
-                    .pool = pool,
-                    .size = waiter.asked.size,
-                    .lacks = waiter.lacks,
-                    .in_front = in_front,
-                    .elapsed = now - waiter.since,
-                    .left = waiter.deadline - now});
+    list.push_back({waiter, sessions_.at(waiter.session).hello.rank, in_front,
+                    now - waiter.since, waiter.deadline - now});
   }
   return list;
 }

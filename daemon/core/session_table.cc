@@ -59,29 +59,19 @@ absl::Status SessionTable::CheckGpu(DeviceIndex gpu) const {
 
 std::optional<SessionId> SessionTable::EndedByOneMore(
     const Principal& who) const {
-  struct HalfOpen {
-    int count = 0;
-    const Session* oldest = nullptr;
-  };
-  std::map<Principal, HalfOpen> half_open;
+  std::map<Principal, std::vector<SessionId>> half_open;  // oldest first
   for (SessionId id : half_open_) {
-    const Session& session = at(id);
-    HalfOpen& of = half_open[session.peer.principal];
-    if (of.count++ == 0 || session.connected_at < of.oldest->connected_at) {
-      of.oldest = &session;
-    }
+    half_open[at(id).peer.principal].push_back(id);
   }
-  const Session* oldest = nullptr;
-  if (const HalfOpen& own = half_open[who];
-      own.count >= config_.max_half_open_each) {
-    oldest = own.oldest;
-  } else if (full() || std::ssize(half_open_) >= config_.max_half_open) {
-    oldest = std::ranges::max_element(half_open, {}, [](const auto& each) {
-               return each.second.count;
-             })->second.oldest;
+  const std::vector<SessionId>& own = half_open[who];
+  if (std::ssize(own) >= config_.max_half_open_each) return own.front();
+  if (!full() && std::ssize(half_open_) < config_.max_half_open) {
+    return std::nullopt;
   }
-  if (oldest == nullptr) return std::nullopt;
-  return oldest->id;
+  const auto most = std::ranges::max_element(
+      half_open, {}, [](const auto& each) { return each.second.size(); });
+  if (most->second.empty()) return std::nullopt;
+  return most->second.front();
 }
 
 void SessionTable::Connect(SessionId id, const Peer& peer, absl::Time now) {

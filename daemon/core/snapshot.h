@@ -95,11 +95,8 @@ struct PlanningSnapshot {
 
 // A lease that waits for memory.
 struct WaitingSnapshot {
-  JobKey job;
+  Waiter lease;
   Rank rank;
-  PoolId pool;
-  Bytes size;
-  Waiter::Lacks lacks = Waiter::Lacks::kPool;
   int in_front = 0;  // waiting leases that it must not pass
   absl::Duration elapsed, left;
 };

@@ -119,13 +119,7 @@ struct AttachedRank {
 };
 
 // A lease that waits for a plan, as saved by version 1 of the state.
-struct WaitingLease {
-  SessionId session;
-  RequestId request;
-  LeaseRequest asked;
-  absl::Time since, deadline;
-  bool operator==(const WaitingLease&) const = default;
-};
+struct WaitingLease : Waiter {};
 
 // A joining job with a plan that is held back until members free memory.
 struct HeldJoin {

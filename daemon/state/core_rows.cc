@@ -223,14 +223,10 @@ class RowReader {
       if (session == to_->sessions.end()) {
         return Bad("a lease waits without its session");
       }
-      to_->waiting.waiters[{to_->waiting.next++}] = {
-          .session = lease.session,
-          .request = lease.request,
-          .asked = lease.asked,
-          .job = session->second.job(),
-          .since = lease.since,
-          .deadline = lease.deadline,
-          .for_plan = true};
+      Waiter& waiter = to_->waiting.waiters[{to_->waiting.next++}];
+      waiter = lease;
+      waiter.job = session->second.job();
+      waiter.for_plan = true;
     }
     return absl::OkStatus();
   }

@@ -72,9 +72,6 @@ class OutsideAnswers {
   struct Place {
     Bytes total, spare;
   };
-  // Returns the part of `held` that was in the previous answer too.
-  Bytes Lasting(PoolId pool, Bytes held);
-
   std::map<PoolId, Place> places_;
   const bool exact_;
   std::map<PoolId, Bytes> before_;  // the previous answer, as it came

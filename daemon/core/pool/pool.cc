@@ -235,21 +235,6 @@ bool Pool::MakeRoom(Bytes bytes, Parts& parts) const {
   return true;
 }
 
-void Pool::Reuse(const Picked& picked, bool scarce, Parts& parts) const {
-  for (const auto& [ids, n] : picked) {
-    std::vector<ExtentId> newest;
-    for (auto id = ids->rbegin(); id != ids->rend(); ++id) {
-      if (!scarce && std::ssize(newest) == n) break;
-      newest.push_back(id->second);
-    }
-    if (scarce) {
-      std::stable_partition(newest.begin(), newest.end(),
-                            [&](ExtentId id) { return IsLingering(id); });
-    }
-    parts.reuse.insert(parts.reuse.end(), newest.begin(), newest.begin() + n);
-  }
-}
-
 Bytes Pool::TakenFromFree(const Parts& parts) const {
   Bytes taken = SizeOf(parts);
   for (ExtentId id : parts.reuse) {
@@ -263,6 +248,34 @@ Bytes Pool::SizeOf(const Parts& parts) const {
   for (const Bytes each : parts.make) size += each;
   for (ExtentId id : parts.reuse) size += SizeOf(id);
   return size;
+}
+
+std::optional<Pool::Parts> Pool::Assemble(const Picked& picked, Bytes left,
+                                          Bytes room,
+                                          std::optional<ExtentId> spare) const {
+  if (left > room && !spare) return std::nullopt;
+  const bool scarce = room < free();
+  Parts parts;
+  for (const auto& [ids, n] : picked) {
+    // The newest, because their pages are warm. Lingering ones come first if
+    // free memory is withheld, since only kept ones take of it.
+    std::vector<ExtentId> newest;
+    for (auto id = ids->rbegin(); id != ids->rend(); ++id) {
+      if (!scarce && std::ssize(newest) == n) break;
+      newest.push_back(id->second);
+    }
+    if (scarce) {
+      std::stable_partition(newest.begin(), newest.end(),
+                            [&](ExtentId id) { return IsLingering(id); });
+    }
+    parts.reuse.insert(parts.reuse.end(), newest.begin(), newest.begin() + n);
+  }
+  const bool may_make = !scarce || left + TakenFromFree(parts) <= room;
+  if (may_make && MakeRoom(left, parts)) return parts;
+  if (!spare) return std::nullopt;
+  parts.destroy.clear();
+  parts.reuse.push_back(*spare);
+  return parts;
 }
 
 std::optional<Pool::Parts> Pool::Regular(const Account& own, Bytes size,
@@ -279,11 +292,7 @@ std::optional<Pool::Parts> Pool::Regular(const Account& own, Bytes size,
   };
   pick(extent_, whole);
   pick(tail, 1);
-  if (left > room) return std::nullopt;
-  Parts parts;
-  Reuse(picked, room < free(), parts);
-  if (!MakeRoom(left, parts)) return std::nullopt;
-  return parts;
+  return Assemble(picked, left, room, std::nullopt);
 }
 
 // Idle extents that a process may still map can be neither cut nor destroyed.
@@ -303,16 +312,7 @@ std::optional<Pool::Parts> Pool::Patched(const Account& own, Bytes size,
     left -= each * n;
   }
   if (spare && size - left + SizeOf(*spare) > most) spare.reset();
-  if (left > room && !spare) return std::nullopt;
-  Parts parts;
-  const bool scarce = room < free();
-  Reuse(picked, scarce, parts);
-  const bool may_make = !scarce || left + TakenFromFree(parts) <= room;
-  if (may_make && MakeRoom(left, parts)) return parts;
-  if (!spare) return std::nullopt;
-  parts.destroy.clear();
-  parts.reuse.push_back(*spare);
-  return parts;
+  return Assemble(picked, left, room, spare);
 }
 
 absl::StatusOr<Pool::Parts> Pool::Choose(PrincipalId principal, Bytes size,

@@ -230,9 +230,10 @@ class Pool {
   Bytes RoomBeside(Bytes withheld) const {
     return std::max(free() - withheld, Bytes(0));
   }
-  // Adds these extents, newest first, because their pages are warm. With
-  // `scarce`, lingering extents come first: only kept ones take free memory.
-  void Reuse(const Picked& picked, bool scarce, Parts& parts) const;
+  // Makes `left` besides these extents, or adds `spare` if there is no room for
+  // that.
+  std::optional<Parts> Assemble(const Picked& picked, Bytes left, Bytes room,
+                                std::optional<ExtentId> spare) const;
   // Returns how much of the free memory these parts take.
   Bytes TakenFromFree(const Parts& parts) const;
   // Adds what gives room for `bytes` in whole extents and a tail. Returns false
