@@ -32,11 +32,6 @@ std::string Text(const LeaseRequest& asked) {
 // --- leases, as the ledger decides
 
 Refusal Leases::Take(const Waiter& lease, absl::Time now, Effects& effects) {
-  if (!sessions_.at(lease.session).is_rank()) {
-    return {absl::FailedPreconditionError(
-                "an observer's session has no leases: attach as a rank"),
-            RefusedBy::kBudget};
-  }
   if (absl::Status drained = policy_.CheckDrain(); !drained.ok()) {
     return {std::move(drained), RefusedBy::kDrain};
   }
@@ -178,8 +173,14 @@ void Leases::Ask(const Session& session, RequestId request,
                .asked = asked,
                .job = session.job(),
                .since = now};
+  Refusal refusal;
+  if (!session.is_rank()) {
+    refusal.why = absl::FailedPreconditionError(
+        "an observer's session has no leases: attach as a rank");
+    return Refuse(lease, refusal, now, effects);
+  }
   // A lease never waits for the memory of another NUMA node.
-  Refusal refusal{CheckBorrowing(session, asked), RefusedBy::kPool};
+  refusal = {CheckBorrowing(session, asked), RefusedBy::kPool};
   if (!refusal.why.ok()) return Refuse(lease, refusal, now, effects);
   refusal = StaysBehind(lease, now);
   if (refusal.why.ok()) refusal = Take(lease, now, effects);
@@ -215,7 +216,7 @@ Bytes Leases::Borrowable(const Session& rank, PoolId pool) const {
 
 absl::Status Leases::CheckBorrowing(const Session& session,
                                     const LeaseRequest& asked) const {
-  if (!session.is_rank() || asked.pool.kind != PoolKind::kHost ||
+  if (asked.pool.kind != PoolKind::kHost ||
       ledger_.FindPool(asked.pool) == nullptr) {
     return absl::OkStatus();
   }
@@ -240,7 +241,6 @@ Rights Leases::RightsOf(const Waiter& lease) const {
 
 Refusal Leases::StaysBehind(const Waiter& lease, absl::Time now) const {
   if (line_.empty() || policy_.drain() ||
-      !sessions_.at(lease.session).is_rank() ||
       line_.Before(lease, {}, now).first == nullptr) {
     return {};
   }
@@ -268,7 +268,7 @@ void Leases::WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
   lease.deadline = lease.since + asked.wait;
   // If the ledger refuses for another reason, waiting cannot help.
   if (asked.wait <= absl::ZeroDuration() || lease.deadline <= now ||
-      !session.is_rank() || !absl::IsResourceExhausted(refusal.why)) {
+      !absl::IsResourceExhausted(refusal.why)) {
     return Refuse(lease, refusal, now, effects);
   }
   if (absl::Status never = ledger_.MayEverFit(lease.job, asked); !never.ok()) {
@@ -426,7 +426,8 @@ void Leases::TimeOut(const PlaceInLine& place, const Waiter& waiter,
   const absl::Status drained = policy_.CheckDrain();
   const std::string why =
       drained.ok()
-          ? WhyItWaits(waiter, line_.Before(place, RightsOf(waiter), now),
+          ? WhyItWaits(waiter,
+                       line_.Before(waiter, RightsOf(waiter), now, &place),
                        now) +
                 "; wait longer, ask for less, or see who holds it (sluicectl "
                 "status)"

@@ -134,22 +134,16 @@ bool WaitingQueue::HoldsUp(const Waiter& other, const Waiter& asks,
               : other.job == asks.job);
 }
 
-WaitingQueue::InFront WaitingQueue::Before(
-    Table<PlaceInLine, Waiter>::const_iterator end, const Waiter& asks,
-    Rights rights, absl::Time now) const {
+WaitingQueue::InFront WaitingQueue::Before(const Waiter& asks, Rights rights,
+                                           absl::Time now,
+                                           const PlaceInLine* place) const {
   InFront front;
-  for (auto each = waiters_.begin(); each != end; ++each) {
-    if (!HoldsUp(each->second, asks, rights, now)) continue;
-    if (front.count++ == 0) front.first = &each->second;
+  for (const auto& [at, other] : waiters_) {
+    if (place != nullptr && at == *place) break;
+    if (!HoldsUp(other, asks, rights, now)) continue;
+    if (front.count++ == 0) front.first = &other;
   }
   return front;
-}
-
-WaitingQueue::InFront WaitingQueue::Before(const PlaceInLine& place,
-                                           Rights rights,
-                                           absl::Time now) const {
-  const auto at = waiters_.find(place);
-  return Before(at, at->second, rights, now);
 }
 
 void WaitingQueue::Release(
@@ -173,7 +167,7 @@ void WaitingQueue::Release(
     const auto held = held_up.For(waiter);
     if (held == Waiter::Lacks::kPool) {
       const Rights has = rights(waiter);
-      if (has.any() && Before(place, has, now).first == nullptr) {
+      if (has.any() && Before(waiter, has, now, &place).first == nullptr) {
         return take_turn(waiter);
       }
     }

@@ -114,11 +114,9 @@ class WaitingQueue {
     const Waiter* first = nullptr;
     int count = 0;
   };
-  InFront Before(const Waiter& asks, Rights rights, absl::Time now) const {
-    return Before(waiters_.end(), asks, rights, now);
-  }
-  // Returns the leases that a waiting lease may not pass.
-  InFront Before(const PlaceInLine& place, Rights rights, absl::Time now) const;
+  // For a waiting lease, `place` is its own.
+  InFront Before(const Waiter& asks, Rights rights, absl::Time now,
+                 const PlaceInLine* place = nullptr) const;
 
   // What a lease lacks, and Waiter::again, if it stays in the queue.
   struct Stay {
@@ -164,8 +162,6 @@ class WaitingQueue {
   // Returns whether `other`, an earlier lease, holds up such a request.
   static bool HoldsUp(const Waiter& other, const Waiter& asks, Rights rights,
                       absl::Time now);
-  InFront Before(Table<PlaceInLine, Waiter>::const_iterator end,
-                 const Waiter& asks, Rights rights, absl::Time now) const;
 
   void Erase(const PlaceInLine& place);
 
