@@ -2,9 +2,9 @@
 // of it is promised (planning/demands.h), the bytes that ranks report with
 // their steps, and late copies. Sums are counted per job and per GPU.
 //
-// Nothing of this is saved: promises can be computed from members and sessions,
-// and the next daemon's grants count late copies from zero.
-// Thread safety: one thread (core.h).
+// Nothing of this is saved: promises are computed from members and sessions,
+// and late copies count from zero in the next daemon's grants. Thread safety:
+// one thread (core.h).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,6 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
-#include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
 #include "daemon/core/snapshot.h"
 #include "proto/base/find.h"

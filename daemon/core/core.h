@@ -1,13 +1,9 @@
 // The daemon's policy: events in, effects out.
 //
 // Each method is one event, such as a request, the end of a process, or a tick
-// of time. The method changes the state at once and returns the effects to
-// execute, in order; the service reports their outcomes as further events. Core
-// has no threads, no clock, no sockets and no device, so every decision can be
-// tested without a process, and replayed.
-//
-// Core only routes: it gives each event to the parts that it concerns, in
-// order, and joins their effects. Each part keeps its own invariants.
+// of time. It changes the state at once and returns the effects to execute, in
+// order; the service reports their outcomes as further events. Core only gives
+// each event to the parts that it concerns, in order, and joins their effects.
 //
 // Errors. A client's error becomes a reply with an absl::Status, or ends its
 // session. An impossible event (such as a made extent that was not requested)
@@ -156,18 +152,14 @@ class Core {
   }
   // REQUIRES: a Core of the same node without sessions.
   void Load(CoreState saved);
-  // Continues from what Load loaded. Sessions in `reached` kept their sockets;
-  // the others have ended. The device is asked again what it had not answered,
-  // ranks get the notices that they may have missed, and an interrupted
-  // planning of running jobs starts again. Interrupted requests, and rounds
-  // that jobs asked for, are dropped, because clients repeat them.
+  // Continues from what Load loaded (README.md). Sessions in `reached` kept
+  // their sockets; the others have ended.
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
   // All notices so far were sent, so a daemon that takes over need not repeat
   // them. Returns false if nothing changed.
   bool NoticesSent() { return sessions_.NoticesSent(); }
   // Calls visit(kind, key, row) for each row that changed since the last call
-  // (state.h). Not included: what administrators set (a file on disk keeps it),
-  // planning rounds, and sessions that were never a rank's.
+  // (state.h).
   template <typename Visit>
   void TakeChanged(Visit visit);
   // Makes the next TakeChanged visit all rows; until then tracks no changes.

@@ -184,8 +184,7 @@ void GrantPolicy::Promise(int slot, const CopyRates& rates) {
   settled_ = false;
   RankShare& rank = ranks_.at(slot);
   for (int d : {kH2d, kD2h}) {
-    if (!Gated(rank, d)) continue;
-    if (std::exchange(rank.demand[d], rates[d]) != rates[d]) {
+    if (Gated(rank, d) && std::exchange(rank.demand[d], rates[d]) != rates[d]) {
       KeepPromise(slot, d);
     }
   }

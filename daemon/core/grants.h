@@ -15,10 +15,6 @@
 // share would make late (bandwidth_policy.h). A rank that states false
 // deadlines gets its share earlier, but no more of it.
 //
-// A rank's reported use is believed only up to what its link carries in the
-// time, and up to one copy beyond its limit. So a rank that reports more than
-// it copies gets the share of a rank that copies all the time, and no more.
-//
 // Thread safety: none; one thread owns a GrantPolicy (the refill thread).
 #pragma once
 

@@ -15,7 +15,6 @@
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/live_policy.h"
-#include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
 #include "daemon/core/snapshot.h"
 #include "daemon/core/waiting.h"

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "daemon/core/budget.h"
+#include "daemon/core/effects.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/policy.h"
-#include "daemon/core/requests.h"
 #include "daemon/core/stats.h"
 #include "daemon/core/waiting.h"
 #include "daemon/quota/quotas.h"

@@ -1,25 +1,11 @@
 // The queue of leases that wait for memory: first come, first served. A lease
-// waits in one of these states:
-//   for its pool  The pool has not enough free memory. In the first half of the
-//                 wait, smaller later requests may pass the lease; in the
-//                 second half, no later request gets memory of that pool. So
-//                 neither starves.
-//   for its user  The budget or the extents of its user (its job) do not allow
-//   for its job   the lease. Only later requests of that user (job) for the
-//                 same kind of memory must not pass it, since no other user can
-//                 help or harm it.
-//   for a plan    Running jobs of its user may free the host memory that it
-//                 needs, when they run by other plans. It holds up no other
-//                 lease, and none holds it up, because the memory is promised
-//                 to it (JointPlanning). If no memory will be freed any more,
-//                 it is refused, or joins the queue at its end.
-//   (ended)       WaitEnd.
-// A lease that must not pass another one is in the same state as that one.
+// waits for its pool, its user, its job or a plan; README.md has what each of
+// these holds up, and which requests may pass (Rights). A lease that must not
+// pass another one is in the same state as that one. A lease that waits for a
+// plan is refused or joins the queue at its end if no plan frees memory for it.
 //
-// Two rights let a request pass leases that wait for the pool, because these
-// could not have its memory anyway (Rights). A lease gets a turn when something
-// that it may lack has changed (Woken). The queue only keeps the order;
-// Leases asks the ledger whether there is memory.
+// A lease gets a turn when something that it may lack has changed (Woken). The
+// queue only keeps the order; Leases asks the ledger whether there is memory.
 // Thread safety: one thread (core.h).
 #pragma once
 
@@ -33,9 +19,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "daemon/core/effects.h"
 #include "daemon/core/named_counts.h"
 #include "daemon/core/node/types.h"
-#include "daemon/core/requests.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {

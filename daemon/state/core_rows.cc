@@ -127,7 +127,7 @@ class RowReader {
     const auto into = [&](RowKind each, auto& map) {
       if (kind != static_cast<char>(each)) return false;
       typename std::decay_t<decltype(map)>::key_type at{};
-      ReadKey(key, at);
+      key.Element(at);
       row.Element(map[at]);
       if constexpr (std::same_as<decltype(map), Sessions&>) {
         row.Element(newest_forgotten_[at]);
@@ -137,6 +137,12 @@ class RowReader {
     LedgerState& ledger = to_->ledger;
     if (kind == kLooseRow) {
       row.Element(loose_.emplace());
+    } else if (kind == static_cast<char>(RowKind::kReply)) {
+      SessionId id;
+      RequestId request;
+      key.Element(id);
+      key.Element(request);
+      row.Element(replies_[id][request]);
     } else if (!into(RowKind::kExtent, extents_) &&
                !into(RowKind::kLease, ledger.leases) &&
                !into(RowKind::kMaking, ledger.making) &&
@@ -145,7 +151,6 @@ class RowReader {
                !into(RowKind::kPrincipal, ledger.principals) &&
                !into(RowKind::kAllowance, ledger.allowances) &&
                !into(RowKind::kSession, to_->sessions) &&
-               !into(RowKind::kReply, replies_) &&
                !into(RowKind::kMember, to_->joint.members) &&
                !into(RowKind::kPlanInUse, in_use_) &&
                !into(RowKind::kPlanPromised, promised_) &&
@@ -169,12 +174,8 @@ class RowReader {
       }
       holder->second.leases.insert(id);
     }
-    std::map<SessionId, RequestHistory::Requests::Rows> replies;
-    for (auto& [id, reply] : replies_) {
-      replies[id.first][id.second] = std::move(reply);
-    }
     for (auto& [id, session] : to_->sessions) {
-      session.history.Load(std::move(replies[id]), newest_forgotten_[id]);
+      session.history.Load(std::move(replies_[id]), newest_forgotten_[id]);
       if (!session.is_rank()) continue;
       const HelloRequest& hello = session.hello;
       to_->joint.attached[id] = {session.job(), hello.rank, hello.gpu,
@@ -184,41 +185,21 @@ class RowReader {
     SLUICE_RETURN_IF_ERROR(JoinPlans(in_use_, rounds.current));
     SLUICE_RETURN_IF_ERROR(JoinPlans(promised_, rounds.promised));
     for (auto& [plan, kept] : plans_) rounds.kept.push_back(std::move(kept));
-    return loose_ ? JoinLoose(*loose_) : absl::OkStatus();
-  }
-
- private:
-  using Sessions = decltype(CoreState::sessions);
-  using PlansOfJobs = std::map<JobKey, PlanRounds::Kept>;
-
-  static void ReadKey(FieldReader& from, auto& key) { from.Element(key); }
-  static void ReadKey(FieldReader& from, std::pair<SessionId, RequestId>& key) {
-    from.Element(key.first);
-    from.Element(key.second);
-  }
-  absl::Status JoinPlans(const PlansOfJobs& from,
-                         std::map<JobKey, PlanId>& to) {
-    for (const auto& [job, kept] : from) {
-      if (kept.plan == nullptr) return Bad("a plan is missing");
-      to[job] = kept.plan->id;
-      plans_[kept.plan->id] = kept;
-    }
-    return absl::OkStatus();
-  }
-  absl::Status JoinLoose(const LooseState& loose) {
+    if (!loose_) return absl::OkStatus();
+    const LooseState& loose = *loose_;
     static_cast<LedgerRest&>(to_->ledger) = loose;
     for (const auto& [id, order] : loose.next_idle_order) {
       SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
       pool->next_idle_order = order;
     }
-    to_->joint.rounds.next_round = loose.next_round;
-    to_->joint.rounds.next_plan = loose.next_plan;
+    rounds.next_round = loose.next_round;
+    rounds.next_plan = loose.next_plan;
     to_->joint.next = loose.next_joint;
     to_->last_session = loose.last_session;
     to_->gpus = loose.gpus;
     to_->waiting.next = loose.next_place;
-    if (!loose.waiting_leases) return absl::OkStatus();
-    for (const WaitingLease& lease : *loose.waiting_leases) {
+    for (const WaitingLease& lease :
+         loose.waiting_leases.value_or(std::vector<WaitingLease>())) {
       const auto session = to_->sessions.find(lease.session);
       if (session == to_->sessions.end()) {
         return Bad("a lease waits without its session");
@@ -227,6 +208,20 @@ class RowReader {
       waiter = lease;
       waiter.job = session->second.job();
       waiter.for_plan = true;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  using Sessions = decltype(CoreState::sessions);
+  using PlansOfJobs = std::map<JobKey, PlanRounds::Kept>;
+
+  absl::Status JoinPlans(const PlansOfJobs& from,
+                         std::map<JobKey, PlanId>& to) {
+    for (const auto& [job, kept] : from) {
+      if (kept.plan == nullptr) return Bad("a plan is missing");
+      to[job] = kept.plan->id;
+      plans_[kept.plan->id] = kept;
     }
     return absl::OkStatus();
   }
@@ -240,7 +235,7 @@ class RowReader {
   CoreState* to_;
   // What Join puts into its place.
   std::map<ExtentId, ExtentRow> extents_;
-  std::map<std::pair<SessionId, RequestId>, std::optional<Reply>> replies_;
+  std::map<SessionId, RequestHistory::Requests::Rows> replies_;
   std::map<SessionId, RequestId> newest_forgotten_;
   PlansOfJobs in_use_, promised_;
   std::map<PlanId, PlanRounds::Kept> plans_;  // in the order of their making

@@ -1,9 +1,7 @@
 // Keeps a daemon's state in memory that outlives the daemon.
 //
 // A checkpoint is the whole state as bytes; a record is one change since then.
-// Both become valid as a whole with their last store, so the newest checkpoint
-// and the records after it give the state at whichever instruction the process
-// ended. README.md draws the memory.
+// README.md draws the memory.
 //
 // Unimplemented: this build does not read the state's version. NotFound: its
 // writer has voided it. FailedPrecondition: it is damaged, and no part of it is

@@ -14,11 +14,9 @@
 // held by processes outside leases. This sum always holds, to the byte:
 //   total = leased + lingering + quarantined + outside + free.
 //
-// A memory handle that left the daemon never goes to another principal: for
-// another principal a kept extent is destroyed and a new one made. Lingering
-// extents become free when the device reports that no process reaches them
-// (`Back`). If the device cannot tell, they become free when every process that
-// received a descriptor (a *holder*) has ended.
+// README.md has the rules of lingering and kept extents. If the device cannot
+// tell which process reaches an extent, it stays lingering until every process
+// that received a descriptor (a *holder*) has ended.
 // Thread safety: one thread (core.h).
 #pragma once
 
