@@ -81,16 +81,6 @@ void Copies::SendChanges(const std::map<SessionId, PlanCopies>& before,
   }
 }
 
-void Copies::Load() {
-  promised_ = CopiesOfPlans();
-  version_ = joint_.demands_version();
-}
-
-void Copies::TakeOver(bool replanned, absl::Time now, Effects& effects) {
-  promised_ = CopiesOfPlans();
-  SendChanges({}, replanned, now, effects);
-}
-
 void Copies::LogUnpromised(const Session& session, const PlanCopies& copies,
                            absl::Time now) {
   const std::string& link = config_.gpus.at(session.hello.gpu.value()).link;

@@ -39,10 +39,16 @@ class Copies {
   // Recomputes promises, after an event that may have changed plans or ranks.
   void Promise(absl::Time now, Effects& effects);
   // Computes promises without effects; sessions and plans were loaded.
-  void Load();
+  void Load() {
+    promised_ = CopiesOfPlans();
+    version_ = joint_.demands_version();
+  }
   // Recomputes promises for the current links and sends all of them to grants.
   // `replanned`: the links differ from those that plans were made for.
-  void TakeOver(bool replanned, absl::Time now, Effects& effects);
+  void TakeOver(bool replanned, absl::Time now, Effects& effects) {
+    promised_ = CopiesOfPlans();
+    SendChanges({}, replanned, now, effects);
+  }
 
   // --- what was copied
   void Reported(Session& session, const StepReportRequest& report,

@@ -38,14 +38,6 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   return effects;
 }
 
-Effects Core::SocketEnded(SessionId id, absl::Time now) {
-  Effects effects;
-  if (Session* const session = sessions_.FindOpen(id)) {
-    CloseAlone(*session, now, effects);
-  }
-  return effects;
-}
-
 Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
                              absl::Time now) {
   Effects effects;
@@ -106,13 +98,6 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
                    session.Described() + " closed its session");
   }
   sessions_.Close(session);
-}
-
-void Core::Drop(SessionId id, absl::Time now, Effects& effects) {
-  ledger_.Gone(id, now, effects);
-  sessions_.Drop(id, now);
-  copies_.Forget(id);
-  effects.push_back(Forget{id});
 }
 
 // --- requests
@@ -225,13 +210,6 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
   std::visit(handle, body);
 }
 
-void Core::Acknowledge(SessionId id, RequestId up_to) {
-  if (up_to == RequestId()) return;
-  if (Session* const session = sessions_.FindOpen(id)) {
-    session->history.Acknowledge(up_to);
-  }
-}
-
 void Core::Attach(Session& session, RequestId request,
                   const HelloRequest& hello, absl::Time now, Effects& effects) {
   absl::Status may;
@@ -265,20 +243,6 @@ void Core::Attach(Session& session, RequestId request,
 
 // --- outcomes of effects
 
-Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
-                          absl::Time now) {
-  return Run(now, [&](Effects& effects) {
-    leases_.ExtentsMade(outcomes, now, effects);
-  });
-}
-
-Effects Core::GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
-                           absl::Time now) {
-  return Run(now, [&](Effects& effects) {
-    leases_.NotSent(id, lease, why, now, effects);
-  });
-}
-
 Effects Core::HoldersKnown(const std::vector<HolderAnswer>& answers,
                            absl::Time now) {
   Bytes came_back;
@@ -286,16 +250,6 @@ Effects Core::HoldersKnown(const std::vector<HolderAnswer>& answers,
     came_back += ledger_.HolderKnown(answer.extent, answer.held, now);
   }
   return CameBack(came_back, now);
-}
-
-Effects Core::CameBack(Bytes host, absl::Time now) {
-  return Run(now, [&](Effects&) {
-    if (host > Bytes(0)) joint_.MemoryCameBack(now);
-  });
-}
-
-Effects Core::OutsideKnown(HeldOutside said, absl::Time now) {
-  return CameBack(outside_.Known(std::move(said), now), now);
 }
 
 Effects Core::ProfileRead(SessionId id, RequestId request,
@@ -318,26 +272,6 @@ Effects Core::ProfileRead(SessionId id, RequestId request,
   if (waiting == 0) joint_.Ask(session->job(), now, effects);
   Settle(now, effects);
   return effects;
-}
-
-Effects Core::PlanSolved(PlanRoundId round,
-                         absl::StatusOr<plan::NodePlan> solved, absl::Time now,
-                         std::vector<KeyedUnit> units) {
-  return Run(now, [&](Effects& effects) {
-    joint_.PlanSolved(round, std::move(solved), std::move(units), now, effects);
-  });
-}
-
-Effects Core::ChangeNotSent(SessionId id, PlanId plan, absl::Time now) {
-  return Run(now, [&](Effects&) { joint_.ChangeNotSent(id, plan, now); });
-}
-
-void Core::Settle(absl::Time now, Effects& effects) {
-  joint_.Settle(now, effects);
-  leases_.Release(now, effects);
-  policy_.UseMeasured(effects);
-  copies_.Promise(now, effects);
-  sessions_.NotePlansTold(effects);
 }
 
 // --- time
@@ -364,11 +298,6 @@ Effects Core::Tick(absl::Time now) {
   }
   Settle(now, effects);
   return effects;
-}
-
-absl::Time Core::NextDeadline() const {
-  return std::min({joint_.NextDeadline(), ledger_.NextDeadline(),
-                   line_.NextDeadline(), sessions_.NextDeadline()});
 }
 
 // --- administration
@@ -461,11 +390,6 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
   for (SessionId id : lost) CloseAlone(sessions_.Edit(id), now, effects);
   Settle(now, effects);
   return effects;
-}
-
-void Core::TouchAll() {
-  EachTable([](auto& table, const auto&) { table.TouchAll(); });
-  sessions_.TouchAll();
 }
 
 LooseState Core::Loose() const {

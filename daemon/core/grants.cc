@@ -98,11 +98,6 @@ void GrantPolicy::Count(LinkSharers& sharers, const RankShare& rank,
                 more ? 1 : -1);
 }
 
-void GrantPolicy::Want(RankShare& rank, int direction, bool wants) {
-  if (std::exchange(rank.wants[direction], wants) == wants) return;
-  Count(wanting_[direction], rank, wants);
-}
-
 uint64_t GrantPolicy::Window(int link, int direction) const {
   const double rate = Rate(link, direction);
   if (rate <= 0) return kUngated;
@@ -203,18 +198,6 @@ void GrantPolicy::Detach(int slot) {
   ranks_.erase(slot);
 }
 
-std::map<int, Directions> GrantPolicy::used() const {
-  std::map<int, Directions> used;
-  for (const auto& [slot, rank] : ranks_) used[slot] = rank.used;
-  return used;
-}
-
-std::map<int, LateDirections> GrantPolicy::late() const {
-  std::map<int, LateDirections> late;
-  for (const auto& [slot, rank] : ranks_) late[slot] = rank.late;
-  return late;
-}
-
 void GrantPolicy::Believe(RankShare& rank, const Directions& said,
                           absl::Duration elapsed) {
   for (int d : {kH2d, kD2h}) {
@@ -292,11 +275,6 @@ bool GrantPolicy::IsSettled(const std::map<int, Directions>& used) const {
     return rank.first == said.first && rank.second.used == said.second;
   };
   return settled_ && std::ranges::equal(ranks_, used, as_before);
-}
-
-uint64_t GrantPolicy::Wanted(const RankShare& rank, int direction) const {
-  const uint64_t target = rank.used[direction] + Window(rank.link, direction);
-  return target > rank.limit[direction] ? target - rank.limit[direction] : 0;
 }
 
 void GrantPolicy::Raise(RankShare& rank, int direction, double bytes,

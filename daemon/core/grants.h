@@ -100,12 +100,20 @@ class GrantPolicy {
   // Sets the rates promised to the rank's copies.
   void Promise(int slot, const CopyRates& rates);
   // Returns the use of each attached slot as believed at the last refill.
-  std::map<int, Directions> used() const;
+  std::map<int, Directions> used() const {
+    std::map<int, Directions> used;
+    for (const auto& [slot, rank] : ranks_) used[slot] = rank.used;
+    return used;
+  }
   bool idle() const { return ranks_.empty(); }
 
   // Returns the late copies of each attached slot since it was attached or
   // resumed; none if the link's speed is not known.
-  std::map<int, LateDirections> late() const;
+  std::map<int, LateDirections> late() const {
+    std::map<int, LateDirections> late;
+    for (const auto& [slot, rank] : ranks_) late[slot] = rank.late;
+    return late;
+  }
 
   // The copy at the front of a direction's queue, as the rank states it: it
   // ends at byte `up_to` (0: not stated), and compute needs it `in` from now.
@@ -155,14 +163,20 @@ class GrantPolicy {
                   const LinkSharers& sharers) const;
   int UserOf(const Principal& who) const;
   void Count(LinkSharers& sharers, const RankShare& rank, bool more);
-  void Want(RankShare& rank, int direction, bool wants);
+  void Want(RankShare& rank, int direction, bool wants) {
+    if (std::exchange(rank.wants[direction], wants) == wants) return;
+    Count(wanting_[direction], rank, wants);
+  }
   uint64_t Window(int link, int direction) const;
   void Believe(RankShare& rank, const Directions& said, absl::Duration elapsed);
   bool Gated(const RankShare& rank, int direction) const {
     return Rate(rank.link, direction) > 0;
   }
   // Returns by how much the limit must rise to be one window ahead of the use.
-  uint64_t Wanted(const RankShare& rank, int direction) const;
+  uint64_t Wanted(const RankShare& rank, int direction) const {
+    const uint64_t target = rank.used[direction] + Window(rank.link, direction);
+    return target > rank.limit[direction] ? target - rank.limit[direction] : 0;
+  }
   // Passes the deadline of the copy at the front to BandwidthPolicy::Need.
   // Counts the copy if it is late: compute needs it and its last byte is not
   // granted. A rank that states past times makes only its own copies late, at

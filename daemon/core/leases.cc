@@ -75,13 +75,6 @@ void Leases::Decide(const Ledger::Decided& decided, absl::Time now,
   session.Answer(lease.request, GrantedReply{id, lease.slices}, effects);
 }
 
-void Leases::LogFailure(const Session& session, RequestId request,
-                        const absl::Status& why, absl::Time now) {
-  ++journal_.stats.leases_refused[RefusedBy::kDevice];
-  journal_.LogOf(session, now, EventKind::kRefuse, std::string(why.message()),
-                 request);
-}
-
 void Leases::TellHolding(const Session& session, Effects& effects) const {
   if (!session.is_rank()) return;  // its former slot may be another rank's now
   effects.push_back(
@@ -231,12 +224,6 @@ absl::Status Leases::CheckBorrowing(const Session& session,
                   "without ranks",
                   Name(asked.pool), FormatBytes(asked.size), own,
                   FormatBytes(most)));
-}
-
-Rights Leases::RightsOf(const Waiter& lease) const {
-  const auto& [pool, size, wait] = lease.asked;
-  return {.reserved = size <= ledger_.ReservedFor(pool, lease.job.principal),
-          .promised = size <= joint_.DueOf(pool, lease.job)};
 }
 
 Refusal Leases::StaysBehind(const Waiter& lease, absl::Time now) const {

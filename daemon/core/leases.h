@@ -76,7 +76,11 @@ class Leases {
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
   // Counts and logs that the device could not serve a lease.
   void LogFailure(const Session& session, RequestId request,
-                  const absl::Status& why, absl::Time now);
+                  const absl::Status& why, absl::Time now) {
+    ++journal_.stats.leases_refused[RefusedBy::kDevice];
+    journal_.LogOf(session, now, EventKind::kRefuse, std::string(why.message()),
+                   request);
+  }
   // Tells grants whether the session holds memory, after one of its leases
   // began, ended or failed.
   void TellHolding(const Session& session, Effects& effects) const;
@@ -84,7 +88,11 @@ class Leases {
   // enough to be borrowed; otherwise a shortage of host memory.
   absl::Status CheckBorrowing(const Session& session,
                               const LeaseRequest& asked) const;
-  Rights RightsOf(const Waiter& lease) const;
+  Rights RightsOf(const Waiter& lease) const {
+    const auto& [pool, size, wait] = lease.asked;
+    return {.reserved = size <= ledger_.ReservedFor(pool, lease.job.principal),
+            .promised = size <= joint_.DueOf(pool, lease.job)};
+  }
   // Returns OK if a new request may pass all waiting leases; else why it must
   // stay behind one, or why it can never be granted.
   Refusal StaysBehind(const Waiter& lease, absl::Time now) const;

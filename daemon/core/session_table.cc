@@ -118,22 +118,6 @@ std::string Session::Described() const {
 
 // --- all sessions
 
-Session* SessionTable::FindOpen(SessionId id) {
-  Session* session = rows_.Find(id);
-  const bool open = session && session->state != Session::State::kClosed;
-  return open ? session : nullptr;
-}
-
-int SessionTable::ranks() const {
-  return static_cast<int>(std::ranges::count_if(
-      rows(), [](const auto& each) { return each.second.is_rank(); }));
-}
-
-bool SessionTable::has_ranks() const {
-  return std::ranges::any_of(
-      rows(), [](const auto& each) { return each.second.was_rank(); });
-}
-
 const Principal* SessionTable::ViewerOf(const Session& session) const {
   // Many unrelated processes have uid 0: those in containers and in user
   // namespaces.
@@ -168,12 +152,6 @@ std::optional<SessionId> SessionTable::EndedByOneMore(
       half_open, {}, [](const auto& each) { return each.second.size(); });
   if (most->second.empty()) return std::nullopt;
   return most->second.front();
-}
-
-void SessionTable::Connect(SessionId id, const Peer& peer, absl::Time now) {
-  rows_.Insert(id, {.id = id, .peer = peer, .connected_at = now});
-  ++journal_.stats.sessions_opened;
-  half_open_.insert(id);
 }
 
 absl::Status SessionTable::MayAttach(const Session& session,
@@ -263,21 +241,6 @@ std::vector<SessionId> SessionTable::ClosedBeside(
   return closed;
 }
 
-std::vector<SessionId> SessionTable::Late(absl::Time now) const {
-  std::vector<SessionId> late;
-  for (SessionId id : half_open_) {
-    if (at(id).connected_at + config_.hello_timeout > now) break;
-    late.push_back(id);
-  }
-  return late;
-}
-
-absl::Time SessionTable::NextDeadline() const {
-  return half_open_.empty()
-             ? absl::InfiniteFuture()
-             : at(*half_open_.begin()).connected_at + config_.hello_timeout;
-}
-
 void SessionTable::NotePlansTold(const Effects& effects) {
   for (const Effect& effect : effects) {
     const auto* notice = std::get_if<SendNotice>(&effect);
@@ -321,13 +284,6 @@ void SessionTable::TellAgain(const Session& session, Effects& effects) const {
         session.id,
         PeerDiedNotice{session.hello.job, death.rank, death.reason}});
   }
-}
-
-bool SessionTable::NoticesSent() {
-  for (SessionId id : to_tell_) {
-    if (Session* told = rows_.Find(id)) told->deaths_to_tell.clear();
-  }
-  return !std::exchange(to_tell_, {}).empty();
 }
 
 void SessionTable::Load(std::map<SessionId, Session> saved, absl::Time now) {

@@ -179,8 +179,7 @@ enum class RowKind : char {
 // each of its tables; save(key, row, visit) calls visit(kind, key, row).
 struct SavedAs {
   RowKind kind;
-  template <typename Key, typename Row, typename Visit>
-  void operator()(const Key& key, const Row* row, Visit& visit) const {
+  void operator()(const auto& key, const auto* row, auto& visit) const {
     visit(kind, key, row);
   }
 };

@@ -76,25 +76,6 @@ absl::Status WaitingQueue::MayJoin(const Principal& who,
   return NoRoom(share, "leases waiting", used, own + 1);
 }
 
-bool Woken::Wakes(const Waiter& waiter, absl::Time now) const {
-  return all || pools.contains(waiter.asked.pool) ||
-         users.contains(waiter.job.principal) ||
-         (waiter.again != absl::InfinitePast() && waiter.again <= now);
-}
-
-void WaitingQueue::Join(Waiter waiter) {
-  const PlaceInLine place{next_++};
-  if (waiter.for_plan) for_plans_.insert(place);
-  waiters_.Insert(place, std::move(waiter));
-  wake_all_ = true;
-}
-
-void WaitingQueue::Erase(const PlaceInLine& place) {
-  for_plans_.erase(place);
-  waiters_.erase(place);
-  wake_all_ = true;
-}
-
 std::optional<Waiter> WaitingQueue::Leave(SessionId session,
                                           RequestId request) {
   for (const auto& [place, waiter] : waiters_) {

@@ -66,7 +66,11 @@ struct Woken {
   std::set<Principal> users;  // charged or refunded
   bool all = false;
   bool any() const { return all || !pools.empty() || !users.empty(); }
-  bool Wakes(const Waiter& waiter, absl::Time now) const;
+  bool Wakes(const Waiter& waiter, absl::Time now) const {
+    return all || pools.contains(waiter.asked.pool) ||
+           users.contains(waiter.job.principal) ||
+           (waiter.again != absl::InfinitePast() && waiter.again <= now);
+  }
 };
 
 // How the wait of a lease ended.
@@ -89,7 +93,12 @@ class WaitingQueue {
   // of waiting leases. Leases that wait for plans do not count, because each
   // session has at most one.
   absl::Status MayJoin(const Principal& who, const WaitLimits& limits) const;
-  void Join(Waiter waiter);
+  void Join(Waiter waiter) {
+    const PlaceInLine place{next_++};
+    if (waiter.for_plan) for_plans_.insert(place);
+    waiters_.Insert(place, std::move(waiter));
+    wake_all_ = true;
+  }
   // Removes and returns the lease; nullopt if it does not wait.
   std::optional<Waiter> Leave(SessionId session, RequestId request);
   // Removes all leases of the session; returns how many were in the queue.
@@ -149,7 +158,11 @@ class WaitingQueue {
   static bool HoldsUp(const Waiter& other, const Waiter& asks, Rights rights,
                       absl::Time now);
 
-  void Erase(const PlaceInLine& place);
+  void Erase(const PlaceInLine& place) {
+    for_plans_.erase(place);
+    waiters_.erase(place);
+    wake_all_ = true;
+  }
 
   Table<PlaceInLine, Waiter> waiters_;
   std::set<PlaceInLine> for_plans_;

@@ -78,11 +78,6 @@ void Pool::Move(ExtentId id, Extent& extent, State to) {
   List(id, extent, 1);
 }
 
-void Pool::Erase(ExtentId id, State in) {
-  Own(id, At(id, in), -1);
-  extents_.erase(id);
-}
-
 Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
                        ExtentId first) {
   Taken taken;
@@ -100,12 +95,6 @@ Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
   }
   return taken;
 }
-
-void Pool::Made(ExtentId id) {
-  Move(id, At(id, State::kMaking), State::kLeased);
-}
-
-void Pool::Failed(ExtentId id) { Erase(id, State::kMaking); }
 
 void Pool::AddHolder(ExtentId id, SessionId by) {
   Extent& extent = At(id, State::kLeased);
@@ -131,19 +120,11 @@ void Pool::Back(ExtentId id, absl::Time now) {
   Move(id, extent, State::kKept);
 }
 
-void Pool::Destroy(ExtentId id) { Erase(id, State::kKept); }
-
 void Pool::GiveTo(ExtentId id, PrincipalId heir) {
   Extent& extent = At(id, State::kKept);
   Own(id, extent, -1);
   extent.principal = heir;
   Own(id, extent, 1);
-}
-
-void Pool::Quarantine(ExtentId id, SessionId by) {
-  Extent& extent = At(id, State::kLeased);
-  Move(id, extent, State::kQuarantined);
-  extent.quarantined_for = by;
 }
 
 void Pool::TransferHolds(SessionId from, SessionId to) {
@@ -233,14 +214,6 @@ bool Pool::MakeRoom(Bytes bytes, Parts& parts) const {
   for (; bytes > extent_; bytes -= extent_) parts.make.push_back(extent_);
   parts.make.push_back(bytes);
   return true;
-}
-
-Bytes Pool::TakenFromFree(const Parts& parts) const {
-  Bytes taken = SizeOf(parts);
-  for (ExtentId id : parts.reuse) {
-    if (IsLingering(id)) taken -= SizeOf(id);
-  }
-  return taken;
 }
 
 Bytes Pool::SizeOf(const Parts& parts) const {
@@ -350,12 +323,6 @@ std::vector<ExtentId> Pool::KeptSince(absl::Time then, size_t count) const {
     found.push_back(id);
   }
   return found;
-}
-
-absl::Time Pool::OldestSince() const {
-  return kept_by_age_.empty()
-             ? absl::InfiniteFuture()
-             : extents_.at(kept_by_age_.begin()->second).kept_since;
 }
 
 // Compares sums and lists with those of a pool that reads the saved state.

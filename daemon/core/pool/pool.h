@@ -88,16 +88,20 @@ class Pool {
   // changed since Choose.
   Taken Take(PrincipalId principal, const Parts& parts, ExtentId first);
 
-  void Made(ExtentId id);                     // making -> leased
-  void Failed(ExtentId id);                   // making -> gone
+  void Made(ExtentId id) { Move(id, At(id, State::kMaking), State::kLeased); }
+  void Failed(ExtentId id) { Erase(id, State::kMaking); }
   void AddHolder(ExtentId id, SessionId by);  // its descriptor was sent
   // Returns a leased extent. leased -> lingering (returns true), or -> kept if
   // its descriptor was never sent.
   bool Return(ExtentId id, absl::Time now);
-  void Back(ExtentId id, absl::Time now);      // lingering -> kept
-  void Destroy(ExtentId id);                   // kept -> gone
+  void Back(ExtentId id, absl::Time now);  // lingering -> kept
+  void Destroy(ExtentId id) { Erase(id, State::kKept); }
   void GiveTo(ExtentId id, PrincipalId heir);  // kept, changes its principal
-  void Quarantine(ExtentId id, SessionId by);  // leased -> quarantined
+  void Quarantine(ExtentId id, SessionId by) {
+    Extent& extent = At(id, State::kLeased);
+    Move(id, extent, State::kQuarantined);
+    extent.quarantined_for = by;
+  }
   // Makes `to`, a session of the same process, the holder of all extents that
   // have `from` as a holder. REQUIRES: `from` has nothing in quarantine.
   void TransferHolds(SessionId from, SessionId to);
@@ -172,7 +176,11 @@ class Pool {
   // Returns at most `count` extents that have been kept since `then` or longer.
   std::vector<ExtentId> KeptSince(absl::Time then, size_t count) const;
   // Returns since when the oldest extent is kept; InfiniteFuture if none is.
-  absl::Time OldestSince() const;
+  absl::Time OldestSince() const {
+    return kept_by_age_.empty()
+               ? absl::InfiniteFuture()
+               : extents_.at(kept_by_age_.begin()->second).kept_since;
+  }
 
   Saved Save() const { return {extents_.rows(), next_idle_order_}; }
   void Load(const Saved& saved);
@@ -215,7 +223,10 @@ class Pool {
   // The same for an extent that its principal gets (1) or loses (-1).
   void Own(ExtentId id, const Extent& extent, int sign);
   void Move(ExtentId id, Extent& extent, State to);
-  void Erase(ExtentId id, State in);
+  void Erase(ExtentId id, State in) {
+    Own(id, At(id, in), -1);
+    extents_.erase(id);
+  }
   absl::Status Refusal(Bytes asked, Bytes withheld) const;
   // Two ways to choose parts: whole extents and a tail, or idle extents of any
   // size. Both return nullopt if there is no room; if sums already show that,
@@ -233,7 +244,13 @@ class Pool {
   std::optional<Parts> Assemble(const Picked& picked, Bytes left, Bytes room,
                                 std::optional<ExtentId> spare) const;
   // Returns how much of the free memory these parts take.
-  Bytes TakenFromFree(const Parts& parts) const;
+  Bytes TakenFromFree(const Parts& parts) const {
+    Bytes taken = SizeOf(parts);
+    for (ExtentId id : parts.reuse) {
+      if (IsLingering(id)) taken -= SizeOf(id);
+    }
+    return taken;
+  }
   // Adds what gives room for `bytes` in whole extents and a tail. Returns false
   // if there is no room.
   bool MakeRoom(Bytes bytes, Parts& parts) const;
