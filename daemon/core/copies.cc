@@ -66,28 +66,17 @@ void Copies::Promise(absl::Time now, Effects& effects) {
     if (copies.promised == CopyRates{}) continue;
     effects.push_back(PromiseCopies{session->grant_slot, {}});
   }
+  SendChanges(before, true, now, effects);
+}
+
+void Copies::SendChanges(const std::map<SessionId, PlanCopies>& before,
+                         bool logs, absl::Time now, Effects& effects) {
   for (const auto& [id, copies] : promised_) {
     const PlanCopies old = FindOr(before, id);
     if (copies == old) continue;
     const Session& session = sessions_.at(id);
-    if (copies.promised != old.promised) {
-      effects.push_back(PromiseCopies{session.grant_slot, copies.promised});
-    }
-    LogUnpromised(session, copies, now);
-  }
-}
-
-void Copies::Load() {
-  promised_ = CopiesOfPlans();
-  version_ = joint_.demands_version();
-}
-
-void Copies::TakeOver(bool replanned, absl::Time now, Effects& effects) {
-  promised_ = CopiesOfPlans();
-  for (const auto& [id, copies] : promised_) {
-    const Session& session = sessions_.at(id);
-    if (replanned) LogUnpromised(session, copies, now);
-    if (copies.promised == CopyRates{}) continue;
+    if (logs) LogUnpromised(session, copies, now);
+    if (copies.promised == old.promised) continue;
     effects.push_back(PromiseCopies{session.grant_slot, copies.promised});
   }
 }
@@ -98,14 +87,13 @@ void Copies::LogUnpromised(const Session& session, const PlanCopies& copies,
   for (const int d : {kH2d, kD2h}) {
     if (copies.demand.rates[d] <= 0) continue;
     if (copies.promised[d] > 0 || !IsGated(config_.links, link, d)) continue;
-    journal_.Log(
-        now, EventKind::kPlan,
+    journal_.LogOf(
+        session, now, EventKind::kPlan,
         fmt::format("{}: its plan copies {:.2f} GB/s {} the GPU "
                     "over link {}, which is not promised beside others; it "
                     "runs by its fair share",
                     session.Label(), copies.demand.rates[d] / 1e9,
-                    d == kH2d ? "to" : "from", link),
-        session.peer.principal, {session.id});
+                    d == kH2d ? "to" : "from", link));
   }
 }
 
@@ -140,14 +128,27 @@ void Copies::Reported(Session& session, const StepReportRequest& report,
   }
 }
 
-void Copies::Seen(const std::map<int, Directions>& used) {
+void Copies::Seen(const std::map<int, Directions>& used,
+                  const std::map<int, LateDirections>& late) {
   for (const auto& [id, session] : sessions_) {
     if (!session.is_rank()) continue;
     const Directions* seen = FindOrNull(used, session.grant_slot);
-    if (seen == nullptr || *seen == session.copies_seen) continue;
-    Session& copied = sessions_.Edit(id);
-    copied.copies_seen = *seen;
-    Count(copied);
+    if (seen != nullptr && *seen != session.copies_seen) {
+      Session& copied = sessions_.Edit(id);
+      copied.copies_seen = *seen;
+      Count(copied);
+    }
+    const LateDirections* sums = FindOrNull(late, session.grant_slot);
+    if (sums == nullptr) continue;
+    LateDirections& counted = late_[id];
+    if (*sums == counted) continue;
+    for (const int d : {kH2d, kD2h}) {
+      const LateCopies more = {(*sums)[d].copies - counted[d].copies,
+                               (*sums)[d].seconds - counted[d].seconds};
+      journal_.stats.gpus[session.hello.gpu.value()].late[d].Add(more);
+      journal_.stats.jobs.Of(session.job()).late[d].Add(more);
+    }
+    counted = *sums;
   }
 }
 
@@ -163,23 +164,6 @@ void Copies::Count(Session& session) {
     AddUpTo(INT64_MAX, now - counted, bytes);
     sum = Bytes(static_cast<int64_t>(bytes));
     counted = now;
-  }
-}
-
-void Copies::LateSeen(const std::map<int, LateDirections>& late) {
-  for (const auto& [id, session] : sessions_) {
-    if (!session.is_rank()) continue;
-    const LateDirections* seen = FindOrNull(late, session.grant_slot);
-    if (seen == nullptr) continue;
-    LateDirections& counted = late_[id];
-    if (*seen == counted) continue;
-    for (const int d : {kH2d, kD2h}) {
-      const LateCopies more = {(*seen)[d].copies - counted[d].copies,
-                               (*seen)[d].seconds - counted[d].seconds};
-      journal_.stats.gpus[session.hello.gpu.value()].late[d].Add(more);
-      journal_.stats.jobs.Of(session.job()).late[d].Add(more);
-    }
-    counted = *seen;
   }
 }
 

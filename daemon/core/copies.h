@@ -2,9 +2,9 @@
 // of it is promised (planning/demands.h), the bytes that ranks report with
 // their steps, and late copies. Sums are counted per job and per GPU.
 //
-// Nothing of this is saved: promises can be computed from members and sessions,
-// and the next daemon's grants count late copies from zero.
-// Thread safety: one thread (core.h).
+// Nothing of this is saved: promises are computed from members and sessions,
+// and late copies count from zero in the next daemon's grants. Thread safety:
+// one thread (core.h).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,6 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
-#include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
 #include "daemon/core/snapshot.h"
 #include "proto/base/find.h"
@@ -40,17 +39,23 @@ class Copies {
   // Recomputes promises, after an event that may have changed plans or ranks.
   void Promise(absl::Time now, Effects& effects);
   // Computes promises without effects; sessions and plans were loaded.
-  void Load();
+  void Load() {
+    promised_ = CopiesOfPlans();
+    version_ = joint_.demands_version();
+  }
   // Recomputes promises for the current links and sends all of them to grants.
   // `replanned`: the links differ from those that plans were made for.
-  void TakeOver(bool replanned, absl::Time now, Effects& effects);
+  void TakeOver(bool replanned, absl::Time now, Effects& effects) {
+    promised_ = CopiesOfPlans();
+    SendChanges({}, replanned, now, effects);
+  }
 
   // --- what was copied
   void Reported(Session& session, const StepReportRequest& report,
                 absl::Time now);
-  // See Core::CopiesSeen and Core::LateSeen.
-  void Seen(const std::map<int, Directions>& used);
-  void LateSeen(const std::map<int, LateDirections>& late);
+  // See Core::CopiesSeen.
+  void Seen(const std::map<int, Directions>& used,
+            const std::map<int, LateDirections>& late);
   LateDirections LateOf(SessionId session) const {
     return FindOr(late_, session);
   }
@@ -58,6 +63,8 @@ class Copies {
 
  private:
   std::map<SessionId, PlanCopies> CopiesOfPlans() const;
+  void SendChanges(const std::map<SessionId, PlanCopies>& before, bool logs,
+                   absl::Time now, Effects& effects);
   void LogUnpromised(const Session& session, const PlanCopies& copies,
                      absl::Time now);
   void Count(Session& session);

@@ -38,23 +38,14 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   return effects;
 }
 
-Effects Core::SocketEnded(SessionId id, absl::Time now) {
-  Effects effects;
-  if (Session* const session = sessions_.FindOpen(id)) {
-    CloseAlone(*session, now, effects);
-  }
-  return effects;
-}
-
 Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
                              absl::Time now) {
   Effects effects;
   Session* const session = sessions_.FindOpen(id);
   if (session == nullptr) return effects;
-  journal_.Log(
-      now, EventKind::kProtocol,
-      fmt::format("{}: {}; its session is ended", session->Described(), reason),
-      session->peer.principal, {id});
+  journal_.LogOf(*session, now, EventKind::kProtocol,
+                 fmt::format("{}: {}; its session is ended",
+                             session->Described(), reason));
   if (session->is_rank()) {
     ++journal_.stats.client_deaths[Death::kProtocol];
     sessions_.TellPeers(*session, "its session was ended: " + reason, effects);
@@ -103,18 +94,10 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
         line_.SessionEnded(session.id);
     joint_.RankLeft(session.id, now, effects);
     effects.push_back(DetachGrants{session.grant_slot});
-    journal_.Log(now, EventKind::kDetach,
-                 session.Described() + " closed its session",
-                 session.peer.principal, {session.id});
+    journal_.LogOf(session, now, EventKind::kDetach,
+                   session.Described() + " closed its session");
   }
   sessions_.Close(session);
-}
-
-void Core::Drop(SessionId id, absl::Time now, Effects& effects) {
-  ledger_.Gone(id, now, effects);
-  sessions_.Drop(id, now);
-  copies_.Forget(id);
-  effects.push_back(Forget{id});
 }
 
 // --- requests
@@ -126,10 +109,10 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
   if (session == nullptr) return effects;
   switch (session->history.Begin(request)) {
     case RequestHistory::Seen::kRunning:
-      return effects;  // a repeated request, which will be answered
+      break;  // a repeated request, which will be answered
     case RequestHistory::Seen::kAnswered:
       Repeat(*session, request, effects);
-      return effects;
+      break;
     case RequestHistory::Seen::kForgotten:
       effects.push_back(SendReply{
           id, request,
@@ -137,19 +120,11 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
               "request id {} was acknowledged, or is older than the last {} "
               "requests: ids count up",
               request.value(), RequestHistory::kWindow))});
-      return effects;
-    case RequestHistory::Seen::kNew:
       break;
+    case RequestHistory::Seen::kNew:
+      Dispatch(*session, request, body, now, effects);
+      Settle(now, effects);
   }
-  if (session->state == Session::State::kHalfOpen &&
-      !std::holds_alternative<HelloRequest>(body)) {
-    session->Answer(
-        request, absl::FailedPreconditionError("a session begins with Hello"),
-        effects);
-    return effects;
-  }
-  Dispatch(*session, request, body, now, effects);
-  Settle(now, effects);
   return effects;
 }
 
@@ -178,6 +153,10 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
   const auto answer = [&](Reply reply) {
     session.Answer(request, std::move(reply), effects);
   };
+  if (session.state == Session::State::kHalfOpen &&
+      !std::holds_alternative<HelloRequest>(body)) {
+    return answer(absl::FailedPreconditionError("a session begins with Hello"));
+  }
   // Refuses the request of an observer, which may not do `what`.
   const auto refused = [&](const char* what) {
     if (session.is_rank()) return false;
@@ -190,13 +169,13 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
         Attach(session, request, hello, now, effects);
       },
       [&](const LeaseRequest& asked) {
-        waits_.Ask(session, request, asked, now, effects);
+        leases_.Ask(session, request, asked, now, effects);
       },
       [&](const FreeRequest& asked) {
         leases_.Free(session, request, asked, now, effects);
       },
       [&](const GiveUpRequest& given_up) {
-        waits_.GiveUp(session, request, given_up, now, effects);
+        leases_.GiveUp(session, request, given_up, now, effects);
       },
       [&](const ProfileRequest&) {
         if (refused("has no plans: attach as a rank")) return;
@@ -231,13 +210,6 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
   std::visit(handle, body);
 }
 
-void Core::Acknowledge(SessionId id, RequestId up_to) {
-  if (up_to == RequestId()) return;
-  if (Session* const session = sessions_.FindOpen(id)) {
-    session->history.Acknowledge(up_to);
-  }
-}
-
 void Core::Attach(Session& session, RequestId request,
                   const HelloRequest& hello, absl::Time now, Effects& effects) {
   absl::Status may;
@@ -251,10 +223,10 @@ void Core::Attach(Session& session, RequestId request,
   if (may.ok()) may = sessions_.Attach(session, hello, now);
   if (!may.ok()) return session.Answer(request, std::move(may), effects);
   if (session.is_rank()) {
-    journal_.Log(
-        now, EventKind::kAttach,
+    journal_.LogOf(
+        session, now, EventKind::kAttach,
         fmt::format("{}, on GPU {}", session.Described(), hello.gpu.value()),
-        session.peer.principal, {session.id, request});
+        request);
     effects.push_back(AttachGrants{session.id, session.grant_slot, hello.gpu,
                                    config_.WeightOf(session.peer.principal)});
     ledger_.Open(session.id, session.job());
@@ -271,20 +243,6 @@ void Core::Attach(Session& session, RequestId request,
 
 // --- outcomes of effects
 
-Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
-                          absl::Time now) {
-  return Run(now, [&](Effects& effects) {
-    leases_.ExtentsMade(outcomes, now, effects);
-  });
-}
-
-Effects Core::GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
-                           absl::Time now) {
-  return Run(now, [&](Effects& effects) {
-    leases_.NotSent(id, lease, why, now, effects);
-  });
-}
-
 Effects Core::HoldersKnown(const std::vector<HolderAnswer>& answers,
                            absl::Time now) {
   Bytes came_back;
@@ -292,16 +250,6 @@ Effects Core::HoldersKnown(const std::vector<HolderAnswer>& answers,
     came_back += ledger_.HolderKnown(answer.extent, answer.held, now);
   }
   return CameBack(came_back, now);
-}
-
-Effects Core::CameBack(Bytes host, absl::Time now) {
-  return Run(now, [&](Effects&) {
-    if (host > Bytes(0)) joint_.MemoryCameBack(now);
-  });
-}
-
-Effects Core::OutsideKnown(HeldOutside said, absl::Time now) {
-  return CameBack(outside_.Known(std::move(said), now), now);
 }
 
 Effects Core::ProfileRead(SessionId id, RequestId request,
@@ -326,26 +274,6 @@ Effects Core::ProfileRead(SessionId id, RequestId request,
   return effects;
 }
 
-Effects Core::PlanSolved(PlanRoundId round,
-                         absl::StatusOr<plan::NodePlan> solved, absl::Time now,
-                         std::vector<KeyedUnit> units) {
-  return Run(now, [&](Effects& effects) {
-    joint_.PlanSolved(round, std::move(solved), std::move(units), now, effects);
-  });
-}
-
-Effects Core::ChangeNotSent(SessionId id, PlanId plan, absl::Time now) {
-  return Run(now, [&](Effects&) { joint_.ChangeNotSent(id, plan, now); });
-}
-
-void Core::Settle(absl::Time now, Effects& effects) {
-  joint_.Settle(now, effects);
-  waits_.Release(now, effects);
-  policy_.UseMeasured(effects);
-  copies_.Promise(now, effects);
-  sessions_.NotePlansTold(effects);
-}
-
 // --- time
 
 Effects Core::Tick(absl::Time now) {
@@ -359,22 +287,17 @@ Effects Core::Tick(absl::Time now) {
   ledger_.Trim(now, effects);
   for (PlanRoundId round : joint_.Overdue(now)) {
     effects.push_back(StopSolving{round});
-    Effects failed = PlanSolved(
+    joint_.PlanSolved(
         round,
         absl::DeadlineExceededError(fmt::format(
             "no plan within {} s: raise time_limit_s in [worker], or use "
             "larger chunks",
             absl::ToDoubleSeconds(config_.plan_time_limit))),
-        now);
-    effects.insert(effects.end(), failed.begin(), failed.end());
+        {}, now, effects);
+    Settle(now, effects);
   }
   Settle(now, effects);
   return effects;
-}
-
-absl::Time Core::NextDeadline() const {
-  return std::min({joint_.NextDeadline(), ledger_.NextDeadline(),
-                   line_.NextDeadline(), sessions_.NextDeadline()});
 }
 
 // --- administration
@@ -401,9 +324,8 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
       ++evicted.sessions;
       ++journal_.stats.client_deaths[Death::kEvicted];
       evicted.effects.push_back(SendNotice{id, EvictedNotice{said}});
-      journal_.Log(now, EventKind::kEvict,
-                   fmt::format("{}: {}", session.Described(), said),
-                   peer.principal, {id});
+      journal_.LogOf(session, now, EventKind::kEvict,
+                     fmt::format("{}: {}", session.Described(), said));
       Close(sessions_.Edit(id), now, evicted.effects);
     }
     if (!kill) continue;
@@ -464,18 +386,10 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
                fmt::format("took over {} session{} from a daemon that ended",
                            reached.size(), reached.size() == 1 ? "" : "s"),
                {config_.own_uid, ""});
-  leases_.NameHeldOfFaulty(config_, now);
-  for (SessionId id : lost) {
-    Effects ended = SocketEnded(id, now);
-    effects.insert(effects.end(), ended.begin(), ended.end());
-  }
+  leases_.NameHeldOfFaulty(now);
+  for (SessionId id : lost) CloseAlone(sessions_.Edit(id), now, effects);
   Settle(now, effects);
   return effects;
-}
-
-void Core::TouchAll() {
-  EachTable([](auto& table, const auto&) { table.TouchAll(); });
-  sessions_.TouchAll();
 }
 
 LooseState Core::Loose() const {
@@ -501,7 +415,7 @@ void Core::CheckInvariants() const {
   ledger_.CheckInvariants();
   joint_.CheckInvariants();
   sessions_.CheckInvariants();
-  waits_.CheckInvariants();
+  leases_.CheckInvariants();
   // Only a session that was a rank has an account.
   for (const auto& [id, session] : sessions_) {
     SLUICE_CHECK(ledger_.IsHolder(id) == session.was_rank());

@@ -1,13 +1,9 @@
 // The daemon's policy: events in, effects out.
 //
 // Each method is one event, such as a request, the end of a process, or a tick
-// of time. The method changes the state at once and returns the effects to
-// execute, in order; the service reports their outcomes as further events. Core
-// has no threads, no clock, no sockets and no device, so every decision can be
-// tested without a process, and replayed.
-//
-// Core only routes: it gives each event to the parts that it concerns, in
-// order, and joins their effects. Each part keeps its own invariants.
+// of time. It changes the state at once and returns the effects to execute, in
+// order; the service reports their outcomes as further events. Core only gives
+// each event to the parts that it concerns, in order, and joins their effects.
 //
 // Errors. A client's error becomes a reply with an absl::Status, or ends its
 // session. An impossible event (such as a made extent that was not requested)
@@ -29,7 +25,6 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
-#include "daemon/core/lease_waits.h"
 #include "daemon/core/leases.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/live_policy.h"
@@ -53,8 +48,19 @@ class Core {
   Effects Receive(SessionId id, RequestId request, const Request& body,
                   absl::Time now);
   // The client will not repeat any request up to `up_to` (RequestHistory).
-  void Acknowledge(SessionId id, RequestId up_to);
-  Effects SocketEnded(SessionId id, absl::Time now);
+  void Acknowledge(SessionId id, RequestId up_to) {
+    if (up_to == RequestId()) return;
+    if (Session* const session = sessions_.FindOpen(id)) {
+      session->history.Acknowledge(up_to);
+    }
+  }
+  Effects SocketEnded(SessionId id, absl::Time now) {
+    Effects effects;
+    if (Session* const session = sessions_.FindOpen(id)) {
+      CloseAlone(*session, now, effects);
+    }
+    return effects;
+  }
   // A packet broke the protocol, as `reason` says. Closes the session.
   Effects ProtocolBroken(SessionId id, const std::string& reason,
                          absl::Time now);
@@ -71,30 +77,47 @@ class Core {
   // All outcomes that are known at this time are one event, because the state
   // is saved after each event and a lease may have thousands of extents.
   Effects ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
-                      absl::Time now);
+                      absl::Time now) {
+    return Run(now, [&](Effects& effects) {
+      leases_.ExtentsMade(outcomes, now, effects);
+    });
+  }
   // The descriptors of a granted lease could not be sent. Refuses the lease
   // after all, and refunds it.
   Effects GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
-                       absl::Time now);
+                       absl::Time now) {
+    return Run(now, [&](Effects& effects) {
+      leases_.NotSent(id, lease, why, now, effects);
+    });
+  }
   struct HolderAnswer {
     ExtentId extent;
     Held held = Held::kUnknown;
   };
   Effects HoldersKnown(const std::vector<HolderAnswer>& answers,
                        absl::Time now);
-  Effects OutsideKnown(HeldOutside said, absl::Time now);
+  Effects OutsideKnown(HeldOutside said, absl::Time now) {
+    return CameBack(outside_.Known(std::move(said), now), now);
+  }
   Effects ProfileRead(SessionId id, RequestId request,
                       absl::StatusOr<ProfileWithHash> profile, absl::Time now);
   // `units` are those that the worker solved for this plan.
-  Effects PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
-                     absl::Time now, std::vector<KeyedUnit> units = {});
+  Effects PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> solved,
+                     absl::Time now, std::vector<KeyedUnit> units = {}) {
+    return Run(now, [&](Effects& effects) {
+      joint_.PlanSolved(round, std::move(solved), std::move(units), now,
+                        effects);
+    });
+  }
   // A PlanChangedNotice could not be sent: the rank counts as refusing it.
-  Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now);
+  Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now) {
+    return Run(now, [&](Effects&) { joint_.ChangeNotSent(id, plan, now); });
+  }
   // What ranks have copied, by grant slot: bytes from their use pages, and late
   // copies from GrantPolicy::late.
-  void CopiesSeen(const std::map<int, Directions>& used) { copies_.Seen(used); }
-  void LateSeen(const std::map<int, LateDirections>& late) {
-    copies_.LateSeen(late);
+  void CopiesSeen(const std::map<int, Directions>& used,
+                  const std::map<int, LateDirections>& late) {
+    copies_.Seen(used, late);
   }
   // Ignored if the round is over.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress) {
@@ -110,7 +133,10 @@ class Core {
 
   // --- time
   Effects Tick(absl::Time now);
-  absl::Time NextDeadline() const;
+  absl::Time NextDeadline() const {
+    return std::min({joint_.NextDeadline(), ledger_.NextDeadline(),
+                     line_.NextDeadline(), sessions_.NextDeadline()});
+  }
 
   // --- administration
   // See LivePolicy::Apply and Start.
@@ -145,7 +171,7 @@ class Core {
   const WaitingQueue& waiting() const { return line_; }
   const JointPlanning& planning() const { return joint_; }
   const LivePolicy& live_policy() const { return policy_; }
-  const LeaseWaits& waits() const { return waits_; }
+  const Leases& leases() const { return leases_; }
   const Copies& copies() const { return copies_; }
   absl::Time started() const { return started_; }
 
@@ -157,22 +183,26 @@ class Core {
   }
   // REQUIRES: a Core of the same node without sessions.
   void Load(CoreState saved);
-  // Continues from what Load loaded. Sessions in `reached` kept their sockets;
-  // the others have ended. The device is asked again what it had not answered,
-  // ranks get the notices that they may have missed, and an interrupted
-  // planning of running jobs starts again. Interrupted requests, and rounds
-  // that jobs asked for, are dropped, because clients repeat them.
+  // Continues from what Load loaded (README.md). Sessions in `reached` kept
+  // their sockets; the others have ended.
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
   // All notices so far were sent, so a daemon that takes over need not repeat
   // them. Returns false if nothing changed.
   bool NoticesSent() { return sessions_.NoticesSent(); }
   // Calls visit(kind, key, row) for each row that changed since the last call
-  // (state.h). Not included: what administrators set (a file on disk keeps it),
-  // planning rounds, and sessions that were never a rank's.
-  template <typename Visit>
-  void TakeChanged(Visit visit);
+  // (state.h).
+  void TakeChanged(auto visit) {
+    EachTable([&](auto& table, const auto& save) {
+      table.TakeChanged(
+          [&](const auto& key, const auto* row) { save(key, row, visit); });
+    });
+    sessions_.TakeChanged(visit);
+  }
   // Makes the next TakeChanged visit all rows; until then tracks no changes.
-  void TouchAll();
+  void TouchAll() {
+    EachTable([](auto& table, const auto&) { table.TouchAll(); });
+    sessions_.TouchAll();
+  }
   LooseState Loose() const;
 
   // CHECKs that the bookkeeping does not contradict itself.
@@ -188,25 +218,42 @@ class Core {
   // Ends the session's leases; memory that the process may still map is
   // quarantined. The session stays until its process has ended.
   void Close(Session& session, absl::Time now, Effects& effects);
-  void Drop(SessionId id, absl::Time now, Effects& effects);
+  void Drop(SessionId id, absl::Time now, Effects& effects) {
+    ledger_.Gone(id, now, effects);
+    sessions_.Drop(id, now);
+    copies_.Forget(id);
+    effects.push_back(Forget{id});
+  }
   // Closes a session while its process lives. Drops ended sessions of the same
   // process, so that one that opens sessions for ever costs no more than one.
   void CloseAlone(Session& session, absl::Time now, Effects& effects);
   // Runs after each event: continues work that need not wait any more.
-  void Settle(absl::Time now, Effects& effects);
+  void Settle(absl::Time now, Effects& effects) {
+    joint_.Settle(now, effects);
+    leases_.Release(now, effects);
+    policy_.UseMeasured(effects);
+    copies_.Promise(now, effects);
+    sessions_.NotePlansTold(effects);
+  }
   // Runs `event`, then Settle.
-  template <typename Event>
-  Effects Run(absl::Time now, Event event) {
+  Effects Run(absl::Time now, auto event) {
     Effects effects;
     event(effects);
     Settle(now, effects);
     return effects;
   }
   // The event that `host` bytes of host memory became free.
-  Effects CameBack(Bytes host, absl::Time now);
+  Effects CameBack(Bytes host, absl::Time now) {
+    return Run(now, [&](Effects&) {
+      if (host > Bytes(0)) joint_.MemoryCameBack(now);
+    });
+  }
   // Visits every saved table except those of the sessions, which have several.
-  template <typename Each>
-  void EachTable(Each each);
+  void EachTable(auto each) {
+    ledger_.EachTable(each);
+    joint_.EachTable(each);
+    each(line_.rows(), SavedAs{RowKind::kWaiter});
+  }
 
   // Fixed, except for measured link speeds.
   NodeConfig config_;
@@ -220,26 +267,8 @@ class Core {
   WaitingQueue line_;
   JointPlanning joint_{config_, ledger_, line_, journal_};
   LivePolicy policy_{config_, sessions_, ledger_, joint_, journal_};
-  Leases leases_{sessions_, ledger_, policy_, journal_};
-  LeaseWaits waits_{config_, sessions_, ledger_, joint_,
-                    policy_, leases_,   line_,   journal_};
+  Leases leases_{config_, sessions_, ledger_, joint_, policy_, line_, journal_};
   Copies copies_{config_, sessions_, joint_, journal_};
 };
-
-template <typename Each>
-void Core::EachTable(Each each) {
-  ledger_.EachTable(each);
-  joint_.EachTable(each);
-  each(line_.rows(), SavedAs{RowKind::kWaiter});
-}
-
-template <typename Visit>
-void Core::TakeChanged(Visit visit) {
-  EachTable([&](auto& table, const auto& save) {
-    table.TakeChanged(
-        [&](const auto& key, const auto* row) { save(key, row, visit); });
-  });
-  sessions_.TakeChanged(visit);
-}
 
 }  // namespace sluice::daemon

@@ -45,14 +45,6 @@ double LinkSharers::PartOf(size_t link, int user, double weight) const {
   return ranks > 0 ? weight / at.weight / ranks : weight / (at.weight + weight);
 }
 
-void LateCounter::See(uint64_t up_to, absl::Duration in, uint64_t granted,
-                      absl::Duration since_last) {
-  if (up_to <= granted || in >= absl::ZeroDuration()) return;
-  if (up_to != counted_) ++sum_.copies;
-  counted_ = up_to;
-  sum_.seconds += absl::ToDoubleSeconds(std::min(-in, since_last));
-}
-
 GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
     : links_(std::move(links)),
       holders_(links_.size()),
@@ -88,16 +80,6 @@ double GrantPolicy::EvenRate(const RankShare& rank, int direction,
   });
 }
 
-int GrantPolicy::Sharing(int link, int direction) const {
-  int most = 0;
-  for (const size_t i : paths_[link]) {
-    if (SpeedOf(links_[i], direction) <= 0) continue;
-    const int flows = links_[i].both_bytes_per_second > 0 ? 2 : 1;
-    most = std::max(most, holders_.ranks(i) * flows);
-  }
-  return most;
-}
-
 int GrantPolicy::UserOf(const Principal& who) const {
   std::set<int> taken;
   for (const auto& [slot, rank] : ranks_) {
@@ -116,23 +98,16 @@ void GrantPolicy::Count(LinkSharers& sharers, const RankShare& rank,
                 more ? 1 : -1);
 }
 
-void GrantPolicy::Want(RankShare& rank, int direction, bool wants) {
-  if (std::exchange(rank.wants[direction], wants) == wants) return;
-  Count(wanting_[direction], rank, wants);
-}
-
-void GrantPolicy::Reweigh(int slot, int direction) {
-  const RankShare& rank = ranks_.at(slot);
-  const double weight = EvenRate(rank, direction, wanting_[direction]);
-  shares_.Reweigh(FlowOf(slot, direction),
-                  rank.sharer.holds ? weight : kLastOfAll * weight);
-}
-
 uint64_t GrantPolicy::Window(int link, int direction) const {
   const double rate = Rate(link, direction);
   if (rate <= 0) return kUngated;
-  const absl::Duration window =
-      Sharing(link, direction) <= 1 ? kWindowAlone : kWindow;
+  int flows = 0;  // on the busiest limited link of the path
+  for (const size_t i : paths_[link]) {
+    if (SpeedOf(links_[i], direction) <= 0) continue;
+    const int of_rank = links_[i].both_bytes_per_second > 0 ? 2 : 1;
+    flows = std::max(flows, holders_.ranks(i) * of_rank);
+  }
+  const absl::Duration window = flows <= 1 ? kWindowAlone : kWindow;
   return std::max(kMinWindow,
                   static_cast<uint64_t>(rate * absl::ToDoubleSeconds(window)));
 }
@@ -154,11 +129,8 @@ GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
   SLUICE_CHECK(!ranks_.contains(slot));
   SLUICE_CHECK(link < static_cast<int>(links_.size()));
   settled_ = false;
-  const int user = UserOf(sharer.who);
-  RankShare& rank = ranks_[slot];
-  rank.link = link;
-  rank.sharer = sharer;
-  rank.user = user;
+  RankShare fresh{.link = link, .sharer = sharer, .user = UserOf(sharer.who)};
+  RankShare& rank = ranks_.emplace(slot, std::move(fresh)).first->second;
   if (sharer.holds) Count(holders_, rank, true);
   for (int d : {kH2d, kD2h}) {
     // A rank with memory gets its first window at once, so that it starts
@@ -166,7 +138,7 @@ GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
     const bool gift = sharer.holds || !Gated(rank, d);
     rank.limit[d] = gift ? Window(link, d) : 0;
     if (Gated(rank, d)) {
-      shares_.Open(FlowOf(slot, d), link, d, /*weight=*/1, user);
+      shares_.Open(FlowOf(slot, d), link, d, /*weight=*/1, rank.user);
     }
   }
   return GrantOf(rank);
@@ -207,8 +179,7 @@ void GrantPolicy::Promise(int slot, const CopyRates& rates) {
   settled_ = false;
   RankShare& rank = ranks_.at(slot);
   for (int d : {kH2d, kD2h}) {
-    if (!Gated(rank, d)) continue;
-    if (std::exchange(rank.demand[d], rates[d]) != rates[d]) {
+    if (Gated(rank, d) && std::exchange(rank.demand[d], rates[d]) != rates[d]) {
       KeepPromise(slot, d);
     }
   }
@@ -227,29 +198,15 @@ void GrantPolicy::Detach(int slot) {
   ranks_.erase(slot);
 }
 
-std::map<int, Directions> GrantPolicy::used() const {
-  std::map<int, Directions> used;
-  for (const auto& [slot, rank] : ranks_) used[slot] = rank.used;
-  return used;
-}
-
-std::map<int, LateDirections> GrantPolicy::late() const {
-  std::map<int, LateDirections> late;
-  for (const auto& [slot, rank] : ranks_) {
-    late[slot] = {rank.late[kH2d].sum(), rank.late[kD2h].sum()};
-  }
-  return late;
-}
-
 void GrantPolicy::Believe(RankShare& rank, const Directions& said,
                           absl::Duration elapsed) {
-  const double seconds = std::max(0.0, absl::ToDoubleSeconds(elapsed));
   for (int d : {kH2d, kD2h}) {
     uint64_t most = rank.limit[d] + kOneCopy;
     // Without a known speed no rank waits for grants, so a false report takes
     // nothing from other ranks, and is not checked.
     if (const double rate = Rate(rank.link, d); rate > 0) {
-      const auto carried = static_cast<uint64_t>(rate * seconds);
+      const auto carried =
+          static_cast<uint64_t>(rate * absl::ToDoubleSeconds(elapsed));
       most = std::min(most, rank.used[d] + kOneCopy + carried);
     }
     rank.used[d] =
@@ -261,7 +218,12 @@ void GrantPolicy::TellNeed(int slot, int direction, const Need& need,
                            absl::Duration elapsed) {
   RankShare& rank = ranks_.at(slot);
   const uint64_t limit = rank.limit[direction];
-  rank.late[direction].See(need.up_to, need.in, limit, elapsed);
+  if (need.up_to > limit && need.in < absl::ZeroDuration()) {
+    LateCopies& late = rank.late[direction];
+    late.copies +=
+        std::exchange(rank.late_end[direction], need.up_to) != need.up_to;
+    late.seconds += absl::ToDoubleSeconds(std::min(-need.in, elapsed));
+  }
   const bool counts = rank.sharer.holds && need.up_to > limit;
   const uint64_t bytes = counts ? need.up_to - limit : 0;
   shares_.Need(FlowOf(slot, direction), static_cast<double>(bytes),
@@ -271,17 +233,15 @@ void GrantPolicy::TellNeed(int slot, int direction, const Need& need,
 std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
     const std::map<int, Directions>& used, absl::Duration elapsed,
     const std::map<int, Needs>& needs) {
-  for (auto& [slot, rank] : ranks_) {
-    const auto* said = FindOrNull(used, slot);
-    if (said != nullptr) Believe(rank, *said, elapsed);
-  }
   elapsed = std::max(elapsed, absl::ZeroDuration());
   now_ += elapsed;
   settled_ = true;
   for (auto& [slot, rank] : ranks_) {
-    settled_ = settled_ && WantsNothing(rank);
+    const auto* said = FindOrNull(used, slot);
+    if (said != nullptr) Believe(rank, *said, elapsed);
     for (int d : {kH2d, kD2h}) {
       const uint64_t wanted = Wanted(rank, d);
+      if (wanted > 0 || rank.rate[d] > 0) settled_ = false;
       if (!Gated(rank, d)) {
         rank.limit[d] += wanted;
         continue;
@@ -293,7 +253,10 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
   }
   for (const auto& [slot, rank] : ranks_) {
     for (int d : {kH2d, kD2h}) {
-      if (Gated(rank, d)) Reweigh(slot, d);
+      if (!Gated(rank, d)) continue;
+      const double weight = EvenRate(rank, d, wanting_[d]);
+      shares_.Reweigh(FlowOf(slot, d),
+                      rank.sharer.holds ? weight : kLastOfAll * weight);
     }
   }
   const std::map<int, double> given = shares_.Share(now_, elapsed);
@@ -307,23 +270,11 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
   return grants;
 }
 
-bool GrantPolicy::WantsNothing(const RankShare& rank) const {
-  for (int d : {kH2d, kD2h}) {
-    if (Wanted(rank, d) > 0 || rank.rate[d] > 0) return false;
-  }
-  return true;
-}
-
 bool GrantPolicy::IsSettled(const std::map<int, Directions>& used) const {
   const auto as_before = [](const auto& rank, const auto& said) {
     return rank.first == said.first && rank.second.used == said.second;
   };
   return settled_ && std::ranges::equal(ranks_, used, as_before);
-}
-
-uint64_t GrantPolicy::Wanted(const RankShare& rank, int direction) const {
-  const uint64_t target = rank.used[direction] + Window(rank.link, direction);
-  return target > rank.limit[direction] ? target - rank.limit[direction] : 0;
 }
 
 void GrantPolicy::Raise(RankShare& rank, int direction, double bytes,

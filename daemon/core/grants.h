@@ -15,10 +15,6 @@
 // share would make late (bandwidth_policy.h). A rank that states false
 // deadlines gets its share earlier, but no more of it.
 //
-// A rank's reported use is believed only up to what its link carries in the
-// time, and up to one copy beyond its limit. So a rank that reports more than
-// it copies gets the share of a rank that copies all the time, and no more.
-//
 // Thread safety: none; one thread owns a GrantPolicy (the refill thread).
 #pragma once
 
@@ -69,23 +65,6 @@ class LinkSharers {
   std::vector<Link> links_;
 };
 
-// Counts the late copies of one rank in one direction. A copy is late if
-// compute needs it and the daemon has not granted its last byte. A rank that
-// states past times makes only its own copies late, at most one per refill.
-class LateCounter {
- public:
-  // Records what a refill finds, `since_last` after the previous one. The copy
-  // at the front ends at byte `up_to` (0: not stated) and is needed `in` from
-  // now (negative: in the past); bytes are granted up to `granted`.
-  void See(uint64_t up_to, absl::Duration in, uint64_t granted,
-           absl::Duration since_last);
-  const LateCopies& sum() const { return sum_; }
-
- private:
-  LateCopies sum_;
-  uint64_t counted_ = 0;  // end of the copy that was counted last
-};
-
 class GrantPolicy {
  public:
   // The window of a rank that shares its link, and of one alone on its link.
@@ -121,12 +100,20 @@ class GrantPolicy {
   // Sets the rates promised to the rank's copies.
   void Promise(int slot, const CopyRates& rates);
   // Returns the use of each attached slot as believed at the last refill.
-  std::map<int, Directions> used() const;
+  std::map<int, Directions> used() const {
+    std::map<int, Directions> used;
+    for (const auto& [slot, rank] : ranks_) used[slot] = rank.used;
+    return used;
+  }
   bool idle() const { return ranks_.empty(); }
 
   // Returns the late copies of each attached slot since it was attached or
   // resumed; none if the link's speed is not known.
-  std::map<int, LateDirections> late() const;
+  std::map<int, LateDirections> late() const {
+    std::map<int, LateDirections> late;
+    for (const auto& [slot, rank] : ranks_) late[slot] = rank.late;
+    return late;
+  }
 
   // The copy at the front of a direction's queue, as the rank states it: it
   // ends at byte `up_to` (0: not stated), and compute needs it `in` from now.
@@ -160,11 +147,11 @@ class GrantPolicy {
     std::array<bool, 2> wants = {false, false};  // counted in wanting_
     CopyRates demand = {0, 0};                   // promised to its plan
     Directions limit = {0, 0};
-    Directions used = {0, 0};             // as far as believed
-    std::array<double, 2> rate = {0, 0};  // granted, averaged
-    std::array<double, 2> rest = {0,
-                                  0};  // fractions of a byte, not granted yet
-    std::array<LateCounter, 2> late;
+    Directions used = {0, 0};  // as far as believed
+    CopyRates rate = {0, 0};   // granted, averaged
+    CopyRates rest = {0, 0};   // fractions of a byte, not granted yet
+    LateDirections late;
+    Directions late_end = {0, 0};  // of the copy that was counted last
   };
   template <typename Of>
   double Least(int link, Of of) const;
@@ -176,27 +163,30 @@ class GrantPolicy {
                   const LinkSharers& sharers) const;
   int UserOf(const Principal& who) const;
   void Count(LinkSharers& sharers, const RankShare& rank, bool more);
-  void Want(RankShare& rank, int direction, bool wants);
-  void Reweigh(int slot, int direction);
+  void Want(RankShare& rank, int direction, bool wants) {
+    if (std::exchange(rank.wants[direction], wants) == wants) return;
+    Count(wanting_[direction], rank, wants);
+  }
   uint64_t Window(int link, int direction) const;
-  // Returns the number of flows on the busiest limited link of the path: its
-  // ranks, or twice as many where both directions load it together.
-  int Sharing(int link, int direction) const;
   void Believe(RankShare& rank, const Directions& said, absl::Duration elapsed);
   bool Gated(const RankShare& rank, int direction) const {
     return Rate(rank.link, direction) > 0;
   }
   // Returns by how much the limit must rise to be one window ahead of the use.
-  uint64_t Wanted(const RankShare& rank, int direction) const;
+  uint64_t Wanted(const RankShare& rank, int direction) const {
+    const uint64_t target = rank.used[direction] + Window(rank.link, direction);
+    return target > rank.limit[direction] ? target - rank.limit[direction] : 0;
+  }
   // Passes the deadline of the copy at the front to BandwidthPolicy::Need.
-  // Counts the copy if it is late.
+  // Counts the copy if it is late: compute needs it and its last byte is not
+  // granted. A rank that states past times makes only its own copies late, at
+  // most one per refill.
   void TellNeed(int slot, int direction, const Need& need,
                 absl::Duration elapsed);
   void KeepPromise(int slot, int direction);
   static void Raise(RankShare& rank, int direction, double bytes,
                     absl::Duration elapsed);
   Grant GrantOf(const RankShare& rank) const;
-  bool WantsNothing(const RankShare& rank) const;
 
   const std::vector<LinkSpeed> links_;
   std::vector<std::vector<size_t>> paths_;  // by link (links.h)

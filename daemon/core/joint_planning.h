@@ -21,7 +21,6 @@
 #include "daemon/core/planning/plans.h"
 #include "daemon/core/planning/replan.h"
 #include "daemon/core/planning/unit_cache.h"
-#include "daemon/core/requests.h"
 #include "daemon/core/snapshot.h"
 #include "daemon/core/state.h"
 #include "daemon/core/waiting.h"

@@ -114,6 +114,12 @@ struct Journal {
            const Principal& whose, Cause cause = {}) {
     log.Add(now, kind, std::move(text), whose, cause);
   }
+  // Logs an event of `session`, which `request` caused; 0: the session did.
+  void LogOf(const auto& session, absl::Time now, EventKind kind,
+             std::string text, RequestId request = {}) {
+    Log(now, kind, std::move(text), session.peer.principal,
+        {session.id, request});
+  }
 };
 
 }  // namespace sluice::daemon

@@ -1,17 +1,22 @@
-// The leases of sessions. Answers, counts and logs what the ledger decides.
+// The leases of sessions: which requests are refused at once, which join the
+// queue (waiting.h), when these get a turn, and how their wait ends. Answers,
+// counts and logs what the ledger decides.
 // Thread safety: one thread (core.h).
 #pragma once
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/core/effects.h"
+#include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/live_policy.h"
-#include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
+#include "daemon/core/snapshot.h"
 #include "daemon/core/waiting.h"
 
 namespace sluice::daemon {
@@ -19,19 +24,21 @@ namespace sluice::daemon {
 class Leases {
  public:
   // All arguments must outlive this object.
-  Leases(SessionTable& sessions, Ledger& ledger, const LivePolicy& policy,
+  Leases(const NodeConfig& config, SessionTable& sessions, Ledger& ledger,
+         JointPlanning& joint, const LivePolicy& policy, WaitingQueue& line,
          Journal& journal)
-      : sessions_(sessions),
+      : config_(config),
+        sessions_(sessions),
         ledger_(ledger),
+        joint_(joint),
         policy_(policy),
+        line_(line),
         journal_(journal) {}
 
-  // Takes a lease from the ledger. OK: the lease is granted or being made, and
-  // its request is answered when that is done. The caller must answer a
-  // refusal.
-  Refusal Take(const Waiter& lease, absl::Time now, Effects& effects);
-  void Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
-              Effects& effects);
+  void Ask(const Session& session, RequestId request, const LeaseRequest& asked,
+           absl::Time now, Effects& effects);
+  void GiveUp(Session& session, RequestId request,
+              const GiveUpRequest& given_up, absl::Time now, Effects& effects);
   void Free(Session& session, RequestId request, const FreeRequest& asked,
             absl::Time now, Effects& effects);
   struct ExtentOutcome {
@@ -45,19 +52,74 @@ class Leases {
                absl::Time now, Effects& effects);
   // Returns the answer to a repeated request.
   Reply Repeat(const Session& session, RequestId request) const;
+  // Runs after each event: gives waiting leases their turn.
+  void Release(absl::Time now, Effects& effects);
   // Logs which memory jobs hold of GPUs that cannot be used any more.
-  void NameHeldOfFaulty(const NodeConfig& config, absl::Time now);
+  void NameHeldOfFaulty(absl::Time now);
+
+  // Returns how much host memory `rank` may borrow now on a NUMA node other
+  // than its GPU's: 0 unless all ranks of the machine belong to its job, all
+  // local ranks of the job are attached, and none is on that node. Half of the
+  // node's pool stays free for the next job.
+  Bytes Borrowable(const Session& rank, PoolId pool) const;
+  std::vector<WaitingSnapshot> Waiting(const Principal* viewer,
+                                       absl::Time now) const;
+  void CheckInvariants() const;
 
  private:
+  // Takes a lease from the ledger. OK: the lease is granted or being made, and
+  // its request is answered when that is done. The caller must answer a
+  // refusal.
+  Refusal Take(const Waiter& lease, absl::Time now, Effects& effects);
+  void Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
+              Effects& effects);
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
+  // Counts and logs that the device could not serve a lease.
+  void LogFailure(const Session& session, RequestId request,
+                  const absl::Status& why, absl::Time now) {
+    ++journal_.stats.leases_refused[RefusedBy::kDevice];
+    journal_.LogOf(session, now, EventKind::kRefuse, std::string(why.message()),
+                   request);
+  }
   // Tells grants whether the session holds memory, after one of its leases
   // began, ended or failed.
   void TellHolding(const Session& session, Effects& effects) const;
+  // Returns OK if `asked` is on the NUMA node of the session's GPU, or small
+  // enough to be borrowed; otherwise a shortage of host memory.
+  absl::Status CheckBorrowing(const Session& session,
+                              const LeaseRequest& asked) const;
+  Rights RightsOf(const Waiter& lease) const {
+    const auto& [pool, size, wait] = lease.asked;
+    return {.reserved = size <= ledger_.ReservedFor(pool, lease.job.principal),
+            .promised = size <= joint_.DueOf(pool, lease.job)};
+  }
+  // Returns OK if a new request may pass all waiting leases; else why it must
+  // stay behind one, or why it can never be granted.
+  Refusal StaysBehind(const Waiter& lease, absl::Time now) const;
+  // Gives a turn to leases that wait for plans. If no plan will free memory for
+  // a lease, the lease joins the queue or is refused.
+  void ReleaseForPlans(const Woken& woken, absl::Time now, Effects& effects);
+  // Queues the lease if it may wait; refuses it otherwise.
+  void WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
+                    Effects& effects);
+  WaitingQueue::Turn TakeTurn(const Waiter& waiter, absl::Time now,
+                              Effects& effects);
+  void TimeOut(const PlaceInLine& place, const Waiter& waiter, absl::Time now,
+               Effects& effects);
+  // Returns what the lease waits for, in words that its job may read.
+  std::string WhyItWaits(const Waiter& lease,
+                         const WaitingQueue::InFront& front,
+                         absl::Time now) const;
 
+  const NodeConfig& config_;
   SessionTable& sessions_;
   Ledger& ledger_;
+  JointPlanning& joint_;
   const LivePolicy& policy_;
+  WaitingQueue& line_;
   Journal& journal_;
+  // Number of changes of each pool at the last Release.
+  std::map<PoolId, uint64_t> changes_seen_;
 };
 
 }  // namespace sluice::daemon

@@ -44,7 +44,6 @@
 #include "daemon/core/policy.h"
 #include "daemon/core/pool/held_outside.h"
 #include "daemon/core/pool/pool.h"
-#include "daemon/core/requests.h"
 #include "daemon/core/state.h"
 #include "daemon/core/stats.h"
 #include "daemon/quota/allowance.h"

@@ -4,10 +4,10 @@
 #pragma once
 
 #include "absl/time/time.h"
+#include "daemon/core/effects.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/pool/held_outside.h"
-#include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
 
 namespace sluice::daemon {

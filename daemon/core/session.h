@@ -1,10 +1,6 @@
 // One session: the process at the other end and its Hello.
 //
-// States (transitions in Core only):
-//   half-open  connected, no Hello yet; ended by a deadline
-//   attached   sent its Hello: a rank, or an observer
-//   closed     its socket ended; its process may live on and map memory
-//   (gone)     the pidfd reported the end: the session is forgotten
+// README.md has its states; only Core changes them.
 // Thread safety: one thread (core.h).
 #pragma once
 
@@ -15,7 +11,6 @@
 
 #include "daemon/core/effects.h"
 #include "daemon/core/grants.h"
-#include "daemon/core/requests.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {
@@ -57,6 +52,8 @@ class RequestHistory {
 
  private:
   void Forget(RequestId id);
+  // Forgets answered requests, oldest first, while more(id).
+  void ForgetAnswered(auto more);
 
   Requests requests_;
   RequestId newest_forgotten_;

@@ -10,38 +10,113 @@
 namespace sluice::daemon {
 namespace {
 
+size_t TextOf(const std::optional<Reply>& reply) {
+  const auto* error = reply ? std::get_if<absl::Status>(&*reply) : nullptr;
+  return error != nullptr ? error->message().size() : 0;
+}
+
 std::pair<Death, std::string> Describe(Exit exit) {
-  switch (exit.kind) {
-    case Exit::Kind::kSignal:
-      return {Death::kSignal, fmt::format("killed by signal {}", exit.code)};
-    case Exit::Kind::kStatus:
-      return {Death::kStatus, fmt::format("ended with status {}", exit.code)};
-    case Exit::Kind::kUnknown:
-      break;
+  if (exit.kind == Exit::Kind::kSignal) {
+    return {Death::kSignal, fmt::format("killed by signal {}", exit.code)};
+  }
+  if (exit.kind == Exit::Kind::kStatus) {
+    return {Death::kStatus, fmt::format("ended with status {}", exit.code)};
   }
   return {Death::kUnknown, "its process ended"};
 }
 
 }  // namespace
 
-SessionTable::SessionTable(const NodeConfig& config, Journal& journal)
-    : config_(config), journal_(journal), slots_(kGrantSlots, false) {}
+// --- one session
 
-Session* SessionTable::FindOpen(SessionId id) {
-  Session* session = rows_.Find(id);
-  const bool open = session && session->state != Session::State::kClosed;
-  return open ? session : nullptr;
+RequestHistory::Seen RequestHistory::Begin(RequestId id) {
+  if (const auto known = requests_.find(id); known != requests_.end()) {
+    return known->second.has_value() ? Seen::kAnswered : Seen::kRunning;
+  }
+  if (id <= newest_forgotten_) return Seen::kForgotten;
+  // There are few running requests: leases are limited by their pool, waiting
+  // leases by their quota, and profiles by the packet rate.
+  ForgetAnswered([this](RequestId) {
+    return requests_.size() >= kWindow || text_ > kMostText;
+  });
+  requests_.Insert(id);
+  return Seen::kNew;
 }
 
-int SessionTable::ranks() const {
-  return static_cast<int>(std::ranges::count_if(
-      rows(), [](const auto& each) { return each.second.is_rank(); }));
+void RequestHistory::Answer(RequestId id, const Reply& reply) {
+  std::optional<Reply>& answer = requests_.Edit(id);
+  SLUICE_CHECK(!answer.has_value());
+  answer = reply;
+  text_ += TextOf(answer);
 }
 
-bool SessionTable::has_ranks() const {
-  return std::ranges::any_of(
-      rows(), [](const auto& each) { return each.second.was_rank(); });
+void RequestHistory::Acknowledge(RequestId up_to) {
+  ForgetAnswered([up_to](RequestId id) { return id <= up_to; });
 }
+
+void RequestHistory::ForgetAnswered(auto more) {
+  for (auto each = requests_.begin();
+       each != requests_.end() && more(each->first);) {
+    const auto& [id, reply] = *each++;
+    if (reply.has_value()) Forget(RequestId(id));
+  }
+}
+
+void RequestHistory::Forget(RequestId id) {
+  newest_forgotten_ = std::max(newest_forgotten_, id);
+  text_ -= TextOf(requests_.at(id));
+  requests_.erase(id);
+}
+
+void RequestHistory::TakeBack(RequestId id, const absl::Status& why) {
+  std::optional<Reply>* known = requests_.Find(id);
+  if (known == nullptr) return;  // dropped, because many requests came after it
+  text_ -= TextOf(*known);
+  known->reset();
+  Answer(id, why);
+}
+
+void RequestHistory::Load(Requests::Rows requests, RequestId newest_forgotten) {
+  requests_.Load(std::move(requests));
+  newest_forgotten_ = newest_forgotten;
+  text_ = 0;
+  for (const auto& [id, reply] : requests_) text_ += TextOf(reply);
+}
+
+void RequestHistory::Clear() {
+  while (!requests_.empty()) Forget(RequestId(requests_.begin()->first));
+}
+
+void RequestHistory::LeaseEnded(RequestId id) {
+  std::optional<Reply>* known = requests_.Find(id);
+  if (known == nullptr || !known->has_value()) return;
+  if (auto* granted = std::get_if<GrantedReply>(&**known)) {
+    granted->slices = {};
+  }
+}
+
+void RequestHistory::ForgetRunning(const std::set<RequestId>& but_for) {
+  requests_.EraseIf([&](RequestId id, const std::optional<Reply>& reply) {
+    return !reply.has_value() && !but_for.contains(id);
+  });
+}
+
+void Session::Answer(RequestId request, Reply reply, Effects& effects) {
+  history.Answer(request, reply);
+  effects.push_back(SendReply{id, request, std::move(reply)});
+}
+
+std::string Session::Label() const {
+  if (hello.observer) return "observer";
+  return fmt::format("rank {} of job {}", hello.rank.value(), hello.job);
+}
+
+std::string Session::Described() const {
+  if (state == State::kHalfOpen) return fmt::format("process {}", peer.pid);
+  return fmt::format("{}, process {}", Label(), peer.pid);
+}
+
+// --- all sessions
 
 const Principal* SessionTable::ViewerOf(const Session& session) const {
   // Many unrelated processes have uid 0: those in containers and in user
@@ -64,35 +139,19 @@ absl::Status SessionTable::CheckGpu(DeviceIndex gpu) const {
 
 std::optional<SessionId> SessionTable::EndedByOneMore(
     const Principal& who) const {
-  struct HalfOpen {
-    int count = 0;
-    const Session* oldest = nullptr;
-  };
-  std::map<Principal, HalfOpen> half_open;
+  std::map<Principal, std::vector<SessionId>> half_open;  // oldest first
   for (SessionId id : half_open_) {
-    const Session& session = at(id);
-    HalfOpen& of = half_open[session.peer.principal];
-    if (of.count++ == 0 || session.connected_at < of.oldest->connected_at) {
-      of.oldest = &session;
-    }
+    half_open[at(id).peer.principal].push_back(id);
   }
-  const Session* oldest = nullptr;
-  if (const HalfOpen& own = half_open[who];
-      own.count >= config_.max_half_open_each) {
-    oldest = own.oldest;
-  } else if (full() || std::ssize(half_open_) >= config_.max_half_open) {
-    oldest = std::ranges::max_element(half_open, {}, [](const auto& each) {
-               return each.second.count;
-             })->second.oldest;
+  const std::vector<SessionId>& own = half_open[who];
+  if (std::ssize(own) >= config_.max_half_open_each) return own.front();
+  if (!full() && std::ssize(half_open_) < config_.max_half_open) {
+    return std::nullopt;
   }
-  if (oldest == nullptr) return std::nullopt;
-  return oldest->id;
-}
-
-void SessionTable::Connect(SessionId id, const Peer& peer, absl::Time now) {
-  rows_.Insert(id, {.id = id, .peer = peer, .connected_at = now});
-  ++journal_.stats.sessions_opened;
-  half_open_.insert(id);
+  const auto most = std::ranges::max_element(
+      half_open, {}, [](const auto& each) { return each.second.size(); });
+  if (most->second.empty()) return std::nullopt;
+  return most->second.front();
 }
 
 absl::Status SessionTable::MayAttach(const Session& session,
@@ -132,13 +191,17 @@ absl::Status SessionTable::MayAttach(const Session& session,
 absl::Status SessionTable::Attach(Session& session, const HelloRequest& hello,
                                   absl::Time now) {
   if (!hello.observer) {
-    const auto slot = std::find(slots_.begin(), slots_.end(), false);
-    if (slot == slots_.end()) {
+    std::set<int> taken;
+    for (const auto& [id, other] : rows_) {
+      if (other.is_rank()) taken.insert(other.grant_slot);
+    }
+    int slot = 0;
+    while (taken.contains(slot)) ++slot;
+    if (slot == kGrantSlots) {
       return absl::ResourceExhaustedError(fmt::format(
           "all {} rank sessions of this node are taken", kGrantSlots));
     }
-    *slot = true;
-    session.grant_slot = static_cast<int>(slot - slots_.begin());
+    session.grant_slot = slot;
   }
   session.hello = hello;
   if (!hello.observer) journal_.stats.jobs.Began(session.job(), now);
@@ -148,7 +211,6 @@ absl::Status SessionTable::Attach(Session& session, const HelloRequest& hello,
 }
 
 void SessionTable::Close(Session& session) {
-  if (session.is_rank()) slots_[session.grant_slot] = false;
   session.state = Session::State::kClosed;
   half_open_.erase(session.id);
   session.history.Clear();
@@ -179,21 +241,6 @@ std::vector<SessionId> SessionTable::ClosedBeside(
   return closed;
 }
 
-std::vector<SessionId> SessionTable::Late(absl::Time now) const {
-  std::vector<SessionId> late;
-  for (SessionId id : half_open_) {
-    if (at(id).connected_at + config_.hello_timeout > now) break;
-    late.push_back(id);
-  }
-  return late;
-}
-
-absl::Time SessionTable::NextDeadline() const {
-  return half_open_.empty()
-             ? absl::InfiniteFuture()
-             : at(*half_open_.begin()).connected_at + config_.hello_timeout;
-}
-
 void SessionTable::NotePlansTold(const Effects& effects) {
   for (const Effect& effect : effects) {
     const auto* notice = std::get_if<SendNotice>(&effect);
@@ -216,9 +263,8 @@ void SessionTable::Exited(const Session& session, const Exit& exit,
   const auto [death, text] = Describe(exit);
   ++journal_.stats.client_deaths[death];
   TellPeers(session, text, effects);
-  journal_.Log(now, EventKind::kDeath,
-               fmt::format("{}: {}", session.Described(), text),
-               session.peer.principal, {session.id});
+  journal_.LogOf(session, now, EventKind::kDeath,
+                 fmt::format("{}: {}", session.Described(), text));
 }
 
 void SessionTable::TellPeers(const Session& session, const std::string& reason,
@@ -240,18 +286,10 @@ void SessionTable::TellAgain(const Session& session, Effects& effects) const {
   }
 }
 
-bool SessionTable::NoticesSent() {
-  for (SessionId id : to_tell_) {
-    if (Session* told = rows_.Find(id)) told->deaths_to_tell.clear();
-  }
-  return !std::exchange(to_tell_, {}).empty();
-}
-
 void SessionTable::Load(std::map<SessionId, Session> saved, absl::Time now) {
   SLUICE_CHECK(rows_.empty());
   rows_.Load(std::move(saved));
   for (const auto& [id, session] : rows_) {
-    if (session.is_rank()) slots_[session.grant_slot] = true;
     if (session.was_rank()) journal_.stats.jobs.Began(session.job(), now);
     if (session.state == Session::State::kHalfOpen) half_open_.insert(id);
     if (!session.deaths_to_tell.empty()) to_tell_.insert(id);
@@ -267,7 +305,7 @@ void SessionTable::TouchAll() {
 
 // Checks among others that a grant slot belongs to one session.
 void SessionTable::CheckInvariants() const {
-  std::vector<bool> slots(slots_.size(), false);
+  std::set<int> slots;
   size_t half_open = 0;
   for (const auto& [id, session] : rows_) {
     if (session.state == Session::State::kHalfOpen) {
@@ -275,10 +313,10 @@ void SessionTable::CheckInvariants() const {
       ++half_open;
     }
     if (!session.is_rank()) continue;
-    SLUICE_CHECK(!slots[session.grant_slot]);
-    slots[session.grant_slot] = true;
+    SLUICE_CHECK(session.grant_slot < kGrantSlots);
+    SLUICE_CHECK(slots.insert(session.grant_slot).second);
   }
-  SLUICE_CHECK(half_open == half_open_.size() && slots == slots_);
+  SLUICE_CHECK(half_open == half_open_.size());
 }
 
 }  // namespace sluice::daemon

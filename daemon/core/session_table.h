@@ -4,6 +4,7 @@
 // Thread safety: one thread (core.h).
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -25,7 +26,8 @@ namespace sluice::daemon {
 class SessionTable {
  public:
   // Both must outlive this object.
-  SessionTable(const NodeConfig& config, Journal& journal);
+  SessionTable(const NodeConfig& config, Journal& journal)
+      : config_(config), journal_(journal) {}
 
   using Rows = Table<SessionId, Session>;
   const Rows& rows() const { return rows_; }
@@ -38,16 +40,27 @@ class SessionTable {
   Session& Edit(SessionId id) { return rows_.Edit(id); }
   // Returns the session for changes; null if its socket has ended, or there is
   // no such session.
-  Session* FindOpen(SessionId id);
+  Session* FindOpen(SessionId id) {
+    Session* session = rows_.Find(id);
+    const bool open = session && session->state != Session::State::kClosed;
+    return open ? session : nullptr;
+  }
   // Returns the principal to which a session's view is restricted; null if it
   // may see everything. Sessions of the daemon's user may, unless that is root,
   // which uses the administrators' socket.
   const Principal* ViewerOf(const Session& session) const;
   // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
   absl::Status CheckGpu(DeviceIndex gpu) const;
-  int ranks() const;  // attached ones
+  // Returns how many are attached.
+  int ranks() const {
+    return static_cast<int>(std::ranges::count_if(
+        rows(), [](const auto& each) { return each.second.is_rank(); }));
+  }
   // Returns whether any session is, or was, a rank's.
-  bool has_ranks() const;
+  bool has_ranks() const {
+    return std::ranges::any_of(
+        rows(), [](const auto& each) { return each.second.was_rank(); });
+  }
 
   // --- states
   bool full() const { return std::ssize(rows_) >= config_.max_sessions; }
@@ -56,7 +69,11 @@ class SessionTable {
   // there are too many in total, the oldest of the principal with the most.
   std::optional<SessionId> EndedByOneMore(const Principal& who) const;
   // REQUIRES: `id` is new.
-  void Connect(SessionId id, const Peer& peer, absl::Time now);
+  void Connect(SessionId id, const Peer& peer, absl::Time now) {
+    rows_.Insert(id, {.id = id, .peer = peer, .connected_at = now});
+    ++journal_.stats.sessions_opened;
+    half_open_.insert(id);
+  }
   // Checks a Hello against this node and the other ranks of its job.
   absl::Status MayAttach(const Session& session,
                          const HelloRequest& hello) const;
@@ -71,8 +88,19 @@ class SessionTable {
   // rank's.
   std::vector<SessionId> ClosedBeside(const Session& session) const;
   // Returns the sessions that were half-open for too long.
-  std::vector<SessionId> Late(absl::Time now) const;
-  absl::Time NextDeadline() const;
+  std::vector<SessionId> Late(absl::Time now) const {
+    std::vector<SessionId> late;
+    for (SessionId id : half_open_) {
+      if (at(id).connected_at + config_.hello_timeout > now) break;
+      late.push_back(id);
+    }
+    return late;
+  }
+  absl::Time NextDeadline() const {
+    return half_open_.empty()
+               ? absl::InfiniteFuture()
+               : at(*half_open_.begin()).connected_at + config_.hello_timeout;
+  }
 
   // --- notices to ranks
   // Records the plans that these effects send to ranks.
@@ -85,11 +113,28 @@ class SessionTable {
                  Effects& effects);
   // Repeats to the session the notices that it may have missed.
   void TellAgain(const Session& session, Effects& effects) const;
-  bool NoticesSent();  // see Core
+  // See Core.
+  bool NoticesSent() {
+    for (SessionId id : to_tell_) {
+      if (Session* told = rows_.Find(id)) told->deaths_to_tell.clear();
+    }
+    return !std::exchange(to_tell_, {}).empty();
+  }
 
   void Load(std::map<SessionId, Session> saved, absl::Time now);
-  template <typename Visit>
-  void TakeChanged(Visit visit);
+  void TakeChanged(auto visit) {
+    rows_.TakeChanged([&](SessionId id, Session* session) {
+      // Changes of a session that is no rank's are not saved: when it becomes a
+      // rank's, it is saved as a whole.
+      if (session != nullptr && !session->was_rank()) return;
+      visit(RowKind::kSession, id, session);
+      if (session == nullptr) return;
+      session->history.requests().TakeChanged(
+          [&](RequestId request, const std::optional<Reply>* reply) {
+            visit(RowKind::kReply, std::pair(id, request), reply);
+          });
+    });
+  }
   void TouchAll();
 
   void CheckInvariants() const;
@@ -100,23 +145,34 @@ class SessionTable {
   Rows rows_;
   // The oldest is first, and has the next deadline.
   std::set<SessionId> half_open_;
-  std::vector<bool> slots_;
   std::set<SessionId> to_tell_;  // sessions that have deaths_to_tell
 };
 
-template <typename Visit>
-void SessionTable::TakeChanged(Visit visit) {
-  rows_.TakeChanged([&](SessionId id, Session* session) {
-    // Changes of a session that is no rank's are not saved: when it becomes a
-    // rank's, it is saved as a whole.
-    if (session != nullptr && !session->was_rank()) return;
-    visit(RowKind::kSession, id, session);
-    if (session == nullptr) return;
-    session->history.requests().TakeChanged(
-        [&](RequestId request, const std::optional<Reply>* reply) {
-          visit(RowKind::kReply, std::pair(id, request), reply);
-        });
-  });
-}
+// Decides when a daemon that was started for one user ends: some time after its
+// last rank.
+class IdleEnd {
+ public:
+  // The wait for the first rank: the program that started the daemon may need
+  // this long to load its libraries.
+  static constexpr absl::Duration kFirst = absl::Minutes(1);
+
+  IdleEnd(absl::Duration after, absl::Time start)
+      : after_(after),
+        unused_since_(start + std::max(absl::ZeroDuration(), kFirst - after)) {}
+
+  // Returns when the daemon ends if it stays `used`, or unused, from `now` on.
+  absl::Time At(bool used, absl::Time now) {
+    if (used) {
+      unused_since_.reset();
+      return absl::InfiniteFuture();
+    }
+    if (!unused_since_) unused_since_ = now;
+    return *unused_since_ + after_;
+  }
+
+ private:
+  const absl::Duration after_;
+  std::optional<absl::Time> unused_since_;
+};
 
 }  // namespace sluice::daemon

@@ -116,7 +116,7 @@ Snapshot SnapshotOf(const Core& core, const Principal* viewer, absl::Time now) {
     snapshot.extents += pool.extents();
   }
   snapshot.planning = core.planning().Planning(viewer, now);
-  snapshot.waiting = core.waits().Waiting(viewer, now);
+  snapshot.waiting = core.leases().Waiting(viewer, now);
   if (!viewer) {
     snapshot.stats = core.stats();
     snapshot.stats->extents = core.ledger().extent_counts();

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "daemon/core/budget.h"
+#include "daemon/core/effects.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/policy.h"
-#include "daemon/core/requests.h"
 #include "daemon/core/stats.h"
 #include "daemon/core/waiting.h"
 #include "daemon/quota/quotas.h"
@@ -95,11 +95,8 @@ struct PlanningSnapshot {
 
 // A lease that waits for memory.
 struct WaitingSnapshot {
-  JobKey job;
+  Waiter lease;
   Rank rank;
-  PoolId pool;
-  Bytes size;
-  Waiter::Lacks lacks = Waiter::Lacks::kPool;
   int in_front = 0;  // waiting leases that it must not pass
   absl::Duration elapsed, left;
 };

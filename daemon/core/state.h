@@ -14,13 +14,13 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/core/budget.h"
+#include "daemon/core/effects.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/planning/plans.h"
 #include "daemon/core/planning/replan.h"
 #include "daemon/core/policy.h"
 #include "daemon/core/pool/held_outside.h"
 #include "daemon/core/pool/pool.h"
-#include "daemon/core/requests.h"
 #include "daemon/core/session.h"
 #include "daemon/core/waiting.h"
 #include "daemon/quota/allowance.h"
@@ -119,13 +119,7 @@ struct AttachedRank {
 };
 
 // A lease that waits for a plan, as saved by version 1 of the state.
-struct WaitingLease {
-  SessionId session;
-  RequestId request;
-  LeaseRequest asked;
-  absl::Time since, deadline;
-  bool operator==(const WaitingLease&) const = default;
-};
+struct WaitingLease : Waiter {};
 
 // A joining job with a plan that is held back until members free memory.
 struct HeldJoin {
@@ -185,8 +179,7 @@ enum class RowKind : char {
 // each of its tables; save(key, row, visit) calls visit(kind, key, row).
 struct SavedAs {
   RowKind kind;
-  template <typename Key, typename Row, typename Visit>
-  void operator()(const Key& key, const Row* row, Visit& visit) const {
+  void operator()(const auto& key, const auto* row, auto& visit) const {
     visit(kind, key, row);
   }
 };

@@ -62,36 +62,18 @@ class HeldUp {
 
 absl::Status WaitingQueue::MayJoin(const Principal& who,
                                    const WaitLimits& limits) const {
-  const size_t own = WaitingOf(who);
-  if (own >= limits.each) {
-    return TooMuch(who, Resource::kWaiting, static_cast<int64_t>(own),
-                   static_cast<int64_t>(limits.each));
-  }
+  const int64_t own =
+      std::ranges::count_if(waiters_.rows(), [&](const auto& each) {
+        return each.second.job.principal == who && !each.second.for_plan;
+      });
   const Share share = {static_cast<int64_t>(limits.each),
                        static_cast<int64_t>(limits.all)};
-  const auto with_it = static_cast<int64_t>(own) + 1;
-  const auto used = static_cast<int64_t>(waiters_.size() - for_plans_.size());
-  if (used < share.all_for(with_it)) return absl::OkStatus();
-  return NoRoom(share, "leases waiting", used, with_it);
-}
-
-bool Woken::Wakes(const Waiter& waiter, absl::Time now) const {
-  return all || pools.contains(waiter.asked.pool) ||
-         users.contains(waiter.job.principal) ||
-         (waiter.again != absl::InfinitePast() && waiter.again <= now);
-}
-
-void WaitingQueue::Join(Waiter waiter) {
-  const PlaceInLine place{next_++};
-  if (waiter.for_plan) for_plans_.insert(place);
-  waiters_.Insert(place, std::move(waiter));
-  wake_all_ = true;
-}
-
-void WaitingQueue::Erase(const PlaceInLine& place) {
-  for_plans_.erase(place);
-  waiters_.erase(place);
-  wake_all_ = true;
+  if (own >= share.each) {
+    return TooMuch(who, Resource::kWaiting, own, share.each);
+  }
+  const int64_t used = std::ssize(waiters_.rows()) - std::ssize(for_plans_);
+  if (used < share.all_for(own + 1)) return absl::OkStatus();
+  return NoRoom(share, "leases waiting", used, own + 1);
 }
 
 std::optional<Waiter> WaitingQueue::Leave(SessionId session,
@@ -120,38 +102,29 @@ bool WaitingQueue::HoldsUp(const Waiter& other, const Waiter& asks,
                            Rights rights, absl::Time now) {
   if (other.for_plan) return false;
   const LeaseRequest& asked = asks.asked;
-  switch (other.lacks) {
-    case Waiter::Lacks::kPool:
-      if (other.asked.pool != asked.pool) return false;
-      if (asked.size < HeldUpFrom(other, now)) return false;
-      if (rights.promised && other.job != asks.job) return false;
-      return !rights.reserved ||
-             other.job.principal.uid == asks.job.principal.uid;
-    case Waiter::Lacks::kUser:
-      return other.asked.pool.kind == asked.pool.kind &&
-             other.job.principal == asks.job.principal;
-    case Waiter::Lacks::kJob:
-      return other.asked.pool.kind == asked.pool.kind && other.job == asks.job;
+  if (other.lacks == Waiter::Lacks::kPool) {
+    return other.asked.pool == asked.pool &&
+           asked.size >= HeldUpFrom(other, now) &&
+           (!rights.promised || other.job == asks.job) &&
+           (!rights.reserved ||
+            other.job.principal.uid == asks.job.principal.uid);
   }
-  return false;
+  return other.asked.pool.kind == asked.pool.kind &&
+         (other.lacks == Waiter::Lacks::kUser
+              ? other.job.principal == asks.job.principal
+              : other.job == asks.job);
 }
 
-WaitingQueue::InFront WaitingQueue::Before(
-    Table<PlaceInLine, Waiter>::const_iterator end, const Waiter& asks,
-    Rights rights, absl::Time now) const {
+WaitingQueue::InFront WaitingQueue::Before(const Waiter& asks, Rights rights,
+                                           absl::Time now,
+                                           const PlaceInLine* place) const {
   InFront front;
-  for (auto each = waiters_.begin(); each != end; ++each) {
-    if (!HoldsUp(each->second, asks, rights, now)) continue;
-    if (front.count++ == 0) front.first = &each->second;
+  for (const auto& [at, other] : waiters_) {
+    if (place != nullptr && at == *place) break;
+    if (!HoldsUp(other, asks, rights, now)) continue;
+    if (front.count++ == 0) front.first = &other;
   }
   return front;
-}
-
-WaitingQueue::InFront WaitingQueue::Before(const PlaceInLine& place,
-                                           Rights rights,
-                                           absl::Time now) const {
-  const auto at = waiters_.find(place);
-  return Before(at, at->second, rights, now);
 }
 
 void WaitingQueue::Release(
@@ -168,51 +141,45 @@ void WaitingQueue::Release(
     if (!waiter.for_plan) line.push_back(place);
   }
   HeldUp held_up;
-  // Returns what the lease lacks if it gets no turn; nullopt if it gets one.
-  const auto without_turn =
-      [&](const PlaceInLine& place,
-          const Waiter& waiter) -> std::optional<Waiter::Lacks> {
-    if (waiter.again > now) return waiter.lacks;
+  // Gives the lease a turn unless another one holds it up.
+  const auto turn_of = [&](const PlaceInLine& place,
+                           const Waiter& waiter) -> Turn {
+    if (waiter.again > now) return Stay{waiter.lacks, waiter.again};
     const auto held = held_up.For(waiter);
-    if (held != Waiter::Lacks::kPool) return held;
-    const Rights has = rights(waiter);
-    const bool passes = has.any() && Before(place, has, now).first == nullptr;
-    return passes ? std::nullopt : held;
-  };
-  const auto stays = [&](const PlaceInLine& place, Waiter::Lacks lacks,
-                         absl::Time again) {
-    const Waiter& waiter = waiters_.at(place);
-    wake = wake || waiter.lacks != lacks;
-    if (waiter.lacks == lacks && waiter.again == again) return;
-    Waiter& changed = waiters_.Edit(place);
-    changed.lacks = lacks;
-    changed.again = again;
+    if (held == Waiter::Lacks::kPool) {
+      const Rights has = rights(waiter);
+      if (has.any() && Before(waiter, has, now, &place).first == nullptr) {
+        return take_turn(waiter);
+      }
+    }
+    return held ? Stay{*held} : take_turn(waiter);
   };
   for (const PlaceInLine& place : line) {
     const Waiter& waiter = waiters_.at(place);
+    bool stays = true;
     if (wake || woken.Wakes(waiter, now)) {
-      if (const auto lacks = without_turn(place, waiter)) {
-        stays(place, *lacks,
-              waiter.again > now ? waiter.again : absl::InfinitePast());
-      } else {
-        const Turn turn = take_turn(waiter);
-        if (turn.result != Turn::Result::kStays) {
-          waiters_.erase(place);
-          wake = true;
-          continue;
-        }
-        stays(place, turn.lacks, turn.again);
+      const Turn turn = turn_of(place, waiter);
+      stays = turn.has_value();
+      wake |= stays && waiter.lacks != turn->lacks;
+      if (stays &&
+          (waiter.lacks != turn->lacks || waiter.again != turn->again)) {
+        Waiter& changed = waiters_.Edit(place);
+        changed.lacks = turn->lacks;
+        changed.again = turn->again;
       }
     }
-    if (waiter.deadline > now) {
+    if (stays && waiter.deadline <= now) {
+      timed_out(place, waiter);
+      stays = false;
+    }
+    if (stays) {
       held_up.Add(waiter, now);
       const absl::Time half = HalfOf(waiter);
       wake = wake || (before < half && half <= now);
-      continue;
+    } else {
+      waiters_.erase(place);
+      wake = true;
     }
-    timed_out(place, waiter);
-    waiters_.erase(place);
-    wake = true;
   }
 }
 
@@ -225,13 +192,6 @@ absl::Time WaitingQueue::NextDeadline() const {
     }
   }
   return next;
-}
-
-size_t WaitingQueue::WaitingOf(const Principal& who) const {
-  return static_cast<size_t>(
-      std::ranges::count_if(waiters_.rows(), [&](const auto& each) {
-        return each.second.job.principal == who && !each.second.for_plan;
-      }));
 }
 
 void WaitingQueue::Load(Saved saved) {

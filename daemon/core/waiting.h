@@ -1,25 +1,11 @@
 // The queue of leases that wait for memory: first come, first served. A lease
-// waits in one of these states:
-//   for its pool  The pool has not enough free memory. In the first half of the
-//                 wait, smaller later requests may pass the lease; in the
-//                 second half, no later request gets memory of that pool. So
-//                 neither starves.
-//   for its user  The budget or the extents of its user (its job) do not allow
-//   for its job   the lease. Only later requests of that user (job) for the
-//                 same kind of memory must not pass it, since no other user can
-//                 help or harm it.
-//   for a plan    Running jobs of its user may free the host memory that it
-//                 needs, when they run by other plans. It holds up no other
-//                 lease, and none holds it up, because the memory is promised
-//                 to it (JointPlanning). If no memory will be freed any more,
-//                 it is refused, or joins the queue at its end.
-//   (ended)       WaitEnd.
-// A lease that must not pass another one is in the same state as that one.
+// waits for its pool, its user, its job or a plan; README.md has what each of
+// these holds up, and which requests may pass (Rights). A lease that must not
+// pass another one is in the same state as that one. A lease that waits for a
+// plan is refused or joins the queue at its end if no plan frees memory for it.
 //
-// Two rights let a request pass leases that wait for the pool, because these
-// could not have its memory anyway (Rights). A lease gets a turn when something
-// that it may lack has changed (Woken). The queue only keeps the order;
-// LeaseWaits asks the ledger whether there is memory.
+// A lease gets a turn when something that it may lack has changed (Woken). The
+// queue only keeps the order; Leases asks the ledger whether there is memory.
 // Thread safety: one thread (core.h).
 #pragma once
 
@@ -33,9 +19,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "daemon/core/effects.h"
 #include "daemon/core/named_counts.h"
 #include "daemon/core/node/types.h"
-#include "daemon/core/requests.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {
@@ -80,7 +66,11 @@ struct Woken {
   std::set<Principal> users;  // charged or refunded
   bool all = false;
   bool any() const { return all || !pools.empty() || !users.empty(); }
-  bool Wakes(const Waiter& waiter, absl::Time now) const;
+  bool Wakes(const Waiter& waiter, absl::Time now) const {
+    return all || pools.contains(waiter.asked.pool) ||
+           users.contains(waiter.job.principal) ||
+           (waiter.again != absl::InfinitePast() && waiter.again <= now);
+  }
 };
 
 // How the wait of a lease ended.
@@ -103,7 +93,12 @@ class WaitingQueue {
   // of waiting leases. Leases that wait for plans do not count, because each
   // session has at most one.
   absl::Status MayJoin(const Principal& who, const WaitLimits& limits) const;
-  void Join(Waiter waiter);
+  void Join(Waiter waiter) {
+    const PlaceInLine place{next_++};
+    if (waiter.for_plan) for_plans_.insert(place);
+    waiters_.Insert(place, std::move(waiter));
+    wake_all_ = true;
+  }
   // Removes and returns the lease; nullopt if it does not wait.
   std::optional<Waiter> Leave(SessionId session, RequestId request);
   // Removes all leases of the session; returns how many were in the queue.
@@ -114,19 +109,17 @@ class WaitingQueue {
     const Waiter* first = nullptr;
     int count = 0;
   };
-  InFront Before(const Waiter& asks, Rights rights, absl::Time now) const {
-    return Before(waiters_.end(), asks, rights, now);
-  }
-  // Returns the leases that a waiting lease may not pass.
-  InFront Before(const PlaceInLine& place, Rights rights, absl::Time now) const;
+  // For a waiting lease, `place` is its own.
+  InFront Before(const Waiter& asks, Rights rights, absl::Time now,
+                 const PlaceInLine* place = nullptr) const;
 
-  // The outcome of a lease's turn.
-  struct Turn {
-    enum class Result { kGranted, kStays, kRefused };
-    Result result = Result::kStays;
-    Waiter::Lacks lacks = Waiter::Lacks::kPool;  // if it stays
-    absl::Time again = absl::InfinitePast();     // if it stays
+  // What a lease lacks, and Waiter::again, if it stays in the queue.
+  struct Stay {
+    Waiter::Lacks lacks = Waiter::Lacks::kPool;
+    absl::Time again = absl::InfinitePast();
   };
+  // The outcome of a lease's turn; nullopt: it is granted or refused.
+  using Turn = std::optional<Stay>;
   // Gives a turn to the leases that `woken` wakes, in order, unless earlier
   // leases hold them up. Calls `rights` only for leases that others hold up at
   // their pool, and `timed_out` for a lease without memory at its deadline.
@@ -151,8 +144,6 @@ class WaitingQueue {
   const std::map<PlaceInLine, Waiter>& waiters() const {
     return waiters_.rows();
   }
-  // Omits leases that wait for plans.
-  size_t WaitingOf(const Principal& who) const;
   bool empty() const { return waiters_.empty(); }
 
   Table<PlaceInLine, Waiter>& rows() { return waiters_; }  // see state.h
@@ -166,10 +157,12 @@ class WaitingQueue {
   // Returns whether `other`, an earlier lease, holds up such a request.
   static bool HoldsUp(const Waiter& other, const Waiter& asks, Rights rights,
                       absl::Time now);
-  InFront Before(Table<PlaceInLine, Waiter>::const_iterator end,
-                 const Waiter& asks, Rights rights, absl::Time now) const;
 
-  void Erase(const PlaceInLine& place);
+  void Erase(const PlaceInLine& place) {
+    for_plans_.erase(place);
+    waiters_.erase(place);
+    wake_all_ = true;
+  }
 
   Table<PlaceInLine, Waiter> waiters_;
   std::set<PlaceInLine> for_plans_;

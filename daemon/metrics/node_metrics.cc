@@ -82,9 +82,9 @@ void AddWaiting(const Snapshot& from, Families& to) {
   };
   std::map<PoolKind, Sum> sums = {{PoolKind::kGpu, {}}, {PoolKind::kHost, {}}};
   for (const WaitingSnapshot& lease : from.waiting) {
-    Sum& sum = sums[lease.pool.kind];
+    Sum& sum = sums[lease.lease.asked.pool.kind];
     ++sum.leases;
-    sum.bytes += Count(lease.size);
+    sum.bytes += Count(lease.lease.asked.size);
     sum.oldest = std::fmax(sum.oldest, absl::ToDoubleSeconds(lease.elapsed));
   }
   const auto each = [&](const char* name, const char* help, auto value) {

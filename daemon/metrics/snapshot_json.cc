@@ -262,18 +262,19 @@ json HolderOf(const HolderSnapshot& holder) {
           {"host_bytes", holder.host.count()}};
 }
 
-json WaitingOf(const WaitingSnapshot& lease) {
-  return {{"job", lease.job.name},
-          {"uid", lease.job.principal.uid},
-          {"rank", lease.rank.value()},
-          {"pool", lease.pool.kind == PoolKind::kGpu ? "gpu" : "numa"},
-          {"index", lease.pool.ordinal},
-          {"bytes", lease.size.count()},
+json WaitingOf(const WaitingSnapshot& waits) {
+  const auto& [pool, size, wait] = waits.lease.asked;
+  return {{"job", waits.lease.job.name},
+          {"uid", waits.lease.job.principal.uid},
+          {"rank", waits.rank.value()},
+          {"pool", pool.kind == PoolKind::kGpu ? "gpu" : "numa"},
+          {"index", pool.ordinal},
+          {"bytes", size.count()},
           {"background", false},
-          {"lacks", Name(lease.lacks)},
-          {"in_front", lease.in_front},
-          {"elapsed_s", absl::ToDoubleSeconds(lease.elapsed)},
-          {"deadline_in_s", absl::ToDoubleSeconds(lease.left)}};
+          {"lacks", Name(waits.lease.lacks)},
+          {"in_front", waits.in_front},
+          {"elapsed_s", absl::ToDoubleSeconds(waits.elapsed)},
+          {"deadline_in_s", absl::ToDoubleSeconds(waits.left)}};
 }
 
 json Aggregates(const Snapshot& snapshot) {

@@ -147,7 +147,7 @@ void FillNode(const Core& core, const std::string& sim_directory,
     wire::Pool* to = welcome.add_host_pools();
     FillPool(core, id, user, to);
     if (gpu != nullptr && gpu->numa != host.numa) {
-      to->set_free_bytes(core.waits().Borrowable(*rank, id).size());
+      to->set_free_bytes(core.leases().Borrowable(*rank, id).size());
     }
   }
   if (gpu == nullptr) return;

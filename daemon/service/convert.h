@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "daemon/core/core.h"
-#include "daemon/core/requests.h"
+#include "daemon/core/effects.h"
 #include "proto/base/unique_fd.h"
 #include "proto/session.pb.h"
 

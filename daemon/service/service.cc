@@ -820,8 +820,7 @@ void Service::Do(ReadProfile& effect) {
 }
 
 void Service::ReadCopies() {
-  core_.CopiesSeen(grants_->pages().Used());
-  core_.LateSeen(grants_->pages().Late());
+  core_.CopiesSeen(grants_->pages().Used(), grants_->pages().Late());
 }
 
 // --- reading the state: queries of sessions, and snapshots ------------------

@@ -21,7 +21,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
-#include "daemon/core/idle_end.h"
 #include "daemon/core/policy.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/service/admin/administration.h"

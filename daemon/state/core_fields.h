@@ -8,100 +8,79 @@
 namespace sluice::daemon {
 
 // --- the node ---------------------------------------------------------------
-void Fields(auto& ar, Is<Principal> auto& principal) {
-  ar(1, principal.uid, principal.cgroup);
+void Fields(auto& ar, Is<Principal> auto& x) { ar(1, x.uid, x.cgroup); }
+void Fields(auto& ar, Is<JobKey> auto& x) { ar(1, x.principal, x.name); }
+void Fields(auto& ar, Is<PoolId> auto& x) { ar(1, x.kind, x.ordinal); }
+void Fields(auto& ar, Is<Amounts> auto& x) { ar(1, x.gpu, x.host); }
+void Fields(auto& ar, Is<Peer> auto& x) {
+  ar(1, x.principal, x.pid, x.start_ticks);
 }
-void Fields(auto& ar, Is<JobKey> auto& job) { ar(1, job.principal, job.name); }
-void Fields(auto& ar, Is<PoolId> auto& pool) { ar(1, pool.kind, pool.ordinal); }
-void Fields(auto& ar, Is<Amounts> auto& amounts) {
-  ar(1, amounts.gpu, amounts.host);
-}
-void Fields(auto& ar, Is<Peer> auto& peer) {
-  ar(1, peer.principal, peer.pid, peer.start_ticks);
-}
-void Fields(auto& ar, Is<HeldOutside::Told> auto& told) {
-  ar(1, told.beside, told.at);
-}
-void Fields(auto& ar, Is<HeldOutside> auto& outside) {
-  ar(1, outside.pools, outside.at, outside.silent, outside.since,
-     outside.beside, outside.before_ranks, outside.told);
+void Fields(auto& ar, Is<HeldOutside::Told> auto& x) { ar(1, x.beside, x.at); }
+void Fields(auto& ar, Is<HeldOutside> auto& x) {
+  ar(1, x.pools, x.at, x.silent, x.since, x.beside, x.before_ranks, x.told);
 }
 
 // --- memory -----------------------------------------------------------------
-void Fields(auto& ar, Is<Slice> auto& slice) { ar(1, slice.id, slice.size); }
-void Fields(auto& ar, Is<Pool::Extent> auto& extent) {
-  ar(1, extent.size, extent.state, extent.principal, extent.idle_order,
-     extent.kept_since, extent.holders, extent.quarantined_for);
+void Fields(auto& ar, Is<Slice> auto& x) { ar(1, x.id, x.size); }
+void Fields(auto& ar, Is<Pool::Extent> auto& x) {
+  ar(1, x.size, x.state, x.principal, x.idle_order, x.kept_since, x.holders,
+     x.quarantined_for);
 }
-void Fields(auto& ar, Is<LeaseState> auto& lease) {
-  ar(1, lease.state, lease.session, lease.request, lease.pool, lease.size,
-     lease.slices, lease.making, lease.failure, lease.asked_at);
+void Fields(auto& ar, Is<LeaseState> auto& x) {
+  ar(1, x.state, x.session, x.request, x.pool, x.size, x.slices, x.making,
+     x.failure, x.asked_at);
 }
 // Leaves out the holder's leases, because the row of a lease names its holder.
-void Fields(auto& ar, Is<HolderState> auto& holder) {
-  ar(1, holder.state, holder.job, holder.principal, holder.quarantined);
+void Fields(auto& ar, Is<HolderState> auto& x) {
+  ar(1, x.state, x.job, x.principal, x.quarantined);
 }
-void Fields(auto& ar, Is<MakingState> auto& making) {
-  ar(1, making.pool, making.lease);
+void Fields(auto& ar, Is<MakingState> auto& x) { ar(1, x.pool, x.lease); }
+void Fields(auto& ar, Is<LingeringState> auto& x) {
+  ar(1, x.origin, x.answer, x.pool, x.job);
 }
-void Fields(auto& ar, Is<LingeringState> auto& lingering) {
-  ar(1, lingering.origin, lingering.answer, lingering.pool, lingering.job);
+void Fields(auto& ar, Is<PrincipalState> auto& x) {
+  ar(1, x.id, x.alone_since);
 }
-void Fields(auto& ar, Is<PrincipalState> auto& principal) {
-  ar(1, principal.id, principal.alone_since);
-}
-void Fields(auto& ar, Is<Allowances::Bucket> auto& bucket) {
-  ar(1, bucket.left, bucket.at);
-}
+void Fields(auto& ar, Is<Allowances::Bucket> auto& x) { ar(1, x.left, x.at); }
 
 // --- sessions: requests, replies and reports ---------------------------------
-void Fields(auto& ar, Is<HelloRequest> auto& hello) {
-  ar(1, hello.job, hello.observer, hello.rank, hello.world_size,
-     hello.local_ranks, hello.gpu);
+void Fields(auto& ar, Is<HelloRequest> auto& x) {
+  ar(1, x.job, x.observer, x.rank, x.world_size, x.local_ranks, x.gpu);
   // 7 was a guaranteed rate.
-  ar(8, hello.protocol, hello.shown);
+  ar(8, x.protocol, x.shown);
 }
-void Fields(auto& ar, Is<StepTotals> auto& totals) {
-  ar(1, totals.reports, totals.h2d, totals.d2h, totals.stall_seconds,
-     totals.grant_wait_seconds, totals.tokens, totals.plan_mismatches);
+void Fields(auto& ar, Is<StepTotals> auto& x) {
+  ar(1, x.reports, x.h2d, x.d2h, x.stall_seconds, x.grant_wait_seconds,
+     x.tokens, x.plan_mismatches);
 }
-void Fields(auto& ar, Is<StepReport> auto& step) {
-  ar(1, step.step, step.seconds, step.h2d, step.d2h, step.stall_seconds,
-     step.grant_wait_seconds, step.hbm_peak, step.host_peak, step.tokens,
-     step.loss, step.plan_mismatches, step.totals);
+void Fields(auto& ar, Is<StepReport> auto& x) {
+  ar(1, x.step, x.seconds, x.h2d, x.d2h, x.stall_seconds, x.grant_wait_seconds,
+     x.hbm_peak, x.host_peak, x.tokens, x.loss, x.plan_mismatches, x.totals);
 }
-void Fields(auto& ar, Is<LeaseRequest> auto& asked) {
-  ar(1, asked.pool, asked.size, asked.wait);
+void Fields(auto& ar, Is<LeaseRequest> auto& x) {
+  ar(1, x.pool, x.size, x.wait);
   // 4 was a priority.
 }
-void Fields(auto& ar, Is<WelcomeReply> auto& welcome) {
-  ar(1, welcome.observer, welcome.grant_slot, welcome.gpu);
+void Fields(auto& ar, Is<WelcomeReply> auto& x) {
+  ar(1, x.observer, x.grant_slot, x.gpu);
   // 4 and 5 were a guaranteed rate, and why it was less than requested.
-  ar(6, welcome.protocol);
+  ar(6, x.protocol);
 }
-void Fields(auto& ar, Is<GrantedReply> auto& granted) {
-  ar(1, granted.lease, granted.slices);
-}
+void Fields(auto& ar, Is<GrantedReply> auto& x) { ar(1, x.lease, x.slices); }
 void Fields(auto&, Is<FreedReply> auto&) {}
-void Fields(auto& ar, Is<SubmittedReply> auto& submitted) {
-  ar(1, submitted.waiting_for);
+void Fields(auto& ar, Is<SubmittedReply> auto& x) { ar(1, x.waiting_for); }
+void Fields(auto& ar, Is<NotedReply> auto& x) { ar(1, x.room); }
+void Fields(auto& ar, Is<SnapshotReply> auto& x) { ar(1, x.plan); }
+void Fields(auto& ar, Is<Session::PeerDeath> auto& x) {
+  ar(1, x.rank, x.reason);
 }
-void Fields(auto& ar, Is<NotedReply> auto& noted) { ar(1, noted.room); }
-void Fields(auto& ar, Is<SnapshotReply> auto& snapshot) {
-  ar(1, snapshot.plan);
-}
-void Fields(auto& ar, Is<Session::PeerDeath> auto& death) {
-  ar(1, death.rank, death.reason);
-}
-void Fields(auto& ar, Is<Session> auto& session) {
-  ar(1, session.id, session.peer, session.state, session.connected_at,
-     session.hello, session.grant_slot);
+void Fields(auto& ar, Is<Session> auto& x) {
+  ar(1, x.id, x.peer, x.state, x.connected_at, x.hello, x.grant_slot);
   // 7 and 19 were a guaranteed rate, and why it was lowered.
-  ar(8, session.had_leases_at_close, session.last_step);
+  ar(8, x.had_leases_at_close, x.last_step);
   // 10 and 11 were sums that last_step has instead.
-  ar(12, session.hbm_peak, session.copies_reported, session.copies_seen,
-     session.copies_counted, session.told_plan, session.deaths_to_tell,
-     session.outside);
+  ar(12, x.hbm_peak, x.copies_reported, x.copies_seen, x.copies_counted,
+     x.told_plan, x.deaths_to_tell, x.outside);
 }
 
 }  // namespace sluice::daemon
@@ -111,51 +90,45 @@ namespace sluice::plan {
 
 using daemon::Is;
 
-void Fields(auto& ar, Is<GivenFractions> auto& given) {
-  ar(1, given.keep, given.swap);
+void Fields(auto& ar, Is<GivenFractions> auto& x) { ar(1, x.keep, x.swap); }
+void Fields(auto& ar, Is<TokenFractions> auto& x) {
+  ar(1, x.keep, x.swap, x.recompute);
 }
-void Fields(auto& ar, Is<TokenFractions> auto& fractions) {
-  ar(1, fractions.keep, fractions.swap, fractions.recompute);
+void Fields(auto& ar, Is<LayerKind> auto& x) {
+  ar(1, x.name, x.layers, x.resident_layers, x.forward_layer_seconds,
+     x.backward_layer_seconds, x.forward_d2h_fixed, x.forward_h2d_fixed,
+     x.backward_d2h_fixed, x.backward_h2d_fixed);
 }
-void Fields(auto& ar, Is<LayerKind> auto& kind) {
-  ar(1, kind.name, kind.layers, kind.resident_layers,
-     kind.forward_layer_seconds, kind.backward_layer_seconds,
-     kind.forward_d2h_fixed, kind.forward_h2d_fixed, kind.backward_d2h_fixed,
-     kind.backward_h2d_fixed);
+void Fields(auto& ar, Is<SkeletalClass> auto& x) {
+  ar(1, x.name, x.kind, x.bytes_per_layer, x.recompute_seconds, x.must_swap,
+     x.traffic_in_fixed, x.shared, x.can_keep, x.given, x.why);
 }
-void Fields(auto& ar, Is<SkeletalClass> auto& skeletal) {
-  ar(1, skeletal.name, skeletal.kind, skeletal.bytes_per_layer,
-     skeletal.recompute_seconds, skeletal.must_swap, skeletal.traffic_in_fixed,
-     skeletal.shared, skeletal.can_keep, skeletal.given, skeletal.why);
-}
-void Fields(auto& ar, Is<RankProfile> auto& profile) {
-  ar(1, profile.job, profile.rank, profile.gpu, profile.numa, profile.kinds);
+void Fields(auto& ar, Is<RankProfile> auto& x) {
+  ar(1, x.job, x.rank, x.gpu, x.numa, x.kinds);
   // 6 was the segments: saved profiles have none (WithoutTraces).
-  ar(7, profile.classes, profile.host_fixed, profile.host_limit,
-     profile.transient_capacity, profile.keep_reserve, profile.alpha,
-     profile.settled, profile.limited_by);
+  ar(7, x.classes, x.host_fixed, x.host_limit, x.transient_capacity,
+     x.keep_reserve, x.alpha, x.settled, x.limited_by);
 }
-void Fields(auto& ar, Is<Placement> auto& placement) {
-  ar(1, placement.offsets, placement.peak, placement.lower_bound,
-     placement.proved_by, placement.method, placement.seconds);
+void Fields(auto& ar, Is<Placement> auto& x) {
+  ar(1, x.offsets, x.peak, x.lower_bound, x.proved_by, x.method, x.seconds);
 }
-void Fields(auto& ar, Is<SegmentPlan> auto& segment) {
-  ar(1, segment.name, segment.base, segment.placement);
+void Fields(auto& ar, Is<SegmentPlan> auto& x) {
+  ar(1, x.name, x.base, x.placement);
 }
-void Fields(auto& ar, Is<ClassPlan> auto& skeletal) {
-  ar(1, skeletal.name, skeletal.fractions, skeletal.why, skeletal.kind);
+void Fields(auto& ar, Is<ClassPlan> auto& x) {
+  ar(1, x.name, x.fractions, x.why, x.kind);
 }
-void Fields(auto& ar, Is<PlanLimit> auto& limit) {
-  ar(1, limit.what, limit.used, limit.capacity, limit.unit, limit.binds,
-     limit.one_more_step_seconds, limit.one_more_recompute_seconds);
+void Fields(auto& ar, Is<PlanLimit> auto& x) {
+  ar(1, x.what, x.used, x.capacity, x.unit, x.binds, x.one_more_step_seconds,
+     x.one_more_recompute_seconds);
 }
-void Fields(auto& ar, Is<RankPlan> auto& rank) {
-  ar(1, rank.job, rank.rank, rank.segments, rank.transient_peak, rank.classes,
-     rank.alpha, rank.alpha_limited_by, rank.host_bytes);
+void Fields(auto& ar, Is<RankPlan> auto& x) {
+  ar(1, x.job, x.rank, x.segments, x.transient_peak, x.classes, x.alpha,
+     x.alpha_limited_by, x.host_bytes);
 }
-void Fields(auto& ar, Is<NodePlan> auto& plan) {
-  ar(1, plan.id, plan.profile_hash, plan.ranks, plan.seconds, plan.infeasible,
-     plan.limited_by, plan.limits, plan.units_solved, plan.units_known);
+void Fields(auto& ar, Is<NodePlan> auto& x) {
+  ar(1, x.id, x.profile_hash, x.ranks, x.seconds, x.infeasible, x.limited_by,
+     x.limits, x.units_solved, x.units_known);
 }
 
 }  // namespace sluice::plan
@@ -163,42 +136,37 @@ void Fields(auto& ar, Is<NodePlan> auto& plan) {
 namespace sluice::daemon {
 
 // --- jobs that run by plans, and waiting leases ------------------------------
-void Fields(auto& ar, Is<ProfileWithHash> auto& profile) {
-  ar(1, profile.profile, profile.hash, profile.units);
+void Fields(auto& ar, Is<ProfileWithHash> auto& x) {
+  ar(1, x.profile, x.hash, x.units);
 }
-void Fields(auto& ar, Is<PlanChange> auto& change) {
-  ar(1, change.plan, change.since, change.deadline, change.wait, change.open,
-     change.refused, change.before);
+void Fields(auto& ar, Is<PlanChange> auto& x) {
+  ar(1, x.plan, x.since, x.deadline, x.wait, x.open, x.refused, x.before);
 }
-void Fields(auto& ar, Is<Member> auto& member) {
-  ar(1, member.state, member.profiles, member.ranks, member.change,
-     member.settled, member.links);
+void Fields(auto& ar, Is<Member> auto& x) {
+  ar(1, x.state, x.profiles, x.ranks, x.change, x.settled, x.links);
 }
-void Fields(auto& ar, Is<PlanRounds::Kept> auto& kept) {
-  ar(1, kept.job, kept.cache_key, kept.plan);
+void Fields(auto& ar, Is<PlanRounds::Kept> auto& x) {
+  ar(1, x.job, x.cache_key, x.plan);
 }
-void Fields(auto& ar, Is<WaitingLease> auto& lease) {
-  ar(1, lease.session, lease.request, lease.asked, lease.since, lease.deadline);
+void Fields(auto& ar, Is<WaitingLease> auto& x) {
+  ar(1, x.session, x.request, x.asked, x.since, x.deadline);
 }
-void Fields(auto& ar, Is<PlaceInLine> auto& place) {
-  // 1 was a priority.
-  ar(2, place.number);
+// 1 was a priority.
+void Fields(auto& ar, Is<PlaceInLine> auto& x) { ar(2, x.number); }
+void Fields(auto& ar, Is<Waiter> auto& x) {
+  ar(1, x.lacks, x.session, x.request, x.asked, x.job, x.since, x.deadline,
+     x.again, x.for_plan);
 }
-void Fields(auto& ar, Is<Waiter> auto& waiter) {
-  ar(1, waiter.lacks, waiter.session, waiter.request, waiter.asked, waiter.job,
-     waiter.since, waiter.deadline, waiter.again, waiter.for_plan);
-}
-void Fields(auto& ar, Is<NextRound> auto& next) {
-  ar(1, next.owed, next.at, next.why, next.whose);
+void Fields(auto& ar, Is<NextRound> auto& x) {
+  ar(1, x.owed, x.at, x.why, x.whose);
 }
 
 // --- the state outside of tables, and rows (RowKind) -------------------------
-void Fields(auto& ar, Is<LooseState> auto& loose) {
-  ar(1, loose.next_extent, loose.next_lease, loose.next_principal,
-     loose.next_round, loose.next_plan, loose.next_idle_order,
-     loose.ask_again_at, loose.asked_last, loose.outside, loose.waiting_leases,
-     loose.next_joint, loose.last_session, loose.next_place, loose.gpus);
+void Fields(auto& ar, Is<LooseState> auto& x) {
+  ar(1, x.next_extent, x.next_lease, x.next_principal, x.next_round,
+     x.next_plan, x.next_idle_order, x.ask_again_at, x.asked_last, x.outside,
+     x.waiting_leases, x.next_joint, x.last_session, x.next_place, x.gpus);
 }
-void Fields(auto& ar, Is<ExtentRow> auto& row) { ar(1, row.pool, row.extent); }
+void Fields(auto& ar, Is<ExtentRow> auto& x) { ar(1, x.pool, x.extent); }
 
 }  // namespace sluice::daemon

@@ -13,8 +13,7 @@
 namespace sluice::daemon {
 namespace {
 
-// --- writing
-// ------------------------------------------------------------------
+// --- writing ----------------------------------------------------------------
 void AddRow(std::string& to, RowOp op, const std::string& key,
             const std::string& row) {
   FieldWriter writer(&to, nullptr);
@@ -77,8 +76,7 @@ template <typename Row>
 constexpr bool kIsOfPlanning =
     std::same_as<Row, Member> || std::same_as<Row, PlanRounds::Kept>;
 
-// --- reading
-// ------------------------------------------------------------------
+// --- reading ----------------------------------------------------------------
 using Rows = std::map<std::string, std::string>;
 
 absl::Status Bad(std::string_view what) {
@@ -125,12 +123,50 @@ class RowReader {
   absl::Status Read(const std::string& name, const std::string& bytes) {
     FieldReader key(std::string_view(name).substr(1), objects_);
     FieldReader row(bytes, objects_);
-    SLUICE_RETURN_IF_ERROR(ReadKind(name[0], key, row));
+    const char kind = name[0];
+    const auto into = [&](RowKind each, auto& map) {
+      if (kind != static_cast<char>(each)) return false;
+      typename std::decay_t<decltype(map)>::key_type at{};
+      key.Element(at);
+      row.Element(map[at]);
+      if constexpr (std::same_as<decltype(map), Sessions&>) {
+        row.Element(newest_forgotten_[at]);
+      }
+      return true;
+    };
+    LedgerState& ledger = to_->ledger;
+    if (kind == kLooseRow) {
+      row.Element(loose_.emplace());
+    } else if (kind == static_cast<char>(RowKind::kReply)) {
+      SessionId id;
+      RequestId request;
+      key.Element(id);
+      key.Element(request);
+      row.Element(replies_[id][request]);
+    } else if (!into(RowKind::kExtent, extents_) &&
+               !into(RowKind::kLease, ledger.leases) &&
+               !into(RowKind::kMaking, ledger.making) &&
+               !into(RowKind::kHolder, ledger.holders) &&
+               !into(RowKind::kLingering, ledger.lingering) &&
+               !into(RowKind::kPrincipal, ledger.principals) &&
+               !into(RowKind::kAllowance, ledger.allowances) &&
+               !into(RowKind::kSession, to_->sessions) &&
+               !into(RowKind::kMember, to_->joint.members) &&
+               !into(RowKind::kPlanInUse, in_use_) &&
+               !into(RowKind::kPlanPromised, promised_) &&
+               !into(RowKind::kWaiter, to_->waiting.waiters)) {
+      return Bad(fmt::format("a row of kind {} is not known", int{kind}));
+    }
     if (key.Done() && row.Done()) return absl::OkStatus();
-    return Bad(fmt::format("a row of kind {} is damaged", int{name[0]}));
+    return Bad(fmt::format("a row of kind {} is damaged", int{kind}));
   }
+
   // Restores the state that is computed from several rows.
   absl::Status Join() {
+    for (auto& [id, row] : extents_) {
+      SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(row.pool));
+      pool->extents[id] = std::move(row.extent);
+    }
     for (const auto& [id, lease] : to_->ledger.leases) {
       const auto holder = to_->ledger.holders.find(lease.session);
       if (holder == to_->ledger.holders.end()) {
@@ -145,119 +181,48 @@ class RowReader {
       to_->joint.attached[id] = {session.job(), hello.rank, hello.gpu,
                                  hello.local_ranks};
     }
-    for (const WaitingLease& lease : waiting_leases_) {
-      const auto session = to_->sessions.find(lease.session);
-      if (session == to_->sessions.end()) {
-        return Bad("a lease waits without its session");
-      }
-      to_->waiting.waiters[{to_->waiting.next++}] = {
-          .session = lease.session,
-          .request = lease.request,
-          .asked = lease.asked,
-          .job = session->second.job(),
-          .since = lease.since,
-          .deadline = lease.deadline,
-          .for_plan = true};
-    }
-    for (auto& [plan, kept] : plans_) {
-      to_->joint.rounds.kept.push_back(std::move(kept));
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status ReadKind(char kind, FieldReader& key, FieldReader& row) {
-    LedgerState& ledger = to_->ledger;
-    JointPlanningState& joint = to_->joint;
-    switch (static_cast<RowKind>(kind)) {
-      case RowKind::kExtent:
-        return ReadExtent(key, row);
-      case RowKind::kLease:
-        return Into(ledger.leases, key, row);
-      case RowKind::kMaking:
-        return Into(ledger.making, key, row);
-      case RowKind::kHolder:
-        return Into(ledger.holders, key, row);
-      case RowKind::kLingering:
-        return Into(ledger.lingering, key, row);
-      case RowKind::kPrincipal:
-        return Into(ledger.principals, key, row);
-      case RowKind::kAllowance:
-        return Into(ledger.allowances, key, row);
-      case RowKind::kSession:
-        return ReadSession(key, row);
-      case RowKind::kReply:
-        return ReadReply(key, row);
-      case RowKind::kMember:
-        return Into(joint.members, key, row);
-      case RowKind::kPlanInUse:
-        return ReadPlan(joint.rounds.current, key, row);
-      case RowKind::kPlanPromised:
-        return ReadPlan(joint.rounds.promised, key, row);
-      case RowKind::kWaiter:
-        return Into(to_->waiting.waiters, key, row);
-    }
-    if (kind == kLooseRow) return ReadLoose(row);
-    if (kind == kObjectRow) return Skip(key, row);
-    return Bad(fmt::format("a row of kind {} is not known", int{kind}));
-  }
-  template <typename Map>
-  absl::Status Into(Map& map, FieldReader& key, FieldReader& row) {
-    typename Map::key_type at{};
-    key.Element(at);
-    row.Element(map[at]);
-    return absl::OkStatus();
-  }
-  absl::Status ReadExtent(FieldReader& key, FieldReader& row) {
-    ExtentId id;
-    ExtentRow extent;
-    key.Element(id);
-    row.Element(extent);
-    SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(extent.pool));
-    pool->extents[id] = extent.extent;
-    return absl::OkStatus();
-  }
-  absl::Status ReadSession(FieldReader& key, FieldReader& row) {
-    SessionId id;
-    key.Element(id);
-    row.Element(to_->sessions[id]);
-    row.Element(newest_forgotten_[id]);
-    return absl::OkStatus();
-  }
-  absl::Status ReadReply(FieldReader& key, FieldReader& row) {
-    SessionId id;
-    RequestId request;
-    key.Element(id);
-    key.Element(request);
-    row.Element(replies_[id][request]);
-    return absl::OkStatus();
-  }
-  absl::Status ReadPlan(std::map<JobKey, PlanId>& plans, FieldReader& key,
-                        FieldReader& row) {
-    JobKey job;
-    PlanRounds::Kept kept;
-    key.Element(job);
-    row.Element(kept);
-    if (kept.plan == nullptr) return Bad("a plan is missing");
-    plans[job] = kept.plan->id;
-    plans_[kept.plan->id] = kept;
-    return absl::OkStatus();
-  }
-  absl::Status ReadLoose(FieldReader& row) {
-    LooseState loose;
-    row.Element(loose);
+    PlanRounds::Saved& rounds = to_->joint.rounds;
+    SLUICE_RETURN_IF_ERROR(JoinPlans(in_use_, rounds.current));
+    SLUICE_RETURN_IF_ERROR(JoinPlans(promised_, rounds.promised));
+    for (auto& [plan, kept] : plans_) rounds.kept.push_back(std::move(kept));
+    if (!loose_) return absl::OkStatus();
+    const LooseState& loose = *loose_;
     static_cast<LedgerRest&>(to_->ledger) = loose;
     for (const auto& [id, order] : loose.next_idle_order) {
       SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
       pool->next_idle_order = order;
     }
-    to_->joint.rounds.next_round = loose.next_round;
-    to_->joint.rounds.next_plan = loose.next_plan;
-    to_->waiting.next = loose.next_place;
-    if (loose.waiting_leases) waiting_leases_ = *loose.waiting_leases;
+    rounds.next_round = loose.next_round;
+    rounds.next_plan = loose.next_plan;
     to_->joint.next = loose.next_joint;
     to_->last_session = loose.last_session;
     to_->gpus = loose.gpus;
+    to_->waiting.next = loose.next_place;
+    for (const WaitingLease& lease :
+         loose.waiting_leases.value_or(std::vector<WaitingLease>())) {
+      const auto session = to_->sessions.find(lease.session);
+      if (session == to_->sessions.end()) {
+        return Bad("a lease waits without its session");
+      }
+      Waiter& waiter = to_->waiting.waiters[{to_->waiting.next++}];
+      waiter = lease;
+      waiter.job = session->second.job();
+      waiter.for_plan = true;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  using Sessions = decltype(CoreState::sessions);
+  using PlansOfJobs = std::map<JobKey, PlanRounds::Kept>;
+
+  absl::Status JoinPlans(const PlansOfJobs& from,
+                         std::map<JobKey, PlanId>& to) {
+    for (const auto& [job, kept] : from) {
+      if (kept.plan == nullptr) return Bad("a plan is missing");
+      to[job] = kept.plan->id;
+      plans_[kept.plan->id] = kept;
+    }
     return absl::OkStatus();
   }
   absl::StatusOr<Pool::Saved*> PoolOf(PoolId id) {
@@ -265,21 +230,16 @@ class RowReader {
     if (pool != to_->ledger.pools.end()) return &pool->second;
     return Bad(fmt::format("it has memory of {}, which is not here", Name(id)));
   }
-  // Does not decode an object here: objects are decoded when a row names them.
-  absl::Status Skip(FieldReader& key, FieldReader& row) {
-    uint64_t number = 0;
-    key.Element(number);
-    row.Skip();
-    return absl::OkStatus();
-  }
 
   Objects* objects_;
   CoreState* to_;
+  // What Join puts into its place.
+  std::map<ExtentId, ExtentRow> extents_;
   std::map<SessionId, RequestHistory::Requests::Rows> replies_;
   std::map<SessionId, RequestId> newest_forgotten_;
-  std::vector<WaitingLease> waiting_leases_;  // saved by version 1
-  // Plans in the order in which they were made.
-  std::map<PlanId, PlanRounds::Kept> plans_;
+  PlansOfJobs in_use_, promised_;
+  std::map<PlanId, PlanRounds::Kept> plans_;  // in the order of their making
+  std::optional<LooseState> loose_;
 };
 
 }  // namespace
@@ -332,11 +292,14 @@ absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
   for (const auto& [name, bytes] : rows) {
     if (name[0] != kObjectRow) continue;
     uint64_t number = 0;
-    FieldReader(std::string_view(name).substr(1), &objects).Element(number);
+    FieldReader key(std::string_view(name).substr(1), &objects);
+    key.Element(number);
+    if (!key.Done()) return Bad("the number of an object is damaged");
     objects.Add(number, bytes);
   }
   RowReader reader(&objects, &fresh);
   for (const auto& [name, bytes] : rows) {
+    if (name[0] == kObjectRow) continue;
     SLUICE_RETURN_IF_ERROR(reader.Read(name, bytes));
   }
   SLUICE_RETURN_IF_ERROR(reader.Join());

@@ -4,28 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
-namespace {
 
 constexpr uint64_t kThisLayout = 0x0131306874616564;  // "death01", 1
-constexpr size_t kDeaths = 16;
-
-}  // namespace
-
-struct DeathRecord::Page {
-  uint64_t layout;
-  uint64_t runs;  // 1: a daemon has begun and not ended in order
-  uint64_t next;  // index into `deaths`, modulo its size
-  std::array<int64_t, kDeaths> deaths;  // nanoseconds; 0: unused
-  std::array<char, 512> why;            // its last byte is 0
-};
 
 void DeathRecord::Unmap::operator()(Page* page) const {
   munmap(page, sizeof(Page));
@@ -51,7 +37,8 @@ absl::StatusOr<DeathRecord> DeathRecord::Open(UniqueFd left) {
 
 void DeathRecord::Begin(absl::Time now) {
   if (page_->runs != 0) {
-    page_->deaths[page_->next++ % kDeaths] = absl::ToUnixNanos(now);
+    page_->deaths[page_->next++ % page_->deaths.size()] =
+        absl::ToUnixNanos(now);
   }
   page_->runs = 1;
 }
@@ -72,13 +59,6 @@ void DeathRecord::SayWhy(std::string_view why) {
 
 std::string DeathRecord::why() const {
   return {page_->why.data(), strnlen(page_->why.data(), page_->why.size() - 1)};
-}
-
-void DeathRecord::EndInOrder() { page_->runs = 0; }
-
-void DeathRecord::Forget() {
-  page_->deaths = {};
-  page_->why = {};
 }
 
 }  // namespace sluice::daemon

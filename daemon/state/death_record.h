@@ -6,6 +6,8 @@
 // Thread safety: one owner.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -32,14 +34,23 @@ class DeathRecord {
   // Notes why a daemon is about to end because of an error (at most 511 bytes).
   void SayWhy(std::string_view why);
   std::string why() const;  // the reason noted last; may be empty
-  void EndInOrder();
-  void Forget();
+  void EndInOrder() { page_->runs = 0; }
+  void Forget() {
+    page_->deaths = {};
+    page_->why = {};
+  }
 
   // The descriptor to keep in the store; this object still owns it.
   int fd() const { return fd_.get(); }
 
  private:
-  struct Page;
+  struct Page {
+    uint64_t layout;
+    uint64_t runs;  // 1: a daemon has begun and not ended in order
+    uint64_t next;  // index into `deaths`, modulo its size
+    std::array<int64_t, 16> deaths;  // nanoseconds; 0: unused
+    std::array<char, 512> why;       // its last byte is 0
+  };
   struct Unmap {
     void operator()(Page* page) const;
   };

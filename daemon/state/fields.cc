@@ -10,8 +10,8 @@ namespace fields {
 // Avoids the 128-bit division of absl's conversions, since each row of a
 // session has several times.
 TimeParts ToParts(absl::Time time) {
-  if (time == absl::InfiniteFuture()) return {1, TimeParts::kInfinite};
-  if (time == absl::InfinitePast()) return {-1, TimeParts::kInfinite};
+  if (time == absl::InfiniteFuture()) return {1, -1};
+  if (time == absl::InfinitePast()) return {-1, -1};
   const int64_t seconds = absl::ToUnixSeconds(time);  // rounded down
   absl::Duration rest = time - absl::FromUnixSeconds(seconds);
   const int64_t nanos = absl::ToInt64Nanoseconds(rest);
@@ -23,11 +23,12 @@ TimeParts ToParts(absl::Time time) {
 }
 
 absl::Time FromParts(TimeParts parts) {
-  if (parts.quarters == TimeParts::kInfinite) {
-    return parts.seconds > 0 ? absl::InfiniteFuture() : absl::InfinitePast();
+  const auto [seconds, quarters] = parts;
+  if (quarters == -1) {
+    return seconds > 0 ? absl::InfiniteFuture() : absl::InfinitePast();
   }
-  return absl::UnixEpoch() + absl::Seconds(parts.seconds) +
-         absl::Nanoseconds(1) / 4 * parts.quarters;
+  return absl::UnixEpoch() + absl::Seconds(seconds) +
+         absl::Nanoseconds(1) / 4 * quarters;
 }
 
 }  // namespace fields

@@ -59,6 +59,12 @@ concept Number = std::integral<T> || std::is_enum_v<T> || kIsA<Id, T> ||
     std::same_as<T, Bytes>;
 template <typename T>
 concept List = kIsA<std::vector, T> || kIsA<std::set, T>;
+template <typename T>
+inline constexpr bool kIsSigned = std::is_signed_v<T> || std::same_as<T, Bytes>;
+template <typename T>
+requires std::is_enum_v<T>
+inline constexpr bool kIsSigned<T> =
+    std::is_signed_v<std::underlying_type_t<T>>;
 
 // protobuf's wire types: a varint, 8 bytes, or a length and that many bytes.
 template <typename T>
@@ -80,38 +86,26 @@ uint64_t ToNumber(T value) {
     return value.value();
   } else if constexpr (std::same_as<T, Bytes>) {
     return ZigZag(value.count());
-  } else if constexpr (std::is_enum_v<T>) {
-    return ToNumber(static_cast<std::underlying_type_t<T>>(value));
-  } else if constexpr (std::is_signed_v<T>) {
-    return ZigZag(value);
+  } else if constexpr (kIsSigned<T>) {
+    return ZigZag(static_cast<int64_t>(value));
   } else {
-    return value;
+    return static_cast<uint64_t>(value);
   }
 }
 
 template <Number T>
-void FromNumber(uint64_t number, T& value) {
-  if constexpr (std::same_as<T, Bytes>) {
-    value = Bytes(UnZigZag(number));
-  } else if constexpr (std::is_enum_v<T>) {
-    std::underlying_type_t<T> plain{};
-    FromNumber(number, plain);
-    value = static_cast<T>(plain);
-  } else if constexpr (std::integral<T> && std::is_signed_v<T>) {
-    value = static_cast<T>(UnZigZag(number));
+T FromNumber(uint64_t number) {
+  if constexpr (kIsSigned<T>) {
+    return static_cast<T>(UnZigZag(number));
   } else {
-    value = T(number);
+    return static_cast<T>(number);
   }
 }
 
-// A time in quarters of nanoseconds, absl's own resolution, so that every time
-// is read back exactly.
-struct TimeParts {
-  int64_t seconds = 0;
-  // Quarter nanoseconds; kInfinite: `seconds` is its sign.
-  int64_t quarters = 0;
-  static constexpr int64_t kInfinite = -1;
-};
+// A time as seconds and quarters of nanoseconds, absl's own resolution, so that
+// every time is read back exactly. If quarters are -1 the time is infinite, and
+// seconds are its sign.
+using TimeParts = std::pair<int64_t, int64_t>;
 TimeParts ToParts(absl::Time time);
 absl::Time FromParts(TimeParts parts);
 
@@ -232,15 +226,10 @@ void FieldWriter::Element(const T& value) {
 template <typename T>
 void FieldWriter::Body(const T& value) {
   using fields::kIsA;
-  if constexpr (fields::List<T> || fields::kIsArray<T> || kIsA<std::map, T>) {
-    for (const auto& each : value) {
-      if constexpr (kIsA<std::map, T>) {
-        Element(each.first);
-        Element(each.second);
-      } else {
-        Element(each);
-      }
-    }
+  if constexpr (fields::List<T> || fields::kIsArray<T>) {
+    for (const auto& each : value) Element(each);
+  } else if constexpr (kIsA<std::map, T>) {
+    for (const auto& each : value) Body(each);
   } else if constexpr (kIsA<std::pair, T>) {
     Element(value.first);
     Element(value.second);
@@ -253,19 +242,16 @@ void FieldWriter::Body(const T& value) {
         },
         value);
   } else if constexpr (std::same_as<T, absl::Time>) {
-    const fields::TimeParts parts = fields::ToParts(value);
-    Element(parts.seconds);
-    Element(parts.quarters);
+    Body(fields::ToParts(value));
   } else if constexpr (std::same_as<T, absl::Duration>) {
     Element(absl::UnixEpoch() + value);
   } else if constexpr (std::same_as<T, absl::Status>) {
-    (*this)(1, static_cast<int>(value.code()));
-    (*this)(2, std::string(value.message()));
     std::map<std::string, std::string> payloads;
     value.ForEachPayload([&](auto url, const absl::Cord& payload) {
       payloads[std::string(url)] = std::string(payload);
     });
-    (*this)(3, payloads);
+    (*this)(1, static_cast<int>(value.code()), std::string(value.message()),
+            payloads);
   } else {
     Fields(*this, value);
   }
@@ -285,11 +271,6 @@ class FieldReader {
 
   template <typename T>
   void Element(T& value);
-
-  void Skip() {
-    tag_ = 0;
-    input_.Skip(INT32_MAX);
-  }
 
   // Returns false if the bytes were cut off or invalid.
   bool ok() const { return ok_; }
@@ -316,8 +297,6 @@ class FieldReader {
   std::string Text();
   template <typename T>
   void Body(T& value);
-  template <size_t index, typename... Types>
-  void Alternative(std::variant<Types...>& value);
 
   google::protobuf::io::CodedInputStream input_;
   Objects* objects_;
@@ -329,7 +308,7 @@ template <typename T>
 void FieldReader::Element(T& value) {
   using fields::kIsA;
   if constexpr (fields::Number<T>) {
-    fields::FromNumber(Varint(), value);
+    value = fields::FromNumber<T>(Varint());
   } else if constexpr (std::floating_point<T>) {
     value = Fixed();
   } else if constexpr (kIsA<std::shared_ptr, T>) {
@@ -350,19 +329,6 @@ void FieldReader::Element(T& value) {
     FieldReader reader(body, objects_);
     reader.Body(value);
     ok_ = reader.ok();
-  }
-}
-
-template <size_t index, typename... Types>
-void FieldReader::Alternative(std::variant<Types...>& value) {
-  if constexpr (index < sizeof...(Types)) {
-    using Each = std::variant_alternative_t<index, std::variant<Types...>>;
-    if (!Seek(static_cast<int>(index) + 1, fields::kWireType<Each>)) {
-      return Alternative<index + 1>(value);
-    }
-    Element(value.template emplace<index>());
-  } else {
-    ok_ = false;
   }
 }
 
@@ -391,11 +357,17 @@ void FieldReader::Body(T& value) {
   } else if constexpr (kIsA<std::optional, T>) {
     if (!AtEnd()) Element(value.emplace());
   } else if constexpr (kIsA<std::variant, T>) {
-    Alternative<0>(value);
+    const bool found = [&]<size_t... i>(std::index_sequence<i...>) {
+      return (
+          (Seek(i + 1, fields::kWireType<std::variant_alternative_t<i, T>>) &&
+           (Element(value.template emplace<i>()), true)) ||
+          ...);
+    }
+    (std::make_index_sequence<std::variant_size_v<T>>());
+    ok_ = ok_ && found;
   } else if constexpr (std::same_as<T, absl::Time>) {
     fields::TimeParts parts;
-    Element(parts.seconds);
-    Element(parts.quarters);
+    Body(parts);
     value = fields::FromParts(parts);
   } else if constexpr (std::same_as<T, absl::Duration>) {
     absl::Time since_epoch;
@@ -405,9 +377,7 @@ void FieldReader::Body(T& value) {
     int code = 0;
     std::string message;
     std::map<std::string, std::string> payloads;
-    (*this)(1, code);
-    (*this)(2, message);
-    (*this)(3, payloads);
+    (*this)(1, code, message, payloads);
     value = absl::Status(static_cast<absl::StatusCode>(code), message);
     for (const auto& [url, payload] : payloads) {
       value.SetPayload(url, absl::Cord(payload));

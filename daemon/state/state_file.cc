@@ -41,17 +41,14 @@ struct Lead {
 
 size_t RoundUp(size_t size) { return (size + kWord - 1) / kWord * kWord; }
 
-uint32_t SumOf(uint32_t before, const void* bytes, size_t size) {
-  return static_cast<uint32_t>(
-      crc32_z(before, static_cast<const Bytef*>(bytes), size));
-}
-
-// Returns the checksum of `lead` and the bytes after it, given the checksum of
-// these bytes.
-uint64_t SumOf(Lead lead, uint32_t bytes) {
+// Returns the checksum of `lead` and the bytes after it.
+uint64_t SumOf(Lead lead, std::string_view bytes) {
   lead.sum = 0;
-  return crc32_combine(SumOf(0, &lead, sizeof(lead)), bytes,
-                       static_cast<z_off_t>(lead.size));
+  const uLong sum =
+      crc32_z(0, reinterpret_cast<const Bytef*>(&lead), sizeof(lead));
+  if (bytes.empty()) return sum;  // crc32_z of a null pointer would be 0
+  return crc32_z(sum, reinterpret_cast<const Bytef*>(bytes.data()),
+                 bytes.size());
 }
 
 template <typename T>
@@ -72,16 +69,16 @@ uint64_t WordOf(const StateVersions& versions) {
   return versions.written | uint64_t{versions.oldest_reader} << 32;
 }
 
+std::string_view BytesAfter(const std::byte* lead, uint64_t size) {
+  return {reinterpret_cast<const char*>(lead + sizeof(Lead)), size};
+}
+
 // Returns whether the checkpoint or record at `here` fits into `room` and has
 // the right checksum.
 bool IsSound(const std::byte* here, size_t room) {
   const auto lead = Load<Lead>(here);
   return lead.size <= room - sizeof(Lead) &&
-         lead.sum == SumOf(lead, SumOf(0, here + sizeof(Lead), lead.size));
-}
-
-std::string_view BytesAfter(const std::byte* lead, uint64_t size) {
-  return {reinterpret_cast<const char*>(lead + sizeof(Lead)), size};
+         lead.sum == SumOf(lead, BytesAfter(here, lead.size));
 }
 
 absl::Status NoRoom(std::string_view what, size_t size, size_t room) {
@@ -105,16 +102,9 @@ absl::Status CheckStateVersion(uint32_t written, uint32_t oldest_reader,
           : "start the daemon that wrote it, or a later one"));
 }
 
-struct StateFile::Layout {
-  size_t checkpoint;  // room for one, including its lead
-  size_t records;     // room for all of them
-
-  size_t slot(uint64_t epoch) const {
-    return sizeof(Header) + (epoch % 2) * checkpoint;
-  }
-  size_t log() const { return sizeof(Header) + 2 * checkpoint; }
-  size_t size() const { return log() + records; }
-};
+size_t StateFile::Layout::slot(uint64_t epoch) const {
+  return sizeof(Header) + (epoch % 2) * checkpoint;
+}
 
 absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(
     int fd, Sizes sizes, StateVersions versions) {
@@ -124,6 +114,7 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(
     return ErrnoStatus(errno, "make the saved state");
   }
   SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd, versions));
+  file->layout_ = layout;
   // Memory is allocated now, so that records and Void need no new memory later.
   for (const uint64_t slot : {0, 1}) {
     SLUICE_RETURN_IF_ERROR(file->TakePages(layout.slot(slot), sizeof(Lead)));
@@ -169,12 +160,14 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Open(
 
 absl::Status StateFile::Read() {
   const auto header = Load<Header>(memory_);
-  if (header.magic != kMagic)
+  if (header.magic != kMagic) {
     return Damaged("its first word is not of this layout");
-  if (header.checkpoint_bytes > size_ || header.record_bytes > size_ ||
-      header.checkpoint_bytes < sizeof(Lead) || header.record_bytes < kWord ||
-      header.checkpoint_bytes % kWord != 0 ||
-      header.record_bytes % kWord != 0 || layout().size() != size_) {
+  }
+  layout_ = {header.checkpoint_bytes, header.record_bytes};
+  const auto& [checkpoint, records] = layout_;
+  if (checkpoint > size_ || records > size_ || checkpoint < sizeof(Lead) ||
+      records < kWord || checkpoint % kWord != 0 || records % kWord != 0 ||
+      layout_.size() != size_) {
     return Damaged("its sizes do not fit into it");
   }
   SLUICE_RETURN_IF_ERROR(ReadCheckpoint());
@@ -182,13 +175,12 @@ absl::Status StateFile::Read() {
 }
 
 absl::Status StateFile::ReadCheckpoint() {
-  const Layout at = layout();
   uint64_t versions = 0;
   for (const uint64_t slot : {0, 1}) {
-    const std::byte* const here = memory_ + at.slot(slot);
+    const std::byte* const here = memory_ + layout_.slot(slot);
     const auto lead = Load<Lead>(here);
     if (lead.epoch == 0) continue;  // void, or not written to its end
-    if (lead.epoch % 2 != slot || !IsSound(here, at.checkpoint)) {
+    if (lead.epoch % 2 != slot || !IsSound(here, layout_.checkpoint)) {
       return Damaged(fmt::format("checkpoint {}", slot));
     }
     if (lead.epoch <= epoch_) continue;
@@ -204,10 +196,9 @@ absl::Status StateFile::ReadCheckpoint() {
 }
 
 absl::Status StateFile::ReadRecords() {
-  const Layout at = layout();
   while (true) {
-    const std::byte* const here = memory_ + at.log() + end_;
-    const size_t room = at.records - end_;
+    const std::byte* const here = memory_ + layout_.log() + end_;
+    const size_t room = layout_.records - end_;
     // Always true of a valid file: Append leaves room for the word that marks
     // the end.
     if (room < kWord) return Damaged("its records have no end");
@@ -230,26 +221,19 @@ absl::Status StateFile::ReadRecords() {
 
 StateFile::~StateFile() { munmap(memory_, size_); }
 
-StateFile::Layout StateFile::layout() const {
-  const auto header = Load<Header>(memory_);
-  return {header.checkpoint_bytes, header.record_bytes};
-}
-
 absl::Status StateFile::Append(std::string_view record) {
   const size_t size = RoundUp(sizeof(Lead) + record.size());
   // The word after the last record marks the end.
-  const size_t room = layout().records - end_ - kWord;
+  const size_t room = layout_.records - end_ - kWord;
   if (size > room) return NoRoom("a record", size, room);
-  const size_t here = layout().log() + end_;
+  const size_t here = layout_.log() + end_;
   // The record of an older epoch at this place may be longer than this one. It
   // is voided before its bytes are overwritten.
   StoreWord(here + offsetof(Lead, epoch), 0);
   // Marks the end after this record.
   StoreWord(here + size, 0);
   Pass("record-begun");
-  std::memcpy(memory_ + here + sizeof(Lead), record.data(), record.size());
-  Publish(here, epoch_, next_, record.size(),
-          SumOf(0, record.data(), record.size()));
+  Publish(here, epoch_, next_, record);
   end_ += size;
   ++next_;
   Pass("record-saved");
@@ -257,17 +241,15 @@ absl::Status StateFile::Append(std::string_view record) {
 }
 
 absl::Status StateFile::Checkpoint(std::string_view state) {
-  const size_t room = layout().checkpoint - sizeof(Lead);
+  const size_t room = layout_.checkpoint - sizeof(Lead);
   if (state.size() > room) return NoRoom("a checkpoint", state.size(), room);
   // Writes to the other slot: the older checkpoint stays valid until the epoch
   // of this one is stored.
   const uint64_t epoch = NextEpoch();
-  const size_t slot = layout().slot(epoch);
+  const size_t slot = layout_.slot(epoch);
   SLUICE_RETURN_IF_ERROR(TakePages(slot, sizeof(Lead) + state.size()));
   StoreWord(slot + offsetof(Lead, epoch), 0);
-  std::memcpy(memory_ + slot + sizeof(Lead), state.data(), state.size());
-  Publish(slot, epoch, WordOf(versions_), state.size(),
-          SumOf(0, state.data(), state.size()));
+  Publish(slot, epoch, WordOf(versions_), state);
   epoch_ = epoch;
   end_ = 0;
   next_ = 0;
@@ -279,7 +261,7 @@ void StateFile::Void() {
   // Voids the valid checkpoint last, so that the older one is never the newest
   // valid one.
   for (const uint64_t epoch : {NextEpoch(), epoch_}) {
-    StoreWord(layout().slot(epoch) + offsetof(Lead, epoch), 0);
+    StoreWord(layout_.slot(epoch) + offsetof(Lead, epoch), 0);
   }
 }
 
@@ -288,9 +270,10 @@ uint64_t StateFile::NextEpoch() const {
 }
 
 void StateFile::Publish(size_t at, uint64_t epoch, uint64_t index,
-                        uint64_t size, uint32_t sum) {
-  Lead lead = {epoch, index, size, 0};
-  lead.sum = SumOf(lead, sum);
+                        std::string_view bytes) {
+  std::memcpy(memory_ + at + sizeof(Lead), bytes.data(), bytes.size());
+  Lead lead = {epoch, index, bytes.size(), 0};
+  lead.sum = SumOf(lead, bytes);
   StoreWord(at + offsetof(Lead, index), lead.index);
   StoreWord(at + offsetof(Lead, size), lead.size);
   StoreWord(at + offsetof(Lead, sum), lead.sum);

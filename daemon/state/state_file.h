@@ -1,9 +1,7 @@
 // Keeps a daemon's state in memory that outlives the daemon.
 //
 // A checkpoint is the whole state as bytes; a record is one change since then.
-// Both become valid as a whole with their last store, so the newest checkpoint
-// and the records after it give the state at whichever instruction the process
-// ended. README.md draws the memory.
+// README.md draws the memory.
 //
 // Unimplemented: this build does not read the state's version. NotFound: its
 // writer has voided it. FailedPrecondition: it is damaged, and no part of it is
@@ -80,7 +78,13 @@ class StateFile {
   void Void();
 
  private:
-  struct Layout;
+  struct Layout {
+    size_t checkpoint = 0;  // room for one, including its lead
+    size_t records = 0;     // room for all of them
+    size_t slot(uint64_t epoch) const;
+    size_t log() const { return slot(0) + 2 * checkpoint; }
+    size_t size() const { return log() + records; }
+  };
   StateFile(int fd, std::byte* memory, size_t size, StateVersions versions)
       : fd_(fd), memory_(memory), size_(size), versions_(versions) {}
   absl::Status TakePages(size_t at, size_t size);
@@ -89,18 +93,18 @@ class StateFile {
   absl::Status Read();
   absl::Status ReadCheckpoint();
   absl::Status ReadRecords();
-  Layout layout() const;
   void StoreWord(size_t at, uint64_t word);
   uint64_t NextEpoch() const;
-  // Makes the bytes after the lead at `at` valid, with its last store. `sum` is
-  // their checksum.
-  void Publish(size_t at, uint64_t epoch, uint64_t index, uint64_t size,
-               uint32_t sum);
+  // Writes `bytes` and their lead at `at`, and makes them valid with the last
+  // store.
+  void Publish(size_t at, uint64_t epoch, uint64_t index,
+               std::string_view bytes);
 
   const int fd_;
   std::byte* const memory_;
   const size_t size_;
   const StateVersions versions_;
+  Layout layout_;
   Contents contents_;
   uint64_t epoch_ = 0;  // of the valid checkpoint, in slot epoch_ % 2
   uint64_t next_ = 0;   // number of the next record in this epoch

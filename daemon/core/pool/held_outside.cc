@@ -20,12 +20,6 @@ OutsideAnswers::OutsideAnswers(const NodeConfig& node, bool exact)
   }
 }
 
-Bytes OutsideAnswers::Lasting(PoolId pool, Bytes held) {
-  const auto [before, is_first] = before_.try_emplace(pool, held);
-  const Bytes then = std::exchange(before->second, held);
-  return exact_ || is_first ? held : std::min(held, then);
-}
-
 HeldOutside OutsideAnswers::Add(const Answer& answer) {
   HeldOutside said;
   said.at = answer.at;
@@ -42,7 +36,10 @@ HeldOutside OutsideAnswers::Add(const Answer& answer) {
       keep(last_.beside, said.beside);
       continue;
     }
-    const Bytes lasting = Lasting(pool, *held);
+    Bytes lasting = *held;  // what was in the previous answer too
+    const auto [before, is_new] = before_.try_emplace(pool, *held);
+    const Bytes then = std::exchange(before->second, *held);
+    if (!exact_ && !is_new) lasting = std::min(lasting, then);
     if (!exact_ && pool.kind == PoolKind::kGpu) said.beside[pool] = lasting;
     const Bytes beyond = std::min(lasting - place.spare, place.total);
     if (beyond > Bytes(0)) said.pools[pool] = beyond;

@@ -2,17 +2,14 @@
 // reports of the device and of ranks.
 //
 // On `sim` the device reports this memory to the byte, for processes without a
-// session. On `cuda` memory cannot be attributed. What is used of a GPU
-// *beside* the daemon's extents is contexts of the daemon and of ranks, memory
-// of their libraries (NCCL, cuBLAS, torch), and other processes' memory. Each
-// pool leaves some memory *spare* for these; what exceeds it is held outside.
+// session. On `cuda` memory cannot be attributed: each pool leaves some memory
+// *spare* for contexts and libraries, and what is used of a GPU *beside* the
+// daemon's extents and exceeds that is held outside. README.md has how the
+// device's figure and the ranks' combine.
 //
 // The device is asked four times a second. An extent that is just being made
 // looks like another process's memory, so new memory counts only when it is
-// seen a second time. A rank does not wait for that: before its lease, it
-// reports its own driver's figure for the GPU. Both figures are of the same
-// memory, so the larger one counts, never their sum. When the device was asked
-// twice after the rank's report, only the device's figure counts.
+// seen a second time.
 #pragma once
 
 #include <map>
@@ -72,9 +69,6 @@ class OutsideAnswers {
   struct Place {
     Bytes total, spare;
   };
-  // Returns the part of `held` that was in the previous answer too.
-  Bytes Lasting(PoolId pool, Bytes held);
-
   std::map<PoolId, Place> places_;
   const bool exact_;
   std::map<PoolId, Bytes> before_;  // the previous answer, as it came

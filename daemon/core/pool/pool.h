@@ -14,19 +14,19 @@
 // held by processes outside leases. This sum always holds, to the byte:
 //   total = leased + lingering + quarantined + outside + free.
 //
-// A memory handle that left the daemon never goes to another principal: for
-// another principal a kept extent is destroyed and a new one made. Lingering
-// extents become free when the device reports that no process reaches them
-// (`Back`). If the device cannot tell, they become free when every process that
-// received a descriptor (a *holder*) has ended.
+// README.md has the rules of lingering and kept extents. If the device cannot
+// tell which process reaches an extent, it stays lingering until every process
+// that received a descriptor (a *holder*) has ended.
 // Thread safety: one thread (core.h).
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -88,16 +88,20 @@ class Pool {
   // changed since Choose.
   Taken Take(PrincipalId principal, const Parts& parts, ExtentId first);
 
-  void Made(ExtentId id);                     // making -> leased
-  void Failed(ExtentId id);                   // making -> gone
+  void Made(ExtentId id) { Move(id, At(id, State::kMaking), State::kLeased); }
+  void Failed(ExtentId id) { Erase(id, State::kMaking); }
   void AddHolder(ExtentId id, SessionId by);  // its descriptor was sent
   // Returns a leased extent. leased -> lingering (returns true), or -> kept if
   // its descriptor was never sent.
   bool Return(ExtentId id, absl::Time now);
-  void Back(ExtentId id, absl::Time now);      // lingering -> kept
-  void Destroy(ExtentId id);                   // kept -> gone
+  void Back(ExtentId id, absl::Time now);  // lingering -> kept
+  void Destroy(ExtentId id) { Erase(id, State::kKept); }
   void GiveTo(ExtentId id, PrincipalId heir);  // kept, changes its principal
-  void Quarantine(ExtentId id, SessionId by);  // leased -> quarantined
+  void Quarantine(ExtentId id, SessionId by) {
+    Extent& extent = At(id, State::kLeased);
+    Move(id, extent, State::kQuarantined);
+    extent.quarantined_for = by;
+  }
   // Makes `to`, a session of the same process, the holder of all extents that
   // have `from` as a holder. REQUIRES: `from` has nothing in quarantine.
   void TransferHolds(SessionId from, SessionId to);
@@ -125,41 +129,44 @@ class Pool {
   }
 
   Bytes total() const { return total_; }
-  Bytes leased() const { return leased_; }
+  Bytes leased() const { return making() + Sum(State::kLeased); }
   // The part of `leased` that the device is still making.
-  Bytes making() const { return making_; }
-  Bytes quarantined() const { return quarantined_; }
-  Bytes lingering() const { return lingering_; }
+  Bytes making() const { return Sum(State::kMaking); }
+  Bytes quarantined() const { return Sum(State::kQuarantined); }
+  Bytes lingering() const { return Sum(State::kLingering); }
+  // The part of `free` that exists as idle extents.
+  Bytes kept() const { return Sum(State::kKept); }
   // At most what extents leave of the pool, because the device's figure is of
   // another moment.
-  Bytes outside() const {
-    return std::min(outside_, total_ - charged() - kept_);
-  }
+  Bytes outside() const { return std::min(outside_, total_ - made()); }
   Bytes free() const { return total_ - charged() - outside(); }
-  // The part of `free` that exists as idle extents.
-  Bytes kept() const { return kept_; }
   // The size of all extents, including those that are being made.
-  Bytes made() const { return charged() + kept_; }
+  Bytes made() const { return charged() + kept(); }
   // Returns how much `principal` can certainly get in one lease: free memory
   // that is not withheld, and its own lingering extents of the pool's size.
-  Bytes UsableBy(PrincipalId principal, Bytes withheld = Bytes(0)) const;
+  Bytes UsableBy(PrincipalId principal, Bytes withheld = Bytes(0)) const {
+    const Idle* own = FindOrNull(AccountOf(principal).idle, extent_);
+    return RoomBeside(withheld) + (own != nullptr ? own->lingering : Bytes(0));
+  }
   // Returns the most that `principal` can get in pieces of any size: free
   // memory that is not withheld, and its own lingering memory.
-  Bytes MostFor(PrincipalId principal, Bytes withheld) const;
+  Bytes MostFor(PrincipalId principal, Bytes withheld) const {
+    return RoomBeside(withheld) + AccountOf(principal).lingering;
+  }
   size_t ExtentsOf(Bytes size) const {
     return static_cast<size_t>((size + extent_ - Bytes(1)) / extent_);
   }
   // Returns the memory of `principal` that is leased, quarantined or lingers.
   Bytes ChargedTo(PrincipalId principal) const {
-    return FindOr(charged_, principal).all;
+    return AccountOf(principal).charged;
   }
   size_t extents() const { return extents_.size(); }
   // Returns how many extents, in any state, `principal` has.
   size_t OwnedBy(PrincipalId principal) const {
-    return FindOr(owned_, principal);
+    return AccountOf(principal).extents;
   }
   bool HasKeptOf(PrincipalId principal) const {
-    return kept_of_.contains(principal);
+    return !AccountOf(principal).kept.empty();
   }
   PrincipalId OwnerOf(ExtentId id) const { return extents_.at(id).principal; }
   // Returns at most `count` kept extents, oldest first, without `spared`.
@@ -169,7 +176,11 @@ class Pool {
   // Returns at most `count` extents that have been kept since `then` or longer.
   std::vector<ExtentId> KeptSince(absl::Time then, size_t count) const;
   // Returns since when the oldest extent is kept; InfiniteFuture if none is.
-  absl::Time OldestSince() const;
+  absl::Time OldestSince() const {
+    return kept_by_age_.empty()
+               ? absl::InfiniteFuture()
+               : extents_.at(kept_by_age_.begin()->second).kept_since;
+  }
 
   Saved Save() const { return {extents_.rows(), next_idle_order_}; }
   void Load(const Saved& saved);
@@ -179,7 +190,6 @@ class Pool {
   void CheckInvariants() const;
 
  private:
-  using IdleKey = std::pair<PrincipalId, Bytes>;
   // Extents by age, oldest first.
   using ByAge = std::map<uint64_t, ExtentId>;
   // Lingering and kept extents of one principal and size.
@@ -188,40 +198,59 @@ class Pool {
     Bytes lingering;
     bool operator==(const Idle&) const = default;
   };
+  // What a principal has. Idle extents are indexed, so that a refusal costs the
+  // same with 10,000 of them as with none.
+  struct Account {
+    size_t extents = 0;
+    Bytes charged, lingering;  // `charged` includes `lingering`
+    ByAge kept;
+    std::map<Bytes, Idle> idle;  // by size; none is empty
+    bool operator==(const Account&) const = default;
+  };
+  // Some of the newest extents of one size.
+  using Picked = std::vector<std::pair<const ByAge*, int64_t>>;
 
-  Extent& at(ExtentId id) { return extents_.Edit(id); }
-  Bytes charged() const { return leased_ + quarantined_ + lingering_; }
-  Bytes unmade() const { return free() - kept_; }
-  void Rest(ExtentId id, Extent& extent, State state);
-  // Adds an extent to the sums and lists of its state.
-  void List(ExtentId id, const Extent& extent);
-  void ListIdle(ExtentId id, const Extent& extent);
-  void UnlistIdle(ExtentId id, const Extent& extent);
-  void Erase(ExtentId id);
-  // Returns the oldest kept extents, without `spared`, with a total of at least
-  // `need`; empty if there are not enough.
-  std::vector<ExtentId> Reclaimable(Bytes need,
-                                    const std::set<ExtentId>& spared) const;
+  // REQUIRES: the extent is in that state.
+  Extent& At(ExtentId id, State state);
+  Bytes Sum(State state) const { return sums_[static_cast<size_t>(state)]; }
+  Bytes charged() const { return leased() + quarantined() + lingering(); }
+  Bytes unmade() const { return free() - kept(); }
+  // Returns an empty account for a principal without extents.
+  const Account& AccountOf(PrincipalId principal) const;
+  // Adds (`sign` 1) or removes (-1) an extent in the sums and lists of its
+  // state.
+  void List(ExtentId id, const Extent& extent, int sign);
+  // The same for an extent that its principal gets (1) or loses (-1).
+  void Own(ExtentId id, const Extent& extent, int sign);
+  void Move(ExtentId id, Extent& extent, State to);
+  void Erase(ExtentId id, State in) {
+    Own(id, At(id, in), -1);
+    extents_.erase(id);
+  }
   absl::Status Refusal(Bytes asked, Bytes withheld) const;
   // Two ways to choose parts: whole extents and a tail, or idle extents of any
   // size. Both return nullopt if there is no room; if sums already show that,
   // they look at no extent.
-  std::optional<Parts> Regular(PrincipalId principal, Bytes size,
+  std::optional<Parts> Regular(const Account& own, Bytes size,
                                Bytes room) const;
-  std::optional<Parts> Patched(PrincipalId principal, Bytes size, Bytes most,
+  std::optional<Parts> Patched(const Account& own, Bytes size, Bytes most,
                                Bytes room) const;
   // Returns the free memory that is not withheld.
   Bytes RoomBeside(Bytes withheld) const {
     return std::max(free() - withheld, Bytes(0));
   }
-  // Adds `n` extents of one size, newest first, because their pages are warm.
-  // With `scarce`, lingering extents come first: only kept ones take free
-  // memory.
-  void Reuse(const ByAge& ids, int64_t n, bool scarce, Parts& parts) const;
+  // Makes `left` besides these extents, or adds `spare` if there is no room for
+  // that.
+  std::optional<Parts> Assemble(const Picked& picked, Bytes left, Bytes room,
+                                std::optional<ExtentId> spare) const;
   // Returns how much of the free memory these parts take.
-  Bytes TakenFromFree(const Parts& parts) const;
-  void Charge(PrincipalId principal, Bytes size, Bytes lingering = Bytes(0));
-  void ChangeOwned(PrincipalId principal, int more);
+  Bytes TakenFromFree(const Parts& parts) const {
+    Bytes taken = SizeOf(parts);
+    for (ExtentId id : parts.reuse) {
+      if (IsLingering(id)) taken -= SizeOf(id);
+    }
+    return taken;
+  }
   // Adds what gives room for `bytes` in whole extents and a tail. Returns false
   // if there is no room.
   bool MakeRoom(Bytes bytes, Parts& parts) const;
@@ -231,21 +260,11 @@ class Pool {
   const Bytes extent_;
   const std::string_view outside_holders_;
   Table<ExtentId, Extent> extents_;
-  std::map<PrincipalId, size_t> owned_;  // number of extents; only above 0
-  // How much each principal holds, and how much of that lingers; only above 0.
-  struct Charged {
-    Bytes all, lingering;
-    bool operator==(const Charged&) const = default;
-  };
-  std::map<PrincipalId, Charged> charged_;
-  // Indexed, so that the cost of a request does not grow with idle extents: a
-  // refusal costs the same with 10,000 of them as with none.
-  std::map<IdleKey, Idle> idle_by_size_;
-  ByAge kept_by_age_;
-  std::map<PrincipalId, ByAge> kept_of_;  // has no empty rows
+  std::array<Bytes, 5> sums_;                // of extents, by state
+  std::map<PrincipalId, Account> accounts_;  // of those with extents
+  ByAge kept_by_age_;                        // of all principals
   std::map<SessionId, std::set<ExtentId>> held_;
   uint64_t next_idle_order_ = 0;
-  Bytes leased_, making_, quarantined_, lingering_, kept_;
   Bytes outside_;
   uint64_t outside_changes_ = 0;
 };

@@ -20,7 +20,7 @@ class Borrow : public ::testing::Test {
     return node;
   }
   Bytes Borrowable(SessionId id) {
-    return node_.core.waits().Borrowable(*node_.core.session(id), Host(1));
+    return node_.core.leases().Borrowable(*node_.core.session(id), Host(1));
   }
   bool Lease(SessionId id, uint64_t numa, Bytes size) {
     const absl::Status leased = node_.Lease(id, Host(numa), size).status();

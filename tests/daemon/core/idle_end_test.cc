@@ -1,6 +1,5 @@
 // Tests when the daemon of one user ends because it is idle.
-#include "daemon/core/idle_end.h"
-
+#include "daemon/core/session_table.h"
 #include "gtest/gtest.h"
 
 namespace sluice::daemon {

@@ -520,7 +520,8 @@ TEST(StepReport, CopiesCountForTheRanksGpuAsSoonAsTheyAreSeen) {
     EXPECT_EQ(seen.stats->gpus.at(1).d2h, d2h);
   };
   node.core.CopiesSeen(
-      {{node.core.session(rank)->grant_slot, {MiB(2).size(), MiB(3).size()}}});
+      {{node.core.session(rank)->grant_slot, {MiB(2).size(), MiB(3).size()}}},
+      {});
   expect(MiB(2), MiB(3));
   node.Ask(rank, StepReport{.h2d = MiB(2), .d2h = MiB(4)});
   expect(MiB(2), MiB(4));

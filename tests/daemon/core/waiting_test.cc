@@ -105,8 +105,8 @@ TEST(WaitingQueue, IsTriedAgainWhenItsWaiterAsked) {
         at, Woken(), [](const Waiter&) { return Rights{}; },
         [&](const Waiter&) -> WaitingQueue::Turn {
           ++tried;
-          return {WaitingQueue::Turn::Result::kStays, Waiter::Lacks::kUser,
-                  at + absl::Seconds(1)};
+          return WaitingQueue::Stay{Waiter::Lacks::kUser,
+                                    at + absl::Seconds(1)};
         },
         [](const PlaceInLine&, const Waiter&) {});
   };
@@ -142,7 +142,7 @@ TEST(WaitingQueue, OnlyItsPoolItsUserOrTheLineGiveALeaseItsTurn) {
         at, woken, [](const Waiter&) { return Rights{}; },
         [&](const Waiter& waiter) -> WaitingQueue::Turn {
           tried.push_back(waiter.request.value());
-          return {WaitingQueue::Turn::Result::kStays};
+          return WaitingQueue::Stay{};
         },
         [](const PlaceInLine&, const Waiter&) {});
     return tried;
@@ -203,7 +203,7 @@ TEST(WaitingQueue, WhatALeaseLacksSaysWhichLaterOnesStayBehindIt) {
         now, {.all = true}, [&](const Waiter&) { return rights; },
         [&](const Waiter& waiter) -> WaitingQueue::Turn {
           tried = tried || waiter.session == SessionId(2);
-          return {WaitingQueue::Turn::Result::kStays, lacks};
+          return WaitingQueue::Stay{lacks};
         },
         [](const PlaceInLine&, const Waiter&) { FAIL(); });
     EXPECT_EQ(tried, !stays);

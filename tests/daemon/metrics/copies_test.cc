@@ -76,10 +76,10 @@ TEST(CopyMetrics, CountWhatWasLateOfAGpuAndOfAJob) {
       "sluice_job_late_copies_total{sluice_job=\"tune\",uid=\"1\",direction=";
   const SessionId a = node.Attach("tune", 0, 2), b = node.Attach("tune", 1, 2);
   const auto seen = [&](const LateCopies& of_a, const LateCopies& of_b) {
-    node.core.LateSeen(
-        {{node.core.session(a)->grant_slot, LateDirections{of_a, LateCopies()}},
-         {node.core.session(b)->grant_slot,
-          LateDirections{LateCopies(), of_b}}});
+    node.core.CopiesSeen({}, {{node.core.session(a)->grant_slot,
+                               LateDirections{of_a, LateCopies()}},
+                              {node.core.session(b)->grant_slot,
+                               LateDirections{LateCopies(), of_b}}});
   };
   const auto text = [&] {
     return Operators(node.core.TakeSnapshot(nullptr, node.clock.Now()));
@@ -103,7 +103,8 @@ TEST(CopyMetrics, CountWhatWasLateOfAGpuAndOfAJob) {
   node.Die(a);
   const SessionId next = node.Attach("tune", 0, 2);
   ASSERT_EQ(node.core.session(next)->grant_slot, slot);
-  node.core.LateSeen({{slot, LateDirections{LateCopies{1, 1}, LateCopies()}}});
+  node.core.CopiesSeen(
+      {}, {{slot, LateDirections{LateCopies{1, 1}, LateCopies()}}});
   EXPECT_THAT(text(), HasSubstr(job + "\"h2d\"} 5\n"));
 }
 

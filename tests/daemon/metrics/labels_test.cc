@@ -98,8 +98,8 @@ TEST(Metrics, HaveWhatLogsLostWhatIsBeingClosedAndWhatLeasesWaitFor) {
   snapshot.log_lines_dropped = 2;
   snapshot.log_lines_suppressed = 3;
   snapshot.descriptors_closing = 4;
-  snapshot.waiting = {{.pool = Host(0), .size = Bytes(5)},
-                      {.pool = Host(0), .size = Bytes(6)}};
+  snapshot.waiting = {{.lease = {.asked = {Host(0), Bytes(5)}}},
+                      {.lease = {.asked = {Host(0), Bytes(6)}}}};
   const std::string text = PrometheusText(snapshot, {}, Audience::kAnybody);
   for (const char* line :
        {"sluice_log_lines_dropped_total 2",

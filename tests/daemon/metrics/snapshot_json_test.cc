@@ -293,11 +293,10 @@ TEST(SnapshotJson, LimitsAreBytesOrNull) {
 
 TEST(SnapshotJson, WhoWaitsAndWhoHoldsMemoryIsListed) {
   Snapshot snapshot;
-  snapshot.waiting = {{.job = {kUser, "tune"},
+  snapshot.waiting = {{.lease = {.lacks = Waiter::Lacks::kUser,
+                                 .asked = {Host(2), Bytes(3)},
+                                 .job = {kUser, "tune"}},
                        .rank = Rank(1),
-                       .pool = Host(2),
-                       .size = Bytes(3),
-                       .lacks = Waiter::Lacks::kUser,
                        .in_front = 4,
                        .elapsed = absl::Seconds(5),
                        .left = absl::Seconds(6)}};
@@ -309,7 +308,7 @@ TEST(SnapshotJson, WhoWaitsAndWhoHoldsMemoryIsListed) {
   for (const auto& [key, value] : expected.items()) {
     EXPECT_EQ(waiting[key], value) << key;
   }
-  snapshot.waiting[0].pool = Gpu(0);
+  snapshot.waiting[0].lease.asked.pool = Gpu(0);
   EXPECT_EQ(JsonOf(snapshot)["waiting"][0]["pool"], "gpu");
   snapshot.holders = {{1, 2, "python", Bytes(3), Bytes(4)}};
   EXPECT_EQ(JsonOf(snapshot)["holders"], json::array({{{"pid", 1},

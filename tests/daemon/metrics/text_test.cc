@@ -100,9 +100,11 @@ Snapshot AllDifferent(const CoreDriver& node) {
   s.kept = true;
   s.drain = Drain{};
   s.http.address = "127.0.0.1:9435";
-  s.waiting = {{.pool = Host(0), .size = Bytes(5), .elapsed = absl::Seconds(3)},
-               {.pool = Host(0), .size = Bytes(6), .elapsed = absl::Seconds(2)},
-               {.pool = Gpu(1), .size = Bytes(9), .elapsed = absl::Seconds(4)}};
+  const auto waits = [](PoolId pool, int bytes, int seconds) {
+    return WaitingSnapshot{.lease = {.asked = {pool, Bytes(bytes)}},
+                           .elapsed = absl::Seconds(seconds)};
+  };
+  s.waiting = {waits(Host(0), 5, 3), waits(Host(0), 6, 2), waits(Gpu(1), 9, 4)};
   s.limits = {{LimitLine::Of::kEveryUser, {}, {Bytes(11), Bytes(0)}, {}},
               {LimitLine::Of::kUser,
                {.uid = 5, .cgroup = "/c"},

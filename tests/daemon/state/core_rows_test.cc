@@ -256,8 +256,11 @@ TEST(CoreRowsRecordTest, LeasesThatWaitForPlansInVersion1WaitOn) {
   const SessionId rank = node.Attach("job", 0);
   const absl::Time now = node.clock.Now();
   LooseState loose = node.core.Loose();
-  const WaitingLease lease = {
-      rank, RequestId(7), {Host(0), MiB(1)}, now, now + absl::Seconds(45)};
+  const WaitingLease lease = {{.session = rank,
+                               .request = RequestId(7),
+                               .asked = {Host(0), MiB(1)},
+                               .since = now,
+                               .deadline = now + absl::Seconds(45)}};
   loose.waiting_leases = {lease};
   std::string row, record;
   FieldWriter(&row, nullptr).Element(loose);
