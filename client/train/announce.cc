@@ -10,7 +10,6 @@
 #include "client/train/launch/private_daemon.h"
 #include "client/train/step/stepper.h"
 #include "client/train/watch/rank_watch.h"
-#include "client/train/watch/words.h"
 
 namespace sluice::train {
 namespace {
@@ -166,8 +165,7 @@ BannerFacts FactsOf(const StepperContext& context, const Stepper& stepper) {
   const client::NodeLimits limits = context.memory->session().limits();
   BannerFacts f;
   f.options = o;
-  f.attention = context.memory->KernelName(runtime::TorchType(o.dtype),
-                                           o.model.head_dim());
+  f.attention = context.KernelName();
   f.ranks = context.environment->world_size;
   f.gpu = fmt::format("GPU {}", context.memory->gpu().value());
   f.leased = context.memory->size();

@@ -10,7 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "client/train/launch/gpu_choice.h"
+#include "client/train/launch/rank_environment.h"
 #include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
 #include "planner/stream/settings.h"

@@ -3,19 +3,16 @@
 
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "client/torch/ranks/device_ranks.h"
 #include "client/torch/run/workspaces.h"
-#include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/private_daemon.h"
-#include "client/train/launch/process.h"
 #include "client/train/launch/rank_environment.h"
 #include "client/train/rank.h"
 #include "proto/base/status.h"
@@ -23,34 +20,24 @@
 namespace sluice::train {
 namespace {
 
-absl::Status WithoutDaemon(Command command, const absl::Status& status) {
-  if (command == Command::kCheck || !absl::IsNotFound(status)) return status;
-  return absl::NotFoundError(fmt::format(
-      "{}; with --private a run has one of its own, with simulated GPUs",
-      std::string(status.message())));
-}
-
 absl::StatusOr<int> LaunchHere(const RunOptions& options,
                                const std::vector<std::string>& arguments) {
   HoldSignals();
   std::unique_ptr<PrivateDaemon> daemon;
   if (options.private_daemon) {
-    SLUICE_RETURN_IF_ERROR(CheckPrivateSizes(options, MachineMemory()));
-    const PrivateDaemon::Options sizes = PrivateSizes(options);
-    SLUICE_ASSIGN_OR_RETURN(daemon, PrivateDaemon::Start(sizes));
-    // Rank 0 prints the note, so that a refused run prints one line only.
-    const std::string note = fmt::format(
-        "note: simulated: a sluiced for this run with {} GPU{} of {} and {} of "
-        "host memory, computed by the CPU",
-        sizes.gpus, sizes.gpus == 1 ? "" : "s", FormatBytes(sizes.gpu_memory),
-        FormatBytes(sizes.host_memory));
-    setenv(kPrivateNote, note.c_str(), /*overwrite=*/1);
+    SLUICE_ASSIGN_OR_RETURN(daemon, PrivateDaemon::Start(options));
   }
   const std::string socket =
       daemon != nullptr ? daemon->socket() : options.socket;
   const auto node = ListVisibleGpus(socket);
   if (!node.ok()) {
-    return WithoutDaemon(options.command, AsBadInput(node.status()));
+    const absl::Status status = AsBadInput(node.status());
+    if (options.command == Command::kCheck || !absl::IsNotFound(status)) {
+      return status;
+    }
+    return absl::NotFoundError(fmt::format(
+        "{}; with --private a run has one of its own, with simulated GPUs",
+        std::string(status.message())));
   }
   SLUICE_ASSIGN_OR_RETURN(
       const auto gpus,

@@ -16,15 +16,16 @@
 #include "client/torch/run/host_stage.h"
 #include "client/torch/run/workspaces.h"
 #include "client/train/check/check.h"
-#include "client/train/choose_settings.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/peer_line.h"
 #include "client/train/launch/peer_watch.h"
 #include "client/train/step/stepper.h"
 #include "client/train/watch/rank_watch.h"
 #include "planner/stream/states.h"
+#include "proto/base/numa.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
+#include "proto/base/simulated.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -34,6 +35,78 @@ double CollectiveTimeout(double end_after_s) {
   constexpr double kDay = 24 * 3600;
   if (end_after_s == 0) return 7 * kDay;
   return std::clamp(10 * end_after_s, kDay, 7 * kDay);
+}
+
+absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
+                                 const RankEnvironment& environment) {
+  if (environment.gpu.has_value()) return *environment.gpu;
+  const auto gpus = ListVisibleGpus(options.socket);
+  if (!gpus.ok()) return AsBadInput(gpus.status());
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto places,
+      ChooseGpus(*gpus, options.gpus, environment.local_world_size,
+                 /*spread=*/environment.local_world_size == 1));
+  return places[environment.local_rank];
+}
+
+// Opens the session and memory of a rank on its GPU; leases nothing yet. --host
+// limits all local ranks together, each by its share. InvalidArgument,
+// NotFound: mistakes that the user can fix.
+absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
+    const RunOptions& options, const RankEnvironment& environment) {
+  SLUICE_ASSIGN_OR_RETURN(const GpuPlace place, PlaceOf(options, environment));
+  client::SessionOptions session;
+  session.socket = options.socket;
+  session.job = options.job;
+  session.rank = Rank(static_cast<uint64_t>(environment.rank));
+  session.world_size = environment.world_size;
+  session.local_ranks = environment.local_world_size;
+  session.gpu = DeviceIndex(static_cast<uint64_t>(place.gpu));
+  session.lease_wait = absl::Seconds(options.wait);
+  auto opened = client::Session::Open(session);
+  if (!opened.ok()) return AsBadInput(opened.status());
+  const client::NodeLimits limits = (*opened)->limits();
+  if (!options.driver.empty() && options.driver != limits.driver) {
+    return BadInput(fmt::format(
+        "--device {}: the GPUs of this daemon are of its driver \"{}\": name "
+        "another daemon by --socket, or leave --device out",
+        options.driver, limits.driver));
+  }
+  // NCCL's own error names neither rank nor GPU.
+  if (!IsSimulated(limits.driver) && place.ranks > 1) {
+    return BadInput(fmt::format(
+        "{} ranks of this run are on GPU {}, and NCCL takes one on each GPU: "
+        "start as many --ranks as there are GPUs, or name another for each by "
+        "--gpu",
+        place.ranks, place.gpu));
+  }
+  // Launches from the other socket arrive late, and its caches are far from the
+  // pages that the GPU copies.
+  if (!IsSimulated(limits.driver)) StayOn(CoresOfSocket(limits.numa));
+  runtime::RankMemory::Options memory{
+      .session = *std::move(opened),
+      .gpu = session.gpu,
+      .hbm = options.hbm,
+      .ranks_on_gpu = place.ranks,
+      .numa_ranks = static_cast<int>(place.numa_ranks),
+      .attention = options.attention,
+      // A profile measures the dtype that a GPU trains in.
+      .dtype =
+          options.command == Command::kProfile ? Dtype::kBf16 : options.dtype};
+  if (options.host.count() > 0) {
+    const int ranks = environment.local_world_size;
+    memory.host_limit = options.host / ranks;
+    memory.beyond_limit = [ranks](Bytes needed) {
+      return fmt::format("give --host {}, or shorten --seq-len",
+                         ExactBytes(RoundUp(needed, MiB(1)) * ranks));
+    };
+  }
+  auto opened_memory = runtime::RankMemory::Open(std::move(memory));
+  if (opened_memory.status().code() == absl::StatusCode::kUnimplemented) {
+    return BadInput(std::string(opened_memory.status().message()));
+  }
+  if (!opened_memory.ok()) return WithAdvice(opened_memory.status());
+  return opened_memory;
 }
 
 // Collectives that tell the rank's watch when they begin and end, so that the
@@ -52,43 +125,41 @@ class WatchedCollectives final : public runtime::Collectives {
                         const std::vector<int64_t>& receive_counts,
                         const at::Tensor& send,
                         const std::vector<int64_t>& send_counts) override {
-    return Watch("all-to-all", send.device().type(), [&] {
-      return real_->AllToAll(receive, receive_counts, send, send_counts);
-    });
+    return Watch("all-to-all", send, &Collectives::AllToAll, receive,
+                 receive_counts, send, send_counts);
   }
   absl::Status SumAll(at::Tensor& tensor) override {
-    return Watch("sum over ranks", tensor.device().type(),
-                 [&] { return real_->SumAll(tensor); });
+    return Watch("sum over ranks", tensor, &Collectives::SumAll, tensor);
   }
   absl::Status SumTo(at::Tensor& tensor, int root) override {
-    return Watch("sum to one rank", tensor.device().type(),
-                 [&] { return real_->SumTo(tensor, root); });
+    return Watch("sum to one rank", tensor, &Collectives::SumTo, tensor, root);
   }
   absl::Status Broadcast(at::Tensor& tensor, int root) override {
-    return Watch("broadcast", tensor.device().type(),
-                 [&] { return real_->Broadcast(tensor, root); });
+    return Watch("broadcast", tensor, &Collectives::Broadcast, tensor, root);
   }
   absl::Status BeginSumScatter(at::Tensor& tensor) override {
-    return Watch("reduce-scatter", tensor.device().type(),
-                 [&] { return real_->BeginSumScatter(tensor); });
+    return Watch("reduce-scatter", tensor, &Collectives::BeginSumScatter,
+                 tensor);
   }
   absl::Status BeginGather(at::Tensor& tensor) override {
-    return Watch("all-gather", tensor.device().type(),
-                 [&] { return real_->BeginGather(tensor); });
+    return Watch("all-gather", tensor, &Collectives::BeginGather, tensor);
   }
   absl::Status AwaitBegun() override { return real_->AwaitBegun(); }
   absl::Status Barrier() override {
-    return Watch("barrier", at::kCPU, [&] { return real_->Barrier(); });
+    return Watch("barrier", at::Tensor(), &Collectives::Barrier);
   }
   absl::Status Check() override { return real_->Check(); }
   void Abort(const std::string& why) override { real_->Abort(why); }
 
  private:
-  absl::Status Watch(const char* what, at::DeviceType of, auto body) {
-    if (of != device_) return body();
-    watch_->CollectiveBegan(what);
-    const absl::Status status = body();
-    watch_->CollectiveEnded();
+  // An undefined `of`: the operation is the CPU's.
+  absl::Status Watch(const char* what, const at::Tensor& of, auto call,
+                     auto&... arguments) {
+    const at::DeviceType type = of.defined() ? of.device().type() : at::kCPU;
+    const bool watched = type == device_;
+    if (watched) watch_->CollectiveBegan(what);
+    const absl::Status status = (*real_.*call)(arguments...);
+    if (watched) watch_->CollectiveEnded();
     return status;
   }
 

@@ -20,12 +20,6 @@ struct StepperContext;
 // which learns of the interruption from the result file.
 int RunRank(const RunOptions& options, const RankEnvironment& environment);
 
-// Opens the session and memory of a rank on the GPU that gpu_choice.h chooses;
-// leases nothing yet. --host limits all local ranks together, each by its
-// share. InvalidArgument, NotFound: mistakes that the user can fix.
-absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
-    const RunOptions& options, const RankEnvironment& environment);
-
 // Trains or probes (trainer.cc). `report` is updated during the run, so that it
 // is right however the run ends.
 absl::Status Train(const StepperContext& context, RunReport* report);

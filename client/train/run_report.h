@@ -1,17 +1,24 @@
-// The object that a run prints at its end for --json.
-// Thread safety: values and pure functions.
+// What a run reports on rank 0: each step's figures, as the progress line for
+// people and in the JSONL file for programs, and the object for --json.
+// Thread safety: one thread.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "client/torch/run/plan_change.h"
 #include "client/train/launch/options.h"
+#include "client/train/watch/console.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/settings.h"
 #include "planner/stream/states.h"
+#include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 
@@ -19,8 +26,8 @@ namespace sluice::train {
 
 struct SaveReport {
   int64_t done = 0, failed = 0;
-  int64_t last_step = -1;                    // saved; negative: none saved
-  int64_t failed_step = -1;                  // the last step with a failed save
+  int64_t last_step = 0;                     // of the last save, if any is done
+  int64_t failed_step = 0;                   // the last step with a failed save
   std::string limited_by = "none", failure;  // of the last failure
 };
 
@@ -63,5 +70,70 @@ struct RunReport {
 
 // `status` gives fits, limited_by and message.
 std::string ToJson(const RunReport& report, const absl::Status& status);
+
+// One step's figures, over all ranks unless said otherwise.
+struct StepMetrics {
+  int64_t step = 0;  // counts from 1
+  double loss = 0;
+  double grad_norm = 0;
+  double lr = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  double expected_seconds = 0;    // as calibrated; 0: unknown
+  Bytes hbm_peak;                 // maximum over ranks
+  Bytes hbm_total;                // one rank's region
+  Bytes host;                     // sum over ranks
+  double grant_wait_seconds = 0;  // rank 0
+  double stall_seconds = 0;       // rank 0
+  Bytes h2d, d2h;                 // rank 0
+  int64_t plan_mismatches = 0;    // rank 0, since the start
+  int64_t plan_changes = 0;       // offered so far in this run
+  double tokens_per_second() const {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+  }
+};
+
+// A file of one JSON object per line. Lines that a full disk refuses wait and
+// are written before the next one, so no line stays cut in two, and none is
+// lost while fewer than 1 MiB of lines wait. A full disk does not end a run.
+class JsonlFile {
+ public:
+  // Appends to an existing file, because a resumed run goes on in the same log.
+  // InvalidArgument: it cannot be opened.
+  static absl::StatusOr<std::unique_ptr<JsonlFile>> Open(
+      const std::string& path);
+
+  // Appends a line, without its newline. Returns a note if writing fails for
+  // the first time, or works again; else an empty text.
+  std::string Append(const std::string& line);
+  int64_t waiting() const { return waiting_; }  // lines
+  int64_t lost() const { return lost_; }
+
+ private:
+  JsonlFile() = default;
+
+  std::string path_;
+  UniqueFd fd_;
+  std::string text_;  // waiting lines, all whole but the first
+  int64_t waiting_ = 0;
+  int64_t lost_ = 0;
+  bool failing_ = false;
+};
+
+class StepLog {
+ public:
+  // `file` may be null. The console outlives the log.
+  StepLog(std::unique_ptr<JsonlFile> file, int64_t steps, Console* console)
+      : file_(std::move(file)), steps_(steps), console_(console) {}
+  void Step(const StepMetrics& metrics);
+  int64_t unwritten() const;  // lines that are not in the file
+  void Note(const std::string& text) { console_->Note(text); }
+
+ private:
+  const std::unique_ptr<JsonlFile> file_;
+  const int64_t steps_;
+  Console* const console_;
+  absl::Time shown_ = absl::InfinitePast();
+};
 
 }  // namespace sluice::train

@@ -56,15 +56,9 @@ Json Blocks(const std::vector<runtime::BlockRecord>& records) {
 
 }  // namespace
 
-StepTrace::StepTrace(const StepperContext& context, bool on)
-    : context_(context), on_(on && context.environment->rank == 0) {
-  if (!on_) return;
-  context_.memory->allocator().RecordTimeline(true);
-}
-
-void StepTrace::Stop(const std::vector<client::CopyRecord>& copies) {
-  if (!on_) return;
-  runtime::RegionAllocator& allocator = context_.memory->allocator();
+std::string EndTrace(runtime::RankMemory& memory,
+                     const std::vector<client::CopyRecord>& copies) {
+  runtime::RegionAllocator& allocator = memory.allocator();
   allocator.RecordTimeline(false);
   const auto blocks = allocator.TakeBlocks();
   const Json json = {
@@ -72,15 +66,14 @@ void StepTrace::Stop(const std::vector<client::CopyRecord>& copies) {
       {"h2d", Copies(copies, device::CopyDirection::kHostToDevice)},
       {"d2h", Copies(copies, device::CopyDirection::kDeviceToHost)},
       {"blocks", Blocks(blocks)},
-      {"hbm_bytes", context_.memory->size().count()},
+      {"hbm_bytes", memory.size().count()},
       {"planned_bytes", allocator.stats().planned.count()}};
-  text_ = json.dump() + "\n";
+  return json.dump() + "\n";
 }
 
-absl::Status StepTrace::Write(const std::string& path) {
-  if (!on_) return absl::OkStatus();
+absl::Status WriteTrace(const std::string& path, const std::string& text) {
   std::ofstream out(path);
-  out << text_;
+  out << text;
   out.close();
   return out ? absl::OkStatus() : ErrnoStatus(errno, "--trace " + path);
 }

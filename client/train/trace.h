@@ -1,30 +1,20 @@
 // The timeline of one step, for the demo's report: compute, copies, and the
-// live blocks of HBM. Rank 0 only.
+// live blocks of HBM. RecordTimeline of the memory's allocator begins it.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/train/step/stepper.h"
+#include "client/torch/run/rank_memory.h"
 
 namespace sluice::train {
 
-class StepTrace {
- public:
-  // Records from now on if `on` is true and this is rank 0.
-  StepTrace(const StepperContext& context, bool on);
-  void Stop(const std::vector<client::CopyRecord>& copies);
-  // Writes the recorded timeline, if any, with times in seconds of the
-  // monotonic clock. Call it after Stop.
-  absl::Status Write(const std::string& path);
-
- private:
-  StepperContext context_;
-  const bool on_;
-  std::string text_;
-};
-
+// Ends the timeline and returns it as JSON, with times in seconds of the
+// monotonic clock.
+std::string EndTrace(runtime::RankMemory& memory,
+                     const std::vector<client::CopyRecord>& copies);
+absl::Status WriteTrace(const std::string& path, const std::string& text);
 // InvalidArgument: no file can be written there. Leaves nothing behind.
 absl::Status CheckTracePath(const std::string& path);
 

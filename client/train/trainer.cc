@@ -8,6 +8,7 @@
 // (stop on NaN, stop on Ctrl-C) is made from sums that all of them have.
 #include <ATen/Context.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,17 +20,15 @@
 #include "client/torch/placement.h"
 #include "client/train/announce.h"
 #include "client/train/checkpoint/save_folder.h"
-#include "client/train/choose_settings.h"
 #include "client/train/data/corpus.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/metrics.h"
 #include "client/train/nonfinite.h"
 #include "client/train/optimizer/adamw.h"
 #include "client/train/rank.h"
 #include "client/train/saver.h"
 #include "client/train/step/stepper.h"
 #include "client/train/trace.h"
-#include "client/train/watch/words.h"
+#include "client/train/watch/rank_page.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 
@@ -49,9 +48,9 @@ AdamWOptions OptimizerOptions(const RunOptions& o) {
 // keeping everything on the GPU was only estimated to fit.
 void ReportChoice(const RunOptions& options, const Stepper& stepper,
                   RunReport* report) {
-  report->alpha = stepper.alpha();
-  if (options.method != Method::kSluice) return;
-  const stream::FractionMap fractions = stepper.fractions();
+  if (stepper.streamed() == nullptr) return;
+  report->alpha = stepper.streamed()->alpha();
+  const stream::FractionMap fractions = stepper.streamed()->fractions();
   report->settings = {
       .chunk = options.chunk,
       .prefetch = options.prefetch,
@@ -123,13 +122,14 @@ class Trainer {
     SLUICE_ASSIGN_OR_RETURN(
         const bool all,
         runtime::AllAgree(context_.collectives, saved.has_value()));
-    ChosenSettings chosen;
+    stream::Settings settings;
     if (all) {
-      chosen = {*saved, stream::ToString(*saved) + ", as before"};
+      settings = *saved;
+      report_->settings_why = stream::ToString(settings) + ", as before";
     } else {
-      SLUICE_ASSIGN_OR_RETURN(chosen, ChooseSettings(context_));
+      SLUICE_ASSIGN_OR_RETURN(settings,
+                              ChooseSettings(context_, report_->settings_why));
     }
-    const stream::Settings& settings = chosen.settings;
     chosen_ = o;
     chosen_.chunk = settings.chunk;
     chosen_.prefetch = settings.prefetch;
@@ -139,7 +139,6 @@ class Trainer {
     chosen_.rerun_chunks = settings.rerun_chunks;
     chosen_.kept = settings.kept;
     context_.options = &chosen_;
-    report_->settings_why = chosen.why;
     return absl::OkStatus();
   }
 
@@ -159,8 +158,8 @@ class Trainer {
                                    : std::string(saved.status().message())));
       }
     }
-    SLUICE_ASSIGN_OR_RETURN(stepper_,
-                            MakeStepper(context_, replay ? &*saved : nullptr));
+    SLUICE_ASSIGN_OR_RETURN(
+        stepper_, Stepper::Make(context_, replay ? &*saved : nullptr));
     return absl::OkStatus();
   }
 
@@ -177,8 +176,8 @@ class Trainer {
     if (size > Bytes(0)) {  // a rank may own no bucket
       SLUICE_ASSIGN_OR_RETURN(states.host, context_.memory->LeaseFixed(size));
     }
-    SLUICE_ASSIGN_OR_RETURN(states.copies,
-                            context_.memory->StartCopies(WantsTrace(context_)));
+    SLUICE_ASSIGN_OR_RETURN(
+        states.copies, context_.memory->StartCopies(context_.WantsTrace()));
     return std::make_unique<HostStates>(std::move(states));
   }
 
@@ -278,21 +277,22 @@ class Trainer {
         o.method == Method::kSluice ? context_.options->chunk : o.seq_len,
         context_.environment->world_size);
     const int64_t rows = layout.total_local_rows(rank);
-    const at::TensorOptions ids =
-        runtime::On(context_.memory->device(), at::kLong);
-    tokens_ = at::zeros({rows}, ids);
-    labels_ = at::zeros({rows}, ids);
+    tokens_ =
+        at::zeros({rows}, runtime::On(context_.memory->device(), at::kLong));
+    labels_ = at::zeros_like(tokens_);
     dealt_.resize(static_cast<size_t>(rows));
     dealt_labels_.resize(static_cast<size_t>(rows));
     SLUICE_RETURN_IF_ERROR(PrepareStepper());
     ReportChoice(*context_.options, *stepper_, report_);
+    const std::string note =
+        stepper_->streamed() != nullptr ? stepper_->streamed()->note() : "";
     if (context_.options->resident && !report_->settings->resident) {
-      report_->settings_why += "; " + stepper_->note();
+      report_->settings_why += "; " + note;
     }
     ExpectSteps(context_, *stepper_);
     Announce(context_, *stepper_, report_->settings_why);
     Note(report_->states_why);
-    Note(stepper_->note());
+    Note(note);
     if (corpus_ != nullptr) {
       dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
     }
@@ -341,7 +341,9 @@ class Trainer {
     double* nodes = plans + world;
     peaks[rank] =
         static_cast<double>(context_.memory->allocator().stats().peak.count());
-    plans[rank] = static_cast<double>(stepper_->OfferedPlan());
+    if (runtime::StreamedStepper* const run = stepper_->streamed()) {
+      plans[rank] = static_cast<double>(run->OfferedPlan());
+    }
     nodes[rank] = context_.environment->node;
     if (context_.collectives != nullptr) {
       SLUICE_RETURN_IF_ERROR(context_.collectives->SumAll(sums));
@@ -375,10 +377,8 @@ class Trainer {
   std::vector<client::CopyRecord> TakeCopies() {
     auto all = stepper_->TakeCopies();
     if (optimizer_->host() == nullptr) return all;
-    for (client::CopyRecord& copy :
-         optimizer_->host()->copies().TakeTimeline()) {
-      all.push_back(std::move(copy));
-    }
+    std::ranges::move(optimizer_->host()->copies().TakeTimeline(),
+                      std::back_inserter(all));
     return all;
   }
 
@@ -479,7 +479,7 @@ class Trainer {
     const auto rank = static_cast<size_t>(context_.environment->rank);
     SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
     SLUICE_ASSIGN_OR_RETURN(runtime::PlanChangeRecord change,
-                            stepper_->Refresh(takes[rank]));
+                            stepper_->streamed()->Refresh(takes[rank]));
     change.step = state_.step;
     Note(change.note);
     ReportChoice(*context_.options, *stepper_, report_);
@@ -526,21 +526,23 @@ class Trainer {
     if (state_.step >= o.steps) {
       Note(
           fmt::format("nothing to do: step {} is reached and --steps is {}; "
-                      "raise --steps to "
-                      "train on",
+                      "raise --steps to train on",
                       state_.step, o.steps));
     }
     while (state_.step < o.steps && !stop_) {
       const bool last = state_.step + 1 == o.steps;
-      const bool traced = last && !o.trace.empty();
-      if (traced) TakeCopies();  // drops copies of earlier steps
-      StepTrace trace(context_, traced);
+      const bool traced = last && context_.WantsTrace();
+      std::string trace;
+      if (traced) {
+        TakeCopies();  // drops copies of earlier steps
+        context_.memory->allocator().RecordTimeline(true);
+      }
       SLUICE_RETURN_IF_ERROR(Step());
-      if (traced) trace.Stop(TakeCopies());
+      if (traced) trace = EndTrace(*context_.memory, TakeCopies());
       // The checkpoint comes first: a trace that cannot be written costs no
       // step.
       SLUICE_RETURN_IF_ERROR(MaybeSave(last || stop_));
-      SLUICE_RETURN_IF_ERROR(trace.Write(o.trace));
+      if (traced) SLUICE_RETURN_IF_ERROR(WriteTrace(o.trace, trace));
       saved = last || stop_;
       if (!saved) SLUICE_RETURN_IF_ERROR(TakePlan(takes_));
     }
@@ -568,7 +570,9 @@ class Trainer {
   }
 
   void FinishReport() {
-    if (stepper_ != nullptr) report_->plan = stepper_->plan();
+    if (stepper_ != nullptr && stepper_->streamed() != nullptr) {
+      report_->plan = stepper_->streamed()->plan();
+    }
     if (log_ != nullptr) report_->log_lines_unwritten = log_->unwritten();
     report_->peak_hbm =
         std::max(report_->peak_hbm, context_.memory->allocator().stats().peak);

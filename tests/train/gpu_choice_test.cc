@@ -1,5 +1,5 @@
 // Tests which GPU a rank chooses.
-#include "client/train/launch/gpu_choice.h"
+#include "client/train/launch/rank_environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -10,7 +10,7 @@
 
 #include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/checkpoint/safetensors.h"
-#include "client/train/metrics.h"
+#include "client/train/run_report.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 

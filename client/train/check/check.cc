@@ -146,7 +146,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   SLUICE_RETURN_IF_ERROR(Roughen(*context.weights, o.model.hidden,
                                  static_cast<uint64_t>(o.seed),
                                  *context.stage));
-  SLUICE_ASSIGN_OR_RETURN(const auto stepper, MakeStepper(context, nullptr));
+  SLUICE_ASSIGN_OR_RETURN(const auto stepper, Stepper::Make(context, nullptr));
   const stream::ChunkLayout layout = stepper->layout();
   const int64_t rows = layout.total_local_rows(rank);
   const at::TensorOptions ids =
@@ -165,8 +165,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   watch.Disarm();  // the other ranks have done their part
   runtime::HostScope::SetCap(Bytes(0));
   SLUICE_RETURN_IF_ERROR(Judge(context, text, loss, report));
-  report->attention = context.memory->KernelName(runtime::TorchType(o.dtype),
-                                                 o.model.head_dim());
+  report->attention = context.KernelName();
   if (report->ok) return absl::OkStatus();
   return absl::InternalError("check failed: " + report->why);
 }

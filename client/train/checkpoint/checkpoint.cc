@@ -188,14 +188,9 @@ absl::Status WriteOptimizer(const std::string& path, AdamW& optimizer,
 }
 
 std::string KeyOf(const StepperContext& context, int ranks) {
-  const RunOptions& o = *context.options;
-  const runtime::RankMemory& memory = *context.memory;
-  const std::string attention =
-      memory.device().is_cpu()
-          ? ""
-          : memory.KernelName(runtime::TorchType(o.dtype), o.model.head_dim());
-  return PlanKey(o, ranks, memory.size(), attention, RoundsOutput(context),
-                 context.states);
+  return PlanKey(*context.options, ranks, context.memory->size(),
+                 context.memory->device().is_cpu() ? "" : context.KernelName(),
+                 context.RoundsOutput(), context.states);
 }
 
 absl::Status WritePlan(const std::string& path, const StepperContext& context,

@@ -1,4 +1,5 @@
-// Starts the ranks of a run on this node and waits until all have ended.
+// Starts the ranks of a run on this node and waits until all have ended, and
+// watches and ends child processes, which proto/base/spawn.h starts.
 //
 // Each rank runs this binary with torchrun's variables. If one fails, the
 // others have kGrace to end by themselves; then they get SIGTERM, then SIGKILL.
@@ -10,12 +11,16 @@
 // Thread safety: one thread, which must be the process's first.
 #pragma once
 
+#include <sys/types.h>
+
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
-#include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/options.h"
+#include "client/train/launch/rank_environment.h"
 
 namespace sluice::train {
 
@@ -32,5 +37,29 @@ void HoldSignals();
 int Launch(const RunOptions& options, const std::string& binary,
            const std::vector<std::string>& arguments, const std::string& socket,
            const std::vector<GpuPlace>& gpus = {});
+
+// Returns this process's environment as "NAME=value", with the variables of
+// `added` replaced or added.
+std::vector<std::string> EnvironmentWith(
+    const std::vector<std::pair<std::string, std::string>>& added);
+
+// Returns the wait status and reaps the process if it has ended; else nullopt.
+std::optional<int> TryWait(pid_t pid);
+// As TryWait, but waits up to `timeout` for the end.
+std::optional<int> WaitFor(pid_t pid, absl::Duration timeout);
+// Sends SIGTERM, and SIGKILL after `grace`; reaps the process.
+void EndProcess(pid_t pid, absl::Duration grace);
+
+// Returns whether a signal or a debugger has stopped the process.
+bool IsStopped(pid_t pid);
+
+// Formats a wait status as "exit status 3" or "signal 9 (Killed)".
+std::string DescribeWaitStatus(int status);
+
+// Returns the folder of this process's binary and the others.
+std::string BinaryFolder();
+
+// Ends this process when its parent `launcher` ends, however that happens.
+void DieWithParent(pid_t launcher);
 
 }  // namespace sluice::train

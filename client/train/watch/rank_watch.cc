@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/train/watch/words.h"
 #include "proto/base/clock.h"
 
 namespace sluice::train {
@@ -112,7 +111,7 @@ void RankWatch::At(std::string_view what) {
 bool RankWatch::HearStop(int64_t next) {
   const MutexLock lock(stop_mutex_);
   if (stop_requested) {
-    SayStop(page_->Read(), MonotonicSeconds());
+    SayStop();
     return true;
   }
   last_step_ = std::min(next, options_.steps);
@@ -140,7 +139,10 @@ void RankWatch::Run() {
     lock.Unlock();
     SayDaemon(now_s);
     LookAtSelf(sample, now_s);
-    LookForStop(now_s);
+    {
+      const MutexLock stop_lock(stop_mutex_);
+      if (stop_requested) SayStop();
+    }
     if (options_.speaks) SayProgress(sample, now_s);
     lock.Lock();
     tick = CondVar::Deadline(kTick);
@@ -157,19 +159,14 @@ void RankWatch::SayProgress(const RankSample& sample, double now_s) {
   console_.Line(ProgressText(sample, options_.steps, now_s));
 }
 
-void RankWatch::LookForStop(double now_s) {
-  const MutexLock lock(stop_mutex_);
-  if (stop_requested) SayStop(page_->Read(), now_s);
-}
-
-void RankWatch::SayStop(const RankSample& sample, double now_s) {
+void RankWatch::SayStop() {
   if (stop_said_ || !options_.speaks) return;
   stop_said_ = true;
   console_.Note(StopText({.signal = stop_signal,
                           .last_step = last_step_,
                           .save = options_.save,
                           .second_kills = options_.launched},
-                         sample, now_s));
+                         page_->Read(), MonotonicSeconds()));
 }
 
 void RankWatch::DaemonGone(const std::string& reason) {
@@ -195,10 +192,8 @@ void RankWatch::SayDaemon(double now_s) {
 
 void RankWatch::LookAtSelf(const RankSample& sample, double now_s) {
   if (options_.end == nullptr) return;
-  WatchedRank self;
-  self.rank = options_.rank;
-  self.sample = sample;
-  const WatchVerdict verdict = watchdog_.Look({self}, now_s);
+  const WatchVerdict verdict =
+      watchdog_.Look({{.rank = options_.rank, .sample = sample}}, now_s);
   for (const std::string& note : verdict.notes) console_.Note(note);
   if (!verdict.end.empty()) options_.end(verdict.end);
 }

@@ -16,7 +16,6 @@
 #include "client/torch/run/run_watch.h"
 #include "client/train/watch/console.h"
 #include "client/train/watch/rank_page.h"
-#include "client/train/watch/step_tracker.h"
 #include "client/train/watch/watchdog.h"
 #include "proto/base/mutex.h"
 
@@ -80,9 +79,7 @@ class RankWatch final : public runtime::SegmentObserver,
  private:
   void Run();
   void SayProgress(const RankSample& sample, double now_s);
-  void LookForStop(double now_s);
-  void SayStop(const RankSample& sample, double now_s)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(stop_mutex_);
+  void SayStop() ABSL_EXCLUSIVE_LOCKS_REQUIRED(stop_mutex_);
   void SayDaemon(double now_s);
   void LookAtSelf(const RankSample& sample, double now_s);
 

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "client/train/watch/words.h"
-
 namespace sluice::train {
 namespace {
 
