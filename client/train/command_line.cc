@@ -2,17 +2,18 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdlib>
-#include <map>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "client/train/launch/rank_environment.h"
 #include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/launch/rank_environment.h"
 #include "planner/stream/settings.h"
 #include "proto/base/status.h"
 #include "proto/cli/cli.h"
@@ -20,26 +21,16 @@
 namespace sluice::train {
 namespace {
 
-// Flags that are read as text and parsed later.
+// Values that follow from several flags, and the first flag with a bad value.
 struct RawFlags {
-  std::string alpha = "auto";
-  std::string fractions;
-  std::string method = "sluice";
   std::string arch = "llama";
-  std::string device = "auto";
-  std::string dtype = "fp32";
-  std::string attention = "auto";
   int64_t kv_heads = 0;
   double dropout = 0;
   std::optional<int64_t> global_batch;
-  std::string late_after = "auto";
-  std::string end_after = "auto";
-  std::string gpus;
   std::optional<int64_t> chunk;
   std::optional<int> prefetch;
-  std::string rerun;
-  std::string order = "auto";
-  std::string optimizer_states = "auto";
+  std::optional<double> rerun;  // negative: auto
+  absl::Status bad;
 };
 
 // Adds a flag and shows its initial value as its default.
@@ -47,17 +38,112 @@ void Add(CLI::App& app, const char* names, auto& to, const char* help) {
   app.add_option(names, to, help)->capture_default_str();
 }
 
+// Adds a flag whose text `read` turns into a value, or refuses.
+CLI::Option* AddText(CLI::App& app, RawFlags& raw, const char* name, auto read,
+                     const char* help) {
+  const auto keep = [&raw, read](const std::string& text) {
+    raw.bad.Update(read(text));
+  };
+  return app.add_option_function<std::string>(name, keep, help);
+}
+
+// Adds a flag with a word of `choices`, first its default.
+template <typename T>
+void AddChoice(CLI::App& app, RawFlags& raw, const char* name, T& to,
+               std::vector<std::pair<std::string, T>> choices,
+               const char* help) {
+  const std::string otherwise = choices[0].first;
+  std::ranges::sort(choices, {}, &std::pair<std::string, T>::first);
+  const auto read = [&to, choices, name](const std::string& text) {
+    const auto found =
+        std::ranges::find(choices, text, &std::pair<std::string, T>::first);
+    if (found == choices.end()) {
+      const auto word = [](std::string* list, auto& c) { *list += c.first; };
+      return BadInput(fmt::format("{} '{}': must be one of {}", name, text,
+                                  absl::StrJoin(choices, ", ", word)));
+    }
+    to = found->second;
+    return absl::OkStatus();
+  };
+  AddText(app, raw, name, read, help)->default_str(otherwise);
+}
+
+// Adds a flag with a number from 0 to `most`, or "auto", its default, which is
+// read as -1. The error quotes `range`.
+CLI::Option* AddNumber(CLI::App& app, RawFlags& raw, const char* name, auto& to,
+                       double most, const char* range, const char* help) {
+  const auto read = [&to, name, most, range](const std::string& text) {
+    char* end = nullptr;
+    const double number = std::strtod(text.c_str(), &end);
+    const bool fits =
+        !text.empty() && *end == '\0' && number >= 0 && number <= most;
+    if (!fits && text != "auto") {
+      return BadInput(
+          fmt::format("{} '{}': must be {}, or 'auto'", name, text, range));
+    }
+    to = fits ? number : -1;
+    return absl::OkStatus();
+  };
+  return AddText(app, raw, name, read, help);
+}
+
+constexpr char kSeconds[] = "seconds from 0 (never) to 1e9";
+
 void AddSocket(CLI::App& app, RunOptions& o) {
   app.add_option("--socket", o.socket,
                  "the daemon's session socket (default: $SLUICE_SOCKET, then "
                  "/run/sluice/session.sock)");
 }
 
-void AddAttention(CLI::App& app, RawFlags& raw) {
-  Add(app, "--attention", raw.attention,
-      "a real GPU's kernel: flash, efficient, cudnn, or auto: efficient for "
-      "fp32; for bf16 cudnn on GPUs of compute capability 9.0 (heads of at "
-      "most 128), else flash");
+void AddAttention(CLI::App& app, RunOptions& o, RawFlags& raw) {
+  std::vector<std::pair<std::string, AttentionKernel>> kernels;
+  for (const AttentionKernel kernel : stream::kAskedKernels) {
+    kernels.emplace_back(stream::Name(kernel), kernel);
+  }
+  AddChoice(app, raw, "--attention", o.attention, std::move(kernels),
+            "a real GPU's kernel: flash, efficient, cudnn, or auto: efficient "
+            "for fp32; for bf16 cudnn on GPUs of compute capability 9.0 (heads "
+            "of at most 128), else flash");
+}
+
+// Returns whether the whole text is a number in [0, 1].
+bool ReadFraction(const std::string& text, double& out) {
+  if (text.empty() || absl::ascii_isspace(text[0])) return false;
+  char* end = nullptr;
+  out = std::strtod(text.c_str(), &end);
+  return *end == '\0' && out >= 0 && out <= 1;
+}
+
+// Reads SWAP, keep:KEEP or keep:KEEP+SWAP.
+bool ReadClass(std::string text, stream::ClassFractions& out) {
+  constexpr std::string_view kKeep = "keep:";
+  if (!text.starts_with(kKeep)) return ReadFraction(text, out.swap);
+  text.erase(0, kKeep.size());
+  const size_t plus = text.find('+');
+  return ReadFraction(text.substr(0, plus), out.keep) &&
+         (plus == std::string::npos ||
+          ReadFraction(text.substr(plus + 1), out.swap));
+}
+
+absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
+  if (text.empty()) return absl::OkStatus();
+  for (const std::string& item :
+       std::vector<std::string>(absl::StrSplit(text, ','))) {
+    const size_t equals = item.find('=');
+    stream::ClassFractions f;
+    if (equals == std::string::npos || equals == 0 ||
+        !ReadClass(item.substr(equals + 1), f)) {
+      return BadInput(
+          fmt::format("--fractions '{}': write CLASS=SWAP, CLASS=keep:KEEP or "
+                      "CLASS=keep:KEEP+SWAP, with numbers between 0 and 1",
+                      item));
+    }
+    const std::string name = item.substr(0, equals);
+    if (!out.emplace(name, f).second) {
+      return BadInput(fmt::format("--fractions: {} is given twice", name));
+    }
+  }
+  return absl::OkStatus();
 }
 
 constexpr char kExamples[] = R"(Examples:
@@ -106,10 +192,16 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   Add(app, "--wait", o.wait,
       "seconds that a lease may wait for memory of --hbm or --host that other "
       "jobs hold (0: it is refused at once)");
-  Add(app, "--method", raw.method,
+  AddChoice<Method>(
+      app, raw, "--method", o.method,
+      {{"sluice", Method::kSluice},
+       {"alst", Method::kAlst},
+       {"keep-all", Method::kKeepAll},
+       {"recompute", Method::kRecompute}},
       "keep-all, recompute, alst (Ulysses, tiled layers and loss, layer inputs "
       "in host memory) or sluice");
-  Add(app, "--arch", raw.arch, "gpt or llama");
+  AddChoice<std::string>(app, raw, "--arch", raw.arch,
+                         {{"llama", "llama"}, {"gpt", "gpt"}}, "gpt or llama");
   cli::AddCount(app, "--layers", o.model.layers, "transformer layers");
   cli::AddCount(app, "--hidden", o.model.hidden, "width of a hidden state");
   cli::AddCount(app, "--heads", o.model.heads, "attention heads");
@@ -122,30 +214,42 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   cli::AddCount(app, "--chunk", raw.chunk,
                 "global tokens of a chunk (train: the fastest of those it "
                 "measures; check: 512)");
-  Add(app, "--alpha", raw.alpha,
-      "token fraction swapped to the host, 0 to 1, or 'auto'");
-  app.add_option("--fractions", raw.fractions,
-                 "of classes by themselves, beside --alpha: CLASS=SWAP, "
-                 "CLASS=keep:KEEP or CLASS=keep:KEEP+SWAP, with commas between "
-                 "(norm2=0,ffn_up=0.5,ffn_activation=keep:0.25+0.5)");
+  AddNumber(app, raw, "--alpha", o.alpha, 1, "between 0 and 1",
+            "token fraction swapped to the host, 0 to 1, or 'auto'")
+      ->default_str("auto");
+  AddText(
+      app, raw, "--fractions",
+      [&o](const std::string& text) {
+        return ReadFractions(text, o.fractions);
+      },
+      "of classes by themselves, beside --alpha: CLASS=SWAP, "
+      "CLASS=keep:KEEP or CLASS=keep:KEEP+SWAP, with commas between "
+      "(norm2=0,ffn_up=0.5,ffn_activation=keep:0.25+0.5)");
   app.add_flag_callback(
       "--no-keep", [&o] { o.keep = false; },
       "let the planner keep no rows on the GPU");
   app.add_option("--prefetch", raw.prefetch,
                  "slots through which chunks come back (with --chunk: 2)");
-  app.add_option(
-      "--rerun", raw.rerun,
+  AddNumber(
+      app, raw, "--rerun", raw.rerun, 1, "a part of the tokens, 0 to 1",
       "part of the tokens, the first ones, 0 to 1, that backward runs again "
       "from layers' inputs rather than keep what attention left; auto: as "
       "little as host memory allows (with --chunk: 0)");
   cli::AddCount(app, "--rerun-layers", o.rerun_layers,
                 "layers that run again together: of their inputs the first is "
                 "kept (auto: what is fastest; with --rerun N: 1)");
-  Add(app, "--backward-order", raw.order,
+  using Order = stream::BackwardOrder;
+  AddChoice<std::optional<Order>>(
+      app, raw, "--backward-order", o.order,
+      {{"auto", {}},
+       {"keys", Order::kKeysOuter},
+       {"queries", Order::kQueriesOuter}},
       "which side of attention's backward stays: keys or queries (auto: with "
       "--chunk the one that moves less)");
-  Add(app, "--dtype", raw.dtype, "fp32 or bf16");
-  AddAttention(app, raw);
+  AddChoice<Dtype>(app, raw, "--dtype", o.dtype,
+                   {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16}},
+                   "fp32 or bf16");
+  AddAttention(app, o, raw);
   app.add_flag("--round-output", o.round_output,
                "store attention's output in --dtype on sim too, as GPUs do");
   Add(app, "--ranks,--gpus", o.ranks,
@@ -158,11 +262,17 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   cli::AddSize(app, "--host,--host-memory", o.host,
                "host memory of all local ranks together (0: what the daemon's "
                "budgets allow)");
-  Add(app, "--device", raw.device,
+  AddChoice<std::string>(
+      app, raw, "--device", o.driver,
+      {{"auto", ""}, {"cuda", "cuda"}, {"sim", "sim"}},
       "what the daemon's GPUs must be: cuda, sim, or auto: what they are");
-  app.add_option("--gpu", raw.gpus,
-                 "GPU of the node, or one per rank: 1 or 0,2 (default: those "
-                 "with the most free memory)");
+  const auto read_gpus = [&o](const std::string& text) -> absl::Status {
+    SLUICE_ASSIGN_OR_RETURN(o.gpus, ParseGpuList(text));
+    return absl::OkStatus();
+  };
+  AddText(app, raw, "--gpu", read_gpus,
+          "GPU of the node, or one per rank: 1 or 0,2 (default: those "
+          "with the most free memory)");
   app.add_flag("--json", o.json, "one JSON object on stdout at the end");
   app.add_option("--dropout", raw.dropout, "only 0 is there yet");
 }
@@ -184,7 +294,7 @@ void AddProfile(CLI::App& app, RunOptions& o, RawFlags& raw) {
                "start a sluiced with simulated GPUs for this run only");
   Add(app, "--ranks,--gpus", o.ranks, "ranks that measure at once");
   Add(app, "--threads", o.threads, "compute threads per rank");
-  AddAttention(app, raw);
+  AddAttention(app, o, raw);
   app.footer(kProfileExamples);
 }
 
@@ -201,7 +311,10 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
   Add(app, "--weight-decay", o.weight_decay, "not on norms, biases");
   Add(app, "--beta1", o.beta1, "AdamW's mean of gradients");
   Add(app, "--beta2", o.beta2, "AdamW's mean of their squares");
-  Add(app, "--optimizer-states", raw.optimizer_states,
+  using Place = stream::StatePlace;
+  AddChoice<std::optional<Place>>(
+      app, raw, "--optimizer-states", o.optimizer_states,
+      {{"auto", {}}, {"hbm", Place::kHbm}, {"host", Place::kHost}},
       "where AdamW's states lie: hbm; host: in host memory, each part of the "
       "model updated on the GPU before the next forward reads it (sluice "
       "only); auto: host where they leave no room for a step in hbm");
@@ -227,28 +340,15 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--log-jsonl", o.log_jsonl, "one line per step");
   app.add_option("--trace", o.trace, "timeline of rank 0's last step, JSON");
   app.add_flag("--probe", o.probe, "only find out whether it fits");
-  Add(app, "--late-after", raw.late_after,
+  AddNumber(
+      app, raw, "--late-after", o.late_after, 1e9, kSeconds,
       "seconds without progress after which a rank is named; 0: never, 'auto': "
-      "two steps, at least 30");
-  Add(app, "--end-after", raw.end_after,
-      "seconds without progress after which the run is ended; 0: never, "
-      "'auto': 20 steps, at least 600");
-}
-
-// Looks `text` up in a map; the error lists the keys.
-template <typename T>
-absl::Status Choose(const char* flag, const std::string& text,
-                    const std::map<std::string, T>& choices, T& out) {
-  const auto found = choices.find(text);
-  if (found != choices.end()) {
-    out = found->second;
-    return absl::OkStatus();
-  }
-  return BadInput(
-      fmt::format("{} '{}': must be one of {}", flag, text,
-                  absl::StrJoin(choices, ", ", [](std::string* list, auto& c) {
-                    list->append(c.first);
-                  })));
+      "two steps, at least 30")
+      ->default_str("auto");
+  AddNumber(app, raw, "--end-after", o.end_after, 1e9, kSeconds,
+            "seconds without progress after which the run is ended; 0: never, "
+            "'auto': 20 steps, at least 600")
+      ->default_str("auto");
 }
 
 absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
@@ -266,74 +366,6 @@ absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-// Reads a number from 0 to `most`, or -1 for "auto". The error quotes `range`.
-absl::Status ReadNumber(const char* flag, const std::string& text, double most,
-                        const char* range, double& out) {
-  if (text == "auto") {
-    out = -1;
-    return absl::OkStatus();
-  }
-  char* end = nullptr;
-  out = std::strtod(text.c_str(), &end);
-  if (!text.empty() && *end == '\0' && out >= 0 && out <= most) {
-    return absl::OkStatus();
-  }
-  return BadInput(
-      fmt::format("{} '{}': must be {}, or 'auto'", flag, text, range));
-}
-
-// Returns whether the whole text is a number in [0, 1].
-bool ReadFraction(const std::string& text, double& out) {
-  if (text.empty() || absl::ascii_isspace(text[0])) return false;
-  char* end = nullptr;
-  out = std::strtod(text.c_str(), &end);
-  return *end == '\0' && out >= 0 && out <= 1;
-}
-
-// Reads SWAP, keep:KEEP or keep:KEEP+SWAP.
-bool ReadClass(const std::string& text, stream::ClassFractions& out) {
-  constexpr std::string_view kKeep = "keep:";
-  if (!text.starts_with(kKeep)) return ReadFraction(text, out.swap);
-  const std::string kept = text.substr(kKeep.size());
-  const size_t plus = kept.find('+');
-  if (!ReadFraction(kept.substr(0, plus), out.keep)) return false;
-  return plus == std::string::npos ||
-         ReadFraction(kept.substr(plus + 1), out.swap);
-}
-
-absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
-  if (text.empty()) return absl::OkStatus();
-  for (const std::string& item :
-       std::vector<std::string>(absl::StrSplit(text, ','))) {
-    const size_t equals = item.find('=');
-    stream::ClassFractions f;
-    if (equals == std::string::npos || equals == 0 ||
-        !ReadClass(item.substr(equals + 1), f)) {
-      return BadInput(
-          fmt::format("--fractions '{}': write CLASS=SWAP, CLASS=keep:KEEP or "
-                      "CLASS=keep:KEEP+SWAP, with numbers between 0 and 1",
-                      item));
-    }
-    const std::string name = item.substr(0, equals);
-    if (!out.emplace(name, f).second) {
-      return BadInput(fmt::format("--fractions: {} is given twice", name));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// With --chunk nothing is run again unless the flag asks for it.
-absl::Status ReadRerun(const RawFlags& raw, RunOptions& o) {
-  const bool given = raw.chunk || o.command != Command::kTrain;
-  const std::string otherwise = given ? "0" : "auto";
-  const std::string text = raw.rerun.empty() ? otherwise : raw.rerun;
-  double part = 0;
-  SLUICE_RETURN_IF_ERROR(
-      ReadNumber("--rerun", text, 1, "a part of the tokens, 0 to 1", part));
-  if (part >= 0) o.rerun = part;
-  return absl::OkStatus();
-}
-
 // With --chunk a run is cut the same every time; without it, the settings are
 // chosen later by measurement.
 absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
@@ -346,14 +378,10 @@ absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
     return BadInput(
         fmt::format("--prefetch {}: must be between 1 and 64", *raw.prefetch));
   }
-  using Order = stream::BackwardOrder;
-  SLUICE_RETURN_IF_ERROR(
-      Choose<std::optional<Order>>("--backward-order", raw.order,
-                                   {{"auto", {}},
-                                    {"keys", Order::kKeysOuter},
-                                    {"queries", Order::kQueriesOuter}},
-                                   o.order));
-  SLUICE_RETURN_IF_ERROR(ReadRerun(raw, o));
+  // With a chunk nothing is run again unless the flag asks for it.
+  const bool given = raw.chunk || o.command != Command::kTrain;
+  const double rerun = raw.rerun.value_or(given ? 0 : -1);
+  if (rerun >= 0) o.rerun = rerun;
   o.chunk = raw.chunk.value_or(o.command == Command::kTrain ? 0 : 512);
   o.prefetch = raw.prefetch.value_or(0);
   if (o.chunk == 0) return absl::OkStatus();
@@ -365,52 +393,15 @@ absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-absl::Status ReadAttention(const RawFlags& raw, RunOptions& o) {
-  std::map<std::string, AttentionKernel> kernels;
-  for (const AttentionKernel kernel : stream::kAskedKernels) {
-    kernels.emplace(stream::Name(kernel), kernel);
-  }
-  return Choose("--attention", raw.attention, kernels, o.attention);
-}
-
 absl::Status Convert(const RawFlags& raw, RunOptions& o) {
-  SLUICE_RETURN_IF_ERROR(ReadAttention(raw, o));
   SLUICE_RETURN_IF_ERROR(ReadSettings(raw, o));
-  SLUICE_RETURN_IF_ERROR(
-      ReadNumber("--alpha", raw.alpha, 1, "between 0 and 1", o.alpha));
-  SLUICE_RETURN_IF_ERROR(ReadFractions(raw.fractions, o.fractions));
   SLUICE_RETURN_IF_ERROR(ReadGlobalBatch(raw, o));
-  constexpr char kSeconds[] = "seconds from 0 (never) to 1e9";
-  SLUICE_RETURN_IF_ERROR(
-      ReadNumber("--late-after", raw.late_after, 1e9, kSeconds, o.late_after));
-  SLUICE_RETURN_IF_ERROR(
-      ReadNumber("--end-after", raw.end_after, 1e9, kSeconds, o.end_after));
-  SLUICE_ASSIGN_OR_RETURN(o.gpus, ParseGpuList(raw.gpus));
-  SLUICE_RETURN_IF_ERROR(Choose<Method>("--method", raw.method,
-                                        {{"alst", Method::kAlst},
-                                         {"keep-all", Method::kKeepAll},
-                                         {"recompute", Method::kRecompute},
-                                         {"sluice", Method::kSluice}},
-                                        o.method));
-  SLUICE_RETURN_IF_ERROR(Choose<std::string>(
-      "--device", raw.device, {{"auto", ""}, {"cuda", "cuda"}, {"sim", "sim"}},
-      o.driver));
-  using Place = stream::StatePlace;
-  SLUICE_RETURN_IF_ERROR(Choose<std::optional<Place>>(
-      "--optimizer-states", raw.optimizer_states,
-      {{"auto", {}}, {"hbm", Place::kHbm}, {"host", Place::kHost}},
-      o.optimizer_states));
-  bool gpt = false;
-  SLUICE_RETURN_IF_ERROR(
-      Choose<bool>("--arch", raw.arch, {{"gpt", true}, {"llama", false}}, gpt));
-  SLUICE_RETURN_IF_ERROR(
-      Choose<Dtype>("--dtype", raw.dtype,
-                    {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16}}, o.dtype));
   if (raw.dropout != 0) {
     return BadInput(
         fmt::format("--dropout {}: only 0 is there yet", raw.dropout));
   }
   o.model.kv_heads = raw.kv_heads != 0 ? raw.kv_heads : o.model.heads;
+  const bool gpt = raw.arch == "gpt";
   o.model = gpt ? stream::Gpt(o.model) : stream::Llama(o.model);
   o.model.name = raw.arch;
   o.model.max_positions = gpt ? o.seq_len : 0;
@@ -448,13 +439,13 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
     parsed.exit = *done;
     return parsed;
   }
+  SLUICE_RETURN_IF_ERROR(raw.bad);
   if (check_app->parsed()) {
     o.command = Command::kCheck;
     o.private_daemon = o.socket.empty();
   }
   if (profile_app->parsed()) {
     o.command = Command::kProfile;
-    SLUICE_RETURN_IF_ERROR(ReadAttention(raw, o));
   } else {
     SLUICE_RETURN_IF_ERROR(Convert(raw, o));
   }

@@ -1,13 +1,17 @@
 #include "client/train/rank.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
+#include "absl/strings/str_split.h"
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/placement.h"
@@ -477,6 +481,50 @@ class RankRun {
 
 int RunRank(const RunOptions& options, const RankEnvironment& environment) {
   return RankRun(options, environment).Run();
+}
+
+absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
+                                      const std::string& text, int root) {
+  if (collectives == nullptr) return text;
+  // The text is in host memory, because HBM may have run out.
+  const runtime::HostScope host("a text of the ranks");
+  constexpr size_t kTextBytes = 1000;
+  at::Tensor bytes = at::zeros({kTextBytes}, runtime::OnHost(at::kByte));
+  char* const data = static_cast<char*>(bytes.data_ptr());
+  std::memcpy(data, text.data(), std::min(text.size(), kTextBytes - 1));
+  SLUICE_RETURN_IF_ERROR(collectives->Broadcast(bytes, root));
+  return std::string(data);
+}
+
+absl::Status ShareFault(runtime::Collectives* collectives,
+                        absl::Status& fault) {
+  if (collectives == nullptr) return absl::OkStatus();
+  const int world = collectives->world_size();
+  int first = 0;
+  {
+    const runtime::HostScope host("faults of the ranks");
+    at::Tensor failed = at::zeros({world}, runtime::OnHost(at::kDouble));
+    double* const values = failed.data_ptr<double>();
+    values[collectives->rank()] = fault.ok() ? 0 : 1;
+    SLUICE_RETURN_IF_ERROR(collectives->SumAll(failed));
+    while (first < world && values[first] == 0) ++first;
+  }
+  if (first == world) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(
+      const std::string text,
+      ShareText(
+          collectives,
+          fmt::format("{} {} {}", static_cast<int>(fault.code()),
+                      Name(ShortageOf(fault)), std::string(fault.message())),
+          first));
+  const std::vector<std::string> parts =
+      absl::StrSplit(text, absl::MaxSplits(' ', 2));
+  fault = absl::InternalError("another rank failed");
+  if (parts.size() < 3) return absl::OkStatus();
+  const auto code = static_cast<absl::StatusCode>(std::atoi(text.c_str()));
+  fault = Mark(absl::Status(code, fmt::format("rank {}: {}", first, parts[2])),
+               ShortageNamed(parts[1]).value_or(Shortage::kNone));
+  return absl::OkStatus();
 }
 
 }  // namespace sluice::train

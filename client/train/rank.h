@@ -24,6 +24,13 @@ int RunRank(const RunOptions& options, const RankEnvironment& environment);
 // is right however the run ends.
 absl::Status Train(const StepperContext& context, RunReport* report);
 
+// Returns rank `root`'s text, cut to 999 bytes. Null `collectives`: one rank.
+absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
+                                      const std::string& text, int root);
+// Replaces this rank's `fault` by that of the first rank that failed. An error
+// means a lost peer.
+absl::Status ShareFault(runtime::Collectives* collectives, absl::Status& fault);
+
 // Measures what the cost model needs to know of a machine (profile.cc), and
 // writes it to `toml`, equal on all ranks, as planner/train's hardware profile.
 // Null `collectives`: one rank.

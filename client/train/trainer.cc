@@ -19,13 +19,13 @@
 #include "absl/time/clock.h"
 #include "client/torch/placement.h"
 #include "client/train/announce.h"
+#include "client/train/checkpoint/checkpoint.h"
 #include "client/train/checkpoint/save_folder.h"
 #include "client/train/data/corpus.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/nonfinite.h"
 #include "client/train/optimizer/adamw.h"
 #include "client/train/rank.h"
-#include "client/train/saver.h"
 #include "client/train/step/stepper.h"
 #include "client/train/trace.h"
 #include "client/train/watch/rank_page.h"
@@ -79,7 +79,9 @@ void ReportChoice(const RunOptions& options, const Stepper& stepper,
 class Trainer {
  public:
   Trainer(const StepperContext& context, RunReport* report)
-      : context_(context), report_(report) {}
+      : context_(context),
+        report_(report),
+        state_{.ranks = context.environment->world_size} {}
 
   absl::Status Run() {
     absl::Status status = Prepare();
@@ -107,8 +109,8 @@ class Trainer {
         Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
     // Before anything is measured or planned for an impossible length.
     SLUICE_RETURN_IF_ERROR(CheckLength(*corpus_, o.seq_len));
-    identity_.data_tokens = corpus_->tokens();
-    SLUICE_ASSIGN_OR_RETURN(identity_.data, corpus_->Fingerprint());
+    state_.identity.data_tokens = corpus_->tokens();
+    SLUICE_ASSIGN_OR_RETURN(state_.identity.data, corpus_->Fingerprint());
     return absl::OkStatus();
   }
 
@@ -205,12 +207,12 @@ class Trainer {
     SLUICE_ASSIGN_OR_RETURN(resumed_,
                             OpenCheckpoint(o.resume, o, *context_.environment));
     if (corpus_ != nullptr) {
-      SLUICE_RETURN_IF_ERROR(resumed_->CheckData(o, identity_));
+      SLUICE_RETURN_IF_ERROR(resumed_->CheckData(o, state_.identity));
       state_.next_token = resumed_->state.NextToken(corpus_->tokens());
     }
     state_.step = resumed_->state.step;
-    identity_.run = resumed_->state.identity.run;
-    report_->resumed = {resumed_->path, state_.step, identity_.run};
+    state_.identity.run = resumed_->state.identity.run;
+    report_->resumed = {resumed_->path, state_.step, state_.identity.run};
     return resumed_->LoadWeights(*context_.weights, *context_.stage);
   }
 
@@ -219,7 +221,7 @@ class Trainer {
     const RunOptions& o = *context_.options;
     const std::string own =
         fmt::format("step {} of run '{}', on the text {}", state_.step,
-                    identity_.run, identity_.data);
+                    state_.identity.run, state_.identity.data);
     SLUICE_ASSIGN_OR_RETURN(const std::string first,
                             ShareText(context_.collectives, own, 0));
     SLUICE_RETURN_IF_ERROR(runtime::Agree(
@@ -229,15 +231,21 @@ class Trainer {
                            "this rank starts from {}, rank 0 from {}: give all "
                            "ranks the same --resume and --data",
                            own, first))));
-    if (identity_.run.empty()) {
-      SLUICE_ASSIGN_OR_RETURN(identity_.run,
+    if (state_.identity.run.empty()) {
+      SLUICE_ASSIGN_OR_RETURN(state_.identity.run,
                               ShareText(context_.collectives, NewRunId(), 0));
     }
-    report_->run = identity_.run;
+    report_->run = state_.identity.run;
+    absl::Status claimed;
+    if (!o.save.empty() && !o.probe && context_.environment->rank == 0) {
+      auto folder =
+          SaveFolder::Claim(o.save, state_.identity,
+                            resumed_.has_value() ? &resumed_->state : nullptr);
+      claimed = folder.status();
+      if (folder.ok()) folder_ = *std::move(folder);
+    }
     if (!o.save.empty() && !o.probe) {
-      saver_ = std::make_unique<Saver>(context_, identity_, &report_->saves);
-      SLUICE_RETURN_IF_ERROR(
-          saver_->Claim(resumed_.has_value() ? &resumed_->state : nullptr));
+      SLUICE_RETURN_IF_ERROR(runtime::Agree(context_.collectives, claimed));
     }
     if (resumed_.has_value()) Note(resumed_->Describe());
     return absl::OkStatus();
@@ -489,6 +497,40 @@ class Trainer {
     return absl::OkStatus();
   }
 
+  // A failed save is reported and tried again; an error means a lost peer.
+  absl::Status Save() {
+    runtime::Collectives* const all = context_.collectives;
+    const int64_t step = state_.step;
+    failure_ = folder_ != nullptr ? folder_->Begin(step) : absl::OkStatus();
+    SLUICE_RETURN_IF_ERROR(ShareFault(all, failure_));
+    if (failure_.ok()) {
+      failure_ = WriteCheckpoint(
+          SaveFolder::Temporary(context_.options->save, step), context_, state_,
+          *optimizer_, stepper_->saved_plan());
+      SLUICE_RETURN_IF_ERROR(ShareFault(all, failure_));
+    }
+    if (failure_.ok()) {
+      if (folder_ != nullptr) failure_ = folder_->Commit(step);
+      SLUICE_RETURN_IF_ERROR(ShareFault(all, failure_));
+    }
+    SaveReport& report = report_->saves;
+    if (failure_.ok()) {
+      report.done += 1;
+      report.last_step = step;
+      if (folder_ != nullptr) {
+        folder_->Rotate(context_.options->keep_checkpoints);
+      }
+      return absl::OkStatus();
+    }
+    // Frees the disk space of a half written checkpoint.
+    if (folder_ != nullptr) folder_->Abandon(step);
+    report.failed += 1;
+    report.failed_step = step;
+    report.limited_by = LimitedBy(failure_);
+    report.failure = std::string(failure_.message());
+    return absl::OkStatus();
+  }
+
   absl::Status MaybeSave(bool last) {
     const RunOptions& o = *context_.options;
     if (o.save.empty()) return absl::OkStatus();
@@ -496,25 +538,23 @@ class Trainer {
     if (!last && !due) return absl::OkStatus();
     context_.watch->Enter(RankPhase::kSaving);
     SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
-    const absl::Status saved =
-        saver_->Save(state_, *optimizer_, stepper_->saved_plan());
+    const absl::Status saved = Save();
     context_.watch->Enter(RankPhase::kReady);
     SLUICE_RETURN_IF_ERROR(saved);
-    if (!saver_->failure().ok() && !last) {
+    if (!failure_.ok() && !last) {
       Note(fmt::format(
           "step {} is not saved: {}; the run goes on and saves again when the "
           "next save is due",
-          state_.step, std::string(saver_->failure().message())));
+          state_.step, std::string(failure_.message())));
     }
     return absl::OkStatus();
   }
 
   // If the last save failed, the run has failed, though all its steps ran.
   absl::Status SaveFailure() const {
-    if (saver_ == nullptr || saver_->failure().ok()) return absl::OkStatus();
-    const absl::Status status =
-        Annotate(saver_->failure(),
-                 fmt::format("step {}, the last, is not saved", state_.step));
+    if (failure_.ok()) return absl::OkStatus();
+    const absl::Status status = Annotate(
+        failure_, fmt::format("step {}, the last, is not saved", state_.step));
     return context_.environment->rank == 0 ? WithAdvice(status)
                                            : CausedByPeer(status);
   }
@@ -550,7 +590,7 @@ class Trainer {
     // A signal in the last step interrupted nothing.
     report_->interrupted = stop_ && state_.step < o.steps;
     if (report_->interrupted) {
-      const bool kept = saved && saver_ != nullptr && saver_->failure().ok();
+      const bool kept = saved && !o.save.empty() && failure_.ok();
       Note(state_.step == first
                ? std::string("stopped before the first step")
                : fmt::format("stopped after step {}{}", state_.step,
@@ -600,12 +640,12 @@ class Trainer {
   std::unique_ptr<Stepper> stepper_;
   std::unique_ptr<AdamW> optimizer_;
   std::unique_ptr<StepLog> log_;
-  std::unique_ptr<Saver> saver_;
+  std::unique_ptr<SaveFolder> folder_;  // rank 0's, with --save
+  absl::Status failure_;                // of the last save, on all ranks
   std::optional<Checkpoint> resumed_;
   at::Tensor tokens_, labels_;
   std::vector<int64_t> dealt_, dealt_labels_;  // the same ids in CPU memory
-  RunIdentity identity_;
-  TrainingState state_;
+  StateFile state_;
   int64_t next_token_ = 0;           // after this step
   client::CopyStats copies_before_;  // before the step
   int64_t mismatches_before_ = 0;

@@ -34,19 +34,27 @@ at::Tensor Part(const at::Tensor& flat, const FlatEntry& entry) {
   return flat.narrow(0, entry.offset, entry.size).view(entry.shape);
 }
 
-// Inputs [first, first + n) of a transposed tensor, which are rows of the file.
-struct Rows {
-  int64_t first, n;
-};
-
-std::vector<Rows> CutRows(const HfTensor& tensor) {
+// Returns the tensor's rows in the file, piece by piece. A piece is one or more
+// views into `flat`, side by side.
+std::vector<std::vector<at::Tensor>> PiecesOf(const HfTensor& tensor,
+                                              const at::Tensor& flat) {
+  std::vector<std::vector<at::Tensor>> pieces;
+  if (!tensor.transposed) {
+    for (const FlatEntry& entry : tensor.parts) {
+      pieces.push_back({Part(flat, entry)});
+    }
+    return pieces;
+  }
   const std::vector<int64_t> shape = tensor.shape();
   const int64_t step = std::max<int64_t>(kPieceElements / shape[1], 1);
-  std::vector<Rows> rows;
   for (int64_t at = 0; at < shape[0]; at += step) {
-    rows.push_back({at, std::min(step, shape[0] - at)});
+    const int64_t rows = std::min(step, shape[0] - at);
+    std::vector<at::Tensor>& columns = pieces.emplace_back();
+    for (const FlatEntry& entry : tensor.parts) {
+      columns.push_back(Part(flat, entry).narrow(1, at, rows).t());
+    }
   }
-  return rows;
+  return pieces;
 }
 
 absl::Status AppendTensor(const at::Tensor& tensor, runtime::HostStage& stage,
@@ -67,20 +75,6 @@ absl::Status ReadTensor(const SafetensorsReader& reader,
   });
 }
 
-absl::Status WriteTransposed(const HfTensor& tensor, const at::Tensor& flat,
-                             runtime::HostStage& stage,
-                             SafetensorsWriter& writer) {
-  for (const Rows& rows : CutRows(tensor)) {
-    std::vector<at::Tensor> columns;
-    for (const FlatEntry& entry : tensor.parts) {
-      columns.push_back(Part(flat, entry).narrow(1, rows.first, rows.n).t());
-    }
-    const at::Tensor piece = at::cat(columns, 1).contiguous();
-    SLUICE_RETURN_IF_ERROR(AppendTensor(piece, stage, writer));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status WriteWeights(const std::string& path,
                           const stream::ModelShape& config,
                           const at::Tensor& flat, runtime::HostStage& stage) {
@@ -91,47 +85,34 @@ absl::Status WriteWeights(const std::string& path,
   SLUICE_ASSIGN_OR_RETURN(const auto writer,
                           SafetensorsWriter::Create(path, infos));
   for (const HfTensor& t : tensors) {
-    if (t.transposed) {
-      SLUICE_RETURN_IF_ERROR(WriteTransposed(t, flat, stage, *writer));
-      continue;
-    }
-    for (const FlatEntry& entry : t.parts) {
-      SLUICE_RETURN_IF_ERROR(AppendTensor(Part(flat, entry), stage, *writer));
+    for (const std::vector<at::Tensor>& views : PiecesOf(t, flat)) {
+      SLUICE_RETURN_IF_ERROR(
+          AppendTensor(t.transposed ? at::cat(views, 1).contiguous() : views[0],
+                       stage, *writer));
     }
   }
   return writer->Close();
 }
 
-absl::Status ReadTransposed(const SafetensorsReader& reader,
-                            const HfTensor& tensor, const at::Tensor& flat,
-                            runtime::HostStage& stage) {
-  const int64_t width = tensor.shape()[1];
-  for (const Rows& rows : CutRows(tensor)) {
-    const at::Tensor piece = at::empty(
-        {rows.n, width}, runtime::On(flat.device(), flat.scalar_type()));
-    SLUICE_RETURN_IF_ERROR(ReadTensor(reader, tensor.name,
-                                      rows.first * width * piece.element_size(),
-                                      stage, piece));
-    int64_t column = 0;
-    for (const FlatEntry& entry : tensor.parts) {
-      const int64_t outputs = entry.shape[0];
-      Part(flat, entry)
-          .narrow(1, rows.first, rows.n)
-          .copy_(piece.narrow(1, column, outputs).t());
-      column += outputs;
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadPlain(const SafetensorsReader& reader, const HfTensor& tensor,
-                       const at::Tensor& flat, runtime::HostStage& stage) {
+absl::Status ReadWeights(const SafetensorsReader& reader,
+                         const HfTensor& tensor, const at::Tensor& flat,
+                         runtime::HostStage& stage) {
   int64_t offset = 0;
-  for (const FlatEntry& entry : tensor.parts) {
-    const at::Tensor part = Part(flat, entry);
+  for (const std::vector<at::Tensor>& views : PiecesOf(tensor, flat)) {
+    const at::Tensor piece =
+        tensor.transposed
+            ? at::empty({views[0].size(0), tensor.shape()[1]},
+                        runtime::On(flat.device(), flat.scalar_type()))
+            : views[0];
     SLUICE_RETURN_IF_ERROR(
-        ReadTensor(reader, tensor.name, offset, stage, part));
-    offset += static_cast<int64_t>(part.nbytes());
+        ReadTensor(reader, tensor.name, offset, stage, piece));
+    offset += static_cast<int64_t>(piece.nbytes());
+    int64_t column = 0;
+    for (const at::Tensor& view : views) {
+      if (!tensor.transposed) break;
+      view.copy_(piece.narrow(1, column, view.size(1)));
+      column += view.size(1);
+    }
   }
   return absl::OkStatus();
 }
@@ -162,10 +143,9 @@ std::vector<std::pair<const char*, at::Tensor>> NamedStates(AdamW& optimizer) {
 }
 
 // Labels a shard, because the sizes of all ranks' shards may be equal.
-std::string ShardLabel(int rank, int ranks, int64_t step,
-                       const std::string& run) {
-  return fmt::format("rank {} of {}, step {} of run {}", rank, ranks, step,
-                     run);
+std::string ShardLabel(int rank, const StateFile& state) {
+  return fmt::format("rank {} of {}, step {} of run {}", rank, state.ranks,
+                     state.step, state.identity.run);
 }
 
 absl::Status WriteOptimizer(const std::string& path, AdamW& optimizer,
@@ -234,15 +214,14 @@ absl::StatusOr<runtime::SavedPlan> ReadPlan(const std::string& path,
 
 absl::Status WriteCheckpoint(const std::string& folder,
                              const StepperContext& context,
-                             const TrainingState& state,
-                             const RunIdentity& identity, AdamW& optimizer,
+                             const StateFile& state, AdamW& optimizer,
                              const runtime::SavedPlan* plan) {
   const int rank = context.environment->rank;
-  const int ranks = context.environment->world_size;
+  const int ranks = state.ranks;
   const RunOptions& o = *context.options;
-  SLUICE_RETURN_IF_ERROR(WriteOptimizer(
-      OptimizerFile(folder, rank, ranks), optimizer, *context.stage,
-      ShardLabel(rank, ranks, state.step, identity.run)));
+  SLUICE_RETURN_IF_ERROR(WriteOptimizer(OptimizerFile(folder, rank, ranks),
+                                        optimizer, *context.stage,
+                                        ShardLabel(rank, state)));
   SLUICE_RETURN_IF_ERROR(
       WritePlan(PlanFile(folder, rank, ranks), context, plan));
   if (rank != 0) return absl::OkStatus();
@@ -251,11 +230,7 @@ absl::Status WriteCheckpoint(const std::string& folder,
   SLUICE_RETURN_IF_ERROR(
       WriteFile(folder + "/config.json",
                 HfConfig(o.model, o.seq_len, o.dtype == Dtype::kBf16)));
-  const StateFile file{.step = state.step,
-                       .next_token = state.next_token,
-                       .ranks = ranks,
-                       .identity = identity};
-  return WriteState(folder, o, file);
+  return WriteState(folder, o, state);
 }
 
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
@@ -314,9 +289,7 @@ absl::Status Checkpoint::LoadWeights(FlatModel& weights,
                           SafetensorsReader::Open(WeightsFile(path)));
   for (const HfTensor& t : HfTensors(model)) {
     SLUICE_RETURN_IF_ERROR(reader->Expect(InfoOf(t, weights.flat())));
-    SLUICE_RETURN_IF_ERROR(
-        t.transposed ? ReadTransposed(*reader, t, weights.flat(), stage)
-                     : ReadPlain(*reader, t, weights.flat(), stage));
+    SLUICE_RETURN_IF_ERROR(ReadWeights(*reader, t, weights.flat(), stage));
   }
   return absl::OkStatus();
 }
@@ -362,8 +335,7 @@ class Checkpoint::Shards {
           {name, TensorType::kF32, {sizes_[static_cast<size_t>(owner)]}}));
     }
     const StateFile& state = checkpoint_.state;
-    const std::string wanted =
-        ShardLabel(owner, state.ranks, state.step, state.identity.run);
+    const std::string wanted = ShardLabel(owner, state);
     // Shards of format 1 have no label.
     if (state.format > 1 && opened->label() != wanted) {
       return BadInput(fmt::format(

@@ -24,16 +24,10 @@
 
 namespace sluice::train {
 
-struct TrainingState {
-  int64_t step = 0;        // completed
-  int64_t next_token = 0;  // the data cursor
-};
-
 // Writes this rank's files into the existing `folder`. `plan` may be null.
 absl::Status WriteCheckpoint(const std::string& folder,
                              const StepperContext& context,
-                             const TrainingState& state,
-                             const RunIdentity& identity, AdamW& optimizer,
+                             const StateFile& state, AdamW& optimizer,
                              const runtime::SavedPlan* plan);
 
 struct Checkpoint : FoundCheckpoint {
