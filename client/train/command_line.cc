@@ -38,7 +38,7 @@ void Add(CLI::App& app, const char* names, auto& to, const char* help) {
   app.add_option(names, to, help)->capture_default_str();
 }
 
-// Adds a flag whose text `read` turns into a value, or refuses.
+// Adds a flag with a text that `read` turns into a value, or refuses.
 CLI::Option* AddText(CLI::App& app, RawFlags& raw, const char* name, auto read,
                      const char* help) {
   const auto keep = [&raw, read](const std::string& text) {
@@ -59,8 +59,8 @@ void AddChoice(CLI::App& app, RawFlags& raw, const char* name, T& to,
         std::ranges::find(choices, text, &std::pair<std::string, T>::first);
     if (found == choices.end()) {
       const auto word = [](std::string* list, auto& c) { *list += c.first; };
-      return BadInput(fmt::format("{} '{}': must be one of {}", name, text,
-                                  absl::StrJoin(choices, ", ", word)));
+      return BadInput("{} '{}': must be one of {}", name, text,
+                      absl::StrJoin(choices, ", ", word));
     }
     to = found->second;
     return absl::OkStatus();
@@ -78,8 +78,7 @@ CLI::Option* AddNumber(CLI::App& app, RawFlags& raw, const char* name, auto& to,
     const bool fits =
         !text.empty() && *end == '\0' && number >= 0 && number <= most;
     if (!fits && text != "auto") {
-      return BadInput(
-          fmt::format("{} '{}': must be {}, or 'auto'", name, text, range));
+      return BadInput("{} '{}': must be {}, or 'auto'", name, text, range);
     }
     to = fits ? number : -1;
     return absl::OkStatus();
@@ -134,13 +133,13 @@ absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
     if (equals == std::string::npos || equals == 0 ||
         !ReadClass(item.substr(equals + 1), f)) {
       return BadInput(
-          fmt::format("--fractions '{}': write CLASS=SWAP, CLASS=keep:KEEP or "
-                      "CLASS=keep:KEEP+SWAP, with numbers between 0 and 1",
-                      item));
+          "--fractions '{}': write CLASS=SWAP, CLASS=keep:KEEP or "
+          "CLASS=keep:KEEP+SWAP, with numbers between 0 and 1",
+          item);
     }
     const std::string name = item.substr(0, equals);
     if (!out.emplace(name, f).second) {
-      return BadInput(fmt::format("--fractions: {} is given twice", name));
+      return BadInput("--fractions: {} is given twice", name);
     }
   }
   return absl::OkStatus();
@@ -357,10 +356,10 @@ absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
   const bool accumulates = o.accumulate > 1;
   if (o.batch < 1 || global < 1 || global % o.batch != 0 ||
       (accumulates && global != o.sequences())) {
-    return BadInput(fmt::format(
-        "--global-batch {}: must be --batch {} times {}", global, o.batch,
-        accumulates ? fmt::format("--accumulate {}", o.accumulate)
-                    : "a whole number of micro-batches"));
+    return BadInput("--global-batch {}: must be --batch {} times {}", global,
+                    o.batch,
+                    accumulates ? fmt::format("--accumulate {}", o.accumulate)
+                                : "a whole number of micro-batches");
   }
   o.accumulate = global / o.batch;
   return absl::OkStatus();
@@ -370,13 +369,12 @@ absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
 // chosen later by measurement.
 absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   if (raw.chunk && *raw.chunk < 1) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--chunk {}: must be 1 or more (leave it out to have it measured)",
-        *raw.chunk));
+        *raw.chunk);
   }
   if (raw.prefetch && *raw.prefetch < 1) {
-    return BadInput(
-        fmt::format("--prefetch {}: must be between 1 and 64", *raw.prefetch));
+    return BadInput("--prefetch {}: must be between 1 and 64", *raw.prefetch);
   }
   // With a chunk nothing is run again unless the flag asks for it.
   const bool given = raw.chunk || o.command != Command::kTrain;
@@ -397,8 +395,7 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(ReadSettings(raw, o));
   SLUICE_RETURN_IF_ERROR(ReadGlobalBatch(raw, o));
   if (raw.dropout != 0) {
-    return BadInput(
-        fmt::format("--dropout {}: only 0 is there yet", raw.dropout));
+    return BadInput("--dropout {}: only 0 is there yet", raw.dropout);
   }
   o.model.kv_heads = raw.kv_heads != 0 ? raw.kv_heads : o.model.heads;
   const bool gpt = raw.arch == "gpt";

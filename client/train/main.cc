@@ -58,11 +58,11 @@ absl::StatusOr<int> Main(const std::vector<std::string>& arguments) {
                           ReadRankEnvironment());
   const bool ours = environment.launcher_pid > 0;
   if (parsed.options.private_daemon && !ours) {
-    return BadInput(fmt::format(
+    return BadInput(
         "{} starts a daemon of its own for all its ranks, but this is one "
         "rank, started by torchrun or Slurm: name the node's daemon with "
         "--socket, or run one sluice-train with --ranks",
-        parsed.options.command == Command::kCheck ? "check" : "--private"));
+        parsed.options.command == Command::kCheck ? "check" : "--private");
   }
   if (ours) DieWithParent(environment.launcher_pid);
   // Gloo writes to its sockets without MSG_NOSIGNAL: a write to a dead peer

@@ -21,6 +21,7 @@
 #include "client/torch/placement.h"
 #include "client/torch/run/agreement.h"
 #include "client/train/rank.h"
+#include "client/train/watch/rank_page.h"
 #include "kernels/device/stream_timer.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -343,11 +344,6 @@ absl::Status Average(runtime::Collectives& collectives, Figures& m) {
   return absl::OkStatus();
 }
 
-// Formats "1 rank", "2 ranks".
-std::string Some(int count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
-
 // `exchanged`: the bytes of each rank in the all-to-all.
 std::string Toml(const Machine& machine, const Figures& m, Bytes exchanged,
                  int64_t gpus, int ranks, int threads) {
@@ -369,7 +365,7 @@ std::string Toml(const Machine& machine, const Figures& m, Bytes exchanged,
                 "{} each, fp32.\n# A SIMULATED node: the kernels are the "
                 "CPU's, the peak is the best rate\n# that one of them reached, "
                 "the links are sim's",
-                Some(threads, "thread"));
+                Counted(threads, "thread"));
   return fmt::format(
       "# Measured by sluice-train profile, {} at once, {}.\n"
       "name = \"measured\"\nnote = \"measured on a {} node by "
@@ -385,7 +381,7 @@ std::string Toml(const Machine& machine, const Figures& m, Bytes exchanged,
       "through the daemon's grants.\nhost_bytes_per_s = {:.4g}\n# {}.\n"
       "gpu_bytes_per_s = {:.4g}\n# One node: as between its GPUs.\n"
       "network_bytes_per_s = {:.4g}\n",
-      Some(ranks, "rank"), what, machine.real() ? "real" : "simulated", peak,
+      Counted(ranks, "rank"), what, machine.real() ? "real" : "simulated", peak,
       m.at("gpu_bytes"), m.at("memory"), part("matmul"), part("matmul_fp32"),
       kHeadDim, part("forward"), part("backward"), part("forward_64"),
       part("backward_64"), gpus, m.at("host_bytes"),

@@ -71,18 +71,18 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   if (!opened.ok()) return AsBadInput(opened.status());
   const client::NodeLimits limits = (*opened)->limits();
   if (!options.driver.empty() && options.driver != limits.driver) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--device {}: the GPUs of this daemon are of its driver \"{}\": name "
         "another daemon by --socket, or leave --device out",
-        options.driver, limits.driver));
+        options.driver, limits.driver);
   }
   // NCCL's own error names neither rank nor GPU.
   if (!IsSimulated(limits.driver) && place.ranks > 1) {
-    return BadInput(fmt::format(
+    return BadInput(
         "{} ranks of this run are on GPU {}, and NCCL takes one on each GPU: "
         "start as many --ranks as there are GPUs, or name another for each by "
         "--gpu",
-        place.ranks, place.gpu));
+        place.ranks, place.gpu);
   }
   // Launches from the other socket arrive late, and its caches are far from the
   // pages that the GPU copies.

@@ -1,16 +1,23 @@
 #include "client/train/run_report.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/isfinite.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
+#include "client/torch/memory/host_scope.h"
+#include "client/torch/run/rank_memory.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/optimizer/flat_model.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -125,6 +132,95 @@ std::string ProgressLine(const StepMetrics& m, int64_t steps, bool bar) {
       FormatBytes(m.hbm_total), FormatBytes(m.host), m.grant_wait_seconds);
 }
 
+Json Copies(const std::vector<client::CopyRecord>& records,
+            device::CopyDirection direction) {
+  Json list = Json::array();
+  for (const client::CopyRecord& r : records) {
+    if (r.direction != direction) continue;
+    list.push_back({{"name", r.label},
+                    {"bytes", r.size.count()},
+                    {"issued_s", r.issued_s},
+                    {"start_s", r.started_s},
+                    {"end_s", r.finished_s}});
+  }
+  return list;
+}
+
+Json Compute(const std::vector<runtime::SegmentRun>& runs) {
+  Json list = Json::array();
+  for (const runtime::SegmentRun& r : runs) {
+    list.push_back({{"name", std::string(r.kind)},
+                    {"start_s", r.start_s},
+                    {"end_s", r.end_s}});
+  }
+  return list;
+}
+
+Json Blocks(const std::vector<runtime::BlockRecord>& records) {
+  Json list = Json::array();
+  for (const runtime::BlockRecord& r : records) {
+    list.push_back({{"offset", r.offset.count()},
+                    {"size", r.size.count()},
+                    {"born_s", r.born_s},
+                    {"died_s", r.died_s},
+                    {"segment", std::string(r.segment)}});
+  }
+  return list;
+}
+
+// Elements searched at a time; their mask must fit into a HostScope.
+constexpr int64_t kPiece = 1 << 20;
+
+// Returns the first element that is not finite, or -1.
+int64_t FirstIn(const at::Tensor& flat, int64_t offset, int64_t size) {
+  for (int64_t at = 0; at < size; at += kPiece) {
+    const int64_t n = std::min(kPiece, size - at);
+    const at::Tensor wrong =
+        at::isfinite(flat.narrow(0, offset + at, n)).logical_not();
+    if (!wrong.any().item<bool>()) continue;
+    return at + wrong.nonzero()[0].item<int64_t>();
+  }
+  return -1;
+}
+
+std::string PlaceText(const NonFinite& what) {
+  if (!what.weight.empty()) {
+    return fmt::format("the weight {} is not finite before this step",
+                       what.weight);
+  }
+  if (!std::isfinite(what.loss)) {
+    return "all weights are finite, so forward overflowed";
+  }
+  const std::string text = "the loss is finite, so backward overflowed";
+  if (what.gradient.empty()) return text;
+  return text + ": first in the gradient of " + what.gradient;
+}
+
+std::string Advice(const NonFinite& what, const RunOptions& o) {
+  const bool first = what.step == what.first_step;
+  if (!what.weight.empty() && what.resumed && first) {
+    return "the checkpoint holds it: --resume an earlier one";
+  }
+  if (what.step == 1) {
+    return o.dtype == Dtype::kBf16 ? "no update has been made yet, so look at "
+                                     "the data and try --dtype fp32"
+                                   : "no update has been made yet, so look at "
+                                     "the data and the shape of the model";
+  }
+  std::string text = fmt::format("lower --lr (it was {:.3g}", what.lr);
+  text += what.step <= o.warmup + 1 && o.warmup > 0
+              ? fmt::format(", in the warm-up of {} steps)", o.warmup)
+              : ")";
+  if (what.step <= 20) text += " or raise --warmup";
+  if (o.clip == 0) text += ", and clip the gradient (--clip 1; it is off)";
+  if (o.dtype == Dtype::kBf16) text += "; --dtype fp32 tells overflow of bf16";
+  if (!o.save.empty()) {
+    text +=
+        fmt::format("; --resume {} goes on from the last checkpoint", o.save);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string ToJson(const RunReport& r, const absl::Status& status) {
@@ -233,6 +329,60 @@ void StepLog::Step(const StepMetrics& metrics) {
 
 int64_t StepLog::unwritten() const {
   return file_ != nullptr ? file_->waiting() + file_->lost() : 0;
+}
+
+std::string EndTrace(runtime::RankMemory& memory,
+                     const std::vector<client::CopyRecord>& copies) {
+  runtime::RegionAllocator& allocator = memory.allocator();
+  allocator.RecordTimeline(false);
+  const auto blocks = allocator.TakeBlocks();
+  const Json json = {
+      {"compute", Compute(allocator.TakeRuns())},
+      {"h2d", Copies(copies, device::CopyDirection::kHostToDevice)},
+      {"d2h", Copies(copies, device::CopyDirection::kDeviceToHost)},
+      {"blocks", Blocks(blocks)},
+      {"hbm_bytes", memory.size().count()},
+      {"planned_bytes", allocator.stats().planned.count()}};
+  return json.dump() + "\n";
+}
+
+absl::Status WriteTrace(const std::string& path, const std::string& text) {
+  std::ofstream out(path);
+  out << text;
+  out.close();
+  return out ? absl::OkStatus() : ErrnoStatus(errno, "--trace " + path);
+}
+
+absl::Status CheckTracePath(const std::string& path) {
+  const bool was_there = access(path.c_str(), F_OK) == 0;
+  const UniqueFd fd(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!fd) {
+    const int error = errno;
+    return BadInput(fmt::format("--trace {}: {}; name a file in a folder that "
+                                "can be written",
+                                path, std::strerror(error)),
+                    error);
+  }
+  if (!was_there) unlink(path.c_str());
+  return absl::OkStatus();
+}
+
+std::string FirstNonFinite(const FlatModel& model) {
+  const runtime::HostScope host("the search for a non-finite value");
+  for (const FlatEntry& entry : model.entries()) {
+    const int64_t at = FirstIn(model.flat(), entry.offset, entry.size);
+    if (at >= 0) return fmt::format("{} (element {})", entry.name, at);
+  }
+  return "";
+}
+
+std::string Explain(const NonFinite& what, const RunOptions& o) {
+  return fmt::format(
+      "step {}: the loss is {} and the gradient norm {} (lr {:.3g}, {}); {}; "
+      "stopped before the update: {}",
+      what.step, what.loss, what.norm, what.lr, Name(o.dtype), PlaceText(what),
+      Advice(what, o));
 }
 
 }  // namespace sluice::train

@@ -1,5 +1,7 @@
-// What a run reports on rank 0: each step's figures, as the progress line for
-// people and in the JSONL file for programs, and the object for --json.
+// What a run reports: each step's figures, as the progress line for people and
+// in the JSONL file for programs; the object for --json; the timeline of one
+// step for the demo's report (compute, copies, and the live blocks of HBM); and
+// why a loss or gradient is not finite.
 // Thread safety: one thread.
 #pragma once
 
@@ -12,9 +14,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/copy/copy_engine.h"
 #include "client/torch/run/plan_change.h"
 #include "client/train/launch/options.h"
-#include "client/train/watch/console.h"
+#include "client/train/watch/rank_watch.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/settings.h"
 #include "planner/stream/states.h"
@@ -22,7 +25,13 @@
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 
+namespace sluice::runtime {
+class RankMemory;
+}
+
 namespace sluice::train {
+
+class FlatModel;
 
 struct SaveReport {
   int64_t done = 0, failed = 0;
@@ -135,5 +144,30 @@ class StepLog {
   Console* const console_;
   absl::Time shown_ = absl::InfinitePast();
 };
+
+// Ends the timeline that RecordTimeline of the memory's allocator began, and
+// returns it as JSON, with times in seconds of the
+// monotonic clock.
+std::string EndTrace(runtime::RankMemory& memory,
+                     const std::vector<client::CopyRecord>& copies);
+absl::Status WriteTrace(const std::string& path, const std::string& text);
+// InvalidArgument: no file can be written there. Leaves nothing behind.
+absl::Status CheckTracePath(const std::string& path);
+
+// Returns the first parameter with a value that is not finite, and the value's
+// index; empty if all are finite.
+std::string FirstNonFinite(const FlatModel& model);
+
+struct NonFinite {
+  int64_t step = 0;        // counts from 1
+  int64_t first_step = 1;  // of this invocation
+  double loss = 0, norm = 0, lr = 0;
+  std::string weight;    // FirstNonFinite of the weights before the update
+  std::string gradient;  // of this rank's gradients
+  bool resumed = false;
+};
+// Formats "step 7: the loss is nan and the gradient norm nan (lr 0.001, fp32);
+// …; stopped before the update: …".
+std::string Explain(const NonFinite& what, const RunOptions& options);
 
 }  // namespace sluice::train

@@ -23,11 +23,9 @@
 #include "client/train/checkpoint/save_folder.h"
 #include "client/train/data/corpus.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/nonfinite.h"
 #include "client/train/optimizer/adamw.h"
 #include "client/train/rank.h"
 #include "client/train/step/stepper.h"
-#include "client/train/trace.h"
 #include "client/train/watch/rank_page.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
@@ -226,11 +224,11 @@ class Trainer {
                             ShareText(context_.collectives, own, 0));
     SLUICE_RETURN_IF_ERROR(runtime::Agree(
         context_.collectives,
-        own == first ? absl::OkStatus()
-                     : BadInput(fmt::format(
-                           "this rank starts from {}, rank 0 from {}: give all "
-                           "ranks the same --resume and --data",
-                           own, first))));
+        own == first
+            ? absl::OkStatus()
+            : BadInput("this rank starts from {}, rank 0 from {}: give all "
+                       "ranks the same --resume and --data",
+                       own, first)));
     if (state_.identity.run.empty()) {
       SLUICE_ASSIGN_OR_RETURN(state_.identity.run,
                               ShareText(context_.collectives, NewRunId(), 0));

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/train/checkpoint/checkpoint_files.h"
@@ -23,6 +24,19 @@
 #include "client/train/step/stepper.h"
 
 namespace sluice::train {
+
+// Our tensors under Hugging Face's names and layouts: Llama's with linear
+// weights [out, in]; GPT-2's with q, k and v side by side (c_attn) and every
+// linear weight transposed ([in, out], Conv1D).
+// One tensor of the file; its flat entries are joined along their outputs.
+struct HfTensor {
+  std::string name;
+  std::vector<FlatEntry> parts;
+  bool transposed = false;
+  std::vector<int64_t> shape() const;
+};
+
+std::vector<HfTensor> HfTensors(const stream::ModelShape& config);
 
 // Writes this rank's files into the existing `folder`. `plan` may be null.
 absl::Status WriteCheckpoint(const std::string& folder,
@@ -50,9 +64,6 @@ struct Checkpoint : FoundCheckpoint {
       const StepperContext& context) const;
   // Returns the saved plan's settings, even if the plan does not suit this run.
   std::optional<stream::Settings> LoadSettings() const;
-
- private:
-  class Shards;
 };
 
 // As FindCheckpoint. Refuses another model or dtype and names the flag.

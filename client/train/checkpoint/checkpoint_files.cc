@@ -107,9 +107,9 @@ absl::Status CheckOneRun(const std::string& folder,
     list += fmt::format("{}{}{} is of run {}", list.empty() ? "" : ", ",
                         kPrefix, step, run);
   }
-  return BadInput(fmt::format(
+  return BadInput(
       "--resume {}: it holds checkpoints of {} runs ({}): name one of them",
-      folder, newest.size(), list));
+      folder, newest.size(), list);
 }
 
 }  // namespace
@@ -172,7 +172,7 @@ absl::StatusOr<StateFile> ReadState(const std::string& folder) {
   place = Number(json, cursor);
   if (format < 1 || state.step < 0 || place < 0 || state.seq_len < 1 ||
       ranks < 1 || ranks > 1 << 20) {
-    return BadInput(fmt::format("{}: not a whole trainer state", path));
+    return BadInput("{}: not a whole trainer state", path);
   }
   state.ranks = static_cast<int>(ranks);
   state.identity.run = TextField(json, "run");
@@ -191,13 +191,13 @@ absl::Status CheckFlags(const std::string& folder, const RunOptions& options) {
   const Json wanted = ModelFlags(options);
   for (const auto& [flag, value] : wanted.items()) {
     if (!saved.is_object() || !saved.contains(flag)) {
-      return BadInput(fmt::format("{}: does not say {}", path, flag));
+      return BadInput("{}: does not say {}", path, flag);
     }
     if (saved[flag] != value) {
-      return BadInput(fmt::format(
+      return BadInput(
           "--resume {}: it was trained with {} {}, this run has {}: give the "
           "same",
-          path, flag, saved[flag].dump(), value.dump()));
+          path, flag, saved[flag].dump(), value.dump());
     }
   }
   return absl::OkStatus();

@@ -70,9 +70,9 @@ absl::Status SaveFolder::Lock() {
   if (flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
     return absl::OkStatus();  // locked, or the file system has no flock
   }
-  return BadInput(fmt::format(
+  return BadInput(
       "--save {}: another run is saving into it now: name another folder",
-      folder_));
+      folder_);
 }
 
 // Removes what processes left that died while they saved, and puts a replaced
@@ -107,17 +107,17 @@ absl::Status SaveFolder::CheckContent(const StateFile* goes_on_from) const {
     // If the resumed checkpoint has no id, others may be this run's too.
     const bool former = run.empty() && goes_on_from != nullptr;
     if (run != identity_.run && !former) {
-      return BadInput(fmt::format(
+      return BadInput(
           "--save {}: it holds checkpoint-{} of {}, this is run {}: name "
           "another folder, or go on with that run by --resume {}",
           folder_, step, run.empty() ? "another run" : "run " + run,
-          identity_.run, folder_));
+          identity_.run, folder_);
     }
     if (goes_on_from != nullptr && step > goes_on_from->step) {
-      return BadInput(fmt::format(
+      return BadInput(
           "--save {}: it holds checkpoint-{} of this run, which goes on from "
           "step {} here: name another folder, or move that checkpoint away",
-          folder_, step, goes_on_from->step));
+          folder_, step, goes_on_from->step);
     }
   }
   return absl::OkStatus();

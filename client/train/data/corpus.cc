@@ -105,10 +105,10 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
         ShortageOfErrno(error));
   }
   if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--data {}: a pipe, socket or device, and batches are read from any "
         "place of it; write what it gives to a file and name that",
-        own.path));
+        own.path);
   }
   if (S_ISDIR(info.st_mode)) {
     SLUICE_RETURN_IF_ERROR(corpus->AddFolder(own.path));
@@ -117,22 +117,21 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
   } else {
     SLUICE_ASSIGN_OR_RETURN(const bool binary, LooksBinary(own.path));
     if (info.st_size > 0 && binary) {
-      return BadInput(fmt::format(
+      return BadInput(
           "--data {}: not text (its first {} bytes cannot be read or hold a "
           "NUL byte); name a text file, or give --token-bytes 2 or 4 where it "
           "holds token ids",
-          own.path, kProbeBytes));
+          own.path, kProbeBytes);
     }
     corpus->AddText(own.path, info.st_size);
   }
   if (corpus->total_ == 0) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--data {}: holds no {}", own.path,
-        own.suffix.empty() ? "text" : "text in files named *" + own.suffix));
+        own.suffix.empty() ? "text" : "text in files named *" + own.suffix);
   }
   if (corpus->token_bytes_ == 1 && own.vocab < 256) {
-    return BadInput(
-        fmt::format("--vocab {}: bytes as tokens need 256", own.vocab));
+    return BadInput("--vocab {}: bytes as tokens need 256", own.vocab);
   }
   return corpus;
 }
@@ -182,23 +181,22 @@ absl::Status Corpus::AddIds(const std::string& path, int64_t bytes) {
     if (bytes == kLlmcHeaderBytes + total_ * token_bytes_) {
       return absl::OkStatus();
     }
-    return BadInput(fmt::format(
+    return BadInput(
         "--data {}: its header says {} tokens of {} bytes, the file has {} "
         "bytes; it is cut short or broken",
-        path, total_, token_bytes_, bytes));
+        path, total_, token_bytes_, bytes);
   }
   token_bytes_ =
       options_.token_bytes != 0 ? options_.token_bytes : MegatronWidth(path);
   if (token_bytes_ == 0) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--data {}: no llm.c header and no .idx beside it; say --token-bytes "
         "2 or 4",
-        path));
+        path);
   }
   if (bytes % token_bytes_ != 0) {
-    return BadInput(
-        fmt::format("--data {}: {} bytes are not a whole number of {}-byte ids",
-                    path, bytes, token_bytes_));
+    return BadInput("--data {}: {} bytes are not a whole number of {}-byte ids",
+                    path, bytes, token_bytes_);
   }
   total_ = bytes / token_bytes_;
   files_.push_back({path, 0, total_, 0});
@@ -218,17 +216,16 @@ absl::Status Corpus::ReadFile(size_t index, int64_t first,
                           file.skip + first * token_bytes_);
   if (n < 0) return ErrnoStatus(errno, "read " + file.path);
   if (n != static_cast<ssize_t>(bytes_.size())) {
-    return BadInput(
-        fmt::format("--data {}: got {} of {} bytes; it changed while training",
-                    file.path, n, bytes_.size()));
+    return BadInput("--data {}: got {} of {} bytes; it changed while training",
+                    file.path, n, bytes_.size());
   }
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = DecodeToken(&bytes_[i * static_cast<size_t>(token_bytes_)],
                          token_bytes_);
     if (out[i] >= options_.vocab) {
-      return BadInput(fmt::format(
+      return BadInput(
           "--data {}: token {} has id {}, --vocab is {}; give a larger vocab",
-          file.path, first + static_cast<int64_t>(i), out[i], options_.vocab));
+          file.path, first + static_cast<int64_t>(i), out[i], options_.vocab);
     }
   }
   return absl::OkStatus();
@@ -282,10 +279,10 @@ int64_t Dealer::Start(int64_t cursor) const {
 
 absl::Status CheckLength(const Corpus& corpus, int64_t seq_len) {
   if (seq_len < corpus.tokens()) return absl::OkStatus();
-  return BadInput(fmt::format(
+  return BadInput(
       "--data has {} tokens, --seq-len {} needs {}: give more text or a "
       "shorter length",
-      corpus.tokens(), seq_len, seq_len + 1));
+      corpus.tokens(), seq_len, seq_len + 1);
 }
 
 absl::Status Dealer::Deal(int64_t cursor, std::span<int64_t> ids,

@@ -23,9 +23,8 @@ absl::Status CheckLimits(std::initializer_list<Limit<T>> limits) {
   for (const Limit<T>& limit : limits) {
     // Negated, so that NaN is refused too.
     if (!(limit.value >= limit.low && limit.value <= limit.high)) {
-      return BadInput(fmt::format("{} {}: must be between {} and {}",
-                                  limit.flag, limit.value, limit.low,
-                                  limit.high));
+      return BadInput("{} {}: must be between {} and {}", limit.flag,
+                      limit.value, limit.low, limit.high);
     }
   }
   return absl::OkStatus();
@@ -36,17 +35,16 @@ constexpr int64_t kMany = int64_t{1} << 40;
 absl::Status CheckFractions(const RunOptions& o) {
   const absl::Status fractions = stream::CheckFractions(o.fractions, o.model);
   if (!fractions.ok()) {
-    return BadInput(
-        fmt::format("--fractions: {}", std::string(fractions.message())));
+    return BadInput("--fractions: {}", std::string(fractions.message()));
   }
   for (const auto& [name, f] : o.fractions) {
     if (!o.order || HasClass(*o.order, stream::FindClass(name)->which)) {
       continue;
     }
-    return BadInput(fmt::format(
+    return BadInput(
         "--fractions: {} is no class of this step: backward sums it in place "
         "with --backward-order {}",
-        name, stream::Name(*o.order)));
+        name, stream::Name(*o.order));
   }
   return absl::OkStatus();
 }
@@ -87,17 +85,16 @@ absl::Status CheckNumbers(const RunOptions& o) {
 absl::Status CheckRerun(const RunOptions& o) {
   if (o.rerun.value_or(0) == 0) return absl::OkStatus();
   if (o.alpha > 0) {
-    return BadInput(
-        fmt::format("--rerun {}: with it --alpha {} must be 0 or 'auto'",
-                    *o.rerun, o.alpha));
+    return BadInput("--rerun {}: with it --alpha {} must be 0 or 'auto'",
+                    *o.rerun, o.alpha);
   }
   for (const auto& [name, f] : o.fractions) {
     if (!stream::FindClass(name)->free() || f == stream::ClassFractions{0, 0}) {
       continue;
     }
-    return BadInput(fmt::format(
+    return BadInput(
         "--rerun {}: with it --fractions {} must be 0: leave it out", *o.rerun,
-        name));
+        name);
   }
   return absl::OkStatus();
 }
@@ -107,10 +104,10 @@ absl::Status CheckAttention(const RunOptions& o) {
   if (o.attention == AttentionKernel::kAuto) return absl::OkStatus();
   const char* const name = stream::Name(o.attention);
   if (o.private_daemon || IsSimulated(o.driver)) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--attention {}: a kernel of real GPUs, and this run's are simulated, "
         "where the CPU's flash attention computes: leave it out",
-        name));
+        name);
   }
   if (o.command == Command::kProfile) return absl::OkStatus();  // no model
   const auto refusal =
@@ -118,7 +115,7 @@ absl::Status CheckAttention(const RunOptions& o) {
                        .element_bytes = stream::ElementBytes(o.dtype),
                        .head_dim = o.model.head_dim()});
   if (!refusal.has_value()) return absl::OkStatus();
-  return BadInput(fmt::format("--attention {}", *refusal));
+  return BadInput("--attention {}", *refusal);
 }
 
 }  // namespace
@@ -146,15 +143,15 @@ absl::Status Validate(const RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(CheckAttention(o));
   if (o.optimizer_states == stream::StatePlace::kHost &&
       o.method != Method::kSluice) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--optimizer-states host with --method {}: only sluice's steps stream "
         "them; leave it out, or take --method sluice",
-        Name(o.method)));
+        Name(o.method));
   }
   SLUICE_RETURN_IF_ERROR(CheckFractions(o));
   SLUICE_RETURN_IF_ERROR(CheckRerun(o));
   if (!(o.wait >= 0 && o.wait <= 1e6)) {
-    return BadInput(fmt::format("--wait {}: give 0 to 1e6 seconds", o.wait));
+    return BadInput("--wait {}: give 0 to 1e6 seconds", o.wait);
   }
   if (o.save_every > 0 && o.save.empty()) {
     return BadInput("--save-every needs --save DIR to save to");
@@ -166,10 +163,10 @@ absl::Status Validate(const RunOptions& o) {
     return BadInput("--allow-other-data needs --resume DIR to go on from");
   }
   if (o.private_daemon && !o.socket.empty()) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--private starts a daemon of its own, --socket {} names another: "
         "give one of them",
-        o.socket));
+        o.socket);
   }
   if (o.private_daemon && !o.driver.empty() && !IsSimulated(o.driver)) {
     return BadInput(
@@ -178,12 +175,12 @@ absl::Status Validate(const RunOptions& o) {
         "--socket");
   }
   if (o.token_bytes != 0 && o.token_bytes != 2 && o.token_bytes != 4) {
-    return BadInput(fmt::format(
-        "--token-bytes {}: a .bin holds ids of 2 or 4 bytes", o.token_bytes));
+    return BadInput("--token-bytes {}: a .bin holds ids of 2 or 4 bytes",
+                    o.token_bytes);
   }
   if (o.job.empty() || o.job.size() > 64) {
-    return BadInput(fmt::format(
-        "--job of {} characters: give a label of 1 to 64", o.job.size()));
+    return BadInput("--job of {} characters: give a label of 1 to 64",
+                    o.job.size());
   }
   return absl::OkStatus();
 }

@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "client/train/launch/launcher.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/watch/rank_page.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
@@ -120,10 +121,10 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> PrivateDaemon::Start(
       new PrivateDaemon(std::move(folder), pid));
   SLUICE_RETURN_IF_ERROR(WaitReady(from.get(), pid, log));
   const std::string note = fmt::format(
-      "note: simulated: a sluiced for this run with {} GPU{} of {} and {} of "
-      "host memory, computed by the CPU",
-      options.ranks, options.ranks == 1 ? "" : "s",
-      FormatBytes(GpuMemory(options)), FormatBytes(HostMemory(options)));
+      "note: simulated: a sluiced for this run with {} of {} and {} of host "
+      "memory, computed by the CPU",
+      Counted(options.ranks, "GPU"), FormatBytes(GpuMemory(options)),
+      FormatBytes(HostMemory(options)));
   setenv(kPrivateNote, note.c_str(), /*overwrite=*/1);
   return daemon;
 }
@@ -149,9 +150,9 @@ absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine) {
        {std::tuple("--hbm", options.hbm, "a simulated GPU"),
         {"--host", options.host, "its host pool"}}) {
     if (size <= machine) continue;
-    return BadInput(fmt::format(
+    return BadInput(
         "{} {}: {} is made of this machine's memory, which has {}: give less",
-        flag, FormatBytes(size), what, FormatBytes(machine)));
+        flag, FormatBytes(size), what, FormatBytes(machine));
   }
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/watch/rank_page.h"
 #include "kernels/device/driver.h"
 #include "proto/base/status.h"
 
@@ -43,9 +44,8 @@ absl::Status ReadNumbers(const Variables& variables,
     const char* at = text.has_value() ? text->c_str() : "";
     const long value = TakeNumber(at);
     if (value < 0 || *at != '\0') {
-      return BadInput(
-          fmt::format("{}={}: must be a number in a rank's environment", n.name,
-                      text.value_or("(unset)")));
+      return BadInput("{}={}: must be a number in a rank's environment", n.name,
+                      text.value_or("(unset)"));
     }
     n.out = static_cast<int>(value);
   }
@@ -75,18 +75,18 @@ absl::StatusOr<int> TasksOnNode(const std::string& text, int node) {
     if (node < nodes) return static_cast<int>(tasks);
     if (*at++ != ',') break;
   }
-  return BadInput(fmt::format(
-      "SLURM_STEP_TASKS_PER_NODE={}: says nothing of node {}", text, node));
+  return BadInput("SLURM_STEP_TASKS_PER_NODE={}: says nothing of node {}", text,
+                  node);
 }
 
 absl::Status ReadSlurm(const Variables& variables, RankEnvironment& e) {
   for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
     if (variables(name).has_value()) continue;
-    return BadInput(fmt::format(
+    return BadInput(
         "srun started {} tasks, and {} is not set: before srun, export "
         "MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head "
         "-n1) MASTER_PORT=29500; or start one task with --ranks",
-        variables("SLURM_STEP_NUM_TASKS").value_or(""), name));
+        variables("SLURM_STEP_NUM_TASKS").value_or(""), name);
   }
   SLUICE_RETURN_IF_ERROR(
       ReadNumbers(variables, {{"SLURM_PROCID", e.rank},
@@ -107,10 +107,10 @@ absl::Status ReadTorchrun(const Variables& variables, RankEnvironment& e) {
                      e.master_addr.starts_with("127.");
   for (const char* name : {"LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
     if (local || variables(name).has_value()) continue;
-    return BadInput(fmt::format(
+    return BadInput(
         "{} is not set, and MASTER_ADDR={} is another node: which GPU is this "
         "rank's, and who shares it? Set it, as torchrun does",
-        name, e.master_addr));
+        name, e.master_addr);
   }
   SLUICE_RETURN_IF_ERROR(ReadNumbers(
       variables, {{"LOCAL_RANK", e.local_rank, e.rank},
@@ -126,10 +126,10 @@ absl::Status CheckPlace(const RankEnvironment& e) {
       e.local_world_size <= e.world_size) {
     return absl::OkStatus();
   }
-  return BadInput(fmt::format(
+  return BadInput(
       "rank {} of {}, on its node {} of {}: ranks count from 0, and a node has "
       "no more than all",
-      e.rank, e.world_size, e.local_rank, e.local_world_size));
+      e.rank, e.world_size, e.local_rank, e.local_world_size);
 }
 
 // Formats "GPU 0 only", "GPUs 0 to 3", "GPUs 1, 3".
@@ -190,15 +190,13 @@ absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
         std::ranges::find(gpus, DeviceIndex(static_cast<uint64_t>(gpu)),
                           &client::GpuState::index);
     if (found == gpus.end()) {
-      return BadInput(
-          fmt::format("--gpu {}: the node has {}", gpu, Words(gpus)));
+      return BadInput("--gpu {}: the node has {}", gpu, Words(gpus));
     }
     order.push_back(*found);
   }
   if (static_cast<int64_t>(named.size()) > local_ranks) {
-    return BadInput(fmt::format(
-        "--gpu names {} GPUs for {} rank{}: name one, or one per rank",
-        named.size(), local_ranks, local_ranks == 1 ? "" : "s"));
+    return BadInput("--gpu names {} GPUs for {}: name one, or one per rank",
+                    named.size(), Counted(local_ranks, "rank"));
   }
   if (order.empty()) {
     order = gpus;
@@ -229,9 +227,9 @@ absl::StatusOr<std::vector<int64_t>> ParseGpuList(const std::string& text) {
     int64_t gpu = -1;
     const auto [at, error] = std::from_chars(part.data(), end, gpu);
     if (error != std::errc() || at != end || gpu < 0) {
-      return BadInput(fmt::format(
+      return BadInput(
           "--gpu '{}': name a GPU of the node, or one per rank: 1 or 0,2",
-          text));
+          text);
     }
     gpus.push_back(gpu);
   }

@@ -221,6 +221,10 @@ std::string Duration(double seconds) {
   return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
 }
 
+std::string Counted(int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string ProgressText(const RankSample& s, int64_t steps, double now_s) {
   if (s.phase != RankPhase::kStep) {
     return fmt::format("{}, {} so far", Where(s),

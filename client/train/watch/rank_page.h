@@ -134,6 +134,8 @@ double SecondsLeft(const RankSample& sample, double now_s);
 
 // Formats "34 s", "5 min", "2 h 10 min".
 std::string Duration(double seconds);
+// Formats "1 rank", "2 ranks".
+std::string Counted(int64_t count, std::string_view what);
 
 // Formats "step 12/50  43 %  layer 3 of 8, chunk 5 of 64  about 34 s left".
 std::string ProgressText(const RankSample& sample, int64_t steps, double now_s);

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "proto/base/clock.h"
@@ -37,6 +39,30 @@ std::unique_ptr<RankPage> OpenPage(const std::string& path) {
 }
 
 }  // namespace
+
+Console::Console() : terminal_(isatty(STDERR_FILENO) == 1) {}
+
+Console::~Console() { Close(); }
+
+void Console::Close() {
+  const MutexLock lock(mutex_);
+  if (open_) std::fputc('\n', stderr);
+  open_ = false;
+}
+
+void Console::Line(const std::string& text) {
+  const MutexLock lock(mutex_);
+  std::fprintf(stderr, terminal_ ? "\r\033[K%s" : "%s\n", text.c_str());
+  std::fflush(stderr);
+  open_ = terminal_;
+}
+
+void Console::Note(const std::string& text) {
+  const MutexLock lock(mutex_);
+  std::fprintf(stderr, "%s%s\n", open_ ? "\r\033[K" : "", text.c_str());
+  std::fflush(stderr);
+  open_ = false;
+}
 
 void InstallStopSignals() {
   struct sigaction action {};

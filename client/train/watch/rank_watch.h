@@ -14,12 +14,31 @@
 
 #include "client/torch/memory/segment_observer.h"
 #include "client/torch/run/run_watch.h"
-#include "client/train/watch/console.h"
 #include "client/train/watch/rank_page.h"
 #include "client/train/watch/watchdog.h"
 #include "proto/base/mutex.h"
 
 namespace sluice::train {
+
+// Progress for people on stderr. On a terminal one line is rewritten and notes
+// go above it; elsewhere (a log file, a pipe) everything is a line of its own.
+// Thread safety: safe.
+class Console {
+ public:
+  Console();
+  ~Console();
+  bool terminal() const { return terminal_; }
+  void Line(const std::string& text);  // progress
+  void Note(const std::string& text);  // a line of its own, which stays
+  // Ends the rewritten line, before other output to stderr.
+  void Close();
+
+ private:
+  const bool terminal_;
+  Mutex mutex_;
+  // The rewritten line has no newline yet.
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+};
 
 // Makes SIGINT, SIGTERM and SIGHUP (unless ignored) call RequestStop: the run
 // stops at the end of the step. The handler only sets atomics.
