@@ -22,7 +22,6 @@
 #include "client/train/check/check.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/peer_line.h"
-#include "client/train/launch/peer_watch.h"
 #include "client/train/step/stepper.h"
 #include "client/train/watch/rank_watch.h"
 #include "planner/stream/states.h"

@@ -20,7 +20,6 @@
 #include "client/torch/placement.h"
 #include "client/train/announce.h"
 #include "client/train/checkpoint/checkpoint.h"
-#include "client/train/checkpoint/save_folder.h"
 #include "client/train/data/corpus.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/optimizer/adamw.h"

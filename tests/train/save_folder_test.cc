@@ -1,5 +1,3 @@
-#include "client/train/checkpoint/save_folder.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "client/torch/placement.h"
-#include "client/train/launch/peer_watch.h"
+#include "client/train/launch/peer_line.h"
 #include "client/train/step/stepper.h"
 #include "proto/base/status.h"
 

@@ -24,19 +24,25 @@ constexpr int64_t kProbeBytes = 4096;
 constexpr int64_t kPieces = 64;  // that a fingerprint covers
 constexpr int64_t kPieceTokens = 4096;
 
+// Returns the first `count` bytes of a file, or fewer if it is shorter.
+absl::StatusOr<std::string> Head(const std::string& path, size_t count) {
+  // Opening a pipe would wait for its writer.
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::string bytes(count, '\0');
+  const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : -1;
+  if (n < 0) return ErrnoStatus(errno, "read " + path);
+  bytes.resize(static_cast<size_t>(n));
+  return bytes;
+}
+
 // Git's rule: text has no NUL in its first bytes.
 absl::StatusOr<bool> LooksBinary(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) {
-    // An unreadable file is no part of the text, but a lack of descriptors must
-    // not leave out a file silently.
-    const absl::Status why = ErrnoStatus(errno, "open " + path);
-    if (ShortageOf(why) != Shortage::kNone) return why;
-    return true;
-  }
-  char probe[kProbeBytes];
-  const ssize_t n = read(fd.get(), probe, sizeof(probe));
-  return n < 0 || std::memchr(probe, 0, static_cast<size_t>(n)) != nullptr;
+  const auto head = Head(path, kProbeBytes);
+  if (head.ok()) return head->find('\0') != std::string::npos;
+  // An unreadable file is no part of the text, but a lack of descriptors must
+  // not leave out a file silently.
+  if (ShortageOf(head.status()) != Shortage::kNone) return head.status();
+  return true;
 }
 
 // Decodes a little-endian token of `width` bytes (1, 2 or 4).
@@ -47,16 +53,6 @@ int64_t DecodeToken(const unsigned char* bytes, int width) {
 }
 
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
-
-// Returns the first `count` bytes of a file, or fewer if it is shorter.
-std::string Head(const std::string& path, size_t count) {
-  // Opening a pipe would wait for its writer.
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  std::string bytes(count, '\0');
-  const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : 0;
-  bytes.resize(n > 0 ? static_cast<size_t>(n) : 0);
-  return bytes;
-}
 
 int64_t Word(const std::string& bytes, size_t index) {
   return DecodeToken(
@@ -75,7 +71,7 @@ int LlmcWidth(const std::string& head) {
 int MegatronWidth(const std::string& path) {
   const std::string index =
       path.substr(0, path.size() - std::strlen(".bin")) + ".idx";
-  const std::string head = Head(index, 18);
+  const std::string head = Head(index, 18).value_or("");
   if (head.size() < 18 || !head.starts_with("MMIDIDX")) return 0;
   if (head[17] == 8) return 2;
   if (head[17] == 4) return 4;
@@ -173,7 +169,7 @@ void Corpus::AddText(const std::string& path, int64_t bytes) {
 // version 7: uint32), a Megatron dataset (raw ids; its `.idx` names their
 // type), and raw ids of --token-bytes.
 absl::Status Corpus::AddIds(const std::string& path, int64_t bytes) {
-  const std::string head = Head(path, kLlmcHeaderBytes);
+  const std::string head = Head(path, kLlmcHeaderBytes).value_or("");
   token_bytes_ = LlmcWidth(head);
   if (token_bytes_ != 0) {
     total_ = Word(head, 2);
