@@ -58,15 +58,15 @@ absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
 absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
     const RunOptions& options, const RankEnvironment& environment) {
   SLUICE_ASSIGN_OR_RETURN(const GpuPlace place, PlaceOf(options, environment));
-  client::SessionOptions session;
-  session.socket = options.socket;
-  session.job = options.job;
-  session.rank = Rank(static_cast<uint64_t>(environment.rank));
-  session.world_size = environment.world_size;
-  session.local_ranks = environment.local_world_size;
-  session.gpu = DeviceIndex(static_cast<uint64_t>(place.gpu));
-  session.lease_wait = absl::Seconds(options.wait);
-  auto opened = client::Session::Open(session);
+  const DeviceIndex gpu(static_cast<uint64_t>(place.gpu));
+  auto opened = client::Session::Open(
+      {.socket = options.socket,
+       .job = options.job,
+       .rank = Rank(static_cast<uint64_t>(environment.rank)),
+       .world_size = environment.world_size,
+       .local_ranks = environment.local_world_size,
+       .gpu = gpu,
+       .lease_wait = absl::Seconds(options.wait)});
   if (!opened.ok()) return AsBadInput(opened.status());
   const client::NodeLimits limits = (*opened)->limits();
   if (!options.driver.empty() && options.driver != limits.driver) {
@@ -88,7 +88,7 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   if (!IsSimulated(limits.driver)) StayOn(CoresOfSocket(limits.numa));
   runtime::RankMemory::Options memory{
       .session = *std::move(opened),
-      .gpu = session.gpu,
+      .gpu = gpu,
       .hbm = options.hbm,
       .ranks_on_gpu = place.ranks,
       .numa_ranks = static_cast<int>(place.numa_ranks),
@@ -280,9 +280,12 @@ class RankRun {
 
   absl::Status WithModel(runtime::RankMemory& memory,
                          runtime::Collectives* collectives) {
-    StepperContext context{&options_,   &environment_,  &memory,
-                           collectives, nullptr,        nullptr,
-                           &progress_,  &memory.stage()};
+    StepperContext context{.options = &options_,
+                           .environment = &environment_,
+                           .memory = &memory,
+                           .collectives = collectives,
+                           .watch = &progress_,
+                           .stage = &memory.stage()};
     RunOptions ordered = options_;
     if (options_.method == Method::kSluice) {
       SLUICE_RETURN_IF_ERROR(
@@ -372,15 +375,16 @@ class RankRun {
       SLUICE_RETURN_IF_ERROR(ValidateRanks(options_, environment_.world_size));
     }
     std::unique_ptr<runtime::Collectives> host;
-    runtime::Collectives::Options c{.device = at::kCPU};
+    const runtime::Collectives::Options c{
+        .device = at::kCPU,
+        .rank = environment_.rank,
+        .world_size = environment_.world_size,
+        .master_addr = environment_.master_addr,
+        .master_port = environment_.master_port,
+        // For delays that the watchdog does not see.
+        .timeout_s = CollectiveTimeout(options_.end_after),
+        .master_listen_fd = environment_.master_listen_fd};
     if (environment_.world_size > 1) {
-      c.rank = environment_.rank;
-      c.world_size = environment_.world_size;
-      c.master_addr = environment_.master_addr;
-      c.master_port = environment_.master_port;
-      c.master_listen_fd = environment_.master_listen_fd;
-      // For delays that the watchdog does not see.
-      c.timeout_s = CollectiveTimeout(options_.end_after);
       SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
       host = std::make_unique<WatchedCollectives>(std::move(host), &progress_,
                                                   at::kCPU);
@@ -414,23 +418,24 @@ class RankRun {
   }
 
   RankWatch::Options WatchOptions() {
-    RankWatch::Options o;
-    o.page_file = environment_.page_file;
-    o.speaks = environment_.rank == 0 && options_.command == Command::kTrain;
-    o.launched = environment_.launcher_pid > 0;
-    o.steps = options_.steps;
-    o.save = options_.save;
-    o.daemon =
-        options_.socket.empty() ? client::DefaultSocket() : options_.socket;
+    const bool trains = options_.command == Command::kTrain;
+    RankWatch::Options o{.page_file = environment_.page_file,
+                         .speaks = environment_.rank == 0 && trains,
+                         .launched = environment_.launcher_pid > 0,
+                         .steps = options_.steps,
+                         .save = options_.save,
+                         .daemon = options_.socket.empty()
+                                       ? client::DefaultSocket()
+                                       : options_.socket,
+                         .limits = {options_.late_after, options_.end_after},
+                         .rank = environment_.rank};
     // One rank per node of a training run reports on its daemon.
-    if (options_.command == Command::kTrain && environment_.local_rank == 0) {
+    if (trains && environment_.local_rank == 0) {
       o.daemon_answers = [this] {
         return client::DaemonListens(options_.socket);
       };
     }
     if (!o.launched && environment_.world_size > 1) {
-      o.limits = {options_.late_after, options_.end_after};
-      o.rank = environment_.rank;
       o.end = [this](const std::string& why) {
         GiveUp(absl::DeadlineExceededError(why));
       };

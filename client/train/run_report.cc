@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
 #include "client/torch/memory/host_scope.h"
@@ -61,16 +60,17 @@ Json Price(const std::optional<stream::StepPrice>& price) {
           {"length_gain", price->length_gain()}};
 }
 
-Json Resumed(const ResumeReport& r) {
-  if (r.checkpoint.empty()) return nullptr;
-  return {{"checkpoint", r.checkpoint}, {"step", r.step}, {"run", r.run}};
-}
-
-Json LastFailure(const SaveReport& s) {
-  if (s.failed == 0) return nullptr;
-  return {{"step", s.failed_step},
-          {"limited_by", s.limited_by},
-          {"message", s.failure}};
+Json Saves(const SaveReport& s) {
+  Json failure;
+  if (s.failed > 0) {
+    failure = {{"step", s.failed_step},
+               {"limited_by", s.limited_by},
+               {"message", s.failure}};
+  }
+  return {{"done", s.done},
+          {"failed", s.failed},
+          {"last_step", s.done > 0 ? Json(s.last_step) : Json()},
+          {"last_failure", failure}};
 }
 
 Json PlanChanges(const std::vector<runtime::PlanChangeRecord>& changes) {
@@ -225,47 +225,42 @@ std::string Advice(const NonFinite& what, const RunOptions& o) {
 
 std::string ToJson(const RunReport& r, const absl::Status& status) {
   const bool stepped = !r.losses.empty();
-  const Json json = {
-      {"ok", status.ok()},
-      {"fits", !IsOutOfMemory(status)},
-      {"limited_by", LimitedBy(status)},
-      {"message", std::string(status.message())},
-      {"run", r.run},
-      {"method", r.method},
-      {"attention", OrNull(r.attention)},
-      {"seq_len", r.seq_len},
-      {"ranks", r.ranks},
-      {"settings", ReportSettings(r)},
-      {"price", Price(r.price)},
-      {"optimizer_states", stream::Name(r.states)},
-      {"optimizer_states_why", OrNull(r.states_why)},
-      {"steps", r.steps},
-      {"losses", r.losses},
-      {"first_loss", stepped ? Json(r.losses.front()) : Json()},
-      {"last_loss", stepped ? Json(r.losses.back()) : Json()},
-      {"peak_hbm_bytes", r.peak_hbm.count()},
-      {"host_bytes", r.host.count()},
-      {"hbm_bytes_per_gpu", r.hbm_per_gpu.count()},
-      {"tokens_per_second", r.tokens_per_second},
-      {"seconds_per_step", r.seconds_per_step},
-      {"alpha", r.alpha},
-      {"fractions", Fractions(r.fractions)},
-      {"plan",
-       {{"peak_bytes", r.plan.peak.count()},
-        {"lower_bound_bytes", r.plan.lower_bound.count()},
-        {"proved_by", r.plan.proved_by},
-        {"mismatches", r.plan.mismatches}}},
-      {"grant_wait_seconds", r.grant_wait_seconds},
-      {"stall_seconds", r.stall_seconds},
-      {"interrupted", r.interrupted},
-      {"resumed", Resumed(r.resumed)},
-      {"saves",
-       {{"done", r.saves.done},
-        {"failed", r.saves.failed},
-        {"last_step", r.saves.done > 0 ? Json(r.saves.last_step) : Json()},
-        {"last_failure", LastFailure(r.saves)}}},
-      {"log_lines_unwritten", r.log_lines_unwritten},
-      {"plan_changes", PlanChanges(r.plan_changes)}};
+  const Json json = {{"ok", status.ok()},
+                     {"fits", !IsOutOfMemory(status)},
+                     {"limited_by", LimitedBy(status)},
+                     {"message", std::string(status.message())},
+                     {"run", r.run},
+                     {"method", r.method},
+                     {"attention", OrNull(r.attention)},
+                     {"seq_len", r.seq_len},
+                     {"ranks", r.ranks},
+                     {"settings", ReportSettings(r)},
+                     {"price", Price(r.price)},
+                     {"optimizer_states", stream::Name(r.states)},
+                     {"optimizer_states_why", OrNull(r.states_why)},
+                     {"steps", r.steps},
+                     {"losses", r.losses},
+                     {"first_loss", stepped ? Json(r.losses.front()) : Json()},
+                     {"last_loss", stepped ? Json(r.losses.back()) : Json()},
+                     {"peak_hbm_bytes", r.peak_hbm.count()},
+                     {"host_bytes", r.host.count()},
+                     {"hbm_bytes_per_gpu", r.hbm_per_gpu.count()},
+                     {"tokens_per_second", r.tokens_per_second},
+                     {"seconds_per_step", r.seconds_per_step},
+                     {"alpha", r.alpha},
+                     {"fractions", Fractions(r.fractions)},
+                     {"plan",
+                      {{"peak_bytes", r.plan.peak.count()},
+                       {"lower_bound_bytes", r.plan.lower_bound.count()},
+                       {"proved_by", r.plan.proved_by},
+                       {"mismatches", r.plan.mismatches}}},
+                     {"grant_wait_seconds", r.grant_wait_seconds},
+                     {"stall_seconds", r.stall_seconds},
+                     {"interrupted", r.interrupted},
+                     {"resumed", r.resumed},
+                     {"saves", Saves(r.saves)},
+                     {"log_lines_unwritten", r.log_lines_unwritten},
+                     {"plan_changes", PlanChanges(r.plan_changes)}};
   // A path in the message may not be UTF-8.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

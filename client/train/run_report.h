@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -40,13 +41,6 @@ struct SaveReport {
   std::string limited_by = "none", failure;  // of the last failure
 };
 
-// The checkpoint that a run resumed.
-struct ResumeReport {
-  std::string checkpoint;  // empty: a new run
-  int64_t step = 0;
-  std::string run;  // the checkpoint's; empty in format 1
-};
-
 struct RunReport {
   std::string run;  // its id
   std::string method;
@@ -70,7 +64,9 @@ struct RunReport {
   runtime::PlanSummary plan;
   std::vector<runtime::PlanChangeRecord> plan_changes;
   SaveReport saves;
-  ResumeReport resumed;
+  // The resumed checkpoint: its path, step and run's id ("" in format 1); null
+  // for a new run.
+  nlohmann::ordered_json resumed;
   int64_t log_lines_unwritten = 0;  // of --log-jsonl
   double grant_wait_seconds = 0;
   double stall_seconds = 0;

@@ -209,7 +209,9 @@ class Trainer {
     }
     state_.step = resumed_->state.step;
     state_.identity.run = resumed_->state.identity.run;
-    report_->resumed = {resumed_->path, state_.step, state_.identity.run};
+    report_->resumed = {{"checkpoint", resumed_->path},
+                        {"step", state_.step},
+                        {"run", state_.identity.run}};
     return resumed_->LoadWeights(*context_.weights, *context_.stage);
   }
 
@@ -547,15 +549,6 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  // If the last save failed, the run has failed, though all its steps ran.
-  absl::Status SaveFailure() const {
-    if (failure_.ok()) return absl::OkStatus();
-    const absl::Status status = Annotate(
-        failure_, fmt::format("step {}, the last, is not saved", state_.step));
-    return context_.environment->rank == 0 ? WithAdvice(status)
-                                           : CausedByPeer(status);
-  }
-
   absl::Status Loop() {
     const RunOptions& o = *context_.options;
     bool saved = false;
@@ -593,7 +586,12 @@ class Trainer {
                : fmt::format("stopped after step {}{}", state_.step,
                              kept ? ", saved" : ""));
     }
-    return saved ? SaveFailure() : absl::OkStatus();
+    if (!saved || failure_.ok()) return absl::OkStatus();
+    // If the last save failed, the run has failed, though all its steps ran.
+    const absl::Status status = Annotate(
+        failure_, fmt::format("step {}, the last, is not saved", state_.step));
+    return context_.environment->rank == 0 ? WithAdvice(status)
+                                           : CausedByPeer(status);
   }
 
   // Runs one pass; everything else is allocated by now.

@@ -3,7 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
@@ -83,13 +83,6 @@ absl::StatusOr<std::map<std::string, at::Tensor>> Named(
   return named;
 }
 
-at::Tensor ToTensor(const std::vector<int64_t>& values) {
-  at::Tensor t = at::empty({static_cast<int64_t>(values.size())},
-                           runtime::OnHost(at::kLong));
-  std::copy(values.begin(), values.end(), t.data_ptr<int64_t>());
-  return t;
-}
-
 absl::Status Judge(const StepperContext& context, const Tokens& text,
                    double loss, CheckReport* report) {
   const runtime::HostScope host("the reference of check");
@@ -101,7 +94,10 @@ absl::Status Judge(const StepperContext& context, const Tokens& text,
                           Named(*context.weights, *context.stage));
   SLUICE_ASSIGN_OR_RETURN(auto gradients,
                           Named(*context.gradients, *context.stage));
-  const at::Tensor ids = ToTensor(text.ids), labels = ToTensor(text.labels);
+  const auto on_host = [](const std::vector<int64_t>& values) {
+    return at::tensor(values, runtime::OnHost(at::kLong));
+  };
+  const at::Tensor ids = on_host(text.ids), labels = on_host(text.labels);
   const ReferenceResult truth =
       RunReference(model, weights, ids, labels, at::kDouble);
   const ReferenceResult ours{loss, std::move(gradients)};

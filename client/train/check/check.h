@@ -24,6 +24,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -77,10 +78,11 @@ struct CheckReport {
 std::string ToJson(const CheckReport& report);
 std::string ToText(const CheckReport& report);
 
-// Returns the errors of `result` against `truth`, without a verdict.
-CheckReport Compare(const ReferenceResult& result,
-                    const ReferenceResult& truth);
-
+// Returns the errors of the loss and of the gradients that `counts` selects
+// (null: of all) against `truth`, without a verdict.
+CheckReport Compare(
+    const ReferenceResult& result, const ReferenceResult& truth,
+    const std::function<bool(const std::string& name)>& counts = nullptr);
 CheckReport JudgeFp32(const ReferenceResult& result,
                       const ReferenceResult& truth);
 CheckReport JudgeBf16(const ReferenceResult& result,

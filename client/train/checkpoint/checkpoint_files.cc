@@ -18,6 +18,8 @@
 #include <sstream>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/train/checkpoint/safetensors.h"
 #include "client/train/launch/outcome.h"
 #include "proto/base/shortage.h"
@@ -75,10 +77,9 @@ std::string InWords(const Json& key, const std::string& name) {
 }
 
 // Text that is not JSON gives a value that is no object.
-absl::Status ReadJson(const std::string& folder, Json* json) {
+absl::StatusOr<Json> ReadJson(const std::string& folder) {
   SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(StatePath(folder)));
-  *json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return absl::OkStatus();
+  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
 constexpr char kPrefix[] = "checkpoint-";
@@ -104,11 +105,10 @@ absl::Status CheckOneRun(const std::string& folder,
     newest.try_emplace(state->identity.run, step);
   }
   if (newest.size() < 2) return absl::OkStatus();
-  std::string list;
-  for (const auto& [run, step] : newest) {
-    list += fmt::format("{}{}{} is of run {}", list.empty() ? "" : ", ",
-                        kPrefix, step, run);
-  }
+  const std::string list =
+      absl::StrJoin(newest, ", ", [](std::string* text, const auto& of) {
+        absl::StrAppend(text, kPrefix, of.second, " is of run ", of.first);
+      });
   return BadInput(
       "--resume {}: it holds checkpoints of {} runs ({}): name one of them",
       folder, newest.size(), list);
@@ -154,8 +154,7 @@ absl::Status WriteState(const std::string& folder, const RunOptions& options,
 }
 
 absl::StatusOr<StateFile> ReadState(const std::string& folder) {
-  Json json;
-  SLUICE_RETURN_IF_ERROR(ReadJson(folder, &json));
+  SLUICE_ASSIGN_OR_RETURN(const Json json, ReadJson(folder));
   const std::string path = StatePath(folder);
   const int64_t format = Number(json, "format");
   if (format > kFormat) {
@@ -164,20 +163,18 @@ absl::StatusOr<StateFile> ReadState(const std::string& folder) {
         "formats 1 to {}: resume with the program that wrote it",
         path, format, kFormat));
   }
-  StateFile state;
-  state.format = static_cast<int>(format);
-  state.step = Number(json, "step");
-  state.seq_len = Number(json, "seq_len");
   const int64_t ranks = Number(json, "ranks");
-  const char* const cursor = format == 1 ? "next_sequence" : "next_token";
+  StateFile state{.format = static_cast<int>(format),
+                  .step = Number(json, "step"),
+                  .ranks = static_cast<int>(ranks),
+                  .identity = {.run = TextField(json, "run")},
+                  .seq_len = Number(json, "seq_len")};
   int64_t& place = format == 1 ? state.next_sequence : state.next_token;
-  place = Number(json, cursor);
+  place = Number(json, format == 1 ? "next_sequence" : "next_token");
   if (format < 1 || state.step < 0 || place < 0 || state.seq_len < 1 ||
       ranks < 1 || ranks > 1 << 20) {
     return BadInput("{}: not a whole trainer state", path);
   }
-  state.ranks = static_cast<int>(ranks);
-  state.identity.run = TextField(json, "run");
   if (json.contains("data")) {
     state.identity.data = TextField(json["data"], "fingerprint");
     state.identity.data_tokens = Number(json["data"], "tokens");
@@ -186,8 +183,7 @@ absl::StatusOr<StateFile> ReadState(const std::string& folder) {
 }
 
 absl::Status CheckFlags(const std::string& folder, const RunOptions& options) {
-  Json json;
-  SLUICE_RETURN_IF_ERROR(ReadJson(folder, &json));
+  SLUICE_ASSIGN_OR_RETURN(const Json json, ReadJson(folder));
   const std::string path = StatePath(folder);
   const Json saved = json.is_object() ? json.value("model", Json()) : Json();
   const Json wanted = ModelFlags(options);

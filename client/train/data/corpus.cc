@@ -30,7 +30,7 @@ absl::StatusOr<std::string> Head(const std::string& path, size_t count) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::string bytes(count, '\0');
   const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : -1;
-  if (n < 0) return ErrnoStatus(errno, "read " + path);
+  if (n < 0) return ErrnoStatus(errno, "open " + path);
   bytes.resize(static_cast<size_t>(n));
   return bytes;
 }
@@ -234,16 +234,13 @@ absl::Status Corpus::Read(int64_t first, std::span<int64_t> out) {
                     first + static_cast<int64_t>(out.size()), total_));
   }
   const auto behind = std::ranges::upper_bound(files_, first, {}, &File::first);
-  size_t index = static_cast<size_t>(behind - files_.begin()) - 1;
-  while (!out.empty()) {
-    const File& current = files_[index];
-    const int64_t inside = first - current.first;
-    const size_t n = static_cast<size_t>(std::min<int64_t>(
-        current.tokens - inside, static_cast<int64_t>(out.size())));
+  for (size_t index = behind - files_.begin() - 1; !out.empty(); ++index) {
+    const int64_t inside = first - files_[index].first;
+    const int64_t n =
+        std::min<int64_t>(files_[index].tokens - inside, std::ssize(out));
     SLUICE_RETURN_IF_ERROR(ReadFile(index, inside, out.subspan(0, n)));
     out = out.subspan(n);
-    first += static_cast<int64_t>(n);
-    ++index;
+    first += n;
   }
   return absl::OkStatus();
 }
@@ -254,8 +251,8 @@ absl::StatusOr<std::string> Corpus::Fingerprint() {
   std::vector<int64_t> tokens(static_cast<size_t>(size));
   int64_t done = 0;  // pieces of a short text overlap
   for (int64_t i = 0; i < kPieces; ++i) {
-    const int64_t first = (total_ - size) / (kPieces - 1) * i;
-    const int64_t at = i + 1 == kPieces ? total_ - size : first;
+    const int64_t at =
+        i + 1 < kPieces ? (total_ - size) / (kPieces - 1) * i : total_ - size;
     if (at + size <= done) continue;
     SLUICE_RETURN_IF_ERROR(Read(at, tokens));
     for (const int64_t token : tokens) {

@@ -166,12 +166,11 @@ class Ranks {
       if (options.json && result) std::puts(result->report.c_str());
       return interrupted ? kExitInterrupted : kExitOk;
     }
-    const bool spoke = cause->Spoke();
-    if (spoke && options.json && !cause->result->report.empty()) {
+    if (cause->Spoke() && options.json && !cause->result->report.empty()) {
       std::puts(cause->result->report.c_str());
     }
     std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
-    if (spoke) return cause->result->exit;
+    if (cause->Spoke()) return cause->result->exit;
     // The rank wrote no result, but its exit status may be one of ours.
     const int own =
         WIFEXITED(*cause->status) ? WEXITSTATUS(*cause->status) : kExitFault;
