@@ -91,7 +91,7 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
       .gpu = gpu,
       .hbm = options.hbm,
       .ranks_on_gpu = place.ranks,
-      .numa_ranks = static_cast<int>(place.numa_ranks),
+      .numa_ranks = place.numa_ranks,
       .attention = options.attention,
       // A profile measures the dtype that a GPU trains in.
       .dtype =

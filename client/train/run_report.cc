@@ -16,7 +16,7 @@
 #include "client/torch/memory/host_scope.h"
 #include "client/torch/run/rank_memory.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/optimizer/flat_model.h"
+#include "client/train/optimizer/adamw.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -73,16 +73,18 @@ Json Saves(const SaveReport& s) {
           {"last_failure", failure}};
 }
 
-Json PlanChanges(const std::vector<runtime::PlanChangeRecord>& changes) {
+Json List(const auto& records, auto entry) {
   Json list = Json::array();
-  for (const runtime::PlanChangeRecord& change : changes) {
-    list.push_back({{"after_step", change.step},
-                    {"plan_id", change.plan},
-                    {"taken", change.taken},
-                    {"alpha", change.alpha},
-                    {"note", change.note}});
-  }
+  for (const auto& record : records) list.push_back(entry(record));
   return list;
+}
+
+Json PlanChange(const runtime::PlanChangeRecord& change) {
+  return {{"after_step", change.step},
+          {"plan_id", change.plan},
+          {"taken", change.taken},
+          {"alpha", change.alpha},
+          {"note", change.note}};
 }
 
 constexpr int kBarWidth = 20;
@@ -132,40 +134,32 @@ std::string ProgressLine(const StepMetrics& m, int64_t steps, bool bar) {
       FormatBytes(m.hbm_total), FormatBytes(m.host), m.grant_wait_seconds);
 }
 
-Json Copies(const std::vector<client::CopyRecord>& records,
+Json Copies(std::vector<client::CopyRecord> records,
             device::CopyDirection direction) {
-  Json list = Json::array();
-  for (const client::CopyRecord& r : records) {
-    if (r.direction != direction) continue;
-    list.push_back({{"name", r.label},
-                    {"bytes", r.size.count()},
-                    {"issued_s", r.issued_s},
-                    {"start_s", r.started_s},
-                    {"end_s", r.finished_s}});
-  }
-  return list;
+  std::erase_if(records, [&](const client::CopyRecord& r) {
+    return r.direction != direction;
+  });
+  return List(records, [](const client::CopyRecord& r) -> Json {
+    return {{"name", r.label},
+            {"bytes", r.size.count()},
+            {"issued_s", r.issued_s},
+            {"start_s", r.started_s},
+            {"end_s", r.finished_s}};
+  });
 }
 
-Json Compute(const std::vector<runtime::SegmentRun>& runs) {
-  Json list = Json::array();
-  for (const runtime::SegmentRun& r : runs) {
-    list.push_back({{"name", std::string(r.kind)},
-                    {"start_s", r.start_s},
-                    {"end_s", r.end_s}});
-  }
-  return list;
+Json Compute(const runtime::SegmentRun& r) {
+  return {{"name", std::string(r.kind)},
+          {"start_s", r.start_s},
+          {"end_s", r.end_s}};
 }
 
-Json Blocks(const std::vector<runtime::BlockRecord>& records) {
-  Json list = Json::array();
-  for (const runtime::BlockRecord& r : records) {
-    list.push_back({{"offset", r.offset.count()},
-                    {"size", r.size.count()},
-                    {"born_s", r.born_s},
-                    {"died_s", r.died_s},
-                    {"segment", std::string(r.segment)}});
-  }
-  return list;
+Json Block(const runtime::BlockRecord& r) {
+  return {{"offset", r.offset.count()},
+          {"size", r.size.count()},
+          {"born_s", r.born_s},
+          {"died_s", r.died_s},
+          {"segment", std::string(r.segment)}};
 }
 
 // Elements searched at a time; their mask must fit into a HostScope.
@@ -260,7 +254,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                      {"resumed", r.resumed},
                      {"saves", Saves(r.saves)},
                      {"log_lines_unwritten", r.log_lines_unwritten},
-                     {"plan_changes", PlanChanges(r.plan_changes)}};
+                     {"plan_changes", List(r.plan_changes, PlanChange)}};
   // A path in the message may not be UTF-8.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -332,10 +326,10 @@ std::string EndTrace(runtime::RankMemory& memory,
   allocator.RecordTimeline(false);
   const auto blocks = allocator.TakeBlocks();
   const Json json = {
-      {"compute", Compute(allocator.TakeRuns())},
+      {"compute", List(allocator.TakeRuns(), Compute)},
       {"h2d", Copies(copies, device::CopyDirection::kHostToDevice)},
       {"d2h", Copies(copies, device::CopyDirection::kDeviceToHost)},
-      {"blocks", Blocks(blocks)},
+      {"blocks", List(blocks, Block)},
       {"hbm_bytes", memory.size().count()},
       {"planned_bytes", allocator.stats().planned.count()}};
   return json.dump() + "\n";

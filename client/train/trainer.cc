@@ -41,38 +41,6 @@ AdamWOptions OptimizerOptions(const RunOptions& o) {
           .beta2 = o.beta2};
 }
 
-// Reports the settings in use. They may differ from the chosen ones, because
-// keeping everything on the GPU was only estimated to fit.
-void ReportChoice(const RunOptions& options, const Stepper& stepper,
-                  RunReport* report) {
-  if (stepper.streamed() == nullptr) return;
-  report->alpha = stepper.streamed()->alpha();
-  const stream::FractionMap fractions = stepper.streamed()->fractions();
-  report->settings = {
-      .chunk = options.chunk,
-      .prefetch = options.prefetch,
-      .order = *options.order,
-      .resident = fractions == stream::KeepEverything(options.model),
-      .rerun_layers = std::max<int64_t>(options.rerun_layers, 1),
-      .rerun_chunks = options.rerun_chunks,
-      .kept = options.kept};
-  report->price = stepper.price();
-  report->fractions = stepper.own_plan()->classes;
-  for (plan::ClassPlan& c : report->fractions) {
-    const auto runs = fractions.find(c.name);
-    if (runs == fractions.end()) continue;
-    const auto [keep, swap] = runs->second;
-    c.fractions = {keep, swap, 1 - keep - swap};
-  }
-  for (const auto& [name, f] : fractions) {  // scratch is in no plan
-    const stream::ClassTraits& c = *stream::FindClass(name);
-    if (c.life != stream::Life::kScratch) continue;
-    if (!HasClass(*options.order, c.which)) continue;
-    report->fractions.push_back(
-        {name, {f.keep, f.swap, 1 - f.keep - f.swap}, /*why=*/""});
-  }
-}
-
 class Trainer {
  public:
   Trainer(const StepperContext& context, RunReport* report)
@@ -82,7 +50,6 @@ class Trainer {
 
   absl::Status Run() {
     absl::Status status = Prepare();
-    if (status.ok()) status = StopBeforeSteps();
     if (status.ok()) status = context_.options->probe ? Probe() : Loop();
     FinishReport();
     return status;
@@ -254,6 +221,40 @@ class Trainer {
     if (log_ != nullptr && !text.empty()) log_->Note(text);
   }
 
+  // Reports the settings in use. They may differ from the chosen ones, because
+  // keeping everything on the GPU was only estimated to fit.
+  void ReportChoice() {
+    const runtime::StreamedStepper* const run = stepper_->streamed();
+    if (run == nullptr) return;
+    const RunOptions& o = *context_.options;
+    const stream::FractionMap fractions = run->fractions();
+    report_->alpha = run->alpha();
+    report_->settings = {
+        .chunk = o.chunk,
+        .prefetch = o.prefetch,
+        .order = *o.order,
+        .resident = fractions == stream::KeepEverything(o.model),
+        .rerun_layers = std::max<int64_t>(o.rerun_layers, 1),
+        .rerun_chunks = o.rerun_chunks,
+        .kept = o.kept};
+    report_->price = stepper_->price();
+    report_->fractions = stepper_->own_plan()->classes;
+    for (plan::ClassPlan& c : report_->fractions) {
+      const auto runs = fractions.find(c.name);
+      if (runs == fractions.end()) continue;
+      const auto [keep, swap] = runs->second;
+      c.fractions = {keep, swap, 1 - keep - swap};
+    }
+    for (const auto& [name, f] : fractions) {  // scratch is in no plan
+      const stream::ClassTraits& c = *stream::FindClass(name);
+      if (c.life != stream::Life::kScratch || !HasClass(*o.order, c.which)) {
+        continue;
+      }
+      report_->fractions.push_back(
+          {name, {f.keep, f.swap, 1 - f.keep - f.swap}, /*why=*/""});
+    }
+  }
+
   // Checks that the outputs at the run's end can be written.
   absl::Status PrepareOutputs() {
     const RunOptions& o = *context_.options;
@@ -290,7 +291,7 @@ class Trainer {
     dealt_.resize(static_cast<size_t>(rows));
     dealt_labels_.resize(static_cast<size_t>(rows));
     SLUICE_RETURN_IF_ERROR(PrepareStepper());
-    ReportChoice(*context_.options, *stepper_, report_);
+    ReportChoice();
     const std::string note =
         stepper_->streamed() != nullptr ? stepper_->streamed()->note() : "";
     if (context_.options->resident && !report_->settings->resident) {
@@ -304,6 +305,11 @@ class Trainer {
       dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
     }
     context_.memory->allocator().ResetPeak();
+    // If a stop was requested during set-up, there is nothing to save.
+    const bool stop = context_.watch->HearStop(state_.step + 1);
+    SLUICE_ASSIGN_OR_RETURN(stop_,
+                            runtime::AnyRank(context_.collectives, stop));
+    context_.watch->Enter(RankPhase::kReady);
     return absl::OkStatus();
   }
 
@@ -390,8 +396,9 @@ class Trainer {
   }
 
   absl::Status Step() {
+    const RunOptions& o = *context_.options;
     const absl::Time start = absl::Now();
-    context_.watch->BeginStep(state_.step + 1, context_.options->sequences());
+    context_.watch->BeginStep(state_.step + 1, o.sequences());
     copies_before_ = Copies();
     mismatches_before_ = context_.memory->allocator().stats().mismatches;
     SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
@@ -400,11 +407,21 @@ class Trainer {
     SLUICE_ASSIGN_OR_RETURN(const Sums before, SumOverRanks(own, stop));
     SLUICE_ASSIGN_OR_RETURN(const double norm, optimizer_->ReduceGradients());
     if (!std::isfinite(before.loss) || !std::isfinite(norm)) {
-      return absl::InternalError(WhatWentWrong(before.loss, norm));
+      const bool forward = std::isfinite(before.loss);
+      return absl::InternalError(Explain(
+          {.step = state_.step + 1,
+           .first_step = state_.step + 1 - report_->steps,
+           .loss = before.loss,
+           .norm = norm,
+           .lr = LearningRate(OptimizerOptions(o), state_.step),
+           .weight = FirstNonFinite(*context_.weights),
+           .gradient = forward ? FirstNonFinite(*context_.gradients) : "",
+           .resumed = resumed_.has_value()},
+          o));
     }
     SLUICE_RETURN_IF_ERROR(optimizer_->Update(state_.step, norm));
     // Baselines never await a part, so the update is finished here.
-    if (context_.options->method != Method::kSluice) {
+    if (o.method != Method::kSluice) {
       SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
     }
     ++state_.step;
@@ -415,21 +432,6 @@ class Trainer {
     context_.watch->EndStep(seconds);
     Record(before, norm, seconds);
     return absl::OkStatus();
-  }
-
-  std::string WhatWentWrong(double loss, double norm) const {
-    const RunOptions& o = *context_.options;
-    return Explain(
-        {.step = state_.step + 1,
-         .first_step = state_.step + 1 - report_->steps,
-         .loss = loss,
-         .norm = norm,
-         .lr = LearningRate(OptimizerOptions(o), state_.step),
-         .weight = FirstNonFinite(*context_.weights),
-         .gradient =
-             std::isfinite(loss) ? FirstNonFinite(*context_.gradients) : "",
-         .resumed = resumed_.has_value()},
-        o);
   }
 
   void Record(const Sums& sums, double norm, double seconds) {
@@ -481,15 +483,15 @@ class Trainer {
   }
 
   // All ranks decided from the same sum, so all call Refresh or none does.
-  absl::Status TakePlan(const std::vector<bool>& takes) {
-    if (std::ranges::count(takes, true) == 0) return absl::OkStatus();
+  absl::Status TakePlan() {
+    if (std::ranges::count(takes_, true) == 0) return absl::OkStatus();
     const auto rank = static_cast<size_t>(context_.environment->rank);
     SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
     SLUICE_ASSIGN_OR_RETURN(runtime::PlanChangeRecord change,
-                            stepper_->streamed()->Refresh(takes[rank]));
+                            stepper_->streamed()->Refresh(takes_[rank]));
     change.step = state_.step;
     Note(change.note);
-    ReportChoice(*context_.options, *stepper_, report_);
+    ReportChoice();
     ExpectSteps(context_, *stepper_);
     context_.watch->Enter(RankPhase::kReady);
     report_->plan_changes.push_back(std::move(change));
@@ -574,7 +576,7 @@ class Trainer {
       SLUICE_RETURN_IF_ERROR(MaybeSave(last || stop_));
       if (traced) SLUICE_RETURN_IF_ERROR(WriteTrace(o.trace, trace));
       saved = last || stop_;
-      if (!saved) SLUICE_RETURN_IF_ERROR(TakePlan(takes_));
+      if (!saved) SLUICE_RETURN_IF_ERROR(TakePlan());
     }
     SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
     // A signal in the last step interrupted nothing.
@@ -616,15 +618,6 @@ class Trainer {
     report_->seconds_per_step = seconds_ / steps;
     report_->tokens_per_second =
         static_cast<double>(context_.options->step_tokens()) * steps / seconds_;
-  }
-
-  // If a stop was requested during set-up, there is nothing to save.
-  absl::Status StopBeforeSteps() {
-    const bool stop = context_.watch->HearStop(state_.step + 1);
-    SLUICE_ASSIGN_OR_RETURN(stop_,
-                            runtime::AnyRank(context_.collectives, stop));
-    context_.watch->Enter(RankPhase::kReady);
-    return absl::OkStatus();
   }
 
   StepperContext context_;

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <string>
 
-#include "client/train/optimizer/flat_model.h"
+#include "client/train/optimizer/adamw.h"
 #include "client/train/run_report.h"
 
 namespace sluice::train {

@@ -249,15 +249,6 @@ std::string KeyOf(const StepperContext& context, int ranks) {
                  context.RoundsOutput(), context.states);
 }
 
-absl::Status WritePlan(const std::string& path, const StepperContext& context,
-                       const runtime::SavedPlan* plan) {
-  if (plan == nullptr) return absl::OkStatus();
-  const Json json = {{"key", KeyOf(context, context.environment->world_size)},
-                     {"profile", plan::Encode(plan->profile)},
-                     {"plan", plan::Encode(plan->plan)}};
-  return WriteFile(path, json.dump() + "\n");
-}
-
 absl::Status IsBroken(const absl::Status& status) {
   if (status.ok()) return status;
   return absl::NotFoundError(
@@ -434,8 +425,13 @@ absl::Status WriteCheckpoint(const std::string& folder,
   SLUICE_RETURN_IF_ERROR(WriteOptimizer(OptimizerFile(folder, rank, ranks),
                                         optimizer, *context.stage,
                                         ShardLabel(rank, state)));
-  SLUICE_RETURN_IF_ERROR(
-      WritePlan(PlanFile(folder, rank, ranks), context, plan));
+  if (plan != nullptr) {
+    const Json json = {{"key", KeyOf(context, ranks)},
+                       {"profile", plan::Encode(plan->profile)},
+                       {"plan", plan::Encode(plan->plan)}};
+    SLUICE_RETURN_IF_ERROR(
+        WriteFile(PlanFile(folder, rank, ranks), json.dump() + "\n"));
+  }
   if (rank != 0) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(WriteWeights(WeightsFile(folder), o.model,
                                       context.weights->flat(), *context.stage));

@@ -410,7 +410,15 @@ absl::StatusOr<std::unique_ptr<SaveFolder>> SaveFolder::Claim(
   claimed->folder_ = folder;
   claimed->made_ = made;
   claimed->identity_ = identity;
-  SLUICE_RETURN_IF_ERROR(claimed->Lock());
+  claimed->lock_ =
+      UniqueFd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!claimed->lock_) return ErrnoStatus(errno, "--save " + folder);
+  const int locked = flock(claimed->lock_.get(), LOCK_EX | LOCK_NB);
+  if (locked != 0 && errno == EWOULDBLOCK) {  // else there may be no flock
+    return BadInput(
+        "--save {}: another run is saving into it now: name another folder",
+        folder);
+  }
   claimed->CleanUp();
   SLUICE_RETURN_IF_ERROR(claimed->CheckContent(goes_on_from));
   return claimed;
@@ -419,17 +427,6 @@ absl::StatusOr<std::unique_ptr<SaveFolder>> SaveFolder::Claim(
 SaveFolder::~SaveFolder() {
   std::error_code ignored;
   if (made_) fs::remove(folder_, ignored);  // fails if it is not empty
-}
-
-absl::Status SaveFolder::Lock() {
-  lock_ = UniqueFd(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!lock_) return ErrnoStatus(errno, "--save " + folder_);
-  if (flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
-    return absl::OkStatus();  // locked, or the file system has no flock
-  }
-  return BadInput(
-      "--save {}: another run is saving into it now: name another folder",
-      folder_);
 }
 
 // Removes what processes left that died while they saved, and puts a replaced

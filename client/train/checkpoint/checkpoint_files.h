@@ -132,7 +132,6 @@ class SaveFolder {
 
  private:
   SaveFolder() = default;
-  absl::Status Lock();
   void CleanUp();
   absl::Status CheckContent(const StateFile* goes_on_from) const;
 

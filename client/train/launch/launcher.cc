@@ -29,6 +29,9 @@
 namespace sluice::train {
 namespace {
 
+constexpr absl::Duration kGrace = absl::Seconds(2);
+constexpr absl::Duration kLimit = absl::Seconds(4);
+
 // Rank 0 takes the socket over, so no other process can take the port.
 absl::StatusOr<UniqueFd> Listen(int& port) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -192,7 +195,7 @@ class Ranks {
   void Reap() {
     for (RankProcess& p : processes_) {
       if (p.status.has_value()) continue;
-      p.status = TryWait(p.pid);
+      p.status = WaitFor(p.pid, absl::ZeroDuration());
       if (!p.status.has_value()) continue;
       order_.push_back(&p);
       if (auto result = ReadResult(p.result_file); result.ok()) {
@@ -338,18 +341,12 @@ std::vector<std::string> EnvironmentWith(
   return merged;
 }
 
-std::optional<int> TryWait(pid_t pid) {
-  int status = 0;
-  if (waitpid(pid, &status, WNOHANG) != pid) return std::nullopt;
-  return status;
-}
-
 std::optional<int> WaitFor(pid_t pid, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
-  auto status = TryWait(pid);
-  while (!status.has_value() && absl::Now() < deadline) {
+  int status = 0;
+  while (waitpid(pid, &status, WNOHANG) != pid) {
+    if (absl::Now() >= deadline) return std::nullopt;
     absl::SleepFor(absl::Milliseconds(5));
-    status = TryWait(pid);
   }
   return status;
 }

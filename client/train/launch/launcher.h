@@ -2,13 +2,13 @@
 // watches and ends child processes, which proto/base/spawn.h starts.
 //
 // Each rank runs this binary with torchrun's variables. If one fails, the
-// others have kGrace to end by themselves; then they get SIGTERM, then SIGKILL.
-// All are gone kLimit after the first one failed. SIGINT, SIGTERM and SIGHUP
-// are forwarded once, so that the ranks save and end; a second signal kills
-// them (except SIGHUP, of which a closing terminal may send several). A rank
-// that is late by its progress page (watch/rank_page.h) is named, and ends the
-// run after --end-after.
-// Thread safety: one thread, which must be the process's first.
+// others have 2 s to end by themselves; then they get SIGTERM, then SIGKILL.
+// All are gone 4 s after the first one failed. SIGINT, SIGTERM and SIGHUP are
+// forwarded once, so that the ranks save and end; a second signal kills them
+// (except SIGHUP, of which a closing terminal may send several). A rank that is
+// late by its progress page (watch/rank_page.h) is named, and ends the run
+// after --end-after. Thread safety: one thread, which must be the process's
+// first.
 #pragma once
 
 #include <sys/types.h>
@@ -23,9 +23,6 @@
 #include "client/train/launch/rank_environment.h"
 
 namespace sluice::train {
-
-inline constexpr absl::Duration kGrace = absl::Seconds(2);
-inline constexpr absl::Duration kLimit = absl::Seconds(4);
 
 // Blocks SIGINT, SIGTERM, SIGCHLD and, unless it is ignored, SIGHUP until
 // Launch handles them. Call it before actions that must be undone on Ctrl-C.
@@ -43,9 +40,8 @@ int Launch(const RunOptions& options, const std::string& binary,
 std::vector<std::string> EnvironmentWith(
     const std::vector<std::pair<std::string, std::string>>& added);
 
-// Returns the wait status and reaps the process if it has ended; else nullopt.
-std::optional<int> TryWait(pid_t pid);
-// As TryWait, but waits up to `timeout` for the end.
+// Waits up to `timeout` for the process's end and reaps it. Returns the wait
+// status; nullopt if it has not ended.
 std::optional<int> WaitFor(pid_t pid, absl::Duration timeout);
 // Sends SIGTERM, and SIGKILL after `grace`; reaps the process.
 void EndProcess(pid_t pid, absl::Duration grace);

@@ -169,12 +169,11 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(
   }
   e.result_file = variables("SLUICE_RESULT_FILE").value_or("");
   if (variables("SLUICE_GPU").has_value()) {
-    int gpu = 0, ranks = 1, numa_ranks = 1;
+    GpuPlace& place = e.gpu.emplace();
     SLUICE_RETURN_IF_ERROR(
-        ReadNumbers(variables, {{"SLUICE_GPU", gpu},
-                                {"SLUICE_GPU_RANKS", ranks, 1},
-                                {"SLUICE_NUMA_RANKS", numa_ranks, 1}}));
-    e.gpu = GpuPlace{gpu, ranks, numa_ranks};
+        ReadNumbers(variables, {{"SLUICE_GPU", place.gpu},
+                                {"SLUICE_GPU_RANKS", place.ranks, 1},
+                                {"SLUICE_NUMA_RANKS", place.numa_ranks, 1}}));
   }
   e.page_file = variables("SLUICE_PAGE_FILE").value_or("");
   return e;
@@ -210,7 +209,7 @@ absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
   };
   std::vector<GpuPlace> places(local_ranks, {.ranks = 0, .numa_ranks = 0});
   for (int r = 0; r < local_ranks; ++r) {
-    places[r].gpu = static_cast<int64_t>(of_rank(r).index.value());
+    places[r].gpu = static_cast<int>(of_rank(r).index.value());
     for (int other = 0; other < local_ranks; ++other) {
       places[r].ranks += of_rank(other).index == of_rank(r).index;
       places[r].numa_ranks += of_rank(other).numa == of_rank(r).numa;

@@ -19,9 +19,9 @@ namespace sluice::train {
 // One rank's GPU, how many ranks of the job share it, and how many share the
 // host memory of its NUMA node.
 struct GpuPlace {
-  int64_t gpu = 0;
-  int64_t ranks = 1;
-  int64_t numa_ranks = 1;
+  int gpu = 0;
+  int ranks = 1;
+  int numa_ranks = 1;
 };
 
 struct RankEnvironment {

@@ -18,7 +18,7 @@
 #include "client/torch/run/streamed_stepper.h"
 #include "client/train/launch/options.h"
 #include "client/train/launch/rank_environment.h"
-#include "client/train/optimizer/flat_model.h"
+#include "client/train/optimizer/adamw.h"
 #include "client/train/watch/rank_watch.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/settings.h"

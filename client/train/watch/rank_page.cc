@@ -27,10 +27,6 @@ constexpr const char* kPhases[] = {
     "starting",          "calibrating", "waiting for the daemon's plan",
     "between two steps", "in a step",   "saving a checkpoint"};
 
-bool Has(std::string_view kind, std::string_view part) {
-  return kind.find(part) != std::string_view::npos;
-}
-
 // Returns the kind without ".full" or ".tail".
 std::string_view Base(std::string_view kind) {
   if (kind.ends_with(".full") || kind.ends_with(".tail")) kind.remove_suffix(5);
@@ -73,13 +69,16 @@ void StepTracker::BeginSequence(int64_t index) {
 
 void StepTracker::Began(std::string_view kind) {
   const std::string_view base = Base(kind);
+  const auto has = [base](const char* part) {
+    return base.find(part) != std::string_view::npos;
+  };
   // These do not run once per chunk; they keep the place of the kind before.
-  if (Has(base, "offdiagonal") || Has(base, "recompute")) return;
+  if (has("offdiagonal") || has("recompute")) return;
   auto begun = begun_.find(base);
   if (begun == begun_.end()) begun = begun_.emplace(base, 0).first;
   const int64_t before = begun->second++;
   const int64_t chunks = std::max<int64_t>(chunks_, 1);
-  place_.backward = Has(base, "backward");
+  place_.backward = has("backward");
   // The loss takes several small chunks at once.
   place_.chunk = base.starts_with("loss") ? -1 : before % chunks;
   const int64_t nth = before / chunks;
