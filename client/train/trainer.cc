@@ -379,7 +379,7 @@ class Trainer {
   client::CopyStats Copies() const {
     client::CopyStats all = stepper_->copies();
     if (optimizer_->host() == nullptr) return all;
-    const client::CopyStats states = optimizer_->host()->copies().stats();
+    const auto states = optimizer_->host()->copies().stats();
     all.h2d += states.h2d;
     all.d2h += states.d2h;
     all.grant_wait += states.grant_wait;

@@ -26,18 +26,16 @@ struct Tokens {
 
 Tokens RandomText(int64_t length, int64_t vocab, uint64_t seed) {
   std::mt19937_64 random(seed + 1);
-  Tokens text;
-  for (int64_t i = 0; i <= length; ++i) {
-    text.ids.push_back(
-        static_cast<int64_t>(random() % static_cast<uint64_t>(vocab)));
+  std::vector<int64_t> drawn(static_cast<size_t>(length + 1));
+  for (int64_t& id : drawn) {
+    id = static_cast<int64_t>(random() % static_cast<uint64_t>(vocab));
   }
-  text.labels.assign(text.ids.begin() + 1, text.ids.end());
-  text.ids.pop_back();
+  Tokens text{{drawn.begin(), drawn.end() - 1},
+              {drawn.begin() + 1, drawn.end()}};
   for (int64_t i = 0; i + 1 < length; ++i) {
     if (random() % 16 == 0) text.labels[i] = -100;
   }
-  text.count =
-      length - std::count(text.labels.begin(), text.labels.end(), -100);
+  text.count = length - std::ranges::count(text.labels, -100);
   return text;
 }
 

@@ -251,8 +251,7 @@ std::string KeyOf(const StepperContext& context, int ranks) {
 
 absl::Status IsBroken(const absl::Status& status) {
   if (status.ok()) return status;
-  return absl::NotFoundError(
-      fmt::format("it is broken: {}", std::string(status.message())));
+  return absl::NotFoundError("it is broken: " + std::string(status.message()));
 }
 
 // Validates the plan like one from the daemon. NotFound: it is missing, broken

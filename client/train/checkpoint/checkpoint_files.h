@@ -1,7 +1,8 @@
 // The files of a checkpoint that need no torch: trainer_state.json, keys of
-// saved plans, and the search for the checkpoint to resume. Format 1 has no run
-// id and no data fingerprint, and its cursor counts sequences of its own length
-// instead of tokens. Thread safety: pure functions on files.
+// saved plans, the search for the checkpoint to resume, and the folder of
+// saves. Format 1 has no run id and no data fingerprint, and its cursor counts
+// sequences of its own length instead of tokens.
+// Thread safety: pure functions on files.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,6 @@
 #include "absl/strings/cord.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
-#include "proto/base/status.h"
 #include "proto/base/whole_io.h"
 
 namespace sluice::train {

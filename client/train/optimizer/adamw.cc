@@ -23,10 +23,6 @@ double LearningRate(const AdamWOptions& options, int64_t step) {
 
 namespace {
 
-constexpr int64_t kLine = 64;
-
-int64_t Lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
 AdamW::States StatesOf(const std::vector<at::Tensor>& tensors) {
   return {tensors[0], tensors[1],
           tensors.size() > 2 ? tensors[2] : at::Tensor()};
@@ -102,10 +98,12 @@ HostStates::HostStates(Options options)
       written_(units_.size()) {
   const int64_t owned =
       stream::OwnedElements(options_.model, options_.ranks, options_.rank);
+  const Bytes line(64);
+  const int64_t bytes = RoundUp(Bytes(owned * 4), line).count();
   const int count = stream::StateTensors(options_.dtype);
   for (int i = 0; i < count; ++i) {
-    tensors_.push_back(runtime::ViewOf(options_.host + i * Lines(owned * 4),
-                                       {owned}, at::kFloat, at::kCPU));
+    tensors_.push_back(runtime::ViewOf(options_.host + i * bytes, {owned},
+                                       at::kFloat, at::kCPU));
   }
   ring_ = at::empty({stream::kStateSlots * count * slot_elements_},
                     runtime::On(options_.device, at::kFloat));

@@ -33,12 +33,6 @@ std::string_view Base(std::string_view kind) {
   return kind;
 }
 
-std::string NameOf(int signal) {
-  if (signal == 0) return "The daemon evicts this job";
-  if (signal == SIGINT) return "Ctrl-C";
-  return fmt::format("SIG{}", sigabbrev_np(signal));
-}
-
 std::string Left(const RankSample& sample, double now_s) {
   const double left = SecondsLeft(sample, now_s);
   return left >= 0
@@ -244,7 +238,10 @@ std::string ProgressText(const RankSample& s, int64_t steps, double now_s) {
 
 std::string StopText(const StopWish& wish, const RankSample& sample,
                      double now_s) {
-  std::string text = NameOf(wish.signal) + ": ";
+  std::string text = wish.signal == 0 ? "The daemon evicts this job: "
+                     : wish.signal == SIGINT
+                         ? "Ctrl-C: "
+                         : fmt::format("SIG{}: ", sigabbrev_np(wish.signal));
   if (wish.last_step == 0) {
     text += "ending before the first step";
   } else if (sample.phase == RankPhase::kStep &&

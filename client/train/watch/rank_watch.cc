@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -39,10 +38,6 @@ std::unique_ptr<RankPage> OpenPage(const std::string& path) {
 }
 
 }  // namespace
-
-Console::Console() : terminal_(isatty(STDERR_FILENO) == 1) {}
-
-Console::~Console() { Close(); }
 
 void Console::Close() {
   const MutexLock lock(mutex_);

@@ -6,6 +6,8 @@
 // thread; the others are safe.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -25,8 +27,7 @@ namespace sluice::train {
 // Thread safety: safe.
 class Console {
  public:
-  Console();
-  ~Console();
+  ~Console() { Close(); }
   bool terminal() const { return terminal_; }
   void Line(const std::string& text);  // progress
   void Note(const std::string& text);  // a line of its own, which stays
@@ -34,7 +35,7 @@ class Console {
   void Close();
 
  private:
-  const bool terminal_;
+  const bool terminal_ = isatty(STDERR_FILENO) == 1;
   Mutex mutex_;
   // The rewritten line has no newline yet.
   bool open_ ABSL_GUARDED_BY(mutex_) = false;

@@ -22,10 +22,6 @@ bool Judged(const WatchedRank& r) {
          r.sample.phase == RankPhase::kCalibrating;
 }
 
-bool Over(double seconds, double limit) {
-  return limit > 0 && seconds >= limit;
-}
-
 }  // namespace
 
 double LateAfter(const WatchLimits& limits, double expected_s) {
@@ -79,14 +75,14 @@ void Watchdog::Judge(const std::vector<WatchedRank>& ranks, size_t i,
   const WatchedRank& r = ranks[i];
   Seen& seen = seen_[i];
   const double end = EndAfter(limits_, r.sample.expected_s);
-  if (Over(seen.quiet_s, end) && verdict.end.empty()) {
+  if (end > 0 && seen.quiet_s >= end && verdict.end.empty()) {
     verdict.end = Accuse(r, seen, waits) +
                   fmt::format("; ended after {} without progress (--end-after)",
                               Duration(end));
     return;
   }
   const double late = LateAfter(limits_, r.sample.expected_s);
-  if (!Over(seen.quiet_s, std::max(late, seen.say_next_s)) || late <= 0) return;
+  if (late <= 0 || seen.quiet_s < std::max(late, seen.say_next_s)) return;
   seen.say_next_s = 2 * seen.quiet_s;
   verdict.notes.push_back(Accuse(r, seen, waits) +
                           (end > 0 ? fmt::format("; the run is ended in {}",
