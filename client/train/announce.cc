@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <tuple>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "client/train/launch/private_daemon.h"
 #include "client/train/step/stepper.h"
 #include "client/train/watch/rank_watch.h"
-#include "client/train/watch/words.h"
 
 namespace sluice::train {
 namespace {
@@ -21,38 +20,32 @@ std::string Percent(double fraction) {
 
 // Formats "swapped", or "40 % kept, 60 % swapped".
 std::string Treatment(const plan::ClassPlan& c) {
-  std::string text;
+  std::vector<std::string> parts;
   for (const auto& [fraction, word] :
        {std::pair(c.fractions.keep, "kept on the GPU"),
         {c.fractions.swap, "swapped"},
         {c.fractions.recompute, "recomputed"}}) {
     if (fraction > 0.995) return word;
-    if (fraction < 0.005) continue;
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", Percent(fraction),
-                        word);
+    if (fraction >= 0.005) parts.push_back(Percent(fraction) + " " + word);
   }
-  return text;
+  return absl::StrJoin(parts, ", ");
 }
 
-// Formats "swapped: k, v; recomputed: norm1; 40 % kept, 60 % swapped: ffn_up".
+// Formats "swapped: k, v; recomputed: norm1; 40 % kept, 60 % swapped: ffn_up",
+// in the order of each treatment's first class.
 std::string PlanInWords(const std::vector<plan::ClassPlan>& classes) {
-  // In the order of each treatment's first class.
-  using Group = std::pair<std::string, std::string>;
-  std::vector<Group> groups;
+  std::vector<std::pair<std::string, std::string>> groups;
   for (const plan::ClassPlan& c : classes) {
     const std::string treatment = Treatment(c);
-    const auto group = std::ranges::find(groups, treatment, &Group::first);
+    const auto group = std::ranges::find(
+        groups, treatment, [](const auto& each) { return each.first; });
     if (group == groups.end()) {
       groups.emplace_back(treatment, c.name);
     } else {
       group->second += ", " + c.name;
     }
   }
-  std::string text;
-  for (const auto& [treatment, names] : groups) {
-    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", treatment, names);
-  }
-  return text;
+  return absl::StrJoin(groups, "; ", absl::PairFormatter(": "));
 }
 
 std::string ModelLine(const BannerFacts& f) {
@@ -67,18 +60,16 @@ std::string ModelLine(const BannerFacts& f) {
 
 std::string StepLine(const BannerFacts& f) {
   const RunOptions& o = f.options;
-  std::string text =
-      fmt::format("step    {} on {} rank{}: {} tokens", Name(o.method), f.ranks,
-                  f.ranks == 1 ? "" : "s", o.seq_len);
+  std::string text = fmt::format("step    {} on {}: {} tokens", Name(o.method),
+                                 Counted(f.ranks, "rank"), o.seq_len);
   if (o.sequences() > 1) text += fmt::format(" x {} sequences", o.sequences());
   if (o.method == Method::kSluice) {
-    text += fmt::format(
-        ", {} chunk{} of {}", (o.seq_len + o.chunk - 1) / o.chunk,
-        o.seq_len > o.chunk ? "s" : "", std::min(o.chunk, o.seq_len));
+    text += fmt::format(", {} of {}",
+                        Counted((o.seq_len + o.chunk - 1) / o.chunk, "chunk"),
+                        std::min(o.chunk, o.seq_len));
     if (o.rerun_chunks > 0) {
-      text +=
-          fmt::format(", the first {} run again by {} layer{}", o.rerun_chunks,
-                      o.rerun_layers, o.rerun_layers == 1 ? "" : "s");
+      text += fmt::format(", the first {} run again by {}", o.rerun_chunks,
+                          Counted(o.rerun_layers, "layer"));
     }
   }
   if (f.compute_s <= 0) {
@@ -161,23 +152,26 @@ std::pair<double, double> ExpectedOf(const StepperContext& context,
                               limits.d2h_bytes_per_second)};
 }
 
-BannerFacts FactsOf(const StepperContext& context, const Stepper& stepper) {
+BannerFacts FactsOf(const StepperContext& context, const Stepper& stepper,
+                    const std::string& cut) {
   const RunOptions& o = *context.options;
   const client::NodeLimits limits = context.memory->session().limits();
-  BannerFacts f;
-  f.options = o;
-  f.attention = context.memory->KernelName(runtime::TorchType(o.dtype),
-                                           o.model.head_dim());
-  f.ranks = context.environment->world_size;
-  f.gpu = fmt::format("GPU {}", context.memory->gpu().value());
-  f.leased = context.memory->size();
-  f.gpu_total = limits.gpu_total;
-  f.used = context.memory->allocator().stats().used;
-  f.host = stepper.host_bytes();
-  f.host_limit = o.host.count() > 0
-                     ? o.host / context.environment->local_world_size
-                     : limits.host_total;
-  std::tie(f.compute_s, f.copy_s) = ExpectedOf(context, stepper);
+  const auto [compute_s, copy_s] = ExpectedOf(context, stepper);
+  BannerFacts f{
+      .options = o,
+      .attention = context.KernelName(),
+      .ranks = context.environment->world_size,
+      .cut = cut,
+      .gpu = fmt::format("GPU {}", context.memory->gpu().value()),
+      .leased = context.memory->size(),
+      .gpu_total = limits.gpu_total,
+      .used = context.memory->allocator().stats().used,
+      .host = stepper.host_bytes(),
+      .host_limit = o.host.count() > 0
+                        ? o.host / context.environment->local_world_size
+                        : limits.host_total,
+      .compute_s = compute_s,
+      .copy_s = copy_s};
   if (const plan::RankPlan* own = stepper.own_plan()) {
     f.classes = own->classes;
     f.transient = own->transient_peak;
@@ -222,14 +216,12 @@ double ComputeSeconds(const plan::RankProfile& profile) {
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
                    double h2d_bytes_per_second, double d2h_bytes_per_second) {
   double in = 0, out = 0;
-  for (const plan::LayerKind& kind : profile.kinds) {
-    const auto layers = static_cast<double>(kind.layers);
-    in += layers *
-          static_cast<double>(
-              (kind.forward_h2d_fixed + kind.backward_h2d_fixed).count());
-    out += layers *
-           static_cast<double>(
-               (kind.forward_d2h_fixed + kind.backward_d2h_fixed).count());
+  for (const plan::LayerKind& k : profile.kinds) {
+    const auto layers = static_cast<double>(k.layers);
+    in += layers * static_cast<double>(
+                       (k.forward_h2d_fixed + k.backward_h2d_fixed).count());
+    out += layers * static_cast<double>(
+                        (k.forward_d2h_fixed + k.backward_d2h_fixed).count());
   }
   for (const plan::SkeletalClass& c : profile.classes) {
     if (c.traffic_in_fixed) continue;
@@ -243,11 +235,8 @@ double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
       out += bytes;
     }
   }
-  const auto seconds = [](double bytes, double speed) {
-    return speed > 0 ? bytes / speed : 0;
-  };
-  return std::max(seconds(in, h2d_bytes_per_second),
-                  seconds(out, d2h_bytes_per_second));
+  return std::max(h2d_bytes_per_second > 0 ? in / h2d_bytes_per_second : 0,
+                  d2h_bytes_per_second > 0 ? out / d2h_bytes_per_second : 0);
 }
 
 void ExpectSteps(const StepperContext& context, const Stepper& stepper) {
@@ -263,9 +252,7 @@ void Announce(const StepperContext& context, const Stepper& stepper,
   if (const char* note = std::getenv(kPrivateNote)) {
     context.watch->console().Note(note);
   }
-  BannerFacts facts = FactsOf(context, stepper);
-  facts.cut = cut;
-  for (const std::string& line : Banner(facts)) {
+  for (const std::string& line : Banner(FactsOf(context, stepper, cut))) {
     context.watch->console().Note(line);
   }
 }

@@ -3,19 +3,16 @@
 
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "client/torch/ranks/collectives.h"
 #include "client/torch/run/rank_memory.h"
-#include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/private_daemon.h"
-#include "client/train/launch/process.h"
 #include "client/train/launch/rank_environment.h"
 #include "client/train/rank.h"
 #include "proto/base/status.h"
@@ -23,34 +20,24 @@
 namespace sluice::train {
 namespace {
 
-absl::Status WithoutDaemon(Command command, const absl::Status& status) {
-  if (command == Command::kCheck || !absl::IsNotFound(status)) return status;
-  return absl::NotFoundError(fmt::format(
-      "{}; with --private a run has one of its own, with simulated GPUs",
-      std::string(status.message())));
-}
-
 absl::StatusOr<int> LaunchHere(const RunOptions& options,
                                const std::vector<std::string>& arguments) {
   HoldSignals();
   std::unique_ptr<PrivateDaemon> daemon;
   if (options.private_daemon) {
-    SLUICE_RETURN_IF_ERROR(CheckPrivateSizes(options, MachineMemory()));
-    const PrivateDaemon::Options sizes = PrivateSizes(options);
-    SLUICE_ASSIGN_OR_RETURN(daemon, PrivateDaemon::Start(sizes));
-    // Rank 0 prints the note, so that a refused run prints one line only.
-    const std::string note = fmt::format(
-        "note: simulated: a sluiced for this run with {} GPU{} of {} and {} of "
-        "host memory, computed by the CPU",
-        sizes.gpus, sizes.gpus == 1 ? "" : "s", FormatBytes(sizes.gpu_memory),
-        FormatBytes(sizes.host_memory));
-    setenv(kPrivateNote, note.c_str(), /*overwrite=*/1);
+    SLUICE_ASSIGN_OR_RETURN(daemon, PrivateDaemon::Start(options));
   }
   const std::string socket =
       daemon != nullptr ? daemon->socket() : options.socket;
   const auto node = ListVisibleGpus(socket);
   if (!node.ok()) {
-    return WithoutDaemon(options.command, AsBadInput(node.status()));
+    const absl::Status status = AsBadInput(node.status());
+    if (options.command == Command::kCheck || !absl::IsNotFound(status)) {
+      return status;
+    }
+    return absl::NotFoundError(fmt::format(
+        "{}; with --private a run has one of its own, with simulated GPUs",
+        std::string(status.message())));
   }
   SLUICE_ASSIGN_OR_RETURN(
       const auto gpus,
@@ -71,11 +58,11 @@ absl::StatusOr<int> Main(const std::vector<std::string>& arguments) {
                           ReadRankEnvironment());
   const bool ours = environment.launcher_pid > 0;
   if (parsed.options.private_daemon && !ours) {
-    return BadInput(fmt::format(
+    return BadInput(
         "{} starts a daemon of its own for all its ranks, but this is one "
         "rank, started by torchrun or Slurm: name the node's daemon with "
         "--socket, or run one sluice-train with --ranks",
-        parsed.options.command == Command::kCheck ? "check" : "--private"));
+        parsed.options.command == Command::kCheck ? "check" : "--private");
   }
   if (ours) DieWithParent(environment.launcher_pid);
   // Gloo writes to its sockets without MSG_NOSIGNAL: a write to a dead peer

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "client/torch/placement.h"
 #include "client/torch/run/agreement.h"
 #include "client/train/rank.h"
+#include "client/train/watch/rank_page.h"
 #include "kernels/device/stream_timer.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -31,19 +33,13 @@ namespace {
 // are slower on a GPU (planner/train/hardware.h).
 constexpr int64_t kHeadDim = 128, kNarrowDim = 64;
 
-// A rank's figures, or averages over ranks. All but bytes are per second.
-struct Measured {
-  double matmul_flops = 0;  // in the machine's dtype
-  double matmul_fp32_flops = 0;
-  double forward_flops = 0, backward_flops = 0;
-  double narrow_forward_flops = 0, narrow_backward_flops = 0;
-  double memory = 0, h2d = 0, d2h = 0, exchange = 0;  // bytes per second
-  double gpu_bytes = 0, host_bytes = 0;
-  Bytes exchanged;  // per rank in the all-to-all; equal on all ranks
-};
+// A rank's figures by name, or averages over ranks. Kernels' are FLOPs per
+// second, of memory and links bytes per second.
+using Figures = std::map<std::string, double>;
 
 struct Run {
   double work = 0, seconds = 0;
+  double rate() const { return work / seconds; }
 };
 // A shorter run is measured again with twice the work, if there is room,
 // because a GPU is faster than a CPU.
@@ -56,7 +52,12 @@ class Machine {
       : memory_(memory), timer_(&memory.session().driver()) {}
 
   // Prepares a GPU: its memory becomes torch's, and its stream the clock.
-  absl::Status Begin();
+  absl::Status Begin() {
+    if (!real()) return absl::OkStatus();
+    SLUICE_RETURN_IF_ERROR(memory_.Arm());
+    SLUICE_ASSIGN_OR_RETURN(stream_, memory_.ComputeStream());
+    return absl::OkStatus();
+  }
 
   bool real() const { return memory_.device().is_cuda(); }
   runtime::RankMemory& memory() { return memory_; }
@@ -74,21 +75,15 @@ class Machine {
   // Returns kDrawn normally distributed numbers, repeated to fill `sizes`.
   static constexpr int64_t kDrawn = 1 << 18;
   absl::StatusOr<at::Tensor> Drawn(at::IntArrayRef sizes);
-  // Returns the median time of several runs, without the first, which warms up.
-  absl::StatusOr<double> Seconds(const std::function<void()>& work);
+  // Returns the median time of several runs of `body`, without the first, which
+  // warms up.
+  absl::StatusOr<Run> Time(double work, const std::function<void()>& body);
 
  private:
   runtime::RankMemory& memory_;
   device::StreamTimer timer_;
   device::Stream stream_;
 };
-
-absl::Status Machine::Begin() {
-  if (!real()) return absl::OkStatus();
-  SLUICE_RETURN_IF_ERROR(memory_.Arm());
-  SLUICE_ASSIGN_OR_RETURN(stream_, memory_.ComputeStream());
-  return absl::OkStatus();
-}
 
 absl::StatusOr<at::Tensor> Machine::Drawn(at::IntArrayRef sizes) {
   const at::Tensor host =
@@ -100,13 +95,14 @@ absl::StatusOr<at::Tensor> Machine::Drawn(at::IntArrayRef sizes) {
   return all;
 }
 
-absl::StatusOr<double> Machine::Seconds(const std::function<void()>& work) {
+absl::StatusOr<Run> Machine::Time(double work,
+                                  const std::function<void()>& body) {
   constexpr int kRepeats = 5;
   std::vector<double> seconds;
   for (int i = 0; i <= kRepeats; ++i) {
     if (real()) SLUICE_RETURN_IF_ERROR(timer_.Begin(stream_));
     const double start = MonotonicSeconds();
-    work();
+    body();
     if (!real()) seconds.push_back(MonotonicSeconds() - start);
     if (real()) SLUICE_RETURN_IF_ERROR(timer_.End(stream_));
   }
@@ -118,7 +114,7 @@ absl::StatusOr<double> Machine::Seconds(const std::function<void()>& work) {
   }
   const auto first = seconds.begin() + 1, median = first + kRepeats / 2;
   std::nth_element(first, median, seconds.end());
-  return *median;
+  return Run{work, *median};
 }
 
 // The sizes measured first: large enough that no CPU kernel is dominated by its
@@ -137,7 +133,7 @@ absl::StatusOr<double> MeasuredRate(const Machine& machine, int64_t size,
   for (;; size *= 2) {
     SLUICE_ASSIGN_OR_RETURN(const Run run, measure(size));
     if (run.seconds >= kEnough || !machine.HasRoom(bytes(2 * size))) {
-      return run.work / run.seconds;
+      return run.rate();
     }
   }
 }
@@ -148,10 +144,8 @@ absl::StatusOr<Run> Matmul(Machine& machine, int64_t side,
   SLUICE_ASSIGN_OR_RETURN(at::Tensor b, machine.Drawn({side, side}));
   a = a.to(type);
   b = b.to(type);
-  SLUICE_ASSIGN_OR_RETURN(const double seconds,
-                          machine.Seconds([&] { at::mm(a, b); }));
   const auto n = static_cast<double>(side);
-  return Run{2 * n * n * n, seconds};
+  return machine.Time(2 * n * n * n, [&] { at::mm(a, b); });
 }
 
 // Runs an unmasked block of queries over keys, or its backward.
@@ -173,25 +167,20 @@ absl::StatusOr<Run> Attention(Machine& machine, int64_t width, int64_t dim,
   };
   const auto n = static_cast<double>(rows);
   const double square = 2.0 * n * n * static_cast<double>(width);
-  if (!backward) {
-    SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds(forward));
-    return Run{2 * square, seconds};
-  }
+  if (!backward) return machine.Time(2 * square, forward);
   forward();
   const runtime::GradientSums sums{zeros(), zeros(), zeros()};
-  SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds([&] {
+  return machine.Time(5 * square, [&] {
     runtime::AttendBlockBackward({q, drawn[3], running.output, running.lse}, k,
                                  v, false, Sum::kAdd, Sum::kAdd, sums);
-  }));
-  return Run{5 * square, seconds};
+  });
 }
 
 absl::StatusOr<Run> CopyInMemory(Machine& machine, int64_t elements) {
   SLUICE_ASSIGN_OR_RETURN(const at::Tensor from, machine.Drawn({elements}));
   at::Tensor to = at::empty_like(from);
-  SLUICE_ASSIGN_OR_RETURN(const double seconds,
-                          machine.Seconds([&] { to.copy_(from); }));
-  return Run{2.0 * static_cast<double>(from.nbytes()), seconds};
+  return machine.Time(2.0 * static_cast<double>(from.nbytes()),
+                      [&] { to.copy_(from); });
 }
 
 absl::StatusOr<double> MatmulRate(Machine& machine, at::ScalarType type) {
@@ -216,19 +205,18 @@ absl::StatusOr<double> AttentionRate(Machine& machine, int64_t dim,
 }
 
 // Measures what needs one rank only: matmul, attention, memory.
-absl::Status MeasureKernels(Machine& machine, Measured& m) {
-  SLUICE_ASSIGN_OR_RETURN(m.matmul_flops, MatmulRate(machine, machine.type()));
-  m.matmul_fp32_flops = m.matmul_flops;
+absl::Status MeasureKernels(Machine& machine, Figures& m) {
+  SLUICE_ASSIGN_OR_RETURN(m["matmul"], MatmulRate(machine, machine.type()));
+  m["matmul_fp32"] = m["matmul"];
   if (machine.type() != at::kFloat) {
-    SLUICE_ASSIGN_OR_RETURN(m.matmul_fp32_flops,
-                            MatmulRate(machine, at::kFloat));
+    SLUICE_ASSIGN_OR_RETURN(m["matmul_fp32"], MatmulRate(machine, at::kFloat));
   }
-  for (const auto& [dim, backward, rate] :
-       {std::tuple(kHeadDim, false, &m.forward_flops),
-        {kHeadDim, true, &m.backward_flops},
-        {kNarrowDim, false, &m.narrow_forward_flops},
-        {kNarrowDim, true, &m.narrow_backward_flops}}) {
-    SLUICE_ASSIGN_OR_RETURN(*rate, AttentionRate(machine, dim, backward));
+  for (const auto& [name, dim, backward] :
+       {std::tuple("forward", kHeadDim, false),
+        {"backward", kHeadDim, true},
+        {"forward_64", kNarrowDim, false},
+        {"backward_64", kNarrowDim, true}}) {
+    SLUICE_ASSIGN_OR_RETURN(m[name], AttentionRate(machine, dim, backward));
   }
   const auto two = [&](int64_t n) {
     return Bytes(2 * n * machine.element_bytes());
@@ -238,7 +226,7 @@ absl::Status MeasureKernels(Machine& machine, Measured& m) {
          !machine.HasRoom(two(elements))) {
     elements /= 2;
   }
-  SLUICE_ASSIGN_OR_RETURN(m.memory,
+  SLUICE_ASSIGN_OR_RETURN(m["memory"],
                           MeasuredRate(machine, elements, two, [&](int64_t n) {
                             return CopyInMemory(machine, n);
                           }));
@@ -249,36 +237,34 @@ constexpr Bytes kCopied = MiB(16);       // a copy over a link
 constexpr int kInARow = 4;               // copies in a row
 constexpr int64_t kExchanged = 1 << 20;  // elements per rank, all-to-all
 
-// Returns the seconds per copy of several copies in a row, as a step's are,
-// from the moment when compute requests them until compute may go on. The time
-// of a single copy would mostly be the time until the host may start it.
-absl::StatusOr<double> MeasuredCopySeconds(Machine& machine,
-                                           client::CopyEngine& engine,
-                                           std::byte* host, std::byte* device,
-                                           Bytes size,
-                                           device::CopyDirection direction) {
+// Times several copies in a row, as a step's are, from the moment when compute
+// requests them until compute may go on. The time of a single copy would mostly
+// be the time until the host may start it.
+absl::StatusOr<Run> Copies(Machine& machine, client::CopyEngine& engine,
+                           std::byte* host, std::byte* device, Bytes size,
+                           device::CopyDirection direction) {
   const bool in = direction == device::CopyDirection::kHostToDevice;
+  const client::CopyPiece piece{in ? device : host, in ? host : device, size};
   absl::Status status;
-  const auto seconds = machine.Seconds([&] {
-    const client::Ticket begin = engine.MarkCompute();
-    client::Ticket last;
-    for (int i = 0; i < kInARow; ++i) {
-      last = engine.Enqueue(
-          {.direction = direction,
-           .pieces = {{in ? device : host, in ? host : device, size}},
-           .after = {begin},
-           .label = "profile"});
-    }
-    status.Update(engine.Wait(last));
-  });
+  const auto run =
+      machine.Time(static_cast<double>((kInARow * size).count()), [&] {
+        const client::Ticket begin = engine.MarkCompute();
+        client::Ticket last;
+        for (int i = 0; i < kInARow; ++i) {
+          last = engine.Enqueue({.direction = direction,
+                                 .pieces = {piece},
+                                 .after = {begin},
+                                 .label = "profile"});
+        }
+        status.Update(engine.Wait(last));
+      });
   status.Update(engine.Drain());
   SLUICE_RETURN_IF_ERROR(status);
-  SLUICE_RETURN_IF_ERROR(seconds.status());
-  return *seconds / kInARow;
+  return run;
 }
 
 absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
-                           Measured& m) {
+                           Figures& m) {
   runtime::RankMemory& memory = machine.memory();
   SLUICE_ASSIGN_OR_RETURN(const auto engine,
                           memory.StartCopies(/*timeline=*/false));
@@ -295,14 +281,14 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
     on_gpu = at::empty({size.count()}, machine.On(at::kByte));
     device = static_cast<std::byte*>(on_gpu.data_ptr());
   }
-  for (const auto& [direction, field] :
-       {std::pair{device::CopyDirection::kHostToDevice, &Measured::h2d},
-        std::pair{device::CopyDirection::kDeviceToHost, &Measured::d2h}}) {
+  for (const auto& [direction, name] :
+       {std::pair{device::CopyDirection::kHostToDevice, "h2d"},
+        std::pair{device::CopyDirection::kDeviceToHost, "d2h"}}) {
     if (collectives != nullptr) SLUICE_RETURN_IF_ERROR(collectives->Barrier());
-    SLUICE_ASSIGN_OR_RETURN(const double seconds,
-                            MeasuredCopySeconds(machine, *engine, host->data(),
-                                                device, size, direction));
-    m.*field = static_cast<double>(size.count()) / seconds;
+    SLUICE_ASSIGN_OR_RETURN(
+        const Run run,
+        Copies(machine, *engine, host->data(), device, size, direction));
+    m[name] = run.rate();
   }
   return absl::OkStatus();
 }
@@ -317,83 +303,58 @@ absl::StatusOr<Run> Exchange(Machine& machine,
   SLUICE_ASSIGN_OR_RETURN(const at::Tensor drawn, machine.Drawn({elements}));
   const at::Tensor send = drawn.narrow(0, 0, elements / ranks * ranks);
   at::Tensor receive = at::empty_like(send);
-  absl::Status status;
-  SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds([&] {
-    status.Update(collectives.AllToAll(receive, counts, send, counts));
-  }));
-  SLUICE_RETURN_IF_ERROR(status);
-  if (machine.real()) SLUICE_RETURN_IF_ERROR(collectives.Check());
   const auto sent =
       static_cast<double>(send.element_size() * counts[0] * (ranks - 1));
-  return Run{sent, seconds};
+  absl::Status status;
+  const auto run = machine.Time(sent, [&] {
+    status.Update(collectives.AllToAll(receive, counts, send, counts));
+  });
+  if (run.ok() && machine.real()) status.Update(collectives.Check());
+  SLUICE_RETURN_IF_ERROR(status);
+  return run;
 }
 
 // Measures at the first size that takes every rank long enough, or the last
-// that fits on all. All ranks use one size; otherwise they would wait for each
-// other.
-absl::Status MeasureExchange(Machine& machine,
-                             runtime::Collectives& collectives, Measured& m) {
+// that fits on all, and returns the bytes of each rank. All ranks use one size;
+// otherwise they would wait for each other.
+absl::StatusOr<Bytes> MeasureExchange(Machine& machine,
+                                      runtime::Collectives& collectives,
+                                      Figures& m) {
   for (int64_t elements = kExchanged;; elements *= 2) {
     SLUICE_ASSIGN_OR_RETURN(const Run run,
                             Exchange(machine, collectives, elements));
-    m.exchange = run.work / run.seconds;
-    m.exchanged = Bytes(elements * machine.element_bytes());
+    m["exchange"] = run.rate();
+    const Bytes bytes(elements * machine.element_bytes());
     // The next size is twice as large, and is both sent and received.
-    const double full = machine.HasRoom(4 * m.exchanged) ? 0 : 1;
+    const double full = machine.HasRoom(4 * bytes) ? 0 : 1;
     SLUICE_ASSIGN_OR_RETURN(
         const std::vector<double> worst,
         runtime::WorstOfRanks(&collectives, {full, -run.seconds}));
-    if (worst[0] > 0 || -worst[1] >= kEnough) return absl::OkStatus();
+    if (worst[0] > 0 || -worst[1] >= kEnough) return bytes;
   }
 }
 
-absl::Status Average(runtime::Collectives& collectives, Measured& m) {
-  double* const fields[] = {&m.matmul_flops,
-                            &m.matmul_fp32_flops,
-                            &m.forward_flops,
-                            &m.backward_flops,
-                            &m.narrow_forward_flops,
-                            &m.narrow_backward_flops,
-                            &m.memory,
-                            &m.h2d,
-                            &m.d2h,
-                            &m.exchange,
-                            &m.gpu_bytes,
-                            &m.host_bytes};
-  at::Tensor sums = at::empty({static_cast<int64_t>(std::size(fields))},
-                              runtime::OnHost(at::kDouble));
-  double* const values = sums.data_ptr<double>();
-  for (size_t i = 0; i < std::size(fields); ++i) values[i] = *fields[i];
+absl::Status Average(runtime::Collectives& collectives, Figures& m) {
+  at::Tensor sums = at::empty({std::ssize(m)}, runtime::OnHost(at::kDouble));
+  double* at = sums.data_ptr<double>();
+  for (const auto& [name, value] : m) *at++ = value;
   SLUICE_RETURN_IF_ERROR(collectives.SumAll(sums));
-  for (size_t i = 0; i < std::size(fields); ++i) {
-    *fields[i] = values[i] / collectives.world_size();
-  }
+  at = sums.data_ptr<double>();
+  for (auto& [name, value] : m) value = *at++ / collectives.world_size();
   return absl::OkStatus();
 }
 
-// Formats "1 rank", "2 ranks".
-std::string Some(int count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
-
-std::string KernelsToml(const Measured& m, double peak) {
-  return fmt::format(
-      "[kernels]\nmatmul = {:.4f}\n# Of fp32 tensors, as gradients of weights "
-      "are.\nmatmul_fp32 = {:.4f}\n# Over heads of attention_head_dim, and of "
-      "64.\nattention_head_dim = {}\nattention_forward = {:.4f}\n"
-      "attention_backward = {:.4f}\nattention_forward_64 = {:.4f}\n"
-      "attention_backward_64 = {:.4f}\n",
-      m.matmul_flops / peak, m.matmul_fp32_flops / peak, kHeadDim,
-      m.forward_flops / peak, m.backward_flops / peak,
-      m.narrow_forward_flops / peak, m.narrow_backward_flops / peak);
-}
-
-std::string Toml(const Machine& machine, const Measured& m, int64_t gpus,
-                 int ranks, int threads) {
-  const double peak = std::max(
-      {m.matmul_flops, m.matmul_fp32_flops, m.forward_flops, m.backward_flops,
-       m.narrow_forward_flops, m.narrow_backward_flops});
+// `exchanged`: the bytes of each rank in the all-to-all.
+std::string Toml(const Machine& machine, const Figures& m, Bytes exchanged,
+                 int64_t gpus, int ranks, int threads) {
+  double peak = 0;
+  for (const char* kernel : {"matmul", "matmul_fp32", "forward", "backward",
+                             "forward_64", "backward_64"}) {
+    peak = std::max(peak, m.at(kernel));
+  }
+  const auto part = [&](const char* kernel) { return m.at(kernel) / peak; };
   const bool alone = ranks == 1;
+  const double between = m.at(alone ? "memory" : "exchange");
   const std::string what =
       machine.real()
           ? fmt::format(
@@ -404,27 +365,32 @@ std::string Toml(const Machine& machine, const Measured& m, int64_t gpus,
                 "{} each, fp32.\n# A SIMULATED node: the kernels are the "
                 "CPU's, the peak is the best rate\n# that one of them reached, "
                 "the links are sim's",
-                Some(threads, "thread"));
+                Counted(threads, "thread"));
   return fmt::format(
-             "# Measured by sluice-train profile, {} at once, {}.\n"
-             "name = \"measured\"\nnote = \"measured on a {} node by "
-             "sluice-train profile\"\n\n[gpu]\npeak_flops = {:.4g}\n"
-             "memory_bytes = {:.0f}\nmemory_bytes_per_s = {:.4g}\n\n",
-             Some(ranks, "rank"), what, machine.real() ? "real" : "simulated",
-             peak, m.gpu_bytes, m.memory) +
-         KernelsToml(m, peak) +
-         fmt::format(
-             "\n[node]\ngpus = {}\n# Of the first NUMA node.\n"
-             "host_memory_bytes = {:.0f}\n\n[links]\n# The slower direction, "
-             "through the daemon's grants.\nhost_bytes_per_s = {:.4g}\n# {}.\n"
-             "gpu_bytes_per_s = {:.4g}\n# One node: as between its GPUs.\n"
-             "network_bytes_per_s = {:.4g}\n",
-             gpus, m.host_bytes, std::min(m.h2d, m.d2h),
-             alone ? "Not measured (one rank): memory's"
-                   : fmt::format("An all-to-all over {}, {} of each rank",
-                                 machine.real() ? "NCCL" : "Gloo",
-                                 FormatBytes(m.exchanged)),
-             alone ? m.memory : m.exchange, alone ? m.memory : m.exchange);
+      "# Measured by sluice-train profile, {} at once, {}.\n"
+      "name = \"measured\"\nnote = \"measured on a {} node by "
+      "sluice-train profile\"\n\n[gpu]\npeak_flops = {:.4g}\n"
+      "memory_bytes = {:.0f}\nmemory_bytes_per_s = {:.4g}\n\n"
+      "[kernels]\nmatmul = {:.4f}\n# Of fp32 tensors, as gradients of weights "
+      "are.\nmatmul_fp32 = {:.4f}\n# Over heads of attention_head_dim, and of "
+      "64.\nattention_head_dim = {}\nattention_forward = {:.4f}\n"
+      "attention_backward = {:.4f}\nattention_forward_64 = {:.4f}\n"
+      "attention_backward_64 = {:.4f}\n"
+      "\n[node]\ngpus = {}\n# Of the first NUMA node.\n"
+      "host_memory_bytes = {:.0f}\n\n[links]\n# The slower direction, "
+      "through the daemon's grants.\nhost_bytes_per_s = {:.4g}\n# {}.\n"
+      "gpu_bytes_per_s = {:.4g}\n# One node: as between its GPUs.\n"
+      "network_bytes_per_s = {:.4g}\n",
+      Counted(ranks, "rank"), what, machine.real() ? "real" : "simulated", peak,
+      m.at("gpu_bytes"), m.at("memory"), part("matmul"), part("matmul_fp32"),
+      kHeadDim, part("forward"), part("backward"), part("forward_64"),
+      part("backward_64"), gpus, m.at("host_bytes"),
+      std::min(m.at("h2d"), m.at("d2h")),
+      alone ? "Not measured (one rank): memory's"
+            : fmt::format("An all-to-all over {}, {} of each rank",
+                          machine.real() ? "NCCL" : "Gloo",
+                          FormatBytes(exchanged)),
+      between, between);
 }
 
 }  // namespace
@@ -436,18 +402,21 @@ absl::Status MeasureMachine(const RunOptions& options,
   const client::NodeLimits limits = memory.session().limits();
   Machine machine(memory);
   SLUICE_RETURN_IF_ERROR(machine.Begin());
-  Measured measured;
-  measured.gpu_bytes = static_cast<double>(limits.gpu_total.count());
-  measured.host_bytes = static_cast<double>(limits.host_total.count());
+  Figures measured = {
+      {"gpu_bytes", static_cast<double>(limits.gpu_total.count())},
+      {"host_bytes", static_cast<double>(limits.host_total.count())},
+      {"exchange", 0}};
   SLUICE_RETURN_IF_ERROR(MeasureKernels(machine, measured));
   SLUICE_RETURN_IF_ERROR(MeasureCopies(machine, collectives, measured));
+  Bytes exchanged;
   if (collectives != nullptr) {
-    SLUICE_RETURN_IF_ERROR(MeasureExchange(machine, *collectives, measured));
+    SLUICE_ASSIGN_OR_RETURN(exchanged,
+                            MeasureExchange(machine, *collectives, measured));
     SLUICE_RETURN_IF_ERROR(Average(*collectives, measured));
   }
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, client::ListGpus(options.socket));
-  *toml =
-      Toml(machine, measured, std::ssize(gpus), options.ranks, options.threads);
+  *toml = Toml(machine, measured, exchanged, std::ssize(gpus), options.ranks,
+               options.threads);
   return absl::OkStatus();
 }
 

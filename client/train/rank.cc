@@ -1,13 +1,17 @@
 #include "client/train/rank.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
+#include "absl/strings/str_split.h"
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/placement.h"
@@ -16,15 +20,15 @@
 #include "client/torch/run/host_stage.h"
 #include "client/torch/run/rank_memory.h"
 #include "client/train/check/check.h"
-#include "client/train/choose_settings.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/peer_line.h"
-#include "client/train/launch/peer_watch.h"
 #include "client/train/step/stepper.h"
 #include "client/train/watch/rank_watch.h"
 #include "planner/stream/states.h"
+#include "proto/base/numa.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
+#include "proto/base/simulated.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -34,6 +38,78 @@ double CollectiveTimeout(double end_after_s) {
   constexpr double kDay = 24 * 3600;
   if (end_after_s == 0) return 7 * kDay;
   return std::clamp(10 * end_after_s, kDay, 7 * kDay);
+}
+
+absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
+                                 const RankEnvironment& environment) {
+  if (environment.gpu.has_value()) return *environment.gpu;
+  const auto gpus = ListVisibleGpus(options.socket);
+  if (!gpus.ok()) return AsBadInput(gpus.status());
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto places,
+      ChooseGpus(*gpus, options.gpus, environment.local_world_size,
+                 /*spread=*/environment.local_world_size == 1));
+  return places[environment.local_rank];
+}
+
+// Opens the session and memory of a rank on its GPU; leases nothing yet. --host
+// limits all local ranks together, each by its share. InvalidArgument,
+// NotFound: mistakes that the user can fix.
+absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
+    const RunOptions& options, const RankEnvironment& environment) {
+  SLUICE_ASSIGN_OR_RETURN(const GpuPlace place, PlaceOf(options, environment));
+  const DeviceIndex gpu(static_cast<uint64_t>(place.gpu));
+  auto opened = client::Session::Open(
+      {.socket = options.socket,
+       .job = options.job,
+       .rank = Rank(static_cast<uint64_t>(environment.rank)),
+       .world_size = environment.world_size,
+       .local_ranks = environment.local_world_size,
+       .gpu = gpu,
+       .lease_wait = absl::Seconds(options.wait)});
+  if (!opened.ok()) return AsBadInput(opened.status());
+  const client::NodeLimits limits = (*opened)->limits();
+  if (!options.driver.empty() && options.driver != limits.driver) {
+    return BadInput(
+        "--device {}: the GPUs of this daemon are of its driver \"{}\": name "
+        "another daemon by --socket, or leave --device out",
+        options.driver, limits.driver);
+  }
+  // NCCL's own error names neither rank nor GPU.
+  if (!IsSimulated(limits.driver) && place.ranks > 1) {
+    return BadInput(
+        "{} ranks of this run are on GPU {}, and NCCL takes one on each GPU: "
+        "start as many --ranks as there are GPUs, or name another for each by "
+        "--gpu",
+        place.ranks, place.gpu);
+  }
+  // Launches from the other socket arrive late, and its caches are far from the
+  // pages that the GPU copies.
+  if (!IsSimulated(limits.driver)) StayOn(CoresOfSocket(limits.numa));
+  runtime::RankMemory::Options memory{
+      .session = *std::move(opened),
+      .gpu = gpu,
+      .hbm = options.hbm,
+      .ranks_on_gpu = place.ranks,
+      .numa_ranks = place.numa_ranks,
+      .attention = options.attention,
+      // A profile measures the dtype that a GPU trains in.
+      .dtype =
+          options.command == Command::kProfile ? Dtype::kBf16 : options.dtype};
+  if (options.host.count() > 0) {
+    const int ranks = environment.local_world_size;
+    memory.host_limit = options.host / ranks;
+    memory.beyond_limit = [ranks](Bytes needed) {
+      return fmt::format("give --host {}, or shorten --seq-len",
+                         ExactBytes(RoundUp(needed, MiB(1)) * ranks));
+    };
+  }
+  auto opened_memory = runtime::RankMemory::Open(std::move(memory));
+  if (opened_memory.status().code() == absl::StatusCode::kUnimplemented) {
+    return BadInput(std::string(opened_memory.status().message()));
+  }
+  if (!opened_memory.ok()) return WithAdvice(opened_memory.status());
+  return opened_memory;
 }
 
 // Collectives that tell the rank's watch when they begin and end, so that the
@@ -52,43 +128,41 @@ class WatchedCollectives final : public runtime::Collectives {
                         const std::vector<int64_t>& receive_counts,
                         const at::Tensor& send,
                         const std::vector<int64_t>& send_counts) override {
-    return Watch("all-to-all", send.device().type(), [&] {
-      return real_->AllToAll(receive, receive_counts, send, send_counts);
-    });
+    return Watch("all-to-all", send, &Collectives::AllToAll, receive,
+                 receive_counts, send, send_counts);
   }
   absl::Status SumAll(at::Tensor& tensor) override {
-    return Watch("sum over ranks", tensor.device().type(),
-                 [&] { return real_->SumAll(tensor); });
+    return Watch("sum over ranks", tensor, &Collectives::SumAll, tensor);
   }
   absl::Status SumTo(at::Tensor& tensor, int root) override {
-    return Watch("sum to one rank", tensor.device().type(),
-                 [&] { return real_->SumTo(tensor, root); });
+    return Watch("sum to one rank", tensor, &Collectives::SumTo, tensor, root);
   }
   absl::Status Broadcast(at::Tensor& tensor, int root) override {
-    return Watch("broadcast", tensor.device().type(),
-                 [&] { return real_->Broadcast(tensor, root); });
+    return Watch("broadcast", tensor, &Collectives::Broadcast, tensor, root);
   }
   absl::Status BeginSumScatter(at::Tensor& tensor) override {
-    return Watch("reduce-scatter", tensor.device().type(),
-                 [&] { return real_->BeginSumScatter(tensor); });
+    return Watch("reduce-scatter", tensor, &Collectives::BeginSumScatter,
+                 tensor);
   }
   absl::Status BeginGather(at::Tensor& tensor) override {
-    return Watch("all-gather", tensor.device().type(),
-                 [&] { return real_->BeginGather(tensor); });
+    return Watch("all-gather", tensor, &Collectives::BeginGather, tensor);
   }
   absl::Status AwaitBegun() override { return real_->AwaitBegun(); }
   absl::Status Barrier() override {
-    return Watch("barrier", at::kCPU, [&] { return real_->Barrier(); });
+    return Watch("barrier", at::Tensor(), &Collectives::Barrier);
   }
   absl::Status Check() override { return real_->Check(); }
   void Abort(const std::string& why) override { real_->Abort(why); }
 
  private:
-  absl::Status Watch(const char* what, at::DeviceType of, auto body) {
-    if (of != device_) return body();
-    watch_->CollectiveBegan(what);
-    const absl::Status status = body();
-    watch_->CollectiveEnded();
+  // An undefined `of`: the operation is the CPU's.
+  absl::Status Watch(const char* what, const at::Tensor& of, auto call,
+                     auto&... arguments) {
+    const at::DeviceType type = of.defined() ? of.device().type() : at::kCPU;
+    const bool watched = type == device_;
+    if (watched) watch_->CollectiveBegan(what);
+    const absl::Status status = (*real_.*call)(arguments...);
+    if (watched) watch_->CollectiveEnded();
     return status;
   }
 
@@ -206,9 +280,12 @@ class RankRun {
 
   absl::Status WithModel(runtime::RankMemory& memory,
                          runtime::Collectives* collectives) {
-    StepperContext context{&options_,   &environment_,  &memory,
-                           collectives, nullptr,        nullptr,
-                           &progress_,  &memory.stage()};
+    StepperContext context{.options = &options_,
+                           .environment = &environment_,
+                           .memory = &memory,
+                           .collectives = collectives,
+                           .watch = &progress_,
+                           .stage = &memory.stage()};
     RunOptions ordered = options_;
     if (options_.method == Method::kSluice) {
       SLUICE_RETURN_IF_ERROR(
@@ -298,15 +375,16 @@ class RankRun {
       SLUICE_RETURN_IF_ERROR(ValidateRanks(options_, environment_.world_size));
     }
     std::unique_ptr<runtime::Collectives> host;
-    runtime::Collectives::Options c{.device = at::kCPU};
+    const runtime::Collectives::Options c{
+        .device = at::kCPU,
+        .rank = environment_.rank,
+        .world_size = environment_.world_size,
+        .master_addr = environment_.master_addr,
+        .master_port = environment_.master_port,
+        // For delays that the watchdog does not see.
+        .timeout_s = CollectiveTimeout(options_.end_after),
+        .master_listen_fd = environment_.master_listen_fd};
     if (environment_.world_size > 1) {
-      c.rank = environment_.rank;
-      c.world_size = environment_.world_size;
-      c.master_addr = environment_.master_addr;
-      c.master_port = environment_.master_port;
-      c.master_listen_fd = environment_.master_listen_fd;
-      // For delays that the watchdog does not see.
-      c.timeout_s = CollectiveTimeout(options_.end_after);
       SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
       host = std::make_unique<WatchedCollectives>(std::move(host), &progress_,
                                                   at::kCPU);
@@ -340,23 +418,24 @@ class RankRun {
   }
 
   RankWatch::Options WatchOptions() {
-    RankWatch::Options o;
-    o.page_file = environment_.page_file;
-    o.speaks = environment_.rank == 0 && options_.command == Command::kTrain;
-    o.launched = environment_.launcher_pid > 0;
-    o.steps = options_.steps;
-    o.save = options_.save;
-    o.daemon =
-        options_.socket.empty() ? client::DefaultSocket() : options_.socket;
+    const bool trains = options_.command == Command::kTrain;
+    RankWatch::Options o{.page_file = environment_.page_file,
+                         .speaks = environment_.rank == 0 && trains,
+                         .launched = environment_.launcher_pid > 0,
+                         .steps = options_.steps,
+                         .save = options_.save,
+                         .daemon = options_.socket.empty()
+                                       ? client::DefaultSocket()
+                                       : options_.socket,
+                         .limits = {options_.late_after, options_.end_after},
+                         .rank = environment_.rank};
     // One rank per node of a training run reports on its daemon.
-    if (options_.command == Command::kTrain && environment_.local_rank == 0) {
+    if (trains && environment_.local_rank == 0) {
       o.daemon_answers = [this] {
         return client::DaemonListens(options_.socket);
       };
     }
     if (!o.launched && environment_.world_size > 1) {
-      o.limits = {options_.late_after, options_.end_after};
-      o.rank = environment_.rank;
       o.end = [this](const std::string& why) {
         GiveUp(absl::DeadlineExceededError(why));
       };
@@ -406,6 +485,50 @@ class RankRun {
 
 int RunRank(const RunOptions& options, const RankEnvironment& environment) {
   return RankRun(options, environment).Run();
+}
+
+absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
+                                      const std::string& text, int root) {
+  if (collectives == nullptr) return text;
+  // The text is in host memory, because HBM may have run out.
+  const runtime::HostScope host("a text of the ranks");
+  constexpr size_t kTextBytes = 1000;
+  at::Tensor bytes = at::zeros({kTextBytes}, runtime::OnHost(at::kByte));
+  char* const data = static_cast<char*>(bytes.data_ptr());
+  std::memcpy(data, text.data(), std::min(text.size(), kTextBytes - 1));
+  SLUICE_RETURN_IF_ERROR(collectives->Broadcast(bytes, root));
+  return std::string(data);
+}
+
+absl::Status ShareFault(runtime::Collectives* collectives,
+                        absl::Status& fault) {
+  if (collectives == nullptr) return absl::OkStatus();
+  const int world = collectives->world_size();
+  int first = 0;
+  {
+    const runtime::HostScope host("faults of the ranks");
+    at::Tensor failed = at::zeros({world}, runtime::OnHost(at::kDouble));
+    double* const values = failed.data_ptr<double>();
+    values[collectives->rank()] = fault.ok() ? 0 : 1;
+    SLUICE_RETURN_IF_ERROR(collectives->SumAll(failed));
+    while (first < world && values[first] == 0) ++first;
+  }
+  if (first == world) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(
+      const std::string text,
+      ShareText(
+          collectives,
+          fmt::format("{} {} {}", static_cast<int>(fault.code()),
+                      Name(ShortageOf(fault)), std::string(fault.message())),
+          first));
+  const std::vector<std::string> parts =
+      absl::StrSplit(text, absl::MaxSplits(' ', 2));
+  fault = absl::InternalError("another rank failed");
+  if (parts.size() < 3) return absl::OkStatus();
+  const auto code = static_cast<absl::StatusCode>(std::atoi(text.c_str()));
+  fault = Mark(absl::Status(code, fmt::format("rank {}: {}", first, parts[2])),
+               ShortageNamed(parts[1]).value_or(Shortage::kNone));
+  return absl::OkStatus();
 }
 
 }  // namespace sluice::train

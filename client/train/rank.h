@@ -20,15 +20,16 @@ struct StepperContext;
 // which learns of the interruption from the result file.
 int RunRank(const RunOptions& options, const RankEnvironment& environment);
 
-// Opens the session and memory of a rank on the GPU that gpu_choice.h chooses;
-// leases nothing yet. --host limits all local ranks together, each by its
-// share. InvalidArgument, NotFound: mistakes that the user can fix.
-absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
-    const RunOptions& options, const RankEnvironment& environment);
-
 // Trains or probes (trainer.cc). `report` is updated during the run, so that it
 // is right however the run ends.
 absl::Status Train(const StepperContext& context, RunReport* report);
+
+// Returns rank `root`'s text, cut to 999 bytes. Null `collectives`: one rank.
+absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
+                                      const std::string& text, int root);
+// Replaces this rank's `fault` by that of the first rank that failed. An error
+// means a lost peer.
+absl::Status ShareFault(runtime::Collectives* collectives, absl::Status& fault);
 
 // Measures what the cost model needs to know of a machine (profile.cc), and
 // writes it to `toml`, equal on all ranks, as planner/train's hardware profile.

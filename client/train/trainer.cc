@@ -8,6 +8,7 @@
 // (stop on NaN, stop on Ctrl-C) is made from sums that all of them have.
 #include <ATen/Context.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,18 +19,13 @@
 #include "absl/time/clock.h"
 #include "client/torch/placement.h"
 #include "client/train/announce.h"
-#include "client/train/checkpoint/save_folder.h"
-#include "client/train/choose_settings.h"
+#include "client/train/checkpoint/checkpoint.h"
 #include "client/train/data/corpus.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/metrics.h"
-#include "client/train/nonfinite.h"
 #include "client/train/optimizer/adamw.h"
 #include "client/train/rank.h"
-#include "client/train/saver.h"
 #include "client/train/step/stepper.h"
-#include "client/train/trace.h"
-#include "client/train/watch/words.h"
+#include "client/train/watch/rank_page.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 
@@ -45,46 +41,15 @@ AdamWOptions OptimizerOptions(const RunOptions& o) {
           .beta2 = o.beta2};
 }
 
-// Reports the settings in use. They may differ from the chosen ones, because
-// keeping everything on the GPU was only estimated to fit.
-void ReportChoice(const RunOptions& options, const Stepper& stepper,
-                  RunReport* report) {
-  report->alpha = stepper.alpha();
-  if (options.method != Method::kSluice) return;
-  const stream::FractionMap fractions = stepper.fractions();
-  report->settings = {
-      .chunk = options.chunk,
-      .prefetch = options.prefetch,
-      .order = *options.order,
-      .resident = fractions == stream::KeepEverything(options.model),
-      .rerun_layers = std::max<int64_t>(options.rerun_layers, 1),
-      .rerun_chunks = options.rerun_chunks,
-      .kept = options.kept};
-  report->price = stepper.price();
-  report->fractions = stepper.own_plan()->classes;
-  for (plan::ClassPlan& c : report->fractions) {
-    const auto runs = fractions.find(c.name);
-    if (runs == fractions.end()) continue;
-    const auto [keep, swap] = runs->second;
-    c.fractions = {keep, swap, 1 - keep - swap};
-  }
-  for (const auto& [name, f] : fractions) {  // scratch is in no plan
-    const stream::ClassTraits& c = *stream::FindClass(name);
-    if (c.life != stream::Life::kScratch) continue;
-    if (!HasClass(*options.order, c.which)) continue;
-    report->fractions.push_back(
-        {name, {f.keep, f.swap, 1 - f.keep - f.swap}, /*why=*/""});
-  }
-}
-
 class Trainer {
  public:
   Trainer(const StepperContext& context, RunReport* report)
-      : context_(context), report_(report) {}
+      : context_(context),
+        report_(report),
+        state_{.ranks = context.environment->world_size} {}
 
   absl::Status Run() {
     absl::Status status = Prepare();
-    if (status.ok()) status = StopBeforeSteps();
     if (status.ok()) status = context_.options->probe ? Probe() : Loop();
     FinishReport();
     return status;
@@ -108,8 +73,8 @@ class Trainer {
         Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
     // Before anything is measured or planned for an impossible length.
     SLUICE_RETURN_IF_ERROR(CheckLength(*corpus_, o.seq_len));
-    identity_.data_tokens = corpus_->tokens();
-    SLUICE_ASSIGN_OR_RETURN(identity_.data, corpus_->Fingerprint());
+    state_.identity.data_tokens = corpus_->tokens();
+    SLUICE_ASSIGN_OR_RETURN(state_.identity.data, corpus_->Fingerprint());
     return absl::OkStatus();
   }
 
@@ -123,13 +88,14 @@ class Trainer {
     SLUICE_ASSIGN_OR_RETURN(
         const bool all,
         runtime::AllAgree(context_.collectives, saved.has_value()));
-    ChosenSettings chosen;
+    stream::Settings settings;
     if (all) {
-      chosen = {*saved, stream::ToString(*saved) + ", as before"};
+      settings = *saved;
+      report_->settings_why = stream::ToString(settings) + ", as before";
     } else {
-      SLUICE_ASSIGN_OR_RETURN(chosen, ChooseSettings(context_));
+      SLUICE_ASSIGN_OR_RETURN(settings,
+                              ChooseSettings(context_, report_->settings_why));
     }
-    const stream::Settings& settings = chosen.settings;
     chosen_ = o;
     chosen_.chunk = settings.chunk;
     chosen_.prefetch = settings.prefetch;
@@ -139,7 +105,6 @@ class Trainer {
     chosen_.rerun_chunks = settings.rerun_chunks;
     chosen_.kept = settings.kept;
     context_.options = &chosen_;
-    report_->settings_why = chosen.why;
     return absl::OkStatus();
   }
 
@@ -159,8 +124,8 @@ class Trainer {
                                    : std::string(saved.status().message())));
       }
     }
-    SLUICE_ASSIGN_OR_RETURN(stepper_,
-                            MakeStepper(context_, replay ? &*saved : nullptr));
+    SLUICE_ASSIGN_OR_RETURN(
+        stepper_, Stepper::Make(context_, replay ? &*saved : nullptr));
     return absl::OkStatus();
   }
 
@@ -177,8 +142,8 @@ class Trainer {
     if (size > Bytes(0)) {  // a rank may own no bucket
       SLUICE_ASSIGN_OR_RETURN(states.host, context_.memory->LeaseFixed(size));
     }
-    SLUICE_ASSIGN_OR_RETURN(states.copies,
-                            context_.memory->StartCopies(WantsTrace(context_)));
+    SLUICE_ASSIGN_OR_RETURN(
+        states.copies, context_.memory->StartCopies(context_.WantsTrace()));
     return std::make_unique<HostStates>(std::move(states));
   }
 
@@ -206,12 +171,14 @@ class Trainer {
     SLUICE_ASSIGN_OR_RETURN(resumed_,
                             OpenCheckpoint(o.resume, o, *context_.environment));
     if (corpus_ != nullptr) {
-      SLUICE_RETURN_IF_ERROR(resumed_->CheckData(o, identity_));
+      SLUICE_RETURN_IF_ERROR(resumed_->CheckData(o, state_.identity));
       state_.next_token = resumed_->state.NextToken(corpus_->tokens());
     }
     state_.step = resumed_->state.step;
-    identity_.run = resumed_->state.identity.run;
-    report_->resumed = {resumed_->path, state_.step, identity_.run};
+    state_.identity.run = resumed_->state.identity.run;
+    report_->resumed = {{"checkpoint", resumed_->path},
+                        {"step", state_.step},
+                        {"run", state_.identity.run}};
     return resumed_->LoadWeights(*context_.weights, *context_.stage);
   }
 
@@ -220,25 +187,31 @@ class Trainer {
     const RunOptions& o = *context_.options;
     const std::string own =
         fmt::format("step {} of run '{}', on the text {}", state_.step,
-                    identity_.run, identity_.data);
+                    state_.identity.run, state_.identity.data);
     SLUICE_ASSIGN_OR_RETURN(const std::string first,
                             ShareText(context_.collectives, own, 0));
     SLUICE_RETURN_IF_ERROR(runtime::Agree(
         context_.collectives,
-        own == first ? absl::OkStatus()
-                     : BadInput(fmt::format(
-                           "this rank starts from {}, rank 0 from {}: give all "
-                           "ranks the same --resume and --data",
-                           own, first))));
-    if (identity_.run.empty()) {
-      SLUICE_ASSIGN_OR_RETURN(identity_.run,
+        own == first
+            ? absl::OkStatus()
+            : BadInput("this rank starts from {}, rank 0 from {}: give all "
+                       "ranks the same --resume and --data",
+                       own, first)));
+    if (state_.identity.run.empty()) {
+      SLUICE_ASSIGN_OR_RETURN(state_.identity.run,
                               ShareText(context_.collectives, NewRunId(), 0));
     }
-    report_->run = identity_.run;
+    report_->run = state_.identity.run;
+    absl::Status claimed;
+    if (!o.save.empty() && !o.probe && context_.environment->rank == 0) {
+      auto folder =
+          SaveFolder::Claim(o.save, state_.identity,
+                            resumed_.has_value() ? &resumed_->state : nullptr);
+      claimed = folder.status();
+      if (folder.ok()) folder_ = *std::move(folder);
+    }
     if (!o.save.empty() && !o.probe) {
-      saver_ = std::make_unique<Saver>(context_, identity_, &report_->saves);
-      SLUICE_RETURN_IF_ERROR(
-          saver_->Claim(resumed_.has_value() ? &resumed_->state : nullptr));
+      SLUICE_RETURN_IF_ERROR(runtime::Agree(context_.collectives, claimed));
     }
     if (resumed_.has_value()) Note(resumed_->Describe());
     return absl::OkStatus();
@@ -246,6 +219,40 @@ class Trainer {
 
   void Note(const std::string& text) {
     if (log_ != nullptr && !text.empty()) log_->Note(text);
+  }
+
+  // Reports the settings in use. They may differ from the chosen ones, because
+  // keeping everything on the GPU was only estimated to fit.
+  void ReportChoice() {
+    const runtime::StreamedStepper* const run = stepper_->streamed();
+    if (run == nullptr) return;
+    const RunOptions& o = *context_.options;
+    const stream::FractionMap fractions = run->fractions();
+    report_->alpha = run->alpha();
+    report_->settings = {
+        .chunk = o.chunk,
+        .prefetch = o.prefetch,
+        .order = *o.order,
+        .resident = fractions == stream::KeepEverything(o.model),
+        .rerun_layers = std::max<int64_t>(o.rerun_layers, 1),
+        .rerun_chunks = o.rerun_chunks,
+        .kept = o.kept};
+    report_->price = stepper_->price();
+    report_->fractions = stepper_->own_plan()->classes;
+    for (plan::ClassPlan& c : report_->fractions) {
+      const auto runs = fractions.find(c.name);
+      if (runs == fractions.end()) continue;
+      const auto [keep, swap] = runs->second;
+      c.fractions = {keep, swap, 1 - keep - swap};
+    }
+    for (const auto& [name, f] : fractions) {  // scratch is in no plan
+      const stream::ClassTraits& c = *stream::FindClass(name);
+      if (c.life != stream::Life::kScratch || !HasClass(*o.order, c.which)) {
+        continue;
+      }
+      report_->fractions.push_back(
+          {name, {f.keep, f.swap, 1 - f.keep - f.swap}, /*why=*/""});
+    }
   }
 
   // Checks that the outputs at the run's end can be written.
@@ -278,25 +285,31 @@ class Trainer {
         o.method == Method::kSluice ? context_.options->chunk : o.seq_len,
         context_.environment->world_size);
     const int64_t rows = layout.total_local_rows(rank);
-    const at::TensorOptions ids =
-        runtime::On(context_.memory->device(), at::kLong);
-    tokens_ = at::zeros({rows}, ids);
-    labels_ = at::zeros({rows}, ids);
+    tokens_ =
+        at::zeros({rows}, runtime::On(context_.memory->device(), at::kLong));
+    labels_ = at::zeros_like(tokens_);
     dealt_.resize(static_cast<size_t>(rows));
     dealt_labels_.resize(static_cast<size_t>(rows));
     SLUICE_RETURN_IF_ERROR(PrepareStepper());
-    ReportChoice(*context_.options, *stepper_, report_);
+    ReportChoice();
+    const std::string note =
+        stepper_->streamed() != nullptr ? stepper_->streamed()->note() : "";
     if (context_.options->resident && !report_->settings->resident) {
-      report_->settings_why += "; " + stepper_->note();
+      report_->settings_why += "; " + note;
     }
     ExpectSteps(context_, *stepper_);
     Announce(context_, *stepper_, report_->settings_why);
     Note(report_->states_why);
-    Note(stepper_->note());
+    Note(note);
     if (corpus_ != nullptr) {
       dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
     }
     context_.memory->allocator().ResetPeak();
+    // If a stop was requested during set-up, there is nothing to save.
+    const bool stop = context_.watch->HearStop(state_.step + 1);
+    SLUICE_ASSIGN_OR_RETURN(stop_,
+                            runtime::AnyRank(context_.collectives, stop));
+    context_.watch->Enter(RankPhase::kReady);
     return absl::OkStatus();
   }
 
@@ -341,7 +354,9 @@ class Trainer {
     double* nodes = plans + world;
     peaks[rank] =
         static_cast<double>(context_.memory->allocator().stats().peak.count());
-    plans[rank] = static_cast<double>(stepper_->OfferedPlan());
+    if (runtime::StreamedStepper* const run = stepper_->streamed()) {
+      plans[rank] = static_cast<double>(run->OfferedPlan());
+    }
     nodes[rank] = context_.environment->node;
     if (context_.collectives != nullptr) {
       SLUICE_RETURN_IF_ERROR(context_.collectives->SumAll(sums));
@@ -364,7 +379,7 @@ class Trainer {
   client::CopyStats Copies() const {
     client::CopyStats all = stepper_->copies();
     if (optimizer_->host() == nullptr) return all;
-    const client::CopyStats states = optimizer_->host()->copies().stats();
+    const auto states = optimizer_->host()->copies().stats();
     all.h2d += states.h2d;
     all.d2h += states.d2h;
     all.grant_wait += states.grant_wait;
@@ -375,16 +390,15 @@ class Trainer {
   std::vector<client::CopyRecord> TakeCopies() {
     auto all = stepper_->TakeCopies();
     if (optimizer_->host() == nullptr) return all;
-    for (client::CopyRecord& copy :
-         optimizer_->host()->copies().TakeTimeline()) {
-      all.push_back(std::move(copy));
-    }
+    std::ranges::move(optimizer_->host()->copies().TakeTimeline(),
+                      std::back_inserter(all));
     return all;
   }
 
   absl::Status Step() {
+    const RunOptions& o = *context_.options;
     const absl::Time start = absl::Now();
-    context_.watch->BeginStep(state_.step + 1, context_.options->sequences());
+    context_.watch->BeginStep(state_.step + 1, o.sequences());
     copies_before_ = Copies();
     mismatches_before_ = context_.memory->allocator().stats().mismatches;
     SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
@@ -393,11 +407,21 @@ class Trainer {
     SLUICE_ASSIGN_OR_RETURN(const Sums before, SumOverRanks(own, stop));
     SLUICE_ASSIGN_OR_RETURN(const double norm, optimizer_->ReduceGradients());
     if (!std::isfinite(before.loss) || !std::isfinite(norm)) {
-      return absl::InternalError(WhatWentWrong(before.loss, norm));
+      const bool forward = std::isfinite(before.loss);
+      return absl::InternalError(Explain(
+          {.step = state_.step + 1,
+           .first_step = state_.step + 1 - report_->steps,
+           .loss = before.loss,
+           .norm = norm,
+           .lr = LearningRate(OptimizerOptions(o), state_.step),
+           .weight = FirstNonFinite(*context_.weights),
+           .gradient = forward ? FirstNonFinite(*context_.gradients) : "",
+           .resumed = resumed_.has_value()},
+          o));
     }
     SLUICE_RETURN_IF_ERROR(optimizer_->Update(state_.step, norm));
     // Baselines never await a part, so the update is finished here.
-    if (context_.options->method != Method::kSluice) {
+    if (o.method != Method::kSluice) {
       SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
     }
     ++state_.step;
@@ -408,21 +432,6 @@ class Trainer {
     context_.watch->EndStep(seconds);
     Record(before, norm, seconds);
     return absl::OkStatus();
-  }
-
-  std::string WhatWentWrong(double loss, double norm) const {
-    const RunOptions& o = *context_.options;
-    return Explain(
-        {.step = state_.step + 1,
-         .first_step = state_.step + 1 - report_->steps,
-         .loss = loss,
-         .norm = norm,
-         .lr = LearningRate(OptimizerOptions(o), state_.step),
-         .weight = FirstNonFinite(*context_.weights),
-         .gradient =
-             std::isfinite(loss) ? FirstNonFinite(*context_.gradients) : "",
-         .resumed = resumed_.has_value()},
-        o);
   }
 
   void Record(const Sums& sums, double norm, double seconds) {
@@ -474,18 +483,52 @@ class Trainer {
   }
 
   // All ranks decided from the same sum, so all call Refresh or none does.
-  absl::Status TakePlan(const std::vector<bool>& takes) {
-    if (std::ranges::count(takes, true) == 0) return absl::OkStatus();
+  absl::Status TakePlan() {
+    if (std::ranges::count(takes_, true) == 0) return absl::OkStatus();
     const auto rank = static_cast<size_t>(context_.environment->rank);
     SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
     SLUICE_ASSIGN_OR_RETURN(runtime::PlanChangeRecord change,
-                            stepper_->Refresh(takes[rank]));
+                            stepper_->streamed()->Refresh(takes_[rank]));
     change.step = state_.step;
     Note(change.note);
-    ReportChoice(*context_.options, *stepper_, report_);
+    ReportChoice();
     ExpectSteps(context_, *stepper_);
     context_.watch->Enter(RankPhase::kReady);
     report_->plan_changes.push_back(std::move(change));
+    return absl::OkStatus();
+  }
+
+  // A failed save is reported and tried again; an error means a lost peer.
+  absl::Status Save() {
+    runtime::Collectives* const all = context_.collectives;
+    const int64_t step = state_.step;
+    failure_ = folder_ != nullptr ? folder_->Begin(step) : absl::OkStatus();
+    SLUICE_RETURN_IF_ERROR(ShareFault(all, failure_));
+    if (failure_.ok()) {
+      failure_ = WriteCheckpoint(
+          SaveFolder::Temporary(context_.options->save, step), context_, state_,
+          *optimizer_, stepper_->saved_plan());
+      SLUICE_RETURN_IF_ERROR(ShareFault(all, failure_));
+    }
+    if (failure_.ok()) {
+      if (folder_ != nullptr) failure_ = folder_->Commit(step);
+      SLUICE_RETURN_IF_ERROR(ShareFault(all, failure_));
+    }
+    SaveReport& report = report_->saves;
+    if (failure_.ok()) {
+      report.done += 1;
+      report.last_step = step;
+      if (folder_ != nullptr) {
+        folder_->Rotate(context_.options->keep_checkpoints);
+      }
+      return absl::OkStatus();
+    }
+    // Frees the disk space of a half written checkpoint.
+    if (folder_ != nullptr) folder_->Abandon(step);
+    report.failed += 1;
+    report.failed_step = step;
+    report.limited_by = LimitedBy(failure_);
+    report.failure = std::string(failure_.message());
     return absl::OkStatus();
   }
 
@@ -496,27 +539,16 @@ class Trainer {
     if (!last && !due) return absl::OkStatus();
     context_.watch->Enter(RankPhase::kSaving);
     SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
-    const absl::Status saved =
-        saver_->Save(state_, *optimizer_, stepper_->saved_plan());
+    const absl::Status saved = Save();
     context_.watch->Enter(RankPhase::kReady);
     SLUICE_RETURN_IF_ERROR(saved);
-    if (!saver_->failure().ok() && !last) {
+    if (!failure_.ok() && !last) {
       Note(fmt::format(
           "step {} is not saved: {}; the run goes on and saves again when the "
           "next save is due",
-          state_.step, std::string(saver_->failure().message())));
+          state_.step, std::string(failure_.message())));
     }
     return absl::OkStatus();
-  }
-
-  // If the last save failed, the run has failed, though all its steps ran.
-  absl::Status SaveFailure() const {
-    if (saver_ == nullptr || saver_->failure().ok()) return absl::OkStatus();
-    const absl::Status status =
-        Annotate(saver_->failure(),
-                 fmt::format("step {}, the last, is not saved", state_.step));
-    return context_.environment->rank == 0 ? WithAdvice(status)
-                                           : CausedByPeer(status);
   }
 
   absl::Status Loop() {
@@ -526,35 +558,42 @@ class Trainer {
     if (state_.step >= o.steps) {
       Note(
           fmt::format("nothing to do: step {} is reached and --steps is {}; "
-                      "raise --steps to "
-                      "train on",
+                      "raise --steps to train on",
                       state_.step, o.steps));
     }
     while (state_.step < o.steps && !stop_) {
       const bool last = state_.step + 1 == o.steps;
-      const bool traced = last && !o.trace.empty();
-      if (traced) TakeCopies();  // drops copies of earlier steps
-      StepTrace trace(context_, traced);
+      const bool traced = last && context_.WantsTrace();
+      std::string trace;
+      if (traced) {
+        TakeCopies();  // drops copies of earlier steps
+        context_.memory->allocator().RecordTimeline(true);
+      }
       SLUICE_RETURN_IF_ERROR(Step());
-      if (traced) trace.Stop(TakeCopies());
+      if (traced) trace = EndTrace(*context_.memory, TakeCopies());
       // The checkpoint comes first: a trace that cannot be written costs no
       // step.
       SLUICE_RETURN_IF_ERROR(MaybeSave(last || stop_));
-      SLUICE_RETURN_IF_ERROR(trace.Write(o.trace));
+      if (traced) SLUICE_RETURN_IF_ERROR(WriteTrace(o.trace, trace));
       saved = last || stop_;
-      if (!saved) SLUICE_RETURN_IF_ERROR(TakePlan(takes_));
+      if (!saved) SLUICE_RETURN_IF_ERROR(TakePlan());
     }
     SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
     // A signal in the last step interrupted nothing.
     report_->interrupted = stop_ && state_.step < o.steps;
     if (report_->interrupted) {
-      const bool kept = saved && saver_ != nullptr && saver_->failure().ok();
+      const bool kept = saved && !o.save.empty() && failure_.ok();
       Note(state_.step == first
                ? std::string("stopped before the first step")
                : fmt::format("stopped after step {}{}", state_.step,
                              kept ? ", saved" : ""));
     }
-    return saved ? SaveFailure() : absl::OkStatus();
+    if (!saved || failure_.ok()) return absl::OkStatus();
+    // If the last save failed, the run has failed, though all its steps ran.
+    const absl::Status status = Annotate(
+        failure_, fmt::format("step {}, the last, is not saved", state_.step));
+    return context_.environment->rank == 0 ? WithAdvice(status)
+                                           : CausedByPeer(status);
   }
 
   // Runs one pass; everything else is allocated by now.
@@ -568,7 +607,9 @@ class Trainer {
   }
 
   void FinishReport() {
-    if (stepper_ != nullptr) report_->plan = stepper_->plan();
+    if (stepper_ != nullptr && stepper_->streamed() != nullptr) {
+      report_->plan = stepper_->streamed()->plan();
+    }
     if (log_ != nullptr) report_->log_lines_unwritten = log_->unwritten();
     report_->peak_hbm =
         std::max(report_->peak_hbm, context_.memory->allocator().stats().peak);
@@ -579,15 +620,6 @@ class Trainer {
         static_cast<double>(context_.options->step_tokens()) * steps / seconds_;
   }
 
-  // If a stop was requested during set-up, there is nothing to save.
-  absl::Status StopBeforeSteps() {
-    const bool stop = context_.watch->HearStop(state_.step + 1);
-    SLUICE_ASSIGN_OR_RETURN(stop_,
-                            runtime::AnyRank(context_.collectives, stop));
-    context_.watch->Enter(RankPhase::kReady);
-    return absl::OkStatus();
-  }
-
   StepperContext context_;
   RunOptions chosen_;  // context_'s options with open settings filled in
   RunReport* report_;
@@ -596,12 +628,12 @@ class Trainer {
   std::unique_ptr<Stepper> stepper_;
   std::unique_ptr<AdamW> optimizer_;
   std::unique_ptr<StepLog> log_;
-  std::unique_ptr<Saver> saver_;
+  std::unique_ptr<SaveFolder> folder_;  // rank 0's, with --save
+  absl::Status failure_;                // of the last save, on all ranks
   std::optional<Checkpoint> resumed_;
   at::Tensor tokens_, labels_;
   std::vector<int64_t> dealt_, dealt_labels_;  // the same ids in CPU memory
-  RunIdentity identity_;
-  TrainingState state_;
+  StateFile state_;
   int64_t next_token_ = 0;           // after this step
   client::CopyStats copies_before_;  // before the step
   int64_t mismatches_before_ = 0;

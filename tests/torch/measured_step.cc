@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "client/train/optimizer/adamw.h"
-#include "client/train/optimizer/flat_model.h"
 #include "kernels/device/sim/sim.h"
 #include "tests/support/temp_dir.h"
 

@@ -11,8 +11,7 @@
 #include <set>
 
 #include "client/train/check/check.h"
-#include "client/train/check/reference.h"
-#include "client/train/checkpoint/hf_names.h"
+#include "client/train/checkpoint/checkpoint.h"
 
 namespace sluice::train {
 namespace {

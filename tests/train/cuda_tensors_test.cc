@@ -287,8 +287,8 @@ TEST_F(OnCuda, ACheckpointHasTheCpusBytesAndReadsBackAsItWas) {
     options.dtype = dtype == at::kFloat ? Dtype::kFp32 : Dtype::kBf16;
     const RankEnvironment environment;
     const TempDir here, there;
-    const TrainingState state{3, 36};
-    const RunIdentity identity{"0123456789abcdef", "", 0};
+    const StateFile state{
+        .step = 3, .next_token = 36, .identity = {"0123456789abcdef", "", 0}};
     const at::Tensor gradient =
         at::rand({Training(dtype, at::kCPU, none_).weights.size()},
                  runtime::OnHost(at::kFloat));
@@ -300,8 +300,7 @@ TEST_F(OnCuda, ACheckpointHasTheCpusBytesAndReadsBackAsItWas) {
                                    .environment = &environment,
                                    .weights = &training.weights,
                                    .stage = stage};
-      return WriteCheckpoint(folder, context, state, identity, *training.adamw,
-                             nullptr);
+      return WriteCheckpoint(folder, context, state, *training.adamw, nullptr);
     };
     ASSERT_THAT(write(cpu, &none_, here.path()), IsOk());
     ASSERT_THAT(write(gpu, stage_.get(), there.path()), IsOk());

@@ -1,10 +1,9 @@
 // Tests which GPU a rank chooses.
-#include "client/train/launch/gpu_choice.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "client/train/launch/outcome.h"
+#include "client/train/launch/rank_environment.h"
 
 namespace sluice::train {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "absl/time/clock.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/launch/process.h"
 #include "proto/base/spawn.h"
 #include "tests/support/child.h"
 #include "tests/support/status_matchers.h"

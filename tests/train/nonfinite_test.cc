@@ -1,5 +1,4 @@
 // Tests where a non-finite number is found, and the message about it.
-#include "client/train/nonfinite.h"
 
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
@@ -7,6 +6,9 @@
 
 #include <cmath>
 #include <string>
+
+#include "client/train/optimizer/adamw.h"
+#include "client/train/run_report.h"
 
 namespace sluice::train {
 namespace {

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "client/train/optimizer/adamw.h"
-#include "client/train/optimizer/flat_model.h"
 #include "tests/support/optimizer_collectives.h"
 #include "tests/support/status_matchers.h"
 

@@ -314,8 +314,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::sluice::testing::CaseName());
 
 TEST(PrivateConfig, NamesALinkForEachGpu) {
-  const std::string config = PrivateConfig(
-      {.gpus = 2, .gpu_memory = MiB(36), .host_memory = MiB(384)});
+  RunOptions options;
+  options.ranks = 2;
+  options.hbm = MiB(36);
+  options.host = MiB(384);
+  const std::string config = PrivateConfig(options);
   EXPECT_THAT(config, AllOf(HasSubstr("gpus = 2"), HasSubstr("\"pcie1\""),
                             HasSubstr("gpu_memory = \"36MiB\"")));
 }

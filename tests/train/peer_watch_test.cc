@@ -1,5 +1,3 @@
-#include "client/train/launch/peer_watch.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "client/train/launch/peer_line.h"
 #include "proto/base/peer_fault.h"
 
 namespace sluice::train {

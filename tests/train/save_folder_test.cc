@@ -1,5 +1,3 @@
-#include "client/train/checkpoint/save_folder.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +8,7 @@
 
 #include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/checkpoint/safetensors.h"
-#include "client/train/metrics.h"
+#include "client/train/run_report.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "client/train/launch/outcome.h"
-#include "client/train/saver.h"
+#include "client/train/rank.h"
 #include "proto/base/shortage.h"
 #include "tests/support/status_matchers.h"
 

@@ -6,8 +6,6 @@
 
 #include "client/train/announce.h"
 #include "client/train/watch/rank_page.h"
-#include "client/train/watch/step_tracker.h"
-#include "client/train/watch/words.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice::train {

@@ -3,14 +3,14 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
 #include <random>
 
 #include "client/torch/placement.h"
-#include "client/train/launch/peer_watch.h"
+#include "client/train/launch/peer_line.h"
 #include "client/train/step/stepper.h"
 #include "proto/base/status.h"
 
@@ -26,18 +26,16 @@ struct Tokens {
 
 Tokens RandomText(int64_t length, int64_t vocab, uint64_t seed) {
   std::mt19937_64 random(seed + 1);
-  Tokens text;
-  for (int64_t i = 0; i <= length; ++i) {
-    text.ids.push_back(
-        static_cast<int64_t>(random() % static_cast<uint64_t>(vocab)));
+  std::vector<int64_t> drawn(static_cast<size_t>(length + 1));
+  for (int64_t& id : drawn) {
+    id = static_cast<int64_t>(random() % static_cast<uint64_t>(vocab));
   }
-  text.labels.assign(text.ids.begin() + 1, text.ids.end());
-  text.ids.pop_back();
+  Tokens text{{drawn.begin(), drawn.end() - 1},
+              {drawn.begin() + 1, drawn.end()}};
   for (int64_t i = 0; i + 1 < length; ++i) {
     if (random() % 16 == 0) text.labels[i] = -100;
   }
-  text.count =
-      length - std::count(text.labels.begin(), text.labels.end(), -100);
+  text.count = length - std::ranges::count(text.labels, -100);
   return text;
 }
 
@@ -83,13 +81,6 @@ absl::StatusOr<std::map<std::string, at::Tensor>> Named(
   return named;
 }
 
-at::Tensor ToTensor(const std::vector<int64_t>& values) {
-  at::Tensor t = at::empty({static_cast<int64_t>(values.size())},
-                           runtime::OnHost(at::kLong));
-  std::copy(values.begin(), values.end(), t.data_ptr<int64_t>());
-  return t;
-}
-
 absl::Status Judge(const StepperContext& context, const Tokens& text,
                    double loss, CheckReport* report) {
   const runtime::HostScope host("the reference of check");
@@ -101,7 +92,10 @@ absl::Status Judge(const StepperContext& context, const Tokens& text,
                           Named(*context.weights, *context.stage));
   SLUICE_ASSIGN_OR_RETURN(auto gradients,
                           Named(*context.gradients, *context.stage));
-  const at::Tensor ids = ToTensor(text.ids), labels = ToTensor(text.labels);
+  const auto on_host = [](const std::vector<int64_t>& values) {
+    return at::tensor(values, runtime::OnHost(at::kLong));
+  };
+  const at::Tensor ids = on_host(text.ids), labels = on_host(text.labels);
   const ReferenceResult truth =
       RunReference(model, weights, ids, labels, at::kDouble);
   const ReferenceResult ours{loss, std::move(gradients)};
@@ -146,7 +140,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   SLUICE_RETURN_IF_ERROR(Roughen(*context.weights, o.model.hidden,
                                  static_cast<uint64_t>(o.seed),
                                  *context.stage));
-  SLUICE_ASSIGN_OR_RETURN(const auto stepper, MakeStepper(context, nullptr));
+  SLUICE_ASSIGN_OR_RETURN(const auto stepper, Stepper::Make(context, nullptr));
   const stream::ChunkLayout layout = stepper->layout();
   const int64_t rows = layout.total_local_rows(rank);
   const at::TensorOptions ids =
@@ -165,8 +159,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   watch.Disarm();  // the other ranks have done their part
   runtime::HostScope::SetCap(Bytes(0));
   SLUICE_RETURN_IF_ERROR(Judge(context, text, loss, report));
-  report->attention = context.memory->KernelName(runtime::TorchType(o.dtype),
-                                                 o.model.head_dim());
+  report->attention = context.KernelName();
   if (report->ok) return absl::OkStatus();
   return absl::InternalError("check failed: " + report->why);
 }

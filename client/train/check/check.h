@@ -21,15 +21,41 @@
 // Thread safety: one thread.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/train/check/reference.h"
 
 namespace sluice::train {
 
 class PeerWatch;
 struct StepperContext;
+
+// The oracle: the same model in plain torch, with the whole attention matrix
+// and autograd, in any dtype. It shares no code with the streamed path: plain
+// numbers and a map of weights go in. Names are those of the flat model
+// ("layers.0.q_weight"). Needs memory for layers x heads x length^2.
+struct ReferenceModel {
+  bool llama = true;
+  int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0;
+  double rope_theta = 0, norm_epsilon = 0;
+};
+
+struct ReferenceResult {
+  double loss = 0;
+  std::map<std::string, at::Tensor> gradients;  // in the computation's dtype
+};
+
+// Computes the mean loss over the labels that are not -100. `ids` and `labels`
+// are int64 [length].
+ReferenceResult RunReference(const ReferenceModel& model,
+                             const std::map<std::string, at::Tensor>& weights,
+                             const at::Tensor& ids, const at::Tensor& labels,
+                             at::ScalarType dtype);
 
 struct CheckReport {
   std::string attention;  // the kernel's name
@@ -52,10 +78,11 @@ struct CheckReport {
 std::string ToJson(const CheckReport& report);
 std::string ToText(const CheckReport& report);
 
-// Returns the errors of `result` against `truth`, without a verdict.
-CheckReport Compare(const ReferenceResult& result,
-                    const ReferenceResult& truth);
-
+// Returns the errors of the loss and of the gradients that `counts` selects
+// (null: of all) against `truth`, without a verdict.
+CheckReport Compare(
+    const ReferenceResult& result, const ReferenceResult& truth,
+    const std::function<bool(const std::string& name)>& counts = nullptr);
 CheckReport JudgeFp32(const ReferenceResult& result,
                       const ReferenceResult& truth);
 CheckReport JudgeBf16(const ReferenceResult& result,

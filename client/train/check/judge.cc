@@ -57,24 +57,6 @@ void Worst(double error, const std::string& name, double& worst,
   whose = name;
 }
 
-// Returns the errors of the loss and of the gradients that `counts` selects.
-CheckReport CompareThose(const ReferenceResult& result,
-                         const ReferenceResult& truth, auto counts) {
-  CheckReport report;
-  report.loss_rel_error = std::abs(result.loss - truth.loss) /
-                          std::max(std::abs(truth.loss), 1e-30);
-  const std::map<std::string, double> largest = Largest(truth, MaxAbs);
-  for (const auto& [name, b] : truth.gradients) {
-    if (!counts(name)) continue;
-    const at::Tensor a = result.gradients.at(name).to(at::kDouble);
-    const double scale =
-        std::max({MaxAbs(b), 0.01 * largest.at(GroupOf(name)), 1e-30});
-    Worst(MaxAbs(a - b) / scale, name, report.grad_max_rel_error,
-          report.worst_parameter);
-  }
-  return report;
-}
-
 void JudgeParameters(const ReferenceResult& result,
                      const ReferenceResult& plain, const ReferenceResult& truth,
                      CheckReport& report) {
@@ -119,9 +101,21 @@ std::string WhyNotBf16(const CheckReport& r) {
 
 }  // namespace
 
-CheckReport Compare(const ReferenceResult& result,
-                    const ReferenceResult& truth) {
-  return CompareThose(result, truth, [](const std::string&) { return true; });
+CheckReport Compare(const ReferenceResult& result, const ReferenceResult& truth,
+                    const std::function<bool(const std::string&)>& counts) {
+  CheckReport report;
+  report.loss_rel_error = std::abs(result.loss - truth.loss) /
+                          std::max(std::abs(truth.loss), 1e-30);
+  const std::map<std::string, double> largest = Largest(truth, MaxAbs);
+  for (const auto& [name, b] : truth.gradients) {
+    if (counts && !counts(name)) continue;
+    const at::Tensor a = result.gradients.at(name).to(at::kDouble);
+    const double scale =
+        std::max({MaxAbs(b), 0.01 * largest.at(GroupOf(name)), 1e-30});
+    Worst(MaxAbs(a - b) / scale, name, report.grad_max_rel_error,
+          report.worst_parameter);
+  }
+  return report;
 }
 
 CheckReport JudgeFp32(const ReferenceResult& result,
@@ -144,8 +138,8 @@ CheckReport JudgeBf16(const ReferenceResult& result,
   const auto scaled = [&](const std::string& name) {
     return HasScale(truth.gradients.at(name), largest.at(GroupOf(name)));
   };
-  CheckReport report = CompareThose(result, truth, scaled);
-  const CheckReport theirs = CompareThose(plain, truth, scaled);
+  CheckReport report = Compare(result, truth, scaled);
+  const CheckReport theirs = Compare(plain, truth, scaled);
   report.judged_by_plain = true;
   report.plain_loss_rel_error = theirs.loss_rel_error;
   report.plain_grad_max_rel_error = theirs.grad_max_rel_error;

@@ -1,5 +1,3 @@
-#include "client/train/check/reference.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -18,6 +16,8 @@
 
 #include <cmath>
 #include <limits>
+
+#include "client/train/check/check.h"
 
 namespace sluice::train {
 namespace {

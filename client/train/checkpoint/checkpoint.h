@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/train/checkpoint/checkpoint_files.h"
@@ -24,16 +25,23 @@
 
 namespace sluice::train {
 
-struct TrainingState {
-  int64_t step = 0;        // completed
-  int64_t next_token = 0;  // the data cursor
+// Our tensors under Hugging Face's names and layouts: Llama's with linear
+// weights [out, in]; GPT-2's with q, k and v side by side (c_attn) and every
+// linear weight transposed ([in, out], Conv1D).
+// One tensor of the file; its flat entries are joined along their outputs.
+struct HfTensor {
+  std::string name;
+  std::vector<FlatEntry> parts;
+  bool transposed = false;
+  std::vector<int64_t> shape() const;
 };
+
+std::vector<HfTensor> HfTensors(const stream::ModelShape& config);
 
 // Writes this rank's files into the existing `folder`. `plan` may be null.
 absl::Status WriteCheckpoint(const std::string& folder,
                              const StepperContext& context,
-                             const TrainingState& state,
-                             const RunIdentity& identity, AdamW& optimizer,
+                             const StateFile& state, AdamW& optimizer,
                              const runtime::SavedPlan* plan);
 
 struct Checkpoint : FoundCheckpoint {
@@ -56,9 +64,6 @@ struct Checkpoint : FoundCheckpoint {
       const StepperContext& context) const;
   // Returns the saved plan's settings, even if the plan does not suit this run.
   std::optional<stream::Settings> LoadSettings() const;
-
- private:
-  class Shards;
 };
 
 // As FindCheckpoint. Refuses another model or dtype and names the flag.

@@ -150,13 +150,12 @@ absl::StatusOr<std::unique_ptr<SafetensorsReader>> SafetensorsReader::Open(
   const bool has_size = pread(fd, &size, sizeof(size), 0) == sizeof(size);
   if (!has_size || size > kMaxHeader ||
       static_cast<int64_t>(size) > info.st_size - 8) {
-    return BadInput(
-        fmt::format("{}: not a whole safetensors file ({} bytes, header of {})",
-                    path, info.st_size, size));
+    return BadInput("{}: not a whole safetensors file ({} bytes, header of {})",
+                    path, info.st_size, size);
   }
   std::string header(size, '\0');
   if (pread(fd, header.data(), size, 8) != static_cast<ssize_t>(size)) {
-    return BadInput(fmt::format("{}: cannot read its header", path));
+    return BadInput("{}: cannot read its header", path);
   }
   const int64_t begin = 8 + static_cast<int64_t>(size);
   SLUICE_RETURN_IF_ERROR(
@@ -169,7 +168,7 @@ absl::Status SafetensorsReader::ParseHeader(const std::string& header,
                                             int64_t data_bytes) {
   const Json json = Json::parse(header, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
-    return BadInput(fmt::format("{}: its header is not JSON", path_));
+    return BadInput("{}: its header is not JSON", path_);
   }
   for (const auto& [name, entry] : json.items()) {
     if (name == "__metadata__") {
@@ -180,10 +179,10 @@ absl::Status SafetensorsReader::ParseHeader(const std::string& header,
     }
     const auto parsed = ParseEntry(name, entry, data_bytes);
     if (!parsed.has_value()) {
-      return BadInput(fmt::format(
+      return BadInput(
           "{}: tensor '{}' does not agree with the file's {} bytes of data; "
           "the file is cut short or broken",
-          path_, name, data_bytes));
+          path_, name, data_bytes);
     }
     places_[name] = {parsed->first, data_begin + parsed->second};
   }
@@ -194,17 +193,17 @@ absl::StatusOr<const SafetensorsReader::Place*> SafetensorsReader::Find(
     const std::string& name) const {
   const auto place = places_.find(name);
   if (place != places_.end()) return &place->second;
-  return BadInput(fmt::format("{}: has no tensor '{}'", path_, name));
+  return BadInput("{}: has no tensor '{}'", path_, name);
 }
 
 absl::Status SafetensorsReader::Expect(const TensorInfo& wanted) const {
   SLUICE_ASSIGN_OR_RETURN(const Place* const place, Find(wanted.name));
   const TensorInfo& found = place->info;
   if (found.type != wanted.type || found.shape != wanted.shape) {
-    return BadInput(fmt::format(
+    return BadInput(
         "{}: tensor '{}' is {}, this model has {}; give the flags of the run "
         "that wrote it",
-        path_, wanted.name, Describe(found), Describe(wanted)));
+        path_, wanted.name, Describe(found), Describe(wanted));
   }
   return absl::OkStatus();
 }
@@ -214,8 +213,8 @@ absl::Status SafetensorsReader::Read(const std::string& name, int64_t offset,
   SLUICE_ASSIGN_OR_RETURN(const Place* const place, Find(name));
   const int64_t size = place->info.bytes();
   if (offset < 0 || bytes < 0 || offset + bytes > size) {
-    return BadInput(fmt::format("{}: bytes {} to {} of '{}', which has {}",
-                                path_, offset, offset + bytes, name, size));
+    return BadInput("{}: bytes {} to {} of '{}', which has {}", path_, offset,
+                    offset + bytes, name, size);
   }
   char* at = static_cast<char*>(data);
   int64_t from = place->begin + offset;

@@ -24,19 +24,25 @@ constexpr int64_t kProbeBytes = 4096;
 constexpr int64_t kPieces = 64;  // that a fingerprint covers
 constexpr int64_t kPieceTokens = 4096;
 
+// Returns the first `count` bytes of a file, or fewer if it is shorter.
+absl::StatusOr<std::string> Head(const std::string& path, size_t count) {
+  // Opening a pipe would wait for its writer.
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::string bytes(count, '\0');
+  const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : -1;
+  if (n < 0) return ErrnoStatus(errno, "open " + path);
+  bytes.resize(static_cast<size_t>(n));
+  return bytes;
+}
+
 // Git's rule: text has no NUL in its first bytes.
 absl::StatusOr<bool> LooksBinary(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) {
-    // An unreadable file is no part of the text, but a lack of descriptors must
-    // not leave out a file silently.
-    const absl::Status why = ErrnoStatus(errno, "open " + path);
-    if (ShortageOf(why) != Shortage::kNone) return why;
-    return true;
-  }
-  char probe[kProbeBytes];
-  const ssize_t n = read(fd.get(), probe, sizeof(probe));
-  return n < 0 || std::memchr(probe, 0, static_cast<size_t>(n)) != nullptr;
+  const auto head = Head(path, kProbeBytes);
+  if (head.ok()) return head->find('\0') != std::string::npos;
+  // An unreadable file is no part of the text, but a lack of descriptors must
+  // not leave out a file silently.
+  if (ShortageOf(head.status()) != Shortage::kNone) return head.status();
+  return true;
 }
 
 // Decodes a little-endian token of `width` bytes (1, 2 or 4).
@@ -47,16 +53,6 @@ int64_t DecodeToken(const unsigned char* bytes, int width) {
 }
 
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
-
-// Returns the first `count` bytes of a file, or fewer if it is shorter.
-std::string Head(const std::string& path, size_t count) {
-  // Opening a pipe would wait for its writer.
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  std::string bytes(count, '\0');
-  const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : 0;
-  bytes.resize(n > 0 ? static_cast<size_t>(n) : 0);
-  return bytes;
-}
 
 int64_t Word(const std::string& bytes, size_t index) {
   return DecodeToken(
@@ -75,7 +71,7 @@ int LlmcWidth(const std::string& head) {
 int MegatronWidth(const std::string& path) {
   const std::string index =
       path.substr(0, path.size() - std::strlen(".bin")) + ".idx";
-  const std::string head = Head(index, 18);
+  const std::string head = Head(index, 18).value_or("");
   if (head.size() < 18 || !head.starts_with("MMIDIDX")) return 0;
   if (head[17] == 8) return 2;
   if (head[17] == 4) return 4;
@@ -105,10 +101,10 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
         ShortageOfErrno(error));
   }
   if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--data {}: a pipe, socket or device, and batches are read from any "
         "place of it; write what it gives to a file and name that",
-        own.path));
+        own.path);
   }
   if (S_ISDIR(info.st_mode)) {
     SLUICE_RETURN_IF_ERROR(corpus->AddFolder(own.path));
@@ -117,22 +113,21 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
   } else {
     SLUICE_ASSIGN_OR_RETURN(const bool binary, LooksBinary(own.path));
     if (info.st_size > 0 && binary) {
-      return BadInput(fmt::format(
+      return BadInput(
           "--data {}: not text (its first {} bytes cannot be read or hold a "
           "NUL byte); name a text file, or give --token-bytes 2 or 4 where it "
           "holds token ids",
-          own.path, kProbeBytes));
+          own.path, kProbeBytes);
     }
     corpus->AddText(own.path, info.st_size);
   }
   if (corpus->total_ == 0) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--data {}: holds no {}", own.path,
-        own.suffix.empty() ? "text" : "text in files named *" + own.suffix));
+        own.suffix.empty() ? "text" : "text in files named *" + own.suffix);
   }
   if (corpus->token_bytes_ == 1 && own.vocab < 256) {
-    return BadInput(
-        fmt::format("--vocab {}: bytes as tokens need 256", own.vocab));
+    return BadInput("--vocab {}: bytes as tokens need 256", own.vocab);
   }
   return corpus;
 }
@@ -174,7 +169,7 @@ void Corpus::AddText(const std::string& path, int64_t bytes) {
 // version 7: uint32), a Megatron dataset (raw ids; its `.idx` names their
 // type), and raw ids of --token-bytes.
 absl::Status Corpus::AddIds(const std::string& path, int64_t bytes) {
-  const std::string head = Head(path, kLlmcHeaderBytes);
+  const std::string head = Head(path, kLlmcHeaderBytes).value_or("");
   token_bytes_ = LlmcWidth(head);
   if (token_bytes_ != 0) {
     total_ = Word(head, 2);
@@ -182,23 +177,22 @@ absl::Status Corpus::AddIds(const std::string& path, int64_t bytes) {
     if (bytes == kLlmcHeaderBytes + total_ * token_bytes_) {
       return absl::OkStatus();
     }
-    return BadInput(fmt::format(
+    return BadInput(
         "--data {}: its header says {} tokens of {} bytes, the file has {} "
         "bytes; it is cut short or broken",
-        path, total_, token_bytes_, bytes));
+        path, total_, token_bytes_, bytes);
   }
   token_bytes_ =
       options_.token_bytes != 0 ? options_.token_bytes : MegatronWidth(path);
   if (token_bytes_ == 0) {
-    return BadInput(fmt::format(
+    return BadInput(
         "--data {}: no llm.c header and no .idx beside it; say --token-bytes "
         "2 or 4",
-        path));
+        path);
   }
   if (bytes % token_bytes_ != 0) {
-    return BadInput(
-        fmt::format("--data {}: {} bytes are not a whole number of {}-byte ids",
-                    path, bytes, token_bytes_));
+    return BadInput("--data {}: {} bytes are not a whole number of {}-byte ids",
+                    path, bytes, token_bytes_);
   }
   total_ = bytes / token_bytes_;
   files_.push_back({path, 0, total_, 0});
@@ -218,17 +212,16 @@ absl::Status Corpus::ReadFile(size_t index, int64_t first,
                           file.skip + first * token_bytes_);
   if (n < 0) return ErrnoStatus(errno, "read " + file.path);
   if (n != static_cast<ssize_t>(bytes_.size())) {
-    return BadInput(
-        fmt::format("--data {}: got {} of {} bytes; it changed while training",
-                    file.path, n, bytes_.size()));
+    return BadInput("--data {}: got {} of {} bytes; it changed while training",
+                    file.path, n, bytes_.size());
   }
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = DecodeToken(&bytes_[i * static_cast<size_t>(token_bytes_)],
                          token_bytes_);
     if (out[i] >= options_.vocab) {
-      return BadInput(fmt::format(
+      return BadInput(
           "--data {}: token {} has id {}, --vocab is {}; give a larger vocab",
-          file.path, first + static_cast<int64_t>(i), out[i], options_.vocab));
+          file.path, first + static_cast<int64_t>(i), out[i], options_.vocab);
     }
   }
   return absl::OkStatus();
@@ -241,16 +234,13 @@ absl::Status Corpus::Read(int64_t first, std::span<int64_t> out) {
                     first + static_cast<int64_t>(out.size()), total_));
   }
   const auto behind = std::ranges::upper_bound(files_, first, {}, &File::first);
-  size_t index = static_cast<size_t>(behind - files_.begin()) - 1;
-  while (!out.empty()) {
-    const File& current = files_[index];
-    const int64_t inside = first - current.first;
-    const size_t n = static_cast<size_t>(std::min<int64_t>(
-        current.tokens - inside, static_cast<int64_t>(out.size())));
+  for (size_t index = behind - files_.begin() - 1; !out.empty(); ++index) {
+    const int64_t inside = first - files_[index].first;
+    const int64_t n =
+        std::min<int64_t>(files_[index].tokens - inside, std::ssize(out));
     SLUICE_RETURN_IF_ERROR(ReadFile(index, inside, out.subspan(0, n)));
     out = out.subspan(n);
-    first += static_cast<int64_t>(n);
-    ++index;
+    first += n;
   }
   return absl::OkStatus();
 }
@@ -261,8 +251,8 @@ absl::StatusOr<std::string> Corpus::Fingerprint() {
   std::vector<int64_t> tokens(static_cast<size_t>(size));
   int64_t done = 0;  // pieces of a short text overlap
   for (int64_t i = 0; i < kPieces; ++i) {
-    const int64_t first = (total_ - size) / (kPieces - 1) * i;
-    const int64_t at = i + 1 == kPieces ? total_ - size : first;
+    const int64_t at =
+        i + 1 < kPieces ? (total_ - size) / (kPieces - 1) * i : total_ - size;
     if (at + size <= done) continue;
     SLUICE_RETURN_IF_ERROR(Read(at, tokens));
     for (const int64_t token : tokens) {
@@ -282,10 +272,10 @@ int64_t Dealer::Start(int64_t cursor) const {
 
 absl::Status CheckLength(const Corpus& corpus, int64_t seq_len) {
   if (seq_len < corpus.tokens()) return absl::OkStatus();
-  return BadInput(fmt::format(
+  return BadInput(
       "--data has {} tokens, --seq-len {} needs {}: give more text or a "
       "shorter length",
-      corpus.tokens(), seq_len, seq_len + 1));
+      corpus.tokens(), seq_len, seq_len + 1);
 }
 
 absl::Status Dealer::Deal(int64_t cursor, std::span<int64_t> ids,

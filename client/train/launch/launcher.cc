@@ -4,19 +4,23 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <memory>
 
 #include "absl/time/clock.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/launch/process.h"
 #include "client/train/watch/rank_page.h"
 #include "client/train/watch/watchdog.h"
 #include "proto/base/clock.h"
+#include "proto/base/file_text.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/temporary_folder.h"
@@ -25,13 +29,11 @@
 namespace sluice::train {
 namespace {
 
-// Rank 0 takes the socket over, so no other process can take the port.
-struct Listener {
-  UniqueFd fd;
-  int port;
-};
+constexpr absl::Duration kGrace = absl::Seconds(2);
+constexpr absl::Duration kLimit = absl::Seconds(4);
 
-absl::StatusOr<Listener> Listen() {
+// Rank 0 takes the socket over, so no other process can take the port.
+absl::StatusOr<UniqueFd> Listen(int& port) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -42,21 +44,25 @@ absl::StatusOr<Listener> Listen() {
       getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size)) {
     return ErrnoStatus(errno, "listen on a free port of 127.0.0.1");
   }
-  return Listener{std::move(fd), ntohs(address.sin_port)};
+  port = ntohs(address.sin_port);
+  return fd;
 }
 
 struct RankProcess {
   int rank = 0;
   pid_t pid = -1;
-  std::string result_file, page_file;
+  std::string result_file;
   std::unique_ptr<RankPage> page;
   std::optional<int> status;  // wait status, once it ended
   std::optional<RankResult> result;
   bool ended_by_us = false;  // killed by us, at a time limit
   bool told_to_end = false;  // SIGTERM sent, because another rank failed
 
-  bool KilledBy(int signal) const {
-    return WIFSIGNALED(*status) && WTERMSIG(*status) == signal;
+  bool IsVictim() const {
+    const bool terminated =
+        WIFSIGNALED(*status) && WTERMSIG(*status) == SIGTERM;
+    return ended_by_us || (told_to_end && terminated) ||
+           (result && result->caused_by_peer);
   }
   // Returns whether the result is valid: the exit status must match it.
   bool Spoke() const {
@@ -72,33 +78,33 @@ class Ranks {
                      const std::vector<std::string>& arguments,
                      const std::string& socket, const std::string& folder,
                      const std::vector<GpuPlace>& gpus) {
-    SLUICE_ASSIGN_OR_RETURN(const Listener listener, Listen());
+    int port = 0;
+    SLUICE_ASSIGN_OR_RETURN(const UniqueFd listener, Listen(port));
     if (options.command != Command::kProfile) {
       watchdog_.emplace(WatchLimits{options.late_after, options.end_after},
                         /*alone=*/false);
     }
     std::vector<std::string> words = {binary};
     words.insert(words.end(), arguments.begin(), arguments.end());
-    const std::string world = std::to_string(options.ranks);
     for (int rank = 0; rank < options.ranks; ++rank) {
       RankProcess process;
       process.rank = rank;
       process.result_file = fmt::format("{}/rank{}.json", folder, rank);
-      process.page_file = fmt::format("{}/rank{}.page", folder, rank);
-      SLUICE_ASSIGN_OR_RETURN(process.page, RankPage::Open(process.page_file));
+      const std::string page = fmt::format("{}/rank{}.page", folder, rank);
+      SLUICE_ASSIGN_OR_RETURN(process.page, RankPage::Open(page));
       std::vector<std::pair<std::string, std::string>> environment = {
-          {"RANK", std::to_string(rank)},
-          {"WORLD_SIZE", world},
-          {"LOCAL_RANK", std::to_string(rank)},
-          {"LOCAL_WORLD_SIZE", world},
           {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", std::to_string(listener.port)},
           {"SLUICE_RESULT_FILE", process.result_file},
-          {"SLUICE_PAGE_FILE", process.page_file},
-          {"SLUICE_LAUNCHER_PID", std::to_string(getpid())}};
+          {"SLUICE_PAGE_FILE", page}};
       const auto set = [&environment](const char* name, int64_t value) {
         environment.emplace_back(name, std::to_string(value));
       };
+      for (const char* name : {"RANK", "LOCAL_RANK"}) set(name, rank);
+      for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) {
+        set(name, options.ranks);
+      }
+      set("MASTER_PORT", port);
+      set("SLUICE_LAUNCHER_PID", getpid());
       if (!gpus.empty()) {
         set("SLUICE_GPU", gpus[rank].gpu);
         set("SLUICE_GPU_RANKS", gpus[rank].ranks);
@@ -106,8 +112,8 @@ class Ranks {
       }
       SpawnOptions spawn;
       if (rank == 0) {
-        spawn.files = {{listener.fd.get(), listener.fd.get()}};
-        set("SLUICE_MASTER_FD", listener.fd.get());
+        spawn.files = {{listener.get(), listener.get()}};
+        set("SLUICE_MASTER_FD", listener.get());
       }
       if (!socket.empty()) environment.emplace_back("SLUICE_SOCKET", socket);
       spawn.environment = EnvironmentWith(environment);
@@ -163,12 +169,11 @@ class Ranks {
       if (options.json && result) std::puts(result->report.c_str());
       return interrupted ? kExitInterrupted : kExitOk;
     }
-    const bool spoke = cause->Spoke();
-    if (spoke && options.json && !cause->result->report.empty()) {
+    if (cause->Spoke() && options.json && !cause->result->report.empty()) {
       std::puts(cause->result->report.c_str());
     }
     std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
-    if (spoke) return cause->result->exit;
+    if (cause->Spoke()) return cause->result->exit;
     // The rank wrote no result, but its exit status may be one of ours.
     const int own =
         WIFEXITED(*cause->status) ? WEXITSTATUS(*cause->status) : kExitFault;
@@ -188,12 +193,11 @@ class Ranks {
   }
 
   void Reap() {
-    for (size_t i = 0; i < processes_.size(); ++i) {
-      RankProcess& p = processes_[i];
+    for (RankProcess& p : processes_) {
       if (p.status.has_value()) continue;
-      p.status = TryWait(p.pid);
+      p.status = WaitFor(p.pid, absl::ZeroDuration());
       if (!p.status.has_value()) continue;
-      order_.push_back(i);
+      order_.push_back(&p);
       if (auto result = ReadResult(p.result_file); result.ok()) {
         p.result = *std::move(result);
       }
@@ -244,27 +248,22 @@ class Ranks {
   // Returns whether a forwarded signal is the reason that the run ended early.
   bool Interrupted() const {
     if (forwarded_ == 0) return false;
-    for (const RankProcess& p : processes_) {
-      if (p.result && p.result->interrupted) return true;
-      // The rank was killed before it could catch signals, or by a second
-      // signal.
-      if (!p.result && WIFSIGNALED(*p.status) && !p.ended_by_us) return true;
-    }
-    return false;
+    return std::ranges::any_of(processes_, [](const RankProcess& p) {
+      // Without a result the rank was killed before it could catch signals, or
+      // by a second signal.
+      return p.result ? p.result->interrupted
+                      : WIFSIGNALED(*p.status) && !p.ended_by_us;
+    });
   }
 
   // Returns the first rank that failed for its own reason, else the first that
   // failed; null if none failed.
   const RankProcess* Cause() const {
     const RankProcess* first = nullptr;
-    for (const size_t i : order_) {
-      const RankProcess& p = processes_[i];
-      if (*p.status == 0) continue;
-      if (first == nullptr) first = &p;
-      const bool victim = p.ended_by_us ||
-                          (p.told_to_end && p.KilledBy(SIGTERM)) ||
-                          (p.result && p.result->caused_by_peer);
-      if (!victim) return &p;
+    for (const RankProcess* p : order_) {
+      if (*p->status == 0) continue;
+      if (!p->IsVictim()) return p;
+      if (first == nullptr) first = p;
     }
     return first;
   }
@@ -281,7 +280,7 @@ class Ranks {
   }
 
   std::vector<RankProcess> processes_;
-  std::vector<size_t> order_;  // of processes_, by when they ended
+  std::vector<const RankProcess*> order_;  // by when they ended
   std::optional<Watchdog> watchdog_;
   double looked_s_ = 0;
   std::string late_;  // why the watchdog ended the run
@@ -324,6 +323,66 @@ int Launch(const RunOptions& options, const std::string& binary,
   }
   ranks.Watch(HeldSignals());
   return ranks.Report(options);
+}
+
+std::vector<std::string> EnvironmentWith(
+    const std::vector<std::pair<std::string, std::string>>& added) {
+  std::vector<std::string> merged;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    merged.emplace_back(*entry);
+  }
+  for (const auto& [name, value] : added) {
+    const std::string assignment = name + "=";
+    std::erase_if(merged, [&](const std::string& text) {
+      return text.starts_with(assignment);
+    });
+    merged.push_back(assignment + value);
+  }
+  return merged;
+}
+
+std::optional<int> WaitFor(pid_t pid, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  int status = 0;
+  while (waitpid(pid, &status, WNOHANG) != pid) {
+    if (absl::Now() >= deadline) return std::nullopt;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return status;
+}
+
+void EndProcess(pid_t pid, absl::Duration grace) {
+  kill(pid, SIGTERM);
+  if (WaitFor(pid, grace)) return;
+  kill(pid, SIGKILL);
+  WaitFor(pid, absl::Seconds(10));
+}
+
+bool IsStopped(pid_t pid) {
+  std::string state;
+  ProcessStat(std::to_string(pid)) >> state;
+  return state == "T" || state == "t";
+}
+
+std::string DescribeWaitStatus(int status) {
+  if (WIFSIGNALED(status)) {
+    return fmt::format("signal {} ({})", WTERMSIG(status),
+                       strsignal(WTERMSIG(status)));
+  }
+  return fmt::format("exit status {}", WEXITSTATUS(status));
+}
+
+std::string BinaryFolder() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error)
+      .parent_path()
+      .string();
+}
+
+void DieWithParent(pid_t launcher) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // The parent may have ended before prctl was called.
+  if (getppid() != launcher) _exit(1);
 }
 
 }  // namespace sluice::train

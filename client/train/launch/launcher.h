@@ -1,26 +1,28 @@
-// Starts the ranks of a run on this node and waits until all have ended.
+// Starts the ranks of a run on this node and waits until all have ended, and
+// watches and ends child processes, which proto/base/spawn.h starts.
 //
 // Each rank runs this binary with torchrun's variables. If one fails, the
-// others have kGrace to end by themselves; then they get SIGTERM, then SIGKILL.
-// All are gone kLimit after the first one failed. SIGINT, SIGTERM and SIGHUP
-// are forwarded once, so that the ranks save and end; a second signal kills
-// them (except SIGHUP, of which a closing terminal may send several). A rank
-// that is late by its progress page (watch/rank_page.h) is named, and ends the
-// run after --end-after.
-// Thread safety: one thread, which must be the process's first.
+// others have 2 s to end by themselves; then they get SIGTERM, then SIGKILL.
+// All are gone 4 s after the first one failed. SIGINT, SIGTERM and SIGHUP are
+// forwarded once, so that the ranks save and end; a second signal kills them
+// (except SIGHUP, of which a closing terminal may send several). A rank that is
+// late by its progress page (watch/rank_page.h) is named, and ends the run
+// after --end-after. Thread safety: one thread, which must be the process's
+// first.
 #pragma once
 
+#include <sys/types.h>
+
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
-#include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/options.h"
+#include "client/train/launch/rank_environment.h"
 
 namespace sluice::train {
-
-inline constexpr absl::Duration kGrace = absl::Seconds(2);
-inline constexpr absl::Duration kLimit = absl::Seconds(4);
 
 // Blocks SIGINT, SIGTERM, SIGCHLD and, unless it is ignored, SIGHUP until
 // Launch handles them. Call it before actions that must be undone on Ctrl-C.
@@ -32,5 +34,28 @@ void HoldSignals();
 int Launch(const RunOptions& options, const std::string& binary,
            const std::vector<std::string>& arguments, const std::string& socket,
            const std::vector<GpuPlace>& gpus = {});
+
+// Returns this process's environment as "NAME=value", with the variables of
+// `added` replaced or added.
+std::vector<std::string> EnvironmentWith(
+    const std::vector<std::pair<std::string, std::string>>& added);
+
+// Waits up to `timeout` for the process's end and reaps it. Returns the wait
+// status; nullopt if it has not ended.
+std::optional<int> WaitFor(pid_t pid, absl::Duration timeout);
+// Sends SIGTERM, and SIGKILL after `grace`; reaps the process.
+void EndProcess(pid_t pid, absl::Duration grace);
+
+// Returns whether a signal or a debugger has stopped the process.
+bool IsStopped(pid_t pid);
+
+// Formats a wait status as "exit status 3" or "signal 9 (Killed)".
+std::string DescribeWaitStatus(int status);
+
+// Returns the folder of this process's binary and the others.
+std::string BinaryFolder();
+
+// Ends this process when its parent `launcher` ends, however that happens.
+void DieWithParent(pid_t launcher);
 
 }  // namespace sluice::train

@@ -33,7 +33,7 @@ struct RunOptions {
   Method method = Method::kSluice;
   stream::ModelShape model;
   int64_t seq_len = 1024;  // global tokens
-  // Settings of the streamed method. 0 or unset: chosen (choose_settings.h).
+  // Settings of the streamed method. 0 or unset: chosen (ChooseSettings).
   int64_t chunk = 0;  // global tokens
   int prefetch = 0;
   std::optional<stream::BackwardOrder> order;

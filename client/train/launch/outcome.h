@@ -7,9 +7,12 @@
 // Thread safety: pure functions; results are files.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "client/train/launch/options.h"
@@ -27,6 +30,10 @@ inline constexpr int kExitInterrupted = 130;  // as a shell reports SIGINT
 // Returns InvalidArgument: the user can fix it. `error` is the errno of a
 // failed system call; it marks the status with what ran out.
 absl::Status BadInput(std::string_view message, int error = 0);
+template <typename... Args>
+absl::Status BadInput(fmt::format_string<Args...> text, Args&&... args) {
+  return BadInput(fmt::format(text, std::forward<Args>(args)...));
+}
 // Appends to the message what to do about a shortage, unless it already says
 // so. `method` is that of a training: a shorter sequence is advised only if the
 // memory that ran out grows with it.

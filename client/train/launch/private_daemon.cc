@@ -8,12 +8,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "client/train/launch/launcher.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/launch/process.h"
+#include "client/train/watch/rank_page.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
@@ -30,10 +33,18 @@ Bytes OrDefault(Bytes size, Bytes otherwise) {
   return RoundUp(size.count() > 0 ? size : otherwise, KiB(64));
 }
 
+Bytes GpuMemory(const RunOptions& o) {
+  return OrDefault(o.hbm, o.command == Command::kCheck ? GiB(1) : MiB(256));
+}
+
+Bytes HostMemory(const RunOptions& o) {
+  return OrDefault(o.host, o.command == Command::kCheck ? GiB(4) : GiB(1));
+}
+
 std::string LastLine(const std::string& path) {
   std::ifstream in(path);
-  std::string line, last;
-  while (std::getline(in, line)) {
+  std::string last;
+  for (std::string line; std::getline(in, line);) {
     if (!line.empty()) last = line;
   }
   return last;
@@ -64,14 +75,14 @@ absl::Status WaitReady(int fd, pid_t pid, const std::string& log) {
 
 }  // namespace
 
-std::string PrivateConfig(const PrivateDaemon::Options& options) {
-  std::string links, names;
-  for (int i = 0; i < options.gpus; ++i) {
-    const char* speed = options.throttled ? "2e9" : "0.0";
-    links += fmt::format(
-        "{}{{name = \"pcie{}\", h2d_bytes_per_s = {}, d2h_bytes_per_s = {}}}",
-        i > 0 ? ", " : "", i, speed, speed);
-    names += fmt::format("{}\"pcie{}\"", i > 0 ? ", " : "", i);
+std::string PrivateConfig(const RunOptions& options) {
+  const char* speed = options.command == Command::kCheck ? "0.0" : "2e9";
+  std::vector<std::string> links, names;
+  for (int i = 0; i < options.ranks; ++i) {
+    names.push_back(fmt::format("\"pcie{}\"", i));
+    links.push_back(
+        fmt::format("{{name = {}, h2d_bytes_per_s = {}, d2h_bytes_per_s = {}}}",
+                    names.back(), speed, speed));
   }
   return fmt::format(
       "[device]\ndriver = \"sim\"\n"
@@ -79,13 +90,14 @@ std::string PrivateConfig(const PrivateDaemon::Options& options) {
       "links = [{}]\ngpu_links = [{}]\n"
       "[pools]\nhost_bytes = \"{}\"\nextent_bytes = \"4MiB\"\n"
       "[http]\nlisten = \"\"\n[log]\nlevel = \"warning\"\n",
-      options.gpus, ExactBytes(options.gpu_memory),
-      ExactBytes(options.host_memory), links, names,
-      ExactBytes(options.host_memory));
+      options.ranks, ExactBytes(GpuMemory(options)),
+      ExactBytes(HostMemory(options)), absl::StrJoin(links, ", "),
+      absl::StrJoin(names, ", "), ExactBytes(HostMemory(options)));
 }
 
 absl::StatusOr<std::unique_ptr<PrivateDaemon>> PrivateDaemon::Start(
-    const Options& options) {
+    const RunOptions& options) {
+  SLUICE_RETURN_IF_ERROR(CheckPrivateSizes(options, MachineMemory()));
   SLUICE_ASSIGN_OR_RETURN(TemporaryFolder folder,
                           TemporaryFolder::Make("sluice"));
   const std::string config = folder.path() + "/config.toml";
@@ -108,6 +120,12 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> PrivateDaemon::Start(
   std::unique_ptr<PrivateDaemon> daemon(
       new PrivateDaemon(std::move(folder), pid));
   SLUICE_RETURN_IF_ERROR(WaitReady(from.get(), pid, log));
+  const std::string note = fmt::format(
+      "note: simulated: a sluiced for this run with {} of {} and {} of host "
+      "memory, computed by the CPU",
+      Counted(options.ranks, "GPU"), FormatBytes(GpuMemory(options)),
+      FormatBytes(HostMemory(options)));
+  setenv(kPrivateNote, note.c_str(), /*overwrite=*/1);
   return daemon;
 }
 
@@ -127,28 +145,14 @@ void RunGuard(const std::vector<std::string>& arguments) {
   _exit(127);
 }
 
-PrivateDaemon::Options PrivateSizes(const RunOptions& options) {
-  const bool check = options.command == Command::kCheck;
-  PrivateDaemon::Options sizes;
-  sizes.gpus = options.ranks;
-  sizes.gpu_memory = OrDefault(options.hbm, check ? GiB(1) : MiB(256));
-  sizes.host_memory = OrDefault(options.host, check ? GiB(4) : GiB(1));
-  sizes.throttled = !check;
-  return sizes;
-}
-
 absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine) {
-  struct Size {
-    const char* flag;
-    Bytes size;
-    const char* what;
-  };
-  for (const Size& s : {Size{"--hbm", options.hbm, "a simulated GPU"},
-                        Size{"--host", options.host, "its host pool"}}) {
-    if (s.size <= machine) continue;
-    return BadInput(fmt::format(
+  for (const auto& [flag, size, what] :
+       {std::tuple("--hbm", options.hbm, "a simulated GPU"),
+        {"--host", options.host, "its host pool"}}) {
+    if (size <= machine) continue;
+    return BadInput(
         "{} {}: {} is made of this machine's memory, which has {}: give less",
-        s.flag, FormatBytes(s.size), s.what, FormatBytes(machine)));
+        flag, FormatBytes(size), what, FormatBytes(machine));
   }
   return absl::OkStatus();
 }

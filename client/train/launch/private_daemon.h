@@ -17,22 +17,17 @@
 
 namespace sluice::train {
 
-// The environment variable by which the launcher describes the private daemon
-// to its ranks; rank 0 prints it.
+// The environment variable in which Start describes the daemon to the ranks.
+// Rank 0 prints it, so that a refused run prints one line only.
 inline constexpr char kPrivateNote[] = "SLUICE_PRIVATE_NOTE";
 
 class PrivateDaemon {
  public:
-  struct Options {
-    int gpus = 1;
-    Bytes gpu_memory;       // of each GPU
-    Bytes host_memory;      // in total
-    bool throttled = true;  // false: links without a speed limit
-  };
   // Waits until the daemon is ready. Internal: it did not start; the message is
   // the last line of its log. DeadlineExceeded: not ready after 30 s.
+  // InvalidArgument: CheckPrivateSizes.
   static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
-      const Options& options);
+      const RunOptions& options);
   ~PrivateDaemon();
 
   std::string socket() const { return folder_.path() + "/session.sock"; }
@@ -45,16 +40,16 @@ class PrivateDaemon {
   pid_t pid_;
 };
 
-// Returns the size for one GPU per rank, with --hbm each (default 256 MiB), and
-// host memory of --host (default 1 GiB). `check` tests correctness and not
-// limits: its defaults fit any shape of a few thousand tokens, and its links
-// have no speed limit. Simulated memory costs nothing until it is touched.
-PrivateDaemon::Options PrivateSizes(const RunOptions& options);
 // InvalidArgument: --hbm or --host exceeds `machine`, the real memory behind
 // the simulated one.
 absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine);
 Bytes MachineMemory();  // or its cgroups' limit, if that is less
-std::string PrivateConfig(const PrivateDaemon::Options& options);
+// Returns the configuration: one GPU per rank, with --hbm each (default 256
+// MiB), and host memory of --host (default 1 GiB). `check` tests correctness
+// and not limits: its defaults fit any shape of a few thousand tokens, and its
+// links have no speed limit. Simulated memory costs nothing until it is
+// touched.
+std::string PrivateConfig(const RunOptions& options);
 
 // Runs the hidden command `guard PARENT BINARY ARGUMENTS…`. Does not return.
 [[noreturn]] void RunGuard(const std::vector<std::string>& arguments);

@@ -1,17 +1,28 @@
-// Reads a rank's place in the run from its environment: RANK and related
-// variables of our launcher and torchrun, or those of srun. A value that cannot
-// be derived is an error that says what to export, never a guess.
-// Thread safety: pure functions of the environment given.
+// A rank's place in the run: its numbers, read from its environment (RANK and
+// related variables of our launcher and torchrun, or those of srun), and its
+// GPU. A value that cannot be derived is an error that says what to export,
+// never a guess.
+// Thread safety: safe.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/train/launch/gpu_choice.h"
+#include "client/session/session.h"
 
 namespace sluice::train {
+
+// One rank's GPU, how many ranks of the job share it, and how many share the
+// host memory of its NUMA node.
+struct GpuPlace {
+  int gpu = 0;
+  int ranks = 1;
+  int numa_ranks = 1;
+};
 
 struct RankEnvironment {
   int rank = 0;
@@ -39,5 +50,27 @@ bool IsRank(const Variables& variables = OfProcess);
 
 absl::StatusOr<RankEnvironment> ReadRankEnvironment(
     const Variables& variables = OfProcess);
+
+// Returns the place of each local rank: the GPUs of --gpu in turn; else, if the
+// node has more GPUs than the job has ranks, those with the most free memory,
+// so that jobs of one rank do not all land on the first GPU; else rank r takes
+// GPU r mod GPUs, as with other launchers. `gpus` are those that may be used,
+// by index. `spread` is false for ranks that choose one by one: their choice
+// must not depend on what is free at that moment. InvalidArgument: a GPU of
+// `named` is not among `gpus`, or more are named than there are ranks.
+// NotFound: there are no GPUs.
+absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
+    const std::vector<client::GpuState>& gpus,
+    const std::vector<int64_t>& named, int local_ranks, bool spread);
+
+// Parses "1" or "0,2,3". InvalidArgument: the text is no such list.
+absl::StatusOr<std::vector<int64_t>> ParseGpuList(const std::string& text);
+
+// Returns the GPUs of the daemon's node that CUDA_VISIBLE_DEVICES does not hide
+// (Slurm sets it, too), or all if CUDA sees none of them. CUDA is started only
+// if the variable is set, because that takes a second. Errors: those of
+// client::ListGpus and of the CUDA driver.
+absl::StatusOr<std::vector<client::GpuState>> ListVisibleGpus(
+    const std::string& socket);
 
 }  // namespace sluice::train

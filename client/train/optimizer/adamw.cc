@@ -46,6 +46,137 @@ at::Tensor Slice(const FlatModel& of, const stream::Round& round) {
 
 }  // namespace
 
+std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config) {
+  runtime::ModelTensors unused;
+  const auto named = runtime::NamedTensors(config, unused);
+  const auto shapes = runtime::TensorShapes(config);
+  std::vector<FlatEntry> entries;
+  int64_t offset = 0;
+  for (size_t i = 0; i < named.size(); ++i) {
+    FlatEntry entry{named[i].name, shapes[i], offset, 1, shapes[i].size() > 1};
+    for (const int64_t n : entry.shape) entry.size *= n;
+    offset += entry.size;
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+FlatModel::FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
+                     at::Device device)
+    : shape_(config), entries_(FlatEntries(config)) {
+  flat_ = at::zeros({entries_.back().offset + entries_.back().size},
+                    runtime::On(device, dtype));
+  const auto named = runtime::NamedTensors(config, tensors_);
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const FlatEntry& entry = entries_[i];
+    *named[i].tensor =
+        flat_.narrow(0, entry.offset, entry.size).view(entry.shape);
+  }
+}
+
+absl::Status FlatModel::Set(const FlatEntry& entry, const at::Tensor& values,
+                            runtime::HostStage& stage) {
+  const at::Tensor typed = values.to(flat_.scalar_type());
+  return stage.Write(flat_.narrow(0, entry.offset, entry.size),
+                     typed.const_data_ptr());
+}
+
+absl::Status FlatModel::Initialize(const stream::ModelShape& config,
+                                   uint64_t seed, runtime::HostStage& stage) {
+  return runtime::DrawWeights(config, seed,
+                              [&](size_t i, const at::Tensor& drawn) {
+                                return Set(entries_[i], drawn, stage);
+                              });
+}
+
+HostStates::HostStates(Options options)
+    : options_(std::move(options)),
+      units_(stream::CutStates(options_.model, options_.dtype, options_.ranks,
+                               options_.rank)),
+      slot_elements_(stream::SlotElements(options_.model, options_.dtype,
+                                          options_.ranks, options_.rank)),
+      written_(units_.size()) {
+  const int64_t owned =
+      stream::OwnedElements(options_.model, options_.ranks, options_.rank);
+  const Bytes line(64);
+  const int64_t bytes = RoundUp(Bytes(owned * 4), line).count();
+  const int count = stream::StateTensors(options_.dtype);
+  for (int i = 0; i < count; ++i) {
+    tensors_.push_back(runtime::ViewOf(options_.host + i * bytes, {owned},
+                                       at::kFloat, at::kCPU));
+  }
+  ring_ = at::empty({stream::kStateSlots * count * slot_elements_},
+                    runtime::On(options_.device, at::kFloat));
+  // Compute may have used this memory until now.
+  for (Slot& slot : slots_) slot.free = options_.copies->MarkCompute();
+}
+
+HostStates::~HostStates() { options_.copies->Drain().IgnoreError(); }
+
+at::Tensor HostStates::InSlot(int64_t count, size_t tensor) const {
+  const int64_t slot = count % stream::kStateSlots;
+  const int64_t at = slot * std::ssize(tensors_) + static_cast<int64_t>(tensor);
+  return ring_.narrow(0, at * slot_elements_, UnitOf(count).size);
+}
+
+client::CopyRequest HostStates::Request(int64_t count,
+                                        device::CopyDirection direction) {
+  const stream::StateUnit& unit = UnitOf(count);
+  client::CopyRequest request;
+  request.direction = direction;
+  request.label = "optimizer states";
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const at::Tensor here = InSlot(count, i);
+    auto* const hbm = static_cast<std::byte*>(here.data_ptr());
+    auto* const host = static_cast<std::byte*>(tensors_[i].data_ptr()) +
+                       unit.begin * tensors_[i].element_size();
+    const Bytes size(static_cast<int64_t>(here.nbytes()));
+    const bool in = direction == device::CopyDirection::kHostToDevice;
+    request.pieces.push_back({in ? hbm : host, in ? host : hbm, size});
+  }
+  return request;
+}
+
+void HostStates::Fetch() {
+  client::CopyRequest request =
+      Request(fetched_, device::CopyDirection::kHostToDevice);
+  Slot& slot = SlotOf(fetched_);
+  request.after = {
+      slot.free, written_[static_cast<size_t>(fetched_ % std::ssize(units_))]};
+  slot.arrived = options_.copies->Enqueue(std::move(request));
+  ++fetched_;
+}
+
+// A unit is fetched again only after it was given back.
+void HostStates::Start() {
+  const int64_t ahead =
+      std::min<int64_t>(stream::kStateSlots, std::ssize(units_));
+  while (fetched_ < done_ + ahead) Fetch();
+}
+
+bool HostStates::Arrived() const {
+  return fetched_ > done_ && slots_[done_ % stream::kStateSlots].arrived.done();
+}
+
+absl::StatusOr<std::vector<at::Tensor>> HostStates::Take() {
+  SLUICE_CHECK(fetched_ > done_);
+  SLUICE_RETURN_IF_ERROR(options_.copies->Wait(SlotOf(done_).arrived));
+  std::vector<at::Tensor> unit;
+  for (size_t i = 0; i < tensors_.size(); ++i) unit.push_back(InSlot(done_, i));
+  return unit;
+}
+
+void HostStates::GiveBack() {
+  client::CopyRequest request =
+      Request(done_, device::CopyDirection::kDeviceToHost);
+  request.after = {options_.copies->MarkCompute()};
+  const client::Ticket sent = options_.copies->Enqueue(std::move(request));
+  SlotOf(done_).free = sent;
+  written_[static_cast<size_t>(done_ % std::ssize(units_))] = sent;
+  ++done_;
+  Start();
+}
+
 AdamW::AdamW(const AdamWOptions& options, FlatModel* weights,
              FlatModel* gradients, runtime::Collectives* collectives,
              std::unique_ptr<HostStates> host)

@@ -10,7 +10,7 @@
 // The sums of a part of the model begin when backward has its gradients
 // (PartIsDone). With the states in HBM, a part's new weights are gathered while
 // forward computes with the part before it (AwaitPart). With the states in host
-// memory (host_states.h), Update only records what is to be done: the next
+// memory (HostStates), Update only records what is to be done: the next
 // forward has each part updated, and its gradients zeroed, before it reads the
 // part. The results are equal to the bit, because the kernel runs on the same
 // pieces.
@@ -22,20 +22,130 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/copy/copy_engine.h"
+#include "client/torch/math/model_tensors.h"
 #include "client/torch/ranks/collectives.h"
 #include "client/torch/run/host_stage.h"
 #include "client/torch/stream/pending_weights.h"
-#include "client/train/optimizer/flat_model.h"
-#include "client/train/optimizer/host_states.h"
 #include "planner/stream/states.h"
 
 namespace sluice::train {
+
+// One tensor's place in the flat buffer, in elements.
+struct FlatEntry {
+  std::string name;  // ours: "layers.2.q_weight"
+  std::vector<int64_t> shape;
+  int64_t offset = 0;
+  int64_t size = 0;
+  bool decays = false;  // weight decay: matrices, not norms and biases
+};
+
+std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config);
+
+// A model's tensors as views into one flat buffer, which ZeRO-1 cuts into
+// buckets without regard to tensors. Weights have the model's dtype, gradients
+// are fp32; both have the same order (runtime::NamedTensors).
+// Thread safety: one thread.
+class FlatModel {
+ public:
+  // Zero-filled, one allocation from c10's current allocator of the device.
+  FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
+            at::Device device);
+
+  const stream::ModelShape& shape() const { return shape_; }
+  const std::vector<FlatEntry>& entries() const { return entries_; }
+  const at::Tensor& flat() const { return flat_; }
+  runtime::ModelTensors& tensors() { return tensors_; }
+  int64_t size() const { return flat_.numel(); }
+
+  // Sets one of entries() from values of any type in host memory.
+  absl::Status Set(const FlatEntry& entry, const at::Tensor& values,
+                   runtime::HostStage& stage);
+  // Sets the first weights of `seed`, the same for every number of ranks.
+  absl::Status Initialize(const stream::ModelShape& config, uint64_t seed,
+                          runtime::HostStage& stage);
+
+ private:
+  stream::ModelShape shape_;
+  std::vector<FlatEntry> entries_;
+  at::Tensor flat_;
+  runtime::ModelTensors tensors_;
+};
+
+// AdamW's states in leased host memory, and the ring in HBM in which they are
+// updated, one unit (planner/stream/states.h) after the other, round and round.
+//
+// A slot of the ring is arriving, in use (between Take and GiveBack), or
+// leaving. A copy in waits for the last copy out of its slot and of its unit.
+// All slots but the one in use arrive ahead of compute, so the first units of
+// the next update arrive while backward computes.
+// Errors: the copy engine's. Thread safety: the compute thread only.
+class HostStates {
+ public:
+  struct Options {
+    stream::ModelShape model;
+    stream::Dtype dtype = stream::Dtype::kFp32;  // of the weights
+    int ranks = 1, rank = 0;
+    at::Device device;  // of the ring
+    std::unique_ptr<client::CopyEngine> copies;
+    std::byte* host = nullptr;  // StateBytes::host bytes, leased; outlives this
+  };
+  // Allocates the ring from c10's current allocator of the device.
+  explicit HostStates(Options options);
+  // Waits for copies in flight.
+  ~HostStates();
+  HostStates(const HostStates&) = delete;
+
+  const std::vector<stream::StateUnit>& units() const { return units_; }
+  client::CopyEngine& copies() { return *options_.copies; }
+
+  // Returns m, v and, for bf16 weights, master: fp32 [this rank's elements]
+  // each, on the CPU. Write them only before the first Start; read them only
+  // then or after Settle.
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+
+  // Begins an update: fetches as many units ahead as there are slots.
+  void Start();
+  bool Arrived() const;
+  // Returns the next unit's states in HBM; compute waits for it.
+  absl::StatusOr<std::vector<at::Tensor>> Take();
+  // Copies the unit back to host memory once compute so far is done.
+  void GiveBack();
+  // Waits until every unit that was given back is in host memory.
+  absl::Status Settle() { return options_.copies->Drain(); }
+
+ private:
+  struct Slot {
+    client::Ticket arrived, free;
+  };
+  void Fetch();
+  client::CopyRequest Request(int64_t count, device::CopyDirection direction);
+  Slot& SlotOf(int64_t count) { return slots_[count % stream::kStateSlots]; }
+  const stream::StateUnit& UnitOf(int64_t count) const {
+    return units_[static_cast<size_t>(count % std::ssize(units_))];
+  }
+  // Returns a tensor in the slot of the count-th unit.
+  at::Tensor InSlot(int64_t count, size_t tensor) const;
+
+  Options options_;
+  const std::vector<stream::StateUnit> units_;
+  const int64_t slot_elements_;
+  std::vector<at::Tensor> tensors_;
+  at::Tensor ring_;
+  std::array<Slot, stream::kStateSlots> slots_;
+  std::vector<client::Ticket> written_;  // the last copy out of each unit
+  // Counts of units over all updates.
+  int64_t fetched_ = 0, done_ = 0;
+};
 
 struct AdamWOptions {
   double lr = 1e-3;

@@ -1,31 +1,28 @@
-// Runs one micro-batch forward and backward by the chosen method.
-// Thread safety: one thread.
+// Runs one micro-batch forward and backward by the chosen method, and chooses
+// how its step is cut if the command line leaves it open.
+// Thread safety: one thread; all ranks make the same calls together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/copy/copy_engine.h"
-#include "client/torch/math/model_tensors.h"
+#include "client/torch/baseline/baseline.h"
 #include "client/torch/ranks/collectives.h"
 #include "client/torch/run/agreement.h"
 #include "client/torch/run/host_stage.h"
-#include "client/torch/run/plan_change.h"
-#include "client/torch/run/run_context.h"
+#include "client/torch/run/streamed_stepper.h"
 #include "client/train/launch/options.h"
 #include "client/train/launch/rank_environment.h"
-#include "client/train/optimizer/flat_model.h"
+#include "client/train/optimizer/adamw.h"
 #include "client/train/watch/rank_watch.h"
-#include "planner/stream/fractions.h"
-#include "planner/stream/layouts.h"
 #include "planner/stream/profile.h"
+#include "planner/stream/settings.h"
 #include "planner/stream/states.h"
-#include "proto/plan/plan.h"
 
 namespace sluice::train {
 
@@ -41,77 +38,73 @@ struct StepperContext {
   runtime::HostStage* stage = nullptr;  // to and from the device's tensors
   stream::StatePlace states = stream::StatePlace::kHbm;  // of the optimizer
   runtime::PendingWeights* pending = nullptr;  // the optimizer, once it exists
-};
 
-// The context's weights and gradients, as a streamed run reads them.
-class FlatWeights final : public runtime::WeightSource {
- public:
-  explicit FlatWeights(const StepperContext& context)
-      : weights_(*context.weights),
-        gradients_(*context.gradients),
-        pending_(context.pending) {}
-  const runtime::ModelTensors& weights() override { return weights_.tensors(); }
-  runtime::ModelTensors& gradients() override { return gradients_.tensors(); }
-  void ZeroGradients() override { gradients_.flat().zero_(); }
-  absl::Status AwaitPart(int64_t part) override {
-    return pending_ != nullptr ? pending_->AwaitPart(part) : absl::OkStatus();
-  }
-  absl::Status Advance() override {
-    return pending_ != nullptr ? pending_->Advance() : absl::OkStatus();
-  }
-
- private:
-  FlatModel& weights_;
-  FlatModel& gradients_;
-  runtime::PendingWeights* const pending_;
+  // Returns whether attention's output is stored in the model's dtype: on GPUs,
+  // or with --round-output; never for fp32.
+  bool RoundsOutput() const;
+  // Returns whether this rank records the timeline for --trace.
+  bool WantsTrace() const;
+  std::string KernelName() const;  // attention's
 };
-runtime::RunContext RunContextOf(const StepperContext& context,
-                                 FlatWeights* weights);
 
 class Stepper {
  public:
-  virtual ~Stepper() = default;
+  // Makes the stepper of --method. `saved` (may be null) is a plan that lets a
+  // streamed run skip calibration and planning if it still fits.
+  static absl::StatusOr<std::unique_ptr<Stepper>> Make(
+      const StepperContext& context, const runtime::SavedPlan* saved);
+  ~Stepper();
+
   // Runs one micro-batch and adds to the gradients; see runtime::StreamedStep.
-  virtual absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
-                                                  const at::Tensor& labels,
-                                                  int64_t global_count) = 0;
-  virtual stream::ChunkLayout layout() const = 0;
+  absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
+                                          const at::Tensor& labels,
+                                          int64_t global_count);
+  stream::ChunkLayout layout() const;
   // Returns measured costs of a sequence's segments; for baselines, ratios.
-  virtual SegmentCosts costs() const = 0;
+  SegmentCosts costs() const;
   // Returns all host memory that the rank holds, as plans count it.
-  virtual Bytes host_bytes() const = 0;
-  virtual client::CopyStats copies() const { return {}; }
-  // Only sluice has a plan.
-  virtual double alpha() const { return 0; }
-  // Returns the fractions in use, of every class including scratch.
-  virtual stream::FractionMap fractions() const { return {}; }
-  virtual std::optional<stream::StepPrice> price() const { return {}; }
-  virtual runtime::PlanSummary plan() const { return {}; }
-  virtual const runtime::SavedPlan* saved_plan() const { return nullptr; }
+  Bytes host_bytes() const;
+  client::CopyStats copies() const;
+  std::vector<client::CopyRecord> TakeCopies();
+
+  // The run of method sluice; null: a baseline, which has no plan.
+  runtime::StreamedStepper* streamed() const { return streamed_.get(); }
+  const runtime::SavedPlan* saved_plan() const {
+    return streamed_ != nullptr ? &streamed_->saved_plan() : nullptr;
+  }
   const plan::RankPlan* own_plan() const {
-    return saved_plan() != nullptr ? saved_plan()->own() : nullptr;
+    return streamed_ != nullptr ? saved_plan()->own() : nullptr;
   }
-  // Returns one line on how the plan was obtained; empty: as usual.
-  virtual std::string note() const { return ""; }
-  virtual std::vector<client::CopyRecord> TakeCopies() { return {}; }
-  // See runtime::StreamedStepper.
-  virtual uint64_t OfferedPlan() { return 0; }
-  virtual absl::StatusOr<runtime::PlanChangeRecord> Refresh(bool) {
-    return runtime::PlanChangeRecord{};
-  }
+  // REQUIRES: streamed().
+  stream::StepPrice price() const;
+
+ private:
+  explicit Stepper(const StepperContext& context);
+  absl::Status MakeInputs();
+
+  const StepperContext context_;
+  const std::unique_ptr<runtime::WeightSource> weights_;
+  std::unique_ptr<runtime::StreamedStepper> streamed_;
+  runtime::BaselineOptions baseline_;
+  std::unique_ptr<client::CopyEngine> copies_;  // these three are alst's
+  std::unique_ptr<client::Region> host_;
+  std::unique_ptr<runtime::HostInputs> inputs_;
 };
 
-// Makes the stepper of --method. A collective, except for keep-all and
-// recompute. `saved` (may be null) is a plan that lets a streamed run skip
-// calibration and planning if it still fits.
-absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
-    const StepperContext& context, const runtime::SavedPlan* saved);
+// Chooses the settings that the command line leaves open, by measuring. `why`
+// gets one line: what was chosen, and the alternatives.
+absl::StatusOr<stream::Settings> ChooseSettings(const StepperContext& context,
+                                                std::string& why);
 
-// Returns whether attention's output is stored in the model's dtype: on GPUs,
-// or with --round-output; never for fp32.
-bool RoundsOutput(const StepperContext& context);
+// Returns the least HBM that a step needs besides the states, with nothing
+// kept: for the given chunk, else for the first one that is tried.
+Bytes LeastStepBytes(const StepperContext& context);
 
-// Returns whether this rank records the timeline for --trace.
-bool WantsTrace(const StepperContext& context);
+// Sets the order of backward's blocks if --chunk is given and the order is not.
+// Nothing is measured: it chooses the order that moves fewer bytes, or the only
+// one that has the classes of --fractions. All ranks choose the same.
+// InvalidArgument: no order has these classes.
+absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
+                         std::string& why);
 
 }  // namespace sluice::train

@@ -2,14 +2,17 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cerrno>
-#include <cstring>
+#include <cmath>
 
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
@@ -18,44 +21,89 @@ namespace sluice::train {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+using Words = std::array<uint64_t, sizeof(RankSample) / sizeof(uint64_t)>;
 // By RankPhase.
 constexpr const char* kPhases[] = {
     "starting",          "calibrating", "waiting for the daemon's plan",
     "between two steps", "in a step",   "saving a checkpoint"};
 
-// A short text in words that are each read and written atomically.
-class SharedText {
- public:
-  void Set(std::string_view text) {
-    std::array<uint64_t, kWords> words{};
-    std::memcpy(words.data(), text.data(),
-                std::min(text.size(), sizeof(words) - 1));
-    for (size_t i = 0; i < kWords; ++i) words_[i].store(words[i], kRelaxed);
-  }
-  std::string Get() const {
-    std::array<char, kWords * sizeof(uint64_t) + 1> text{};
-    for (size_t i = 0; i < kWords; ++i) {
-      const uint64_t word = words_[i].load(kRelaxed);
-      std::memcpy(text.data() + i * sizeof(word), &word, sizeof(word));
-    }
-    return text.data();
-  }
+// Returns the kind without ".full" or ".tail".
+std::string_view Base(std::string_view kind) {
+  if (kind.ends_with(".full") || kind.ends_with(".tail")) kind.remove_suffix(5);
+  return kind;
+}
 
- private:
-  static constexpr size_t kWords = 6;
-  std::array<std::atomic<uint64_t>, kWords> words_;
-};
+std::string Left(const RankSample& sample, double now_s) {
+  const double left = SecondsLeft(sample, now_s);
+  return left >= 0
+             ? fmt::format("about {} left", Duration(left))
+             : fmt::format("{} so far", Duration(now_s - sample.phase_began_s));
+}
 
 }  // namespace
 
-// Zeros, the contents of a new file, are a valid beginning.
+StepTracker::StepTracker(int64_t layers, int64_t chunks, SegmentCosts costs)
+    : layers_(layers), chunks_(chunks), costs_(std::move(costs)) {
+  for (const auto& [kind, cost] : costs_) {
+    total_ += cost.seconds * static_cast<double>(cost.executions);
+  }
+}
+
+void StepTracker::BeginStep(int64_t sequences) {
+  sequences_ = std::max<int64_t>(sequences, 1);
+  BeginSequence(0);
+}
+
+void StepTracker::BeginSequence(int64_t index) {
+  sequence_ = index;
+  begun_.clear();
+  done_ = 0;
+  place_ = {};
+}
+
+void StepTracker::Began(std::string_view kind) {
+  const std::string_view base = Base(kind);
+  const auto has = [base](const char* part) {
+    return base.find(part) != std::string_view::npos;
+  };
+  // These do not run once per chunk; they keep the place of the kind before.
+  if (has("offdiagonal") || has("recompute")) return;
+  auto begun = begun_.find(base);
+  if (begun == begun_.end()) begun = begun_.emplace(base, 0).first;
+  const int64_t before = begun->second++;
+  const int64_t chunks = std::max<int64_t>(chunks_, 1);
+  place_.backward = has("backward");
+  // The loss takes several small chunks at once.
+  place_.chunk = base.starts_with("loss") ? -1 : before % chunks;
+  const int64_t nth = before / chunks;
+  const bool outside = base.starts_with("embed") || base.starts_with("loss");
+  place_.layer = outside           ? -1
+                 : place_.backward ? std::max<int64_t>(layers_ - 1 - nth, 0)
+                                   : nth;
+}
+
+void StepTracker::Ended(std::string_view kind) {
+  const auto cost = costs_.find(kind);
+  if (cost != costs_.end()) done_ += cost->second.seconds;
+}
+
+double StepTracker::fraction() const {
+  if (total_ <= 0) return 0;
+  const double done =
+      static_cast<double>(sequence_) + std::min(done_ / total_, 1.0);
+  return std::clamp(done / static_cast<double>(sequences_), 0.0, 1.0);
+}
+
+PageText& PageText::operator=(std::string_view text) {
+  *this = PageText();
+  text.copy(bytes_, sizeof(bytes_) - 1);
+  return *this;
+}
+
+// A sample in words that are each read and written atomically. A new file has
+// zeros, so no event.
 struct RankPage::Shared {
-  std::atomic<uint64_t> events, collectives;
-  std::atomic<uint32_t> phase;
-  std::atomic<int64_t> step, layer, chunk, layers, chunks;
-  std::atomic<bool> backward;
-  std::atomic<double> fraction, phase_began_s, expected_s;
-  SharedText segment, waits_in;
+  std::array<std::atomic<uint64_t>, std::tuple_size_v<Words>> words;
 };
 
 std::string Where(const RankSample& s) {
@@ -69,8 +117,10 @@ std::string Where(const RankSample& s) {
     text += fmt::format(", chunk {} of {}", s.place.chunk + 1, s.chunks);
   }
   if (s.place.chunk >= 0) text += s.place.backward ? ", backward" : ", forward";
-  if (!s.segment.empty()) text += fmt::format(", in {}", s.segment);
-  if (!s.waits_in.empty()) text += fmt::format(", in {}", s.waits_in);
+  if (!s.segment.empty())
+    text += fmt::format(", in {}", std::string_view(s.segment));
+  if (!s.waits_in.empty())
+    text += fmt::format(", in {}", std::string_view(s.waits_in));
   return text;
 }
 
@@ -99,60 +149,118 @@ absl::StatusOr<std::unique_ptr<RankPage>> RankPage::Open(
 
 RankPage::~RankPage() { munmap(shared_, sizeof(Shared)); }
 
+void RankPage::Publish() {
+  const Words words = std::bit_cast<Words>(own_);
+  for (size_t i = 0; i < words.size(); ++i) {
+    shared_->words[i].store(words[i], kRelaxed);
+  }
+}
+
 void RankPage::Enter(RankPhase phase, double now_s) {
-  shared_->phase.store(static_cast<uint32_t>(phase), kRelaxed);
-  shared_->phase_began_s.store(now_s, kRelaxed);
-  shared_->layer.store(-1, kRelaxed);
-  shared_->chunk.store(-1, kRelaxed);
-  shared_->fraction.store(0, kRelaxed);
-  shared_->segment.Set("");
-  shared_->events.fetch_add(1, kRelaxed);
+  own_.phase = phase;
+  own_.phase_began_s = now_s;
+  own_.place = {};
+  own_.fraction = 0;
+  own_.segment = "";
+  ++own_.events;
+  Publish();
 }
 
 void RankPage::BeginStep(int64_t step, double expected_s) {
-  shared_->step.store(step, kRelaxed);
+  own_.step = step;
   SetExpected(expected_s);
 }
 
 void RankPage::SetExpected(double seconds) {
-  shared_->expected_s.store(seconds, kRelaxed);
+  own_.expected_s = seconds;
+  Publish();
 }
 
 void RankPage::SetSegment(std::string_view kind, const StepTracker& tracker) {
-  shared_->segment.Set(kind);
-  shared_->layer.store(tracker.place().layer, kRelaxed);
-  shared_->chunk.store(tracker.place().chunk, kRelaxed);
-  shared_->backward.store(tracker.place().backward, kRelaxed);
-  shared_->layers.store(tracker.layers(), kRelaxed);
-  shared_->chunks.store(tracker.chunks(), kRelaxed);
-  shared_->fraction.store(tracker.fraction(), kRelaxed);
-  shared_->events.fetch_add(1, kRelaxed);
+  own_.segment = kind;
+  own_.place = tracker.place();
+  own_.layers = tracker.layers();
+  own_.chunks = tracker.chunks();
+  own_.fraction = tracker.fraction();
+  ++own_.events;
+  Publish();
 }
 
 void RankPage::SetCollective(std::string_view what) {
-  shared_->waits_in.Set(what);
-  if (!what.empty()) shared_->collectives.fetch_add(1, kRelaxed);
-  shared_->events.fetch_add(1, kRelaxed);
+  own_.waits_in = what;
+  own_.collectives += !what.empty();
+  ++own_.events;
+  Publish();
 }
 
 RankSample RankPage::Read() const {
-  RankSample s;
-  s.events = shared_->events.load(kRelaxed);
-  s.collectives = shared_->collectives.load(kRelaxed);
-  s.phase = static_cast<RankPhase>(shared_->phase.load(kRelaxed));
-  s.step = shared_->step.load(kRelaxed);
-  s.segment = shared_->segment.Get();
-  s.waits_in = shared_->waits_in.Get();
-  s.layers = shared_->layers.load(kRelaxed);
-  s.chunks = shared_->chunks.load(kRelaxed);
-  if (s.events > 0) {  // else layer and chunk are not set
-    s.place = {shared_->layer.load(kRelaxed), shared_->chunk.load(kRelaxed),
-               shared_->backward.load(kRelaxed)};
+  Words words;
+  for (size_t i = 0; i < words.size(); ++i) {
+    words[i] = shared_->words[i].load(kRelaxed);
   }
-  s.fraction = shared_->fraction.load(kRelaxed);
-  s.phase_began_s = shared_->phase_began_s.load(kRelaxed);
-  s.expected_s = shared_->expected_s.load(kRelaxed);
-  return s;
+  const auto sample = std::bit_cast<RankSample>(words);
+  return sample.events > 0 ? sample : RankSample();
+}
+
+std::string Duration(double seconds) {
+  const auto whole = static_cast<int64_t>(std::llround(std::max(seconds, 0.0)));
+  if (seconds > 0 && seconds < 0.095) {
+    return fmt::format("{} ms",
+                       std::max<int64_t>(std::llround(1e3 * seconds), 1));
+  }
+  if (whole < 10 && seconds < 9.95) return fmt::format("{:.1f} s", seconds);
+  if (whole < 120) return fmt::format("{} s", whole);
+  if (whole < 7200) return fmt::format("{} min", (whole + 30) / 60);
+  return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
+}
+
+std::string Counted(int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+std::string ProgressText(const RankSample& s, int64_t steps, double now_s) {
+  if (s.phase != RankPhase::kStep) {
+    return fmt::format("{}, {} so far", Where(s),
+                       Duration(now_s - s.phase_began_s));
+  }
+  RankSample place = s;
+  place.waits_in = "";
+  // Segment names are for experts, so a segment is named only outside chunks.
+  const std::string_view segment =
+      s.place.chunk >= 0 ? std::string_view() : s.segment;
+  place.segment = segment.substr(0, segment.find('.'));
+  std::string where = Where(place);
+  const size_t comma = where.find(", ");
+  where = comma != std::string::npos ? where.substr(comma + 2) + "  " : "";
+  return fmt::format("step {}/{}  {:.0f} %  {}{}", s.step, steps,
+                     std::floor(100 * s.fraction), where, Left(s, now_s));
+}
+
+std::string StopText(const StopWish& wish, const RankSample& sample,
+                     double now_s) {
+  std::string text = wish.signal == 0 ? "The daemon evicts this job: "
+                     : wish.signal == SIGINT
+                         ? "Ctrl-C: "
+                         : fmt::format("SIG{}: ", sigabbrev_np(wish.signal));
+  if (wish.last_step == 0) {
+    text += "ending before the first step";
+  } else if (sample.phase == RankPhase::kStep &&
+             sample.step == wish.last_step) {
+    text += fmt::format("finishing step {} ({})", wish.last_step,
+                        Left(sample, now_s));
+  } else {
+    text += fmt::format("ending after step {}", wish.last_step);
+  }
+  if (wish.last_step > 0) {
+    text += wish.save.empty() ? ", then ending without a checkpoint (no --save)"
+                              : fmt::format(", then saving to {}", wish.save);
+  }
+  if (wish.signal == SIGINT && wish.second_kills) {
+    text += "; press Ctrl-C again to stop at once";
+  } else if (wish.signal == SIGTERM && wish.second_kills) {
+    text += "; a second SIGTERM stops at once";
+  }
+  return text;
 }
 
 }  // namespace sluice::train

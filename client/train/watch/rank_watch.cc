@@ -4,9 +4,9 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
-#include "client/train/watch/words.h"
 #include "proto/base/clock.h"
 
 namespace sluice::train {
@@ -38,6 +38,26 @@ std::unique_ptr<RankPage> OpenPage(const std::string& path) {
 }
 
 }  // namespace
+
+void Console::Close() {
+  const MutexLock lock(mutex_);
+  if (open_) std::fputc('\n', stderr);
+  open_ = false;
+}
+
+void Console::Line(const std::string& text) {
+  const MutexLock lock(mutex_);
+  std::fprintf(stderr, terminal_ ? "\r\033[K%s" : "%s\n", text.c_str());
+  std::fflush(stderr);
+  open_ = terminal_;
+}
+
+void Console::Note(const std::string& text) {
+  const MutexLock lock(mutex_);
+  std::fprintf(stderr, "%s%s\n", open_ ? "\r\033[K" : "", text.c_str());
+  std::fflush(stderr);
+  open_ = false;
+}
 
 void InstallStopSignals() {
   struct sigaction action {};
@@ -112,7 +132,7 @@ void RankWatch::At(std::string_view what) {
 bool RankWatch::HearStop(int64_t next) {
   const MutexLock lock(stop_mutex_);
   if (stop_requested) {
-    SayStop(page_->Read(), MonotonicSeconds());
+    SayStop();
     return true;
   }
   last_step_ = std::min(next, options_.steps);
@@ -140,7 +160,10 @@ void RankWatch::Run() {
     lock.Unlock();
     SayDaemon(now_s);
     LookAtSelf(sample, now_s);
-    LookForStop(now_s);
+    {
+      const MutexLock stop_lock(stop_mutex_);
+      if (stop_requested) SayStop();
+    }
     if (options_.speaks) SayProgress(sample, now_s);
     lock.Lock();
     tick = CondVar::Deadline(kTick);
@@ -157,19 +180,14 @@ void RankWatch::SayProgress(const RankSample& sample, double now_s) {
   console_.Line(ProgressText(sample, options_.steps, now_s));
 }
 
-void RankWatch::LookForStop(double now_s) {
-  const MutexLock lock(stop_mutex_);
-  if (stop_requested) SayStop(page_->Read(), now_s);
-}
-
-void RankWatch::SayStop(const RankSample& sample, double now_s) {
+void RankWatch::SayStop() {
   if (stop_said_ || !options_.speaks) return;
   stop_said_ = true;
   console_.Note(StopText({.signal = stop_signal,
                           .last_step = last_step_,
                           .save = options_.save,
                           .second_kills = options_.launched},
-                         sample, now_s));
+                         page_->Read(), MonotonicSeconds()));
 }
 
 void RankWatch::DaemonGone(const std::string& reason) {
@@ -195,10 +213,8 @@ void RankWatch::SayDaemon(double now_s) {
 
 void RankWatch::LookAtSelf(const RankSample& sample, double now_s) {
   if (options_.end == nullptr) return;
-  WatchedRank self;
-  self.rank = options_.rank;
-  self.sample = sample;
-  const WatchVerdict verdict = watchdog_.Look({self}, now_s);
+  const WatchVerdict verdict =
+      watchdog_.Look({{.rank = options_.rank, .sample = sample}}, now_s);
   for (const std::string& note : verdict.notes) console_.Note(note);
   if (!verdict.end.empty()) options_.end(verdict.end);
 }

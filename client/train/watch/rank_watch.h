@@ -6,6 +6,8 @@
 // thread; the others are safe.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -14,13 +16,30 @@
 
 #include "client/torch/memory/segment_observer.h"
 #include "client/torch/run/run_watch.h"
-#include "client/train/watch/console.h"
 #include "client/train/watch/rank_page.h"
-#include "client/train/watch/step_tracker.h"
 #include "client/train/watch/watchdog.h"
 #include "proto/base/mutex.h"
 
 namespace sluice::train {
+
+// Progress for people on stderr. On a terminal one line is rewritten and notes
+// go above it; elsewhere (a log file, a pipe) everything is a line of its own.
+// Thread safety: safe.
+class Console {
+ public:
+  ~Console() { Close(); }
+  bool terminal() const { return terminal_; }
+  void Line(const std::string& text);  // progress
+  void Note(const std::string& text);  // a line of its own, which stays
+  // Ends the rewritten line, before other output to stderr.
+  void Close();
+
+ private:
+  const bool terminal_ = isatty(STDERR_FILENO) == 1;
+  Mutex mutex_;
+  // The rewritten line has no newline yet.
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+};
 
 // Makes SIGINT, SIGTERM and SIGHUP (unless ignored) call RequestStop: the run
 // stops at the end of the step. The handler only sets atomics.
@@ -80,9 +99,7 @@ class RankWatch final : public runtime::SegmentObserver,
  private:
   void Run();
   void SayProgress(const RankSample& sample, double now_s);
-  void LookForStop(double now_s);
-  void SayStop(const RankSample& sample, double now_s)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(stop_mutex_);
+  void SayStop() ABSL_EXCLUSIVE_LOCKS_REQUIRED(stop_mutex_);
   void SayDaemon(double now_s);
   void LookAtSelf(const RankSample& sample, double now_s);
 

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "client/train/watch/words.h"
-
 namespace sluice::train {
 namespace {
 
@@ -22,10 +20,6 @@ constexpr double kUnknownEndSeconds = 1800;
 bool Judged(const WatchedRank& r) {
   return r.stopped || r.sample.phase == RankPhase::kStep ||
          r.sample.phase == RankPhase::kCalibrating;
-}
-
-bool Over(double seconds, double limit) {
-  return limit > 0 && seconds >= limit;
 }
 
 }  // namespace
@@ -81,14 +75,14 @@ void Watchdog::Judge(const std::vector<WatchedRank>& ranks, size_t i,
   const WatchedRank& r = ranks[i];
   Seen& seen = seen_[i];
   const double end = EndAfter(limits_, r.sample.expected_s);
-  if (Over(seen.quiet_s, end) && verdict.end.empty()) {
+  if (end > 0 && seen.quiet_s >= end && verdict.end.empty()) {
     verdict.end = Accuse(r, seen, waits) +
                   fmt::format("; ended after {} without progress (--end-after)",
                               Duration(end));
     return;
   }
   const double late = LateAfter(limits_, r.sample.expected_s);
-  if (!Over(seen.quiet_s, std::max(late, seen.say_next_s)) || late <= 0) return;
+  if (late <= 0 || seen.quiet_s < std::max(late, seen.say_next_s)) return;
   seen.say_next_s = 2 * seen.quiet_s;
   verdict.notes.push_back(Accuse(r, seen, waits) +
                           (end > 0 ? fmt::format("; the run is ended in {}",
