@@ -10,13 +10,13 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "client/ctl/admin/admin.h"
@@ -70,7 +70,11 @@ absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
 
 absl::StatusOr<uint32_t> UserId(const std::string& user) {
   uint32_t uid = 0;
-  if (absl::SimpleAtoi(user, &uid) && uid != UINT32_MAX) return uid;
+  const char* end = user.data() + user.size();
+  if (const auto [at, error] = std::from_chars(user.data(), end, uid);
+      error == std::errc() && at == end && uid != UINT32_MAX) {
+    return uid;
+  }
   if (const passwd* entry = getpwnam(user.c_str())) return entry->pw_uid;
   return absl::InvalidArgumentError(
       fmt::format("there is no user '{}': give a user's name or number", user));

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "client/ctl/desk/swap.h"
+#include "client/ctl/desk/plan_commands.h"
 #include "tests/support/child.h"
 #include "tests/support/golden.h"
 #include "tests/support/places.h"

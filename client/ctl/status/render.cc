@@ -458,14 +458,14 @@ std::string LineOf(const json& event, bool as_json, absl::Time now) {
 // Internal: a field is missing or of another type.
 absl::StatusOr<std::string> Render(
     const std::string& text,
-    const std::function<std::string(const json&)>& render) {
+    const std::function<std::string(const json&)>& render,
+    fmt::format_string<const char*> fault =
+        "the daemon's snapshot is not what this sluicectl knows ({}): install "
+        "the same version of both") {
   try {
     return render(json::parse(text));
   } catch (const json::exception& error) {
-    return absl::InternalError(fmt::format(
-        "the daemon's snapshot is not what this sluicectl knows ({}): install "
-        "the same version of both",
-        error.what()));
+    return absl::InternalError(fmt::format(fault, error.what()));
   }
 }
 
@@ -554,7 +554,7 @@ absl::StatusOr<std::string> JsonPart(const std::string& text,
 absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
                                              SeenEvents& seen, bool as_json,
                                              absl::Time now) {
-  return Render(snapshot, [&](const json& node) {
+  const auto render = [&](const json& node) {
     std::string lines;
     const auto generation = node.at("generation").get<uint64_t>();
     // No event is dropped from here on: missing numbers are other users'.
@@ -582,7 +582,9 @@ absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
     // Dropped events are reported once.
     if (from > 0) seen.last = std::max(seen.last, from - 1);
     return lines;
-  });
+  };
+  return Render(snapshot, render,
+                "sluiced's events are not what this sluicectl knows: {}");
 }
 
 }  // namespace sluice::ctl

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -23,10 +24,9 @@ std::string Size(int64_t bytes) {
 std::string Span(double seconds) { return FormatSpan(absl::Seconds(seconds)); }
 
 std::string Count(double value) {
-  std::string text = fmt::format("{:.0f}", value);
-  const size_t first = value < 0 ? 1 : 0;
-  for (size_t at = text.size(); at > first + 3;) text.insert(at -= 3, 1, ',');
-  return text;
+  std::string text = fmt::format("{:.0f}", std::fabs(value));
+  for (size_t at = text.size(); at > 3;) text.insert(at -= 3, 1, ',');
+  return value < 0 ? "-" + text : text;
 }
 
 std::string Speed(double bytes_per_second) {
