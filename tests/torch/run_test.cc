@@ -25,6 +25,7 @@ namespace {
 using ::sluice::testing::BinaryPath;
 using ::sluice::testing::Child;
 using ::sluice::testing::IsOk;
+using ::testing::ElementsAre;
 
 constexpr int64_t kRows = 500;
 const stream::ModelShape kModel = {.layers = 2,
@@ -65,6 +66,20 @@ class Daemon {
   std::unique_ptr<Child> process_;
 };
 
+// Notes which parts a step asks for and reports.
+class Optimizer final : public PendingWeights {
+ public:
+  absl::Status AwaitPart(int64_t part) override {
+    awaited.push_back(part);
+    return absl::OkStatus();
+  }
+  absl::Status PartIsDone(int64_t part) override {
+    done.push_back(part);
+    return absl::OkStatus();
+  }
+  std::vector<int64_t> awaited, done;
+};
+
 // The model's owner.
 class Owner final : public WeightSource, public RunWatch {
  public:
@@ -86,7 +101,10 @@ class Owner final : public WeightSource, public RunWatch {
   void BeginPlanning() override { ++plannings; }
   void EndPlanning() override { ++planned; }
 
+  PendingWeights* pending() override { return &optimizer; }
+
   int calibrations = 0, plannings = 0, planned = 0;
+  Optimizer optimizer;
 
  private:
   ModelTensors weights_, gradients_;
@@ -161,6 +179,16 @@ TEST_F(StreamedRun, CalibratesPlansAndSteps) {
   ASSERT_NE(stepper_->saved_plan().own(), nullptr);
   EXPECT_GT(stepper_->plan().peak, Bytes(0));
   ExpectStepIsRight();
+}
+
+// Else its gradients are summed only after backward.
+TEST_F(StreamedRun, TellsTheOptimizerWhichPartsGradientsAreDone) {
+  Open();
+  Make();
+  owner_->optimizer = {};
+  Step();
+  EXPECT_THAT(owner_->optimizer.awaited, ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(owner_->optimizer.done, ElementsAre(3, 2, 1, 0));
 }
 
 TEST_F(StreamedRun, ASavedPlanIsReplayedWithoutCalibration) {

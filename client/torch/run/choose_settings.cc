@@ -43,7 +43,7 @@ StreamContext::Options ContextOptions(const RunContext& context,
           .collectives = context.collectives,
           .copies = copies,
           .allocator = &context.memory->allocator(),
-          .pending = context.weights};
+          .pending = context.weights->pending()};
 }
 
 absl::StatusOr<std::vector<plan::SegmentKind>> RunCalibration(

@@ -11,11 +11,13 @@
 namespace sluice::runtime {
 
 // A step's weights; the trainer (sluice-train, FSDP2) owns them.
-class WeightSource : public PendingWeights {
+class WeightSource {
  public:
+  virtual ~WeightSource() = default;
   virtual const ModelTensors& weights() = 0;
   virtual ModelTensors& gradients() = 0;  // fp32; steps add to them
   virtual void ZeroGradients() = 0;
+  virtual PendingWeights* pending() { return nullptr; }  // null: up to date
 };
 
 // All pointers outlive the objects made with this context.

@@ -36,14 +36,7 @@ class FlatWeights final : public runtime::WeightSource {
     return context_.gradients->tensors();
   }
   void ZeroGradients() override { context_.gradients->flat().zero_(); }
-  absl::Status AwaitPart(int64_t part) override {
-    runtime::PendingWeights* const pending = context_.pending;
-    return pending != nullptr ? pending->AwaitPart(part) : absl::OkStatus();
-  }
-  absl::Status Advance() override {
-    runtime::PendingWeights* const pending = context_.pending;
-    return pending != nullptr ? pending->Advance() : absl::OkStatus();
-  }
+  runtime::PendingWeights* pending() override { return context_.pending; }
 
  private:
   const StepperContext context_;
