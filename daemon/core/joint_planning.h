@@ -25,9 +25,9 @@
 #include "daemon/core/snapshot.h"
 #include "daemon/core/state.h"
 #include "daemon/core/waiting.h"
+#include "proto/base/find.h"
 #include "proto/base/table.h"
 #include "proto/plan/progress.h"
-#include "proto/plan/request.h"
 
 namespace sluice::daemon {
 
@@ -73,11 +73,17 @@ class JointPlanning {
                  absl::Time now);
   // A PlanChangedNotice could not be sent: the rank counts as refusing it.
   void ChangeNotSent(SessionId session, PlanId plan, absl::Time now);
-  void Progressed(PlanRoundId round, const plan::PlanProgress& progress) {
-    rounds_.Progressed(round, progress);
+  // Ignored if the round is over.
+  void Progressed(PlanRoundId id, const plan::PlanProgress& progress) {
+    PlanRounds::Round* round = FindOrNull(rounds_.solving, id);
+    if (round != nullptr) round->progress = progress;
   }
   std::vector<PlanRoundId> Overdue(absl::Time now) const {
-    return rounds_.Overdue(now);
+    std::vector<PlanRoundId> late;
+    for (const auto& [id, round] : rounds_.solving) {
+      if (round.deadline <= now) late.push_back(id);
+    }
+    return late;
   }
 
   // --- leases that wait
@@ -109,7 +115,9 @@ class JointPlanning {
   Bytes PromisedToOthers(PoolId pool, const JobKey& job) const;
   // Returns how much the plan of `job` promises beyond what the job holds.
   Bytes DueOf(PoolId pool, const JobKey& job) const;
-  PlanId CurrentPlan(const JobKey& job) const { return rounds_.current(job); }
+  PlanId CurrentPlan(const JobKey& job) const {
+    return FindOr(rounds_.current, job);
+  }
   // Returns a plan if `viewer` may see it (null: all); null otherwise.
   PlanRounds::Plan FindPlan(PlanId id, const Principal* viewer) const;
   // Returns the most bytes that a user's profiles and plans may take of the
@@ -132,8 +140,8 @@ class JointPlanning {
       };
     };
     each(members_, SavedAs{RowKind::kMember});
-    each(rounds_.in_use(), plans(RowKind::kPlanInUse));
-    each(rounds_.promised(), plans(RowKind::kPlanPromised));
+    each(rounds_.current, plans(RowKind::kPlanInUse));
+    each(rounds_.promised, plans(RowKind::kPlanPromised));
   }
   void AddLoose(LooseState& loose) const;
   // Returns `next` for a daemon that takes over without these rounds. Jobs that
@@ -157,10 +165,9 @@ class JointPlanning {
   void AbandonPlans(const AttachedRank& left, Effects& effects);
 
   // Rounds.
-  void StartAlone(Asking asking, absl::Time now, Effects& effects);
-  // Sends the question to the worker, or answers it from the cache.
-  void StartRound(PlanRounds::Round round, std::vector<Position> positions,
-                  plan::NodeResources resources, absl::Time now,
+  // Sends the question of these jobs (`together`: and of all members) to the
+  // worker, or answers it from the cache.
+  void StartRound(std::vector<Asking> asking, bool together, absl::Time now,
                   Effects& effects);
   void AloneSolved(PlanRounds::Round round, Plan plan, absl::Time now,
                    Effects& effects);
@@ -183,8 +190,10 @@ class JointPlanning {
   // the plans that the job uses.
   using KeptSizes = std::map<std::pair<JobKey, std::optional<Rank>>, size_t>;
   KeptSizes SizesOfKept() const;
-  void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
-                const PlanFailedNotice& notice, Effects& effects) const;
+  // Sends the notice to those ranks of a job that `ranks` contains.
+  template <typename Ranks>
+  void Notify(const JobKey& job, const Ranks& ranks, const Notice& notice,
+              Effects& effects) const;
 
   // Joins and leaves.
   // Removes and returns the next user's first job, and further ones as long as
@@ -231,12 +240,10 @@ class JointPlanning {
   // The resources of a question.
   plan::NodeResources ResourcesFor(
       const std::vector<Position>& positions) const;
-  std::vector<plan::HostLimit> NumaLimits(
-      const std::vector<Position>& positions,
-      const std::set<JobKey>& jobs) const;
-  std::vector<plan::HostLimit> BudgetLimits(
-      const std::vector<Position>& positions,
-      const std::set<JobKey>& jobs) const;
+  std::vector<plan::HostLimit> HostLimits(
+      const std::vector<Position>& positions) const;
+  // Returns the NUMA node of a rank's GPU.
+  uint64_t NodeOf(const plan::RankProfile& profile) const;
   // Returns the host memory that `plans` of a member need.
   Bytes HostPromised(const Member& member,
                      const std::map<Rank, plan::RankPlan>& plans,
@@ -274,9 +281,6 @@ class JointPlanning {
   std::vector<Asking> joining_;      // asking jobs, in the order of their turns
   Table<JobKey, Member> members_;    // jobs that run by the planner's fractions
   std::map<JobKey, HeldJoin> held_;  // members with a plan that is held back
-  // The question that is being solved for all jobs together.
-  std::vector<Position> positions_;
-  plan::NodeResources resources_;
   NextRound next_;
   UnitCache units_;
 };

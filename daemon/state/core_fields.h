@@ -130,7 +130,7 @@ void Fields(auto& ar, Is<SkeletalClass> auto& skeletal) {
 }
 void Fields(auto& ar, Is<RankProfile> auto& profile) {
   ar(1, profile.job, profile.rank, profile.gpu, profile.numa, profile.kinds);
-  // 6 was the segments: saved profiles have none (WithoutTraces).
+  // 6 was the segments: saved profiles have none (MemberOf).
   ar(7, profile.classes, profile.host_fixed, profile.host_limit,
      profile.transient_capacity, profile.keep_reserve, profile.alpha,
      profile.settled, profile.limited_by);

@@ -232,14 +232,14 @@ class RowReader {
     row.Element(replies_[id][request]);
     return absl::OkStatus();
   }
-  absl::Status ReadPlan(std::map<JobKey, PlanId>& plans, FieldReader& key,
+  absl::Status ReadPlan(Table<JobKey, PlanId>& plans, FieldReader& key,
                         FieldReader& row) {
     JobKey job;
     PlanRounds::Kept kept;
     key.Element(job);
     row.Element(kept);
     if (kept.plan == nullptr) return Bad("a plan is missing");
-    plans[job] = kept.plan->id;
+    plans.Put(job) = kept.plan->id;
     plans_[kept.plan->id] = kept;
     return absl::OkStatus();
   }
