@@ -14,8 +14,7 @@
 namespace sluice::daemon {
 
 // --- device
-// Ends in ExtentMade or ExtentFailed. Executed after all earlier DestroyExtents
-// of its pool.
+// Ends in ExtentsMade. Executed after all earlier DestroyExtents of its pool.
 struct MakeExtent {
   ExtentId id;
   PoolId pool;

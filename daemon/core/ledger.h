@@ -86,10 +86,9 @@ class Ledger {
   };
   Asked Lease(SessionId session, RequestId request, const LeaseRequest& asked,
               absl::Time now, Effects& effects);
-  std::optional<Decided> ExtentMade(ExtentId id, absl::Time now,
-                                    Effects& effects);
-  std::optional<Decided> ExtentFailed(ExtentId id, const absl::Status& why,
-                                      absl::Time now, Effects& effects);
+  // The device has made the extent, or could not, as `made` says.
+  std::optional<Decided> ExtentMade(ExtentId id, const absl::Status& made,
+                                    absl::Time now, Effects& effects);
   // REQUIRES: the extent is being made.
   PoolId PoolOfMaking(ExtentId id) const { return making_.at(id).pool; }
   // A lease that waits for extents.
@@ -220,9 +219,9 @@ class Ledger {
  private:
   absl::Status CheckPool(PoolId pool) const;
   absl::Status CheckAsked(const LeaseRequest& asked) const;
-  // Returns how much of the pool the reservation's principals hold.
-  Bytes HeldBy(const Reservations& reserved, PoolId pool,
-               const Principal& reserver) const;
+  // Returns the part of a reservation that its principals do not hold.
+  Bytes Unused(const Reservations& reserved, PoolId pool,
+               const Principal& reserver, const Reservation& reservation) const;
   Bytes Withheld(const Reservations& reserved, PoolId pool,
                  const Principal* from) const;
   Decided Finish(LeaseId id, absl::Time now, Effects& effects);
@@ -251,18 +250,12 @@ class Ledger {
     RefusedBy by = RefusedBy::kPool;  // if there are no parts
   };
   Chosen Choose(const HolderState& holder, const LeaseRequest& asked);
-  absl::Status Admit(const JobKey& job, PoolId pool, Bytes size,
-                     const Pool::Parts& parts);
   void ChargeLingering(const std::vector<ExtentId>& extents, bool charged);
-  // Returns how much host memory lingers of the jobs for which `mine` holds.
+  // Adds the lingering host memory of the jobs for which `mine` holds.
   template <typename Mine>
-  Bytes LingeringHost(Mine mine) const;
-  MakingState TakeMaking(ExtentId id);
-  PrincipalId Intern(const Principal& principal);
+  Bytes HostLeft(Bytes of_budget, Mine mine) const;
   // Returns 0 for an unknown principal.
   PrincipalId IdOf(const Principal& principal) const;
-  // Moves idle host memory to the heir, up to its limit of extents.
-  void GiveIdleHost(PrincipalId from, PrincipalId heir);
   // How long idle extents are kept, and how long after the end of their
   // principal's last process.
   absl::Duration KeptFor(PoolId pool) const;
@@ -289,12 +282,9 @@ class Ledger {
   std::vector<ExtentId> to_ask_;  // only within one event
   std::map<PoolId, Bytes> spare_;
   std::set<PoolId> faulty_;  // of GPUs that cannot be used
-  struct KnownPrincipal {
-    PrincipalId id;
+  struct KnownPrincipal : PrincipalState {
     int holders = 0;
     int open = 0;  // number of open holders
-    // When its last process ended; InfiniteFuture while it has one.
-    absl::Time alone_since = absl::InfiniteFuture();
   };
   Table<Principal, KnownPrincipal> principals_;
   Allowances allowances_;  // for making and destroying extents
@@ -316,12 +306,8 @@ void Ledger::EachTable(Each each) {
   each(holders_, SavedAs{RowKind::kHolder});
   each(lingering_, SavedAs{RowKind::kLingering});
   each(allowances_.rows(), SavedAs{RowKind::kAllowance});
-  each(principals_,
-       [](const Principal& who, const KnownPrincipal* known, auto& visit) {
-         PrincipalState row;
-         if (known) row = {known->id, known->alone_since};
-         visit(RowKind::kPrincipal, who, known ? &row : nullptr);
-       });
+  each(principals_, [](const Principal& who, const PrincipalState* row,
+                       auto& visit) { visit(RowKind::kPrincipal, who, row); });
 }
 
 }  // namespace sluice::daemon
