@@ -68,7 +68,7 @@ class Budgets {
     SetBy by;
     bool operator==(const Given&) const = default;
   };
-  // The live limits. Usage is not included, because the ledger saves it.
+  // Limits that are set. Usage is not included, because the ledger saves it.
   struct Saved {
     std::map<std::string, Given> named_jobs;
     std::map<uint32_t, Given> uids;
@@ -107,8 +107,8 @@ class Budgets {
   std::vector<BudgetLine> Lines() const;
   std::vector<LimitLine> SetLimits() const;
 
-  Saved Save() const { return {named_jobs_, uids_, principals_}; }
-  void Load(const Saved& saved);
+  const Saved& Save() const { return set_; }
+  void Load(const Saved& saved) { set_ = saved; }
   Saved Live() const;
   // Adds these limits. REQUIRES: Set succeeded for each of them on a copy, or
   // nothing is charged yet.
@@ -127,9 +127,7 @@ class Budgets {
 
   const Limits principal_default_;
   const Limits job_default_;
-  std::map<std::string, Given> named_jobs_;
-  std::map<uint32_t, Given> uids_;
-  std::map<Principal, Given> principals_;
+  Saved set_;
   std::map<Principal, Amounts> used_;
   std::map<JobKey, Amounts> used_by_job_;
 };

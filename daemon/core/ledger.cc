@@ -980,13 +980,10 @@ void Ledger::CheckCharges() const {
     lingering.of(id.kind) += pool.lingering();
   }
   for (const auto& [id, holder] : holders_) {
-    owed.gpu += holder.quarantined.gpu;
-    owed.host += holder.quarantined.host;
+    owed += holder.quarantined;
   }
   for (const BudgetLine& line : budgets_.Lines()) {
-    if (!line.job.empty()) continue;
-    charged.gpu += line.gpu_used;
-    charged.host += line.host_used;
+    if (line.job.empty()) charged += {line.gpu_used, line.host_used};
   }
   SLUICE_CHECK(owed == quarantined);
   for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {

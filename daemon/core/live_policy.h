@@ -61,14 +61,6 @@ class LivePolicy {
   // Changes `policy`; returns the text for the log.
   absl::StatusOr<std::string> Change(const PolicyChange& change, absl::Time now,
                                      Policy& policy) const;
-  absl::StatusOr<std::string> Put(const BudgetChange& change, absl::Time now,
-                                  Policy& policy) const;
-  absl::StatusOr<std::string> Put(const ReservationChange& change,
-                                  absl::Time now, Policy& policy) const;
-  absl::StatusOr<std::string> Put(const DrainChange& change, absl::Time now,
-                                  Policy& policy) const;
-  absl::StatusOr<std::string> Put(const LinksChange& change, absl::Time now,
-                                  Policy& policy) const;
   void Enforce(const Policy& policy);
 
   NodeConfig& config_;

@@ -53,6 +53,11 @@ struct Amounts {
   Bytes gpu, host;
   Bytes& of(PoolKind kind) { return kind == PoolKind::kGpu ? gpu : host; }
   Bytes of(PoolKind kind) const { return kind == PoolKind::kGpu ? gpu : host; }
+  Amounts& operator+=(const Amounts& more) {
+    gpu += more.gpu;
+    host += more.host;
+    return *this;
+  }
   bool operator==(const Amounts&) const = default;
 };
 
